@@ -1,0 +1,1 @@
+"""Scans on disk: volumes with their geometry, case index, checks, folds and demo cases."""

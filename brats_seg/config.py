@@ -1,0 +1,290 @@
+"""The settings of a run: every default, every bound, and how they are read and changed.
+
+Settings are frozen and validated; an unknown key is an error that names it. A derived number is
+never a setting. Files are read elsewhere: this module turns text and key=value pairs into `Config`.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from brats_seg.errors import ConfigError
+from brats_seg.presets import PRESETS
+
+PositiveInt = Annotated[int, Field(gt=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+PatchSize = tuple[PositiveInt, PositiveInt, PositiveInt]
+
+
+class Section(BaseModel):
+    """A frozen group of settings that refuses unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class FoldConfig(Section):
+    """How patients are shared out."""
+
+    n_folds: Annotated[int, Field(ge=2)] = 5
+    """Groups of patients; each is held out once."""
+    scheme: Literal["stratified", "notebook"] = "stratified"
+    """`stratified`: by grade and age, else by tumour volume. `notebook`: 7 folds by decade of age."""
+    seed: int = 55
+    """The same seed gives the same folds, whatever the order of the cases."""
+
+
+class StoreConfig(Section):
+    """How prepared cases lie on disk."""
+
+    compressed: bool = False
+    """About half the disk for slower reading; needs the extra `compressed`."""
+
+
+class PatchConfig(Section):
+    """What the network sees of a case while it learns."""
+
+    size: PatchSize | Literal["whole"] = (128, 128, 128)
+    """Voxels along X, Y, Z; `whole` takes the brain crop of each case."""
+    foreground: Fraction = 1 / 3
+    """Share of the patches that are placed on tumour (a third in nnU-Net)."""
+    per_case: PositiveInt = 1
+    """Patches drawn from a case in an epoch."""
+
+
+class ModelConfig(Section):
+    """Which network."""
+
+    name: Literal["unet", "notebook", "segresnet", "segresnet-vae", "dynunet", "swin-unetr"] = (
+        "unet"
+    )
+    """`unet` is the default; `notebook` the Kaggle notebook's; the others are MONAI's."""
+    widths: tuple[PositiveInt, ...] = (32, 64, 128, 256, 320, 320)
+    """Channels of each level of `unet` and `dynunet`; levels that the patch is too small for are left out."""
+    deep_supervision: bool = True
+    """Whether coarser levels of `unet` are taught as well."""
+
+
+class LossConfig(Section):
+    """Weights of the loss of one patch: soft Dice and binary cross-entropy per region."""
+
+    dice: Annotated[float, Field(ge=0)] = 1.0
+    """Weight of the mean of 1 - soft Dice over regions."""
+    bce: Annotated[float, Field(ge=0)] = 1.0
+    """Weight of the mean binary cross-entropy over regions and voxels."""
+
+
+class OptimizerConfig(Section):
+    """How weights move."""
+
+    name: Literal["adam", "adamw", "sgd"] = "adamw"
+    """`sgd` has Nesterov momentum."""
+    lr: PositiveFloat = 3e-4
+    """Learning rate at the start, after warm-up."""
+    weight_decay: Annotated[float, Field(ge=0)] = 1e-5
+    """Decoupled in `adamw`, added to the gradient elsewhere."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    """Of `sgd`."""
+    clip_norm: PositiveFloat | None = 12.0
+    """Longest gradient of an effective batch; null leaves it alone."""
+    ema: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Decay per step of the moving average of the weights; null keeps none."""
+
+
+class ScheduleConfig(Section):
+    """How the learning rate changes."""
+
+    name: Literal["plateau", "cosine", "polynomial", "constant"] = "plateau"
+    """`plateau` answers to the watched value; the others count optimizer steps."""
+    watch: Literal["val_loss", "val_dice"] = "val_loss"
+    """What a plateau is a plateau of: the loss is to fall, the mean Dice to rise."""
+    patience: Annotated[int, Field(ge=0)] = 2
+    """Validations without improvement that a plateau waits for."""
+    factor: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    """What a plateau multiplies the learning rate by."""
+    minimum_lr: Annotated[float, Field(ge=0)] = 1e-7
+    """The learning rate never falls below it."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps over which the learning rate rises from near zero."""
+
+
+class TrainingConfig(Section):
+    """The epoch loop."""
+
+    n_epochs: PositiveInt = 100
+    """Passes over the training cases."""
+    effective_batch: PositiveInt | dict[Annotated[int, Field(ge=0)], PositiveInt] = 4
+    """Patches behind one optimizer step; `{0: 8, 40: 16}` changes it at epochs."""
+    micro_batch: PositiveInt = 1
+    """Patches in one forward pass: what fits in memory."""
+    precision: Literal["auto", "fp32", "fp16", "bf16"] = "auto"
+    """`auto` takes what the device computes natively: bf16, else fp16 on a GPU, else fp32."""
+    device: str = "auto"
+    """`auto` takes the GPU when there is one; else `cpu`, `cuda`, `cuda:1`, `mps`."""
+    n_workers: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
+    """Processes that make patches; results do not depend on it."""
+    seed: int = 55
+    """All randomness is a function of it and of epoch, case and draw."""
+    augment: Literal["none", "light", "full"] = "light"
+    """`light`: mirror, brightness, contrast, noise. `full`: the list of nnU-Net."""
+    checkpoint_minutes: PositiveFloat = 10.0
+    """Longest time of training that a power cut can cost."""
+
+    @field_validator("effective_batch")
+    @classmethod
+    def _starts_at_zero(cls, value: int | dict[int, int]) -> int | dict[int, int]:
+        if isinstance(value, dict) and 0 not in value:
+            msg = f"starts at epoch {min(value, default=None)}; expected a value for epoch 0"
+            raise ValueError(msg)
+        return value
+
+    def effective_batch_at(self, epoch: int) -> int:
+        """Return the patches behind one step in that epoch."""
+        if isinstance(self.effective_batch, int):
+            return self.effective_batch
+        return self.effective_batch[max(e for e in self.effective_batch if e <= epoch)]
+
+
+class ValidationConfig(Section):
+    """How held-out cases are scored during training."""
+
+    every: PositiveInt = 1
+    """Epochs from one validation on whole cases to the next; the last epoch always has one."""
+    patches_between: bool = False
+    """Whether the epochs between score patches of the held-out cases."""
+    overlap: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    """Share that neighbouring windows have in common."""
+    watch: Literal["val_loss", "val_dice"] = "val_dice"
+    """What `best.pt` is the best of."""
+
+
+class Config(Section):
+    """All settings of a run."""
+
+    folds: FoldConfig = FoldConfig()
+    store: StoreConfig = StoreConfig()
+    patch: PatchConfig = PatchConfig()
+    model: ModelConfig = ModelConfig()
+    loss: LossConfig = LossConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    training: TrainingConfig = TrainingConfig()
+    validation: ValidationConfig = ValidationConfig()
+
+    @model_validator(mode="after")
+    def _whole_crops_have_many_sizes(self) -> Self:
+        if self.patch.size == "whole" and self.training.micro_batch > 1:
+            msg = (
+                f"training.micro_batch is {self.training.micro_batch} with patch.size 'whole': "
+                "brain crops differ in size, so expected a micro-batch of 1"
+            )
+            raise ValueError(msg)
+        return self
+
+    def to_yaml(self) -> str:
+        """Return every setting, in the form that `load_config` reads."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+
+def load_config(
+    *, preset: str | None = None, text: str = "", assignments: Iterable[str] = ()
+) -> Config:
+    """Build the settings: defaults, then a preset, then YAML text, then `key=value` pairs.
+
+    Raises `ConfigError` naming the key, what was got and what is allowed.
+    """
+    settings: dict[str, Any] = {}
+    if preset is not None:
+        _merge(settings, _preset(preset))
+    _merge(settings, _parsed(text, "the configuration file"))
+    for assignment in assignments:
+        _merge(settings, _assigned(assignment))
+    try:
+        return Config.model_validate(settings)
+    except ValidationError as error:
+        raise ConfigError(_explained(error)) from None
+
+
+def differing_settings(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
+    """Return every setting that differs, by its dotted name, with the old and the new value."""
+    before, after = _flat(old.model_dump()), _flat(new.model_dump())
+    return {key: (before[key], after[key]) for key in before if before[key] != after[key]}
+
+
+def _preset(name: str) -> dict[str, Any]:
+    if name not in PRESETS:
+        msg = f"preset {name!r} is unknown; there are {', '.join(PRESETS)}"
+        raise ConfigError(msg)
+    return PRESETS[name]
+
+
+def _parsed(text: str, origin: str) -> dict[str, Any]:
+    try:
+        value = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        msg = f"{origin} is not YAML: {error}"
+        raise ConfigError(msg) from None
+    if not isinstance(value, dict):
+        msg = f"{origin} holds {type(value).__name__}; expected settings as key: value"
+        raise ConfigError(msg)
+    return value
+
+
+def _assigned(assignment: str) -> dict[str, Any]:
+    key, equals, text = assignment.partition("=")
+    if not equals:
+        msg = f"--set {assignment!r} has no '='; expected for example training.n_epochs=10"
+        raise ConfigError(msg)
+    value = _parsed(f"value: {text}", f"--set {assignment}")["value"]
+    for part in reversed(key.strip().split(".")):
+        value = {part: value}
+    return dict(value)
+
+
+def _merge(settings: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    for key, value in changes.items():
+        below = settings.get(key)
+        # a schedule by epoch, {0: 8}, is one value: only sections, whose keys are words, are merged
+        if isinstance(below, dict) and isinstance(value, dict) and all(map(_is_word, value)):
+            _merge(below, value)
+        else:
+            settings[key] = _copied(value)
+
+
+def _is_word(key: object) -> bool:
+    return isinstance(key, str)
+
+
+def _copied(value: Any) -> Any:
+    return (
+        {key: _copied(below) for key, below in value.items()} if isinstance(value, dict) else value
+    )
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        f"{section}.{key}": value
+        for section, values in settings.items()
+        for key, value in values.items()
+    }
+
+
+def _explained(error: ValidationError) -> str:
+    lines = []
+    for problem in error.errors():
+        key = ".".join(str(part) for part in problem["loc"])
+        if problem["type"] == "extra_forbidden":
+            lines.append(f"setting {key} is unknown; {_alternatives(problem['loc'])}")
+        else:
+            where = f"setting {key}: " if key else ""
+            lines.append(f"{where}{problem['msg']} (got {problem['input']!r})")
+    return "\n".join(lines)
+
+
+def _alternatives(location: tuple[int | str, ...]) -> str:
+    section: Any = Config
+    for part in location[:-1]:
+        section = section.model_fields[str(part)].annotation
+    return f"there are {', '.join(section.model_fields)}"

@@ -1,0 +1,1 @@
+"""Prepared cases on disk, and the patches that training draws from them."""

@@ -1,0 +1,1 @@
+"""How well a prediction agrees with its reference."""

@@ -1,0 +1,141 @@
+"""Modality order, the label values of every BraTS release, and regions.
+
+A label map is an integer array `(X, Y, Z)`. Region masks are boolean `(3, X, Y, Z)` in the order
+of `REGIONS`: the enhancing tumour lies inside the tumour core, the core inside the whole tumour.
+Tables: BraTS 2017-2025 and the Medical Segmentation Decathlon, as published by the challenges.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from brats_seg.errors import ConfigError, LabelError
+
+MODALITIES = ("t1n", "t1c", "t2w", "t2f")
+"""The order of modalities everywhere in the package."""
+
+REGIONS = ("wt", "tc", "et")
+"""Whole tumour, tumour core, enhancing tumour: the order of regions everywhere."""
+
+LabelMap: TypeAlias = npt.NDArray[np.uint8]
+RegionMasks: TypeAlias = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LabelConvention:
+    """What the voxel values of a release mean."""
+
+    name: str
+    """The word that is stored with cases and checkpoints."""
+    meanings: tuple[tuple[int, str], ...]
+    """Voxel value and its tissue, background left out."""
+    regions: tuple[tuple[int, ...], ...]
+    """The values that make up WT, TC and ET."""
+    painted: tuple[int, int, int]
+    """The value that region masks are written with: first WT, then TC, then ET, the last wins."""
+
+    @property
+    def values(self) -> frozenset[int]:
+        """Every value that may occur, background among them."""
+        return frozenset({0, *(value for value, _ in self.meanings)})
+
+
+BRATS2017 = LabelConvention(
+    name="brats2017",
+    meanings=((1, "NCR/NET"), (2, "ED"), (4, "ET")),
+    regions=((1, 2, 4), (1, 4), (4,)),
+    painted=(2, 1, 4),
+)
+BRATS2023 = LabelConvention(
+    name="brats2023",
+    meanings=((1, "NCR"), (2, "ED"), (3, "ET")),
+    regions=((1, 2, 3), (1, 3), (3,)),
+    painted=(2, 1, 3),
+)
+BRATS2024 = LabelConvention(
+    name="brats2024",
+    meanings=((1, "NETC"), (2, "SNFH"), (3, "ET"), (4, "RC")),
+    regions=((1, 2, 3), (1, 3), (3,)),
+    painted=(2, 1, 3),
+)
+BRATS2024_PED = LabelConvention(
+    name="brats2024-ped",
+    meanings=((1, "ET"), (2, "NETC"), (3, "CC"), (4, "ED")),
+    regions=((1, 2, 3, 4), (1, 2, 3), (1,)),
+    painted=(4, 2, 1),
+)
+MSD = LabelConvention(
+    name="msd",
+    meanings=((1, "ED"), (2, "NET"), (3, "ET")),
+    regions=((1, 2, 3), (2, 3), (3,)),
+    painted=(1, 2, 3),
+)
+CONVENTIONS = (BRATS2017, BRATS2023, BRATS2024, BRATS2024_PED, MSD)
+
+
+def convention_named(name: str) -> LabelConvention:
+    """Return the convention of that name, or raise `ConfigError` with the names there are."""
+    for convention in CONVENTIONS:
+        if convention.name == name:
+            return convention
+    known = ", ".join(convention.name for convention in CONVENTIONS)
+    msg = f"label convention {name!r} is unknown; there are {known}"
+    raise ConfigError(msg)
+
+
+def detect_convention(*, release: str, values: Collection[int]) -> LabelConvention:
+    """Tell the convention from the release and all label values seen in its cases.
+
+    The voxels decide where they can: 4 without 3 is the numbering of 2017 to 2021, 3 without 4
+    that of 2023. Both together are the four tissues of 2024, whose numbering differs for the
+    paediatric task. The decathlon numbers three tissues in an order of its own, which only its
+    layout tells.
+    """
+    if release == "msd":
+        return MSD
+    has_3, has_4 = 3 in values, 4 in values
+    if has_3 and has_4:
+        return BRATS2024_PED if release.endswith("-ped") else BRATS2024
+    if has_4:
+        return BRATS2024_PED if release.endswith("-ped") else BRATS2017
+    if release in _LEGACY_RELEASES and not has_3:
+        return BRATS2017
+    return BRATS2024 if release == "brats2024-gli" else BRATS2023
+
+
+_LEGACY_RELEASES = frozenset({"brats2017", "brats2018", "brats2019", "brats2020", "brats2021"})
+
+
+def check_values(values: Collection[int], convention: LabelConvention, case_id: str) -> None:
+    """Raise `LabelError` if a case holds a value that its convention does not know."""
+    unknown = sorted(set(values) - convention.values)
+    if unknown:
+        msg = (
+            f"case {case_id}: label values {unknown} are not in the convention "
+            f"{convention.name}, which has {sorted(convention.values)}. "
+            "Mend the label map, or name another convention with --labels."
+        )
+        raise LabelError(msg)
+
+
+def regions_of(label_map: LabelMap, convention: LabelConvention) -> RegionMasks:
+    """Turn a label map `(X, Y, Z)` into region masks `(3, X, Y, Z)`."""
+    table = np.zeros((len(REGIONS), 256), dtype=np.bool_)
+    for row, values in zip(table, convention.regions, strict=True):
+        row[list(values)] = True
+    return table[:, label_map]
+
+
+def label_map_of(regions: RegionMasks, convention: LabelConvention) -> LabelMap:
+    """Turn region masks `(3, X, Y, Z)` into a label map `(X, Y, Z)`.
+
+    The inverse of `regions_of` for the conventions of three tissues. Tissues that no region
+    tells apart (the resection cavity, the cystic component) do not come back.
+    """
+    label_map = np.zeros(regions.shape[1:], dtype=np.uint8)
+    for mask, value in zip(regions, convention.painted, strict=True):
+        label_map[mask] = value
+    return label_map

@@ -1,0 +1,1 @@
+"""One run: the exact step, the epoch loop, and what it writes."""
