@@ -1,0 +1,83 @@
+"""Overlap of two sets of region masks: counts first, ratios once, at the end.
+
+Arrays `(3,)` hold one number per region, in the order of `REGIONS`.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from brats_seg.errors import CaseError
+from brats_seg.labels import RegionMasks
+
+BOTH_EMPTY = 1.0
+"""Dice and Jaccard of a region that neither side holds. One that only one side holds scores 0."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class RegionCounts:
+    """Voxels of one case, by region: `(3,)` int64 each."""
+
+    case_id: str
+    true_positive: npt.NDArray[np.int64]
+    """In the prediction and in the reference."""
+    false_positive: npt.NDArray[np.int64]
+    """In the prediction only."""
+    false_negative: npt.NDArray[np.int64]
+    """In the reference only."""
+    true_negative: npt.NDArray[np.int64]
+    """In neither."""
+
+    @property
+    def in_prediction(self) -> npt.NDArray[np.int64]:
+        """Voxels that the prediction holds."""
+        return self.true_positive + self.false_positive
+
+    @property
+    def in_reference(self) -> npt.NDArray[np.int64]:
+        """Voxels that the reference holds."""
+        return self.true_positive + self.false_negative
+
+
+def count_regions(prediction: RegionMasks, reference: RegionMasks, case_id: str) -> RegionCounts:
+    """Count the voxels of region masks `(3, X, Y, Z)` on which the two sides agree and differ."""
+    if prediction.shape != reference.shape:
+        raise CaseError(
+            case_id,
+            file="prediction",
+            found=f"region masks of shape {prediction.shape}",
+            expected=f"{reference.shape}, as the reference has",
+            next_step="Bring both to one grid before they are compared.",
+        )
+    in_prediction, in_reference = _voxels(prediction), _voxels(reference)
+    both = _voxels(prediction & reference)
+    either = in_prediction + in_reference - both
+    return RegionCounts(
+        case_id=case_id,
+        true_positive=both,
+        false_positive=in_prediction - both,
+        false_negative=in_reference - both,
+        true_negative=reference[0].size - either,
+    )
+
+
+def dice(counts: RegionCounts) -> npt.NDArray[np.float64]:
+    """Return `2 |P and R| / (|P| + |R|)` per region; `BOTH_EMPTY` where both are empty."""
+    return _ratio(2 * counts.true_positive, counts.in_prediction + counts.in_reference)
+
+
+def jaccard(counts: RegionCounts) -> npt.NDArray[np.float64]:
+    """Return `|P and R| / |P or R|` per region; `BOTH_EMPTY` where both are empty."""
+    either = counts.in_prediction + counts.false_negative
+    return _ratio(counts.true_positive, either)
+
+
+def _voxels(masks: RegionMasks) -> npt.NDArray[np.int64]:
+    # over single masks: with an axis, numpy takes a slower way
+    return np.array([np.count_nonzero(mask) for mask in masks], np.int64)
+
+
+def _ratio(shared: npt.NDArray[np.int64], whole: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    empty = whole == 0
+    return np.where(empty, BOTH_EMPTY, shared / np.where(empty, 1, whole))

@@ -1,0 +1,121 @@
+"""The default network: a 3D U-Net in the shape that nnU-Net gives it (Isensee et al. 2021).
+
+Features are `(N, C, X, Y, Z)`. Level 0 is the finest; every lower level halves the axes that
+stay long enough.
+"""
+
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from brats_seg.models.output import TrainingOutput
+
+Triple: TypeAlias = tuple[int, int, int]
+
+SMALLEST_AXIS = 4
+"""Voxels that an axis keeps at the lowest level; InstanceNorm cannot learn from a single one."""
+LEAKY_SLOPE = 0.01
+
+
+def level_strides(patch: Triple, n_levels: int) -> tuple[Triple, ...]:
+    """Return the stride into each level, the first of them 1, for at most `n_levels` levels.
+
+    An axis that would fall below `SMALLEST_AXIS` voxels is no longer halved while the others go
+    on; there is no level below the one at which all axes have stopped.
+    """
+    strides: list[Triple] = [(1, 1, 1)]
+    for level in range(1, n_levels):
+        x, y, z = (2 if size >= SMALLEST_AXIS * 2**level else 1 for size in patch)
+        if x == y == z == 1:
+            break
+        strides.append((x, y, z))
+    return tuple(strides)
+
+
+class Block(nn.Module):
+    """Convolve 3x3x3, normalise each channel of each patch, and rectify."""
+
+    def __init__(self, n_in: int, n_out: int, stride: Triple = (1, 1, 1)) -> None:
+        super().__init__()
+        # a bias would be taken away again by the norm, which has one of its own
+        self.convolution = nn.Conv3d(n_in, n_out, 3, stride=stride, padding=1, bias=False)
+        self.norm = nn.InstanceNorm3d(n_out, affine=True)
+        self.activation = nn.LeakyReLU(LEAKY_SLOPE, inplace=True)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """`(N, n_in, X, Y, Z) -> (N, n_out, X / stride, ...)`."""
+        normalised: Tensor = self.norm(self.convolution(features))
+        rectified: Tensor = self.activation(normalised)
+        return rectified
+
+
+class Level(nn.Sequential):
+    """Two blocks at one resolution; the first of them comes down from the level above."""
+
+    def __init__(self, n_in: int, n_out: int, stride: Triple = (1, 1, 1)) -> None:
+        super().__init__(Block(n_in, n_out, stride), Block(n_out, n_out))
+
+
+class Decoder(nn.Module):
+    """Bring the features of the level below up to this one and join them with what went down."""
+
+    def __init__(self, n_below: int, n_here: int, stride: Triple) -> None:
+        super().__init__()
+        self.upsampling = nn.ConvTranspose3d(n_below, n_here, kernel_size=stride, stride=stride)
+        self.level = Level(2 * n_here, n_here)
+
+    def forward(self, below: Tensor, skip: Tensor) -> Tensor:
+        """`(N, n_below, X / stride, ...)` and `(N, n_here, X, ...) -> (N, n_here, X, ...)`."""
+        joined: Tensor = self.level(torch.cat((self.upsampling(below), skip), dim=1))
+        return joined
+
+
+class UNet(nn.Module):
+    """Encoder, decoder and a head per taught level.
+
+    `strides` come from `level_strides`, one for each of `widths`. With deep supervision all levels
+    but the two lowest have a head, as in nnU-Net; the coarser heads work only in training mode.
+    """
+
+    def __init__(
+        self,
+        *,
+        n_in: int,
+        n_out: int,
+        widths: tuple[int, ...],
+        strides: tuple[Triple, ...],
+        deep_supervision: bool,
+    ) -> None:
+        super().__init__()
+        above = (n_in, *widths[:-1])
+        self.encoder = nn.ModuleList(map(Level, above, widths, strides))
+        self.decoder = nn.ModuleList(map(Decoder, widths[1:], widths[:-1], strides[1:]))
+        n_heads = max(1, len(widths) - 2) if deep_supervision else 1
+        self.heads = nn.ModuleList(nn.Conv3d(width, n_out, 1) for width in widths[:n_heads])
+        self.apply(_initialise)
+
+    def forward(self, image: Tensor) -> Tensor | TrainingOutput:
+        """Give logits: a `TrainingOutput` in training mode, else `(N, n_out, X, Y, Z)`."""
+        features, skips = image, []
+        for encode in self.encoder:
+            features = encode(features)
+            skips.append(features)
+        features = skips.pop()
+        coarser: list[Tensor] = []
+        for level in reversed(range(len(self.decoder))):
+            features = self.decoder[level](features, skips.pop())
+            if self.training and 0 < level < len(self.heads):
+                coarser.append(self.heads[level](features))
+        finest: Tensor = self.heads[0](features)
+        if not self.training:
+            return finest
+        return TrainingOutput(logits=(finest, *reversed(coarser)))
+
+
+def _initialise(module: nn.Module) -> None:
+    # He et al. 2015, for the slope in use
+    if isinstance(module, nn.Conv3d | nn.ConvTranspose3d):
+        nn.init.kaiming_normal_(module.weight, a=LEAKY_SLOPE)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)

@@ -1,0 +1,191 @@
+"""Networks by name, and the patches they can take."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from brats_seg.config import ModelConfig
+from brats_seg.errors import ConfigError
+from brats_seg.models import (
+    TrainingOutput,
+    as_output,
+    build_model,
+    has_batch_statistics,
+    size_multiple,
+)
+from brats_seg.models.build import _check_patch
+
+Triple = tuple[int, int, int]
+SMALLEST_PATCHES = {
+    "unet": (16, 16, 16),
+    "notebook": (16, 16, 16),
+    "segresnet": (8, 8, 8),
+    "segresnet-vae": (16, 16, 16),
+    "dynunet": (16, 16, 16),
+    "swin-unetr": (64, 64, 64),
+}
+
+
+def config_of(name: str, widths: tuple[int, ...] = (4, 6, 8)) -> ModelConfig:
+    return ModelConfig.model_validate({"name": name, "widths": widths})
+
+
+@pytest.mark.parametrize("name", SMALLEST_PATCHES)
+def test_every_name_builds_a_network_that_keeps_the_contract(name: str) -> None:
+    patch = SMALLEST_PATCHES[name]
+    shape = patch if name != "swin-unetr" else (64, 32, 32)  # the whole patch takes ten seconds
+    network = build_model(config_of(name), patch)
+    image = torch.randn(1, 4, *shape)
+
+    output = network(image)
+    with torch.inference_mode():
+        logits = network.eval()(image)
+
+    assert isinstance(output, TrainingOutput)
+    assert output.logits[0].shape == (1, 3, *shape)
+    assert output.logits[0].requires_grad
+    assert type(logits) is Tensor
+    assert logits.shape == (1, 3, *shape)
+    assert (output.logits[0] < 0).any(), "probabilities instead of logits"
+    assert not has_batch_statistics(network)
+
+
+def test_the_default_network_has_the_shape_of_nnu_net_for_its_patch() -> None:
+    network = build_model(ModelConfig(), (128, 128, 128))
+
+    strides = [level[0].convolution.stride for level in network.encoder]
+    assert strides == [(1, 1, 1)] + 5 * [(2, 2, 2)]
+    assert [level[1].convolution.out_channels for level in network.encoder] == [
+        *(32, 64, 128, 256, 320, 320)
+    ]
+    assert len(network.heads) == 4
+
+
+def test_levels_that_the_patch_is_too_small_for_are_left_out() -> None:
+    network = build_model(ModelConfig(widths=(2, 3, 4, 5, 6, 7)), (32, 32, 16))
+
+    assert [level[1].convolution.out_channels for level in network.encoder] == [2, 3, 4, 5]
+
+
+def test_the_same_seed_gives_the_same_weights() -> None:
+    torch.manual_seed(7)
+    first = build_model(config_of("unet"), (16, 16, 16))
+    torch.manual_seed(7)
+    second = build_model(config_of("unet"), (16, 16, 16))
+
+    assert all(map(torch.equal, first.state_dict().values(), second.state_dict().values()))
+
+
+@pytest.mark.parametrize("n_patches", [1, 3])
+def test_the_autoencoder_adds_a_penalty_per_patch_that_teaches_the_encoder(n_patches: int) -> None:
+    network = build_model(config_of("segresnet-vae"), (16, 16, 16))
+
+    output = network(torch.randn(n_patches, 4, 16, 16, 16))
+
+    assert output.penalty is not None
+    assert output.penalty.shape == (n_patches,)
+    assert (output.penalty > 0).all()
+    output.penalty.sum().backward()
+    assert network.network.convInit.conv.weight.grad.abs().sum() > 0
+
+
+def test_the_autoencoder_learns_from_patches_of_its_own_size_only() -> None:
+    network = build_model(config_of("segresnet-vae"), (16, 16, 16))
+    larger = torch.zeros(1, 4, 16, 16, 32)
+
+    with pytest.raises(
+        ConfigError, match=r"patches of \(16, 16, 16\) and got \(16, 16, 32\).*patch\.size"
+    ):
+        network(larger)
+    assert network.eval()(larger).shape == (1, 3, 16, 16, 32)
+
+
+@pytest.mark.parametrize(
+    ("name", "patch", "message"),
+    [
+        (
+            "unet",
+            (100, 128, 128),
+            r"patch\.size 100x128x128 does not fit model\.name 'unet'; expected multiples of "
+            r"16x32x32, at least 4 along each axis\. Nearest: 96x128x128 and 112x128x128\.",
+        ),
+        ("unet", (2, 16, 16), r"patch\.size 2x16x16 .* Nearest: 4x16x16\."),
+        ("dynunet", (36, 64, 64), r"multiples of 8x16x16.*32x64x64 and 40x64x64"),
+        ("notebook", (15, 16, 200), r"multiples of 1x1x1, at least 16.*Nearest: 16x16x200\."),
+        ("segresnet", (20, 24, 24), r"multiples of 8x8x8.*16x24x24 and 24x24x24"),
+        ("segresnet-vae", (24, 32, 32), r"multiples of 16x16x16.*16x32x32 and 32x32x32"),
+        ("swin-unetr", (80, 64, 64), r"multiples of 32x32x32.*64x64x64 and 96x64x64"),
+        ("swin-unetr", (32, 64, 64), r"at least 64.*Nearest: 64x64x64\."),
+    ],
+)
+def test_a_patch_that_does_not_fit_is_refused_with_sizes_that_do(
+    name: str, patch: Triple, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_model(config_of(name, (32, 64, 128, 256, 320, 320)), patch)
+
+
+@pytest.mark.parametrize(("widths", "patch"), [((4, 6), (32, 32, 32)), ((4, 6, 8), (8, 8, 8))])
+def test_dynunet_with_too_few_levels_is_refused(widths: tuple[int, ...], patch: Triple) -> None:
+    with pytest.raises(ConfigError, match=r"'dynunet' with \d widths .* has 2 levels; .* least 3"):
+        build_model(config_of("dynunet", widths), patch)
+
+
+@pytest.mark.parametrize("name", SMALLEST_PATCHES)
+def test_a_size_rounded_up_to_the_multiple_fits(name: str) -> None:
+    config = config_of(name, (32, 64, 128, 256, 320, 320))
+    for size in range(64, 300):
+        multiple = size_multiple(config, (size, 96, 64))
+        rounded = -(-size // multiple[0]) * multiple[0]
+
+        _check_patch(config, (rounded, 96, 64))
+
+
+@pytest.mark.parametrize("name", ["unet", "notebook", "segresnet", "segresnet-vae"])
+def test_inputs_of_other_multiples_come_back_in_their_size(name: str) -> None:
+    config = config_of(name)
+    network = build_model(config, (32, 32, 32)).eval()
+    shape = [n * m for n, m in zip((3, 5, 4), size_multiple(config, (32, 32, 32)), strict=True)]
+    if name == "notebook":
+        shape = [17, 21, 33]
+
+    with torch.inference_mode():
+        assert network(torch.zeros(1, 4, *shape)).shape == (1, 3, *shape)
+
+
+@pytest.mark.parametrize(
+    ("layer", "expected"),
+    [
+        (nn.BatchNorm3d(4), True),
+        (nn.BatchNorm3d(4, track_running_stats=False), True),
+        (nn.SyncBatchNorm(4), True),
+        (nn.InstanceNorm3d(4, track_running_stats=True), True),
+        (nn.InstanceNorm3d(4, affine=True), False),
+        (nn.GroupNorm(2, 4), False),
+        (nn.LayerNorm(4), False),
+        (nn.Dropout3d(0.5), False),
+    ],
+    ids=str,
+)
+def test_batch_statistics_are_found_wherever_they_are(layer: nn.Module, expected: bool) -> None:
+    network = nn.Sequential(nn.Conv3d(4, 4, 1), nn.Sequential(layer))
+
+    assert has_batch_statistics(network) is expected
+
+
+def test_batch_statistics_of_a_monai_network_are_found() -> None:
+    from monai.networks.nets import UNet
+
+    network = UNet(3, 4, 3, channels=(4, 8), strides=(2,), norm="batch")
+
+    assert has_batch_statistics(network)
+    assert type(as_output(network(torch.zeros(2, 4, 8, 8, 8))).logits[0]) is Tensor
+
+
+def test_importing_the_package_does_not_import_monai() -> None:
+    code = "import sys, brats_seg.models; sys.exit('monai' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

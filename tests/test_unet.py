@@ -1,0 +1,209 @@
+"""The default 3D U-Net."""
+
+import pytest
+import torch
+from monai.networks.nets import DynUNet
+from torch import Tensor, nn
+from torch.nn import functional
+
+from brats_seg.models.output import TrainingOutput
+from brats_seg.models.unet import SMALLEST_AXIS, Level, UNet, level_strides
+
+Triple = tuple[int, int, int]
+
+
+def make_unet(
+    patch: Triple = (16, 16, 16),
+    widths: tuple[int, ...] = (4, 6, 8),
+    *,
+    deep_supervision: bool = True,
+    seed: int = 0,
+) -> UNet:
+    torch.manual_seed(seed)
+    strides = level_strides(patch, len(widths))
+    return UNet(
+        n_in=4,
+        n_out=3,
+        widths=widths[: len(strides)],
+        strides=strides,
+        deep_supervision=deep_supervision,
+    )
+
+
+def random_images(n: int, shape: Triple, seed: int = 0) -> Tensor:
+    return torch.randn(n, 4, *shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(
+    ("patch", "n_levels", "expected"),
+    [
+        ((128, 128, 128), 6, [(1, 1, 1)] + 5 * [(2, 2, 2)]),
+        ((127, 64, 64), 6, [(1, 1, 1)] + 4 * [(2, 2, 2)]),
+        ((64, 64, 64), 6, [(1, 1, 1)] + 4 * [(2, 2, 2)]),
+        ((32, 32, 32), 3, [(1, 1, 1)] + 2 * [(2, 2, 2)]),
+        ((128, 64, 16), 5, [(1, 1, 1), (2, 2, 2), (2, 2, 2), (2, 2, 1), (2, 2, 1)]),
+        ((128, 16, 4), 6, [(1, 1, 1), (2, 2, 1), (2, 2, 1), (2, 1, 1), (2, 1, 1), (2, 1, 1)]),
+        ((7, 4, 5), 6, [(1, 1, 1)]),
+    ],
+    ids=str,
+)
+def test_axes_are_halved_while_they_keep_four_voxels(
+    patch: Triple, n_levels: int, expected: list[Triple]
+) -> None:
+    strides = level_strides(patch, n_levels)
+
+    assert list(strides) == expected
+    for axis, size in enumerate(patch):
+        for stride in strides:
+            size //= stride[axis]
+        assert size >= SMALLEST_AXIS
+
+
+def test_training_mode_gives_all_levels_but_the_two_lowest_finest_first() -> None:
+    network = make_unet((64, 32, 16), (2, 2, 2, 2, 2))
+
+    output = network(torch.zeros(1, 4, 64, 32, 16))
+
+    assert isinstance(output, TrainingOutput)
+    assert output.penalty is None
+    assert [tuple(logits.shape) for logits in output.logits] == [
+        (1, 3, 64, 32, 16),
+        (1, 3, 32, 16, 8),
+        (1, 3, 16, 8, 4),
+    ]
+
+
+def test_each_coarser_output_is_that_of_its_own_head() -> None:
+    network = make_unet((32, 32, 32), (2, 3, 4, 5))
+    image = random_images(1, (32, 32, 32))
+    before = network(image).logits
+    nn.init.zeros_(network.heads[1].weight)
+
+    after = network(image).logits
+
+    assert torch.equal(after[0], before[0])
+    assert not before[1].eq(0).all()
+    assert after[1].eq(0).all()
+
+
+@pytest.mark.parametrize("widths", [(4, 6, 8, 8), (4, 6), (4,)], ids=str)
+def test_evaluation_mode_gives_the_finest_logits_as_a_plain_tensor(widths: tuple[int, ...]) -> None:
+    network = make_unet((32, 32, 32), widths)
+    image = random_images(1, (32, 32, 32))
+    finest = network(image).logits[0]
+
+    logits = network.eval()(image)
+
+    assert type(logits) is Tensor
+    assert torch.equal(logits, finest)
+
+
+def test_without_deep_supervision_there_is_one_head() -> None:
+    network = make_unet((32, 32, 32), (2, 3, 4, 5), deep_supervision=False)
+
+    assert len(network.heads) == 1
+    assert len(network(torch.zeros(1, 4, 32, 32, 32)).logits) == 1
+
+
+def test_parameters_are_as_many_as_counted_by_hand() -> None:
+    """Two levels, widths 2 and 4, one channel in and out.
+
+    Encoder: 54 + 4 + 108 + 4 and 216 + 8 + 432 + 8. Decoder: transposed convolution 64 + 2, blocks
+    216 + 4 and 108 + 4. Head: 2 + 1.
+    """
+    network = UNet(
+        n_in=1, n_out=1, widths=(2, 4), strides=((1, 1, 1), (2, 2, 2)), deep_supervision=True
+    )
+
+    assert sum(p.numel() for p in network.parameters()) == 1235
+
+
+@pytest.mark.parametrize("patch", [(32, 32, 32), (32, 16, 8)], ids=str)
+def test_equals_dynunet_of_monai_with_the_same_weights(patch: Triple) -> None:
+    widths = (4, 6, 8, 8)
+    strides = level_strides(patch, len(widths))
+    ours = make_unet(patch, widths, deep_supervision=False).eval()
+    theirs = DynUNet(
+        spatial_dims=3,
+        in_channels=4,
+        out_channels=3,
+        kernel_size=[3] * len(strides),
+        strides=strides,
+        upsample_kernel_size=strides[1:],
+        filters=widths,
+        norm_name=("instance", {"affine": True}),
+        trans_bias=True,
+    ).eval()
+    copy_level(theirs.input_block, ours.encoder[0])
+    for their_level, our_level in zip(theirs.downsamples, ours.encoder[1:-1], strict=True):
+        copy_level(their_level, our_level)
+    copy_level(theirs.bottleneck, ours.encoder[-1])
+    for their_level, our_level in zip(reversed(theirs.upsamples), ours.decoder, strict=True):
+        their_level.transp_conv.conv.load_state_dict(our_level.upsampling.state_dict())
+        copy_level(their_level.conv_block, our_level.level)
+    theirs.output_block.conv.conv.load_state_dict(ours.heads[0].state_dict())
+    image = random_images(2, patch)
+
+    with torch.no_grad():
+        assert torch.allclose(ours(image), theirs(image), atol=1e-5)
+
+
+def copy_level(theirs: nn.Module, ours: Level) -> None:
+    for convolution, norm, block in (
+        (theirs.conv1, theirs.norm1, ours[0]),
+        (theirs.conv2, theirs.norm2, ours[1]),
+    ):
+        convolution.conv.load_state_dict(block.convolution.state_dict())
+        norm.load_state_dict(block.norm.state_dict())
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_patch_does_not_see_the_patches_beside_it(training: bool) -> None:
+    network = make_unet().double().train(training)
+    images = random_images(3, (16, 16, 16)).double()
+
+    def finest(batch: Tensor) -> Tensor:
+        output = network(batch)
+        return output.logits[0] if training else output
+
+    together = finest(images)
+    alone = torch.cat([finest(image[None]) for image in images])
+
+    assert torch.allclose(together, alone, atol=1e-12)
+
+
+@pytest.mark.parametrize("patch", [(32, 32, 32), (32, 16, 4)], ids=str)
+def test_every_parameter_learns(patch: Triple) -> None:
+    network = make_unet(patch, (4, 5, 6, 7))
+
+    output = network(random_images(1, patch))
+    sum(logits.square().sum() for logits in output.logits).backward()
+
+    still = [
+        name for name, p in network.named_parameters() if p.grad is None or not p.grad.abs().any()
+    ]
+    assert still == []
+
+
+def test_convolutions_start_as_he_proposed() -> None:
+    network = make_unet((32, 32, 32), (32, 64))
+    convolution = network.encoder[1][1].convolution
+
+    assert convolution.weight.std().item() == pytest.approx((2 / (64 * 27)) ** 0.5, rel=0.02)
+    assert all(head.bias.eq(0).all() for head in network.heads)
+
+
+def test_a_tiny_network_learns_one_patch() -> None:
+    network = make_unet((16, 16, 16), (8, 12), deep_supervision=False)
+    image = random_images(1, (16, 16, 16))
+    target = (functional.avg_pool3d(image[:, :3], 5, stride=1, padding=2) > 0).float()
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(20):
+        loss = functional.binary_cross_entropy_with_logits(network(image).logits[0], target)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+
+    assert losses[-1] < 0.5 * losses[0]
