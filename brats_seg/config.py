@@ -25,6 +25,15 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
+class CasesConfig(Section):
+    """Which cases are used, and how their label maps are read."""
+
+    labels: Literal["brats2017", "brats2023", "brats2024", "brats2024-ped", "msd"] | None = None
+    """Label convention of all cases; null detects it from release and voxels."""
+    skip_bad: bool = False
+    """Whether cases with problems are left out instead of ending the command."""
+
+
 class FoldConfig(Section):
     """How patients are shared out."""
 
@@ -68,12 +77,14 @@ class ModelConfig(Section):
 
 
 class LossConfig(Section):
-    """Weights of the loss of one patch: soft Dice and binary cross-entropy per region."""
+    """Soft Dice and binary cross-entropy per region."""
 
     dice: Annotated[float, Field(ge=0)] = 1.0
     """Weight of the mean of 1 - soft Dice over regions."""
     bce: Annotated[float, Field(ge=0)] = 1.0
     """Weight of the mean binary cross-entropy over regions and voxels."""
+    batch_dice: bool = False
+    """Whether Dice is taken of the effective batch as a whole instead of patch by patch."""
 
 
 class OptimizerConfig(Section):
@@ -163,6 +174,7 @@ class ValidationConfig(Section):
 class Config(Section):
     """All settings of a run."""
 
+    cases: CasesConfig = CasesConfig()
     folds: FoldConfig = FoldConfig()
     store: StoreConfig = StoreConfig()
     patch: PatchConfig = PatchConfig()
@@ -201,6 +213,11 @@ def load_config(
     _merge(settings, _parsed(text, "the configuration file"))
     for assignment in assignments:
         _merge(settings, _assigned(assignment))
+    return config_of(settings)
+
+
+def config_of(settings: Mapping[str, Any]) -> Config:
+    """Validate settings that are already a mapping, such as those of a checkpoint."""
     try:
         return Config.model_validate(settings)
     except ValidationError as error:

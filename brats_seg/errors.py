@@ -11,6 +11,8 @@ BratsError                1  something about the data is wrong
 `- EnvironmentalError     3  this machine cannot do it: disk, rights, device, memory
 """
 
+from collections.abc import Sequence
+
 
 class BratsError(Exception):
     """Anything the package refuses to do, with a message for the person at the keyboard."""
@@ -34,6 +36,23 @@ class CaseError(BratsError):
         return (
             f"case {self.case_id}, file {self.file}: found {self.found}; "
             f"expected {self.expected}. {self.next_step}"
+        )
+
+
+class CaseProblemsError(BratsError):
+    """Several cases cannot be used: the message is the whole list."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__(problems)
+        self.problems = tuple(problems)
+
+    def __str__(self) -> str:
+        return "\n".join(
+            [
+                f"{len(self.problems)} cases cannot be used:",
+                *(f"  {problem}" for problem in self.problems),
+                "Mend them, or leave them out with --skip-bad.",
+            ]
         )
 
 

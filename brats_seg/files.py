@@ -1,0 +1,55 @@
+"""Files that a reader never sees half of: written beside, synced, and renamed."""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from brats_seg.errors import EnvironmentalError
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Give a name beside `path` to write to, and rename it to `path` once it is written.
+
+    An exception inside leaves an earlier file as it was. Raises `EnvironmentalError` if the disk
+    is full or the folder cannot be written to.
+    """
+    beside = path.with_name(f".{os.getpid()}-{path.name}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise explained(error, path) from error
+    try:
+        yield beside
+        sync(beside)
+        beside.replace(path)
+        sync(path.parent)
+    except OSError as error:
+        raise explained(error, path) from error
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Have the system write a file, or the names in a folder, to the disk itself."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def explained(error: OSError, path: Path) -> Exception:
+    """Turn a system's error about writing `path` into one that says what to try."""
+    if error.errno == errno.ENOSPC:
+        return EnvironmentalError(
+            f"the disk is full: {path} could not be written. Free some space, or choose another "
+            "folder; nothing that was there before is lost."
+        )
+    if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST}:
+        return EnvironmentalError(
+            f"{path} cannot be written: {error.strerror}. Choose a folder that is yours to write."
+        )
+    return error

@@ -1,0 +1,100 @@
+"""The learning rate over a run."""
+
+import math
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+
+from brats_seg.config import ScheduleConfig
+
+
+class Schedule(Protocol):
+    """What the trainer asks of a schedule."""
+
+    def after_step(self) -> None:
+        """Note an optimizer step that moved the weights."""
+
+    def after_validation(self, value: float) -> None:
+        """Note the watched value of a validation."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what `load_state_dict` goes on from."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state."""
+
+
+class PlateauSchedule:
+    """Lower the learning rate when the watched value stops improving."""
+
+    def __init__(self, optimizer: Optimizer, config: ScheduleConfig) -> None:
+        self._plateau = ReduceLROnPlateau(
+            optimizer,
+            mode="min" if config.watch == "val_loss" else "max",
+            patience=config.patience,
+            factor=config.factor,
+            min_lr=config.minimum_lr,
+        )
+
+    def after_step(self) -> None:
+        """Nothing: steps do not count."""
+
+    def after_validation(self, value: float) -> None:
+        """Lower the learning rate after more than `patience` validations without improvement."""
+        self._plateau.step(value)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return best value, patience used up and the rates so far."""
+        return self._plateau.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state."""
+        self._plateau.load_state_dict(state)
+
+
+class StepSchedule:
+    """Set the learning rate from the number of optimizer steps."""
+
+    def __init__(self, optimizer: Optimizer, config: ScheduleConfig, n_steps: int) -> None:
+        base = float(optimizer.param_groups[0]["lr"])
+        floor = min(config.minimum_lr / base, 1.0)
+
+        def factor(step: int) -> float:
+            if step < config.warmup_steps:
+                return (step + 1) / (config.warmup_steps + 1)
+            progress = (step - config.warmup_steps) / max(n_steps - config.warmup_steps, 1)
+            return max(_CURVES[config.name](min(progress, 1.0)), floor)
+
+        self._by_step = LambdaLR(optimizer, factor)
+
+    def after_step(self) -> None:
+        """Move one step along the curve."""
+        self._by_step.step()
+
+    def after_validation(self, value: float) -> None:
+        """Nothing: values do not count."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the number of steps and the rates so far."""
+        return self._by_step.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state."""
+        self._by_step.load_state_dict(state)
+
+
+_CURVES: dict[str, Callable[[float], float]] = {
+    "constant": lambda progress: 1.0,
+    "cosine": lambda progress: (1 + math.cos(math.pi * progress)) / 2,
+    # the exponent of nnU-Net (Isensee 2021)
+    "polynomial": lambda progress: (1 - progress) ** 0.9,
+}
+
+
+def build_schedule(optimizer: Optimizer, config: ScheduleConfig, n_steps: int) -> Schedule:
+    """Return the schedule of that name for a run of `n_steps` optimizer steps."""
+    if config.name == "plateau":
+        return PlateauSchedule(optimizer, config)
+    return StepSchedule(optimizer, config, n_steps)

@@ -1,0 +1,96 @@
+"""How well a network does on held-out cases while it trains."""
+
+from collections.abc import Callable, Iterable
+from itertools import groupby
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from brats_seg.config import Config
+from brats_seg.data.dataset import Sample
+from brats_seg.labels import REGIONS
+from brats_seg.models.build import size_multiple
+from brats_seg.models.output import as_output
+from brats_seg.models.windows import predict_logits
+from brats_seg.training.accumulation import Criterion, Output, whole_loss
+from brats_seg.training.device import Device
+from brats_seg.training.history import PhaseScores, region_counts, scores_of
+
+
+def count_voxels(output: Output, target: Tensor) -> Tensor:
+    """Return agreement per patch: `(N, 4, R)`, true positive, false positive, false negative, true negative.
+
+    A voxel is predicted where its probability is above one half, that is, its logit above zero.
+    """
+    predicted = as_output(output).logits[0] > 0
+    reference = target > 0
+    voxels = (2, 3, 4)
+    both = (predicted & reference).sum(voxels)
+    n_predicted, n_reference = predicted.sum(voxels), reference.sum(voxels)
+    n_voxels = predicted[0, 0].numel()
+    return torch.stack(
+        [both, n_predicted - both, n_reference - both, n_voxels - n_predicted - n_reference + both],
+        1,
+    )
+
+
+def validate(
+    network: nn.Module,
+    criterion: Criterion,
+    samples: Iterable[Sample],
+    device: Device,
+    predict: Callable[[nn.Module, Tensor], Tensor],
+) -> PhaseScores:
+    """Score samples one by one; those of a case follow each other, and their voxels are added up.
+
+    `predict` turns an image `(4, X, Y, Z)` into logits `(3, X, Y, Z)`.
+    """
+    network.eval()
+    losses, cases = [], []
+    with torch.inference_mode():
+        for case_id, group in groupby(samples, key=lambda sample: sample.case_id):
+            counts = torch.zeros(4, len(REGIONS), dtype=torch.int64)
+            for sample in group:
+                target = sample.target[None].to(device.torch_device)
+                logits = predict(network, sample.image)[None].to(device.torch_device)
+                losses.append(float(whole_loss(criterion, logits, target)))
+                counts += count_voxels(logits, target)[0].cpu()
+            cases.append(region_counts(case_id, counts.tolist()))
+    network.train()
+    return scores_of(float(np.mean(losses)), cases)
+
+
+def patch_predictor(device: Device) -> Callable[[nn.Module, Tensor], Tensor]:
+    """Return a function that gives the logits of a patch."""
+
+    def predict(network: nn.Module, image: Tensor) -> Tensor:
+        with device.autocast():
+            return network(image[None].to(device.torch_device))[0]
+
+    return predict
+
+
+def case_predictor(
+    config: Config, device: Device, patch: tuple[int, int, int]
+) -> Callable[[nn.Module, Tensor], Tensor]:
+    """Return a function that gives the logits of a whole case: window by window, as it learnt.
+
+    A network that learnt on whole brain crops sees the crop in one window.
+    """
+    multiple = size_multiple(config.model, patch)
+
+    def predict(network: nn.Module, image: Tensor) -> Tensor:
+        def of_window(window: Tensor) -> Tensor:
+            with device.autocast():
+                return network(window)
+
+        whole = tuple(-(-n // m) * m for n, m in zip(image.shape[1:], multiple, strict=True))
+        return predict_logits(
+            of_window,
+            image.to(device.torch_device),
+            window=(whole[0], whole[1], whole[2]) if config.patch.size == "whole" else patch,
+            overlap=config.validation.overlap,
+        )
+
+    return predict

@@ -1,0 +1,102 @@
+"""Small cases for tests: plain functions with a default for everything."""
+
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import numpy.typing as npt
+
+from brats_seg.labels import BRATS2017, MODALITIES, LabelConvention, label_map_of
+
+SHAPE = (24, 24, 16)
+"""Voxels of a small case."""
+
+BRATS_AFFINE = np.array(
+    [[-1.0, 0.0, 0.0, 0.0], [0.0, -1.0, 0.0, 239.0], [0.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0]]
+)
+"""The geometry of every BraTS volume of 2017 to 2023: 1 mm, left and posterior first."""
+
+_LEGACY_SUFFIXES = ("_t1", "_t1ce", "_t2", "_flair", "_seg")
+_SUFFIXES = ("-t1n", "-t1c", "-t2w", "-t2f", "-seg")
+
+# rows: brain, oedema, necrosis, enhancing tumour; columns: t1n, t1c, t2w, t2f
+_INTENSITIES = np.array(
+    [[500, 450, 300, 350], [400, 400, 600, 800], [300, 250, 700, 400], [420, 900, 500, 600]]
+)
+
+
+def make_label_map(
+    shape: tuple[int, int, int] = SHAPE,
+    convention: LabelConvention = BRATS2017,
+    seed: int = 0,
+    *,
+    with_et: bool = True,
+) -> npt.NDArray[np.uint8]:
+    """Return a label map (X, Y, Z): oedema around a ring of enhancement around necrosis."""
+    return label_map_of(_make_regions(shape, seed, with_et=with_et), convention)
+
+
+def make_volumes(
+    shape: tuple[int, int, int] = SHAPE, seed: int = 0, *, with_et: bool = True
+) -> npt.NDArray[np.int16]:
+    """Return four modalities (4, X, Y, Z) of the case that `make_label_map` labels."""
+    rng = np.random.default_rng([seed, 1])
+    wt, tc, et = _make_regions(shape, seed, with_et=with_et)
+    tissue = wt.astype(int) + tc + et
+    brain = _inside(shape, np.array(shape) / 2, 0.47) | wt
+    images = _INTENSITIES[tissue].transpose(3, 0, 1, 2) + rng.normal(0, 20, (4, *shape))
+    return np.where(brain, images.clip(min=1), 0).astype(np.int16)
+
+
+def write_case(
+    root: Path,
+    case_id: str = "BraTS2021_00000",
+    *,
+    shape: tuple[int, int, int] = SHAPE,
+    convention: LabelConvention = BRATS2017,
+    seed: int = 0,
+    labelled: bool = True,
+    with_et: bool = True,
+    suffix: str = ".nii.gz",
+) -> Path:
+    """Write a case folder below `root`, with the file names that its id calls for, and return it."""
+    folder = root / case_id
+    folder.mkdir(parents=True)
+    suffixes = _SUFFIXES if case_id.startswith("BraTS-") else _LEGACY_SUFFIXES
+    images = make_volumes(shape, seed, with_et=with_et)
+    for ending, image in zip(suffixes[: len(MODALITIES)], images, strict=True):
+        write_nifti(folder / f"{case_id}{ending}{suffix}", image)
+    if labelled:
+        label_map = make_label_map(shape, convention, seed, with_et=with_et)
+        write_nifti(folder / f"{case_id}{suffixes[-1]}{suffix}", label_map)
+    return folder
+
+
+def write_nifti(
+    path: Path, array: npt.NDArray[np.generic], affine: npt.NDArray[np.float64] = BRATS_AFFINE
+) -> Path:
+    """Write an array as it is, with qform and sform both set as in BraTS, and return the path."""
+    image = nib.Nifti1Image(array, affine)
+    image.set_qform(affine, code=1)
+    image.set_sform(affine, code=1)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nib.save(image, path)
+    return path
+
+
+def _make_regions(
+    shape: tuple[int, int, int], seed: int, *, with_et: bool
+) -> npt.NDArray[np.bool_]:
+    """Return nested region masks (3, X, Y, Z): ellipsoids around one centre inside the brain."""
+    rng = np.random.default_rng([seed, 0])
+    centre = np.array(shape) * rng.uniform(0.4, 0.6, size=3)
+    wt, tc, necrosis = (_inside(shape, centre, share) for share in (0.27, 0.19, 0.1))
+    return np.stack([wt, tc, tc & ~necrosis & with_et])
+
+
+def _inside(
+    shape: tuple[int, int, int], centre: npt.NDArray[np.float64], share: float
+) -> npt.NDArray[np.bool_]:
+    """Return the ellipsoid whose half axes are that share of the shape."""
+    offsets = (np.indices(shape).T - centre) / (share * np.array(shape))
+    return (offsets**2).sum(axis=-1).T < 1

@@ -1,0 +1,37 @@
+"""Fixtures that many tests share."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.builders import write_case
+
+# one thread in this process and in those that tests start, set before anything imports torch:
+# sums in another order differ in their last bits, and test processes share the cores
+os.environ["OMP_NUM_THREADS"] = "1"
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """A fresh generator with a fixed seed."""
+    return np.random.default_rng(0)
+
+
+@pytest.fixture
+def brats_root(tmp_path: Path) -> Path:
+    """A data folder of six labelled patients named as in BraTS 2021; the last has no ET."""
+    root = tmp_path / "data"
+    for number in range(6):
+        write_case(root, f"BraTS2021_{number:05d}", seed=number, with_et=number < 5)
+    return root
+
+
+@pytest.fixture
+def real_data() -> Path:
+    """The folder of real cases; the test is skipped where there is none."""
+    folder = os.environ.get("BRATS_REAL_DATA")
+    if not folder:
+        pytest.skip("BRATS_REAL_DATA names no folder of real cases")
+    return Path(folder)

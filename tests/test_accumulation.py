@@ -1,0 +1,327 @@
+"""The exact step: any way to cut a window gives the gradient of the whole batch.
+
+Measured from a trained state with tumours of unlike size and regions that are empty, because at
+random weights every patch looks alike and ordinary accumulation would pass too.
+"""
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from brats_seg.errors import ConfigError
+from brats_seg.models.output import TrainingOutput
+from brats_seg.training.accumulation import Accumulator, MicroBatch, whole_loss
+from brats_seg.training.losses import BatchDiceBce, DiceBce
+from brats_seg.training.replay import ReplayError
+
+PARTITIONS = [(6,), (1, 2, 3), (4, 2), (1, 1, 1, 1, 1, 1), (5, 1)]
+
+
+def flat_dice(output: Tensor | TrainingOutput, target: Tensor) -> Tensor:
+    """A loss that says nothing of itself: Dice over everything in the batch at once."""
+    logits = output.logits[0] if isinstance(output, TrainingOutput) else output
+    probabilities = torch.sigmoid(logits)
+    both = (probabilities * target).sum()
+    return 1 - 2 * both / (probabilities.sum() + target.sum() + 1)
+
+
+def hardest_voxels(output: Tensor | TrainingOutput, target: Tensor) -> Tensor:
+    """A loss that no sum over patches makes: the mean of the hardest of all voxels."""
+    logits = output.logits[0] if isinstance(output, TrainingOutput) else output
+    losses = nn.functional.binary_cross_entropy_with_logits(
+        logits, target.to(logits.dtype), reduction="none"
+    )
+    return losses.flatten().topk(losses.numel() // 100).values.mean()
+
+
+CRITERIA: dict[str, Callable[..., Tensor]] = {
+    "patch Dice": DiceBce(),
+    "batch Dice": BatchDiceBce(),  # type: ignore[dict-item]
+    "undeclared Dice": flat_dice,
+    "hardest voxels": hardest_voxels,
+}
+
+
+class TwoLevels(nn.Module):
+    """A small network with deep supervision and a penalty."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv3d(2, 6, 3, padding=1),
+            nn.InstanceNorm3d(6, affine=True),
+            nn.LeakyReLU(),
+            nn.Dropout3d(dropout),
+        )
+        self.fine, self.coarse = nn.Conv3d(6, 3, 1), nn.Conv3d(6, 3, 2, stride=2)
+
+    def forward(self, image: Tensor) -> TrainingOutput:
+        features = self.body(image)
+        return TrainingOutput(
+            logits=(self.fine(features), self.coarse(features)),
+            penalty=features.square().mean((1, 2, 3, 4)),
+        )
+
+
+def small_network(dropout: float = 0.0) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv3d(2, 6, 3, padding=1),
+        nn.InstanceNorm3d(6, affine=True),
+        nn.LeakyReLU(),
+        nn.Dropout3d(dropout),
+        nn.Conv3d(6, 3, 1),
+    )
+
+
+def dropping_network() -> nn.Module:
+    return small_network(dropout=0.5)
+
+
+def patches(n: int, dtype: torch.dtype) -> MicroBatch:
+    """Cubes of growing size; every other patch lacks the third region."""
+    generator = torch.Generator().manual_seed(0)
+    target = torch.zeros(n, 3, 8, 8, 8)
+    for i in range(n):
+        for region in range(2 if i % 2 else 3):
+            target[i, region, 1 : 3 + i - region, 1:4, 1 : 4 + i // 2] = 1
+    image = torch.randn(n, 2, 8, 8, 8, generator=generator) * 0.5
+    image[:, :1] += target.sum(1, keepdim=True)
+    return MicroBatch(image.to(dtype), target)
+
+
+def cut(batch: MicroBatch, sizes: Sequence[int]) -> list[MicroBatch]:
+    return [
+        MicroBatch(image, target)
+        for image, target in zip(
+            batch.image.split(list(sizes)), batch.target.split(list(sizes)), strict=True
+        )
+    ]
+
+
+@cache
+def _trained(make: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
+    torch.manual_seed(1)
+    network = make()
+    for parameter in network.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    network.to(dtype)
+    accumulator = Accumulator(network, DiceBce(), torch.optim.Adam(network.parameters(), lr=0.02))
+    batch = patches(6, dtype)
+    for _ in range(60):
+        accumulator.step([batch])
+    return network
+
+
+def trained(dtype: torch.dtype, make: Callable[[], nn.Module] = small_network) -> nn.Module:
+    """Return a network that has learnt a little, so that patches differ in what they ask for."""
+    return deepcopy(_trained(make, dtype))
+
+
+def gradient(network: nn.Module) -> Tensor:
+    return torch.cat([p.grad.flatten() for p in network.parameters() if p.grad is not None])
+
+
+def window_gradient(
+    network: nn.Module, criterion: Callable[..., Tensor], window: Sequence[MicroBatch]
+) -> tuple[Tensor, float]:
+    accumulator = Accumulator(network, criterion, torch.optim.SGD(network.parameters(), lr=0.1))
+    network.zero_grad()
+    loss = accumulator.backward(window)
+    return gradient(network), loss
+
+
+def whole_gradient(
+    network: nn.Module, criterion: Callable[..., Tensor], batch: MicroBatch
+) -> tuple[Tensor, float]:
+    """The plain way, with nothing of the accumulator: one forward, one backward."""
+    network.zero_grad()
+    loss = whole_loss(criterion, network(batch.image), batch.target)
+    loss.backward()
+    return gradient(network), loss.item()
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("name", CRITERIA)
+@pytest.mark.parametrize("sizes", PARTITIONS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("make", [small_network, TwoLevels])
+def test_every_partition_gives_the_gradient_and_loss_of_the_whole_batch(
+    name: str, sizes: tuple[int, ...], dtype: torch.dtype, tolerance: float, make: type[nn.Module]
+) -> None:
+    network, batch = trained(dtype, make), patches(6, dtype)
+
+    found, loss = window_gradient(network, CRITERIA[name], cut(batch, sizes))
+    expected, expected_loss = whole_gradient(network, CRITERIA[name], batch)
+
+    assert relative_error(found, expected) <= tolerance
+    assert loss == pytest.approx(expected_loss, rel=tolerance)
+
+
+@pytest.mark.parametrize("name", ["batch Dice", "undeclared Dice", "hardest voxels"])
+def test_ordinary_accumulation_misses_by_far(name: str) -> None:
+    """The negative control: the state and the patches do tell exact from ordinary."""
+    network, batch = trained(torch.float64), patches(6, torch.float64)
+    criterion = CRITERIA[name]
+
+    network.zero_grad()
+    for micro_batch in cut(batch, [1] * 6):
+        (whole_loss(criterion, network(micro_batch.image), micro_batch.target) / 6).backward()
+    ordinary = gradient(network)
+    expected, _ = whole_gradient(network, criterion, batch)
+
+    assert relative_error(ordinary, expected) > 0.1
+
+
+def test_dividing_uneven_micro_batches_by_their_number_misses() -> None:
+    """The negative control for losses that are means over patches."""
+    network, batch = trained(torch.float64), patches(6, torch.float64)
+
+    network.zero_grad()
+    for micro_batch in cut(batch, (5, 1)):
+        (DiceBce()(network(micro_batch.image), micro_batch.target).mean() / 2).backward()
+    ordinary = gradient(network)
+    expected, _ = whole_gradient(network, DiceBce(), batch)
+
+    assert relative_error(ordinary, expected) > 0.1
+
+
+@pytest.mark.parametrize("name", CRITERIA)
+def test_a_window_of_one_runs_the_network_once(name: str) -> None:
+    network = trained(torch.float64)
+    calls = []
+    network.register_forward_hook(lambda *_: calls.append(1))
+
+    window_gradient(network, CRITERIA[name], [patches(6, torch.float64)])
+
+    assert len(calls) == 1
+
+
+def test_two_passes_keep_the_graph_of_the_last_micro_batch() -> None:
+    network = trained(torch.float64)
+    calls = []
+    network.register_forward_hook(lambda *_: calls.append(1))
+
+    window_gradient(network, BatchDiceBce(), cut(patches(4, torch.float64), [1] * 4))
+
+    assert len(calls) == 2 * 4 - 1
+
+
+@pytest.mark.parametrize("name", ["batch Dice", "hardest voxels"])
+def test_random_layers_draw_the_same_in_the_second_pass(name: str) -> None:
+    """The gradient is that of the outputs which the loss was taken of."""
+    network = trained(torch.float64, dropping_network)
+    window = cut(patches(3, torch.float64), (1, 1, 1))
+
+    torch.manual_seed(5)
+    found, loss = window_gradient(network, CRITERIA[name], window)
+    state_after = torch.get_rng_state()
+
+    torch.manual_seed(5)
+    network.zero_grad()
+    output = torch.cat([network(micro_batch.image) for micro_batch in window])
+    expected_loss = whole_loss(CRITERIA[name], output, patches(3, torch.float64).target)
+    expected_loss.backward()
+
+    assert relative_error(found, gradient(network)) <= 1e-12
+    assert loss == pytest.approx(expected_loss.item())
+    # afterwards the generator stands where one ordinary pass leaves it
+    assert torch.equal(state_after, torch.get_rng_state())
+
+
+class Forgetful(nn.Module):
+    """Draws from a generator of its own, which nobody sets back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3, 1, 1, 1))
+        self.generator = torch.Generator().manual_seed(0)
+
+    def forward(self, image: Tensor) -> Tensor:
+        noise = torch.rand(image.shape[0], 1, *image.shape[2:], generator=self.generator)
+        return self.scale * (image[:, :1] + noise)
+
+
+def test_a_network_that_cannot_be_run_twice_is_noticed() -> None:
+    window = cut(patches(2, torch.float32), (1, 1))
+
+    with pytest.raises(ReplayError, match="another output for the same micro-batch"):
+        window_gradient(Forgetful(), BatchDiceBce(), window)
+
+
+def test_batch_statistics_are_refused_for_several_micro_batches() -> None:
+    network = nn.Sequential(nn.Conv3d(2, 3, 1), nn.BatchNorm3d(3))
+    accumulator = Accumulator(network, DiceBce(), torch.optim.SGD(network.parameters(), lr=0.1))
+
+    accumulator.step([patches(2, torch.float32)])
+    with pytest.raises(ConfigError, match="normalises over the batch"):
+        accumulator.step(cut(patches(2, torch.float32), (1, 1)))
+
+
+def test_clipping_sees_the_gradient_of_the_whole_window() -> None:
+    network, batch = trained(torch.float64), patches(6, torch.float64)
+    expected, _ = whole_gradient(network, DiceBce(), batch)
+    optimizer = torch.optim.SGD(network.parameters(), lr=1.0)
+    before = torch.cat([p.detach().flatten() for p in network.parameters()])
+
+    result = Accumulator(network, DiceBce(), optimizer, clip_norm=1e-3).step(cut(batch, [1] * 6))
+
+    after = torch.cat([p.detach().flatten() for p in network.parameters()])
+    assert result.gradient_norm == pytest.approx(float(expected.norm()), rel=1e-10)
+    assert float((after - before).norm()) == pytest.approx(1e-3, rel=1e-2)
+
+
+@pytest.mark.parametrize("name", CRITERIA)
+def test_an_infinite_value_in_one_micro_batch_leaves_the_weights_alone(name: str) -> None:
+    network = trained(torch.float64)
+    before = [p.detach().clone() for p in network.parameters()]
+    window = cut(patches(3, torch.float64), (1, 1, 1))
+    window[1].image[0, 0, 0, 0, 0] = float("inf")
+    optimizer = torch.optim.SGD(network.parameters(), lr=1.0)
+
+    result = Accumulator(network, CRITERIA[name], optimizer).step(window)
+
+    assert result.skipped
+    assert all(torch.equal(b, p) for b, p in zip(before, network.parameters(), strict=True))
+
+
+def test_the_outputs_are_shown_once_each_and_in_order() -> None:
+    network = trained(torch.float64)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    window = cut(patches(6, torch.float64), (1, 2, 3))
+    for criterion in CRITERIA.values():
+        seen: list[int] = []
+
+        Accumulator(network, criterion, optimizer).step(
+            window, lambda output, micro_batch: seen.append(len(micro_batch.image))
+        )
+
+        assert seen == [1, 2, 3]
+
+
+def test_a_loss_that_claims_patches_and_gives_a_scalar_is_refused() -> None:
+    class Scalar(nn.Module):
+        reduces = "patches"
+
+        def forward(self, output: Tensor, target: Tensor) -> Tensor:
+            return flat_dice(output, target)
+
+    with pytest.raises(ConfigError, match=r"expected \(6,\)"):
+        window_gradient(small_network(), Scalar(), [patches(6, torch.float32)])
+
+
+def test_a_loop_of_ones_own_needs_three_lines() -> None:
+    network = small_network()
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.03)
+    accumulator = Accumulator(network, nn.BCEWithLogitsLoss(), optimizer)
+    batch = patches(4, torch.float32)
+
+    losses = [accumulator.step(cut(batch, (1, 3))).loss for _ in range(30)]
+
+    assert losses[-1] < losses[0] / 2

@@ -1,0 +1,93 @@
+"""Devices and precisions."""
+
+import pytest
+import torch
+
+from brats_seg.errors import ConfigError, EnvironmentalError
+from brats_seg.training.device import Device, choose_device
+
+
+def test_the_precision_of_the_cpu_is_what_it_computes_natively(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for capabilities, precision in (({"avx512_bf16": True}, "bf16"), ({}, "fp32")):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda found=capabilities: found)
+
+        assert choose_device("cpu", "auto").precision == precision
+
+
+def test_a_precision_that_is_asked_for_is_taken() -> None:
+    device = choose_device("cpu", "bf16")
+
+    with device.autocast():
+        product = torch.ones(2, 2) @ torch.ones(2, 2)
+
+    assert product.dtype is torch.bfloat16
+    assert not device.needs_scaler
+
+
+def test_without_autocast_everything_is_float32() -> None:
+    with choose_device("cpu", "fp32").autocast():
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.float32
+
+
+def test_only_float16_needs_a_loss_scale() -> None:
+    cuda = torch.device("cuda")
+
+    assert Device(torch_device=cuda, autocast_dtype=torch.float16).needs_scaler
+    assert not Device(torch_device=cuda, autocast_dtype=torch.bfloat16).needs_scaler
+
+
+def fake_gpu(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], built_for: list[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla")
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: built_for)
+    monkeypatch.setattr(
+        torch.cuda,
+        "is_bf16_supported",
+        lambda including_emulation=True: including_emulation or capability >= (8, 0),
+    )
+
+
+@pytest.mark.parametrize(("capability", "precision"), [((7, 5), "fp16"), ((9, 0), "bf16")])
+def test_a_t4_computes_in_fp16_although_torch_claims_bf16(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], precision: str
+) -> None:
+    fake_gpu(monkeypatch, capability, ["sm_75", "sm_80", "sm_90"])
+
+    assert choose_device("auto", "auto").precision == precision
+
+
+@pytest.mark.parametrize(
+    ("capability", "built_for", "runs"),
+    [
+        ((6, 0), ["sm_70", "sm_75", "sm_80"], False),
+        ((7, 5), ["sm_70", "sm_80"], True),
+        ((8, 9), ["sm_80", "sm_86"], True),
+        ((12, 0), ["sm_80", "compute_90"], True),
+        ((12, 0), ["sm_80", "sm_90a"], False),
+    ],
+)
+def test_a_card_that_torch_has_no_kernels_for_is_refused_before_training(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], built_for: list[str], runs: bool
+) -> None:
+    fake_gpu(monkeypatch, capability, built_for)
+
+    if runs:
+        assert choose_device("cuda", "fp32").torch_device.type == "cuda"
+    else:
+        with pytest.raises(EnvironmentalError, match=r"is sm_\d+, and this torch .* built for"):
+            choose_device("cuda", "fp32")
+
+
+def test_what_is_not_there_is_refused() -> None:
+    with pytest.raises(ConfigError, match="device 'gpu' is unknown"):
+        choose_device("gpu", "auto")
+    with pytest.raises(EnvironmentalError, match="torch sees .* CUDA devices"):
+        choose_device("cuda:97", "auto")
+    with pytest.raises(ConfigError, match="fp16 on the CPU"):
+        choose_device("cpu", "fp16")

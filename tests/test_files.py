@@ -1,0 +1,52 @@
+"""Files that a reader never sees half of."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from brats_seg.errors import EnvironmentalError
+from brats_seg.files import whole_file
+
+
+def test_the_file_appears_only_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "below" / "a.txt"
+
+    with whole_file(path) as beside:
+        beside.write_text("whole")
+        assert not path.exists()
+
+    assert path.read_text() == "whole"
+    assert os.listdir(path.parent) == ["a.txt"]
+
+
+def test_a_failure_inside_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+
+    with pytest.raises(ZeroDivisionError, match="division"), whole_file(path) as beside:
+        beside.write_text("half")
+        _ = 1 / 0
+
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["a.txt"]
+
+
+def test_a_full_disk_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentalError, match="Free some space"), whole_file(tmp_path / "a"):
+        raise OSError(28, os.strerror(28))
+
+
+def test_a_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("in the way")
+
+    with (
+        pytest.raises(EnvironmentalError, match=r"a/b cannot be written"),
+        whole_file(tmp_path / "a" / "b"),
+    ):
+        pytest.fail("there is nowhere to write to")
+
+
+def test_other_errors_of_the_system_stay_what_they_are(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="Input/output"), whole_file(tmp_path / "a"):
+        raise OSError(5, os.strerror(5))
