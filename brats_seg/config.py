@@ -8,7 +8,15 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from brats_seg.errors import ConfigError
 from brats_seg.presets import PRESETS
@@ -16,13 +24,28 @@ from brats_seg.presets import PRESETS
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
-PatchSize = tuple[PositiveInt, PositiveInt, PositiveInt]
+Size = tuple[int, int, int]
+
+
+def _parsed_size(value: object) -> object:
+    """Take `[64, 64, 64]`, `64,64,64` or `whole`, with one message for everything else."""
+    parts = value.split(",") if isinstance(value, str) and value != "whole" else value
+    if value == "whole":
+        return value
+    if isinstance(parts, list | tuple) and len(parts) == 3:
+        sizes = [str(part).strip() for part in parts]
+        if all(size.isdigit() and int(size) > 0 for size in sizes):
+            return tuple(int(size) for size in sizes)
+    msg = "expected three positive whole numbers such as 64,64,64, or 'whole'"
+    raise ValueError(msg)
 
 
 class Section(BaseModel):
     """A frozen group of settings that refuses unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
 
 class CasesConfig(Section):
@@ -55,7 +78,7 @@ class StoreConfig(Section):
 class PatchConfig(Section):
     """What the network sees of a case while it learns."""
 
-    size: PatchSize | Literal["whole"] = (128, 128, 128)
+    size: Annotated[Size | Literal["whole"], BeforeValidator(_parsed_size)] = (128, 128, 128)
     """Voxels along X, Y, Z; `whole` takes the brain crop of each case."""
     foreground: Fraction = 1 / 3
     """Share of the patches that are placed on tumour (a third in nnU-Net)."""
@@ -147,7 +170,7 @@ class TrainingConfig(Section):
     @classmethod
     def _starts_at_zero(cls, value: int | dict[int, int]) -> int | dict[int, int]:
         if isinstance(value, dict) and 0 not in value:
-            msg = f"starts at epoch {min(value, default=None)}; expected a value for epoch 0"
+            msg = "expected a value for epoch 0"
             raise ValueError(msg)
         return value
 
@@ -197,7 +220,7 @@ class Config(Section):
 
     def to_yaml(self) -> str:
         """Return every setting, in the form that `load_config` reads."""
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+        return yaml.safe_dump(_plain(self.model_dump()), sort_keys=False)
 
 
 def load_config(
@@ -280,6 +303,13 @@ def _copied(value: Any) -> Any:
     )
 
 
+def _plain(value: Any) -> Any:
+    """Turn tuples into lists, which is all that YAML lacks."""
+    if isinstance(value, dict):
+        return {key: _plain(below) for key, below in value.items()}
+    return list(value) if isinstance(value, tuple) else value
+
+
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {
         f"{section}.{key}": value
@@ -295,8 +325,8 @@ def _explained(error: ValidationError) -> str:
         if problem["type"] == "extra_forbidden":
             lines.append(f"setting {key} is unknown; {_alternatives(problem['loc'])}")
         else:
-            where = f"setting {key}: " if key else ""
-            lines.append(f"{where}{problem['msg']} (got {problem['input']!r})")
+            what = problem["msg"].removeprefix("Value error, ")
+            lines.append(f"setting {key}: {what} (got {problem['input']!r})" if key else what)
     return "\n".join(lines)
 
 

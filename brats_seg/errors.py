@@ -2,8 +2,9 @@
 
 BratsError                1  something about the data is wrong
 |- CaseError              1  one case cannot be used
+|  `- LabelError          1  label values outside the convention
+|- CaseProblemsError      1  several cases cannot be used
 |- LayoutError            2  a folder holds no cases that can be read
-|- LabelError             1  label values outside the convention
 |- UsageError             2  the command or a setting is wrong
 |  |- ConfigError         2  a setting is unknown or out of range
 |  |- FoldError           2  the fold table leaks, or lacks the fold asked for
@@ -56,7 +57,7 @@ class CaseProblemsError(BratsError):
         )
 
 
-class LabelError(BratsError):
+class LabelError(CaseError):
     """A label map holds values that its convention does not know."""
 
 

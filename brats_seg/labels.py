@@ -113,12 +113,13 @@ def check_values(values: Collection[int], convention: LabelConvention, case_id: 
     """Raise `LabelError` if a case holds a value that its convention does not know."""
     unknown = sorted(set(values) - convention.values)
     if unknown:
-        msg = (
-            f"case {case_id}: label values {unknown} are not in the convention "
-            f"{convention.name}, which has {sorted(convention.values)}. "
-            "Mend the label map, or name another convention with --labels."
+        raise LabelError(
+            case_id,
+            file="label map",
+            found=f"label values {unknown}",
+            expected=f"those of the convention {convention.name}, {sorted(convention.values)}",
+            next_step="Mend the label map, or name another convention with --labels.",
         )
-        raise LabelError(msg)
 
 
 def regions_of(label_map: LabelMap, convention: LabelConvention) -> RegionMasks:

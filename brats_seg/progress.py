@@ -11,9 +11,10 @@ Item = TypeVar("Item")
 
 
 class Track(Protocol):
-    """Pass items through unchanged, showing how many of `total` are done."""
+    """What `tracked` and `untracked` have in common."""
 
-    def __call__(self, items: Iterable[Item], *, what: str, total: int) -> Iterable[Item]: ...
+    def __call__(self, items: Iterable[Item], *, what: str, total: int) -> Iterable[Item]:
+        """Pass items through unchanged, showing how many of `total` are done."""
 
 
 def untracked(items: Iterable[Item], *, what: str, total: int) -> Iterable[Item]:

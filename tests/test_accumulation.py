@@ -130,7 +130,7 @@ def window_gradient(
 ) -> tuple[Tensor, float]:
     accumulator = Accumulator(network, criterion, torch.optim.SGD(network.parameters(), lr=0.1))
     network.zero_grad()
-    loss = accumulator.backward(window)
+    loss, _ = accumulator.backward(window)
     return gradient(network), loss
 
 
@@ -291,18 +291,19 @@ def test_an_infinite_value_in_one_micro_batch_leaves_the_weights_alone(name: str
     assert all(torch.equal(b, p) for b, p in zip(before, network.parameters(), strict=True))
 
 
-def test_the_outputs_are_shown_once_each_and_in_order() -> None:
-    network = trained(torch.float64)
+@pytest.mark.parametrize("name", CRITERIA)
+def test_every_patch_is_measured_once_and_in_order(name: str) -> None:
+    network, batch = trained(torch.float64), patches(6, torch.float64)
+    expected = network(batch.image).mean((1, 2, 3, 4))
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-    window = cut(patches(6, torch.float64), (1, 2, 3))
-    for criterion in CRITERIA.values():
-        seen: list[int] = []
 
-        Accumulator(network, criterion, optimizer).step(
-            window, lambda output, micro_batch: seen.append(len(micro_batch.image))
-        )
+    result = Accumulator(network, CRITERIA[name], optimizer).step(
+        cut(batch, (1, 2, 3)), lambda output, target: output.mean((1, 2, 3, 4))
+    )
 
-        assert seen == [1, 2, 3]
+    assert result.measured is not None
+    assert torch.allclose(result.measured, expected)
+    assert not result.measured.requires_grad
 
 
 def test_a_loss_that_claims_patches_and_gives_a_scalar_is_refused() -> None:

@@ -19,6 +19,7 @@ N patches, R regions, X Y Z voxels.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import torch
@@ -38,8 +39,15 @@ from brats_seg.training.replay import (
 
 Output: TypeAlias = Tensor | TrainingOutput
 Criterion: TypeAlias = Callable[[Output, Tensor], Tensor]
+Measure: TypeAlias = Callable[[Output, Tensor], Tensor]
+"""Output and target of a micro-batch to a tensor with a row per patch."""
 Carried: TypeAlias = tuple[Tensor, ...]
 """What the first of two passes keeps of a micro-batch."""
+
+
+def measure_nothing(output: Output, target: Tensor) -> Tensor:
+    """Return a row of no columns for each patch."""
+    return target.new_empty((len(target), 0))
 
 
 class MicroBatch(NamedTuple):
@@ -77,10 +85,8 @@ class StepResult:
     """Before clipping, over the whole window."""
     skipped: bool
     """Whether the gradient was not finite, so that the weights were left alone."""
-
-
-def _ignore(output: Output, micro_batch: MicroBatch) -> None:
-    pass
+    measured: Tensor
+    """`(n_patches, ...)`, what the step was asked to measure of each patch's output."""
 
 
 def whole_loss(criterion: Criterion, output: Output, target: Tensor) -> Tensor:
@@ -118,14 +124,10 @@ class Accumulator:
             self.device.torch_device.type, enabled=self.device.needs_scaler
         )
 
-    def step(
-        self,
-        window: Sequence[MicroBatch],
-        on_output: Callable[[Output, MicroBatch], None] = _ignore,
-    ) -> StepResult:
+    def step(self, window: Sequence[MicroBatch], measure: Measure = measure_nothing) -> StepResult:
         """Update the weights once; micro-batches may differ in size.
 
-        `on_output` sees the output of each micro-batch once, without a graph. Raises `ConfigError`
+        `measure` sees the output of each micro-batch once, without a graph. Raises `ConfigError`
         for a network with batch statistics, whose output depends on how the window is cut, and
         `ReplayError` for one that cannot be run twice when the loss needs it.
         """
@@ -136,29 +138,31 @@ class Accumulator:
             )
             raise ConfigError(msg)
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self.backward(window, on_output)
+        loss, measured = self.backward(window, measure)
         norm = self._update()
         return StepResult(
             loss=loss,
-            n_patches=sum(len(micro_batch.image) for micro_batch in window),
+            n_patches=_n_patches(window),
             gradient_norm=norm,
-            skipped=not _is_finite(norm),
+            skipped=not isfinite(norm),
+            measured=measured,
         )
 
     def backward(
-        self,
-        window: Sequence[MicroBatch],
-        on_output: Callable[[Output, MicroBatch], None] = _ignore,
-    ) -> float:
-        """Add the gradient of the window's loss to the parameters', and return that loss."""
+        self, window: Sequence[MicroBatch], measure: Measure = measure_nothing
+    ) -> tuple[float, Tensor]:
+        """Add the gradient of the window's loss to the parameters'.
+
+        Returns the loss, and what was measured.
+        """
         one_pass = getattr(self.criterion, "reduces", "") == "patches"
-        make = self._one_pass if one_pass else self._two_passes
-        return make(window, on_output)
+        loss, rows = (self._one_pass if one_pass else self._two_passes)(window, measure)
+        return loss, torch.cat(rows)
 
     def _one_pass(
-        self, window: Sequence[MicroBatch], on_output: Callable[[Output, MicroBatch], None]
-    ) -> float:
-        n_patches = sum(len(micro_batch.image) for micro_batch in window)
+        self, window: Sequence[MicroBatch], measure: Measure
+    ) -> tuple[float, list[Tensor]]:
+        n_patches, rows = _n_patches(window), []
         total = torch.zeros((), device=self.device.torch_device)
         for micro_batch in window:
             here = micro_batch.to(self.device.torch_device)
@@ -168,18 +172,20 @@ class Accumulator:
             _check_per_patch(losses, len(here.image))
             self.scaler.scale(losses.sum() / n_patches).backward()
             total = total + losses.detach().sum()
-            on_output(_detached(output), here)
-        return float(total) / n_patches
+            rows.append(_measured(measure, output, here.target))
+        return float(total) / n_patches, rows
 
     def _two_passes(
-        self, window: Sequence[MicroBatch], on_output: Callable[[Output, MicroBatch], None]
-    ) -> float:
-        states, firsts = [], []
+        self, window: Sequence[MicroBatch], measure: Measure
+    ) -> tuple[float, list[Tensor]]:
+        states: list[RandomState] = []
+        firsts: list[Carried] = []
+        rows: list[Tensor] = []
         for micro_batch in window[:-1]:
             states.append(RandomState.capture(self.device.torch_device))
             with torch.no_grad():
-                firsts.append(self._carry(micro_batch, on_output))
-        last = self._carry(window[-1], on_output)
+                firsts.append(self._carry(micro_batch, measure, rows))
+        last = self._carry(window[-1], measure, rows)
         after = RandomState.capture(self.device.torch_device)
         buffers = capture_buffers(self.network)
         loss, gradients = self._head([*firsts, last], window)
@@ -189,21 +195,19 @@ class Accumulator:
             window[:-1], states, firsts, gradients[:-1], strict=True
         ):
             state.restore()
-            second = self._carry(micro_batch, _ignore)
+            second = self._carry(micro_batch, measure_nothing, [])
             check_replay(first, second)
             _backward(second, gradient)
         after.restore()
         restore_buffers(self.network, buffers)
-        return loss
+        return loss, rows
 
-    def _carry(
-        self, micro_batch: MicroBatch, on_output: Callable[[Output, MicroBatch], None]
-    ) -> Carried:
+    def _carry(self, micro_batch: MicroBatch, measure: Measure, rows: list[Tensor]) -> Carried:
         """Run the network, and keep what the loss of the window needs: sums, or the output."""
         here = micro_batch.to(self.device.torch_device)
         with self.device.autocast():
             output = self.network(here.image)
-            on_output(_detached(output), here)
+            rows.append(_measured(measure, output, here.target))
             if (by_sums := _as_sums_loss(self.criterion)) is not None:
                 return (by_sums.sums(output, here.target),)
         return tensors_of(output)
@@ -212,13 +216,12 @@ class Accumulator:
         self, carried: Sequence[Carried], window: Sequence[MicroBatch]
     ) -> tuple[float, list[tuple[Tensor | None, ...]]]:
         """Return the loss of the window and its derivative by all that was carried."""
-        n_patches = sum(len(micro_batch.image) for micro_batch in window)
         if (by_sums := _as_sums_loss(self.criterion)) is not None:
             # the sums of many patches are added in float64: the loss is a ratio of them
             (sums,) = _as_leaves(
                 (torch.stack([part.detach().double() for (part,) in carried]).sum(0),)
             )
-            loss = by_sums.of_sums(sums, n_patches)
+            loss = by_sums.of_sums(sums, _n_patches(window))
             (gradient,) = torch.autograd.grad(self.scaler.scale(loss), (sums,))
             return float(loss.detach()), [(gradient.to(part.dtype),) for (part,) in carried]
         leaves = _as_leaves(tuple(torch.cat(parts) for parts in zip(*carried, strict=True)))
@@ -226,12 +229,14 @@ class Accumulator:
         with self.device.autocast():
             loss = self.criterion(output_from(leaves), target.to(self.device.torch_device))
         # a loss may look at some outputs only, at the finest level say
-        gradients = torch.autograd.grad(self.scaler.scale(loss), leaves, allow_unused=True)
-        sizes = [len(micro_batch.image) for micro_batch in window]
-        parts = (
-            (None,) * len(sizes) if gradient is None else gradient.split(sizes)
-            for gradient in gradients
+        gradients: tuple[Tensor | None, ...] = torch.autograd.grad(
+            self.scaler.scale(loss), leaves, allow_unused=True
         )
+        sizes = [len(micro_batch.image) for micro_batch in window]
+        parts = [
+            [None] * len(sizes) if gradient is None else gradient.split(sizes)
+            for gradient in gradients
+        ]
         return float(loss.detach()), list(zip(*parts, strict=True))
 
     def _update(self) -> float:
@@ -242,7 +247,7 @@ class Accumulator:
             norm = float(get_total_norm([p.grad for p in parameters if p.grad is not None]))
         else:
             norm = float(clip_grad_norm_(parameters, self.clip_norm))
-        if _is_finite(norm):
+        if isfinite(norm):
             self.scaler.step(self.optimizer)
         self.scaler.update()
         return norm
@@ -252,8 +257,8 @@ def _as_sums_loss(criterion: object) -> SumsLoss | None:
     return criterion if isinstance(criterion, SumsLoss) else None
 
 
-def _is_finite(value: float) -> bool:
-    return value - value == 0
+def _n_patches(window: Sequence[MicroBatch]) -> int:
+    return sum(len(micro_batch.image) for micro_batch in window)
 
 
 def _as_leaves(tensors: Carried) -> Carried:
@@ -267,11 +272,12 @@ def _backward(carried: Carried, gradients: Sequence[Tensor | None]) -> None:
         for tensor, gradient in zip(carried, gradients, strict=True)
         if gradient is not None
     ]
-    torch.autograd.backward(*map(list, zip(*pairs, strict=True)))
+    torch.autograd.backward([tensor for tensor, _ in pairs], [gradient for _, gradient in pairs])
 
 
-def _detached(output: Output) -> Output:
-    return output_from(tuple(tensor.detach() for tensor in tensors_of(output)))
+def _measured(measure: Measure, output: Output, target: Tensor) -> Tensor:
+    with torch.no_grad():
+        return measure(output, target)
 
 
 def _check_per_patch(losses: Tensor, n_patches: int) -> None:

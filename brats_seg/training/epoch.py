@@ -3,12 +3,15 @@
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from math import ceil
+from typing import Literal
 
 import torch
 
 from brats_seg.config import Config
-from brats_seg.data.dataset import Draw, PatchDataset, Sample, draw_loader, epoch_draws
+from brats_seg.data.dataset import PatchDataset, Sample
 from brats_seg.data.fold import FoldData
+from brats_seg.data.loader import draw_loader
+from brats_seg.data.patches import Draw, epoch_draws
 from brats_seg.models.build import size_multiple
 from brats_seg.training.accumulation import MicroBatch
 from brats_seg.training.device import Device
@@ -37,12 +40,15 @@ def patch_samples(
         augment=augment,
         seed=config.training.seed,
     )
-    n_workers = config.training.n_workers
-    if n_workers == "auto":
-        # beside a GPU the processors are free; without one they are the device
-        on_gpu = device.torch_device.type != "cpu"
-        n_workers = min(MAX_AUTO_WORKERS, os.cpu_count() or 1) if on_gpu else 0
-    return iter(draw_loader(dataset, tuple(draws), n_workers=n_workers))
+    return draw_loader(dataset, draws, n_workers=_n_workers(config.training.n_workers, device))
+
+
+def _n_workers(setting: int | Literal["auto"], device: Device) -> int:
+    if setting != "auto":
+        return setting
+    # beside a GPU the processors are free; without one they are the device
+    on_cpu = device.torch_device.type == "cpu"
+    return 0 if on_cpu else min(MAX_AUTO_WORKERS, os.cpu_count() or 1)
 
 
 MAX_AUTO_WORKERS = 8

@@ -9,16 +9,16 @@ from itertools import chain, islice
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from brats_seg.config import Config
-from brats_seg.data.dataset import Draw, Sample, whole_case
+from brats_seg.data.dataset import Sample, whole_case
 from brats_seg.data.fold import FoldData
-from brats_seg.data.patches import stable_seed
+from brats_seg.data.patches import Draw, stable_seed
 from brats_seg.errors import BratsError, ConfigError
 from brats_seg.models.build import build_model, has_batch_statistics
 from brats_seg.progress import Track, tracked
-from brats_seg.training.accumulation import Criterion, MicroBatch, Output, StepResult
+from brats_seg.training.accumulation import Criterion, StepResult
 from brats_seg.training.checkpoint import Checkpoint, ModelIdentity, Position, save_checkpoint
 from brats_seg.training.device import choose_device
 from brats_seg.training.epoch import (
@@ -180,17 +180,12 @@ class Trainer:
 
     def _train_window(self, samples: list[Sample]) -> None:
         state, training = self.state, self.config.training
-        counts: list[Tensor] = []
-
-        def count(output: Output, micro_batch: MicroBatch) -> None:
-            counts.append(count_voxels(output, micro_batch.target))
-
         # random layers draw from torch's generator: where the window is decides what they draw
         torch.manual_seed(
             stable_seed(training.seed, state.position.epoch, state.position.n_windows)
         )
-        result = state.accumulator.step(micro_batches(samples, training.micro_batch), count)
-        for sample, voxels in zip(samples, torch.cat(counts).tolist(), strict=True):
+        result = state.accumulator.step(micro_batches(samples, training.micro_batch), count_voxels)
+        for sample, voxels in zip(samples, result.measured.tolist(), strict=True):
             state.tally.add(sample.case_id, voxels)
         state.after_window(result)
         self._check_not_diverged(result)

@@ -1,0 +1,44 @@
+# One screen. Everything here only calls the command line.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+FOLD   ?= 0
+DATA   ?=
+RUN    ?=
+PRESET ?=
+MODEL  ?=
+ARGS   ?=
+FLAGS   = $(if $(RUN),--run $(RUN)) $(if $(PRESET),--preset $(PRESET)) $(if $(MODEL),--model $(MODEL))
+
+.DEFAULT_GOAL := help
+.PHONY: help setup train test test-all check bench clean
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@echo "variables:  FOLD=0 DATA=folder RUN=runs/name PRESET=kaggle-t4 MODEL=unet ARGS=\"--set key=value\""
+
+setup: $(BIN)/.installed ## make .venv with the tested versions
+$(BIN)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	@touch $@
+
+train: setup ## train fold FOLD of the scans in DATA, or go on with it (no DATA: a demo set)
+	$(BIN)/brats-seg train --fold $(FOLD) $(if $(DATA),--data $(DATA)) $(FLAGS) $(ARGS)
+
+test: setup ## the tests, in under 6 minutes on 2 cores
+	$(BIN)/pytest -n 2 -m "not slow and not gpu" $(ARGS)
+
+test-all: setup ## all tests, the slow ones too
+	$(BIN)/pytest -n 2 -m "not gpu" $(ARGS)
+
+check: setup ## format, lint and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: setup ## time against peers, as tables
+	for program in benchmarks/*.py; do echo "== $$program"; $(BIN)/python $$program $(ARGS) || exit 1; done
+
+clean: ## remove what was built; scans, prepared cases and runs stay
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,210 @@
+"""Finding cases: which files below a data folder are the scans of one case.
+
+A folder holds either one case or many side by side. Files belong together when the same words
+stand before their modality, and the case is called by those words. Where they follow no release,
+a folder with one file of each modality is one case, called by the folder: names such as
+`AX_T1_POST_12_t1c` and `AX_T2_3_t2`, as scanners give them, have nothing in common.
+"""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from brats_seg.cases.case import Case, ScanFile
+from brats_seg.cases.datasets import DATASET_FOLDERS, is_dataset, read_dataset
+from brats_seg.cases.folders import Folder, Scan, walk_folders
+from brats_seg.cases.layouts import LABEL, MEN_RT, UNKNOWN, grade_of, parse_case_id
+from brats_seg.cases.leftovers import advise, describe
+from brats_seg.errors import CaseError, LayoutError
+from brats_seg.labels import MODALITIES
+
+_WHY_LEFT_ASIDE = "their names tell no modality, or others of their case were taken instead"
+_EXPECTED_NAMES = "CASE_t1, CASE_t1ce, CASE_t2 and CASE_flair, or CASE-t1n, -t1c, -t2w and -t2f"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Discovery:
+    """What lies below a data folder."""
+
+    cases: tuple[Case, ...]
+    """By id; nothing of them has been opened yet."""
+    notices: tuple[str, ...]
+    """What was passed over though it may hold scans."""
+
+
+def find_cases(root: Path) -> Discovery:
+    """Find the cases of every layout below a folder.
+
+    Raises:
+        LayoutError: There is no such folder, or nothing in it is a case.
+    """
+    if not root.is_dir():
+        what = "is a file" if root.exists() else "does not exist"
+        msg = f"{root} {what}; expected the folder of scans. Unpack an archive first."
+        raise LayoutError(msg)
+    folders = {folder.path: folder for folder in walk_folders(root)}
+    cases = [_completed(case, root) for case in _cases_in(folders, root)]
+    used = {scan.path for case in cases for scan in (*case.images, case.label) if scan}
+    unused = [s.path for f in folders.values() for s in f.scans if s.path not in used]
+    notices = [
+        *advise(root, folders.values()),
+        *describe("NIfTI files were left aside", unused, _WHY_LEFT_ASIDE),
+    ]
+    if not cases:
+        seen = "; ".join(notices) or "it holds no scans"
+        msg = (
+            f"{root} holds no cases: {seen}. Expected a release of BraTS, the decathlon's "
+            f"Task01_BrainTumour, or NIfTI files called {_EXPECTED_NAMES}."
+        )
+        raise LayoutError(msg)
+    cases.sort(key=lambda case: (case.case_id, case.images[0].path))
+    return Discovery(cases=tuple(cases), notices=tuple(notices))
+
+
+def _cases_in(folders: Mapping[Path, Folder], root: Path) -> Iterator[Case]:
+    of_datasets: set[Path] = set()
+    for path, folder in folders.items():
+        if is_dataset(folder, folders):
+            of_datasets |= {path / name for name in DATASET_FOLDERS}
+            yield from read_dataset(root, folder, folders)
+        elif path not in of_datasets:
+            yield from _cases_of(folder, (root.resolve() / path).name)
+
+
+def _cases_of(folder: Folder, name: str) -> Iterator[Case]:
+    groups = {
+        case_id: scans
+        for case_id, scans in _grouped(folder, name).items()
+        if any(scan.name.kind in MODALITIES for scan in scans)
+    }
+    for case_id, scans in groups.items():
+        foreign = [scan for scan in folder.scans if not scan.name.kind] if len(groups) == 1 else []
+        yield _assembled(case_id, scans, foreign)
+
+
+def _grouped(folder: Folder, name: str) -> Mapping[str, Sequence[Scan]]:
+    """Put scans of one case together; `name` is the name of the folder."""
+    groups: defaultdict[str, list[Scan]] = defaultdict(list)
+    for scan in folder.scans:
+        if scan.name.kind:
+            groups[scan.name.case or name].append(scan)
+    if name in groups and parse_case_id(name).release != UNKNOWN:
+        # the folder of one case: what else is there was made from it
+        return {name: groups[name]}
+    if any(parse_case_id(case_id).release != UNKNOWN for case_id in groups):
+        return groups
+    kinds = [scan.name.kind for scan in folder.scans if scan.name.kind]
+    if len(groups) == 1 or len(set(kinds)) == len(kinds):
+        return {name: [scan for scans in groups.values() for scan in scans]}
+    return groups
+
+
+def _assembled(case_id: str, scans: Sequence[Scan], foreign: Sequence[Scan]) -> Case:
+    name = parse_case_id(case_id)
+    candidates = {
+        kind: _plainest([scan for scan in scans if scan.name.kind == kind])
+        for kind in (*MODALITIES, LABEL)
+    }
+    remarks = [
+        f"{passed_over.path.name} was passed over for {chosen.path.name}"
+        for chosen, *others in filter(None, candidates.values())
+        for passed_over in others
+        if passed_over.name.stem == chosen.name.stem
+    ]
+    problems = [
+        str(_ambiguous(case_id, kind, found))
+        for kind, found in candidates.items()
+        if len({scan.name.stem for scan in found}) > 1
+    ]
+    files = {kind: ScanFile(path=found[0].path) for kind, found in candidates.items() if found}
+    if LABEL not in files and (label := _misnamed_label(case_id, foreign)):
+        files[LABEL] = ScanFile(path=label.path)
+        remarks.append(
+            f"{label.path.name} was taken for the label map, though its name does not say so"
+        )
+    return Case(
+        case_id=case_id,
+        patient_id=name.patient_id,
+        timepoint=name.timepoint,
+        release=name.release,
+        t1n=files.get("t1n"),
+        t1c=files.get("t1c"),
+        t2w=files.get("t2w"),
+        t2f=files.get("t2f"),
+        label=files.get(LABEL),
+        problems=tuple(problems),
+        remarks=tuple(remarks),
+    )
+
+
+def _plainest(scans: Sequence[Scan]) -> list[Scan]:
+    """Put the likeliest of several files first: unprocessed ones only, then the unpacked one."""
+    plain = [scan for scan in scans if not scan.name.processed] or list(scans)
+    return sorted(plain, key=lambda scan: (scan.name.stem, scan.path.suffix.lower() == ".gz"))
+
+
+def _ambiguous(case_id: str, kind: str, found: Sequence[Scan]) -> CaseError:
+    files = " and ".join(scan.path.name for scan in found)
+    what = "label map" if kind == LABEL else kind
+    return CaseError(
+        case_id, files, f"{len(found)} files for {what}", "one", "Remove or rename the other."
+    )
+
+
+def _misnamed_label(case_id: str, foreign: Sequence[Scan]) -> Scan | None:
+    """Return the one file whose name tells nothing, if the case should have a label map.
+
+    Case 355 of BraTS 2020 calls it `W39_1998.09.19_Segm.nii`. A file that is named after the case
+    and not after a segmentation, such as a brain mask, is something else.
+    """
+    if parse_case_id(case_id).release == UNKNOWN or "validation" in case_id.lower():
+        return None
+    if len(foreign) != 1:
+        return None
+    stem = foreign[0].name.stem.lower()
+    is_derived = stem.startswith(case_id.lower()) and "seg" not in stem
+    return None if is_derived else foreign[0]
+
+
+def _completed(case: Case, root: Path) -> Case:
+    """Add what the names and places of the files tell about every case alike."""
+    folder = case.images[0].path.parent
+    return replace(
+        case,
+        problems=(*case.problems, *_missing(case, folder)),
+        grade=grade_of(reversed((root.resolve() / folder).parts)),
+        files_key=_files_key(case, root),
+    )
+
+
+def _missing(case: Case, folder: Path) -> Iterator[str]:
+    missing = [modality for modality in MODALITIES if getattr(case, modality) is None]
+    found, expected = f"no {', '.join(missing)}", f"{', '.join(MODALITIES)}"
+    next_step = "Add what is missing, or leave the case out."
+    if case.release == MEN_RT:
+        found = "a case of the radiotherapy task, which has one modality and a target of its own"
+        next_step = "Leave it out: this task is not supported."
+    if missing:
+        yield str(CaseError(case.case_id, f"{folder.as_posix()}/", found, expected, next_step))
+
+
+def _files_key(case: Case, root: Path) -> str:
+    """Hash names, sizes and times of change, which is cheap and misses no ordinary change."""
+    key = hashlib.sha256()
+    for kind in (*MODALITIES, LABEL):
+        scan: ScanFile | None = getattr(case, kind)
+        key.update(f"{kind} {scan}\n".encode())
+        if scan is not None:
+            key.update(_status(root / scan.path).encode())
+    return key.hexdigest()[:32]
+
+
+def _status(path: Path) -> str:
+    try:
+        status = path.stat()
+    except OSError:
+        # a dangling link: reading the file will tell
+        return "unreadable\n"
+    return f"{status.st_size} {status.st_mtime_ns}\n"

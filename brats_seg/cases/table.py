@@ -1,0 +1,108 @@
+"""The case table as a file: `cases.csv`, one row per case."""
+
+import csv
+import io
+from collections.abc import Mapping
+from pathlib import Path
+
+from brats_seg.cases.case import Case, CaseIndex, ScanFile
+from brats_seg.errors import UsageError
+from brats_seg.files import whole_file
+
+COLUMNS = (
+    "case_id",
+    "patient_id",
+    "timepoint",
+    "release",
+    "label_convention",
+    "t1n",
+    "t1c",
+    "t2w",
+    "t2f",
+    "label",
+    "problems",
+    "remarks",
+    "label_values",
+    "grade",
+    "age_years",
+    "tumour_ml",
+    "voxel_hash",
+    "files_key",
+)
+
+_BETWEEN_TEXTS = " | "
+
+
+def write_index(index: CaseIndex, path: Path) -> None:
+    """Write the case table, or raise `EnvironmentalError` if the place cannot be written to."""
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(map(_row, index.cases))
+    with whole_file(path) as beside:
+        beside.write_bytes(text.getvalue().encode())
+
+
+def read_index(path: Path, root: Path) -> CaseIndex:
+    """Read what `write_index` wrote; file names are relative to `root`.
+
+    Raises:
+        UsageError: The file is missing or is no case table.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as stream:
+            return CaseIndex(root=root, cases=tuple(map(_case, csv.DictReader(stream))))
+    except (OSError, UnicodeDecodeError, csv.Error, KeyError, ValueError, TypeError) as error:
+        msg = (
+            f"{path} cannot be read as a case table ({type(error).__name__}: {error}). Expected "
+            f"the columns {', '.join(COLUMNS)}. Remove it, and index the data folder again."
+        )
+        raise UsageError(msg) from error
+
+
+def _row(case: Case) -> dict[str, str]:
+    return {column: _cell(getattr(case, column)) for column in COLUMNS}
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, tuple):
+        texts = all(isinstance(part, str) for part in value)
+        return (_BETWEEN_TEXTS if texts else " ").join(map(str, value))
+    return str(value)
+
+
+def _case(row: Mapping[str, str]) -> Case:
+    return Case(
+        case_id=row["case_id"],
+        patient_id=row["patient_id"],
+        timepoint=row["timepoint"],
+        release=row["release"],
+        label_convention=row["label_convention"],
+        t1n=_scan(row["t1n"]),
+        t1c=_scan(row["t1c"]),
+        t2w=_scan(row["t2w"]),
+        t2f=_scan(row["t2f"]),
+        label=_scan(row["label"]),
+        problems=_texts(row["problems"]),
+        remarks=_texts(row["remarks"]),
+        label_values=tuple(map(int, row["label_values"].split())),
+        grade=row["grade"],
+        age_years=_number(row["age_years"]),
+        tumour_ml=_number(row["tumour_ml"]),
+        voxel_hash=row["voxel_hash"],
+        files_key=row["files_key"],
+    )
+
+
+def _scan(cell: str) -> ScanFile | None:
+    return ScanFile.parse(cell) if cell else None
+
+
+def _texts(cell: str) -> tuple[str, ...]:
+    return tuple(cell.split(_BETWEEN_TEXTS)) if cell else ()
+
+
+def _number(cell: str) -> float | None:
+    return float(cell) if cell else None

@@ -1,0 +1,38 @@
+"""The command line: flags to settings to one call. The only place that prints and exits.
+
+Modules that need torch or pandas are imported inside the command that needs them, so that help
+comes at once.
+"""
+
+import logging
+import signal
+import sys
+
+import typer
+
+from brats_seg.cli import scans, training
+from brats_seg.errors import BratsError
+
+app = typer.Typer(
+    name="brats-seg",
+    help="Train and use brain-tumour segmentation. Research use only.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+)
+for command in (scans.index, scans.prepare, training.train, scans.phantom):
+    app.command()(command)
+
+
+def main() -> None:
+    """Run the command line; an error of the package ends it with a message and its exit code."""
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    logging.getLogger("brats_seg").setLevel(logging.INFO)
+    try:
+        app()
+    except BratsError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)

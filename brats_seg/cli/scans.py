@@ -1,0 +1,72 @@
+"""Commands about scans: what is there, making it ready, making some up."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from brats_seg.cli.settings import (
+    DEMO_CASES,
+    ConfigOption,
+    LabelsOption,
+    PreparedOption,
+    PresetOption,
+    SetOption,
+    SkipBadOption,
+    settings_of,
+)
+from brats_seg.config import load_config
+from brats_seg.progress import tracked
+
+
+def index(
+    data: Annotated[Path, typer.Argument(help="Folder of scans, of any BraTS release.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The case table.")] = Path(
+        "cases.csv"
+    ),
+    labels: LabelsOption = None,
+) -> None:
+    """Find cases and label conventions, and list what is wrong with them."""
+    from brats_seg.cases.index import summarise
+    from brats_seg.data.fold import open_index
+
+    config = load_config(assignments=[] if labels is None else [f"cases.labels={labels}"])
+    found = open_index(data, output, config, n_workers=os.cpu_count() or 1, track=tracked)
+    for line in summarise(found):
+        print(line)
+    print(f"wrote {output}")
+    if any(not case.usable for case in found.cases):
+        raise typer.Exit(1)
+
+
+def prepare(
+    data: Annotated[Path, typer.Argument(help="Folder of scans, of any BraTS release.")],
+    prepared: PreparedOption = None,
+    preset: PresetOption = None,
+    config: ConfigOption = None,
+    settings: SetOption = None,
+    labels: LabelsOption = None,
+    skip_bad: SkipBadOption = False,
+) -> None:
+    """Index the scans, share them out into folds, and prepare them for training."""
+    from brats_seg.data.fold import open_fold, prepared_path_of
+
+    chosen = settings_of(
+        preset, config, settings, {"cases.labels": labels, "cases.skip_bad": skip_bad or None}
+    )
+    folder = prepared or prepared_path_of(data)
+    open_fold(data, fold=0, config=chosen, prepared_path=folder, track=tracked)
+    print(f"cases.csv, folds.csv and the prepared cases are in {folder}")
+
+
+def phantom(
+    output: Annotated[Path, typer.Argument(help="Folder to write to.")],
+    cases: Annotated[int, typer.Option(min=1, help="How many.")] = DEMO_CASES,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same cases.")] = 0,
+) -> None:
+    """Make phantom cases in the layout of BraTS 2021, to try the software without scans."""
+    from brats_seg.cases.phantom import write_phantom_cases
+
+    write_phantom_cases(output, n_cases=cases, seed=seed)
+    print(f"wrote {cases} phantom cases to {output}")

@@ -1,0 +1,132 @@
+"""The command that trains."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from brats_seg.cli.settings import (
+    DEMO_CASES,
+    ConfigOption,
+    LabelsOption,
+    PreparedOption,
+    PresetOption,
+    SetOption,
+    SkipBadOption,
+    settings_of,
+)
+from brats_seg.config import Config
+from brats_seg.progress import tracked
+
+DEFAULT_DATA = Path("data")
+DEMO_PATH = Path("prepared/demo-scans")
+
+DataOption = Annotated[
+    Path | None,
+    typer.Option(help="Folder of scans. Without it and with nothing under data/: a demo set."),
+]
+
+
+def train(
+    data: DataOption = None,
+    fold: Annotated[int, typer.Option(min=0, help="The fold that is held out.")] = 0,
+    run: Annotated[
+        Path | None, typer.Option(help="Folder to write to.  [default: runs/fold<K>]")
+    ] = None,
+    preset: PresetOption = None,
+    config: ConfigOption = None,
+    model: Annotated[str | None, typer.Option(help="model.name")] = None,
+    epochs: Annotated[int | None, typer.Option(help="training.n_epochs")] = None,
+    effective_batch: Annotated[
+        str | None, typer.Option(help="training.effective_batch: 8, or by epoch '{0: 8, 40: 16}'")
+    ] = None,
+    micro_batch: Annotated[int | None, typer.Option(help="training.micro_batch")] = None,
+    patch: Annotated[
+        str | None, typer.Option(metavar="X,Y,Z", help="patch.size, or 'whole'")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="training.seed")] = None,
+    device: Annotated[str | None, typer.Option(help="training.device")] = None,
+    precision: Annotated[str | None, typer.Option(help="training.precision")] = None,
+    max_hours: Annotated[
+        float | None, typer.Option(min=0, help="Stop in time; the same command then goes on.")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Set an earlier run aside.")] = False,
+    settings: SetOption = None,
+    labels: LabelsOption = None,
+    skip_bad: SkipBadOption = False,
+    prepared: PreparedOption = None,
+) -> None:
+    """Train a fold, or go on with it."""
+    if data is None and not _holds_anything(DEFAULT_DATA):
+        data = _demo_data()
+        preset = preset or "demo"
+    flags = {
+        "model.name": model,
+        "training.n_epochs": epochs,
+        "training.effective_batch": effective_batch,
+        "training.micro_batch": micro_batch,
+        "patch.size": patch,
+        "training.seed": seed,
+        "training.device": device,
+        "training.precision": precision,
+        "cases.labels": labels,
+        "cases.skip_bad": skip_bad or None,
+    }
+    chosen = settings_of(preset, config, settings, flags)
+    _train(
+        data or DEFAULT_DATA,
+        fold,
+        run or Path(f"runs/fold{fold}"),
+        chosen,
+        prepared,
+        max_hours,
+        fresh,
+    )
+
+
+def _train(
+    data: Path,
+    fold: int,
+    run_path: Path,
+    config: Config,
+    prepared: Path | None,
+    max_hours: float | None,
+    fresh: bool,
+) -> None:
+    from brats_seg.data.fold import open_fold
+    from brats_seg.training.stopping import StopRequest
+    from brats_seg.training.trainer import Trainer
+
+    stop = StopRequest(max_hours)
+    fold_data = open_fold(data, fold=fold, config=config, prepared_path=prepared, track=tracked)
+    split = fold_data.split
+    print(f"fold {fold}: {len(split.train)} cases to train on, {len(split.validation)} held out")
+    trainer = Trainer(data=fold_data, config=config, run_path=run_path)
+    outcome = trainer.run(fresh=fresh, stop=stop)
+    if outcome.best is not None:
+        print(
+            f"best {config.validation.watch} {outcome.best:.4f}, weights in {run_path / 'best.pt'}"
+        )
+    if not outcome.finished:
+        print(f"stopped: {outcome.reason}. The same command goes on from {run_path / 'last.pt'}.")
+        if stop.signal is not None:
+            raise typer.Exit(128 + stop.signal)
+    else:
+        print(f"finished after {len(outcome.history)} epochs: {run_path}. Research use only.")
+
+
+def _holds_anything(folder: Path) -> bool:
+    return folder.is_dir() and any(path.name != "README.md" for path in folder.iterdir())
+
+
+def _demo_data() -> Path:
+    """Return phantom cases, made once."""
+    print(f"no --data, and nothing under {DEFAULT_DATA}/: training on {DEMO_CASES} phantom cases")
+    if not DEMO_PATH.exists():
+        from brats_seg.cases.phantom import write_phantom_cases
+
+        beside = DEMO_PATH.with_name(f".{os.getpid()}-{DEMO_PATH.name}")
+        write_phantom_cases(beside, n_cases=DEMO_CASES, seed=0)
+        beside.rename(DEMO_PATH)
+    return DEMO_PATH

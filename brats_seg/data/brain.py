@@ -1,0 +1,111 @@
+"""The brain in a scan: which voxels are tissue, the box around them, and their intensities.
+
+The brain is where any modality differs from its background: the four are skull-stripped alike, but
+each has a few voxels of zero inside. BraTS writes 0 around the brain; scans prepared elsewhere may
+have another constant there, and values below it inside. So the background is what most voxels on
+the twelve edges of the volume hold, where even a tight crop has no brain. Where no value fills half
+of the edges the skull was left on, and the background is 0, as in BraTS.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from brats_seg.cases.nifti import Volume
+from brats_seg.data.box import Box, bounding_box
+from brats_seg.errors import CaseError
+from brats_seg.labels import LabelMap
+
+Array: TypeAlias = npt.NDArray[Any]
+Mask: TypeAlias = npt.NDArray[np.bool_]
+
+CHECK_SCAN = "Look at the scan, and export it again or leave the case out."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Brain:
+    """A case cut to the brain, with comparable intensities."""
+
+    box: Box
+    """Where the crop lies in the scan."""
+    image: npt.NDArray[np.float32]
+    """(4, x, y, z): mean 0 and standard deviation 1 inside the brain, exactly 0 around it."""
+    labels: LabelMap | None
+    """(x, y, z), or None without a label map."""
+    means: tuple[float, ...]
+    """Of each modality inside the brain, in the units of the scan."""
+    stds: tuple[float, ...]
+    """Of each modality inside the brain, in the units of the scan."""
+
+
+def extract_brain(case_id: str, volumes: Sequence[Volume], label: Volume | None) -> Brain:
+    """Crop checked volumes of one grid to the brain and normalise them.
+
+    The box is wide enough for all labels, also for those outside the brain.
+
+    Raises:
+        CaseError: There is no brain, or a modality has no contrast inside it.
+    """
+    mask = brain_mask(volumes)
+    box = bounding_box(mask)
+    if box is None:
+        found = "no voxel that differs from the background"
+        raise CaseError(case_id, volumes[0].file, found, "a brain", CHECK_SCAN)
+    if label is not None:
+        labelled = bounding_box(label.array > 0)
+        box = box if labelled is None else box.joined(labelled)
+    # files keep x fastest: axes are reversed where order does not matter, to walk along the memory
+    inside = np.ascontiguousarray(mask[box.slices].T)
+    image = np.empty((len(volumes), *box.shape), dtype=np.float32)
+    normalised = np.zeros(inside.shape, dtype=np.float32)
+    spread = []
+    for volume, modality in zip(volumes, image, strict=True):
+        values, mean, std = _normalise(case_id, volume, volume.array[box.slices].T[inside])
+        normalised[inside] = values
+        modality[...] = normalised.T
+        spread.append((mean, std))
+    return Brain(
+        box=box,
+        image=image,
+        labels=None if label is None else np.ascontiguousarray(label.array[box.slices]),
+        means=tuple(mean for mean, _ in spread),
+        stds=tuple(std for _, std in spread),
+    )
+
+
+def brain_mask(volumes: Sequence[Volume]) -> Mask:
+    """Return the voxels (X, Y, Z) that are not background in at least one modality."""
+    mask = _differs_from_background(volumes[0].array)
+    for volume in volumes[1:]:
+        mask |= _differs_from_background(volume.array)
+    return mask
+
+
+def background_of(array: Array) -> Array:
+    """Return the value around the brain in a volume (X, Y, Z), as an array of no axes."""
+    corners = ([0, 0, -1, -1], [0, -1, 0, -1])
+    edges = [np.moveaxis(array, axis, -1)[corners].ravel() for axis in range(3)]
+    values, counts = np.unique(np.concatenate(edges), return_counts=True)
+    most = counts.argmax()
+    return values[most] if 2 * counts[most] >= counts.sum() else np.zeros_like(values[most])
+
+
+def _differs_from_background(array: Array) -> Mask:
+    return array != background_of(array)
+
+
+def _normalise(case_id: str, volume: Volume, values: Array) -> tuple[Array, float, float]:
+    """Return the values with mean 0 and standard deviation 1, and what they were before."""
+    # float32 holds the 16-bit integers of scanners exactly; wider types go to float64
+    values = values.astype(np.result_type(values.dtype, np.float32))
+    mean = values.mean(dtype=np.float64)
+    values -= mean.astype(values.dtype)
+    std = np.sqrt(np.einsum("i,i->", values, values, dtype=np.float64) / values.size)
+    if std == 0:
+        found = f"the value {mean:g} in the whole brain"
+        raise CaseError(case_id, volume.file, found, "a scan with contrast", CHECK_SCAN)
+    values /= std.astype(values.dtype)
+    return values, float(mean), float(std)

@@ -1,0 +1,111 @@
+"""Patches and whole cases as tensors: what networks learn from and are scored on."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from brats_seg.config import PatchConfig
+from brats_seg.data.augment import AUGMENTATIONS
+from brats_seg.data.augment_intensity import alter_intensities
+from brats_seg.data.augment_spatial import draw_motion, read_moved
+from brats_seg.data.box import Box, Triple
+from brats_seg.data.buffers import Buffers
+from brats_seg.data.patches import ORIGIN, Draw, choose_box, draw_generator, whole_box
+from brats_seg.data.store import PreparedCase, open_case
+from brats_seg.labels import LabelMap
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Sample:
+    """A patch, or a whole case."""
+
+    image: Tensor
+    """(4, X, Y, Z) float32, normalised."""
+    target: Tensor
+    """(3, X, Y, Z) uint8: 1 inside the region."""
+    case_id: str
+
+
+class PatchDataset(Dataset[Sample]):
+    """The patches of prepared cases; its keys are `Draw`s.
+
+    The same draw is the same patch, in any process. What is handed out is the caller's alone.
+    """
+
+    def __init__(
+        self, folder: Path, *, patch: PatchConfig, multiple: Triple, augment: str, seed: int
+    ) -> None:
+        """Take patches from the prepared cases of a folder.
+
+        Args:
+            folder: Of all prepared cases.
+            patch: Size and placement.
+            multiple: What the size of a whole case is rounded up to.
+            augment: Name of the list of changes.
+            seed: Of the run.
+        """
+        self._folder = folder
+        self._patch = patch
+        self._multiple = multiple
+        self._augmentation = AUGMENTATIONS[augment]
+        self._seed = seed
+        self._buffers = Buffers()
+
+    def __getitem__(self, draw: Draw) -> Sample:
+        """Make the patch of a draw.
+
+        Raises:
+            CaseError: The case was not prepared, or has no label map.
+        """
+        with _one_thread():
+            case = open_case(self._folder, draw.case_id)
+            rng = draw_generator(self._seed, draw, "augment")
+            motion = draw_motion(self._augmentation, rng)
+            image, labels = read_moved(case, self._place(case, draw), motion, self._buffers)
+            alter_intensities(image, self._augmentation, rng)
+        return _sample(case, image, labels)
+
+    def _place(self, case: PreparedCase, draw: Draw) -> Box:
+        if self._patch.size == "whole":
+            return whole_box(case.shape, self._multiple)
+        return choose_box(
+            draw_generator(self._seed, draw, "place"),
+            shape=case.shape,
+            size=self._patch.size,
+            foreground_fraction=self._patch.foreground,
+            foreground=case.foreground,
+        )
+
+
+def whole_case(folder: Path, case_id: str) -> Sample:
+    """Return the brain crop of a prepared case, as it is.
+
+    Raises:
+        CaseError: The case was not prepared, or has no label map.
+    """
+    case = open_case(folder, case_id)
+    box = Box.at(ORIGIN, case.shape)
+    image = torch.from_numpy(case.read_image(box)).to(torch.float32)
+    return _sample(case, image, case.read_labels(box))
+
+
+def _sample(case: PreparedCase, image: Tensor, labels: LabelMap) -> Sample:
+    target = torch.from_numpy(case.regions_of(labels).view(np.uint8))
+    return Sample(image=image, target=target, case_id=case.case_id)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Have torch compute with one thread: several share a sum out, and its last bits depend on it."""
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(n_threads)

@@ -1,0 +1,87 @@
+"""Which patches an epoch is made of, and where in a case each of them lies.
+
+All of it is a function of the run's seed, the epoch, the case and the draw: the number of workers,
+restarts, and the order of the cases change nothing.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from brats_seg.data.box import Box, Triple
+
+ORIGIN: Triple = (0, 0, 0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Draw:
+    """One patch of an epoch."""
+
+    epoch: int
+    case_id: str
+    draw: int
+    """Counts the patches of the case in the epoch, from 0."""
+
+
+def stable_seed(*parts: int | str) -> int:
+    """Return a seed of 63 bits that depends on every part, the same in every process and release."""
+    # repr keeps 1 and "1" apart, and where one part ends
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def draw_generator(seed: int, draw: Draw, purpose: str) -> np.random.Generator:
+    """Return the source of randomness of a draw, a separate one for every purpose."""
+    return np.random.default_rng(stable_seed(seed, draw.epoch, draw.case_id, draw.draw, purpose))
+
+
+def epoch_draws(case_ids: Iterable[str], epoch: int, per_case: int, seed: int) -> tuple[Draw, ...]:
+    """Return the patches of an epoch, `per_case` of every case, in random order."""
+    draws = [
+        Draw(epoch=epoch, case_id=case_id, draw=draw)
+        for case_id in sorted(case_ids)
+        for draw in range(per_case)
+    ]
+    order = np.random.default_rng(stable_seed(seed, epoch, "order")).permutation(len(draws))
+    return tuple(draws[place] for place in order)
+
+
+def choose_box(
+    rng: np.random.Generator,
+    *,
+    shape: Triple,
+    size: Triple,
+    foreground_fraction: float,
+    foreground: Sequence[npt.NDArray[np.int32]],
+) -> Box:
+    """Place a patch in a case.
+
+    A share of the patches is centred on a random voxel of a random region that the case has, as far
+    as the border allows; the others lie anywhere. Where the case is smaller than the patch, the
+    patch reaches beyond it on both sides.
+
+    Args:
+        rng: Of this draw.
+        shape: Voxels of the case.
+        size: Voxels of the patch.
+        foreground_fraction: Chance of a patch on tumour; a case without tumour has none.
+        foreground: Voxels (n, 3) of every region.
+    """
+    room = np.subtract(shape, size)
+    present = [voxels for voxels in foreground if len(voxels)]
+    if rng.random() < foreground_fraction and present:
+        voxels = present[rng.integers(len(present))]
+        start = voxels[rng.integers(len(voxels))] - np.floor_divide(size, 2)
+    else:
+        start = rng.integers(np.maximum(room, 0), endpoint=True)
+    start = np.where(room < 0, room // 2, np.clip(start, 0, np.maximum(room, 0)))
+    return Box.at((int(start[0]), int(start[1]), int(start[2])), size)
+
+
+def whole_box(shape: Triple, multiple: Triple) -> Box:
+    """Return the box of a whole case, made larger to a size that a network takes."""
+    x, y, z = (-(-n // m) * m for n, m in zip(shape, multiple, strict=True))
+    return Box.at(ORIGIN, (x, y, z))

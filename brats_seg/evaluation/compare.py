@@ -1,0 +1,178 @@
+"""Which of several sets of predictions is better, case by case.
+
+The ranking is that of the BraTS challenges: sets are ranked within every case, region and score,
+the ranks are averaged over all of them, and permutations tell how easily chance would give as large
+a lead (Bakas et al. 2018, arXiv 1811.02629).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+from brats_seg.errors import UsageError
+from brats_seg.evaluation.scores import LOWER_IS_BETTER, Score
+
+N_PERMUTATIONS = 10_000
+"""Draws behind the chance of a lead."""
+
+_RANKED_WHOLE = ("dice", "hd95")
+_RANKED_LESIONWISE = ("lesionwise_dice", "lesionwise_hd95")
+_TESTED = (*_RANKED_WHOLE, *_RANKED_LESIONWISE, "lesionwise_nsd_0.5", "lesionwise_nsd_1.0")
+
+# shape legend: S sets, C cases, R regions, K columns
+Table = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NamedScores:
+    """The scores of one set of predictions."""
+
+    name: str
+    scores: tuple[Score, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PairedTest:
+    """Two sets of predictions on one score of one region."""
+
+    region: str
+    column: str
+    mean_first: float
+    mean_second: float
+    n_first_better: int
+    """Cases; those that neither set is better on are ties."""
+    n_second_better: int
+    p_value: float
+    """Of the two-sided Wilcoxon signed-rank test without ties; not corrected for many tests."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Standing:
+    """The place of one set of predictions."""
+
+    name: str
+    mean_rank: float
+    """Over cases, regions and scores; 1 is first in all of them."""
+    p_value: float | None
+    """Chance of as large a lead over the next set if the two were alike; None for the last."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """Two sets of predictions of the same cases."""
+
+    n_cases: int
+    tests: tuple[PairedTest, ...]
+    """By region and score."""
+    ranking: tuple[Standing, ...]
+    """Best first."""
+
+
+def compare_scores(first: NamedScores, second: NamedScores, rng: np.random.Generator) -> Comparison:
+    """Pair two sets of predictions case by case.
+
+    Raises:
+        UsageError: The sets do not hold the same cases and regions, or are of two protocols.
+    """
+    _check_alike((first, second))
+    columns = [column for column in _TESTED if column in first.scores[0].columns]
+    table = _table((first, second), columns)
+    tests = [
+        _tested(region, column, table[0, :, r, k], table[1, :, r, k])
+        for r, region in enumerate(_regions(first))
+        for k, column in enumerate(columns)
+    ]
+    return Comparison(
+        n_cases=table.shape[1], tests=tuple(tests), ranking=rank_sets((first, second), rng)
+    )
+
+
+def rank_sets(sets: Sequence[NamedScores], rng: np.random.Generator) -> tuple[Standing, ...]:
+    """Rank sets of predictions as the challenges do, best first; equals in the order given.
+
+    Raises:
+        UsageError: The sets do not hold the same cases and regions, or are of two protocols.
+    """
+    _check_alike(sets)
+    has_lesions = sets[0].scores[0].lesions is not None
+    columns = _RANKED_LESIONWISE if has_lesions else _RANKED_WHOLE
+    penalties = _table(sets, columns) * [1 if c in LOWER_IS_BETTER else -1 for c in columns]
+    ranks = stats.rankdata(penalties, axis=0).mean(axis=(2, 3))
+    mean_ranks = ranks.mean(axis=1)
+    order = np.argsort(mean_ranks, kind="stable").tolist()
+    leads = [
+        _chance_of_lead(ranks[behind] - ranks[ahead], rng) for ahead, behind in pairwise(order)
+    ]
+    return tuple(
+        Standing(name=sets[place].name, mean_rank=float(mean_ranks[place]), p_value=p_value)
+        for place, p_value in zip(order, [*leads, None], strict=True)
+    )
+
+
+def _check_alike(sets: Sequence[NamedScores]) -> None:
+    first = sets[0]
+    if not first.scores:
+        msg = f"{first.name} holds no scores"
+        raise UsageError(msg)
+    cells = _cells(first)
+    for other in sets[1:]:
+        if differing := sorted(cells ^ _cells(other)):
+            names = ", ".join(" ".join(cell) for cell in differing[:3])
+            msg = (
+                f"{first.name} and {other.name} do not hold scores of the same cases and regions: "
+                f"{len(differing)} are in one only, such as {names}. "
+                "Score both against the same references, by one protocol."
+            )
+            raise UsageError(msg)
+        if first.scores[0].columns != other.scores[0].columns:
+            msg = f"{first.name} and {other.name} were scored by two protocols; expected one"
+            raise UsageError(msg)
+
+
+def _cells(named: NamedScores) -> set[tuple[str, str]]:
+    return {(score.case_id, score.region) for score in named.scores}
+
+
+def _regions(named: NamedScores) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(score.region for score in named.scores))
+
+
+def _table(sets: Sequence[NamedScores], columns: Sequence[str]) -> Table:
+    """Return the values (S, C, R, K)."""
+    regions = _regions(sets[0])
+    rows = []
+    for named in sets:
+        scores = {(score.case_id, score.region): score for score in named.scores}
+        cases = sorted({case_id for case_id, _ in scores})
+        rows.append([[scores[case_id, region] for region in regions] for case_id in cases])
+    return np.array(
+        [[[[s.value(c) for c in columns] for s in case] for case in cases] for cases in rows]
+    )
+
+
+def _tested(region: str, column: str, first: Table, second: Table) -> PairedTest:
+    """Test the values (C,) of two sets."""
+    gain = first - second if column not in LOWER_IS_BETTER else second - first
+    return PairedTest(
+        region=region,
+        column=column,
+        mean_first=float(first.mean()),
+        mean_second=float(second.mean()),
+        n_first_better=int((gain > 0).sum()),
+        n_second_better=int((gain < 0).sum()),
+        # without a difference there is nothing to rank, and nothing to prove
+        p_value=float(stats.wilcoxon(gain[gain != 0]).pvalue) if gain.any() else 1.0,
+    )
+
+
+def _chance_of_lead(lead: Table, rng: np.random.Generator) -> float:
+    """Return the share of exchanges of the two sets within cases (C,) that keep so large a lead."""
+    exchanged = rng.integers(0, 2, size=(N_PERMUTATIONS, len(lead)), dtype=np.int8)
+    # a case that is exchanged counts for the other side: twice its lead is gone
+    lost = np.einsum("pc,c->p", exchanged, 2 * lead)
+    # the lead itself is one of the permutations; sums in another order differ in their last bits
+    return float((1 + (lost <= 1e-9).sum()) / (1 + N_PERMUTATIONS))

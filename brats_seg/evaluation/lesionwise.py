@@ -1,0 +1,189 @@
+"""The lesion-wise scores of the BraTS challenges of 2023 and 2024.
+
+Each lesion of the reference is compared with all predicted lesions that reach into its dilation,
+taken whole; lesions that are missed and lesions that are made up count as the worst there is.
+Written from a description of the challenges' programs and checked against their output.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy import ndimage
+
+from brats_seg.evaluation.lesions import (
+    Lesions,
+    dilated,
+    join_touching,
+    number_components,
+    number_lesions,
+    without_small,
+)
+from brats_seg.evaluation.protocols import NSD_TOLERANCES_MM, LesionRules, Protocol, ScoredRegion
+from brats_seg.evaluation.surface import Mask, Slices, Spacing, hausdorff95, surface_dice
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LesionScores:
+    """The lesions of one region of one case, scored."""
+
+    dice: float
+    """Mean over lesions and false positives; 1 without either."""
+    hd95: float
+    """Mean in mm over the same; 0 without either."""
+    nsd: tuple[float, ...]
+    """Mean of the surface Dice at each of `NSD_TOLERANCES_MM`; 1 without either."""
+    n_lesions: int
+    """Lesions of the reference, but for the small ones."""
+    n_false_positive: int
+    """Lesions of the prediction that belong to none of the reference."""
+    n_false_negative: int
+    """Lesions of the reference, but for the small ones, that nothing predicted belongs to."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scale:
+    """Millimetres of an image."""
+
+    spacing_mm: Spacing
+    penalty_mm: float
+    """HD95 of a miss or a false alarm."""
+
+    @property
+    def voxel_mm3(self) -> float:
+        """Volume of a voxel."""
+        return float(np.prod(self.spacing_mm))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Match:
+    """One lesion of the reference and what is predicted there."""
+
+    dice: float
+    hd95: float
+    nsd: tuple[float, ...]
+
+
+def score_lesions(
+    reference: npt.NDArray[np.bool_],
+    prediction: npt.NDArray[np.bool_],
+    protocol: Protocol,
+    scale: Scale,
+) -> tuple[LesionScores, ...]:
+    """Score the region masks `(R, X, Y, Z)` of a protocol lesion by lesion."""
+    rules = protocol.lesions
+    if rules is None:
+        msg = f"protocol {protocol.name} does not score lesions"
+        raise ValueError(msg)
+    in_reference = reference_lesions(reference, protocol.regions, rules)
+    in_prediction = predicted_lesions(prediction, protocol.regions, rules, scale.voxel_mm3)
+    return tuple(
+        _scored(lesions, predicted, region, rules, scale)
+        for lesions, predicted, region in zip(
+            in_reference, in_prediction, protocol.regions, strict=True
+        )
+    )
+
+
+def reference_lesions(
+    masks: npt.NDArray[np.bool_], regions: Sequence[ScoredRegion], rules: LesionRules
+) -> list[Lesions]:
+    """Return the lesions of each region of a reference, small ones among them."""
+    lesions = {
+        region.name: number_lesions(mask, region.dilation)
+        for region, mask in zip(regions, masks, strict=True)
+    }
+    return list((join_touching(lesions) if rules.joins_touching else lesions).values())
+
+
+def predicted_lesions(
+    masks: npt.NDArray[np.bool_],
+    regions: Sequence[ScoredRegion],
+    rules: LesionRules,
+    voxel_mm3: float,
+) -> list[Lesions]:
+    """Return the lesions of each region of a prediction.
+
+    Where the rules merge them they are grouped as those of a reference, and small ones dropped
+    after that. Elsewhere every component is a lesion.
+    """
+    if not rules.merges_predictions:
+        return [number_components(mask) for mask in masks]
+    return [
+        without_small(lesions, region.minimum_mm3, voxel_mm3)
+        for region, lesions in zip(regions, reference_lesions(masks, regions, rules), strict=True)
+    ]
+
+
+def _scored(
+    lesions: Lesions,
+    predicted: Lesions,
+    region: ScoredRegion,
+    rules: LesionRules,
+    scale: Scale,
+) -> LesionScores:
+    predicted_boxes = ndimage.find_objects(predicted)
+    unmatched = {number for number, box in enumerate(predicted_boxes, 1) if box is not None}
+    matches: list[_Match | None] = []
+    for number, box in enumerate(ndimage.find_objects(lesions), 1):
+        if box is None:
+            continue
+        near = _grown(box, region.dilation)
+        lesion = lesions[near] == number
+        found = np.unique(predicted[near][dilated(lesion, region.dilation)])
+        numbers = found[found > 0].tolist()
+        # a predicted lesion that belongs to a small one is no false positive
+        unmatched -= set(numbers)
+        if np.count_nonzero(lesion) * scale.voxel_mm3 <= region.minimum_mm3:
+            continue
+        around = _union([box, *(predicted_boxes[found - 1] for found in numbers)])
+        matches.append(
+            _compared(lesions[around] == number, np.isin(predicted[around], numbers), scale)
+            if numbers
+            else None
+        )
+    n_false_positive = len(unmatched) if rules.counts_false_positives else 0
+    return _averaged(matches, n_false_positive, scale.penalty_mm)
+
+
+def _compared(lesion: Mask, predicted: Mask, scale: Scale) -> _Match:
+    n_shared = np.count_nonzero(lesion & predicted)
+    return _Match(
+        dice=2 * n_shared / (np.count_nonzero(lesion) + np.count_nonzero(predicted)),
+        hd95=hausdorff95(lesion, predicted, scale.spacing_mm),
+        nsd=surface_dice(lesion, predicted, scale.spacing_mm, NSD_TOLERANCES_MM),
+    )
+
+
+def _averaged(
+    matches: Sequence[_Match | None], n_false_positive: int, penalty_mm: float
+) -> LesionScores:
+    found = [match for match in matches if match is not None]
+    n_missed = len(matches) - len(found)
+    n_scored = len(matches) + n_false_positive
+    penalties = penalty_mm * (n_missed + n_false_positive)
+    return LesionScores(
+        dice=sum(match.dice for match in found) / n_scored if n_scored else 1.0,
+        hd95=(sum(match.hd95 for match in found) + penalties) / n_scored if n_scored else 0.0,
+        nsd=tuple(
+            sum(match.nsd[k] for match in found) / n_scored if n_scored else 1.0
+            for k in range(len(NSD_TOLERANCES_MM))
+        ),
+        n_lesions=len(matches),
+        n_false_positive=n_false_positive,
+        n_false_negative=n_missed,
+    )
+
+
+def _grown(box: Slices, margin: int) -> Slices:
+    x, y, z = (slice(max(side.start - margin, 0), side.stop + margin) for side in box)
+    return (x, y, z)
+
+
+def _union(boxes: Sequence[Slices]) -> Slices:
+    x, y, z = (
+        slice(min(side.start for side in sides), max(side.stop for side in sides))
+        for sides in zip(*boxes, strict=True)
+    )
+    return (x, y, z)

@@ -1,0 +1,253 @@
+"""Grade, age and survival from the tables of a data folder."""
+
+from pathlib import Path
+
+import pytest
+
+from brats_seg.cases.case import Case
+from brats_seg.cases.clinical import ClinicalTable, read_clinical_tables, with_clinical
+from brats_seg.errors import CaseError
+
+MAPPING_2020 = (
+    "Grade,BraTS_2017_subject_ID,BraTS_2018_subject_ID,TCGA_TCIA_subject_ID,"
+    "BraTS_2019_subject_ID,BraTS_2020_subject_ID\n"
+    "HGG,Brats17_AAA_1,Brats18_AAA_1,NA,BraTS19_AAA_1,BraTS20_Training_001\n"
+    "LGG,Brats17_TCIA_606_1,Brats18_TCIA02_606_1,TCGA-06-5417,BraTS19_TCIA02_606_1,"
+    "BraTS20_Training_002\n"
+    "HGG,NA,NA,NA,NA,BraTS20_Training_003\n"
+)
+
+
+def read(root: Path, **tables: str) -> ClinicalTable:
+    """Write tables, named without their ending, into folders of their own and read them."""
+    for number, (name, text) in enumerate(tables.items()):
+        folder = root / f"part {number}"
+        folder.mkdir(parents=True)
+        (folder / f"{name}.csv").write_text(text, encoding="utf-8")
+    return read_clinical_tables(root)
+
+
+def make_case(case_id: str, **values: object) -> Case:
+    return Case(**{"case_id": case_id, "patient_id": case_id, "release": "brats2020"} | values)
+
+
+@pytest.mark.parametrize(
+    ("id_column", "case_id"),
+    [
+        ("Brats17ID", "Brats17_AAA_1"),
+        ("BraTS18ID", "Brats18_AAA_1"),
+        ("BraTS19ID", "BraTS19_AAA_1"),
+        ("Brats20ID", "BraTS20_Training_001"),
+        ("BraTS20ID", "BraTS20_Training_001"),
+    ],
+)
+@pytest.mark.parametrize("survival_column", ["Survival", "Survival_days"])
+@pytest.mark.parametrize("resection_column", ["ResectionStatus", "Extent_of_Resection"])
+def test_the_columns_of_every_year_are_understood(
+    tmp_path, id_column, case_id, survival_column, resection_column
+):
+    header = f"{id_column},Age,{survival_column},{resection_column}"
+
+    table = read(tmp_path, survival_info=f"{header}\n{case_id},60.463,289,GTR\n")
+
+    row = table.row(case_id)
+    assert row.case_id == case_id
+    assert row.age_years == 60.463
+    assert (row.survival_days, row.survival_censored) == (289, False)
+    assert row.resection == "GTR"
+    assert row.grade == ""
+
+
+def test_a_survivor_is_censored(tmp_path):
+    text = "Brats20ID,Age,Survival_days\nBraTS20_Training_084,63.07,ALIVE (361 days later)\n"
+
+    row = read(tmp_path, survival_info=text).row("BraTS20_Training_084")
+
+    assert (row.survival_days, row.survival_censored) == (361, True)
+
+
+@pytest.mark.parametrize("missing", ["NA", "", "nan", " NA "])
+def test_a_missing_value_is_none(tmp_path, missing):
+    header = "BraTS19ID,Age,Survival,ResectionStatus"
+
+    row = read(tmp_path, survival_data=f"{header}\nA,{missing},{missing},{missing}\n").row("A")
+
+    assert (row.age_years, row.survival_days, row.survival_censored) == (None, None, False)
+    assert row.resection == ""
+
+
+def test_either_spelling_of_an_id_finds_its_row(tmp_path):
+    table = read(tmp_path, survival_data="BraTS18ID,Age\nBraTS18_AAA_1,50\n")
+
+    assert table.row("Brats18_AAA_1").age_years == 50
+    assert table.row("BraTS18_AAA_1").age_years == 50
+
+
+@pytest.mark.parametrize(
+    "case_id",
+    [
+        "Brats17_TCIA_606_1",
+        "Brats18_TCIA02_606_1",
+        "BraTS19_TCIA02_606_1",
+        "BraTS20_Training_002",
+        "TCGA-06-5417",
+    ],
+)
+def test_any_id_of_a_patient_finds_what_is_known_under_another(tmp_path, case_id):
+    """The age stands under the id of 2019, the grade in the mapping."""
+    survival = "BraTS19ID,Age,Survival,ResectionStatus\nBraTS19_TCIA02_606_1,45.4,NA,NA\n"
+
+    row = read(tmp_path, name_mapping=MAPPING_2020, survival_data=survival).row(case_id)
+
+    assert (row.grade, row.age_years, row.survival_days) == ("LGG", 45.4, None)
+    assert row.person == "Brats17_TCIA_606_1"
+
+
+def test_patients_without_older_ids_stay_apart(tmp_path):
+    """NA is no id that they share."""
+    mapping = "Grade,BraTS_2018_subject_ID,BraTS_2019_subject_ID\nHGG,NA,A\nLGG,NA,B\n"
+
+    table = read(tmp_path, name_mapping=mapping)
+
+    assert (table.row("A").grade, table.row("B").grade) == ("HGG", "LGG")
+    assert table.row("NA") is None
+
+
+def test_mappings_of_two_years_are_joined(tmp_path):
+    """The age stands under an id that only the older mapping has."""
+    older = "Grade,BraTS_2017_subject_ID,BraTS_2019_subject_ID\nHGG,Brats17_AAA_1,BraTS19_AAA_1\n"
+    newer = "Grade,BraTS_2019_subject_ID,BraTS_2020_subject_ID\nHGG,BraTS19_AAA_1,BraTS20_A\n"
+    survival = "Brats17ID,Age\nBrats17_AAA_1,33\n"
+
+    table = read(tmp_path, name_mapping=older, name_mapping_new=newer, survival_data=survival)
+
+    assert table.row("BraTS20_A").age_years == 33
+
+
+def test_a_validation_mapping_without_grades_is_understood(tmp_path):
+    table = read(
+        tmp_path,
+        name_mapping_validation_data="BraTS_2019_subject_ID,BraTS_2020_subject_ID\nA,B\n",
+        survival_evaluation="BraTS20ID,Age,ResectionStatus\nB,70,GTR\n",
+    )
+
+    assert (table.row("A").grade, table.row("A").age_years) == ("", 70)
+
+
+def test_an_unknown_id_has_no_row(tmp_path):
+    assert read(tmp_path, name_mapping=MAPPING_2020).row("BraTS2021_00000") is None
+
+
+def test_a_folder_without_tables_has_an_empty_table(tmp_path):
+    assert read_clinical_tables(tmp_path).rows == {}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\n", b"patient,days\nA,5\n", bytes(range(256)) * 8, b'"unclosed\n', b"\xff\xfe\x00"],
+    ids=["empty", "blank", "other columns", "binary", "unclosed", "utf-16"],
+)
+def test_a_file_that_is_no_table_of_brats_is_passed_over(tmp_path, content):
+    (tmp_path / "survival_predictions.csv").write_bytes(content)
+
+    assert read_clinical_tables(tmp_path).rows == {}
+
+
+def test_a_table_that_went_through_a_spreadsheet_is_read(tmp_path):
+    """With a byte order mark, other line ends, blank cells and short rows."""
+    text = "\ufeffBraTS19ID,Age,Survival\r\nA, 60 ,\r\n,,\r\nB\r\n"
+
+    table = read(tmp_path, survival_data=text)
+
+    assert (table.row("A").age_years, table.row("A").survival_days) == (60, None)
+    assert table.row("B").age_years is None
+
+
+def test_tables_are_found_below_the_mounts_of_kaggle(tmp_path):
+    folder = tmp_path / "input/set/BraTS2020_TrainingData/MICCAI_BraTS2020_TrainingData"
+    folder.mkdir(parents=True)
+    (folder / "name_mapping.csv").write_text(MAPPING_2020)
+
+    assert read_clinical_tables(tmp_path).row("BraTS20_Training_001").grade == "HGG"
+
+
+@pytest.mark.parametrize(
+    ("cells", "match"),
+    [
+        ("sixty,1", r"case A, file part 0/survival_data\.csv: found age 'sixty'; expected years"),
+        ("-3,1", "age '-3'"),
+        ("inf,1", "age 'inf'"),
+        (
+            "60,alive",
+            r"found survival 'alive'; expected days, ALIVE \(n days later\), or NA\. Mend",
+        ),
+    ],
+)
+def test_an_unreadable_value_is_refused_with_case_file_and_value(tmp_path, cells, match):
+    with pytest.raises(CaseError, match=match):
+        read(tmp_path, survival_data=f"BraTS19ID,Age,Survival\nA,{cells}\n")
+
+
+def test_cases_get_grade_and_age(tmp_path):
+    survival = "Brats20ID,Age\nBraTS20_Training_001,60.5\n"
+    table = read(tmp_path, name_mapping=MAPPING_2020, survival_info=survival)
+    cases = [make_case(f"BraTS20_Training_00{number}") for number in (3, 1, 9)]
+
+    filled = with_clinical(cases, table)
+
+    assert [case.case_id for case in filled] == [case.case_id for case in cases]
+    assert [(case.grade, case.age_years) for case in filled] == [
+        ("HGG", None),
+        ("HGG", 60.5),
+        ("", None),
+    ]
+    assert [case.patient_id for case in filled] == [case.case_id for case in cases]
+
+
+def test_what_a_case_knows_already_stays(tmp_path):
+    table = read(
+        tmp_path, name_mapping=MAPPING_2020, survival_info="Brats20ID,Age\nBraTS19_AAA_1,60\n"
+    )
+
+    [case] = with_clinical([make_case("Brats18_AAA_1", grade="LGG", age_years=0.0)], table)
+
+    assert (case.grade, case.age_years) == ("LGG", 0.0)
+
+
+def test_one_person_under_two_ids_becomes_one_patient(tmp_path):
+    """Or a folder with two years of BraTS would leak between folds."""
+    table = read(tmp_path, name_mapping=MAPPING_2020)
+    ids = ["Brats18_TCIA02_606_1", "BraTS20_Training_002", "BraTS20_Training_001", "other"]
+
+    filled = with_clinical(map(make_case, ids), table)
+
+    assert [case.patient_id for case in filled] == [
+        "BraTS20_Training_002",
+        "BraTS20_Training_002",
+        "BraTS20_Training_001",
+        "other",
+    ]
+
+
+@pytest.mark.real
+def test_the_grades_of_real_cases_are_those_of_their_folders(real_data):
+    table = read_clinical_tables(real_data)
+    folders = sorted((real_data / "BraTS2018").glob("*GG/*/"))
+
+    grades = {path.name: with_clinical([make_case(path.name)], table)[0].grade for path in folders}
+
+    assert len(grades) == 9
+    assert grades == {path.name: path.parent.name for path in folders}
+
+
+@pytest.mark.real
+def test_the_official_tables_are_read_whole(real_data):
+    """Counts taken from the files with grep."""
+    table = read_clinical_tables(real_data)
+    rows = [row for row in table.rows.values() if row.case_id.startswith("BraTS19_")]
+
+    assert len(rows) == 335
+    assert sum(row.grade == "HGG" for row in rows) == 259
+    assert sum(row.age_years is not None for row in rows) == 240
+    assert sorted(row.survival_days for row in rows if row.survival_censored) == [361, 1029]
+    assert table.row("Brats17_TCIA_606_1").age_years == 45.40273973

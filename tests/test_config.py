@@ -1,0 +1,174 @@
+"""Settings: where they come from, what is refused, and in which words."""
+
+import copy
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from brats_seg.config import Config, TrainingConfig, differing_settings, load_config
+from brats_seg.errors import ConfigError
+from brats_seg.presets import PRESETS
+
+
+def test_without_anything_all_settings_are_the_defaults():
+    assert load_config() == Config()
+
+
+def test_later_sources_win_over_earlier_ones():
+    """Defaults, then preset, then text, then key=value."""
+    text = "training: {n_epochs: 7, micro_batch: 2}"
+
+    config = load_config(preset="demo", text=text, assignments=["training.micro_batch=1"])
+
+    assert config.folds.n_folds == 3
+    assert config.training.n_epochs == 7
+    assert config.training.micro_batch == 1
+    assert config.training.seed == Config().training.seed
+
+
+def test_the_last_of_two_assignments_wins():
+    assert load_config(assignments=["optimizer.lr=1", "optimizer.lr=2"]).optimizer.lr == 2
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_are_valid_and_stay_as_they_are(preset):
+    before = copy.deepcopy(PRESETS)
+
+    load_config(preset=preset, assignments=["training.n_epochs=3", "patch.size=[8, 8, 8]"])
+
+    assert before == PRESETS
+
+
+@pytest.mark.parametrize(
+    ("assignment", "section", "key", "value"),
+    [
+        ("training.n_epochs=3", "training", "n_epochs", 3),
+        (" training.n_epochs = 3", "training", "n_epochs", 3),
+        ("optimizer.lr=3e-4", "optimizer", "lr", 3e-4),
+        ("optimizer.clip_norm=null", "optimizer", "clip_norm", None),
+        ("patch.size=[32, 48, 64]", "patch", "size", (32, 48, 64)),
+        ("patch.size=whole", "patch", "size", "whole"),
+        ("store.compressed=true", "store", "compressed", True),
+        ("training.device=cuda:1", "training", "device", "cuda:1"),
+    ],
+)
+def test_an_assignment_is_read_as_yaml(assignment, section, key, value):
+    config = load_config(assignments=[assignment])
+
+    assert getattr(getattr(config, section), key) == value
+
+
+@pytest.mark.parametrize(
+    ("assignment", "match"),
+    [
+        ("trainig.n_epochs=3", r"setting trainig is unknown; there are .*folds,.* training"),
+        ("training.n_epoch=3", r"setting training\.n_epoch is unknown; there are n_epochs, "),
+        ("training.n_epochs=0", r"training\.n_epochs: .*greater than 0.*got 0"),
+        ("training.n_epochs=ten", r"training\.n_epochs: .*integer.*got 'ten'"),
+        ("patch.foreground=1.5", r"patch\.foreground: .*less than or equal to 1.*got 1\.5"),
+        ("model.name=unet3", r"model\.name: .*'unet', 'notebook'.*got 'unet3'"),
+        ("folds.n_folds=1", r"folds\.n_folds: .*greater than or equal to 2.*got 1"),
+        ("optimizer.lr=.nan", r"optimizer\.lr: .*got nan"),
+        ("training=5", r"setting training: .*got 5"),
+        ("n_epochs", r"'n_epochs' has no '='; expected for example training\.n_epochs=10"),
+        ("training.n_epochs=[", r"--set training\.n_epochs=\[ is not YAML"),
+    ],
+)
+def test_a_wrong_assignment_is_refused_with_key_and_value(assignment, match):
+    with pytest.raises(ConfigError, match=match):
+        load_config(assignments=[assignment])
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("[1, 2]", "configuration file holds list; expected settings as key: value"),
+        ("a: b: c", "configuration file is not YAML"),
+        ("seed: 1", "setting seed is unknown"),
+    ],
+)
+def test_a_wrong_configuration_file_is_refused(text, match):
+    with pytest.raises(ConfigError, match=match):
+        load_config(text=text)
+
+
+def test_all_wrong_settings_are_told_at_once():
+    with pytest.raises(ConfigError, match=r"(?s)n_epochs.*\n.*overlap"):
+        load_config(assignments=["training.n_epochs=0", "validation.overlap=1"])
+
+
+def test_an_unknown_preset_is_refused_with_the_names_there_are():
+    with pytest.raises(ConfigError, match="preset 'T4' is unknown; there are demo, kaggle-t4"):
+        load_config(preset="T4")
+
+
+@pytest.mark.parametrize("preset", [None, *PRESETS])
+def test_written_settings_are_read_back(preset):
+    config = load_config(preset=preset, assignments=["training.effective_batch={0: 8, 40: 16}"])
+
+    assert load_config(text=config.to_yaml()) == config
+
+
+def test_written_settings_are_all_settings():
+    written = yaml.safe_load(Config().to_yaml())
+
+    assert written.keys() == Config.model_fields.keys()
+    assert all(
+        written[name].keys() == type(getattr(Config(), name)).model_fields.keys()
+        for name in written
+    )
+
+
+def test_settings_cannot_be_changed():
+    with pytest.raises(ValidationError, match="frozen"):
+        Config().training.n_epochs = 3
+
+
+@pytest.mark.parametrize(
+    ("schedule", "epoch", "expected"),
+    [
+        (4, 0, 4),
+        (4, 99, 4),
+        ({0: 8, 40: 16}, 0, 8),
+        ({0: 8, 40: 16}, 39, 8),
+        ({0: 8, 40: 16}, 40, 16),
+        ({0: 8, 40: 16}, 99, 16),
+        ({40: 16, 0: 8, 10: 12}, 39, 12),
+    ],
+)
+def test_the_effective_batch_changes_at_its_epochs(schedule, epoch, expected):
+    assert TrainingConfig(effective_batch=schedule).effective_batch_at(epoch) == expected
+
+
+def test_an_effective_batch_that_starts_late_is_refused():
+    with pytest.raises(
+        ConfigError, match=r"effective_batch: expected a value for epoch 0 \(got \{5: 2\}\)"
+    ):
+        load_config(assignments=["training.effective_batch={5: 2}"])
+
+
+def test_a_schedule_replaces_a_schedule():
+    """`{0: 4}` after `{0: 8, 40: 16}` is `{0: 4}`, though both are written as mappings."""
+    text = "training: {effective_batch: {0: 8, 40: 16}}"
+
+    config = load_config(text=text, assignments=["training.effective_batch={0: 4}"])
+
+    assert config.training.effective_batch == {0: 4}
+
+
+def test_whole_crops_take_a_micro_batch_of_one():
+    load_config(assignments=["patch.size=whole"])
+
+    with pytest.raises(ConfigError, match=r"training\.micro_batch is 2 with patch\.size 'whole'"):
+        load_config(assignments=["patch.size=whole", "training.micro_batch=2"])
+
+
+def test_differing_settings_are_named_with_both_values():
+    new = load_config(assignments=["training.seed=1", "patch.size=whole"])
+
+    assert differing_settings(Config(), new) == {
+        "patch.size": ((128, 128, 128), "whole"),
+        "training.seed": (55, 1),
+    }
+    assert differing_settings(new, new) == {}

@@ -1,0 +1,56 @@
+"""Errors say what ends the command, and survive the way between processes."""
+
+import itertools
+import pickle
+
+import pytest
+
+from brats_seg import errors
+from brats_seg.errors import BratsError, CaseError, EnvironmentalError, UsageError
+
+
+def subclasses(kind: type) -> set[type]:
+    return {kind}.union(*map(subclasses, kind.__subclasses__()))
+
+
+def test_the_tree_in_the_docstring_is_the_tree():
+    """Every class is listed with the exit code it has."""
+    lines = [line.split() for line in (errors.__doc__ or "").splitlines() if "Error" in line]
+    listed = {
+        name: int(code)
+        for words in lines
+        for name, code in itertools.pairwise(words)
+        if name.endswith("Error") and code.isdigit()
+    }
+
+    own = {kind for kind in subclasses(BratsError) if kind.__module__ == errors.__name__}
+    assert listed == {kind.__name__: kind.exit_code for kind in own}
+
+
+@pytest.mark.parametrize(
+    ("kind", "exit_code"), [(BratsError, 1), (UsageError, 2), (EnvironmentalError, 3)]
+)
+def test_each_kind_of_trouble_has_its_exit_code(kind, exit_code):
+    codes = {below.exit_code for below in subclasses(kind)}
+
+    assert kind.exit_code == exit_code
+    assert codes == {exit_code} or kind is BratsError
+
+
+def make_case_error() -> CaseError:
+    return CaseError("A_1", "A_1_t1.nii.gz", "an empty file", "a NIfTI file", "Copy it again.")
+
+
+def test_a_case_error_names_case_file_found_expected_and_next_step():
+    assert str(make_case_error()) == (
+        "case A_1, file A_1_t1.nii.gz: found an empty file; expected a NIfTI file. Copy it again."
+    )
+
+
+def test_a_case_error_survives_the_way_back_from_a_worker():
+    error = make_case_error()
+
+    returned = pickle.loads(pickle.dumps(error))
+
+    assert str(returned) == str(error)
+    assert (returned.case_id, returned.file) == ("A_1", "A_1_t1.nii.gz")

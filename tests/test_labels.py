@@ -1,0 +1,161 @@
+"""Label conventions and regions, against tables worked out by hand and a slow loop."""
+
+import numpy as np
+import pytest
+
+from brats_seg.errors import ConfigError, LabelError
+from brats_seg.labels import (
+    BRATS2017,
+    BRATS2023,
+    BRATS2024,
+    BRATS2024_PED,
+    CONVENTIONS,
+    MODALITIES,
+    MSD,
+    REGIONS,
+    LabelConvention,
+    check_values,
+    convention_named,
+    detect_convention,
+    label_map_of,
+    regions_of,
+)
+from tests.builders import make_label_map
+
+by_convention = pytest.mark.parametrize("convention", CONVENTIONS, ids=lambda c: c.name)
+
+
+def random_label_map(convention: LabelConvention, seed: int) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return rng.choice(np.array(sorted(convention.values), dtype=np.uint8), size=(5, 4, 3))
+
+
+def test_modalities_and_regions_keep_their_order():
+    """Checkpoints and stored images depend on it."""
+    assert MODALITIES == ("t1n", "t1c", "t2w", "t2f")
+    assert REGIONS == ("wt", "tc", "et")
+
+
+@pytest.mark.parametrize(
+    ("convention", "label_map", "wt", "tc", "et"),
+    [
+        (BRATS2017, [0, 1, 2, 4], [0, 1, 1, 1], [0, 1, 0, 1], [0, 0, 0, 1]),
+        (BRATS2023, [0, 1, 2, 3], [0, 1, 1, 1], [0, 1, 0, 1], [0, 0, 0, 1]),
+        # the resection cavity, 4, is no part of the tumour
+        (BRATS2024, [1, 2, 3, 4], [1, 1, 1, 0], [1, 0, 1, 0], [0, 0, 1, 0]),
+        # the children's task numbers its tissues in an order of its own
+        (BRATS2024_PED, [1, 2, 3, 4], [1, 1, 1, 1], [1, 1, 1, 0], [1, 0, 0, 0]),
+        (MSD, [0, 1, 2, 3], [0, 1, 1, 1], [0, 0, 1, 1], [0, 0, 0, 1]),
+    ],
+    ids=lambda value: value.name if isinstance(value, LabelConvention) else "",
+)
+def test_regions_are_those_of_the_release(convention, label_map, wt, tc, et):
+    labels = np.array(label_map, dtype=np.uint8).reshape(4, 1, 1)
+
+    regions = regions_of(labels, convention)
+
+    assert regions.dtype == np.bool_
+    assert regions.reshape(3, 4).astype(int).tolist() == [wt, tc, et]
+
+
+@by_convention
+@pytest.mark.parametrize("seed", range(5))
+def test_regions_equal_a_voxel_by_voxel_loop(convention, seed):
+    label_map = random_label_map(convention, seed)
+
+    expected = np.zeros((3, *label_map.shape), dtype=bool)
+    for region, values in enumerate(convention.regions):
+        for voxel in np.ndindex(*label_map.shape):
+            expected[(region, *voxel)] = label_map[voxel] in values
+
+    np.testing.assert_array_equal(regions_of(label_map, convention), expected)
+
+
+@by_convention
+def test_et_lies_in_tc_lies_in_wt(convention):
+    wt, tc, et = regions_of(random_label_map(convention, seed=0), convention)
+
+    assert et.any()
+    assert not (et & ~tc).any()
+    assert not (tc & ~wt).any()
+
+
+@pytest.mark.parametrize("convention", [BRATS2017, BRATS2023, MSD], ids=lambda c: c.name)
+@pytest.mark.parametrize("seed", range(5))
+def test_regions_give_the_label_map_back(convention, seed):
+    label_map = random_label_map(convention, seed)
+
+    np.testing.assert_array_equal(
+        label_map_of(regions_of(label_map, convention), convention), label_map
+    )
+
+
+@by_convention
+@pytest.mark.parametrize("seed", range(5))
+def test_a_label_map_gives_the_regions_back(convention, seed):
+    """Also where tissues merge: what is written has the regions that were asked for."""
+    regions = regions_of(random_label_map(convention, seed), convention)
+
+    written = label_map_of(regions, convention)
+
+    assert written.dtype == np.uint8
+    np.testing.assert_array_equal(regions_of(written, convention), regions)
+
+
+@by_convention
+def test_the_built_label_map_holds_all_regions(convention):
+    regions = regions_of(make_label_map(convention=convention), convention)
+
+    assert regions.any(axis=(1, 2, 3)).all()
+
+
+def test_a_label_map_without_et_has_none():
+    regions = regions_of(make_label_map(with_et=False), BRATS2017)
+
+    assert regions.any(axis=(1, 2, 3)).tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("release", "values", "convention"),
+    [
+        ("brats2017", {0, 1, 2, 4}, BRATS2017),
+        ("brats2020", {0, 1, 2, 4}, BRATS2017),
+        ("brats2021", {0, 1, 2}, BRATS2017),
+        ("brats2021", {0, 1, 2, 3}, BRATS2023),
+        ("brats2023-gli", {0, 1, 2, 3}, BRATS2023),
+        ("brats2023-ped", {0, 1, 2, 3}, BRATS2023),
+        ("brats2024-gli", {0, 1, 2, 3, 4}, BRATS2024),
+        ("brats2024-gli", {0, 1, 2, 3}, BRATS2024),
+        ("brats2024-ped", {0, 1, 2, 3, 4}, BRATS2024_PED),
+        ("brats2024-ped", {0, 1, 2, 4}, BRATS2024_PED),
+        ("msd", {0, 1, 2, 3}, MSD),
+        ("unknown", {0, 1, 2, 4}, BRATS2017),
+        ("unknown", {0, 1, 2, 3}, BRATS2023),
+        ("unknown", {0, 1, 2, 3, 4}, BRATS2024),
+        ("unknown", set(), BRATS2023),
+    ],
+)
+def test_the_voxels_decide_the_convention_where_they_can(release, values, convention):
+    assert detect_convention(release=release, values=values) is convention
+
+
+@by_convention
+def test_a_convention_is_found_by_its_name(convention):
+    assert convention_named(convention.name) is convention
+
+
+def test_an_unknown_convention_is_refused_with_the_names_there_are():
+    with pytest.raises(ConfigError, match=r"'brats2016' is unknown; there are brats2017, .*msd"):
+        convention_named("brats2016")
+
+
+@by_convention
+def test_values_of_the_convention_pass(convention):
+    check_values(convention.values, convention, "case A")
+
+
+def test_an_unknown_value_is_refused_with_case_value_and_convention():
+    match = r"case A, .*: found label values \[3, 9\]; expected .* brats2017, \[0, 1, 2, 4\]"
+
+    with pytest.raises(LabelError, match=match):
+        check_values({0, 9, 3, 1}, BRATS2017, "A")

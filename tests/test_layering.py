@@ -1,0 +1,141 @@
+"""The floors of the house: a package imports only from those below it.
+
+The imports are read from the source, wherever they stand. What a floor may not know at all is
+checked a second time by importing it in a fresh interpreter.
+"""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import brats_seg.errors
+
+PACKAGE = "brats_seg"
+ROOT = Path(brats_seg.errors.__file__).parent
+FLOORS = {
+    **dict.fromkeys(("errors", "labels", "config", "presets", "progress", "files"), 0),
+    "cases": 1,
+    "data": 2,
+    **dict.fromkeys(("models", "evaluation"), 3),
+    **dict.fromkeys(("training", "inference"), 4),
+    **dict.fromkeys(("survival", "report"), 5),
+    **dict.fromkeys(("cli", "__main__", "__init__"), 6),
+}
+SHARED_FLOORS = (0, 6)
+"""Their modules may import each other."""
+HEAVY = {"torch", "monai", "lightning", "lightning_fabric"}
+TORCH_FREE = {"cases", *(name for name, floor in FLOORS.items() if floor == 0)}
+"""Do without torch altogether."""
+TORCH_FREE_AT_IMPORT = {*TORCH_FREE, "cli", "report", "__init__"}
+"""May import torch inside a function, so that `--help` is quick."""
+
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+def part_of(path: Path) -> str:
+    """Return the package or module directly below the root that a file belongs to."""
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts).removesuffix(".__init__")
+
+
+def imported_names(source: str) -> set[str]:
+    """Return every dotted name that a source imports, wherever in it."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def imported_parts(source: str) -> set[str]:
+    """Return the parts of the package that a source imports."""
+    own = (
+        name.split(".") for name in imported_names(source) if f"{name}.".startswith(f"{PACKAGE}.")
+    )
+    # a name of the package itself, such as its version, comes from its __init__
+    return {name[1] if len(name) > 1 and name[1] in FLOORS else "__init__" for name in own}
+
+
+def violations(part: str, source: str) -> list[str]:
+    """Return what a source of that part imports from its own floor or one above."""
+    floor = FLOORS[part]
+    return sorted(
+        other
+        for other in imported_parts(source) - {part}
+        if FLOORS[other] > floor or (FLOORS[other] == floor and floor not in SHARED_FLOORS)
+    )
+
+
+def heavy_imports(source: str) -> set[str]:
+    return {name.split(".")[0] for name in imported_names(source)} & HEAVY
+
+
+def test_every_part_has_a_floor():
+    assert {part_of(path) for path in FILES} <= FLOORS.keys()
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_imports_point_down(path):
+    assert violations(part_of(path), path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in FILES if part_of(path) in TORCH_FREE], ids=module_name
+)
+def test_the_lowest_floors_do_not_mention_torch(path):
+    assert heavy_imports(path.read_text()) == set()
+
+
+def test_importing_the_light_parts_does_not_import_torch():
+    """Also not by way of a library: `--help` and a case index must be quick."""
+    light = [module_name(path) for path in FILES if part_of(path) in TORCH_FREE_AT_IMPORT]
+    code = f"import sys; import {', '.join(light)}; print(*sorted(set(sys.modules) & {HEAVY}))"
+
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False
+    )
+
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == []
+
+
+@pytest.mark.parametrize(
+    ("part", "source", "expected"),
+    [
+        ("errors", "from brats_seg.cases.case import Case", ["cases"]),
+        ("labels", "from brats_seg.errors import LabelError", []),
+        ("cases", "from brats_seg.cases.case import Case", []),
+        ("cases", "import brats_seg.labels", []),
+        ("cases", "def f():\n    import brats_seg.training.trainer", ["training"]),
+        ("models", "from brats_seg.evaluation import overlap", ["evaluation"]),
+        ("training", "from brats_seg import inference", ["inference"]),
+        ("training", "from brats_seg import Trainer", ["__init__"]),
+        ("cli", "from brats_seg import __version__", []),
+        ("cli", "from brats_seg.training.trainer import fit", []),
+        ("data", "import brats_segmentation", []),
+    ],
+)
+def test_a_forbidden_import_is_seen(part, source, expected):
+    """The test of the tests: an import that breaks the rule is found."""
+    assert violations(part, source) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("from torch import nn", {"torch"}),
+        ("def f():\n    import monai.networks", {"monai"}),
+        ("import torchvision", set()),
+    ],
+)
+def test_a_heavy_import_is_seen(source, expected):
+    assert heavy_imports(source) == expected

@@ -1,0 +1,144 @@
+import csv
+from pathlib import Path
+
+import pytest
+
+from brats_seg.cases.layouts import (
+    CaseName,
+    FileName,
+    grade_of,
+    modality_named,
+    parse_case_id,
+    parse_file_name,
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "kind"),
+    [
+        ("Brats17_2013_2_1_flair.nii.gz", "Brats17_2013_2_1", "t2f"),
+        ("BraTS20_Training_001_t1ce.nii", "BraTS20_Training_001", "t1c"),
+        ("BraTS2021_00000_t1.nii.gz", "BraTS2021_00000", "t1n"),
+        ("BraTS2021_00000_seg.nii.gz", "BraTS2021_00000", "label"),
+        ("BraTS-GLI-00000-000-t1n.nii.gz", "BraTS-GLI-00000-000", "t1n"),
+        ("BraTS-GLI-00000-000-t1c.nii.gz", "BraTS-GLI-00000-000", "t1c"),
+        ("BraTS-GLI-00000-000-t2f.nii", "BraTS-GLI-00000-000", "t2f"),
+        ("BraTS-SSA-00002-000-t2W.nii.gz", "BraTS-SSA-00002-000", "t2w"),
+        ("BraTS2021_00000_T2.NII.GZ", "BraTS2021_00000", "t2w"),
+        ("BraTS-MEN-RT-0002-1_t1c.nii.gz", "BraTS-MEN-RT-0002-1", "t1c"),
+        ("AX_SE_IR_5_tir2d1_21_fla.nii.gz", "AX_SE_IR_5_tir2d1_21", "t2f"),
+        ("AX_T1_POST_GAD_se2d1r_t1c.nii.gz", "AX_T1_POST_GAD_se2d1r", "t1c"),
+        ("MRHR_T2_AX_tse2d1_11_t2.nii.gz", "MRHR_T2_AX_tse2d1_11", "t2w"),
+        ("flair.nii", "", "t2f"),
+        ("_t1.nii", "", "t1n"),
+        ("patient 7 t1gd.nii", "patient 7", "t1c"),
+    ],
+)
+def test_the_modality_is_the_last_word_of_a_name(name: str, case: str, kind: str) -> None:
+    found = parse_file_name(name)
+
+    assert found is not None
+    assert (found.case, found.kind, found.processed) == (case, kind, False)
+
+
+@pytest.mark.parametrize("word", ["bet", "BET", "brain"])
+def test_what_a_program_appends_is_told_apart(word: str) -> None:
+    assert parse_file_name(f"scan_t1c_{word}.nii.gz") == FileName(
+        stem=f"scan_t1c_{word}", case="scan", kind="t1c", processed=True
+    )
+
+
+@pytest.mark.parametrize(
+    "stem",
+    [
+        "W39_1998.09.19_Segm",
+        "Brats18_TCIA01_201_1",
+        "seg-BraTS23_1",
+        "BraTS2021_00006_seg_labels_1_2_3",
+        "BRATS_001",
+        "case_0000",
+        "xt1",
+        "t1_mapping",
+        "BraTS-MEN-RT-0002-1_gtv",
+        "bet",
+    ],
+)
+def test_a_name_without_a_modality_at_its_end_has_none(stem: str) -> None:
+    assert parse_file_name(f"{stem}.nii.gz") == FileName(stem=stem)
+
+
+@pytest.mark.parametrize(
+    "name", ["name_mapping.csv", "scan.nii.txt", "scan.gz", ".nii", "nii", "._BRATS_001.nii.gz"]
+)
+def test_other_files_are_no_scans(name: str) -> None:
+    assert parse_file_name(name) is None
+
+
+@pytest.mark.parametrize(
+    ("case_id", "release", "patient_id", "timepoint"),
+    [
+        ("Brats17_2013_2_1", "brats2017", "2013_2", ""),
+        ("Brats17_TCIA_201_1", "brats2017", "TCIA_201", ""),
+        ("Brats18_TCIA01_201_1", "brats2018", "TCIA_201", ""),
+        ("Brats18_CBICA_ABT_1", "brats2018", "CBICA_ABT", ""),
+        ("BraTS19_CBICA_AAB_1", "brats2019", "CBICA_AAB", ""),
+        ("BraTS20_Training_355", "brats2020", "BraTS20_Training_355", ""),
+        ("BraTS20_Validation_001", "brats2020", "BraTS20_Validation_001", ""),
+        ("BraTS2021_00000", "brats2021", "BraTS2021_00000", ""),
+        ("BraTS-GLI-00005-000", "brats2023-gli", "BraTS-GLI-00005", "000"),
+        ("BraTS-GLI-00005-099", "brats2023-gli", "BraTS-GLI-00005", "099"),
+        ("BraTS-GLI-00005-100", "brats2024-gli", "BraTS-GLI-00005", "100"),
+        ("BraTS-GLI-02405-101", "brats2024-gli", "BraTS-GLI-02405", "101"),
+        ("BraTS-MEN-00004-000", "brats-men", "BraTS-MEN-00004", "000"),
+        ("BraTS-MET-00086-000", "brats-met", "BraTS-MET-00086", "000"),
+        ("BraTS-PED-00002-000", "brats-ped", "BraTS-PED-00002", "000"),
+        ("BraTS-SSA-00002-000", "brats-ssa", "BraTS-SSA-00002", "000"),
+        ("BraTS-GoAT-00000", "brats-goat", "BraTS-GoAT-00000", ""),
+        ("BraTS-MEN-RT-0002-1", "brats2024-men-rt", "BraTS-MEN-RT-0002", "1"),
+        ("TCGA-FG-6692_atlas", "unknown", "TCGA-FG-6692_atlas", ""),
+        ("BraTS2021_00000_old", "unknown", "BraTS2021_00000_old", ""),
+        ("BraTS-GLI-0005-000", "unknown", "BraTS-GLI-0005-000", ""),
+        ("", "unknown", "", ""),
+    ],
+)
+def test_an_id_tells_release_patient_and_timepoint(
+    case_id: str, release: str, patient_id: str, timepoint: str
+) -> None:
+    assert parse_case_id(case_id) == CaseName(
+        release=release, patient_id=patient_id, timepoint=timepoint
+    )
+
+
+@pytest.mark.parametrize(
+    ("word", "modality"),
+    [
+        ("FLAIR", "t2f"),
+        ("T1w", "t1n"),
+        ("t1gd", "t1c"),
+        ("T2w", "t2w"),
+        ("seg", None),
+        ("CT", None),
+    ],
+)
+def test_words_of_a_description_are_modalities(word: str, modality: str | None) -> None:
+    assert modality_named(word) == modality
+
+
+def test_the_grade_is_a_folder_above() -> None:
+    assert grade_of(["Brats18_1", "HGG", "BraTS2018"]) == "HGG"
+    assert grade_of(["a", "lgg"]) == "LGG"
+    assert grade_of(["LGG-study", "case"]) == ""
+
+
+@pytest.mark.real
+def test_ids_of_three_years_name_one_patient(real_data: Path) -> None:
+    columns = [f"BraTS_{year}_subject_ID" for year in (2017, 2018, 2019)]
+    with (real_data / "tables" / "name_mapping.csv").open() as stream:
+        rows = [
+            [row[name] for name in columns if row[name] != "NA"] for row in csv.DictReader(stream)
+        ]
+
+    patients = [{parse_case_id(case_id).patient_id for case_id in row} for row in rows]
+
+    assert all(len(patient) == 1 for patient in patients)
+    assert len(set.union(*patients)) == len(rows) == 335

@@ -1,0 +1,401 @@
+import gzip
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from brats_seg.cases.nifti import (
+    Geometry,
+    read_geometry,
+    read_label_map,
+    read_volume,
+    write_volume,
+)
+from brats_seg.errors import CaseError, EnvironmentalError
+from tests.builders import BRATS_AFFINE, SHAPE, make_label_map, make_volumes, write_nifti
+
+OBLIQUE = np.array(
+    [
+        [-0.897, 0.0, 0.3157, 90.7199],
+        [-0.0147, 0.861, -1.5689, -71.3685],
+        [0.0494, 0.2567, 5.262, -98.396],
+        [0.0, 0.0, 0.0, 1.0],
+    ]
+)
+TYPES = ["uint8", "int8", "int16", "uint16", "int32", "float32", "float64", ">i2", ">f4"]
+
+
+def geometry(
+    affine: npt.NDArray[np.float64] = BRATS_AFFINE, qform_code: int = 1, sform_code: int = 1
+) -> Geometry:
+    return Geometry(
+        shape=SHAPE,
+        affine=affine,
+        qform=affine,
+        qform_code=qform_code,
+        sform_code=sform_code,
+    )
+
+
+def read(path: Path) -> npt.NDArray[np.generic]:
+    return read_volume(path, case_id="case_1").array
+
+
+def oracle(path: Path) -> npt.NDArray[np.generic]:
+    return np.asanyarray(nib.load(path).dataobj)
+
+
+def broken_header(path: Path, **fields: object) -> Path:
+    """Write a volume whose header has been changed by hand."""
+    image = nib.Nifti1Image(make_volumes()[0], BRATS_AFFINE)
+    content = bytearray(image.to_bytes())
+    header = nib.Nifti1Header(bytes(content[:348]), check=False)
+    for field, value in fields.items():
+        header[field] = value
+    content[:348] = header.binaryblock
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".nii", ".nii.gz"])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_voxels_are_what_nibabel_reads(tmp_path: Path, dtype: str, suffix: str) -> None:
+    array = (make_volumes()[1] % 100).astype(dtype)
+    header = nib.Nifti1Header(endianness=">" if dtype.startswith(">") else "<")
+    header.set_data_dtype(array.dtype)
+    path = tmp_path / f"scan{suffix}"
+    nib.save(nib.Nifti1Image(array, BRATS_AFFINE, header), path)
+
+    found = read(path)
+
+    np.testing.assert_array_equal(found, oracle(path))
+    assert found.dtype == np.dtype(dtype).newbyteorder("=")
+
+
+@pytest.mark.parametrize(("slope", "intercept"), [(2.0, 0.0), (0.5, -3.0), (1.0, 7.0)])
+def test_scaled_voxels_are_what_nibabel_reads(
+    tmp_path: Path, slope: float, intercept: float
+) -> None:
+    image = nib.Nifti1Image(make_volumes()[0], BRATS_AFFINE)
+    image.header.set_slope_inter(slope, intercept)
+    nib.save(image, tmp_path / "scan.nii.gz")
+    assert nib.load(tmp_path / "scan.nii.gz").dataobj.slope == slope
+
+    np.testing.assert_array_equal(read(tmp_path / "scan.nii.gz"), oracle(tmp_path / "scan.nii.gz"))
+
+
+def test_nifti_2_is_read(tmp_path: Path) -> None:
+    nib.save(nib.Nifti2Image(make_volumes()[2], OBLIQUE), tmp_path / "scan.nii.gz")
+
+    volume = read_volume(tmp_path / "scan.nii.gz", case_id="case_1")
+
+    np.testing.assert_array_equal(volume.array, make_volumes()[2])
+    np.testing.assert_array_equal(volume.geometry.affine, OBLIQUE)
+
+
+def test_content_decides_whether_a_file_is_compressed(tmp_path: Path) -> None:
+    content = write_nifti(tmp_path / "scan.nii", make_volumes()[0]).read_bytes()
+    (tmp_path / "plain.nii.gz").write_bytes(content)
+    (tmp_path / "packed.nii").write_bytes(gzip.compress(content))
+
+    np.testing.assert_array_equal(read(tmp_path / "plain.nii.gz"), make_volumes()[0])
+    np.testing.assert_array_equal(read(tmp_path / "packed.nii"), make_volumes()[0])
+
+
+def test_header_extensions_do_not_shift_the_voxels(tmp_path: Path) -> None:
+    image = nib.Nifti1Image(make_volumes()[0], BRATS_AFFINE)
+    image.header.extensions.append(nib.nifti1.Nifti1Extension(6, b"made by hand " * 1000))
+    nib.save(image, tmp_path / "scan.nii.gz")
+
+    np.testing.assert_array_equal(read(tmp_path / "scan.nii.gz"), make_volumes()[0])
+    assert read_geometry(tmp_path / "scan.nii.gz", case_id="case_1").shape == SHAPE
+
+
+def test_voxels_cannot_be_written_over(tmp_path: Path) -> None:
+    path = write_nifti(tmp_path / "label.nii.gz", make_label_map())
+
+    for volume in (read_volume(path, case_id="c"), read_label_map(path, case_id="c")):
+        with pytest.raises(ValueError, match="read-only"):
+            volume.array[0, 0, 0] = 1
+
+
+def test_one_volume_of_a_4d_file_is_read(tmp_path: Path) -> None:
+    volumes = make_volumes().astype(np.float32)
+    path = write_nifti(tmp_path / "BRATS_001.nii.gz", np.moveaxis(volumes, 0, -1))
+
+    for index, expected in enumerate(volumes):
+        found = read_volume(path, case_id="BRATS_001", volume=index)
+        np.testing.assert_array_equal(found.array, expected)
+        assert found.geometry.shape == SHAPE
+        assert read_geometry(path, case_id="BRATS_001", volume=index) == found.geometry
+
+
+@pytest.mark.parametrize(
+    ("affine", "qform_code", "sform_code"),
+    [
+        (BRATS_AFFINE, 1, 1),
+        (BRATS_AFFINE, 2, 1),
+        (BRATS_AFFINE, 0, 2),
+        (BRATS_AFFINE, 1, 0),
+        (np.diag([2.0, 3, 4, 1]), 0, 2),
+        (np.diag([-2.0, 3, 4, 1]), 4, 0),
+    ],
+)
+@pytest.mark.parametrize("suffix", [".nii", ".nii.gz"])
+def test_what_is_written_is_read_back(
+    tmp_path: Path,
+    affine: npt.NDArray[np.float64],
+    qform_code: int,
+    sform_code: int,
+    suffix: str,
+) -> None:
+    path = tmp_path / f"label{suffix}"
+    written = geometry(affine, qform_code, sform_code)
+
+    write_volume(path, make_label_map(), written)
+
+    volume = read_label_map(path, case_id="case_1")
+    np.testing.assert_array_equal(volume.array, make_label_map())
+    assert volume.array.dtype == np.uint8
+    assert volume.geometry == written
+    assert volume.file == path.name
+
+
+@pytest.mark.parametrize("codes", [(1, 1), (1, 0), (0, 2), (0, 0)])
+@pytest.mark.parametrize("affine", [BRATS_AFFINE, OBLIQUE], ids=["lps", "oblique"])
+def test_a_label_map_lies_where_the_scan_lies(
+    tmp_path: Path, affine: npt.NDArray[np.float64], codes: tuple[int, int]
+) -> None:
+    scan = nib.Nifti1Image(make_volumes()[0], None)
+    scan.header.set_qform(affine, code=codes[0])
+    scan.header.set_sform(affine, code=codes[1])
+    nib.save(scan, tmp_path / "scan.nii.gz")
+
+    grid = read_geometry(tmp_path / "scan.nii.gz", case_id="case_1")
+    write_volume(tmp_path / "label.nii.gz", make_label_map(), grid)
+
+    before, after = nib.load(tmp_path / "scan.nii.gz"), nib.load(tmp_path / "label.nii.gz")
+    np.testing.assert_allclose(after.affine, before.affine, atol=1e-5)
+    if codes[0]:
+        np.testing.assert_allclose(after.get_qform(), before.get_qform(), atol=1e-5)
+    np.testing.assert_allclose(after.header.get_zooms(), before.header.get_zooms(), rtol=1e-6)
+    assert after.header["qform_code"] == before.header["qform_code"]
+    assert after.header["sform_code"] == before.header["sform_code"]
+    assert nib.aff2axcodes(after.affine) == nib.aff2axcodes(before.affine)
+    assert after.header.get_xyzt_units()[0] == "mm"
+    assert after.get_data_dtype() == np.uint8
+
+
+def test_qform_and_sform_that_differ_are_both_kept(tmp_path: Path) -> None:
+    scan = nib.Nifti1Image(make_volumes()[0], None)
+    scan.header.set_qform(np.diag([1.0, 1, 1, 1]), code=1)
+    scan.header.set_sform(BRATS_AFFINE, code=4)
+    nib.save(scan, tmp_path / "scan.nii.gz")
+
+    grid = read_geometry(tmp_path / "scan.nii.gz", case_id="case_1")
+    write_volume(tmp_path / "label.nii.gz", make_label_map(), grid)
+
+    np.testing.assert_array_equal(grid.affine, BRATS_AFFINE)
+    np.testing.assert_array_equal(grid.qform, np.eye(4))
+    assert read_geometry(tmp_path / "label.nii.gz", case_id="case_1") == grid
+
+
+def test_spacing_is_the_length_of_the_voxel_edges() -> None:
+    turned = np.array([[0.0, 2, 0, 0], [0, 0, -3, 0], [4, 0, 0, 0], [0, 0, 0, 1]])
+
+    assert geometry(turned).spacing_mm == (4.0, 2.0, 3.0)
+    np.testing.assert_allclose(geometry(OBLIQUE).spacing_mm, (0.8985, 0.8985, 5.4999), atol=1e-4)
+
+
+def test_geometries_are_equal_when_all_their_parts_are() -> None:
+    assert geometry() == geometry(BRATS_AFFINE.copy())
+    assert geometry() != geometry(OBLIQUE)
+    assert geometry() != geometry(qform_code=2)
+    assert geometry() != geometry(sform_code=0)
+    assert geometry() != "geometry"
+
+
+def test_equal_volumes_give_equal_bytes(tmp_path: Path) -> None:
+    for name in ("a.nii.gz", "b.nii.gz"):
+        write_volume(tmp_path / name, make_label_map(), geometry())
+
+    assert (tmp_path / "a.nii.gz").read_bytes() == (tmp_path / "b.nii.gz").read_bytes()
+
+
+def test_a_volume_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "folder").write_text("a file")
+
+    with pytest.raises(EnvironmentalError, match=r"label\.nii\.gz cannot be written"):
+        write_volume(tmp_path / "folder" / "label.nii.gz", make_label_map(), geometry())
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_the_header_alone_tells_the_geometry(tmp_path: Path) -> None:
+    path = write_nifti(tmp_path / "scan.nii.gz", make_volumes()[0], OBLIQUE)
+    whole = read_volume(path, case_id="case_1").geometry
+    path.write_bytes(path.read_bytes()[:3000])
+
+    assert read_geometry(path, case_id="case_1") == whole
+
+
+def test_a_fourth_axis_of_length_one_is_ignored(tmp_path: Path) -> None:
+    path = write_nifti(tmp_path / "scan.nii.gz", make_volumes()[0][..., None])
+
+    np.testing.assert_array_equal(read(path), make_volumes()[0])
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (b"", "an empty file"),
+        (b"not a scan at all\n" * 100, r"no NIfTI header \(the file begins with b'not a scan at"),
+        (b"<!DOCTYPE html>", "no NIfTI header .*DOCTYPE html"),
+        (gzip.compress(b"text " * 500), "no NIfTI header .*text text"),
+        (b"n+1", "no NIfTI header"),
+    ],
+    ids=["empty", "text", "web page", "packed text", "too short"],
+)
+def test_a_file_that_is_no_scan_is_refused(tmp_path: Path, content: bytes, found: str) -> None:
+    path = tmp_path / "BraTS2021_00001_t1.nii.gz"
+    path.write_bytes(content)
+
+    for reader in (read_volume, read_label_map, read_geometry):
+        with pytest.raises(CaseError, match=rf"^case c, file {path.name}: found {found}.*NIfTI"):
+            reader(path, case_id="c")
+
+
+@pytest.mark.parametrize("suffix", [".nii", ".nii.gz"])
+def test_a_file_that_is_cut_off_is_refused(tmp_path: Path, suffix: str) -> None:
+    path = write_nifti(tmp_path / f"scan{suffix}", make_volumes()[0])
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+    found = "found 9392 bytes; expected the 18784" if suffix == ".nii" else "cut off or damaged"
+    with pytest.raises(CaseError, match=found):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("shape", "volume", "message"),
+    [
+        ((4, 5, 6, 4), None, "found 4-D data of shape 4 x 5 x 6 x 4; expected three axes"),
+        ((4, 5), None, "found 2-D data of shape 4 x 5; expected three axes"),
+        ((4, 5, 6), 0, "found 3-D data of shape 4 x 5 x 6; expected four axes, with a volume 0"),
+        ((4, 5, 6, 2), 2, "found 4-D data .*; expected four axes, with a volume 2 along the last"),
+    ],
+)
+def test_axes_other_than_asked_for_are_refused(
+    tmp_path: Path, shape: tuple[int, ...], volume: int | None, message: str
+) -> None:
+    path = write_nifti(tmp_path / "scan.nii.gz", np.zeros(shape, dtype=np.int16))
+
+    for reader in (read_volume, read_geometry):
+        with pytest.raises(CaseError, match=message):
+            reader(path, case_id="case_1", volume=volume)
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        ({"magic": b"ni1"}, "no NIfTI header"),
+        ({"datatype": 77}, "a header that makes no sense"),
+        ({"datatype": 128}, "colours or complex numbers"),
+        ({"datatype": 32}, "colours or complex numbers"),
+        ({"scl_slope": 2.0, "scl_inter": np.inf}, "a header that makes no sense"),
+        ({"sform_code": 1, "srow_x": np.nan}, "an affine that spans no space"),
+        ({"sform_code": 1, "srow_x": 0.0}, "an affine that spans no space"),
+        ({"dim": [3, 24, 24, 0, 1, 1, 1, 1]}, "3-D data of shape 24 x 24 x 0"),
+        ({"dim": [3, 24, 24, -1, 1, 1, 1, 1]}, "3-D data of shape 24 x 24 x -1"),
+        ({"sform_code": 0, "qform_code": 1, "quatern_b": 5.0}, "a header that makes no sense"),
+    ],
+)
+def test_a_header_that_makes_no_sense_is_refused(
+    tmp_path: Path, fields: dict[str, object], found: str
+) -> None:
+    path = broken_header(tmp_path / "scan.nii", **fields)
+
+    for reader in (read_volume, read_geometry):
+        with pytest.raises(CaseError, match=f"found {found}"):
+            reader(path, case_id="case_1")
+
+
+def test_a_qfac_of_zero_is_read_as_one(tmp_path: Path) -> None:
+    path = broken_header(
+        tmp_path / "scan.nii", sform_code=0, qform_code=1, pixdim=[0, 1, 1, 1, 1, 1, 1, 1]
+    )
+
+    np.testing.assert_array_equal(read_geometry(path, case_id="c").affine, BRATS_AFFINE)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int16", "int32", ">f4"])
+def test_whole_numbers_of_any_type_are_a_label_map(tmp_path: Path, dtype: str) -> None:
+    path = write_nifti(tmp_path / "seg.nii.gz", make_label_map().astype(dtype))
+
+    labels = read_label_map(path, case_id="case_1").array
+
+    assert labels.dtype == np.uint8
+    np.testing.assert_array_equal(labels, make_label_map())
+
+
+def test_rounding_of_scaled_storage_is_no_fraction(tmp_path: Path) -> None:
+    # the slope has no exact form in the float32 of the header
+    image = nib.Nifti1Image(make_label_map() * np.uint8(63), BRATS_AFFINE)
+    image.header.set_slope_inter(1 / 63, 0)
+    nib.save(image, tmp_path / "seg.nii.gz")
+    assert not np.array_equal(oracle(tmp_path / "seg.nii.gz"), make_label_map())
+
+    found = read_label_map(tmp_path / "seg.nii.gz", case_id="case_1").array
+
+    np.testing.assert_array_equal(found, make_label_map())
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (0.5, "found the value 0.5; expected whole numbers"),
+        (1.0625, "found the value 1.0625"),
+        (np.nan, "found the value nan"),
+        (np.inf, "found the value inf"),
+        (-1.0, "found values from -1.0 to 4.0; expected label values"),
+        (256.0, "found values from 0.0 to 256.0"),
+    ],
+)
+def test_what_is_no_label_map_is_refused(tmp_path: Path, value: float, message: str) -> None:
+    array = make_label_map().astype(np.float32)
+    array[1, 2, 3] = value
+    path = write_nifti(tmp_path / "BraTS2021_00001_seg.nii.gz", array)
+
+    with pytest.raises(CaseError, match=rf"BraTS2021_00001_seg\.nii\.gz: {message}.*not an image"):
+        read_label_map(path, case_id="BraTS2021_00001")
+
+
+def test_integers_outside_a_byte_are_refused(tmp_path: Path) -> None:
+    array = make_label_map().astype(np.int16)
+    for value in (-1, 256):
+        path = write_nifti(tmp_path / "seg.nii.gz", np.where(array == 4, value, array))
+        with pytest.raises(CaseError, match="found values from"):
+            read_label_map(path, case_id="case_1")
+
+
+@pytest.mark.real
+def test_real_volumes_are_what_nibabel_reads(real_data: Path) -> None:
+    paths = sorted(real_data.rglob("*.nii.gz"))[::7]
+    assert len(paths) > 5
+
+    for path in paths:
+        volume = read_volume(path, case_id="real")
+        np.testing.assert_array_equal(volume.array, oracle(path))
+        np.testing.assert_array_equal(volume.geometry.affine, nib.load(path).affine)
+
+
+@pytest.mark.real
+def test_a_real_label_map_survives_writing(real_data: Path, tmp_path: Path) -> None:
+    path = real_data / "BraTS2021" / "BraTS2021_00006" / "BraTS2021_00006_seg.nii.gz"
+    volume = read_label_map(path, case_id="BraTS2021_00006")
+
+    write_volume(tmp_path / "label.nii.gz", volume.array, volume.geometry)
+
+    again = read_label_map(tmp_path / "label.nii.gz", case_id="BraTS2021_00006")
+    np.testing.assert_array_equal(again.array, volume.array)
+    assert again.geometry == volume.geometry

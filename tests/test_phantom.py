@@ -1,0 +1,148 @@
+"""Phantom cases look like BraTS to everything that reads them."""
+
+import functools
+
+import nibabel as nib
+import numpy as np
+import pytest
+from scipy.ndimage import binary_dilation, binary_erosion
+
+from brats_seg.cases.phantom import Phantom, make_phantom, write_phantom_cases
+from brats_seg.errors import EnvironmentalError
+from brats_seg.labels import BRATS2017, MODALITIES, regions_of
+
+SHAPE = (32, 32, 28)
+
+
+@functools.cache
+def make(seed: int, *, with_et: bool = True) -> Phantom:
+    return make_phantom(np.random.default_rng(seed), with_et=with_et)
+
+
+def mean_signal(phantom: Phantom, modality: str, mask: np.ndarray) -> float:
+    return float(phantom.images[MODALITIES.index(modality)][mask].mean())
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("demo")
+    write_phantom_cases(folder, n_cases=5, seed=1, shape=SHAPE)
+    return folder
+
+
+def test_cases_are_laid_out_as_brats_2021(root):
+    assert sorted(path.name for path in root.iterdir()) == [f"BraTS2021_0000{n}" for n in range(5)]
+    assert sorted(path.name for path in (root / "BraTS2021_00003").iterdir()) == [
+        f"BraTS2021_00003_{suffix}.nii.gz" for suffix in ("flair", "seg", "t1", "t1ce", "t2")
+    ]
+
+
+def test_files_have_the_geometry_and_types_of_brats(root):
+    for path in root.glob("*/*.nii.gz"):
+        image = nib.load(path)
+        assert image.shape == SHAPE
+        assert image.affine.tolist() == [[-1, 0, 0, 0], [0, -1, 0, 239], [0, 0, 1, 0], [0, 0, 0, 1]]
+        assert (image.header["qform_code"], image.header["sform_code"]) == (1, 1)
+        assert image.header.get_zooms() == (1, 1, 1)
+        dtype = np.uint8 if path.name.endswith("seg.nii.gz") else np.int16
+        assert image.get_data_dtype() == dtype
+
+
+def test_every_fourth_case_has_no_et(root):
+    values = {
+        path.parent.name: set(np.unique(nib.load(path).dataobj)) for path in root.glob("*/*seg*")
+    }
+
+    without = {case_id for case_id, seen in values.items() if 4 not in seen}
+    assert without == {"BraTS2021_00003"}
+    assert values["BraTS2021_00003"] == {0, 1, 2}
+    assert all(values[case_id] == {0, 1, 2, 4} for case_id in values.keys() - without)
+
+
+def test_the_files_hold_the_modalities_under_their_names(root):
+    phantom = make_phantom(np.random.default_rng([1, 2]), SHAPE, with_et=True)
+
+    for suffix, image in zip(("t1", "t1ce", "t2", "flair"), phantom.images, strict=True):
+        path = root / "BraTS2021_00002" / f"BraTS2021_00002_{suffix}.nii.gz"
+        np.testing.assert_array_equal(nib.load(path).dataobj, image)
+
+
+def test_a_seed_gives_the_same_files_however_many_cases_are_asked_for(root, tmp_path):
+    write_phantom_cases(tmp_path, n_cases=2, seed=1, shape=SHAPE)
+
+    for path in tmp_path.glob("*/*.nii.gz"):
+        assert path.read_bytes() == (root / path.relative_to(tmp_path)).read_bytes()
+
+
+def test_seeds_and_cases_differ():
+    label_maps = [make(seed).label_map for seed in (1, 2)]
+
+    assert (label_maps[0] != label_maps[1]).any()
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_regions_are_nested_in_the_brain_and_large_enough_to_learn_from(seed):
+    phantom = make(seed)
+    wt, tc, et = regions_of(phantom.label_map, BRATS2017)
+
+    assert phantom.images.dtype == np.int16
+    assert (phantom.images[:, wt] > 0).all()
+    assert wt.sum() > tc.sum() > et.sum() > 40
+    assert 0.005 < wt.sum() / (phantom.images[0] > 0).sum() < 0.3
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_background_is_exactly_zero_in_all_modalities_and_larger_than_the_brain(seed):
+    brain = make(seed).images > 0
+
+    assert (brain == brain[0]).all()
+    assert 0.3 < brain[0].mean() < 0.5
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_tissues_contrast_as_they_do_in_patients(seed):
+    """ET is bright after contrast, necrosis dark; oedema is bright on T2 and brighter on FLAIR."""
+    phantom = make(seed)
+    labels = phantom.label_map
+    # the fluid around the brain is brighter than everything on T2, and darker on T1
+    inner = binary_erosion(phantom.images[0] > 0, iterations=5)
+    healthy = inner & ~binary_dilation(labels > 0, iterations=2)
+
+    def contrast(modality: str, value: int) -> float:
+        inside = mean_signal(phantom, modality, labels == value)
+        return inside / mean_signal(phantom, modality, healthy)
+
+    assert contrast("t1c", 4) > 1.1 > contrast("t1n", 4)
+    assert contrast("t1c", 1) < 0.9
+    assert contrast("t2w", 2) > 1.4
+    assert contrast("t2f", 2) > 1.6
+    assert contrast("t1n", 2) < 0.95
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("with_et", "value"), [(True, 4), (False, 1)])
+def test_only_et_takes_up_contrast(seed, with_et, value):
+    """The gain of the scanner and the bias field differ between scans, by tenths."""
+    phantom = make(seed, with_et=with_et)
+    tumour, brain = phantom.label_map == value, phantom.images[0] > 0
+
+    def uptake(mask: np.ndarray) -> float:
+        return mean_signal(phantom, "t1c", mask) / mean_signal(phantom, "t1n", mask)
+
+    assert (uptake(tumour) / uptake(brain) > 1.5) is with_et
+
+
+def test_tumours_differ_in_size_and_place():
+    tumours = [make(seed).label_map > 0 for seed in range(12)]
+    volumes = [tumour.sum() for tumour in tumours]
+    centres = np.array([np.argwhere(tumour).mean(axis=0) for tumour in tumours])
+
+    assert max(volumes) > 3 * min(volumes)
+    assert (np.ptp(centres, axis=0) > 12).all()
+
+
+def test_a_folder_that_cannot_be_written_to_is_told(tmp_path):
+    (tmp_path / "file").touch()
+
+    with pytest.raises(EnvironmentalError, match="file/BraTS2021_00000"):
+        write_phantom_cases(tmp_path / "file", n_cases=1, seed=0, shape=SHAPE)

@@ -1,0 +1,109 @@
+"""The numbers of the challenges."""
+
+import pytest
+
+from brats_seg.errors import ConfigError
+from brats_seg.evaluation.protocols import PROTOCOLS, ScoredRegion, protocol_named
+from brats_seg.labels import BRATS2017, BRATS2023, BRATS2024, BRATS2024_PED, MSD
+
+BRATS_SHAPE = (240, 240, 155)
+MM = (1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("task", "dilation", "minimum_mm3"),
+    [("GLI", 3, 50), ("SSA", 3, 50), ("PED", 3, 50), ("MEN", 1, 50), ("MET", 1, 2)],
+)
+def test_2023_has_its_numbers(task: str, dilation: int, minimum_mm3: float) -> None:
+    protocol = protocol_named("lesionwise2023", task)
+
+    assert protocol.region_names == ("wt", "tc", "et")
+    assert {region.dilation for region in protocol.regions} == {dilation}
+    assert {region.minimum_mm3 for region in protocol.regions} == {minimum_mm3}
+    assert protocol.hd95_penalty(BRATS_SHAPE, MM) == 374
+    assert protocol.lesions is not None
+    assert not protocol.lesions.merges_predictions
+
+
+@pytest.mark.parametrize(
+    ("task", "regions", "dilations", "minima", "penalty", "merges"),
+    [
+        ("GLI", "wt tc netc snfh et rc", (3, 3, 5, 3, 3, 5), (20, 20, 20, 20, 10, 20), 337, True),
+        ("SSA", "wt tc et", (3,) * 3, (50,) * 3, 374, True),
+        ("PED", "wt tc et netc cc ed", (5,) * 6, (10,) * 6, 374, True),
+        ("MEN", "wt tc et", (1,) * 3, (50,) * 3, 374, False),
+        ("MET", "wt tc et rc", (1,) * 4, (2,) * 4, 373.128664, True),
+        ("MEN-RT", "gtv", (1,), (50,), 373.128664, True),
+    ],
+)
+def test_2024_has_its_numbers(
+    task: str,
+    regions: str,
+    dilations: tuple[int, ...],
+    minima: tuple[float, ...],
+    penalty: float,
+    merges: bool,
+) -> None:
+    protocol = protocol_named("lesionwise2024", task)
+
+    assert protocol.region_names == tuple(regions.split())
+    assert tuple(region.dilation for region in protocol.regions) == dilations
+    assert tuple(region.minimum_mm3 for region in protocol.regions) == minima
+    assert protocol.hd95_penalty(BRATS_SHAPE, MM) == pytest.approx(penalty)
+    assert protocol.lesions is not None
+    assert protocol.lesions.merges_predictions is merges
+    assert protocol.lesions.joins_touching is (task == "GLI")
+    assert protocol.lesions.counts_false_positives is (task != "MEN-RT")
+
+
+def test_legacy_is_one_for_all_tasks() -> None:
+    assert protocol_named("legacy") is protocol_named("legacy", "MET")
+    assert protocol_named("legacy").hd95_penalty((182, 218, 182), MM) == 373.12866
+    assert protocol_named("legacy").lesions is None
+
+
+def test_the_diagonal_of_an_image_is_in_mm() -> None:
+    protocol = protocol_named("lesionwise2024", "MET")
+
+    assert protocol.hd95_penalty((30, 40, 12), (0.1, 0.1, 1.0)) == pytest.approx(13.0)
+
+
+def test_a_task_may_be_written_small() -> None:
+    assert protocol_named("lesionwise2024", "men-rt").task == "MEN-RT"
+
+
+def test_unknown_names_are_refused_with_those_there_are() -> None:
+    with pytest.raises(
+        ConfigError, match="'lesion' is unknown; there are legacy, lesionwise2023, lesionwise2024"
+    ):
+        protocol_named("lesion")
+    with pytest.raises(ConfigError, match="no task 'MEN-RT'; there are GLI, SSA, PED, MEN, MET"):
+        protocol_named("lesionwise2023", "MEN-RT")
+
+
+@pytest.mark.parametrize(
+    ("region", "values"),
+    [
+        # in BraTS 2017, 2023, 2024, 2024 paediatric and the decathlon
+        ("wt", [(1, 2, 4), (1, 2, 3), (1, 2, 3), (1, 2, 3, 4), (1, 2, 3)]),
+        ("tc", [(1, 4), (1, 3), (1, 3), (1, 2, 3), (2, 3)]),
+        ("et", [(4,), (3,), (3,), (1,), (3,)]),
+        ("netc", [(1,), (1,), (1,), (2,), (2,)]),
+        ("snfh", [(2,), (2,), (2,), (4,), (1,)]),
+        ("ed", [(2,), (2,), (2,), (4,), (1,)]),
+        ("rc", [(), (), (4,), (), ()]),
+        ("cc", [(), (), (), (3,), ()]),
+    ],
+)
+def test_a_region_has_its_values_in_every_convention(
+    region: str, values: list[tuple[int, ...]]
+) -> None:
+    conventions = (BRATS2017, BRATS2023, BRATS2024, BRATS2024_PED, MSD)
+
+    assert [ScoredRegion(name=region).values(c) for c in conventions] == values
+
+
+def test_every_region_has_values_in_the_numbering_of_its_task() -> None:
+    for protocol in PROTOCOLS:
+        for region in protocol.regions:
+            assert region.values(protocol.labels or BRATS2024), (protocol.task, region.name)

@@ -1,0 +1,67 @@
+"""What a user can import and call from outside."""
+
+import resource
+import subprocess
+import sys
+from importlib.resources import files
+
+import pytest
+
+import brats_seg
+
+COMMANDS = ["index", "prepare", "train", "phantom"]
+
+
+def test_all_names_what_can_be_imported() -> None:
+    assert sorted(brats_seg.__all__) == sorted(brats_seg._HOMES)
+    for name in brats_seg.__all__:
+        assert getattr(brats_seg, name).__name__ == name
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Trainr'"):
+        _ = brats_seg.Trainr
+
+
+def test_types_are_shipped() -> None:
+    assert (files("brats_seg") / "py.typed").is_file()
+
+
+@pytest.mark.parametrize("command", [[], *([command] for command in COMMANDS)])
+def test_help_comes_without_torch(command: list[str]) -> None:
+    """Importing torch and MONAI takes seconds; help is to come at once."""
+    program = (
+        "import sys; from brats_seg.cli import app; "
+        f"app({[*command, '--help']!r}, standalone_mode=False); "
+        "heavy = {'torch', 'monai', 'pandas', 'scipy', 'sklearn'} & set(sys.modules); "
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "Usage" in done.stdout
+
+
+def test_the_module_runs_as_a_program() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "brats_seg", "--help"], capture_output=True, text=True, check=True
+    )
+
+    assert all(command in done.stdout for command in COMMANDS)
+
+
+def test_help_takes_less_than_half_a_second_of_the_processor() -> None:
+    """Start of Python included; the best of three, because the first fills the disk's cache."""
+    times_s = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(
+            [sys.executable, "-m", "brats_seg", "--help"], capture_output=True, check=True
+        )
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times_s.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+
+    assert min(times_s) < 0.5

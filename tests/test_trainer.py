@@ -1,0 +1,380 @@
+"""The epoch loop: what a run writes, and that nothing is lost when it is interrupted."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor, nn
+
+from brats_seg.config import Config, load_config
+from brats_seg.data.fold import FoldData, open_fold
+from brats_seg.errors import BratsError, ConfigError, EnvironmentalError, ResumeError
+from brats_seg.models.output import TrainingOutput
+from brats_seg.progress import untracked
+from brats_seg.training.checkpoint import load_checkpoint
+from brats_seg.training.stopping import StopRequest
+from brats_seg.training.trainer import Outcome, Trainer
+from tests.builders import write_case
+
+SETTINGS = [
+    "folds.n_folds=3",
+    "patch.size=[8, 8, 8]",
+    "patch.per_case=2",
+    "patch.foreground=0.5",
+    "model.widths=[4, 8]",
+    "model.deep_supervision=false",
+    "optimizer.lr=0.01",
+    "training.n_epochs=2",
+    "training.effective_batch=3",
+    "training.precision=fp32",
+    "training.n_workers=0",
+]
+
+
+def settings(*changes: str) -> Config:
+    return load_config(assignments=[*SETTINGS, *changes])
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> FoldData:
+    """Six patients in three folds: four to train on, eight patches an epoch, windows of 3, 3, 2."""
+    root = tmp_path_factory.mktemp("scans")
+    for number in range(6):
+        write_case(root, f"BraTS2021_{number:05d}", seed=number, with_et=number < 5)
+    return open_fold(
+        root, fold=0, config=settings(), prepared_path=tmp_path_factory.mktemp("prepared")
+    )
+
+
+class StopAtCheck(StopRequest):
+    """Asks to stop the n-th time it is asked; the trainer asks before each window and case."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.n_left = n
+
+    @property
+    def reason(self) -> str | None:
+        self.n_left -= 1
+        return "the test says so" if self.n_left < 0 else None
+
+
+def train(
+    data: FoldData, run_path: Path, config: Config, stop: StopRequest | None = None, **given: object
+) -> Outcome:
+    trainer = Trainer(data=data, config=config, run_path=run_path, **given)  # type: ignore[arg-type]
+    return trainer.run(stop=stop, track=untracked)
+
+
+def weights(path: Path) -> dict[str, Tensor]:
+    return load_checkpoint(path, torch.device("cpu")).model
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_a_run_writes_what_it_promises(data: FoldData, tmp_path: Path) -> None:
+    outcome = train(data, tmp_path / "run", settings())
+
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert names == {
+        "best.pt",
+        "config.yaml",
+        "environment.json",
+        "history.csv",
+        "history.png",
+        "last.pt",
+    }
+    assert outcome.finished
+    history = pd.read_csv(tmp_path / "run" / "history.csv")
+    assert history["epoch"].tolist() == [1, 2]
+    assert history["step"].tolist() == [3, 6]
+    assert load_config(text=(tmp_path / "run" / "config.yaml").read_text()) == settings()
+    best = load_checkpoint(tmp_path / "run" / "best.pt", torch.device("cpu"))
+    assert best.optimizer is None
+    assert best.best == history["val_dice"].max() == outcome.best
+    assert best.identity.conventions == ("brats2017",)
+    assert best.identity.modalities == ("t1n", "t1c", "t2w", "t2f")
+
+
+def test_the_loss_falls_and_the_network_learns(data: FoldData, tmp_path: Path) -> None:
+    outcome = train(data, tmp_path / "run", settings("training.n_epochs=15", "patch.per_case=4"))
+
+    first, last = outcome.history[0], outcome.history[-1]
+    assert last["train_loss"] < 0.7 * first["train_loss"]
+    assert last["val_dice_wt"] > 0.6
+
+
+@pytest.mark.parametrize("n_checks", range(1, 12))
+@pytest.mark.parametrize("schedule", ["plateau", "cosine"])
+def test_a_stopped_run_ends_with_the_weights_of_an_undisturbed_one(
+    data: FoldData, tmp_path: Path, n_checks: int, schedule: str
+) -> None:
+    """Stopped before every window and every validation case of two epochs in turn."""
+    config = settings(f"schedule.name={schedule}", "optimizer.ema=0.9", "training.augment=full")
+    undisturbed = train(data, tmp_path / "undisturbed", config)
+
+    stopped = train(data, tmp_path / "run", config, StopAtCheck(n_checks))
+    resumed = train(data, tmp_path / "run", config)
+
+    assert not stopped.finished
+    assert resumed.finished
+    for name in ("last.pt", "best.pt"):
+        assert same(weights(tmp_path / "undisturbed" / name), weights(tmp_path / "run" / name))
+    drop = ["seconds", "peak_memory_mb"]
+    pd.testing.assert_frame_equal(
+        pd.read_csv(tmp_path / "undisturbed" / "history.csv").drop(columns=drop),
+        pd.read_csv(tmp_path / "run" / "history.csv").drop(columns=drop),
+        check_exact=True,
+    )
+    assert resumed.best == undisturbed.best
+
+
+def test_a_resume_that_forgets_the_optimizer_would_be_noticed(
+    data: FoldData, tmp_path: Path
+) -> None:
+    """The negative control: the weights of the test above do depend on what is restored."""
+    train(data, tmp_path / "undisturbed", settings())
+    train(data, tmp_path / "run", settings(), StopAtCheck(4))
+
+    content = torch.load(tmp_path / "run" / "last.pt", weights_only=True)
+    content["optimizer"]["state"] = {}
+    torch.save(content, tmp_path / "run" / "last.pt")
+    train(data, tmp_path / "run", settings())
+
+    assert not same(
+        weights(tmp_path / "undisturbed" / "last.pt"), weights(tmp_path / "run" / "last.pt")
+    )
+
+
+def test_dropout_draws_the_same_after_a_restart(data: FoldData, tmp_path: Path) -> None:
+    def network() -> nn.Module:
+        torch.manual_seed(3)
+        return nn.Sequential(nn.Conv3d(4, 6, 3, padding=1), nn.Dropout3d(0.5), nn.Conv3d(6, 3, 1))
+
+    train(data, tmp_path / "undisturbed", settings(), network=network())
+    train(data, tmp_path / "run", settings(), StopAtCheck(2), network=network())
+    train(data, tmp_path / "run", settings(), network=network())
+
+    assert same(
+        weights(tmp_path / "undisturbed" / "last.pt"), weights(tmp_path / "run" / "last.pt")
+    )
+
+
+def test_a_run_without_time_loses_nothing(data: FoldData, tmp_path: Path) -> None:
+    outcome = train(data, tmp_path / "run", settings(), StopRequest(max_hours=0))
+
+    assert outcome.reason == "the 0 hours given are over"
+    assert train(data, tmp_path / "run", settings()).finished
+
+
+class InDouble(nn.Module):
+    """A float64 network for float32 patches."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network.double()
+
+    def forward(self, image: Tensor) -> Tensor | TrainingOutput:
+        return self.network(image.double())
+
+
+def identity(network: nn.Module) -> nn.Module:
+    return network
+
+
+@pytest.mark.parametrize(("wrap", "tolerance"), [(InDouble, 1e-12), (identity, 1e-5)])
+@pytest.mark.parametrize("batch_dice", ["true", "false"])
+def test_the_micro_batch_does_not_change_what_is_learnt(
+    data: FoldData,
+    tmp_path: Path,
+    wrap: Callable[[nn.Module], nn.Module],
+    tolerance: float,
+    batch_dice: str,
+) -> None:
+    """Ten patches at an effective batch of four: windows of 4, 4 and 2."""
+    ten = FoldData(
+        folder=data.folder,
+        split=type(data.split)(train=(data.split.train * 2)[:5], validation=data.split.validation),
+        conventions=data.conventions,
+        fingerprint=data.fingerprint,
+        largest_shape=data.largest_shape,
+    )
+    found = []
+    for micro_batch in (1, 2, 4):
+        config = settings(
+            "training.n_epochs=1",
+            "training.effective_batch=4",
+            f"training.micro_batch={micro_batch}",
+            f"loss.batch_dice={batch_dice}",
+            # Adam divides by the gradient's size: where it is next to zero, rounding decides
+            "optimizer.name=sgd",
+            "optimizer.momentum=0.9",
+        )
+        torch.manual_seed(0)
+        network = wrap(
+            nn.Sequential(nn.Conv3d(4, 6, 3, padding=1), nn.InstanceNorm3d(6), nn.Conv3d(6, 3, 1))
+        )
+        before = nn.utils.parameters_to_vector(network.parameters()).detach().clone()
+        run_path = tmp_path / f"run{micro_batch}"
+
+        outcome = train(ten, run_path, config, network=network)
+
+        assert outcome.history[0]["step"] == 3
+        found.append(nn.utils.parameters_to_vector(network.parameters()).detach() - before)
+
+    for update in found[1:]:
+        assert float((update - found[0]).norm() / found[0].norm()) <= tolerance
+
+
+def test_an_effective_batch_that_changes_by_epoch_changes_the_steps(
+    data: FoldData, tmp_path: Path
+) -> None:
+    config = settings("training.effective_batch={0: 8, 1: 3}")
+
+    outcome = train(data, tmp_path / "run", config)
+
+    assert [row["step"] for row in outcome.history] == [1, 1 + 3]
+
+
+def test_another_setting_is_refused_with_the_difference(data: FoldData, tmp_path: Path) -> None:
+    train(data, tmp_path / "run", settings(), StopAtCheck(2))
+
+    with pytest.raises(ResumeError, match=r"optimizer\.lr: 0\.01 -> 0\.02\n.*--fresh"):
+        train(data, tmp_path / "run", settings("optimizer.lr=0.02"))
+
+
+def test_what_leaves_the_mathematics_alone_may_change(data: FoldData, tmp_path: Path) -> None:
+    train(data, tmp_path / "run", settings(), StopAtCheck(2))
+
+    changed = settings("training.micro_batch=2", "training.n_epochs=3", "training.n_workers=1")
+
+    assert len(train(data, tmp_path / "run", changed).history) == 3
+
+
+def test_more_epochs_are_refused_where_the_schedule_looks_ahead(
+    data: FoldData, tmp_path: Path
+) -> None:
+    train(data, tmp_path / "run", settings("schedule.name=cosine"))
+
+    with pytest.raises(ResumeError, match=r"training\.n_epochs: 2 -> 3"):
+        train(data, tmp_path / "run", settings("schedule.name=cosine", "training.n_epochs=3"))
+
+
+def test_other_cases_are_refused(data: FoldData, tmp_path: Path) -> None:
+    train(data, tmp_path / "run", settings(), StopAtCheck(2))
+    other = FoldData(
+        folder=data.folder,
+        split=data.split,
+        conventions=data.conventions,
+        fingerprint="other",
+        largest_shape=data.largest_shape,
+    )
+
+    with pytest.raises(ResumeError, match="trained on other cases"):
+        train(other, tmp_path / "run", settings())
+
+
+def test_another_network_is_refused(data: FoldData, tmp_path: Path) -> None:
+    train(data, tmp_path / "run", settings(), StopAtCheck(2))
+
+    with pytest.raises(ResumeError, match="another network"):
+        train(data, tmp_path / "run", settings(), network=nn.Conv3d(4, 3, 1))
+
+
+def test_fresh_sets_the_earlier_run_aside(data: FoldData, tmp_path: Path) -> None:
+    for _ in range(2):
+        trainer = Trainer(data=data, config=settings(), run_path=tmp_path / "run")
+        trainer.run(fresh=True, track=untracked)
+
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "run.1"}
+    assert same(weights(tmp_path / "run" / "last.pt"), weights(tmp_path / "run.1" / "last.pt"))
+
+
+def test_a_run_folder_that_cannot_be_written_is_an_error_of_the_machine(
+    data: FoldData, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+
+    with pytest.raises(EnvironmentalError, match="cannot be written"):
+        train(data, tmp_path / "file" / "run", settings())
+
+
+def test_batch_statistics_are_refused_before_training(data: FoldData, tmp_path: Path) -> None:
+    network = nn.Sequential(nn.Conv3d(4, 3, 1), nn.BatchNorm3d(3))
+
+    with pytest.raises(ConfigError, match=r"micro_batch is 1 of an effective batch of 3"):
+        train(data, tmp_path / "run", settings(), network=network)
+
+
+def test_a_loss_that_is_never_finite_ends_the_run(
+    data: FoldData, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def infinite(output: Tensor, target: Tensor) -> Tensor:
+        return output.sum() * float("inf")
+
+    with pytest.raises(BratsError, match=r"50 steps in a row .* Lower optimizer\.lr"):
+        train(
+            data,
+            tmp_path / "run",
+            settings("training.n_epochs=99"),
+            network=nn.Conv3d(4, 3, 1),
+            criterion=infinite,
+        )
+
+    assert "its gradient was not finite" in caplog.text
+
+
+def test_validation_every_other_epoch_leaves_the_columns_empty(
+    data: FoldData, tmp_path: Path
+) -> None:
+    train(data, tmp_path / "run", settings("validation.every=2", "training.n_epochs=3"))
+
+    history = pd.read_csv(tmp_path / "run" / "history.csv")
+
+    # the last epoch is always validated
+    assert history["val_dice"].isna().tolist() == [True, False, False]
+
+
+def test_patches_in_between_are_scored_when_asked(data: FoldData, tmp_path: Path) -> None:
+    changes = ["validation.every=2", "validation.patches_between=true"]
+
+    train(data, tmp_path / "run", settings(*changes))
+
+    assert not pd.read_csv(tmp_path / "run" / "history.csv")["val_dice"].isna().any()
+
+
+def test_whole_crops_are_learnt_from(data: FoldData, tmp_path: Path) -> None:
+    outcome = train(data, tmp_path / "run", settings("patch.size=whole"))
+
+    assert np.isfinite(outcome.history[-1]["val_loss"])
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
+def test_every_optimizer_moves_the_weights(data: FoldData, tmp_path: Path, optimizer: str) -> None:
+    network = nn.Conv3d(4, 3, 1)
+    before = network.weight.detach().clone()
+
+    train(data, tmp_path / "run", settings(f"optimizer.name={optimizer}"), network=network)
+
+    assert not torch.equal(before, network.weight)
+
+
+def test_a_lost_history_is_written_again(data: FoldData, tmp_path: Path) -> None:
+    """The table and the picture are drawn from the checkpoint, which is the truth."""
+    train(data, tmp_path / "run", settings(), StopAtCheck(6))
+    shutil.copy(tmp_path / "run" / "last.pt", tmp_path / "last.pt")
+    train(data, tmp_path / "run", settings())
+    expected = pd.read_csv(tmp_path / "run" / "history.csv")
+
+    (tmp_path / "run" / "history.csv").unlink()
+    shutil.copy(tmp_path / "last.pt", tmp_path / "run" / "last.pt")
+    train(data, tmp_path / "run", settings())
+
+    found = pd.read_csv(tmp_path / "run" / "history.csv")
+    assert found["val_dice"].tolist() == expected["val_dice"].tolist()
