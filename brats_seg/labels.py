@@ -89,24 +89,28 @@ def convention_named(name: str) -> LabelConvention:
 def detect_convention(*, release: str, values: Collection[int]) -> LabelConvention:
     """Tell the convention from the release and all label values seen in its cases.
 
-    The voxels decide where they can: 4 without 3 is the numbering of 2017 to 2021, 3 without 4
-    that of 2023. Both together are the four tissues of 2024, whose numbering differs for the
-    paediatric task. The decathlon numbers three tissues in an order of its own, which only its
-    layout tells.
+    The release says how it numbers tissues, and the voxels confirm it: copies of one year exist in
+    the numbering of another. One stray case must not change what the others mean, so a value that
+    fits neither is left for `check_values` to find, case by case.
     """
-    if release == "msd":
-        return MSD
     has_3, has_4 = 3 in values, 4 in values
+    match release:
+        case "msd":
+            # three tissues in an order of its own, which only its layout tells
+            return MSD
+        case "brats2024-gli":
+            return BRATS2024
+        case "brats-ped":
+            return BRATS2024_PED if has_4 else BRATS2023
+        case "brats-met":
+            return BRATS2024 if has_4 else BRATS2023
+        case "brats2017" | "brats2018" | "brats2019" | "brats2020" | "brats2021":
+            return BRATS2023 if has_3 and not has_4 else BRATS2017
+        case "brats2023-gli" | "brats-men" | "brats-ssa" | "brats-goat":
+            return BRATS2017 if has_4 and not has_3 else BRATS2023
     if has_3 and has_4:
-        return BRATS2024_PED if release.endswith("-ped") else BRATS2024
-    if has_4:
-        return BRATS2024_PED if release.endswith("-ped") else BRATS2017
-    if release in _LEGACY_RELEASES and not has_3:
-        return BRATS2017
-    return BRATS2024 if release == "brats2024-gli" else BRATS2023
-
-
-_LEGACY_RELEASES = frozenset({"brats2017", "brats2018", "brats2019", "brats2020", "brats2021"})
+        return BRATS2024
+    return BRATS2017 if has_4 else BRATS2023
 
 
 def check_values(values: Collection[int], convention: LabelConvention, case_id: str) -> None:

@@ -9,7 +9,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "patch": {"size": [32, 32, 32], "foreground": 0.5, "per_case": 4},
         "model": {"widths": [12, 24, 48], "deep_supervision": False},
         "optimizer": {"lr": 3e-3},
-        "training": {"n_epochs": 12, "effective_batch": 4},
+        "training": {"n_epochs": 20, "effective_batch": 2},
     },
     # one 16 GB GPU without bf16, sessions of 12 hours
     "kaggle-t4": {

@@ -64,5 +64,5 @@ def test_compression_without_blosc2_says_what_to_install(
 
     with pytest.raises(EnvironmentalError, match=r"pip install brats_seg\[compressed\]"):
         check_compression()
-    with pytest.raises(EnvironmentalError, match="set store.compressed to false"):
+    with pytest.raises(EnvironmentalError, match=r"set store\.compressed to false"):
         open_array(tmp_path / "image.b2nd")

@@ -45,6 +45,8 @@ def test_a_voxel_is_seen_by_the_eight_cells_around_it() -> None:
         # corners across a face or across the cell are cut off one by one
         ([(0, 0, 0), (0, 1, 1)], math.sqrt(3) / 4),
         ([(0, 0, 0), (1, 1, 1)], math.sqrt(3) / 4),
+        # three corners of a face: a pentagon, in the triangles with the larger area
+        ([(0, 0, 0), (0, 0, 1), (0, 1, 0)], (3 * math.sqrt(3) / 4 + 1) / 2),
         # half a cell: a face of a voxel
         ([(0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1)], 1.0),
         # every other corner

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from brats_seg.errors import EnvironmentalError, ResumeError
+from brats_seg.models.trained import ModelIdentity
 from brats_seg.training.checkpoint import (
     Checkpoint,
-    ModelIdentity,
     Position,
     load_checkpoint,
     save_checkpoint,

@@ -95,7 +95,7 @@ def test_a_label_map_on_another_grid_is_refused() -> None:
 def test_every_file_off_the_grid_is_named() -> None:
     grids = [("a", grid()), ("b", grid((1, 2, 3))), ("c", grid()), ("d", grid((4, 5, 6)))]
 
-    with pytest.raises(CaseError, match="file b and d: found 1x2x3 .* and 4x5x6 .*the grid of a"):
+    with pytest.raises(CaseError, match=r"file b and d: found 1x2x3 .* and 4x5x6 .*the grid of a"):
         check_one_grid("case_1", grids)
 
 

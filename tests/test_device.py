@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from brats_seg.errors import ConfigError, EnvironmentalError
-from brats_seg.training.device import Device, choose_device
+from brats_seg.models.device import Device, choose_device
 
 
 def test_the_precision_of_the_cpu_is_what_it_computes_natively(
@@ -87,7 +87,7 @@ def test_a_card_that_torch_has_no_kernels_for_is_refused_before_training(
 def test_what_is_not_there_is_refused() -> None:
     with pytest.raises(ConfigError, match="device 'gpu' is unknown"):
         choose_device("gpu", "auto")
-    with pytest.raises(EnvironmentalError, match="torch sees .* CUDA devices"):
+    with pytest.raises(EnvironmentalError, match=r"torch sees .* CUDA devices"):
         choose_device("cuda:97", "auto")
     with pytest.raises(ConfigError, match="fp16 on the CPU"):
         choose_device("cpu", "fp16")

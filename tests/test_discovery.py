@@ -365,6 +365,7 @@ def test_a_plain_name_goes_before_a_processed_one(tmp_path: Path) -> None:
 
     case = only_case_in(tmp_path)
 
+    assert case.case_id == "patient"
     assert names_of(case) == scans("patient/scan")
     assert case.usable
 
@@ -467,7 +468,9 @@ def test_no_folder_is_told_apart_from_an_empty_one(tmp_path: Path) -> None:
     with pytest.raises(LayoutError, match="nowhere does not exist; expected the folder of scans"):
         find_cases(tmp_path / "nowhere")
     (tmp_path / "data.tar").touch()
-    with pytest.raises(LayoutError, match=r"data\.tar is a file; .*Unpack an archive first"):
+    with pytest.raises(
+        LayoutError, match=r"data\.tar is a file; .*An archive must be unpacked first"
+    ):
         find_cases(tmp_path / "data.tar")
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from brats_seg.evaluation.evaluate import Evaluation, evaluate_folders
-from brats_seg.evaluation.protocols import protocol_named
+from brats_seg.evaluation.protocols import Protocol, protocol_named
 from brats_seg.evaluation.scores import write_scores
 from brats_seg.labels import BRATS2017, BRATS2023, LabelConvention
 from tests.builders import make_label_map, write_nifti
@@ -61,12 +61,16 @@ def test_scores_every_case_and_tells_the_conventions(brats_root: Path, predictio
 
 @pytest.mark.parametrize("protocol", [LEGACY, protocol_named("lesionwise2024", "GLI")])
 def test_the_number_of_processes_changes_nothing(
-    brats_root: Path, predictions: Path, protocol: object
+    brats_root: Path, predictions: Path, protocol: Protocol
 ) -> None:
+    write_nifti(predictions / f"{CASES[1]}.nii.gz", make_label_map((24, 24, 15)))
+
     one, two = (
-        evaluate_folders(brats_root, predictions, LEGACY, n_workers=n_workers)
+        evaluate_folders(brats_root, predictions, protocol, n_workers=n_workers)
         for n_workers in (0, 2)
     )
+
+    assert len(one.failures) == 1
 
     assert one == two
 
@@ -103,7 +107,8 @@ def test_a_case_that_cannot_be_scored_does_not_stop_the_others(
     reasons = [failure.reason for failure in found.failures]
     assert all(case_id in reason for case_id, reason in zip(CASES, reasons, strict=False))
     assert "24x24x15" in reasons[1]
-    assert f"file {CASES[2]}.nii.gz: label values [7] are not in" in reasons[2]
+    assert f"(prediction {CASES[2]}.nii.gz)" in reasons[2]
+    assert "found label values [7]" in reasons[2]
     assert "expected whole numbers" in reasons[3]
     assert found.missing == ()
 

@@ -86,7 +86,7 @@ def test_the_volume_of_a_voxel_comes_from_the_affine(tmp_path: Path) -> None:
     found = inspected(tmp_path)
 
     assert found.problems == ()
-    assert found.label_voxel_mm3 == 8
+    assert found.label_voxel_mm3 == pytest.approx(8)
 
 
 @pytest.mark.parametrize("dtype", ["int32", "float32", "float64", ">i2"])
@@ -115,7 +115,9 @@ def test_other_scans_have_other_hashes(tmp_path: Path) -> None:
     changed = array.copy()
     changed[12, 12, 8] += 1
     hashes = set()
-    for one in (array, changed, array * 200.0, array[::-1], array.reshape(16, 24, 24), array / 7):
+    # the same bytes along other axes
+    turned = array.reshape((16, 24, 24), order="F")
+    for one in (array, changed, array * 200.0, array[::-1], turned, array / 7):
         replaced(tmp_path, "t1", np.ascontiguousarray(one))
         hashes.add(inspected(tmp_path).voxel_hash)
 
@@ -165,6 +167,17 @@ def test_a_file_that_cannot_be_read_is_a_problem(
     [found] = inspected(tmp_path).problems
 
     assert problem in found
+
+
+def test_a_modality_that_is_cut_off_is_a_problem_though_only_its_header_is_read(
+    tmp_path: Path,
+) -> None:
+    path = write_case(tmp_path, CASE_ID) / f"{CASE_ID}_flair.nii.gz"
+    path.write_bytes(path.read_bytes()[:-100])
+
+    [found] = inspected(tmp_path).problems
+
+    assert f"{CASE_ID}_flair.nii.gz: found a gzip file that is cut off" in found
 
 
 def test_all_problems_of_a_case_are_told_at_once(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_a_name_without_a_modality_at_its_end_has_none(stem: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["name_mapping.csv", "scan.nii.txt", "scan.gz", ".nii", "nii", "._BRATS_001.nii.gz"]
+    "name", ["name_mapping.csv", "scan.nii.txt", "scan.gz", ".nii", "nii", "scan.nii.bz2"]
 )
 def test_other_files_are_no_scans(name: str) -> None:
     assert parse_file_name(name) is None

@@ -40,6 +40,7 @@ def test_content_comes_whole_however_it_is_packed(tmp_path: Path, content: bytes
     assert unpacked(file) == CONTENT
     assert file.read_head(540) == CONTENT[:540]
     assert file.head_of(content, 540) == CONTENT[:540]
+    file.check_length(len(CONTENT))
 
 
 def test_bytes_after_the_voxels_are_kept(tmp_path: Path) -> None:
@@ -54,6 +55,14 @@ def test_a_gzip_file_that_is_cut_off_is_refused(tmp_path: Path, n_bytes: int) ->
 
     with pytest.raises(CaseError, match=r"case_1, file scan\.nii\.gz: found a gzip file that is"):
         unpacked(file)
+
+
+@pytest.mark.parametrize("n_bytes", [15, 500, 30_000, -9, -1])
+def test_the_last_bytes_tell_that_a_gzip_file_is_cut_off(tmp_path: Path, n_bytes: int) -> None:
+    file = packed_file(tmp_path, gzip.compress(CONTENT)[:n_bytes])
+
+    with pytest.raises(CaseError, match=r"case_1, file scan\.nii\.gz: found a gzip file that is"):
+        file.check_length(len(CONTENT))
 
 
 def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
@@ -78,6 +87,8 @@ def test_content_shorter_than_its_header_asks_for_is_refused(tmp_path: Path) -> 
 
     with pytest.raises(CaseError, match="found 700 bytes; expected the 100000 that its header"):
         unpacked(file)
+    with pytest.raises(CaseError, match="found 700 bytes; expected the 100000 that its header"):
+        file.check_length(len(CONTENT))
 
 
 def test_an_empty_file_is_refused(tmp_path: Path) -> None:
@@ -92,6 +103,8 @@ def test_a_file_that_is_gone_is_a_problem_of_its_case(tmp_path: Path) -> None:
         file.read_bytes()
     with pytest.raises(CaseError, match=r"gone\.nii: found that it cannot be read \(No such file"):
         file.read_head(540)
+    with pytest.raises(CaseError, match=r"gone\.nii: found that it cannot be read \(No such file"):
+        file.check_length(1)
 
 
 def test_a_folder_in_the_place_of_a_file_is_a_problem_of_its_case(tmp_path: Path) -> None:

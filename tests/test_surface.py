@@ -10,7 +10,6 @@ from brats_seg.evaluation.cells import cell_areas, cell_codes
 from brats_seg.evaluation.surface import (
     Mask,
     Spacing,
-    box_around,
     hausdorff95,
     surface_dice,
     voxel_surface_distances,
@@ -170,11 +169,3 @@ def test_distances_of_surface_voxels_equal_those_of_monai(seed: int) -> None:
     tensors = (torch.from_numpy(mask)[None, None].float() for mask in (one, other))
     expected = compute_hausdorff_distance(*tensors, percentile=95).item()
     assert max(np.percentile(side, 95) for side in sides) == pytest.approx(expected)
-
-
-def test_box_around_a_mask() -> None:
-    mask = np.zeros((9, 8, 7), dtype=bool)
-    mask[2, 3, 1] = mask[5, 7, 4] = True
-
-    assert box_around(mask) == (slice(2, 6), slice(3, 8), slice(1, 5))
-    assert mask[box_around(mask, 2)].shape == (8, 7, 7)

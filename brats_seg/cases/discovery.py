@@ -40,9 +40,11 @@ def find_cases(root: Path) -> Discovery:
     Raises:
         LayoutError: There is no such folder, or nothing in it is a case.
     """
+    if not root.exists():
+        msg = f"{root} does not exist; expected the folder of scans"
+        raise LayoutError(msg)
     if not root.is_dir():
-        what = "is a file" if root.exists() else "does not exist"
-        msg = f"{root} {what}; expected the folder of scans. Unpack an archive first."
+        msg = f"{root} is a file; expected the folder of scans. An archive must be unpacked first."
         raise LayoutError(msg)
     folders = {folder.path: folder for folder in walk_folders(root)}
     cases = [_completed(case, root) for case in _cases_in(folders, root)]
@@ -195,7 +197,7 @@ def _files_key(case: Case, root: Path) -> str:
     key = hashlib.sha256()
     for kind in (*MODALITIES, LABEL):
         scan: ScanFile | None = getattr(case, kind)
-        key.update(f"{kind} {scan}\n".encode())
+        key.update(f"{kind} {scan}\n".encode(errors="surrogateescape"))
         if scan is not None:
             key.update(_status(root / scan.path).encode())
     return key.hexdigest()[:32]

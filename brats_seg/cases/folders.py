@@ -69,6 +69,7 @@ def _sorted_out(path: Path, entries: list[os.DirEntry[str]]) -> tuple[Folder, li
     """Tell the scans from other files and from the folders to visit."""
     scans, others, below = [], [], []
     for entry in entries:
+        # copies made on a Mac hold a `._x.nii.gz` beside every `x.nii.gz`
         if entry.name.startswith(".") or entry.name == _MAC_COPIES:
             continue
         name = parse_file_name(entry.name)

@@ -85,8 +85,7 @@ class CaseName:
 def parse_file_name(name: str) -> FileName | None:
     """Take a file name apart; None if it is not the name of a NIfTI file."""
     nifti = _NIFTI_NAME.fullmatch(name)
-    # copies made on a Mac hold a `._x.nii.gz` beside every `x.nii.gz`
-    if nifti is None or name.startswith("."):
+    if nifti is None:
         return None
     scan = _SCAN_STEM.fullmatch(nifti["stem"])
     if scan is None:

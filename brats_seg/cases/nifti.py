@@ -88,8 +88,9 @@ def read_volume(path: Path, *, case_id: str, volume: int | None = None) -> Volum
     dtype, n_voxels = header.get_data_dtype(), math.prod(geometry.shape)
     offset = _data_start(header) + (volume or 0) * n_voxels * dtype.itemsize
     array = np.frombuffer(content, dtype, n_voxels, offset).reshape(geometry.shape, order="F")
-    # torch and hashes want the byte order of this machine
-    array = array.astype(dtype.newbyteorder("="), copy=False)
+    # torch and hashes want the byte order of this machine; a view of a 4-D file would keep all of
+    # it in memory
+    array = array.astype(dtype.newbyteorder("="), copy=volume is not None)
     array = apply_read_scaling(array, *header.get_slope_inter())
     array.flags.writeable = False
     return Volume(array=array, geometry=geometry, file=path.name)
@@ -109,9 +110,12 @@ def read_label_map(path: Path, *, case_id: str) -> Volume:
 
 
 def read_geometry(path: Path, *, case_id: str, volume: int | None = None) -> Geometry:
-    """Read the header alone; arguments and errors as `read_volume`."""
+    """Read the header alone, and see whether the file is cut off; otherwise as `read_volume`."""
     file = PackedFile(case_id=case_id, path=path)
-    return _geometry(_parse_header(file.read_head(_HEADER_BYTES), file), volume, file)
+    header = _parse_header(file.read_head(_HEADER_BYTES), file)
+    geometry = _geometry(header, volume, file)
+    file.check_length(_data_end(header))
+    return geometry
 
 
 def write_volume(path: Path, array: npt.NDArray[Any], geometry: Geometry) -> None:

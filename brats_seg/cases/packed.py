@@ -5,6 +5,7 @@ both occur in copies of the releases.
 """
 
 import gzip
+import os
 import zlib
 from dataclasses import dataclass
 from io import BytesIO
@@ -19,6 +20,7 @@ FETCH_AGAIN = "Copy or download the file again."
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile)
+_LENGTH_BYTES = 4
 _SPARE_BYTES = 1 << 20
 """What may follow the voxels."""
 
@@ -52,6 +54,23 @@ class PackedFile:
     def head_of(self, packed: bytes, n_bytes: int) -> bytes:
         """Return the same as `read_head`, from what `read_bytes` read."""
         return self._head(BytesIO(packed), n_bytes)
+
+    def check_length(self, n_bytes: int) -> None:
+        """Refuse a file whose unpacked content is shorter than `n_bytes`.
+
+        The last bytes tell its length; only where they look wrong is it unpacked.
+        """
+        try:
+            with self.path.open("rb") as stream:
+                magic = stream.read(len(_GZIP_MAGIC))
+                n_told = stream.seek(0, os.SEEK_END)
+                if magic == _GZIP_MAGIC:
+                    stream.seek(max(0, n_told - _LENGTH_BYTES))
+                    n_told = _told_length(stream.read())
+        except OSError as error:
+            raise self._unreadable(error) from error
+        if not _is_likely(n_told, n_bytes):
+            self.unpack(self.read_bytes(), n_bytes)
 
     def unpack(self, packed: bytes, n_bytes: int) -> bytes:
         """Decompress what `read_bytes` read, if it is compressed; at least `n_bytes` must come."""
@@ -106,10 +125,18 @@ def _unpack_at_once(packed: bytes, n_bytes: int) -> bytes:
     It trusts the length in the last four bytes, and takes that much memory: in a file that is cut
     off or has several members they say anything.
     """
-    told = int.from_bytes(packed[-4:], "little")
-    if not n_bytes <= told <= n_bytes + _SPARE_BYTES:
+    if not _is_likely(_told_length(packed), n_bytes):
         return b""
     try:
         return deflate.gzip_decompress(packed)
     except (deflate.DeflateError, ValueError):
         return b""
+
+
+def _told_length(packed: bytes) -> int:
+    """Return how long the content of a gzip file is, by its last bytes."""
+    return int.from_bytes(packed[-_LENGTH_BYTES:], "little")
+
+
+def _is_likely(n_told: int, n_bytes: int) -> bool:
+    return n_bytes <= n_told <= n_bytes + _SPARE_BYTES

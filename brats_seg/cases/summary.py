@@ -23,13 +23,18 @@ def summarise(index: CaseIndex) -> tuple[str, ...]:
 def _release_lines(cases: Iterable[Case]) -> Iterator[str]:
     for release, of_release in _grouped(cases, lambda case: case.release):
         yield f"{release}: {_count(len(of_release), 'case')}"
-        for convention, group in _grouped(of_release, lambda case: case.label_convention):
+        for labels, group in _grouped(of_release, _labels):
             values = sorted({value for case in group for value in case.label_values})
-            meaning = f"label values {' '.join(map(str, values))}, read as {convention}"
-            unread = sum(case.label is not None for case in group)
-            if not convention:
-                meaning = "no label map" + (f" that can be read ({unread})" if unread else "")
-            yield f"  {_count(len(group), 'case')}: {meaning}"
+            of_values = f"label values {' '.join(map(str, values))}, " if values else ""
+            yield f"  {_count(len(group), 'case')}: {of_values}{labels}"
+
+
+def _labels(case: Case) -> str:
+    if case.label is None:
+        return "no label map"
+    if not case.label_convention:
+        return "no label map that can be read"
+    return f"read as {case.label_convention}"
 
 
 def _problem_lines(cases: Iterable[Case]) -> Iterator[str]:

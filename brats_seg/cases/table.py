@@ -2,8 +2,9 @@
 
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TextIO
 
 from brats_seg.cases.case import Case, CaseIndex, ScanFile
 from brats_seg.errors import UsageError
@@ -40,7 +41,8 @@ def write_index(index: CaseIndex, path: Path) -> None:
     writer.writeheader()
     writer.writerows(map(_row, index.cases))
     with whole_file(path) as beside:
-        beside.write_bytes(text.getvalue().encode())
+        # file names need not be UTF-8
+        beside.write_bytes(text.getvalue().encode(errors="surrogateescape"))
 
 
 def read_index(path: Path, root: Path) -> CaseIndex:
@@ -50,12 +52,12 @@ def read_index(path: Path, root: Path) -> CaseIndex:
         UsageError: The file is missing or is no case table.
     """
     try:
-        with path.open(encoding="utf-8", newline="") as stream:
-            return CaseIndex(root=root, cases=tuple(map(_case, csv.DictReader(stream))))
-    except (OSError, UnicodeDecodeError, csv.Error, KeyError, ValueError, TypeError) as error:
+        with path.open(encoding="utf-8", errors="surrogateescape", newline="") as stream:
+            return CaseIndex(root=root, cases=tuple(map(_case, _rows(stream))))
+    except (OSError, csv.Error, ValueError) as error:
         msg = (
-            f"{path} cannot be read as a case table ({type(error).__name__}: {error}). Expected "
-            f"the columns {', '.join(COLUMNS)}. Remove it, and index the data folder again."
+            f"{path} cannot be read as a case table: {error}. Expected what `brats-seg index` "
+            "writes. Remove the file, and index the data folder again."
         )
         raise UsageError(msg) from error
 
@@ -71,6 +73,19 @@ def _cell(value: object) -> str:
         texts = all(isinstance(part, str) for part in value)
         return (_BETWEEN_TEXTS if texts else " ").join(map(str, value))
     return str(value)
+
+
+def _rows(stream: TextIO) -> Iterator[dict[str, str]]:
+    reader = csv.DictReader(stream)
+    if missing := [column for column in COLUMNS if column not in (reader.fieldnames or ())]:
+        msg = f"no column {', '.join(missing)}"
+        raise ValueError(msg)
+    for row in reader:
+        # the reader fills up rows that are too short or too long with None
+        if None in row or None in row.values():
+            msg = f"line {reader.line_num} has another number of cells than the first"
+            raise ValueError(msg)
+        yield row
 
 
 def _case(row: Mapping[str, str]) -> Case:

@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from brats_seg.cli import scans, training
+from brats_seg.cli import prediction, scans, training
 from brats_seg.errors import BratsError
 
 app = typer.Typer(
@@ -20,14 +20,22 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
-for command in (scans.index, scans.prepare, training.train, scans.phantom):
+for command in (
+    scans.index,
+    scans.prepare,
+    training.train,
+    prediction.predict,
+    prediction.export,
+    scans.phantom,
+):
     app.command()(command)
 
 
 def main() -> None:
     """Run the command line; an error of the package ends it with a message and its exit code."""
-    logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    logging.getLogger("brats_seg").setLevel(logging.INFO)
+    log = logging.getLogger("brats_seg")
+    log.handlers = [logging.StreamHandler(sys.stdout)]
+    log.setLevel(logging.INFO)
     try:
         app()
     except BratsError as error:

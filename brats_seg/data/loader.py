@@ -9,14 +9,16 @@ import torch
 
 from brats_seg.data.dataset import PatchDataset, Sample
 from brats_seg.data.patches import Draw
-from brats_seg.data.workers import worker_pool
+from brats_seg.data.processes import worker_pool
+from brats_seg.errors import EnvironmentalError
 
 PATCHES_AHEAD = 2
 """Per worker: one in the making, and one to hand over while the network learns."""
 
-_WHEN_KILLED = (
-    "Set training.n_workers lower, or to 0. In a container, /dev/shm, through which patches pass, "
-    "may be too small: start it with --shm-size=8g."
+_LESS_MEMORY = "Set training.n_workers lower, or to 0."
+_SHARED_MEMORY = (
+    "In a container, /dev/shm, through which patches pass, may be too small: start it with "
+    "--shm-size=8g."
 )
 
 
@@ -35,8 +37,8 @@ def draw_loader(dataset: PatchDataset, draws: Iterable[Draw], n_workers: int) ->
     if n_workers == 0:
         yield from map(dataset.__getitem__, draws)
         return
-    set_up = partial(_set_up, dataset)
-    with worker_pool(n_workers, set_up=set_up, when_killed=_WHEN_KILLED) as pool:
+    set_up, advice = partial(_set_up, dataset), f"{_LESS_MEMORY} {_SHARED_MEMORY}"
+    with worker_pool(n_workers, set_up=set_up, when_killed=advice) as pool:
         waiting: deque[Future[Sample]] = deque()
         for draw in draws:
             waiting.append(pool.submit(_make, draw))
@@ -57,4 +59,11 @@ def _set_up(dataset: PatchDataset) -> None:
 
 
 def _make(draw: Draw) -> Sample:
-    return _dataset[draw]
+    sample = _dataset[draw]
+    try:
+        for tensor in (sample.image, sample.target):
+            tensor.share_memory_()
+    except RuntimeError as error:
+        msg = f"patches find no room in shared memory ({error}). {_LESS_MEMORY} {_SHARED_MEMORY}"
+        raise EnvironmentalError(msg) from error
+    return sample

@@ -21,7 +21,7 @@ from brats_seg.cases.nifti import Volume, read_label_map, read_volume
 from brats_seg.config import StoreConfig
 from brats_seg.data.arrays import array_name, check_compression, write_array
 from brats_seg.data.brain import Brain, extract_brain
-from brats_seg.data.folders import remove_leftovers, whole_folder
+from brats_seg.data.case_folder import remove_leftovers, whole_folder
 from brats_seg.data.manifest import (
     FORMAT_VERSION,
     MANIFEST_NAME,
@@ -32,9 +32,9 @@ from brats_seg.data.manifest import (
     scans_of,
     sources_of,
 )
+from brats_seg.data.processes import worker_pool
 from brats_seg.data.space import advice, check_space
 from brats_seg.data.store import FOREGROUND_NAME, Voxels
-from brats_seg.data.workers import worker_pool
 from brats_seg.errors import CaseError
 from brats_seg.files import explained, whole_file
 from brats_seg.labels import LabelConvention, LabelMap, convention_named, regions_of

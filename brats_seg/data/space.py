@@ -7,7 +7,7 @@ from pathlib import Path
 from brats_seg.cases.case import Case
 from brats_seg.cases.nifti import read_geometry
 from brats_seg.config import StoreConfig
-from brats_seg.data.folders import folder_bytes, free_bytes
+from brats_seg.data.case_folder import folder_bytes, free_bytes
 from brats_seg.errors import CaseError, EnvironmentalError
 from brats_seg.labels import MODALITIES
 
@@ -38,8 +38,8 @@ def check_space(root: Path, cases: Sequence[Case], folder: Path, config: StoreCo
     needed, free = required_bytes(root, cases, folder, config), free_bytes(folder)
     if needed > free:
         msg = (
-            f"preparing {len(cases)} cases needs about {_gigabytes(needed)} in {folder}, where "
-            f"{_gigabytes(free)} are free. {advice(config)}"
+            f"preparing {len(cases)} cases needs about {_size(needed)} in {folder}, where "
+            f"{_size(free)} are free. {advice(config)}"
         )
         raise EnvironmentalError(msg)
 
@@ -64,5 +64,5 @@ def _case_bytes(root: Path, case: Case, config: StoreConfig) -> int:
     return int(n_voxels * BYTES_PER_VOXEL * share) + _BESIDES
 
 
-def _gigabytes(n_bytes: int) -> str:
-    return f"{n_bytes / 1e9:.1f} GB"
+def _size(n_bytes: int) -> str:
+    return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.0f} MB"

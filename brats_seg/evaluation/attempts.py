@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
-from brats_seg.data.workers import worker_pool
-from brats_seg.errors import BratsError
+from brats_seg.data.processes import worker_pool
+from brats_seg.errors import CaseError
 from brats_seg.progress import Track
 
 Result = TypeVar("Result")
@@ -75,5 +75,5 @@ def _outcomes(
 def _attempt(function: Callable[[Item], Result], item: Item) -> Result | Failure:
     try:
         return function(item)
-    except BratsError as error:
+    except CaseError as error:
         return Failure(case_id=item.case_id, reason=str(error))

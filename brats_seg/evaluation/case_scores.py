@@ -8,12 +8,13 @@ import numpy.typing as npt
 
 from brats_seg.cases.checks import check_one_grid, have_one_grid
 from brats_seg.cases.nifti import Volume, read_label_map
+from brats_seg.data.box import Box, bounding_box
 from brats_seg.evaluation.lesionwise import LesionScores, Scale, score_lesions
 from brats_seg.evaluation.overlap import BOTH_EMPTY, RegionCounts, count_regions, dice, jaccard
 from brats_seg.evaluation.pairs import Pair
 from brats_seg.evaluation.protocols import Protocol
 from brats_seg.evaluation.scores import Score
-from brats_seg.evaluation.surface import Slices, box_around, hausdorff95
+from brats_seg.evaluation.surface import hausdorff95
 from brats_seg.labels import LabelConvention, LabelMap
 
 Masks = npt.NDArray[np.bool_]
@@ -97,22 +98,13 @@ def _check_grids(case_id: str, reference: Volume, prediction: Volume) -> str:
 def _regions(
     reference: LabelMap, prediction: LabelMap, numbering: Numbering, protocol: Protocol
 ) -> _Sides:
-    # lesions are matched within their dilation, which must not meet the edge of the cut
-    margin = max(region.dilation for region in protocol.regions)
-    box = _box_of_either(reference, prediction, margin)
-    cut = reference[box]
+    box = bounding_box((reference > 0) | (prediction > 0)) or Box.at((0, 0, 0), (1, 1, 1))
+    cut = reference[box.slices]
     return _Sides(
         reference=_masks(cut, numbering.reference, protocol),
-        prediction=_masks(prediction[box], numbering.prediction, protocol),
+        prediction=_masks(prediction[box.slices], numbering.prediction, protocol),
         n_cut_off=reference.size - cut.size,
     )
-
-
-def _box_of_either(reference: LabelMap, prediction: LabelMap, margin: int) -> Slices:
-    either = (reference > 0) | (prediction > 0)
-    if not either.any():
-        return (slice(1), slice(1), slice(1))
-    return box_around(either, margin)
 
 
 def _masks(label_map: LabelMap, convention: LabelConvention, protocol: Protocol) -> Masks:

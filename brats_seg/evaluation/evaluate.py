@@ -72,19 +72,19 @@ def evaluate_folders(
         without_reference=pairing.without_reference,
         reference_labels=tuple(sorted({task.numbering.reference.name for task in tasks})),
         prediction_labels=tuple(
-            sorted({task.numbering.prediction.name for task in tasks if task.pair.prediction})
+            sorted({task.numbering.prediction.name for task in tasks if task.read.pair.prediction})
         ),
         remarks=tuple(case.remark for case in scored.results if case.remark),
     )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _PairValues:
-    """A pair and the label values that occur in it."""
+class _ReadPair:
+    """A pair, and the label values that occur in it."""
 
     pair: Pair
-    reference: frozenset[int]
-    prediction: frozenset[int]
+    in_reference: frozenset[int]
+    in_prediction: frozenset[int]
     """Empty if there is no prediction."""
 
 
@@ -92,44 +92,41 @@ class _PairValues:
 class _Task:
     """A pair that is ready to be scored."""
 
-    pair: Pair
-    values: _PairValues
+    read: _ReadPair
     numbering: Numbering
 
     @property
     def case_id(self) -> str:
         """The case."""
-        return self.pair.case_id
+        return self.read.pair.case_id
 
 
-def _read_values(pair: Pair) -> _PairValues:
-    return _PairValues(
+def _read_values(pair: Pair) -> _ReadPair:
+    predicted = pair.prediction
+    return _ReadPair(
         pair=pair,
-        reference=label_values(pair.reference, pair.case_id),
-        prediction=label_values(pair.prediction, pair.case_id) if pair.prediction else frozenset(),
+        in_reference=label_values(pair.reference, pair.case_id),
+        in_prediction=label_values(predicted, pair.case_id) if predicted else frozenset(),
     )
 
 
-def _numbered(read: Sequence[_PairValues], protocol: Protocol) -> tuple[_Task, ...]:
-    references = find_numbering({of.pair.case_id: of.reference for of in read}, protocol)
-    predictions = find_numbering({of.pair.case_id: of.prediction for of in read}, protocol)
+def _numbered(read: Sequence[_ReadPair], protocol: Protocol) -> tuple[_Task, ...]:
+    references = find_numbering({one.pair.case_id: one.in_reference for one in read}, protocol)
+    predictions = find_numbering({one.pair.case_id: one.in_prediction for one in read}, protocol)
     return tuple(
-        _Task(
-            pair=of.pair,
-            values=of,
-            numbering=Numbering(
-                reference=references[of.pair.case_id], prediction=predictions[of.pair.case_id]
-            ),
+        _Task(read=one, numbering=Numbering(reference=reference, prediction=prediction))
+        for one, reference, prediction in zip(
+            read, references.values(), predictions.values(), strict=True
         )
-        for of in read
     )
 
 
 def _score(task: _Task, protocol: Protocol) -> CaseScores:
-    pair, values = task.pair, task.values
-    where = f"{pair.case_id}, file {pair.reference.name}"
-    check_values(values.reference, task.numbering.reference, where)
+    pair, numbering = task.read.pair, task.numbering
+    # both sides may have one file name
+    where = f"{pair.case_id} (reference {pair.reference.name})"
+    check_values(task.read.in_reference, numbering.reference, where)
     if pair.prediction is not None:
-        where = f"{pair.case_id}, file {pair.prediction.name}"
-        check_values(values.prediction, task.numbering.prediction, where)
-    return score_pair(pair, task.numbering, protocol)
+        where = f"{pair.case_id} (prediction {pair.prediction.name})"
+        check_values(task.read.in_prediction, numbering.prediction, where)
+    return score_pair(pair, numbering, protocol)

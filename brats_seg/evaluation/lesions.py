@@ -11,7 +11,8 @@ import numpy.typing as npt
 from scipy import ndimage
 
 from brats_seg.cases.groups import first_of_group
-from brats_seg.evaluation.surface import Mask, box_around
+from brats_seg.data.box import bounding_box
+from brats_seg.evaluation.surface import Mask
 
 Lesions = npt.NDArray[np.int32]
 
@@ -36,9 +37,11 @@ def number_components(mask: Mask) -> Lesions:
 def number_lesions(mask: Mask, dilation: int) -> Lesions:
     """Number the components of a mask, those whose dilations touch being one lesion."""
     lesions = np.zeros(mask.shape, np.int32)
-    if mask.any():
-        box = box_around(mask, dilation)
-        lesions[box] = np.where(mask[box], number_components(dilated(mask[box], dilation)), 0)
+    box = bounding_box(mask)
+    if box is not None:
+        # where two dilations meet outside the box, they meet at its edge as well
+        cut = mask[box.slices]
+        lesions[box.slices] = np.where(cut, number_components(dilated(cut, dilation)), 0)
     return lesions
 
 

@@ -21,7 +21,9 @@ from brats_seg.evaluation.lesions import (
     without_small,
 )
 from brats_seg.evaluation.protocols import NSD_TOLERANCES_MM, LesionRules, Protocol, ScoredRegion
-from brats_seg.evaluation.surface import Mask, Slices, Spacing, hausdorff95, surface_dice
+from brats_seg.evaluation.surface import Mask, Spacing, hausdorff95, surface_dice
+
+Slices = tuple[slice, slice, slice]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,7 +152,7 @@ def _scored(
 def _compared(lesion: Mask, predicted: Mask, scale: Scale) -> _Match:
     n_shared = np.count_nonzero(lesion & predicted)
     return _Match(
-        dice=2 * n_shared / (np.count_nonzero(lesion) + np.count_nonzero(predicted)),
+        dice=float(2 * n_shared / (np.count_nonzero(lesion) + np.count_nonzero(predicted))),
         hd95=hausdorff95(lesion, predicted, scale.spacing_mm),
         nsd=surface_dice(lesion, predicted, scale.spacing_mm, NSD_TOLERANCES_MM),
     )

@@ -1,7 +1,8 @@
 """What each challenge scores, and by which numbers: its regions, its lesions, its penalty.
 
-`legacy` is how BraTS 2017 to 2022 scored whole regions. `lesionwise2023` and `lesionwise2024` score
-lesion by lesion, with parameters of their own for every task; the numbers are those of the
+`legacy` is how BraTS 2017 to 2022 scored whole regions; its HD95 is the one that the programs of
+2023 print beside their lesion-wise scores under that name. `lesionwise2023` and `lesionwise2024` score
+lesion by lesion, with parameters of their own for every task. The numbers are those of the
 challenges' published programs, slips included: SNFH of the adult glioma task of 2024 was meant to
 be dilated five times, and is dilated three times because its name is misspelt there.
 """

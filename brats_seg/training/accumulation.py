@@ -28,8 +28,8 @@ from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from brats_seg.errors import ConfigError
 from brats_seg.models.build import has_batch_statistics
+from brats_seg.models.device import Device
 from brats_seg.models.output import TrainingOutput, output_from, tensors_of
-from brats_seg.training.device import Device
 from brats_seg.training.replay import (
     RandomState,
     capture_buffers,

@@ -4,7 +4,6 @@ A checkpoint is a dictionary of plain values and tensors, read with `weights_onl
 opening one runs no code. Its entry `model` is the plain state dict of the network.
 """
 
-import pickle
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -12,30 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from brats_seg.errors import ResumeError
 from brats_seg.files import whole_file
-from brats_seg.labels import MODALITIES, REGIONS
+from brats_seg.models.trained import SCHEMA_VERSION, ModelIdentity, read_checkpoint
 from brats_seg.training.history import Tally
-
-SCHEMA_VERSION = 1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelIdentity:
-    """What a network was taught, so that it is never fed anything else unawares."""
-
-    conventions: tuple[str, ...]
-    """Label conventions of the training cases; regions were made by each case's own."""
-    patch: tuple[int, int, int]
-    """Voxels that the network learnt on."""
-    fingerprint: str
-    """Hash of the training set: ids and prepared contents."""
-    modalities: tuple[str, ...] = MODALITIES
-    regions: tuple[str, ...] = REGIONS
-    normalisation: str = "z-score of each modality inside the brain, background 0"
-    spacing_mm: tuple[float, float, float] = (1.0, 1.0, 1.0)
-    thresholds: tuple[float, float, float] = (0.5, 0.5, 0.5)
-    """Probability above which a voxel belongs to WT, TC, ET."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,19 +67,7 @@ def load_checkpoint(path: Path, device: torch.device) -> Checkpoint:
 
     Raises `ResumeError` naming the file if it is damaged, of another make, or of a newer schema.
     """
-    try:
-        content = torch.load(path, map_location=device, weights_only=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError, ValueError, KeyError) as error:
-        reason = f"{error}".partition("\n")[0] or "it ends too soon"
-        msg = f"{path} is not a checkpoint that can be read: {reason}"
-        raise ResumeError(msg) from None
-    if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
-        found = content.get("schema_version") if isinstance(content, dict) else type(content)
-        msg = (
-            f"{path}: found schema version {found}; expected {SCHEMA_VERSION}. "
-            "Read it with the version of brats_seg that wrote it."
-        )
-        raise ResumeError(msg)
+    content = read_checkpoint(path, device)
     content["identity"] = ModelIdentity(**content["identity"])
     content["position"] = Position(**content["position"])
     content["tally"] = Tally(**content["tally"])

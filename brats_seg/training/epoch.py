@@ -13,8 +13,8 @@ from brats_seg.data.fold import FoldData
 from brats_seg.data.loader import draw_loader
 from brats_seg.data.patches import Draw, epoch_draws
 from brats_seg.models.build import size_multiple
+from brats_seg.models.device import Device
 from brats_seg.training.accumulation import MicroBatch
-from brats_seg.training.device import Device
 
 
 def epoch_windows(

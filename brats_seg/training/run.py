@@ -13,8 +13,9 @@ import torch
 from brats_seg.config import Config, config_of, differing_settings
 from brats_seg.errors import ResumeError
 from brats_seg.files import whole_file
-from brats_seg.training.checkpoint import Checkpoint, ModelIdentity, load_checkpoint
-from brats_seg.training.device import Device
+from brats_seg.models.device import Device
+from brats_seg.models.trained import ModelIdentity
+from brats_seg.training.checkpoint import Checkpoint, load_checkpoint
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,10 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from brats_seg.config import Config, OptimizerConfig
 from brats_seg.errors import ResumeError
+from brats_seg.models.device import Device
+from brats_seg.models.trained import ModelIdentity
 from brats_seg.training.accumulation import Accumulator, Criterion, StepResult
-from brats_seg.training.checkpoint import Checkpoint, ModelIdentity, Position
-from brats_seg.training.device import Device
+from brats_seg.training.checkpoint import Checkpoint, Position
 from brats_seg.training.history import Tally
 from brats_seg.training.schedule import Schedule, build_schedule
 

@@ -17,10 +17,12 @@ from brats_seg.data.fold import FoldData
 from brats_seg.data.patches import Draw, stable_seed
 from brats_seg.errors import BratsError, ConfigError
 from brats_seg.models.build import build_model, has_batch_statistics
+from brats_seg.models.device import choose_device
+from brats_seg.models.memory import peak_memory_mb, reset_peak_memory
+from brats_seg.models.trained import ModelIdentity
 from brats_seg.progress import Track, tracked
 from brats_seg.training.accumulation import Criterion, StepResult
-from brats_seg.training.checkpoint import Checkpoint, ModelIdentity, Position, save_checkpoint
-from brats_seg.training.device import choose_device
+from brats_seg.training.checkpoint import Checkpoint, Position, save_checkpoint
 from brats_seg.training.epoch import (
     epoch_windows,
     micro_batches,
@@ -30,7 +32,6 @@ from brats_seg.training.epoch import (
 )
 from brats_seg.training.history import PhaseScores, Row, Tally, row_line, write_history
 from brats_seg.training.losses import build_criterion
-from brats_seg.training.memory import peak_memory_mb, reset_peak_memory
 from brats_seg.training.run import Run, environment_of
 from brats_seg.training.state import build_state, checkpoint_of, restore
 from brats_seg.training.stopping import StopRequest

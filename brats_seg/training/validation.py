@@ -11,10 +11,10 @@ from brats_seg.config import Config
 from brats_seg.data.dataset import Sample
 from brats_seg.labels import REGIONS
 from brats_seg.models.build import size_multiple
+from brats_seg.models.device import Device
 from brats_seg.models.output import as_output
 from brats_seg.models.windows import predict_logits
 from brats_seg.training.accumulation import Criterion, Output, whole_loss
-from brats_seg.training.device import Device
 from brats_seg.training.history import PhaseScores, region_counts, scores_of
 
 

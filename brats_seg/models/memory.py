@@ -24,3 +24,12 @@ def peak_memory_mb(device: torch.device) -> float:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # kilobytes on Linux, bytes on macOS
     return peak / MEGABYTE if sys.platform == "darwin" else peak / 1024
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell whether an error means that memory ran out, on a GPU or in this machine."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    # the allocators of CPU and Mac have no class of their own
+    signs = ("out of memory", "DefaultCPUAllocator")
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)

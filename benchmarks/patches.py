@@ -1,0 +1,218 @@
+"""Cases and training patches from the prepared store, beside MONAI's dictionary pipeline.
+
+A B A B in one process and one thread, files in the page cache: CPU time per patch, the median over
+rounds, and how many times as long the others take as the first line of each table, the median of
+the ratios taken round by round. MONAI changes patches as often and as much; it turns a patch within
+itself, where ours reads what comes in from outside.
+
+    python benchmarks/patches.py --size 128 --cases 2 --rounds 5
+
+Phantom cases of full size are made for the purpose.
+"""
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count, cycle
+from pathlib import Path
+from time import process_time
+
+import monai_patches as peer
+import numpy as np
+import torch
+from monai.data import CacheDataset, PersistentDataset
+from monai.data import Dataset as PlainDataset
+from monai.transforms import Compose
+
+from brats_seg.cases.case import Case, CaseIndex
+from brats_seg.cases.index import index_cases
+from brats_seg.cases.nifti import read_volume
+from brats_seg.cases.phantom import write_phantom_cases
+from brats_seg.config import PatchConfig, StoreConfig
+from brats_seg.data import augment_spatial as spatial
+from brats_seg.data.box import Box
+from brats_seg.data.brain import extract_brain
+from brats_seg.data.buffers import Buffers
+from brats_seg.data.dataset import PatchDataset
+from brats_seg.data.patches import Draw
+from brats_seg.data.prepare import prepare_cases
+from brats_seg.data.store import PreparedCase, open_case
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contender:
+    """A way to make patches, or cases."""
+
+    name: str
+    make: Callable[[], object]
+    n_made: int
+    """How many are made in a round."""
+
+
+def main() -> None:
+    """Print a table for each kind of patch."""
+    arguments = _arguments()
+    torch.set_num_threads(1)
+    size = (arguments.size,) * 3
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_phantom_cases(
+            folder / "scans", n_cases=arguments.cases, seed=0, shape=(240, 240, 155)
+        )
+        index = index_cases(folder / "scans")
+        for compressed in (False, True):
+            store = folder / f"compressed-{compressed}"
+            prepare_cases(
+                index, index.cases, store, StoreConfig(compressed=compressed), n_workers=0
+            )
+        print(
+            f"patches of {size}, {len(index.cases)} cases, matrix product {_gigaflops():.0f} GFLOP/s"
+        )
+        print(f"difference of a case from MONAI's: {_largest_difference(index):.1e}")
+        n = arguments.patches
+        tables = {
+            "a case from its scans": _cases(index),
+            "crop": _crops(folder, index, size, n),
+            "light augmentation": _light(folder, index, size, n),
+            "full augmentation": _full(folder, index, size, n),
+        }
+        for title, contenders in tables.items():
+            _print_table(title, contenders, arguments.rounds)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--size", type=int, default=128, help="voxels along each axis of a patch")
+    parser.add_argument("--cases", type=int, default=2)
+    parser.add_argument("--patches", type=int, default=24, help="per round and contender")
+    parser.add_argument("--rounds", type=int, default=5)
+    return parser.parse_args()
+
+
+def _print_table(title: str, contenders: Sequence[Contender], rounds: int) -> None:
+    seconds = _measured(contenders, rounds)
+    first = seconds[contenders[0].name]
+    print(f"\n{title:42}  CPU ms  a second   ratio")
+    for contender in contenders:
+        own = seconds[contender.name]
+        ratio = statistics.median(a / b for a, b in zip(own, first, strict=True))
+        median = statistics.median(own)
+        print(f"{contender.name:42}  {1e3 * median:6.1f}  {1 / median:8.1f}  {ratio:6.2f}x")
+
+
+def _measured(contenders: Sequence[Contender], rounds: int) -> dict[str, list[float]]:
+    """Return the CPU seconds for one patch or case of every contender, in every round."""
+    for contender in contenders:
+        contender.make()
+    seconds: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+    for _ in range(rounds):
+        for contender in contenders:
+            start = process_time()
+            for _ in range(contender.n_made):
+                contender.make()
+            seconds[contender.name].append((process_time() - start) / contender.n_made)
+    return seconds
+
+
+def _gigaflops() -> float:
+    matrix = torch.randn(2048, 2048)
+    start = process_time()
+    for _ in range(5):
+        matrix @ matrix
+    return 5 * 2 * 2048**3 / (process_time() - start) / 1e9
+
+
+def _cases(index: CaseIndex) -> list[Contender]:
+    ours, theirs = cycle(index.cases), cycle(peer.items(index, labels=False))
+    pipeline = Compose(peer.deterministic(labels=False))
+    return [
+        Contender(name="ours", make=lambda: _normalised(index, next(ours)), n_made=2),
+        Contender(name="MONAI", make=lambda: pipeline(next(theirs)), n_made=2),
+    ]
+
+
+def _normalised(index: CaseIndex, case: Case) -> np.ndarray:
+    volumes = [read_volume(index.root / scan.path, case_id=case.case_id) for scan in case.images]
+    return extract_brain(case.case_id, volumes, None).image
+
+
+def _largest_difference(index: CaseIndex) -> float:
+    theirs = Compose(peer.deterministic(labels=False))(peer.items(index, labels=False)[0])[
+        "image"
+    ].numpy()
+    return float(np.abs(_normalised(index, index.cases[0]) - theirs).max())
+
+
+def _crops(
+    folder: Path, index: CaseIndex, size: tuple[int, int, int], n_made: int
+) -> list[Contender]:
+    plain, packed = (
+        open_case(folder / f"compressed-{compressed}", index.cases[0].case_id)
+        for compressed in (False, True)
+    )
+    box, buffers = Box.at((5, 7, 3), size), Buffers()
+    still = spatial.Motion(mirrored=(False, False, False), matrix=None)
+    makes = {
+        "ours: memory used again": lambda: spatial.read_moved(plain, box, still, buffers),
+        "ours: new arrays": lambda: _read_anew(plain, box),
+        "ours: compressed": lambda: spatial.read_moved(packed, box, still, buffers),
+        "MONAI CacheDataset, image alone": _cached(index, peer.crop(size), labels=False),
+    }
+    return [Contender(name=name, make=make, n_made=n_made) for name, make in makes.items()]
+
+
+def _read_anew(case: PreparedCase, box: Box) -> tuple[np.ndarray, np.ndarray]:
+    return case.read_image(box).astype(np.float32), case.read_labels(box)
+
+
+def _light(
+    folder: Path, index: CaseIndex, size: tuple[int, int, int], n_made: int
+) -> list[Contender]:
+    random = [*peer.crop(size), *peer.light()]
+    scans, steps = peer.items(index, labels=True), [*peer.deterministic(labels=True), *random]
+    persistent = PersistentDataset(scans, steps, folder / "persistent")
+    plain = PlainDataset(scans, Compose(steps))
+    cached = _cached(index, random, labels=True)
+    return [
+        _ours(folder / "compressed-False", index, size, "light", n_made),
+        Contender(name="MONAI CacheDataset", make=cached, n_made=n_made),
+        Contender(name="MONAI PersistentDataset", make=_each(persistent), n_made=n_made // 4),
+        Contender(name="MONAI Dataset", make=_each(plain), n_made=2),
+    ]
+
+
+def _full(
+    folder: Path, index: CaseIndex, size: tuple[int, int, int], n_made: int
+) -> list[Contender]:
+    cached = _cached(index, [*peer.crop(size), *peer.full()], labels=True)
+    return [
+        _ours(folder / "compressed-False", index, size, "full", n_made),
+        Contender(name="MONAI CacheDataset", make=cached, n_made=n_made),
+    ]
+
+
+def _ours(
+    folder: Path, index: CaseIndex, size: tuple[int, int, int], augment: str, n_made: int
+) -> Contender:
+    patch = PatchConfig(size=size)
+    dataset = PatchDataset(folder, patch=patch, multiple=(1, 1, 1), augment=augment, seed=0)
+    draws = (
+        Draw(epoch=0, case_id=case.case_id, draw=draw) for draw in count() for case in index.cases
+    )
+    return Contender(name="ours", make=lambda: dataset[next(draws)], n_made=n_made)
+
+
+def _cached(index: CaseIndex, random: Sequence[Callable], *, labels: bool) -> Callable[[], object]:
+    steps = [*peer.deterministic(labels=labels), *random]
+    return _each(CacheDataset(peer.items(index, labels=labels), steps, progress=False))
+
+
+def _each(dataset: PlainDataset) -> Callable[[], object]:
+    places: Iterator[int] = cycle(range(len(dataset)))
+    return lambda: dataset[next(places)]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,220 @@
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from scipy.ndimage import affine_transform
+from scipy.spatial.transform import Rotation
+
+from brats_seg.cases.nifti import Geometry
+from brats_seg.data.augment import FULL, NONE, Augmentation
+from brats_seg.data.augment_spatial import (
+    Motion,
+    draw_motion,
+    read_moved,
+    rotation_matrix,
+    touched_box,
+)
+from brats_seg.data.box import Box
+from brats_seg.data.buffers import Buffers
+from brats_seg.data.store import PreparedCase
+from brats_seg.labels import BRATS2017
+from tests.builders import make_label_map
+
+SHAPE = (22, 18, 26)
+STILL = (False, False, False)
+MIRRORINGS = tuple(product([False, True], repeat=3))
+
+
+def make_case(image: np.ndarray, labels: np.ndarray) -> PreparedCase:
+    geometry = Geometry(
+        shape=labels.shape, affine=np.eye(4), qform=np.eye(4), qform_code=1, sform_code=1
+    )
+    return PreparedCase(
+        case_id="a",
+        key="",
+        convention=BRATS2017,
+        box=Box.at((0, 0, 0), labels.shape),
+        geometry=geometry,
+        image=image.astype(np.float16),
+        labels=labels,
+        foreground=(),
+    )
+
+
+@pytest.fixture
+def case(rng: np.random.Generator) -> PreparedCase:
+    """Noise, which shows every voxel that is out of place."""
+    return make_case(rng.normal(size=(4, *SHAPE)), rng.choice([0, 1, 2, 4], SHAPE).astype(np.uint8))
+
+
+def moved(case: PreparedCase, box: Box, motion: Motion) -> tuple[np.ndarray, np.ndarray]:
+    image, labels = read_moved(case, box, motion, Buffers())
+    assert image.dtype == torch.float32
+    return image.numpy(), labels
+
+
+def random_matrix(seed: int) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return rng.uniform(0.7, 1.4) * rotation_matrix(rng.uniform(-30, 30, size=3))
+
+
+def by_scipy(volume: np.ndarray, box: Box, matrix: np.ndarray, order: int) -> np.ndarray:
+    """Interpolate with another library, in a volume with a wide border of zeros."""
+    margin = 40
+    half = (np.array(box.shape) - 1) / 2
+    offset = np.array(box.start) + half + margin - matrix @ half
+    padded = np.pad(volume.astype(np.float64), margin)
+    return affine_transform(padded, matrix, offset, output_shape=box.shape, order=order)
+
+
+def test_a_patch_that_is_not_moved_is_what_the_store_holds(case: PreparedCase) -> None:
+    box = Box.at((3, -2, 5), (8, 12, 10))
+    image, labels = moved(case, box, Motion(mirrored=STILL, matrix=None))
+
+    np.testing.assert_array_equal(image, case.read_image(box))
+    np.testing.assert_array_equal(labels, case.read_labels(box))
+
+
+@pytest.mark.parametrize("mirrored", MIRRORINGS)
+def test_mirroring_turns_axes_round(case: PreparedCase, mirrored: tuple[bool, bool, bool]) -> None:
+    box = Box.at((3, 2, 5), (8, 12, 10))
+    image, labels = moved(case, box, Motion(mirrored=mirrored, matrix=None))
+
+    axes = [axis for axis in range(3) if mirrored[axis]]
+    np.testing.assert_array_equal(labels, np.flip(case.read_labels(box), axes))
+    expected = np.flip(case.read_image(box), [axis + 1 for axis in axes])
+    np.testing.assert_array_equal(image, expected)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_turning_and_scaling_agree_with_another_library(case: PreparedCase, seed: int) -> None:
+    start = np.random.default_rng(seed).integers(-4, 12, size=3).tolist()
+    box, matrix = Box.at(tuple(start), (12, 9, 14)), random_matrix(seed)
+    image, labels = moved(case, box, Motion(mirrored=STILL, matrix=matrix))
+
+    for channel, source in zip(image, case.image, strict=True):
+        np.testing.assert_allclose(channel, by_scipy(source, box, matrix, 1), atol=1e-4)
+    # a place right between two voxels may fall to either
+    assert np.mean(labels != by_scipy(case.labels, box, matrix, 0)) < 0.002
+
+
+def test_the_whole_case_turned_agrees_as_well(case: PreparedCase) -> None:
+    box, matrix = Box.at((0, 0, 0), (32, 32, 32)), random_matrix(1)
+    image, _ = moved(case, box, Motion(mirrored=STILL, matrix=matrix))
+
+    np.testing.assert_allclose(image[2], by_scipy(case.image[2], box, matrix, 1), atol=1e-4)
+
+
+@pytest.mark.parametrize("axis", range(3))
+def test_a_quarter_turn_moves_whole_voxels(case: PreparedCase, axis: int) -> None:
+    angles = np.zeros(3)
+    angles[axis] = 90
+    box = Box.at((4, 4, 4), (9, 9, 9))
+    image, labels = moved(case, box, Motion(mirrored=STILL, matrix=rotation_matrix(angles)))
+
+    # the voxels come from a quarter turn on, so what is seen has turned back
+    plane = ((axis + 1) % 3, (axis + 2) % 3)
+    np.testing.assert_array_equal(labels, np.rot90(case.read_labels(box), -1, plane))
+    expected = np.rot90(case.read_image(box), -1, [n + 1 for n in plane])
+    np.testing.assert_allclose(image, expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("mirrored", MIRRORINGS)
+def test_a_turned_patch_is_mirrored_as_any_other(
+    case: PreparedCase, mirrored: tuple[bool, bool, bool]
+) -> None:
+    box, matrix = Box.at((3, 2, 5), (8, 12, 10)), random_matrix(0)
+    still, still_labels = moved(case, box, Motion(mirrored=STILL, matrix=matrix))
+    image, labels = moved(case, box, Motion(mirrored=mirrored, matrix=matrix))
+
+    axes = [axis for axis in range(3) if mirrored[axis]]
+    np.testing.assert_allclose(image, np.flip(still, [axis + 1 for axis in axes]), atol=1e-4)
+    assert np.mean(labels != np.flip(still_labels, axes)) < 0.002
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_image_and_labels_keep_one_grid(seed: int) -> None:
+    """The image is the label map: they must still agree after any motion."""
+    labels = make_label_map((40, 40, 40))
+    case = make_case(np.stack([labels] * 4), labels)
+    motion = draw_motion(
+        Augmentation(mirror=0.5, rotation=1, scaling=1), np.random.default_rng(seed)
+    )
+    image, moved_labels = moved(case, Box.at((4, 6, 5), (30, 28, 32)), motion)
+
+    # interpolated values are whole numbers only where all neighbours are alike
+    certain = np.isin(image[0], [0, 1, 2, 4])
+    alike = certain & (moved_labels == image[0])
+    # 1 and 2 also arise between 0 and 4, on thin shells
+    assert alike.sum() > 0.98 * certain.sum()
+    whole_tumour, guess = moved_labels > 0, image[0] >= 1
+    assert 2 * (whole_tumour & guess).sum() / (whole_tumour.sum() + guess.sum()) > 0.95
+    np.testing.assert_allclose(
+        np.argwhere(whole_tumour).mean(axis=0), np.argwhere(guess).mean(axis=0), atol=0.15
+    )
+
+
+def test_background_stays_0_where_nothing_but_background_is_near() -> None:
+    labels = np.zeros((30, 30, 30), dtype=np.uint8)
+    image = np.zeros((4, 30, 30, 30))
+    image[:, 12:18, 12:18, 12:18] = 1
+    moved_image, _ = moved(
+        make_case(image, labels),
+        Box.at((0, 0, 0), (30, 30, 30)),
+        Motion(mirrored=STILL, matrix=random_matrix(4)),
+    )
+
+    # the scaled cube and a voxel around it at most
+    assert 100 < np.count_nonzero(moved_image[0]) < 12**3 + 1
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_touched_box_is_as_small_as_it_can_be(seed: int) -> None:
+    box, matrix = Box.at((5, 7, 9), (6, 8, 4)), random_matrix(seed)
+    half = (np.array(box.shape) - 1) / 2
+    places = [
+        matrix @ (np.array(voxel) - half) + np.array(box.start) + half
+        for voxel in product(*map(range, box.shape))
+    ]
+
+    touched = touched_box(box, matrix)
+
+    assert touched.start == tuple(np.floor(np.min(places, axis=0)).astype(int))
+    assert touched.stop == tuple(np.ceil(np.max(places, axis=0)).astype(int) + 1)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_rotations_are_about_x_then_y_then_z(seed: int) -> None:
+    angles = np.random.default_rng(seed).uniform(-30, 30, size=3)
+
+    expected = Rotation.from_euler("xyz", angles, degrees=True).as_matrix()
+    np.testing.assert_allclose(rotation_matrix(angles), expected, atol=1e-12)
+
+
+def test_motions_come_as_often_and_as_far_as_the_list_says() -> None:
+    rng = np.random.default_rng(0)
+    motions = [draw_motion(FULL, rng) for _ in range(4000)]
+
+    assert np.mean([motion.mirrored for motion in motions]) == pytest.approx(0.5, abs=0.02)
+    matrices = [motion.matrix for motion in motions if motion.matrix is not None]
+    # either of two chances of a fifth
+    assert len(matrices) / 4000 == pytest.approx(0.36, abs=0.025)
+    scales = np.cbrt(np.linalg.det(matrices))
+    assert (scales > 0.7).all()
+    assert (scales < 1.4).all()
+    scaled = ~np.isclose(scales, 1)
+    assert scaled.sum() / 4000 == pytest.approx(0.2, abs=0.02)
+    assert scales[scaled].mean() == pytest.approx(1.05, abs=0.02)
+    angles = Rotation.from_matrix(matrices / scales[:, None, None]).as_euler("xyz", degrees=True)
+    assert np.abs(angles).max() < 30
+    turned = np.abs(angles).max(axis=1) > 1e-6
+    assert turned.sum() / 4000 == pytest.approx(0.2, abs=0.02)
+    assert angles[turned].std(axis=0) == pytest.approx([17.3] * 3, abs=1.5)
+
+
+def test_without_augmentation_nothing_moves() -> None:
+    motion = draw_motion(NONE, np.random.default_rng(0))
+
+    assert motion.matrix is None
+    assert motion.mirrored == STILL

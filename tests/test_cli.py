@@ -1,0 +1,346 @@
+"""Commands as a person types them: what they print, what they write, how they end."""
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pandas as pd
+import pytest
+
+from brats_seg.cli import main
+from brats_seg.labels import BRATS2023
+from tests.builders import make_label_map, write_case, write_nifti
+
+QUICK = [
+    "--patch",
+    "8,8,8",
+    "--epochs",
+    "1",
+    "--effective-batch",
+    "2",
+    "--precision",
+    "fp32",
+    "--set",
+    "folds.n_folds=3",
+    "--set",
+    "model.widths=[4, 8]",
+    "--set",
+    "model.deep_supervision=false",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Done]:
+    """The program in this process, because importing torch and MONAI takes seconds."""
+
+    def run_here(*arguments: str | Path) -> Done:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["brats-seg", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        shown = capsys.readouterr()
+        return Done(returncode=ended.value.code or 0, stdout=shown.out, stderr=shown.err)
+
+    return run_here
+
+
+@pytest.fixture
+def scans(brats_root: Path) -> Path:
+    return brats_root
+
+
+def test_index_says_what_it_found(run: Callable[..., Done], scans: Path, tmp_path: Path) -> None:
+    done = run("index", scans, "-o", "table.csv")
+
+    assert done.returncode == 0, done.stderr
+    table = pd.read_csv(tmp_path / "table.csv")
+    assert list(table.columns[:11]) == [
+        "case_id",
+        "patient_id",
+        "timepoint",
+        "release",
+        "label_convention",
+        "t1n",
+        "t1c",
+        "t2w",
+        "t2f",
+        "label",
+        "problems",
+    ]
+    assert len(table) == 6
+    assert set(table["label_convention"]) == {"brats2017"}
+    assert "brats2021" in done.stdout
+    assert "6 cases" in done.stdout
+
+
+def test_index_of_a_folder_with_a_bad_case_lists_it_and_ends_with_1(
+    run: Callable[..., Done], scans: Path, tmp_path: Path
+) -> None:
+    (scans / "BraTS2021_00003" / "BraTS2021_00003_t2.nii.gz").unlink()
+
+    done = run("index", scans)
+
+    assert done.returncode == 1
+    assert "BraTS2021_00003" in done.stdout
+    assert "t2w" in done.stdout
+    assert len(pd.read_csv(tmp_path / "cases.csv")) == 6
+
+
+def test_train_writes_a_run_and_goes_on_with_it(
+    run: Callable[..., Done], scans: Path, tmp_path: Path
+) -> None:
+    command = ["train", "--data", scans, "--fold", "1", *QUICK]
+
+    stopped = run(*command, "--max-hours", "0")
+    finished = run(*command)
+    again = run(*command)
+
+    assert stopped.returncode == 0, stopped.stderr
+    assert "the 0.0 hours given are over" in stopped.stdout
+    assert finished.returncode == 0, finished.stderr
+    assert "4 cases to train on, 2 held out" in finished.stdout
+    assert "epoch 1/1 | training loss" in finished.stdout
+    assert (tmp_path / "runs" / "fold1" / "best.pt").exists()
+    assert again.returncode == 0
+    assert "finished after 1 epochs" in again.stdout
+
+
+def test_flags_win_over_set_and_are_written_down(
+    run: Callable[..., Done], scans: Path, tmp_path: Path
+) -> None:
+    run("train", "--data", scans, *QUICK, "--seed", "7", "--set", "training.seed=8")
+
+    assert "seed: 7" in (tmp_path / "runs" / "fold0" / "config.yaml").read_text()
+
+
+def test_a_written_configuration_can_be_given_again(
+    run: Callable[..., Done], scans: Path, tmp_path: Path
+) -> None:
+    run("train", "--data", scans, *QUICK)
+
+    done = run(
+        "train", "--data", scans, "--config", "runs/fold0/config.yaml", "--run", "runs/again"
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_prepare_makes_each_stage_a_file(
+    run: Callable[..., Done], scans: Path, tmp_path: Path
+) -> None:
+    done = run("prepare", scans, "--prepared", "ready", "--set", "folds.n_folds=3")
+
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "ready" / "cases.csv").exists()
+    assert (tmp_path / "ready" / "folds.csv").exists()
+    assert (tmp_path / "ready" / "BraTS2021_00000").is_dir()
+
+
+def test_phantom_cases_are_found_again(run: Callable[..., Done], tmp_path: Path) -> None:
+    run("phantom", "made", "--cases", "2")
+
+    done = run("index", "made")
+
+    assert done.returncode == 0, done.stderr
+    assert "2 cases" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (
+            ["--set", "training.epochs=3"],
+            2,
+            "setting training.epochs is unknown; there are n_epochs",
+        ),
+        (["--set", "optimizer.lr"], 2, "has no '='"),
+        (["--preset", "kagle"], 2, "preset 'kagle' is unknown; there are demo, kaggle-t4"),
+        (["--config", "nowhere.yaml"], 2, "nowhere.yaml cannot be read"),
+        (["--model", "vnet"], 2, "setting model.name"),
+        (["--fold", "7"], 2, "fold 7 is not in the fold table, which has folds 0, 1, 2"),
+        (["--device", "cuda:9"], 3, "torch sees"),
+        (["--set", "folds.n_folds=9"], 2, "6 patients cannot fill 9 folds"),
+        (["--patch", "8,8"], 2, "expected three positive whole numbers such as 64,64,64"),
+        (["--run", "occupied/run"], 3, "occupied/run"),
+    ],
+)
+def test_wrong_use_ends_with_a_message_and_the_code(
+    run: Callable[..., Done],
+    scans: Path,
+    tmp_path: Path,
+    arguments: list[str],
+    code: int,
+    message: str,
+) -> None:
+    (tmp_path / "occupied").write_text("a file in the way")
+
+    done = run("train", "--data", scans, *QUICK, *arguments)
+
+    assert done.returncode == code, done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def spoil_missing(folder: Path) -> None:
+    next(folder.glob("*_t1ce.nii.gz")).unlink()
+
+
+def spoil_grid(folder: Path) -> None:
+    write_nifti(next(folder.glob("*_t2.nii.gz")), np.ones((24, 24, 15), np.int16))
+
+
+def spoil_4d(folder: Path) -> None:
+    write_nifti(next(folder.glob("*_t1.nii.gz")), np.ones((24, 24, 16, 2), np.int16))
+
+
+def spoil_nan(folder: Path) -> None:
+    path = next(folder.glob("*_flair.nii.gz"))
+    array = nib.load(path).get_fdata().astype(np.float32)
+    array[12, 12, 8] = np.nan
+    write_nifti(path, array)
+
+
+def spoil_constant(folder: Path) -> None:
+    write_nifti(next(folder.glob("*_t2.nii.gz")), np.full((24, 24, 16), 7, np.int16))
+
+
+def spoil_truncated(folder: Path) -> None:
+    path = next(folder.glob("*_t1.nii.gz"))
+    path.write_bytes(path.read_bytes()[:-200])
+
+
+def spoil_empty(folder: Path) -> None:
+    next(folder.glob("*_t1.nii.gz")).write_bytes(b"")
+
+
+def spoil_text(folder: Path) -> None:
+    next(folder.glob("*_t1.nii.gz")).write_text("this is no scan")
+
+
+def spoil_label(folder: Path) -> None:
+    label = make_label_map()
+    label[12, 12, 8] = 9
+    write_nifti(next(folder.glob("*_seg.nii.gz")), label)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "file", "words"),
+    [
+        (spoil_missing, "BraTS2021_00002/", "t1c"),
+        (spoil_grid, "_t2.nii.gz", "15"),
+        (spoil_4d, "_t1.nii.gz", "24"),
+        (spoil_nan, "_flair.nii.gz", "finite"),
+        (spoil_constant, "_t2.nii.gz", "constant"),
+        (spoil_truncated, "_t1.nii.gz", "t"),
+        (spoil_empty, "_t1.nii.gz", "empty"),
+        (spoil_text, "_t1.nii.gz", "NIfTI"),
+        (spoil_label, "label map", "9"),
+    ],
+)
+def test_every_bad_case_is_named_and_can_be_left_out(
+    run: Callable[..., Done], scans: Path, tmp_path: Path, spoil: object, file: str, words: str
+) -> None:
+    """The message names case, file, what was found, what was expected, and what to try."""
+    spoil(scans / "BraTS2021_00002")  # type: ignore[operator]
+
+    refused = run("train", "--data", scans, *QUICK)
+    left_out = run("train", "--data", scans, *QUICK, "--skip-bad")
+
+    assert refused.returncode == 1, refused.stderr
+    error = refused.stderr
+    assert all(part in error for part in ("case BraTS2021_00002", file, "found", "expected", words))
+    assert "--skip-bad" in error
+    assert "Traceback" not in error
+    assert left_out.returncode == 0, left_out.stderr
+    assert "case BraTS2021_00002 is left out" in left_out.stdout
+
+
+def test_one_case_only_is_refused(run: Callable[..., Done], tmp_path: Path) -> None:
+    write_case(tmp_path / "scans")
+
+    done = run("train", "--data", "scans", *QUICK)
+
+    assert done.returncode == 2
+    assert "all cases are of one patient" in done.stderr
+
+
+def test_scans_without_label_maps_are_refused(run: Callable[..., Done], tmp_path: Path) -> None:
+    write_case(tmp_path / "scans", labelled=False)
+
+    done = run("train", "--data", "scans", *QUICK)
+
+    assert done.returncode == 2
+    assert "none with a label map" in done.stderr
+
+
+def test_a_folder_without_scans_is_refused(run: Callable[..., Done], tmp_path: Path) -> None:
+    (tmp_path / "scans").mkdir()
+
+    done = run("train", "--data", "scans", *QUICK)
+
+    assert done.returncode == 2
+    assert "holds no cases" in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_place_for_the_run_is_an_error_of_the_machine(
+    run: Callable[..., Done], scans: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "closed").mkdir(mode=0o555)
+
+    done = run("train", "--data", scans, *QUICK, "--run", "closed/run")
+
+    assert done.returncode == 3
+    assert "cannot be written" in done.stderr
+
+
+def test_two_numberings_of_labels_are_trained_on_together(
+    run: Callable[..., Done], scans: Path, tmp_path: Path
+) -> None:
+    """Each case is read by the convention of its own release."""
+    for number in range(2):
+        write_case(scans, f"BraTS-GLI-{number:05d}-000", seed=10 + number, convention=BRATS2023)
+
+    done = run("train", "--data", scans, *QUICK)
+
+    assert done.returncode == 0, done.stderr
+    table = pd.read_csv(next((tmp_path / "prepared").iterdir()) / "cases.csv")
+    assert sorted(set(table["label_convention"])) == ["brats2017", "brats2023"]
+
+
+def test_a_case_that_vanished_is_missed(
+    run: Callable[..., Done], scans: Path, tmp_path: Path
+) -> None:
+    run("prepare", scans, "--set", "folds.n_folds=3")
+    shutil.rmtree(scans / "BraTS2021_00004")
+
+    done = run("train", "--data", scans, *QUICK)
+
+    assert done.returncode == 2
+    assert "BraTS2021_00004" in done.stderr
+
+
+def test_a_new_case_is_not_trained_on_unawares(
+    run: Callable[..., Done], scans: Path, tmp_path: Path
+) -> None:
+    run("prepare", scans, "--set", "folds.n_folds=3")
+    write_case(scans, "BraTS2021_00099", seed=99)
+
+    done = run("train", "--data", scans, *QUICK)
+
+    assert done.returncode == 2
+    assert "the fold table has no row for case BraTS2021_00099" in done.stderr

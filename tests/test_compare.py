@@ -1,0 +1,136 @@
+"""Two sets of predictions, case by case."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from brats_seg.errors import UsageError
+from brats_seg.evaluation.compare import NamedScores, compare_scores, rank_sets
+from brats_seg.evaluation.lesionwise import LesionScores
+from tests.test_summary import score
+
+NO_LESIONS = LesionScores(
+    dice=1.0, hd95=0.0, nsd=(1.0, 1.0), n_lesions=0, n_false_positive=0, n_false_negative=0
+)
+
+
+def named(name: str, dices: Sequence[float], hd95s: Sequence[float] | None = None) -> NamedScores:
+    """A set with one region; HD95 is a tie everywhere unless it is given."""
+    distances = hd95s or [1.0] * len(dices)
+    rows = [
+        replace(score(f"{k:03d}", dice), hd95=hd95)
+        for k, (dice, hd95) in enumerate(zip(dices, distances, strict=True))
+    ]
+    return NamedScores(name=name, scores=tuple(rows))
+
+
+def test_pairs_are_tested_worked_out_by_hand(rng: np.random.Generator) -> None:
+    """Six cases better by different amounts: the smallest p of six pairs is 2 / 2**6."""
+    first = named("a", (0.91, 0.82, 0.73, 0.64, 0.55, 0.46, 0.5))
+    second = named("b", (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.5))
+
+    found = compare_scores(first, second, rng)
+
+    dice, hd95 = found.tests
+    assert found.n_cases == 7
+    assert (dice.region, dice.column, hd95.column) == ("wt", "dice", "hd95")
+    assert (dice.n_first_better, dice.n_second_better) == (6, 0)
+    assert dice.mean_first == pytest.approx(4.61 / 7)
+    assert dice.p_value == pytest.approx(2 / 64)
+    assert (hd95.n_first_better, hd95.n_second_better, hd95.p_value) == (0, 0, 1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_p_value_is_that_of_scipy(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    one, other = rng.random((2, 80))
+
+    found = compare_scores(named("a", one.tolist()), named("b", other.tolist()), rng)
+
+    assert found.tests[0].p_value == pytest.approx(stats.wilcoxon(one, other).pvalue)
+
+
+def test_a_short_distance_is_the_better_one(rng: np.random.Generator) -> None:
+    first, second = named("near", (0.5, 0.5), (1.0, 2.0)), named("far", (0.5, 0.5), (3.0, 4.0))
+
+    found = compare_scores(first, second, rng)
+
+    assert (found.tests[1].n_first_better, found.tests[1].n_second_better) == (2, 0)
+    assert [standing.name for standing in found.ranking] == ["near", "far"]
+
+
+def test_mean_ranks_worked_out_by_hand(rng: np.random.Generator) -> None:
+    """Dice ranks 1 2 3 and 2.5 1 2.5; HD95 is 2 for all."""
+    sets = [named("a", (0.9, 0.5)), named("b", (0.8, 0.6)), named("c", (0.7, 0.5))]
+
+    ranking = rank_sets(sets, rng)
+
+    assert [standing.name for standing in ranking] == ["b", "a", "c"]
+    assert [standing.mean_rank for standing in ranking] == pytest.approx(
+        [(2 + 1 + 2 + 2) / 4, (1 + 2.5 + 2 + 2) / 4, (3 + 2.5 + 2 + 2) / 4]
+    )
+    assert ranking[-1].p_value is None
+
+
+def test_chance_rarely_leads_in_every_case_and_often_in_none() -> None:
+    """Twelve cases won by one set: only one in 2**12 exchanges keeps the lead."""
+    dices = np.linspace(0.3, 0.8, 12)
+    better, worse, equal = (
+        named(name, (dices + gain).tolist()) for name, gain in (("+", 0.1), ("-", -0.1), ("=", 0))
+    )
+
+    clear = rank_sets([worse, better], np.random.default_rng(0))
+    tied = rank_sets([equal, replace(equal, name="also")], np.random.default_rng(0))
+
+    assert [standing.name for standing in clear] == ["+", "-"]
+    assert clear[0].p_value == pytest.approx(1 / 2**12, abs=5e-4)
+    assert [standing.name for standing in tied] == ["=", "also"]
+    assert (tied[0].p_value, tied[0].mean_rank) == (1, 1.5)
+
+
+def test_lesionwise_sets_are_ranked_by_their_lesions(rng: np.random.Generator) -> None:
+    """Though whole regions say the opposite."""
+    sets = [
+        NamedScores(
+            name=name,
+            scores=(replace(score("a", dice), lesions=replace(NO_LESIONS, dice=lw_dice)),),
+        )
+        for name, dice, lw_dice in (("whole", 0.9, 0.3), ("lesions", 0.4, 0.7))
+    ]
+
+    found = compare_scores(sets[0], sets[1], rng)
+
+    assert [standing.name for standing in found.ranking] == ["lesions", "whole"]
+    assert [test.column for test in found.tests] == [
+        "dice",
+        "hd95",
+        "lesionwise_dice",
+        "lesionwise_hd95",
+        "lesionwise_nsd_0.5",
+        "lesionwise_nsd_1.0",
+    ]
+
+
+def test_the_order_of_the_rows_changes_nothing() -> None:
+    first, second = named("a", (0.9, 0.3, 0.6)), named("b", (0.5, 0.4, 0.7))
+    turned = replace(second, scores=second.scores[::-1])
+
+    found = [compare_scores(first, o, np.random.default_rng(0)) for o in (second, turned)]
+
+    assert found[0] == found[1]
+
+
+def test_sets_that_cannot_be_paired_are_refused(rng: np.random.Generator) -> None:
+    first, short = named("a", (0.9, 0.3, 0.6)), named("b", (0.9, 0.3))
+    rows = tuple(replace(row, lesions=NO_LESIONS) for row in first.scores)
+    lesionwise = NamedScores(name="c", scores=rows)
+
+    with pytest.raises(UsageError, match=r"a and b do not hold .*: 1 are in one only, such as 002"):
+        compare_scores(first, short, rng)
+    with pytest.raises(UsageError, match="a and c were scored by two protocols"):
+        rank_sets([first, lesionwise], rng)
+    with pytest.raises(UsageError, match="empty holds no scores"):
+        compare_scores(NamedScores(name="empty", scores=()), first, rng)

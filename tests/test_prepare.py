@@ -1,0 +1,383 @@
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from filelock import FileLock
+
+from brats_seg.cases.case import CaseIndex
+from brats_seg.cases.index import index_cases
+from brats_seg.cases.nifti import read_label_map
+from brats_seg.config import StoreConfig
+from brats_seg.data import prepare as prepare_module
+from brats_seg.data import space
+from brats_seg.data.box import Box
+from brats_seg.data.prepare import FOREGROUND_VOXELS, prepare_cases, select_foreground
+from brats_seg.data.store import open_case
+from brats_seg.errors import EnvironmentalError
+from brats_seg.labels import BRATS2017, regions_of
+from tests.builders import write_case, write_nifti
+from tests.prepared import prepare, prepare_index
+
+IDS = ("BraTS2021_00000", "BraTS2021_00001", "BraTS2021_00002")
+
+# prepares three cases, and is killed at the n-th time that something is to reach the disk
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+
+n_left = int(sys.argv[3])
+fsync = os.fsync
+
+def fsync_or_die(descriptor):
+    global n_left
+    n_left -= 1
+    if n_left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    fsync(descriptor)
+
+os.fsync = fsync_or_die
+
+from tests.prepared import prepare
+prepare(Path(sys.argv[1]), Path(sys.argv[2]))
+"""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for seed, case_id in enumerate(IDS):
+        write_case(tmp_path / "scans", case_id, seed=seed)
+    return tmp_path / "scans"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "prepared"
+
+
+def stamps(folder: Path) -> dict[str, tuple[int, int]]:
+    """Tell each case's image apart from one written anew."""
+    status = {case_id: next((folder / case_id).glob("image.*")).stat() for case_id in IDS}
+    return {case_id: (found.st_ino, found.st_mtime_ns) for case_id, found in status.items()}
+
+
+def voxels(folder: Path, case_id: str) -> tuple[np.ndarray, np.ndarray]:
+    case = open_case(folder, case_id)
+    whole = Box.at((0, 0, 0), case.shape)
+    return case.read_image(whole), case.read_labels(whole)
+
+
+def touch(path: Path) -> None:
+    status = path.stat()
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 10**9))
+
+
+def change_voxel(path: Path) -> None:
+    labels = read_label_map(path, case_id="").array.copy()
+    labels[12, 12, 8] = 2 if labels[12, 12, 8] != 2 else 1
+    write_nifti(path, labels)
+
+
+def test_every_case_gets_a_folder_of_its_own(root: Path, folder: Path) -> None:
+    assert prepare(root, folder) == ()
+    assert {path.name for path in folder.iterdir() if not path.name.startswith(".")} == set(IDS)
+    for case_id in IDS:
+        assert {path.name for path in (folder / case_id).iterdir()} == {
+            "image.npy",
+            "labels.npy",
+            "foreground.npy",
+            "case.json",
+        }
+
+
+def test_processes_and_order_change_nothing(root: Path, tmp_path: Path) -> None:
+    prepare(root, tmp_path / "one")
+    index = index_cases(root)
+    turned = CaseIndex(root=root, cases=index.cases[::-1])
+    prepare_index(turned, tmp_path / "two", n_workers=2)
+
+    for case_id in IDS:
+        for name in ("image.npy", "labels.npy", "foreground.npy", "case.json"):
+            one, two = (tmp_path / store / case_id / name for store in ("one", "two"))
+            assert one.read_bytes() == two.read_bytes()
+
+
+def test_plain_and_compressed_cases_hold_the_same(root: Path, tmp_path: Path) -> None:
+    for name, compressed in (("plain", False), ("compressed", True)):
+        prepare(root, tmp_path / name, compressed=compressed)
+
+    for plain, compressed in zip(
+        voxels(tmp_path / "plain", IDS[0]), voxels(tmp_path / "compressed", IDS[0]), strict=True
+    ):
+        np.testing.assert_array_equal(plain, compressed)
+    keys = {open_case(tmp_path / name, IDS[0]).key for name in ("plain", "compressed")}
+    assert len(keys) == 1
+
+
+def test_nothing_is_done_twice(root: Path, folder: Path) -> None:
+    prepare(root, folder)
+    before = stamps(folder)
+    assert prepare(root, folder) == ()
+    assert stamps(folder) == before
+
+
+def test_a_touched_scan_is_compared_once_and_kept(root: Path, folder: Path) -> None:
+    prepare(root, folder)
+    before, manifest = stamps(folder), folder / IDS[1] / "case.json"
+    times = [manifest.stat().st_mtime_ns]
+    touch(root / IDS[1] / f"{IDS[1]}_t1ce.nii.gz")
+    for _ in range(2):
+        prepare(root, folder)
+        times.append(manifest.stat().st_mtime_ns)
+
+    assert stamps(folder) == before
+    assert times[0] < times[1] == times[2]
+
+
+def test_a_copied_data_folder_is_compared_and_kept(root: Path, folder: Path) -> None:
+    prepare(root, folder)
+    before = stamps(folder)
+    shutil.copytree(root, root.with_name("copy"), copy_function=shutil.copyfile)
+
+    prepare(root.with_name("copy"), folder)
+
+    assert stamps(folder) == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda root: change_voxel(root / IDS[1] / f"{IDS[1]}_seg.nii.gz"),
+        # two files of equal size and time change places
+        lambda root: swap_alike(root / IDS[1] / f"{IDS[1]}_t1.nii.gz"),
+    ],
+    ids=["voxel", "swap"],
+)
+def test_a_changed_case_is_prepared_again_and_nothing_else(
+    root: Path, folder: Path, change: Callable[[Path], None]
+) -> None:
+    prepare(root, folder)
+    before, voxels_before = stamps(folder), voxels(folder, IDS[1])
+    change(root)
+
+    prepare(root, folder)
+
+    after = stamps(folder)
+    assert [case_id for case_id in IDS if after[case_id] != before[case_id]] == [IDS[1]]
+    pairs = zip(voxels(folder, IDS[1]), voxels_before, strict=True)
+    assert not all(np.array_equal(new, old) for new, old in pairs)
+
+
+def swap_alike(path: Path) -> None:
+    other = path.with_name(path.name.replace("_t1", "_t2"))
+    spare = path.with_name("spare")
+    path.rename(spare)
+    other.rename(path)
+    spare.rename(other)
+
+
+def test_a_changed_setting_prepares_again(root: Path, folder: Path) -> None:
+    prepare(root, folder)
+    prepare(root, folder, compressed=True)
+
+    assert (folder / IDS[0] / "image.b2nd").exists()
+    assert not (folder / IDS[0] / "image.npy").exists()
+
+
+def test_another_convention_prepares_again(root: Path, folder: Path) -> None:
+    index = index_cases(root)
+    prepare_index(index, folder)
+    renamed = [replace(case, label_convention="brats2024") for case in index.cases]
+    before = stamps(folder)
+
+    assert prepare_index(CaseIndex(root=root, cases=tuple(renamed)), folder) == ()
+    assert set(stamps(folder).values()).isdisjoint(before.values())
+
+
+def test_labels_outside_the_convention_are_a_failure(root: Path, folder: Path) -> None:
+    index = index_cases(root)
+    case = replace(index.cases[0], label_convention="brats2023")
+
+    [failure] = prepare_index(CaseIndex(root=root, cases=(case,)), folder)
+
+    assert str(failure) == (
+        f"case {IDS[0]}, file {IDS[0]}_seg.nii.gz: found the label values [4]; expected those of "
+        "the convention brats2023: [0, 1, 2, 3]. Mend the label map, or name another convention "
+        "with --labels."
+    )
+
+
+@pytest.mark.parametrize("n_workers", [0, 2])
+def test_bad_cases_are_reported_in_order_and_the_others_finished(
+    root: Path, folder: Path, n_workers: int
+) -> None:
+    index = index_cases(root)
+    packed = root / IDS[0] / f"{IDS[0]}_t2.nii.gz"
+    packed.write_bytes(packed.read_bytes()[:-50])
+    (root / IDS[2] / f"{IDS[2]}_flair.nii.gz").unlink()
+
+    failures = prepare_index(index, folder, n_workers=n_workers)
+
+    assert [failure.case_id for failure in failures] == [IDS[0], IDS[2]]
+    assert f"{IDS[0]}_t2.nii.gz" in str(failures[0])
+    assert "cannot be read (No such file or directory)" in str(failures[1])
+    assert not (folder / IDS[0]).exists()
+    open_case(folder, IDS[1])
+
+
+def test_an_unlabelled_case_is_prepared(tmp_path: Path, folder: Path) -> None:
+    write_case(tmp_path / "scans", labelled=False)
+
+    assert prepare(tmp_path / "scans", folder) == ()
+    assert open_case(folder, "BraTS2021_00000").labels is None
+
+
+def test_progress_counts_what_is_to_be_done(root: Path, folder: Path) -> None:
+    prepare(root, folder)
+    change_voxel(root / IDS[1] / f"{IDS[1]}_seg.nii.gz")
+    index, seen = index_cases(root), []
+
+    def track(items: Iterable[object], *, what: str, total: int) -> Iterable[object]:
+        seen.append((what, total))
+        return items
+
+    prepare_cases(index, index.cases, folder, StoreConfig(), n_workers=0, track=track)
+
+    assert seen == [("preparing cases", 1)]
+
+
+def test_too_little_room_is_refused_before_anything_is_written(
+    root: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(space, "free_bytes", lambda _: 10**5)
+
+    with pytest.raises(EnvironmentalError, match="preparing 3 cases needs about"):
+        prepare(root, folder)
+
+    assert [path for path in folder.iterdir() if path.is_dir()] == []
+
+
+@pytest.mark.parametrize("n_workers", [0, 2])
+def test_a_full_disk_ends_the_work_with_advice_and_leaves_whole_cases(
+    root: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, n_workers: int
+) -> None:
+    prepare(root, folder)
+    before = voxels(folder, IDS[1])
+    change_voxel(root / IDS[1] / f"{IDS[1]}_seg.nii.gz")
+
+    def refuse(_: int) -> None:
+        raise OSError(errno.ENOSPC, "full disk (simulated)")
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", refuse)
+        with pytest.raises(
+            EnvironmentalError, match=rf"the disk is full: .*{IDS[1]} could not .* store.compressed"
+        ):
+            prepare(root, folder, n_workers=n_workers)
+
+    assert {path.name for path in folder.iterdir() if path.is_dir()} == set(IDS)
+    for now, then in zip(voxels(folder, IDS[1]), before, strict=True):
+        np.testing.assert_array_equal(now, then)
+
+
+def test_a_folder_that_cannot_be_made_is_explained(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(EnvironmentalError, match="cannot be written"):
+        prepare(root, tmp_path / "file" / "prepared")
+
+
+def test_compression_is_checked_before_the_work(
+    root: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "blosc2", None)
+
+    with pytest.raises(EnvironmentalError, match="need the package blosc2"):
+        prepare(root, folder, compressed=True)
+
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("nth_sync", [1, 3, 4, 6, 7, 12, 20])
+def test_a_killed_preparation_leaves_whole_cases_and_the_next_one_the_rest(
+    root: Path, folder: Path, tmp_path: Path, nth_sync: int
+) -> None:
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    killed = subprocess.run(
+        [sys.executable, script, root, folder, str(nth_sync)], env=environment, check=False
+    )
+    assert killed.returncode == -signal.SIGKILL
+
+    prepare(root, tmp_path / "undisturbed")
+    there = [path.name for path in folder.iterdir() if path.is_dir() and path.name in IDS]
+    assert len(there) < len(IDS)
+    for case_id in there:
+        open_case(folder, case_id)
+
+    assert prepare(root, folder) == ()
+    assert {path.name for path in folder.iterdir() if path.is_dir()} == set(IDS)
+    for case_id in IDS:
+        pairs = zip(voxels(folder, case_id), voxels(tmp_path / "undisturbed", case_id), strict=True)
+        assert all(np.array_equal(one, other) for one, other in pairs)
+
+
+def test_a_second_process_waits_for_the_first(
+    root: Path, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder.mkdir()
+    caplog.set_level("INFO")
+    first = FileLock(folder / prepare_module._LOCK_NAME)
+    first.acquire()
+    second = threading.Thread(target=prepare, args=(root, folder))
+    second.start()
+    second.join(timeout=0.3)
+    waits = second.is_alive()
+    first.release()
+    second.join()
+
+    assert waits
+    assert "waiting for another process" in caplog.text
+    open_case(folder, IDS[0])
+
+
+def test_large_regions_are_thinned_evenly() -> None:
+    labels = np.zeros((30, 30, 30), dtype=np.uint8)
+    labels[5:25, 5:25, 5:25] = 2
+    labels[6, 7, 8] = 4
+    rows = select_foreground(labels, BRATS2017)
+
+    wt, tc, et = (rows[rows[:, 0] == region, 1:] for region in range(3))
+    assert len(wt) == FOREGROUND_VOXELS
+    assert len({tuple(voxel) for voxel in wt.tolist()}) == FOREGROUND_VOXELS
+    assert regions_of(labels, BRATS2017)[0][tuple(wt.T)].all()
+    np.testing.assert_allclose(wt.mean(axis=0), 14.5, atol=0.1)
+    assert tc.tolist() == et.tolist() == [[6, 7, 8]]
+
+
+def test_a_case_without_tumour_has_no_foreground() -> None:
+    assert select_foreground(np.zeros((3, 3, 3), dtype=np.uint8), BRATS2017).shape == (0, 4)
+
+
+@pytest.mark.real
+def test_real_cases_return_to_their_grid(real_data: Path, tmp_path: Path) -> None:
+    index = index_cases(real_data / "BraTS2021")
+    assert prepare_index(index, tmp_path, n_workers=2) == ()
+
+    for case in index.cases:
+        assert case.label is not None
+        prepared = open_case(tmp_path, case.case_id)
+        label = read_label_map(index.root / case.label.path, case_id=case.case_id)
+        labels = prepared.read_labels(Box.at((0, 0, 0), prepared.shape))
+        np.testing.assert_array_equal(
+            prepared.box.placed(labels, prepared.geometry.shape), label.array
+        )

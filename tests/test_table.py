@@ -1,0 +1,100 @@
+import csv
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from brats_seg.cases.case import Case, CaseIndex, ScanFile
+from brats_seg.cases.table import COLUMNS, read_index, write_index
+from brats_seg.errors import EnvironmentalError, UsageError
+
+FULL = Case(
+    case_id="BRATS_001",
+    patient_id="001",
+    timepoint="000",
+    release="msd",
+    label_convention="msd",
+    t1n=ScanFile(path=Path("a, b/BRATS_001.nii.gz"), volume=1),
+    t1c=ScanFile(path=Path("a, b/BRATS_001.nii.gz"), volume=2),
+    t2w=ScanFile(path=Path("number #3/t2.nii")),
+    t2f=ScanFile(path=Path('"quoted"/flair.nii')),
+    label=ScanFile(path=Path("x/seg.nii.gz")),
+    problems=("case BRATS_001, file x: found a; expected b. Try c.", 'another, "quoted" one'),
+    remarks=("one", "two\nlines"),
+    label_values=(0, 1, 2, 3),
+    grade="HGG",
+    age_years=61.123287671232876,
+    tumour_ml=0.1 + 0.2,
+    voxel_hash="0012",
+    files_key="12e5",
+)
+BARE = Case(case_id="007", patient_id="007", release="unknown")
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    index = CaseIndex(root=tmp_path, cases=(FULL, BARE))
+
+    write_index(index, tmp_path / "cases.csv")
+
+    assert read_index(tmp_path / "cases.csv", tmp_path) == index
+
+
+def test_columns_are_those_promised_and_all_there_are(tmp_path: Path) -> None:
+    write_index(CaseIndex(root=tmp_path, cases=(FULL,)), tmp_path / "cases.csv")
+
+    with (tmp_path / "cases.csv").open(newline="") as stream:
+        header, row = csv.reader(stream)
+
+    assert ",".join(header).startswith(
+        "case_id,patient_id,timepoint,release,label_convention,t1n,t1c,t2w,t2f,label,problems,"
+    )
+    assert set(header) == {field.name for field in fields(Case)}
+    assert row[COLUMNS.index("t1n")] == "a, b/BRATS_001.nii.gz#1"
+    assert row[COLUMNS.index("label_values")] == "0 1 2 3"
+
+
+def test_equal_indexes_give_equal_bytes(tmp_path: Path) -> None:
+    for name in ("a.csv", "b.csv"):
+        write_index(CaseIndex(root=tmp_path, cases=(FULL, BARE)), tmp_path / name)
+
+    assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "b.csv").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("case_id,fold\na,1\n", "no column patient_id, timepoint, release"),
+        ("", "no column case_id"),
+        (",".join(COLUMNS) + "\na,b\n", "line 2 has another number of cells"),
+        (",".join(COLUMNS) + "\n" + "," * 18 + "\n", "line 2 has another number of cells"),
+        (",".join(COLUMNS) + "\n" + "," * 14 + "old,,,\n", "could not convert .*'old'"),
+    ],
+)
+def test_another_table_is_refused(tmp_path: Path, text: str, found: str) -> None:
+    path = tmp_path / "cases.csv"
+    path.write_text(text)
+
+    with pytest.raises(
+        UsageError,
+        match=rf"cases\.csv cannot be read as a case table: {found}.*Remove the file, and",
+    ):
+        read_index(path, tmp_path)
+
+
+def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "cases.csv").write_bytes(b"\xff\xfe\x00binary")
+
+    with pytest.raises(UsageError, match="case table: no column case_id"):
+        read_index(tmp_path / "cases.csv", tmp_path)
+
+
+def test_a_table_that_is_gone_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"cases\.csv cannot be read .*No such file"):
+        read_index(tmp_path / "cases.csv", tmp_path)
+
+
+def test_a_table_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(EnvironmentalError, match=r"cases\.csv cannot be written"):
+        write_index(CaseIndex(root=tmp_path, cases=()), tmp_path / "file" / "cases.csv")

@@ -1,0 +1,68 @@
+"""What prediction reads of a checkpoint."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+from brats_seg.config import Config
+from brats_seg.errors import ConfigError, ResumeError
+from brats_seg.models.trained import ModelIdentity, load_trained
+from brats_seg.training.checkpoint import Checkpoint, Position, save_checkpoint
+
+CHECKPOINT = Checkpoint(
+    model={"weight": torch.arange(300.0)},
+    identity=ModelIdentity(conventions=("brats2017",), patch=(8, 8, 8), fingerprint="f"),
+    config=Config().model_dump(mode="json"),
+    position=Position(),
+)
+
+
+def test_weights_identity_and_settings_are_read(tmp_path: Path) -> None:
+    save_checkpoint(CHECKPOINT, tmp_path / "best.pt")
+
+    trained = load_trained(tmp_path / "best.pt")
+
+    assert torch.equal(trained.weights["weight"], torch.arange(300.0))
+    assert trained.identity == CHECKPOINT.identity
+    assert trained.config == Config()
+
+
+def test_averaged_weights_are_taken_where_the_run_kept_them(tmp_path: Path) -> None:
+    network = nn.Linear(2, 1)
+    averaged = AveragedModel(network)
+    averaged.update_parameters(network)
+    with torch.no_grad():
+        averaged.module.weight.fill_(7)
+    checkpoint = replace(CHECKPOINT, model=network.state_dict(), ema=averaged.state_dict())
+    save_checkpoint(checkpoint, tmp_path / "last.pt")
+
+    trained = load_trained(tmp_path / "last.pt")
+
+    assert trained.weights.keys() == network.state_dict().keys()
+    assert bool((trained.weights["weight"] == 7).all())
+
+
+@pytest.mark.parametrize("place", [0.2, 0.5, 0.7, 0.9])
+def test_a_flipped_byte_is_found(tmp_path: Path, place: float) -> None:
+    """Torch itself loads such weights without a word."""
+    path = tmp_path / "best.pt"
+    save_checkpoint(CHECKPOINT, path)
+    content = bytearray(path.read_bytes())
+    start = content.index(torch.arange(300.0).numpy().tobytes())
+    content[start + int(1200 * place)] ^= 1
+    path.write_bytes(content)
+
+    assert not torch.equal(torch.load(path)["model"]["weight"], torch.arange(300.0))
+    with pytest.raises(ResumeError, match=r"best\.pt is not a checkpoint .* is damaged"):
+        load_trained(path)
+
+
+def test_a_setting_of_another_version_is_named(tmp_path: Path) -> None:
+    save_checkpoint(replace(CHECKPOINT, config={"model": {"depth": 7}}), tmp_path / "best.pt")
+
+    with pytest.raises(ConfigError, match=r"setting model\.depth is unknown"):
+        load_trained(tmp_path / "best.pt")
