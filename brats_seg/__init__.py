@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from brats_seg.config import Config, load_config
     from brats_seg.data.fold import FoldData, open_fold
     from brats_seg.models.build import build_model
-    from brats_seg.training.accumulation import Accumulator, MicroBatch, StepResult
+    from brats_seg.training.accumulation import Accumulator, StepResult
+    from brats_seg.training.gradient import MicroBatch
     from brats_seg.training.losses import DiceBce
     from brats_seg.training.trainer import Outcome, Trainer
 
@@ -28,7 +29,7 @@ _HOMES = {
     "Config": "brats_seg.config",
     "DiceBce": "brats_seg.training.losses",
     "FoldData": "brats_seg.data.fold",
-    "MicroBatch": "brats_seg.training.accumulation",
+    "MicroBatch": "brats_seg.training.gradient",
     "Outcome": "brats_seg.training.trainer",
     "StepResult": "brats_seg.training.accumulation",
     "Trainer": "brats_seg.training.trainer",

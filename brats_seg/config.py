@@ -72,7 +72,7 @@ class StoreConfig(Section):
     """How prepared cases lie on disk."""
 
     compressed: bool = False
-    """About half the disk for slower reading; needs the extra `compressed`."""
+    """About a third of the disk for slower reading; needs the extra `compressed`."""
 
 
 class PatchConfig(Section):
@@ -155,6 +155,8 @@ class TrainingConfig(Section):
     """Patches in one forward pass: what fits in memory."""
     precision: Literal["auto", "fp32", "fp16", "bf16"] = "auto"
     """`auto` takes what the device computes natively: bf16, else fp16 on a GPU, else fp32."""
+    half_if_needed: bool = False
+    """Whether float32 may give way to half precision when memory runs out on every other rung."""
     device: str = "auto"
     """`auto` takes the GPU when there is one; else `cpu`, `cuda`, `cuda:1`, `mps`."""
     n_workers: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"

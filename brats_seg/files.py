@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +31,16 @@ def whole_file(path: Path) -> Iterator[Path]:
         raise explained(error, path) from error
     finally:
         beside.unlink(missing_ok=True)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what processes that were killed had begun to write into a folder."""
+    for path in folder.iterdir():
+        if _BESIDE.fullmatch(path.name) and path.is_file():
+            path.unlink(missing_ok=True)
+
+
+_BESIDE = re.compile(r"\.\d+-.+")
 
 
 def sync(path: Path) -> None:

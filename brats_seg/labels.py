@@ -128,10 +128,12 @@ def check_values(values: Collection[int], convention: LabelConvention, case_id: 
 
 def regions_of(label_map: LabelMap, convention: LabelConvention) -> RegionMasks:
     """Turn a label map `(X, Y, Z)` into region masks `(3, X, Y, Z)`."""
-    table = np.zeros((len(REGIONS), 256), dtype=np.bool_)
-    for row, values in zip(table, convention.regions, strict=True):
-        row[list(values)] = True
-    return table[:, label_map]
+    masks = np.zeros((len(REGIONS), *label_map.shape), dtype=np.bool_)
+    # comparing is ten times as fast as looking every voxel up in a table
+    for mask, values in zip(masks, convention.regions, strict=True):
+        for value in values:
+            mask |= label_map == value
+    return masks
 
 
 def label_map_of(regions: RegionMasks, convention: LabelConvention) -> LabelMap:

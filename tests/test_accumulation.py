@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from brats_seg.errors import ConfigError
 from brats_seg.models.output import TrainingOutput
-from brats_seg.training.accumulation import Accumulator, MicroBatch, whole_loss
+from brats_seg.training.accumulation import Accumulator
+from brats_seg.training.gradient import MicroBatch, whole_loss
 from brats_seg.training.losses import BatchDiceBce, DiceBce
 from brats_seg.training.replay import ReplayError
 

@@ -1,3 +1,5 @@
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -57,3 +59,13 @@ def test_several_may_be_held_at_once() -> None:
         array[...] = value
 
     assert [array.max() for array in arrays] == [0, 1, 2, 3, 4]
+
+
+def test_no_memory_goes_to_another_process() -> None:
+    buffers = Buffers()
+    buffers.take((1000, 1000), np.float32)[...] = 1
+
+    packed = pickle.dumps(buffers)
+
+    assert len(packed) < 200
+    assert pickle.loads(packed).take((2, 2), np.uint8).shape == (2, 2)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from brats_seg.errors import EnvironmentalError
-from brats_seg.files import whole_file
+from brats_seg.files import remove_leftovers, whole_file
 
 
 def test_the_file_appears_only_when_it_is_whole(tmp_path: Path) -> None:
@@ -54,3 +54,13 @@ def test_a_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
 def test_other_errors_of_the_system_stay_what_they_are(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="Input/output"), whole_file(tmp_path / "a"):
         raise OSError(5, os.strerror(5))
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    (tmp_path / ".4711-last.pt").write_text("half")
+    (tmp_path / ".hidden").write_text("somebody's")
+    (tmp_path / "last.pt").write_text("whole")
+
+    remove_leftovers(tmp_path)
+
+    assert {path.name for path in tmp_path.iterdir()} == {".hidden", "last.pt"}

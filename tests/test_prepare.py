@@ -306,7 +306,7 @@ def test_compression_is_checked_before_the_work(
     assert not folder.exists()
 
 
-@pytest.mark.parametrize("nth_sync", [1, 3, 4, 6, 7, 12, 20])
+@pytest.mark.parametrize("nth_sync", [1, 4, 6, 7, 20])
 def test_a_killed_preparation_leaves_whole_cases_and_the_next_one_the_rest(
     root: Path, folder: Path, tmp_path: Path, nth_sync: int
 ) -> None:

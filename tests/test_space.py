@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import numpy as np
@@ -99,8 +100,13 @@ def test_too_little_room_is_refused_with_what_is_needed_and_what_to_do(
         check_space(index.root, index.cases, tmp_path, config)
 
 
-def test_enough_room_is_not_refused(tmp_path: Path) -> None:
+def test_enough_room_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_case(tmp_path / "scans")
     index = index_cases(tmp_path / "scans")
+    caplog.set_level("INFO")
 
     check_space(index.root, index.cases, tmp_path, PLAIN)
+
+    assert re.fullmatch(
+        r"preparing 1 cases needs about 0 MB in .*, where .* are free", caplog.messages[-1]
+    )

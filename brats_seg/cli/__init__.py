@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from brats_seg.cli import prediction, scans, training
+from brats_seg.cli import certificate, prediction, scans, training
 from brats_seg.errors import BratsError
 
 app = typer.Typer(
@@ -24,6 +24,7 @@ for command in (
     scans.index,
     scans.prepare,
     training.train,
+    certificate.certify,
     prediction.predict,
     prediction.export,
     scans.phantom,

@@ -1,8 +1,9 @@
 """The command that trains."""
 
+import logging
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,7 +18,10 @@ from brats_seg.cli.settings import (
     settings_of,
 )
 from brats_seg.config import Config
-from brats_seg.progress import tracked
+from brats_seg.progress import tracked, untracked
+
+if TYPE_CHECKING:
+    from brats_seg.training.trainer import Outcome
 
 DEFAULT_DATA = Path("data")
 DEMO_PATH = Path("prepared/demo-scans")
@@ -95,25 +99,37 @@ def _train(
     fresh: bool,
 ) -> None:
     from brats_seg.data.fold import open_fold
+    from brats_seg.training.ranks import joined_ranks
     from brats_seg.training.stopping import StopRequest
     from brats_seg.training.trainer import Trainer
 
     stop = StopRequest(max_hours)
-    fold_data = open_fold(data, fold=fold, config=config, prepared_path=prepared, track=tracked)
-    split = fold_data.split
-    print(f"fold {fold}: {len(split.train)} cases to train on, {len(split.validation)} held out")
-    trainer = Trainer(data=fold_data, config=config, run_path=run_path)
-    outcome = trainer.run(fresh=fresh, stop=stop)
+    with joined_ranks() as ranks:
+        if not ranks.is_first:
+            logging.getLogger("brats_seg").setLevel(logging.ERROR)
+        track = tracked if ranks.is_first else untracked
+        with ranks.first_alone():
+            fold_data = open_fold(
+                data, fold=fold, config=config, prepared_path=prepared, track=track
+            )
+        trainer = Trainer(data=fold_data, config=config, run_path=run_path, ranks=ranks)
+        if ranks.is_first:
+            n_train, n_held_out = len(fold_data.split.train), len(fold_data.split.validation)
+            print(f"fold {fold}: {n_train} cases to train on, {n_held_out} held out")
+        outcome = trainer.run(fresh=fresh, stop=stop, track=track)
+        if ranks.is_first:
+            _tell(outcome, config.validation.watch, run_path)
+    if stop.signal is not None:
+        raise typer.Exit(128 + stop.signal)
+
+
+def _tell(outcome: "Outcome", watched: str, run_path: Path) -> None:
     if outcome.best is not None:
-        print(
-            f"best {config.validation.watch} {outcome.best:.4f}, weights in {run_path / 'best.pt'}"
-        )
-    if not outcome.finished:
-        print(f"stopped: {outcome.reason}. The same command goes on from {run_path / 'last.pt'}.")
-        if stop.signal is not None:
-            raise typer.Exit(128 + stop.signal)
-    else:
+        print(f"best {watched} {outcome.best:.4f}, weights in {run_path / 'best.pt'}")
+    if outcome.finished:
         print(f"finished after {len(outcome.history)} epochs: {run_path}. Research use only.")
+    else:
+        print(f"stopped: {outcome.reason}. The same command goes on from {run_path / 'last.pt'}.")
 
 
 def _holds_anything(folder: Path) -> bool:

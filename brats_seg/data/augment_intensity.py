@@ -165,7 +165,7 @@ def _bend(channel: Tensor, brain: Brain, exponent: float) -> None:
 
 
 def _blur_along(channel: Tensor, axis: int, sigma: float) -> Tensor:
-    """Return the channel blurred along one axis; at the border, weights add up over what is there."""
+    """Return the channel blurred along one axis; at the border, weights add up over what there is."""
     n = channel.shape[axis]
     blurred = channel.clone()
     weights = torch.ones([n if other == axis else 1 for other in range(channel.ndim)])

@@ -1,8 +1,8 @@
 """Patches that are mirrored, turned and scaled.
 
-Mirroring costs nothing: the patch is read into its own mirror image. Turning and scaling cost ten
-times the rest, so they are done only when they are drawn, and then on a box that holds just what
-the turned patch touches; every voxel is interpolated once.
+Mirroring costs next to nothing: the patch is read into its own mirror image. Turning and scaling
+cost ten times the rest, so they are done only when they are drawn, and then on a box that holds
+just what the turned patch touches; every voxel is interpolated once.
 """
 
 import math
@@ -37,7 +37,7 @@ class Motion:
     mirrored: tuple[bool, bool, bool]
     """Whether X, Y and Z of the patch run against those of the case."""
     matrix: npt.NDArray[np.float64] | None
-    """(3, 3): offset from the centre, from patch to case, before mirroring; None where it is equal."""
+    """(3, 3): offset from the centre, from patch to case, before mirroring; None: equal."""
 
 
 def draw_motion(augmentation: Augmentation, rng: np.random.Generator) -> Motion:
@@ -82,7 +82,7 @@ def read_moved(
 
 
 def touched_box(box: Box, matrix: npt.NDArray[np.float64]) -> Box:
-    """Return the smallest box that holds all voxels between which a turned patch is interpolated."""
+    """Return the smallest box of all voxels between which a turned patch is interpolated."""
     reach = np.abs(matrix) @ (np.array(box.shape) - 1) / 2
     x, y, z = (math.floor(n) for n in _centre(box) - reach)
     right, front, top = (math.ceil(n) + 1 for n in _centre(box) + reach)
@@ -129,9 +129,9 @@ def _in_single_precision(half: npt.NDArray[np.float16], buffers: Buffers) -> Ten
 def _places(
     box: Box, matrix: npt.NDArray[np.float64], touched: Box
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield where the voxels of the patch lie in the touched box, some planes (n, Y, Z, 3) at a time.
+    """Yield where the voxels of the patch lie in the touched box, planes (n, Y, Z, 3) at a time.
 
-    Last axis Z, Y, X, each from -1 to 1 between the outer faces of the box, as `grid_sample` counts.
+    Last axis Z, Y, X, from -1 to 1 between the outer faces of the box, as `grid_sample` counts.
     """
     offset = _centre(box) - touched.start - matrix @ (np.array(box.shape) - 1) / 2
     per_voxel = 2 / np.array(touched.shape)

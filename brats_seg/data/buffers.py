@@ -6,7 +6,7 @@ when it is freed: asking for its pages again takes longer than filling them.
 
 import weakref
 from math import prod
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,7 @@ class Buffers:
     def take(self, shape: tuple[int, ...], dtype: type[Scalar]) -> npt.NDArray[Scalar]:
         """Return an array with arbitrary contents."""
         n_bytes = prod(shape) * np.dtype(dtype).itemsize
-        # powers of two: boxes of many sizes share blocks, and pages that are not touched cost nothing
+        # powers of two: boxes of many sizes share blocks, and untouched pages cost nothing
         size = 1 << (n_bytes - 1).bit_length()
         blocks = self._blocks.setdefault(size, [])
         block = next((block for block in blocks if block.is_free), None)
@@ -35,6 +35,10 @@ class Buffers:
             block = _Block(size)
             blocks.append(block)
         return block.lend(n_bytes).view(dtype).reshape(shape)
+
+    def __reduce__(self) -> tuple[type[Self], tuple[()]]:
+        """Pickle nothing: in another process it begins with no memory."""
+        return type(self), ()
 
 
 class _Block:

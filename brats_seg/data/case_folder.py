@@ -15,7 +15,7 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 @contextmanager
 def whole_folder(path: Path, *, when_full: str) -> Iterator[Path]:
-    """Give an empty folder beside `path` to fill, and put it in the place of `path` once it is full.
+    """Give an empty folder beside `path` to fill, and put it in the place of `path` when full.
 
     An exception inside leaves an earlier folder as it was. Files inside are to be synced by whoever
     writes them. Killed at any moment, it leaves the earlier folder, the new one, or none, and

@@ -102,7 +102,7 @@ def _sample(case: PreparedCase, image: Tensor, labels: LabelMap) -> Sample:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Have torch compute with one thread: several share a sum out, and its last bits depend on it."""
+    """Have torch compute with one thread: several share out a sum, which changes its last bits."""
     n_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

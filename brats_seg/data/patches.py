@@ -27,7 +27,7 @@ class Draw:
 
 
 def stable_seed(*parts: int | str) -> int:
-    """Return a seed of 63 bits that depends on every part, the same in every process and release."""
+    """Return a seed of 63 bits that depends on every part, the same in every process."""
     # repr keeps 1 and "1" apart, and where one part ends
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

@@ -1,5 +1,6 @@
 """Room on disk: how much prepared cases need, and what is said when there is not enough."""
 
+import logging
 from collections.abc import Sequence
 from math import prod
 from pathlib import Path
@@ -11,8 +12,10 @@ from brats_seg.data.case_folder import folder_bytes, free_bytes
 from brats_seg.errors import CaseError, EnvironmentalError
 from brats_seg.labels import MODALITIES
 
+log = logging.getLogger(__name__)
+
 LARGEST_BRAIN_MM3 = 150 * 190 * 150
-"""The box around an adult brain; the largest of fourteen BraTS cases took 3.6 of these 4.3 litres."""
+"""The box around an adult brain; the largest of fourteen BraTS cases took 3.6 of the 4.3 l."""
 COMPRESSED_SHARE = 0.4
 """Of the size of plain arrays, with room to spare: real cases take a third."""
 BYTES_PER_VOXEL = 2 * len(MODALITIES) + 1
@@ -34,14 +37,16 @@ def required_bytes(root: Path, cases: Sequence[Case], folder: Path, config: Stor
 
 
 def check_space(root: Path, cases: Sequence[Case], folder: Path, config: StoreConfig) -> None:
-    """Raise `EnvironmentalError` if the prepared cases will not find room."""
+    """Log the room that the prepared cases need; raise `EnvironmentalError` if it is not there."""
     needed, free = required_bytes(root, cases, folder, config), free_bytes(folder)
+    claim = (
+        f"preparing {len(cases)} cases needs about {_size(needed)} in {folder}, where "
+        f"{_size(free)} are free"
+    )
     if needed > free:
-        msg = (
-            f"preparing {len(cases)} cases needs about {_size(needed)} in {folder}, where "
-            f"{_size(free)} are free. {advice(config)}"
-        )
+        msg = f"{claim}. {advice(config)}"
         raise EnvironmentalError(msg)
+    log.info(claim)
 
 
 def advice(config: StoreConfig) -> str:

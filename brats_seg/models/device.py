@@ -45,7 +45,7 @@ def choose_device(name: str, precision: str) -> Device:
     """
     device = _device_named(name)
     if precision == "auto":
-        return Device(torch_device=device, autocast_dtype=_native_dtype(device))
+        return Device(torch_device=device, autocast_dtype=native_dtype(device))
     if precision == "fp16" and device.type == "cpu":
         msg = "precision fp16 on the CPU has no fast kernels; use bf16, fp32 or auto"
         raise ConfigError(msg)
@@ -95,7 +95,8 @@ def _runs_on(architecture: str, major: int, minor: int) -> bool:
     return (built_major, built_minor) <= (major, minor)
 
 
-def _native_dtype(device: torch.device) -> torch.dtype | None:
+def native_dtype(device: torch.device) -> torch.dtype | None:
+    """Return the half precision that a device computes in itself, or None if it has none."""
     if device.type == "cuda":
         # a T4 emulates bf16, slowly, and torch counts that as support unless told not to
         native = torch.cuda.is_bf16_supported(including_emulation=False)

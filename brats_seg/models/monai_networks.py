@@ -3,12 +3,20 @@
 To import this module is to import MONAI, which takes seconds: only `build_model` does.
 """
 
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TypeAlias
+
 from monai.networks.nets import DynUNet, SegResNet, SegResNetVAE, SwinUNETR
 from torch import Tensor, nn
 
 from brats_seg.errors import ConfigError
 from brats_seg.models.output import TrainingOutput
+from brats_seg.models.rungs import Checkpointing, HasLevels, run_level
 from brats_seg.models.unet import LEAKY_SLOPE, Triple
+
+Levels: TypeAlias = Sequence[tuple[nn.Module, ...]]
+"""The modules of each level, finest first, whose activations a rung may take away."""
 
 AUTOENCODER_WEIGHT = 0.1
 """Of the autoencoder's loss beside that of the segmentation (Myronenko 2018)."""
@@ -26,9 +34,11 @@ _SWIN_WIDTH = 24  # a quarter of the memory of the published 48
 class MonaiNetwork(nn.Module):
     """A network that returns its logits in either mode."""
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, levels: Levels) -> None:
         super().__init__()
         self.network = network
+        self.checkpointing = Checkpointing.NONE
+        _obey(self, levels)
 
     def forward(self, image: Tensor) -> Tensor | TrainingOutput:
         """Give logits: a `TrainingOutput` in training mode, else `(N, n_out, X, Y, Z)`."""
@@ -42,10 +52,12 @@ class AutoencoderNetwork(nn.Module):
     The autoencoder has one size and works in training mode only.
     """
 
-    def __init__(self, network: nn.Module, patch: Triple) -> None:
+    def __init__(self, network: nn.Module, levels: Levels, patch: Triple) -> None:
         super().__init__()
         self.network = network
         self.patch = patch
+        self.checkpointing = Checkpointing.NONE
+        _obey(self, levels)
 
     def forward(self, image: Tensor) -> Tensor | TrainingOutput:
         """Give logits: a `TrainingOutput` in training mode, else `(N, n_out, X, Y, Z)`.
@@ -69,7 +81,8 @@ class AutoencoderNetwork(nn.Module):
 
 def segresnet(n_in: int, n_out: int) -> MonaiNetwork:
     """Build SegResNet in the size of MONAI's bundle for BraTS."""
-    return MonaiNetwork(SegResNet(in_channels=n_in, out_channels=n_out, **_SEGRESNET))
+    network = SegResNet(in_channels=n_in, out_channels=n_out, **_SEGRESNET)
+    return MonaiNetwork(network, _levels_of_segresnet(network))
 
 
 def segresnet_vae(n_in: int, n_out: int, patch: Triple) -> AutoencoderNetwork:
@@ -77,7 +90,12 @@ def segresnet_vae(n_in: int, n_out: int, patch: Triple) -> AutoencoderNetwork:
     network = SegResNetVAE(
         input_image_size=patch, in_channels=n_in, out_channels=n_out, **_SEGRESNET
     )
-    return AutoencoderNetwork(network, patch)
+    return AutoencoderNetwork(network, _levels_of_segresnet(network), patch)
+
+
+def _levels_of_segresnet(network: SegResNet) -> Levels:
+    up = zip(reversed(network.up_samples), reversed(network.up_layers), strict=True)
+    return _beside(network.down_layers, up)
 
 
 def dynunet(
@@ -96,9 +114,39 @@ def dynunet(
         act_name=("leakyrelu", {"inplace": True, "negative_slope": LEAKY_SLOPE}),
         trans_bias=True,
     )
-    return MonaiNetwork(network)
+    down = (network.input_block, *network.downsamples, network.bottleneck)
+    return MonaiNetwork(network, _beside(down, zip(reversed(network.upsamples))))
 
 
 def swin_unetr(n_in: int, n_out: int) -> MonaiNetwork:
     """Build SwinUNETR in a width for small GPUs."""
-    return MonaiNetwork(SwinUNETR(in_channels=n_in, out_channels=n_out, feature_size=_SWIN_WIDTH))
+    network = SwinUNETR(in_channels=n_in, out_channels=n_out, feature_size=_SWIN_WIDTH)
+    transformer = network.swinViT
+    levels = [
+        (network.encoder1, network.decoder1),
+        (network.encoder2, network.decoder2, *transformer.layers1),
+        (network.encoder3, network.decoder3, *transformer.layers2),
+        (network.encoder4, network.decoder4, *transformer.layers3),
+        (network.encoder10, network.decoder5, *transformer.layers4),
+    ]
+    return MonaiNetwork(network, levels)
+
+
+def _beside(down: Iterable[nn.Module], up: Iterable[tuple[nn.Module, ...]]) -> Levels:
+    """Put what goes down through a level with what comes up through it; the lowest has no such."""
+    return [(module, *modules) for module, modules in zip(down, (*up, ()), strict=True)]
+
+
+def _obey(network: HasLevels, levels: Levels) -> None:
+    """Have every module of a level do as the rung of the network says."""
+    for level, modules in enumerate(levels):
+        for module in modules:
+            # MONAI's own code calls it, so what it does is all that can be replaced
+            forward = partial(type(module).forward, module)
+            vars(module)["forward"] = partial(_run, network, level, forward)
+
+
+def _run(
+    network: HasLevels, level: int, forward: Callable[..., Tensor], *features: Tensor
+) -> Tensor:
+    return run_level(network.checkpointing, level, forward, *features)

@@ -4,11 +4,14 @@ Features are `(N, C, X, Y, Z)`. Sizes need not divide by anything: pooling round
 comes back up is padded to the size of what it joins.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from brats_seg.models.output import TrainingOutput
+from brats_seg.models.rungs import Checkpointing, run_level
 
 WIDTH = 24
 N_NORM_GROUPS = 8
@@ -28,16 +31,19 @@ class NotebookUNet(nn.Module):
         self.encoder = nn.ModuleList(map(_double_convolution, [n_in, *down[:-1]], down))
         self.decoder = nn.ModuleList(map(_double_convolution, joined, up))
         self.head = nn.Conv3d(WIDTH, n_out, 1)
+        self.checkpointing = Checkpointing.NONE
 
     def forward(self, image: Tensor) -> Tensor | TrainingOutput:
         """Give logits: a `TrainingOutput` in training mode, else `(N, n_out, X, Y, Z)`."""
-        features: Tensor = self.encoder[0](image)
+        run = partial(run_level, self.checkpointing)
+        features = run(0, self.encoder[0], image)
         skips = []
-        for encode in self.encoder[1:]:
+        for level, encode in enumerate(self.encoder[1:], start=1):
             skips.append(features)
-            features = encode(functional.max_pool3d(features, 2))
+            features = run(level, partial(_below, encode), features)
         for decode in self.decoder:
-            features = decode(_joined(features, skips.pop()))
+            level = len(skips) - 1
+            features = run(level, partial(_beside, decode), features, skips.pop())
         logits: Tensor = self.head(features)
         return TrainingOutput(logits=(logits,)) if self.training else logits
 
@@ -51,6 +57,16 @@ def _double_convolution(n_in: int, n_out: int) -> nn.Sequential:
             nn.ReLU(inplace=True),
         ]
     return nn.Sequential(*layers)
+
+
+def _below(encode: nn.Module, features: Tensor) -> Tensor:
+    encoded: Tensor = encode(functional.max_pool3d(features, 2))
+    return encoded
+
+
+def _beside(decode: nn.Module, below: Tensor, skip: Tensor) -> Tensor:
+    decoded: Tensor = decode(_joined(below, skip))
+    return decoded
 
 
 def _joined(below: Tensor, skip: Tensor) -> Tensor:

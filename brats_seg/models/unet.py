@@ -4,14 +4,20 @@ Features are `(N, C, X, Y, Z)`. Level 0 is the finest; every lower level halves 
 stay long enough.
 """
 
-from typing import TypeAlias
+from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias, cast
 
-import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from brats_seg.models.norm import ActivatedNorm
 from brats_seg.models.output import TrainingOutput
+from brats_seg.models.rungs import Checkpointing, run_level
 
 Triple: TypeAlias = tuple[int, int, int]
+Run: TypeAlias = Callable[..., Tensor]
+"""Calls its first argument with the others, in the way that the network is on its rung."""
 
 SMALLEST_AXIS = 4
 """Voxels that an axis keeps at the lowest level; InstanceNorm cannot learn from a single one."""
@@ -40,13 +46,11 @@ class Block(nn.Module):
         super().__init__()
         # a bias would be taken away again by the norm, which has one of its own
         self.convolution = nn.Conv3d(n_in, n_out, 3, stride=stride, padding=1, bias=False)
-        self.norm = nn.InstanceNorm3d(n_out, affine=True)
-        self.activation = nn.LeakyReLU(LEAKY_SLOPE, inplace=True)
+        self.norm = ActivatedNorm(n_out, LEAKY_SLOPE)
 
     def forward(self, features: Tensor) -> Tensor:
         """`(N, n_in, X, Y, Z) -> (N, n_out, X / stride, ...)`."""
-        normalised: Tensor = self.norm(self.convolution(features))
-        rectified: Tensor = self.activation(normalised)
+        rectified: Tensor = self.norm(self.convolution(features))
         return rectified
 
 
@@ -65,10 +69,23 @@ class Decoder(nn.Module):
         self.upsampling = nn.ConvTranspose3d(n_below, n_here, kernel_size=stride, stride=stride)
         self.level = Level(2 * n_here, n_here)
 
-    def forward(self, below: Tensor, skip: Tensor) -> Tensor:
+    def join(self, below: Tensor, skip: Tensor) -> Tensor:
+        """Go up, and through the first block of the level; shapes as in `forward`.
+
+        Each half of the channels is convolved alone and the two are added, which is the same: the
+        half that goes down need not be copied beside the other, into the largest tensor of all.
+        """
+        first = cast(Block, self.level[0])
+        for_raised, for_skip = first.convolution.weight.split(skip.shape[1], dim=1)
+        # backwards, the gradient of what was raised is used up before that of the skip is made
+        joined = functional.conv3d(skip, for_skip, padding=1)
+        joined += functional.conv3d(self.upsampling(below), for_raised, padding=1)
+        normalised: Tensor = first.norm(joined)
+        return normalised
+
+    def forward(self, below: Tensor, skip: Tensor, run: Run) -> Tensor:
         """`(N, n_below, X / stride, ...)` and `(N, n_here, X, ...) -> (N, n_here, X, ...)`."""
-        joined: Tensor = self.level(torch.cat((self.upsampling(below), skip), dim=1))
-        return joined
+        return run(self.level[1], run(self.join, below, skip))
 
 
 class UNet(nn.Module):
@@ -93,18 +110,20 @@ class UNet(nn.Module):
         self.decoder = nn.ModuleList(map(Decoder, widths[1:], widths[:-1], strides[1:]))
         n_heads = max(1, len(widths) - 2) if deep_supervision else 1
         self.heads = nn.ModuleList(nn.Conv3d(width, n_out, 1) for width in widths[:n_heads])
+        self.checkpointing = Checkpointing.NONE
         self.apply(_initialise)
 
     def forward(self, image: Tensor) -> Tensor | TrainingOutput:
         """Give logits: a `TrainingOutput` in training mode, else `(N, n_out, X, Y, Z)`."""
         features, skips = image, []
-        for encode in self.encoder:
-            features = encode(features)
+        for level, encode in enumerate(self.encoder):
+            features = run_level(self.checkpointing, level, encode, features)
             skips.append(features)
         features = skips.pop()
         coarser: list[Tensor] = []
         for level in reversed(range(len(self.decoder))):
-            features = self.decoder[level](features, skips.pop())
+            run = partial(run_level, self.checkpointing, level)
+            features = self.decoder[level](features, skips.pop(), run)
             if self.training and 0 < level < len(self.heads):
                 coarser.append(self.heads[level](features))
         finest: Tensor = self.heads[0](features)

@@ -43,8 +43,10 @@ class Checkpoint:
     best: float | None = None
     """Best watched value so far."""
     optimizer: dict[str, Any] | None = None
-    """None in a checkpoint that is for prediction alone, as are the next three."""
+    """None in a checkpoint that is for prediction alone, as are the next four."""
     schedule: dict[str, Any] | None = None
+    ladder: dict[str, Any] | None = None
+    """How windows were cut and computed when it was made."""
     scaler: dict[str, Any] | None = None
     ema: dict[str, Any] | None = None
     environment: dict[str, str] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from brats_seg.data.loader import draw_loader
 from brats_seg.data.patches import Draw, epoch_draws
 from brats_seg.models.build import size_multiple
 from brats_seg.models.device import Device
-from brats_seg.training.accumulation import MicroBatch
+from brats_seg.training.gradient import MicroBatch
 
 
 def epoch_windows(
@@ -72,12 +72,15 @@ def n_optimizer_steps(config: Config, n_cases: int) -> int:
 
 
 def micro_batches(samples: Sequence[Sample], size: int) -> tuple[MicroBatch, ...]:
-    """Stack samples by `size`; what is left over makes a smaller micro-batch."""
+    """Stack samples by `size`; what is left over makes a smaller micro-batch.
+
+    Targets become float32, which is what losses of torch and MONAI take.
+    """
     groups = (samples[start : start + size] for start in range(0, len(samples), size))
     return tuple(
         MicroBatch(
             torch.stack([sample.image for sample in group]),
-            torch.stack([sample.target for sample in group]),
+            torch.stack([sample.target for sample in group]).float(),
         )
         for group in groups
     )

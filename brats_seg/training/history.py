@@ -53,21 +53,28 @@ def scores_of(loss: float, counts: Sequence[RegionCounts]) -> PhaseScores:
 
 @dataclass(kw_only=True, slots=True)
 class Tally:
-    """Sums of an unfinished epoch, of plain values only, so that a checkpoint can hold them."""
+    """Sums over patches or cases, of plain values only, so that a checkpoint can hold them."""
 
     seconds: float = 0.0
-    """Time the epoch has taken."""
+    """Time they have taken."""
     loss_sum: float = 0.0
-    """Sum of the losses of its patches."""
+    """Sum of their losses."""
     n_patches: int = 0
     counts: dict[str, list[list[int]]] = field(default_factory=dict)
-    """Voxels of its patches by case: `(4, R)` in the order of `region_counts`."""
+    """Their voxels by case: `(4, R)` in the order of `region_counts`."""
 
     def add(self, case_id: str, counts: Sequence[Sequence[int]]) -> None:
         """Add the voxels of a patch to those of its case."""
         before = self.counts.get(case_id)
         summed = counts if before is None else np.add(before, counts).tolist()
         self.counts[case_id] = [list(row) for row in summed]
+
+    def add_all(self, other: "Tally") -> None:
+        """Add the patches of another tally."""
+        self.loss_sum += other.loss_sum
+        self.n_patches += other.n_patches
+        for case_id, counts in other.counts.items():
+            self.add(case_id, counts)
 
     def scores(self) -> PhaseScores:
         """Return loss and overlap of the patches so far, cases in the order of their ids."""
@@ -132,7 +139,9 @@ def draw_history(table: pd.DataFrame, path: Path) -> None:
     """Draw loss, Dice and Jaccard over epochs, both phases, into a PNG."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 9), layout="constrained")
+    # margins are set by hand: finding them takes as long as all the rest of the drawing
+    figure = Figure(figsize=(8, 9))
+    figure.subplots_adjust(left=0.09, right=0.98, top=0.98, bottom=0.08, hspace=0.08)
     for axes, what in zip(
         figure.subplots(3, 1, sharex=True), ("loss", "dice", "jaccard"), strict=True
     ):
@@ -162,5 +171,5 @@ def draw_history(table: pd.DataFrame, path: Path) -> None:
         axes.grid(visible=True, alpha=0.3)
         axes.legend(fontsize="small")
     axes.set_xlabel("epoch")
-    figure.supxlabel("research use only", fontsize="x-small", color="grey")
-    figure.savefig(path, dpi=100, format="png")
+    figure.text(0.98, 0.01, "research use only", fontsize="x-small", color="grey", ha="right")
+    figure.savefig(path, dpi=80, format="png")

@@ -12,7 +12,7 @@ import torch
 
 from brats_seg.config import Config, config_of, differing_settings
 from brats_seg.errors import ResumeError
-from brats_seg.files import whole_file
+from brats_seg.files import remove_leftovers, whole_file
 from brats_seg.models.device import Device
 from brats_seg.models.trained import ModelIdentity
 from brats_seg.training.checkpoint import Checkpoint, load_checkpoint
@@ -47,6 +47,7 @@ class Run:
             beside.write_text(config.to_yaml())
         with whole_file(self.path / "environment.json") as beside:
             beside.write_text(json.dumps(environment_of(device), indent=2) + "\n")
+        remove_leftovers(self.path)
 
     def set_aside(self) -> Path | None:
         """Rename an earlier run of this name, so that a fresh one takes its place."""

@@ -12,9 +12,12 @@ from brats_seg.config import Config, OptimizerConfig
 from brats_seg.errors import ResumeError
 from brats_seg.models.device import Device
 from brats_seg.models.trained import ModelIdentity
-from brats_seg.training.accumulation import Accumulator, Criterion, StepResult
+from brats_seg.training.accumulation import Accumulator, StepResult
 from brats_seg.training.checkpoint import Checkpoint, Position
+from brats_seg.training.gradient import Criterion
 from brats_seg.training.history import Tally
+from brats_seg.training.ladder import Ladder
+from brats_seg.training.ranks import Ranks
 from brats_seg.training.schedule import Schedule, build_schedule
 
 
@@ -24,6 +27,8 @@ class RunState:
 
     network: nn.Module
     accumulator: Accumulator
+    ladder: Ladder
+    """Cuts windows into micro-batches, and goes down when memory runs out."""
     schedule: Schedule
     ema: AveragedModel | None
     """Moving average of the weights, where the settings ask for one."""
@@ -53,17 +58,30 @@ class RunState:
 
 
 def build_state(
-    network: nn.Module, criterion: Criterion, config: Config, device: Device, n_steps: int
+    network: nn.Module,
+    criterion: Criterion,
+    config: Config,
+    *,
+    device: Device,
+    ranks: Ranks,
+    n_steps: int,
 ) -> RunState:
     """Return the state of a run of `n_steps` optimizer steps that has not begun."""
     network.to(device.torch_device)
     optimizer = build_optimizer(network, config.optimizer)
     decay = config.optimizer.ema
+    accumulator = Accumulator(
+        network,
+        criterion,
+        optimizer,
+        device=device,
+        clip_norm=config.optimizer.clip_norm,
+        ranks=ranks,
+    )
     return RunState(
         network=network,
-        accumulator=Accumulator(
-            network, criterion, optimizer, device=device, clip_norm=config.optimizer.clip_norm
-        ),
+        accumulator=accumulator,
+        ladder=Ladder(accumulator, config.training),
         schedule=build_schedule(optimizer, config.schedule, n_steps),
         ema=None
         if decay is None
@@ -101,6 +119,7 @@ def checkpoint_of(
         best=state.best,
         optimizer=state.accumulator.optimizer.state_dict(),
         schedule=state.schedule.state_dict(),
+        ladder=state.ladder.state_dict(),
         scaler=state.accumulator.scaler.state_dict(),
         ema=None if state.ema is None else state.ema.state_dict(),
         environment=environment,
@@ -115,6 +134,9 @@ def restore(state: RunState, checkpoint: Checkpoint) -> None:
     _load(state.network, checkpoint.model)
     state.accumulator.optimizer.load_state_dict(checkpoint.optimizer)
     state.schedule.load_state_dict(checkpoint.schedule)
+    if checkpoint.ladder is not None:
+        # first, because it may change the precision, which the loss scale belongs to
+        state.ladder.load_state_dict(checkpoint.ladder)
     if checkpoint.scaler:  # empty when the run computed without one
         state.accumulator.scaler.load_state_dict(checkpoint.scaler)
     if state.ema is not None and checkpoint.ema is not None:

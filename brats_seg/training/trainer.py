@@ -15,23 +15,24 @@ from brats_seg.config import Config
 from brats_seg.data.dataset import Sample, whole_case
 from brats_seg.data.fold import FoldData
 from brats_seg.data.patches import Draw, stable_seed
-from brats_seg.errors import BratsError, ConfigError
+from brats_seg.errors import BratsError, ConfigError, EnvironmentalError
 from brats_seg.models.build import build_model, has_batch_statistics
 from brats_seg.models.device import choose_device
 from brats_seg.models.memory import peak_memory_mb, reset_peak_memory
 from brats_seg.models.trained import ModelIdentity
 from brats_seg.progress import Track, tracked
-from brats_seg.training.accumulation import Criterion, StepResult
+from brats_seg.training.accumulation import StepResult
 from brats_seg.training.checkpoint import Checkpoint, Position, save_checkpoint
 from brats_seg.training.epoch import (
     epoch_windows,
-    micro_batches,
     n_optimizer_steps,
     patch_samples,
     patch_shape,
 )
+from brats_seg.training.gradient import Criterion
 from brats_seg.training.history import PhaseScores, Row, Tally, row_line, write_history
 from brats_seg.training.losses import build_criterion
+from brats_seg.training.ranks import Ranks
 from brats_seg.training.run import Run, environment_of
 from brats_seg.training.state import build_state, checkpoint_of, restore
 from brats_seg.training.stopping import StopRequest
@@ -77,10 +78,12 @@ class Trainer:
         run_path: Path,
         network: nn.Module | None = None,
         criterion: Criterion | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.data = data
         self.config = config
         self.run_folder = Run(path=run_path)
+        self.ranks = ranks or Ranks()
         self.device = choose_device(config.training.device, config.training.precision)
         self.criterion = criterion or build_criterion(config.loss)
         self._patch = patch_shape(config, data)
@@ -90,8 +93,9 @@ class Trainer:
             self.network,
             self.criterion,
             config,
-            self.device,
-            n_optimizer_steps(config, len(data.split.train)),
+            device=self.device,
+            ranks=self.ranks,
+            n_steps=n_optimizer_steps(config, len(data.split.train)),
         )
         self._n_skipped_in_a_row = 0
         self._started_s = self._saved_s = time.monotonic()
@@ -146,11 +150,14 @@ class Trainer:
             raise ConfigError(msg)
 
     def _begin(self, fresh: bool) -> None:
-        if fresh and (aside := self.run_folder.set_aside()):
-            log.info("the earlier run is now %s", aside)
+        with self.ranks.first_alone():
+            if self.ranks.is_first and fresh and (aside := self.run_folder.set_aside()):
+                log.info("the earlier run is now %s", aside)
         device = self.device.torch_device
         checkpoint = self.run_folder.checkpoint(self.config, self._identity, device)
-        self.run_folder.begin(self.config, self.device)
+        if self.ranks.is_first:
+            self.run_folder.begin(self.config, self.device)
+        self.ranks.broadcast(self.network)
         if checkpoint is not None:
             restore(self.state, checkpoint)
             position = self.state.position
@@ -166,28 +173,41 @@ class Trainer:
     def _train(self, stop: StopRequest, track: Track) -> None:
         epoch, n_done = self.state.position.epoch, self.state.position.n_windows
         windows = epoch_windows(self.config, self.data.split.train, epoch)[n_done:]
-        draws = chain.from_iterable(windows)
+        shares = [self.ranks.share(window) for window in windows]
         samples = patch_samples(
-            self.data, self.config, draws, augment=self.config.training.augment, device=self.device
+            self.data,
+            self.config,
+            chain.from_iterable(shares),
+            augment=self.config.training.augment,
+            device=self.device,
         )
         self.network.train()
         what = f"epoch {epoch + 1}/{self.config.training.n_epochs}"
-        for window in track(windows, what=what, total=len(windows)):
+        for share in track(shares, what=what, total=len(shares)):
             self._stop_if_asked(stop)
-            self._train_window(list(islice(samples, len(window))))
+            self._train_window(self._next(samples, len(share), stop))
             if time.monotonic() - self._saved_s > 60 * self.config.training.checkpoint_minutes:
                 self._save()
         self._stop_if_asked(stop)
 
+    def _next(self, samples: Iterator[Sample], n: int, stop: StopRequest) -> list[Sample]:
+        try:
+            return list(islice(samples, n))
+        except EnvironmentalError:
+            # a signal to the whole process group, as of SLURM, ends the workers too
+            self._stop_if_asked(stop)
+            raise
+
     def _train_window(self, samples: list[Sample]) -> None:
-        state, training = self.state, self.config.training
+        state, position = self.state, self.state.position
         # random layers draw from torch's generator: where the window is decides what they draw
-        torch.manual_seed(
-            stable_seed(training.seed, state.position.epoch, state.position.n_windows)
-        )
-        result = state.accumulator.step(micro_batches(samples, training.micro_batch), count_voxels)
-        for sample, voxels in zip(samples, result.measured.tolist(), strict=True):
-            state.tally.add(sample.case_id, voxels)
+        seed = self.config.training.seed
+        torch.manual_seed(stable_seed(seed, position.epoch, position.n_windows, self.ranks.rank))
+        result = state.ladder.step(samples, count_voxels)
+        share = [sample.case_id for sample in samples], result.measured.tolist()
+        for case_ids, rows in self.ranks.gather(share):
+            for case_id, voxels in zip(case_ids, rows, strict=True):
+                state.tally.add(case_id, voxels)
         state.after_window(result)
         self._check_not_diverged(result)
 
@@ -203,7 +223,7 @@ class Trainer:
             raise BratsError(msg)
 
     def _validate(self, stop: StopRequest, track: Track) -> PhaseScores | None:
-        epoch, case_ids = self.state.position.epoch, self.data.split.validation
+        epoch, case_ids = self.state.position.epoch, self.ranks.share(self.data.split.validation)
         validation = self.config.validation
         samples: Iterator[Sample]
         if (epoch + 1) % validation.every == 0 or epoch + 1 == self.config.training.n_epochs:
@@ -222,13 +242,17 @@ class Trainer:
         else:
             return None
         shown = track(samples, what="validation", total=total)
-        return validate(
+        tally = Tally()
+        own = validate(
             self.state.evaluated,
             self.criterion,
             self._until_stopped(shown, stop),
             self.device,
             predict,
         )
+        for part in self.ranks.gather(own):
+            tally.add_all(part)
+        return tally.scores()
 
     def _end_epoch(self, training: PhaseScores, validation: PhaseScores | None) -> None:
         state, device = self.state, self.device.torch_device
@@ -242,7 +266,8 @@ class Trainer:
             **({} if validation is None else validation.columns("val")),
         }
         state.history.append(row)
-        log.info(row_line(row, self.config.training.n_epochs))
+        line = row_line(row, self.config.training.n_epochs)
+        log.info(f"{line}, {state.ladder.rung}" if state.ladder.place else line)
         state.position = Position(epoch=state.position.epoch + 1, n_steps=state.position.n_steps)
         state.tally = Tally()
         self._started_s = time.monotonic()
@@ -250,7 +275,8 @@ class Trainer:
             state.schedule.after_validation(row[self.config.schedule.watch])
             self._keep_if_best(row[self.config.validation.watch])
         self._save()
-        write_history(state.history, self.run_folder.path)
+        if self.ranks.is_first:
+            write_history(state.history, self.run_folder.path)
 
     def _keep_if_best(self, value: float) -> None:
         sign = 1 if self.config.validation.watch == "val_dice" else -1
@@ -262,28 +288,32 @@ class Trainer:
                 model=self.state.evaluated.state_dict(),
                 optimizer=None,
                 schedule=None,
+                ladder=None,
                 scaler=None,
                 ema=None,
             )
-            save_checkpoint(checkpoint, self.run_folder.best_path)
+            if self.ranks.is_first:
+                save_checkpoint(checkpoint, self.run_folder.best_path)
 
     def _checkpoint(self) -> Checkpoint:
         return checkpoint_of(self.state, self._identity, self.config, environment_of(self.device))
 
     def _save(self) -> None:
         self.state.tally.seconds = time.monotonic() - self._started_s
-        save_checkpoint(self._checkpoint(), self.run_folder.last_path)
+        if self.ranks.is_first:
+            save_checkpoint(self._checkpoint(), self.run_folder.last_path)
         self._saved_s = time.monotonic()
 
     def _until_stopped(self, samples: Iterable[Sample], stop: StopRequest) -> Iterator[Sample]:
         for sample in samples:
-            self._stop_if_asked(stop)
+            if self.ranks.n_ranks == 1:  # ranks hold unlike numbers of cases, and must ask together
+                self._stop_if_asked(stop)
             yield sample
 
     def _stop_if_asked(self, stop: StopRequest) -> None:
-        if stop.reason is not None:
+        if self.ranks.any(stop.reason is not None):
             self._save()
-            raise RunStoppedError(stop.reason)
+            raise RunStoppedError(stop.reason or "another rank was asked to stop")
 
     def _outcome(self, *, finished: bool, reason: str) -> Outcome:
         return Outcome(

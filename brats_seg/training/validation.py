@@ -1,21 +1,18 @@
 """How well a network does on held-out cases while it trains."""
 
 from collections.abc import Callable, Iterable
-from itertools import groupby
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from brats_seg.config import Config
 from brats_seg.data.dataset import Sample
-from brats_seg.labels import REGIONS
 from brats_seg.models.build import size_multiple
 from brats_seg.models.device import Device
 from brats_seg.models.output import as_output
 from brats_seg.models.windows import predict_logits
-from brats_seg.training.accumulation import Criterion, Output, whole_loss
-from brats_seg.training.history import PhaseScores, region_counts, scores_of
+from brats_seg.training.gradient import Criterion, Output, whole_loss
+from brats_seg.training.history import Tally
 
 
 def count_voxels(output: Output, target: Tensor) -> Tensor:
@@ -41,24 +38,22 @@ def validate(
     samples: Iterable[Sample],
     device: Device,
     predict: Callable[[nn.Module, Tensor], Tensor],
-) -> PhaseScores:
-    """Score samples one by one; those of a case follow each other, and their voxels are added up.
+) -> Tally:
+    """Add up the losses and voxels of samples, one by one.
 
     `predict` turns an image `(4, X, Y, Z)` into logits `(3, X, Y, Z)`.
     """
+    tally = Tally()
     network.eval()
-    losses, cases = [], []
     with torch.inference_mode():
-        for case_id, group in groupby(samples, key=lambda sample: sample.case_id):
-            counts = torch.zeros(4, len(REGIONS), dtype=torch.int64)
-            for sample in group:
-                target = sample.target[None].to(device.torch_device)
-                logits = predict(network, sample.image)[None].to(device.torch_device)
-                losses.append(float(whole_loss(criterion, logits, target)))
-                counts += count_voxels(logits, target)[0].cpu()
-            cases.append(region_counts(case_id, counts.tolist()))
+        for sample in samples:
+            target = sample.target[None].to(device.torch_device).float()
+            logits = predict(network, sample.image)[None].to(device.torch_device)
+            tally.loss_sum += float(whole_loss(criterion, logits, target))
+            tally.n_patches += 1
+            tally.add(sample.case_id, count_voxels(logits, target)[0].tolist())
     network.train()
-    return scores_of(float(np.mean(losses)), cases)
+    return tally
 
 
 def patch_predictor(device: Device) -> Callable[[nn.Module, Tensor], Tensor]:

@@ -1,0 +1,208 @@
+"""Memory of one training step of the default U-Net, beside the same network of stock layers.
+
+Each row is a step in a process of its own: forward, loss, backward of one patch. `tensors` is the
+most that torch had allocated at a time, as a running sum over its allocations without the weights;
+`process` is how far the peak of the process rose above where it stood before the step; `saved` is
+what the graph keeps from forward to backward. The CPU time is of single steps: for a fair one see
+step.py.
+
+    python benchmarks/step_memory.py --patch 64 --threads 2
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from time import process_time
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.profiler import profile
+
+from brats_seg.config import ModelConfig
+from brats_seg.models import build_model
+from brats_seg.models.memory import MEGABYTE, peak_memory_mb
+from brats_seg.models.rungs import Checkpointing, set_checkpointing
+from brats_seg.models.unet import LEAKY_SLOPE, Block, Decoder
+from brats_seg.training.losses import DiceBce
+
+WARM_UP_PATCH = 32
+LAYERS = ("stock", "stock, norm in place", "unet")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """One row."""
+
+    patch: int
+    layers: str
+    checkpointing: str = "none"
+    precision: str
+    threads: int
+
+    @property
+    def name(self) -> str:
+        """What the row is called."""
+        levels = {"none": "", "top": ", top recomputed", "all": ", all recomputed"}
+        return f"{self.precision} {self.layers}{levels[self.checkpointing]}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """What a step took."""
+
+    loss: float
+    saved_mb: float
+    tensors_mb: float
+    process_mb: float
+    cpu_s: float
+
+
+def main() -> None:
+    """Print one line per setting, with ratios to the stock layers in float32 and in its precision."""
+    arguments = _arguments()
+    if arguments.setting:
+        print(json.dumps(asdict(_measure(Setting(**json.loads(arguments.setting))))))
+        return
+    print(f"patch {(arguments.patch,) * 3}, batch 1, deep supervision, {arguments.threads} threads")
+    print(
+        f"{'':34} saved MB  tensors MB  of fp32  of own  process MB  of fp32  of own  CPU s    loss"
+    )
+    stock: dict[str, Measured] = {}
+    for setting in _settings(arguments):
+        measured = _in_a_process(setting)
+        own = stock.setdefault(setting.precision, measured)
+        print(_row(setting, measured, stock["fp32"], own), flush=True)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--patch", type=int, default=128, help="voxels along each axis")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--setting", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def _settings(arguments: argparse.Namespace) -> list[Setting]:
+    make = partial(Setting, patch=arguments.patch, threads=arguments.threads)
+    return [
+        make(precision=precision, layers=layers, checkpointing=levels)
+        for precision in ("fp32", "bf16")
+        for layers, levels in [
+            *((layers, "none") for layers in LAYERS),
+            ("unet", "top"),
+            ("unet", "all"),
+        ]
+    ]
+
+
+def _in_a_process(setting: Setting) -> Measured:
+    command = [sys.executable, __file__, "--setting", json.dumps(asdict(setting))]
+    result = subprocess.run(command, check=False, capture_output=True, text=True)
+    if result.returncode:  # the profiler talks on stderr even when all is well
+        sys.exit(result.stderr)
+    return Measured(**json.loads(result.stdout))
+
+
+def _row(setting: Setting, measured: Measured, first: Measured, own: Measured) -> str:
+    def memory(name: str) -> str:
+        here = getattr(measured, name)
+        return (
+            f"{here:10.0f}  {here / getattr(first, name):6.2f}x {here / getattr(own, name):6.2f}x"
+        )
+
+    return (
+        f"{setting.name:34} {measured.saved_mb:8.0f}  {memory('tensors_mb')}  "
+        f"{memory('process_mb')}  {measured.cpu_s:5.1f}  {measured.loss:.4f}"
+    )
+
+
+def _measure(setting: Setting) -> Measured:
+    torch.set_num_threads(setting.threads)
+    torch.manual_seed(0)
+    network = build_model(ModelConfig(), (setting.patch,) * 3)
+    if setting.layers != "unet":
+        _use_stock_layers(network, norm=setting.layers == "stock")
+    set_checkpointing(network, Checkpointing(setting.checkpointing))
+    step = partial(_step, network, setting.precision)
+    step(*_patch(max(WARM_UP_PATCH, setting.patch // 4)))
+    batch = _patch(setting.patch)
+    before_mb, start_s = peak_memory_mb(torch.device("cpu")), process_time()
+    saved = _Saved(network)
+    with saved_tensors_hooks(saved.note, lambda tensor: tensor):
+        loss = step(*batch)
+    cpu_s = process_time() - start_s
+    process_mb = peak_memory_mb(torch.device("cpu")) - before_mb
+    return Measured(
+        loss=loss,
+        saved_mb=saved.n_bytes / MEGABYTE,
+        tensors_mb=_allocated_mb(partial(step, *batch)),
+        process_mb=process_mb,
+        cpu_s=cpu_s,
+    )
+
+
+def _patch(size: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    image = torch.randn(1, 4, size, size, size, generator=generator)
+    return image, (image[:, :3] > 1).to(torch.uint8)
+
+
+def _step(network: nn.Module, precision: str, image: Tensor, target: Tensor) -> float:
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
+        loss = DiceBce()(network(image), target).sum()
+    loss.backward()
+    network.zero_grad(set_to_none=True)
+    return float(loss.detach())
+
+
+def _use_stock_layers(network: nn.Module, *, norm: bool) -> None:
+    for module in network.modules():
+        if isinstance(module, Decoder):
+            module.join = partial(_concatenate, module)
+        if isinstance(module, Block) and norm:
+            stock = nn.InstanceNorm3d(len(module.norm.weight), affine=True)
+            stock.load_state_dict(module.norm.state_dict())
+            module.norm = nn.Sequential(stock, nn.LeakyReLU(LEAKY_SLOPE, inplace=True))
+
+
+def _concatenate(decoder: Decoder, below: Tensor, skip: Tensor) -> Tensor:
+    return decoder.level[0](torch.cat((decoder.upsampling(below), skip), dim=1))
+
+
+class _Saved:
+    """What a graph keeps: each memory once, and no parameters."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self._sizes = {p.untyped_storage().data_ptr(): 0 for p in network.parameters()}
+
+    def note(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        self._sizes.setdefault(storage.data_ptr(), storage.nbytes())
+        return tensor
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(self._sizes.values())
+
+
+def _allocated_mb(step: Callable[[], float]) -> float:
+    """Return the most that was allocated at a time, gradients of the weights included."""
+    with profile(profile_memory=True) as profiler:
+        step()
+    changes = [
+        event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"
+    ]
+    now = most = 0
+    for event in sorted(changes, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    return most / MEGABYTE
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""Instance norm and LeakyReLU as one layer that keeps one tensor for the backward pass.
+
+The stock layers keep two: what goes into the norm and what comes out of the activation. Both
+layers can be undone, so the first is found again from the second, which the next layer keeps anyway
+(the idea of Rota Bulo et al. 2018, there for batch norm). For the voxels of a channel of a patch,
+
+    normalised = (features - mean) / deviation
+    scaled = weight * normalised + bias
+    output = scaled where it is positive, slope * scaled elsewhere
+
+so that scaled is output or output / slope, and normalised is (scaled - bias) / weight.
+
+Features are `(N, C, X, Y, Z)`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from brats_seg.errors import ConfigError
+
+SMALLEST_WEIGHT = 1e-3
+"""A weight nearer to zero than this counts as this, with its own sign: by zero nothing is undone.
+
+It is taught as if it were what it counts as, so that it can cross zero. Weights start at 1.
+"""
+_VOXELS_AT_A_TIME = {"cpu": 2**21, "gpu": 2**25}
+"""Of the channels that are undone together: few enough for small temporaries and a CPU's cache,
+enough to keep a GPU busy."""
+
+
+class ActivatedNorm(nn.Module):
+    """Normalise each channel of each patch, scale and shift it, and apply LeakyReLU.
+
+    Computes what `nn.InstanceNorm3d(affine=True)` and then `nn.LeakyReLU` do, and has the state
+    dict of the former. Overwrites its input, which must come from a layer that does not keep its
+    output, such as a convolution. Has no second derivative.
+    """
+
+    def __init__(self, n_channels: int, slope: float, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(n_channels))
+        self.bias = nn.Parameter(torch.zeros(n_channels))
+        self.slope = slope
+        self.eps = eps
+
+    def forward(self, features: Tensor) -> Tensor:
+        """`(N, C, X, Y, Z)` of any floating type -> the same tensor, overwritten.
+
+        Half precision has its statistics in float32. Raises `ConfigError` for a single voxel.
+        """
+        if features.shape[2:].numel() == 1:
+            msg = (
+                f"features of shape {tuple(features.shape)} reached an instance norm, which makes "
+                "a single voxel zero; expected two at least. Give the network a larger input, or "
+                "build it for a smaller patch."
+            )
+            raise ConfigError(msg)
+        return _overwrite(features, self.weight, self.bias, self.slope, self.eps)
+
+    def extra_repr(self) -> str:
+        """Return what printing the network shows of the layer."""
+        return f"{len(self.weight)}, slope={self.slope}, eps={self.eps}"
+
+
+class _InPlace(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, features: Tensor, weight: Tensor, bias: Tensor, slope: float, eps: float
+    ) -> Tensor:
+        dtype = torch.promote_types(features.dtype, torch.float32)
+        weight, bias = _away_from_zero(weight).to(dtype), bias.to(dtype)
+        mean, inverse_deviation = weight.new_empty(2, *features.shape[:2])
+        for patch, *statistics in zip(features.split(1), mean, inverse_deviation, strict=True):
+            # the statistics are complete before the first voxel is written
+            torch.native_batch_norm(
+                patch, weight, bias, None, None, True, 0.0, eps, out=(patch, *statistics)
+            )
+        functional.leaky_relu_(features, slope)
+        ctx.mark_dirty(features)
+        ctx.save_for_backward(features, weight, bias, inverse_deviation)
+        ctx.slope = slope
+        return features
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_output: Tensor) -> tuple[Tensor | None, ...]:
+        output, weight, bias, inverse_deviation = ctx.saved_tensors
+        by_features = torch.empty_like(output)
+        by_weight, by_bias = weight.new_empty(2, *inverse_deviation.shape)
+        for patch in range(len(output)):
+            for channels in _groups_of_channels(output):
+                voxels = slice(patch, patch + 1), channels
+                row = patch, channels
+                by_features[voxels], by_weight[row], by_bias[row] = _backward(
+                    by_output[voxels],
+                    output[voxels],
+                    (weight[channels], bias[channels], inverse_deviation[row]),
+                    ctx.slope,
+                )
+        return by_features, by_weight.sum(0), by_bias.sum(0), None, None
+
+
+_overwrite: Callable[[Tensor, Tensor, Tensor, float, float], Tensor] = _InPlace.apply
+
+
+def _away_from_zero(weight: Tensor) -> Tensor:
+    size = weight.abs().clamp(min=SMALLEST_WEIGHT)
+    return torch.where(weight < 0, -size, size)
+
+
+def _groups_of_channels(output: Tensor) -> list[slice]:
+    n_channels, n_voxels = output.shape[1], output.shape[2:].numel()
+    if not output.is_contiguous():  # channels last: they cannot be taken apart cheaply
+        return [slice(None)]
+    on_cpu = output.device.type == "cpu"
+    size = max(1, _VOXELS_AT_A_TIME["cpu" if on_cpu else "gpu"] // n_voxels)
+    if on_cpu:
+        size = max(size, torch.get_num_threads())  # which share out channels
+    return [slice(start, start + size) for start in range(0, n_channels, size)]
+
+
+def _backward(
+    by_output: Tensor, output: Tensor, affine: tuple[Tensor, Tensor, Tensor], slope: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the derivatives by features, weight and bias.
+
+    The kernel of batch norm divides what it is given by a deviation and multiplies its result by
+    weight / deviation. It is given what was already scaled, as features with the bias as mean and
+    the weight as deviation; the factor that is lacking then is weight / deviation of the features.
+    """
+    weight, bias, inverse_deviation = affine
+    by_scaled = torch.ops.aten.leaky_relu_backward(by_output, output, slope, True)
+    scaled = functional.leaky_relu(output, 1 / slope)
+    derivatives: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.native_batch_norm_backward(
+        by_scaled,
+        scaled,
+        weight.square() * inverse_deviation,
+        None,
+        None,
+        bias,
+        weight.reciprocal(),
+        True,
+        0.0,  # eps is in the deviation already
+        [True, True, True],
+    )
+    return derivatives

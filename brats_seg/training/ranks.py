@@ -1,0 +1,137 @@
+"""The processes of one run, one per device, and what they tell each other.
+
+`torchrun` starts them and says in the environment how many there are; a run that it did not start
+is alone, and then nothing here costs anything. Gradients are not averaged by torch's DDP: ranks
+hold unequal shares of a window, and a loss of sums needs the sums of all ranks between its two
+passes, so the one exchange of gradients a window needs is made here.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, distributed, nn
+
+from brats_seg.errors import ConfigError
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ranks:
+    """This process among those of the run."""
+
+    rank: int = 0
+    n_ranks: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the process that writes files and speaks."""
+        return self.rank == 0
+
+    def share(self, items: Sequence[Item]) -> Sequence[Item]:
+        """Return this rank's consecutive part; the shares of all ranks in their order are `items`."""
+        start, stop = (len(items) * place // self.n_ranks for place in (self.rank, self.rank + 1))
+        return items[start:stop]
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Return the sum over ranks."""
+        if self.n_ranks == 1:
+            return tensor
+        total = tensor.to(_exchange_device(), copy=True)
+        distributed.all_reduce(total)
+        return total
+
+    def any(self, flag: bool) -> bool:
+        """Tell whether the flag is set on some rank."""
+        if self.n_ranks == 1:
+            return flag
+        return bool(self.sum(torch.tensor(float(flag))))
+
+    def gather(self, value: Item) -> list[Item]:
+        """Return the value of every rank, in their order."""
+        if self.n_ranks == 1:
+            return [value]
+        values: list[Any] = [None] * self.n_ranks
+        distributed.all_gather_object(values, value)
+        return values
+
+    def gather_rows(self, tensor: Tensor | None) -> tuple[Tensor, slice]:
+        """Return the rows of all ranks below each other, and where this rank's are.
+
+        Shares may differ in length; a rank without rows gives None.
+        """
+        if self.n_ranks == 1:
+            if tensor is None:
+                msg = "a window holds no micro-batch; expected one at least"
+                raise ConfigError(msg)
+            return tensor, slice(None)
+        kinds = self.gather(None if tensor is None else (tensor.shape, tensor.dtype))
+        lengths = [0 if kind is None else kind[0][0] for kind in kinds]
+        shape, dtype = next(kind for kind in kinds if kind is not None)
+        device = _exchange_device() if tensor is None else tensor.device
+        padded = torch.zeros((max(lengths), *shape[1:]), dtype=dtype, device=device)
+        if tensor is not None:
+            padded[: len(tensor)] = tensor
+        parts = [torch.empty_like(padded) for _ in lengths]
+        distributed.all_gather(parts, padded)
+        rows = torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)])
+        start = sum(lengths[: self.rank])
+        return rows, slice(start, start + lengths[self.rank])
+
+    def sum_gradients(self, network: nn.Module) -> None:
+        """Replace every gradient by its sum over ranks, in one exchange."""
+        if self.n_ranks == 1:
+            return
+        parameters = [p for p in network.parameters() if p.requires_grad]
+        has_gradient = [p.grad is not None for p in parameters]
+        flags = torch.tensor(has_gradient, device=parameters[0].device, dtype=parameters[0].dtype)
+        flat = [
+            p.grad.flatten() if p.grad is not None else p.new_zeros(p.numel()) for p in parameters
+        ]
+        bucket = torch.cat([flags, *flat])
+        distributed.all_reduce(bucket)
+        used, *sums = bucket.split([len(parameters), *(p.numel() for p in parameters)])
+        for parameter, is_used, total in zip(parameters, used.tolist(), sums, strict=True):
+            # what no rank used stays without a gradient, as in one process
+            parameter.grad = total.view_as(parameter) if is_used else None
+
+    def broadcast(self, network: nn.Module) -> None:
+        """Give every rank the weights and buffers of the first."""
+        if self.n_ranks > 1:
+            for tensor in network.state_dict().values():
+                distributed.broadcast(tensor, 0)
+
+    @contextmanager
+    def first_alone(self) -> Iterator[None]:
+        """Let the first rank do the work while the others wait; then they find it done."""
+        if not self.is_first:
+            distributed.barrier()
+        yield
+        if self.is_first and self.n_ranks > 1:
+            distributed.barrier()
+
+
+@contextmanager
+def joined_ranks() -> Iterator[Ranks]:
+    """Join the processes that `torchrun` started together; alone if it did not."""
+    n_ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    if n_ranks == 1:
+        yield Ranks()
+        return
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    try:
+        yield Ranks(rank=distributed.get_rank(), n_ranks=n_ranks)
+    finally:
+        distributed.destroy_process_group()
+
+
+def _exchange_device() -> torch.device:
+    """Return where small values are exchanged: NCCL knows no tensors of the CPU."""
+    on_gpu = distributed.get_backend() == "nccl"
+    return torch.device("cuda" if on_gpu else "cpu")

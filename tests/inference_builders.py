@@ -1,0 +1,70 @@
+"""Models for tests of inference: small real ones on disk, and ones whose answer is known."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from brats_seg.config import Config, ModelConfig, PatchConfig
+from brats_seg.inference.model import Member, Model
+from brats_seg.models.build import build_model
+from brats_seg.models.device import Device
+from brats_seg.models.trained import ModelIdentity
+from brats_seg.training.checkpoint import Checkpoint, Position, save_checkpoint
+
+CPU = Device(torch_device=torch.device("cpu"))
+IDENTITY = ModelIdentity(conventions=("brats2017",), patch=(8, 8, 8), fingerprint="cases")
+CONFIG = Config(
+    model=ModelConfig(widths=(4, 8), deep_supervision=False), patch=PatchConfig(size=(8, 8, 8))
+)
+
+
+def write_run(
+    path: Path, *, seed: int = 0, identity: ModelIdentity = IDENTITY, config: Config = CONFIG
+) -> Path:
+    """Write the best checkpoint of a run that never was, with random weights."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        network = build_model(config.model, identity.patch)
+    checkpoint = Checkpoint(
+        model=network.state_dict(),
+        identity=identity,
+        config=config.model_dump(mode="json"),
+        position=Position(),
+    )
+    save_checkpoint(checkpoint, path / "best.pt")
+    return path
+
+
+class Pointwise(nn.Module):
+    """WT where FLAIR is bright, ET where T1 with contrast agent is, TC where it is dark as well.
+
+    It looks one voxel towards the end of each axis, so that it matters how the axes run.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steepness = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, image: Tensor) -> Tensor:
+        moved = torch.roll(image, shifts=(-1, -1, -1), dims=(2, 3, 4))
+        _, t1c, _, t2f = moved.unbind(1)
+        return self.steepness * torch.stack([t2f - 1, t1c.abs() - 2, t1c - 2], dim=1)
+
+
+def make_model(
+    *networks: nn.Module, identity: ModelIdentity = IDENTITY, config: Config = CONFIG
+) -> Model:
+    """Return a model of the given networks, or of one pointwise network."""
+    members = tuple(
+        Member(
+            network=network.eval(),
+            config=config,
+            patch=identity.patch,
+            window=identity.window or identity.patch,
+            channels=(0, 1, 2, 3),
+            regions=(0, 1, 2),
+        )
+        for network in networks or (Pointwise(),)
+    )
+    return Model(members=members, identity=identity, fingerprint="model", device=CPU)

@@ -1,0 +1,72 @@
+"""What two processes compute of one window, against one that has all of it; started by torchrun."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from torch import distributed, nn
+
+from brats_seg.training.accumulation import Accumulator
+from brats_seg.training.ranks import Ranks, joined_ranks
+from tests.test_accumulation import CRITERIA, cut, gradient, patches, relative_error, trained
+
+SHARES = {"equal": (2, 2), "unequal": (3, 1), "one empty": (4, 0)}
+
+
+def ordinary(network: nn.Module, window: list, criterion: object, ranks: Ranks) -> torch.Tensor:
+    """What DDP does: every rank takes the mean of its own losses, and gradients are averaged."""
+    network.zero_grad()
+    for micro_batch in window:
+        loss = criterion(network(micro_batch.image), micro_batch.target).mean()
+        (loss / len(window)).backward()
+    found = (
+        gradient(network) if window else 0 * torch.cat([p.flatten() for p in network.parameters()])
+    )
+    return ranks.sum(found.detach()) / ranks.n_ranks
+
+
+def main() -> None:
+    rows = []
+    with joined_ranks() as ranks:
+        calls: list[int] = []
+        all_reduce = distributed.all_reduce
+
+        def counted(tensor: torch.Tensor) -> None:
+            calls.append(tensor.numel())
+            all_reduce(tensor)
+
+        distributed.all_reduce = counted
+        for name, criterion in CRITERIA.items():
+            for share, (n_first, _) in SHARES.items():
+                network, batch = trained(torch.float64), patches(4, torch.float64)
+                window = cut(batch, [1] * 4)
+                optimizer = torch.optim.SGD(network.parameters(), lr=0.0)
+                whole = Accumulator(network, criterion, optimizer).step(window)
+                expected = gradient(network).clone()
+                own = window[:n_first] if ranks.is_first else window[n_first:]
+                calls.clear()
+
+                result = Accumulator(network, criterion, optimizer, ranks=ranks).step(own)
+
+                n_parameters = sum(p.numel() for p in network.parameters())
+                rows.append(
+                    {
+                        "criterion": name,
+                        "share": share,
+                        "error": relative_error(gradient(network), expected),
+                        "loss_error": abs(result.loss - whole.loss),
+                        "n_patches": result.n_patches,
+                        "gradient_exchanges": sum(n >= n_parameters for n in calls),
+                    }
+                )
+                if name == "patch Dice":
+                    rows[-1]["ordinary_error"] = relative_error(
+                        ordinary(network, own, criterion, ranks), expected
+                    )
+        if ranks.is_first:
+            Path(sys.argv[1]).write_text(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    main()

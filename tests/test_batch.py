@@ -1,0 +1,370 @@
+"""Many cases: none stops the rest, nothing is done twice, and what is written is whole."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pandas as pd
+import pytest
+
+from brats_seg.cases.index import index_cases
+from brats_seg.errors import EnvironmentalError, LayoutError, UsageError
+from brats_seg.inference.batch import BatchOutcome, check_apart, finish_batch, local_endings
+from brats_seg.inference.inputs import find_inputs
+from brats_seg.inference.model import Model
+from brats_seg.inference.output import OutputFolder
+from brats_seg.inference.settings import InferenceConfig
+from brats_seg.inference.work import CaseWork, Ending
+from tests.builders import BRATS_AFFINE, SHAPE, make_volumes, write_case, write_nifti
+from tests.inference_builders import make_model, write_run
+
+SETTINGS = InferenceConfig(preview=False)
+
+
+def run(
+    inputs: Sequence[Path],
+    output: Path,
+    *,
+    model: Model | None = None,
+    settings: InferenceConfig = SETTINGS,
+) -> tuple[BatchOutcome, list[Ending]]:
+    folder = OutputFolder(output)
+    cases = find_inputs(inputs)
+    endings: list[Ending] = []
+    with folder.opened():
+        work = CaseWork(
+            model=model or make_model(), settings=settings, output=folder, earlier=folder.records()
+        )
+        outcome = finish_batch(
+            local_endings(cases, work), folder, len(cases), report=endings.append
+        )
+    return outcome, endings
+
+
+def case_ids(endings: list[Ending]) -> list[str]:
+    return [ending.record.case_id for ending in endings]
+
+
+def break_in_ten_ways(root: Path) -> None:
+    """Write ten cases, each with something wrong."""
+
+    def path_of(number: int, name: str) -> Path:
+        case_id = f"BraTS2021_{90_000 + number}"
+        return write_case(root, case_id, labelled=False, seed=number) / f"{case_id}_{name}.nii.gz"
+
+    images = make_volumes()
+    path_of(0, "t2").unlink()
+    path_of(1, "t1").write_bytes(b"")
+    path = path_of(2, "t1ce")
+    path.write_bytes(path.read_bytes()[:-100])
+    path_of(3, "flair").write_bytes(b"this is not an image at all" * 30)
+    write_nifti(path_of(4, "t2"), images[2][:, :, 2:])
+    write_nifti(path_of(5, "t2"), images[2], np.diag([1.0, 1.0, 1.0, 1.0]))
+    write_nifti(path_of(6, "flair"), np.zeros(SHAPE, np.int16))
+    broken = images[0].astype(np.float32)
+    broken[5, 5, 5] = np.inf
+    write_nifti(path_of(7, "t1"), broken)
+    path = path_of(8, "t1")
+    path.with_name(path.name.replace("t1.nii", "t2.nii")).write_bytes(path.read_bytes())
+    sheared = BRATS_AFFINE.copy()
+    sheared[0, 1] = 0.2
+    for name, image in zip(("t1", "t1ce", "t2", "flair"), images, strict=True):
+        path = (
+            path_of(9, name) if name == "t1" else path.with_name(f"BraTS2021_90009_{name}.nii.gz")
+        )
+        slanted = nib.Nifti1Image(image, sheared)
+        slanted.set_qform(None, code=0)
+        nib.save(slanted, path)
+
+
+def test_one_bad_case_is_one_row_and_the_others_are_predicted(tmp_path: Path) -> None:
+    """Ten bad cases in ten ways among four good ones."""
+    for number in range(4):
+        write_case(tmp_path / "scans", f"BraTS2021_{number:05d}", seed=number)
+    break_in_ten_ways(tmp_path / "scans")
+
+    outcome, endings = run([tmp_path / "scans"], tmp_path / "out")
+
+    failures = pd.read_csv(tmp_path / "out" / "failures.csv")
+    assert (outcome.n_predicted, outcome.n_skipped, len(outcome.failures)) == (4, 0, 10)
+    assert case_ids(endings) == sorted(case_ids(endings))
+    assert failures["case_id"].tolist() == [f"BraTS2021_{90_000 + n}" for n in range(10)]
+    assert set(failures["error"]) == {"CaseError"}
+    found = [
+        "no t2w",
+        "an empty file",
+        "a gzip file that is cut off",
+        "no NIfTI header",
+        "24x24x14 voxels",
+        "24x24x16 voxels of 1.00x1.00x1.00 mm, axes RAS",
+        "a constant volume",
+        "1 voxels that are NaN or infinite",
+        "the same voxels for t1n and t2w",
+        "a sheared grid",
+    ]
+    for message, case_id, words in zip(
+        failures["message"], failures["case_id"], found, strict=True
+    ):
+        assert message.startswith(f"case {case_id}, file ")
+        assert f"found {words}" in message
+        assert "; expected " in message
+        # what to do comes after what was expected
+        assert message.rstrip().endswith(".")
+    label_maps = sorted(path.name for path in (tmp_path / "out").glob("*.nii.gz"))
+    assert label_maps == [f"BraTS2021_{n:05d}.nii.gz" for n in range(4)]
+
+
+def test_the_tables_say_what_was_found(tmp_path: Path) -> None:
+    write_case(tmp_path / "scans", seed=1)
+
+    _, (ending,) = run([tmp_path / "scans"], tmp_path / "out")
+
+    label_map = np.asarray(nib.load(tmp_path / "out" / "BraTS2021_00000.nii.gz").dataobj)
+    (row,) = pd.read_csv(tmp_path / "out" / "volumes.csv").to_dict("records")
+    assert row["case_id"] == "BraTS2021_00000"
+    assert row["convention"] == "brats2017"
+    assert row["wt_ml"] == pytest.approx(np.count_nonzero(label_map) / 1000)
+    assert row["tc_ml"] == pytest.approx(np.isin(label_map, [1, 4]).sum() / 1000)
+    assert row["et_ml"] == pytest.approx((label_map == 4).sum() / 1000)
+    assert row["ed_ml"] == pytest.approx((label_map == 2).sum() / 1000)
+    assert row["ncr_ml"] == pytest.approx((label_map == 1).sum() / 1000)
+    assert row["et_components"] >= 1
+    (line,) = (tmp_path / "out" / "manifest.jsonl").read_text().splitlines()
+    record = json.loads(line)
+    assert record["status"] == "done"
+    assert len(record["inputs"]) == 4
+    assert record["model"] == "model"
+    assert record["outputs"] == ["BraTS2021_00000.nii.gz"]
+    assert record["seconds"] > 0
+    assert record["peak_memory_mb"] > 0
+    assert record["settings"]["overlap"] == 0.5
+    assert ending.record.model_dump(mode="json") == record
+
+
+def test_a_finished_case_is_not_done_again(brats_root: Path, tmp_path: Path) -> None:
+    first, _ = run([brats_root], tmp_path / "out")
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.nii.gz")}
+
+    second, endings = run([brats_root], tmp_path / "out")
+
+    assert (first.n_predicted, second.n_predicted, second.n_skipped) == (6, 0, 6)
+    assert not any(ending.is_new for ending in endings)
+    assert {path: path.stat().st_mtime_ns for path in times} == times
+    assert len((tmp_path / "out" / "manifest.jsonl").read_text().splitlines()) == 6
+    assert len(pd.read_csv(tmp_path / "out" / "volumes.csv")) == 6
+
+
+def test_a_case_is_done_again_when_anything_it_depends_on_has_changed(
+    brats_root: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    run([brats_root], out)
+
+    def n_predicted(**changes: object) -> int:
+        return run([brats_root], out, **changes)[0].n_predicted  # type: ignore[arg-type]
+
+    path = brats_root / "BraTS2021_00002" / "BraTS2021_00002_t1.nii.gz"
+    write_nifti(path, make_volumes(seed=9)[0])
+    assert n_predicted() == 1
+    (out / "BraTS2021_00001.nii.gz").unlink()
+    assert n_predicted() == 1
+    assert n_predicted(settings=InferenceConfig(preview=False, labels="brats2023")) == 6
+    other = make_model()
+    assert (
+        n_predicted(
+            model=type(other)(
+                members=other.members,
+                identity=other.identity,
+                fingerprint="other",
+                device=other.device,
+            )
+        )
+        == 6
+    )
+    assert n_predicted(settings=InferenceConfig(preview=False, device="cpu")) == 6
+    assert n_predicted() == 0
+
+
+def test_a_scan_that_was_mended_is_predicted_and_leaves_the_list(
+    brats_root: Path, tmp_path: Path
+) -> None:
+    path = brats_root / "BraTS2021_00002" / "BraTS2021_00002_t1.nii.gz"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:99])
+    assert len(run([brats_root], tmp_path / "out")[0].failures) == 1
+
+    path.write_bytes(whole)
+    outcome, _ = run([brats_root], tmp_path / "out")
+
+    assert (outcome.n_predicted, outcome.n_skipped, outcome.failures) == (1, 5, ())
+    assert pd.read_csv(tmp_path / "out" / "failures.csv").empty
+    assert len(pd.read_csv(tmp_path / "out" / "volumes.csv")) == 6
+
+
+def test_a_manifest_line_that_was_cut_off_costs_its_case(brats_root: Path, tmp_path: Path) -> None:
+    run([brats_root], tmp_path / "out")
+    manifest = tmp_path / "out" / "manifest.jsonl"
+    manifest.write_text(manifest.read_text()[:-30])
+
+    outcome, _ = run([brats_root], tmp_path / "out")
+
+    assert (outcome.n_predicted, outcome.n_skipped) == (1, 5)
+    assert run([brats_root], tmp_path / "out")[0].n_skipped == 6
+
+
+def test_results_are_not_taken_for_scans(brats_root: Path, tmp_path: Path) -> None:
+    """A results folder among the scans, given again, or given alone."""
+    settings = InferenceConfig(preview=False, probabilities=True, uncertainty=True)
+    run([brats_root], brats_root / "out", settings=settings)
+
+    assert len(index_cases(brats_root).cases) == 6
+    assert run([brats_root], brats_root / "out", settings=settings)[0].n_skipped == 6
+    with pytest.raises(LayoutError, match="holds no cases"):
+        find_inputs([brats_root / "out"])
+
+
+def test_results_among_the_scans_themselves_are_refused(tmp_path: Path) -> None:
+    folder = write_case(tmp_path)
+
+    with pytest.raises(UsageError, match="holds scans: give another folder"):
+        check_apart(find_inputs([tmp_path]), OutputFolder(folder))
+
+
+def test_a_mistake_of_the_program_ends_one_case_only(
+    brats_root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Fails(CaseWork):
+        __slots__ = ()
+
+        def predict(self, read):
+            if read.scan.case_id == "BraTS2021_00003":
+                return self._attempt(read.scan.case_id, lambda: [][1])
+            return CaseWork.predict(self, read)
+
+    folder = OutputFolder(tmp_path / "out")
+    with folder.opened():
+        work = Fails(model=make_model(), settings=SETTINGS, output=folder, earlier={})
+        outcome = finish_batch(
+            local_endings(find_inputs([brats_root]), work), folder, 6, report=lambda _: None
+        )
+
+    (failure,) = outcome.failures
+    assert failure.error == "IndexError"
+    assert "case BraTS2021_00003: list index out of range" in failure.message
+    assert outcome.n_predicted == 5
+    assert "IndexError" in caplog.text
+
+
+def test_a_read_only_output_folder_is_an_error_of_the_machine(
+    brats_root: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(EnvironmentalError, match=r"file/out/brats_seg\.json cannot be written"):
+        run([brats_root], tmp_path / "file" / "out")
+
+
+def test_a_disk_that_fills_ends_the_batch_and_loses_nothing(
+    brats_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync = os.fsync
+    n_free = 14
+
+    def fills(descriptor: int) -> None:
+        nonlocal n_free
+        n_free -= 1
+        if n_free < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(descriptor)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", fills)
+        with pytest.raises(EnvironmentalError, match="the disk is full"):
+            run([brats_root], tmp_path / "out")
+
+    assert not list((tmp_path / "out").glob(".*-*"))
+    for path in (tmp_path / "out").glob("*.nii.gz"):
+        assert np.asarray(nib.load(path).dataobj).shape == SHAPE
+    outcome, _ = run([brats_root], tmp_path / "out")
+    assert outcome.n_skipped >= 1
+    assert outcome.n_predicted + outcome.n_skipped == 6
+
+
+def test_two_batches_do_not_write_into_one_folder(tmp_path: Path) -> None:
+    with (
+        OutputFolder(tmp_path).opened(),
+        pytest.raises(UsageError, match="another process is predicting into"),
+        OutputFolder(tmp_path).opened(),
+    ):
+        pass
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "previews").mkdir()
+    for name in (".123-a.nii.gz", "previews/.123-a.png", ".mine"):
+        (tmp_path / name).touch()
+
+    with OutputFolder(tmp_path).opened():
+        left = {path.name for path in tmp_path.rglob(".*")}
+
+    assert left == {".mine", ".predicting.lock"}
+
+
+def test_ctrl_c_leaves_only_whole_files(brats_root: Path, tmp_path: Path) -> None:
+    def interrupt(ending: Ending) -> None:
+        raise KeyboardInterrupt
+
+    folder = OutputFolder(tmp_path / "out")
+    with folder.opened():
+        work = CaseWork(model=make_model(), settings=SETTINGS, output=folder, earlier={})
+        endings = local_endings(find_inputs([brats_root]), work)
+        with pytest.raises(KeyboardInterrupt):
+            finish_batch(endings, folder, 6, report=interrupt)
+        endings.close()
+
+    finished = [p.name.removesuffix(".nii.gz") for p in (tmp_path / "out").glob("*.nii.gz")]
+    assert sorted(folder.records()) == sorted(finished)
+    assert 1 <= len(finished) < 6
+    assert sorted(pd.read_csv(tmp_path / "out" / "volumes.csv")["case_id"]) == sorted(finished)
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_the_next_start_finishes_and_repeats_nothing(tmp_path: Path) -> None:
+    """Killed without warning after the first, second, ... label map."""
+    for number in range(8):
+        write_case(tmp_path / "scans", f"BraTS2021_{number:05d}", seed=number, shape=(40, 40, 32))
+    model, out = write_run(tmp_path / "run"), tmp_path / "out"
+    command = [sys.executable, "-m", "brats_seg", "predict", tmp_path / "scans"]
+    options = ["--model", model, "--precision", "fp32", "--no-preview"]
+    for n_kill in range(1, 4):
+        process = subprocess.Popen(
+            [*map(str, [*command, "-o", out, *options])], stdout=subprocess.PIPE
+        )
+        while len(list(out.glob("*.nii.gz"))) < 2 * n_kill and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        finished = OutputFolder(out).records().keys()
+        assert len(finished) < 8
+        assert all((out / f"{case_id}.nii.gz").exists() for case_id in finished)
+    subprocess.run([*map(str, [*command, "-o", out, *options])], check=True, capture_output=True)
+    undisturbed = tmp_path / "undisturbed"
+    subprocess.run(
+        [*map(str, [*command, "-o", undisturbed, *options])], check=True, capture_output=True
+    )
+
+    lines = (out / "manifest.jsonl").read_text().splitlines()
+    assert len(lines) == 8
+    assert not [path for path in out.glob(".*") if path.name != ".predicting.lock"]
+    for path in undisturbed.glob("*.nii.gz"):
+        assert path.read_bytes() == (out / path.name).read_bytes()
+    for name in ("volumes.csv", "failures.csv"):
+        assert (undisturbed / name).read_text() == (out / name).read_text()

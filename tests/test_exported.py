@@ -1,0 +1,162 @@
+"""A model to hand out: the same as the runs it was made of, or refused."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from brats_seg.errors import EnvironmentalError, UsageError
+from brats_seg.inference.exported import write_exported
+from brats_seg.inference.model import fingerprint_of, load_model, read_trained
+from tests.inference_builders import CPU, IDENTITY, write_run
+
+
+@pytest.fixture
+def exported(tmp_path: Path) -> Path:
+    """Two networks with settings of their own, in one folder."""
+    identity = replace(IDENTITY, thresholds=(0.4, 0.5, 0.6), window=(16, 16, 16))
+    runs = [write_run(tmp_path / f"run{n}", seed=n, identity=identity) for n in range(2)]
+    networks = [network for run in runs for network in read_trained(run)]
+    write_exported(networks, fingerprint_of(networks), tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_an_exported_model_is_its_runs(exported: Path) -> None:
+    runs = [exported.parent / "run0", exported.parent / "run1"]
+
+    model, original = load_model([exported], CPU), load_model(runs, CPU)
+
+    assert model.fingerprint == original.fingerprint
+    assert model.identity == original.identity
+    for one, other in zip(model.members, original.members, strict=True):
+        assert (one.config, one.window) == (other.config, other.window)
+        for name, value in one.network.state_dict().items():
+            assert torch.equal(value, other.network.state_dict()[name])
+
+
+def test_it_holds_weights_tables_and_a_card_and_no_pickle(exported: Path) -> None:
+    description = json.loads((exported / "model.json").read_text())
+    card = (exported / "README.md").read_text()
+
+    assert sorted(path.name for path in exported.iterdir()) == [
+        "README.md",
+        "member0.safetensors",
+        "member1.safetensors",
+        "model.json",
+    ]
+    assert description["labels"]["brats2017"]["meanings"] == {"1": "NCR/NET", "2": "ED", "4": "ET"}
+    assert "Research use only." in card
+    assert description["fingerprint"] in card
+    assert "| ET | enhancing tumour | 0.6 | 0 |" in card
+
+
+def test_it_can_be_exported_again(exported: Path, tmp_path: Path) -> None:
+    networks = read_trained(exported)
+
+    write_exported(networks, fingerprint_of(networks), tmp_path / "again")
+
+    assert load_model([tmp_path / "again"], CPU).fingerprint == fingerprint_of(networks)
+
+
+@pytest.mark.parametrize("place", [3, 1000, -1])
+def test_a_flipped_byte_of_the_weights_is_found(exported: Path, place: int) -> None:
+    path = exported / "member1.safetensors"
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+    with pytest.raises(UsageError, match=r"member1\.safetensors is damaged: found the check sum"):
+        load_model([exported], CPU)
+
+
+def test_a_changed_setting_is_found(exported: Path) -> None:
+    """A threshold that somebody edited, or that a broken disk did."""
+    path = exported / "model.json"
+    path.write_text(path.read_text().replace("0.6", "0.7"))
+
+    with pytest.raises(UsageError, match=r"model\.json is not what was exported: found finger"):
+        load_model([exported], CPU)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"members"', '"member"', r"model\.json cannot be read as a model"),
+        ("{", "[", r"model\.json cannot be read as a model"),
+        ('"format_version": 1', '"format_version": 2', "found format version 2; expected 1"),
+        (
+            "member0.safetensors",
+            "member9.safetensors",
+            r"member9\.safetensors is damaged.* no such",
+        ),
+    ],
+)
+def test_a_description_that_is_damaged_is_refused(
+    exported: Path, old: str, new: str, message: str
+) -> None:
+    path = exported / "model.json"
+    path.write_text(path.read_text().replace(old, new, 1))
+
+    with pytest.raises(UsageError, match=message):
+        load_model([exported], CPU)
+
+
+def test_every_flipped_bit_of_the_description_is_found_or_changes_nothing(exported: Path) -> None:
+    path = exported / "model.json"
+    content = path.read_bytes()
+    fingerprint = load_model([exported], CPU).fingerprint
+    n_found = 0
+
+    for place in range(0, len(content), 97):
+        flipped = bytearray(content)
+        flipped[place] ^= 1
+        path.write_bytes(flipped)
+        try:
+            assert load_model([exported], CPU).fingerprint == fingerprint
+        except UsageError:
+            n_found += 1
+
+    assert n_found > 10
+
+
+def test_a_file_outside_of_the_folder_is_not_read(exported: Path) -> None:
+    path = exported / "model.json"
+    path.write_text(path.read_text().replace("member0.safetensors", "../run0/best.pt"))
+
+    with pytest.raises(UsageError, match=r"model/best\.pt is damaged"):
+        load_model([exported], CPU)
+
+
+def test_a_folder_that_holds_something_is_left_alone(exported: Path) -> None:
+    networks = read_trained(exported)
+
+    with pytest.raises(UsageError, match="is there already"):
+        write_exported(networks, "", exported)
+
+
+def test_a_place_that_cannot_be_written_to_is_said(exported: Path) -> None:
+    networks = read_trained(exported)
+
+    with pytest.raises(EnvironmentalError, match="cannot be written"):
+        write_exported(networks, "", exported / "README.md" / "model")
+
+
+def test_reading_it_imports_no_pickled_code(exported: Path) -> None:
+    program = (
+        "import sys, pickle\n"
+        "def refuse(*a, **k): raise AssertionError('pickle was used')\n"
+        "import torch; from pathlib import Path\n"
+        "from brats_seg.inference.model import read_trained\n"
+        "torch.load = pickle.load = pickle.loads = refuse\n"
+        f"print(len(read_trained(Path({str(exported)!r}))))"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+
+    assert done.stdout.strip() == "2", done.stderr

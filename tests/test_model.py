@@ -1,0 +1,192 @@
+"""Loading models: what goes together, what it is told apart by, and what labels it writes."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from brats_seg.config import Config, ModelConfig
+from brats_seg.errors import ConfigError, ResumeError, UsageError
+from brats_seg.inference.model import load_model, read_trained
+from brats_seg.inference.postprocess import Decoding
+from brats_seg.inference.settings import InferenceConfig, inference_config
+from brats_seg.labels import BRATS2017, BRATS2023, BRATS2024, BRATS2024_PED, MSD
+from tests.inference_builders import CONFIG, CPU, IDENTITY, make_model, write_run
+
+
+def test_a_run_is_its_best_checkpoint(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+
+    model = load_model([run], CPU)
+
+    weights = read_trained(run)[0].weights
+    assert len(model.members) == 1
+    assert not model.members[0].network.training
+    for name, value in model.members[0].network.state_dict().items():
+        assert torch.equal(value, weights[name])
+
+
+def test_loading_leaves_the_random_numbers_of_torch_alone(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+
+    torch.manual_seed(0)
+    load_model([run], CPU)
+
+    assert torch.rand(1) == expected
+
+
+def test_the_fingerprint_follows_what_the_model_does_and_not_where_it_lies(tmp_path: Path) -> None:
+    one, copy = (write_run(tmp_path / name) for name in ("one", "copy"))
+    other = write_run(tmp_path / "other", seed=1)
+    stricter = write_run(
+        tmp_path / "strict", identity=replace(IDENTITY, thresholds=(0.5, 0.5, 0.9))
+    )
+
+    def fingerprint(*paths: Path) -> str:
+        return load_model(paths, CPU).fingerprint
+
+    assert fingerprint(one) == fingerprint(copy) == fingerprint(one / "best.pt")
+    assert fingerprint(one, other) == fingerprint(other, one)
+    distinct = {
+        fingerprint(one),
+        fingerprint(other),
+        fingerprint(stricter),
+        fingerprint(one, other),
+    }
+    assert len(distinct) == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"thresholds": (0.4, 0.5, 0.5)}, r"thresholds is \(0\.5, 0\.5, 0\.5\) in one and \(0\.4"),
+        ({"spacing_mm": (2.0, 2.0, 2.0)}, r"do not go together: spacing_mm"),
+    ],
+)
+def test_models_that_do_not_go_together_are_refused(
+    tmp_path: Path, change: dict, message: str
+) -> None:
+    one = write_run(tmp_path / "one")
+    other = write_run(tmp_path / "other", identity=replace(IDENTITY, **change))
+
+    with pytest.raises(UsageError, match=message):
+        load_model([one, other], CPU)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"modalities": ("t1n", "t1c")}, r"modalities \['t1c', 't1n'\]; expected .*'t2f'"),
+        ({"regions": ("tumour",)}, r"regions \['tumour'\]; expected"),
+        ({"normalisation": "none"}, r"normalisation none; expected z-score"),
+    ],
+)
+def test_a_model_that_was_taught_something_else_is_refused(
+    tmp_path: Path, change: dict, message: str
+) -> None:
+    run = write_run(tmp_path / "run", identity=replace(IDENTITY, **change))
+
+    with pytest.raises(UsageError, match=message):
+        load_model([run], CPU)
+
+
+def test_modalities_in_another_order_are_put_right(tmp_path: Path) -> None:
+    order = ("t2f", "t1n", "t1c", "t2w")
+    run = write_run(tmp_path / "run", identity=replace(IDENTITY, modalities=order))
+
+    assert load_model([run], CPU).members[0].channels == (3, 0, 1, 2)
+
+
+@pytest.mark.parametrize("name", ["empty", "nowhere"])
+def test_a_place_without_a_model_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "empty").mkdir()
+
+    with pytest.raises(UsageError, match=rf"{name} holds no model: expected best\.pt of a run"):
+        load_model([tmp_path / name], CPU)
+
+
+def test_a_flipped_byte_is_found(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    content = bytearray((run / "best.pt").read_bytes())
+    weights = next(iter(read_trained(run)[0].weights.values()))
+    content[content.index(weights.numpy().tobytes()) + 5] ^= 4
+    (run / "best.pt").write_bytes(content)
+
+    with pytest.raises(ResumeError, match=r"best\.pt is not a checkpoint that can be read"):
+        load_model([run], CPU)
+
+
+def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
+    wider = Config(model=ModelConfig(widths=(6, 8), deep_supervision=False))
+    run = write_run(tmp_path / "run")
+    content = torch.load(run / "best.pt", weights_only=True)
+    content["config"] = wider.model_dump(mode="json")
+    torch.save(content, run / "best.pt")
+
+    with pytest.raises(UsageError, match=r"the weights are not those of model\.name 'unet'"):
+        load_model([run], CPU)
+
+
+def test_what_is_asked_for_wins_over_what_is_stored() -> None:
+    identity = replace(
+        IDENTITY, thresholds=(0.3, 0.4, 0.5), smallest_mm3=(9, 8, 7), smallest_et_mm3=200
+    )
+    model = make_model(identity=identity)
+
+    stored = model.decoding(InferenceConfig())
+    asked = model.decoding(
+        InferenceConfig(thresholds=(0, 0, 0), smallest_mm3=(0, 0, 0), smallest_et_mm3=0)
+    )
+
+    assert stored == Decoding(
+        thresholds=(0.3, 0.4, 0.5), smallest_mm3=(9, 8, 7), smallest_et_mm3=200
+    )
+    assert asked == Decoding(thresholds=(0, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("release", "taught", "expected"),
+    [
+        ("brats2021", ("brats2023",), BRATS2017),
+        ("brats2023-gli", ("brats2017",), BRATS2023),
+        ("brats2024-gli", ("brats2017",), BRATS2024),
+        ("msd", ("brats2017",), MSD),
+        ("unknown", ("brats2017",), BRATS2017),
+        ("unknown", ("brats2017", "msd"), BRATS2023),
+        ("brats-ped", ("brats2024-ped",), BRATS2024_PED),
+        ("nnunet", ("msd",), MSD),
+    ],
+)
+def test_labels_are_numbered_as_in_the_release_of_the_scan(release, taught, expected) -> None:
+    model = make_model(identity=replace(IDENTITY, conventions=taught))
+
+    assert model.convention(InferenceConfig(), release) == expected
+    assert model.convention(InferenceConfig(labels="msd"), release) == MSD
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"labels": "brats1999"}, "label convention 'brats1999' is unknown; there are brats2017"),
+        ({"thresholds": ["0.5", "2", "0.5"]}, r"setting thresholds\.1: .* less than or equal to 1"),
+        ({"window": ["64", "64"]}, r"setting window\.2: Field required"),
+        ({"window": ["a", "64", "64"]}, r"setting window\.0: .* valid integer"),
+        ({"overlap": 1.0}, r"setting overlap: .* less than 1"),
+        ({"windows": "huge"}, r"setting windows: .*'auto', 'whole' or 'sliding'"),
+    ],
+)
+def test_settings_out_of_range_are_named(given, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        inference_config(given)
+
+
+def test_settings_that_are_not_given_keep_their_default() -> None:
+    assert inference_config({"overlap": None, "tta": True}) == InferenceConfig(tta=True)
+
+
+def test_config_of_the_builders_is_that_of_a_run() -> None:
+    assert make_model().members[0].multiple == (2, 2, 2)
+    assert CONFIG.patch.size == (8, 8, 8)

@@ -1,0 +1,341 @@
+"""Instance norm and LeakyReLU in one layer that keeps one tensor."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from brats_seg.errors import ConfigError
+from brats_seg.models import norm
+from brats_seg.models.norm import SMALLEST_WEIGHT, ActivatedNorm
+
+SLOPE = 0.01
+SHAPE = (2, 5, 7, 6, 4)
+
+
+def make_layer(n_channels: int = 5, seed: int = 0, dtype: torch.dtype = torch.float32) -> nn.Module:
+    generator = torch.Generator().manual_seed(seed)
+    layer = ActivatedNorm(n_channels, SLOPE).to(dtype)
+    with torch.no_grad():
+        layer.weight.copy_(torch.rand(n_channels, generator=generator) + 0.5)
+        layer.weight[0] *= -1
+        layer.bias.copy_(torch.randn(n_channels, generator=generator) * 0.3)
+    return layer
+
+
+def stock_of(layer: nn.Module) -> nn.Sequential:
+    stock = nn.InstanceNorm3d(len(layer.weight), affine=True, dtype=layer.weight.dtype)
+    stock.load_state_dict(layer.state_dict())
+    return nn.Sequential(stock, nn.LeakyReLU(SLOPE, inplace=True))
+
+
+def random_features(shape: tuple[int, ...] = SHAPE, seed: int = 1) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return 3 * torch.randn(shape, generator=generator, dtype=torch.float64) + 2
+
+
+def gradients(layer: nn.Module, features: Tensor) -> tuple[Tensor, ...]:
+    """Of a loss that weighs every voxel differently, by the features and the parameters."""
+    features = features.clone().requires_grad_()
+    output = layer(features.clone())
+    by_output = random_features(tuple(output.shape), seed=2).to(output.dtype)
+    return torch.autograd.grad(output, (features, *layer.parameters()), by_output)
+
+
+def relative_error(ours: Tensor, theirs: Tensor) -> float:
+    ours, theirs = ours.detach().double(), theirs.detach().double()
+    return float((ours - theirs).norm() / theirs.norm())
+
+
+def test_two_voxels_by_hand() -> None:
+    """1 and 3 become -1 and 1, then 2 x + 0.5: -1.5 and 2.5, then the slope."""
+    layer = ActivatedNorm(1, slope=0.1, eps=0.0)
+    with torch.no_grad():
+        layer.weight.fill_(2.0)
+        layer.bias.fill_(0.5)
+
+    output = layer(torch.tensor([1.0, 3.0]).view(1, 1, 2, 1, 1))
+
+    assert output.flatten().tolist() == pytest.approx([-0.15, 2.5])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_gives_what_the_stock_layers_give_bit_for_bit(dtype: torch.dtype) -> None:
+    layer = make_layer().double() if dtype == torch.float64 else make_layer()
+    features = random_features().to(dtype)
+
+    theirs = stock_of(layer)(features)
+    ours = layer(features.clone())
+
+    assert ours.dtype == dtype
+    assert torch.equal(ours, theirs)
+
+
+def test_channels_may_come_last() -> None:
+    layer, features = make_layer(dtype=torch.float64), random_features()
+    channels_last = features.clone(memory_format=torch.channels_last_3d)
+
+    output = layer(channels_last)
+
+    assert output.is_contiguous(memory_format=torch.channels_last_3d)
+    assert torch.allclose(output, stock_of(layer)(features), rtol=1e-13)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last_3d])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float64, 1e-13), (torch.float32, 1e-6), (torch.float16, 2e-3), (torch.bfloat16, 1e-2)],
+)
+def test_gradients_are_those_of_the_stock_layers(
+    dtype: torch.dtype, tolerance: float, memory_format: torch.memory_format
+) -> None:
+    layer = make_layer().double() if dtype == torch.float64 else make_layer()
+    features = random_features().to(dtype, memory_format=memory_format)
+
+    ours, theirs = gradients(layer, features), gradients(stock_of(layer), features)
+
+    assert [gradient.dtype for gradient in ours] == [gradient.dtype for gradient in theirs]
+    errors = list(map(relative_error, ours, theirs))
+    assert max(errors) < tolerance
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_gradients_are_right_by_finite_differences(seed: int) -> None:
+    layer = make_layer(3, seed, torch.float64)
+    features = random_features((2, 3, 3, 2, 2), seed).requires_grad_()
+
+    def run(features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        values = {"weight": weight, "bias": bias}
+        return torch.func.functional_call(layer, values, (features.clone(),))
+
+    # eps is small enough that no voxel crosses the kink
+    assert torch.autograd.gradcheck(run, (features, *layer.parameters()), eps=1e-7, atol=1e-5)
+
+
+@pytest.mark.parametrize("at_a_time", [1, 400, 10**9])
+def test_gradients_do_not_depend_on_the_channels_undone_together(
+    at_a_time: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, features = make_layer(), random_features().float()
+    before = gradients(layer, features)
+
+    monkeypatch.setattr(norm, "_VOXELS_AT_A_TIME", {"cpu": at_a_time})
+    after = gradients(layer, features)
+
+    assert all(map(torch.equal, before, after))
+
+
+def saved_bytes(network: nn.Module, image: Tensor) -> int:
+    """Of distinct memory that the graph keeps, parameters left out."""
+    own = {p.untyped_storage().data_ptr() for p in network.parameters()}
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with saved_tensors_hooks(note, lambda tensor: tensor):
+        output = network(image)
+    assert output.requires_grad
+    return sum(kept.values())
+
+
+def test_keeps_one_tensor_where_the_stock_layers_keep_two() -> None:
+    """The input of the first convolution counts once in both."""
+
+    def chain(make: Callable[[nn.Module], nn.Module]) -> nn.Sequential:
+        blocks = [
+            layer for _ in range(4) for layer in (nn.Conv3d(5, 5, 3, padding=1), make(make_layer()))
+        ]
+        return nn.Sequential(*blocks)
+
+    image = torch.randn(1, 5, 32, 32, 32)
+    n_bytes = image.numel() * image.itemsize
+
+    assert saved_bytes(chain(lambda ours: ours), image) / n_bytes == pytest.approx(1 + 4, abs=0.02)
+    assert saved_bytes(chain(stock_of), image) / n_bytes == pytest.approx(1 + 4 + 4, abs=0.02)
+
+
+def test_the_output_lies_where_the_input_lay() -> None:
+    features = random_features()
+
+    assert make_layer(dtype=torch.float64)(features).data_ptr() == features.data_ptr()
+
+
+def test_the_backward_pass_leaves_the_output_alone() -> None:
+    """A graph that is kept can be gone through again, and others may still read the output."""
+    features = random_features().requires_grad_()
+    output = make_layer(dtype=torch.float64)(features.clone())
+    before = output.detach().clone()
+
+    (first,) = torch.autograd.grad(output.square().sum(), features, retain_graph=True)
+    (second,) = torch.autograd.grad(output.square().sum(), features)
+
+    assert torch.equal(output, before)
+    assert torch.equal(first, second)
+
+
+def test_an_output_that_was_overwritten_is_noticed() -> None:
+    output = make_layer(dtype=torch.float64)(random_features().requires_grad_().clone())
+    output += 1
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()
+
+
+def test_a_second_derivative_is_refused() -> None:
+    features = random_features().requires_grad_()
+    loss = make_layer(dtype=torch.float64)(features.clone()).square().sum()
+    (gradient,) = torch.autograd.grad(loss, features, create_graph=True)
+
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
+def test_a_weight_near_zero_counts_as_the_smallest_of_its_sign() -> None:
+    layer = make_layer(4, dtype=torch.float64)
+    stock = stock_of(layer)
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([0.0, 1e-9, -1e-9, -0.5]).double())
+        used = [SMALLEST_WEIGHT, SMALLEST_WEIGHT, -SMALLEST_WEIGHT, -0.5]
+        stock[0].weight.copy_(torch.tensor(used, dtype=torch.float64))
+    features = random_features((2, 4, 5, 4, 3))
+
+    assert torch.equal(layer(features.clone()), stock(features))
+    for ours, theirs in zip(gradients(layer, features), gradients(stock, features), strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-9)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.bfloat16, 0.3)])
+def test_the_smallest_weight_leaves_a_usable_gradient(dtype: torch.dtype, tolerance: float) -> None:
+    """By a bias a hundred times as large: the roundings of what is undone are at their worst."""
+    layer = make_layer(4)
+    with torch.no_grad():
+        layer.weight.fill_(SMALLEST_WEIGHT)
+        layer.bias.fill_(0.1)
+    features = random_features((1, 4, 16, 16, 16)).to(dtype)
+    exact = gradients(stock_of(layer).double(), features.double())
+
+    errors = list(map(relative_error, gradients(layer, features), exact))
+
+    assert max(errors) < tolerance
+
+
+def test_a_channel_of_one_value_has_the_stock_gradient() -> None:
+    layer, features = make_layer(dtype=torch.float64), random_features()
+    features[0, 2] = 4.0
+
+    ours, theirs = gradients(layer, features), gradients(stock_of(layer), features)
+
+    assert all(torch.allclose(a, b, atol=1e-9) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_half_precision_has_its_statistics_in_float32() -> None:
+    """Sums of bfloat16 numbers in bfloat16 would stand still at a few hundred."""
+    features = (random_features((1, 2, 32, 32, 32)) + 50).bfloat16()
+    layer = make_layer(2)
+
+    exact = stock_of(layer).double()(features.double())
+
+    assert relative_error(layer(features.clone()), exact) < 4e-3
+
+
+def block(layer: nn.Module) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv3d(4, 5, 3, bias=False), layer, nn.Conv3d(5, 3, 1))
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_autocast_gives_what_the_stock_layers_give(inside: bool) -> None:
+    """Whether or not the backward pass runs under autocast too."""
+    image = random_features((2, 4, 9, 8, 8)).float()
+    found = []
+    for network in (block(make_layer()), block(stock_of(make_layer()))):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            output = network(image)
+            loss = output.float().square().sum()
+            if inside:
+                loss.backward()
+        if not inside:
+            loss.backward()
+        found.append((output, [p.grad for p in network.parameters()]))
+
+    (ours, our_gradients), (theirs, their_gradients) = found
+    assert ours.dtype == torch.bfloat16
+    assert torch.equal(ours, theirs)
+    assert max(map(relative_error, our_gradients, their_gradients)) < 1e-2
+
+
+@pytest.mark.parametrize("without_graph", [torch.no_grad, torch.inference_mode])
+def test_evaluation_gives_the_same(without_graph: Callable[[], torch.no_grad]) -> None:
+    network = block(make_layer())
+    image = random_features((1, 4, 9, 8, 8)).float()
+    taught = network(image)
+
+    with without_graph():
+        assert torch.equal(network.eval()(image), taught)
+
+
+def test_a_recomputed_block_has_the_same_gradients() -> None:
+    image = random_features((1, 4, 9, 8, 8)).float()
+    found = []
+    for run in (
+        lambda network: network(image),
+        lambda n: checkpoint(n, image, use_reentrant=False),
+    ):
+        network = block(make_layer())
+        run(network).square().sum().backward()
+        found.append([p.grad for p in network.parameters()])
+
+    assert all(map(torch.equal, *found))
+
+
+def test_the_state_dict_is_that_of_the_stock_norm() -> None:
+    stock = nn.InstanceNorm3d(5, affine=True)
+
+    assert list(ActivatedNorm(5, SLOPE).state_dict()) == list(stock.state_dict())
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_single_voxel_is_refused(training: bool) -> None:
+    layer = make_layer().train(training)
+
+    with pytest.raises(ConfigError, match=r"\(2, 5, 1, 1, 1\).*expected two at least"):
+        layer(torch.randn(2, 5, 1, 1, 1))
+
+
+def test_printing_shows_the_sizes() -> None:
+    assert repr(ActivatedNorm(5, SLOPE)) == "ActivatedNorm(5, slope=0.01, eps=1e-05)"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last_3d])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float32, 1e-5), (torch.float16, 2e-3), (torch.bfloat16, 1e-2)],
+)
+def test_a_gpu_gives_what_the_stock_layers_give(
+    dtype: torch.dtype, tolerance: float, memory_format: torch.memory_format
+) -> None:
+    layer = make_layer().cuda()
+    features = random_features((2, 5, 33, 20, 18)).cuda().to(dtype, memory_format=memory_format)
+
+    with torch.no_grad():
+        assert relative_error(layer(features.clone()), stock_of(layer)(features)) < tolerance
+    ours, theirs = gradients(layer, features), gradients(stock_of(layer), features)
+    assert max(map(relative_error, ours, theirs)) < tolerance
+
+
+def test_functional_leaky_relu_is_undone_by_the_inverse_slope() -> None:
+    """What the layer rests on."""
+    scaled = random_features()
+
+    undone = functional.leaky_relu(functional.leaky_relu(scaled, SLOPE), 1 / SLOPE)
+
+    assert torch.allclose(undone, scaled, rtol=1e-15)

@@ -1,0 +1,97 @@
+"""From probabilities to labels: thresholds, nesting, small parts."""
+
+import numpy as np
+import pytest
+
+from brats_seg.inference.postprocess import Decoding, decode, decode_regions
+from brats_seg.labels import BRATS2017, CONVENTIONS, REGIONS, regions_of
+
+NESTED = Decoding()
+
+
+def fields(wt: list[float], tc: list[float], et: list[float]) -> np.ndarray:
+    """Return probabilities (3, n, 1, 1) of voxels in a row."""
+    return np.array([wt, tc, et], dtype=np.float32)[:, :, None, None]
+
+
+def row(regions: np.ndarray) -> list[str]:
+    """Return for each voxel in a row the innermost region that holds it."""
+    return ["-" if not n else REGIONS[n - 1] for n in regions.sum(axis=0).ravel()]
+
+
+def test_labels_of_four_kinds_of_voxels():
+    probabilities = fields([0.1, 0.9, 0.9, 0.9], [0.1, 0.1, 0.9, 0.9], [0.1, 0.1, 0.1, 0.9])
+
+    labels = decode(probabilities, NESTED, BRATS2017, voxel_mm3=1.0)
+
+    assert labels.ravel().tolist() == [0, 2, 1, 4]
+    assert labels.dtype == np.uint8
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS)
+@pytest.mark.parametrize("seed", range(5))
+def test_regions_are_nested_in_every_convention_whatever_the_probabilities(convention, seed):
+    probabilities = np.random.default_rng(seed).random((3, 5, 4, 3), dtype=np.float32)
+
+    wt, tc, et = regions_of(decode(probabilities, NESTED, convention, 1.0), convention)
+
+    assert not (et & ~tc).any()
+    assert not (tc & ~wt).any()
+    assert np.array_equal(et, probabilities[2] > 0.5)
+
+
+def test_an_inner_region_takes_the_outer_ones_with_it():
+    probabilities = fields([0.1, 0.1], [0.1, 0.9], [0.9, 0.1])
+
+    assert row(decode_regions(probabilities, NESTED, 1.0)) == ["et", "tc"]
+
+
+def test_a_voxel_at_the_threshold_is_outside():
+    """As in training, where a logit of zero counts as background."""
+    assert row(decode_regions(fields([0.5], [0.5], [0.5]), NESTED, 1.0)) == ["-"]
+
+
+def test_each_region_has_its_threshold():
+    decoding = Decoding(thresholds=(0.2, 0.4, 0.6))
+
+    found = decode_regions(fields([0.3] * 4, [0, 0.5, 0.3, 0.5], [0, 0, 0.5, 0.7]), decoding, 1.0)
+
+    assert row(found) == ["wt", "tc", "wt", "et"]
+
+
+def test_small_components_are_left_out_with_what_is_inside_them():
+    """Components of 1 and 3 voxels; at 2 mm3 a voxel the smaller measures 2 mm3."""
+    wt = [0.9, 0, 0.9, 0.9, 0.9]
+    probabilities = fields(wt, wt, wt)
+
+    for smallest, expected in ((2.0, "et"), (2.1, "-"), (6.0, "-")):
+        decoding = Decoding(smallest_mm3=(smallest, 0, 0))
+        assert row(decode_regions(probabilities, decoding, 2.0)) == [expected, "-", *["et"] * 3]
+    assert row(decode_regions(probabilities, Decoding(smallest_mm3=(6.1, 0, 0)), 2.0)) == ["-"] * 5
+
+
+def test_a_small_part_of_an_inner_region_stays_in_the_outer_one():
+    probabilities = fields([0.9] * 5, [0.9, 0, 0.9, 0.9, 0.9], [0.9, 0, 0, 0, 0.9])
+
+    core = decode_regions(probabilities, Decoding(smallest_mm3=(0, 2, 0)), 1.0)
+    enhancing = decode_regions(probabilities, Decoding(smallest_mm3=(0, 0, 2)), 1.0)
+
+    assert row(core) == ["wt", "wt", "tc", "tc", "et"]
+    assert row(enhancing) == ["tc", "wt", "tc", "tc", "tc"]
+
+
+def test_voxels_that_share_a_corner_are_one_component():
+    probabilities = np.zeros((3, 2, 2, 2), dtype=np.float32)
+    probabilities[0, 0, 0, 0] = probabilities[0, 1, 1, 1] = 1
+
+    assert decode_regions(probabilities, Decoding(smallest_mm3=(2, 0, 0)), 1.0)[0].sum() == 2
+
+
+def test_little_enhancing_tumour_in_all_becomes_necrosis():
+    probabilities = fields([0.9] * 3, [0.9] * 3, [0.9, 0.1, 0.9])
+
+    kept = decode(probabilities, Decoding(smallest_et_mm3=2), BRATS2017, 1.0)
+    gone = decode(probabilities, Decoding(smallest_et_mm3=3), BRATS2017, 1.0)
+
+    assert kept.ravel().tolist() == [4, 1, 4]
+    assert gone.ravel().tolist() == [1, 1, 1]

@@ -1,0 +1,267 @@
+"""`predict` and `export` as a person types them: what they print, write, and end with."""
+
+import json
+import logging
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+
+from brats_seg.cli import main
+from brats_seg.labels import MODALITIES
+from tests.builders import write_case
+from tests.inference_builders import write_run
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Return exit code, output and errors of the program, run in this process."""
+
+    def run_here(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["brats-seg", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        shown = capsys.readouterr()
+        return int(ended.value.code or 0), shown.out, shown.err
+
+    return run_here
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "run")
+
+
+def test_a_folder_is_predicted_and_a_second_time_left_alone(
+    run: Run, brats_root: Path, model: Path, tmp_path: Path
+) -> None:
+    first = run("predict", brats_root, "-o", "out", "--model", model)
+    second = run("predict", brats_root, "-o", "out", "--model", model)
+
+    assert first[0] == second[0] == 0, first[2]
+    assert "6 predicted, 0 finished before, 0 failed" in first[1]
+    assert "0 predicted, 6 finished before, 0 failed" in second[1]
+    assert "Research use only." in first[1]
+    assert len(list((tmp_path / "out").glob("*.nii.gz"))) == 6
+    assert len(list((tmp_path / "out" / "previews").glob("*.png"))) == 6
+
+
+def test_a_failed_case_ends_it_with_one_and_is_named(
+    run: Run, brats_root: Path, model: Path, tmp_path: Path
+) -> None:
+    (brats_root / "BraTS2021_00003" / "BraTS2021_00003_t2.nii.gz").write_bytes(b"")
+
+    code, shown, _ = run("predict", brats_root, "-o", "out", "--model", model, "--no-preview")
+
+    assert code == 1
+    assert "FAILED  case BraTS2021_00003, file BraTS2021_00003_t2.nii.gz: found an empty" in shown
+    assert "5 predicted, 0 finished before, 1 failed" in shown
+
+
+def test_machines_read_a_line_of_json_for_each_case(
+    run: Run, brats_root: Path, model: Path
+) -> None:
+    (brats_root / "notes.zip").touch()
+
+    code, shown, said = run(
+        "predict", brats_root, "-o", "out", "--model", model, "--json", "--no-preview"
+    )
+
+    records = [json.loads(line) for line in shown.splitlines()]
+    assert code == 0
+    assert [record["status"] for record in records] == ["done"] * 6
+    # what a person should know does not get between the lines
+    assert "archives are not read" in said
+
+
+def test_one_case_by_four_flags(run: Run, model: Path, tmp_path: Path) -> None:
+    folder = write_case(tmp_path / "scans", labelled=False)
+    names = zip(MODALITIES, ("t1", "t1ce", "t2", "flair"), strict=True)
+    flags = [f"--{m}={folder / f'BraTS2021_00000_{name}.nii.gz'}" for m, name in names]
+
+    code, shown, errors = run(
+        "predict", *flags, "-o", "out", "--model", model, "--case-id", "me", "--labels", "msd"
+    )
+
+    assert code == 0, errors
+    assert shown.startswith("me: WT ")
+    assert set(np.unique(nib.load(tmp_path / "out" / "me.nii.gz").dataobj)) <= {0, 1, 2, 3}
+
+
+def test_every_option_reaches_the_record(
+    run: Run, brats_root: Path, model: Path, tmp_path: Path
+) -> None:
+    shutil.rmtree(brats_root / "BraTS2021_00001")
+    flags = [
+        "--windows",
+        "sliding",
+        "--window",
+        "16,16,16",
+        "--overlap",
+        "0.25",
+        "--tta",
+        "--threshold",
+        "0.4,0.5,0.6",
+        "--smallest",
+        "9,8,7",
+        "--smallest-et",
+        "50",
+        "--probabilities",
+        "--uncertainty",
+        "--no-preview",
+        "--device",
+        "cpu",
+        "--precision",
+        "fp32",
+        "--labels",
+        "brats2023",
+    ]
+
+    code, _, errors = run("predict", brats_root, "-o", "out", "--model", model, *flags)
+
+    assert code == 0, errors
+    line = (tmp_path / "out" / "manifest.jsonl").read_text().splitlines()[0]
+    record = json.loads(line)
+    assert record["settings"] == {
+        "device": "cpu",
+        "precision": "fp32",
+        "windows": "sliding",
+        "window": [16, 16, 16],
+        "overlap": 0.25,
+        "tta": True,
+        "thresholds": [0.4, 0.5, 0.6],
+        "smallest_mm3": [9, 8, 7],
+        "smallest_et_mm3": 50,
+        "labels": "brats2023",
+        "probabilities": True,
+        "uncertainty": True,
+        "preview": False,
+    }
+    assert record["convention"] == "brats2023"
+    assert all((tmp_path / "out" / name).is_file() for name in record["outputs"])
+    assert len(record["outputs"]) == 5
+
+
+def test_an_exported_model_predicts_the_same(
+    run: Run, brats_root: Path, model: Path, tmp_path: Path
+) -> None:
+    second = write_run(tmp_path / "run2", seed=2)
+    both = ["--model", model, "--model", second]
+    run("predict", brats_root, "-o", "from-runs", *both, "--no-preview")
+
+    exported = run("export", model, second, "-o", "model")
+    code, _, errors = run("predict", brats_root, "-o", "out", "--model", "model", "--no-preview")
+
+    assert exported[0] == 0
+    assert "wrote 2 networks to model" in exported[1]
+    assert code == 0, errors
+    for path in (tmp_path / "from-runs").glob("*.nii.gz"):
+        assert path.read_bytes() == (tmp_path / "out" / path.name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["scans", "--model", "run", "--t1n", "a.nii"], "give either INPUTS, or one case by"),
+        (["--model", "run"], "give either INPUTS, or one case by"),
+        (["--t1n", "a.nii", "--model", "run"], "missing: --t1c, --t2w, --t2f"),
+        (["scans", "--model", "run", "--case-id", "me"], "--case-id names the one case of"),
+        (["scans", "--model", "nothing"], "nothing holds no model"),
+        (["empty", "--model", "run"], "empty holds no cases"),
+        (["nowhere", "--model", "run"], "nowhere does not exist"),
+        (["scans", "--model", "run", "--labels", "brats1999"], "'brats1999' is unknown"),
+        (["scans", "--model", "run", "--window", "9,9,9"], "--window 9x9x9 does not fit"),
+        (["scans", "--model", "run", "--threshold", "2,0,0"], "setting thresholds.0"),
+        (["scans", "--model", "run", "--workers", "1", "--scheduler", "x"], "give one"),
+        (["scans", "--model", "run", "--device", "gpu"], "device 'gpu' is unknown"),
+    ],
+)
+def test_wrong_use_is_explained_and_ends_with_two(
+    run: Run, model: Path, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    write_case(tmp_path / "scans")
+    (tmp_path / "empty").mkdir()
+
+    code, _, errors = run("predict", *arguments, "-o", "out")
+
+    assert code == 2
+    assert errors.startswith("error: ")
+    assert message in errors
+    assert "Traceback" not in errors
+
+
+def test_a_damaged_model_is_refused_before_any_case(
+    run: Run, brats_root: Path, model: Path, tmp_path: Path
+) -> None:
+    run("export", model, "-o", "model")
+    path = tmp_path / "model" / "member0.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-9] ^= 8
+    path.write_bytes(content)
+
+    code, _, errors = run("predict", brats_root, "-o", "out", "--model", "model")
+
+    assert code == 2
+    assert "member0.safetensors is damaged" in errors
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_place_that_cannot_be_written_to_ends_it_with_three(
+    run: Run, brats_root: Path, model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+
+    code, _, errors = run("predict", brats_root, "-o", "file/out", "--model", model)
+
+    assert code == 3
+    assert "cannot be written" in errors
+
+
+def test_a_device_that_is_not_there_ends_it_with_three(
+    run: Run, brats_root: Path, model: Path
+) -> None:
+    code, _, errors = run("predict", brats_root, "-o", "o", "--model", model, "--device", "cuda:97")
+
+    assert code == 3
+    assert "use --device cpu" in errors
+
+
+@pytest.mark.slow
+def test_it_needs_no_network(brats_root: Path, model: Path, tmp_path: Path) -> None:
+    """No socket can be made at all."""
+    program = (
+        "import socket, sys\n"
+        "class Refused(socket.socket):\n"
+        "    def __init__(self, *a, **k): raise AssertionError('a socket was opened')\n"
+        "socket.socket = Refused\n"
+        "from brats_seg.cli import main\n"
+        "main()"
+    )
+    arguments = ["predict", brats_root, "-o", tmp_path / "out", "--model", model]
+
+    done = subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "6 predicted" in done.stdout
+
+
+@pytest.fixture(autouse=True)
+def log_handlers() -> object:
+    """Leave the log as it was: the program sets its own handler."""
+    log = logging.getLogger("brats_seg")
+    before = log.handlers, log.level
+    yield
+    log.handlers, log.level = before

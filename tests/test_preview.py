@@ -1,0 +1,70 @@
+"""The picture of a case: drawn for every kind of result, with its words."""
+
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from brats_seg.inference.inputs import find_inputs
+from brats_seg.inference.predict import predict_scan
+from brats_seg.inference.preview import COLOURS, _add_words, _centre, write_preview
+from brats_seg.inference.scan import read_scan
+from brats_seg.inference.settings import InferenceConfig
+from tests.builders import make_volumes, write_case, write_nifti
+from tests.inference_builders import make_model
+
+
+def draw(folder: Path, path: Path, settings: InferenceConfig) -> np.ndarray:
+    (found,) = find_inputs([folder])
+    scan = read_scan(found, (1.0, 1.0, 1.0))
+    write_preview(scan, predict_scan(make_model(), scan, settings), path)
+    return matplotlib.image.imread(path)
+
+
+def n_coloured(picture: np.ndarray) -> int:
+    """Count pixels that are not grey."""
+    return int((np.ptp(picture[..., :3], axis=-1) > 0.2).sum())
+
+
+def test_a_tumour_is_outlined(tmp_path: Path) -> None:
+    folder = write_case(tmp_path, labelled=False)
+
+    with_tumour = draw(folder, tmp_path / "a.png", InferenceConfig())
+    without = draw(folder, tmp_path / "b.png", InferenceConfig(thresholds=(1, 1, 1)))
+
+    assert with_tumour.shape == (660, 900, 4)
+    # the legend is coloured in both
+    assert n_coloured(with_tumour) > n_coloured(without) + 500
+
+
+@pytest.mark.parametrize("affine", [np.diag([1.0, 1.0, 3.0, 1.0]), np.eye(4)[[2, 0, 1, 3]]])
+def test_scans_of_any_grid_are_drawn(tmp_path: Path, affine: np.ndarray) -> None:
+    for name, image in zip(("t1", "t1ce", "t2", "flair"), make_volumes(), strict=True):
+        write_nifti(tmp_path / "scan" / f"scan_{name}.nii.gz", image, affine)
+
+    assert n_coloured(draw(tmp_path / "scan", tmp_path / "a.png", InferenceConfig())) > 0
+
+
+def test_the_planes_go_through_the_largest_sections() -> None:
+    """By hand: a bar along X at y = 1, z = 2, and a voxel beside it."""
+    regions = np.zeros((3, 4, 4, 4), dtype=bool)
+    regions[0, :, 1, 2] = True
+    regions[0, 3, 2, 2] = True
+
+    assert _centre(regions, np.zeros((4, 4, 4), np.float32)) == [3, 1, 2]
+    assert _centre(np.zeros_like(regions), regions[0].astype(np.float32)) == [3, 1, 2]
+
+
+def test_it_says_what_it_is_for(tmp_path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    (found,) = find_inputs([write_case(tmp_path, labelled=False)])
+    scan = read_scan(found, (1.0, 1.0, 1.0))
+    figure = Figure()
+
+    _add_words(figure, predict_scan(make_model(), scan, InferenceConfig()))
+
+    (legend,) = figure.legends
+    assert legend.get_title().get_text().startswith("research use only")
+    assert len(legend.get_texts()) == len(COLOURS)

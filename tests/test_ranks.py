@@ -1,0 +1,107 @@
+"""Several processes make the step that one would make of the whole window."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from brats_seg.training.ranks import Ranks, joined_ranks
+from tests.builders import write_case
+
+ROOT = Path(__file__).parent.parent
+
+
+def torchrun(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=500,
+    )
+
+
+@pytest.mark.parametrize("n_items", [0, 1, 2, 5, 8])
+@pytest.mark.parametrize("n_ranks", [1, 2, 3])
+def test_shares_are_consecutive_and_complete(n_items: int, n_ranks: int) -> None:
+    items = list(range(n_items))
+
+    shares = [Ranks(rank=rank, n_ranks=n_ranks).share(items) for rank in range(n_ranks)]
+
+    assert [item for share in shares for item in share] == items
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_a_run_that_torchrun_did_not_start_is_alone() -> None:
+    with joined_ranks() as ranks:
+        assert ranks == Ranks()
+        assert ranks.gather("own") == ["own"]
+        assert ranks.any(True)
+
+
+def test_two_ranks_make_the_step_of_one(tmp_path: Path) -> None:
+    """Equal and unequal shares, an empty one too, for every kind of loss."""
+    done = torchrun("-m", "tests.ranks_program", str(tmp_path / "rows.json"), cwd=ROOT)
+
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert len(rows) == 12
+    for row in rows:
+        assert row["error"] <= 1e-12, row
+        assert row["loss_error"] <= 1e-12, row
+        assert row["n_patches"] == 4
+        assert row["gradient_exchanges"] == 1
+    # the negative control: averaging over ranks, as DDP does, is wrong for unequal shares
+    ordinary = {row["share"]: row["ordinary_error"] for row in rows if "ordinary_error" in row}
+    assert ordinary["equal"] <= 1e-12
+    assert ordinary["unequal"] > 0.1
+
+
+@pytest.mark.slow
+def test_a_fold_is_trained_by_two_ranks_as_by_one(tmp_path: Path) -> None:
+    """What README shows; stopped and gone on with, too."""
+    for number in range(6):
+        write_case(tmp_path / "scans", f"BraTS2021_{number:05d}", seed=number)
+    arguments = [
+        "-m",
+        "brats_seg",
+        "train",
+        "--data",
+        "scans",
+        "--epochs",
+        "2",
+        "--patch",
+        "8,8,8",
+        "--effective-batch",
+        "3",
+        "--precision",
+        "fp32",
+        "--set",
+        "folds.n_folds=3",
+        "--set",
+        "patch.per_case=2",
+        "--set",
+        "model.widths=[4, 8]",
+        "--set",
+        "optimizer.name=sgd",
+        "--set",
+        "loss.batch_dice=true",
+    ]
+    subprocess.run([sys.executable, *arguments, "--run", "one"], cwd=tmp_path, check=True)
+
+    stopped = torchrun(*arguments, "--run", "two", "--max-hours", "0", cwd=tmp_path)
+    done = torchrun(*arguments, "--run", "two", cwd=tmp_path)
+
+    assert stopped.returncode == 0, stopped.stderr
+    assert done.returncode == 0, done.stderr
+    one, two = (torch.load(tmp_path / run / "last.pt", weights_only=True) for run in ("one", "two"))
+    for key, expected in one["model"].items():
+        assert torch.allclose(two["model"][key], expected, rtol=1e-4, atol=1e-5)
+    for before, after in zip(one["history"], two["history"], strict=True):
+        assert after["train_loss"] == pytest.approx(before["train_loss"], rel=1e-4)
+        assert after["val_dice"] == pytest.approx(before["val_dice"], abs=1e-3)
+    assert done.stdout.count("finished after 2 epochs") == 1

@@ -1,0 +1,118 @@
+"""Every command and every program of the README does what it says."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from brats_seg.cli import main
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+QUICK = {
+    "train": ["--patch", "8,8,8", "--epochs", "1", "--set", "model.widths=[4, 8]"],
+}
+"""What makes a command of the README quick on tiny cases."""
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+
+
+def commands(program: str) -> list[list[str]]:
+    lines = [line for block in blocks("") for line in block.splitlines()]
+    return [shlex.split(line, comments=True) for line in lines if line.startswith(program)]
+
+
+def test_the_commands_run_in_their_order(brats_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(brats_root.parent)
+    found = commands("brats-seg")
+    assert [command[1] for command in found] == ["index", "prepare", "train"]
+
+    for command in found:
+        monkeypatch.setattr(sys, "argv", [*command, *QUICK.get(command[1], [])])
+        with pytest.raises(SystemExit) as ended:
+            main()
+
+        assert not ended.value.code, command
+
+
+@pytest.mark.parametrize("program", blocks("python"))
+def test_the_programs_run(brats_root: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    monkeypatch.chdir(brats_root.parent)
+
+    exec(compile(program, "README.md", "exec"), {})
+
+
+def test_make_only_calls_the_command_line() -> None:
+    found = commands("make")
+    assert found == [["make", "train", "FOLD=0"], ["make", "test"]]
+
+    shown = subprocess.run(
+        [
+            "make",
+            "-n",
+            "train",
+            "FOLD=3",
+            "DATA=scans",
+            "RUN=r",
+            "PRESET=full",
+            "MODEL=notebook",
+            "ARGS=--fresh",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+
+    assert shown.splitlines()[-1].split() == [
+        ".venv/bin/brats-seg",
+        "train",
+        "--fold",
+        "3",
+        "--data",
+        "scans",
+        "--run",
+        "r",
+        "--preset",
+        "full",
+        "--model",
+        "notebook",
+        "--fresh",
+    ]
+
+
+def test_make_help_lists_every_target() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", makefile, flags=re.MULTILINE)
+
+    shown = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+    assert [line.split()[0] for line in shown.splitlines()[:-1]] == phony.split()
+
+
+def test_every_picture_is_there() -> None:
+    pictures = re.findall(r"!\[.*?\]\((.*?)\)", README)
+
+    assert pictures
+    assert all((ROOT / picture).is_file() for picture in pictures)
+
+
+@pytest.mark.slow
+def test_the_first_command_trains_the_demo_well(tmp_path: Path) -> None:
+    """What `make train FOLD=0` calls, with nothing under data/: twelve phantoms, Dice above 0.7."""
+    done = subprocess.run(
+        [sys.executable, "-m", "brats_seg", "train", "--fold", "0"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert "training on 12 phantom cases" in done.stdout
+    (best,) = re.findall(r"best val_dice ([\d.]+)", done.stdout)
+    assert float(best) > 0.7

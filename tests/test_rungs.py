@@ -1,0 +1,253 @@
+"""Activations that are computed again, or wait on the host, instead of being kept."""
+
+import copy
+import pickle
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.optim import SGD
+
+from brats_seg.config import LossConfig, ModelConfig
+from brats_seg.models import TrainingOutput, build_model
+from brats_seg.models.rungs import Checkpointing, run_level, set_checkpointing
+from brats_seg.training.accumulation import Accumulator, MicroBatch
+from brats_seg.training.losses import BatchDiceBce, DiceBce
+
+WIDTHS = (4, 6, 8)
+PATCHES = {
+    "unet": (16, 16, 16),
+    "notebook": (16, 16, 16),
+    "dynunet": (16, 16, 16),
+    "segresnet": (16, 16, 16),
+    "segresnet-vae": (16, 16, 16),
+}
+LOWER = [Checkpointing.TOP, Checkpointing.ALL, Checkpointing.HOST]
+
+
+def make_network(name: str = "unet") -> nn.Module:
+    torch.manual_seed(0)
+    config = ModelConfig.model_validate({"name": name, "widths": WIDTHS})
+    return build_model(config, PATCHES[name])
+
+
+def with_dropout(network: nn.Module) -> nn.Module:
+    """Random layers in the finest and the lowest level of the default network."""
+    for level in (network.encoder[0], network.encoder[-1], network.decoder[0].level[1]):
+        level.add_module("dropout", nn.Dropout(0.3))
+    return network
+
+
+def make_batch(n_patches: int = 2, seed: int = 1) -> MicroBatch:
+    generator = torch.Generator().manual_seed(seed)
+    image = torch.randn(n_patches, 4, 16, 16, 16, generator=generator)
+    return MicroBatch(image, (image[:, :3] > 0.5).float())
+
+
+def gradients(network: nn.Module, precision: torch.dtype = torch.float32) -> list[Tensor]:
+    """After one backward pass, with the same random state before it each time."""
+    network.zero_grad()
+    torch.manual_seed(3)
+    image, target = make_batch()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == torch.bfloat16):
+        loss = DiceBce()(network(image), target).sum()
+    loss.backward()
+    taught = [p.grad for p in network.parameters() if p.grad is not None]
+    return [loss, *taught, torch.rand(1)]
+
+
+def saved_bytes(network: nn.Module) -> int:
+    """Of distinct memory that the graph keeps."""
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with saved_tensors_hooks(note, lambda tensor: tensor):
+        output = network(make_batch().image)
+    assert isinstance(output, TrainingOutput)
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize("rung", LOWER)
+@pytest.mark.parametrize("name", PATCHES)
+def test_no_rung_changes_a_bit_of_the_gradient(name: str, rung: Checkpointing) -> None:
+    """Nor of the loss, nor of what random layers draw afterwards."""
+    network = make_network(name)
+    before = gradients(network)
+
+    network.checkpointing = rung  # also the last one, which no ladder takes on a CPU
+
+    assert all(map(torch.equal, before, gradients(network)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rung", LOWER)
+def test_no_rung_changes_swin_unetr(rung: Checkpointing) -> None:
+    torch.manual_seed(0)
+    network = build_model(ModelConfig(name="swin-unetr"), (64, 64, 64))
+    image = torch.randn(1, 4, 64, 32, 32)
+
+    def taught() -> list[Tensor]:
+        network.zero_grad()
+        network(image).logits[0].square().mean().backward()
+        return [p.grad for p in network.parameters() if p.grad is not None]
+
+    before = taught()
+    network.checkpointing = rung
+
+    assert all(map(torch.equal, before, taught()))
+
+
+@pytest.mark.parametrize("rung", LOWER)
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_random_layers_replay(rung: Checkpointing, precision: torch.dtype) -> None:
+    network = with_dropout(make_network())
+    before = gradients(network, precision)
+
+    network.checkpointing = rung
+
+    assert all(map(torch.equal, before, gradients(network, precision)))
+
+
+def test_another_random_state_would_show() -> None:
+    """The test of the tests."""
+    network = with_dropout(make_network())
+    before = gradients(network)
+    network.encoder[0].dropout.p = 0.31
+
+    assert not all(map(torch.equal, before, gradients(network)))
+
+
+@pytest.mark.parametrize("rung", LOWER)
+def test_two_passes_of_accumulation_replay_too(rung: Checkpointing) -> None:
+    """Batch Dice over three micro-batches, with dropout."""
+    found = []
+    for taken in (Checkpointing.NONE, rung):
+        network = with_dropout(make_network())
+        network.checkpointing = taken
+        criterion = BatchDiceBce(LossConfig(batch_dice=True))
+        accumulator = Accumulator(network, criterion, SGD(network.parameters(), lr=0.1))
+        torch.manual_seed(3)
+        result = accumulator.step([make_batch(n, seed=n) for n in (1, 2, 1)])
+        found.append([torch.tensor(result.loss), *network.parameters(), torch.rand(1)])
+
+    assert all(map(torch.equal, *found))
+
+
+@pytest.mark.parametrize("name", PATCHES)
+def test_each_rung_keeps_less_than_the_one_before(name: str) -> None:
+    network = make_network(name)
+    kept = []
+    for rung in (Checkpointing.NONE, Checkpointing.TOP, Checkpointing.ALL):
+        assert set_checkpointing(network, rung)
+        kept.append(saved_bytes(network))
+
+    assert kept[0] > kept[1] > kept[2]
+
+
+def test_one_can_go_back_up() -> None:
+    network = make_network()
+    before = saved_bytes(network)
+
+    set_checkpointing(network, Checkpointing.ALL)
+    set_checkpointing(network, Checkpointing.NONE)
+
+    assert saved_bytes(network) == before
+
+
+@pytest.mark.parametrize("name", PATCHES)
+def test_the_state_dict_stays(name: str) -> None:
+    network = make_network(name)
+    before = list(network.state_dict())
+
+    set_checkpointing(network, Checkpointing.ALL)
+
+    assert list(network.state_dict()) == before
+
+
+def test_the_cpu_has_no_host_to_move_to() -> None:
+    network = make_network()
+    set_checkpointing(network, Checkpointing.TOP)
+
+    assert not set_checkpointing(network, Checkpointing.HOST)
+    assert network.checkpointing is Checkpointing.TOP
+
+
+@pytest.mark.parametrize(
+    ("rung", "expected"), [(rung, rung is Checkpointing.NONE) for rung in Checkpointing]
+)
+def test_a_network_without_levels_has_no_lower_rung(rung: Checkpointing, expected: bool) -> None:
+    assert set_checkpointing(nn.Conv3d(4, 3, 1), rung) is expected
+
+
+class OwnNetwork(nn.Module):
+    """What the module asks of a network from elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Conv3d(4, 4, 3, padding=1), nn.Tanh(), nn.Tanh())
+        self.head = nn.Conv3d(4, 3, 1)
+        self.checkpointing = Checkpointing.NONE
+
+    def forward(self, image: Tensor) -> TrainingOutput:
+        features = run_level(self.checkpointing, 0, self.inner, image)
+        return TrainingOutput(logits=(self.head(features),))
+
+
+def test_a_network_from_elsewhere_can_have_part_in_it() -> None:
+    network = OwnNetwork()
+    before, kept = gradients(network), saved_bytes(network)
+
+    assert set_checkpointing(network, Checkpointing.TOP)
+    assert saved_bytes(network) < kept
+    assert all(map(torch.equal, before, gradients(network)))
+
+
+@pytest.mark.parametrize("name", PATCHES)
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda n: pickle.loads(pickle.dumps(n))])
+def test_a_copy_stands_on_its_own_rung(
+    name: str, duplicate: Callable[[nn.Module], nn.Module]
+) -> None:
+    """An averaged model is a copy, made before the first rung is taken."""
+    network = make_network(name)
+    copied = duplicate(network)
+    with torch.no_grad():
+        for parameter in copied.parameters():
+            parameter *= 2
+    before = gradients(copied)
+
+    set_checkpointing(network, Checkpointing.ALL)
+
+    assert copied.checkpointing is Checkpointing.NONE
+    assert all(map(torch.equal, before, gradients(copied)))
+    assert not torch.equal(gradients(network)[0], before[0])
+
+
+@pytest.mark.parametrize("rung", LOWER)
+def test_evaluation_does_not_know_of_rungs(rung: Checkpointing) -> None:
+    network = make_network().eval()
+    image = make_batch().image
+    with torch.inference_mode():
+        before = network(image)
+        network.checkpointing = rung
+
+        assert torch.equal(network(image), before)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rung", LOWER)
+def test_a_gpu_has_every_rung(rung: Checkpointing) -> None:
+    network = make_network().cuda()
+    image = make_batch().image.cuda()
+    found = []
+    for taken in (Checkpointing.NONE, rung):
+        assert set_checkpointing(network, taken)
+        network.zero_grad()
+        network(image).logits[0].square().mean().backward()
+        found.append([p.grad for p in network.parameters() if p.grad is not None])
+
+    assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-7) for a, b in zip(*found, strict=True))
