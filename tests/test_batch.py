@@ -328,7 +328,6 @@ def test_ctrl_c_leaves_only_whole_files(brats_root: Path, tmp_path: Path) -> Non
         endings = local_endings(find_inputs([brats_root]), work)
         with pytest.raises(KeyboardInterrupt):
             finish_batch(endings, folder, 6, report=interrupt)
-        endings.close()
 
     finished = [p.name.removesuffix(".nii.gz") for p in (tmp_path / "out").glob("*.nii.gz")]
     assert sorted(folder.records()) == sorted(finished)

@@ -9,6 +9,7 @@ import torch
 
 from brats_seg.data.dataset import whole_case
 from brats_seg.data.fold import open_fold
+from brats_seg.errors import CaseError
 from brats_seg.inference.inputs import find_inputs
 from brats_seg.inference.model import Model, load_model
 from brats_seg.inference.output import OutputFolder
@@ -194,6 +195,16 @@ def test_a_case_is_predicted_as_the_trainer_validated_it(tmp_path: Path) -> None
     assert np.array_equal(found[2], expected[2])
     assert np.array_equal(found[1], expected[1] | expected[2])
     assert np.array_equal(found[0], expected.any(axis=0))
+
+
+def test_a_network_that_gives_no_numbers_is_not_taken_for_one_that_finds_nothing(
+    tmp_path: Path,
+) -> None:
+    network = Pointwise()
+    network.steepness.data[...] = np.nan
+
+    with pytest.raises(CaseError, match=r"probabilities that are no numbers.*--precision fp32"):
+        predict(write_case(tmp_path), make_model(network))
 
 
 @pytest.mark.real

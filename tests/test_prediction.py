@@ -179,6 +179,7 @@ def test_an_exported_model_predicts_the_same(
         (["nowhere", "--model", "run"], "nowhere does not exist"),
         (["scans", "--model", "run", "--labels", "brats1999"], "'brats1999' is unknown"),
         (["scans", "--model", "run", "--window", "9,9,9"], "--window 9x9x9 does not fit"),
+        (["scans", "--model", "run", "--windows", "whole", "--window", "8,8,8"], "one of the two"),
         (["scans", "--model", "run", "--threshold", "2,0,0"], "setting thresholds.0"),
         (["scans", "--model", "run", "--workers", "1", "--scheduler", "x"], "give one"),
         (["scans", "--model", "run", "--device", "gpu"], "device 'gpu' is unknown"),

@@ -394,3 +394,16 @@ def test_a_lost_history_is_written_again(data: FoldData, tmp_path: Path) -> None
 
     found = pd.read_csv(tmp_path / "run" / "history.csv")
     assert found["val_dice"].tolist() == expected["val_dice"].tolist()
+
+
+def test_the_first_losses_are_those_on_record(data: FoldData, tmp_path: Path) -> None:
+    """A refactoring must not move them; processors differ in the last digits only."""
+    config = settings("training.augment=full", "training.n_epochs=2", "optimizer.lr=1e-3")
+    path = Path(__file__).parent / "golden" / "fold0_losses.csv"
+
+    outcome = train(data, tmp_path / "run", config)
+
+    recorded = pd.read_csv(path)
+    for column in recorded.columns:
+        found = [row[column] for row in outcome.history]
+        assert found == pytest.approx(recorded[column].tolist(), rel=1e-4), column

@@ -1,0 +1,284 @@
+"""When memory runs out: the same window again one rung down, and the same weights in the end."""
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from brats_seg.config import ModelConfig, TrainingConfig
+from brats_seg.data.dataset import Sample
+from brats_seg.errors import EnvironmentalError
+from brats_seg.models.build import build_model
+from brats_seg.models.rungs import Checkpointing
+from brats_seg.training.accumulation import Accumulator
+from brats_seg.training.ladder import Ladder, Rung
+from brats_seg.training.losses import BatchDiceBce, DiceBce
+from brats_seg.training.validation import count_voxels
+
+WIDTHS = (4, 8)
+
+
+class Fuse:
+    """Runs out of memory in the n-th forward pass, once."""
+
+    def __init__(self, n: int, error: BaseException | None = None) -> None:
+        self.n_left = n
+        self.error = error or torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self.n_left -= 1
+        if self.n_left == 0:
+            raise self.error
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return build_model(ModelConfig(widths=WIDTHS), (8, 8, 8))
+
+
+def samples(n: int) -> list[Sample]:
+    generator = torch.Generator().manual_seed(1)
+    return [
+        Sample(
+            image=torch.randn(4, 8, 8, 8, generator=generator),
+            target=(torch.rand(3, 8, 8, 8, generator=generator) > 0.6).to(torch.uint8),
+            case_id=str(number),
+        )
+        for number in range(n)
+    ]
+
+
+def ladder(model: nn.Module, criterion: nn.Module, micro_batch: int = 1, lr: float = 0.1) -> Ladder:
+    accumulator = Accumulator(model, criterion, torch.optim.SGD(model.parameters(), lr=lr))
+    return Ladder(accumulator, TrainingConfig(micro_batch=micro_batch))
+
+
+def weights(model: nn.Module) -> Tensor:
+    return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+@pytest.mark.parametrize(
+    ("criterion", "n"),
+    [*((DiceBce(), n) for n in range(1, 5)), *((BatchDiceBce(), n) for n in range(1, 8))],
+)
+def test_memory_that_runs_out_in_any_forward_pass_changes_no_bit(
+    criterion: nn.Module, n: int
+) -> None:
+    """Four micro-batches: four forward passes for one loss, seven for the other."""
+    undisturbed, disturbed = network(), network()
+    expected = ladder(undisturbed, criterion).step(samples(4), count_voxels)
+    fuse = Fuse(n)
+    disturbed.register_forward_pre_hook(fuse)
+    its_ladder = ladder(disturbed, criterion)
+
+    found = its_ladder.step(samples(4), count_voxels)
+
+    assert fuse.n_left < 0
+    assert its_ladder.rung == Rung(micro_batch=1, checkpointing=Checkpointing.TOP)
+    assert torch.equal(weights(undisturbed), weights(disturbed))
+    assert found.loss == expected.loss
+    assert torch.equal(found.measured, expected.measured)
+
+
+def test_a_window_that_is_not_dropped_would_be_noticed() -> None:
+    """The negative control: gradients of the failed attempt, kept, do change the weights."""
+    kept, undisturbed = network(), network()
+    its_ladder = ladder(kept, DiceBce())
+    window = samples(4)
+    its_ladder.accumulator.optimizer.zero_grad = lambda set_to_none=True: None  # type: ignore[method-assign]
+    kept.register_forward_pre_hook(Fuse(3))
+
+    its_ladder.step(window, count_voxels)
+    ladder(undisturbed, DiceBce()).step(window, count_voxels)
+
+    assert not torch.allclose(weights(kept), weights(undisturbed), rtol=1e-3)
+
+
+def test_dropout_draws_the_same_on_the_next_rung() -> None:
+    def dropping() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Conv3d(4, 8, 1), nn.Dropout3d(0.5), nn.Conv3d(8, 3, 1))
+
+    undisturbed, disturbed = dropping(), dropping()
+    disturbed.register_forward_pre_hook(Fuse(3))
+    for model in (undisturbed, disturbed):
+        torch.manual_seed(7)
+        its_ladder = ladder(model, DiceBce(), micro_batch=2)
+        # two rungs that compute alike: what the random layers drew before must be taken back
+        its_ladder.rungs = (Rung(micro_batch=1), Rung(micro_batch=1, in_half=False))
+        its_ladder.step(samples(4), count_voxels)
+
+    assert torch.equal(weights(undisturbed), weights(disturbed))
+
+
+def test_the_rungs_go_from_smaller_micro_batches_to_checkpointing() -> None:
+    its_ladder = ladder(network(), DiceBce(), micro_batch=5)
+
+    assert [str(rung) for rung in its_ladder.rungs] == [
+        "micro-batch 5",
+        "micro-batch 3",
+        "micro-batch 2",
+        "micro-batch 1",
+        "micro-batch 1, checkpointing top",
+        "micro-batch 1, checkpointing all",
+    ]
+
+
+def test_a_smaller_micro_batch_learns_the_same_to_rounding() -> None:
+    undisturbed, disturbed = network(), network()
+    ladder(undisturbed, DiceBce(), micro_batch=4).step(samples(6), count_voxels)
+    disturbed.register_forward_pre_hook(Fuse(2))
+    before = weights(network())
+
+    its_ladder = ladder(disturbed, DiceBce(), micro_batch=4)
+    its_ladder.step(samples(6), count_voxels)
+
+    assert its_ladder.rung == Rung(micro_batch=2)
+    update, expected = weights(disturbed) - before, weights(undisturbed) - before
+    assert float((update - expected).norm() / expected.norm()) <= 1e-5
+
+
+def test_half_precision_is_a_rung_only_if_it_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    model = network()
+    accumulator = Accumulator(model, DiceBce(), torch.optim.SGD(model.parameters(), lr=0.1))
+
+    allowed = Ladder(accumulator, TrainingConfig(half_if_needed=True))
+    refused = Ladder(accumulator, TrainingConfig())
+
+    assert allowed.rungs[-1].in_half
+    assert not any(rung.in_half for rung in refused.rungs)
+    allowed.move_to(allowed.rungs[-1])
+    assert accumulator.device.precision == "bf16"
+
+
+def test_on_the_last_rung_the_error_says_what_was_tried_and_what_to_lower(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def always(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    model = network()
+    model.register_forward_pre_hook(always)
+    before = weights(model)
+
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.raises(
+            EnvironmentalError,
+            match=r"micro-batch 2; .*checkpointing all\), at a peak of .* Lower patch\.size",
+        ),
+    ):
+        ladder(model, DiceBce(), micro_batch=2).step(samples(2), count_voxels)
+
+    assert "memory ran out with micro-batch 2: CUDA out of memory" in caplog.text
+    assert torch.equal(before, weights(model))
+
+
+def test_another_error_is_no_matter_of_memory() -> None:
+    model = network()
+    model.register_forward_pre_hook(Fuse(2, RuntimeError("shapes do not match")))
+    its_ladder = ladder(model, DiceBce())
+
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        its_ladder.step(samples(2), count_voxels)
+
+    assert its_ladder.place == 0
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_memory_that_runs_out_while_the_weights_move_is_fatal() -> None:
+    model = network()
+    its_ladder = ladder(model, DiceBce())
+
+    def fail(closure: object = None) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    its_ladder.accumulator.optimizer.step = fail  # type: ignore[method-assign,assignment]
+
+    with pytest.raises(EnvironmentalError, match=r"weights may be half updated.*last checkpoint"):
+        its_ladder.step(samples(2), count_voxels)
+
+
+def test_the_rung_is_kept_in_plain_values() -> None:
+    first, second = ladder(network(), DiceBce(), 2), ladder(network(), DiceBce(), 2)
+    first.move_to(first.rungs[-1])
+
+    second.load_state_dict(first.state_dict())
+
+    assert second.rung == first.rung
+    assert first.state_dict() == {"micro_batch": 1, "checkpointing": "all", "in_half": False}
+
+
+def test_a_rung_that_is_not_there_is_the_first() -> None:
+    its_ladder = ladder(network(), DiceBce())
+
+    its_ladder.load_state_dict({"micro_batch": 8, "checkpointing": "none", "in_half": False})
+
+    assert its_ladder.place == 0
+
+
+PROGRAM = """
+import resource, sys, torch
+from tests.test_training_ladder import exhausted
+print(exhausted(limit_mb=int(sys.argv[1]) or None))
+"""
+
+
+def exhausted(limit_mb: int | None) -> list[object]:
+    """Train a step on large patches, in an address space that is limited."""
+    import resource
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = build_model(ModelConfig(widths=(16, 16)), (48, 48, 48))
+    generator = torch.Generator().manual_seed(1)
+    large = [
+        Sample(
+            image=torch.randn(4, 48, 48, 48, generator=generator),
+            target=torch.ones(3, 48, 48, 48, dtype=torch.uint8),
+            case_id=str(number),
+        )
+        for number in range(4)
+    ]
+    its_ladder = ladder(model, DiceBce(), micro_batch=4)
+    # what the first pass over code and buffers takes for good is not what is to be limited
+    small = [
+        Sample(image=s.image[:, :8, :8, :8], target=s.target[:, :8, :8, :8], case_id="")
+        for s in large
+    ]
+    ladder(model, DiceBce(), lr=1e-9).step(small, count_voxels)
+    torch.manual_seed(0)
+    model.load_state_dict(build_model(ModelConfig(widths=(16, 16)), (48, 48, 48)).state_dict())
+    if limit_mb is not None:
+        now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (now + limit_mb * 2**20,) * 2)
+    result = its_ladder.step(large, count_voxels)
+    return [str(its_ladder.rung), result.loss, float(weights(model).double().norm())]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the address space as Linux does")
+def test_a_step_that_truly_exhausts_memory_is_made_all_the_same() -> None:
+    """In a process of its own, whose address space is limited after all code is loaded."""
+
+    def run(limit_mb: int) -> list[object]:
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, str(limit_mb)],
+            cwd=Path(__file__).parent.parent,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return eval(done.stdout)
+
+    free, limited = run(0), run(350)
+
+    assert free[0] == "micro-batch 4"
+    assert limited[0] != "micro-batch 4"
+    assert limited[1] == pytest.approx(free[1], rel=1e-5)
+    assert limited[2] == pytest.approx(free[2], rel=1e-6)
