@@ -7,15 +7,18 @@ DATA   ?=
 RUN    ?=
 PRESET ?=
 MODEL  ?=
+IN     ?=
+OUT    ?= predictions
+REF    ?=
 ARGS   ?=
 FLAGS   = $(if $(RUN),--run $(RUN)) $(if $(PRESET),--preset $(PRESET)) $(if $(MODEL),--model $(MODEL))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-all check bench clean
+.PHONY: help setup train predict evaluate test test-all check bench clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
-	@echo "variables:  FOLD=0 DATA=folder RUN=runs/name PRESET=kaggle-t4 MODEL=unet ARGS=\"--set key=value\""
+	@echo "variables:  FOLD=0 DATA=scans RUN=runs/name PRESET=kaggle-t4 MODEL=unet IN=scans OUT=folder REF=scans ARGS=\"--set key=value\""
 
 setup: $(BIN)/.installed ## make .venv with the tested versions
 $(BIN)/.installed: pyproject.toml constraints.txt
@@ -25,6 +28,12 @@ $(BIN)/.installed: pyproject.toml constraints.txt
 
 train: setup ## train fold FOLD of the scans in DATA, or go on with it (no DATA: a demo set)
 	$(BIN)/brats-seg train --fold $(FOLD) $(if $(DATA),--data $(DATA)) $(FLAGS) $(ARGS)
+
+predict: setup ## label maps of the scans in IN, written to OUT, with the network of RUN
+	$(BIN)/brats-seg predict $(IN) -o $(OUT) --model $(or $(RUN),runs/fold$(FOLD)) $(ARGS)
+
+evaluate: setup ## score the label maps in OUT against the references in REF
+	$(BIN)/brats-seg evaluate $(REF) $(OUT) $(ARGS)
 
 test: setup ## the tests, in under 6 minutes on 2 cores
 	$(BIN)/pytest -n 2 -m "not slow and not gpu" $(ARGS)

@@ -30,7 +30,6 @@ from brats_seg.models.rungs import Checkpointing, set_checkpointing
 from brats_seg.models.unet import LEAKY_SLOPE, Block, Decoder
 from brats_seg.training.losses import DiceBce
 
-WARM_UP_PATCH = 32
 LAYERS = ("stock", "stock, norm in place", "unet")
 
 
@@ -129,7 +128,6 @@ def _measure(setting: Setting) -> Measured:
         _use_stock_layers(network, norm=setting.layers == "stock")
     set_checkpointing(network, Checkpointing(setting.checkpointing))
     step = partial(_step, network, setting.precision)
-    step(*_patch(max(WARM_UP_PATCH, setting.patch // 4)))
     batch = _patch(setting.patch)
     before_mb, start_s = peak_memory_mb(torch.device("cpu")), process_time()
     saved = _Saved(network)

@@ -61,7 +61,7 @@ def make_model(
             network=network.eval(),
             config=config,
             patch=identity.patch,
-            window=identity.window or identity.patch,
+            window=identity.window or (None if config.patch.size == "whole" else identity.patch),
             channels=(0, 1, 2, 3),
             regions=(0, 1, 2),
         )

@@ -344,3 +344,60 @@ def test_a_new_case_is_not_trained_on_unawares(
 
     assert done.returncode == 2
     assert "the fold table has no row for case BraTS2021_00099" in done.stderr
+
+
+def write_prediction(folder: Path, case_id: str, seed: int) -> None:
+    write_nifti(folder / f"{case_id}.nii.gz", make_label_map(seed=seed, convention=BRATS2023))
+
+
+def test_evaluate_scores_a_folder_in_another_convention(
+    run: Callable[..., Done], scans: Path, tmp_path: Path
+) -> None:
+    for number in range(5):
+        write_prediction(tmp_path / "made", f"BraTS2021_{number:05d}", seed=number)
+
+    done = run("evaluate", scans, "made", "-o", "s.csv", "--protocol", "lesionwise2023")
+
+    assert done.returncode == 1
+    assert "BraTS2021_00005: no prediction, scored as the worst there is" in done.stdout
+    assert "labels brats2023, against brats2017 of the references" in done.stdout
+    table = pd.read_csv(tmp_path / "s.csv")
+    assert list(table.columns) == [
+        "case_id",
+        "region",
+        "dice",
+        "jaccard",
+        "hd95",
+        "sensitivity",
+        "specificity",
+        "reference_ml",
+        "prediction_ml",
+        "lesionwise_dice",
+        "lesionwise_hd95",
+        "lesionwise_nsd_0.5",
+        "lesionwise_nsd_1.0",
+        "n_lesions",
+        "n_false_positive",
+        "n_false_negative",
+    ]
+    assert table["dice"].tolist() == [1.0] * 15 + [0.0] * 3
+    assert (tmp_path / "s.json").exists()
+
+
+def test_evaluate_compares_two_sets(run: Callable[..., Done], scans: Path, tmp_path: Path) -> None:
+    for number in range(6):
+        write_prediction(tmp_path / "good", f"BraTS2021_{number:05d}", seed=number)
+        write_prediction(tmp_path / "poor", f"BraTS2021_{number:05d}", seed=number + 1)
+
+    done = run("evaluate", scans, "--compare", "good", "poor")
+
+    assert done.returncode == 0, done.stderr
+    assert "wt dice: 1.0000 against" in done.stdout
+    assert done.stdout.splitlines()[-2].startswith("good: mean rank 1.")
+
+
+def test_evaluate_needs_one_set_or_two(run: Callable[..., Done], scans: Path) -> None:
+    done = run("evaluate", scans)
+
+    assert done.returncode == 2
+    assert "two with --compare A B" in done.stderr

@@ -14,7 +14,7 @@ from brats_seg.inference.ladder import Ladder
 from brats_seg.inference.model import load_model
 from brats_seg.inference.settings import InferenceConfig
 from brats_seg.models.windows import predict_logits
-from tests.inference_builders import CONFIG, CPU, Pointwise, make_model, write_run
+from tests.inference_builders import CONFIG, CPU, IDENTITY, Pointwise, make_model, write_run
 
 IMAGE = np.random.default_rng(0).standard_normal((4, 12, 10, 9)).astype(np.float32)
 
@@ -138,6 +138,15 @@ def test_the_window_is_what_was_learnt_unless_asked_otherwise(size, settings, ex
     config = InferenceConfig.model_validate(settings)
 
     assert window_of(member_trained_on(size), config, (13, 11, 10)) == expected
+
+
+def test_a_window_that_scored_best_is_taken_whatever_was_learnt_on():
+    identity = replace(IDENTITY, window=(16, 16, 16))
+    config = Config(model=CONFIG.model, patch=PatchConfig(size="whole"))
+    member = make_model(identity=identity, config=config).members[0]
+
+    assert window_of(member, InferenceConfig(), (13, 11, 10)) == (16, 16, 16)
+    assert window_of(member, InferenceConfig(windows="whole"), (13, 11, 10)) == (14, 12, 10)
 
 
 def test_a_window_that_does_not_fit_names_the_next_one_that_does():

@@ -160,3 +160,18 @@ def test_reading_it_imports_no_pickled_code(exported: Path) -> None:
     )
 
     assert done.stdout.strip() == "2", done.stderr
+
+
+def test_a_setting_that_a_later_version_adds_does_not_make_the_model_another(
+    exported: Path,
+) -> None:
+    """Such a file lacks the setting, and the default is what it was made with."""
+    path = exported / "model.json"
+    description = json.loads(path.read_text())
+    for member in description["members"]:
+        # as if this version had added these
+        del member["identity"]["smallest_mm3"]
+        del member["config"]["model"]["name"]
+    path.write_text(json.dumps(description))
+
+    assert len(load_model([exported], CPU).members) == 2

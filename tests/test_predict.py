@@ -22,7 +22,7 @@ from brats_seg.progress import untracked
 from brats_seg.training.trainer import Trainer
 from brats_seg.training.validation import case_predictor
 from tests.builders import BRATS_AFFINE, make_volumes, write_case, write_nifti
-from tests.inference_builders import make_model
+from tests.inference_builders import Pointwise, make_model
 from tests.test_trainer import settings as training_settings
 
 NAMES = ("t1", "t1ce", "t2", "flair")

@@ -9,7 +9,7 @@ import pytest
 
 import brats_seg
 
-COMMANDS = ["index", "prepare", "train", "certify", "predict", "export", "phantom"]
+COMMANDS = ["index", "prepare", "train", "certify", "predict", "export", "evaluate", "phantom"]
 
 
 def test_all_names_what_can_be_imported() -> None:

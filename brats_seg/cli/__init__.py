@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from brats_seg.cli import certificate, prediction, scans, training
+from brats_seg.cli import certificate, evaluation, prediction, scans, training
 from brats_seg.errors import BratsError
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ for command in (
     certificate.certify,
     prediction.predict,
     prediction.export,
+    evaluation.evaluate,
     scans.phantom,
 ):
     app.command()(command)

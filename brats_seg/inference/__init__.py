@@ -1,0 +1,1 @@
+"""From new scans to label maps on their own grids."""

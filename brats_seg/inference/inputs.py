@@ -1,0 +1,156 @@
+"""What is to be predicted: folders of any layout that training reads, tables of paths, single cases."""
+
+import csv
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from brats_seg.cases.case import Case, ScanFile
+from brats_seg.cases.discovery import find_cases
+from brats_seg.cases.layouts import modality_named, parse_case_id, parse_file_name
+from brats_seg.errors import CaseError, UsageError
+from brats_seg.labels import MODALITIES
+
+log = logging.getLogger(__name__)
+
+_FORBIDDEN = frozenset('/\\:*?"<>|\0')
+"""Characters that would make a file name a path, or none on some system."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CaseInput:
+    """A case and the folder that its file names are relative to."""
+
+    root: Path
+    """Absolute: a worker on another machine starts elsewhere."""
+    case: Case
+
+
+def find_inputs(paths: Sequence[Path]) -> tuple[CaseInput, ...]:
+    """Find the cases that folders and tables of paths hold, sorted by id.
+
+    What is wrong with one of them is among its problems.
+
+    Raises:
+        LayoutError: A folder holds no cases.
+        UsageError: Something else than a folder or a table is given, or the table cannot be read.
+    """
+    found = [case_input for path in paths for case_input in _inputs_of(path)]
+    places = Counter(case_input.case.case_id for case_input in found)
+    checked = [_checked(case_input, places) for case_input in found]
+    return tuple(sorted(checked, key=lambda one: (one.case.case_id, str(one.case.images[:1]))))
+
+
+def single_input(case_id: str | None, files: Mapping[str, Path]) -> CaseInput:
+    """Return the case of four files, given by modality.
+
+    Without an id the case is called by what the names have before their modality, or else by
+    the folder.
+    """
+    if case_id is None:
+        names = [parse_file_name(path.name) for path in files.values()]
+        ids = {name.case for name in names if name}
+        folder = next(iter(files.values())).absolute().parent.name
+        case_id = (ids.pop() if len(ids) == 1 else "") or folder
+    scans = {modality: ScanFile(path=path.absolute()) for modality, path in files.items()}
+    case_input = CaseInput(root=Path("/"), case=_case(case_id, scans))
+    return _checked(case_input, Counter([case_id]))
+
+
+def _inputs_of(path: Path) -> Iterator[CaseInput]:
+    if path.suffix.lower() in _TABLES and path.is_file():
+        yield from _table_inputs(path)
+    elif path.is_file():
+        msg = (
+            f"{path} is a file; expected a folder of scans, or a .csv or .json table of paths. For "
+            "one case give --t1n, --t1c, --t2w and --t2f."
+        )
+        raise UsageError(msg)
+    else:
+        discovery = find_cases(path)
+        for notice in discovery.notices:
+            log.warning("%s: %s", path, notice)
+        for case in discovery.cases:
+            yield CaseInput(root=path.absolute(), case=case)
+
+
+def _table_inputs(path: Path) -> Iterator[CaseInput]:
+    try:
+        rows = _TABLES[path.suffix.lower()](path.read_text(encoding="utf-8-sig"))
+        for row in rows:
+            cells = {key: str(value).strip() for key, value in row.items() if value}
+            scans = {
+                modality: ScanFile.parse(cell)
+                for name, cell in cells.items()
+                if (modality := modality_named(name))
+            }
+            yield CaseInput(root=path.absolute().parent, case=_case(cells["case_id"], scans))
+    except (OSError, ValueError, csv.Error, AttributeError, KeyError, TypeError) as error:
+        msg = (
+            f"{path} cannot be read as a table of cases ({type(error).__name__}: {error}). "
+            f"Expected {', '.join(('case_id', *MODALITIES))} for each case, as columns of a CSV "
+            "file or keys of a JSON list; paths are relative to the table."
+        )
+        raise UsageError(msg) from error
+
+
+def _csv_rows(text: str) -> Sequence[Mapping[str, Any]]:
+    header = text.partition("\n")[0]
+    # spreadsheets of many countries separate by semicolon
+    separator = ";" if header.count(";") > header.count(",") else ","
+    return list(csv.DictReader(StringIO(text), delimiter=separator, restval=""))
+
+
+def _json_rows(text: str) -> Sequence[Mapping[str, Any]]:
+    rows = json.loads(text)
+    if not isinstance(rows, list):
+        msg = f"found {type(rows).__name__}"
+        raise TypeError(msg)
+    return rows
+
+
+_TABLES = {".csv": _csv_rows, ".json": _json_rows}
+
+
+def _case(case_id: str, scans: Mapping[str, ScanFile]) -> Case:
+    name = parse_case_id(case_id)
+    return Case(
+        case_id=case_id,
+        patient_id=name.patient_id,
+        timepoint=name.timepoint,
+        release=name.release,
+        t1n=scans.get("t1n"),
+        t1c=scans.get("t1c"),
+        t2w=scans.get("t2w"),
+        t2f=scans.get("t2f"),
+    )
+
+
+def _checked(case_input: CaseInput, places: Mapping[str, int]) -> CaseInput:
+    case = case_input.case
+    problems = [*case.problems, *_problems(case, places)]
+    return replace(case_input, case=replace(case, problems=tuple(problems)))
+
+
+def _problems(case: Case, places: Mapping[str, int]) -> Iterator[str]:
+    files = " and ".join(map(str, case.images)) or "(none)"
+    if missing := [modality for modality in MODALITIES if getattr(case, modality) is None]:
+        found = f"no {', '.join(missing)}"
+        if not case.problems:
+            yield str(
+                CaseError(case.case_id, files, found, ", ".join(MODALITIES), "Add what is missing.")
+            )
+    name = case.case_id
+    if not name or name.startswith(".") or name != name.strip() or _FORBIDDEN & set(name):
+        found = f"the id {name!r}, which cannot be the name of a file"
+        expected, next_step = "a name without path or sign", "Give the case another id."
+        yield str(CaseError(name, files, found, expected, next_step))
+    if places[name] > 1:
+        found = f"{places[name]} cases of this id"
+        next_step = "Rename or leave out all but one: their results would have one name."
+        yield str(CaseError(name, files, found, "one", next_step))

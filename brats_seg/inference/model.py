@@ -1,0 +1,205 @@
+"""The networks that predict: runs or an exported folder, built and on a device."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from brats_seg.config import Config
+from brats_seg.errors import UsageError
+from brats_seg.inference.exported import MODEL_NAME, read_exported
+from brats_seg.inference.postprocess import Decoding
+from brats_seg.inference.settings import InferenceConfig
+from brats_seg.labels import (
+    BRATS2023,
+    MODALITIES,
+    REGIONS,
+    LabelConvention,
+    convention_named,
+    detect_convention,
+)
+from brats_seg.models.build import build_model, size_multiple
+from brats_seg.models.device import Device
+from brats_seg.models.trained import ModelIdentity, TrainedModel, load_trained
+
+BEST_NAME = "best.pt"
+"""The weights of a run that did best on its held-out cases."""
+
+_OPEN_RELEASES = ("unknown", "nnunet")
+_SHARED = ("spacing_mm", "thresholds", "smallest_mm3", "smallest_et_mm3")
+"""What the networks of an ensemble must agree on."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Member:
+    """One network of an ensemble."""
+
+    network: nn.Module
+    config: Config
+    """The settings of its run."""
+    patch: tuple[int, int, int]
+    """Voxels that it learnt on."""
+    window: tuple[int, int, int] | None
+    """What scored best, else the patch; None takes the brain crop in one pass, as it learnt."""
+    channels: tuple[int, ...]
+    """Place in `MODALITIES` of each modality that it takes."""
+    regions: tuple[int, ...]
+    """Place among its outputs of each region of `REGIONS`."""
+
+    @property
+    def multiple(self) -> tuple[int, int, int]:
+        """What the size of its input must be a multiple of."""
+        return size_multiple(self.config.model, self.patch)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Model:
+    """One network or several whose probabilities are averaged."""
+
+    members: tuple[Member, ...]
+    identity: ModelIdentity
+    """Of the first member; the others agree with it in all that prediction depends on."""
+    fingerprint: str
+    """Changes with the weights and with how they are used, not with where they lie."""
+    device: Device
+
+    def decoding(self, settings: InferenceConfig) -> Decoding:
+        """Return how probabilities become labels: as asked for, else as stored with the model."""
+        own = self.identity
+        return Decoding(
+            thresholds=settings.thresholds or own.thresholds,
+            smallest_mm3=settings.smallest_mm3 or own.smallest_mm3,
+            smallest_et_mm3=own.smallest_et_mm3
+            if settings.smallest_et_mm3 is None
+            else settings.smallest_et_mm3,
+        )
+
+    def convention(self, settings: InferenceConfig, release: str) -> LabelConvention:
+        """Return the numbering to write a case of that release in.
+
+        Where the release leaves it open, it is that of the training cases, if they had one.
+        """
+        if settings.labels is not None:
+            return convention_named(settings.labels)
+        if release in _OPEN_RELEASES or release.endswith("-ped"):
+            taught = self.identity.conventions
+            return convention_named(taught[0]) if len(taught) == 1 else BRATS2023
+        return detect_convention(release=release, values=())
+
+
+def load_model(paths: Sequence[Path], device: Device) -> Model:
+    """Load runs, checkpoints or exported folders as one ensemble.
+
+    Raises:
+        UsageError: A path holds no model, one is damaged, or they do not go together.
+    """
+    trained = [network for path in paths for network in read_trained(path)]
+    for network in trained:
+        _check_identity(network.identity, trained[0].identity)
+    members = [_built(network, device) for network in trained]
+    return Model(
+        members=tuple(members),
+        identity=trained[0].identity,
+        fingerprint=fingerprint_of(trained),
+        device=device,
+    )
+
+
+def read_trained(path: Path) -> tuple[TrainedModel, ...]:
+    """Read the networks of a run's folder, a checkpoint or an exported folder.
+
+    Raises:
+        UsageError: There is none, or it is damaged.
+    """
+    if (path / MODEL_NAME).exists():
+        return read_checked(path)
+    file = path / BEST_NAME if path.is_dir() else path
+    if file.is_file():
+        return (load_trained(file),)
+    found = "a run without it: train to its first validation" if path.is_dir() else "nothing"
+    msg = (
+        f"{path} holds no model: expected {BEST_NAME} of a run, or {MODEL_NAME} of an exported "
+        f"model; found {found}."
+    )
+    raise UsageError(msg)
+
+
+def read_checked(path: Path) -> tuple[TrainedModel, ...]:
+    """Read an exported folder, and check that it is what was exported."""
+    exported = read_exported(path)
+    if fingerprint_of(exported.networks) != exported.fingerprint:
+        msg = (
+            f"{path / MODEL_NAME} is not what was exported: found fingerprint "
+            f"{fingerprint_of(exported.networks)}, expected {exported.fingerprint}. Copy or export "
+            "the model again."
+        )
+        raise UsageError(msg)
+    return exported.networks
+
+
+def fingerprint_of(networks: Sequence[TrainedModel]) -> str:
+    """Return a hash of weights, identities and architectures, in whatever order they come."""
+    return hashlib.sha256("\n".join(sorted(map(_fingerprint, networks))).encode()).hexdigest()[:32]
+
+
+def _fingerprint(trained: TrainedModel) -> str:
+    # without defaults: what a later version adds does not change the models of this one
+    defaults = {entry.name: entry.default for entry in fields(ModelIdentity)}
+    own = {k: v for k, v in asdict(trained.identity).items() if v != defaults[k]}
+    key = hashlib.sha256(json.dumps(own, sort_keys=True).encode())
+    key.update(trained.config.model.model_dump_json(exclude_defaults=True).encode())
+    key.update(str(trained.config.patch.size).encode())
+    for name, weights in sorted(trained.weights.items()):
+        key.update(f"{name} {weights.dtype} {tuple(weights.shape)}".encode())
+        key.update(weights.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return key.hexdigest()
+
+
+def _check_identity(identity: ModelIdentity, first: ModelIdentity) -> None:
+    expected = ModelIdentity(conventions=(), patch=identity.patch, fingerprint="")
+    for what, found, known in (
+        ("modalities", sorted(identity.modalities), sorted(MODALITIES)),
+        ("regions", sorted(identity.regions), sorted(REGIONS)),
+        ("normalisation", identity.normalisation, expected.normalisation),
+    ):
+        if found != known:
+            msg = (
+                f"the model was taught with {what} {found}; expected {known}. Use the version of "
+                "brats_seg that it was trained with."
+            )
+            raise UsageError(msg)
+    for what in _SHARED:
+        if getattr(identity, what) != getattr(first, what):
+            msg = (
+                f"the models do not go together: {what} is {getattr(first, what)} in one and "
+                f"{getattr(identity, what)} in another. Predict with one at a time."
+            )
+            raise UsageError(msg)
+
+
+def _built(trained: TrainedModel, device: Device) -> Member:
+    identity = trained.identity
+    learnt = None if trained.config.patch.size == "whole" else identity.patch
+    # the weights drawn first are not wanted, and nor is the change of torch's generator
+    with torch.random.fork_rng(devices=[]):
+        network = build_model(trained.config.model, identity.patch)
+    try:
+        network.load_state_dict(trained.weights)
+    except RuntimeError as error:
+        msg = (
+            f"the weights are not those of model.name {trained.config.model.name!r}: {error}. A "
+            "network of your own can be predicted with from Python only."
+        )
+        raise UsageError(msg) from None
+    return Member(
+        network=network.eval().to(device.torch_device),
+        config=trained.config,
+        patch=identity.patch,
+        window=identity.window or learnt,
+        channels=tuple(MODALITIES.index(modality) for modality in identity.modalities),
+        regions=tuple(identity.regions.index(region) for region in REGIONS),
+    )

@@ -1,0 +1,66 @@
+"""From probabilities to a label map: thresholds, nesting, and what is too small to be true.
+
+Probabilities and masks are `(3, x, y, z)` in the order of `REGIONS`.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from brats_seg.evaluation.lesions import number_components
+from brats_seg.labels import LabelConvention, LabelMap, RegionMasks, label_map_of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Decoding:
+    """What decides which voxels belong to a region."""
+
+    thresholds: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    """Probability above which a voxel belongs to WT, TC, ET."""
+    smallest_mm3: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """Volume below which a component of WT, TC, ET is left out."""
+    smallest_et_mm3: float = 0.0
+    """Volume of all ET together below which it becomes necrosis."""
+
+
+def decode(
+    probabilities: npt.NDArray[np.float32],
+    decoding: Decoding,
+    convention: LabelConvention,
+    voxel_mm3: float,
+) -> LabelMap:
+    """Return the label map (x, y, z) of probabilities (3, x, y, z)."""
+    return label_map_of(decode_regions(probabilities, decoding, voxel_mm3), convention)
+
+
+def decode_regions(
+    probabilities: npt.NDArray[np.float32], decoding: Decoding, voxel_mm3: float
+) -> RegionMasks:
+    """Return nested region masks: ET in TC in WT.
+
+    A voxel of an inner region belongs to the outer ones whatever their probabilities. What is left
+    out of a region is left out of those inside it, and stays in those around it.
+    """
+    thresholds = np.array(decoding.thresholds, dtype=np.float32)[:, None, None, None]
+    regions = probabilities > thresholds
+    wt, tc, et = regions
+    tc |= et
+    wt |= tc
+    for region, inner, smallest in zip(regions, (tc, et, None), decoding.smallest_mm3, strict=True):
+        _drop_small(region, smallest / voxel_mm3)
+        if inner is not None:
+            inner &= region
+    if np.count_nonzero(et) * voxel_mm3 < decoding.smallest_et_mm3:
+        et[...] = False
+    return regions
+
+
+def _drop_small(mask: npt.NDArray[np.bool_], smallest: float) -> None:
+    """Empty components of fewer voxels, in place; voxels that share a corner are together."""
+    if smallest <= 1:
+        return
+    components = number_components(mask)
+    kept = np.bincount(components.ravel()) >= smallest
+    kept[0] = False
+    mask[...] = kept[components]
