@@ -1,10 +1,8 @@
-"""The settings of a run: every default, every bound, and how they are read and changed.
+"""The settings of a run: every default and every bound.
 
-Settings are frozen and validated; an unknown key is an error that names it. A derived number is
-never a setting. Files are read elsewhere: this module turns text and key=value pairs into `Config`.
+Settings are frozen and validated; a derived number is never a setting. `settings` reads them.
 """
 
-from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Self
 
 import yaml
@@ -13,13 +11,9 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    ValidationError,
     field_validator,
     model_validator,
 )
-
-from brats_seg.errors import ConfigError
-from brats_seg.presets import PRESETS
 
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
@@ -225,115 +219,8 @@ class Config(Section):
         return yaml.safe_dump(_plain(self.model_dump()), sort_keys=False)
 
 
-def load_config(
-    *, preset: str | None = None, text: str = "", assignments: Iterable[str] = ()
-) -> Config:
-    """Build the settings: defaults, then a preset, then YAML text, then `key=value` pairs.
-
-    Raises `ConfigError` naming the key, what was got and what is allowed.
-    """
-    settings: dict[str, Any] = {}
-    if preset is not None:
-        _merge(settings, _preset(preset))
-    _merge(settings, _parsed(text, "the configuration file"))
-    for assignment in assignments:
-        _merge(settings, _assigned(assignment))
-    return config_of(settings)
-
-
-def config_of(settings: Mapping[str, Any]) -> Config:
-    """Validate settings that are already a mapping, such as those of a checkpoint."""
-    try:
-        return Config.model_validate(settings)
-    except ValidationError as error:
-        raise ConfigError(_explained(error)) from None
-
-
-def differing_settings(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
-    """Return every setting that differs, by its dotted name, with the old and the new value."""
-    before, after = _flat(old.model_dump()), _flat(new.model_dump())
-    return {key: (before[key], after[key]) for key in before if before[key] != after[key]}
-
-
-def _preset(name: str) -> dict[str, Any]:
-    if name not in PRESETS:
-        msg = f"preset {name!r} is unknown; there are {', '.join(PRESETS)}"
-        raise ConfigError(msg)
-    return PRESETS[name]
-
-
-def _parsed(text: str, origin: str) -> dict[str, Any]:
-    try:
-        value = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
-        msg = f"{origin} is not YAML: {error}"
-        raise ConfigError(msg) from None
-    if not isinstance(value, dict):
-        msg = f"{origin} holds {type(value).__name__}; expected settings as key: value"
-        raise ConfigError(msg)
-    return value
-
-
-def _assigned(assignment: str) -> dict[str, Any]:
-    key, equals, text = assignment.partition("=")
-    if not equals:
-        msg = f"--set {assignment!r} has no '='; expected for example training.n_epochs=10"
-        raise ConfigError(msg)
-    value = _parsed(f"value: {text}", f"--set {assignment}")["value"]
-    for part in reversed(key.strip().split(".")):
-        value = {part: value}
-    return dict(value)
-
-
-def _merge(settings: dict[str, Any], changes: Mapping[str, Any]) -> None:
-    for key, value in changes.items():
-        below = settings.get(key)
-        # a schedule by epoch, {0: 8}, is one value: only sections, whose keys are words, are merged
-        if isinstance(below, dict) and isinstance(value, dict) and all(map(_is_word, value)):
-            _merge(below, value)
-        else:
-            settings[key] = _copied(value)
-
-
-def _is_word(key: object) -> bool:
-    return isinstance(key, str)
-
-
-def _copied(value: Any) -> Any:
-    return (
-        {key: _copied(below) for key, below in value.items()} if isinstance(value, dict) else value
-    )
-
-
 def _plain(value: Any) -> Any:
     """Turn tuples into lists, which is all that YAML lacks."""
     if isinstance(value, dict):
         return {key: _plain(below) for key, below in value.items()}
     return list(value) if isinstance(value, tuple) else value
-
-
-def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        f"{section}.{key}": value
-        for section, values in settings.items()
-        for key, value in values.items()
-    }
-
-
-def _explained(error: ValidationError) -> str:
-    lines = []
-    for problem in error.errors():
-        key = ".".join(str(part) for part in problem["loc"])
-        if problem["type"] == "extra_forbidden":
-            lines.append(f"setting {key} is unknown; {_alternatives(problem['loc'])}")
-        else:
-            what = problem["msg"].removeprefix("Value error, ")
-            lines.append(f"setting {key}: {what} (got {problem['input']!r})" if key else what)
-    return "\n".join(lines)
-
-
-def _alternatives(location: tuple[int | str, ...]) -> str:
-    section: Any = Config
-    for part in location[:-1]:
-        section = section.model_fields[str(part)].annotation
-    return f"there are {', '.join(section.model_fields)}"

@@ -6,9 +6,10 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from brats_seg.config import Config, TrainingConfig, differing_settings, load_config
+from brats_seg.config import Config, TrainingConfig
 from brats_seg.errors import ConfigError
 from brats_seg.presets import PRESETS
+from brats_seg.settings import differing_settings, load_config
 
 
 def test_without_anything_all_settings_are_the_defaults():

@@ -16,7 +16,7 @@ import brats_seg.errors
 PACKAGE = "brats_seg"
 ROOT = Path(brats_seg.errors.__file__).parent
 FLOORS = {
-    **dict.fromkeys(("errors", "labels", "config", "presets", "progress", "files"), 0),
+    **dict.fromkeys(("errors", "labels", "config", "settings", "presets", "progress", "files"), 0),
     "cases": 1,
     "data": 2,
     **dict.fromkeys(("models", "evaluation"), 3),

@@ -47,13 +47,15 @@ def test_scans_of_any_grid_are_drawn(tmp_path: Path, affine: np.ndarray) -> None
 
 
 def test_the_planes_go_through_the_largest_sections() -> None:
-    """By hand: a bar along X at y = 1, z = 2, and a voxel beside it."""
-    regions = np.zeros((3, 4, 4, 4), dtype=bool)
+    """By hand: a bar along X at y = 1, z = 2 with a voxel beside it, and a square far away."""
+    regions = np.zeros((3, 4, 6, 6), dtype=bool)
     regions[0, :, 1, 2] = True
     regions[0, 3, 2, 2] = True
+    regions[0, 0:2, 4:6, 5] = True
 
-    assert _centre(regions, np.zeros((4, 4, 4), np.float32)) == [3, 1, 2]
-    assert _centre(np.zeros_like(regions), regions[0].astype(np.float32)) == [3, 1, 2]
+    assert _centre(regions, np.zeros((4, 6, 6), np.float32)) == [3, 1, 2]
+    # of all of it, the section at the far end along X and the bar along Y
+    assert _centre(np.zeros_like(regions), regions[0].astype(np.float32)) == [0, 1, 2]
 
 
 def test_it_says_what_it_is_for(tmp_path: Path) -> None:

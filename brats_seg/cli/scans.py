@@ -16,8 +16,8 @@ from brats_seg.cli.settings import (
     SkipBadOption,
     settings_of,
 )
-from brats_seg.config import load_config
 from brats_seg.progress import tracked
+from brats_seg.settings import load_config
 
 
 def index(

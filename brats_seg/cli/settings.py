@@ -5,9 +5,10 @@ from typing import Annotated, Any
 
 import typer
 
-from brats_seg.config import Config, load_config
+from brats_seg.config import Config
 from brats_seg.errors import ConfigError
 from brats_seg.presets import PRESETS
+from brats_seg.settings import load_config
 
 DEMO_CASES = 12
 """Phantom cases of a demo set."""

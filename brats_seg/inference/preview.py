@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from brats_seg.cases.orientation import turn_of, turned
+from brats_seg.evaluation.lesions import number_components
 from brats_seg.inference.predict import CaseResult
 from brats_seg.inference.scan import Scan
 from brats_seg.labels import MODALITIES, REGIONS, RegionMasks, regions_of
@@ -18,6 +19,8 @@ COLOURS = ("tab:green", "tab:orange", "tab:red")
 
 _PLANES = (("axial", 2), ("coronal", 1), ("sagittal", 0))
 _DPI = 100
+_MARGIN = 4
+"""Voxels of air around the brain."""
 
 
 def write_preview(scan: Scan, result: CaseResult, path: Path) -> None:
@@ -47,8 +50,11 @@ def _on_grid(scan: Scan, modality: int, turn: npt.NDArray[np.float64]) -> npt.ND
 
 
 def _centre(regions: RegionMasks, image: npt.NDArray[np.float32]) -> list[int]:
-    """Return the index along each axis of the section with most tumour, or with most brain."""
-    mask = regions[0] if regions[0].any() else image != 0
+    """Return along each axis the section with most of the largest tumour, or with most brain."""
+    mask = image != 0
+    if regions[0].any():
+        components = number_components(regions[0])
+        mask = components == 1 + np.bincount(components[components > 0] - 1).argmax()
     areas = (mask.sum(axis=others) for others in ((1, 2), (0, 2), (0, 1)))
     return [int(area.argmax()) for area in areas]
 
@@ -81,7 +87,20 @@ def _draw_plane(
         outline = np.moveaxis(region, axis, 0)[index].T
         if outline.any():
             axes.contour(outline, levels=[0.5], colors=[colour], linewidths=1, origin=None)
+    _zoom(axes, section != 0)
     axes.set_axis_off()
+
+
+def _zoom(axes: Any, brain: npt.NDArray[np.bool_]) -> None:
+    """Leave out the air around the brain, whichever way the axes run."""
+    for axis, set_limits, limits in (
+        (0, axes.set_xlim, axes.get_xlim()),
+        (1, axes.set_ylim, axes.get_ylim()),
+    ):
+        found = np.flatnonzero(brain.any(axis=axis))
+        if found.size:
+            near, far = found[0] - _MARGIN, found[-1] + _MARGIN
+            set_limits((near, far) if limits[0] < limits[1] else (far, near))
 
 
 def _add_words(figure: Any, result: CaseResult) -> None:

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from brats_seg.config import Config, config_of
+from brats_seg.config import Config
 from brats_seg.errors import ResumeError
 from brats_seg.labels import MODALITIES, REGIONS
+from brats_seg.settings import config_of
 
 SCHEMA_VERSION = 1
 _AVERAGED = "module."

@@ -147,12 +147,11 @@ def _rows_that_fit(
 ) -> tuple[CertificateRow, ...]:
     """Return the rows of one precision, none if not even two patches fit."""
     network.to(device.torch_device).train()
-    n_patches = len(patches.image)
+    n_all = n_patches = len(patches.image)
     while n_patches > 1:
-        window = [
-            MicroBatch(image[None], target[None])
-            for image, target in zip(*(part[:n_patches] for part in patches), strict=True)
-        ]
+        # the first and the last are the most unlike
+        places = [i * (n_all - 1) // (n_patches - 1) for i in range(n_patches)]
+        window = [MicroBatch(*(part[i : i + 1] for part in patches)) for i in places]
         try:
             return tuple(_rows(network, config, window, device))
         except (RuntimeError, MemoryError) as error:
@@ -202,7 +201,8 @@ def _check_comparable(gradient: Tensor, loss: str) -> None:
     if length == 0 or not isfinite(length):
         msg = (
             f"the gradient of the whole batch has length {length} for {loss}: there is nothing to "
-            "compare with. The weights have diverged; take another run, or --precision fp32."
+            "compare with. Weights diverge, and kernels fail, sooner in half precision: try "
+            "--precision fp32, or another run."
         )
         raise BratsError(msg)
 

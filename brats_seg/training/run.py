@@ -10,11 +10,12 @@ from pathlib import Path
 
 import torch
 
-from brats_seg.config import Config, config_of, differing_settings
+from brats_seg.config import Config
 from brats_seg.errors import ResumeError
 from brats_seg.files import remove_leftovers, whole_file
 from brats_seg.models.device import Device
 from brats_seg.models.trained import ModelIdentity
+from brats_seg.settings import config_of, differing_settings
 from brats_seg.training.checkpoint import Checkpoint, load_checkpoint
 
 log = logging.getLogger(__name__)

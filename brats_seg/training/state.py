@@ -8,8 +8,9 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from brats_seg.config import Config, OptimizerConfig
-from brats_seg.errors import ResumeError
+from brats_seg.config import Config, OptimizerConfig, TrainingConfig
+from brats_seg.errors import ConfigError, ResumeError
+from brats_seg.models.build import build_model, has_batch_statistics
 from brats_seg.models.device import Device
 from brats_seg.models.trained import ModelIdentity
 from brats_seg.training.accumulation import Accumulator, StepResult
@@ -55,6 +56,26 @@ class RunState:
         self.position = replace(
             self.position, n_windows=self.position.n_windows + 1, n_steps=n_steps
         )
+
+
+def build_network(config: Config, patch: tuple[int, int, int]) -> nn.Module:
+    """Return the network of the settings, its weights drawn from the run's seed."""
+    torch.manual_seed(config.training.seed)
+    return build_model(config.model, patch)
+
+
+def check_network(network: nn.Module, config: TrainingConfig) -> None:
+    """Refuse a network that normalises over the batch where windows are cut into micro-batches."""
+    batches = config.effective_batch
+    largest = batches if isinstance(batches, int) else max(batches.values())
+    if config.micro_batch < largest and has_batch_statistics(network):
+        msg = (
+            f"the network normalises over the batch, and training.micro_batch is "
+            f"{config.micro_batch} of an effective batch of {largest}: it would learn something "
+            "else than from the whole batch. Use a network with instance or group norm, or a "
+            "micro-batch as large as the effective batch."
+        )
+        raise ConfigError(msg)
 
 
 def build_state(

@@ -12,11 +12,10 @@ import torch
 from torch import nn
 
 from brats_seg.config import Config
-from brats_seg.data.dataset import Sample, whole_case
+from brats_seg.data.dataset import Sample
 from brats_seg.data.fold import FoldData
-from brats_seg.data.patches import Draw, stable_seed
-from brats_seg.errors import BratsError, ConfigError, EnvironmentalError
-from brats_seg.models.build import build_model, has_batch_statistics
+from brats_seg.data.patches import stable_seed
+from brats_seg.errors import BratsError, EnvironmentalError
 from brats_seg.models.device import choose_device
 from brats_seg.models.memory import peak_memory_mb, reset_peak_memory
 from brats_seg.models.trained import ModelIdentity
@@ -34,9 +33,15 @@ from brats_seg.training.history import PhaseScores, Row, Tally, row_line, write_
 from brats_seg.training.losses import build_criterion
 from brats_seg.training.ranks import Ranks
 from brats_seg.training.run import Run, environment_of
-from brats_seg.training.state import build_state, checkpoint_of, restore
+from brats_seg.training.state import (
+    build_network,
+    build_state,
+    check_network,
+    checkpoint_of,
+    restore,
+)
 from brats_seg.training.stopping import StopRequest
-from brats_seg.training.validation import case_predictor, count_voxels, patch_predictor, validate
+from brats_seg.training.validation import count_voxels, plan_validation, validate
 
 log = logging.getLogger(__name__)
 
@@ -87,8 +92,8 @@ class Trainer:
         self.device = choose_device(config.training.device, config.training.precision)
         self.criterion = criterion or build_criterion(config.loss)
         self._patch = patch_shape(config, data)
-        self.network = network or self._built_network()
-        self._check_network()
+        self.network = network or build_network(config, self._patch)
+        check_network(self.network, config.training)
         self.state = build_state(
             self.network,
             self.criterion,
@@ -122,10 +127,6 @@ class Trainer:
             return self._outcome(finished=False, reason=str(stopped))
         return self._outcome(finished=True, reason="all epochs are done")
 
-    def _built_network(self) -> nn.Module:
-        torch.manual_seed(self.config.training.seed)
-        return build_model(self.config.model, self._patch)
-
     @property
     def _identity(self) -> ModelIdentity:
         return ModelIdentity(
@@ -133,21 +134,6 @@ class Trainer:
             patch=self._patch,
             fingerprint=self.data.fingerprint,
         )
-
-    def _check_network(self) -> None:
-        training = self.config.training
-        if isinstance(training.effective_batch, int):
-            largest = training.effective_batch
-        else:
-            largest = max(training.effective_batch.values())
-        if training.micro_batch < largest and has_batch_statistics(self.network):
-            msg = (
-                f"the network normalises over the batch, and training.micro_batch is "
-                f"{training.micro_batch} of an effective batch of {largest}: it would learn "
-                "something else than from the whole batch. Use a network with instance or group "
-                "norm, or a micro-batch as large as the effective batch."
-            )
-            raise ConfigError(msg)
 
     def _begin(self, fresh: bool) -> None:
         with self.ranks.first_alone():
@@ -223,33 +209,16 @@ class Trainer:
             raise BratsError(msg)
 
     def _validate(self, stop: StopRequest, track: Track) -> PhaseScores | None:
-        epoch, case_ids = self.state.position.epoch, self.ranks.share(self.data.split.validation)
-        validation = self.config.validation
-        samples: Iterator[Sample]
-        if (epoch + 1) % validation.every == 0 or epoch + 1 == self.config.training.n_epochs:
-            samples = (whole_case(self.data.folder, case_id) for case_id in case_ids)
-            total, predict = len(case_ids), case_predictor(self.config, self.device, self._patch)
-        elif validation.patches_between:
-            draws = [
-                Draw(epoch=epoch, case_id=case_id, draw=draw)
-                for case_id in case_ids
-                for draw in range(self.config.patch.per_case)
-            ]
-            samples = patch_samples(
-                self.data, self.config, draws, augment="none", device=self.device
-            )
-            total, predict = len(draws), patch_predictor(self.device)
-        else:
+        own_ids = self.ranks.share(self.data.split.validation)
+        epoch = self.state.position.epoch
+        plan = plan_validation(self.data, self.config, own_ids, epoch, self.device)
+        if plan is None:
             return None
-        shown = track(samples, what="validation", total=total)
+        samples = track(plan.samples, what="validation", total=plan.n_samples)
+        until_stopped = self._until_stopped(samples, stop)
+        network = self.state.evaluated
+        own = validate(network, self.criterion, until_stopped, self.device, plan.predict)
         tally = Tally()
-        own = validate(
-            self.state.evaluated,
-            self.criterion,
-            self._until_stopped(shown, stop),
-            self.device,
-            predict,
-        )
         for part in self.ranks.gather(own):
             tally.add_all(part)
         return tally.scores()

@@ -1,18 +1,26 @@
 """How well a network does on held-out cases while it trains."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from brats_seg.config import Config
-from brats_seg.data.dataset import Sample
+from brats_seg.data.dataset import Sample, whole_case
+from brats_seg.data.fold import FoldData
+from brats_seg.data.patches import Draw
 from brats_seg.models.build import size_multiple
 from brats_seg.models.device import Device
 from brats_seg.models.output import as_output
 from brats_seg.models.windows import predict_logits
+from brats_seg.training.epoch import patch_samples, patch_shape
 from brats_seg.training.gradient import Criterion, Output, whole_loss
 from brats_seg.training.history import Tally
+
+Predict: TypeAlias = Callable[[nn.Module, Tensor], Tensor]
+"""Turns an image `(4, X, Y, Z)` into logits `(3, X, Y, Z)`."""
 
 
 def count_voxels(output: Output, target: Tensor) -> Tensor:
@@ -37,12 +45,9 @@ def validate(
     criterion: Criterion,
     samples: Iterable[Sample],
     device: Device,
-    predict: Callable[[nn.Module, Tensor], Tensor],
+    predict: Predict,
 ) -> Tally:
-    """Add up the losses and voxels of samples, one by one.
-
-    `predict` turns an image `(4, X, Y, Z)` into logits `(3, X, Y, Z)`.
-    """
+    """Add up the losses and voxels of samples, one by one."""
     tally = Tally()
     network.eval()
     with torch.inference_mode():
@@ -56,7 +61,41 @@ def validate(
     return tally
 
 
-def patch_predictor(device: Device) -> Callable[[nn.Module, Tensor], Tensor]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValidationPlan:
+    """What an epoch is validated on."""
+
+    samples: Iterator[Sample]
+    n_samples: int
+    predict: Predict
+
+
+def plan_validation(
+    data: FoldData, config: Config, case_ids: Sequence[str], epoch: int, device: Device
+) -> ValidationPlan | None:
+    """Return whole cases every few epochs and in the last, patches or None in the others."""
+    validation = config.validation
+    if (epoch + 1) % validation.every == 0 or epoch + 1 == config.training.n_epochs:
+        return ValidationPlan(
+            samples=(whole_case(data.folder, case_id) for case_id in case_ids),
+            n_samples=len(case_ids),
+            predict=case_predictor(config, device, patch_shape(config, data)),
+        )
+    if not validation.patches_between:
+        return None
+    draws = [
+        Draw(epoch=epoch, case_id=case_id, draw=draw)
+        for case_id in case_ids
+        for draw in range(config.patch.per_case)
+    ]
+    return ValidationPlan(
+        samples=patch_samples(data, config, draws, augment="none", device=device),
+        n_samples=len(draws),
+        predict=patch_predictor(device),
+    )
+
+
+def patch_predictor(device: Device) -> Predict:
     """Return a function that gives the logits of a patch."""
 
     def predict(network: nn.Module, image: Tensor) -> Tensor:
@@ -66,9 +105,7 @@ def patch_predictor(device: Device) -> Callable[[nn.Module, Tensor], Tensor]:
     return predict
 
 
-def case_predictor(
-    config: Config, device: Device, patch: tuple[int, int, int]
-) -> Callable[[nn.Module, Tensor], Tensor]:
+def case_predictor(config: Config, device: Device, patch: tuple[int, int, int]) -> Predict:
     """Return a function that gives the logits of a whole case: window by window, as it learnt.
 
     A network that learnt on whole brain crops sees the crop in one window.

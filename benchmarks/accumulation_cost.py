@@ -1,0 +1,160 @@
+"""What the exact step costs over a plain loop that does the same, or the ordinary, mathematics.
+
+A step is a window of micro-batches of one patch each: forward, backward, clipping, optimizer. A B A
+B in one process: CPU time, the median over rounds, and the ratio to the loop beside it, taken round
+by round, with its quartiles.
+
+- A loss that is a mean over patches takes one pass: a bare loop does the same.
+- Batch Dice, and a loss that says nothing of itself, take two passes, and all forward passes but
+  one are made twice. Ordinary accumulation is quicker by that, and wrong.
+
+    python benchmarks/accumulation_cost.py --patch 32 --widths 12 24 48 --window 4
+"""
+
+import argparse
+import platform
+import statistics
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from time import process_time
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils import clip_grad_norm_
+
+from brats_seg.config import ModelConfig
+from brats_seg.models.build import build_model
+from brats_seg.models.output import as_output
+from brats_seg.training.accumulation import Accumulator
+from brats_seg.training.gradient import (
+    Criterion,
+    Measure,
+    MicroBatch,
+    Output,
+    measure_nothing,
+    whole_loss,
+)
+from brats_seg.training.losses import BatchDiceBce, DiceBce
+from brats_seg.training.probe import phantom_patches
+from brats_seg.training.validation import count_voxels
+
+CLIP_NORM = 12.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pair:
+    """Our step, and the loop that it is held against."""
+
+    name: str
+    ours: Callable[[], object]
+    loop: Callable[[], object]
+
+
+def main() -> None:
+    """Print one line per pair."""
+    arguments = _arguments()
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(0)
+    patch = (arguments.patch,) * 3
+    network = build_model(ModelConfig(widths=tuple(arguments.widths)), patch)
+    image, target = phantom_patches(arguments.window, patch)
+    window = [MicroBatch(*pair) for pair in zip(image.split(1), target.split(1), strict=True)]
+    print(
+        f"{platform.machine()}, torch {torch.__version__}, {arguments.threads} threads, "
+        f"{_matrix_product_rate() / 1e9:.0f} GFLOP/s in a matrix product; patch {patch}, widths "
+        f"{arguments.widths}, windows of {arguments.window}, {arguments.rounds} rounds"
+    )
+    print(f"{'':46}  loop ms  ours ms  ratio  quartiles")
+    for pair in _pairs(network, window):
+        _print_line(pair, arguments.rounds)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--patch", type=int, default=32, help="voxels along each axis")
+    parser.add_argument("--widths", type=int, nargs="+", default=[12, 24, 48])
+    parser.add_argument("--window", type=int, default=4, help="micro-batches behind a step")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=7)
+    return parser.parse_args()
+
+
+def _pairs(network: nn.Module, window: list[MicroBatch]) -> list[Pair]:
+    rows: list[tuple[str, Criterion, Measure]] = [
+        ("patch Dice, one pass / the same loop", DiceBce(), measure_nothing),
+        ("... and voxels counted, as the trainer does", DiceBce(), count_voxels),
+        ("batch Dice, two passes / ordinary loop", BatchDiceBce(), measure_nothing),
+        ("undeclared loss, two passes / ordinary loop", _undeclared, measure_nothing),
+    ]
+    return [
+        Pair(
+            name=name,
+            ours=_our_step(deepcopy(network), criterion, window, measure),
+            loop=partial(_loop, *_with_optimizer(network), criterion, window, measure),
+        )
+        for name, criterion, measure in rows
+    ]
+
+
+def _our_step(
+    network: nn.Module, criterion: Criterion, window: list[MicroBatch], measure: Measure
+) -> Callable[[], object]:
+    network, optimizer = _with_optimizer(network)
+    accumulator = Accumulator(network, criterion, optimizer, clip_norm=CLIP_NORM)
+    return partial(accumulator.step, window, measure)
+
+
+def _with_optimizer(network: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
+    network = deepcopy(network)
+    return network, torch.optim.AdamW(network.parameters(), lr=1e-3)
+
+
+def _loop(
+    network: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    criterion: Criterion,
+    window: list[MicroBatch],
+    measure: Measure,
+) -> None:
+    optimizer.zero_grad()
+    for image, target in window:
+        output = network(image)
+        (whole_loss(criterion, output, target) / len(window)).backward()
+        with torch.no_grad():
+            measure(output, target)
+    clip_grad_norm_(network.parameters(), CLIP_NORM)
+    optimizer.step()
+
+
+def _undeclared(output: Output, target: Tensor) -> Tensor:
+    logits = as_output(output).logits[0]
+    return functional.binary_cross_entropy_with_logits(logits, target)
+
+
+def _print_line(pair: Pair, n_rounds: int) -> None:
+    pair.loop(), pair.ours()  # warm up
+    times = [(_seconds(pair.loop), _seconds(pair.ours)) for _ in range(n_rounds)]
+    loop_ms, ours_ms = (1e3 * statistics.median(column) for column in zip(*times, strict=True))
+    low, middle, high = statistics.quantiles([ours / loop for loop, ours in times], n=4)
+    print(
+        f"{pair.name:46}  {loop_ms:7.0f}  {ours_ms:7.0f}  {middle:4.2f}x  {low:.2f} to {high:.2f}"
+    )
+
+
+def _seconds(step: Callable[[], object]) -> float:
+    start = process_time()
+    step()
+    return process_time() - start
+
+
+def _matrix_product_rate(n: int = 2048) -> float:
+    """Return floating-point operations per second of CPU time."""
+    a, b = torch.randn(2, n, n)
+    return max(2 * n**3 / _seconds(partial(torch.matmul, a, b)) for _ in range(5))
+
+
+if __name__ == "__main__":
+    main()
