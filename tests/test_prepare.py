@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
+import nibabel as nib
 import numpy as np
 import pytest
 from filelock import FileLock
@@ -381,3 +382,24 @@ def test_real_cases_return_to_their_grid(real_data: Path, tmp_path: Path) -> Non
         np.testing.assert_array_equal(
             prepared.box.placed(labels, prepared.geometry.shape), label.array
         )
+
+
+def test_scans_stored_in_another_orientation_are_prepared_alike(tmp_path: Path) -> None:
+    """A network learns in one orientation; the same scan turned round gives the same crop."""
+    as_brats = write_case(tmp_path / "scans", "BraTS2021_00000")
+    turned = tmp_path / "scans" / "BraTS2021_00001"
+    for path in as_brats.iterdir():
+        image = nib.load(path)
+        image = image.as_reoriented(nib.orientations.axcodes2ornt("RAS")[[1, 0, 2]])
+        turned.mkdir(exist_ok=True)
+        nib.save(image, turned / path.name.replace("00000", "00001"))
+    index = index_cases(tmp_path / "scans")
+
+    failures = prepare_cases(index, index.cases, tmp_path / "ready", StoreConfig(), n_workers=0)
+
+    assert not failures
+    one, other = (open_case(tmp_path / "ready", case.case_id) for case in index.cases)
+    box = Box.at((0, 0, 0), one.shape)
+    assert one.shape == other.shape
+    assert np.array_equal(one.read_image(box), other.read_image(box))
+    assert np.array_equal(one.read_labels(box), other.read_labels(box))

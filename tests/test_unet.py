@@ -148,6 +148,25 @@ def test_equals_dynunet_of_monai_with_the_same_weights(patch: Triple) -> None:
         assert torch.allclose(ours(image), theirs(image), atol=1e-5)
 
 
+def test_a_join_is_the_block_of_what_was_raised_beside_the_skip() -> None:
+    """Value and every derivative, though nothing is put side by side."""
+    decoder = make_unet().decoder[0].double()
+    below = torch.randn(2, 6, 4, 5, 3, dtype=torch.float64, requires_grad=True)
+    skip = torch.randn(2, 4, 8, 10, 6, dtype=torch.float64, requires_grad=True)
+    inputs = (below, skip, *decoder.upsampling.parameters(), *decoder.level[0].parameters())
+
+    ours = decoder.join(below, skip)
+    theirs = decoder.level[0](torch.cat((decoder.upsampling(below), skip), dim=1))
+
+    by_output = torch.randn_like(ours)
+    pairs = zip(
+        (ours, *torch.autograd.grad(ours, inputs, by_output)),
+        (theirs, *torch.autograd.grad(theirs, inputs, by_output)),
+        strict=True,
+    )
+    assert all(torch.allclose(a, b, rtol=1e-11, atol=1e-12) for a, b in pairs)
+
+
 def copy_level(theirs: nn.Module, ours: Level) -> None:
     for convolution, norm, block in (
         (theirs.conv1, theirs.norm1, ours[0]),

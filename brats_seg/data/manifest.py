@@ -13,7 +13,7 @@ from brats_seg.cases.case import Case, ScanFile
 from brats_seg.cases.nifti import Geometry
 from brats_seg.data.box import Box
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Raised whenever prepared cases change: what an older version wrote is prepared again."""
 
 MANIFEST_NAME = "case.json"
@@ -49,9 +49,9 @@ class Manifest:
     contents: tuple[str, ...]
     """SHA-256 of each source, with the index of the volume in a 4-D file."""
     box: Box
-    """Where the crop lies in the scan."""
+    """Where the crop lies in the scan, once that is turned as all cases are."""
     geometry: Geometry
-    """Of the scan."""
+    """Of the scan, turned so."""
     means: tuple[float, ...]
     """Of each modality inside the brain, before normalisation."""
     stds: tuple[float, ...]

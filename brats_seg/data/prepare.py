@@ -18,6 +18,7 @@ from filelock import FileLock, Timeout
 from brats_seg.cases.case import Case, CaseIndex
 from brats_seg.cases.checks import check_volumes
 from brats_seg.cases.nifti import Volume, read_label_map, read_volume
+from brats_seg.cases.orientation import oriented
 from brats_seg.config import StoreConfig
 from brats_seg.data.arrays import array_name, check_compression, write_array
 from brats_seg.data.brain import Brain, extract_brain
@@ -189,6 +190,8 @@ def _make(job: _Job, sources: tuple[SourceFile, ...], contents: tuple[str, ...])
         label = read_label_map(job.root / case.label.path, case_id=case.case_id)
         _check_labels(label, case)
     check_volumes(case.case_id, volumes, label)
+    # a network learns in one orientation, whatever the scans were stored in
+    volumes, label = [oriented(volume) for volume in volumes], label and oriented(label)
     brain = extract_brain(case.case_id, volumes, label)
     manifest = Manifest(
         version=FORMAT_VERSION,

@@ -45,9 +45,9 @@ class PreparedCase:
     convention: LabelConvention | None
     """None without a label map."""
     box: Box
-    """Where the crop lies in the scan."""
+    """Where the crop lies in the scan, once that is turned as all cases are."""
     geometry: Geometry
-    """Of the scan."""
+    """Of the scan, turned so."""
     image: StoredArray
     """(4, x, y, z) float16: mean 0 and standard deviation 1 inside the brain, 0 around it."""
     labels: StoredArray | None
