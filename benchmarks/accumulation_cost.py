@@ -1,14 +1,15 @@
 """What the exact step costs over a plain loop that does the same, or the ordinary, mathematics.
 
-A step is a window of micro-batches of one patch each: forward, backward, clipping, optimizer. A B A
-B in one process: CPU time, the median over rounds, and the ratio to the loop beside it, taken round
-by round, with its quartiles.
+A step is a window of micro-batches: forward, backward, clipping, optimizer. A B A B in one process:
+CPU time, the median over rounds, and the ratio to the loop beside it, taken round by round, with
+its quartiles. Micro-batches hold two patches, because torch gives a small single one to kernels
+that are several times slower than those that other sizes get.
 
 - A loss that is a mean over patches takes one pass: a bare loop does the same.
 - Batch Dice, and a loss that says nothing of itself, take two passes, and all forward passes but
   one are made twice. Ordinary accumulation is quicker by that, and wrong.
 
-    python benchmarks/accumulation_cost.py --patch 32 --widths 12 24 48 --window 4
+    python benchmarks/accumulation_cost.py --patch 32 --widths 16 32 64 --window 4
 """
 
 import argparse
@@ -60,12 +61,14 @@ def main() -> None:
     torch.manual_seed(0)
     patch = (arguments.patch,) * 3
     network = build_model(ModelConfig(widths=tuple(arguments.widths)), patch)
-    image, target = phantom_patches(arguments.window, patch)
-    window = [MicroBatch(*pair) for pair in zip(image.split(1), target.split(1), strict=True)]
+    patches = phantom_patches(arguments.window * arguments.micro_batch, patch)
+    parts = (part.split(arguments.micro_batch) for part in patches)
+    window = [MicroBatch(*pair) for pair in zip(*parts, strict=True)]
     print(
         f"{platform.machine()}, torch {torch.__version__}, {arguments.threads} threads, "
         f"{_matrix_product_rate() / 1e9:.0f} GFLOP/s in a matrix product; patch {patch}, widths "
-        f"{arguments.widths}, windows of {arguments.window}, {arguments.rounds} rounds"
+        f"{arguments.widths}, windows of {arguments.window} x {arguments.micro_batch} patches, "
+        f"{arguments.rounds} rounds"
     )
     print(f"{'':46}  loop ms  ours ms  ratio  quartiles")
     for pair in _pairs(network, window):
@@ -75,8 +78,9 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--patch", type=int, default=32, help="voxels along each axis")
-    parser.add_argument("--widths", type=int, nargs="+", default=[12, 24, 48])
+    parser.add_argument("--widths", type=int, nargs="+", default=[16, 32, 64])
     parser.add_argument("--window", type=int, default=4, help="micro-batches behind a step")
+    parser.add_argument("--micro-batch", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=7)
     return parser.parse_args()

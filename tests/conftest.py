@@ -35,3 +35,12 @@ def real_data() -> Path:
     if not folder:
         pytest.skip("BRATS_REAL_DATA names no folder of real cases")
     return Path(folder)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs a GPU where there is none."""
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs CUDA")

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from brats_seg.errors import ConfigError
 from brats_seg.models import norm
-from brats_seg.models.norm import SMALLEST_WEIGHT, ActivatedNorm
+from brats_seg.models.norm import SMALLEST_WEIGHT, ActivatedNorm, check_in_place
 
 SLOPE = 0.01
 SHAPE = (2, 5, 7, 6, 4)
@@ -339,3 +339,37 @@ def test_functional_leaky_relu_is_undone_by_the_inverse_slope() -> None:
     undone = functional.leaky_relu(functional.leaky_relu(scaled, SLOPE), 1 / SLOPE)
 
     assert torch.allclose(undone, scaled, rtol=1e-15)
+
+
+def test_a_device_that_computes_it_wrongly_gets_the_stock_layers(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the check is for: a kernel that does not bear output over input."""
+    network = nn.Sequential(nn.Conv3d(1, 3, 1), ActivatedNorm(3, slope=0.1))
+    image = torch.randn(1, 1, 4, 4, 4)
+    expected = network(image)
+
+    check_in_place(network)
+    assert network[1].in_place
+
+    def wrong(features: Tensor, *others: object) -> Tensor:
+        return features * 2
+
+    monkeypatch.setattr(norm, "_overwrite", wrong)
+    check_in_place(network)
+
+    assert not network[1].in_place
+    assert "as in stock torch" in caplog.text
+    assert torch.allclose(network(image), expected, atol=1e-6)
+
+
+def test_a_device_without_the_kernel_gets_the_stock_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = nn.Sequential(nn.Conv3d(1, 3, 1), ActivatedNorm(3, slope=0.1))
+
+    def missing(*inputs: object) -> Tensor:
+        raise NotImplementedError("no kernel")
+
+    monkeypatch.setattr(norm, "_overwrite", missing)
+    check_in_place(network)
+
+    assert not network[1].in_place

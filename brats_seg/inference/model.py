@@ -24,6 +24,7 @@ from brats_seg.labels import (
 )
 from brats_seg.models.build import build_model, size_multiple
 from brats_seg.models.device import Device
+from brats_seg.models.norm import check_in_place
 from brats_seg.models.trained import ModelIdentity, TrainedModel, load_trained
 
 BEST_NAME = "best.pt"
@@ -195,8 +196,10 @@ def _built(trained: TrainedModel, device: Device) -> Member:
             "network of your own can be predicted with from Python only."
         )
         raise UsageError(msg) from None
+    network.eval().to(device.torch_device)
+    check_in_place(network)
     return Member(
-        network=network.eval().to(device.torch_device),
+        network=network,
         config=trained.config,
         patch=identity.patch,
         window=identity.window or learnt,

@@ -13,6 +13,7 @@ so that scaled is output or output / slope, and normalised is (scaled - bias) / 
 Features are `(N, C, X, Y, Z)`.
 """
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from brats_seg.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 SMALLEST_WEIGHT = 1e-3
 """A weight nearer to zero than this counts as this, with its own sign: by zero nothing is undone.
@@ -47,6 +50,8 @@ class ActivatedNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(n_channels))
         self.slope = slope
         self.eps = eps
+        self.in_place = True
+        """False where the device computes the stock layers only; see `check_in_place`."""
 
     def forward(self, features: Tensor) -> Tensor:
         """`(N, C, X, Y, Z)` of any floating type -> the same tensor, overwritten.
@@ -60,11 +65,51 @@ class ActivatedNorm(nn.Module):
                 "build it for a smaller patch."
             )
             raise ConfigError(msg)
+        if not self.in_place:
+            return self.stock(features)
         return _overwrite(features, self.weight, self.bias, self.slope, self.eps)
+
+    def stock(self, features: Tensor) -> Tensor:
+        """Return the same by the stock layers, which keep two tensors and leave their input."""
+        normalised = functional.instance_norm(
+            features, weight=self.weight, bias=self.bias, eps=self.eps
+        )
+        return functional.leaky_relu(normalised, self.slope)
 
     def extra_repr(self) -> str:
         """Return what printing the network shows of the layer."""
         return f"{len(self.weight)}, slope={self.slope}, eps={self.eps}"
+
+
+def check_in_place(network: nn.Module) -> None:
+    """Let a network use the stock layers if its device does not compute the others as it should.
+
+    The kernels are asked for what their authors may not have had in mind, output over input, and
+    devices differ: a small example is computed both ways on the network's own, once.
+    """
+    layers = [module for module in network.modules() if isinstance(module, ActivatedNorm)]
+    if layers and not _agrees_with_stock(layers[0].weight.device):
+        log.warning("%s: norms take more memory, as in stock torch", layers[0].weight.device)
+        for layer in layers:
+            layer.in_place = False
+
+
+def _agrees_with_stock(device: torch.device) -> bool:
+    layer = ActivatedNorm(3, slope=0.1).to(device)
+    generator = torch.Generator().manual_seed(0)
+    features, by_output = torch.randn(2, 2, 3, 4, 5, 6, generator=generator).to(device)
+    found = []
+    try:
+        with torch.enable_grad():
+            for compute in (layer, layer.stock):
+                leaf = features.clone().requires_grad_()
+                output = compute(leaf * 1)
+                inputs = (leaf, layer.weight, layer.bias)
+                found.append((output, *torch.autograd.grad(output, inputs, by_output)))
+        pairs = zip(*found, strict=True)
+        return all(torch.allclose(own, stock, rtol=1e-3, atol=1e-4) for own, stock in pairs)
+    except RuntimeError:  # the device lacks a kernel
+        return False
 
 
 class _InPlace(torch.autograd.Function):

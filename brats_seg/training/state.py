@@ -12,6 +12,7 @@ from brats_seg.config import Config, OptimizerConfig, TrainingConfig
 from brats_seg.errors import ConfigError, ResumeError
 from brats_seg.models.build import build_model, has_batch_statistics
 from brats_seg.models.device import Device
+from brats_seg.models.norm import check_in_place
 from brats_seg.models.trained import ModelIdentity
 from brats_seg.training.accumulation import Accumulator, StepResult
 from brats_seg.training.checkpoint import Checkpoint, Position
@@ -89,6 +90,7 @@ def build_state(
 ) -> RunState:
     """Return the state of a run of `n_steps` optimizer steps that has not begun."""
     network.to(device.torch_device)
+    check_in_place(network)
     optimizer = build_optimizer(network, config.optimizer)
     decay = config.optimizer.ema
     accumulator = Accumulator(
