@@ -1,5 +1,6 @@
 """Every command and every program of the README does what it says."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -16,6 +17,17 @@ QUICK = {
     "train": ["--patch", "8,8,8", "--epochs", "1", "--set", "model.widths=[4, 8]"],
 }
 """What makes a command of the README quick on tiny cases."""
+
+
+def run_make(*arguments: str) -> list[str]:
+    """Run make as from a shell, also when make itself runs the tests, and return what it shows."""
+    alone = {
+        name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))
+    }
+    done = subprocess.run(
+        ["make", *arguments], cwd=ROOT, env=alone, capture_output=True, text=True, check=True
+    )
+    return done.stdout.splitlines()
 
 
 def blocks(language: str) -> list[str]:
@@ -51,25 +63,18 @@ def test_make_only_calls_the_command_line() -> None:
     found = commands("make")
     assert found == [["make", "train", "FOLD=0"], ["make", "test"]]
 
-    shown = subprocess.run(
-        [
-            "make",
-            "-n",
-            "train",
-            "FOLD=3",
-            "DATA=scans",
-            "RUN=r",
-            "PRESET=full",
-            "MODEL=notebook",
-            "ARGS=--fresh",
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    shown = run_make(
+        "-n",
+        "train",
+        "FOLD=3",
+        "DATA=scans",
+        "RUN=r",
+        "PRESET=full",
+        "MODEL=notebook",
+        "ARGS=--fresh",
+    )
 
-    assert shown.splitlines()[-1].split() == [
+    assert shown[-1].split() == [
         ".venv/bin/brats-seg",
         "train",
         "--fold",
@@ -90,9 +95,9 @@ def test_make_help_lists_every_target() -> None:
     makefile = (ROOT / "Makefile").read_text()
     (phony,) = re.findall(r"^\.PHONY: (.*)$", makefile, flags=re.MULTILINE)
 
-    shown = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    shown = run_make()
 
-    assert [line.split()[0] for line in shown.splitlines()[:-1]] == phony.split()
+    assert [line.split()[0] for line in shown[:-1]] == phony.split()
 
 
 def test_every_picture_is_there() -> None:
