@@ -268,7 +268,7 @@ def exhausted(limit_mb: int | None) -> list[object]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the address space as Linux does")
 def test_a_step_that_truly_exhausts_memory_is_made_all_the_same() -> None:
-    """In a process of its own, with half of the address space that the first rung takes."""
+    """In a process of its own, with three quarters of the address space that the first rung takes."""
 
     def run(limit_mb: int) -> list[object]:
         done = subprocess.run(
@@ -282,7 +282,7 @@ def test_a_step_that_truly_exhausts_memory_is_made_all_the_same() -> None:
         return eval(done.stdout)
 
     free = run(0)
-    limited = run(free[3] // 2)
+    limited = run(free[3] * 3 // 4)
 
     assert free[0] == "micro-batch 4"
     assert limited[0] != "micro-batch 4"

@@ -1,5 +1,7 @@
 """How much memory a run takes."""
 
+import ctypes
+import gc
 import sys
 
 import torch
@@ -26,10 +28,22 @@ def peak_memory_mb(device: torch.device) -> float:
     return peak / MEGABYTE if sys.platform == "darwin" else peak / 1024
 
 
+def give_back_memory(device: torch.device) -> None:
+    """Return to the system, or to the device, what is no longer used but still held."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    elif sys.platform == "linux":
+        # the C library keeps what was freed in pieces; musl, say, has no such call
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Tell whether an error means that memory ran out, on a GPU or in this machine."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    # the allocators of CPU and Mac have no class of their own
-    signs = ("out of memory", "DefaultCPUAllocator")
+    # the allocators of CPU and Mac have no class of their own, and oneDNN names no reason
+    signs = ("out of memory", "DefaultCPUAllocator", "could not create a primitive")
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)

@@ -5,19 +5,16 @@ the same gradient to rounding. Half precision changes the arithmetic, and is a r
 settings allow it. Effective batch and patch stay what they are.
 """
 
-import gc
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from brats_seg.config import TrainingConfig
 from brats_seg.data.dataset import Sample
 from brats_seg.errors import EnvironmentalError
 from brats_seg.models.device import native_dtype
-from brats_seg.models.memory import is_out_of_memory, peak_memory_mb
+from brats_seg.models.memory import give_back_memory, is_out_of_memory, peak_memory_mb
 from brats_seg.models.rungs import Checkpointing, set_checkpointing
 from brats_seg.training.accumulation import Accumulator, StepResult
 from brats_seg.training.epoch import micro_batches
@@ -101,9 +98,7 @@ class Ladder:
     def _descend(self, reason: str) -> None:
         device = self.accumulator.device.torch_device
         # the error and the graph it ended in are gone by now: what they held can be given back
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+        give_back_memory(device)
         if self.place + 1 == len(self.rungs):
             tried = "; ".join(str(rung) for rung in self.rungs)
             msg = (
