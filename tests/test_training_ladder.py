@@ -1,9 +1,6 @@
 """When memory runs out: the same window again one rung down, and the same weights in the end."""
 
 import logging
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -220,69 +217,3 @@ def test_a_rung_that_is_not_there_is_the_first() -> None:
     its_ladder.load_state_dict({"micro_batch": 8, "checkpointing": "none", "in_half": False})
 
     assert its_ladder.place == 0
-
-
-PROGRAM = """
-import resource, sys, torch
-from tests.test_training_ladder import exhausted
-print(exhausted(limit_mb=int(sys.argv[1]) or None))
-"""
-
-
-def exhausted(limit_mb: int | None) -> list[object]:
-    """Train a step on large patches, in an address space that is limited."""
-    import resource
-
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    model = build_model(ModelConfig(widths=(16, 16)), (48, 48, 48))
-    generator = torch.Generator().manual_seed(1)
-    large = [
-        Sample(
-            image=torch.randn(4, 48, 48, 48, generator=generator),
-            target=torch.ones(3, 48, 48, 48, dtype=torch.uint8),
-            case_id=str(number),
-        )
-        for number in range(4)
-    ]
-    its_ladder = ladder(model, DiceBce(), micro_batch=4)
-    # what the first pass over code and buffers takes for good is not what is to be limited
-    small = [
-        Sample(image=s.image[:, :8, :8, :8], target=s.target[:, :8, :8, :8], case_id="")
-        for s in large
-    ]
-    ladder(model, DiceBce(), lr=1e-9).step(small, count_voxels)
-    torch.manual_seed(0)
-    model.load_state_dict(build_model(ModelConfig(widths=(16, 16)), (48, 48, 48)).state_dict())
-    before_mb = (
-        int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() // 2**20
-    )
-    if limit_mb is not None:
-        resource.setrlimit(resource.RLIMIT_AS, ((before_mb + limit_mb) * 2**20,) * 2)
-    result = its_ladder.step(large, count_voxels)
-    return [str(its_ladder.rung), result.loss, float(weights(model).double().norm())]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="limits the address space as Linux does")
-def test_a_step_that_truly_exhausts_memory_is_made_all_the_same() -> None:
-    """In a process of its own, whose address space is limited after all code is loaded."""
-
-    def run(limit_mb: int) -> list[object]:
-        done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, str(limit_mb)],
-            cwd=Path(__file__).parent.parent,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return eval(done.stdout)
-
-    # the first rung takes 340 MB here, the last 190
-    free, limited = run(0), run(250)
-
-    assert free[0] == "micro-batch 4"
-    assert limited[0] != "micro-batch 4"
-    assert limited[1] == pytest.approx(free[1], rel=1e-5)
-    assert limited[2] == pytest.approx(free[2], rel=1e-6)
