@@ -30,14 +30,14 @@ from brats_seg.config import ModelConfig
 from brats_seg.models.build import build_model
 from brats_seg.models.output import as_output
 from brats_seg.training.accumulation import Accumulator
-from brats_seg.training.gradient import (
+from brats_seg.training.criterion import (
     Criterion,
     Measure,
-    MicroBatch,
     Output,
     measure_nothing,
     whole_loss,
 )
+from brats_seg.training.gradient import MicroBatch
 from brats_seg.training.losses import BatchDiceBce, DiceBce
 from brats_seg.training.probe import phantom_patches
 from brats_seg.training.validation import count_voxels

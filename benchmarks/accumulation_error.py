@@ -32,7 +32,8 @@ from torch.utils.data import DataLoader
 
 from brats_seg.config import LossConfig
 from brats_seg.training.accumulation import Accumulator
-from brats_seg.training.gradient import Criterion, MicroBatch, whole_loss
+from brats_seg.training.criterion import Criterion, whole_loss
+from brats_seg.training.gradient import MicroBatch
 from brats_seg.training.losses import BatchDiceBce, DiceBce
 from brats_seg.training.probe import phantom_patches
 

@@ -1,14 +1,17 @@
 """Peak memory of a step at effective batches from 1 to 32, one patch at a time.
 
-Each step runs in a process of its own, with windows as the trainer makes them. On the CPU the peak
-is that of the process, less what it had taken before the step; on a GPU it is torch's.
+Each batch has a process of its own, with windows as the trainer makes them; the second step counts,
+because the first also pays for what stays. On the CPU the peak is that of the process (Linux), less
+what it held before the step; on a GPU it is torch's.
 
-    python benchmarks/effective_batch_memory.py --patch 64 --device cpu
+    python benchmarks/effective_batch_memory.py --patch 48 --device cpu
 """
 
 import argparse
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import torch
 
@@ -16,7 +19,7 @@ from brats_seg.config import LossConfig, ModelConfig, TrainingConfig
 from brats_seg.data.dataset import Sample
 from brats_seg.models.build import build_model
 from brats_seg.models.device import Device
-from brats_seg.models.memory import peak_memory_mb, reset_peak_memory
+from brats_seg.models.memory import MEGABYTE
 from brats_seg.training.accumulation import Accumulator
 from brats_seg.training.ladder import Ladder
 from brats_seg.training.losses import build_criterion
@@ -45,7 +48,7 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--patch", type=int, default=64, help="voxels along each axis")
+    parser.add_argument("--patch", type=int, default=48, help="voxels along each axis")
     parser.add_argument("--widths", type=int, nargs="+", default=[16, 32, 64])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch-dice", action="store_true")
@@ -55,7 +58,9 @@ def _arguments() -> argparse.Namespace:
 
 def _peak_of_child(flags: list[str]) -> float:
     command = [sys.executable, *sys.argv, *flags]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    # what is freed goes back to the system at once, so that the peak is what was in use
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
     return float(done.stdout)
 
 
@@ -70,11 +75,35 @@ def _peak_mb(arguments: argparse.Namespace) -> float:
     ladder = Ladder(
         Accumulator(network, criterion, optimizer, device=device), TrainingConfig(micro_batch=1)
     )
-    reset_peak_memory(device.torch_device)
-    before = 0.0 if device.torch_device.type == "cuda" else peak_memory_mb(device.torch_device)
-    samples = [_sample(patch, seed) for seed in range(arguments.effective_batch)]
-    ladder.step(samples, count_voxels)
-    return peak_memory_mb(device.torch_device) - before
+    _step(ladder, patch, 1)
+    before = _reset_mb(device.torch_device)
+    _step(ladder, patch, arguments.effective_batch)
+    return _peak_now_mb(device.torch_device) - before
+
+
+def _step(ladder: Ladder, patch: tuple[int, int, int], n_patches: int) -> None:
+    ladder.step([_sample(patch, seed) for seed in range(n_patches)], count_voxels)
+
+
+def _reset_mb(device: torch.device) -> float:
+    """Begin a new peak, and return what is held now."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return torch.cuda.memory_allocated(device) / MEGABYTE
+    Path("/proc/self/clear_refs").write_text("5")
+    return _of_process_mb("VmRSS")
+
+
+def _peak_now_mb(device: torch.device) -> float:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / MEGABYTE
+    return _of_process_mb("VmHWM")
+
+
+def _of_process_mb(name: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (kilobytes,) = (line.split()[1] for line in lines if line.startswith(f"{name}:"))
+    return int(kilobytes) / 1024
 
 
 def _sample(patch: tuple[int, int, int], seed: int) -> Sample:

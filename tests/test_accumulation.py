@@ -4,7 +4,8 @@ Measured from a trained state with tumours of unlike size and regions that are e
 random weights every patch looks alike and ordinary accumulation would pass too.
 """
 
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from functools import cache
 
@@ -13,9 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from brats_seg.errors import ConfigError
+from brats_seg.models.device import Device
 from brats_seg.models.output import TrainingOutput
 from brats_seg.training.accumulation import Accumulator
-from brats_seg.training.gradient import MicroBatch, whole_loss
+from brats_seg.training.criterion import whole_loss
+from brats_seg.training.gradient import MicroBatch
 from brats_seg.training.losses import BatchDiceBce, DiceBce
 from brats_seg.training.replay import ReplayError
 
@@ -39,11 +42,22 @@ def hardest_voxels(output: Tensor | TrainingOutput, target: Tensor) -> Tensor:
     return losses.flatten().topk(losses.numel() // 100).values.mean()
 
 
+def marked_voxels(output: Tensor | TrainingOutput, target: Tensor) -> Tensor:
+    """A loss that ignores voxels, more of them in one patch than in another: a mean over the rest."""
+    logits = output.logits[0] if isinstance(output, TrainingOutput) else output
+    losses = nn.functional.binary_cross_entropy_with_logits(
+        logits, target.to(logits.dtype), reduction="none"
+    )
+    counts = (target.sum(1, keepdim=True) > 0) | (torch.arange(8) < 1)
+    return (losses * counts).sum() / (3 * counts.sum())
+
+
 CRITERIA: dict[str, Callable[..., Tensor]] = {
     "patch Dice": DiceBce(),
     "batch Dice": BatchDiceBce(),  # type: ignore[dict-item]
     "undeclared Dice": flat_dice,
     "hardest voxels": hardest_voxels,
+    "marked voxels": marked_voxels,
 }
 
 
@@ -127,7 +141,7 @@ def gradient(network: nn.Module) -> Tensor:
 
 
 def window_gradient(
-    network: nn.Module, criterion: Callable[..., Tensor], window: Sequence[MicroBatch]
+    network: nn.Module, criterion: Callable[..., Tensor], window: Iterable[MicroBatch]
 ) -> tuple[Tensor, float]:
     accumulator = Accumulator(network, criterion, torch.optim.SGD(network.parameters(), lr=0.1))
     network.zero_grad()
@@ -165,7 +179,9 @@ def test_every_partition_gives_the_gradient_and_loss_of_the_whole_batch(
     assert loss == pytest.approx(expected_loss, rel=tolerance)
 
 
-@pytest.mark.parametrize("name", ["batch Dice", "undeclared Dice", "hardest voxels"])
+@pytest.mark.parametrize(
+    "name", ["batch Dice", "undeclared Dice", "hardest voxels", "marked voxels"]
+)
 def test_ordinary_accumulation_misses_by_far(name: str) -> None:
     """The negative control: the state and the patches do tell exact from ordinary."""
     network, batch = trained(torch.float64), patches(6, torch.float64)
@@ -265,6 +281,96 @@ def test_batch_statistics_are_refused_for_several_micro_batches() -> None:
         accumulator.step(cut(patches(2, torch.float32), (1, 1)))
 
 
+@pytest.mark.parametrize("n_patches", range(1, 9))
+@pytest.mark.parametrize("name", CRITERIA)
+def test_every_short_window_counts_for_what_it_holds(name: str, n_patches: int) -> None:
+    """Micro-batches of three, with one, two or three patches in the last."""
+    network, batch = trained(torch.float64), patches(n_patches, torch.float64)
+    sizes = [min(3, n_patches - start) for start in range(0, n_patches, 3)]
+
+    found, loss = window_gradient(network, CRITERIA[name], cut(batch, sizes))
+    expected, expected_loss = whole_gradient(network, CRITERIA[name], batch)
+
+    assert relative_error(found, expected) <= 1e-12
+    assert loss == pytest.approx(expected_loss, rel=1e-12)
+
+
+class MadeWhenAsked(Sequence[MicroBatch]):
+    """Counts how often micro-batches are made, and how many of their images live at a time."""
+
+    def __init__(self, batch: MicroBatch) -> None:
+        self.batch = batch
+        self.n_made = 0
+        self.living: weakref.WeakSet[Tensor] = weakref.WeakSet()
+        self.most_living = 0
+
+    def __len__(self) -> int:
+        return len(self.batch.image)
+
+    def __getitem__(self, place: int) -> MicroBatch:  # type: ignore[override]
+        if place >= len(self):
+            raise IndexError
+        image = self.batch.image[place : place + 1].clone()
+        self.n_made += 1
+        self.living.add(image)
+        self.most_living = max(self.most_living, len(self.living))
+        return MicroBatch(image, self.batch.target[place : place + 1])
+
+
+@pytest.mark.parametrize(("name", "n_made"), [("patch Dice", 6), ("batch Dice", 11)])
+def test_a_window_is_never_held_as_a_whole(name: str, n_made: int) -> None:
+    """The last micro-batch of a first pass, whose graph is kept, is not made again either."""
+    network, batch = trained(torch.float64), patches(6, torch.float64)
+    window = MadeWhenAsked(batch)
+
+    found, _ = window_gradient(network, CRITERIA[name], window)
+
+    expected, _ = whole_gradient(network, CRITERIA[name], batch)
+    assert relative_error(found, expected) <= 1e-12
+    assert window.n_made == n_made
+    # that of the pass before, whose graph is kept, waits while the next is made
+    assert window.most_living <= 2
+
+
+@pytest.mark.parametrize("name", CRITERIA)
+def test_an_iterator_of_micro_batches_will_do(name: str) -> None:
+    network, batch = trained(torch.float64), patches(6, torch.float64)
+
+    found, _ = window_gradient(network, CRITERIA[name], iter(cut(batch, (2, 2, 2))))
+
+    expected, _ = whole_gradient(network, CRITERIA[name], batch)
+    assert relative_error(found, expected) <= 1e-12
+
+
+class Counting(nn.Module):
+    """A network with a buffer that every forward pass moves, and a random layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = small_network(dropout=0.5)
+        self.register_buffer("n_seen", torch.zeros(()))
+
+    def forward(self, image: Tensor) -> Tensor:
+        self.n_seen += len(image)
+        return self.body(image)
+
+
+@pytest.mark.parametrize("name", CRITERIA)
+def test_buffers_and_random_state_move_as_in_one_ordinary_pass(name: str) -> None:
+    network, window = Counting(), cut(patches(6, torch.float32), (2, 3, 1))
+    torch.manual_seed(5)
+    for micro_batch in window:
+        network(micro_batch.image)
+    expected = torch.get_rng_state()
+    network.n_seen.zero_()
+
+    torch.manual_seed(5)
+    window_gradient(network, CRITERIA[name], window)
+
+    assert torch.equal(torch.get_rng_state(), expected)
+    assert network.n_seen == 6
+
+
 def test_clipping_sees_the_gradient_of_the_whole_window() -> None:
     network, batch = trained(torch.float64), patches(6, torch.float64)
     expected, _ = whole_gradient(network, DiceBce(), batch)
@@ -290,6 +396,41 @@ def test_an_infinite_value_in_one_micro_batch_leaves_the_weights_alone(name: str
 
     assert result.skipped
     assert all(torch.equal(b, p) for b, p in zip(before, network.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", CRITERIA)
+def test_the_loss_scale_of_float16_falls_once_for_a_window(name: str) -> None:
+    network = trained(torch.float32)
+    before = [p.detach().clone() for p in network.parameters()]
+    window = cut(patches(3, torch.float32), (1, 1, 1))
+    device = Device(torch_device=torch.device("cpu"), autocast_dtype=torch.float16)
+    optimizer = torch.optim.SGD(network.parameters(), lr=1.0)
+    accumulator = Accumulator(network, CRITERIA[name], optimizer, device=device)
+    scale = accumulator.scaler.get_scale()
+
+    window[1].image[0, 0, 0, 0, 0] = float("inf")
+    skipped = accumulator.step(window)
+
+    assert skipped.skipped
+    assert all(torch.equal(b, p) for b, p in zip(before, network.parameters(), strict=True))
+    assert accumulator.scaler.get_scale() == scale / 2
+
+
+@pytest.mark.parametrize("name", CRITERIA)
+def test_in_float16_the_window_is_the_whole_batch_to_its_rounding(name: str) -> None:
+    batch = patches(4, torch.float32)
+    device = Device(torch_device=torch.device("cpu"), autocast_dtype=torch.float16)
+    moved = []
+    for sizes in ((4,), (1, 1, 1, 1)):
+        network = trained(torch.float32)
+        before = nn.utils.parameters_to_vector(network.parameters()).detach().clone()
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+        accumulator = Accumulator(network, CRITERIA[name], optimizer, device=device)
+        accumulator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+        assert not accumulator.step(cut(batch, sizes)).skipped
+        moved.append(nn.utils.parameters_to_vector(network.parameters()).detach() - before)
+
+    assert relative_error(moved[1], moved[0]) < 0.02
 
 
 @pytest.mark.parametrize("name", CRITERIA)

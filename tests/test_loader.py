@@ -1,6 +1,7 @@
 import multiprocessing
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 from brats_seg.config import PatchConfig
 from brats_seg.data.dataset import PatchDataset, Sample
-from brats_seg.data.loader import draw_loader
+from brats_seg.data.loader import Foreseen, PatchStream, draw_loader
 from brats_seg.data.patches import Draw, epoch_draws
 from brats_seg.errors import CaseError, EnvironmentalError
 from tests.prepared import write_prepared
@@ -106,3 +107,59 @@ def test_too_little_shared_memory_is_explained(
         EnvironmentalError, match=r"no room in shared memory \(unable .*n_workers lower.*--shm-size"
     ):
         list(draw_loader(make_dataset(folder), epoch_draws(IDS, 0, 1, 1), 1))
+
+
+class Counted(PatchDataset):
+    """Notes the draws that this process makes."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(
+            folder, patch=PatchConfig(size=(12, 12, 12)), multiple=(1, 1, 1), augment="none", seed=1
+        )
+        self.made: list[Draw] = []
+
+    def __getitem__(self, draw: Draw) -> Sample:
+        self.made.append(draw)
+        return super().__getitem__(draw)
+
+
+def windows_of(draws: Sequence[Draw], n_again: int) -> list[Foreseen]:
+    return [
+        Foreseen(draws=tuple(draws[start : start + 3]), n_again=n_again)
+        for start in range(0, len(draws), 3)
+    ]
+
+
+@pytest.mark.parametrize("n_again", [0, 2])
+def test_what_is_foreseen_is_made_by_the_workers(folder: Path, n_again: int) -> None:
+    draws, dataset = epoch_draws(IDS, 0, 2, 1), Counted(folder)
+
+    for window in PatchStream(dataset, windows_of(draws, n_again), n_workers=1):
+        asked = [*window, *window[:n_again]]
+        for draw, sample in zip([*window.draws, *window.draws[:n_again]], asked, strict=True):
+            assert torch.equal(sample.image, make_dataset_plain(folder)[draw].image)
+
+    assert dataset.made == []
+
+
+@pytest.mark.parametrize("n_workers", [0, 1])
+def test_a_patch_that_is_asked_for_out_of_turn_is_the_same(folder: Path, n_workers: int) -> None:
+    """As when memory runs out at the second patch, and later a window is left early."""
+    draws, dataset = epoch_draws(IDS, 0, 3, 1), Counted(folder)
+    plain = make_dataset_plain(folder)
+    asked = [[0, 1, 0, 1, 2, 0, 1], [0], [2, 1, 0, 0]]
+
+    stream = PatchStream(dataset, windows_of(draws, n_again=2), n_workers=n_workers)
+    for window, places in zip(stream, asked, strict=True):
+        for place in places:
+            assert torch.equal(window[place].image, plain[window.draws[place]].image)
+
+    if n_workers:
+        # in the first window the repeated start, in the last all but the third request
+        assert 0 < len(dataset.made) < sum(map(len, asked))
+
+
+def make_dataset_plain(folder: Path) -> PatchDataset:
+    return PatchDataset(
+        folder, patch=PatchConfig(size=(12, 12, 12)), multiple=(1, 1, 1), augment="none", seed=1
+    )

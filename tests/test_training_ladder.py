@@ -11,7 +11,7 @@ from brats_seg.data.dataset import Sample
 from brats_seg.errors import EnvironmentalError
 from brats_seg.models.build import build_model
 from brats_seg.models.rungs import Checkpointing
-from brats_seg.training.accumulation import Accumulator
+from brats_seg.training.accumulation import Accumulator, HalfUpdatedError
 from brats_seg.training.ladder import Ladder, Rung
 from brats_seg.training.losses import BatchDiceBce, DiceBce
 from brats_seg.training.validation import count_voxels
@@ -197,7 +197,7 @@ def test_memory_that_runs_out_while_the_weights_move_is_fatal() -> None:
 
     its_ladder.accumulator.optimizer.step = fail  # type: ignore[method-assign,assignment]
 
-    with pytest.raises(EnvironmentalError, match=r"weights may be half updated.*last checkpoint"):
+    with pytest.raises(HalfUpdatedError, match=r"weights may be half updated.*last checkpoint"):
         its_ladder.step(samples(2), count_voxels)
 
 

@@ -1,6 +1,6 @@
 """The exact step: one optimizer update of many micro-batches, equal to that of the whole batch."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isfinite
 
@@ -8,18 +8,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
-from brats_seg.errors import ConfigError, EnvironmentalError
-from brats_seg.models.build import has_batch_statistics
+from brats_seg.errors import EnvironmentalError
 from brats_seg.models.device import Device
-from brats_seg.training.gradient import (
-    Criterion,
-    Measure,
-    MicroBatch,
-    WindowGradient,
-    measure_nothing,
-)
+from brats_seg.training.criterion import Criterion, Measure, measure_nothing
+from brats_seg.training.gradient import MicroBatch, WindowGradient
 from brats_seg.training.ranks import Ranks
 from brats_seg.training.replay import RandomState, capture_buffers, restore_buffers
+
+
+class HalfUpdatedError(EnvironmentalError):
+    """The optimizer failed midway: what the weights are now is nobody's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,8 +66,11 @@ class Accumulator:
         self.device = device
         self.scaler = torch.amp.GradScaler(device.torch_device.type, enabled=device.needs_scaler)
 
-    def step(self, window: Sequence[MicroBatch], measure: Measure = measure_nothing) -> StepResult:
+    def step(self, window: Iterable[MicroBatch], measure: Measure = measure_nothing) -> StepResult:
         """Update the weights once; micro-batches may differ in size.
+
+        A loss that is a mean over patches goes through the window once, and holds none of it;
+        others do so twice, and hold what an iterator gives, but not what a sequence does.
 
         Until the weights move, nothing has happened: whatever goes wrong before, memory that runs
         out among it, leaves weights, gradients, buffers and random state as they were, and the same
@@ -82,15 +83,8 @@ class Accumulator:
             ConfigError: The network has batch statistics, so that its output depends on how the
                 window is cut.
             ReplayError: The network cannot be run twice, and the loss needs that.
-            EnvironmentalError: Memory ran out while the weights moved.
+            HalfUpdatedError: The optimizer failed, say because memory ran out, as weights moved.
         """
-        if len(window) > 1 and has_batch_statistics(self.network):
-            msg = (
-                "the network normalises over the batch, so a window of several micro-batches "
-                "cannot equal the whole batch; use instance or group norm, or one micro-batch"
-            )
-            raise ConfigError(msg)
-        self.optimizer.zero_grad(set_to_none=True)
         random_state = RandomState.capture(self.device.torch_device)
         buffers = capture_buffers(self.network)
         try:
@@ -111,16 +105,17 @@ class Accumulator:
         )
 
     def backward(
-        self, window: Sequence[MicroBatch], measure: Measure = measure_nothing
+        self, window: Iterable[MicroBatch], measure: Measure = measure_nothing
     ) -> tuple[float, Tensor]:
-        """Add the gradient of the window's loss to the parameters'; return loss and measure."""
+        """Give the parameters the gradient of the window's loss; return loss and measure."""
+        self.optimizer.zero_grad(set_to_none=True)
         return WindowGradient(
             network=self.network,
             criterion=self.criterion,
             device=self.device,
             scale=self.scaler.scale,
             ranks=self.ranks,
-        ).add(window, measure)
+        ).make(window, measure)
 
     def _update(self) -> float:
         """Unscale, clip and step, once; an infinite gradient leaves the weights alone."""
@@ -144,4 +139,4 @@ class Accumulator:
                 "last checkpoint is whole: go on from it, with an optimizer that keeps less (sgd) "
                 "or a smaller network if memory ran out."
             )
-            raise EnvironmentalError(msg) from error
+            raise HalfUpdatedError(msg) from error

@@ -24,7 +24,8 @@ from brats_seg.models.device import Device
 from brats_seg.models.memory import is_out_of_memory
 from brats_seg.models.output import as_output
 from brats_seg.training.comparison import exact, gradient_of, ordinary, whole
-from brats_seg.training.gradient import Criterion, MicroBatch, Output
+from brats_seg.training.criterion import Criterion, Output
+from brats_seg.training.gradient import MicroBatch
 from brats_seg.training.losses import BatchDiceBce, DiceBce
 from brats_seg.training.probe import Probe
 from brats_seg.training.run import environment_of

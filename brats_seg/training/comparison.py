@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from brats_seg.models.device import Device
 from brats_seg.models.output import output_from, tensors_of
 from brats_seg.training.accumulation import Accumulator
-from brats_seg.training.gradient import Criterion, MicroBatch, whole_loss
+from brats_seg.training.criterion import Criterion, whole_loss
+from brats_seg.training.gradient import MicroBatch
 from brats_seg.training.replay import RandomState
 
 Backward: TypeAlias = Callable[[nn.Module, Criterion, Sequence[MicroBatch], Device], None]

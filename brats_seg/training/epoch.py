@@ -3,14 +3,14 @@
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from math import ceil
-from typing import Literal
+from typing import Literal, overload
 
 import torch
 
 from brats_seg.config import Config
 from brats_seg.data.dataset import PatchDataset, Sample
 from brats_seg.data.fold import FoldData
-from brats_seg.data.loader import draw_loader
+from brats_seg.data.loader import Foreseen, PatchStream, draw_loader
 from brats_seg.data.patches import Draw, epoch_draws
 from brats_seg.models.build import size_multiple
 from brats_seg.models.device import Device
@@ -29,18 +29,45 @@ def epoch_windows(
     return tuple(tuple(draws[start : start + size]) for start in range(0, len(draws), size))
 
 
-def patch_samples(
-    data: FoldData, config: Config, draws: Iterable[Draw], *, augment: str, device: Device
+def patch_stream(
+    data: FoldData,
+    config: Config,
+    windows: Sequence[Sequence[Draw]],
+    *,
+    n_passes: int,
+    micro_batch: int,
+    device: Device,
+) -> PatchStream:
+    """Return the patches of windows that are computed in one pass or two, cut into micro-batches."""
+    foreseen = [
+        Foreseen(
+            draws=tuple(draws),
+            # the graph of the last micro-batch is kept for the second pass
+            n_again=(n_passes - 1) * (max(len(draws) - 1, 0) // micro_batch * micro_batch),
+        )
+        for draws in windows
+    ]
+    dataset = _dataset(data, config, config.training.augment)
+    n_workers = _n_workers(config.training.n_workers, device)
+    return PatchStream(dataset, foreseen, n_workers=n_workers)
+
+
+def held_out_patches(
+    data: FoldData, config: Config, draws: Iterable[Draw], device: Device
 ) -> Iterator[Sample]:
-    """Yield the patch of each draw, in their order, made by worker processes if there are any."""
-    dataset = PatchDataset(
+    """Yield the patch of each draw as it is, in their order."""
+    n_workers = _n_workers(config.training.n_workers, device)
+    return draw_loader(_dataset(data, config, "none"), draws, n_workers=n_workers)
+
+
+def _dataset(data: FoldData, config: Config, augment: str) -> PatchDataset:
+    return PatchDataset(
         data.folder,
         patch=config.patch,
         multiple=size_multiple(config.model, patch_shape(config, data)),
         augment=augment,
         seed=config.training.seed,
     )
-    return draw_loader(dataset, draws, n_workers=_n_workers(config.training.n_workers, device))
 
 
 def _n_workers(setting: int | Literal["auto"], device: Device) -> int:
@@ -71,16 +98,37 @@ def n_optimizer_steps(config: Config, n_cases: int) -> int:
     return sum(ceil(n_patches / config.training.effective_batch_at(epoch)) for epoch in epochs)
 
 
-def micro_batches(samples: Sequence[Sample], size: int) -> tuple[MicroBatch, ...]:
-    """Stack samples by `size`; what is left over makes a smaller micro-batch.
+class MicroBatches(Sequence[MicroBatch]):
+    """Samples stacked by `size`, each stack made when it is asked for; the last may be smaller.
 
     Targets become float32, which is what losses of torch and MONAI take.
     """
-    groups = (samples[start : start + size] for start in range(0, len(samples), size))
-    return tuple(
-        MicroBatch(
-            torch.stack([sample.image for sample in group]),
-            torch.stack([sample.target for sample in group]).float(),
+
+    def __init__(self, samples: Sequence[Sample], size: int) -> None:
+        self._samples = samples
+        self._starts = range(0, len(samples), size)
+        self._size = size
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    @overload
+    def __getitem__(self, place: int) -> MicroBatch: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[MicroBatch]: ...
+
+    def __getitem__(self, place: int | slice) -> MicroBatch | list[MicroBatch]:
+        if isinstance(place, slice):
+            return [self[i] for i in range(len(self))[place]]
+        start = self._starts[place]
+        group = self._samples[start : start + self._size]
+        return MicroBatch(
+            _stacked([sample.image for sample in group]),
+            _stacked([sample.target for sample in group]).float(),
         )
-        for group in groups
-    )
+
+
+def _stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    # one patch is a batch of one as it is
+    return tensors[0][None] if len(tensors) == 1 else torch.stack(tuple(tensors))

@@ -3,7 +3,7 @@
 How it is made depends on what the loss says of itself:
 
 - `reduces = "patches"`: the loss returns one number a patch, and that of the window is their mean.
-  One pass; each backward is divided by the patches that the window really holds.
+  One pass; the sum of the gradients is divided by the patches that the window really held.
 - `reduces = "sums"`: the loss is a function of sums over all patches (batch Dice). Two passes: the
   first adds up the sums, the second lets the derivative by the sums flow back.
 - anything else: the loss of all outputs at once. Two passes: the first keeps the outputs, the loss
@@ -16,17 +16,25 @@ costs 2n - 1 forward passes at most and a window of one costs one. Only one grap
 N patches, R regions, X Y Z voxels.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from brats_seg.errors import ConfigError
+from brats_seg.models.build import has_batch_statistics
 from brats_seg.models.device import Device
 from brats_seg.models.memory import is_out_of_memory
-from brats_seg.models.output import TrainingOutput, output_from, tensors_of
+from brats_seg.training.criterion import (
+    Criterion,
+    Measure,
+    Output,
+    is_mean_over_patches,
+    measure_nothing,
+)
+from brats_seg.training.head import Carried, Head, head_of
 from brats_seg.training.ranks import Ranks
 from brats_seg.training.replay import (
     RandomState,
@@ -36,17 +44,6 @@ from brats_seg.training.replay import (
 )
 
 Value = TypeVar("Value")
-Output: TypeAlias = Tensor | TrainingOutput
-Criterion: TypeAlias = Callable[[Output, Tensor], Tensor]
-Measure: TypeAlias = Callable[[Output, Tensor], Tensor]
-"""Output and target of a micro-batch to a tensor with a row per patch."""
-Carried: TypeAlias = tuple[Tensor, ...]
-"""What the first of two passes keeps of a micro-batch."""
-
-
-def measure_nothing(output: Output, target: Tensor) -> Tensor:
-    """Return a row of no columns for each patch."""
-    return target.new_empty((len(target), 0))
 
 
 class MicroBatch(NamedTuple):
@@ -62,25 +59,6 @@ class MicroBatch(NamedTuple):
         return MicroBatch(self.image.to(device), self.target.to(device))
 
 
-@runtime_checkable
-class SumsLoss(Protocol):
-    """A loss that is a function of sums over all patches, such as batch Dice."""
-
-    def sums(self, output: Output, target: Tensor) -> Tensor:
-        """Return what adds up over patches, in any shape."""
-
-    def of_sums(self, sums: Tensor, n_patches: int) -> Tensor:
-        """Return the loss, a scalar."""
-
-
-def whole_loss(criterion: Criterion, output: Output, target: Tensor) -> Tensor:
-    """Return the loss of patches that are all in one batch, as a scalar."""
-    if (by_sums := _as_sums_loss(criterion)) is not None:
-        return by_sums.of_sums(by_sums.sums(output, target), len(target))
-    # the mean of one number is that number: only a loss of one number a patch has more
-    return criterion(output, target).mean()
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WindowGradient:
     """What makes the gradient of a window."""
@@ -93,119 +71,115 @@ class WindowGradient:
     ranks: Ranks
     """The processes that share the windows."""
 
-    def add(self, window: Sequence[MicroBatch], measure: Measure) -> tuple[float, Tensor]:
-        """Add this rank's part of the gradient to the parameters', and return loss and measure.
+    def make(self, window: Iterable[MicroBatch], measure: Measure) -> tuple[float, Tensor]:
+        """Give parameters, which have no gradient yet, this rank's part; return loss and measure.
 
         `window` is this rank's share, perhaps empty; the loss is that of all ranks' patches, and
-        the sum of the ranks' gradients is its gradient. What was measured is of this share.
+        the sum of the ranks' gradients is its gradient. What was measured is of this share. A
+        sequence that makes its micro-batches when asked is never held as a whole.
         """
-        n_patches = int(self.ranks.sum(torch.tensor(_n_patches(window))))
-        one_pass = getattr(self.criterion, "reduces", "") == "patches"
-        make = self._one_pass if one_pass else self._two_passes
-        loss, rows = make(window, measure, n_patches)
+        make = self._one_pass if is_mean_over_patches(self.criterion) else self._two_passes
+        loss, rows = make(window, measure)
         return loss, torch.cat(rows) if rows else torch.empty(0)
 
     def _one_pass(
-        self, window: Sequence[MicroBatch], measure: Measure, n_patches: int
+        self, window: Iterable[MicroBatch], measure: Measure
     ) -> tuple[float, list[Tensor]]:
         rows: list[Tensor] = []
 
         def work() -> float:
             total = torch.zeros((), device=self.device.torch_device)
-            for micro_batch in window:
-                here = micro_batch.to(self.device.torch_device)
-                with self.device.autocast():
-                    output = self.network(here.image)
-                    losses = self.criterion(output, here.target)
-                _check_per_patch(losses, len(here.image))
-                self.scale(losses.sum() / n_patches).backward()
-                total = total + losses.detach().sum()
-                rows.append(_measured(measure, output, here.target))
+            for place, micro_batch in enumerate(window):
+                self._check_cut(place)
+                total = total + self._backward_of_sum(micro_batch, measure, rows)
             return float(total)
 
         total = torch.tensor(self._together(work), dtype=torch.float64)
+        n_patches = int(self.ranks.sum(torch.tensor(_n_patches(rows))))
+        for parameter in self.network.parameters():
+            if parameter.grad is not None:
+                parameter.grad /= n_patches
         return float(self.ranks.sum(total)) / n_patches, rows
 
+    def _backward_of_sum(
+        self, micro_batch: MicroBatch, measure: Measure, rows: list[Tensor]
+    ) -> Tensor:
+        here = micro_batch.to(self.device.torch_device)
+        with self.device.autocast():
+            output = self.network(here.image)
+            losses = self.criterion(output, here.target)
+        _check_per_patch(losses, len(here.image))
+        rows.append(_measured(measure, output, here.target))
+        total = losses.sum()
+        self.scale(total).backward()
+        return total.detach()
+
     def _two_passes(
-        self, window: Sequence[MicroBatch], measure: Measure, n_patches: int
+        self, window: Iterable[MicroBatch], measure: Measure
     ) -> tuple[float, list[Tensor]]:
+        window = window if isinstance(window, Sequence) else tuple(window)
+        head = head_of(self.criterion, self.device, self.scale, self.ranks)
         states: list[RandomState] = []
         rows: list[Tensor] = []
 
         def first_pass() -> list[Carried]:
             carried = []
             for place, micro_batch in enumerate(window):
+                self._check_cut(place)
                 states.append(RandomState.capture(self.device.torch_device))
                 with torch.set_grad_enabled(place == len(window) - 1):
-                    carried.append(self._carry(micro_batch, measure, rows))
+                    carried.append(self._carried(head, micro_batch, measure, rows))
             return carried
 
         carried = self._together(first_pass)
         after = RandomState.capture(self.device.torch_device)
         buffers = capture_buffers(self.network)
-        loss, gradients = self._head(carried, window, n_patches)
+        gathered = head.gather(carried)
+        n_patches = int(self.ranks.sum(torch.tensor(_n_patches(rows))))
+        loss, gradients = self._together(lambda: head.differentiate(gathered, carried, n_patches))
 
         def second_pass() -> None:
             if carried:
                 _backward(carried.pop(), gradients[-1])
-            for micro_batch, state, first, gradient in zip(
-                window, states, carried, gradients, strict=False
+            # the last micro-batch, whose turn is over, is not made again: `carried` ends first
+            for first, micro_batch, state, gradient in zip(
+                carried, window, states, gradients, strict=False
             ):
                 state.restore()
-                second = self._carry(micro_batch, measure_nothing, [])
-                check_replay(first, second)
-                _backward(second, gradient)
+                self._backward_again(head, micro_batch, first, gradient)
 
         self._together(second_pass)
         after.restore()
         restore_buffers(self.network, buffers)
         return loss, rows
 
-    def _carry(self, micro_batch: MicroBatch, measure: Measure, rows: list[Tensor]) -> Carried:
-        """Run the network, and keep what the loss of the window needs: sums, or the output."""
+    def _backward_again(
+        self,
+        head: Head,
+        micro_batch: MicroBatch,
+        first: Carried,
+        gradient: Sequence[Tensor | None],
+    ) -> None:
+        second = self._carried(head, micro_batch, measure_nothing, [])
+        check_replay(first, second)
+        _backward(second, gradient)
+
+    def _carried(
+        self, head: Head, micro_batch: MicroBatch, measure: Measure, rows: list[Tensor]
+    ) -> Carried:
         here = micro_batch.to(self.device.torch_device)
         with self.device.autocast():
             output = self.network(here.image)
             rows.append(_measured(measure, output, here.target))
-            if (by_sums := _as_sums_loss(self.criterion)) is not None:
-                return (by_sums.sums(output, here.target),)
-        return tensors_of(output)
+            return head.carry(output, here.target)
 
-    def _head(
-        self, carried: Sequence[Carried], window: Sequence[MicroBatch], n_patches: int
-    ) -> tuple[float, list[Sequence[Tensor | None]]]:
-        """Return the loss of the window and its derivative by all that was carried."""
-        if (by_sums := _as_sums_loss(self.criterion)) is not None:
-            # the sums of many patches are added in float64: the loss is a ratio of them
-            own = [part.detach().double() for (part,) in carried]
-            rows, _ = self.ranks.gather_rows(torch.stack(own) if own else None)
-            (sums,) = _as_leaves([rows.sum(0)])
-            loss = by_sums.of_sums(sums, n_patches)
-            (gradient,) = torch.autograd.grad(self.scale(loss), (sums,))
-            return float(loss.detach()), [(gradient.to(part.dtype),) for (part,) in carried]
-        return self._head_of_outputs(carried, window)
-
-    def _head_of_outputs(
-        self, carried: Sequence[Carried], window: Sequence[MicroBatch]
-    ) -> tuple[float, list[Sequence[Tensor | None]]]:
-        n_outputs = max(self.ranks.gather(len(carried[0]) if carried else 0))
-        columns = [[parts[place].detach() for parts in carried] for place in range(n_outputs)]
-        gathered = [self.ranks.gather_rows(torch.cat(c) if c else None) for c in columns]
-        targets = [micro_batch.target.to(self.device.torch_device) for micro_batch in window]
-        target, own = self.ranks.gather_rows(torch.cat(targets) if targets else None)
-        leaves = _as_leaves([rows for rows, _ in gathered])
-        with self.device.autocast():
-            loss = self.criterion(output_from(leaves), target)
-        # a loss may look at some outputs only, at the finest level say
-        gradients: tuple[Tensor | None, ...] = torch.autograd.grad(
-            self.scale(loss), leaves, allow_unused=True
-        )
-        sizes = [len(micro_batch.image) for micro_batch in window]
-        parts = [
-            [None] * len(sizes) if gradient is None else gradient[own].split(sizes)
-            for gradient in gradients
-        ]
-        return float(loss.detach()), list(zip(*parts, strict=True))
+    def _check_cut(self, place: int) -> None:
+        if place == 1 and has_batch_statistics(self.network):
+            msg = (
+                "the network normalises over the batch, so a window of several micro-batches "
+                "cannot equal the whole batch; use instance or group norm, or one micro-batch"
+            )
+            raise ConfigError(msg)
 
     def _together(self, work: Callable[[], Value]) -> Value:
         """Do this rank's work; where memory runs out on one rank, it has run out on all."""
@@ -221,16 +195,8 @@ class WindowGradient:
         return value
 
 
-def _as_sums_loss(criterion: object) -> SumsLoss | None:
-    return criterion if isinstance(criterion, SumsLoss) else None
-
-
-def _n_patches(window: Sequence[MicroBatch]) -> int:
-    return sum(len(micro_batch.image) for micro_batch in window)
-
-
-def _as_leaves(tensors: Sequence[Tensor]) -> Carried:
-    return tuple(tensor.detach().requires_grad_() for tensor in tensors)
+def _n_patches(rows: Sequence[Tensor]) -> int:
+    return sum(len(row) for row in rows)
 
 
 def _backward(carried: Carried, gradients: Sequence[Tensor | None]) -> None:

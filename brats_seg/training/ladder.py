@@ -17,8 +17,8 @@ from brats_seg.models.device import native_dtype
 from brats_seg.models.memory import give_back_memory, is_out_of_memory, peak_memory_mb
 from brats_seg.models.rungs import Checkpointing, set_checkpointing
 from brats_seg.training.accumulation import Accumulator, StepResult
-from brats_seg.training.epoch import micro_batches
-from brats_seg.training.gradient import Measure
+from brats_seg.training.criterion import Measure
+from brats_seg.training.epoch import MicroBatches
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class Ladder:
         """
         while True:
             try:
-                window = micro_batches(samples, self.rung.micro_batch)
+                window = MicroBatches(samples, self.rung.micro_batch)
                 return self.accumulator.step(window, measure)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):

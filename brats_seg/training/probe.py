@@ -17,7 +17,7 @@ from brats_seg.models.device import Device
 from brats_seg.models.trained import load_trained
 from brats_seg.progress import Track
 from brats_seg.training.accumulation import Accumulator
-from brats_seg.training.epoch import micro_batches
+from brats_seg.training.epoch import MicroBatches
 from brats_seg.training.gradient import MicroBatch
 from brats_seg.training.losses import DiceBce
 from brats_seg.training.run import Run
@@ -124,7 +124,7 @@ def prepared_patches(folder: Path, config: Config, size: Size, n_patches: int) -
     draws = epoch_draws(case_ids, 0, per_case, config.training.seed)[:n_candidates]
     samples = sorted((dataset[draw] for draw in draws), key=lambda sample: int(sample.target.sum()))
     chosen = [samples[i * (len(samples) - 1) // (n_patches - 1)] for i in range(n_patches)]
-    (window,) = micro_batches(chosen, n_patches)
+    (window,) = MicroBatches(chosen, n_patches)
     return window
 
 
@@ -148,7 +148,7 @@ def phantom_patches(n_patches: int, size: Size, seed: int = 0) -> MicroBatch:
 
 def _measured_size(config: Config, patch: Size) -> Size:
     """Return the patch, or a smaller one that the network takes too."""
-    if config.model.name == "segresnet-vae":  # its autoencoder has one size
+    if config.model.name == "vae-unet":  # its autoencoder has one size
         return patch
     multiple = size_multiple(config.model, patch)
     x, y, z = (

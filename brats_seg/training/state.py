@@ -16,7 +16,7 @@ from brats_seg.models.norm import check_in_place
 from brats_seg.models.trained import ModelIdentity
 from brats_seg.training.accumulation import Accumulator, StepResult
 from brats_seg.training.checkpoint import Checkpoint, Position
-from brats_seg.training.gradient import Criterion
+from brats_seg.training.criterion import Criterion
 from brats_seg.training.history import Tally
 from brats_seg.training.ladder import Ladder
 from brats_seg.training.ranks import Ranks

@@ -5,7 +5,6 @@ import math
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain, islice
 from pathlib import Path
 
 import torch
@@ -14,21 +13,22 @@ from torch import nn
 from brats_seg.config import Config
 from brats_seg.data.dataset import Sample
 from brats_seg.data.fold import FoldData
+from brats_seg.data.loader import WindowPatches
 from brats_seg.data.patches import stable_seed
 from brats_seg.errors import BratsError, EnvironmentalError
 from brats_seg.models.device import choose_device
 from brats_seg.models.memory import peak_memory_mb, reset_peak_memory
 from brats_seg.models.trained import ModelIdentity
 from brats_seg.progress import Track, tracked
-from brats_seg.training.accumulation import StepResult
+from brats_seg.training.accumulation import HalfUpdatedError, StepResult
 from brats_seg.training.checkpoint import Checkpoint, Position, save_checkpoint
+from brats_seg.training.criterion import Criterion, is_mean_over_patches
 from brats_seg.training.epoch import (
     epoch_windows,
     n_optimizer_steps,
-    patch_samples,
     patch_shape,
+    patch_stream,
 )
-from brats_seg.training.gradient import Criterion
 from brats_seg.training.history import PhaseScores, Row, Tally, row_line, write_history
 from brats_seg.training.losses import build_criterion
 from brats_seg.training.ranks import Ranks
@@ -160,37 +160,37 @@ class Trainer:
         epoch, n_done = self.state.position.epoch, self.state.position.n_windows
         windows = epoch_windows(self.config, self.data.split.train, epoch)[n_done:]
         shares = [self.ranks.share(window) for window in windows]
-        samples = patch_samples(
+        patches = patch_stream(
             self.data,
             self.config,
-            chain.from_iterable(shares),
-            augment=self.config.training.augment,
+            shares,
+            n_passes=1 if is_mean_over_patches(self.criterion) else 2,
+            micro_batch=self.state.ladder.rung.micro_batch,
             device=self.device,
         )
         self.network.train()
         what = f"epoch {epoch + 1}/{self.config.training.n_epochs}"
-        for share in track(shares, what=what, total=len(shares)):
+        for window in track(patches, what=what, total=len(shares)):
             self._stop_if_asked(stop)
-            self._train_window(self._next(samples, len(share), stop))
+            self._train_window(window, stop)
             if time.monotonic() - self._saved_s > 60 * self.config.training.checkpoint_minutes:
                 self._save()
         self._stop_if_asked(stop)
 
-    def _next(self, samples: Iterator[Sample], n: int, stop: StopRequest) -> list[Sample]:
-        try:
-            return list(islice(samples, n))
-        except EnvironmentalError:
-            # a signal to the whole process group, as of SLURM, ends the workers too
-            self._stop_if_asked(stop)
-            raise
-
-    def _train_window(self, samples: list[Sample]) -> None:
+    def _train_window(self, patches: WindowPatches, stop: StopRequest) -> None:
         state, position = self.state, self.state.position
         # random layers draw from torch's generator: where the window is decides what they draw
         seed = self.config.training.seed
         torch.manual_seed(stable_seed(seed, position.epoch, position.n_windows, self.ranks.rank))
-        result = state.ladder.step(samples, count_voxels)
-        share = [sample.case_id for sample in samples], result.measured.tolist()
+        try:
+            result = state.ladder.step(patches, count_voxels)
+        except HalfUpdatedError:
+            raise
+        except EnvironmentalError:
+            # a signal to the whole process group, as of SLURM, ends the workers too
+            self._stop_if_asked(stop)
+            raise
+        share = [draw.case_id for draw in patches.draws], result.measured.tolist()
         for case_ids, rows in self.ranks.gather(share):
             for case_id, voxels in zip(case_ids, rows, strict=True):
                 state.tally.add(case_id, voxels)

@@ -15,8 +15,8 @@ from brats_seg.models.build import size_multiple
 from brats_seg.models.device import Device
 from brats_seg.models.output import as_output
 from brats_seg.models.windows import predict_logits
-from brats_seg.training.epoch import patch_samples, patch_shape
-from brats_seg.training.gradient import Criterion, Output, whole_loss
+from brats_seg.training.criterion import Criterion, Output, whole_loss
+from brats_seg.training.epoch import held_out_patches, patch_shape
 from brats_seg.training.history import Tally
 
 Predict: TypeAlias = Callable[[nn.Module, Tensor], Tensor]
@@ -89,7 +89,7 @@ def plan_validation(
         for draw in range(config.patch.per_case)
     ]
     return ValidationPlan(
-        samples=patch_samples(data, config, draws, augment="none", device=device),
+        samples=held_out_patches(data, config, draws, device),
         n_samples=len(draws),
         predict=patch_predictor(device),
     )
