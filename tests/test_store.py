@@ -1,3 +1,4 @@
+import errno
 import sys
 from pathlib import Path
 
@@ -126,6 +127,18 @@ def test_a_case_without_label_map_has_none_to_read(tmp_path: Path) -> None:
 def test_a_case_that_was_not_prepared_is_named(tmp_path: Path) -> None:
     with pytest.raises(CaseError, match=r"case a, .*found no prepared case .* Prepare the cases"):
         open_case(tmp_path, "a")
+
+
+def test_a_lack_of_memory_is_no_damage_of_the_case(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr("brats_seg.data.store.open_array", refuse)
+
+    with pytest.raises(MemoryError, match="Cannot allocate memory"):
+        open_case(folder, CASE)
 
 
 @pytest.mark.parametrize("stem", ["image", "labels", "foreground"])

@@ -7,6 +7,7 @@ smaller than the scan `(X, Y, Z)`.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from errno import ENOMEM
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -150,6 +151,8 @@ def _whole(case_id: str, path: Path, read: Callable[[Path], Array]) -> Array:
         return read(path)
     # blosc2 reports damage as RuntimeError
     except (OSError, ValueError, RuntimeError) as error:
+        if isinstance(error, OSError) and error.errno == ENOMEM:
+            raise MemoryError(str(error)) from error  # nothing is wrong with the file
         found = f"a file that cannot be read ({error})"
         raise CaseError(case_id, str(path), found, "a prepared case", PREPARE_AGAIN) from error
 

@@ -7,6 +7,8 @@ import sys
 import torch
 
 MEGABYTE = 2**20
+_M_MMAP_THRESHOLD, _MAPPED_FROM_BYTES = -3, 2**16
+"""Number of the option in glibc, and what it is set to."""
 
 
 def reset_peak_memory(device: torch.device) -> None:
@@ -38,6 +40,22 @@ def give_back_memory(device: torch.device) -> None:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
+
+
+def keep_to_limit_of_address_space() -> None:
+    """Have every tensor give its addresses back, if a limit is set on them (`ulimit -v`).
+
+    The heap of glibc keeps the addresses of what was freed below something that lives. Mapping each
+    tensor by itself is slower, so it is done under such a limit only.
+    """
+    if sys.platform != "linux":
+        return
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if limit != resource.RLIM_INFINITY and set_option is not None:
+        set_option(_M_MMAP_THRESHOLD, _MAPPED_FROM_BYTES)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

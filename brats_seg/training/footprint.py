@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from brats_seg.config import Config, Size
 from brats_seg.data.dataset import Sample
 from brats_seg.errors import ConfigError
-from brats_seg.labels import MODALITIES, REGIONS
+from brats_seg.labels import MODALITIES
 from brats_seg.models.device import Device
 from brats_seg.models.memory import MEGABYTE
 from brats_seg.models.rungs import set_checkpointing
@@ -32,6 +32,7 @@ from brats_seg.training.epoch import MicroBatches
 from brats_seg.training.gradient import MicroBatch
 from brats_seg.training.ladder import Rung
 from brats_seg.training.state import build_optimizer
+from brats_seg.training.task import task_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,6 +69,7 @@ class Footprint:
         self, network: nn.Module, criterion: Criterion, config: Config, device: torch.device
     ) -> None:
         self._criterion = criterion
+        self._n_targets = task_of(config).n_targets
         batches = config.training.effective_batch
         self._effective_batch = batches if isinstance(batches, int) else max(batches.values())
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -107,7 +109,7 @@ class Footprint:
     def _run(self, patch: Size, rung: Rung, device: Device) -> None:
         # from the second micro-batch of a window on, gradients of the one before are held
         self._hold_gradients(hold=self._effective_batch > rung.micro_batch)
-        samples = [_fake_sample(patch) for _ in range(self._effective_batch)]
+        samples = [_fake_sample(patch, self._n_targets) for _ in range(self._effective_batch)]
         window = MicroBatches(samples, rung.micro_batch)
         _step(self._network, self._criterion, window[0], device)
         self._hold_gradients(hold=False)
@@ -148,9 +150,9 @@ def _fakes_of(network: nn.Module, device: torch.device) -> dict[int, Any]:
     return fakes
 
 
-def _fake_sample(patch: Size) -> Sample:
+def _fake_sample(patch: Size, n_targets: int) -> Sample:
     image = torch.empty(len(MODALITIES), *patch)
-    target = torch.empty(len(REGIONS), *patch, dtype=torch.uint8)
+    target = torch.empty(n_targets, *patch, dtype=torch.uint8)
     return Sample(image=image, target=target, case_id="")
 
 

@@ -3,6 +3,7 @@
 Every row is counted (see `footprint`), and the one that is suggested is tried for real (`trial`).
 """
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -16,10 +17,12 @@ from brats_seg.models.rungs import Checkpointing, set_checkpointing
 from brats_seg.progress import Track, untracked
 from brats_seg.training.footprint import Footprint, predicted_bytes
 from brats_seg.training.ladder import Rung
-from brats_seg.training.losses import build_criterion
 from brats_seg.training.room import free_memory
 from brats_seg.training.state import RunState, build_network
+from brats_seg.training.task import task_of
 from brats_seg.training.trial import measured_bytes
+
+log = logging.getLogger(__name__)
 
 _CUBES = (32, 48, 64, 80, 96, 112, 128, 160)
 _BOXES = ((96, 128, 96), (128, 160, 128), (128, 192, 128), (160, 192, 128), (160, 192, 160))
@@ -142,6 +145,19 @@ def plan_rung(state: RunState, config: Config, patch: Size, memory_bytes: int) -
     return None
 
 
+def start_on_planned_rung(state: RunState, config: Config, patch: Size) -> None:
+    """Begin a run on the first rung that is predicted to fit in what is free; ranks agree on one."""
+    ladder, ranks = state.ladder, state.accumulator.ranks
+    free_bytes = free_memory(state.accumulator.device.torch_device)
+    rung = plan_rung(state, config, patch, free_bytes)
+    if rung is None:
+        rung = ladder.rungs[-1]
+        log.warning("no rung is predicted to fit in the %d MiB free", free_bytes // MEGABYTE)
+    place = max(ranks.gather(ladder.rungs.index(rung)))
+    ladder.move_to(ladder.rungs[place])
+    log.info("of %d MiB free, planned for %s", free_bytes // MEGABYTE, ladder.rung)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Counter:
     config: Config
@@ -178,7 +194,7 @@ class _Counter:
         network = build_network(self.config, patch).to(device)
         check_in_place(network)
         modes = [mode for mode in Checkpointing if set_checkpointing(network, mode)]
-        criterion = build_criterion(self.config.loss)
+        criterion = task_of(self.config).criterion
         return Footprint(network, criterion, self.config, device), modes
 
     def _row(self, footprint: Footprint, patch: Size, rung: Rung, device: Device) -> PlanRow:

@@ -12,17 +12,16 @@ import torch
 from brats_seg.config import Config, Size
 from brats_seg.data.dataset import Sample
 from brats_seg.errors import EnvironmentalError
-from brats_seg.labels import MODALITIES, REGIONS
+from brats_seg.labels import MODALITIES
 from brats_seg.models.device import choose_device
 from brats_seg.models.memory import MEGABYTE, is_out_of_memory, peak_memory_mb
 from brats_seg.models.rungs import Checkpointing
 from brats_seg.training.epoch import MicroBatches
 from brats_seg.training.ladder import Rung
-from brats_seg.training.losses import build_criterion
 from brats_seg.training.ranks import Ranks
 from brats_seg.training.room import read_numbers
 from brats_seg.training.state import RunState, build_network, build_state
-from brats_seg.training.validation import count_voxels
+from brats_seg.training.task import task_of
 
 _N_MICRO_BATCHES = 2
 """From the second on, gradients of the one before are held; later ones take no more."""
@@ -53,12 +52,12 @@ def measured_bytes(config: Config, patch: Size, checkpointing: Checkpointing) ->
 
 
 def _peak_mb(config: Config, patch: Size, checkpointing: Checkpointing) -> float:
-    training = config.training
+    training, task = config.training, task_of(config)
     device = choose_device(training.device, training.precision)
     before_mb = _own_peak_mb(device.torch_device)
     state = build_state(
         build_network(config, patch),
-        build_criterion(config.loss),
+        task.criterion,
         config,
         device=device,
         ranks=Ranks(),
@@ -66,9 +65,9 @@ def _peak_mb(config: Config, patch: Size, checkpointing: Checkpointing) -> float
     )
     state.ladder.move_to(Rung(micro_batch=training.micro_batch, checkpointing=checkpointing))
     _fill_optimizer(state)
-    samples = [_noise(patch) for _ in range(training.effective_batch_at(0))]
+    samples = [_noise(patch, task.n_targets) for _ in range(training.effective_batch_at(0))]
     window = MicroBatches(samples, training.micro_batch)
-    state.accumulator.step(window[:_N_MICRO_BATCHES], count_voxels)
+    state.accumulator.step(window[:_N_MICRO_BATCHES], task.measure)
     return _own_peak_mb(device.torch_device) - before_mb
 
 
@@ -86,7 +85,7 @@ def _fill_optimizer(state: RunState) -> None:
     state.accumulator.optimizer.step()
 
 
-def _noise(patch: Size) -> Sample:
+def _noise(patch: Size, n_targets: int) -> Sample:
     image = torch.randn(len(MODALITIES), *patch)
-    target = (torch.rand(len(REGIONS), *patch) > 0.5).to(torch.uint8)
+    target = (torch.rand(n_targets, *patch) > 0.5).to(torch.uint8)
     return Sample(image=image, target=target, case_id="")

@@ -1,0 +1,54 @@
+"""A run in a process of its own, whose address space may be limited: see test_exhaustion.
+
+    python -m tests.exhaustion_program SCANS RUN LIMIT_MB [SETTING ...]
+
+LIMIT_MB is what the run may take beside what the process holds before it; 0 is no limit. Prints
+what it took at most, in MB, and the rungs that it was on.
+"""
+
+import json
+import resource
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from brats_seg.data.fold import open_fold
+from brats_seg.models.memory import MEGABYTE
+from brats_seg.progress import untracked
+from brats_seg.settings import load_config
+from brats_seg.training.room import read_numbers
+from brats_seg.training.trainer import Trainer
+
+
+def space_mb(name: str) -> float:
+    return read_numbers(Path("/proc/self/status"))[name] / 1024
+
+
+def warm_up() -> None:
+    """Have kernels and threads come to life: they are no part of a run."""
+    image = torch.zeros(2, 4, 8, 8, 8)
+    nn.Sequential(nn.Conv3d(4, 4, 3), nn.Conv3d(4, 4, 2, 2))(image).sum().backward()
+
+
+def main() -> None:
+    scans, run_path, limit_mb, *settings = sys.argv[1:]
+    torch.set_num_threads(1)
+    config = load_config(assignments=settings)
+    data = open_fold(Path(scans), fold=0, config=config, prepared_path=Path(scans) / "prepared")
+    trainer = Trainer(data=data, config=config, run_path=Path(run_path))
+    warm_up()
+    before_mb = space_mb("VmSize")
+    if float(limit_mb):
+        most = int((before_mb + float(limit_mb)) * MEGABYTE)
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    outcome = trainer.run(track=untracked)
+    taken_mb = space_mb("VmPeak") - before_mb
+    rung = str(trainer.state.ladder.rung)
+    result = {"taken_mb": taken_mb, "rung": rung, "finished": outcome.finished}
+    sys.stdout.write(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,269 @@
+"""What fits in memory: the rows, the patch that is suggested, and the rung of a run."""
+
+import json
+import sys
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+
+import pytest
+import torch
+
+from brats_seg.cli import main
+from brats_seg.config import Config
+from brats_seg.models import build_model
+from brats_seg.models.device import choose_device, native_dtype
+from brats_seg.models.memory import MEGABYTE
+from brats_seg.models.rungs import Checkpointing
+from brats_seg.settings import load_config
+from brats_seg.training.footprint import Footprint, predicted_bytes
+from brats_seg.training.ladder import Rung
+from brats_seg.training.losses import build_criterion
+from brats_seg.training.plan import (
+    Plan,
+    PlanRow,
+    count_plan,
+    plan_rung,
+    start_on_planned_rung,
+    try_plan,
+)
+from brats_seg.training.ranks import Ranks
+from brats_seg.training.state import RunState, build_state
+from brats_seg.training.trial import measured_bytes
+
+SMALL = [
+    "model.widths=[8, 12, 16]",
+    "patch.size=[40, 40, 40]",
+    "training.precision=fp32",
+    "training.device=cpu",
+]
+CPU = torch.device("cpu")
+PATCH = (40, 40, 40)
+MEDIUM_MIB = 280
+"""Enough for a patch of 48^3 of the small network, and not for 128^3."""
+
+
+def settings(*assignments: str) -> Config:
+    return load_config(assignments=[*SMALL, *assignments])
+
+
+def row_of(patch: int, checkpointing: str = "none", **changes: object) -> PlanRow:
+    row = PlanRow(
+        patch=(patch,) * 3,
+        micro_batch=1,
+        precision="fp32",
+        checkpointing=checkpointing,
+        predicted_mib=patch,
+        fits=True,
+    )
+    return replace(row, **changes)
+
+
+def plan_of(*rows: PlanRow) -> Plan:
+    return Plan(device=choose_device("cpu", "fp32"), memory_mib=100, rows=rows)
+
+
+def state_of(config: Config) -> RunState:
+    network = build_model(config.model, PATCH)
+    device = choose_device("cpu", config.training.precision)
+    criterion = build_criterion(config.loss)
+    return build_state(network, criterion, config, device=device, ranks=Ranks(), n_steps=1)
+
+
+@pytest.fixture(scope="module")
+def medium() -> Plan:
+    return count_plan(settings(), MEDIUM_MIB * MEGABYTE)
+
+
+def test_the_rows_hold_the_settings_patch_in_every_way(medium: Plan) -> None:
+    own = [row for row in medium.rows if row.patch == (40, 40, 40)]
+    ways = {(row.micro_batch, row.checkpointing) for row in own if row.precision == "fp32"}
+
+    assert ways == {(1, "none"), (2, "none"), (4, "none"), (1, "top"), (1, "all")}
+
+
+def test_what_fits_is_what_is_predicted_to_take_no_more_than_there_is(medium: Plan) -> None:
+    assert {row.fits for row in medium.rows} == {True, False}
+    assert all(row.fits == (row.predicted_mib <= MEDIUM_MIB) for row in medium.rows)
+
+
+def test_a_larger_patch_never_takes_less(medium: Plan) -> None:
+    plain = [
+        row
+        for row in medium.rows
+        if (row.micro_batch, row.checkpointing, row.precision) == (1, "none", "fp32")
+    ]
+    by_size = sorted(plain, key=lambda row: prod(row.patch))
+
+    assert len(by_size) > 3
+    assert [row.predicted_mib for row in by_size] == sorted(row.predicted_mib for row in by_size)
+
+
+def test_the_largest_patch_that_fits_is_suggested(medium: Plan) -> None:
+    assert medium.suggested is not None
+    largest = max(prod(row.patch) for row in medium.rows if row.fits)
+
+    assert prod(medium.suggested.patch) == largest
+    assert sum(row.suggested for row in medium.rows) == 1
+
+
+def test_more_memory_never_suggests_a_smaller_patch(medium: Plan) -> None:
+    less = count_plan(settings(), 200 * MEGABYTE)
+
+    assert less.suggested is not None
+    assert medium.suggested is not None
+    assert prod(less.suggested.patch) < prod(medium.suggested.patch)
+
+
+def test_of_one_patch_the_least_checkpointing_is_preferred() -> None:
+    plan = plan_of(
+        row_of(32),
+        row_of(64, "none", fits=False),
+        row_of(64, "top"),
+        row_of(64, "all"),
+        row_of(96, "all", fits=False),
+        row_of(80, precision="bf16"),
+        row_of(80, micro_batch=2),
+    )
+
+    found = [(row.patch[0], row.checkpointing) for row in plan.candidates]
+    assert found == [(64, "top"), (64, "all"), (32, "none")]
+
+
+def test_too_little_memory_says_what_to_lower() -> None:
+    plan = count_plan(settings(), 50 * MEGABYTE)
+
+    assert plan.suggested is None
+    assert not any(row.fits for row in plan.rows)
+    least = min(row.predicted_mib for row in plan.rows)
+    assert plan.what_to_lower().startswith("nothing fits in 50 MiB: the least, a patch of 32x32x32")
+    assert f"needs {least}. Lower model.widths or patch.size" in plan.what_to_lower()
+
+
+def test_what_is_larger_than_the_machine_is_not_tried() -> None:
+    plan = plan_of(row_of(64, predicted_mib=2**40, suggested=True))
+
+    assert try_plan(plan, settings()) == plan
+
+
+def needs_of(state: RunState, config: Config) -> dict[Rung, int]:
+    """The memory that every rung of a run is predicted to take."""
+    accumulator = state.accumulator
+    footprint = Footprint(state.network, accumulator.criterion, config, CPU)
+    half = replace(accumulator.device, autocast_dtype=native_dtype(CPU))
+    return {
+        rung: predicted_bytes(
+            footprint.counted_bytes(PATCH, rung, half if rung.in_half else accumulator.device), CPU
+        )
+        for rung in state.ladder.rungs
+    }
+
+
+@pytest.mark.parametrize("half", ["true", "false"])
+def test_a_run_starts_on_the_first_rung_that_fits(half: str) -> None:
+    config = settings("training.micro_batch=2", f"training.half_if_needed={half}")
+    state = state_of(config)
+    needs = needs_of(state, config)
+
+    assert list(needs.values()) == sorted(set(needs.values()), reverse=True)
+    found = [plan_rung(state, config, PATCH, need) for need in needs.values()]
+    assert found == list(needs)
+    assert plan_rung(state, config, PATCH, min(needs.values()) - 1) is None
+    assert state.ladder.place == 0
+
+
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_a_run_that_plans_starts_where_the_free_memory_says(
+    monkeypatch: pytest.MonkeyPatch, place: int
+) -> None:
+    config = settings("training.micro_batch=2")
+    state = state_of(config)
+    need = list(needs_of(state, config).values())[place]
+    monkeypatch.setattr("brats_seg.training.plan.free_memory", lambda _: need)
+
+    start_on_planned_rung(state, config, PATCH)
+
+    assert state.ladder.place == place
+
+
+def test_where_nothing_fits_a_run_still_tries_its_last_rung(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = settings()
+    state = state_of(config)
+    monkeypatch.setattr("brats_seg.training.plan.free_memory", lambda _: 2**20)
+
+    start_on_planned_rung(state, config, PATCH)
+
+    assert state.ladder.rung == state.ladder.rungs[-1]
+    assert "no rung is predicted to fit in the 1 MiB free" in caplog.text
+
+
+def run_plan(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    chosen = [part for assignment in SMALL for part in ("--set", assignment)]
+    monkeypatch.setattr(sys, "argv", ["brats-seg", "plan", *chosen, *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code or 0
+
+
+def test_the_command_ends_with_3_where_nothing_fits(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = run_plan(monkeypatch, "--memory", "600MiB")
+
+    shown = capsys.readouterr()
+    assert code == 3
+    assert "unet on cpu: 88 MiB, beside 512 MiB for torch itself" in shown.out
+    assert "32x32x32" in shown.out
+    assert "nothing fits in 88 MiB" in shown.err
+
+
+def test_the_command_prints_rows_as_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_plan(monkeypatch, "--memory", "600MiB", "--json")
+
+    rows = json.loads(capsys.readouterr().out)
+    assert rows[0]["patch"] == [40, 40, 40]
+    assert rows[0]["measured_mib"] is None
+    assert {"micro_batch", "precision", "checkpointing", "predicted_mib", "fits"} <= rows[0].keys()
+
+
+def test_a_size_that_is_none_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_plan(monkeypatch, "--memory", "much") == 2
+    assert "memory 'much' is not a size" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_command_tries_what_it_suggests(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert run_plan(monkeypatch, "--memory", f"{512 + MEDIUM_MIB}MiB", "--json") == 0
+    (tried,) = [row for row in json.loads(capsys.readouterr().out) if row["suggested"]]
+    assert tried["fits"]
+    assert 0 < tried["measured_mib"] <= MEDIUM_MIB
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", [Checkpointing.NONE, Checkpointing.ALL])
+def test_a_trial_takes_about_what_was_predicted(checkpointing: Checkpointing) -> None:
+    config = load_config(
+        assignments=["patch.size=[64, 64, 64]", "training.precision=fp32", "training.device=cpu"]
+    )
+    state = state_of(config)
+    patch = (64, 64, 64)
+
+    measured = measured_bytes(config, patch, checkpointing)
+
+    assert measured is not None
+    rungs = {0.7: False, 1.3: True}
+    for share, fits in rungs.items():
+        rung = Rung(micro_batch=1, checkpointing=checkpointing)
+        state.ladder.rungs = (rung,)
+        assert (plan_rung(state, config, patch, int(share * measured)) is not None) == fits
+    assert torch.get_num_threads() == 1
