@@ -8,9 +8,10 @@ import pytest
 
 from brats_seg.inference.inputs import find_inputs
 from brats_seg.inference.predict import predict_scan
-from brats_seg.inference.preview import COLOURS, _add_words, _centre, write_preview
+from brats_seg.inference.preview import _add_words, write_preview
 from brats_seg.inference.scan import read_scan
 from brats_seg.inference.settings import InferenceConfig
+from brats_seg.labels import REGIONS
 from tests.builders import make_volumes, write_case, write_nifti
 from tests.inference_builders import make_model
 
@@ -46,18 +47,6 @@ def test_scans_of_any_grid_are_drawn(tmp_path: Path, affine: np.ndarray) -> None
     assert n_coloured(draw(tmp_path / "scan", tmp_path / "a.png", InferenceConfig())) > 0
 
 
-def test_the_planes_go_through_the_largest_sections() -> None:
-    """By hand: a bar along X at y = 1, z = 2 with a voxel beside it, and a square far away."""
-    regions = np.zeros((3, 4, 6, 6), dtype=bool)
-    regions[0, :, 1, 2] = True
-    regions[0, 3, 2, 2] = True
-    regions[0, 0:2, 4:6, 5] = True
-
-    assert _centre(regions, np.zeros((4, 6, 6), np.float32)) == [3, 1, 2]
-    # of all of it, the section at the far end along X and the bar along Y
-    assert _centre(np.zeros_like(regions), regions[0].astype(np.float32)) == [0, 1, 2]
-
-
 def test_it_says_what_it_is_for(tmp_path: Path) -> None:
     from matplotlib.figure import Figure
 
@@ -69,4 +58,4 @@ def test_it_says_what_it_is_for(tmp_path: Path) -> None:
 
     (legend,) = figure.legends
     assert legend.get_title().get_text().startswith("research use only")
-    assert len(legend.get_texts()) == len(COLOURS)
+    assert len(legend.get_texts()) == len(REGIONS)

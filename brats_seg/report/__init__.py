@@ -1,0 +1,1 @@
+"""Pictures of cases, scores and cohorts: plain values in, a figure out."""

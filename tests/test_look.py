@@ -1,0 +1,54 @@
+"""The look: what colours must be told apart by."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgb
+
+from brats_seg.drawing.look import REGION_COLOURS, RESEARCH_USE, light_figure
+
+# Machado, Oliveira and Fernandes (2009), complete loss of one kind of cone, on linear light
+DEUTERANOPIA = [
+    [0.367322, 0.860646, -0.227968],
+    [0.280085, 0.672501, 0.047413],
+    [-0.011820, 0.042940, 0.968881],
+]
+PROTANOPIA = [
+    [0.152286, 1.052583, -0.204868],
+    [0.114503, 0.786281, 0.099216],
+    [-0.003882, -0.048116, 1.051998],
+]
+TRITANOPIA = [
+    [1.255528, -0.076749, -0.178779],
+    [-0.078411, 0.930809, 0.147602],
+    [0.004733, 0.691367, 0.303900],
+]
+
+
+def seen(colour: str, vision: list[list[float]]) -> np.ndarray:
+    rgb = np.array(to_rgb(colour))
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    light = (np.array(vision) @ linear).clip(0, 1)
+    return np.where(light <= 0.0031308, light * 12.92, 1.055 * light ** (1 / 2.4) - 0.055)
+
+
+def smallest_difference(colours: tuple[str, ...], vision: list[list[float]]) -> float:
+    return min(
+        float(np.linalg.norm(seen(a, vision) - seen(b, vision)))
+        for a, b in combinations(colours, 2)
+    )
+
+
+@pytest.mark.parametrize("vision", [DEUTERANOPIA, PROTANOPIA, TRITANOPIA])
+def test_regions_are_told_apart_with_any_colour_vision(vision: list[list[float]]) -> None:
+    assert smallest_difference(REGION_COLOURS, vision) > 0.4
+
+
+def test_green_orange_and_red_would_not_be() -> None:
+    """The test of the test: colours that are often taken."""
+    assert smallest_difference(("tab:green", "tab:orange", "tab:red"), DEUTERANOPIA) < 0.2
+
+
+def test_a_figure_of_numbers_says_what_it_is_for() -> None:
+    assert light_figure(4, 4).get_supxlabel() == RESEARCH_USE

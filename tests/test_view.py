@@ -1,0 +1,98 @@
+"""A case read for pictures: turned to the axes of BraTS, with what its labels mean."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from brats_seg.errors import CaseError, CaseProblemsError, LabelError, UsageError
+from brats_seg.labels import BRATS2017, BRATS2023
+from brats_seg.report.view import drawn_of, open_view, with_prediction
+from tests.builders import BRATS_AFFINE, make_label_map, make_volumes, write_case, write_nifti
+
+
+def test_the_first_case_is_read_with_its_reference(brats_root: Path) -> None:
+    view = open_view(brats_root)
+
+    assert view.case_id == "BraTS2021_00000"
+    np.testing.assert_array_equal(view.image("t2f"), make_volumes()[3])
+    assert view.reference is not None
+    np.testing.assert_array_equal(view.reference.label_map, make_label_map())
+    assert view.reference.convention == BRATS2017
+
+
+def test_a_case_is_chosen_by_its_id(brats_root: Path) -> None:
+    assert open_view(brats_root, "BraTS2021_00003").case_id == "BraTS2021_00003"
+
+
+def test_an_id_that_is_not_there_is_answered_with_those_that_are(brats_root: Path) -> None:
+    with pytest.raises(UsageError, match=r"no case X; it has BraTS2021_00000, .* and 1 more"):
+        open_view(brats_root, "X")
+
+
+def test_scans_stored_in_another_way_are_turned(tmp_path: Path) -> None:
+    """RAS instead of LPS: X and Y run the other way."""
+    flipped = BRATS_AFFINE @ np.diag([-1.0, -1.0, 1.0, 1.0])
+    for name, image in zip(("t1", "t1ce", "t2", "flair"), make_volumes(), strict=True):
+        write_nifti(tmp_path / "a" / f"a_{name}.nii.gz", image, flipped)
+
+    view = open_view(tmp_path)
+
+    np.testing.assert_array_equal(view.images[0], make_volumes()[0, ::-1, ::-1])
+
+
+def test_a_prediction_is_found_by_the_name_of_its_case(brats_root: Path, tmp_path: Path) -> None:
+    """In a convention of its own: 3 is ET there."""
+    predicted = make_label_map(convention=BRATS2023, seed=7)
+    write_nifti(tmp_path / "p" / "BraTS2021_00001.nii.gz", predicted)
+
+    view = with_prediction(open_view(brats_root, "BraTS2021_00001"), tmp_path / "p")
+
+    assert view.prediction is not None
+    assert view.prediction.convention == BRATS2023
+    assert [words for words, _ in drawn_of(view)] == ["reference", "prediction"]
+    np.testing.assert_array_equal(drawn_of(view)[1][1][2], predicted == 3)
+
+
+def test_a_prediction_that_is_not_there_is_an_error(brats_root: Path, tmp_path: Path) -> None:
+    view = open_view(brats_root)
+    write_nifti(tmp_path / "p" / "other.nii.gz", make_label_map())
+
+    with pytest.raises(UsageError, match="no label map of case BraTS2021_00000; it has other"):
+        with_prediction(view, tmp_path / "p")
+    with pytest.raises(UsageError, match="absent does not exist; expected a label map"):
+        with_prediction(view, tmp_path / "absent")
+
+
+def test_a_prediction_on_another_grid_is_refused(brats_root: Path, tmp_path: Path) -> None:
+    path = write_nifti(tmp_path / "p.nii.gz", make_label_map()[:, :, :-1])
+
+    with pytest.raises(CaseError, match="expected the grid of the scans"):
+        with_prediction(open_view(brats_root), path)
+
+
+def test_a_case_without_any_label_map_cannot_be_outlined(tmp_path: Path) -> None:
+    write_case(tmp_path, labelled=False)
+
+    with pytest.raises(CaseError, match="found neither reference nor prediction"):
+        drawn_of(open_view(tmp_path))
+
+
+def test_a_missing_modality_is_named(tmp_path: Path) -> None:
+    folder = write_case(tmp_path)
+    (folder / "BraTS2021_00000_t2.nii.gz").unlink()
+
+    with pytest.raises(CaseProblemsError, match="no t2w"):
+        open_view(tmp_path)
+
+
+def test_label_values_outside_the_convention_are_named(tmp_path: Path) -> None:
+    write_case(tmp_path)
+
+    with pytest.raises(LabelError, match=r"label values \[4\]; expected .* brats2023"):
+        open_view(tmp_path, labels="brats2023")
+
+
+def test_an_unknown_modality_is_answered_with_those_there_are(brats_root: Path) -> None:
+    with pytest.raises(UsageError, match="'t1' is unknown; there are t1n, t1c, t2w, t2f"):
+        open_view(brats_root).image("t1")
