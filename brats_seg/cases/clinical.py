@@ -5,28 +5,24 @@ one person; `survival_*.csv` gives age and survival under the ids of its year. A
 rows of its patient under any id.
 """
 
-import csv
 import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
 
 from brats_seg.cases.case import Case
+from brats_seg.cases.clinical_records import ClinicalRecord, check_columns, read_records
 from brats_seg.cases.groups import first_of_group
-from brats_seg.errors import CaseError
 
 _MAX_DEPTH = 5
 """Folders below the data folder, enough for the mounts of Kaggle."""
 
 _TABLE_NAME = re.compile(r"(name_mapping.*|survival_.*)\.csv", re.IGNORECASE)
-_ID_COLUMN = re.compile(r"brats\d+(id|subjectid)|tcgatciasubjectid")
-_MISSING = frozenset({"", "na", "nan", "n/a"})
-_NUMBER = re.compile(r"\d+(\.\d*)?")
-_ALIVE = re.compile(r"alive \((\d+) days later\)", re.IGNORECASE)
-_NEXT_STEP = "Mend or remove that row."
+
+SURVIVAL_CLASS_DAYS = (300.0, 450.0)
+"""Where mid survivors begin and end: the 10 and 15 months of the challenge, of 30 days each."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,17 +56,47 @@ class ClinicalTable:
         return self.rows.get(case_id.lower())
 
 
-def read_clinical_tables(root: Path) -> ClinicalTable:
+def read_clinical_tables(root: Path, named: Iterable[Path] = ()) -> ClinicalTable:
     """Read every `name_mapping*.csv` and `survival_*.csv` below a data folder.
 
     A file of such a name without a column of BraTS ids is passed over; a data folder without
-    tables has an empty table. Where two files contradict each other, the first by path counts.
+    tables has an empty table. Where two files contradict each other, the first by path counts,
+    and before them those that were named.
 
     Raises:
         CaseError: An age or a survival that cannot be read.
+        UsageError: A table that was named cannot be read, or has no column of ids.
     """
-    records = [record for path in _table_paths(root) for record in _read_records(path, root)]
-    people: defaultdict[int, list[_Record]] = defaultdict(list)
+    records = _records_of(named)
+    records += [record for path in _table_paths(root) for record in read_records(path, root)]
+    return _joined(records)
+
+
+def read_clinical_files(paths: Iterable[Path]) -> ClinicalTable:
+    """Read tables whatever their names; where two contradict each other, the first counts.
+
+    Raises:
+        UsageError: One of them cannot be read, or has no column of ids.
+        CaseError: As `read_clinical_tables`.
+    """
+    return _joined(_records_of(paths))
+
+
+def mapping_files(folder: Path) -> tuple[Path, ...]:
+    """Return the tables right in a folder that tell which ids are one patient."""
+    return tuple(sorted(folder.glob("[Nn]ame_[Mm]apping*.csv")))
+
+
+def _records_of(paths: Iterable[Path]) -> list[ClinicalRecord]:
+    records: list[ClinicalRecord] = []
+    for path in paths:
+        check_columns(path, with_survival=False)
+        records += read_records(path, path.parent)
+    return records
+
+
+def _joined(records: Sequence[ClinicalRecord]) -> ClinicalTable:
+    people: defaultdict[int, list[ClinicalRecord]] = defaultdict(list)
     for first, record in zip(first_of_group([r.keys for r in records]), records, strict=True):
         people[first].append(record)
     rows = (row for person in people.values() for row in _rows_of(person))
@@ -104,35 +130,6 @@ def with_clinical(cases: Iterable[Case], table: ClinicalTable) -> tuple[Case, ..
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Record:
-    """One row of one file."""
-
-    ids: tuple[str, ...]
-    grade: str
-    age_years: float | None
-    survival_days: float | None
-    survival_censored: bool
-    resection: str
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        return tuple(case_id.lower() for case_id in self.ids)
-
-    @classmethod
-    def parse(cls, cells: Mapping[str, str], ids: Sequence[str], file: str) -> Self:
-        """Read a row, given by the plain names of its columns."""
-        days, censored = _survival(_cell(cells, "survival", "survivaldays"), ids[0], file)
-        return cls(
-            ids=tuple(ids),
-            grade=_cell(cells, "grade").upper(),
-            age_years=_age(_cell(cells, "age"), ids[0], file),
-            survival_days=days,
-            survival_censored=censored,
-            resection=_cell(cells, "resectionstatus", "extentofresection").upper(),
-        )
-
-
 def _table_paths(root: Path) -> list[Path]:
     paths = []
     for folder, subfolders, names in os.walk(root):
@@ -142,22 +139,7 @@ def _table_paths(root: Path) -> list[Path]:
     return sorted(paths)
 
 
-def _read_records(path: Path, root: Path) -> Iterator[_Record]:
-    with path.open(encoding="utf-8", errors="replace", newline="") as stream:
-        reader = csv.DictReader(stream, restval="")
-        columns = {name: _plain(name) for name in reader.fieldnames or ()}
-        for row in reader:
-            cells = {plain: row[name].strip() for name, plain in columns.items()}
-            ids = [
-                text
-                for plain, text in cells.items()
-                if _ID_COLUMN.fullmatch(plain) and not _is_missing(text)
-            ]
-            if ids:
-                yield _Record.parse(cells, ids, path.relative_to(root).as_posix())
-
-
-def _rows_of(records: Sequence[_Record]) -> Iterator[ClinicalRow]:
+def _rows_of(records: Sequence[ClinicalRecord]) -> Iterator[ClinicalRow]:
     """Join what the files say about one person."""
     lived = next((r for r in records if r.survival_days is not None), records[0])
     person = ClinicalRow(
@@ -172,37 +154,3 @@ def _rows_of(records: Sequence[_Record]) -> Iterator[ClinicalRow]:
     for record in records:
         for case_id in record.ids:
             yield replace(person, case_id=case_id)
-
-
-def _plain(name: str) -> str:
-    """Return the name of a column without case and signs, of which some spreadsheets add one."""
-    return re.sub(r"[^a-z0-9]", "", name.lower())
-
-
-def _is_missing(text: str) -> bool:
-    return text.lower() in _MISSING
-
-
-def _cell(cells: Mapping[str, str], *columns: str) -> str:
-    texts = (cells[column] for column in columns if column in cells)
-    return next((text for text in texts if not _is_missing(text)), "")
-
-
-def _age(text: str, case_id: str, file: str) -> float | None:
-    if not text:
-        return None
-    if _NUMBER.fullmatch(text):
-        return float(text)
-    raise CaseError(case_id, file, f"age {text!r}", "years, or NA", _NEXT_STEP)
-
-
-def _survival(text: str, case_id: str, file: str) -> tuple[float | None, bool]:
-    """Return the days, and whether the patient was alive at their end."""
-    if not text:
-        return None, False
-    if alive := _ALIVE.fullmatch(text):
-        return float(alive[1]), True
-    if _NUMBER.fullmatch(text):
-        return float(text), False
-    expected = "days, ALIVE (n days later), or NA"
-    raise CaseError(case_id, file, f"survival {text!r}", expected, _NEXT_STEP)

@@ -1,0 +1,236 @@
+"""Commands about survival: numbers about each case, and days that are learnt from them."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from brats_seg.cli.settings import LabelsOption, PreparedOption
+from brats_seg.progress import tracked
+from brats_seg.settings import load_config
+
+if TYPE_CHECKING:
+    from brats_seg.survival.regression import Plan, Predictions
+    from brats_seg.survival.report import Summary
+    from brats_seg.survival.scores import Estimate
+    from brats_seg.survival.study import Study
+    from brats_seg.survival.table import FeatureRow
+
+_SHOWN = (
+    ("accuracy", "accuracy", 1.0, 2),
+    ("mse_days2", "MSE (1000 days2)", 1000.0, 0),
+    ("median_se_days2", "median SE (1000)", 1000.0, 0),
+    ("spearman", "Spearman", 1.0, 2),
+    ("mae_days", "mean error (days)", 1.0, 0),
+)
+"""Figures that are shown on screen, their headings, units and digits; the summary has all."""
+_WIDTH = 22
+
+
+def features(
+    data: Annotated[Path, typer.Argument(help="Folder of scans, of any BraTS release.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The table.")] = Path(
+        "features.csv"
+    ),
+    autoencoder: Annotated[
+        list[Path] | None,
+        typer.Option(help="Run of an autoencoder, for latent vectors; may be repeated."),
+    ] = None,
+    segmentation: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Run that predicts label maps where there is no reference; may be repeated."
+        ),
+    ] = None,
+    predicted: Annotated[
+        bool, typer.Option("--predicted", help="Predict label maps of all cases.")
+    ] = False,
+    table: Annotated[
+        list[Path] | None,
+        typer.Option(help="Table of ages, resections or ids, besides those below DATA."),
+    ] = None,
+    labels: LabelsOption = None,
+    prepared: PreparedOption = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
+    precision: Annotated[str, typer.Option(help="auto, fp32, fp16, bf16.")] = "auto",
+) -> None:
+    """Measure each case: size, shape and intensities of the tumour, and its latent vector.
+
+    Of several runs, a case is given to those that have not learnt on its patient. Exit code 1:
+    some cases failed, listed in failures.csv beside the table.
+    """
+    from brats_seg.cases.clinical import read_clinical_tables, with_clinical
+    from brats_seg.data.fold import open_index, prepared_path_of
+    from brats_seg.models.device import choose_device
+    from brats_seg.survival.features import extract_features, write_failures, write_origin
+    from brats_seg.survival.learnt import People
+    from brats_seg.survival.networks import Networks
+    from brats_seg.survival.table import write_features
+
+    config = load_config(assignments=[] if labels is None else [f"cases.labels={labels}"])
+    clinical = read_clinical_tables(data, table or ())
+    cases_path = (prepared or prepared_path_of(data)) / "cases.csv"
+    index = open_index(data, cases_path, config, n_workers=os.cpu_count() or 1, track=tracked)
+    index = replace(index, cases=with_clinical(index.cases, clinical))
+    networks = Networks.load(
+        autoencoder or (),
+        segmentation or (),
+        choose_device(device, precision),
+        People(clinical=clinical),
+        index.cases,
+    )
+    # before the work: a folder that cannot be written to is better known now
+    write_origin(index, networks, output.with_suffix(".json"))
+    extraction = extract_features(index, networks, predicted=predicted, track=tracked)
+    failures_path = output.with_name("failures.csv")
+    write_failures(extraction.failures, failures_path)
+    for failure in extraction.failures:
+        print(f"FAILED  {failure.message}")
+    write_features(extraction.rows, output)
+    _tell_features(extraction.rows)
+    print(f"wrote {output}, {output.with_suffix('.json')} and {failures_path}. Research use only.")
+    if extraction.failures:
+        raise typer.Exit(1)
+
+
+def survival(
+    features: Annotated[Path, typer.Argument(help="What `features` wrote.")],
+    table: Annotated[Path, typer.Option(help="Table of survival, of any BraTS release.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write to.")] = Path(
+        "survival"
+    ),
+    mapping: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="name_mapping.csv, if the features have ids of another year than the table. "
+            "One beside the table is found."
+        ),
+    ] = None,
+    folds: Annotated[
+        Path | None, typer.Option(help="folds.csv of the project; without it, new folds.")
+    ] = None,
+    n_folds: Annotated[int, typer.Option(min=2, help="How many new folds.")] = 5,
+    repeats: Annotated[int, typer.Option(min=1, help="Cross-validations to average.")] = 3,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same result.")] = 55,
+    submit: Annotated[
+        Path | None,
+        typer.Option(
+            help="Table of the cases to submit, as survival_evaluation.csv; without it, all."
+        ),
+    ] = None,
+) -> None:
+    """Learn days of survival, and say how far they can be believed.
+
+    Nested cross-validation: no case is predicted by a model that has seen it or its patient.
+    Censored cases (alive when last heard of) are never learnt from; they only count as contradicted
+    if they are predicted to die earlier.
+    """
+    from brats_seg.cases.folds import read_folds
+    from brats_seg.survival.families import FAMILIES
+    from brats_seg.survival.outcomes import read_ids, read_outcomes
+    from brats_seg.survival.regression import Plan, cross_validate
+    from brats_seg.survival.report import write_submission
+    from brats_seg.survival.study import Study
+    from brats_seg.survival.table import read_features
+
+    wanted = None if submit is None else read_ids(submit)
+    found = read_features(features)
+    study = Study.of(found, read_outcomes(found, table, mapping or ()))
+    plan = Plan(n_folds=n_folds, n_repeats=repeats, seed=seed, families=FAMILIES)
+    fold_table = None if folds is None else read_folds(folds)
+    predictions = cross_validate(study, plan, fold_table, tracked)
+    summary = _judged(study, predictions, seed)
+    _write_all(study, predictions, summary, plan, output)
+    missing = write_submission(found, predictions, output / "submission.csv", wanted)
+    _tell(study, predictions, summary)
+    print(f"wrote predictions, figures, picture and submission to {output}. Research use only.")
+    if missing:
+        print(f"no features, so not in the submission: {', '.join(missing)}")
+        raise typer.Exit(1)
+
+
+def _tell_features(rows: "Sequence[FeatureRow]") -> None:
+    from brats_seg.survival.features import REFERENCE
+    from brats_seg.survival.seen import Seen, least_seen
+
+    n_reference = sum(row.labels_from == REFERENCE for row in rows)
+    n_features = len(rows[0].features) if rows else 0
+    print(
+        f"{len(rows)} cases with {n_features} features; label maps: {n_reference} reference, "
+        f"{len(rows) - n_reference} predicted"
+    )
+    for what, answers in (
+        ("label maps", [row.labels_seen for row in rows]),
+        ("latent vectors", [least_seen(row.latent_seen)[1] for row in rows if row.latent_seen]),
+    ):
+        for answer, words in (
+            (Seen.YES, "by networks that learnt on the patient"),
+            (Seen.UNKNOWN, "by networks that do not say whom they learnt on"),
+        ):
+            if answers.count(answer):
+                print(f"note: {answers.count(answer)} {what} {words}")
+
+
+def _judged(study: "Study", predictions: "Predictions", seed: int) -> "Summary":
+    import numpy as np
+
+    from brats_seg.survival.report import Summary
+    from brats_seg.survival.verdict import figures_of, judge, remarks_on
+
+    rng = np.random.default_rng(seed)
+    figures = figures_of(study, predictions, rng)
+    verdict = judge(study, predictions, figures, rng)
+    return Summary(figures=figures, verdict=verdict, remarks=remarks_on(study))
+
+
+def _write_all(
+    study: "Study", predictions: "Predictions", summary: "Summary", plan: "Plan", output: Path
+) -> None:
+    from brats_seg.report.saving import write_figure
+    from brats_seg.report.survival import survival_figure
+    from brats_seg.survival.regression import SELECTED
+    from brats_seg.survival.report import write_predictions, write_summary
+
+    write_predictions(study, predictions, output / "predictions.csv")
+    write_summary(summary, study, predictions, plan, output / "summary.json")
+    shown = predictions.held_out & study.outcomes.known
+    figure = survival_figure(
+        study.outcomes.days[shown],
+        predictions.of(SELECTED)[shown],
+        study.outcomes.censored[shown],
+        title=f"Held-out cases: {summary.verdict.heading}",
+    )
+    write_figure(figure, output / "survival.png")
+
+
+def _tell(study: "Study", predictions: "Predictions", summary: "Summary") -> None:
+    from brats_seg.cases.clinical import SURVIVAL_CLASS_DAYS
+
+    for remark in summary.remarks:
+        print(remark)
+    short, long = SURVIVAL_CLASS_DAYS
+    print(
+        f"Accuracy is over short (under {short:.0f} days), mid and long (over {long:.0f} days) "
+        "survivors. Intervals of 95 %."
+    )
+    n_censored = int((study.outcomes.lived & predictions.held_out).sum())
+    headings = [heading for _, heading, _, _ in _SHOWN]
+    print("".join(f"{text:{_WIDTH}}" for text in ("model", *headings)).rstrip())
+    for one in summary.figures:
+        cells = [one.name, *(_cell(one.of(name), unit, n) for name, _, unit, n in _SHOWN)]
+        too_early = f"{one.n_contradicted} of {n_censored} censored too early"
+        line = "".join(f"{text:{_WIDTH}}" for text in cells)
+        print(f"{line}{too_early if n_censored else ''}".rstrip())
+    times = ", ".join(f"{name} {n}" for name, n in predictions.chosen if n)
+    print(f"selected on the inner folds: {times}")
+    print(summary.verdict)
+
+
+def _cell(estimate: "Estimate", unit: float, digits: int) -> str:
+    value, low, high = (
+        f"{number / unit:.{digits}f}" for number in (estimate.value, estimate.low, estimate.high)
+    )
+    return f"{value} [{low}, {high}]"

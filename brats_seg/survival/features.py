@@ -1,0 +1,175 @@
+"""The features of many cases: scans in, a row of numbers for each out."""
+
+import csv
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from brats_seg.cases.case import Case, CaseIndex, ScanFile
+from brats_seg.cases.nifti import read_label_map
+from brats_seg.errors import CaseError, EnvironmentalError, UsageError
+from brats_seg.files import whole_file
+from brats_seg.inference.inputs import CaseInput
+from brats_seg.inference.scan import Scan, read_scan
+from brats_seg.labels import convention_named
+from brats_seg.progress import Track, untracked
+from brats_seg.survival.feature import Feature
+from brats_seg.survival.intensity import measure_intensity
+from brats_seg.survival.networks import Networks
+from brats_seg.survival.seen import Seen
+from brats_seg.survival.shape import measure_shape
+from brats_seg.survival.table import AGE, FeatureRow
+from brats_seg.survival.tumour import Tumour, tumour_of
+
+log = logging.getLogger(__name__)
+
+REFERENCE, PREDICTION = "reference", "prediction"
+"""Where a label map came from."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """A case that has no row."""
+
+    case_id: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Extraction:
+    """What became of the cases of a data folder."""
+
+    rows: tuple[FeatureRow, ...]
+    failures: tuple[Failure, ...]
+
+
+def extract_features(
+    index: CaseIndex, networks: Networks, *, predicted: bool, track: Track = untracked
+) -> Extraction:
+    """Measure every case of an index; one that cannot be measured does not stop the others.
+
+    Args:
+        index: The cases, with ages and resections where they are known.
+        networks: What latent vectors and predicted label maps come from.
+        predicted: Whether label maps are predicted even where there is a reference.
+        track: Shows how far the work is.
+
+    Raises:
+        UsageError: Label maps are to be predicted, and there is no network for it.
+    """
+    if predicted and networks.segmenter is None:
+        msg = "predicted label maps were asked for; expected a run to predict them: --segmentation"
+        raise UsageError(msg)
+    rows, failures = [], []
+    for case in track(index.cases, what="features", total=len(index.cases)):
+        ending = _attempt(index.root, case, networks, predicted=predicted)
+        if isinstance(ending, Failure):
+            failures.append(ending)
+        else:
+            rows.append(ending)
+    return Extraction(rows=tuple(rows), failures=tuple(failures))
+
+
+def extract_row(root: Path, case: Case, networks: Networks, *, predicted: bool) -> FeatureRow:
+    """Measure one case.
+
+    Raises:
+        CaseError: It cannot be read, has no label map and no network to predict one, or is not
+            what the network expects.
+    """
+    if case.problems:
+        files = " and ".join(map(str, case.images)) or "(none)"
+        raise CaseError(case.case_id, files, "; ".join(case.problems), "a case", "Mend it.")
+    scan = read_scan(CaseInput(root=root.absolute(), case=case), networks.spacing_mm)
+    keys = networks.people.keys(case.case_id, case.patient_id)
+    tumour, seen = (
+        _of_prediction(case, scan, networks, keys)
+        if predicted or case.label is None
+        else (_of_reference(root, case, case.label, scan), None)
+    )
+    latent = [
+        feature
+        for number, encoder in enumerate(networks.encoders)
+        for feature in encoder.encode(scan, number)
+    ]
+    age = float("nan") if case.age_years is None else case.age_years
+    clinical = networks.people.clinical.row(case.case_id)
+    return FeatureRow(
+        case_id=case.case_id,
+        patient_id=case.patient_id,
+        labels_from=REFERENCE if seen is None else PREDICTION,
+        labels_seen=seen,
+        latent_seen=tuple(encoder.training.saw(keys) for encoder in networks.encoders),
+        resection=clinical.resection if clinical else "",
+        features=(
+            Feature(name=AGE, value=age),
+            *measure_shape(tumour),
+            *measure_intensity(tumour),
+            *latent,
+        ),
+    )
+
+
+def write_failures(failures: Sequence[Failure], path: Path) -> None:
+    """Write a row for each failed case as CSV, or the header alone.
+
+    Raises:
+        EnvironmentalError: The file cannot be written.
+    """
+    with whole_file(path) as beside, beside.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("case_id", "message"))
+        writer.writerows((failure.case_id, failure.message) for failure in failures)
+
+
+def write_origin(index: CaseIndex, networks: Networks, path: Path) -> None:
+    """Write down as JSON what a table of features was made from.
+
+    Raises:
+        EnvironmentalError: The file cannot be written.
+    """
+    content = {
+        "data": str(index.root),
+        "autoencoders": [str(encoder.path) for encoder in networks.encoders],
+        "segmentations": [str(p) for p in networks.segmenter.paths] if networks.segmenter else [],
+        "version": version("brats_seg"),
+    }
+    with whole_file(path) as beside:
+        beside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _attempt(
+    root: Path, case: Case, networks: Networks, *, predicted: bool
+) -> FeatureRow | Failure:
+    try:
+        return extract_row(root, case, networks, predicted=predicted)
+    except (EnvironmentalError, UsageError):
+        raise
+    except CaseError as error:
+        return Failure(case_id=case.case_id, message=str(error))
+    except Exception as error:
+        # whatever a scan brings about, the others are measured; the trace tells where it was
+        log.exception("case %s", case.case_id)
+        message = (
+            f"case {case.case_id}: {error}. This is a mistake of the program: please report it."
+        )
+        return Failure(case_id=case.case_id, message=message)
+
+
+def _of_reference(root: Path, case: Case, label: ScanFile, scan: Scan) -> Tumour:
+    labels = read_label_map(root / label.path, case_id=case.case_id)
+    return tumour_of(scan, labels, convention_named(case.label_convention))
+
+
+def _of_prediction(
+    case: Case, scan: Scan, networks: Networks, keys: frozenset[str]
+) -> tuple[Tumour, Seen]:
+    if networks.segmenter is None:
+        found, expected = "no label map", "one, or a network to predict it"
+        next_step = "Give a run with --segmentation, or leave the case out."
+        raise CaseError(case.case_id, "(none)", found, expected, next_step)
+    labels, convention, seen = networks.segmenter.segment(scan, keys)
+    return tumour_of(scan, labels, convention), seen

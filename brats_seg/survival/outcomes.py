@@ -1,0 +1,119 @@
+"""How long the patients of a table of features lived, as the tables of the releases have it.
+
+A censored patient was alive when last heard of: the days are a lower bound, never an outcome. Such
+a case is left out of every fit and of every figure but one, which counts how many were predicted to
+die before a day on which they lived.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from brats_seg.cases.clinical import ClinicalTable, mapping_files, read_clinical_files
+from brats_seg.cases.clinical_records import check_columns
+from brats_seg.errors import UsageError
+from brats_seg.survival.table import AGE, FeatureTable
+
+GTR, STR = "GTR", "STR"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Outcomes:
+    """What is known of the patient of each row of a table of features."""
+
+    days: npt.NDArray[np.float64]
+    """(n,) from the scan to death or to the last news; NaN where nothing is known."""
+    censored: npt.NDArray[np.bool_]
+    """(n,) whether the patient was alive after them."""
+    ages: npt.NDArray[np.float64]
+    """(n,) years, NaN where unknown."""
+    resections: tuple[str, ...]
+
+    @property
+    def known(self) -> npt.NDArray[np.bool_]:
+        """The cases of which anything is known."""
+        return np.isfinite(self.days)
+
+    @property
+    def died(self) -> npt.NDArray[np.bool_]:
+        """The cases whose survival is known: what is learnt from."""
+        return self.known & ~self.censored
+
+    @property
+    def lived(self) -> npt.NDArray[np.bool_]:
+        """The censored cases."""
+        return self.known & self.censored
+
+
+def read_outcomes(table: FeatureTable, path: Path, mappings: Sequence[Path] = ()) -> Outcomes:
+    """Find the outcome of every case of a table of features.
+
+    Args:
+        table: Its ages and resections count where it has them.
+        path: A table of survival of any release.
+        mappings: Tables that say which ids of other years are one patient. Those called
+            `name_mapping*.csv` beside the table of survival are read as well.
+
+    Raises:
+        UsageError: The table lacks columns, knows none of the cases, or no death.
+    """
+    check_columns(path, with_survival=True)
+    known = read_clinical_files(dict.fromkeys([path, *mappings, *mapping_files(path.parent)]))
+    rows = [known.row(case_id) for case_id in table.case_ids]
+    if not any(rows):
+        raise _no_match(table, known, path)
+    own_ages = table.column(AGE)
+    ages = [
+        row.age_years if row and row.age_years is not None and np.isnan(own) else own
+        for row, own in zip(rows, own_ages, strict=True)
+    ]
+    outcomes = Outcomes(
+        days=np.array([_days(row.survival_days if row else None) for row in rows]),
+        censored=np.array([bool(row and row.survival_censored) for row in rows]),
+        ages=np.array(ages, dtype=np.float64),
+        resections=tuple(
+            own or (row.resection if row else "")
+            for row, own in zip(rows, table.resections, strict=True)
+        ),
+    )
+    if not outcomes.died.any():
+        msg = (
+            f"{path} knows no death among the {sum(map(bool, rows))} cases that it shares with the "
+            f"features: {outcomes.lived.sum()} patients were alive when last heard of, the others "
+            "have no survival. Expected days until death to learn from; add such cases."
+        )
+        raise UsageError(msg)
+    return outcomes
+
+
+def read_ids(path: Path) -> tuple[str, ...]:
+    """Return the ids that a table of patients has, in lower case.
+
+    Raises:
+        UsageError: It cannot be read, or has no ids.
+    """
+    ids = tuple(read_clinical_files([path]).rows)
+    if not ids:
+        msg = f"{path} has no rows; expected one for each case to submit"
+        raise UsageError(msg)
+    return ids
+
+
+def _days(days: float | None) -> float:
+    return float("nan") if days is None else days
+
+
+def _no_match(table: FeatureTable, known: ClinicalTable, path: Path) -> UsageError:
+    theirs = [row.case_id for row in known.rows.values()]
+    return UsageError(
+        f"{path} knows none of the {len(table.case_ids)} cases of the features: those are called "
+        f"{_some(table.case_ids)}, the table has {_some(theirs) or 'no rows'}. Give the table of "
+        "the same year, or with --mapping the name_mapping.csv that joins the ids of the years."
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

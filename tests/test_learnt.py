@@ -1,0 +1,78 @@
+"""Whom a run has learnt on."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from brats_seg.cases.case import Case
+from brats_seg.cases.clinical import ClinicalTable, read_clinical_files
+from brats_seg.cases.folds import SPLIT_NAME, Split, write_split
+from brats_seg.cases.layouts import parse_case_id
+from brats_seg.survival.learnt import People, TrainingCases
+from brats_seg.survival.seen import Seen
+
+NOBODY = People(clinical=ClinicalTable(rows={}))
+
+
+def make_case(case_id: str, patient_id: str) -> Case:
+    return Case(case_id=case_id, patient_id=patient_id, release="brats2023-gli")
+
+
+def learnt(tmp_path: Path, *train: str, people: People = NOBODY, cases=()) -> TrainingCases:
+    write_split(Split(train=train, validation=("held",)), tmp_path / SPLIT_NAME)
+    return TrainingCases.of_run(tmp_path, people, cases)
+
+
+def test_a_case_of_the_training_has_been_seen(tmp_path):
+    training = learnt(tmp_path, "A", "B")
+
+    assert training.saw(NOBODY.keys("A", "A")) == Seen.YES
+    assert training.saw(NOBODY.keys("held", "held")) == Seen.NO
+
+
+def test_another_time_point_of_a_patient_has_been_seen(tmp_path):
+    training = learnt(tmp_path, "BraTS-GLI-00005-000")
+
+    for case_id, seen in (("BraTS-GLI-00005-001", Seen.YES), ("BraTS-GLI-00006-000", Seen.NO)):
+        assert training.saw(NOBODY.keys(case_id, parse_case_id(case_id).patient_id)) == seen
+
+
+def test_the_patient_that_the_index_knows_counts(tmp_path):
+    """The index joins cases of one person whose ids have nothing in common."""
+    cases = [make_case("A", "person"), make_case("B", "person")]
+
+    training = learnt(tmp_path, "A", cases=cases)
+
+    assert training.saw(NOBODY.keys("B", "person")) == Seen.YES
+
+
+def test_the_same_person_under_the_id_of_another_year_has_been_seen(tmp_path):
+    mapping = tmp_path / "name_mapping.csv"
+    mapping.write_text(
+        "BraTS_2018_subject_ID,BraTS_2020_subject_ID\nBrats18_X_1,BraTS20_Training_001\n"
+    )
+    people = People(clinical=read_clinical_files([mapping]))
+
+    training = learnt(tmp_path, "Brats18_X_1", people=people)
+
+    assert training.saw(people.keys("BraTS20_Training_001", "another")) == Seen.YES
+    assert training.saw(NOBODY.keys("BraTS20_Training_001", "another")) == Seen.NO
+
+
+def test_a_run_without_a_split_does_not_say(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING):
+        training = TrainingCases.of_run(tmp_path, NOBODY, ())
+
+    assert training.saw(NOBODY.keys("A", "A")) == Seen.UNKNOWN
+    assert f"{tmp_path} has no split.csv" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["best.pt", "last.pt"])
+def test_a_checkpoint_is_of_the_run_that_it_lies_in(tmp_path, name):
+    learnt(tmp_path, "A")
+    (tmp_path / name).touch()
+
+    training = TrainingCases.of_run(tmp_path / name, NOBODY, ())
+
+    assert training.saw(NOBODY.keys("A", "A")) == Seen.YES

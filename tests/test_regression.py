@@ -1,0 +1,184 @@
+"""Nested cross-validation of survival."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from brats_seg.cases.folds import FoldRow, FoldTable
+from brats_seg.errors import FoldError, UsageError
+from brats_seg.survival import regression
+from brats_seg.survival.regression import SELECTED, cross_validate
+from brats_seg.survival.seen import Seen
+from brats_seg.survival.study import Study
+from tests.survival_builders import make_feature_table, make_outcomes, make_plan, make_study
+
+
+def fold_table(case_ids, n_folds=3, patient_ids=None):
+    return FoldTable(
+        rows=tuple(
+            FoldRow(case_id=case_id, patient_id=patient, fold=place % n_folds)
+            for place, (case_id, patient) in enumerate(
+                zip(case_ids, patient_ids or case_ids, strict=True)
+            )
+        )
+    )
+
+
+@pytest.fixture
+def fitted(monkeypatch):
+    """Record the cases of each fit by their first feature, which numbers them."""
+    seen = []
+
+    def record(family, features, days, splits, seed):
+        seen.append((family.name, features.copy(), days.copy(), splits))
+        return regression.Fit(model=_Median(float(np.median(days))), error_days=1.0)
+
+    monkeypatch.setattr(regression, "fit_family", record)
+    return seen
+
+
+class _Median:
+    def __init__(self, days):
+        self.days = days
+
+    def predict(self, features):
+        return np.full(len(features), self.days)
+
+
+def numbered(n_cases=12, **outcomes):
+    """Return a study whose only feature is the number of the case."""
+    table = make_feature_table(np.arange(n_cases)[:, None], ["number"])
+    return Study.of(table, make_outcomes(np.arange(1.0, n_cases + 1) * 100, **outcomes))
+
+
+def numbers(features):
+    return set(features[:, -1].astype(int).tolist())
+
+
+def test_no_case_is_predicted_by_a_model_that_saw_it(fitted):
+    study = numbered()
+    table = fold_table(study.table.case_ids)
+
+    cross_validate(study, make_plan(), table)
+
+    trained = [numbers(features) for name, features, _, _ in fitted if name == "ridge"]
+    held_out = [{row_number for row_number in range(12) if row_number % 3 == f} for f in range(3)]
+    assert trained == [set(range(12)) - held for held in held_out]
+
+
+def test_a_censored_case_is_predicted_and_never_learnt_from(fitted):
+    censored = [number in {2, 5} for number in range(12)]
+    study = numbered(censored=censored)
+
+    predictions = cross_validate(study, make_plan(), fold_table(study.table.case_ids))
+
+    assert all(not {2, 5} & numbers(features) for name, features, _, _ in fitted if name == "ridge")
+    assert all(not {300, 600} & set(days) for _, _, days, _ in fitted)
+    assert (predictions.days > 0).all()
+    assert predictions.held_out.all()
+
+
+def test_a_case_of_unknown_outcome_is_predicted_by_a_model_of_all_deaths(fitted):
+    study = numbered()
+    days = study.outcomes.days.copy()
+    days[7] = np.nan
+    study = replace(study, outcomes=replace(study.outcomes, days=days))
+
+    predictions = cross_validate(study, make_plan(), fold_table(study.table.case_ids))
+
+    assert numbers(fitted[-1][1]) == set(range(12)) - {7}
+    assert predictions.folds[7] is None
+    assert predictions.days[0, 7] == np.median(np.delete(days, 7))
+
+
+def test_all_cases_of_a_patient_are_held_out_together(fitted):
+    patients = [f"P{number // 2}" for number in range(12)]
+    table = make_feature_table(np.arange(12)[:, None], ["number"], patient_ids=patients)
+    study = Study.of(table, make_outcomes(np.arange(1.0, 13) * 100))
+
+    cross_validate(study, make_plan(n_folds=3, n_repeats=2))
+
+    for name, features, _, splits in fitted:
+        if name == "ridge":
+            places = numbers(features)
+            assert all((number ^ 1) in places for number in places)
+            of_row = [patients[int(number)] for number in features[:, -1]]
+            for train, held in splits:
+                assert not {of_row[row] for row in train} & {of_row[row] for row in held}
+
+
+def test_each_case_is_predicted_from_an_autoencoder_that_has_not_seen_it(fitted):
+    """The trap: vectors of two networks in one column mean different things."""
+    yes, no = Seen.YES, Seen.NO
+    seen = [(no, yes) if number % 2 else (yes, no) for number in range(12)]
+    values = np.stack([np.arange(12) + 100, np.arange(12) + 200], axis=1)
+    table = make_feature_table(values, ["latent0_000", "latent1_000"], latent_seen=seen)
+    study = Study.of(table, make_outcomes(np.arange(1.0, 13) * 100))
+    folds = FoldTable(
+        rows=tuple(
+            FoldRow(case_id=case_id, patient_id=case_id, fold=place // 6)
+            for place, case_id in enumerate(table.case_ids)
+        )
+    )
+
+    cross_validate(study, make_plan(), folds)
+
+    fits = [features[:, -1] for name, features, _, _ in fitted if name == "ridge"]
+    # two folds, and in each cases of both networks
+    assert len(fits) == 4
+    assert sorted({int(latent.min()) // 100 for latent in fits}) == [1, 2]
+    assert all(int(latent.min()) // 100 == int(latent.max()) // 100 for latent in fits)
+
+
+def test_the_seed_decides_and_the_order_of_families_stays():
+    study = make_study(n_cases=16)
+
+    first, again, other = (cross_validate(study, make_plan(seed=seed)) for seed in (0, 0, 1))
+
+    assert first.names == (SELECTED, "age", "ridge")
+    assert np.array_equal(first.days, again.days)
+    assert not np.array_equal(first.days, other.days)
+
+
+def test_with_one_family_that_one_is_selected():
+    predictions = cross_validate(make_study(n_cases=16), make_plan(n_repeats=2))
+
+    assert np.array_equal(predictions.of(SELECTED), predictions.of("ridge"))
+    assert predictions.chosen == (("ridge", 8),)
+
+
+def test_an_effect_is_found():
+    study = make_study(effect=0.95)
+
+    predictions = cross_validate(study, make_plan())
+
+    assert np.corrcoef(np.log(predictions.of("ridge")), np.log(study.outcomes.days))[0, 1] > 0.7
+
+
+def test_a_fold_table_of_other_cases_is_refused():
+    study = make_study(n_cases=12)
+
+    with pytest.raises(FoldError, match=r"no row for 11 cases .*such as case001\. Give the folds"):
+        cross_validate(study, make_plan(), fold_table([*study.table.case_ids[:1], "x", "y"]))
+
+
+@pytest.mark.parametrize(
+    ("n_cases", "message"),
+    [
+        (3, r"3 patients .*too few for 4 folds; expected 4 at least\. Give more cases\.$"),
+        (5, r"5 patients .*too few for 6 folds; expected 6 .* or --n-folds 5\.$"),
+    ],
+)
+def test_too_few_deaths_are_refused(n_cases, message):
+    with pytest.raises(UsageError, match=message):
+        cross_validate(make_study(n_cases=n_cases), make_plan(n_folds=max(4, n_cases + 1)))
+
+
+def test_folds_that_hold_all_deaths_leave_nothing_to_learn_from():
+    study = numbered(censored=[number % 3 != 0 for number in range(12)])
+
+    with pytest.raises(
+        FoldError, match=r"fold 0 is held out with only 0 deaths in the other folds"
+    ):
+        cross_validate(study, make_plan(), fold_table(study.table.case_ids))

@@ -1,0 +1,73 @@
+"""The files of a survival study."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from brats_seg.survival.regression import Predictions
+from brats_seg.survival.report import Summary, write_predictions, write_submission, write_summary
+from brats_seg.survival.study import Study
+from brats_seg.survival.verdict import figures_of, judge, remarks_on
+from tests.survival_builders import make_feature_table, make_outcomes, make_plan
+
+
+@pytest.fixture
+def study():
+    outcomes = make_outcomes([100, 361, np.nan, 500], censored=[False, True, False, False])
+    return Study.of(make_feature_table([[1.0], [2], [3], [4]], case_ids=list("ABCD")), outcomes)
+
+
+@pytest.fixture
+def predictions():
+    days = np.array([[110.4, 222, 333, 444], [200.0, 201, 202, 203]])
+    chosen = (("ridge", 4),)
+    return Predictions(names=("selected", "age"), days=days, folds=(0, 1, None, 1), chosen=chosen)
+
+
+def test_every_case_has_a_row_that_says_how_it_was_predicted(study, predictions, tmp_path):
+    write_predictions(study, predictions, tmp_path / "p.csv")
+
+    rows = list(csv.DictReader((tmp_path / "p.csv").read_text().splitlines()))
+    assert [row["case_id"] for row in rows] == list("ABCD")
+    assert [row["reported_days"] for row in rows] == ["100", "361", "", "500"]
+    assert [row["censored"] for row in rows] == ["no", "yes", "", "no"]
+    assert [row["fold"] for row in rows] == ["0", "1", "", "1"]
+    assert [row["selected_days"] for row in rows] == ["110.4", "222.0", "333.0", "444.0"]
+    assert rows[0]["age_days"] == "200.0"
+
+
+def test_a_submission_is_ids_and_days_without_a_header(study, predictions, tmp_path):
+    missing = write_submission(study.table, predictions, tmp_path / "s.csv")
+
+    assert (tmp_path / "s.csv").read_text() == "A,110\nB,222\nC,333\nD,444\n"
+    assert missing == ()
+
+
+def test_a_submission_has_the_wanted_cases_only_and_names_those_it_lacks(
+    study, predictions, tmp_path
+):
+    missing = write_submission(study.table, predictions, tmp_path / "s.csv", ["c", "x"])
+
+    assert (tmp_path / "s.csv").read_text() == "C,333\n"
+    assert missing == ("x",)
+
+
+def test_the_summary_holds_figures_verdict_and_remarks(study, predictions, tmp_path):
+    rng = np.random.default_rng(0)
+    figures = figures_of(study, predictions, rng)
+    verdict = judge(study, predictions, figures, rng)
+    summary = Summary(figures=figures, verdict=verdict, remarks=remarks_on(study))
+
+    write_summary(summary, study, predictions, make_plan(), tmp_path / "summary.json")
+
+    content = json.loads((tmp_path / "summary.json").read_text())
+    assert content["class_days"] == [300, 450]
+    assert (content["n_cases"], content["n_died"], content["n_censored"]) == (4, 2, 1)
+    assert content["verdict"]["is_significant"] is False
+    assert content["verdict"]["words"].startswith("NOT SIGNIFICANT")
+    assert content["figures"]["selected"]["mae_days"]["value"] == pytest.approx((10.4 + 56) / 2)
+    assert content["figures"]["selected"]["n_censored_contradicted"] == 1
+    assert content["research_use_only"] is True
+    assert content["n_folds"] == 2
