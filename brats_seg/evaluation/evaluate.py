@@ -8,7 +8,7 @@ from pathlib import Path
 from brats_seg.evaluation.attempts import Failure, attempt_all
 from brats_seg.evaluation.case_scores import CaseScores, Numbering, label_values, score_pair
 from brats_seg.evaluation.numbering import find_numbering
-from brats_seg.evaluation.pairs import Pair, find_pairs
+from brats_seg.evaluation.pairs import Pair, Pairing, find_pairs
 from brats_seg.evaluation.protocols import Protocol
 from brats_seg.evaluation.scores import Score
 from brats_seg.labels import check_values
@@ -59,6 +59,13 @@ def evaluate_folders(
         EnvironmentalError: A process was killed.
     """
     pairing = find_pairs(reference, prediction)
+    return evaluate_pairs(pairing, protocol, n_workers=n_workers, track=track)
+
+
+def evaluate_pairs(
+    pairing: Pairing, protocol: Protocol, *, n_workers: int = 0, track: Track = untracked
+) -> Evaluation:
+    """Score predictions whose references are known, as `evaluate_folders` does."""
     attempt = partial(attempt_all, n_workers=n_workers, track=track)
     read = attempt(_read_values, pairing.pairs, "reading label maps")
     tasks = _numbered(read.results, protocol)

@@ -1,10 +1,11 @@
 """The table of scores: a row per case and region."""
 
 import csv
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from brats_seg.errors import UsageError
 from brats_seg.evaluation.lesionwise import LesionScores
 from brats_seg.files import whole_file
 
@@ -29,6 +30,8 @@ LESION_COLUMNS = (
     "n_false_negative",
 )
 """Added by the lesion-wise protocols."""
+_N_COUNTS = 3
+"""The last of them, whole numbers."""
 
 LOWER_IS_BETTER = frozenset({"hd95", "lesionwise_hd95"})
 """The columns in which a small value is good; in the other scores a large one is."""
@@ -96,6 +99,45 @@ def write_scores(scores: Iterable[Score], path: Path) -> None:
         table.writerow(("case_id", "region", *columns))
         for row in rows:
             table.writerow((row.case_id, row.region, *map(_text, row.values)))
+
+
+def read_scores(path: Path) -> tuple[Score, ...]:
+    """Read what `write_scores` wrote.
+
+    Raises:
+        UsageError: The file is not there, or is no table of scores.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            return tuple(_parsed(row) for row in csv.DictReader(file))
+    except OSError as error:
+        msg = f"the table of scores {path} cannot be read: {error.strerror}"
+        raise UsageError(msg) from None
+    except (KeyError, TypeError, ValueError, csv.Error) as error:
+        msg = (
+            f"{path} is no table of scores ({type(error).__name__}: {error}); expected the columns "
+            f"{', '.join(('case_id', 'region', *REGION_COLUMNS))}, as `brats-seg evaluate` writes"
+        )
+        raise UsageError(msg) from None
+
+
+def _parsed(row: Mapping[str, str]) -> Score:
+    lesions = None
+    if LESION_COLUMNS[0] in row:
+        dice, hd95, *nsd = (float(row[column]) for column in LESION_COLUMNS[:-_N_COUNTS])
+        n_lesions, n_false_positive, n_false_negative = (
+            int(row[column]) for column in LESION_COLUMNS[-_N_COUNTS:]
+        )
+        lesions = LesionScores(
+            dice=dice,
+            hd95=hd95,
+            nsd=tuple(nsd),
+            n_lesions=n_lesions,
+            n_false_positive=n_false_positive,
+            n_false_negative=n_false_negative,
+        )
+    values = {column: float(row[column]) for column in REGION_COLUMNS}
+    return Score(case_id=row["case_id"], region=row["region"], lesions=lesions, **values)
 
 
 def _text(value: float) -> str:

@@ -25,7 +25,7 @@ from brats_seg.labels import (
 from brats_seg.models.build import build_model, size_multiple
 from brats_seg.models.device import Device
 from brats_seg.models.norm import check_in_place
-from brats_seg.models.trained import ModelIdentity, TrainedModel, load_trained
+from brats_seg.models.trained import ModelIdentity, TrainedModel, load_trained, require_task
 
 BEST_NAME = "best.pt"
 """The weights of a run that did best on its held-out cases."""
@@ -96,16 +96,37 @@ def load_model(paths: Sequence[Path], device: Device) -> Model:
     """Load runs, checkpoints or exported folders as one ensemble.
 
     Raises:
-        UsageError: A path holds no model, one is damaged, or they do not go together.
+        UsageError: A path holds no model, or one that does not segment, or is damaged; or they do
+            not go together.
     """
-    trained = [network for path in paths for network in read_trained(path)]
-    for network in trained:
-        _check_identity(network.identity, trained[0].identity)
+    trained = read_together(paths)
     members = [_built(network, device) for network in trained]
     return Model(
         members=tuple(members),
         identity=trained[0].identity,
         fingerprint=fingerprint_of(trained),
+        device=device,
+    )
+
+
+def read_together(paths: Sequence[Path]) -> tuple[TrainedModel, ...]:
+    """Read the networks of runs, checkpoints or exported folders for one ensemble.
+
+    Raises as `load_model`.
+    """
+    read = [(path, network) for path in paths for network in read_trained(path)]
+    for path, network in read:
+        require_task(network, "segmentation", path)
+        _check_identity(network.identity, read[0][1].identity)
+    return tuple(network for _, network in read)
+
+
+def build_single(trained: TrainedModel, device: Device) -> Model:
+    """Build one network that has been read."""
+    return Model(
+        members=(_built(trained, device),),
+        identity=trained.identity,
+        fingerprint=fingerprint_of([trained]),
         device=device,
     )
 
@@ -177,14 +198,17 @@ def _check_identity(identity: ModelIdentity, first: ModelIdentity) -> None:
         if getattr(identity, what) != getattr(first, what):
             msg = (
                 f"the models do not go together: {what} is {getattr(first, what)} in one and "
-                f"{getattr(identity, what)} in another. Predict with one at a time."
+                f"{getattr(identity, what)} in another. Tune them together, or predict with one at "
+                "a time."
             )
             raise UsageError(msg)
 
 
 def _built(trained: TrainedModel, device: Device) -> Member:
     identity = trained.identity
-    learnt = None if trained.config.patch.size == "whole" else identity.patch
+    window = identity.window or (
+        "whole" if trained.config.patch.size == "whole" else identity.patch
+    )
     # the weights drawn first are not wanted, and nor is the change of torch's generator
     with torch.random.fork_rng(devices=[]):
         network = build_model(trained.config.model, identity.patch)
@@ -202,7 +226,7 @@ def _built(trained: TrainedModel, device: Device) -> Member:
         network=network,
         config=trained.config,
         patch=identity.patch,
-        window=identity.window or learnt,
+        window=None if window == "whole" else window,
         channels=tuple(MODALITIES.index(modality) for modality in identity.modalities),
         regions=tuple(identity.regions.index(region) for region in REGIONS),
     )

@@ -49,7 +49,7 @@ class OutputFolder:
 
     @contextmanager
     def opened(self) -> Iterator[Self]:
-        """Have the folder for this process alone, and tidy it up.
+        """Have the folder for this process alone, and tidy it up before and after.
 
         Raises:
             EnvironmentalError: It cannot be written to.
@@ -65,9 +65,10 @@ class OutputFolder:
         except OSError as error:
             raise explained(error, self.path) from error
         try:
-            for leftover in (*self.path.glob(_LEFTOVERS), *self.path.glob(f"*/{_LEFTOVERS}")):
-                leftover.unlink()
+            self._tidy_up()
             yield self
+            # a worker that was killed leaves something too
+            self._tidy_up()
         finally:
             lock.release()
 
@@ -142,6 +143,10 @@ class OutputFolder:
             {"case_id": one.case_id, "error": one.error, "message": one.message} for one in failures
         ]
         _write_csv(self.path / "failures.csv", ("case_id", "error", "message"), rows)
+
+    def _tidy_up(self) -> None:
+        for leftover in (*self.path.glob(_LEFTOVERS), *self.path.glob(f"*/{_LEFTOVERS}")):
+            leftover.unlink()
 
     def _ends_whole(self) -> bool:
         with (self.path / MANIFEST_NAME).open("rb") as file:

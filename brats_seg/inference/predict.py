@@ -50,10 +50,7 @@ def predict_scan(model: Model, scan: Scan, settings: InferenceConfig) -> CaseRes
     started_s = time.monotonic()
     reset_peak_memory(model.device.torch_device)
     ladder = Ladder(scan.case_id, model.device)
-    mean = predict_probabilities(model, scan.image, settings, ladder)
-    _check_numbers(scan.case_id, mean)
-    # there is no tumour in the air, whatever a network makes of zeros
-    mean *= (scan.image != 0).any(axis=0)
+    mean = crop_probabilities(model, scan.case_id, scan.image, settings, ladder)
     probabilities = scan.on_scan_spacing(mean)
     convention = model.convention(settings, scan.release)
     labels = decode(probabilities, model.decoding(settings), convention, scan.voxel_mm3)
@@ -73,6 +70,24 @@ def predict_scan(model: Model, scan: Scan, settings: InferenceConfig) -> CaseRes
         peak_memory_mb=peak_memory_mb(model.device.torch_device),
         device=str(model.device.torch_device),
     )
+
+
+def crop_probabilities(
+    model: Model,
+    case_id: str,
+    image: npt.NDArray[np.float32],
+    settings: InferenceConfig,
+    ladder: Ladder,
+) -> npt.NDArray[np.float32]:
+    """Return the probabilities (3, x, y, z) of a brain crop (4, x, y, z), 0 outside the brain.
+
+    Raises as `predict_scan`.
+    """
+    mean = predict_probabilities(model, image, settings, ladder)
+    _check_numbers(case_id, mean)
+    # there is no tumour in the air, whatever a network makes of zeros
+    mean *= (image != 0).any(axis=0)
+    return mean
 
 
 def _check_numbers(case_id: str, probabilities: npt.NDArray[np.float32]) -> None:

@@ -20,7 +20,7 @@ class InferenceConfig(Section):
     precision: Literal["auto", "fp32", "fp16", "bf16"] = "auto"
     """`auto` takes what the device computes natively: bf16, else fp16 on a GPU, else fp32."""
     windows: Literal["auto", "whole", "sliding"] = "auto"
-    """`whole` takes the brain crop in one pass, `sliding` many windows, `auto` what was learnt."""
+    """`whole` takes the brain crop in one pass, `sliding` many windows; `auto`: as tuned, else as learnt."""
     window: tuple[PositiveInt, PositiveInt, PositiveInt] | None = None
     """Voxels of a sliding window."""
     overlap: Annotated[float, Field(ge=0, lt=1)] = 0.5

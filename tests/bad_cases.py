@@ -1,0 +1,56 @@
+"""Ten cases that cannot be predicted, each for another reason."""
+
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+
+from tests.builders import BRATS_AFFINE, SHAPE, make_volumes, write_case, write_nifti
+
+BAD_IDS = [f"BraTS2021_{90_000 + number}" for number in range(10)]
+
+FOUND = [
+    "no t2w",
+    "an empty file",
+    "a gzip file that is cut off",
+    "no NIfTI header",
+    "24x24x14 voxels",
+    "24x24x16 voxels of 1.00x1.00x1.00 mm, axes RAS",
+    "a constant volume",
+    "1 voxels that are NaN or infinite",
+    "the same voxels for t1n and t2w",
+    "a sheared grid",
+]
+"""What the message about each says was found."""
+
+
+def break_in_ten_ways(root: Path) -> None:
+    """Write ten cases, each with something wrong."""
+
+    def path_of(number: int, name: str) -> Path:
+        case_id = BAD_IDS[number]
+        return write_case(root, case_id, labelled=False, seed=number) / f"{case_id}_{name}.nii.gz"
+
+    images = make_volumes()
+    path_of(0, "t2").unlink()
+    path_of(1, "t1").write_bytes(b"")
+    path = path_of(2, "t1ce")
+    path.write_bytes(path.read_bytes()[:-100])
+    path_of(3, "flair").write_bytes(b"this is not an image at all" * 30)
+    write_nifti(path_of(4, "t2"), images[2][:, :, 2:])
+    write_nifti(path_of(5, "t2"), images[2], np.diag([1.0, 1.0, 1.0, 1.0]))
+    write_nifti(path_of(6, "flair"), np.zeros(SHAPE, np.int16))
+    broken = images[0].astype(np.float32)
+    broken[5, 5, 5] = np.inf
+    write_nifti(path_of(7, "t1"), broken)
+    path = path_of(8, "t1")
+    path.with_name(path.name.replace("t1.nii", "t2.nii")).write_bytes(path.read_bytes())
+    sheared = BRATS_AFFINE.copy()
+    sheared[0, 1] = 0.2
+    for name, image in zip(("t1", "t1ce", "t2", "flair"), images, strict=True):
+        path = (
+            path_of(9, name) if name == "t1" else path.with_name(f"BraTS2021_90009_{name}.nii.gz")
+        )
+        slanted = nib.Nifti1Image(image, sheared)
+        slanted.set_qform(None, code=0)
+        nib.save(slanted, path)

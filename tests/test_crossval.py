@@ -1,0 +1,189 @@
+"""Cross-validation: each case by the run that never saw it, nothing done twice, one model at the end."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from brats_seg.cases.folds import SPLIT_NAME, Split, write_split
+from brats_seg.cases.index import index_cases
+from brats_seg.cases.nifti import read_label_map
+from brats_seg.crossval.cases import HeldOutCases, held_out_cases, reference_pairs
+from brats_seg.crossval.ensemble import export_ensemble
+from brats_seg.crossval.prediction import out_of_fold_endings
+from brats_seg.crossval.scoring import score_predictions
+from brats_seg.data.fold import open_split
+from brats_seg.errors import UsageError
+from brats_seg.evaluation.evaluate import evaluate_folders
+from brats_seg.evaluation.protocols import protocol_named
+from brats_seg.evaluation.scores import read_scores
+from brats_seg.inference.batch import BatchOutcome, finish_batch
+from brats_seg.inference.held_out import HeldOut, open_held_out
+from brats_seg.inference.model import load_model
+from brats_seg.inference.output import OutputFolder
+from brats_seg.inference.settings import InferenceConfig
+from brats_seg.progress import untracked
+from tests.builders import write_nifti
+from tests.inference_builders import CPU, IDENTITY, write_run
+from tests.prepared import write_prepared
+
+LEGACY = protocol_named("legacy")
+SETTINGS = InferenceConfig(preview=False, precision="fp32")
+N_CASES = 4
+
+
+@pytest.fixture
+def held_out(tmp_path: Path) -> list[HeldOut]:
+    """Two runs with random weights, each of which held two of four cases out."""
+    prepared = write_prepared(tmp_path, n_cases=N_CASES)
+    ids = [f"BraTS2021_{number:05d}" for number in range(N_CASES)]
+    runs = []
+    for fold in range(2):
+        split = Split(train=tuple(ids[1 - fold :: 2]), validation=tuple(ids[fold::2]))
+        fingerprint = open_split(prepared, split).fingerprint
+        path = tmp_path / f"fold{fold}"
+        write_run(path, seed=fold, identity=replace(IDENTITY, fingerprint=fingerprint))
+        write_split(split, path / SPLIT_NAME)
+        runs.append(open_held_out(path, prepared))
+    return runs
+
+
+@pytest.fixture
+def cases(held_out: list[HeldOut], tmp_path: Path) -> tuple[HeldOutCases, ...]:
+    return held_out_cases(held_out, index_cases(tmp_path / "scans"))
+
+
+def predict(cases: Sequence[HeldOutCases], path: Path) -> BatchOutcome:
+    output = OutputFolder(path)
+    with output.opened():
+        endings = out_of_fold_endings(cases, SETTINGS, output, CPU)
+        return finish_batch(endings, output, N_CASES, report=lambda _: None)
+
+
+def test_each_case_is_predicted_by_the_run_that_never_saw_it(
+    cases: tuple[HeldOutCases, ...], tmp_path: Path
+) -> None:
+    outcome = predict(cases, tmp_path / "out")
+
+    records = OutputFolder(tmp_path / "out").records()
+    fingerprints = [load_model([part.run], CPU).fingerprint for part in cases]
+    assert (outcome.n_predicted, outcome.failures) == (4, ())
+    assert fingerprints[0] != fingerprints[1]
+    for part, fingerprint in zip(cases, fingerprints, strict=True):
+        for one in part.inputs:
+            assert records[one.case.case_id].model == fingerprint
+
+
+def test_a_second_start_predicts_what_is_missing(
+    cases: tuple[HeldOutCases, ...], tmp_path: Path
+) -> None:
+    predict(cases, tmp_path / "out")
+    (tmp_path / "out" / "BraTS2021_00002.nii.gz").unlink()
+
+    outcome = predict(cases, tmp_path / "out")
+
+    assert (outcome.n_predicted, outcome.n_skipped) == (1, 3)
+
+
+def test_scores_are_those_of_evaluate(cases: tuple[HeldOutCases, ...], tmp_path: Path) -> None:
+    predict(cases, tmp_path / "out")
+
+    pairing = reference_pairs(cases, tmp_path / "out")
+    found = score_predictions(pairing, LEGACY, tmp_path, n_workers=0, track=untracked)
+
+    expected = evaluate_folders(tmp_path / "scans", tmp_path / "out", LEGACY)
+    assert found is not None
+    assert found.scores == expected.scores
+    assert [row.case_id for row in read_scores(tmp_path / "scores.csv")] == [
+        row.case_id for row in expected.scores
+    ]
+
+
+def test_the_same_label_maps_are_scored_once(
+    cases: tuple[HeldOutCases, ...], tmp_path: Path
+) -> None:
+    predict(cases, tmp_path / "out")
+
+    def is_scored(protocol=LEGACY) -> bool:
+        pairing = reference_pairs(cases, tmp_path / "out")
+        found = score_predictions(pairing, protocol, tmp_path, n_workers=0, track=untracked)
+        return found is not None
+
+    assert is_scored()
+    assert not is_scored()
+    assert is_scored(protocol_named("lesionwise2023", "GLI"))
+    assert is_scored()
+    path = tmp_path / "out" / "BraTS2021_00000.nii.gz"
+    label_map = read_label_map(path, case_id="x")
+    write_nifti(path, np.zeros_like(label_map.array), label_map.geometry.affine)
+    assert is_scored()
+    (tmp_path / "scores.csv").unlink()
+    assert is_scored()
+
+
+def test_a_case_without_a_prediction_scores_the_worst(
+    cases: tuple[HeldOutCases, ...], tmp_path: Path
+) -> None:
+    predict(cases, tmp_path / "out")
+    (tmp_path / "out" / "BraTS2021_00001.nii.gz").unlink()
+
+    pairing = reference_pairs(cases, tmp_path / "out")
+    found = score_predictions(pairing, LEGACY, tmp_path, n_workers=0, track=untracked)
+
+    assert found is not None
+    assert found.missing == ("BraTS2021_00001",)
+    assert {row.dice for row in found.scores if row.case_id == "BraTS2021_00001"} == {0.0}
+
+
+def test_what_could_not_be_scored_is_tried_again(
+    cases: tuple[HeldOutCases, ...], tmp_path: Path
+) -> None:
+    predict(cases, tmp_path / "out")
+    (tmp_path / "out" / "BraTS2021_00003.nii.gz").write_bytes(b"broken")
+    pairing = reference_pairs(cases, tmp_path / "out")
+
+    for _ in range(2):
+        found = score_predictions(pairing, LEGACY, tmp_path, n_workers=0, track=untracked)
+
+        assert found is not None
+        assert [failure.case_id for failure in found.failures] == ["BraTS2021_00003"]
+
+
+def test_the_runs_become_one_model_once(held_out: list[HeldOut], tmp_path: Path) -> None:
+    runs, folder = [own.run for own in held_out], tmp_path / "model"
+
+    fingerprint = export_ensemble(runs, folder)
+    times = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    again = export_ensemble(runs, folder)
+
+    assert fingerprint == again == load_model(runs, CPU).fingerprint
+    assert load_model([folder], CPU).fingerprint == fingerprint
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == times
+
+
+@pytest.mark.parametrize("name", ["model.json", "member0.safetensors"])
+def test_a_damaged_or_older_model_is_replaced(
+    held_out: list[HeldOut], tmp_path: Path, name: str
+) -> None:
+    runs, folder = [own.run for own in held_out], tmp_path / "model"
+    fingerprint = export_ensemble(runs[:1], folder)
+
+    assert export_ensemble(runs, folder) != fingerprint
+    assert len(load_model([folder], CPU).members) == 2
+    (folder / name).write_bytes(b"damaged")
+    export_ensemble(runs, folder)
+
+    assert len(load_model([folder], CPU).members) == 2
+    assert sorted(path.name for path in tmp_path.glob(".*")) == []
+
+
+def test_another_folder_of_that_name_is_left_alone(held_out: list[HeldOut], tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.txt").touch()
+
+    with pytest.raises(UsageError, match="model is there and holds no model"):
+        export_ensemble([own.run for own in held_out], tmp_path / "model")
+
+    assert (tmp_path / "model" / "mine.txt").exists()

@@ -1,0 +1,292 @@
+"""Fitting on out-of-fold predictions: the right values, only where sure, and stored with the weights."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from brats_seg.cases.folds import SPLIT_NAME, Split, write_split
+from brats_seg.config import PatchConfig
+from brats_seg.data.fold import open_split
+from brats_seg.errors import ConfigError
+from brats_seg.inference import tuning as tuning_module
+from brats_seg.inference.held_out import HeldOut, open_held_out
+from brats_seg.inference.model import load_model
+from brats_seg.inference.out_of_fold import FOLDER_NAME, OutOfFoldCase, predict_held_out
+from brats_seg.inference.postprocess import Decoding
+from brats_seg.inference.tuned import TUNING_NAME, Tuning, store_tuning, stored_tuning
+from brats_seg.inference.tuning import (
+    Score,
+    _fit_decoding,
+    _fit_window,
+    _scores,
+    metric_named,
+    tune,
+)
+from brats_seg.inference.window_kinds import window_kinds
+from brats_seg.progress import untracked
+from tests.inference_builders import CONFIG, CPU, IDENTITY, write_run
+from tests.prepared import write_prepared
+
+DICE = metric_named("dice", "GLI")
+LESIONS = metric_named("lesionwise", "GLI")
+N_CASES = 10
+
+
+def write_case(path: Path, probabilities: np.ndarray, reference: np.ndarray) -> OutOfFoldCase:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(
+        path,
+        probabilities=probabilities.astype(np.float16),
+        reference=reference,
+        spacing_mm=(1.0, 1.0, 1.0),
+    )
+    return OutOfFoldCase(case_id=path.stem, path=path)
+
+
+def fit(cases: Sequence[OutOfFoldCase], protocol=DICE) -> tuple[Decoding, dict[str, object]]:
+    score: Score = partial(_scores, protocol=protocol, n_workers=0, track=untracked)
+    decoding, fits = _fit_decoding(tuple(cases), score)
+    return decoding, {one.setting: one for one in fits}
+
+
+def cube(start: int, stop: int, size: int = 20) -> np.ndarray:
+    mask = np.zeros((size, size, size), dtype=np.bool_)
+    mask[start:stop, start:stop, start:stop] = True
+    return mask
+
+
+def nested() -> np.ndarray:
+    return np.stack([cube(4, 16), cube(6, 14), cube(8, 12)])
+
+
+def test_a_region_that_reaches_too_far_gets_a_higher_threshold(tmp_path: Path) -> None:
+    """ET has a rim of probability 0.62 that is none: 0.65 is the nearest threshold without it."""
+    cases = []
+    for number in range(N_CASES):
+        said = nested() * 0.9
+        said[2][cube(7, 13) & ~cube(8, 12)] = 0.62
+        cases.append(write_case(tmp_path / f"{number}.npz", said, nested()))
+
+    decoding, fits = fit(cases)
+
+    assert decoding == Decoding(thresholds=(0.5, 0.5, 0.65))
+    assert fits["threshold of ET"].chosen == "0.65"
+    # Dice of ET from 2 64 / (216 + 64) to 1, a third of the mean
+    assert fits["threshold of ET"].gain.mean == pytest.approx((1 - 128 / 280) / 3)
+    assert fits["threshold of WT"].chosen == fits["threshold of WT"].best == "0.5"
+
+
+def test_specks_are_dropped_by_the_smallest_volume_that_does(tmp_path: Path) -> None:
+    """False specks of 27 mm3 in WT: 50 is the first candidate that drops them."""
+    cases = []
+    for number in range(N_CASES):
+        said = nested() * 0.9
+        said[0][cube(0, 3)] = 0.9
+        cases.append(write_case(tmp_path / f"{number}.npz", said, nested()))
+
+    decoding, fits = fit(cases)
+
+    assert decoding.smallest_mm3 == (50.0, 0.0, 0.0)
+    assert fits["smallest component of WT, mm3"].gain.n_raised == N_CASES
+
+
+def test_little_et_becomes_necrosis_where_there_was_none(tmp_path: Path) -> None:
+    """27 mm3 of ET that are none in 10 of 14 cases; the others have 64 mm3 that are true."""
+    cases = []
+    for number in range(14):
+        reference, said = nested(), nested() * 0.9
+        if number < 10:
+            reference[2] = False
+            said[2] = cube(8, 11) * 0.9
+        cases.append(write_case(tmp_path / f"{number}.npz", said, reference))
+
+    decoding, _ = fit(cases)
+
+    dropped = decoding.smallest_mm3[2], decoding.smallest_et_mm3
+    assert dropped in {(50.0, 0.0), (0.0, 50.0)}
+
+
+def test_lesions_are_fitted_to_when_asked(tmp_path: Path) -> None:
+    """A speck costs little Dice, and half of the lesion-wise score."""
+    cases = []
+    for number in range(N_CASES):
+        said = nested() * 0.9
+        said[0][:1, :1, :2] = 0.9
+        cases.append(write_case(tmp_path / f"{number}.npz", said, nested()))
+
+    plain, _ = fit(cases)
+    lesionwise, fits = fit(cases, LESIONS)
+
+    assert plain == Decoding()
+    assert lesionwise.smallest_mm3 == (10.0, 0.0, 0.0)
+    assert fits["smallest component of WT, mm3"].gain.mean == pytest.approx(0.5 / 3, abs=1e-3)
+
+
+def test_few_cases_change_nothing(tmp_path: Path) -> None:
+    """The rim of the first test, in eight cases."""
+    said = nested() * 0.9
+    said[2][cube(7, 13) & ~cube(8, 12)] = 0.62
+    cases = [write_case(tmp_path / f"{number}.npz", said, nested()) for number in range(8)]
+
+    decoding, fits = fit(cases)
+
+    assert decoding == Decoding()
+    assert fits["threshold of ET"].chosen == "0.5"
+    assert fits["threshold of ET"].best == "0.65"
+
+
+def test_an_unknown_metric_is_refused() -> None:
+    with pytest.raises(ConfigError, match="metric 'hd95' is unknown; there are dice, lesionwise"):
+        metric_named("hd95", "GLI")
+    with pytest.raises(ConfigError, match="has no task 'XYZ'"):
+        metric_named("lesionwise", "XYZ")
+
+
+def write_held_out(root: Path, n_cases: int = 6) -> list[HeldOut]:
+    """Write two runs with random weights, each of which held half of the cases out."""
+    prepared = write_prepared(root, n_cases=n_cases)
+    ids = [f"BraTS2021_{number:05d}" for number in range(n_cases)]
+    runs = []
+    for fold in range(2):
+        split = Split(train=tuple(ids[1 - fold :: 2]), validation=tuple(ids[fold::2]))
+        fingerprint = open_split(prepared, split).fingerprint
+        identity = replace(IDENTITY, fingerprint=fingerprint)
+        run = write_run(root / f"fold{fold}", seed=fold, identity=identity)
+        write_split(split, run / SPLIT_NAME)
+        runs.append(open_held_out(run, prepared))
+    return runs
+
+
+@pytest.fixture
+def held_out(tmp_path: Path) -> list[HeldOut]:
+    return write_held_out(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[HeldOut], Tuning]:
+    """Runs as they were before they were tuned, and what was stored with them."""
+    held_out = write_held_out(tmp_path_factory.mktemp("tuned"))
+    tuning = tune(held_out, DICE, CPU)
+    store_tuning(tuning, held_out)
+    return held_out, tuning
+
+
+def reopened(held_out: Sequence[HeldOut]) -> list[HeldOut]:
+    return [open_held_out(own.run, own.data.folder) for own in held_out]
+
+
+def test_windows_grow_from_the_patch_to_the_crop(held_out: list[HeldOut]) -> None:
+    kinds = window_kinds(held_out)
+
+    assert [kind.windows[0] for kind in kinds] == [(8, 8, 8), (12, 12, 12), (16, 16, 16), "whole"]
+
+
+def test_a_window_that_holds_every_crop_is_not_tried(held_out: list[HeldOut]) -> None:
+    large = [replace(own, data=replace(own.data, largest_shape=(12, 12, 9))) for own in held_out]
+
+    assert [kind.windows[0] for kind in window_kinds(large)] == [(8, 8, 8), "whole"]
+
+
+def test_a_network_of_whole_crops_has_no_other_window(held_out: list[HeldOut]) -> None:
+    config = CONFIG.model_copy(update={"patch": PatchConfig(size="whole")})
+    whole = [replace(own, trained=replace(own.trained, config=config)) for own in held_out]
+
+    assert [kind.windows for kind in window_kinds(whole)] == [("whole", "whole")]
+
+
+def test_the_window_that_scores_best_is_found(tmp_path: Path) -> None:
+    """By scores that are made up: the whole crop is best in every case."""
+    held_out = write_held_out(tmp_path, n_cases=10)
+
+    def score(cases, decodings):
+        value = {"8x8x8": 0.5, "12x12x12": 0.4, "16x16x16": 0.6, "whole": 0.7}
+        return np.array([[[value[case.path.parent.name]] * 3 for case in cases]])
+
+    window_fit, windows, (first, chosen) = _fit_window(held_out, CPU, score, untracked)
+
+    assert windows == ("whole", "whole")
+    assert window_fit.chosen == "the whole crop (whole)"
+    assert window_fit.gain.mean == pytest.approx(0.2)
+    assert {case.path.parent.name for case in first} == {"8x8x8"}
+    assert {case.path.parent.name for case in chosen} == {"whole"}
+
+
+def test_a_case_is_asked_for_once(held_out: list[HeldOut]) -> None:
+    """Interrupted or not, a second start reads what the first one kept."""
+    (cases,) = predict_held_out(held_out[0], [(8, 8, 8)], CPU, untracked).values()
+    times = [case.path.stat().st_mtime_ns for case in cases]
+    cases[1].path.unlink()
+
+    (again,) = predict_held_out(held_out[0], [(8, 8, 8)], CPU, untracked).values()
+
+    assert cases == again
+    after = [case.path.stat().st_mtime_ns for case in again]
+    assert after[0] == times[0]
+    assert [case.case_id for case in cases] == [f"BraTS2021_{number:05d}" for number in (0, 2, 4)]
+
+
+def test_predictions_of_other_weights_are_removed(held_out: list[HeldOut]) -> None:
+    predict_held_out(held_out[0], [(8, 8, 8)], CPU, untracked)
+    weights = {name: value + 1 for name, value in held_out[0].trained.weights.items()}
+    other = replace(held_out[0], trained=replace(held_out[0].trained, weights=weights))
+
+    (cases,) = predict_held_out(other, [(8, 8, 8)], CPU, untracked).values()
+
+    (folder,) = (other.run / FOLDER_NAME).iterdir()
+    assert cases[0].path.is_relative_to(folder)
+
+
+def test_what_was_fitted_is_stored_with_the_weights(tuned: tuple[list[HeldOut], Tuning]) -> None:
+    held_out, tuning = tuned
+
+    model = load_model([own.run for own in held_out], CPU)
+
+    assert model.identity == tuning.identities[0]
+    assert all(identity.window is not None for identity in tuning.identities)
+    # the fitted scores are of these cases, so that the mean is no lower than before
+    assert sum(tuning.after) >= sum(tuning.before)
+    for own, before in zip(reopened(held_out), held_out, strict=True):
+        assert own.data.fingerprint == own.trained.identity.fingerprint
+        for name, value in before.trained.weights.items():
+            assert torch.equal(own.trained.weights[name], value)
+
+
+def test_a_second_tuning_of_the_same_asks_no_network(
+    tuned: tuple[list[HeldOut], Tuning], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held_out, first = tuned
+    monkeypatch.setattr(tuning_module, "_fit_window", None)
+
+    assert tune(reopened(held_out), DICE, CPU) == first
+    with pytest.raises(TypeError):
+        tune(reopened(held_out), LESIONS, CPU)
+
+
+def test_a_tuning_of_other_weights_or_values_does_not_count(
+    tuned: tuple[list[HeldOut], Tuning],
+) -> None:
+    held_out, tuning = tuned
+    again = reopened(held_out)
+
+    assert stored_tuning(again, tuning.key) == tuning
+    assert stored_tuning(again, "another") is None
+    # killed between two runs, or trained on since: the weights have another identity
+    changed = replace(again[1].trained.identity, thresholds=(0.1, 0.1, 0.1))
+    other = replace(again[1], trained=replace(again[1].trained, identity=changed))
+    assert stored_tuning([again[0], other], tuning.key) is None
+
+
+def test_an_account_of_another_version_does_not_count(held_out: list[HeldOut]) -> None:
+    (held_out[0].run / TUNING_NAME).write_text("{}")
+
+    assert stored_tuning(held_out, "") is None
+
+
+@pytest.mark.slow
+def test_workers_change_nothing(held_out: list[HeldOut]) -> None:
+    assert tune(held_out, DICE, CPU, n_workers=2) == tune(held_out, DICE, CPU)
