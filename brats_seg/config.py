@@ -6,19 +6,13 @@ Settings are frozen and validated; a derived number is never a setting. `setting
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Size = tuple[int, int, int]
+TaskName = Literal["segmentation", "reconstruction"]
 
 
 def _parsed_size(value: object) -> object:
@@ -83,18 +77,25 @@ class PatchConfig(Section):
 class ModelConfig(Section):
     """Which network."""
 
-    name: Literal["unet", "notebook", "segresnet", "segresnet-vae", "dynunet", "swin-unetr"] = (
-        "unet"
-    )
-    """`unet` is the default; `notebook` the Kaggle notebook's; the others are MONAI's."""
+    name: Literal[
+        "unet", "notebook", "segresnet", "vae-unet", "dynunet", "swin-unetr", "autoencoder"
+    ] = "unet"
+    """`unet` and `autoencoder` are our own, `notebook` the Kaggle notebook's, the others MONAI's."""
     widths: tuple[PositiveInt, ...] = (32, 64, 128, 256, 320, 320)
     """Channels of each level of `unet` and `dynunet`; levels that the patch is too small for are left out."""
     deep_supervision: bool = True
     """Whether coarser levels of `unet` are taught as well."""
+    latent: Annotated[PositiveInt, Field(multiple_of=64)] = 512
+    """Numbers that `autoencoder` makes of an image: the same for each of 64 places."""
+
+    @property
+    def task(self) -> TaskName:
+        """What the network is taught."""
+        return "reconstruction" if self.name == "autoencoder" else "segmentation"
 
 
 class LossConfig(Section):
-    """Soft Dice and binary cross-entropy per region."""
+    """Soft Dice and binary cross-entropy per region; the autoencoder's is the squared error."""
 
     dice: Annotated[float, Field(ge=0)] = 1.0
     """Weight of the mean of 1 - soft Dice over regions."""
@@ -102,6 +103,8 @@ class LossConfig(Section):
     """Weight of the mean binary cross-entropy over regions and voxels."""
     batch_dice: bool = False
     """Whether Dice is taken of the effective batch as a whole instead of patch by patch."""
+    ssim: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of 1 - structural similarity beside the squared error of `autoencoder`."""
 
 
 class OptimizerConfig(Section):
@@ -149,6 +152,8 @@ class TrainingConfig(Section):
     """Patches in one forward pass: what fits in memory."""
     precision: Literal["auto", "fp32", "fp16", "bf16"] = "auto"
     """`auto` takes what the device computes natively: bf16, else fp16 on a GPU, else fp32."""
+    memory: Literal["auto"] | None = None
+    """`auto` starts a run on the first rung predicted to fit in what is free; null on the first."""
     half_if_needed: bool = False
     """Whether float32 may give way to half precision when memory runs out on every other rung."""
     device: str = "auto"
@@ -211,6 +216,20 @@ class Config(Section):
                 f"training.micro_batch is {self.training.micro_batch} with patch.size 'whole': "
                 "brain crops differ in size, so expected a micro-batch of 1"
             )
+            raise ValueError(msg)
+        return self
+
+    @model_validator(mode="after")
+    def _settings_suit_the_task(self) -> Self:
+        # what a task has no use for would be left aside in silence
+        if self.model.task == "segmentation":
+            wrong = ["loss.ssim=0"] * (self.loss.ssim > 0)
+        else:
+            wrong = ["loss.batch_dice=false"] * self.loss.batch_dice
+            wrong += ["schedule.watch=val_loss"] * (self.schedule.watch == "val_dice")
+            wrong += ["validation.watch=val_loss"] * (self.validation.watch == "val_dice")
+        if wrong:
+            msg = f"with model.name {self.model.name!r}, expected {', '.join(wrong)}"
             raise ValueError(msg)
         return self
 

@@ -1,13 +1,17 @@
 """Files that a reader never sees half of: written beside, synced, and renamed."""
 
 import errno
+import logging
 import os
 import re
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from brats_seg.errors import EnvironmentalError
+
+log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -31,6 +35,27 @@ def whole_file(path: Path) -> Iterator[Path]:
         raise explained(error, path) from error
     finally:
         beside.unlink(missing_ok=True)
+
+
+def writable_folder(wanted: Path) -> Path:
+    """Return a folder to write to, made if need be: the one wanted, or else a temporary one.
+
+    For work that is looked at as it is made, such as a notebook's; a warning says where it went.
+    """
+    try:
+        wanted.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=wanted):
+            return wanted
+    except OSError as error:
+        instead = Path(tempfile.mkdtemp(prefix=f"{wanted.name}-"))
+        log.warning(
+            "%s cannot be written to (%s): results go to %s, which may not last. Name a folder that "
+            "is yours to write.",
+            wanted.absolute(),
+            error.strerror,
+            instead,
+        )
+        return instead
 
 
 def remove_leftovers(folder: Path) -> None:

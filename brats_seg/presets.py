@@ -1,7 +1,18 @@
-"""Named starting points for the settings; what a preset leaves out is the default of `config`."""
+"""Named starting points for the settings; what they leave out is the default of `config`."""
 
 from typing import Any
 
+OF_MODEL: dict[str, dict[str, Any]] = {
+    # a brain is encoded whole; what is altered would have to be reconstructed as well
+    "autoencoder": {
+        "patch": {"size": "whole", "foreground": 0.0, "per_case": 1},
+        "optimizer": {"name": "adamw", "lr": 1e-3},
+        "schedule": {"watch": "val_loss", "patience": 5},
+        "training": {"effective_batch": 2, "augment": "none"},
+        "validation": {"watch": "val_loss"},
+    },
+}
+"""What a `model.name` starts from instead, whatever the preset."""
 PRESETS: dict[str, dict[str, Any]] = {
     # phantom cases on two CPU cores, in minutes
     "demo": {

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Protocol, TypeVar
 
 from rich.console import Console
@@ -40,6 +41,8 @@ def _bar(console: Console) -> Iterator[Progress]:
         MofNCompleteColumn(),
         TimeRemainingColumn(),
     )
-    visible = console.is_terminal or console.is_jupyter
+    # in a notebook rich needs widgets, and says so at every bar where they are missing
+    in_notebook = console.is_jupyter and find_spec("ipywidgets") is not None
+    visible = console.is_terminal or in_notebook
     with Progress(*columns, console=console, transient=True, disable=not visible) as bar:
         yield bar

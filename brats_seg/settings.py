@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from brats_seg.config import Config
 from brats_seg.errors import ConfigError
-from brats_seg.presets import PRESETS
+from brats_seg.presets import OF_MODEL, PRESETS
 
 
 def load_config(
@@ -19,19 +19,26 @@ def load_config(
 ) -> Config:
     """Build the settings: defaults, then a preset, then YAML text, then `key=value` pairs.
 
-    Raises `ConfigError` naming the key, what was got and what is allowed.
+    What the network itself starts from lies between the preset and the text. Raises `ConfigError`
+    naming the key, what was got and what is allowed.
     """
+    given: dict[str, Any] = {}
+    _merge(given, _parsed(text, "the configuration file"))
+    for assignment in assignments:
+        _merge(given, _assigned(assignment))
     settings: dict[str, Any] = {}
     if preset is not None:
         _merge(settings, _preset(preset))
-    _merge(settings, _parsed(text, "the configuration file"))
-    for assignment in assignments:
-        _merge(settings, _assigned(assignment))
+    _merge(settings, _of_model(given))
+    _merge(settings, given)
     return config_of(settings)
 
 
 def config_of(settings: Mapping[str, Any]) -> Config:
     """Validate settings that are already a mapping, such as those of a checkpoint."""
+    model = settings.get("model")
+    if isinstance(model, Mapping) and model.get("name") == "segresnet-vae":  # in older runs
+        settings = {**settings, "model": {**model, "name": "vae-unet"}}
     try:
         return Config.model_validate(settings)
     except ValidationError as error:
@@ -42,6 +49,13 @@ def differing_settings(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
     """Return every setting that differs, by its dotted name, with the old and the new value."""
     before, after = _flat(old.model_dump()), _flat(new.model_dump())
     return {key: (before[key], after[key]) for key in before if before[key] != after[key]}
+
+
+def _of_model(given: Mapping[str, Any]) -> dict[str, Any]:
+    model = given.get("model")
+    # what is no mapping, or no name, is refused when all is checked
+    name = model.get("name") if isinstance(model, dict) else None
+    return OF_MODEL.get(name, {}) if isinstance(name, str) else {}
 
 
 def _preset(name: str) -> dict[str, Any]:

@@ -16,7 +16,10 @@ from brats_seg.config import FoldConfig
 from brats_seg.errors import FoldError
 from brats_seg.files import whole_file
 
+SPLIT_NAME = "split.csv"
+"""In the folder of a run: which cases it was trained on, and which were held out."""
 _COLUMNS = ("case_id", "patient_id", "fold")
+_ROLES = ("train", "validation")
 _N_NAMED = 5
 """Cases that a message names before it counts the rest."""
 
@@ -161,6 +164,42 @@ def write_folds(table: FoldTable, path: Path) -> None:
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow(_COLUMNS)
         writer.writerows((row.case_id, row.patient_id, row.fold) for row in table.rows)
+
+
+def read_split(path: Path) -> Split:
+    """Read what `write_split` wrote.
+
+    Raises:
+        FoldError: The file is missing or no split.
+    """
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            rows = [(row["case_id"], row["role"]) for row in csv.DictReader(stream)]
+        if not rows or not {role for _, role in rows} <= {*_ROLES}:
+            msg = f"found {len(rows)} rows"
+            raise ValueError(msg)
+    except FileNotFoundError:
+        msg = f"there is no {path}: it is written when the run is trained"
+        raise FoldError(msg) from None
+    except (KeyError, ValueError, csv.Error) as error:
+        msg = (
+            f"{path} is not the split of a run ({error}); expected the columns case_id and role, "
+            f"which is {' or '.join(_ROLES)}. The next start of the run writes it anew"
+        )
+        raise FoldError(msg) from None
+    train, validation = (
+        tuple(sorted(case_id for case_id, own in rows if own == role)) for role in _ROLES
+    )
+    return Split(train=train, validation=validation)
+
+
+def write_split(split: Split, path: Path) -> None:
+    """Write which cases are trained on and which are held out, as CSV."""
+    with whole_file(path) as beside, beside.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(("case_id", "role"))
+        for role, case_ids in zip(_ROLES, (split.train, split.validation), strict=True):
+            writer.writerows((case_id, role) for case_id in case_ids)
 
 
 def _check_no_repeats(rows: Sequence[FoldRow]) -> None:

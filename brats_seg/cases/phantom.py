@@ -5,6 +5,7 @@ real thing to learn from: grey and white matter, fluid, a bias field, noise, and
 nested regions. Coordinates run from the centre of the brain, with its surface at radius 1.
 """
 
+import csv
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from scipy.fft import irfftn, rfftn
 from scipy.ndimage import fourier_gaussian, gaussian_filter
 
 from brats_seg.cases.nifti import Geometry, write_volume
+from brats_seg.files import whole_file
 from brats_seg.labels import BRATS2017, LabelMap, RegionMasks, label_map_of
 
 Shape = tuple[int, int, int]
@@ -67,6 +69,27 @@ def write_phantom_cases(root: Path, *, n_cases: int, seed: int, shape: Shape = _
         volumes = (*phantom.images, phantom.label_map)
         for suffix, array in zip(_SUFFIXES, volumes, strict=True):
             write_volume(root / case_id / f"{case_id}_{suffix}.nii.gz", array, geometry)
+
+
+def write_phantom_survival(path: Path, *, n_cases: int, seed: int) -> None:
+    """Write a table of ages and survival for phantom cases, spelt as BraTS 2020 spells it.
+
+    Nothing of it has to do with the scans: whoever finds that survival can be told from them has
+    made a mistake. Every eighth patient lives, and of every ninth nothing is known.
+
+    Raises:
+        EnvironmentalError: The file cannot be written.
+    """
+    rng = np.random.default_rng([seed, n_cases])
+    with whole_file(path) as beside, beside.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(("BraTS21ID", "Age", "Survival_days", "Extent_of_Resection"))
+        for number in range(n_cases):
+            age, days = rng.normal(60, 11), int(rng.gamma(2, 210)) + 20
+            text = f"ALIVE ({days} days later)" if number % 8 == 7 else str(days)
+            survival = "NA" if number % 9 == 8 else text
+            resection = ("GTR", "STR", "NA")[number % 3]
+            writer.writerow((f"BraTS2021_{number:05d}", f"{age:.3f}", survival, resection))
 
 
 def make_phantom(rng: np.random.Generator, shape: Shape = _SHAPE, *, with_et: bool) -> Phantom:

@@ -10,7 +10,19 @@ import sys
 
 import typer
 
-from brats_seg.cli import certificate, evaluation, prediction, scans, training
+from brats_seg.cli import (
+    certificate,
+    crossval,
+    evaluation,
+    figure,
+    planning,
+    prediction,
+    reconstruction,
+    scans,
+    survival,
+    training,
+    tuning,
+)
 from brats_seg.errors import BratsError
 
 app = typer.Typer(
@@ -23,14 +35,21 @@ app = typer.Typer(
 for command in (
     scans.index,
     scans.prepare,
+    planning.plan,
     training.train,
     certificate.certify,
+    tuning.tune,
+    crossval.crossval,
     prediction.predict,
     prediction.export,
+    reconstruction.reconstruct,
     evaluation.evaluate,
+    survival.features,
+    survival.survival,
     scans.phantom,
 ):
     app.command()(command)
+app.add_typer(figure.app, name="figure")
 
 
 def main() -> None:

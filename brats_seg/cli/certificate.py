@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from brats_seg.cli.data import DataOption, prepared_path
 from brats_seg.cli.settings import (
     ConfigOption,
     PreparedOption,
@@ -14,7 +15,6 @@ from brats_seg.cli.settings import (
     SetOption,
     settings_of,
 )
-from brats_seg.cli.training import DEFAULT_DATA, DEMO_PATH, DataOption
 from brats_seg.errors import UsageError
 from brats_seg.progress import tracked
 
@@ -49,7 +49,7 @@ def certify(
     from brats_seg.training.probe import probe_run, probe_settings
 
     if run is not None:
-        probe = probe_run(run, _prepared_path(data, prepared), patches)
+        probe = probe_run(run, prepared_path(data, prepared), patches)
         own = probe.config.training
         where = choose_device(device or own.device, precision or own.precision)
     else:
@@ -66,18 +66,6 @@ def certify(
         _print_table(certificate)
     if not certificate.exact:
         raise typer.Exit(1)
-
-
-def _prepared_path(data: Path | None, prepared: Path | None) -> Path:
-    """Return the folder that `train` with the same flags prepares cases in."""
-    from brats_seg.data.fold import prepared_path_of
-
-    if prepared is not None:
-        return prepared
-    if data is not None:
-        return prepared_path_of(data)
-    usual = prepared_path_of(DEFAULT_DATA)
-    return usual if usual.exists() else prepared_path_of(DEMO_PATH)
 
 
 def _print_table(certificate: "Certificate") -> None:

@@ -1,6 +1,7 @@
 """The command that scores predictions."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,7 @@ from brats_seg.progress import tracked
 if TYPE_CHECKING:
     from brats_seg.evaluation.evaluate import Evaluation
     from brats_seg.evaluation.protocols import Protocol
+    from brats_seg.evaluation.summary import RegionSummary
 
 _MEASURES = ("dice", "hd95", "lesionwise_dice", "lesionwise_hd95", "lesionwise_nsd_1.0")
 """Columns that are shown on screen; the table has all."""
@@ -60,6 +62,14 @@ def _evaluate(reference: Path, prediction: Path, protocol: "Protocol", output: P
     write_scores(evaluation.scores, output)
     summaries = summarise_scores(evaluation.scores, np.random.default_rng(0))
     write_summary(summaries, output.with_suffix(".json"))
+    print_summaries(summaries)
+    print(f"wrote {output} and {output.with_suffix('.json')}. Research use only.")
+    if evaluation.missing or evaluation.failures:
+        raise typer.Exit(1)
+
+
+def print_summaries(summaries: "Sequence[RegionSummary]") -> None:
+    """Print a line for each region, with the means that people ask for first."""
     for summary in summaries:
         shown = ", ".join(
             f"{spread.column} {spread.mean:.4f} [{spread.mean_low:.4f}, {spread.mean_high:.4f}]"
@@ -67,9 +77,6 @@ def _evaluate(reference: Path, prediction: Path, protocol: "Protocol", output: P
             if spread.column in _MEASURES
         )
         print(f"{summary.region}: {shown}; {summary.n_reference_empty} of {summary.n_cases} empty")
-    print(f"wrote {output} and {output.with_suffix('.json')}. Research use only.")
-    if evaluation.missing or evaluation.failures:
-        raise typer.Exit(1)
 
 
 def _scored(reference: Path, prediction: Path, protocol: "Protocol") -> "Evaluation":
@@ -80,6 +87,12 @@ def _scored(reference: Path, prediction: Path, protocol: "Protocol") -> "Evaluat
     evaluation = evaluate_folders(
         reference, prediction, protocol, n_workers=n_workers, track=tracked
     )
+    print_remarks(evaluation, prediction)
+    return evaluation
+
+
+def print_remarks(evaluation: "Evaluation", prediction: Path) -> None:
+    """Tell what was scored, and what was unusual about it."""
     n_cases = len({score.case_id for score in evaluation.scores})
     print(
         f"{prediction}: {n_cases} cases, labels {', '.join(evaluation.prediction_labels)}, "
@@ -93,7 +106,6 @@ def _scored(reference: Path, prediction: Path, protocol: "Protocol") -> "Evaluat
         print(f"{failure.case_id}: not scored: {failure.reason}")
     for case_id in evaluation.without_reference:
         print(f"{case_id}: no reference, passed over")
-    return evaluation
 
 
 def _compare(reference: Path, sets: tuple[Path, Path], protocol: "Protocol") -> None:

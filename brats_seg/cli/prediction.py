@@ -39,7 +39,7 @@ def predict(
     t2f: Annotated[Path | None, typer.Option(help="One case: its FLAIR.")] = None,
     case_id: Annotated[str | None, typer.Option(help="One case: what to call it.")] = None,
     labels: Annotated[
-        str | None, typer.Option(help="Label convention to write.  [default: the scan's release's]")
+        str | None, typer.Option(help="Label convention to write. (default: the scan's release's)")
     ] = None,
     windows: Annotated[str | None, typer.Option(help="auto, whole or sliding.")] = None,
     window: Annotated[
@@ -81,7 +81,7 @@ def predict(
     from brats_seg.inference.settings import inference_config
 
     if as_json:
-        _log_to_stderr()
+        log_to_stderr()
     settings = inference_config(
         {
             "device": device,
@@ -149,7 +149,7 @@ def _predict(
             endings,
             folder,
             len(cases),
-            report=_print_json if as_json else _print_ending,
+            report=_print_json if as_json else print_ending,
             track=tracked,
         )
     if not as_json:
@@ -206,7 +206,7 @@ def _cases(
     return (single_input(case_id, given),)
 
 
-def _log_to_stderr() -> None:
+def log_to_stderr() -> None:
     """Leave the standard output to what machines read."""
     for handler in logging.getLogger("brats_seg").handlers:
         if isinstance(handler, logging.StreamHandler):
@@ -221,7 +221,8 @@ def _print_json(ending: "Ending") -> None:
     print(ending.record.model_dump_json(), flush=True)
 
 
-def _print_ending(ending: "Ending") -> None:
+def print_ending(ending: "Ending") -> None:
+    """Tell what became of a case."""
     record = ending.record
     if record.status == "failed":
         print(f"FAILED  {record.message}", flush=True)

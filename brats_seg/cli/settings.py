@@ -14,7 +14,7 @@ DEMO_CASES = 12
 """Phantom cases of a demo set."""
 
 PreparedOption = Annotated[
-    Path | None, typer.Option(help="Folder of prepared cases.  [default: prepared/<data name>]")
+    Path | None, typer.Option(help="Folder of prepared cases. (default: prepared/<data name>)")
 ]
 PresetOption = Annotated[
     str | None, typer.Option(help=f"Settings to start from: {', '.join(PRESETS)}.")

@@ -1,14 +1,13 @@
 """The command that trains."""
 
 import logging
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from brats_seg.cli.data import DataOption, data_or_demo
 from brats_seg.cli.settings import (
-    DEMO_CASES,
     ConfigOption,
     LabelsOption,
     PreparedOption,
@@ -19,24 +18,17 @@ from brats_seg.cli.settings import (
 )
 from brats_seg.config import Config
 from brats_seg.progress import tracked, untracked
+from brats_seg.training.stopping import StopRequest
 
 if TYPE_CHECKING:
     from brats_seg.training.trainer import Outcome
-
-DEFAULT_DATA = Path("data")
-DEMO_PATH = Path("prepared/demo-scans")
-
-DataOption = Annotated[
-    Path | None,
-    typer.Option(help="Folder of scans. Without it and with nothing under data/: a demo set."),
-]
 
 
 def train(
     data: DataOption = None,
     fold: Annotated[int, typer.Option(min=0, help="The fold that is held out.")] = 0,
     run: Annotated[
-        Path | None, typer.Option(help="Folder to write to.  [default: runs/fold<K>]")
+        Path | None, typer.Option(help="Folder to write to. (default: runs/fold<K>)")
     ] = None,
     preset: PresetOption = None,
     config: ConfigOption = None,
@@ -62,9 +54,7 @@ def train(
     prepared: PreparedOption = None,
 ) -> None:
     """Train a fold, or go on with it."""
-    if data is None and not _holds_anything(DEFAULT_DATA):
-        data = _demo_data()
-        preset = preset or "demo"
+    scans, preset = data_or_demo(data, preset)
     flags = {
         "model.name": model,
         "training.n_epochs": epochs,
@@ -78,32 +68,28 @@ def train(
         "cases.skip_bad": skip_bad or None,
     }
     chosen = settings_of(preset, config, settings, flags)
-    _train(
-        data or DEFAULT_DATA,
-        fold,
-        run or Path(f"runs/fold{fold}"),
-        chosen,
-        prepared,
-        max_hours,
-        fresh,
-    )
+    stop = StopRequest(max_hours)
+    run_path = run or Path(f"runs/fold{fold}")
+    train_fold(scans, fold, run_path, chosen, prepared=prepared, stop=stop, fresh=fresh)
+    if stop.signal is not None:
+        raise typer.Exit(128 + stop.signal)
 
 
-def _train(
+def train_fold(
     data: Path,
     fold: int,
     run_path: Path,
     config: Config,
+    *,
     prepared: Path | None,
-    max_hours: float | None,
-    fresh: bool,
-) -> None:
+    stop: StopRequest,
+    fresh: bool = False,
+) -> "Outcome":
+    """Train a fold, or go on with it, and tell how it went."""
     from brats_seg.data.fold import open_fold
     from brats_seg.training.ranks import joined_ranks
-    from brats_seg.training.stopping import StopRequest
     from brats_seg.training.trainer import Trainer
 
-    stop = StopRequest(max_hours)
     with joined_ranks() as ranks:
         if not ranks.is_first:
             logging.getLogger("brats_seg").setLevel(logging.ERROR)
@@ -119,8 +105,7 @@ def _train(
         outcome = trainer.run(fresh=fresh, stop=stop, track=track)
         if ranks.is_first:
             _tell(outcome, config.validation.watch, run_path)
-    if stop.signal is not None:
-        raise typer.Exit(128 + stop.signal)
+    return outcome
 
 
 def _tell(outcome: "Outcome", watched: str, run_path: Path) -> None:
@@ -130,19 +115,3 @@ def _tell(outcome: "Outcome", watched: str, run_path: Path) -> None:
         print(f"finished after {len(outcome.history)} epochs: {run_path}. Research use only.")
     else:
         print(f"stopped: {outcome.reason}. The same command goes on from {run_path / 'last.pt'}.")
-
-
-def _holds_anything(folder: Path) -> bool:
-    return folder.is_dir() and any(path.name != "README.md" for path in folder.iterdir())
-
-
-def _demo_data() -> Path:
-    """Return phantom cases, made once."""
-    print(f"no --data, and nothing under {DEFAULT_DATA}/: training on {DEMO_CASES} phantom cases")
-    if not DEMO_PATH.exists():
-        from brats_seg.cases.phantom import write_phantom_cases
-
-        beside = DEMO_PATH.with_name(f".{os.getpid()}-{DEMO_PATH.name}")
-        write_phantom_cases(beside, n_cases=DEMO_CASES, seed=0)
-        beside.rename(DEMO_PATH)
-    return DEMO_PATH

@@ -1,9 +1,10 @@
 """Patches and whole cases as tensors: what networks learn from and are scored on."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -28,8 +29,22 @@ class Sample:
     image: Tensor
     """(4, X, Y, Z) float32, normalised."""
     target: Tensor
-    """(3, X, Y, Z) uint8: 1 inside the region."""
+    """(3, X, Y, Z) uint8: 1 inside the region; or the image itself, to be reconstructed."""
     case_id: str
+
+
+TargetOf: TypeAlias = Callable[[PreparedCase, Tensor, LabelMap], Tensor]
+"""What a network is to make of an image (4, X, Y, Z) of a case with labels (X, Y, Z)."""
+
+
+def region_target(case: PreparedCase, image: Tensor, labels: LabelMap) -> Tensor:
+    """Return the regions, (3, X, Y, Z) uint8."""
+    return torch.from_numpy(case.regions_of(labels).view(np.uint8))
+
+
+def image_target(case: PreparedCase, image: Tensor, labels: LabelMap) -> Tensor:
+    """Return the image itself."""
+    return image
 
 
 class PatchDataset(Dataset[Sample]):
@@ -39,7 +54,14 @@ class PatchDataset(Dataset[Sample]):
     """
 
     def __init__(
-        self, folder: Path, *, patch: PatchConfig, multiple: Triple, augment: str, seed: int
+        self,
+        folder: Path,
+        *,
+        patch: PatchConfig,
+        multiple: Triple,
+        augment: str,
+        seed: int,
+        target_of: TargetOf = region_target,
     ) -> None:
         """Take patches from the prepared cases of a folder.
 
@@ -49,12 +71,14 @@ class PatchDataset(Dataset[Sample]):
             multiple: What the size of a whole case is rounded up to.
             augment: Name of the list of changes.
             seed: Of the run.
+            target_of: Makes the targets.
         """
         self._folder = folder
         self._patch = patch
         self._multiple = multiple
         self._augmentation = AUGMENTATIONS[augment]
         self._seed = seed
+        self._target_of = target_of
         self._buffers = Buffers()
 
     def __getitem__(self, draw: Draw) -> Sample:
@@ -69,7 +93,8 @@ class PatchDataset(Dataset[Sample]):
             motion = draw_motion(self._augmentation, rng)
             image, labels = read_moved(case, self._place(case, draw), motion, self._buffers)
             alter_intensities(image, self._augmentation, rng)
-        return _sample(case, image, labels)
+        target = self._target_of(case, image, labels)
+        return Sample(image=image, target=target, case_id=case.case_id)
 
     def _place(self, case: PreparedCase, draw: Draw) -> Box:
         if self._patch.size == "whole":
@@ -83,7 +108,7 @@ class PatchDataset(Dataset[Sample]):
         )
 
 
-def whole_case(folder: Path, case_id: str) -> Sample:
+def whole_case(folder: Path, case_id: str, target_of: TargetOf = region_target) -> Sample:
     """Return the brain crop of a prepared case, as it is.
 
     Raises:
@@ -92,11 +117,7 @@ def whole_case(folder: Path, case_id: str) -> Sample:
     case = open_case(folder, case_id)
     box = Box.at(ORIGIN, case.shape)
     image = torch.from_numpy(case.read_image(box)).to(torch.float32)
-    return _sample(case, image, case.read_labels(box))
-
-
-def _sample(case: PreparedCase, image: Tensor, labels: LabelMap) -> Sample:
-    target = torch.from_numpy(case.regions_of(labels).view(np.uint8))
+    target = target_of(case, image, case.read_labels(box))
     return Sample(image=image, target=target, case_id=case.case_id)
 
 

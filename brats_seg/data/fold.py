@@ -142,6 +142,7 @@ def _labelled(index: CaseIndex, *, skip_bad: bool) -> tuple[Case, ...]:
 
 
 def _fold_data(folder: Path, split: Split, there: Collection[str]) -> FoldData:
+    """Return the fold without the cases that are not there."""
     split = Split(
         train=tuple(case_id for case_id in split.train if case_id in there),
         validation=tuple(case_id for case_id in split.validation if case_id in there),
@@ -149,6 +150,15 @@ def _fold_data(folder: Path, split: Split, there: Collection[str]) -> FoldData:
     if not split.train or not split.validation:
         msg = f"of the fold's cases none is left to {'train on' if not split.train else 'hold out'}"
         raise FoldError(msg)
+    return open_split(folder, split)
+
+
+def open_split(folder: Path, split: Split) -> FoldData:
+    """Open the prepared cases of a split.
+
+    Raises:
+        CaseError: One of them is not prepared.
+    """
     cases = [open_case(folder, case_id) for case_id in (*split.train, *split.validation)]
     x, y, z = zip(*(case.shape for case in cases), strict=True)
     content = "\n".join([*(case.key for case in cases), "held out:", *split.validation])

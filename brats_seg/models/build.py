@@ -8,6 +8,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from brats_seg.config import ModelConfig
 from brats_seg.errors import ConfigError
 from brats_seg.labels import MODALITIES, REGIONS
+from brats_seg.models.autoencoder import Autoencoder
 from brats_seg.models.notebook import SMALLEST_PATCH, NotebookUNet
 from brats_seg.models.unet import SMALLEST_AXIS, Triple, UNet, level_strides
 
@@ -18,8 +19,8 @@ def build_model(config: ModelConfig, patch: Triple) -> nn.Module:
     """Build a network for patches of that many voxels, or of multiples of `size_multiple`.
 
     In training mode it turns `(N, 4, X, Y, Z)` into a `TrainingOutput`, in evaluation mode into
-    logits `(N, 3, X, Y, Z)`. Weights are drawn from torch's global generator. Raises `ConfigError`
-    if the patch does not fit the network.
+    logits `(N, 3, X, Y, Z)`; the autoencoder into an image `(N, 4, X, Y, Z)` in both. Weights are
+    drawn from torch's global generator. Raises `ConfigError` if the patch does not fit the network.
     """
     _check_patch(config, patch)
     n_in, n_out = len(MODALITIES), len(REGIONS)
@@ -34,6 +35,8 @@ def build_model(config: ModelConfig, patch: Triple) -> nn.Module:
         )
     if config.name == "notebook":
         return NotebookUNet(n_in=n_in, n_out=n_out)
+    if config.name == "autoencoder":
+        return Autoencoder(n_channels=n_in, latent=config.latent)
     return _monai_network(config, patch)
 
 
@@ -47,11 +50,11 @@ def size_multiple(config: ModelConfig, patch: Triple) -> Triple:
         case "unet" | "dynunet":
             x, y, z = zip(*level_strides(patch, len(config.widths)), strict=True)
             return prod(x), prod(y), prod(z)
-        case "notebook":
+        case "notebook" | "autoencoder":
             return 1, 1, 1
         case "segresnet":
             return 8, 8, 8
-        case "segresnet-vae":
+        case "vae-unet":
             return 16, 16, 16
         case "swin-unetr":
             return 32, 32, 32
@@ -74,8 +77,8 @@ def _monai_network(config: ModelConfig, patch: Triple) -> nn.Module:
     n_in, n_out = len(MODALITIES), len(REGIONS)
     if config.name == "segresnet":
         return monai_networks.segresnet(n_in, n_out)
-    if config.name == "segresnet-vae":
-        return monai_networks.segresnet_vae(n_in, n_out, patch)
+    if config.name == "vae-unet":
+        return monai_networks.vae_unet(n_in, n_out, patch)
     if config.name == "swin-unetr":
         return monai_networks.swin_unetr(n_in, n_out)
     strides = level_strides(patch, len(config.widths))
@@ -112,9 +115,11 @@ def _smallest_axis(config: ModelConfig) -> int:
             return SMALLEST_AXIS
         case "notebook":
             return SMALLEST_PATCH
+        case "autoencoder":
+            return 1
         case "segresnet":
             return 8
-        case "segresnet-vae":
+        case "vae-unet":
             return 16
         case "swin-unetr":
             return 64  # its InstanceNorm at 1/32 of the size cannot learn from a single voxel

@@ -66,7 +66,7 @@ class AutoencoderNetwork(nn.Module):
         """
         if self.training and tuple(image.shape[2:]) != self.patch:
             msg = (
-                f"model.name 'segresnet-vae' was built for patches of {self.patch} and got "
+                f"model.name 'vae-unet' was built for patches of {self.patch} and got "
                 f"{tuple(image.shape[2:])}: its autoencoder has one size. Give patch.size as three "
                 "numbers, or take 'segresnet'."
             )
@@ -85,7 +85,7 @@ def segresnet(n_in: int, n_out: int) -> MonaiNetwork:
     return MonaiNetwork(network, _levels_of_segresnet(network))
 
 
-def segresnet_vae(n_in: int, n_out: int, patch: Triple) -> AutoencoderNetwork:
+def vae_unet(n_in: int, n_out: int, patch: Triple) -> AutoencoderNetwork:
     """Build SegResNetVAE for patches of one size."""
     network = SegResNetVAE(
         input_image_size=patch, in_channels=n_in, out_channels=n_out, **_SEGRESNET

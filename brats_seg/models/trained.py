@@ -6,15 +6,16 @@ opening one runs no code. What prediction needs of it are the entries `model`, `
 
 import pickle
 import zipfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-from brats_seg.config import Config
-from brats_seg.errors import ResumeError
+from brats_seg.config import Config, TaskName
+from brats_seg.errors import ResumeError, UsageError
+from brats_seg.files import whole_file
 from brats_seg.labels import MODALITIES, REGIONS
 from brats_seg.settings import config_of
 
@@ -30,6 +31,9 @@ _DAMAGE = (
     zipfile.BadZipFile,
 )
 """What torch and zipfile raise when a file is not what it should be."""
+
+Window: TypeAlias = tuple[int, int, int] | Literal["whole"]
+"""Voxels that a network is given at once; `whole` is the brain crop in one pass."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +56,7 @@ class ModelIdentity:
     """Volume below which a component of WT, TC, ET is taken for a mistake."""
     smallest_et_mm3: float = 0.0
     """Volume of all ET together below which it is taken for necrosis."""
-    window: tuple[int, int, int] | None = None
+    window: Window | None = None
     """Window that scores best on unseen cases; none was looked for where it is None."""
 
 
@@ -86,6 +90,36 @@ def load_trained(path: Path) -> TrainedModel:
         identity=ModelIdentity(**content["identity"]),
         config=config_of(content["config"]),
     )
+
+
+def require_task(trained: TrainedModel, task: TaskName, path: Path) -> None:
+    """Raise `UsageError` if what was read from `path` was taught something else."""
+    found = trained.config.model
+    if found.task != task:
+        msg = (
+            f"{path}: found a {found.task} run, model.name {found.name!r}; expected a {task} run. "
+            f"{_INSTEAD[task]}"
+        )
+        raise UsageError(msg)
+
+
+_INSTEAD: dict[TaskName, str] = {
+    "segmentation": "An autoencoder gives no label maps: use it with `reconstruct` and `features`.",
+    "reconstruction": "Train one with `brats-seg train --model autoencoder`.",
+}
+"""What to do where a run of that task is missing."""
+
+
+def store_identity(path: Path, identity: ModelIdentity) -> None:
+    """Rewrite a checkpoint with another identity, and all else as it was.
+
+    What was fitted to weights lies in their file, so that the two cannot part. Raises `ResumeError`
+    as `read_checkpoint`.
+    """
+    content = read_checkpoint(path, torch.device("cpu"))
+    content["identity"] = asdict(identity)
+    with whole_file(path) as beside:
+        torch.save(content, beside)
 
 
 def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:

@@ -111,7 +111,7 @@ class UNet(nn.Module):
         n_heads = max(1, len(widths) - 2) if deep_supervision else 1
         self.heads = nn.ModuleList(nn.Conv3d(width, n_out, 1) for width in widths[:n_heads])
         self.checkpointing = Checkpointing.NONE
-        self.apply(_initialise)
+        self.apply(initialise)
 
     def forward(self, image: Tensor) -> Tensor | TrainingOutput:
         """Give logits: a `TrainingOutput` in training mode, else `(N, n_out, X, Y, Z)`."""
@@ -132,8 +132,8 @@ class UNet(nn.Module):
         return TrainingOutput(logits=(finest, *reversed(coarser)))
 
 
-def _initialise(module: nn.Module) -> None:
-    # He et al. 2015, for the slope in use
+def initialise(module: nn.Module) -> None:
+    """Draw the weights of a convolution as He et al. 2015, for the slope in use."""
     if isinstance(module, nn.Conv3d | nn.ConvTranspose3d):
         nn.init.kaiming_normal_(module.weight, a=LEAKY_SLOPE)
         if module.bias is not None:

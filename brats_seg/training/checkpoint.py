@@ -4,16 +4,16 @@ A checkpoint is a dictionary of plain values and tensors, read with `weights_onl
 opening one runs no code. Its entry `model` is the plain state dict of the network.
 """
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from brats_seg.files import whole_file
 from brats_seg.models.trained import SCHEMA_VERSION, ModelIdentity, read_checkpoint
-from brats_seg.training.history import Tally
+from brats_seg.training.tally import Tally
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +52,12 @@ class Checkpoint:
     environment: dict[str, str] = field(default_factory=dict)
     """Versions and device that the checkpoint was made with."""
     schema_version: int = SCHEMA_VERSION
+
+    def for_prediction(self, model: dict[str, Tensor]) -> Self:
+        """Return it with those weights, and without what only training needs."""
+        return replace(
+            self, model=model, optimizer=None, schedule=None, ladder=None, scaler=None, ema=None
+        )
 
 
 def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:

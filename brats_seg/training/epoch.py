@@ -15,6 +15,7 @@ from brats_seg.data.patches import Draw, epoch_draws
 from brats_seg.models.build import size_multiple
 from brats_seg.models.device import Device
 from brats_seg.training.gradient import MicroBatch
+from brats_seg.training.task import task_of
 
 
 def epoch_windows(
@@ -67,6 +68,7 @@ def _dataset(data: FoldData, config: Config, augment: str) -> PatchDataset:
         multiple=size_multiple(config.model, patch_shape(config, data)),
         augment=augment,
         seed=config.training.seed,
+        target_of=task_of(config).target_of,
     )
 
 

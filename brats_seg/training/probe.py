@@ -11,10 +11,10 @@ from brats_seg.cases.folds import read_folds
 from brats_seg.config import Config
 from brats_seg.data.dataset import PatchDataset
 from brats_seg.data.patches import epoch_draws
-from brats_seg.errors import ResumeError, UsageError
+from brats_seg.errors import ConfigError, ResumeError, UsageError
 from brats_seg.models.build import build_model, size_multiple
 from brats_seg.models.device import Device
-from brats_seg.models.trained import load_trained
+from brats_seg.models.trained import load_trained, require_task
 from brats_seg.progress import Track
 from brats_seg.training.accumulation import Accumulator
 from brats_seg.training.epoch import MicroBatches
@@ -57,7 +57,7 @@ def probe_run(path: Path, prepared: Path, n_patches: int) -> Probe:
     """Take the weights of a run, and patches of the prepared cases if there are any, else phantoms.
 
     Raises:
-        UsageError: The run has no checkpoint.
+        UsageError: The run has no checkpoint, or does not segment.
         ResumeError: Its checkpoint is damaged, or of a network that the settings cannot build.
     """
     run = Run(path=path)
@@ -66,6 +66,7 @@ def probe_run(path: Path, prepared: Path, n_patches: int) -> Probe:
         msg = f"{path} holds neither last.pt nor best.pt: give the folder of a run, or a --preset"
         raise UsageError(msg)
     trained = load_trained(file)
+    require_task(trained, "segmentation", path)
     network = build_model(trained.config.model, trained.identity.patch)
     try:
         network.load_state_dict(trained.weights)
@@ -89,7 +90,17 @@ def probe_run(path: Path, prepared: Path, n_patches: int) -> Probe:
 
 
 def probe_settings(config: Config, n_patches: int, device: Device, track: Track) -> Probe:
-    """Build the network of the settings, and train it for a moment on phantom patches."""
+    """Build the network of the settings, and train it for a moment on phantom patches.
+
+    Raises:
+        ConfigError: The network does not segment.
+    """
+    if config.model.task != "segmentation":
+        msg = (
+            f"model.name is {config.model.name!r}; expected a network that segments, as the losses "
+            "that are measured do. An autoencoder's is a mean over patches, like that of patch Dice"
+        )
+        raise ConfigError(msg)
     longest = (LONGEST_AXIS, LONGEST_AXIS, LONGEST_AXIS)
     size = longest if config.patch.size == "whole" else _measured_size(config, config.patch.size)
     torch.manual_seed(config.training.seed)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from brats_seg.cases.folds import SPLIT_NAME, Split, write_split
 from brats_seg.config import Config
 from brats_seg.errors import ResumeError
 from brats_seg.files import remove_leftovers, whole_file
@@ -21,7 +22,13 @@ from brats_seg.training.checkpoint import Checkpoint, load_checkpoint
 log = logging.getLogger(__name__)
 
 FREE_SETTINGS = frozenset(
-    {"training.device", "training.n_workers", "training.checkpoint_minutes", "training.micro_batch"}
+    {
+        "training.device",
+        "training.n_workers",
+        "training.checkpoint_minutes",
+        "training.micro_batch",
+        "training.memory",
+    }
 )
 """May change between two starts of a run: the mathematics stays what it was."""
 
@@ -42,10 +49,11 @@ class Run:
         """The weights that did best on the held-out cases."""
         return self.path / "best.pt"
 
-    def begin(self, config: Config, device: Device) -> None:
-        """Write down the settings and the environment."""
+    def begin(self, config: Config, split: Split, device: Device) -> None:
+        """Write down the settings, the cases and the environment."""
         with whole_file(self.path / "config.yaml") as beside:
             beside.write_text(config.to_yaml())
+        write_split(split, self.path / SPLIT_NAME)
         with whole_file(self.path / "environment.json") as beside:
             beside.write_text(json.dumps(environment_of(device), indent=2) + "\n")
         remove_leftovers(self.path)

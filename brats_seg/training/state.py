@@ -17,10 +17,10 @@ from brats_seg.models.trained import ModelIdentity
 from brats_seg.training.accumulation import Accumulator, StepResult
 from brats_seg.training.checkpoint import Checkpoint, Position
 from brats_seg.training.criterion import Criterion
-from brats_seg.training.history import Tally
 from brats_seg.training.ladder import Ladder
 from brats_seg.training.ranks import Ranks
 from brats_seg.training.schedule import Schedule, build_schedule
+from brats_seg.training.tally import Tally
 
 
 @dataclass(kw_only=True, slots=True)

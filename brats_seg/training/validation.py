@@ -13,50 +13,33 @@ from brats_seg.data.fold import FoldData
 from brats_seg.data.patches import Draw
 from brats_seg.models.build import size_multiple
 from brats_seg.models.device import Device
-from brats_seg.models.output import as_output
 from brats_seg.models.windows import predict_logits
-from brats_seg.training.criterion import Criterion, Output, whole_loss
+from brats_seg.training.criterion import whole_loss
 from brats_seg.training.epoch import held_out_patches, patch_shape
-from brats_seg.training.history import Tally
+from brats_seg.training.tally import Tally
+from brats_seg.training.task import Task, task_of
 
 Predict: TypeAlias = Callable[[nn.Module, Tensor], Tensor]
-"""Turns an image `(4, X, Y, Z)` into logits `(3, X, Y, Z)`."""
-
-
-def count_voxels(output: Output, target: Tensor) -> Tensor:
-    """Return agreement per patch: `(N, 4, R)`, true positive, false positive, false negative, true negative.
-
-    A voxel is predicted where its probability is above one half, that is, its logit above zero.
-    """
-    predicted = as_output(output).logits[0] > 0
-    reference = target > 0
-    voxels = (2, 3, 4)
-    both = (predicted & reference).sum(voxels)
-    n_predicted, n_reference = predicted.sum(voxels), reference.sum(voxels)
-    n_voxels = predicted[0, 0].numel()
-    return torch.stack(
-        [both, n_predicted - both, n_reference - both, n_voxels - n_predicted - n_reference + both],
-        1,
-    )
+"""Turns an image `(4, X, Y, Z)` into what the network makes of it, such as logits `(3, X, Y, Z)`."""
 
 
 def validate(
     network: nn.Module,
-    criterion: Criterion,
+    task: Task,
     samples: Iterable[Sample],
     device: Device,
     predict: Predict,
 ) -> Tally:
-    """Add up the losses and voxels of samples, one by one."""
+    """Add up the losses of samples and what is measured of them, one by one."""
     tally = Tally()
     network.eval()
     with torch.inference_mode():
         for sample in samples:
             target = sample.target[None].to(device.torch_device).float()
-            logits = predict(network, sample.image)[None].to(device.torch_device)
-            tally.loss_sum += float(whole_loss(criterion, logits, target))
+            output = predict(network, sample.image)[None].to(device.torch_device)
+            tally.loss_sum += float(whole_loss(task.criterion, output, target))
             tally.n_patches += 1
-            tally.add(sample.case_id, count_voxels(logits, target)[0].tolist())
+            tally.add(sample.case_id, task.measure(output, target)[0].tolist())
     network.train()
     return tally
 
@@ -76,8 +59,9 @@ def plan_validation(
     """Return whole cases every few epochs and in the last, patches or None in the others."""
     validation = config.validation
     if (epoch + 1) % validation.every == 0 or epoch + 1 == config.training.n_epochs:
+        target_of = task_of(config).target_of
         return ValidationPlan(
-            samples=(whole_case(data.folder, case_id) for case_id in case_ids),
+            samples=(whole_case(data.folder, case_id, target_of) for case_id in case_ids),
             n_samples=len(case_ids),
             predict=case_predictor(config, device, patch_shape(config, data)),
         )

@@ -1,0 +1,81 @@
+"""An autoencoder: a brain as one vector of numbers, and the image that they tell of.
+
+Features are `(N, C, X, Y, Z)`. An image of any size is first brought to one grid, and in the end
+back to its size: brains of all sizes fill the same grid, so that a number of the vector means the
+same place in each, and the work does not grow with the image. Nothing but the vector, and the size
+to give back, goes from the encoder to the decoder. What it tells is how an image differs from the
+mean image, which is learnt as it is.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from brats_seg.models.rungs import Checkpointing, run_level
+from brats_seg.models.unet import Block, Triple, initialise
+
+CELLS: Triple = (4, 4, 4)
+"""Places along X, Y and Z that the numbers are shared out to. What the numbers of one place say is
+learnt from all of them; a matrix from all features to all numbers learns a few hundred brains by
+heart."""
+GRID: Triple = (64, 64, 64)
+"""Voxels of 2 to 3 mm in a brain: a few hundred numbers tell of nothing finer."""
+_WIDTHS = (16, 32, 64, 128)
+"""Channels of each level; the finest has half the voxels of the grid along each axis."""
+_MEAN_SPEED = 30.0
+"""How much faster the mean image moves than weights: it has farther to go, to the intensities."""
+
+
+class Autoencoder(nn.Module):
+    """Encode an image in `latent` numbers, a multiple of the cells, and decode it from them."""
+
+    def __init__(self, *, n_channels: int, latent: int) -> None:
+        super().__init__()
+        lowest, per_cell = _WIDTHS[-1], latent // (CELLS[0] * CELLS[1] * CELLS[2])
+        above = (n_channels, *_WIDTHS[:-1])
+        self.encoder = nn.ModuleList(map(_descent, above, _WIDTHS))
+        self.to_cells = nn.Sequential(
+            Block(lowest, lowest), nn.Conv3d(lowest, per_cell, 1), nn.AdaptiveAvgPool3d(CELLS)
+        )
+        self.from_cells = nn.Conv3d(per_cell, lowest, 1, bias=False)
+        # tells the places apart
+        self.places = nn.Parameter(torch.empty(lowest, *CELLS))
+        below = (*_WIDTHS[1:], lowest)
+        self.decoder = nn.ModuleList(map(_ascent, below, _WIDTHS, range(1, len(below) + 1)))
+        self.head = nn.Conv3d(_WIDTHS[0], n_channels, 1)
+        self.mean_image = nn.Parameter(torch.zeros(n_channels, *(n // 2 for n in GRID)))
+        self.checkpointing = Checkpointing.NONE
+        self.apply(initialise)
+        nn.init.normal_(self.places)
+        nn.init.zeros_(self.head.weight)  # learning begins at the mean image
+
+    def encode(self, image: Tensor) -> Tensor:
+        """`(N, C, X, Y, Z)` of any size -> `(N, latent)`."""
+        features = functional.adaptive_avg_pool3d(image, GRID)
+        for level, encode in enumerate(self.encoder):
+            features = run_level(self.checkpointing, level, encode, features)
+        cells = run_level(self.checkpointing, len(self.encoder), self.to_cells, features)
+        return cells.flatten(1)
+
+    def decode(self, latent: Tensor, size: Iterable[int]) -> Tensor:
+        """`(N, latent)` -> `(N, C, X, Y, Z)` of the size that is asked for."""
+        features = self.from_cells(latent.unflatten(1, (-1, *CELLS))) + self.places
+        for level in reversed(range(len(self.decoder))):
+            features = run_level(self.checkpointing, level, self.decoder[level], features)
+        image = self.head(features) + _MEAN_SPEED * self.mean_image
+        return functional.interpolate(image, size=tuple(size), mode="trilinear")
+
+    def forward(self, image: Tensor) -> Tensor:
+        """`(N, C, X, Y, Z)` -> its reconstruction, of the same shape, in either mode."""
+        return self.decode(self.encode(image), image.shape[2:])
+
+
+def _descent(n_above: int, n_here: int) -> Block:
+    return Block(n_above, n_here, (2, 2, 2))
+
+
+def _ascent(n_below: int, n_here: int, level: int) -> nn.Sequential:
+    x, y, z = (n // 2**level for n in GRID)
+    return nn.Sequential(nn.Upsample((x, y, z), mode="trilinear"), Block(n_below, n_here))

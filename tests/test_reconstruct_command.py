@@ -1,0 +1,206 @@
+"""`reconstruct` as a person types it: what it prints, draws, and ends with."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from brats_seg.cli import main
+from brats_seg.config import Config, ModelConfig, PatchConfig, ValidationConfig
+from brats_seg.errors import CaseError, UsageError
+from brats_seg.inference.inputs import find_inputs
+from brats_seg.inference.model import build_single
+from brats_seg.inference.reconstruction import Reconstruction, Reconstructor
+from brats_seg.inference.scan import Scan, read_scan
+from brats_seg.models.autoencoder import Autoencoder
+from brats_seg.models.device import Device
+from brats_seg.models.trained import ModelIdentity, load_trained
+from tests.builders import write_case
+from tests.inference_builders import write_run
+
+CPU = Device(torch_device=torch.device("cpu"))
+IDENTITY = ModelIdentity(conventions=("brats2017",), patch=(24, 24, 16), fingerprint="cases")
+Run = Callable[..., tuple[int, str, str]]
+
+
+def config_of(size: object = "whole") -> Config:
+    return Config(
+        model=ModelConfig(name="autoencoder", latent=64),
+        patch=PatchConfig.model_validate({"size": size}),
+        validation=ValidationConfig(watch="val_loss"),
+    )
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Return exit code, output and errors of the program, run in this process."""
+
+    def run_here(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["brats-seg", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        shown = capsys.readouterr()
+        return int(ended.value.code or 0), shown.out, shown.err
+
+    return run_here
+
+
+@pytest.fixture
+def autoencoder(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "run", identity=IDENTITY, config=config_of())
+
+
+@pytest.fixture
+def scan(tmp_path: Path) -> Scan:
+    (case_input,) = find_inputs([write_case(tmp_path / "scans")])
+    return read_scan(case_input, (1.0, 1.0, 1.0))
+
+
+class Darker(nn.Module):
+    """Gives back what it gets, with the second modality less by a half."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        return image - 0.5 * torch.tensor([0.0, 1, 0, 0]).view(1, 4, 1, 1, 1)
+
+
+def reconstructor_of(network: nn.Module, path: Path, size: object = "whole") -> Reconstructor:
+    """Return one with a network whose answer is known."""
+    run = write_run(path / "run", identity=IDENTITY, config=config_of(size))
+    (member,) = build_single(load_trained(run / "best.pt"), CPU).members
+    known = type(member)(
+        network=network,
+        config=member.config,
+        patch=member.patch,
+        window=member.window,
+        channels=member.channels,
+        regions=member.regions,
+    )
+    return Reconstructor(member=known, device=CPU, spacing_mm=(1.0, 1.0, 1.0))
+
+
+def test_the_error_is_computed_by_hand() -> None:
+    """Two voxels of brain, one of them missed by 2 in the first modality; air does not count."""
+    image = np.zeros((4, 3, 1, 1), dtype=np.float32)
+    image[:, :2] = 1
+    reconstruction = image.copy()
+    reconstruction[0, 0] += 2
+    reconstruction[:, 2] = 7
+
+    made = Reconstruction(case_id="a", image=image, reconstruction=reconstruction, warnings=())
+
+    assert made.rmse == pytest.approx((2 / np.sqrt(2), 0, 0, 0))
+
+
+@pytest.mark.parametrize("size", ["whole", (16, 16, 16)])
+def test_whole_crops_and_windows_give_what_the_network_gives(
+    tmp_path: Path, scan: Scan, size: object
+) -> None:
+    made = reconstructor_of(Darker(), tmp_path, size).reconstruct(scan)
+
+    assert made.reconstruction.shape == scan.image.shape
+    assert made.rmse == pytest.approx((0, 0.5, 0, 0), abs=1e-5)
+
+
+def test_a_network_that_gives_no_numbers_is_an_error_of_the_case(
+    tmp_path: Path, scan: Scan
+) -> None:
+    class Broken(nn.Module):
+        def forward(self, image: Tensor) -> Tensor:
+            return image / 0
+
+    with pytest.raises(CaseError, match=r"voxels that are no numbers.*--precision fp32"):
+        reconstructor_of(Broken(), tmp_path).reconstruct(scan)
+
+
+def test_modalities_in_another_order_come_back_in_ours(tmp_path: Path, scan: Scan) -> None:
+    identity = ModelIdentity(
+        conventions=(), patch=(8, 8, 8), fingerprint="", modalities=("t2f", "t1n", "t2w", "t1c")
+    )
+    run = write_run(tmp_path / "run", identity=identity, config=config_of())
+    found = Reconstructor.load(run, CPU)
+    network = found.member.network
+    assert isinstance(network, Autoencoder)
+
+    with torch.inference_mode():
+        decoded = network(torch.from_numpy(scan.image)[[3, 0, 2, 1]][None])[0]
+
+    made = found.reconstruct(scan).reconstruction
+    assert np.allclose(made[3], decoded[0], atol=1e-5)
+    assert np.allclose(made[1], decoded[3], atol=1e-5)
+
+
+def test_it_draws_a_case_and_tells_the_error_of_each_modality(
+    run: Run, autoencoder: Path, tmp_path: Path
+) -> None:
+    folder = write_case(tmp_path / "scans")
+
+    code, shown, said = run("reconstruct", autoencoder, folder, "-o", "pictures")
+
+    assert code == 0, said
+    assert "BraTS2021_00000: error " in shown
+    assert all(f"{modality} " in shown for modality in ("t1n", "t1c", "t2w", "t2f"))
+    assert "Research use only." in shown
+    picture = tmp_path / "pictures" / "BraTS2021_00000.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_machines_read_a_line_of_json_and_a_bad_case_does_not_stop_the_others(
+    run: Run, autoencoder: Path, tmp_path: Path
+) -> None:
+    write_case(tmp_path / "scans", "BraTS2021_00000")
+    bad = write_case(tmp_path / "scans", "BraTS2021_00001")
+    (bad / "BraTS2021_00001_t2.nii.gz").unlink()
+
+    code, shown, said = run("reconstruct", autoencoder, tmp_path / "scans", "--json")
+
+    assert code == 1
+    (record,) = map(json.loads, shown.splitlines())
+    assert record["case_id"] == "BraTS2021_00000"
+    assert list(record["rmse"]) == ["t1n", "t1c", "t2w", "t2f"]
+    assert record["mean_rmse"] == pytest.approx(sum(record["rmse"].values()) / 4)
+    assert "FAILED" in said
+    assert "BraTS2021_00001" in said
+    assert "no t2w" in said
+
+
+def test_a_segmentation_run_is_refused(run: Run, tmp_path: Path) -> None:
+    segmentation = write_run(tmp_path / "run")
+
+    code, _, said = run("reconstruct", segmentation, write_case(tmp_path / "scans"))
+
+    assert code == 2
+    assert "expected a reconstruction run. Train one with `brats-seg train --model auto" in said
+
+
+def test_an_autoencoder_is_refused_by_what_segments(
+    run: Run, autoencoder: Path, tmp_path: Path
+) -> None:
+    case = write_case(tmp_path / "scans")
+
+    ended = [
+        run("predict", case, "-o", "out", "--model", autoencoder),
+        run("export", autoencoder, "-o", "exported"),
+        run("certify", "--run", autoencoder),
+    ]
+
+    assert [code for code, _, _ in ended] == [2, 2, 2]
+    assert all("expected a segmentation run. An autoencoder" in said for _, _, said in ended)
+    assert not (tmp_path / "exported").exists()
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"holds no model"):
+        Reconstructor.load(tmp_path, CPU)
+
+
+def test_certify_says_why_it_has_no_losses_for_an_autoencoder(run: Run) -> None:
+    code, _, said = run("certify", "--set", "model.name=autoencoder")
+
+    assert code == 2
+    assert "model.name is 'autoencoder'; expected a network that segments" in said
