@@ -14,7 +14,7 @@ ARGS   ?=
 FLAGS   = $(if $(RUN),--run $(RUN)) $(if $(PRESET),--preset $(PRESET)) $(if $(MODEL),--model $(MODEL))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train predict evaluate test test-all check bench clean
+.PHONY: help setup train crossval predict evaluate notebook test test-all check bench clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -29,11 +29,20 @@ $(BIN)/.installed: pyproject.toml constraints.txt
 train: setup ## train fold FOLD of the scans in DATA, or go on with it (no DATA: a demo set)
 	$(BIN)/brats-seg train --fold $(FOLD) $(if $(DATA),--data $(DATA)) $(FLAGS) $(ARGS)
 
-predict: setup ## label maps of the scans in IN, written to OUT, with the network of RUN
-	$(BIN)/brats-seg predict $(IN) -o $(OUT) --model $(or $(RUN),runs/fold$(FOLD)) $(ARGS)
+crossval: setup ## train every fold of the scans in DATA, score what each never saw, export the ensemble
+	$(BIN)/brats-seg crossval $(if $(DATA),--data $(DATA)) $(if $(PRESET),--preset $(PRESET)) $(ARGS)
+
+predict: setup ## label maps of the scans in IN, written to OUT, with the network of RUN, or of several
+	$(BIN)/brats-seg predict $(IN) -o $(OUT) $(foreach run,$(or $(RUN),runs/fold$(FOLD)),--model $(run)) $(ARGS)
 
 evaluate: setup ## score the label maps in OUT against the references in REF
 	$(BIN)/brats-seg evaluate $(REF) $(OUT) $(ARGS)
+
+notebook: setup ## run the notebooks, on demo cases without scans, and make pages of them
+	$(BIN)/jupytext --quiet --update --to ipynb notebooks/*.py
+	rm -rf build/notebooks && mkdir -p build/notebooks && cp notebooks/*.ipynb build/notebooks
+	$(if $(DATA),BRATS_DATA="$(abspath $(DATA))" BRATS_WORK="$(abspath runs/notebook)") $(BIN)/python -m jupyter nbconvert --to html --execute build/notebooks/*.ipynb $(ARGS)
+	@echo "pages: build/notebooks/*.html"
 
 test: setup ## the tests, in under 6 minutes on 2 cores
 	$(BIN)/pytest -n 2 -m "not slow and not gpu" $(ARGS)
