@@ -40,7 +40,7 @@ from brats_seg.training.criterion import (
 from brats_seg.training.gradient import MicroBatch
 from brats_seg.training.losses import BatchDiceBce, DiceBce
 from brats_seg.training.probe import phantom_patches
-from brats_seg.training.validation import count_voxels
+from brats_seg.training.segmentation import count_voxels
 
 CLIP_NORM = 12.0
 

@@ -11,6 +11,7 @@ import argparse
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -24,7 +25,7 @@ from brats_seg.training.accumulation import Accumulator
 from brats_seg.training.ladder import Ladder
 from brats_seg.training.losses import build_criterion
 from brats_seg.training.probe import phantom_patches
-from brats_seg.training.validation import count_voxels
+from brats_seg.training.segmentation import count_voxels
 
 EFFECTIVE_BATCHES = (1, 4, 16, 32)
 
@@ -75,14 +76,27 @@ def _peak_mb(arguments: argparse.Namespace) -> float:
     ladder = Ladder(
         Accumulator(network, criterion, optimizer, device=device), TrainingConfig(micro_batch=1)
     )
-    _step(ladder, patch, 1)
+    ladder.step(Patches(patch, 1), count_voxels)
     before = _reset_mb(device.torch_device)
-    _step(ladder, patch, arguments.effective_batch)
+    ladder.step(Patches(patch, arguments.effective_batch), count_voxels)
     return _peak_now_mb(device.torch_device) - before
 
 
-def _step(ladder: Ladder, patch: tuple[int, int, int], n_patches: int) -> None:
-    ladder.step([_sample(patch, seed) for seed in range(n_patches)], count_voxels)
+class Patches(Sequence[Sample]):
+    """A window whose patches are made when they are asked for, as those of the trainer are."""
+
+    def __init__(self, patch: tuple[int, int, int], n_patches: int) -> None:
+        self._patch = patch
+        self._places = range(n_patches)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, place: int | slice) -> Sample | list[Sample]:  # type: ignore[override]
+        if isinstance(place, slice):
+            return [self[i] for i in self._places[place]]
+        image, target = phantom_patches(1, self._patch, seed=self._places[place])
+        return Sample(image=image[0], target=target[0].to(torch.uint8), case_id=str(place))
 
 
 def _reset_mb(device: torch.device) -> float:
@@ -104,11 +118,6 @@ def _of_process_mb(name: str) -> float:
     lines = Path("/proc/self/status").read_text().splitlines()
     (kilobytes,) = (line.split()[1] for line in lines if line.startswith(f"{name}:"))
     return int(kilobytes) / 1024
-
-
-def _sample(patch: tuple[int, int, int], seed: int) -> Sample:
-    image, target = phantom_patches(1, patch, seed)
-    return Sample(image=image[0], target=target[0].to(torch.uint8), case_id=str(seed))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ from brats_seg.inference.model import Model
 from brats_seg.inference.output import OutputFolder
 from brats_seg.inference.settings import InferenceConfig
 from brats_seg.inference.work import CaseWork, Ending
-from tests.builders import BRATS_AFFINE, SHAPE, make_volumes, write_case, write_nifti
+from tests.bad_cases import BAD_IDS, FOUND, break_in_ten_ways
+from tests.builders import SHAPE, make_volumes, write_case, write_nifti
 from tests.inference_builders import make_model, write_run
 
 SETTINGS = InferenceConfig(preview=False)
@@ -53,38 +54,6 @@ def case_ids(endings: list[Ending]) -> list[str]:
     return [ending.record.case_id for ending in endings]
 
 
-def break_in_ten_ways(root: Path) -> None:
-    """Write ten cases, each with something wrong."""
-
-    def path_of(number: int, name: str) -> Path:
-        case_id = f"BraTS2021_{90_000 + number}"
-        return write_case(root, case_id, labelled=False, seed=number) / f"{case_id}_{name}.nii.gz"
-
-    images = make_volumes()
-    path_of(0, "t2").unlink()
-    path_of(1, "t1").write_bytes(b"")
-    path = path_of(2, "t1ce")
-    path.write_bytes(path.read_bytes()[:-100])
-    path_of(3, "flair").write_bytes(b"this is not an image at all" * 30)
-    write_nifti(path_of(4, "t2"), images[2][:, :, 2:])
-    write_nifti(path_of(5, "t2"), images[2], np.diag([1.0, 1.0, 1.0, 1.0]))
-    write_nifti(path_of(6, "flair"), np.zeros(SHAPE, np.int16))
-    broken = images[0].astype(np.float32)
-    broken[5, 5, 5] = np.inf
-    write_nifti(path_of(7, "t1"), broken)
-    path = path_of(8, "t1")
-    path.with_name(path.name.replace("t1.nii", "t2.nii")).write_bytes(path.read_bytes())
-    sheared = BRATS_AFFINE.copy()
-    sheared[0, 1] = 0.2
-    for name, image in zip(("t1", "t1ce", "t2", "flair"), images, strict=True):
-        path = (
-            path_of(9, name) if name == "t1" else path.with_name(f"BraTS2021_90009_{name}.nii.gz")
-        )
-        slanted = nib.Nifti1Image(image, sheared)
-        slanted.set_qform(None, code=0)
-        nib.save(slanted, path)
-
-
 def test_one_bad_case_is_one_row_and_the_others_are_predicted(tmp_path: Path) -> None:
     """Ten bad cases in ten ways among four good ones."""
     for number in range(4):
@@ -96,22 +65,10 @@ def test_one_bad_case_is_one_row_and_the_others_are_predicted(tmp_path: Path) ->
     failures = pd.read_csv(tmp_path / "out" / "failures.csv")
     assert (outcome.n_predicted, outcome.n_skipped, len(outcome.failures)) == (4, 0, 10)
     assert case_ids(endings) == sorted(case_ids(endings))
-    assert failures["case_id"].tolist() == [f"BraTS2021_{90_000 + n}" for n in range(10)]
+    assert failures["case_id"].tolist() == BAD_IDS
     assert set(failures["error"]) == {"CaseError"}
-    found = [
-        "no t2w",
-        "an empty file",
-        "a gzip file that is cut off",
-        "no NIfTI header",
-        "24x24x14 voxels",
-        "24x24x16 voxels of 1.00x1.00x1.00 mm, axes RAS",
-        "a constant volume",
-        "1 voxels that are NaN or infinite",
-        "the same voxels for t1n and t2w",
-        "a sheared grid",
-    ]
     for message, case_id, words in zip(
-        failures["message"], failures["case_id"], found, strict=True
+        failures["message"], failures["case_id"], FOUND, strict=True
     ):
         assert message.startswith(f"case {case_id}, file ")
         assert f"found {words}" in message
@@ -314,8 +271,11 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
 
     with OutputFolder(tmp_path).opened():
         left = {path.name for path in tmp_path.rglob(".*")}
+        # as of a worker that was killed during the batch
+        (tmp_path / "previews" / ".456-a.png").touch()
 
     assert left == {".mine", ".predicting.lock"}
+    assert {path.name for path in tmp_path.rglob(".*")} == left
 
 
 def test_ctrl_c_leaves_only_whole_files(brats_root: Path, tmp_path: Path) -> None:

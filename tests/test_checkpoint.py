@@ -15,7 +15,7 @@ from brats_seg.training.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from brats_seg.training.history import Tally
+from brats_seg.training.tally import Tally
 
 CPU = torch.device("cpu")
 

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from brats_seg.config import Config, TrainingConfig
+from brats_seg.config import Config, ModelConfig, TrainingConfig
 from brats_seg.errors import ConfigError
 from brats_seg.presets import PRESETS
 from brats_seg.settings import differing_settings, load_config
@@ -173,3 +173,47 @@ def test_differing_settings_are_named_with_both_values():
         "training.seed": (55, 1),
     }
     assert differing_settings(new, new) == {}
+
+
+@pytest.mark.parametrize("preset", [None, *PRESETS])
+def test_an_autoencoder_learns_whole_brains_whatever_the_preset(preset):
+    config = load_config(preset=preset, assignments=["model.name=autoencoder"])
+
+    assert config.patch.size == "whole"
+    assert config.validation.watch == config.schedule.watch == "val_loss"
+    assert config.optimizer.lr == 1e-3
+
+
+def test_what_is_given_wins_over_what_the_network_starts_from():
+    config = load_config(
+        text="model: {name: autoencoder}\npatch: {size: [64, 64, 64]}",
+        assignments=["optimizer.lr=0.01"],
+    )
+
+    assert config.patch.size == (64, 64, 64)
+    assert config.optimizer.lr == 0.01
+    assert load_config(text=config.to_yaml()) == config
+
+
+@pytest.mark.parametrize(
+    ("name", "assignment", "match"),
+    [
+        (
+            "autoencoder",
+            "validation.watch=val_dice",
+            r"'autoencoder', expected validation\.watch=val_loss",
+        ),
+        ("autoencoder", "schedule.watch=val_dice", r"expected schedule\.watch=val_loss"),
+        ("autoencoder", "loss.batch_dice=true", r"expected loss\.batch_dice=false"),
+        ("unet", "loss.ssim=0.5", r"with model\.name 'unet', expected loss\.ssim=0"),
+    ],
+)
+def test_settings_that_the_task_has_no_use_for_are_refused(name, assignment, match):
+    with pytest.raises(ConfigError, match=match):
+        load_config(assignments=[f"model.name={name}", assignment])
+
+
+@pytest.mark.parametrize(("name", "task"), [("vae-unet", "segmentation"), ("unet", "segmentation")])
+def test_all_but_the_autoencoder_segment(name, task):
+    assert ModelConfig(name=name).task == task
+    assert ModelConfig(name="autoencoder").task == "reconstruction"

@@ -18,8 +18,11 @@ from tests.inference_builders import CPU, IDENTITY, write_run
 @pytest.fixture
 def exported(tmp_path: Path) -> Path:
     """Two networks with settings of their own, in one folder."""
-    identity = replace(IDENTITY, thresholds=(0.4, 0.5, 0.6), window=(16, 16, 16))
-    runs = [write_run(tmp_path / f"run{n}", seed=n, identity=identity) for n in range(2)]
+    identity = replace(IDENTITY, thresholds=(0.4, 0.5, 0.6))
+    runs = [
+        write_run(tmp_path / f"run{n}", seed=n, identity=replace(identity, window=window))
+        for n, window in enumerate(((16, 16, 16), "whole"))
+    ]
     networks = [network for run in runs for network in read_trained(run)]
     write_exported(networks, fingerprint_of(networks), tmp_path / "model")
     return tmp_path / "model"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from brats_seg.errors import EnvironmentalError
-from brats_seg.files import remove_leftovers, whole_file
+from brats_seg.files import remove_leftovers, whole_file, writable_folder
 
 
 def test_the_file_appears_only_when_it_is_whole(tmp_path: Path) -> None:
@@ -64,3 +64,35 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     remove_leftovers(tmp_path)
 
     assert {path.name for path in tmp_path.iterdir()} == {".hidden", "last.pt"}
+
+
+def test_the_folder_that_is_wanted_is_made(tmp_path: Path) -> None:
+    wanted = tmp_path / "a" / "b"
+
+    assert writable_folder(wanted) == wanted
+    assert list(wanted.iterdir()) == []
+
+
+def test_work_goes_elsewhere_where_it_cannot_be_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "file").touch()
+
+    instead = writable_folder(tmp_path / "file" / "work")
+
+    assert instead.is_dir()
+    assert instead.name.startswith("work-")
+    assert "cannot be written to (Not a directory): results go to" in caplog.text
+    assert "Name a folder that is yours to write" in caplog.text
+
+
+def test_a_folder_that_is_there_but_takes_no_files_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+
+    assert writable_folder(tmp_path) != tmp_path

@@ -12,7 +12,9 @@ from brats_seg.cases.folds import (
     check_covers,
     make_folds,
     read_folds,
+    read_split,
     write_folds,
+    write_split,
 )
 from brats_seg.config import FoldConfig
 from brats_seg.errors import EnvironmentalError, FoldError
@@ -197,3 +199,30 @@ def test_cases_found_to_belong_together_later_leak(known):
 
     with pytest.raises(FoldError, match=r"cases A1, C are scans of one patient, .* folds 0, 2"):
         check_covers(TABLE, cases)
+
+
+def test_the_split_of_a_run_is_read_as_it_was_written(tmp_path):
+    split = TABLE.split(0)
+
+    write_split(split, tmp_path / "split.csv")
+
+    assert read_split(tmp_path / "split.csv") == split
+    assert (tmp_path / "split.csv").read_text().startswith("case_id,role\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        (None, r"there is no .*split\.csv: it is written when the run is trained"),
+        ("", r"not the split of a run \(found 0 rows\); expected the columns case_id and role"),
+        ("case_id,fold\nA,0\n", r"not the split of a run \('role'\)"),
+        ("case_id,role\nA,test\n", r"not the split of a run .*train or validation"),
+    ],
+)
+def test_what_is_no_split_is_refused(tmp_path, text, match):
+    path = tmp_path / "split.csv"
+    if text is not None:
+        path.write_text(text)
+
+    with pytest.raises(FoldError, match=match):
+        read_split(path)

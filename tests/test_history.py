@@ -1,63 +1,39 @@
-"""What an epoch measured: sums first, ratios once."""
+"""What a run has measured, as a table, a picture and a line on screen."""
 
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 
+from brats_seg.errors import UsageError
 from brats_seg.training.history import (
-    COLUMNS,
-    Tally,
-    region_counts,
+    history_figure,
+    phase_columns,
+    read_history,
     row_line,
-    scores_of,
     write_history,
 )
 
-# rows: true positive, false positive, false negative, true negative; columns: WT, TC, ET
-HALF_RIGHT = [[2, 1, 0], [2, 0, 0], [2, 1, 0], [10, 14, 16]]
-PERFECT = [[4, 4, 4], [0, 0, 0], [0, 0, 0], [12, 12, 12]]
+OVERLAP = {
+    "loss": 1.0,
+    "dice": 0.722,
+    "jaccard": 0.5,
+    **{f"{what}_{region}": 0.5 for region in ("wt", "tc", "et") for what in ("dice", "jaccard")},
+    "empty_et": 1,
+}
+ERRORS = {"loss": 0.8, "rmse": 0.9, **{f"rmse_{m}": 0.9 for m in ("t1n", "t1c", "t2w", "t2f")}}
 
 
-def test_scores_are_means_of_case_ratios_with_empty_regions_counted() -> None:
-    scores = scores_of(0.5, [region_counts("a", HALF_RIGHT), region_counts("b", PERFECT)])
-
-    assert scores.dice == pytest.approx([(0.5 + 1) / 2, (2 / 3 + 1) / 2, 1])
-    assert scores.jaccard == pytest.approx([(1 / 3 + 1) / 2, (1 / 2 + 1) / 2, 1])
-    assert list(scores.n_empty) == [0, 0, 1]
-
-
-def test_patches_of_a_case_are_pooled_before_the_ratio() -> None:
-    tally = Tally(loss_sum=3.0, n_patches=2)
-    tally.add("a", HALF_RIGHT)
-    tally.add("a", PERFECT)
-
-    scores = tally.scores()
-
-    assert scores.loss == 1.5
-    assert scores.dice[0] == pytest.approx(2 * 6 / (8 + 8))
-
-
-def test_the_order_in_which_cases_come_changes_nothing() -> None:
-    there, back = Tally(n_patches=1), Tally(n_patches=1)
-    for tally, ids in ((there, "abc"), (back, "cba")):
-        for case_id in ids:
-            tally.add(case_id, (np.array(HALF_RIGHT) * ord(case_id)).tolist())
-
-    assert np.array_equal(there.scores().dice, back.scores().dice)
-
-
-def row(epoch: int, *, validated: bool) -> dict[str, float]:
-    scores = scores_of(1 / epoch, [region_counts("a", HALF_RIGHT)])
+def row(epoch: int, *, validated: bool, scores: dict[str, float] | None = None) -> dict[str, float]:
+    scores = scores or OVERLAP
     return {
         "epoch": epoch,
         "step": epoch * 3,
         "lr": 0.1,
         "seconds": 1.0,
         "peak_memory_mb": 10.0,
-        **scores.columns("train"),
-        **(scores.columns("val") if validated else {}),
+        **phase_columns("train", scores),
+        **(phase_columns("val", scores) if validated else {}),
     }
 
 
@@ -68,25 +44,68 @@ def test_history_csv_has_the_articles_columns_and_empty_cells_without_validation
 
     table = pd.read_csv(tmp_path / "history.csv")
 
-    assert tuple(table.columns) == COLUMNS
-    assert {
-        "train_loss",
-        "val_loss",
-        "train_dice",
-        "val_dice",
-        "train_jaccard",
-        "val_jaccard",
-    } < set(table.columns)
-    assert {"val_dice_wt", "val_dice_tc", "val_dice_et", "train_jaccard_et", "val_empty_et"} < set(
-        table.columns
-    )
+    assert list(table.columns) == [
+        *("epoch", "step", "train_loss", "val_loss", "train_dice", "val_dice"),
+        *("train_jaccard", "val_jaccard"),
+        *("train_dice_wt", "train_jaccard_wt", "train_dice_tc", "train_jaccard_tc"),
+        *("train_dice_et", "train_jaccard_et", "train_empty_et"),
+        *("val_dice_wt", "val_jaccard_wt", "val_dice_tc", "val_jaccard_tc"),
+        *("val_dice_et", "val_jaccard_et", "val_empty_et"),
+        *("lr", "seconds", "peak_memory_mb"),
+    ]
     assert table["val_dice"].isna().tolist() == [True, False]
-    assert table["val_dice_wt"][1] == pytest.approx(0.5)
     assert (tmp_path / "history.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_without_validation_so_far_has_the_columns_of_one(tmp_path: Path) -> None:
+    write_history([row(1, validated=False)], tmp_path)
+
+    assert pd.read_csv(tmp_path / "history.csv")["val_jaccard_wt"].isna().all()
+
+
+def test_the_history_of_an_autoencoder_shows_loss_and_error_and_no_dice(tmp_path: Path) -> None:
+    write_history([row(1, validated=True, scores=ERRORS)], tmp_path)
+
+    table = read_history(tmp_path)
+
+    assert list(table.columns)[:6] == [
+        *("epoch", "step", "train_loss", "val_loss", "train_rmse", "val_rmse")
+    ]
+    assert "val_rmse_t2f" in table
+    assert not [column for column in table if "dice" in column or "jaccard" in column]
+    titles = [axes.get_ylabel() for axes in history_figure(table).axes]
+    assert titles == ["loss", "RMSE in the brain"]
 
 
 def test_the_line_on_screen_says_what_was_measured() -> None:
     assert row_line(row(1, validated=False), 5).startswith("epoch 1/5 | training loss 1.0000 Dice")
-    assert "validation loss 0.5000 Dice 0.722 (WT 0.500 TC 0.667 ET 1.000)" in row_line(
-        row(2, validated=True), 5
+    assert "validation loss 1.0000 Dice 0.722 (WT 0.500 TC 0.500 ET 0.500) Jaccard 0.500 | lr" in (
+        row_line(row(2, validated=True), 5)
     )
+    assert "validation loss 0.8000 RMSE in the brain 0.900 (T1N 0.900 T1C" in (
+        row_line(row(2, validated=True, scores=ERRORS), 5)
+    )
+
+
+def test_a_history_is_read_back_and_drawn(tmp_path: Path) -> None:
+    write_history([{"epoch": 1, "train_loss": 0.5}, {"epoch": 2, "train_loss": 0.25}], tmp_path)
+
+    loss = history_figure(read_history(tmp_path)).axes[0].lines[0]
+
+    assert loss.get_ydata().tolist() == [0.5, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (None, "does not exist; expected the folder of a run"),
+        ("epoch\n", "holds no epochs"),
+        ("", "is not a table"),
+    ],
+)
+def test_a_folder_without_history_is_said(tmp_path: Path, text: str | None, expected: str) -> None:
+    if text is not None:
+        (tmp_path / "history.csv").write_text(text)
+
+    with pytest.raises(UsageError, match=expected):
+        read_history(tmp_path)

@@ -20,16 +20,17 @@ FLOORS = {
     "cases": 1,
     "data": 2,
     **dict.fromkeys(("models", "evaluation"), 3),
-    **dict.fromkeys(("training", "inference"), 4),
-    **dict.fromkeys(("survival", "report"), 5),
-    **dict.fromkeys(("cli", "__main__", "__init__"), 6),
+    "drawing": 4,
+    **dict.fromkeys(("training", "inference"), 5),
+    **dict.fromkeys(("survival", "crossval", "report"), 6),
+    **dict.fromkeys(("cli", "__main__", "__init__"), 7),
 }
-SHARED_FLOORS = (0, 6)
+SHARED_FLOORS = (0, 7)
 """Their modules may import each other."""
 HEAVY = {"torch", "monai", "lightning", "lightning_fabric"}
 TORCH_FREE = {"cases", *(name for name, floor in FLOORS.items() if floor == 0)}
 """Do without torch altogether."""
-TORCH_FREE_AT_IMPORT = {*TORCH_FREE, "cli", "report", "__init__"}
+TORCH_FREE_AT_IMPORT = {*TORCH_FREE, "drawing", "cli", "report", "__init__"}
 """May import torch inside a function, so that `--help` is quick."""
 
 FILES = sorted(ROOT.rglob("*.py"))

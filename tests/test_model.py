@@ -190,3 +190,9 @@ def test_settings_that_are_not_given_keep_their_default() -> None:
 def test_config_of_the_builders_is_that_of_a_run() -> None:
     assert make_model().members[0].multiple == (2, 2, 2)
     assert CONFIG.patch.size == (8, 8, 8)
+
+
+def test_the_whole_crop_can_be_what_scores_best(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", identity=replace(IDENTITY, window="whole"))
+
+    assert load_model([run], CPU).members[0].window is None

@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 from scipy.ndimage import binary_dilation, binary_erosion
 
-from brats_seg.cases.phantom import Phantom, make_phantom, write_phantom_cases
+from brats_seg.cases.clinical import read_clinical_files
+from brats_seg.cases.phantom import (
+    Phantom,
+    make_phantom,
+    write_phantom_cases,
+    write_phantom_survival,
+)
 from brats_seg.errors import EnvironmentalError
 from brats_seg.labels import BRATS2017, MODALITIES, regions_of
 
@@ -146,3 +152,22 @@ def test_a_folder_that_cannot_be_written_to_is_told(tmp_path):
 
     with pytest.raises(EnvironmentalError, match="file/BraTS2021_00000"):
         write_phantom_cases(tmp_path / "file", n_cases=1, seed=0, shape=SHAPE)
+
+
+def test_survival_is_read_as_a_table_of_the_challenge_with_all_that_occurs_there(tmp_path):
+    write_phantom_survival(tmp_path / "survival.csv", n_cases=12, seed=0)
+
+    table = read_clinical_files([tmp_path / "survival.csv"])
+
+    rows = [table.row(f"BraTS2021_{number:05d}") for number in range(12)]
+    assert [row.survival_censored for row in rows].count(True) == 1
+    assert [row.survival_days for row in rows].count(None) == 1
+    assert all(20 < row.age_years < 100 for row in rows)
+
+
+def test_the_same_seed_gives_the_same_survival(tmp_path):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        write_phantom_survival(tmp_path / name, n_cases=5, seed=seed)
+
+    a, b, c = ((tmp_path / name).read_bytes() for name in "abc")
+    assert a == b != c

@@ -4,12 +4,31 @@ import resource
 import subprocess
 import sys
 from importlib.resources import files
+from typing import Any
 
 import pytest
+import typer
 
 import brats_seg
+from brats_seg.cli import app
 
-COMMANDS = ["index", "prepare", "train", "certify", "predict", "export", "evaluate", "phantom"]
+COMMANDS = [
+    "index",
+    "prepare",
+    "plan",
+    "train",
+    "certify",
+    "tune",
+    "crossval",
+    "predict",
+    "export",
+    "reconstruct",
+    "evaluate",
+    "features",
+    "survival",
+    "figure",
+    "phantom",
+]
 
 
 def test_all_names_what_can_be_imported() -> None:
@@ -43,6 +62,21 @@ def test_help_comes_without_torch(command: list[str]) -> None:
 
     assert done.returncode == 0, done.stderr
     assert "Usage" in done.stdout
+
+
+def help_texts(command: Any) -> list[str]:
+    """Return the help of every option of a command and of those below it."""
+    own = [getattr(option, "help", None) or "" for option in command.params]
+    below = getattr(command, "commands", {}).values()
+    return own + [text for one in below for text in help_texts(one)]
+
+
+def test_help_has_no_words_in_square_brackets() -> None:
+    """They are taken for markup, and left out without a word."""
+    texts = help_texts(typer.main.get_command(app))
+
+    assert "Which. (default: all there are)" in texts
+    assert not [text for text in texts if "[" in text]
 
 
 def test_the_module_runs_as_a_program() -> None:

@@ -91,6 +91,37 @@ def test_make_only_calls_the_command_line() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], ["--model", "runs/fold0"]),
+        (["FOLD=2"], ["--model", "runs/fold2"]),
+        (["RUN=a"], ["--model", "a"]),
+        (["RUN=runs/fold0 runs/fold1"], ["--model", "runs/fold0", "--model", "runs/fold1"]),
+    ],
+)
+def test_make_predicts_with_one_run_or_several(arguments: list[str], expected: list[str]) -> None:
+    shown = run_make("-n", "predict", "IN=scans", *arguments)
+
+    assert shown[-1].split() == [
+        ".venv/bin/brats-seg",
+        "predict",
+        "scans",
+        "-o",
+        "predictions",
+        *expected,
+    ]
+
+
+def test_make_cross_validates() -> None:
+    shown = run_make("-n", "crossval", "DATA=scans", "PRESET=full", "ARGS=--folds 0,1")
+
+    assert shown[-1].split() == [
+        *(".venv/bin/brats-seg", "crossval", "--data", "scans"),
+        *("--preset", "full", "--folds", "0,1"),
+    ]
+
+
 def test_make_help_lists_every_target() -> None:
     makefile = (ROOT / "Makefile").read_text()
     (phony,) = re.findall(r"^\.PHONY: (.*)$", makefile, flags=re.MULTILINE)

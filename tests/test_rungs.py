@@ -23,7 +23,7 @@ PATCHES = {
     "notebook": (16, 16, 16),
     "dynunet": (16, 16, 16),
     "segresnet": (16, 16, 16),
-    "segresnet-vae": (16, 16, 16),
+    "vae-unet": (16, 16, 16),
 }
 LOWER = [Checkpointing.TOP, Checkpointing.ALL, Checkpointing.HOST]
 

@@ -5,8 +5,15 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from brats_seg.errors import UsageError
 from brats_seg.evaluation.lesionwise import LesionScores
-from brats_seg.evaluation.scores import LESION_COLUMNS, REGION_COLUMNS, Score, write_scores
+from brats_seg.evaluation.scores import (
+    LESION_COLUMNS,
+    REGION_COLUMNS,
+    Score,
+    read_scores,
+    write_scores,
+)
 
 PLAIN = Score(
     case_id="a",
@@ -59,3 +66,32 @@ def test_a_table_without_rows_has_a_head(tmp_path: Path) -> None:
     write_scores([], tmp_path / "new" / "scores.csv")
 
     assert pd.read_csv(tmp_path / "new" / "scores.csv").empty
+
+
+@pytest.mark.parametrize("score", [PLAIN, LESIONWISE], ids=["plain", "lesionwise"])
+def test_what_was_written_is_read_back(tmp_path: Path, score: Score) -> None:
+    write_scores([score], tmp_path / "scores.csv")
+
+    (back,) = read_scores(tmp_path / "scores.csv")
+
+    assert (back.case_id, back.region, back.columns) == ("a", "wt", score.columns)
+    assert back.values == pytest.approx(score.values, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a,b\n1,2\n", "no table of scores .*; expected the columns case_id, region, dice"),
+        ("case_id,region,dice\na,wt,high\n", "no table of scores"),
+    ],
+)
+def test_another_table_is_refused(tmp_path: Path, text: str, expected: str) -> None:
+    (tmp_path / "a.csv").write_text(text)
+
+    with pytest.raises(UsageError, match=expected):
+        read_scores(tmp_path / "a.csv")
+
+
+def test_a_table_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"absent.csv cannot be read: No such file"):
+        read_scores(tmp_path / "absent.csv")

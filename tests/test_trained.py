@@ -8,9 +8,16 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from brats_seg.config import Config
-from brats_seg.errors import ConfigError, ResumeError
-from brats_seg.models.trained import ModelIdentity, load_trained
+from brats_seg.config import Config, TaskName
+from brats_seg.errors import ConfigError, ResumeError, UsageError
+from brats_seg.models.trained import (
+    ModelIdentity,
+    TrainedModel,
+    load_trained,
+    require_task,
+    store_identity,
+)
+from brats_seg.settings import load_config
 from brats_seg.training.checkpoint import Checkpoint, Position, save_checkpoint
 
 CHECKPOINT = Checkpoint(
@@ -46,6 +53,22 @@ def test_averaged_weights_are_taken_where_the_run_kept_them(tmp_path: Path) -> N
     assert bool((trained.weights["weight"] == 7).all())
 
 
+def test_another_identity_is_stored_and_nothing_else_changes(tmp_path: Path) -> None:
+    path = tmp_path / "best.pt"
+    save_checkpoint(CHECKPOINT, path)
+    before = torch.load(path, weights_only=True)
+
+    tuned = replace(CHECKPOINT.identity, thresholds=(0.4, 0.5, 0.6), window="whole")
+    store_identity(path, tuned)
+
+    after = torch.load(path, weights_only=True)
+    assert load_trained(path).identity == tuned
+    assert torch.equal(after.pop("model")["weight"], before.pop("model")["weight"])
+    del before["identity"], after["identity"]
+    assert before == after
+    assert [entry.name for entry in tmp_path.iterdir()] == ["best.pt"]
+
+
 @pytest.mark.parametrize("place", [0.2, 0.5, 0.7, 0.9])
 def test_a_flipped_byte_is_found(tmp_path: Path, place: float) -> None:
     """Torch itself loads such weights without a word."""
@@ -66,3 +89,23 @@ def test_a_setting_of_another_version_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match=r"setting model\.depth is unknown"):
         load_trained(tmp_path / "best.pt")
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "message"),
+    [
+        ("autoencoder", "segmentation", r"run: found a reconstruction run.* gives no label maps"),
+        (
+            "unet",
+            "reconstruction",
+            r"run: found a segmentation run, model\.name 'unet'; expected a",
+        ),
+    ],
+)
+def test_a_run_of_another_task_is_refused(name: str, asked: TaskName, message: str) -> None:
+    config = load_config(assignments=[f"model.name={name}"])
+    trained = TrainedModel(weights={}, identity=CHECKPOINT.identity, config=config)
+
+    require_task(trained, config.model.task, Path("run"))
+    with pytest.raises(UsageError, match=message):
+        require_task(trained, asked, Path("run"))

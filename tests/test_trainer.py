@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from brats_seg.cases.folds import read_split
 from brats_seg.config import Config
 from brats_seg.data.fold import FoldData, open_fold
 from brats_seg.errors import BratsError, ConfigError, EnvironmentalError, ResumeError
@@ -91,8 +92,10 @@ def test_a_run_writes_what_it_promises(data: FoldData, tmp_path: Path) -> None:
         "history.csv",
         "history.png",
         "last.pt",
+        "split.csv",
     }
     assert outcome.finished
+    assert read_split(tmp_path / "run" / "split.csv") == data.split
     history = pd.read_csv(tmp_path / "run" / "history.csv")
     assert history["epoch"].tolist() == [1, 2]
     assert history["step"].tolist() == [3, 6]

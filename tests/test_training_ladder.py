@@ -14,7 +14,7 @@ from brats_seg.models.rungs import Checkpointing
 from brats_seg.training.accumulation import Accumulator, HalfUpdatedError
 from brats_seg.training.ladder import Ladder, Rung
 from brats_seg.training.losses import BatchDiceBce, DiceBce
-from brats_seg.training.validation import count_voxels
+from brats_seg.training.segmentation import count_voxels
 
 WIDTHS = (4, 8)
 
