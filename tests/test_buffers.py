@@ -44,6 +44,7 @@ def test_memory_is_used_again_once_it_is_free() -> None:
 def test_memory_that_anything_refers_to_is_not_handed_out(hold) -> None:
     buffers = Buffers()
     held = hold(buffers.take((10, 10), np.float32))
+    held[...] = 3
     before = held.tolist()
 
     other = buffers.take((10, 10), np.float32)

@@ -28,7 +28,8 @@ def train(
     data: DataOption = None,
     fold: Annotated[int, typer.Option(min=0, help="The fold that is held out.")] = 0,
     run: Annotated[
-        Path | None, typer.Option(help="Folder to write to. (default: runs/fold<K>)")
+        # torchrun of Python 3.11 takes --run for a beginning of options of its own
+        Path | None, typer.Option("-r", "--run", help="Folder to write to. (default: runs/fold<K>)")
     ] = None,
     preset: PresetOption = None,
     config: ConfigOption = None,
