@@ -13,8 +13,15 @@ from brats_seg.cli import main
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+TINY = [
+    *("--set", "patch.size=[8, 8, 8]"),
+    *("--set", "model.widths=[4, 8]"),
+    *("--set", "training.n_epochs=1"),
+]
 QUICK = {
-    "train": ["--patch", "8,8,8", "--epochs", "1", "--set", "model.widths=[4, 8]"],
+    "plan": [*TINY, "--memory", "700MiB"],
+    "train": TINY,
+    "crossval": TINY,
 }
 """What makes a command of the README quick on tiny cases."""
 
@@ -41,8 +48,9 @@ def commands(program: str) -> list[list[str]]:
 
 def test_the_commands_run_in_their_order(brats_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(brats_root.parent)
+    Path("scans").symlink_to("data")
     found = commands("brats-seg")
-    assert [command[1] for command in found] == ["index", "prepare", "train"]
+    assert len(found) == 11
 
     for command in found:
         monkeypatch.setattr(sys, "argv", [*command, *QUICK.get(command[1], [])])
