@@ -1,5 +1,6 @@
 """Small cases for tests: plain functions with a default for everything."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import nibabel as nib
@@ -7,6 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from brats_seg.labels import BRATS2017, MODALITIES, LabelConvention, label_map_of
+
+Run = Callable[..., tuple[int, str, str]]
+"""Runs the program with arguments: exit code, output, errors."""
 
 SHAPE = (24, 24, 16)
 """Voxels of a small case."""

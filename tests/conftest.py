@@ -1,12 +1,14 @@
 """Fixtures that many tests share."""
 
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.builders import write_case
+from brats_seg.cli import main
+from tests.builders import Run, write_case
 
 # one thread in this process and in those that tests start, set before anything imports torch:
 # sums in another order differ in their last bits, and test processes share the cores
@@ -26,6 +28,21 @@ def brats_root(tmp_path: Path) -> Path:
     for number in range(6):
         write_case(root, f"BraTS2021_{number:05d}", seed=number, with_et=number < 5)
     return root
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Return exit code, output and errors of the program, run in this process."""
+
+    def run_here(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["brats-seg", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        shown = capsys.readouterr()
+        return int(ended.value.code or 0), shown.out, shown.err
+
+    return run_here
 
 
 @pytest.fixture

@@ -19,14 +19,12 @@ from brats_seg.inference.model import load_model
 from brats_seg.inference.reconstruction import Reconstructor
 from brats_seg.models import autoencoder
 from brats_seg.models.device import Device
-from brats_seg.progress import untracked
 from brats_seg.settings import load_config
 from brats_seg.training.checkpoint import load_checkpoint
-from brats_seg.training.stopping import StopRequest
 from brats_seg.training.task import task_of
-from brats_seg.training.trainer import Outcome, Trainer
 from tests.builders import write_case
 from tests.inference_builders import write_run
+from tests.training_builders import StopAtCheck, train
 
 CPU = Device(torch_device=torch.device("cpu"))
 SMALL = (32, 32, 32)
@@ -59,25 +57,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> FoldData:
     return open_fold(
         root, fold=0, config=settings(), prepared_path=tmp_path_factory.mktemp("prepared")
     )
-
-
-class StopAtCheck(StopRequest):
-    """Asks to stop the n-th time it is asked."""
-
-    def __init__(self, n: int) -> None:
-        super().__init__()
-        self.n_left = n
-
-    @property
-    def reason(self) -> str | None:
-        self.n_left -= 1
-        return "the test says so" if self.n_left < 0 else None
-
-
-def train(
-    data: FoldData, run_path: Path, config: Config, stop: StopRequest | None = None
-) -> Outcome:
-    return Trainer(data=data, config=config, run_path=run_path).run(stop=stop, track=untracked)
 
 
 @pytest.mark.usefixtures("small_grid")

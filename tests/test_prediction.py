@@ -5,34 +5,15 @@ import logging
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import nibabel as nib
 import numpy as np
 import pytest
 
-from brats_seg.cli import main
 from brats_seg.labels import MODALITIES
-from tests.builders import write_case
+from tests.builders import Run, write_case
 from tests.inference_builders import write_run
-
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Return exit code, output and errors of the program, run in this process."""
-
-    def run_here(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", ["brats-seg", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        shown = capsys.readouterr()
-        return int(ended.value.code or 0), shown.out, shown.err
-
-    return run_here
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
 """`reconstruct` as a person types it: what it prints, draws, and ends with."""
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from brats_seg.cli import main
 from brats_seg.config import Config, ModelConfig, PatchConfig, ValidationConfig
 from brats_seg.errors import CaseError, UsageError
 from brats_seg.inference.inputs import find_inputs
@@ -20,12 +17,11 @@ from brats_seg.inference.scan import Scan, read_scan
 from brats_seg.models.autoencoder import Autoencoder
 from brats_seg.models.device import Device
 from brats_seg.models.trained import ModelIdentity, load_trained
-from tests.builders import write_case
+from tests.builders import Run, write_case
 from tests.inference_builders import write_run
 
 CPU = Device(torch_device=torch.device("cpu"))
 IDENTITY = ModelIdentity(conventions=("brats2017",), patch=(24, 24, 16), fingerprint="cases")
-Run = Callable[..., tuple[int, str, str]]
 
 
 def config_of(size: object = "whole") -> Config:
@@ -34,21 +30,6 @@ def config_of(size: object = "whole") -> Config:
         patch=PatchConfig.model_validate({"size": size}),
         validation=ValidationConfig(watch="val_loss"),
     )
-
-
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Return exit code, output and errors of the program, run in this process."""
-
-    def run_here(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", ["brats-seg", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        shown = capsys.readouterr()
-        return int(ended.value.code or 0), shown.out, shown.err
-
-    return run_here
 
 
 @pytest.fixture

@@ -2,39 +2,21 @@
 
 import csv
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from brats_seg.cases.phantom import write_phantom_cases
-from brats_seg.cli import main
 from brats_seg.survival import families
 from brats_seg.survival.feature import Feature
 from brats_seg.survival.table import FeatureRow, read_features, write_features
+from tests.builders import Run
 from tests.inference_builders import write_run
 from tests.survival_builders import RIDGE
 
-Run = Callable[..., tuple[int, str, str]]
 SURVIVAL = ("survival", "features.csv", "--table", "survival_info.csv", "--repeats", "1")
 HEADER = "case_id,Age,Survival_days,Extent_of_Resection"
-
-
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Return exit code, output and errors of the program, run in this process."""
-
-    def run_here(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", ["brats-seg", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        shown = capsys.readouterr()
-        return int(ended.value.code or 0), shown.out, shown.err
-
-    return run_here
 
 
 @pytest.fixture

@@ -19,8 +19,9 @@ from brats_seg.progress import untracked
 from brats_seg.settings import load_config
 from brats_seg.training.checkpoint import load_checkpoint
 from brats_seg.training.stopping import StopRequest
-from brats_seg.training.trainer import Outcome, Trainer
+from brats_seg.training.trainer import Trainer
 from tests.builders import write_case
+from tests.training_builders import StopAtCheck, train
 
 SETTINGS = [
     "folds.n_folds=3",
@@ -51,26 +52,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> FoldData:
     return open_fold(
         root, fold=0, config=settings(), prepared_path=tmp_path_factory.mktemp("prepared")
     )
-
-
-class StopAtCheck(StopRequest):
-    """Asks to stop the n-th time it is asked; the trainer asks before each window and case."""
-
-    def __init__(self, n: int) -> None:
-        super().__init__()
-        self.n_left = n
-
-    @property
-    def reason(self) -> str | None:
-        self.n_left -= 1
-        return "the test says so" if self.n_left < 0 else None
-
-
-def train(
-    data: FoldData, run_path: Path, config: Config, stop: StopRequest | None = None, **given: object
-) -> Outcome:
-    trainer = Trainer(data=data, config=config, run_path=run_path, **given)  # type: ignore[arg-type]
-    return trainer.run(stop=stop, track=untracked)
 
 
 def weights(path: Path) -> dict[str, Tensor]:
