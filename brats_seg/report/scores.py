@@ -74,6 +74,7 @@ def bar_figure(scores: Sequence[Score]) -> Figure:
     axes.set_title(f"mean over {_n_cases(scores)} cases")
     figure.legend(loc="outside upper center", ncols=len(_BARS))
     _finish(axes, "dice")
+    axes.set_ylabel("score")  # of two kinds, which the legend names
     return figure
 
 

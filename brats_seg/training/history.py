@@ -149,7 +149,6 @@ def _draw_curve(axes: "Axes", table: pd.DataFrame, curve: Curve) -> None:
         axes.plot(
             *values.to_numpy().T,
             color=_COLOURS["val"],
-            alpha=0.5,
             linestyle=style,
             linewidth=1,
             label=f"validation {part.upper()}",
