@@ -91,7 +91,9 @@ class WindowGradient:
             total = torch.zeros((), device=self.device.torch_device)
             for place, micro_batch in enumerate(window):
                 self._check_cut(place)
-                total = total + self._backward_of_sum(micro_batch, measure, rows)
+                loss = self._summed_loss(micro_batch, measure, rows)
+                self.scale(loss).backward()
+                total = total + loss.detach()
             return float(total)
 
         total = torch.tensor(self._together(work), dtype=torch.float64)
@@ -101,18 +103,15 @@ class WindowGradient:
                 parameter.grad /= n_patches
         return float(self.ranks.sum(total)) / n_patches, rows
 
-    def _backward_of_sum(
-        self, micro_batch: MicroBatch, measure: Measure, rows: list[Tensor]
-    ) -> Tensor:
+    def _summed_loss(self, micro_batch: MicroBatch, measure: Measure, rows: list[Tensor]) -> Tensor:
+        """Return the losses of the patches, added up; what else was computed is let go."""
         here = micro_batch.to(self.device.torch_device)
         with self.device.autocast():
             output = self.network(here.image)
             losses = self.criterion(output, here.target)
         _check_per_patch(losses, len(here.image))
         rows.append(_measured(measure, output, here.target))
-        total = losses.sum()
-        self.scale(total).backward()
-        return total.detach()
+        return losses.sum()
 
     def _two_passes(
         self, window: Iterable[MicroBatch], measure: Measure
