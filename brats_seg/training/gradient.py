@@ -140,28 +140,18 @@ class WindowGradient:
         def second_pass() -> None:
             if carried:
                 _backward(carried.pop(), gradients[-1])
-            # the last micro-batch, whose turn is over, is not made again: `carried` ends first
-            for first, micro_batch, state, gradient in zip(
-                carried, window, states, gradients, strict=False
-            ):
-                state.restore()
-                self._backward_again(head, micro_batch, first, gradient)
+            # the last micro-batch, whose turn is over, is not made again
+            for place, first in enumerate(carried):
+                states[place].restore()
+                # made in the call, so that nothing holds it while the gradient flows back
+                second = self._carried(head, window[place], measure_nothing, [])
+                check_replay(first, second)
+                _backward(second, gradients[place])
 
         self._together(second_pass)
         after.restore()
         restore_buffers(self.network, buffers)
         return loss, rows
-
-    def _backward_again(
-        self,
-        head: Head,
-        micro_batch: MicroBatch,
-        first: Carried,
-        gradient: Sequence[Tensor | None],
-    ) -> None:
-        second = self._carried(head, micro_batch, measure_nothing, [])
-        check_replay(first, second)
-        _backward(second, gradient)
 
     def _carried(
         self, head: Head, micro_batch: MicroBatch, measure: Measure, rows: list[Tensor]
