@@ -109,9 +109,11 @@ class Footprint:
     def _run(self, patch: Size, rung: Rung, device: Device) -> None:
         # from the second micro-batch of a window on, gradients of the one before are held
         self._hold_gradients(hold=self._effective_batch > rung.micro_batch)
-        samples = [_fake_sample(patch, self._n_targets) for _ in range(self._effective_batch)]
-        window = MicroBatches(samples, rung.micro_batch)
-        _step(self._network, self._criterion, window[0], device)
+        # no more patches than these are ever held, however many the window has
+        n_held = min(rung.micro_batch, self._effective_batch)
+        samples = [_fake_sample(patch, self._n_targets) for _ in range(n_held)]
+        (micro_batch,) = MicroBatches(samples, n_held)
+        _step(self._network, self._criterion, micro_batch, device)
         self._hold_gradients(hold=False)
 
     def _hold_gradients(self, *, hold: bool) -> None:

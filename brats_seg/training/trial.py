@@ -65,9 +65,9 @@ def _peak_mb(config: Config, patch: Size, checkpointing: Checkpointing) -> float
     )
     state.ladder.move_to(Rung(micro_batch=training.micro_batch, checkpointing=checkpointing))
     _fill_optimizer(state)
-    samples = [_noise(patch, task.n_targets) for _ in range(training.effective_batch_at(0))]
-    window = MicroBatches(samples, training.micro_batch)
-    state.accumulator.step(window[:_N_MICRO_BATCHES], task.measure)
+    n_patches = min(training.effective_batch_at(0), _N_MICRO_BATCHES * training.micro_batch)
+    samples = [_noise(patch, task.n_targets) for _ in range(n_patches)]
+    state.accumulator.step(MicroBatches(samples, training.micro_batch), task.measure)
     return _own_peak_mb(device.torch_device) - before_mb
 
 
