@@ -30,17 +30,18 @@ from brats_seg.config import ModelConfig
 from brats_seg.models.build import build_model
 from brats_seg.models.output import as_output
 from brats_seg.training.accumulation import Accumulator
-from brats_seg.training.criterion import (
+from brats_seg.training.certificate import phantom_patches
+from brats_seg.training.gradient import MicroBatch
+from brats_seg.training.losses import (
+    BatchDiceBce,
     Criterion,
+    DiceBce,
     Measure,
     Output,
     measure_nothing,
     whole_loss,
 )
-from brats_seg.training.gradient import MicroBatch
-from brats_seg.training.losses import BatchDiceBce, DiceBce
-from brats_seg.training.probe import phantom_patches
-from brats_seg.training.segmentation import count_voxels
+from brats_seg.training.tasks import count_voxels
 
 CLIP_NORM = 12.0
 

@@ -17,15 +17,15 @@ from pathlib import Path
 import torch
 
 from brats_seg.config import LossConfig, ModelConfig, TrainingConfig
-from brats_seg.data.dataset import Sample
+from brats_seg.data.loader import Sample
 from brats_seg.models.build import build_model
-from brats_seg.models.device import Device
-from brats_seg.models.memory import MEGABYTE
+from brats_seg.runtime.device import Device
+from brats_seg.runtime.memory import MEGABYTE
 from brats_seg.training.accumulation import Accumulator
-from brats_seg.training.ladder import Ladder
+from brats_seg.training.certificate import phantom_patches
 from brats_seg.training.losses import build_criterion
-from brats_seg.training.probe import phantom_patches
-from brats_seg.training.segmentation import count_voxels
+from brats_seg.training.out_of_memory import OutOfMemoryFallback
+from brats_seg.training.tasks import count_voxels
 
 EFFECTIVE_BATCHES = (1, 4, 16, 32)
 
@@ -73,12 +73,12 @@ def _peak_mb(arguments: argparse.Namespace) -> float:
     network.to(device.torch_device)
     criterion = build_criterion(LossConfig(batch_dice=arguments.batch_dice))
     optimizer = torch.optim.AdamW(network.parameters())
-    ladder = Ladder(
+    fallback = OutOfMemoryFallback(
         Accumulator(network, criterion, optimizer, device=device), TrainingConfig(micro_batch=1)
     )
-    ladder.step(Patches(patch, 1), count_voxels)
+    fallback.step(Patches(patch, 1), count_voxels)
     before = _reset_mb(device.torch_device)
-    ladder.step(Patches(patch, arguments.effective_batch), count_voxels)
+    fallback.step(Patches(patch, arguments.effective_batch), count_voxels)
     return _peak_now_mb(device.torch_device) - before
 
 

@@ -63,7 +63,7 @@ def full() -> list[Callable]:
             BOTH, prob=0.2, scale_range=((-0.3, 0.4),) * 3, mode=("bilinear", "nearest")
         ),
         noise,
-        # half of the channels in half as many patches more: nnU-Net draws for each channel
+        # half of the channels in half as many patches more: nnU-Net keys for each channel
         mt.RandGaussianSmoothd("image", (0.5, 1), (0.5, 1), (0.5, 1), prob=0.1),
         brightness,
         contrast,

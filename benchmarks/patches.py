@@ -31,14 +31,13 @@ from brats_seg.cases.index import index_cases
 from brats_seg.cases.nifti import read_volume
 from brats_seg.cases.phantom import write_phantom_cases
 from brats_seg.config import PatchConfig, StoreConfig
-from brats_seg.data import augment_spatial as spatial
-from brats_seg.data.box import Box
+from brats_seg.data import transforms as spatial
 from brats_seg.data.brain import extract_brain
-from brats_seg.data.buffers import Buffers
-from brats_seg.data.dataset import PatchDataset
-from brats_seg.data.patches import Draw
+from brats_seg.data.loader import PatchDataset
+from brats_seg.data.patches import PatchKey
 from brats_seg.data.prepare import prepare_cases
-from brats_seg.data.store import PreparedCase, open_case
+from brats_seg.data.store import Buffers, PreparedCase, open_case
+from brats_seg.voxels.box import Box
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,11 +152,11 @@ def _crops(
         for compressed in (False, True)
     )
     box, buffers = Box.at((5, 7, 3), size), Buffers()
-    still = spatial.Motion(mirrored=(False, False, False), matrix=None)
+    still = spatial.SpatialTransform(mirrored=(False, False, False), matrix=None)
     makes = {
-        "ours: memory used again": lambda: spatial.read_moved(plain, box, still, buffers),
+        "ours: memory used again": lambda: spatial.read_transformed(plain, box, still, buffers),
         "ours: new arrays": lambda: _read_anew(plain, box),
-        "ours: compressed": lambda: spatial.read_moved(packed, box, still, buffers),
+        "ours: compressed": lambda: spatial.read_transformed(packed, box, still, buffers),
         "MONAI CacheDataset, image alone": _cached(index, peer.crop(size), labels=False),
     }
     return [Contender(name=name, make=make, n_made=n_made) for name, make in makes.items()]
@@ -198,10 +197,12 @@ def _ours(
 ) -> Contender:
     patch = PatchConfig(size=size)
     dataset = PatchDataset(folder, patch=patch, multiple=(1, 1, 1), augment=augment, seed=0)
-    draws = (
-        Draw(epoch=0, case_id=case.case_id, draw=draw) for draw in count() for case in index.cases
+    keys = (
+        PatchKey(epoch=0, case_id=case.case_id, draw=draw)
+        for draw in count()
+        for case in index.cases
     )
-    return Contender(name="ours", make=lambda: dataset[next(draws)], n_made=n_made)
+    return Contender(name="ours", make=lambda: dataset[next(keys)], n_made=n_made)
 
 
 def _cached(index: CaseIndex, random: Sequence[Callable], *, labels: bool) -> Callable[[], object]:

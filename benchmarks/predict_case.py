@@ -29,14 +29,13 @@ import torch
 from monai.inferers.utils import sliding_window_inference
 from torch import Tensor
 
-from brats_seg.data.box import Box
 from brats_seg.data.store import open_case
-from brats_seg.inference.ensemble import predict_probabilities
-from brats_seg.inference.ladder import Ladder
 from brats_seg.inference.model import Model, load_model
+from brats_seg.inference.predict import PredictionFallback, predict_probabilities
 from brats_seg.inference.settings import InferenceConfig
 from brats_seg.labels import REGIONS
-from brats_seg.models.device import Device, choose_device, native_dtype
+from brats_seg.runtime.device import Device, choose_device, native_dtype
+from brats_seg.voxels.box import Box
 
 CPU = torch.device("cpu")
 PEERS = ("torch", "nnunetv2", "monai")
@@ -103,7 +102,9 @@ def _ways(run: Path, window: tuple[int, int, int]) -> dict[str, Callable[[Tensor
 
 
 def _by_us(model: Model, settings: InferenceConfig, image: Tensor) -> np.ndarray:
-    return predict_probabilities(model, image.numpy(), settings, Ladder("case", model.device))
+    return predict_probabilities(
+        model, image.numpy(), settings, PredictionFallback("case", model.device)
+    )
 
 
 @torch.inference_mode()

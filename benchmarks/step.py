@@ -19,7 +19,8 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from brats_seg.config import ModelConfig
-from brats_seg.models import as_output, build_model
+from brats_seg.models.build import build_model
+from brats_seg.models.output import as_output
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

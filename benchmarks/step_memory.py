@@ -24,10 +24,13 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import profile
 
 from brats_seg.config import ModelConfig
-from brats_seg.models import build_model
-from brats_seg.models.memory import MEGABYTE, peak_memory_mb
-from brats_seg.models.rungs import Checkpointing, set_checkpointing
+from brats_seg.models.activation_checkpointing import (
+    ActivationCheckpointing,
+    set_activation_checkpointing,
+)
+from brats_seg.models.build import build_model
 from brats_seg.models.unet import LEAKY_SLOPE, Block, Decoder
+from brats_seg.runtime.memory import MEGABYTE, peak_memory_mb
 from brats_seg.training.losses import DiceBce
 
 LAYERS = ("stock", "stock, norm in place", "unet")
@@ -126,7 +129,7 @@ def _measure(setting: Setting) -> Measured:
     network = build_model(ModelConfig(), (setting.patch,) * 3)
     if setting.layers != "unet":
         _use_stock_layers(network, norm=setting.layers == "stock")
-    set_checkpointing(network, Checkpointing(setting.checkpointing))
+    set_activation_checkpointing(network, ActivationCheckpointing(setting.checkpointing))
     step = partial(_step, network, setting.precision)
     batch = _patch(setting.patch)
     before_mb, start_s = peak_memory_mb(torch.device("cpu")), process_time()

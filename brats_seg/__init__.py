@@ -14,10 +14,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from brats_seg.config import Config
+    from brats_seg.config import Config, load_config
     from brats_seg.data.fold import FoldData, open_fold
     from brats_seg.models.build import build_model
-    from brats_seg.settings import load_config
     from brats_seg.training.accumulation import Accumulator, StepResult
     from brats_seg.training.gradient import MicroBatch
     from brats_seg.training.losses import DiceBce
@@ -35,7 +34,7 @@ _HOMES = {
     "StepResult": "brats_seg.training.accumulation",
     "Trainer": "brats_seg.training.trainer",
     "build_model": "brats_seg.models.build",
-    "load_config": "brats_seg.settings",
+    "load_config": "brats_seg.config",
     "open_fold": "brats_seg.data.fold",
 }
 

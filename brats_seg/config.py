@@ -3,10 +3,27 @@
 Settings are frozen and validated; a derived number is never a setting. `settings` reads them.
 """
 
+# DOC presets: Named starting points for the settings; what they leave out is the default of `config`.
+# DOC settings: How settings are read and changed: presets, YAML text and key=value pairs to `Config`.
+#
+# An unknown key is an error that names it. Files are read elsewhere.
+#
+
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from brats_seg.errors import ConfigError
 
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
@@ -155,7 +172,7 @@ class TrainingConfig(Section):
     memory: Literal["auto"] | None = None
     """`auto` starts a run on the first rung predicted to fit in what is free; null on the first."""
     half_if_needed: bool = False
-    """Whether float32 may give way to half precision when memory runs out on every other rung."""
+    """Whether float32 may give way to half precision when memory runs out on every other mode."""
     device: str = "auto"
     """`auto` takes the GPU when there is one; else `cpu`, `cuda`, `cuda:1`, `mps`."""
     n_workers: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
@@ -243,3 +260,170 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(below) for key, below in value.items()}
     return list(value) if isinstance(value, tuple) else value
+
+
+OF_MODEL: dict[str, dict[str, Any]] = {
+    # a brain is encoded whole; what is altered would have to be reconstructed as well
+    "autoencoder": {
+        "patch": {"size": "whole", "foreground": 0.0, "per_case": 1},
+        "optimizer": {"name": "adamw", "lr": 1e-3},
+        "schedule": {"watch": "val_loss", "patience": 5},
+        "training": {"effective_batch": 2, "augment": "none"},
+        "validation": {"watch": "val_loss"},
+    },
+}
+"""What a `model.name` starts from instead, whatever the preset."""
+PRESETS: dict[str, dict[str, Any]] = {
+    # phantom cases on two CPU cores, in minutes
+    "demo": {
+        "folds": {"n_folds": 3},
+        "patch": {"size": [32, 32, 32], "foreground": 0.5, "per_case": 4},
+        "model": {"widths": [12, 24, 48], "deep_supervision": False},
+        "optimizer": {"lr": 3e-3},
+        "training": {"n_epochs": 20, "effective_batch": 2},
+    },
+    # one 16 GB GPU without bf16, sessions of 12 hours
+    "kaggle-t4": {
+        "patch": {"size": [128, 128, 128], "per_case": 2},
+        "training": {"n_epochs": 100, "effective_batch": 4, "augment": "light"},
+        "validation": {"every": 5},
+    },
+    # the network and recipe of the Kaggle notebook, on patches instead of whole volumes
+    "notebook": {
+        "folds": {"n_folds": 7, "scheme": "notebook"},
+        "patch": {"size": [128, 128, 128], "foreground": 0.0},
+        "model": {"name": "notebook"},
+        "optimizer": {"name": "adam", "lr": 5e-4, "weight_decay": 0.0, "clip_norm": None},
+        "training": {"n_epochs": 50, "effective_batch": 4, "augment": "none"},
+        "validation": {"watch": "val_loss"},
+    },
+    # the recipe of nnU-Net for those with the time
+    "full": {
+        "patch": {"size": [128, 128, 128], "per_case": 2},
+        "optimizer": {"name": "sgd", "lr": 1e-2, "weight_decay": 3e-5},
+        "schedule": {"name": "polynomial"},
+        "training": {"n_epochs": 300, "effective_batch": 8, "augment": "full"},
+        "validation": {"every": 10},
+    },
+}
+
+
+def load_config(
+    *, preset: str | None = None, text: str = "", assignments: Iterable[str] = ()
+) -> Config:
+    """Build the settings: defaults, then a preset, then YAML text, then `key=value` pairs.
+
+    What the network itself starts from lies between the preset and the text. Raises `ConfigError`
+    naming the key, what was got and what is allowed.
+    """
+    given: dict[str, Any] = {}
+    _merge(given, _parsed(text, "the configuration file"))
+    for assignment in assignments:
+        _merge(given, _assigned(assignment))
+    settings: dict[str, Any] = {}
+    if preset is not None:
+        _merge(settings, _preset(preset))
+    _merge(settings, _of_model(given))
+    _merge(settings, given)
+    return config_of(settings)
+
+
+def config_of(settings: Mapping[str, Any]) -> Config:
+    """Validate settings that are already a mapping, such as those of a checkpoint."""
+    model = settings.get("model")
+    if isinstance(model, Mapping) and model.get("name") == "segresnet-vae":  # in older runs
+        settings = {**settings, "model": {**model, "name": "vae-unet"}}
+    try:
+        return Config.model_validate(settings)
+    except ValidationError as error:
+        raise ConfigError(_explained(error)) from None
+
+
+def differing_settings(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
+    """Return every setting that differs, by its dotted name, with the old and the new value."""
+    before, after = _flat(old.model_dump()), _flat(new.model_dump())
+    return {key: (before[key], after[key]) for key in before if before[key] != after[key]}
+
+
+def _of_model(given: Mapping[str, Any]) -> dict[str, Any]:
+    model = given.get("model")
+    # what is no mapping, or no name, is refused when all is checked
+    name = model.get("name") if isinstance(model, dict) else None
+    return OF_MODEL.get(name, {}) if isinstance(name, str) else {}
+
+
+def _preset(name: str) -> dict[str, Any]:
+    if name not in PRESETS:
+        msg = f"preset {name!r} is unknown; there are {', '.join(PRESETS)}"
+        raise ConfigError(msg)
+    return PRESETS[name]
+
+
+def _parsed(text: str, origin: str) -> dict[str, Any]:
+    try:
+        value = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        msg = f"{origin} is not YAML: {error}"
+        raise ConfigError(msg) from None
+    if not isinstance(value, dict):
+        msg = f"{origin} holds {type(value).__name__}; expected settings as key: value"
+        raise ConfigError(msg)
+    return value
+
+
+def _assigned(assignment: str) -> dict[str, Any]:
+    key, equals, text = assignment.partition("=")
+    if not equals:
+        msg = f"--set {assignment!r} has no '='; expected for example training.n_epochs=10"
+        raise ConfigError(msg)
+    value = _parsed(f"value: {text}", f"--set {assignment}")["value"]
+    for part in reversed(key.strip().split(".")):
+        value = {part: value}
+    return dict(value)
+
+
+def _merge(settings: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    for key, value in changes.items():
+        below = settings.get(key)
+        # a schedule by epoch, {0: 8}, is one value: only sections, whose keys are words, are merged
+        if isinstance(below, dict) and isinstance(value, dict) and all(map(_is_word, value)):
+            _merge(below, value)
+        else:
+            settings[key] = _copied(value)
+
+
+def _is_word(key: object) -> bool:
+    return isinstance(key, str)
+
+
+def _copied(value: Any) -> Any:
+    return (
+        {key: _copied(below) for key, below in value.items()} if isinstance(value, dict) else value
+    )
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        f"{section}.{key}": value
+        for section, values in settings.items()
+        for key, value in values.items()
+    }
+
+
+def _explained(error: ValidationError) -> str:
+    lines = []
+    for problem in error.errors():
+        key = ".".join(str(part) for part in problem["loc"])
+        if problem["type"] == "extra_forbidden":
+            lines.append(f"setting {key} is unknown; {_alternatives(problem['loc'])}")
+        else:
+            what = problem["msg"].removeprefix("Value error, ")
+            lines.append(f"setting {key}: {what} (got {problem['input']!r})" if key else what)
+    return "\n".join(lines)
+
+
+def _alternatives(location: tuple[int | str, ...]) -> str:
+    section: Any = Config
+    for part in location[:-1]:
+        section = section.model_fields[str(part)].annotation
+    return f"there are {', '.join(section.model_fields)}"

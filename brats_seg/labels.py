@@ -5,14 +5,13 @@ of `REGIONS`: the enhancing tumour lies inside the tumour core, the core inside 
 Tables: BraTS 2017-2025 and the Medical Segmentation Decathlon, as published by the challenges.
 """
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from brats_seg.errors import ConfigError, LabelError
+from brats_seg.errors import ConfigError
 
 MODALITIES = ("t1n", "t1c", "t2w", "t2f")
 """The order of modalities everywhere in the package."""
@@ -84,46 +83,6 @@ def convention_named(name: str) -> LabelConvention:
     known = ", ".join(convention.name for convention in CONVENTIONS)
     msg = f"label convention {name!r} is unknown; there are {known}"
     raise ConfigError(msg)
-
-
-def detect_convention(*, release: str, values: Collection[int]) -> LabelConvention:
-    """Tell the convention from the release and all label values seen in its cases.
-
-    The release says how it numbers tissues, and the voxels confirm it: copies of one year exist in
-    the numbering of another. One stray case must not change what the others mean, so a value that
-    fits neither is left for `check_values` to find, case by case.
-    """
-    has_3, has_4 = 3 in values, 4 in values
-    match release:
-        case "msd":
-            # three tissues in an order of its own, which only its layout tells
-            return MSD
-        case "brats2024-gli":
-            return BRATS2024
-        case "brats-ped":
-            return BRATS2024_PED if has_4 else BRATS2023
-        case "brats-met":
-            return BRATS2024 if has_4 else BRATS2023
-        case "brats2017" | "brats2018" | "brats2019" | "brats2020" | "brats2021":
-            return BRATS2023 if has_3 and not has_4 else BRATS2017
-        case "brats2023-gli" | "brats-men" | "brats-ssa" | "brats-goat":
-            return BRATS2017 if has_4 and not has_3 else BRATS2023
-    if has_3 and has_4:
-        return BRATS2024
-    return BRATS2017 if has_4 else BRATS2023
-
-
-def check_values(values: Collection[int], convention: LabelConvention, case_id: str) -> None:
-    """Raise `LabelError` if a case holds a value that its convention does not know."""
-    unknown = sorted(set(values) - convention.values)
-    if unknown:
-        raise LabelError(
-            case_id,
-            file="label map",
-            found=f"label values {unknown}",
-            expected=f"those of the convention {convention.name}, {sorted(convention.values)}",
-            next_step="Mend the label map, or name another convention with --labels.",
-        )
 
 
 def regions_of(label_map: LabelMap, convention: LabelConvention) -> RegionMasks:

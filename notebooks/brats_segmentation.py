@@ -63,7 +63,7 @@ if importlib.util.find_spec("brats_seg") is None:
 # %%
 import os
 
-from brats_seg.cases.mounts import find_data
+from brats_seg.cases.discovery import find_data
 from brats_seg.cases.phantom import write_phantom_cases, write_phantom_survival
 from brats_seg.files import writable_folder
 
@@ -93,11 +93,11 @@ print(f"scans: {DATA}{' (phantoms)' if DEMO else ''}\nresults: {WORK.absolute()}
 # to know whether enhancing tumour is 3 or 4 this year.
 
 # %%
+from brats_seg.cases.case_table import summarise
 from brats_seg.cases.clinical import read_clinical_tables, with_clinical
-from brats_seg.cases.index import summarise
+from brats_seg.config import load_config
 from brats_seg.data.fold import open_fold, open_index
 from brats_seg.progress import untracked
-from brats_seg.settings import load_config
 
 config = load_config(preset=PRESET, assignments=SETTINGS)
 n_cores = os.cpu_count() or 1
@@ -108,14 +108,14 @@ print(*summarise(index), sep="\n")
 # A case: four modalities, and the label map with what each colour is.
 
 # %%
-from brats_seg.report.sample import sample_figure
-from brats_seg.report.view import open_view
+from brats_seg.report.case_figures import sample_figure
+from brats_seg.report.case_view import open_view
 
 view = open_view(DATA, index.trainable[0].case_id)
 sample_figure(view)
 
 # %%
-from brats_seg.report.planes import view_figure
+from brats_seg.report.case_figures import view_figure
 
 view_figure(view)
 
@@ -124,7 +124,7 @@ view_figure(view)
 # of has a colour of their own: those days are no survival.
 
 # %%
-from brats_seg.report.distributions import cohort_figure
+from brats_seg.report.charts import cohort_figure
 
 clinical = read_clinical_tables(DATA)
 cohort_figure(with_clinical(index.cases, clinical), clinical)
@@ -154,9 +154,8 @@ pd.read_csv(PREPARED / "folds.csv").groupby("fold").agg(
 # middle costs minutes: the same cell goes on.
 
 # %%
-from brats_seg.report.live import LiveHistory
-from brats_seg.training.stopping import StopRequest
-from brats_seg.training.trainer import Trainer
+from brats_seg.report.history import LiveHistory
+from brats_seg.training.trainer import StopRequest, Trainer
 
 live = LiveHistory(run_path=RUN)
 trainer = Trainer(data=data, config=config, run_path=RUN)
@@ -189,7 +188,7 @@ crossval(
 
 # %%
 from brats_seg.evaluation.scores import read_scores
-from brats_seg.report.scores import bar_figure, score_figure
+from brats_seg.report.charts import bar_figure, score_figure
 
 scores = read_scores(WORK / "crossval/scores.csv")
 score_figure(scores)
@@ -203,8 +202,8 @@ bar_figure(scores)
 # Of a case that the network has never seen, beside its reference.
 
 # %%
-from brats_seg.report.montage import montage_figure
-from brats_seg.report.view import with_prediction
+from brats_seg.report.case_figures import montage_figure
+from brats_seg.report.case_view import with_prediction
 
 held_out = open_view(DATA, data.split.validation[0])
 held_out = with_prediction(held_out, WORK / "crossval/predictions")
@@ -224,7 +223,7 @@ HTML(f'<img alt="reference and prediction, turning" src="data:image/gif;base64,{
 # %% [markdown]
 # ## An autoencoder
 #
-# It puts a brain into 512 numbers, and draws a brain from them: nothing else passes between its two halves.
+# It puts a brain into 512 numbers, and keys a brain from them: nothing else passes between its two halves.
 # The same trainer, folds and checkpoints, another thing to learn.
 
 # %%
@@ -238,11 +237,11 @@ live.show()
 # A case that it has never seen, and what is left of it.
 
 # %%
-from brats_seg.inference.inputs import find_inputs
-from brats_seg.inference.reconstruction import Reconstructor
+from brats_seg.cases.inputs import find_inputs
+from brats_seg.inference.reconstruct import Reconstructor
 from brats_seg.inference.scan import read_scan
-from brats_seg.models.device import choose_device
-from brats_seg.report.reconstruction import reconstruction_figure
+from brats_seg.report.case_figures import reconstruction_figure
+from brats_seg.runtime.device import choose_device
 
 (unseen,) = [one for one in find_inputs([DATA]) if one.case.case_id == held_out.case_id]
 reconstructor = Reconstructor.load(AUTOENCODER_RUN, choose_device("auto", "auto"))

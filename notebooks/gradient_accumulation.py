@@ -42,9 +42,8 @@ from torch.nn.utils import parameters_to_vector
 from torch.profiler import ProfilerActivity, profile
 
 from brats_seg import Accumulator, DiceBce, MicroBatch
-from brats_seg.training.criterion import whole_loss
-from brats_seg.training.losses import BatchDiceBce
-from brats_seg.training.probe import phantom_patches
+from brats_seg.training.certificate import phantom_patches
+from brats_seg.training.losses import BatchDiceBce, whole_loss
 
 N_PATCHES = 10
 EFFECTIVE_BATCH = 4

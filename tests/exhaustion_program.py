@@ -3,7 +3,7 @@
     python -m tests.exhaustion_program SCANS RUN LIMIT_MB [SETTING ...]
 
 LIMIT_MB is what the run may take beside what the process holds before it; 0 is no limit. Prints
-what it took at most, in MB, and the rungs that it was on.
+what it took at most, in MB, and the modes that it was on.
 """
 
 import json
@@ -14,11 +14,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from brats_seg.config import load_config
 from brats_seg.data.fold import open_fold
-from brats_seg.models.memory import MEGABYTE
 from brats_seg.progress import untracked
-from brats_seg.settings import load_config
-from brats_seg.training.room import read_numbers
+from brats_seg.runtime.memory import MEGABYTE, read_numbers
 from brats_seg.training.trainer import Trainer
 
 
@@ -45,8 +44,8 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
     outcome = trainer.run(track=untracked)
     taken_mb = space_mb("VmPeak") - before_mb
-    rung = str(trainer.state.ladder.rung)
-    result = {"taken_mb": taken_mb, "rung": rung, "finished": outcome.finished}
+    mode = str(trainer.state.fallback.mode)
+    result = {"taken_mb": taken_mb, "rung": mode, "finished": outcome.finished}
     sys.stdout.write(json.dumps(result))
 
 

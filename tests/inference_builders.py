@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from brats_seg.config import Config, ModelConfig, PatchConfig
 from brats_seg.inference.model import Member, Model
 from brats_seg.models.build import build_model
-from brats_seg.models.device import Device
-from brats_seg.models.trained import ModelIdentity
-from brats_seg.training.checkpoint import Checkpoint, Position, save_checkpoint
+from brats_seg.runtime.device import Device
+from brats_seg.runtime.weights import ModelIdentity
+from brats_seg.training.checkpoints import Checkpoint, save_checkpoint
+from brats_seg.training.state import Position
 
 CPU = Device(torch_device=torch.device("cpu"))
 IDENTITY = ModelIdentity(conventions=("brats2017",), patch=(8, 8, 8), fingerprint="cases")

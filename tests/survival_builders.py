@@ -7,13 +7,12 @@ import numpy.typing as npt
 from sklearn.linear_model import Ridge
 
 from brats_seg.labels import BRATS2017, LabelMap
-from brats_seg.survival.families import Family
+from brats_seg.survival.cross_validation import CrossValidationPlan, Study
+from brats_seg.survival.leakage import Leakage
+from brats_seg.survival.models import Family
 from brats_seg.survival.outcomes import Outcomes
-from brats_seg.survival.regression import Plan
-from brats_seg.survival.seen import Seen
-from brats_seg.survival.study import Study
+from brats_seg.survival.radiomics import Tumour
 from brats_seg.survival.table import FeatureTable
-from brats_seg.survival.tumour import Tumour
 
 RIDGE = Family(name="ridge", regressor=Ridge(alpha=10.0), grid={}, kept=(3,))
 """Quick to fit."""
@@ -25,8 +24,8 @@ def make_feature_table(
     *,
     case_ids: Sequence[str] | None = None,
     patient_ids: Sequence[str] | None = None,
-    latent_seen: Sequence[tuple[Seen, ...]] | None = None,
-    labels_seen: Sequence[Seen | None] | None = None,
+    latent_seen: Sequence[tuple[Leakage, ...]] | None = None,
+    labels_seen: Sequence[Leakage | None] | None = None,
     resections: Sequence[str] | None = None,
 ) -> FeatureTable:
     """Return a table of values (cases, features), called `f0`, `f1`, ... if not told otherwise."""
@@ -72,9 +71,9 @@ def make_study(seed: int = 0, *, n_cases: int = 40, effect: float = 0.0) -> Stud
     return Study.of(make_feature_table(values), outcomes)
 
 
-def make_plan(*, n_folds: int = 4, n_repeats: int = 1, seed: int = 0) -> Plan:
+def make_plan(*, n_folds: int = 4, n_repeats: int = 1, seed: int = 0) -> CrossValidationPlan:
     """Return a plan with one quick family."""
-    return Plan(n_folds=n_folds, n_repeats=n_repeats, seed=seed, families=(RIDGE,))
+    return CrossValidationPlan(n_folds=n_folds, n_repeats=n_repeats, seed=seed, families=(RIDGE,))
 
 
 def make_tumour(

@@ -14,13 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from brats_seg.errors import ConfigError
-from brats_seg.models.device import Device
 from brats_seg.models.output import TrainingOutput
+from brats_seg.runtime.device import Device
 from brats_seg.training.accumulation import Accumulator
-from brats_seg.training.criterion import whole_loss
-from brats_seg.training.gradient import MicroBatch
-from brats_seg.training.losses import BatchDiceBce, DiceBce
-from brats_seg.training.replay import ReplayError
+from brats_seg.training.gradient import MicroBatch, ReplayError
+from brats_seg.training.losses import BatchDiceBce, DiceBce, whole_loss
 
 PARTITIONS = [(6,), (1, 2, 3), (4, 2), (1, 1, 1, 1, 1, 1), (5, 1)]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from brats_seg.data.arrays import array_name, check_compression, open_array, write_array
+from brats_seg.data.store import array_name, check_compression, open_array, write_array
 from brats_seg.errors import EnvironmentalError
 
 

@@ -2,7 +2,7 @@ import typing
 from dataclasses import fields
 
 from brats_seg.config import TrainingConfig
-from brats_seg.data.augment import AUGMENTATIONS, Augmentation
+from brats_seg.data.transforms import AUGMENTATIONS, Augmentation
 
 
 def test_every_name_in_the_settings_has_a_list() -> None:

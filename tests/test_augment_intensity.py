@@ -6,10 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from brats_seg.data import augment_intensity
-from brats_seg.data.augment import FULL, LIGHT, NONE, Augmentation
-from brats_seg.data.augment_intensity import (
-    Brain,
+from brats_seg.data import transforms as augment_intensity
+from brats_seg.data.transforms import (
+    FULL,
+    LIGHT,
+    NONE,
+    Augmentation,
+    BrainMask,
     add_noise,
     alter_brightness,
     alter_contrast,
@@ -20,7 +23,7 @@ from brats_seg.data.augment_intensity import (
     lower_resolution,
 )
 
-Change = Callable[[Tensor, Brain, np.random.Generator], None]
+Change = Callable[[Tensor, BrainMask, np.random.Generator], None]
 CHANGES = (
     add_noise,
     blur,
@@ -43,7 +46,7 @@ def make_image(seed: int = 0) -> Tensor:
 
 def changed(change: Change, seed: int = 0, image: Tensor | None = None) -> Tensor:
     image = make_image() if image is None else image.clone()
-    change(image, Brain.of(image), np.random.default_rng(seed))
+    change(image, BrainMask.of(image), np.random.default_rng(seed))
     return image
 
 
@@ -59,7 +62,7 @@ def test_the_brain_is_where_any_channel_is_not_0() -> None:
     image = torch.zeros(4, 3, 3, 3)
     image[0, 0, 0, 0], image[3, 1, 2, 0] = -1, 2
 
-    brain = Brain.of(image)
+    brain = BrainMask.of(image)
 
     assert brain.n_voxels == 2
     assert brain.mask.nonzero().tolist() == [[0, 0, 0], [1, 2, 0]]
@@ -67,7 +70,7 @@ def test_the_brain_is_where_any_channel_is_not_0() -> None:
 
 def test_statistics_are_those_of_the_brain() -> None:
     image = make_image()
-    mean, std = Brain.of(image).mean_and_std(image[1])
+    mean, std = BrainMask.of(image).mean_and_std(image[1])
 
     assert mean == pytest.approx(inside(image)[1].mean(), abs=1e-6)
     assert std == pytest.approx(inside(image)[1].std(), rel=1e-5)
@@ -78,7 +81,7 @@ def test_statistics_are_those_of_the_brain() -> None:
 def test_the_background_stays_exactly_0_and_the_brain_finite(change: Change, seed: int) -> None:
     image = changed(change, seed)
 
-    background = Brain.of(make_image()).mask == 0
+    background = BrainMask.of(make_image()).mask == 0
     assert (image[:, background] == 0).all()
     assert image.isfinite().all()
 

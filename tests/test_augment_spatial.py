@@ -7,18 +7,19 @@ from scipy.ndimage import affine_transform
 from scipy.spatial.transform import Rotation
 
 from brats_seg.cases.nifti import Geometry
-from brats_seg.data.augment import FULL, NONE, Augmentation
-from brats_seg.data.augment_spatial import (
-    Motion,
-    draw_motion,
-    read_moved,
+from brats_seg.data.store import Buffers, PreparedCase
+from brats_seg.data.transforms import (
+    FULL,
+    NONE,
+    Augmentation,
+    SpatialTransform,
+    draw_spatial_transform,
+    read_transformed,
     rotation_matrix,
     touched_box,
 )
-from brats_seg.data.box import Box
-from brats_seg.data.buffers import Buffers
-from brats_seg.data.store import PreparedCase
 from brats_seg.labels import BRATS2017
+from brats_seg.voxels.box import Box
 from tests.builders import make_label_map
 
 SHAPE = (22, 18, 26)
@@ -48,8 +49,10 @@ def case(rng: np.random.Generator) -> PreparedCase:
     return make_case(rng.normal(size=(4, *SHAPE)), rng.choice([0, 1, 2, 4], SHAPE).astype(np.uint8))
 
 
-def moved(case: PreparedCase, box: Box, motion: Motion) -> tuple[np.ndarray, np.ndarray]:
-    image, labels = read_moved(case, box, motion, Buffers())
+def moved(
+    case: PreparedCase, box: Box, transform: SpatialTransform
+) -> tuple[np.ndarray, np.ndarray]:
+    image, labels = read_transformed(case, box, transform, Buffers())
     assert image.dtype == torch.float32
     return image.numpy(), labels
 
@@ -70,7 +73,7 @@ def by_scipy(volume: np.ndarray, box: Box, matrix: np.ndarray, order: int) -> np
 
 def test_a_patch_that_is_not_moved_is_what_the_store_holds(case: PreparedCase) -> None:
     box = Box.at((3, -2, 5), (8, 12, 10))
-    image, labels = moved(case, box, Motion(mirrored=STILL, matrix=None))
+    image, labels = moved(case, box, SpatialTransform(mirrored=STILL, matrix=None))
 
     np.testing.assert_array_equal(image, case.read_image(box))
     np.testing.assert_array_equal(labels, case.read_labels(box))
@@ -79,7 +82,7 @@ def test_a_patch_that_is_not_moved_is_what_the_store_holds(case: PreparedCase) -
 @pytest.mark.parametrize("mirrored", MIRRORINGS)
 def test_mirroring_turns_axes_round(case: PreparedCase, mirrored: tuple[bool, bool, bool]) -> None:
     box = Box.at((3, 2, 5), (8, 12, 10))
-    image, labels = moved(case, box, Motion(mirrored=mirrored, matrix=None))
+    image, labels = moved(case, box, SpatialTransform(mirrored=mirrored, matrix=None))
 
     axes = [axis for axis in range(3) if mirrored[axis]]
     np.testing.assert_array_equal(labels, np.flip(case.read_labels(box), axes))
@@ -91,7 +94,7 @@ def test_mirroring_turns_axes_round(case: PreparedCase, mirrored: tuple[bool, bo
 def test_turning_and_scaling_agree_with_another_library(case: PreparedCase, seed: int) -> None:
     start = np.random.default_rng(seed).integers(-4, 12, size=3).tolist()
     box, matrix = Box.at(tuple(start), (12, 9, 14)), random_matrix(seed)
-    image, labels = moved(case, box, Motion(mirrored=STILL, matrix=matrix))
+    image, labels = moved(case, box, SpatialTransform(mirrored=STILL, matrix=matrix))
 
     for channel, source in zip(image, case.image, strict=True):
         np.testing.assert_allclose(channel, by_scipy(source, box, matrix, 1), atol=1e-4)
@@ -101,7 +104,7 @@ def test_turning_and_scaling_agree_with_another_library(case: PreparedCase, seed
 
 def test_the_whole_case_turned_agrees_as_well(case: PreparedCase) -> None:
     box, matrix = Box.at((0, 0, 0), (32, 32, 32)), random_matrix(1)
-    image, _ = moved(case, box, Motion(mirrored=STILL, matrix=matrix))
+    image, _ = moved(case, box, SpatialTransform(mirrored=STILL, matrix=matrix))
 
     np.testing.assert_allclose(image[2], by_scipy(case.image[2], box, matrix, 1), atol=1e-4)
 
@@ -111,7 +114,9 @@ def test_a_quarter_turn_moves_whole_voxels(case: PreparedCase, axis: int) -> Non
     angles = np.zeros(3)
     angles[axis] = 90
     box = Box.at((4, 4, 4), (9, 9, 9))
-    image, labels = moved(case, box, Motion(mirrored=STILL, matrix=rotation_matrix(angles)))
+    image, labels = moved(
+        case, box, SpatialTransform(mirrored=STILL, matrix=rotation_matrix(angles))
+    )
 
     # the voxels come from a quarter turn on, so what is seen has turned back
     plane = ((axis + 1) % 3, (axis + 2) % 3)
@@ -125,8 +130,8 @@ def test_a_turned_patch_is_mirrored_as_any_other(
     case: PreparedCase, mirrored: tuple[bool, bool, bool]
 ) -> None:
     box, matrix = Box.at((3, 2, 5), (8, 12, 10)), random_matrix(0)
-    still, still_labels = moved(case, box, Motion(mirrored=STILL, matrix=matrix))
-    image, labels = moved(case, box, Motion(mirrored=mirrored, matrix=matrix))
+    still, still_labels = moved(case, box, SpatialTransform(mirrored=STILL, matrix=matrix))
+    image, labels = moved(case, box, SpatialTransform(mirrored=mirrored, matrix=matrix))
 
     axes = [axis for axis in range(3) if mirrored[axis]]
     np.testing.assert_allclose(image, np.flip(still, [axis + 1 for axis in axes]), atol=1e-4)
@@ -135,13 +140,13 @@ def test_a_turned_patch_is_mirrored_as_any_other(
 
 @pytest.mark.parametrize("seed", range(20))
 def test_image_and_labels_keep_one_grid(seed: int) -> None:
-    """The image is the label map: they must still agree after any motion."""
+    """The image is the label map: they must still agree after any transform."""
     labels = make_label_map((40, 40, 40))
     case = make_case(np.stack([labels] * 4), labels)
-    motion = draw_motion(
+    transform = draw_spatial_transform(
         Augmentation(mirror=0.5, rotation=1, scaling=1), np.random.default_rng(seed)
     )
-    image, moved_labels = moved(case, Box.at((4, 6, 5), (30, 28, 32)), motion)
+    image, moved_labels = moved(case, Box.at((4, 6, 5), (30, 28, 32)), transform)
 
     # interpolated values are whole numbers only where all neighbours are alike
     certain = np.isin(image[0], [0, 1, 2, 4])
@@ -162,7 +167,7 @@ def test_background_stays_0_where_nothing_but_background_is_near() -> None:
     moved_image, _ = moved(
         make_case(image, labels),
         Box.at((0, 0, 0), (30, 30, 30)),
-        Motion(mirrored=STILL, matrix=random_matrix(4)),
+        SpatialTransform(mirrored=STILL, matrix=random_matrix(4)),
     )
 
     # the scaled cube and a voxel around it at most
@@ -194,10 +199,10 @@ def test_rotations_are_about_x_then_y_then_z(seed: int) -> None:
 
 def test_motions_come_as_often_and_as_far_as_the_list_says() -> None:
     rng = np.random.default_rng(0)
-    motions = [draw_motion(FULL, rng) for _ in range(4000)]
+    motions = [draw_spatial_transform(FULL, rng) for _ in range(4000)]
 
-    assert np.mean([motion.mirrored for motion in motions]) == pytest.approx(0.5, abs=0.02)
-    matrices = [motion.matrix for motion in motions if motion.matrix is not None]
+    assert np.mean([transform.mirrored for transform in motions]) == pytest.approx(0.5, abs=0.02)
+    matrices = [transform.matrix for transform in motions if transform.matrix is not None]
     # either of two chances of a fifth
     assert len(matrices) / 4000 == pytest.approx(0.36, abs=0.025)
     scales = np.cbrt(np.linalg.det(matrices))
@@ -214,7 +219,7 @@ def test_motions_come_as_often_and_as_far_as_the_list_says() -> None:
 
 
 def test_without_augmentation_nothing_moves() -> None:
-    motion = draw_motion(NONE, np.random.default_rng(0))
+    transform = draw_spatial_transform(NONE, np.random.default_rng(0))
 
-    assert motion.matrix is None
-    assert motion.mirrored == STILL
+    assert transform.matrix is None
+    assert transform.mirrored == STILL

@@ -6,12 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from brats_seg.config import ModelConfig
+from brats_seg.config import ModelConfig, load_config
 from brats_seg.errors import ConfigError
-from brats_seg.models import build_model, has_batch_statistics
+from brats_seg.models.activation_checkpointing import ActivationCheckpointing
 from brats_seg.models.autoencoder import Autoencoder
-from brats_seg.models.rungs import Checkpointing
-from brats_seg.settings import load_config
+from brats_seg.models.build import build_model, has_batch_statistics
 
 
 @pytest.fixture(scope="module")
@@ -113,12 +112,14 @@ def gradients(network: Autoencoder) -> list[Tensor]:
     return [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
 
 
-@pytest.mark.parametrize("rung", list(Checkpointing)[1:])
-def test_no_rung_changes_a_bit_of_the_gradient(network: Autoencoder, rung: Checkpointing) -> None:
+@pytest.mark.parametrize("mode", list(ActivationCheckpointing)[1:])
+def test_no_rung_changes_a_bit_of_the_gradient(
+    network: Autoencoder, mode: ActivationCheckpointing
+) -> None:
     before = gradients(network)
-    network.checkpointing = rung
+    network.checkpointing = mode
     after = gradients(network)
-    network.checkpointing = Checkpointing.NONE
+    network.checkpointing = ActivationCheckpointing.NONE
 
     assert len(before) == len(list(network.parameters()))
     assert all(map(torch.equal, before, after))
@@ -126,8 +127,8 @@ def test_no_rung_changes_a_bit_of_the_gradient(network: Autoencoder, rung: Check
 
 def test_each_rung_keeps_less_than_the_one_before(network: Autoencoder) -> None:
     kept = []
-    for rung in Checkpointing:
-        network.checkpointing = rung
+    for mode in ActivationCheckpointing:
+        network.checkpointing = mode
         memory: dict[int, int] = {}
 
         def note(tensor: Tensor, memory: dict[int, int] = memory) -> Tensor:
@@ -137,7 +138,7 @@ def test_each_rung_keeps_less_than_the_one_before(network: Autoencoder) -> None:
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             network(make_image(20, 24, 20))
         kept.append(sum(memory.values()))
-    network.checkpointing = Checkpointing.NONE
+    network.checkpointing = ActivationCheckpointing.NONE
 
     assert all(more > less for more, less in pairwise(kept))
 

@@ -11,17 +11,16 @@ from torch.nn import functional
 
 from brats_seg.cases.folds import read_split
 from brats_seg.cases.phantom import write_phantom_cases
-from brats_seg.config import Config
-from brats_seg.data.dataset import whole_case
+from brats_seg.config import Config, load_config
 from brats_seg.data.fold import FoldData, open_fold
+from brats_seg.data.loader import whole_case
 from brats_seg.errors import UsageError
 from brats_seg.inference.model import load_model
-from brats_seg.inference.reconstruction import Reconstructor
+from brats_seg.inference.reconstruct import Reconstructor
 from brats_seg.models import autoencoder
-from brats_seg.models.device import Device
-from brats_seg.settings import load_config
-from brats_seg.training.checkpoint import load_checkpoint
-from brats_seg.training.task import task_of
+from brats_seg.runtime.device import Device
+from brats_seg.training.checkpoints import load_checkpoint
+from brats_seg.training.tasks import task_of
 from tests.builders import write_case
 from tests.inference_builders import write_run
 from tests.training_builders import StopAtCheck, train

@@ -16,13 +16,19 @@ import pandas as pd
 import pytest
 
 from brats_seg.cases.index import index_cases
+from brats_seg.cases.inputs import find_inputs
 from brats_seg.errors import EnvironmentalError, LayoutError, UsageError
-from brats_seg.inference.batch import BatchOutcome, check_apart, finish_batch, local_endings
-from brats_seg.inference.inputs import find_inputs
+from brats_seg.inference.batch import (
+    BatchOutcome,
+    CaseOutcome,
+    CaseWork,
+    check_apart,
+    finish_batch,
+    local_endings,
+)
 from brats_seg.inference.model import Model
 from brats_seg.inference.output import OutputFolder
 from brats_seg.inference.settings import InferenceConfig
-from brats_seg.inference.work import CaseWork, Ending
 from tests.bad_cases import BAD_IDS, FOUND, break_in_ten_ways
 from tests.builders import SHAPE, make_volumes, write_case, write_nifti
 from tests.inference_builders import make_model, write_run
@@ -36,10 +42,10 @@ def run(
     *,
     model: Model | None = None,
     settings: InferenceConfig = SETTINGS,
-) -> tuple[BatchOutcome, list[Ending]]:
+) -> tuple[BatchOutcome, list[CaseOutcome]]:
     folder = OutputFolder(output)
     cases = find_inputs(inputs)
-    endings: list[Ending] = []
+    endings: list[CaseOutcome] = []
     with folder.opened():
         work = CaseWork(
             model=model or make_model(), settings=settings, output=folder, earlier=folder.records()
@@ -50,7 +56,7 @@ def run(
     return outcome, endings
 
 
-def case_ids(endings: list[Ending]) -> list[str]:
+def case_ids(endings: list[CaseOutcome]) -> list[str]:
     return [ending.record.case_id for ending in endings]
 
 
@@ -279,7 +285,7 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_leaves_only_whole_files(brats_root: Path, tmp_path: Path) -> None:
-    def interrupt(ending: Ending) -> None:
+    def interrupt(ending: CaseOutcome) -> None:
         raise KeyboardInterrupt
 
     folder = OutputFolder(tmp_path / "out")

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from brats_seg.data.box import Box, bounding_box
+from brats_seg.voxels.box import Box, bounding_box
 
 
 def test_a_box_knows_its_shape_and_takes_itself_out_of_an_array() -> None:

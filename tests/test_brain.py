@@ -5,9 +5,9 @@ import numpy.typing as npt
 import pytest
 
 from brats_seg.cases.nifti import Geometry, Volume, read_volume
-from brats_seg.data.box import Box
 from brats_seg.data.brain import background_of, brain_mask, extract_brain
 from brats_seg.errors import CaseError
+from brats_seg.voxels.box import Box
 
 GEOMETRY = Geometry(shape=(6, 6, 6), affine=np.eye(4), qform=np.eye(4), qform_code=1, sform_code=1)
 

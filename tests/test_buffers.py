@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from brats_seg.data.buffers import Buffers
+from brats_seg.data.store import Buffers
 
 
 def address(array: np.ndarray) -> int:

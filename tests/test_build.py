@@ -9,14 +9,8 @@ from torch import Tensor, nn
 
 from brats_seg.config import ModelConfig
 from brats_seg.errors import ConfigError
-from brats_seg.models import (
-    TrainingOutput,
-    as_output,
-    build_model,
-    has_batch_statistics,
-    size_multiple,
-)
-from brats_seg.models.build import _check_patch
+from brats_seg.models.build import _check_patch, build_model, has_batch_statistics, size_multiple
+from brats_seg.models.output import TrainingOutput, as_output
 
 Triple = tuple[int, int, int]
 SMALLEST_PATCHES = {

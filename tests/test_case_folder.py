@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from brats_seg.data.case_folder import folder_bytes, free_bytes, remove_leftovers, whole_folder
 from brats_seg.errors import EnvironmentalError
+from brats_seg.files import folder_bytes, free_bytes, whole_folder
+from brats_seg.files import remove_folder_leftovers as remove_leftovers
 
 ADVICE = "Buy a disk."
 

@@ -7,8 +7,13 @@ import numpy.typing as npt
 import pytest
 
 from brats_seg.errors import CaseError
-from brats_seg.evaluation.case_scores import CaseScores, Numbering, label_values, score_pair
-from brats_seg.evaluation.pairs import Pair
+from brats_seg.evaluation.evaluate import (
+    CaseScores,
+    Pair,
+    PairConventions,
+    label_values,
+    score_pair,
+)
 from brats_seg.evaluation.protocols import Protocol, protocol_named
 from brats_seg.evaluation.scores import LESION_COLUMNS, REGION_COLUMNS
 from brats_seg.labels import BRATS2017, BRATS2023, BRATS2024
@@ -43,7 +48,7 @@ def scored(
         predicted = folder / "prediction.nii.gz"
         write_nifti(predicted, prediction, scan_affine if affine is None else affine)
     pair = Pair(case_id="a", reference=folder / "reference.nii.gz", prediction=predicted)
-    return score_pair(pair, Numbering(reference=BRATS2017, prediction=BRATS2023), protocol)
+    return score_pair(pair, PairConventions(reference=BRATS2017, prediction=BRATS2023), protocol)
 
 
 # 3 x 2 x 2 = 12 voxels; of the 16 predicted ones 8 are among them
@@ -137,7 +142,7 @@ def test_cutting_to_the_tumour_changes_no_score(tmp_path: Path) -> None:
     """Dilations that reach the edge of the volume, and others that have room."""
     maps = [make_label_map((24, 24, 16), BRATS2023, seed) for seed in (0, 1)]
     roomy = [np.pad(label_map, ((9, 3), (0, 12), (7, 7))) for label_map in maps]
-    numbering = Numbering(reference=BRATS2024, prediction=BRATS2024)
+    numbering = PairConventions(reference=BRATS2024, prediction=BRATS2024)
 
     tables = []
     for name, sides in (("tight", maps), ("roomy", roomy)):

@@ -11,21 +11,22 @@ import torch
 from torch import Tensor, nn
 
 from brats_seg.cli import main
-from brats_seg.config import LossConfig
+from brats_seg.config import LossConfig, load_config
 from brats_seg.data.fold import FoldData, open_fold
 from brats_seg.errors import BratsError, ConfigError, EnvironmentalError
-from brats_seg.models.device import Device
 from brats_seg.progress import untracked
-from brats_seg.settings import load_config
+from brats_seg.runtime.device import Device
 from brats_seg.training.certificate import (
     BATCH_DICE,
     PATCH_DICE,
     UNDECLARED,
     Certificate,
     CertificateRow,
+    Probe,
     certify,
+    phantom_patches,
+    probe_settings,
 )
-from brats_seg.training.probe import Probe, phantom_patches, probe_settings
 from brats_seg.training.trainer import Trainer
 from tests.builders import write_case
 

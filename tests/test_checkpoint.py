@@ -8,27 +8,23 @@ import pytest
 import torch
 
 from brats_seg.errors import EnvironmentalError, ResumeError
-from brats_seg.models.trained import ModelIdentity
-from brats_seg.training.checkpoint import (
-    Checkpoint,
-    Position,
-    load_checkpoint,
-    save_checkpoint,
-)
-from brats_seg.training.tally import Tally
+from brats_seg.runtime.weights import ModelIdentity
+from brats_seg.training.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
+from brats_seg.training.state import Position
+from brats_seg.training.tasks import RunningSums
 
 CPU = torch.device("cpu")
 
 
 def make_checkpoint() -> Checkpoint:
-    tally = Tally(loss_sum=1.5, n_patches=2)
-    tally.add("a", [[1, 2, 3]] * 4)
+    sums = RunningSums(loss_sum=1.5, n_patches=2)
+    sums.add("a", [[1, 2, 3]] * 4)
     return Checkpoint(
         model={"weight": torch.arange(3.0)},
         identity=ModelIdentity(conventions=("brats2017",), patch=(8, 8, 8), fingerprint="f"),
         config={"training": {"seed": 1}},
         position=Position(epoch=3, n_windows=2, n_steps=11),
-        tally=tally,
+        sums=sums,
         history=({"epoch": 1, "val_dice": 0.5},),
         best=0.5,
         optimizer={"state": {0: {"exp_avg": torch.ones(3)}}, "param_groups": [{"lr": 0.1}]},

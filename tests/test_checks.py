@@ -5,7 +5,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from brats_seg.cases.checks import check_one_grid, check_volumes, check_voxels, have_one_grid
+from brats_seg.cases.case import check_one_grid, check_volumes, check_voxels, have_one_grid
 from brats_seg.cases.nifti import Geometry, Volume, read_geometry
 from brats_seg.errors import CaseError
 from tests.builders import BRATS_AFFINE, SHAPE, make_label_map, make_volumes

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from brats_seg.inference.choice import best_candidate, gain_of
+from brats_seg.evaluation.significance import best_candidate, gain_of
 
 
 def test_a_gain_is_counted_case_by_case() -> None:

@@ -4,8 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from brats_seg.cases.clinical import mapping_files, read_clinical_files, read_clinical_tables
-from brats_seg.cases.clinical_records import check_columns, read_records
+from brats_seg.cases.clinical import (
+    check_columns,
+    mapping_files,
+    read_clinical_files,
+    read_clinical_tables,
+    read_records,
+)
 from brats_seg.errors import UsageError
 
 

@@ -7,15 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from brats_seg.cases.inputs import CaseInput, find_inputs
 from brats_seg.errors import EnvironmentalError, UsageError
 from brats_seg.inference import cluster
-from brats_seg.inference.batch import finish_batch, local_endings
+from brats_seg.inference.batch import CaseOutcome, CaseWork, finish_batch, local_endings
 from brats_seg.inference.cluster import Job, cluster_endings, run_case
-from brats_seg.inference.inputs import CaseInput, find_inputs
 from brats_seg.inference.model import load_model
 from brats_seg.inference.output import OutputFolder
 from brats_seg.inference.settings import InferenceConfig
-from brats_seg.inference.work import CaseWork, Ending
 from tests.builders import write_case
 from tests.inference_builders import CPU, write_run
 
@@ -42,7 +41,7 @@ def run_locally(root: Path, job: Job, path: Path) -> None:
         finish_batch(local_endings(inputs, work), folder, len(inputs), report=lambda _: None)
 
 
-def killed_once(case_input: CaseInput, job: Job) -> Ending:
+def killed_once(case_input: CaseInput, job: Job) -> CaseOutcome:
     """Die over the third case, the first time."""
     sign = job.output_path / "died"
     if case_input.case.case_id.endswith("2") and not sign.exists():
@@ -51,7 +50,7 @@ def killed_once(case_input: CaseInput, job: Job) -> Ending:
     return run_case(case_input, job)
 
 
-def killed_always(case_input: CaseInput, job: Job) -> Ending:
+def killed_always(case_input: CaseInput, job: Job) -> CaseOutcome:
     """Die over the third case, each time, and count."""
     if case_input.case.case_id.endswith("2"):
         with (job.output_path / "deaths").open("a") as file:

@@ -4,11 +4,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from brats_seg.models.device import Device
-from brats_seg.training.comparison import Backward, exact, gradient_of, ordinary, whole
+from brats_seg.runtime.device import Device
+from brats_seg.training.certificate import (
+    Backward,
+    exact,
+    gradient_of,
+    ordinary,
+    phantom_patches,
+    whole,
+)
 from brats_seg.training.gradient import MicroBatch
 from brats_seg.training.losses import BatchDiceBce, DiceBce
-from brats_seg.training.probe import phantom_patches
 
 CPU = Device(torch_device=torch.device("cpu"))
 

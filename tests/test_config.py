@@ -6,10 +6,15 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from brats_seg.config import Config, ModelConfig, TrainingConfig
+from brats_seg.config import (
+    PRESETS,
+    Config,
+    ModelConfig,
+    TrainingConfig,
+    differing_settings,
+    load_config,
+)
 from brats_seg.errors import ConfigError
-from brats_seg.presets import PRESETS
-from brats_seg.settings import differing_settings, load_config
 
 
 def test_without_anything_all_settings_are_the_defaults():

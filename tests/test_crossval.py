@@ -10,18 +10,22 @@ import pytest
 from brats_seg.cases.folds import SPLIT_NAME, Split, write_split
 from brats_seg.cases.index import index_cases
 from brats_seg.cases.nifti import read_label_map
-from brats_seg.crossval.cases import HeldOutCases, held_out_cases, reference_pairs
-from brats_seg.crossval.ensemble import export_ensemble
-from brats_seg.crossval.prediction import out_of_fold_endings
-from brats_seg.crossval.scoring import score_predictions
+from brats_seg.crossval import (
+    HeldOutCases,
+    export_ensemble,
+    held_out_cases,
+    out_of_fold_endings,
+    reference_pairs,
+    score_predictions,
+)
 from brats_seg.data.fold import open_split
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.evaluate import evaluate_folders
 from brats_seg.evaluation.protocols import protocol_named
 from brats_seg.evaluation.scores import read_scores
 from brats_seg.inference.batch import BatchOutcome, finish_batch
-from brats_seg.inference.held_out import HeldOut, open_held_out
 from brats_seg.inference.model import load_model
+from brats_seg.inference.out_of_fold import HeldOut, open_held_out
 from brats_seg.inference.output import OutputFolder
 from brats_seg.inference.settings import InferenceConfig
 from brats_seg.progress import untracked

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from brats_seg.errors import ConfigError, EnvironmentalError
-from brats_seg.models.device import Device, choose_device
+from brats_seg.runtime.device import Device, choose_device
 
 
 def test_the_precision_of_the_cpu_is_what_it_computes_natively(

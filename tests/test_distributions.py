@@ -7,7 +7,7 @@ import pytest
 from brats_seg.cases.clinical import read_clinical_tables, with_clinical
 from brats_seg.cases.index import index_cases
 from brats_seg.errors import UsageError
-from brats_seg.report.distributions import cohort_figure, distributions_figure
+from brats_seg.report.charts import cohort_figure, distributions_figure
 from tests.builders import write_case
 
 NAN = float("nan")

@@ -9,11 +9,15 @@ from torch import Tensor, nn
 
 from brats_seg.config import Config, PatchConfig
 from brats_seg.errors import ConfigError
-from brats_seg.inference.ensemble import entropy, predict_probabilities, window_of
-from brats_seg.inference.ladder import Ladder
 from brats_seg.inference.model import load_model
+from brats_seg.inference.predict import (
+    PredictionFallback,
+    entropy,
+    predict_probabilities,
+    window_of,
+)
 from brats_seg.inference.settings import InferenceConfig
-from brats_seg.models.windows import predict_logits
+from brats_seg.runtime.sliding_window import predict_logits
 from tests.inference_builders import CONFIG, CPU, IDENTITY, Pointwise, make_model, write_run
 
 IMAGE = np.random.default_rng(0).standard_normal((4, 12, 10, 9)).astype(np.float32)
@@ -33,7 +37,7 @@ class Constant(nn.Module):
 def predict(*networks: nn.Module, **settings: object) -> np.ndarray:
     model = make_model(*networks)
     return predict_probabilities(
-        model, IMAGE, InferenceConfig.model_validate(settings), Ladder("case", CPU)
+        model, IMAGE, InferenceConfig.model_validate(settings), PredictionFallback("case", CPU)
     )
 
 
@@ -92,7 +96,10 @@ def test_a_network_gets_its_modalities_and_gives_its_regions_in_its_own_order():
     other = replace(other, members=(reordered,))
     settings = InferenceConfig()
 
-    found = [predict_probabilities(m, IMAGE, settings, Ladder("a", CPU)) for m in (usual, other)]
+    found = [
+        predict_probabilities(m, IMAGE, settings, PredictionFallback("a", CPU))
+        for m in (usual, other)
+    ]
 
     np.testing.assert_allclose(*found, atol=1e-6)
 
@@ -108,13 +115,15 @@ def test_a_case_that_does_not_fit_is_computed_in_smaller_windows(tmp_path):
             return super().forward(image)
 
     image = np.zeros((4, 40, 40, 40), dtype=np.float32)
-    ladder = Ladder("a", CPU)
+    fallback = PredictionFallback("a", CPU)
 
-    predict_probabilities(make_model(Picky()), image, InferenceConfig(window=(32, 32, 32)), ladder)
+    predict_probabilities(
+        make_model(Picky()), image, InferenceConfig(window=(32, 32, 32)), fallback
+    )
 
     assert seen[0] == (32, 32, 32)
     assert seen[-1] == (16, 16, 16)
-    assert ladder.warnings
+    assert fallback.warnings
 
 
 def member_trained_on(size: object):
@@ -168,7 +177,9 @@ def test_an_ensemble_of_runs_is_the_mean_of_its_members(tmp_path):
     paths = [write_run(tmp_path / f"run{seed}", seed=seed) for seed in range(2)]
 
     both, *single = [
-        predict_probabilities(load_model(p, CPU), IMAGE, InferenceConfig(), Ladder("a", CPU))
+        predict_probabilities(
+            load_model(p, CPU), IMAGE, InferenceConfig(), PredictionFallback("a", CPU)
+        )
         for p in (paths, paths[:1], paths[1:])
     ]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from brats_seg.training.checkpoint import load_checkpoint
+from brats_seg.training.checkpoints import load_checkpoint
 from tests.builders import write_case
 
 ROOT = Path(__file__).parent.parent

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from brats_seg.errors import EnvironmentalError, UsageError
-from brats_seg.inference.exported import write_exported
+from brats_seg.inference.export import write_exported
 from brats_seg.inference.model import fingerprint_of, load_model, read_trained
 from tests.inference_builders import CPU, IDENTITY, write_run
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from brats_seg.survival.families import BASELINE, FAMILIES, Family, fit_family
+from brats_seg.survival.models import BASELINE, FAMILIES, Family, fit_family
 
 
 def splits_of(n, n_folds=3):

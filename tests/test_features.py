@@ -12,11 +12,10 @@ from brats_seg.cases.index import index_cases
 from brats_seg.config import Config, ModelConfig, PatchConfig, ValidationConfig
 from brats_seg.errors import UsageError
 from brats_seg.models import autoencoder
-from brats_seg.models.trained import ModelIdentity
+from brats_seg.runtime.weights import ModelIdentity
 from brats_seg.survival.features import Extraction, extract_features
-from brats_seg.survival.learnt import People
+from brats_seg.survival.leakage import Leakage, People
 from brats_seg.survival.networks import Networks
-from brats_seg.survival.seen import Seen
 from tests.builders import write_case
 from tests.inference_builders import CPU, IDENTITY, write_run
 
@@ -26,7 +25,7 @@ AUTOENCODER = Config(
     patch=PatchConfig(size="whole"),
     validation=ValidationConfig(watch="val_loss"),
 )
-NO, YES, UNKNOWN = Seen.NO, Seen.YES, Seen.UNKNOWN
+NO, YES, UNKNOWN = Leakage.NO, Leakage.YES, Leakage.UNKNOWN
 
 
 @pytest.fixture(autouse=True)

@@ -6,11 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from brats_seg.cases.inputs import find_inputs
 from brats_seg.cases.nifti import Geometry
 from brats_seg.cases.phantom import make_phantom
-from brats_seg.inference.findings import _CORRELATIONS, findings, likeliest_order
-from brats_seg.inference.inputs import find_inputs
-from brats_seg.inference.scan import read_scan
+from brats_seg.inference.scan import _CORRELATIONS, findings, likeliest_order, read_scan
 from brats_seg.labels import MODALITIES
 
 BRATS_AFFINE = np.diag([-1.0, -1.0, 1.0, 1.0])

@@ -4,16 +4,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from brats_seg.config import Config
+from brats_seg.config import Config, load_config
 from brats_seg.errors import ConfigError
-from brats_seg.models import build_model
-from brats_seg.models.device import Device
+from brats_seg.models.activation_checkpointing import (
+    ActivationCheckpointing,
+    set_activation_checkpointing,
+)
+from brats_seg.models.build import build_model
 from brats_seg.models.output import TrainingOutput, as_output
-from brats_seg.models.rungs import Checkpointing, set_checkpointing
-from brats_seg.settings import load_config
-from brats_seg.training.footprint import Footprint, predicted_bytes
-from brats_seg.training.ladder import Rung
+from brats_seg.runtime.device import Device
 from brats_seg.training.losses import build_criterion
+from brats_seg.training.memory_count import Footprint, predicted_bytes
+from brats_seg.training.out_of_memory import MemoryMode
 
 CPU = torch.device("cpu")
 FP32 = Device(torch_device=CPU)
@@ -53,7 +55,7 @@ def test_a_chain_takes_what_it_takes_by_hand(n_hidden: int) -> None:
     expected = (sample + target + hidden + output + by_output + by_hidden) * n_voxels
 
     footprint = Footprint(chain(n_hidden), mean_of_output, settings(), CPU)
-    counted = footprint.counted_bytes((40, 40, 40), Rung(micro_batch=1), FP32)
+    counted = footprint.counted_bytes((40, 40, 40), MemoryMode(micro_batch=1), FP32)
 
     # and the weights, of which there are a few hundred
     assert expected < counted < expected + 20_000
@@ -66,7 +68,7 @@ def test_the_count_forgets_what_is_freed() -> None:
         network = chain(n_hidden).requires_grad_(False)
         network.append(nn.Conv3d(3, 3, 1))
         footprint = Footprint(network, mean_of_output, settings(), CPU)
-        counts.append(footprint.counted_bytes((40, 40, 40), Rung(micro_batch=1), FP32))
+        counts.append(footprint.counted_bytes((40, 40, 40), MemoryMode(micro_batch=1), FP32))
 
     assert counts[1] - counts[0] < 20_000
 
@@ -92,13 +94,15 @@ def test_the_optimizer_and_the_average_are_counted(assignments: list[str], n_kep
 
 
 @pytest.mark.parametrize("device", [FP32, BF16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("mode", [Checkpointing.NONE, Checkpointing.TOP, Checkpointing.ALL])
-def test_a_larger_patch_takes_more(device: Device, mode: Checkpointing) -> None:
+@pytest.mark.parametrize(
+    "mode", [ActivationCheckpointing.NONE, ActivationCheckpointing.TOP, ActivationCheckpointing.ALL]
+)
+def test_a_larger_patch_takes_more(device: Device, mode: ActivationCheckpointing) -> None:
     footprint = footprint_of(settings())
     sizes = [(16, 16, 16), (16, 24, 16), (24, 24, 24), (32, 32, 32), LARGEST]
 
     counts = [
-        footprint.counted_bytes(size, Rung(micro_batch=1, checkpointing=mode), device)
+        footprint.counted_bytes(size, MemoryMode(micro_batch=1, checkpointing=mode), device)
         for size in sizes
     ]
 
@@ -109,10 +113,10 @@ def test_a_larger_patch_takes_more(device: Device, mode: Checkpointing) -> None:
 @pytest.mark.parametrize("name", ["unet", "notebook", "dynunet", "segresnet"])
 def test_more_checkpointing_takes_less(name: str, device: Device) -> None:
     footprint = footprint_of(settings(f"model.name={name}"))
-    modes = (Checkpointing.NONE, Checkpointing.TOP, Checkpointing.ALL)
+    modes = (ActivationCheckpointing.NONE, ActivationCheckpointing.TOP, ActivationCheckpointing.ALL)
 
     none, top, every = (
-        footprint.counted_bytes(LARGEST, Rung(micro_batch=1, checkpointing=mode), device)
+        footprint.counted_bytes(LARGEST, MemoryMode(micro_batch=1, checkpointing=mode), device)
         for mode in modes
     )
 
@@ -123,7 +127,8 @@ def test_half_precision_takes_less() -> None:
     footprint = footprint_of(settings())
 
     in_float32, in_half = (
-        footprint.counted_bytes(LARGEST, Rung(micro_batch=1), device) for device in (FP32, BF16)
+        footprint.counted_bytes(LARGEST, MemoryMode(micro_batch=1), device)
+        for device in (FP32, BF16)
     )
 
     assert in_half < 0.75 * in_float32
@@ -133,26 +138,30 @@ def test_a_larger_micro_batch_takes_more_and_a_second_one_holds_gradients() -> N
     footprint = footprint_of(settings("training.effective_batch=2"))
     alone = footprint_of(settings())
 
-    one, both = (footprint.counted_bytes((16, 16, 16), Rung(micro_batch=n), FP32) for n in (1, 2))
+    one, both = (
+        footprint.counted_bytes((16, 16, 16), MemoryMode(micro_batch=n), FP32) for n in (1, 2)
+    )
 
-    assert one > alone.counted_bytes((16, 16, 16), Rung(micro_batch=1), FP32)
-    assert footprint.counted_bytes(LARGEST, Rung(micro_batch=2), FP32) > both
+    assert one > alone.counted_bytes((16, 16, 16), MemoryMode(micro_batch=1), FP32)
+    assert footprint.counted_bytes(LARGEST, MemoryMode(micro_batch=2), FP32) > both
 
 
 def test_counting_leaves_network_and_random_state_alone() -> None:
     config = settings("optimizer.ema=0.9")
     network = build_model(config.model, LARGEST)
-    set_checkpointing(network, Checkpointing.TOP)
+    set_activation_checkpointing(network, ActivationCheckpointing.TOP)
     weights = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     state = torch.get_rng_state()
 
     footprint = footprint_of(config, network)
-    footprint.counted_bytes(LARGEST, Rung(micro_batch=1, checkpointing=Checkpointing.ALL), BF16)
+    footprint.counted_bytes(
+        LARGEST, MemoryMode(micro_batch=1, checkpointing=ActivationCheckpointing.ALL), BF16
+    )
 
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(weights[name], now) for name, now in network.state_dict().items())
     assert all(parameter.grad is None for parameter in network.parameters())
-    assert network.checkpointing is Checkpointing.TOP
+    assert network.checkpointing is ActivationCheckpointing.TOP
 
 
 def test_a_network_that_looks_at_values_is_refused() -> None:
@@ -163,7 +172,7 @@ def test_a_network_that_looks_at_values_is_refused() -> None:
     footprint = footprint_of(settings(), Looks(4, 3, 1))
 
     with pytest.raises(ConfigError, match="needs values and not only sizes"):
-        footprint.counted_bytes((16, 16, 16), Rung(micro_batch=1), FP32)
+        footprint.counted_bytes((16, 16, 16), MemoryMode(micro_batch=1), FP32)
 
 
 def test_more_is_to_be_expected_than_was_counted() -> None:

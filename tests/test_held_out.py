@@ -8,7 +8,7 @@ import pytest
 from brats_seg.cases.folds import SPLIT_NAME, Split, write_split
 from brats_seg.data.fold import open_split
 from brats_seg.errors import FoldError, UsageError
-from brats_seg.inference.held_out import open_held_out, untuned
+from brats_seg.inference.out_of_fold import open_held_out, untuned
 from tests.inference_builders import IDENTITY, write_run
 from tests.prepared import write_prepared
 

@@ -6,13 +6,8 @@ import pandas as pd
 import pytest
 
 from brats_seg.errors import UsageError
-from brats_seg.training.history import (
-    history_figure,
-    phase_columns,
-    read_history,
-    row_line,
-    write_history,
-)
+from brats_seg.report.history import history_figure
+from brats_seg.training.history import phase_columns, read_history, row_line, write_history
 
 OVERLAP = {
     "loss": 1.0,

@@ -11,8 +11,8 @@ import pytest
 
 import brats_seg.cases.index as index_module
 from brats_seg.cases.case import Case, CaseIndex
-from brats_seg.cases.index import index_cases, read_index, summarise, write_index
-from brats_seg.cases.inspection import Inspection, inspect_case
+from brats_seg.cases.case_table import read_index, summarise, write_index
+from brats_seg.cases.index import Inspection, index_cases, inspect_case
 from brats_seg.cases.nifti import read_volume
 from brats_seg.errors import ConfigError, LayoutError
 from brats_seg.labels import BRATS2023, BRATS2024, BRATS2024_PED, MSD

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from brats_seg.cases.inputs import CaseInput, find_inputs, single_input
 from brats_seg.errors import LayoutError, UsageError
-from brats_seg.inference.inputs import CaseInput, find_inputs, single_input
 from brats_seg.labels import MODALITIES
 from tests.builders import write_case
 

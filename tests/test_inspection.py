@@ -6,7 +6,7 @@ import pytest
 
 from brats_seg.cases.case import Case
 from brats_seg.cases.discovery import find_cases
-from brats_seg.cases.inspection import Inspection, inspect_case
+from brats_seg.cases.index import Inspection, inspect_case
 from brats_seg.labels import BRATS2017, BRATS2023, BRATS2024
 from tests.builders import (
     BRATS_AFFINE,

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from brats_seg.labels import MODALITIES
-from brats_seg.survival.intensity import N_SLABS, kurtosis, measure_intensity, skewness
+from brats_seg.survival.radiomics import N_SLABS, kurtosis, measure_intensity, skewness
 from tests.survival_builders import make_tumour
 
 SHAPE = (16, 12, 10)

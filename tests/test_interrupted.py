@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from brats_seg.config import load_config
 from brats_seg.data.fold import FoldData, open_fold
 from brats_seg.progress import untracked
-from brats_seg.settings import load_config
-from brats_seg.training.checkpoint import load_checkpoint
+from brats_seg.training.checkpoints import load_checkpoint
 from brats_seg.training.trainer import Trainer
 from tests.builders import write_case
 

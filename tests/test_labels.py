@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from brats_seg.cases.conventions import check_values, detect_convention
 from brats_seg.errors import ConfigError, LabelError
 from brats_seg.labels import (
     BRATS2017,
@@ -14,9 +15,7 @@ from brats_seg.labels import (
     MSD,
     REGIONS,
     LabelConvention,
-    check_values,
     convention_named,
-    detect_convention,
     label_map_of,
     regions_of,
 )

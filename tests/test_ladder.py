@@ -6,20 +6,20 @@ import pytest
 import torch
 
 from brats_seg.errors import CaseError
-from brats_seg.inference.ladder import Ladder, Rung
-from brats_seg.models.device import Device
+from brats_seg.inference.predict import PredictionFallback, PredictionMode
+from brats_seg.runtime.device import Device
 from tests.inference_builders import CPU
 
 GPU = Device(torch_device=torch.device("meta"))
-"""Any device that is not the CPU: the ladder itself does not compute."""
+"""Any device that is not the CPU: the fallback itself does not compute."""
 
 
 def runs_out_until(n_halvings: int, *, on_cpu: bool = False):
-    tried: list[Rung] = []
+    tried: list[PredictionMode] = []
 
-    def work(rung: Rung) -> int:
-        tried.append(rung)
-        if rung.n_halvings < n_halvings or (on_cpu and rung.device.torch_device.type != "cpu"):
+    def work(mode: PredictionMode) -> int:
+        tried.append(mode)
+        if mode.n_halvings < n_halvings or (on_cpu and mode.device.torch_device.type != "cpu"):
             raise torch.OutOfMemoryError("GPU memory is full\nand so on")
         return len(tried)
 
@@ -27,18 +27,18 @@ def runs_out_until(n_halvings: int, *, on_cpu: bool = False):
 
 
 def test_with_enough_memory_nothing_changes() -> None:
-    ladder = Ladder("a", CPU)
+    fallback = PredictionFallback("a", CPU)
 
-    assert ladder.run(lambda rung: rung.n_halvings) == 0
-    assert ladder.warnings == ()
+    assert fallback.run(lambda mode: mode.n_halvings) == 0
+    assert fallback.warnings == ()
 
 
 def test_a_gpu_gives_way_step_by_step_to_the_cpu(caplog: pytest.LogCaptureFixture) -> None:
     work, tried = runs_out_until(1, on_cpu=True)
-    ladder = Ladder("a", GPU)
+    fallback = PredictionFallback("a", GPU)
 
     with caplog.at_level(logging.WARNING):
-        assert ladder.run(work) == 5
+        assert fallback.run(work) == 5
 
     steps = [(r.device.torch_device.type, r.stitch_on_host, r.n_halvings) for r in tried]
     assert steps == [
@@ -48,7 +48,7 @@ def test_a_gpu_gives_way_step_by_step_to_the_cpu(caplog: pytest.LogCaptureFixtur
         ("meta", True, 2),
         ("cpu", True, 1),
     ]
-    assert ladder.warnings == (
+    assert fallback.warnings == (
         "memory ran out: computed on cpu with windows of 1/2 along each axis",
     )
     assert "case a: memory ran out; going on on meta with the sum of the windows" in caplog.text
@@ -56,20 +56,20 @@ def test_a_gpu_gives_way_step_by_step_to_the_cpu(caplog: pytest.LogCaptureFixtur
 
 def test_the_next_part_of_the_case_starts_where_the_last_one_ended() -> None:
     work, tried = runs_out_until(1)
-    ladder = Ladder("a", CPU)
-    ladder.run(work)
+    fallback = PredictionFallback("a", CPU)
+    fallback.run(work)
     tried.clear()
 
-    ladder.run(work)
+    fallback.run(work)
 
-    assert [rung.n_halvings for rung in tried] == [1]
+    assert [mode.n_halvings for mode in tried] == [1]
 
 
 def test_the_next_case_starts_at_the_top() -> None:
     work, _ = runs_out_until(2)
-    Ladder("a", CPU).run(work)
+    PredictionFallback("a", CPU).run(work)
 
-    assert Ladder("b", CPU).rung.n_halvings == 0
+    assert PredictionFallback("b", CPU).mode.n_halvings == 0
 
 
 @pytest.mark.parametrize(
@@ -82,16 +82,16 @@ def test_the_next_case_starts_at_the_top() -> None:
     ],
 )
 def test_a_case_that_fits_nowhere_is_refused(error: Exception) -> None:
-    def work(rung: Rung) -> None:
+    def work(mode: PredictionMode) -> None:
         raise error
 
     with pytest.raises(CaseError, match=r"case a, .*no memory on cpu .* smaller windows with"):
-        Ladder("a", CPU).run(work)
+        PredictionFallback("a", CPU).run(work)
 
 
 def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:
-    def work(rung: Rung) -> None:
+    def work(mode: PredictionMode) -> None:
         raise RuntimeError("shapes do not match")
 
     with pytest.raises(RuntimeError, match="shapes do not match"):
-        Ladder("a", CPU).run(work)
+        PredictionFallback("a", CPU).run(work)

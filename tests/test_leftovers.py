@@ -2,8 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from brats_seg.cases.folders import Folder
-from brats_seg.cases.leftovers import advise
+from brats_seg.cases.folders import Folder, advise
 
 DICOM = bytes(128) + b"DICM" + bytes(100)
 

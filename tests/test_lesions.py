@@ -3,13 +3,8 @@
 import numpy as np
 import pytest
 
-from brats_seg.evaluation.lesions import (
-    Lesions,
-    join_touching,
-    number_components,
-    number_lesions,
-    without_small,
-)
+from brats_seg.evaluation.lesionwise import join_touching, number_lesions, without_small
+from brats_seg.voxels.components import Lesions, number_components
 
 TISSUES = ("netc", "et", "rc", "snfh")
 

@@ -10,7 +10,7 @@ from scipy import ndimage
 from brats_seg.evaluation.lesionwise import LesionScores, Scale, predicted_lesions, score_lesions
 from brats_seg.evaluation.overlap import count_regions, dice
 from brats_seg.evaluation.protocols import Protocol, protocol_named
-from brats_seg.evaluation.surface import hausdorff95
+from brats_seg.evaluation.surface_distance import hausdorff95
 from brats_seg.labels import BRATS2024, REGIONS
 
 Box = tuple[tuple[int, int, int], tuple[int, int, int]]

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from brats_seg.report.live import LiveHistory
+from brats_seg.report.history import LiveHistory
 
 
 class Shown:

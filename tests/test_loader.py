@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from brats_seg.config import PatchConfig
-from brats_seg.data.dataset import PatchDataset, Sample
-from brats_seg.data.loader import Foreseen, PatchStream, draw_loader
-from brats_seg.data.patches import Draw, epoch_draws
+from brats_seg.data.loader import Foreseen, PatchDataset, PatchStream, Sample, patch_loader
+from brats_seg.data.patches import PatchKey, epoch_patches
 from brats_seg.errors import CaseError, EnvironmentalError
 from tests.prepared import write_prepared
 
@@ -20,7 +19,7 @@ IDS = ("BraTS2021_00000", "BraTS2021_00001", "BraTS2021_00002")
 class DeadlyDataset(PatchDataset):
     """Ends the process that asks for the fourth draw of a case, as the system does for memory."""
 
-    def __getitem__(self, draw: Draw) -> Sample:
+    def __getitem__(self, draw: PatchKey) -> Sample:
         if draw.draw == 3:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().__getitem__(draw)
@@ -41,11 +40,11 @@ def make_dataset(folder: Path, kind: type[PatchDataset] = PatchDataset) -> Patch
 def test_patches_come_in_the_order_of_the_draws_whoever_makes_them(
     folder: Path, n_workers: int
 ) -> None:
-    draws, dataset = epoch_draws(IDS, 0, 5, 1), make_dataset(folder)
-    samples = list(draw_loader(dataset, draws, n_workers))
+    keys, dataset = epoch_patches(IDS, 0, 5, 1), make_dataset(folder)
+    samples = list(patch_loader(dataset, keys, n_workers))
 
     assert len(samples) == 15
-    for draw, sample in zip(draws, samples, strict=True):
+    for draw, sample in zip(keys, samples, strict=True):
         assert sample.case_id == draw.case_id
         assert torch.equal(sample.image, dataset[draw].image)
         assert torch.equal(sample.target, dataset[draw].target)
@@ -54,18 +53,18 @@ def test_patches_come_in_the_order_of_the_draws_whoever_makes_them(
 @pytest.mark.parametrize("n_workers", [0, 2])
 def test_the_randomness_of_the_training_is_left_alone(folder: Path, n_workers: int) -> None:
     before = torch.get_rng_state()
-    list(draw_loader(make_dataset(folder), epoch_draws(IDS, 0, 1, 1), n_workers))
+    list(patch_loader(make_dataset(folder), epoch_patches(IDS, 0, 1, 1), n_workers))
 
     assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("n_workers", [0, 2])
 def test_no_draws_are_no_patches(folder: Path, n_workers: int) -> None:
-    assert list(draw_loader(make_dataset(folder), (), n_workers)) == []
+    assert list(patch_loader(make_dataset(folder), (), n_workers)) == []
 
 
 def test_workers_end_with_the_epoch_also_when_it_is_cut_short(folder: Path) -> None:
-    samples = draw_loader(make_dataset(folder), epoch_draws(IDS, 0, 20, 1), 2)
+    samples = patch_loader(make_dataset(folder), epoch_patches(IDS, 0, 20, 1), 2)
     next(samples)
     assert len(multiprocessing.active_children()) == 2
 
@@ -76,8 +75,8 @@ def test_workers_end_with_the_epoch_also_when_it_is_cut_short(folder: Path) -> N
 
 @pytest.mark.parametrize("n_workers", [0, 2])
 def test_a_bad_case_is_named_by_its_own_error(folder: Path, n_workers: int) -> None:
-    draws = [Draw(epoch=0, case_id=case_id, draw=0) for case_id in (IDS[0], "b")]
-    samples = draw_loader(make_dataset(folder), draws, n_workers)
+    keys = [PatchKey(epoch=0, case_id=case_id, draw=0) for case_id in (IDS[0], "b")]
+    samples = patch_loader(make_dataset(folder), keys, n_workers)
     assert next(samples).case_id == IDS[0]
 
     with pytest.raises(CaseError, match=r"case b, .*found no prepared case"):
@@ -85,7 +84,7 @@ def test_a_bad_case_is_named_by_its_own_error(folder: Path, n_workers: int) -> N
 
 
 def test_a_killed_worker_is_explained(folder: Path) -> None:
-    samples = draw_loader(make_dataset(folder, DeadlyDataset), epoch_draws(IDS, 0, 5, 1), 2)
+    samples = patch_loader(make_dataset(folder, DeadlyDataset), epoch_patches(IDS, 0, 5, 1), 2)
 
     with pytest.raises(
         EnvironmentalError, match=r"worker process was killed, .*memory.*n_workers lower.*/dev/shm"
@@ -106,37 +105,37 @@ def test_too_little_shared_memory_is_explained(
     with pytest.raises(
         EnvironmentalError, match=r"no room in shared memory \(unable .*n_workers lower.*--shm-size"
     ):
-        list(draw_loader(make_dataset(folder), epoch_draws(IDS, 0, 1, 1), 1))
+        list(patch_loader(make_dataset(folder), epoch_patches(IDS, 0, 1, 1), 1))
 
 
 class Counted(PatchDataset):
-    """Notes the draws that this process makes."""
+    """Notes the keys that this process makes."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(
             folder, patch=PatchConfig(size=(12, 12, 12)), multiple=(1, 1, 1), augment="none", seed=1
         )
-        self.made: list[Draw] = []
+        self.made: list[PatchKey] = []
 
-    def __getitem__(self, draw: Draw) -> Sample:
+    def __getitem__(self, draw: PatchKey) -> Sample:
         self.made.append(draw)
         return super().__getitem__(draw)
 
 
-def windows_of(draws: Sequence[Draw], n_again: int) -> list[Foreseen]:
+def windows_of(keys: Sequence[PatchKey], n_again: int) -> list[Foreseen]:
     return [
-        Foreseen(draws=tuple(draws[start : start + 3]), n_again=n_again)
-        for start in range(0, len(draws), 3)
+        Foreseen(keys=tuple(keys[start : start + 3]), n_again=n_again)
+        for start in range(0, len(keys), 3)
     ]
 
 
 @pytest.mark.parametrize("n_again", [0, 2])
 def test_what_is_foreseen_is_made_by_the_workers(folder: Path, n_again: int) -> None:
-    draws, dataset = epoch_draws(IDS, 0, 2, 1), Counted(folder)
+    keys, dataset = epoch_patches(IDS, 0, 2, 1), Counted(folder)
 
-    for window in PatchStream(dataset, windows_of(draws, n_again), n_workers=1):
+    for window in PatchStream(dataset, windows_of(keys, n_again), n_workers=1):
         asked = [*window, *window[:n_again]]
-        for draw, sample in zip([*window.draws, *window.draws[:n_again]], asked, strict=True):
+        for draw, sample in zip([*window.keys, *window.keys[:n_again]], asked, strict=True):
             assert torch.equal(sample.image, make_dataset_plain(folder)[draw].image)
 
     assert dataset.made == []
@@ -145,14 +144,14 @@ def test_what_is_foreseen_is_made_by_the_workers(folder: Path, n_again: int) -> 
 @pytest.mark.parametrize("n_workers", [0, 1])
 def test_a_patch_that_is_asked_for_out_of_turn_is_the_same(folder: Path, n_workers: int) -> None:
     """As when memory runs out at the second patch, and later a window is left early."""
-    draws, dataset = epoch_draws(IDS, 0, 3, 1), Counted(folder)
+    keys, dataset = epoch_patches(IDS, 0, 3, 1), Counted(folder)
     plain = make_dataset_plain(folder)
     asked = [[0, 1, 0, 1, 2, 0, 1], [0], [2, 1, 0, 0]]
 
-    stream = PatchStream(dataset, windows_of(draws, n_again=2), n_workers=n_workers)
+    stream = PatchStream(dataset, windows_of(keys, n_again=2), n_workers=n_workers)
     for window, places in zip(stream, asked, strict=True):
         for place in places:
-            assert torch.equal(window[place].image, plain[window.draws[place]].image)
+            assert torch.equal(window[place].image, plain[window.keys[place]].image)
 
     if n_workers:
         # in the first window the repeated start, in the last all but the third request

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
-from brats_seg.drawing.look import REGION_COLOURS, RESEARCH_USE, light_figure
+from brats_seg.report.style import REGION_COLOURS, RESEARCH_USE, light_figure
 
 # Machado, Oliveira and Fernandes (2009), complete loss of one kind of cone, on linear light
 DEUTERANOPIA = [

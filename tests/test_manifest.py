@@ -7,8 +7,7 @@ import pytest
 
 from brats_seg.cases.case import Case, ScanFile
 from brats_seg.cases.nifti import Geometry
-from brats_seg.data.box import Box
-from brats_seg.data.manifest import (
+from brats_seg.data.store import (
     FORMAT_VERSION,
     MANIFEST_NAME,
     Manifest,
@@ -18,6 +17,7 @@ from brats_seg.data.manifest import (
     scans_of,
     sources_of,
 )
+from brats_seg.voxels.box import Box
 
 MANIFEST = Manifest(
     version=FORMAT_VERSION,

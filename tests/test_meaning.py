@@ -4,9 +4,8 @@ from pathlib import Path
 import pytest
 
 from brats_seg.cases.case import Case, ScanFile
-from brats_seg.cases.inspection import Inspection
+from brats_seg.cases.index import Inspection, OpenedCase, with_conventions
 from brats_seg.cases.layouts import parse_case_id
-from brats_seg.cases.meaning import OpenedCase, with_conventions
 from brats_seg.labels import BRATS2017, BRATS2023, MSD
 
 NOWHERE = Path("nowhere")

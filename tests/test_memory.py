@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from brats_seg.models.memory import is_out_of_memory, peak_memory_mb
+from brats_seg.runtime.memory import is_out_of_memory, peak_memory_mb
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from brats_seg.report.montage import N_SECTIONS, _spread, montage_figure
-from brats_seg.report.view import Labelled, open_view
+from brats_seg.report.case_figures import N_SECTIONS, _spread, montage_figure
+from brats_seg.report.case_view import Labelled, open_view
 from tests.builders import make_label_map
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from brats_seg.cases.mounts import find_data
+from brats_seg.cases.discovery import find_data
 from tests.builders import write_case
 
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from brats_seg.cases.inputs import find_inputs
 from brats_seg.errors import CaseError
-from brats_seg.inference.inputs import find_inputs
 from brats_seg.inference.model import Member
-from brats_seg.inference.reconstruction import Reconstructor
+from brats_seg.inference.reconstruct import Reconstructor
 from brats_seg.inference.scan import Scan, read_scan
-from brats_seg.survival.learnt import TrainingCases
+from brats_seg.survival.leakage import TrainingCases
 from brats_seg.survival.networks import Encoder
 from tests.builders import write_case
 from tests.inference_builders import CONFIG, CPU

@@ -6,13 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from brats_seg.cases.nifti import (
-    Geometry,
-    read_geometry,
-    read_label_map,
-    read_volume,
-    write_volume,
-)
+from brats_seg.cases.nifti import Geometry, read_geometry, read_label_map, read_volume, write_volume
 from brats_seg.errors import CaseError, EnvironmentalError
 from tests.builders import BRATS_AFFINE, SHAPE, make_label_map, make_volumes, write_nifti
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from brats_seg.models.notebook import NotebookUNet
+from brats_seg.models.notebook_unet import NotebookUNet
 from brats_seg.models.output import TrainingOutput
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from brats_seg.cases.packed import PackedFile
+from brats_seg.cases.nifti import PackedFile
 from brats_seg.errors import CaseError
 
 CONTENT = np.random.default_rng(0).integers(0, 50, size=100_000, dtype=np.uint8).tobytes()
@@ -39,7 +39,7 @@ def test_content_comes_whole_however_it_is_packed(tmp_path: Path, content: bytes
 
     assert unpacked(file) == CONTENT
     assert file.read_head(540) == CONTENT[:540]
-    assert file.head_of(content, 540) == CONTENT[:540]
+    assert file.loss_reduction(content, 540) == CONTENT[:540]
     file.check_length(len(CONTENT))
 
 

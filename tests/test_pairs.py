@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from brats_seg.errors import LayoutError, UsageError
-from brats_seg.evaluation.pairs import find_pairs, label_maps_in
+from brats_seg.evaluation.evaluate import find_pairs, label_maps_in
 from tests.builders import write_case
 
 

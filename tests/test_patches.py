@@ -3,18 +3,18 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from brats_seg.data.box import Box
 from brats_seg.data.patches import (
-    Draw,
+    PatchKey,
     choose_box,
-    draw_generator,
-    epoch_draws,
+    epoch_patches,
+    patch_generator,
     stable_seed,
     whole_box,
 )
+from brats_seg.voxels.box import Box
 
 SHAPE, SIZE = (20, 30, 10), (8, 8, 8)
-DRAW = Draw(epoch=3, case_id="a", draw=1)
+DRAW = PatchKey(epoch=3, case_id="a", draw=1)
 NONE = (np.empty((0, 3), dtype=np.int32),) * 3
 
 
@@ -41,15 +41,15 @@ def test_a_seed_depends_on_every_part(one: tuple, other: tuple) -> None:
 
 
 def test_a_draw_has_randomness_of_its_own_for_every_purpose() -> None:
-    def first(seed: int, draw: Draw, purpose: str) -> float:
-        return draw_generator(seed, draw, purpose).random()
+    def first(seed: int, draw: PatchKey, purpose: str) -> float:
+        return patch_generator(seed, draw, purpose).random()
 
     others = [
         first(56, DRAW, "place"),
         first(55, DRAW, "augment"),
-        first(55, Draw(epoch=4, case_id="a", draw=1), "place"),
-        first(55, Draw(epoch=3, case_id="b", draw=1), "place"),
-        first(55, Draw(epoch=3, case_id="a", draw=0), "place"),
+        first(55, PatchKey(epoch=4, case_id="a", draw=1), "place"),
+        first(55, PatchKey(epoch=3, case_id="b", draw=1), "place"),
+        first(55, PatchKey(epoch=3, case_id="a", draw=0), "place"),
     ]
 
     assert first(55, DRAW, "place") == first(55, DRAW, "place")
@@ -58,20 +58,20 @@ def test_a_draw_has_randomness_of_its_own_for_every_purpose() -> None:
 
 def test_an_epoch_has_every_case_equally_often_in_random_order() -> None:
     ids = [f"case{number}" for number in range(20)]
-    draws = epoch_draws(ids, 2, 3, 55)
+    keys = epoch_patches(ids, 2, 3, 55)
 
-    assert Counter(draw.case_id for draw in draws) == dict.fromkeys(ids, 3)
-    assert len(set(draws)) == 60
-    assert {draw.draw for draw in draws} == {0, 1, 2}
-    assert list(draws) != sorted(draws, key=lambda draw: (draw.case_id, draw.draw))
+    assert Counter(draw.case_id for draw in keys) == dict.fromkeys(ids, 3)
+    assert len(set(keys)) == 60
+    assert {draw.draw for draw in keys} == {0, 1, 2}
+    assert list(keys) != sorted(keys, key=lambda draw: (draw.case_id, draw.draw))
 
 
 def test_the_order_of_an_epoch_is_a_function_of_seed_and_epoch_alone() -> None:
     ids = [f"case{number}" for number in range(20)]
 
-    assert epoch_draws(ids, 2, 3, 55) == epoch_draws(ids[::-1], 2, 3, 55)
+    assert epoch_patches(ids, 2, 3, 55) == epoch_patches(ids[::-1], 2, 3, 55)
     orders = {
-        tuple(draw.case_id for draw in epoch_draws(ids, epoch, 3, seed))
+        tuple(draw.case_id for draw in epoch_patches(ids, epoch, 3, seed))
         for epoch, seed in ((2, 55), (3, 55), (2, 56))
     }
     assert len(orders) == 3

@@ -10,26 +10,25 @@ import pytest
 import torch
 
 from brats_seg.cli import main
-from brats_seg.config import Config
-from brats_seg.models import build_model
-from brats_seg.models.device import choose_device, native_dtype
-from brats_seg.models.memory import MEGABYTE
-from brats_seg.models.rungs import Checkpointing
-from brats_seg.settings import load_config
-from brats_seg.training.footprint import Footprint, predicted_bytes
-from brats_seg.training.ladder import Rung
+from brats_seg.config import Config, load_config
+from brats_seg.models.activation_checkpointing import ActivationCheckpointing
+from brats_seg.models.build import build_model
+from brats_seg.runtime.device import choose_device, native_dtype
+from brats_seg.runtime.memory import MEGABYTE
 from brats_seg.training.losses import build_criterion
-from brats_seg.training.plan import (
-    Plan,
+from brats_seg.training.memory_count import Footprint, predicted_bytes
+from brats_seg.training.memory_plan import (
+    MemoryPlan,
     PlanRow,
     count_plan,
-    plan_rung,
-    start_on_planned_rung,
+    measured_bytes,
+    plan_memory_mode,
+    start_in_planned_mode,
     try_plan,
 )
+from brats_seg.training.out_of_memory import MemoryMode
 from brats_seg.training.ranks import Ranks
 from brats_seg.training.state import RunState, build_state
-from brats_seg.training.trial import measured_bytes
 
 SMALL = [
     "model.widths=[8, 12, 16]",
@@ -59,8 +58,8 @@ def row_of(patch: int, checkpointing: str = "none", **changes: object) -> PlanRo
     return replace(row, **changes)
 
 
-def plan_of(*rows: PlanRow) -> Plan:
-    return Plan(device=choose_device("cpu", "fp32"), memory_mib=100, rows=rows)
+def plan_of(*rows: PlanRow) -> MemoryPlan:
+    return MemoryPlan(device=choose_device("cpu", "fp32"), memory_mib=100, rows=rows)
 
 
 def state_of(config: Config) -> RunState:
@@ -71,23 +70,23 @@ def state_of(config: Config) -> RunState:
 
 
 @pytest.fixture(scope="module")
-def medium() -> Plan:
+def medium() -> MemoryPlan:
     return count_plan(settings(), MEDIUM_MIB * MEGABYTE)
 
 
-def test_the_rows_hold_the_settings_patch_in_every_way(medium: Plan) -> None:
+def test_the_rows_hold_the_settings_patch_in_every_way(medium: MemoryPlan) -> None:
     own = [row for row in medium.rows if row.patch == (40, 40, 40)]
     ways = {(row.micro_batch, row.checkpointing) for row in own if row.precision == "fp32"}
 
     assert ways == {(1, "none"), (2, "none"), (4, "none"), (1, "top"), (1, "all")}
 
 
-def test_what_fits_is_what_is_predicted_to_take_no_more_than_there_is(medium: Plan) -> None:
+def test_what_fits_is_what_is_predicted_to_take_no_more_than_there_is(medium: MemoryPlan) -> None:
     assert {row.fits for row in medium.rows} == {True, False}
     assert all(row.fits == (row.predicted_mib <= MEDIUM_MIB) for row in medium.rows)
 
 
-def test_a_larger_patch_never_takes_less(medium: Plan) -> None:
+def test_a_larger_patch_never_takes_less(medium: MemoryPlan) -> None:
     plain = [
         row
         for row in medium.rows
@@ -99,7 +98,7 @@ def test_a_larger_patch_never_takes_less(medium: Plan) -> None:
     assert [row.predicted_mib for row in by_size] == sorted(row.predicted_mib for row in by_size)
 
 
-def test_the_largest_patch_that_fits_is_suggested(medium: Plan) -> None:
+def test_the_largest_patch_that_fits_is_suggested(medium: MemoryPlan) -> None:
     assert medium.suggested is not None
     largest = max(prod(row.patch) for row in medium.rows if row.fits)
 
@@ -107,7 +106,7 @@ def test_the_largest_patch_that_fits_is_suggested(medium: Plan) -> None:
     assert sum(row.suggested for row in medium.rows) == 1
 
 
-def test_more_memory_never_suggests_a_smaller_patch(medium: Plan) -> None:
+def test_more_memory_never_suggests_a_smaller_patch(medium: MemoryPlan) -> None:
     less = count_plan(settings(), 200 * MEGABYTE)
 
     assert less.suggested is not None
@@ -146,16 +145,16 @@ def test_what_is_larger_than_the_machine_is_not_tried() -> None:
     assert try_plan(plan, settings()) == plan
 
 
-def needs_of(state: RunState, config: Config) -> dict[Rung, int]:
+def needs_of(state: RunState, config: Config) -> dict[MemoryMode, int]:
     """The memory that every rung of a run is predicted to take."""
     accumulator = state.accumulator
     footprint = Footprint(state.network, accumulator.criterion, config, CPU)
     half = replace(accumulator.device, autocast_dtype=native_dtype(CPU))
     return {
-        rung: predicted_bytes(
-            footprint.counted_bytes(PATCH, rung, half if rung.in_half else accumulator.device), CPU
+        mode: predicted_bytes(
+            footprint.counted_bytes(PATCH, mode, half if mode.in_half else accumulator.device), CPU
         )
-        for rung in state.ladder.rungs
+        for mode in state.fallback.modes
     }
 
 
@@ -166,10 +165,10 @@ def test_a_run_starts_on_the_first_rung_that_fits(half: str) -> None:
     needs = needs_of(state, config)
 
     assert list(needs.values()) == sorted(set(needs.values()), reverse=True)
-    found = [plan_rung(state, config, PATCH, need) for need in needs.values()]
+    found = [plan_memory_mode(state, config, PATCH, need) for need in needs.values()]
     assert found == list(needs)
-    assert plan_rung(state, config, PATCH, min(needs.values()) - 1) is None
-    assert state.ladder.place == 0
+    assert plan_memory_mode(state, config, PATCH, min(needs.values()) - 1) is None
+    assert state.fallback.place == 0
 
 
 @pytest.mark.parametrize("place", [0, 1, 3])
@@ -179,11 +178,11 @@ def test_a_run_that_plans_starts_where_the_free_memory_says(
     config = settings("training.micro_batch=2")
     state = state_of(config)
     need = list(needs_of(state, config).values())[place]
-    monkeypatch.setattr("brats_seg.training.plan.free_memory", lambda _: need)
+    monkeypatch.setattr("brats_seg.training.memory_plan.free_memory", lambda _: need)
 
-    start_on_planned_rung(state, config, PATCH)
+    start_in_planned_mode(state, config, PATCH)
 
-    assert state.ladder.place == place
+    assert state.fallback.place == place
 
 
 def test_where_nothing_fits_a_run_still_tries_its_last_rung(
@@ -191,12 +190,12 @@ def test_where_nothing_fits_a_run_still_tries_its_last_rung(
 ) -> None:
     config = settings()
     state = state_of(config)
-    monkeypatch.setattr("brats_seg.training.plan.free_memory", lambda _: 2**20)
+    monkeypatch.setattr("brats_seg.training.memory_plan.free_memory", lambda _: 2**20)
 
-    start_on_planned_rung(state, config, PATCH)
+    start_in_planned_mode(state, config, PATCH)
 
-    assert state.ladder.rung == state.ladder.rungs[-1]
-    assert "no rung is predicted to fit in the 1 MiB free" in caplog.text
+    assert state.fallback.mode == state.fallback.modes[-1]
+    assert "no mode is predicted to fit in the 1 MiB free" in caplog.text
 
 
 def run_plan(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -250,8 +249,10 @@ def test_the_command_tries_what_it_suggests(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("checkpointing", [Checkpointing.NONE, Checkpointing.ALL])
-def test_a_trial_takes_about_what_was_predicted(checkpointing: Checkpointing) -> None:
+@pytest.mark.parametrize(
+    "checkpointing", [ActivationCheckpointing.NONE, ActivationCheckpointing.ALL]
+)
+def test_a_trial_takes_about_what_was_predicted(checkpointing: ActivationCheckpointing) -> None:
     config = load_config(
         assignments=["patch.size=[64, 64, 64]", "training.precision=fp32", "training.device=cpu"]
     )
@@ -261,9 +262,9 @@ def test_a_trial_takes_about_what_was_predicted(checkpointing: Checkpointing) ->
     measured = measured_bytes(config, patch, checkpointing)
 
     assert measured is not None
-    rungs = {0.7: False, 1.3: True}
-    for share, fits in rungs.items():
-        rung = Rung(micro_batch=1, checkpointing=checkpointing)
-        state.ladder.rungs = (rung,)
-        assert (plan_rung(state, config, patch, int(share * measured)) is not None) == fits
+    modes = {0.7: False, 1.3: True}
+    for share, fits in modes.items():
+        mode = MemoryMode(micro_batch=1, checkpointing=checkpointing)
+        state.fallback.modes = (mode,)
+        assert (plan_memory_mode(state, config, patch, int(share * measured)) is not None) == fits
     assert torch.get_num_threads() == 1

@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 import torch
 
-from brats_seg.data.dataset import whole_case
+from brats_seg.cases.inputs import find_inputs
 from brats_seg.data.fold import open_fold
+from brats_seg.data.loader import whole_case
 from brats_seg.errors import CaseError
-from brats_seg.inference.inputs import find_inputs
 from brats_seg.inference.model import Model, load_model
 from brats_seg.inference.output import OutputFolder
 from brats_seg.inference.predict import CaseResult, predict_scan
 from brats_seg.inference.scan import Scan, read_scan
 from brats_seg.inference.settings import InferenceConfig
 from brats_seg.labels import BRATS2017, BRATS2023, regions_of
-from brats_seg.models.device import choose_device
 from brats_seg.progress import untracked
+from brats_seg.runtime.device import choose_device
 from brats_seg.training.trainer import Trainer
 from brats_seg.training.validation import case_predictor
 from tests.builders import BRATS_AFFINE, make_volumes, write_case, write_nifti

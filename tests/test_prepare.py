@@ -19,12 +19,12 @@ from brats_seg.cases.index import index_cases
 from brats_seg.cases.nifti import read_label_map
 from brats_seg.config import StoreConfig
 from brats_seg.data import prepare as prepare_module
-from brats_seg.data import space
-from brats_seg.data.box import Box
+from brats_seg.data import prepare as space
 from brats_seg.data.prepare import FOREGROUND_VOXELS, prepare_cases, select_foreground
 from brats_seg.data.store import open_case
 from brats_seg.errors import EnvironmentalError
 from brats_seg.labels import BRATS2017, regions_of
+from brats_seg.voxels.box import Box
 from tests.builders import write_case, write_nifti
 from tests.prepared import prepare, prepare_index
 

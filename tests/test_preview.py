@@ -6,9 +6,9 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from brats_seg.inference.inputs import find_inputs
+from brats_seg.cases.inputs import find_inputs
+from brats_seg.inference.output import _add_words, write_preview
 from brats_seg.inference.predict import predict_scan
-from brats_seg.inference.preview import _add_words, write_preview
 from brats_seg.inference.scan import read_scan
 from brats_seg.inference.settings import InferenceConfig
 from brats_seg.labels import REGIONS

@@ -5,15 +5,21 @@ from pathlib import Path
 import pytest
 import torch
 
+from brats_seg.config import load_config
 from brats_seg.data.fold import open_fold
 from brats_seg.errors import ResumeError
 from brats_seg.models.build import build_model
-from brats_seg.models.device import Device
-from brats_seg.models.trained import ModelIdentity
 from brats_seg.progress import untracked
-from brats_seg.settings import load_config
-from brats_seg.training.checkpoint import Checkpoint, Position, save_checkpoint
-from brats_seg.training.probe import phantom_patches, prepared_patches, probe_run, probe_settings
+from brats_seg.runtime.device import Device
+from brats_seg.runtime.weights import ModelIdentity
+from brats_seg.training.certificate import (
+    phantom_patches,
+    prepared_patches,
+    probe_run,
+    probe_settings,
+)
+from brats_seg.training.checkpoints import Checkpoint, save_checkpoint
+from brats_seg.training.state import Position
 
 CPU = Device(torch_device=torch.device("cpu"))
 NOWHERE = Path("nowhere")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from brats_seg.data.processes import worker_pool
+from brats_seg.cases.many import worker_pool
 from brats_seg.errors import CaseError, EnvironmentalError
 
 ADVICE = "Buy memory."
@@ -15,7 +15,7 @@ ADVICE = "Buy memory."
 # a process with one worker that it never gives work to; prints the worker's id
 PARENT = """
 import os, time
-from brats_seg.data.processes import worker_pool
+from brats_seg.cases.many import worker_pool
 
 if __name__ == "__main__":
     with worker_pool(1, when_killed="") as pool:

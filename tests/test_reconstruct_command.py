@@ -1,4 +1,4 @@
-"""`reconstruct` as a person types it: what it prints, draws, and ends with."""
+"""`reconstruct` as a person types it: what it prints, keys, and ends with."""
 
 import json
 from pathlib import Path
@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from brats_seg.cases.inputs import find_inputs
 from brats_seg.config import Config, ModelConfig, PatchConfig, ValidationConfig
 from brats_seg.errors import CaseError, UsageError
-from brats_seg.inference.inputs import find_inputs
 from brats_seg.inference.model import build_single
-from brats_seg.inference.reconstruction import Reconstruction, Reconstructor
+from brats_seg.inference.reconstruct import Reconstruction, Reconstructor
 from brats_seg.inference.scan import Scan, read_scan
 from brats_seg.models.autoencoder import Autoencoder
-from brats_seg.models.device import Device
-from brats_seg.models.trained import ModelIdentity, load_trained
+from brats_seg.runtime.device import Device
+from brats_seg.runtime.weights import ModelIdentity, load_trained
 from tests.builders import Run, write_case
 from tests.inference_builders import write_run
 

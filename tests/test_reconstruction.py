@@ -8,13 +8,8 @@ import torch
 from torch import Tensor
 
 from brats_seg.config import LossConfig
-from brats_seg.training.reconstruction import (
-    BACKGROUND_WEIGHT,
-    ReconstructionLoss,
-    add_squares,
-    error_columns,
-)
-from brats_seg.training.tally import Tally
+from brats_seg.training.losses import BACKGROUND_WEIGHT, ReconstructionLoss
+from brats_seg.training.tasks import RunningSums, add_squares, error_columns
 
 
 def random_pair(n: int, seed: int = 0, edge: int = 8) -> tuple[Tensor, Tensor]:
@@ -55,11 +50,11 @@ def test_a_voxel_is_brain_if_any_modality_is_not_zero() -> None:
 
 def test_a_patch_of_background_alone_has_a_loss_and_no_error() -> None:
     image = torch.zeros(1, 4, 2, 2, 2)
-    tally = Tally(loss_sum=1.0, n_patches=1)
-    tally.add("a", add_squares(image + 1, image)[0].tolist())
+    sums = RunningSums(loss_sum=1.0, n_patches=1)
+    sums.add("a", add_squares(image + 1, image)[0].tolist())
 
     assert ReconstructionLoss()(image + 1, image).item() == pytest.approx(1)
-    assert math.isnan(error_columns(tally)["rmse"])
+    assert math.isnan(error_columns(sums)["rmse"])
 
 
 @pytest.mark.parametrize("ssim", [0.0, 0.5])
@@ -122,12 +117,12 @@ def test_half_precision_is_summed_in_float32() -> None:
 
 def test_the_error_is_the_mean_over_cases_of_roots_taken_once() -> None:
     """Two patches of case a, with 1 and 3 voxels; one of case b."""
-    tally = Tally(loss_sum=6.0, n_patches=3)
-    tally.add("a", [[1, 0, 0, 4], [1, 1, 1, 1]])
-    tally.add("a", [[3, 0, 0, 12], [3, 3, 3, 3]])
-    tally.add("b", [[18, 0, 0, 0], [2, 2, 2, 2]])
+    sums = RunningSums(loss_sum=6.0, n_patches=3)
+    sums.add("a", [[1, 0, 0, 4], [1, 1, 1, 1]])
+    sums.add("a", [[3, 0, 0, 12], [3, 3, 3, 3]])
+    sums.add("b", [[18, 0, 0, 0], [2, 2, 2, 2]])
 
-    columns = error_columns(tally)
+    columns = error_columns(sums)
 
     assert columns == {
         "loss": 2.0,
@@ -144,10 +139,10 @@ def test_an_image_without_contrast_has_an_error_of_one() -> None:
     generator = torch.Generator().manual_seed(0)
     image = torch.randn(1, 4, 10, 10, 10, generator=generator)
     image = (image - image.mean((2, 3, 4), keepdim=True)) / image.std((2, 3, 4), keepdim=True)
-    tally = Tally(n_patches=1)
-    tally.add("a", add_squares(torch.zeros_like(image), image)[0].tolist())
+    sums = RunningSums(n_patches=1)
+    sums.add("a", add_squares(torch.zeros_like(image), image)[0].tolist())
 
-    assert error_columns(tally)["rmse"] == pytest.approx(1, rel=1e-3)
+    assert error_columns(sums)["rmse"] == pytest.approx(1, rel=1e-3)
 
 
 def test_squares_agree_with_a_loop() -> None:

@@ -7,10 +7,9 @@ import pytest
 
 from brats_seg.cases.folds import FoldRow, FoldTable
 from brats_seg.errors import FoldError, UsageError
-from brats_seg.survival import regression
-from brats_seg.survival.regression import SELECTED, cross_validate
-from brats_seg.survival.seen import Seen
-from brats_seg.survival.study import Study
+from brats_seg.survival import cross_validation as regression
+from brats_seg.survival.cross_validation import SELECTED, Study, cross_validate
+from brats_seg.survival.leakage import Leakage
 from tests.survival_builders import make_feature_table, make_outcomes, make_plan, make_study
 
 
@@ -32,7 +31,7 @@ def fitted(monkeypatch):
 
     def record(family, features, days, splits, seed):
         seen.append((family.name, features.copy(), days.copy(), splits))
-        return regression.Fit(model=_Median(float(np.median(days))), error_days=1.0)
+        return regression.FittedModel(model=_Median(float(np.median(days))), error_days=1.0)
 
     monkeypatch.setattr(regression, "fit_family", record)
     return seen
@@ -110,7 +109,7 @@ def test_all_cases_of_a_patient_are_held_out_together(fitted):
 
 def test_each_case_is_predicted_from_an_autoencoder_that_has_not_seen_it(fitted):
     """The trap: vectors of two networks in one column mean different things."""
-    yes, no = Seen.YES, Seen.NO
+    yes, no = Leakage.YES, Leakage.NO
     seen = [(no, yes) if number % 2 else (yes, no) for number in range(12)]
     values = np.stack([np.arange(12) + 100, np.arange(12) + 200], axis=1)
     table = make_feature_table(values, ["latent0_000", "latent1_000"], latent_seen=seen)

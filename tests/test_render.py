@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from brats_seg.report.mesh import surface_of
-from brats_seg.report.render import Layer, View, render
+from brats_seg.report.surface import Camera, Layer, render
 
 RED, GREEN = (1.0, 0.0, 0.0), (0.0, 1.0, 0.0)
 N = 60
@@ -17,7 +17,9 @@ def cube(at: tuple[int, int, int], edge: int = 6, *, colour=RED, opacity: float 
 
 
 def seen_from(degrees: float, *layers: Layer) -> np.ndarray:
-    view = View(azimuth=np.radians(degrees), centre_mm=np.full(3, 20.0), reach_mm=30.0, n_pixels=N)
+    view = Camera(
+        azimuth=np.radians(degrees), centre_mm=np.full(3, 20.0), reach_mm=30.0, n_pixels=N
+    )
     return render(layers, view)
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from brats_seg.report.reconstruction import reconstruction_figure
+from brats_seg.report.case_figures import reconstruction_figure
 from tests.builders import make_volumes
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.scores import Score
-from brats_seg.report.scores import bar_figure, score_figure
+from brats_seg.report.charts import bar_figure, score_figure
 
 
 def make_score(case_id: str, region: str, dice: float) -> Score:

@@ -8,13 +8,8 @@ import pytest
 from PIL import Image
 
 from brats_seg.errors import CaseError
-from brats_seg.report.surface import (
-    _with_one_palette,
-    models_of,
-    surface_figure,
-    write_surface_gif,
-)
-from brats_seg.report.view import open_view
+from brats_seg.report.case_view import open_view
+from brats_seg.report.surface import _with_one_palette, models_of, surface_figure, write_surface_gif
 
 
 def both_sides(brats_root: Path):

@@ -1,6 +1,6 @@
 """Predicted over reported survival: the censored look different."""
 
-from brats_seg.report.survival import survival_figure
+from brats_seg.report.charts import survival_figure
 
 
 def test_each_case_is_a_point_and_the_censored_have_another_mark() -> None:

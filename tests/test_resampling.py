@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from brats_seg.cases.nifti import Geometry, Volume
-from brats_seg.inference.resampling import Resampling
+from brats_seg.cases.nifti import Geometry, Volume, resampled
+from brats_seg.voxels.resampling import Resampling
 
 MM = (1.0, 1.0, 1.0)
 
@@ -16,19 +16,23 @@ def make_volume(array: np.ndarray, spacing: tuple[float, float, float]) -> Volum
     return Volume(array=array, geometry=geometry, file="scan")
 
 
+def needed_for(volume: Volume) -> Resampling | None:
+    return Resampling.needed(volume.geometry.shape, volume.geometry.spacing_mm, MM)
+
+
 @pytest.mark.parametrize("spacing", [MM, (0.98, 1.04, 1.0)])
 def test_a_spacing_near_that_of_training_is_kept(spacing):
     volume = make_volume(np.zeros((4, 4, 4)), spacing)
 
-    assert Resampling.needed(volume.geometry, MM) is None
+    assert needed_for(volume) is None
 
 
 def test_voxels_of_half_a_millimetre_are_averaged_in_pairs():
     """By hand: along X the middle of each new voxel lies between two old ones."""
     volume = make_volume(np.array([1.0, 3.0, 10.0, 20.0]).reshape(4, 1, 1), (0.5, 1.0, 1.0))
 
-    resampling = Resampling.needed(volume.geometry, MM)
-    result = resampling.there(volume)
+    resampling = needed_for(volume)
+    result = resampled(volume, resampling)
 
     assert result.array.ravel().tolist() == [2.0, 15.0]
     assert result.geometry.spacing_mm == pytest.approx(MM)
@@ -39,7 +43,7 @@ def test_voxels_of_half_a_millimetre_are_averaged_in_pairs():
 def test_the_borders_of_the_volume_stay_where_they_are():
     volume = make_volume(np.zeros((7, 5, 3)), (0.7, 1.3, 5.0))
 
-    result = Resampling.needed(volume.geometry, MM).there(volume)
+    result = resampled(volume, needed_for(volume))
 
     for geometry in (volume.geometry, result.geometry):
         corner = geometry.affine @ [-0.5, -0.5, -0.5, 1]
@@ -53,8 +57,8 @@ def test_a_smooth_field_survives_the_way_there_and_back(spacing):
     x, y, z = np.meshgrid(*(np.linspace(0, np.pi, 24),) * 3, indexing="ij")
     volume = make_volume(np.sin(x) * np.sin(y) * np.sin(z), spacing)
 
-    resampling = Resampling.needed(volume.geometry, MM)
-    back = resampling.back(resampling.there(volume).array)
+    resampling = needed_for(volume)
+    back = resampling.back(resampling.there(volume.array))
 
     assert back.shape == volume.array.shape
     assert np.abs(back - volume.array).max() < 0.07
@@ -65,7 +69,7 @@ def test_a_constant_background_stays_exactly_constant():
     array[3:5, 3:5, 3:5] = 100
 
     volume = make_volume(array, (1.5, 1.5, 1.5))
-    result = Resampling.needed(volume.geometry, MM).there(volume)
+    result = resampled(volume, needed_for(volume))
 
     assert result.array[0, 0, 0] == -7.0
     assert result.array.min() == -7.0

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from brats_seg.errors import UsageError
-from brats_seg.training.room import _free_in_cgroup, free_memory, parse_memory
+from brats_seg.runtime.memory import _free_in_cgroup, free_memory, parse_memory
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_this_machine_has_some_memory_free() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_limit_on_the_process_counts() -> None:
     program = (
-        "import torch; from brats_seg.training.room import free_memory; "
+        "import torch; from brats_seg.runtime.memory import free_memory; "
         "print(free_memory(torch.device('cpu')))"
     )
     limit = 40 * 2**30

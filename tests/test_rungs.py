@@ -12,9 +12,15 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.optim import SGD
 
 from brats_seg.config import LossConfig, ModelConfig
-from brats_seg.models import TrainingOutput, build_model
-from brats_seg.models.rungs import Checkpointing, run_level, set_checkpointing
-from brats_seg.training.accumulation import Accumulator, MicroBatch
+from brats_seg.models.activation_checkpointing import (
+    ActivationCheckpointing,
+    run_level,
+    set_activation_checkpointing,
+)
+from brats_seg.models.build import build_model
+from brats_seg.models.output import TrainingOutput
+from brats_seg.training.accumulation import Accumulator
+from brats_seg.training.gradient import MicroBatch
 from brats_seg.training.losses import BatchDiceBce, DiceBce
 
 WIDTHS = (4, 6, 8)
@@ -25,7 +31,7 @@ PATCHES = {
     "segresnet": (16, 16, 16),
     "vae-unet": (16, 16, 16),
 }
-LOWER = [Checkpointing.TOP, Checkpointing.ALL, Checkpointing.HOST]
+LOWER = [ActivationCheckpointing.TOP, ActivationCheckpointing.ALL, ActivationCheckpointing.HOST]
 
 
 def make_network(name: str = "unet") -> nn.Module:
@@ -73,21 +79,21 @@ def saved_bytes(network: nn.Module) -> int:
     return sum(kept.values())
 
 
-@pytest.mark.parametrize("rung", LOWER)
+@pytest.mark.parametrize("mode", LOWER)
 @pytest.mark.parametrize("name", PATCHES)
-def test_no_rung_changes_a_bit_of_the_gradient(name: str, rung: Checkpointing) -> None:
+def test_no_rung_changes_a_bit_of_the_gradient(name: str, mode: ActivationCheckpointing) -> None:
     """Nor of the loss, nor of what random layers draw afterwards."""
     network = make_network(name)
     before = gradients(network)
 
-    network.checkpointing = rung  # also the last one, which no ladder takes on a CPU
+    network.checkpointing = mode  # also the last one, which no ladder takes on a CPU
 
     assert all(map(torch.equal, before, gradients(network)))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rung", LOWER)
-def test_no_rung_changes_swin_unetr(rung: Checkpointing) -> None:
+@pytest.mark.parametrize("mode", LOWER)
+def test_no_rung_changes_swin_unetr(mode: ActivationCheckpointing) -> None:
     torch.manual_seed(0)
     network = build_model(ModelConfig(name="swin-unetr"), (64, 64, 64))
     image = torch.randn(1, 4, 64, 32, 32)
@@ -98,18 +104,18 @@ def test_no_rung_changes_swin_unetr(rung: Checkpointing) -> None:
         return [p.grad for p in network.parameters() if p.grad is not None]
 
     before = taught()
-    network.checkpointing = rung
+    network.checkpointing = mode
 
     assert all(map(torch.equal, before, taught()))
 
 
-@pytest.mark.parametrize("rung", LOWER)
+@pytest.mark.parametrize("mode", LOWER)
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-def test_random_layers_replay(rung: Checkpointing, precision: torch.dtype) -> None:
+def test_random_layers_replay(mode: ActivationCheckpointing, precision: torch.dtype) -> None:
     network = with_dropout(make_network())
     before = gradients(network, precision)
 
-    network.checkpointing = rung
+    network.checkpointing = mode
 
     assert all(map(torch.equal, before, gradients(network, precision)))
 
@@ -123,11 +129,11 @@ def test_another_random_state_would_show() -> None:
     assert not all(map(torch.equal, before, gradients(network)))
 
 
-@pytest.mark.parametrize("rung", LOWER)
-def test_two_passes_of_accumulation_replay_too(rung: Checkpointing) -> None:
+@pytest.mark.parametrize("mode", LOWER)
+def test_two_passes_of_accumulation_replay_too(mode: ActivationCheckpointing) -> None:
     """Batch Dice over three micro-batches, with dropout."""
     found = []
-    for taken in (Checkpointing.NONE, rung):
+    for taken in (ActivationCheckpointing.NONE, mode):
         network = with_dropout(make_network())
         network.checkpointing = taken
         criterion = BatchDiceBce(LossConfig(batch_dice=True))
@@ -143,8 +149,8 @@ def test_two_passes_of_accumulation_replay_too(rung: Checkpointing) -> None:
 def test_each_rung_keeps_less_than_the_one_before(name: str) -> None:
     network = make_network(name)
     kept = []
-    for rung in Checkpointing:
-        network.checkpointing = rung  # the last one too: copies on the host are not the graph's
+    for mode in ActivationCheckpointing:
+        network.checkpointing = mode  # the last one too: copies on the host are not the graph's
         kept.append(saved_bytes(network))
 
     assert all(more > less for more, less in pairwise(kept))
@@ -154,8 +160,8 @@ def test_one_can_go_back_up() -> None:
     network = make_network()
     before = saved_bytes(network)
 
-    set_checkpointing(network, Checkpointing.ALL)
-    set_checkpointing(network, Checkpointing.NONE)
+    set_activation_checkpointing(network, ActivationCheckpointing.ALL)
+    set_activation_checkpointing(network, ActivationCheckpointing.NONE)
 
     assert saved_bytes(network) == before
 
@@ -165,24 +171,27 @@ def test_the_state_dict_stays(name: str) -> None:
     network = make_network(name)
     before = list(network.state_dict())
 
-    set_checkpointing(network, Checkpointing.ALL)
+    set_activation_checkpointing(network, ActivationCheckpointing.ALL)
 
     assert list(network.state_dict()) == before
 
 
 def test_the_cpu_has_no_host_to_move_to() -> None:
     network = make_network()
-    set_checkpointing(network, Checkpointing.TOP)
+    set_activation_checkpointing(network, ActivationCheckpointing.TOP)
 
-    assert not set_checkpointing(network, Checkpointing.HOST)
-    assert network.checkpointing is Checkpointing.TOP
+    assert not set_activation_checkpointing(network, ActivationCheckpointing.HOST)
+    assert network.checkpointing is ActivationCheckpointing.TOP
 
 
 @pytest.mark.parametrize(
-    ("rung", "expected"), [(rung, rung is Checkpointing.NONE) for rung in Checkpointing]
+    ("mode", "expected"),
+    [(mode, mode is ActivationCheckpointing.NONE) for mode in ActivationCheckpointing],
 )
-def test_a_network_without_levels_has_no_lower_rung(rung: Checkpointing, expected: bool) -> None:
-    assert set_checkpointing(nn.Conv3d(4, 3, 1), rung) is expected
+def test_a_network_without_levels_has_no_lower_rung(
+    mode: ActivationCheckpointing, expected: bool
+) -> None:
+    assert set_activation_checkpointing(nn.Conv3d(4, 3, 1), mode) is expected
 
 
 class OwnNetwork(nn.Module):
@@ -192,7 +201,7 @@ class OwnNetwork(nn.Module):
         super().__init__()
         self.inner = nn.Sequential(nn.Conv3d(4, 4, 3, padding=1), nn.Tanh(), nn.Tanh())
         self.head = nn.Conv3d(4, 3, 1)
-        self.checkpointing = Checkpointing.NONE
+        self.checkpointing = ActivationCheckpointing.NONE
 
     def forward(self, image: Tensor) -> TrainingOutput:
         features = run_level(self.checkpointing, 0, self.inner, image)
@@ -203,7 +212,7 @@ def test_a_network_from_elsewhere_can_have_part_in_it() -> None:
     network = OwnNetwork()
     before, kept = gradients(network), saved_bytes(network)
 
-    assert set_checkpointing(network, Checkpointing.TOP)
+    assert set_activation_checkpointing(network, ActivationCheckpointing.TOP)
     assert saved_bytes(network) < kept
     assert all(map(torch.equal, before, gradients(network)))
 
@@ -213,7 +222,7 @@ def test_a_network_from_elsewhere_can_have_part_in_it() -> None:
 def test_a_copy_stands_on_its_own_rung(
     name: str, duplicate: Callable[[nn.Module], nn.Module]
 ) -> None:
-    """An averaged model is a copy, made before the first rung is taken."""
+    """An averaged model is a copy, made before the first mode is taken."""
     network = make_network(name)
     copied = duplicate(network)
     with torch.no_grad():
@@ -221,32 +230,32 @@ def test_a_copy_stands_on_its_own_rung(
             parameter *= 2
     before = gradients(copied)
 
-    set_checkpointing(network, Checkpointing.ALL)
+    set_activation_checkpointing(network, ActivationCheckpointing.ALL)
 
-    assert copied.checkpointing is Checkpointing.NONE
+    assert copied.checkpointing is ActivationCheckpointing.NONE
     assert all(map(torch.equal, before, gradients(copied)))
     assert not torch.equal(gradients(network)[0], before[0])
 
 
-@pytest.mark.parametrize("rung", LOWER)
-def test_evaluation_does_not_know_of_rungs(rung: Checkpointing) -> None:
+@pytest.mark.parametrize("mode", LOWER)
+def test_evaluation_does_not_know_of_rungs(mode: ActivationCheckpointing) -> None:
     network = make_network().eval()
     image = make_batch().image
     with torch.inference_mode():
         before = network(image)
-        network.checkpointing = rung
+        network.checkpointing = mode
 
         assert torch.equal(network(image), before)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rung", LOWER)
-def test_a_gpu_has_every_rung(rung: Checkpointing) -> None:
+@pytest.mark.parametrize("mode", LOWER)
+def test_a_gpu_has_every_rung(mode: ActivationCheckpointing) -> None:
     network = make_network().cuda()
     image = make_batch().image.cuda()
     found = []
-    for taken in (Checkpointing.NONE, rung):
-        assert set_checkpointing(network, taken)
+    for taken in (ActivationCheckpointing.NONE, mode):
+        assert set_activation_checkpointing(network, taken)
         network.zero_grad()
         network(image).logits[0].square().mean().backward()
         found.append([p.grad for p in network.parameters() if p.grad is not None])

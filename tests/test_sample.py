@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
-from brats_seg.drawing.look import REGION_COLOURS
 from brats_seg.labels import BRATS2017, BRATS2024, BRATS2024_PED, CONVENTIONS, LabelConvention
-from brats_seg.report.sample import sample_figure, tissue_colours
-from brats_seg.report.view import open_view
+from brats_seg.report.case_figures import sample_figure, tissue_colours
+from brats_seg.report.case_view import open_view
+from brats_seg.report.style import REGION_COLOURS
 from tests.builders import write_case
 
 

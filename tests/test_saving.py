@@ -6,7 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from brats_seg.errors import EnvironmentalError, UsageError
-from brats_seg.report.saving import write_figure
+from brats_seg.report.style import write_figure
 
 
 @pytest.mark.parametrize(

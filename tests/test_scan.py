@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from brats_seg.cases.index import index_cases
+from brats_seg.cases.inputs import find_inputs
 from brats_seg.cases.nifti import read_volume
 from brats_seg.config import StoreConfig
-from brats_seg.data.box import Box
 from brats_seg.data.prepare import prepare_cases
 from brats_seg.data.store import open_case
 from brats_seg.errors import CaseError
-from brats_seg.inference.inputs import find_inputs
 from brats_seg.inference.scan import Scan, read_scan
+from brats_seg.voxels.box import Box
 from tests.builders import BRATS_AFFINE, SHAPE, make_volumes, write_case, write_nifti
 
 MM = (1.0, 1.0, 1.0)

@@ -5,8 +5,8 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from brats_seg.drawing.look import REGION_COLOURS
-from brats_seg.drawing.sections import centre_of, draw_outlines, draw_section
+from brats_seg.report.sections import centre_of, draw_outlines, draw_section
+from brats_seg.report.style import REGION_COLOURS
 
 ONE_MM = (1.0, 1.0, 1.0)
 

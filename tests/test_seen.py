@@ -2,9 +2,9 @@
 
 import pytest
 
-from brats_seg.survival.seen import Seen, least_seen
+from brats_seg.survival.leakage import Leakage, least_leakage
 
-NO, UNKNOWN, YES = Seen.NO, Seen.UNKNOWN, Seen.YES
+NO, UNKNOWN, YES = Leakage.NO, Leakage.UNKNOWN, Leakage.YES
 
 
 @pytest.mark.parametrize(
@@ -18,4 +18,4 @@ NO, UNKNOWN, YES = Seen.NO, Seen.UNKNOWN, Seen.YES
     ],
 )
 def test_those_that_know_it_least_are_taken(answers, expected):
-    assert least_seen(answers) == expected
+    assert least_leakage(answers) == expected

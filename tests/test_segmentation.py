@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from brats_seg.training.segmentation import (
+from brats_seg.training.tasks import (
+    RunningSums,
     count_voxels,
     overlap_columns,
     region_counts,
     scores_of,
 )
-from brats_seg.training.tally import Tally
 
 # rows: true positive, false positive, false negative, true negative; columns: WT, TC, ET
 HALF_RIGHT = [[2, 1, 0], [2, 0, 0], [2, 1, 0], [10, 14, 16]]
@@ -38,20 +38,20 @@ def test_scores_are_means_of_case_ratios_with_empty_regions_counted() -> None:
 
 
 def test_patches_of_a_case_are_pooled_before_the_ratio() -> None:
-    tally = Tally(loss_sum=3.0, n_patches=2)
-    tally.add("a", HALF_RIGHT)
-    tally.add("a", PERFECT)
+    sums = RunningSums(loss_sum=3.0, n_patches=2)
+    sums.add("a", HALF_RIGHT)
+    sums.add("a", PERFECT)
 
-    scores = overlap_columns(tally)
+    scores = overlap_columns(sums)
 
     assert scores["loss"] == 1.5
     assert scores["dice_wt"] == pytest.approx(2 * 6 / (8 + 8))
 
 
 def test_the_order_in_which_cases_come_changes_nothing() -> None:
-    there, back = Tally(n_patches=1), Tally(n_patches=1)
-    for tally, ids in ((there, "abc"), (back, "cba")):
+    there, back = RunningSums(n_patches=1), RunningSums(n_patches=1)
+    for sums, ids in ((there, "abc"), (back, "cba")):
         for case_id in ids:
-            tally.add(case_id, (np.array(HALF_RIGHT) * ord(case_id)).tolist())
+            sums.add(case_id, (np.array(HALF_RIGHT) * ord(case_id)).tolist())
 
     assert overlap_columns(there) == overlap_columns(back)

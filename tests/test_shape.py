@@ -5,7 +5,8 @@ from math import isnan, nan
 import numpy as np
 import pytest
 
-from brats_seg.survival.shape import measure_shape, surface_mm2
+from brats_seg.survival.radiomics import measure_shape
+from brats_seg.voxels.surface import surface_mm2
 from tests.survival_builders import make_tumour
 
 

@@ -7,10 +7,10 @@ import pytest
 from brats_seg.cases.case import CaseIndex
 from brats_seg.cases.index import index_cases
 from brats_seg.config import StoreConfig
-from brats_seg.data import space
-from brats_seg.data.case_folder import folder_bytes
-from brats_seg.data.space import LARGEST_BRAIN_MM3, check_space, required_bytes
+from brats_seg.data import prepare as space
+from brats_seg.data.prepare import LARGEST_BRAIN_MM3, check_space, required_bytes
 from brats_seg.errors import EnvironmentalError
+from brats_seg.files import folder_bytes
 from tests.builders import write_case, write_nifti
 from tests.prepared import prepare
 

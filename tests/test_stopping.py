@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from brats_seg.training.stopping import StopRequest
+from brats_seg.training.trainer import StopRequest
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

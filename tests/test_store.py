@@ -5,11 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from brats_seg.data.box import Box
-from brats_seg.data.manifest import MANIFEST_NAME
-from brats_seg.data.store import open_case
+from brats_seg.data.store import MANIFEST_NAME, open_case
 from brats_seg.errors import CaseError, EnvironmentalError
 from brats_seg.labels import BRATS2017, regions_of
+from brats_seg.voxels.box import Box
 from tests.builders import make_label_map, make_volumes
 from tests.prepared import write_prepared
 

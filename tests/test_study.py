@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from brats_seg.survival.families import BASELINE, FAMILIES
-from brats_seg.survival.seen import Seen
-from brats_seg.survival.study import Study
+from brats_seg.survival.cross_validation import Study
+from brats_seg.survival.leakage import Leakage
+from brats_seg.survival.models import BASELINE, FAMILIES
 from tests.survival_builders import make_feature_table, make_outcomes
 
-NO, YES, UNKNOWN = Seen.NO, Seen.YES, Seen.UNKNOWN
+NO, YES, UNKNOWN = Leakage.NO, Leakage.YES, Leakage.UNKNOWN
 
 
 def study_of(values, columns, **given):

@@ -6,8 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from brats_seg.evaluation.scores import Score
-from brats_seg.evaluation.summary import RegionSummary, Spread, summarise_scores, write_summary
+from brats_seg.evaluation.scores import (
+    RegionSummary,
+    Score,
+    Spread,
+    summarise_scores,
+    write_summary,
+)
 from tests.test_scores import LESIONWISE
 
 

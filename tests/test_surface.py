@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import cdist
 
-from brats_seg.evaluation.cells import cell_areas, cell_codes
-from brats_seg.evaluation.surface import (
+from brats_seg.evaluation.surface_distance import (
     Mask,
     Spacing,
     hausdorff95,
     surface_dice,
     voxel_surface_distances,
 )
+from brats_seg.voxels.surface import cell_areas, cell_codes
 
 MM: Spacing = (1.0, 1.0, 1.0)
 SPACINGS: tuple[Spacing, ...] = (MM, (1.0, 1.5, 3.0))

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from brats_seg.cases.phantom import write_phantom_cases
-from brats_seg.survival import families
-from brats_seg.survival.feature import Feature
+from brats_seg.survival import models as families
+from brats_seg.survival.radiomics import Feature
 from brats_seg.survival.table import FeatureRow, read_features, write_features
 from tests.builders import Run
 from tests.inference_builders import write_run

@@ -6,9 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from brats_seg.survival.regression import Predictions
-from brats_seg.survival.report import Summary, write_predictions, write_submission, write_summary
-from brats_seg.survival.study import Study
+from brats_seg.survival.cross_validation import Predictions, Study
+from brats_seg.survival.results import Summary, write_predictions, write_submission, write_summary
 from brats_seg.survival.verdict import figures_of, judge, remarks_on
 from tests.survival_builders import make_feature_table, make_outcomes, make_plan
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from brats_seg.errors import UsageError
-from brats_seg.survival.feature import Feature
-from brats_seg.survival.seen import Seen
+from brats_seg.survival.leakage import Leakage
+from brats_seg.survival.radiomics import Feature
 from brats_seg.survival.table import FeatureRow, encoder_of, read_features, write_features
 
 
@@ -18,7 +18,7 @@ def make_row(case_id: str = "A", **values: object) -> FeatureRow:
         "patient_id": f"patient of {case_id}",
         "labels_from": "reference",
         "labels_seen": None,
-        "latent_seen": (Seen.NO, Seen.YES),
+        "latent_seen": (Leakage.NO, Leakage.YES),
         "resection": "GTR",
         "features": (Feature(name="wt_ml", value=12.3456789), Feature(name="et_x", value=nan)),
     }
@@ -33,7 +33,7 @@ def written(tmp_path: Path, text: str) -> Path:
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "features.csv"
-    rows = [make_row(), make_row("B", labels_from="prediction", labels_seen=Seen.UNKNOWN)]
+    rows = [make_row(), make_row("B", labels_from="prediction", labels_seen=Leakage.UNKNOWN)]
 
     write_features(rows, path)
     table = read_features(path)
@@ -41,8 +41,8 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     assert table.case_ids == ("A", "B")
     assert table.patient_ids == ("patient of A", "patient of B")
     assert table.labels_from == ("reference", "prediction")
-    assert table.labels_seen == (None, Seen.UNKNOWN)
-    assert table.latent_seen == ((Seen.NO, Seen.YES),) * 2
+    assert table.labels_seen == (None, Leakage.UNKNOWN)
+    assert table.latent_seen == ((Leakage.NO, Leakage.YES),) * 2
     assert table.n_encoders == 2
     assert table.resections == ("GTR", "GTR")
     assert table.columns == ("wt_ml", "et_x")
@@ -78,7 +78,7 @@ HEADER = "case_id,patient_id,labels_from,labels_seen,resection"
         (f"{HEADER},x\n", "has no rows; expected one for each case. Make one with"),
         (f"{HEADER},x\nA,A,,,,7\nA,A,,,,8\n", "more than one row for A; expected one each"),
         (f"{HEADER},x\nA,A,,,,many\n", "case A: found 'many' in column x; expected a number"),
-        (f"{HEADER},latent0_seen\nA,A,,,,true\n", "'true' is not a valid Seen; expected no"),
+        (f"{HEADER},latent0_seen\nA,A,,,,true\n", "'true' is not a valid Leakage; expected no"),
     ],
 )
 def test_what_is_no_table_is_refused(tmp_path: Path, text: str, message: str) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from brats_seg.cases.case import Case, CaseIndex, ScanFile
-from brats_seg.cases.table import COLUMNS, read_index, write_index
+from brats_seg.cases.case_table import COLUMNS, read_index, write_index
 from brats_seg.errors import EnvironmentalError, UsageError
 
 FULL = Case(

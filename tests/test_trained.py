@@ -8,17 +8,17 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from brats_seg.config import Config, TaskName
+from brats_seg.config import Config, TaskName, load_config
 from brats_seg.errors import ConfigError, ResumeError, UsageError
-from brats_seg.models.trained import (
+from brats_seg.runtime.weights import (
     ModelIdentity,
     TrainedModel,
     load_trained,
     require_task,
     store_identity,
 )
-from brats_seg.settings import load_config
-from brats_seg.training.checkpoint import Checkpoint, Position, save_checkpoint
+from brats_seg.training.checkpoints import Checkpoint, save_checkpoint
+from brats_seg.training.state import Position
 
 CHECKPOINT = Checkpoint(
     model={"weight": torch.arange(300.0)},

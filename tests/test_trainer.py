@@ -11,15 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from brats_seg.cases.folds import read_split
-from brats_seg.config import Config
+from brats_seg.config import Config, load_config
 from brats_seg.data.fold import FoldData, open_fold
 from brats_seg.errors import BratsError, ConfigError, EnvironmentalError, ResumeError
 from brats_seg.models.output import TrainingOutput
 from brats_seg.progress import untracked
-from brats_seg.settings import load_config
-from brats_seg.training.checkpoint import load_checkpoint
-from brats_seg.training.stopping import StopRequest
-from brats_seg.training.trainer import Trainer
+from brats_seg.training.checkpoints import load_checkpoint
+from brats_seg.training.trainer import StopRequest, Trainer
 from tests.builders import write_case
 from tests.training_builders import StopAtCheck, train
 

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from brats_seg.config import ModelConfig, TrainingConfig
-from brats_seg.data.dataset import Sample
+from brats_seg.data.loader import Sample
 from brats_seg.errors import EnvironmentalError
+from brats_seg.models.activation_checkpointing import ActivationCheckpointing
 from brats_seg.models.build import build_model
-from brats_seg.models.rungs import Checkpointing
 from brats_seg.training.accumulation import Accumulator, HalfUpdatedError
-from brats_seg.training.ladder import Ladder, Rung
 from brats_seg.training.losses import BatchDiceBce, DiceBce
-from brats_seg.training.segmentation import count_voxels
+from brats_seg.training.out_of_memory import MemoryMode, OutOfMemoryFallback
+from brats_seg.training.tasks import count_voxels
 
 WIDTHS = (4, 8)
 
@@ -49,9 +49,11 @@ def samples(n: int) -> list[Sample]:
     ]
 
 
-def ladder(model: nn.Module, criterion: nn.Module, micro_batch: int = 1, lr: float = 0.1) -> Ladder:
+def ladder(
+    model: nn.Module, criterion: nn.Module, micro_batch: int = 1, lr: float = 0.1
+) -> OutOfMemoryFallback:
     accumulator = Accumulator(model, criterion, torch.optim.SGD(model.parameters(), lr=lr))
-    return Ladder(accumulator, TrainingConfig(micro_batch=micro_batch))
+    return OutOfMemoryFallback(accumulator, TrainingConfig(micro_batch=micro_batch))
 
 
 def weights(model: nn.Module) -> Tensor:
@@ -75,7 +77,7 @@ def test_memory_that_runs_out_in_any_forward_pass_changes_no_bit(
     found = its_ladder.step(samples(4), count_voxels)
 
     assert fuse.n_left < 0
-    assert its_ladder.rung == Rung(micro_batch=1, checkpointing=Checkpointing.TOP)
+    assert its_ladder.mode == MemoryMode(micro_batch=1, checkpointing=ActivationCheckpointing.TOP)
     assert torch.equal(weights(undisturbed), weights(disturbed))
     assert found.loss == expected.loss
     assert torch.equal(found.measured, expected.measured)
@@ -105,8 +107,8 @@ def test_dropout_draws_the_same_on_the_next_rung() -> None:
     for model in (undisturbed, disturbed):
         torch.manual_seed(7)
         its_ladder = ladder(model, DiceBce(), micro_batch=2)
-        # two rungs that compute alike: what the random layers drew before must be taken back
-        its_ladder.rungs = (Rung(micro_batch=1), Rung(micro_batch=1, in_half=False))
+        # two modes that compute alike: what the random layers drew before must be taken back
+        its_ladder.modes = (MemoryMode(micro_batch=1), MemoryMode(micro_batch=1, in_half=False))
         its_ladder.step(samples(4), count_voxels)
 
     assert torch.equal(weights(undisturbed), weights(disturbed))
@@ -115,7 +117,7 @@ def test_dropout_draws_the_same_on_the_next_rung() -> None:
 def test_the_rungs_go_from_smaller_micro_batches_to_checkpointing() -> None:
     its_ladder = ladder(network(), DiceBce(), micro_batch=5)
 
-    assert [str(rung) for rung in its_ladder.rungs] == [
+    assert [str(mode) for mode in its_ladder.modes] == [
         "micro-batch 5",
         "micro-batch 3",
         "micro-batch 2",
@@ -134,7 +136,7 @@ def test_a_smaller_micro_batch_learns_the_same_to_rounding() -> None:
     its_ladder = ladder(disturbed, DiceBce(), micro_batch=4)
     its_ladder.step(samples(6), count_voxels)
 
-    assert its_ladder.rung == Rung(micro_batch=2)
+    assert its_ladder.mode == MemoryMode(micro_batch=2)
     update, expected = weights(disturbed) - before, weights(undisturbed) - before
     assert float((update - expected).norm() / expected.norm()) <= 1e-5
 
@@ -144,12 +146,12 @@ def test_half_precision_is_a_rung_only_if_it_is_allowed(monkeypatch: pytest.Monk
     model = network()
     accumulator = Accumulator(model, DiceBce(), torch.optim.SGD(model.parameters(), lr=0.1))
 
-    allowed = Ladder(accumulator, TrainingConfig(half_if_needed=True))
-    refused = Ladder(accumulator, TrainingConfig())
+    allowed = OutOfMemoryFallback(accumulator, TrainingConfig(half_if_needed=True))
+    refused = OutOfMemoryFallback(accumulator, TrainingConfig())
 
-    assert allowed.rungs[-1].in_half
-    assert not any(rung.in_half for rung in refused.rungs)
-    allowed.move_to(allowed.rungs[-1])
+    assert allowed.modes[-1].in_half
+    assert not any(mode.in_half for mode in refused.modes)
+    allowed.move_to(allowed.modes[-1])
     assert accumulator.device.precision == "bf16"
 
 
@@ -203,11 +205,11 @@ def test_memory_that_runs_out_while_the_weights_move_is_fatal() -> None:
 
 def test_the_rung_is_kept_in_plain_values() -> None:
     first, second = ladder(network(), DiceBce(), 2), ladder(network(), DiceBce(), 2)
-    first.move_to(first.rungs[-1])
+    first.move_to(first.modes[-1])
 
     second.load_state_dict(first.state_dict())
 
-    assert second.rung == first.rung
+    assert second.mode == first.mode
     assert first.state_dict() == {"micro_batch": 1, "checkpointing": "all", "in_half": False}
 
 

@@ -5,13 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from brats_seg.cases.inputs import find_inputs
 from brats_seg.cases.nifti import read_label_map
 from brats_seg.errors import CaseError, LabelError
-from brats_seg.inference.inputs import find_inputs
 from brats_seg.inference.scan import Scan, read_scan
 from brats_seg.labels import BRATS2017, BRATS2023
-from brats_seg.survival.shape import measure_shape
-from brats_seg.survival.tumour import Tumour, tumour_of
+from brats_seg.survival.radiomics import Tumour, measure_shape, tumour_of
 from tests.builders import BRATS_AFFINE, make_label_map, make_volumes, write_case, write_nifti
 
 SUFFIXES = ("_t1", "_t1ce", "_t2", "_flair")

@@ -14,20 +14,28 @@ from brats_seg.config import PatchConfig
 from brats_seg.data.fold import open_split
 from brats_seg.errors import ConfigError
 from brats_seg.inference import tuning as tuning_module
-from brats_seg.inference.held_out import HeldOut, open_held_out
 from brats_seg.inference.model import load_model
-from brats_seg.inference.out_of_fold import FOLDER_NAME, OutOfFoldCase, predict_held_out
+from brats_seg.inference.out_of_fold import (
+    FOLDER_NAME,
+    HeldOut,
+    OutOfFoldPrediction,
+    open_held_out,
+    predict_held_out,
+)
 from brats_seg.inference.postprocess import Decoding
-from brats_seg.inference.tuned import TUNING_NAME, Tuning, store_tuning, stored_tuning
 from brats_seg.inference.tuning import (
+    TUNING_NAME,
     Score,
+    Tuning,
     _fit_decoding,
     _fit_window,
     _scores,
     metric_named,
+    store_tuning,
+    stored_tuning,
     tune,
+    window_kinds,
 )
-from brats_seg.inference.window_kinds import window_kinds
 from brats_seg.progress import untracked
 from tests.inference_builders import CONFIG, CPU, IDENTITY, write_run
 from tests.prepared import write_prepared
@@ -37,7 +45,7 @@ LESIONS = metric_named("lesionwise", "GLI")
 N_CASES = 10
 
 
-def write_case(path: Path, probabilities: np.ndarray, reference: np.ndarray) -> OutOfFoldCase:
+def write_case(path: Path, probabilities: np.ndarray, reference: np.ndarray) -> OutOfFoldPrediction:
     path.parent.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(
         path,
@@ -45,10 +53,10 @@ def write_case(path: Path, probabilities: np.ndarray, reference: np.ndarray) -> 
         reference=reference,
         spacing_mm=(1.0, 1.0, 1.0),
     )
-    return OutOfFoldCase(case_id=path.stem, path=path)
+    return OutOfFoldPrediction(case_id=path.stem, path=path)
 
 
-def fit(cases: Sequence[OutOfFoldCase], protocol=DICE) -> tuple[Decoding, dict[str, object]]:
+def fit(cases: Sequence[OutOfFoldPrediction], protocol=DICE) -> tuple[Decoding, dict[str, object]]:
     score: Score = partial(_scores, protocol=protocol, n_workers=0, track=untracked)
     decoding, fits = _fit_decoding(tuple(cases), score)
     return decoding, {one.setting: one for one in fits}

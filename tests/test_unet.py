@@ -109,7 +109,7 @@ def test_parameters_are_as_many_as_counted_by_hand() -> None:
     """Two levels, widths 2 and 4, one channel in and out.
 
     Encoder: 54 + 4 + 108 + 4 and 216 + 8 + 432 + 8. Decoder: transposed convolution 64 + 2, blocks
-    216 + 4 and 108 + 4. Head: 2 + 1.
+    216 + 4 and 108 + 4. LossReduction: 2 + 1.
     """
     network = UNet(
         n_in=1, n_out=1, widths=(2, 4), strides=((1, 1, 1), (2, 2, 2)), deep_supervision=True

@@ -3,14 +3,13 @@
 import numpy as np
 import pytest
 
-from brats_seg.survival.regression import Predictions, cross_validate
+from brats_seg.survival.cross_validation import Predictions, Study, cross_validate
+from brats_seg.survival.leakage import Leakage
 from brats_seg.survival.scores import Estimate
-from brats_seg.survival.seen import Seen
-from brats_seg.survival.study import Study
 from brats_seg.survival.verdict import Verdict, figures_of, judge, remarks_on
 from tests.survival_builders import make_feature_table, make_outcomes, make_plan, make_study
 
-NO, YES, UNKNOWN = Seen.NO, Seen.YES, Seen.UNKNOWN
+NO, YES, UNKNOWN = Leakage.NO, Leakage.YES, Leakage.UNKNOWN
 
 
 def verdict_on(study: Study) -> Verdict:

@@ -7,7 +7,7 @@ import pytest
 
 from brats_seg.errors import CaseError, CaseProblemsError, LabelError, UsageError
 from brats_seg.labels import BRATS2017, BRATS2023
-from brats_seg.report.view import drawn_of, open_view, with_prediction
+from brats_seg.report.case_view import drawn_of, open_view, with_prediction
 from tests.builders import BRATS_AFFINE, make_label_map, make_volumes, write_case, write_nifti
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from brats_seg.inference.volumes import PARTS, measure
+from brats_seg.inference.postprocess import PARTS, measure
 from brats_seg.labels import BRATS2017, BRATS2024_PED
 
 

@@ -9,7 +9,7 @@ import torch
 from monai.inferers import sliding_window_inference
 from torch import Tensor, nn
 
-from brats_seg.models.windows import predict_logits, stretches, window_starts
+from brats_seg.runtime.sliding_window import axis_windows, predict_logits, window_starts
 
 Triple = tuple[int, int, int]
 
@@ -65,7 +65,7 @@ def test_windows_reach_both_borders_and_overlap_enough(overlap: float) -> None:
 @pytest.mark.parametrize(("size", "length"), [(8, 8), (19, 8), (155, 96)])
 def test_weights_of_the_windows_that_hold_a_voxel_sum_to_one(size: int, length: int) -> None:
     total = torch.zeros(size)
-    for stretch in stretches(size, length, 0.5):
+    for stretch in axis_windows(size, length, 0.5):
         total[stretch.slice] += stretch.weights
 
     assert torch.allclose(total, torch.ones(size), atol=1e-6)

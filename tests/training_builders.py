@@ -5,8 +5,7 @@ from pathlib import Path
 from brats_seg.config import Config
 from brats_seg.data.fold import FoldData
 from brats_seg.progress import untracked
-from brats_seg.training.stopping import StopRequest
-from brats_seg.training.trainer import Outcome, Trainer
+from brats_seg.training.trainer import Outcome, StopRequest, Trainer
 
 
 class StopAtCheck(StopRequest):

@@ -1,24 +1,149 @@
-"""Finding cases: which files below a data folder are the scans of one case.
+"""Folders that describe themselves in a `dataset.json`: the decathlon's, and nnU-Net's raw data.
 
-A folder holds either one case or many side by side. Files belong together when the same words
-stand before their modality, and the case is called by those words. Where they follow no release,
-a folder with one file of each modality is one case, called by the folder: names such as
-`AX_T1_POST_12_t1c` and `AX_T2_3_t2`, as scanners give them, have nothing in common.
+dataset.json               the modalities in their order, and the labels
+imagesTr/, imagesTs/       one 4-D file CASE.nii.gz per case in the decathlon,
+                           CASE_0000.nii.gz, CASE_0001.nii.gz, ... in nnU-Net
+labelsTr/, labelsTs/       CASE.nii.gz
 """
 
+# DOC cases/discovery: Finding cases: which files below a data folder are the scans of one case.
+#
+# A folder holds either one case or many side by side. Files belong together when the same words
+# stand before their modality, and the case is called by those words. Where they follow no release,
+# a folder with one file of each modality is one case, called by the folder: names such as
+# `AX_T1_POST_12_t1c` and `AX_T2_3_t2`, as scanners give them, have nothing in common.
+#
+# DOC cases/mounts: Where the scans are, on machines that mount them somewhere of their own, such as Kaggle's.
+
 import hashlib
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+import os
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pydantic import AliasChoices, BaseModel, Field, ValidationError
+
 from brats_seg.cases.case import Case, ScanFile
-from brats_seg.cases.datasets import DATASET_FOLDERS, is_dataset, read_dataset
-from brats_seg.cases.folders import Folder, Scan, walk_folders
-from brats_seg.cases.layouts import LABEL, MEN_RT, UNKNOWN, grade_of, parse_case_id
-from brats_seg.cases.leftovers import advise, describe
+from brats_seg.cases.folders import Folder, NiftiFile, advise, describe, walk_folders
+from brats_seg.cases.layouts import LABEL, MEN_RT, UNKNOWN, grade_of, modality_named, parse_case_id
 from brats_seg.errors import CaseError, LayoutError
-from brats_seg.labels import MODALITIES
+from brats_seg.labels import CONVENTIONS, MODALITIES
+
+MSD = "msd"
+NNUNET = "nnunet"
+"""Releases of self-described folders."""
+DATASET_FOLDERS = ("imagesTr", "labelsTr", "imagesTs", "labelsTs")
+
+_DESCRIPTION = "dataset.json"
+_CHANNEL = re.compile(r"(?P<case>.+)_(?P<channel>\d{4})")
+
+
+def is_dataset(folder: Folder, folders: Mapping[Path, Folder]) -> bool:
+    """Tell whether a folder describes itself."""
+    return _DESCRIPTION in folder.others and folder.path / "imagesTr" in folders
+
+
+def read_dataset(root: Path, folder: Folder, folders: Mapping[Path, Folder]) -> Iterator[Case]:
+    """Find the cases of a folder that describes itself; none if it names no modality of ours.
+
+    Raises:
+        LayoutError: The description cannot be understood.
+    """
+    description = _read_description(root / folder.path / _DESCRIPTION)
+    if not any(description.modalities.values()):
+        return
+    empty = Folder(path=folder.path)
+    training, training_labels, test, test_labels = (
+        folders.get(folder.path / name, empty).scans for name in DATASET_FOLDERS
+    )
+    yield from _cases(description, training, training_labels)
+    yield from _cases(description, test, test_labels)
+
+
+class _Description(BaseModel):
+    """What is used of a `dataset.json`."""
+
+    channels: dict[int, str] = Field(validation_alias=AliasChoices("channel_names", "modality"))
+    """By place along the fourth axis, or by the number in the file name."""
+    labels: dict[str, str | int | list[int]]
+    """Value and tissue, either way round; or the values of a region."""
+
+    @property
+    def modalities(self) -> dict[int, str | None]:
+        """The modality in each place, None where it is not one of ours."""
+        return {place: modality_named(name) for place, name in self.channels.items()}
+
+
+def _read_description(path: Path) -> _Description:
+    try:
+        return _Description.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        found = ", ".join(
+            f"{'.'.join(map(str, part['loc'])) or 'file'}: {part['msg']}" for part in error.errors()
+        )
+        msg = (
+            f"{path} cannot be understood ({found}). Expected the names of the modalities by their "
+            "place under 'modality' or 'channel_names', and the values under 'labels'."
+        )
+        raise LayoutError(msg) from error
+
+
+def _cases(
+    description: _Description, images: Sequence[NiftiFile], labels: Sequence[NiftiFile]
+) -> Iterator[Case]:
+    label_of = {scan.name.stem: ScanFile(path=scan.path) for scan in labels}
+    files: defaultdict[str, dict[str, ScanFile]] = defaultdict(dict)
+    for scan in images:
+        channel = _CHANNEL.fullmatch(scan.name.stem)
+        for place, modality in description.modalities.items():
+            if modality and channel and int(channel["channel"]) == place:
+                files[channel["case"]][modality] = ScanFile(path=scan.path)
+            elif modality and not channel:
+                files[scan.name.stem][modality] = ScanFile(path=scan.path, volume=place)
+    for case_id, found in files.items():
+        name = parse_case_id(case_id)
+        label = label_of.get(case_id)
+        is_msd = any(scan.volume is not None for scan in found.values())
+        yield Case(
+            case_id=case_id,
+            patient_id=name.patient_id,
+            timepoint=name.timepoint,
+            release=MSD if is_msd else NNUNET,
+            label_convention=_convention_of(description.labels) if label else "",
+            t1n=found.get("t1n"),
+            t1c=found.get("t1c"),
+            t2w=found.get("t2w"),
+            t2f=found.get("t2f"),
+            label=label,
+        )
+
+
+def _convention_of(labels: Mapping[str, str | int | list[int]]) -> str:
+    """Name the convention that has oedema and enhancing tumour where the labels have them."""
+    values = dict(map(_name_and_values, labels.items()))
+    enhancing = [v for name, v in values.items() if name.startswith("enhancing") or name == "et"]
+    oedema = [v for name, v in values.items() if "edema" in name or name in {"ed", "snfh"}]
+    if not oedema and len(values) > 1:
+        # regions: the whole tumour is the core and the oedema
+        core, whole = sorted(values.values(), key=len)[-2:]
+        oedema = [whole - core]
+    for convention in CONVENTIONS:
+        wt, tc, et = map(frozenset, convention.regions)
+        all_known = frozenset().union(*values.values()) <= convention.values
+        if enhancing == [et] and oedema == [wt - tc] and all_known:
+            return convention.name
+    return ""
+
+
+def _name_and_values(label: tuple[str, str | int | list[int]]) -> tuple[str, frozenset[int]]:
+    key, value = label
+    if isinstance(value, str):
+        return value.lower(), frozenset({int(key)} if key.isdecimal() else ())
+    return key.lower(), frozenset(value if isinstance(value, list) else {value})
+
 
 _WHY_LEFT_ASIDE = "their names tell no modality, or others of their case were taken instead"
 _EXPECTED_NAMES = "CASE_t1, CASE_t1ce, CASE_t2 and CASE_flair, or CASE-t1n, -t1c, -t2w and -t2f"
@@ -86,9 +211,9 @@ def _cases_of(folder: Folder, name: str) -> Iterator[Case]:
         yield _assembled(case_id, scans, foreign)
 
 
-def _grouped(folder: Folder, name: str) -> Mapping[str, Sequence[Scan]]:
+def _grouped(folder: Folder, name: str) -> Mapping[str, Sequence[NiftiFile]]:
     """Put scans of one case together; `name` is the name of the folder."""
-    groups: defaultdict[str, list[Scan]] = defaultdict(list)
+    groups: defaultdict[str, list[NiftiFile]] = defaultdict(list)
     for scan in folder.scans:
         if scan.name.kind:
             groups[scan.name.case or name].append(scan)
@@ -103,7 +228,7 @@ def _grouped(folder: Folder, name: str) -> Mapping[str, Sequence[Scan]]:
     return groups
 
 
-def _assembled(case_id: str, scans: Sequence[Scan], foreign: Sequence[Scan]) -> Case:
+def _assembled(case_id: str, scans: Sequence[NiftiFile], foreign: Sequence[NiftiFile]) -> Case:
     name = parse_case_id(case_id)
     candidates = {
         kind: _plainest([scan for scan in scans if scan.name.kind == kind])
@@ -141,13 +266,13 @@ def _assembled(case_id: str, scans: Sequence[Scan], foreign: Sequence[Scan]) -> 
     )
 
 
-def _plainest(scans: Sequence[Scan]) -> list[Scan]:
+def _plainest(scans: Sequence[NiftiFile]) -> list[NiftiFile]:
     """Put the likeliest of several files first: unprocessed ones only, then the unpacked one."""
     plain = [scan for scan in scans if not scan.name.processed] or list(scans)
     return sorted(plain, key=lambda scan: (scan.name.stem, scan.path.suffix.lower() == ".gz"))
 
 
-def _ambiguous(case_id: str, kind: str, found: Sequence[Scan]) -> CaseError:
+def _ambiguous(case_id: str, kind: str, found: Sequence[NiftiFile]) -> CaseError:
     files = " and ".join(scan.path.name for scan in found)
     what = "label map" if kind == LABEL else kind
     return CaseError(
@@ -155,7 +280,7 @@ def _ambiguous(case_id: str, kind: str, found: Sequence[Scan]) -> CaseError:
     )
 
 
-def _misnamed_label(case_id: str, foreign: Sequence[Scan]) -> Scan | None:
+def _misnamed_label(case_id: str, foreign: Sequence[NiftiFile]) -> NiftiFile | None:
     """Return the one file whose name tells nothing, if the case should have a label map.
 
     Case 355 of BraTS 2020 calls it `W39_1998.09.19_Segm.nii`. A file that is named after the case
@@ -210,3 +335,46 @@ def _status(path: Path) -> str:
         # a dangling link: reading the file will tell
         return "unreadable\n"
     return f"{status.st_size} {status.st_mtime_ns}\n"
+
+
+log = logging.getLogger(__name__)
+
+
+def find_data(places: Iterable[Path]) -> Path | None:
+    """Return the folder that holds the labelled cases of one release, or None if there are none.
+
+    The first place with labelled cases counts, and in it the release with most of them: what is
+    mounted may hold several data sets, and their folders may lie at any depth.
+
+    Args:
+        places: Folders to search, such as `/kaggle/input`; they need not exist.
+    """
+    for place in places:
+        if not place.is_dir():
+            continue
+        try:
+            found = find_cases(place)
+        except LayoutError as error:
+            log.warning("%s", error)
+            continue
+        labelled = [case for case in found.cases if case.label is not None]
+        if labelled:
+            return _folder_of(place, labelled)
+        log.warning("%s holds %d cases, none of them with a label map", place, len(found.cases))
+    return None
+
+
+def _folder_of(place: Path, cases: Sequence[Case]) -> Path:
+    """Return the folder above the case folders of the commonest release."""
+    by_release = Counter(case.release for case in cases)
+    release = min(by_release, key=lambda name: (-by_release[name], name))
+    if len(by_release) > 1:
+        others = ", ".join(f"{n} of {name}" for name, n in by_release.items() if name != release)
+        log.warning(
+            "%s holds %d cases of %s; left aside: %s", place, by_release[release], release, others
+        )
+    chosen = [case for case in cases if case.release == release]
+    folders = {place / scan.path.parent for case in chosen for scan in case.images}
+    # the tables of a release lie beside its case folders, not in them
+    above = folders if len(folders) < len(chosen) else {folder.parent for folder in folders}
+    return Path(os.path.commonpath(above))

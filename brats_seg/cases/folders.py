@@ -4,8 +4,10 @@ Hidden files and folders are passed over, and so is a folder that holds a file `
 with everything below: that marks what the package itself has written.
 """
 
+# DOC cases/leftovers: Files that hold scans in a form that is not read, and what to do about them.
+
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +20,7 @@ _MAC_COPIES = "__MACOSX"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Scan:
+class NiftiFile:
     """A NIfTI file, or a folder of such a name that holds one file."""
 
     name: FileName
@@ -32,7 +34,7 @@ class Folder:
 
     path: Path
     """Relative to the data folder."""
-    scans: tuple[Scan, ...] = ()
+    scans: tuple[NiftiFile, ...] = ()
     others: tuple[str, ...] = ()
     """Names of the files that are not NIfTI."""
     refused: str = ""
@@ -75,12 +77,12 @@ def _sorted_out(path: Path, entries: list[os.DirEntry[str]]) -> tuple[Folder, li
         name = parse_file_name(entry.name)
         if not entry.is_dir():
             if name:
-                scans.append(Scan(name=name, path=path / entry.name))
+                scans.append(NiftiFile(name=name, path=path / entry.name))
             else:
                 others.append(entry.name)
         elif name and (inner := _only_file(Path(entry.path))):
             # Kaggle unpacks some archives to x.nii/y.nii: the name that counts is the folder's
-            scans.append(Scan(name=name, path=path / entry.name / inner))
+            scans.append(NiftiFile(name=name, path=path / entry.name / inner))
         else:
             below.append(path / entry.name)
     return Folder(path=path, scans=tuple(scans), others=tuple(others)), below
@@ -93,3 +95,73 @@ def _only_file(folder: Path) -> str:
     except OSError:
         return ""
     return inside[0].name if len(inside) == 1 and inside[0].is_file() else ""
+
+
+_ARCHIVES = (".tar", ".tgz", ".zip", ".gz", ".bz2", ".xz", ".7z", ".rar")
+_SLICES = (".h5", ".hdf5")
+_DICOM = (".dcm", ".ima")
+_DICOM_MAGIC = b"DICM"
+_DICOM_MAGIC_START = 128
+
+
+_UNPACK = "unpack them (tar -xf FILE -C FOLDER, or unzip FILE -d FOLDER) and give that folder"
+_TAKE_VOLUMES = (
+    "they hold 2-D slices, and whole volumes are needed (on Kaggle "
+    "awsaf49/brats20-dataset-training-validation instead of awsaf49/brats2020-training-data)"
+)
+_CONVERT = (
+    "convert them (dcm2niix -z y -o FOLDER SCANS), bring the four modalities onto one grid, and "
+    "give that folder"
+)
+
+
+def advise(root: Path, folders: Collection[Folder]) -> tuple[str, ...]:
+    """Say for each kind of unread file how many there are and what to do; nothing if none."""
+    archives = _ending(folders, _ARCHIVES)
+    slices = _ending(folders, _SLICES)
+    dicom = [path for folder in folders for path in _dicom_files(root, folder)]
+    return (
+        *describe("archives are not read", archives, _UNPACK),
+        *describe("HDF5 files are not read", slices, _TAKE_VOLUMES),
+        *describe("DICOM files are not read", dicom, _CONVERT),
+        *(
+            f"the folder {folder.path.as_posix()} cannot be read ({folder.refused})"
+            for folder in folders
+            if folder.refused
+        ),
+    )
+
+
+def describe(what: str, paths: Sequence[Path], next_step: str) -> Iterator[str]:
+    """Say something about files, if there are any, with their number and one of them."""
+    if paths:
+        yield f"{what}, such as {paths[0].as_posix()} ({len(paths)} in all): {next_step}"
+
+
+def _ending(folders: Iterable[Folder], suffixes: tuple[str, ...]) -> list[Path]:
+    return [
+        folder.path / name
+        for folder in folders
+        for name in folder.others
+        if name.lower().endswith(suffixes)
+    ]
+
+
+def _dicom_files(root: Path, folder: Folder) -> list[Path]:
+    """Return the DICOM files; scanners leave out the suffix or let numbers follow a dot."""
+    named = [n for n in folder.others if n.lower().endswith(_DICOM) or n.upper() == "DICOMDIR"]
+    bare = [n for n in folder.others if Path(n).suffix[1:].isdecimal() or not Path(n).suffix]
+    bare = [n for n in bare if n not in named]
+    # one of a folder stands for all: there are thousands
+    if bare and not _is_dicom(root / folder.path / bare[0]):
+        bare = []
+    return [folder.path / name for name in sorted(named + bare)]
+
+
+def _is_dicom(path: Path) -> bool:
+    try:
+        with path.open("rb") as stream:
+            stream.seek(_DICOM_MAGIC_START)
+            return stream.read(len(_DICOM_MAGIC)) == _DICOM_MAGIC
+    except OSError:
+        return False

@@ -1,20 +1,301 @@
 """The case table of a data folder: what is there, what it means, and what is wrong with it."""
 
-import logging
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import repeat
-from pathlib import Path
+# DOC cases/inspection: Looking into the files of a case, as far as an index needs it.
+#
+# The label map and the first modality are read, of the other modalities the headers.
+#
+# DOC cases/copies: Cases that lie in a data folder more than once under one id.
+# DOC cases/meaning: What the label values of cases mean, decided for all cases of a release together.
 
-from brats_seg.cases.case import Case, CaseIndex
-from brats_seg.cases.copies import without_copies
-from brats_seg.cases.discovery import find_cases
-from brats_seg.cases.inspection import Inspection, inspect_case
-from brats_seg.cases.meaning import OpenedCase, with_conventions
-from brats_seg.cases.summary import summarise
-from brats_seg.cases.table import read_index, write_index
-from brats_seg.labels import convention_named
+import hashlib
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import groupby, repeat
+from pathlib import Path
+from typing import Any, ParamSpec, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from brats_seg.cases.case import Case, CaseIndex, check_one_grid, check_voxels
+from brats_seg.cases.case_table import read_index, summarise, write_index
+from brats_seg.cases.conventions import check_values, detect_convention
+from brats_seg.cases.discovery import NNUNET, find_cases
+from brats_seg.cases.layouts import GLI_2023, GLI_2024, GLI_2024_SHAPE, UNKNOWN
+from brats_seg.cases.nifti import Volume, read_geometry, read_label_map, read_volume
+from brats_seg.errors import CaseError, LabelError
+from brats_seg.labels import LabelConvention, LabelMap, convention_named
 from brats_seg.progress import Track, untracked
+
+_MM3_PER_ML = 1000.0
+_INT16 = np.iinfo(np.int16)
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inspection:
+    """What the files of one case hold."""
+
+    shape: tuple[int, int, int] | None
+    """Of the first modality, None if it cannot be read."""
+    voxel_hash: str
+    """Of the first modality, whatever number type it is stored in; empty if it cannot be read."""
+    label_counts: tuple[tuple[int, int], ...]
+    """Label values and how many voxels have them; empty without a label map."""
+    label_voxel_mm3: float
+    problems: tuple[str, ...]
+    """Everything that is wrong, file by file."""
+
+    @property
+    def label_values(self) -> tuple[int, ...]:
+        """The values that occur, ascending."""
+        return tuple(value for value, _ in self.label_counts)
+
+    def tumour_ml(self, convention: LabelConvention) -> float:
+        """Return the volume of the whole tumour."""
+        whole_tumour = convention.regions[0]
+        n_voxels = sum(n for value, n in self.label_counts if value in whole_tumour)
+        return n_voxels * self.label_voxel_mm3 / _MM3_PER_ML
+
+
+def inspect_case(case: Case, root: Path) -> Inspection:
+    """Look into the files of a case; what is wrong with them is collected, not raised."""
+    problems: list[str] = []
+    first, *others = case.images
+    image = _attempt(
+        problems, read_volume, root / first.path, case_id=case.case_id, volume=first.volume
+    )
+    label = case.label and _attempt(
+        problems, read_label_map, root / case.label.path, case_id=case.case_id
+    )
+    grids = [(volume.file, volume.geometry) for volume in (image, label) if volume]
+    for scan in others:
+        geometry = _attempt(
+            problems, read_geometry, root / scan.path, case_id=case.case_id, volume=scan.volume
+        )
+        if geometry:
+            grids.append((scan.path.name, geometry))
+    _attempt(problems, check_one_grid, case.case_id, grids)
+    if image:
+        _attempt(problems, check_voxels, case.case_id, image)
+    return Inspection(
+        shape=image.geometry.shape if image else None,
+        voxel_hash=_hash(image.array) if image else "",
+        label_counts=_count(label.array) if label else (),
+        label_voxel_mm3=_voxel_mm3(label) if label else 0.0,
+        problems=tuple(problems),
+    )
+
+
+def _attempt(
+    problems: list[str],
+    work: Callable[Parameters, Result],
+    *args: Parameters.args,
+    **kwargs: Parameters.kwargs,
+) -> Result | None:
+    try:
+        return work(*args, **kwargs)
+    except CaseError as error:
+        problems.append(str(error))
+        return None
+
+
+def _hash(array: npt.NDArray[Any]) -> str:
+    """Hash an array (X, Y, Z) by its shape and its numbers.
+
+    A release stores as float32 what another stores as int16: whole numbers of that range are
+    hashed as such, all others in single precision.
+    """
+    low, high = array.min(), array.max()
+    fits = low >= _INT16.min and high <= _INT16.max
+    canonical = array.astype(np.int16 if fits else np.float32, copy=False)
+    if not np.array_equal(canonical, array):
+        with np.errstate(over="ignore"):
+            # the sum turns the negative zero into the other
+            canonical = array.astype(np.float32) + np.float32(0)
+    key = hashlib.sha256(str(array.shape).encode())
+    key.update(np.asfortranarray(canonical).T.data)
+    return key.hexdigest()[:32]
+
+
+def _count(label_map: LabelMap) -> tuple[tuple[int, int], ...]:
+    flat = label_map.ravel(order="K")
+    # counting the few voxels of the tumour is a quarter of the work of counting all
+    tumour = flat[flat != 0]
+    counts = np.bincount(tumour, minlength=1)
+    counts[0] = flat.size - tumour.size
+    return tuple((int(value), int(counts[value])) for value in np.flatnonzero(counts))
+
+
+def _voxel_mm3(volume: Volume) -> float:
+    return float(abs(np.linalg.det(volume.geometry.affine[:3, :3])))
+
+
+def without_duplicates(cases: Iterable[Case]) -> tuple[Case, ...]:
+    """Return the cases by id, with one of each set of copies, and a problem where copies differ.
+
+    Copies are the same if the voxels of their first modality are, and their label maps as far as
+    they have one: values and volume of the tumour. Of these the first by path is kept, a labelled
+    one if there is one. Copies with problems of their own stay, for somebody to mend or remove.
+    """
+    kept: list[Case] = []
+    by_id = sorted(cases, key=lambda case: case.case_id)
+    for _, same_id in groupby(by_id, key=lambda case: case.case_id):
+        places = sorted(same_id, key=_folder)
+        usable = [case for case in places if case.usable]
+        kept += [case for case in places if not case.usable]
+        if len(usable) > 1:
+            kept += _one_of(usable)
+        else:
+            kept += usable
+    return tuple(sorted(kept, key=lambda case: (case.case_id, _folder(case))))
+
+
+def _one_of(places: Sequence[Case]) -> list[Case]:
+    labelled = [case for case in places if case.label]
+    if len({case.voxel_hash for case in places}) > 1:
+        return [_refused(case, places, "another scan") for case in places]
+    if len({(case.label_values, case.tumour_ml) for case in labelled}) > 1:
+        return [_refused(case, places, "the scan with another label map") for case in places]
+    chosen = (labelled or places)[0]
+    remark = f"the same scan lies in {_others(chosen, places)}, which was passed over"
+    return [replace(chosen, remarks=(*chosen.remarks, remark))]
+
+
+def _refused(case: Case, places: Sequence[Case], what: str) -> Case:
+    error = CaseError(
+        case.case_id,
+        f"{_folder(case)}/",
+        f"{what} of the same id in {_others(case, places)}",
+        "one folder per id",
+        "Remove or rename what is not wanted.",
+    )
+    return replace(case, problems=(*case.problems, str(error)))
+
+
+def _others(case: Case, places: Sequence[Case]) -> str:
+    return " and ".join(f"{_folder(other)}/" for other in places if other is not case)
+
+
+def _folder(case: Case) -> str:
+    return case.images[0].path.parent.as_posix()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenedCase:
+    """A case whose label values are known, but not yet what they mean."""
+
+    case: Case
+    """Its convention is the one that the layout declares, if it does."""
+    inspection: Inspection | None
+    """None if the case was not opened because an earlier index knows it."""
+    previous: Case | None = None
+    """The case in the earlier index."""
+
+    @classmethod
+    def inspected(cls, case: Case, inspection: Inspection) -> Self:
+        """Join what names and files tell."""
+        is_gli_2024 = case.release == GLI_2023 and inspection.shape == GLI_2024_SHAPE
+        case = replace(
+            case,
+            release=GLI_2024 if is_gli_2024 else case.release,
+            problems=(*case.problems, *inspection.problems),
+            label_values=inspection.label_values,
+            voxel_hash=inspection.voxel_hash,
+        )
+        return cls(case=case, inspection=inspection)
+
+    @classmethod
+    def recalled(cls, case: Case, previous: Case) -> Self:
+        """Take from an earlier index what needs the files."""
+        case = replace(
+            case,
+            release=previous.release,
+            label_values=previous.label_values,
+            voxel_hash=previous.voxel_hash,
+        )
+        return cls(case=case, inspection=None, previous=previous)
+
+    def tumour_ml(self, root: Path, convention: LabelConvention) -> float | None:
+        """Return the volume of the whole tumour in a convention."""
+        if self.previous and self.previous.label_convention == convention.name:
+            return self.previous.tumour_ml
+        return (self.inspection or inspect_case(self.case, root)).tumour_ml(convention)
+
+
+def with_conventions(
+    opened: Iterable[OpenedCase], root: Path, named: LabelConvention | None
+) -> tuple[Case, ...]:
+    """Give labelled cases their convention, and a problem where their values do not fit it.
+
+    Args:
+        opened: All cases of the data folder.
+        root: The data folder.
+        named: The convention that the user wants; None to find it.
+    """
+    groups: defaultdict[tuple[str, str], list[OpenedCase]] = defaultdict(list)
+    for one in opened:
+        groups[_source(one.case)].append(one)
+    return tuple(case for group in groups.values() for case in _explained(group, root, named))
+
+
+def _source(case: Case) -> tuple[str, str]:
+    """Return what cases have in common that number their labels alike."""
+    known = case.release not in {UNKNOWN, NNUNET}
+    return case.release, "" if known else case.images[0].path.parent.parent.as_posix()
+
+
+def _explained(
+    group: Sequence[OpenedCase], root: Path, named: LabelConvention | None
+) -> Iterator[Case]:
+    values = {value for one in group for value in one.case.label_values}
+    declared = next((c for one in group if (c := one.case.label_convention)), "")
+    convention = named or (convention_named(declared) if declared else None)
+    remarks: tuple[str, ...] = ()
+    if convention is None:
+        release = group[0].case.release
+        convention = detect_convention(release=release, values=values)
+        if _is_open(release, values):
+            remarks = (
+                f"the label values {' '.join(map(str, sorted(values)))} were read as "
+                f"{convention.name}, but the names leave it open: if that is wrong, name the "
+                "convention with --labels",
+            )
+    for one in group:
+        yield _labelled(one, root, convention, remarks)
+
+
+def _is_open(release: str, values: Collection[int]) -> bool:
+    """Tell whether another numbering could have given these values too."""
+    return release in {UNKNOWN, NNUNET} or (release.endswith("-ped") and 4 not in values)
+
+
+def _labelled(
+    opened: OpenedCase, root: Path, convention: LabelConvention, remarks: tuple[str, ...]
+) -> Case:
+    case = opened.case
+    if not case.label_values:
+        return replace(case, label_convention="")
+    problems = case.problems
+    try:
+        check_values(case.label_values, convention, case.case_id)
+    except LabelError as error:
+        problems = (*problems, str(error))
+    if case.label_values == (0,):
+        remarks = (*remarks, "the label map holds no tumour")
+    return replace(
+        case,
+        label_convention=convention.name,
+        problems=problems,
+        remarks=(*case.remarks, *remarks),
+        tumour_ml=opened.tumour_ml(root, convention),
+    )
+
 
 __all__ = ["index_cases", "read_index", "summarise", "write_index"]
 
@@ -59,7 +340,7 @@ def index_cases(
         opened.get(case.files_key) or OpenedCase.recalled(case, known[case.files_key])
         for case in discovery.cases
     ]
-    return CaseIndex(root=root, cases=without_copies(with_conventions(cases, root, named)))
+    return CaseIndex(root=root, cases=without_duplicates(with_conventions(cases, root, named)))
 
 
 def _inspect_all(cases: Sequence[Case], root: Path, n_workers: int) -> Iterator[Inspection]:

@@ -1,9 +1,25 @@
-"""One volume in and out, with everything that places it in space."""
+"""The bytes of a scan's file, compressed or not, and what can be wrong with them.
 
+What the file holds decides, not its name: a `.nii` that is compressed and a `.nii.gz` that is not
+both occur in copies of the releases.
+"""
+
+# DOC cases/nifti: One volume in and out, with everything that places it in space.
+# DOC cases/orientation: The order and direction of a volume's axes.
+#
+# BraTS stores volumes with X to the patient's left, Y to the back and Z to the head. Scans stored in
+# another way are turned for the network, and what it gives is turned back. Only whole axes are
+# swapped and reversed: no voxel changes its value.
+#
+
+import gzip
 import math
+import os
+import zlib
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 import deflate
 import nibabel as nib
@@ -12,10 +28,137 @@ import numpy.typing as npt
 from nibabel.spatialimages import HeaderDataError
 from nibabel.volumeutils import apply_read_scaling
 
-from brats_seg.cases.packed import FETCH_AGAIN, PackedFile
+from brats_seg.errors import CaseError
 from brats_seg.files import whole_file
+from brats_seg.voxels.orientation import Affine, turn_of, turned
+from brats_seg.voxels.resampling import Resampling
 
-Affine: TypeAlias = npt.NDArray[np.float64]
+FETCH_AGAIN = "Copy or download the file again."
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_GZIP_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile)
+_LENGTH_BYTES = 4
+_SPARE_BYTES = 1 << 20
+"""What may follow the voxels."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedFile:
+    """A file of a case, to be read or refused."""
+
+    case_id: str
+    path: Path
+
+    def refuse(self, *, found: str, expected: str, next_step: str) -> CaseError:
+        """Return the error that says what is wrong with the file."""
+        return CaseError(self.case_id, self.path.name, found, expected, next_step)
+
+    def read_bytes(self) -> bytes:
+        """Read the file as it is on the disk."""
+        try:
+            return self.path.read_bytes()
+        except OSError as error:
+            raise self._unreadable(error) from error
+
+    def read_head(self, n_bytes: int) -> bytes:
+        """Read the first bytes of the unpacked content, fewer if it is shorter."""
+        try:
+            with self.path.open("rb") as stream:
+                return self._head(stream, n_bytes)
+        except OSError as error:
+            raise self._unreadable(error) from error
+
+    def loss_reduction(self, packed: bytes, n_bytes: int) -> bytes:
+        """Return the same as `read_head`, from what `read_bytes` read."""
+        return self._head(BytesIO(packed), n_bytes)
+
+    def check_length(self, n_bytes: int) -> None:
+        """Refuse a file whose unpacked content is shorter than `n_bytes`.
+
+        The last bytes tell its length; only where they look wrong is it unpacked.
+        """
+        try:
+            with self.path.open("rb") as stream:
+                magic = stream.read(len(_GZIP_MAGIC))
+                n_told = stream.seek(0, os.SEEK_END)
+                if magic == _GZIP_MAGIC:
+                    stream.seek(max(0, n_told - _LENGTH_BYTES))
+                    n_told = _told_length(stream.read())
+        except OSError as error:
+            raise self._unreadable(error) from error
+        if not _is_likely(n_told, n_bytes):
+            self.unpack(self.read_bytes(), n_bytes)
+
+    def unpack(self, packed: bytes, n_bytes: int) -> bytes:
+        """Decompress what `read_bytes` read, if it is compressed; at least `n_bytes` must come."""
+        content = packed
+        if packed.startswith(_GZIP_MAGIC):
+            content = _unpack_at_once(packed, n_bytes) or self._unpack_members(packed)
+        if len(content) < n_bytes:
+            raise self.refuse(
+                found=f"{len(content)} bytes",
+                expected=f"the {n_bytes} that its header asks for",
+                next_step=FETCH_AGAIN,
+            )
+        return content
+
+    def _head(self, stream: BinaryIO, n_bytes: int) -> bytes:
+        magic = stream.read(len(_GZIP_MAGIC))
+        stream.seek(0)
+        if not magic:
+            raise self.refuse(found="an empty file", expected="a NIfTI file", next_step=FETCH_AGAIN)
+        if magic != _GZIP_MAGIC:
+            return stream.read(n_bytes)
+        try:
+            with gzip.GzipFile(fileobj=stream) as unpacked:
+                return unpacked.read(n_bytes)
+        except _GZIP_ERRORS as error:
+            raise self._damaged() from error
+
+    def _unpack_members(self, packed: bytes) -> bytes:
+        try:
+            return gzip.decompress(packed)
+        except _GZIP_ERRORS as error:
+            raise self._damaged() from error
+
+    def _damaged(self) -> CaseError:
+        return self.refuse(
+            found="a gzip file that is cut off or damaged",
+            expected="a whole one",
+            next_step=FETCH_AGAIN,
+        )
+
+    def _unreadable(self, error: OSError) -> CaseError:
+        return self.refuse(
+            found=f"that it cannot be read ({error.strerror})",
+            expected="a NIfTI file",
+            next_step="Check its name, its rights and the disk.",
+        )
+
+
+def _unpack_at_once(packed: bytes, n_bytes: int) -> bytes:
+    """Decompress with libdeflate, which knows one member only; return nothing if that fails.
+
+    It trusts the length in the last four bytes, and takes that much memory: in a file that is cut
+    off or has several members they say anything.
+    """
+    if not _is_likely(_told_length(packed), n_bytes):
+        return b""
+    try:
+        return deflate.gzip_decompress(packed)
+    except (deflate.DeflateError, ValueError):
+        return b""
+
+
+def _told_length(packed: bytes) -> int:
+    """Return how long the content of a gzip file is, by its last bytes."""
+    return int.from_bytes(packed[-_LENGTH_BYTES:], "little")
+
+
+def _is_likely(n_told: int, n_bytes: int) -> bool:
+    return n_bytes <= n_told <= n_bytes + _SPARE_BYTES
+
+
 _Header: TypeAlias = Any  # nibabel has no types
 
 WHOLE_NUMBER_TOLERANCE = 1e-3
@@ -82,7 +225,7 @@ def read_volume(path: Path, *, case_id: str, volume: int | None = None) -> Volum
     """
     file = PackedFile(case_id=case_id, path=path)
     packed = file.read_bytes()
-    header = _parse_header(file.head_of(packed, _HEADER_BYTES), file)
+    header = _parse_header(file.loss_reduction(packed, _HEADER_BYTES), file)
     geometry = _geometry(header, volume, file)
     content = file.unpack(packed, _data_end(header))
     dtype, n_voxels = header.get_data_dtype(), math.prod(geometry.shape)
@@ -215,3 +358,29 @@ def _to_labels(array: npt.NDArray[Any], file: PackedFile) -> npt.NDArray[np.uint
         found = f"values from {low} to {high}"
         raise file.refuse(found=found, expected="label values", next_step=_OTHER_FILE)
     return whole.astype(np.uint8)
+
+
+def oriented(volume: Volume) -> Volume:
+    """Return the volume with the axes of BraTS; the array is a view."""
+    geometry = volume.geometry
+    turn = turn_of(geometry.affine)
+    affine = geometry.affine @ nib.orientations.inv_ornt_aff(turn, geometry.shape)
+    array = turned(volume.array, turn)
+    x, y, z = array.shape
+    return Volume(
+        array=array,
+        geometry=Geometry(shape=(x, y, z), affine=affine, qform=affine, qform_code=0, sform_code=1),
+        file=volume.file,
+    )
+
+
+def resampled(volume: Volume, resampling: Resampling) -> Volume:
+    """Return the volume at another spacing, interpolated in float32."""
+    affine = resampling.affine_there(volume.geometry.affine)
+    return Volume(
+        array=resampling.there(volume.array),
+        geometry=Geometry(
+            shape=resampling.after, affine=affine, qform=affine, qform_code=0, sform_code=1
+        ),
+        file=volume.file,
+    )

@@ -17,10 +17,10 @@ from scipy.ndimage import fourier_gaussian, gaussian_filter
 from brats_seg.cases.nifti import Geometry, write_volume
 from brats_seg.files import whole_file
 from brats_seg.labels import BRATS2017, LabelMap, RegionMasks, label_map_of
+from brats_seg.voxels.box import Mask
 
 Shape = tuple[int, int, int]
 Field = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
 
 _SHAPE = (64, 64, 56)
 _AFFINE = np.array([[-1.0, 0, 0, 0], [0, -1, 0, 239], [0, 0, 1, 0], [0, 0, 0, 1]])

@@ -10,19 +10,11 @@ import sys
 
 import typer
 
-from brats_seg.cli import (
-    certificate,
-    crossval,
-    evaluation,
-    figure,
-    planning,
-    prediction,
-    reconstruction,
-    scans,
-    survival,
-    training,
-    tuning,
-)
+from brats_seg.cli import crossval, evaluation, figure, prediction, scans, survival, training
+from brats_seg.cli import crossval as tuning
+from brats_seg.cli import prediction as reconstruction
+from brats_seg.cli import training as certificate
+from brats_seg.cli import training as planning
 from brats_seg.errors import BratsError
 
 app = typer.Typer(

@@ -1,5 +1,7 @@
 """The command that cross-validates: from a folder of scans to honest scores and an ensemble."""
 
+# DOC cli/tuning: The command that fits the settings of prediction to a model.
+
 import os
 import signal
 from collections.abc import Sequence
@@ -8,30 +10,91 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from brats_seg.cli.data import DataOption, data_or_demo
 from brats_seg.cli.evaluation import print_remarks, print_summaries
-from brats_seg.cli.prediction import print_ending
-from brats_seg.cli.settings import (
+from brats_seg.cli.options import (
     ConfigOption,
+    DataOption,
     LabelsOption,
     PreparedOption,
     PresetOption,
     SetOption,
     SkipBadOption,
+    data_or_demo,
+    prepared_path,
     settings_of,
 )
+from brats_seg.cli.prediction import print_ending
 from brats_seg.cli.training import train_fold
-from brats_seg.cli.tuning import print_tuning
 from brats_seg.config import Config
 from brats_seg.errors import UsageError
 from brats_seg.progress import tracked
-from brats_seg.training.stopping import StopRequest
 
 if TYPE_CHECKING:
-    from brats_seg.crossval.cases import HeldOutCases
+    from brats_seg.crossval import HeldOutCases
     from brats_seg.evaluation.protocols import Protocol
-    from brats_seg.inference.held_out import HeldOut
+    from brats_seg.inference.out_of_fold import HeldOut
     from brats_seg.inference.output import OutputFolder
+    from brats_seg.inference.tuning import FittedSetting, Tuning
+
+
+def tune(
+    runs: Annotated[list[Path], typer.Argument(help="Runs, such as the folds of one data set.")],
+    metric: Annotated[str, typer.Option(help="What to fit to: dice or lesionwise.")] = "dice",
+    task: Annotated[
+        str, typer.Option(help="GLI, SSA, MEN, MET or PED: the parameters of lesionwise.")
+    ] = "GLI",
+    data: DataOption = None,
+    prepared: PreparedOption = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
+    precision: Annotated[str, typer.Option(help="auto, fp32, fp16, bf16.")] = "auto",
+) -> None:
+    """FittedSetting window, thresholds and smallest volumes on held-out cases, and store them with the model.
+
+    Every case is predicted by the run that has never seen it. A default is left only where another
+    value is better by more than chance. Give all runs that are to be averaged at once.
+    """
+    from brats_seg.inference.out_of_fold import open_held_out
+    from brats_seg.inference.tuning import metric_named, store_tuning, tune
+    from brats_seg.runtime.device import choose_device
+
+    protocol = metric_named(metric, task)
+    where = choose_device(device, precision)
+    folder = prepared_path(data, prepared)
+    held_out = [open_held_out(run, folder) for run in dict.fromkeys(runs)]
+    tuning = tune(held_out, protocol, where, n_workers=os.cpu_count() or 1, track=tracked)
+    store_tuning(tuning, held_out)
+    print_tuning(tuning)
+
+
+def print_tuning(tuning: "Tuning") -> None:
+    """Tell what was fitted, and how much of it to believe."""
+    print(
+        f"tuned on {tuning.n_cases} held-out cases of {len(tuning.runs)} runs, for the mean "
+        f"{'lesion-wise ' if tuning.metric != 'legacy' else ''}Dice of WT, TC and ET"
+    )
+    for fit in tuning.fits:
+        print(f"  {fit.setting}: {_outcome(fit)}")
+    before, after = (
+        ", ".join(f"{score:.4f}" for score in scores) for scores in (tuning.before, tuning.after)
+    )
+    print(f"WT, TC, ET: {before} before, {after} after.")
+    if tuning.before != tuning.after:
+        print("It was fitted to these very cases: on new ones expect less of the gain.")
+    print(f"Stored with the weights of {', '.join(tuning.runs)}. Research use only.")
+
+
+def _outcome(fit: "FittedSetting") -> str:
+    gain = fit.gain
+    what = (
+        f"{gain.mean:+.4f}, {gain.n_raised} cases better and {gain.n_lowered} worse, "
+        f"p {gain.p_value:.2g}"
+    )
+    if fit.chosen != fit.default:
+        return f"{fit.chosen} instead of {fit.default}, {what}"
+    if fit.best == fit.default:
+        return f"{fit.default} stays, nothing is better"
+    return f"{fit.default} stays, the gain of {fit.best} may be chance: {what}"
+
 
 _GOES_ON = "The same command goes on."
 
@@ -69,7 +132,7 @@ def crossval(
     Runs that `train` has begun or finished are taken as they are. Whenever it is stopped, the same
     command goes on. Exit code 1: some cases could not be predicted or scored.
     """
-    from brats_seg.crossval.ensemble import check_free
+    from brats_seg.crossval import check_free
     from brats_seg.evaluation.protocols import protocol_named
     from brats_seg.inference.output import OutputFolder
     from brats_seg.inference.tuning import metric_named
@@ -126,6 +189,8 @@ def _train(
     folds = sorted(set(table.folds if wanted is None else wanted))
     for fold in folds:
         table.split(fold)
+    from brats_seg.training.trainer import StopRequest
+
     stop = StopRequest(max_hours)
     paths = [runs / f"fold{fold}" for fold in folds]
     for fold, path in zip(folds, paths, strict=True):
@@ -138,10 +203,9 @@ def _train(
 def _tune(
     run_paths: Sequence[Path], folder: Path, fitting: "Protocol", config: Config
 ) -> "list[HeldOut]":
-    from brats_seg.inference.held_out import open_held_out
-    from brats_seg.inference.tuned import store_tuning
-    from brats_seg.inference.tuning import tune
-    from brats_seg.models.device import choose_device
+    from brats_seg.inference.out_of_fold import open_held_out
+    from brats_seg.inference.tuning import store_tuning, tune
+    from brats_seg.runtime.device import choose_device
 
     device = choose_device(config.training.device, config.training.precision)
     held_out = [open_held_out(path, folder) for path in run_paths]
@@ -152,18 +216,18 @@ def _tune(
 
 
 def _cases(held_out: "Sequence[HeldOut]", scans: Path, folder: Path) -> "tuple[HeldOutCases, ...]":
-    from brats_seg.cases.index import read_index
-    from brats_seg.crossval.cases import held_out_cases
+    from brats_seg.cases.case_table import read_index
+    from brats_seg.crossval import held_out_cases
 
     return held_out_cases(held_out, read_index(folder / "cases.csv", scans))
 
 
 def _predict(cases: "Sequence[HeldOutCases]", results: "OutputFolder", config: Config) -> int:
     """Return how many cases failed."""
-    from brats_seg.crossval.prediction import out_of_fold_endings
+    from brats_seg.crossval import out_of_fold_endings
     from brats_seg.inference.batch import check_apart, finish_batch
     from brats_seg.inference.settings import InferenceConfig
-    from brats_seg.models.device import choose_device
+    from brats_seg.runtime.device import choose_device
 
     inputs = [one for part in cases for one in part.inputs]
     check_apart(inputs, results)
@@ -180,12 +244,10 @@ def _score(cases: "Sequence[HeldOutCases]", results: "OutputFolder", protocol: "
     """Return how many cases could not be scored."""
     import numpy as np
 
-    from brats_seg.crossval.cases import reference_pairs
-    from brats_seg.crossval.scoring import SCORES_NAME, score_predictions
-    from brats_seg.evaluation.scores import read_scores
-    from brats_seg.evaluation.summary import summarise_scores, write_summary
-    from brats_seg.report.saving import write_figure
-    from brats_seg.report.scores import score_figure
+    from brats_seg.crossval import SCORES_NAME, reference_pairs, score_predictions
+    from brats_seg.evaluation.scores import read_scores, summarise_scores, write_summary
+    from brats_seg.report.charts import score_figure
+    from brats_seg.report.style import write_figure
 
     output = results.path.parent
     pairing = reference_pairs(cases, results.path)
@@ -204,7 +266,7 @@ def _score(cases: "Sequence[HeldOutCases]", results: "OutputFolder", protocol: "
 
 
 def _export(run_paths: Sequence[Path], output: Path) -> None:
-    from brats_seg.crossval.ensemble import export_ensemble
+    from brats_seg.crossval import export_ensemble
 
     fingerprint = export_ensemble(run_paths, output / "model")
     print(f"{len(run_paths)} networks in {output / 'model'}, fingerprint {fingerprint}")

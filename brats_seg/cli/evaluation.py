@@ -13,7 +13,7 @@ from brats_seg.progress import tracked
 if TYPE_CHECKING:
     from brats_seg.evaluation.evaluate import Evaluation
     from brats_seg.evaluation.protocols import Protocol
-    from brats_seg.evaluation.summary import RegionSummary
+    from brats_seg.evaluation.scores import RegionSummary
 
 _MEASURES = ("dice", "hd95", "lesionwise_dice", "lesionwise_hd95", "lesionwise_nsd_1.0")
 """Columns that are shown on screen; the table has all."""
@@ -55,8 +55,7 @@ def evaluate(
 def _evaluate(reference: Path, prediction: Path, protocol: "Protocol", output: Path) -> None:
     import numpy as np
 
-    from brats_seg.evaluation.scores import write_scores
-    from brats_seg.evaluation.summary import summarise_scores, write_summary
+    from brats_seg.evaluation.scores import summarise_scores, write_scores, write_summary
 
     evaluation = _scored(reference, prediction, protocol)
     write_scores(evaluation.scores, output)

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from brats_seg.cli.settings import LabelsOption
+from brats_seg.cli.options import LabelsOption
 from brats_seg.errors import UsageError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from brats_seg.report.view import CaseView
+    from brats_seg.report.case_view import CaseView
 
 
 def _checked(output: Path) -> Path:
     """Refuse a name before the work begins."""
-    from brats_seg.report.saving import check_suffix
+    from brats_seg.report.style import check_suffix
 
     check_suffix(output)
     return output
@@ -52,16 +52,18 @@ class _Kinds(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-app = typer.Typer(cls=_Kinds, no_args_is_help=True, help="Draw a case, scores, a cohort or a run.")
+app = typer.Typer(
+    cls=_Kinds, no_args_is_help=True, help="PatchKey a case, scores, a cohort or a run."
+)
 
 
 @app.command()
 def sample(
     data: DataArgument, output: OutputOption, case: CaseOption = None, labels: LabelsOption = None
 ) -> None:
-    """Draw the four modalities of a case, and its label map with a legend."""
-    from brats_seg.report.sample import sample_figure
-    from brats_seg.report.view import open_view
+    """PatchKey the four modalities of a case, and its label map with a legend."""
+    from brats_seg.report.case_figures import sample_figure
+    from brats_seg.report.case_view import open_view
 
     _write(sample_figure(open_view(data, case, labels=labels)), output)
 
@@ -75,8 +77,8 @@ def montage(
     modality: Annotated[str, typer.Option(help="t1n, t1c, t2w or t2f.")] = "t2f",
     labels: LabelsOption = None,
 ) -> None:
-    """Draw sections through the tumour, reference and prediction side by side."""
-    from brats_seg.report.montage import montage_figure
+    """PatchKey sections through the tumour, reference and prediction side by side."""
+    from brats_seg.report.case_figures import montage_figure
 
     _write(montage_figure(_view(data, case, prediction, labels), modality=modality), output)
 
@@ -89,8 +91,8 @@ def preview(
     case: CaseOption = None,
     labels: LabelsOption = None,
 ) -> None:
-    """Draw three planes through the tumour of the prediction, or else of the reference."""
-    from brats_seg.report.planes import view_figure
+    """PatchKey three planes through the tumour of the prediction, or else of the reference."""
+    from brats_seg.report.case_figures import view_figure
 
     _write(view_figure(_view(data, case, prediction, labels)), output)
 
@@ -114,7 +116,7 @@ def surface(
     ] = 30.0,
     labels: LabelsOption = None,
 ) -> None:
-    """Draw the regions in space, reference and prediction side by side."""
+    """PatchKey the regions in space, reference and prediction side by side."""
     from brats_seg.report.surface import models_of, surface_figure, write_surface_gif
 
     models = models_of(_view(data, case, prediction, labels))
@@ -131,18 +133,18 @@ def scores(
     output: OutputOption,
     column: Annotated[str, typer.Option(help="Which score: a column of the table.")] = "dice",
 ) -> None:
-    """Draw a score of every case, with a box for each region."""
+    """PatchKey a score of every case, with a box for each region."""
     from brats_seg.evaluation.scores import read_scores
-    from brats_seg.report.scores import score_figure
+    from brats_seg.report.charts import score_figure
 
     _write(score_figure(read_scores(table), column=column), output)
 
 
 @app.command()
 def bars(table: ScoresArgument, output: OutputOption) -> None:
-    """Draw the mean Dice and Jaccard of each region."""
+    """PatchKey the mean Dice and Jaccard of each region."""
     from brats_seg.evaluation.scores import read_scores
-    from brats_seg.report.scores import bar_figure
+    from brats_seg.report.charts import bar_figure
 
     _write(bar_figure(read_scores(table)), output)
 
@@ -157,11 +159,11 @@ def distributions(
     ] = None,
     labels: LabelsOption = None,
 ) -> None:
-    """Draw how age, survival and tumour volume are distributed over the cases of a folder."""
+    """PatchKey how age, survival and tumour volume are distributed over the cases of a folder."""
     from brats_seg.cases.clinical import read_clinical_tables, with_clinical
     from brats_seg.cases.index import index_cases
     from brats_seg.progress import tracked
-    from brats_seg.report.distributions import cohort_figure
+    from brats_seg.report.charts import cohort_figure
 
     known = read_clinical_tables(data, table or ())
     found = index_cases(data, labels=labels, n_workers=os.cpu_count() or 1, track=tracked)
@@ -172,14 +174,15 @@ def distributions(
 def history(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")], output: OutputOption
 ) -> None:
-    """Draw what every epoch of a run measured."""
-    from brats_seg.training.history import history_figure, read_history
+    """PatchKey what every epoch of a run measured."""
+    from brats_seg.report.history import history_figure
+    from brats_seg.training.history import read_history
 
     _write(history_figure(read_history(run)), output)
 
 
 def _view(data: Path, case: str | None, prediction: Path | None, labels: str | None) -> "CaseView":
-    from brats_seg.report.view import open_view, with_prediction
+    from brats_seg.report.case_view import open_view, with_prediction
 
     view = open_view(data, case, labels=labels)
     # the convention of the scans is not that of what a network wrote
@@ -187,7 +190,7 @@ def _view(data: Path, case: str | None, prediction: Path | None, labels: str | N
 
 
 def _write(figure: "Figure", output: Path) -> None:
-    from brats_seg.report.saving import write_figure
+    from brats_seg.report.style import write_figure
 
     write_figure(figure, output)
     print(f"wrote {output}. Research use only.")

@@ -1,5 +1,8 @@
 """Commands that use trained models: on new scans, and to hand them out."""
 
+# DOC cli/reconstruction: The command that shows what an autoencoder makes of cases.
+
+import json
 import logging
 import sys
 from collections.abc import Generator, Sequence
@@ -8,15 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from brats_seg.errors import UsageError
+from brats_seg.errors import CaseError, UsageError
 from brats_seg.progress import tracked
 
 if TYPE_CHECKING:
-    from brats_seg.inference.inputs import CaseInput
+    from brats_seg.cases.inputs import CaseInput
+    from brats_seg.inference.batch import CaseOutcome
     from brats_seg.inference.model import Model
     from brats_seg.inference.output import OutputFolder
+    from brats_seg.inference.reconstruct import Reconstruction, Reconstructor
     from brats_seg.inference.settings import InferenceConfig
-    from brats_seg.inference.work import Ending
 
 ModelOption = Annotated[
     list[Path],
@@ -60,7 +64,7 @@ def predict(
     uncertainty: Annotated[
         bool, typer.Option("--uncertainty", help="Write a map of the entropy too.")
     ] = False,
-    preview: Annotated[bool, typer.Option(help="Draw a picture of each case.")] = True,
+    preview: Annotated[bool, typer.Option(help="PatchKey a picture of each case.")] = True,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = None,
     precision: Annotated[str | None, typer.Option(help="auto, fp32, fp16, bf16.")] = None,
     workers: Annotated[
@@ -113,9 +117,9 @@ def export(
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write to.")],
 ) -> None:
     """Make one folder to hand out: weights, settings, tables and a model card, and no pickle."""
-    from brats_seg.inference.exported import write_exported
+    from brats_seg.inference.export import write_exported
     from brats_seg.inference.model import load_model, read_trained
-    from brats_seg.models.device import choose_device
+    from brats_seg.runtime.device import choose_device
 
     # refuses what does not go together
     fingerprint = load_model(runs, choose_device("cpu", "fp32")).fingerprint
@@ -138,7 +142,7 @@ def _predict(
     from brats_seg.inference.batch import check_apart, finish_batch
     from brats_seg.inference.model import load_model
     from brats_seg.inference.output import OutputFolder
-    from brats_seg.models.device import choose_device
+    from brats_seg.runtime.device import choose_device
 
     folder = OutputFolder(output_path)
     check_apart(cases, folder)
@@ -168,10 +172,9 @@ def _endings(
     settings: "InferenceConfig",
     folder: "OutputFolder",
     cluster: tuple[int | None, str | None],
-) -> Generator["Ending"]:
-    from brats_seg.inference.batch import local_endings
+) -> Generator["CaseOutcome"]:
+    from brats_seg.inference.batch import CaseWork, local_endings
     from brats_seg.inference.cluster import Job, cluster_endings
-    from brats_seg.inference.work import CaseWork
 
     n_workers, scheduler = cluster
     if n_workers is None and scheduler is None:
@@ -189,7 +192,7 @@ def _endings(
 def _cases(
     paths: Sequence[Path], files: dict[str, Path | None], case_id: str | None
 ) -> "tuple[CaseInput, ...]":
-    from brats_seg.inference.inputs import find_inputs, single_input
+    from brats_seg.cases.inputs import find_inputs, single_input
 
     given = {modality: path for modality, path in files.items() if path is not None}
     if bool(given) == bool(paths):
@@ -217,11 +220,11 @@ def _numbers(text: str | None) -> list[str] | None:
     return None if text is None else text.split(",")
 
 
-def _print_json(ending: "Ending") -> None:
+def _print_json(ending: "CaseOutcome") -> None:
     print(ending.record.model_dump_json(), flush=True)
 
 
-def print_ending(ending: "Ending") -> None:
+def print_ending(ending: "CaseOutcome") -> None:
     """Tell what became of a case."""
     record = ending.record
     if record.status == "failed":
@@ -236,3 +239,80 @@ def print_ending(ending: "Ending") -> None:
     )
     for warning in record.warnings:
         print(f"    note: {warning}", flush=True)
+
+
+def reconstruct(
+    run: Annotated[Path, typer.Argument(help="A run of model.name autoencoder.")],
+    case: Annotated[
+        Path, typer.Argument(help="Folder of a case, or of several, of any layout; or a table.")
+    ],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Folder for the pictures, <case>.png.")
+    ] = Path("reconstructions"),
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
+    precision: Annotated[str, typer.Option(help="auto, fp32, fp16, bf16.")] = "auto",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a line of JSON for each case.")
+    ] = False,
+) -> None:
+    """PatchKey a case beside its reconstruction, and tell the error of each modality.
+
+    The error is the root mean square inside the brain, in units of the normalised intensity: an
+    image without any contrast has an error of 1. Exit code 1: some cases failed.
+    """
+    from brats_seg.cases.inputs import find_inputs
+    from brats_seg.inference.reconstruct import Reconstructor
+    from brats_seg.runtime.device import choose_device
+
+    if as_json:
+        log_to_stderr()
+    reconstructor = Reconstructor.load(run, choose_device(device, precision))
+    n_failed = 0
+    for case_input in find_inputs([case]):
+        made = _attempt(reconstructor, case_input)
+        if isinstance(made, str):
+            n_failed += 1
+            print(f"FAILED  {made}", file=sys.stderr if as_json else sys.stdout)
+        else:
+            _tell(made, _draw(made, output), as_json=as_json)
+    if not as_json:
+        print("1 is the error of an image without contrast. Research use only.")
+    if n_failed:
+        raise typer.Exit(1)
+
+
+def _attempt(reconstructor: "Reconstructor", case_input: "CaseInput") -> "Reconstruction | str":
+    """Return what became of a case, or why nothing did."""
+    from brats_seg.inference.scan import read_scan
+
+    if case_input.case.problems:
+        return "; ".join(case_input.case.problems)
+    try:
+        return reconstructor.reconstruct(read_scan(case_input, reconstructor.spacing_mm))
+    except CaseError as error:
+        return str(error)
+
+
+def _draw(made: "Reconstruction", folder: Path) -> Path:
+    from brats_seg.report.case_figures import reconstruction_figure
+    from brats_seg.report.style import write_figure
+
+    path = folder / f"{made.case_id}.png"
+    figure = reconstruction_figure(made.image, made.reconstruction, case_id=made.case_id)
+    write_figure(figure, path)
+    return path
+
+
+def _tell(made: "Reconstruction", picture: Path, *, as_json: bool) -> None:
+    from brats_seg.labels import MODALITIES
+
+    errors = dict(zip(MODALITIES, made.rmse, strict=True))
+    mean = sum(errors.values()) / len(errors)
+    if as_json:
+        record = {"case_id": made.case_id, "rmse": errors, "mean_rmse": mean}
+        print(json.dumps({**record, "picture": str(picture), "warnings": made.warnings}))
+        return
+    parts = ", ".join(f"{modality} {error:.3f}" for modality, error in errors.items())
+    print(f"{made.case_id}: error {mean:.3f} in the brain ({parts}), {picture}")
+    for warning in made.warnings:
+        print(f"    note: {warning}")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from brats_seg.cli.settings import (
+from brats_seg.cli.options import (
     DEMO_CASES,
     ConfigOption,
     LabelsOption,
@@ -16,8 +16,8 @@ from brats_seg.cli.settings import (
     SkipBadOption,
     settings_of,
 )
+from brats_seg.config import load_config
 from brats_seg.progress import tracked
-from brats_seg.settings import load_config
 
 
 def index(
@@ -28,7 +28,7 @@ def index(
     labels: LabelsOption = None,
 ) -> None:
     """Find cases and label conventions, and list what is wrong with them."""
-    from brats_seg.cases.index import summarise
+    from brats_seg.cases.case_table import summarise
     from brats_seg.data.fold import open_index
 
     config = load_config(assignments=[] if labels is None else [f"cases.labels={labels}"])

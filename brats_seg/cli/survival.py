@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from brats_seg.cli.settings import LabelsOption, PreparedOption
+from brats_seg.cli.options import LabelsOption, PreparedOption
+from brats_seg.config import load_config
 from brats_seg.progress import tracked
-from brats_seg.settings import load_config
 
 if TYPE_CHECKING:
-    from brats_seg.survival.regression import Plan, Predictions
-    from brats_seg.survival.report import Summary
+    from brats_seg.survival.cross_validation import CrossValidationPlan, Predictions, Study
+    from brats_seg.survival.results import Summary
     from brats_seg.survival.scores import Estimate
-    from brats_seg.survival.study import Study
     from brats_seg.survival.table import FeatureRow
 
 _SHOWN = (
@@ -64,9 +63,9 @@ def features(
     """
     from brats_seg.cases.clinical import read_clinical_tables, with_clinical
     from brats_seg.data.fold import open_index, prepared_path_of
-    from brats_seg.models.device import choose_device
+    from brats_seg.runtime.device import choose_device
     from brats_seg.survival.features import extract_features, write_failures, write_origin
-    from brats_seg.survival.learnt import People
+    from brats_seg.survival.leakage import People
     from brats_seg.survival.networks import Networks
     from brats_seg.survival.table import write_features
 
@@ -129,17 +128,16 @@ def survival(
     if they are predicted to die earlier.
     """
     from brats_seg.cases.folds import read_folds
-    from brats_seg.survival.families import FAMILIES
+    from brats_seg.survival.cross_validation import CrossValidationPlan, Study, cross_validate
+    from brats_seg.survival.models import FAMILIES
     from brats_seg.survival.outcomes import read_ids, read_outcomes
-    from brats_seg.survival.regression import Plan, cross_validate
-    from brats_seg.survival.report import write_submission
-    from brats_seg.survival.study import Study
+    from brats_seg.survival.results import write_submission
     from brats_seg.survival.table import read_features
 
     wanted = None if submit is None else read_ids(submit)
     found = read_features(features)
     study = Study.of(found, read_outcomes(found, table, mapping or ()))
-    plan = Plan(n_folds=n_folds, n_repeats=repeats, seed=seed, families=FAMILIES)
+    plan = CrossValidationPlan(n_folds=n_folds, n_repeats=repeats, seed=seed, families=FAMILIES)
     fold_table = None if folds is None else read_folds(folds)
     predictions = cross_validate(study, plan, fold_table, tracked)
     summary = _judged(study, predictions, seed)
@@ -154,7 +152,7 @@ def survival(
 
 def _tell_features(rows: "Sequence[FeatureRow]") -> None:
     from brats_seg.survival.features import REFERENCE
-    from brats_seg.survival.seen import Seen, least_seen
+    from brats_seg.survival.leakage import Leakage, least_leakage
 
     n_reference = sum(row.labels_from == REFERENCE for row in rows)
     n_features = len(rows[0].features) if rows else 0
@@ -164,11 +162,11 @@ def _tell_features(rows: "Sequence[FeatureRow]") -> None:
     )
     for what, answers in (
         ("label maps", [row.labels_seen for row in rows]),
-        ("latent vectors", [least_seen(row.latent_seen)[1] for row in rows if row.latent_seen]),
+        ("latent vectors", [least_leakage(row.latent_seen)[1] for row in rows if row.latent_seen]),
     ):
         for answer, words in (
-            (Seen.YES, "by networks that learnt on the patient"),
-            (Seen.UNKNOWN, "by networks that do not say whom they learnt on"),
+            (Leakage.YES, "by networks that learnt on the patient"),
+            (Leakage.UNKNOWN, "by networks that do not say whom they learnt on"),
         ):
             if answers.count(answer):
                 print(f"note: {answers.count(answer)} {what} {words}")
@@ -177,7 +175,7 @@ def _tell_features(rows: "Sequence[FeatureRow]") -> None:
 def _judged(study: "Study", predictions: "Predictions", seed: int) -> "Summary":
     import numpy as np
 
-    from brats_seg.survival.report import Summary
+    from brats_seg.survival.results import Summary
     from brats_seg.survival.verdict import figures_of, judge, remarks_on
 
     rng = np.random.default_rng(seed)
@@ -187,12 +185,16 @@ def _judged(study: "Study", predictions: "Predictions", seed: int) -> "Summary":
 
 
 def _write_all(
-    study: "Study", predictions: "Predictions", summary: "Summary", plan: "Plan", output: Path
+    study: "Study",
+    predictions: "Predictions",
+    summary: "Summary",
+    plan: "CrossValidationPlan",
+    output: Path,
 ) -> None:
-    from brats_seg.report.saving import write_figure
-    from brats_seg.report.survival import survival_figure
-    from brats_seg.survival.regression import SELECTED
-    from brats_seg.survival.report import write_predictions, write_summary
+    from brats_seg.report.charts import survival_figure
+    from brats_seg.report.style import write_figure
+    from brats_seg.survival.cross_validation import SELECTED
+    from brats_seg.survival.results import write_predictions, write_summary
 
     write_predictions(study, predictions, output / "predictions.csv")
     write_summary(summary, study, predictions, plan, output / "summary.json")

@@ -1,1 +1,1 @@
-"""Prepared cases on disk, and the patches that training draws from them."""
+"""Prepared cases on disk, and the patches that training keys from them."""

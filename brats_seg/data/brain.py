@@ -15,12 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from brats_seg.cases.nifti import Volume
-from brats_seg.data.box import Box, bounding_box
 from brats_seg.errors import CaseError
 from brats_seg.labels import LabelMap
+from brats_seg.voxels.box import Box, Mask, bounding_box
 
 Array: TypeAlias = npt.NDArray[Any]
-Mask: TypeAlias = npt.NDArray[np.bool_]
 
 CHECK_SCAN = "Look at the scan, and export it again or leave the case out."
 

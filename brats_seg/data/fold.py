@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from brats_seg.cases.case import Case, CaseIndex
+from brats_seg.cases.case_table import read_index, write_index
 from brats_seg.cases.clinical import read_clinical_tables, with_clinical
 from brats_seg.cases.folds import (
     FoldTable,
@@ -17,7 +18,7 @@ from brats_seg.cases.folds import (
     read_folds,
     write_folds,
 )
-from brats_seg.cases.index import index_cases, read_index, write_index
+from brats_seg.cases.index import index_cases
 from brats_seg.config import Config
 from brats_seg.data.prepare import prepare_cases
 from brats_seg.data.store import open_case

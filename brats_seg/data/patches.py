@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from brats_seg.data.box import Box, Triple
+from brats_seg.voxels.box import Box, Triple
 
 ORIGIN: Triple = (0, 0, 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Draw:
+class PatchKey:
     """One patch of an epoch."""
 
     epoch: int
@@ -33,20 +33,22 @@ def stable_seed(*parts: int | str) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def draw_generator(seed: int, draw: Draw, purpose: str) -> np.random.Generator:
+def patch_generator(seed: int, draw: PatchKey, purpose: str) -> np.random.Generator:
     """Return the source of randomness of a draw, a separate one for every purpose."""
     return np.random.default_rng(stable_seed(seed, draw.epoch, draw.case_id, draw.draw, purpose))
 
 
-def epoch_draws(case_ids: Iterable[str], epoch: int, per_case: int, seed: int) -> tuple[Draw, ...]:
+def epoch_patches(
+    case_ids: Iterable[str], epoch: int, per_case: int, seed: int
+) -> tuple[PatchKey, ...]:
     """Return the patches of an epoch, `per_case` of every case, in random order."""
-    draws = [
-        Draw(epoch=epoch, case_id=case_id, draw=draw)
+    keys = [
+        PatchKey(epoch=epoch, case_id=case_id, draw=draw)
         for case_id in sorted(case_ids)
         for draw in range(per_case)
     ]
-    order = np.random.default_rng(stable_seed(seed, epoch, "order")).permutation(len(draws))
-    return tuple(draws[place] for place in order)
+    order = np.random.default_rng(stable_seed(seed, epoch, "order")).permutation(len(keys))
+    return tuple(keys[place] for place in order)
 
 
 def choose_box(

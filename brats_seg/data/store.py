@@ -5,20 +5,31 @@ A case is a folder: `image` and `labels` (plain arrays or compressed ones), `for
 smaller than the scan `(X, Y, Z)`.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+# DOC data/arrays: Arrays on disk of which a part is read without the rest: plain, or compressed in small blocks.
+# DOC data/manifest: What is written beside a prepared case: what it was made from, and its way back to the scan.
+# DOC data/buffers: Memory that is used again as soon as nobody holds what was in it.
+#
+# A patch of 128 voxels an edge takes 32 MB, and a new array of that size is given back to the system
+# when it is freed: asking for its pages again takes longer than filling them.
+#
+
+import hashlib
+import json
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from errno import ENOMEM
+from math import prod
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Protocol, Self, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from brats_seg.cases.case import Case, ScanFile
 from brats_seg.cases.nifti import Geometry
-from brats_seg.data.arrays import StoredArray, array_name, open_array
-from brats_seg.data.box import Box, Triple
-from brats_seg.data.manifest import MANIFEST_NAME, read_manifest
-from brats_seg.errors import CaseError
+from brats_seg.errors import CaseError, EnvironmentalError
 from brats_seg.labels import (
     REGIONS,
     LabelConvention,
@@ -27,6 +38,193 @@ from brats_seg.labels import (
     convention_named,
     regions_of,
 )
+from brats_seg.voxels.box import Box, Triple
+
+_CHUNK = 64
+"""Edge in voxels of what blosc2 finds its way by; a block is what it unpacks at a time."""
+_BLOCK = 32
+"""A patch of 64 voxels an edge touches at most 27 blocks, a patch of 128 some 125."""
+
+
+class StoredArray(Protocol):
+    """An array whose parts are read when they are asked for."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Length of every axis."""
+        ...
+
+    def __getitem__(self, key: tuple[slice, ...]) -> npt.NDArray[Any]: ...
+
+
+def array_name(stem: str, *, compressed: bool) -> str:
+    """Return the name of the file that holds an array."""
+    return f"{stem}.b2nd" if compressed else f"{stem}.npy"
+
+
+def write_array(path: Path, array: npt.NDArray[Any]) -> None:
+    """Write an array in the form that the file name says, and wait until the disk has it."""
+    with path.open("wb") as file:
+        if path.suffix == ".b2nd":
+            file.write(_compress(array))
+        else:
+            # not np.save: it reports a full disk without saying so
+            array = np.ascontiguousarray(array)
+            header = np.lib.format.header_data_from_array_1_0(array)
+            np.lib.format.write_array_header_1_0(file, header)
+            file.write(array.data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def open_array(path: Path) -> StoredArray:
+    """Open an array for reading.
+
+    Raises:
+        EnvironmentalError: It is compressed, and the extra `compressed` is not installed.
+    """
+    if path.suffix == ".b2nd":
+        return _blosc2().open(str(path), mode="r", mmap_mode="r", dparams={"nthreads": 1})
+    # a plain array: np.memmap would run its own code at every slice
+    return np.load(path, mmap_mode="r").view(np.ndarray)
+
+
+def check_compression() -> None:
+    """Raise `EnvironmentalError` unless compressed arrays can be written and read."""
+    _blosc2()
+
+
+def _compress(array: npt.NDArray[Any]) -> bytes:
+    blosc2 = _blosc2()
+    n_outer = array.ndim - 3
+    # zstd 1 with shuffled bytes: a third of the size, and as fast to read as weaker codecs
+    packed = blosc2.asarray(
+        np.ascontiguousarray(array),
+        chunks=(1,) * n_outer + tuple(min(_CHUNK, n) for n in array.shape[n_outer:]),
+        blocks=(1,) * n_outer + tuple(min(_BLOCK, n) for n in array.shape[n_outer:]),
+        cparams={
+            "codec": blosc2.Codec.ZSTD,
+            "clevel": 1,
+            "filters": [blosc2.Filter.SHUFFLE],
+            "nthreads": 1,
+        },
+        contiguous=True,
+    )
+    return packed.to_cframe()
+
+
+def _blosc2() -> Any:
+    try:
+        import blosc2
+    except ImportError as error:
+        msg = (
+            "compressed cases need the package blosc2, which is not installed. Run "
+            "`pip install brats_seg[compressed]`, or set store.compressed to false."
+        )
+        raise EnvironmentalError(msg) from error
+    return blosc2
+
+
+FORMAT_VERSION = 2
+"""Raised whenever prepared cases change: what an older version wrote is prepared again."""
+
+MANIFEST_NAME = "case.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceFile:
+    """A file that a prepared case was made from, as it was then."""
+
+    name: str
+    """Relative to the data folder, with `#2` for a volume of a 4-D file, as in the case table."""
+    n_bytes: int
+    mtime_ns: int
+    """Time of the last change, nanoseconds since 1970."""
+
+    @classmethod
+    def of(cls, root: Path, scan: ScanFile) -> Self:
+        """Look at a file; raises `OSError` if it cannot be found."""
+        status = (root / scan.path).stat()
+        return cls(name=str(scan), n_bytes=status.st_size, mtime_ns=status.st_mtime_ns)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """Everything about a prepared case but its voxels."""
+
+    version: int = FORMAT_VERSION
+    compressed: bool
+    convention: str
+    """Name of the label convention; empty without a label map."""
+    sources: tuple[SourceFile, ...]
+    """The modalities in their order, then the label map if there is one."""
+    contents: tuple[str, ...]
+    """SHA-256 of each source, with the index of the volume in a 4-D file."""
+    box: Box
+    """Where the crop lies in the scan, once that is turned as all cases are."""
+    geometry: Geometry
+    """Of the scan, turned so."""
+    means: tuple[float, ...]
+    """Of each modality inside the brain, before normalisation."""
+    stds: tuple[float, ...]
+    """Of each modality inside the brain, before normalisation."""
+
+    @property
+    def key(self) -> str:
+        """Changes with the scans and what is made of them, but not with how it lies on disk."""
+        text = "\n".join([str(self.version), self.convention, *self.contents])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def to_json(self) -> str:
+        """Return text that `read_manifest` reads."""
+        return json.dumps(asdict(self), default=np.ndarray.tolist, indent=1)
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """Read the manifest of a prepared case; None if there is none, or not of this version."""
+    try:
+        values = json.loads((folder / MANIFEST_NAME).read_text())
+        return _parse(values) if values["version"] == FORMAT_VERSION else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def scans_of(case: Case) -> tuple[ScanFile, ...]:
+    """Return the files that a case is prepared from: modalities, then the label map."""
+    return case.images if case.label is None else (*case.images, case.label)
+
+
+def sources_of(root: Path, case: Case) -> tuple[SourceFile, ...]:
+    """Look at the files of a case without reading them; raises `OSError` if one is missing."""
+    return tuple(SourceFile.of(root, scan) for scan in scans_of(case))
+
+
+def contents_of(root: Path, scans: Sequence[ScanFile]) -> tuple[str, ...]:
+    """Hash files; one that holds several volumes is read once."""
+    hashes: dict[Path, str] = {}
+    for scan in scans:
+        if scan.path not in hashes:
+            with (root / scan.path).open("rb") as file:
+                hashes[scan.path] = hashlib.file_digest(file, "sha256").hexdigest()
+    return tuple(f"{hashes[scan.path]}#{scan.volume}" for scan in scans)
+
+
+def _parse(values: dict[str, Any]) -> Manifest:
+    box, geometry = values["box"], values["geometry"]
+    lists: dict[str, Any] = {name: tuple(values[name]) for name in ("contents", "means", "stds")}
+    parts: dict[str, Any] = {
+        "box": Box(start=tuple(box["start"]), stop=tuple(box["stop"])),
+        "geometry": Geometry(
+            shape=tuple(geometry["shape"]),
+            affine=np.array(geometry["affine"]),
+            qform=np.array(geometry["qform"]),
+            qform_code=geometry["qform_code"],
+            sform_code=geometry["sform_code"],
+        ),
+        "sources": tuple(SourceFile(**source) for source in values["sources"]),
+    }
+    return Manifest(**{**values, **lists, **parts})
+
 
 Array = TypeVar("Array")
 Voxels: TypeAlias = npt.NDArray[np.int32]
@@ -164,3 +362,52 @@ def _copy(source: StoredArray, box: Box, out: npt.NDArray[Any]) -> None:
         out[...] = 0
     outer = (slice(None),) * (len(source.shape) - 3)
     out[(*outer, *inside.seen_from(box.start).slices)] = source[(*outer, *inside.slices)]
+
+
+Scalar = TypeVar("Scalar", bound=np.generic)
+
+
+class Buffers:
+    """Hands out arrays, and hands their memory out again when nothing refers to them any more.
+
+    Whoever holds an array, a view of it, or a tensor made from it has it alone. As much memory is
+    kept as was held at the same time.
+    """
+
+    def __init__(self) -> None:
+        self._blocks: dict[int, list[_Block]] = {}
+
+    def take(self, shape: tuple[int, ...], dtype: type[Scalar]) -> npt.NDArray[Scalar]:
+        """Return an array with arbitrary contents."""
+        n_bytes = prod(shape) * np.dtype(dtype).itemsize
+        # powers of two: boxes of many sizes share blocks, and untouched pages cost nothing
+        size = 1 << (n_bytes - 1).bit_length()
+        blocks = self._blocks.setdefault(size, [])
+        block = next((block for block in blocks if block.is_free), None)
+        if block is None:
+            block = _Block(size)
+            blocks.append(block)
+        return block.lend(n_bytes).view(dtype).reshape(shape)
+
+    def __reduce__(self) -> tuple[type[Self], tuple[()]]:
+        """Pickle nothing: in another process it begins with no memory."""
+        return type(self), ()
+
+
+class _Block:
+    """A stretch of memory, and who has it."""
+
+    def __init__(self, n_bytes: int) -> None:
+        # numpy makes every view refer to the array that owns the memory, but a memoryview stops it:
+        # all views of what is lent keep that alive, and nothing else does
+        self._memory = np.empty(n_bytes, dtype=np.uint8).data
+        self._lent: weakref.ref[npt.NDArray[np.uint8]] | None = None
+
+    @property
+    def is_free(self) -> bool:
+        return self._lent is None or self._lent() is None
+
+    def lend(self, n_bytes: int) -> npt.NDArray[np.uint8]:
+        lent = np.frombuffer(self._memory, dtype=np.uint8, count=n_bytes)
+        self._lent = weakref.ref(lent)
+        return lent

@@ -1,18 +1,294 @@
 """Folders of references and predictions to a table of scores."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+# DOC evaluation/pairs: Which prediction belongs to which reference, by the names of files and folders.
+# DOC evaluation/case_scores: The scores of one case: two label maps in, a row per region out.
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from brats_seg.evaluation.attempts import Failure, attempt_all
-from brats_seg.evaluation.case_scores import CaseScores, Numbering, label_values, score_pair
-from brats_seg.evaluation.numbering import find_numbering
-from brats_seg.evaluation.pairs import Pair, Pairing, find_pairs
+import numpy as np
+import numpy.typing as npt
+
+from brats_seg.cases.case import check_one_grid, have_one_grid
+from brats_seg.cases.conventions import check_values, find_conventions
+from brats_seg.cases.folders import walk_folders
+from brats_seg.cases.layouts import LABEL, parse_file_name
+from brats_seg.cases.many import Failure, attempt_all
+from brats_seg.cases.nifti import Volume, read_label_map
+from brats_seg.errors import LayoutError, UsageError
+from brats_seg.evaluation.lesionwise import LesionScores, Scale, score_lesions
+from brats_seg.evaluation.overlap import BOTH_EMPTY, RegionCounts, count_regions, dice, jaccard
 from brats_seg.evaluation.protocols import Protocol
 from brats_seg.evaluation.scores import Score
-from brats_seg.labels import check_values
+from brats_seg.evaluation.surface_distance import hausdorff95
+from brats_seg.labels import MODALITIES, LabelConvention, LabelMap
 from brats_seg.progress import Track, untracked
+from brats_seg.voxels.box import Box, bounding_box
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pair:
+    """The label maps of one case."""
+
+    case_id: str
+    reference: Path
+    prediction: Path | None
+    """None if there is none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pairing:
+    """Every reference with its prediction."""
+
+    pairs: tuple[Pair, ...]
+    """Sorted by case id."""
+    without_reference: tuple[str, ...]
+    """Predicted cases that cannot be scored."""
+
+
+def find_pairs(reference: Path, prediction: Path) -> Pairing:
+    """Pair two label maps, or the label maps in two folders.
+
+    A folder may hold `<case>.nii.gz`, `<case>-seg.nii.gz`, or case folders at any depth; the scans
+    in it are passed over.
+
+    Raises:
+        UsageError: A path is not there, one is a file and one a folder, or a case occurs twice.
+        LayoutError: A folder holds no label map, or no case is in both.
+    """
+    for path in (reference, prediction):
+        if not path.exists():
+            msg = f"{path} does not exist; expected a label map, or a folder of label maps"
+            raise UsageError(msg)
+    if reference.is_file() != prediction.is_file():
+        msg = (
+            f"{reference} and {prediction}: expected two label maps or two folders, not one of each"
+        )
+        raise UsageError(msg)
+    if reference.is_file():
+        pair = Pair(case_id=_case_of(reference), reference=reference, prediction=prediction)
+        return Pairing(pairs=(pair,), without_reference=())
+    references, predictions = label_maps_in(reference), label_maps_in(prediction)
+    if not references.keys() & predictions.keys():
+        msg = (
+            f"no case is in both folders: {reference} has {_some(references)}, {prediction} has "
+            f"{_some(predictions)}. Name each prediction as its case, for example "
+            f"{next(iter(references))}.nii.gz."
+        )
+        raise LayoutError(msg)
+    return Pairing(
+        pairs=tuple(
+            Pair(case_id=case_id, reference=path, prediction=predictions.get(case_id))
+            for case_id, path in references.items()
+        ),
+        without_reference=tuple(sorted(predictions.keys() - references.keys())),
+    )
+
+
+def label_maps_in(root: Path) -> dict[str, Path]:
+    """Return the label maps below a folder by case id, sorted.
+
+    Raises:
+        UsageError: A case occurs twice.
+        LayoutError: There are none.
+    """
+    found: dict[str, Path] = {}
+    for case_id, path in _label_maps(root):
+        if case_id in found:
+            msg = (
+                f"case {case_id} has two label maps, {found[case_id]} and {path}. "
+                "Keep one of them, or name the folder that holds the ones you mean."
+            )
+            raise UsageError(msg)
+        found[case_id] = path
+    if not found:
+        msg = f"{root} holds no label map; expected <case>.nii.gz, or case folders with one each"
+        raise LayoutError(msg)
+    return dict(sorted(found.items()))
+
+
+def _label_maps(root: Path) -> Iterator[tuple[str, Path]]:
+    for folder in walk_folders(root):
+        named = [scan for scan in folder.scans if scan.name.kind == LABEL]
+        others = [scan for scan in folder.scans if not scan.name.kind]
+        beside_scans = any(scan.name.kind in MODALITIES for scan in folder.scans)
+        own_name = (root / folder.path).name
+        for scan in named:
+            yield scan.name.case or own_name, root / scan.path
+        if beside_scans and named:
+            continue
+        for scan in others:
+            # the one file that is no scan is the label map, such as that of BraTS20_Training_355
+            foreign = beside_scans and len(others) == 1
+            yield own_name if foreign else scan.name.stem, root / scan.path
+
+
+def _case_of(path: Path) -> str:
+    name = parse_file_name(path.name)
+    if name is None:
+        msg = f"{path} is not a NIfTI file by its name; expected .nii or .nii.gz"
+        raise UsageError(msg)
+    return (name.case or path.parent.name) if name.kind == LABEL else name.stem
+
+
+def _some(cases: dict[str, Path]) -> str:
+    shown = list(cases)[:3]
+    more = f" and {len(cases) - len(shown)} more" if len(cases) > len(shown) else ""
+    return ", ".join(shown) + more
+
+
+Masks = npt.NDArray[np.bool_]
+PerRegion = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PairConventions:
+    """The label conventions of the two sides of a pair."""
+
+    reference: LabelConvention
+    prediction: LabelConvention
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CaseScores:
+    """One case, scored."""
+
+    scores: tuple[Score, ...]
+    """A row per region of the protocol."""
+    remark: str = ""
+    """What was unusual, and could be dealt with."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Sides:
+    """The regions of both sides, cut to where either has any."""
+
+    reference: Masks
+    """(R, X, Y, Z)"""
+    prediction: Masks
+    """(R, X, Y, Z)"""
+    n_cut_off: int
+    """Voxels of the volume that are in no region of either side."""
+
+
+def score_pair(pair: Pair, numbering: PairConventions, protocol: Protocol) -> CaseScores:
+    """Score the prediction of one case.
+
+    Without a prediction every region scores the worst there is, also one that the reference lacks.
+
+    Raises:
+        CaseError: A file cannot be read, or the two are not on one grid.
+    """
+    reference = read_label_map(pair.reference, case_id=pair.case_id)
+    geometry = reference.geometry
+    scale = Scale(
+        spacing_mm=geometry.spacing_mm,
+        penalty_mm=protocol.hd95_penalty(geometry.shape, geometry.spacing_mm),
+    )
+    if pair.prediction is None:
+        nothing = np.zeros(geometry.shape, np.uint8)
+        sides = _regions(reference.array, nothing, numbering, protocol)
+        rows = _scored(pair.case_id, sides, protocol, scale)
+        return CaseScores(scores=tuple(_worst(row, scale.penalty_mm) for row in rows))
+    prediction = read_label_map(pair.prediction, case_id=pair.case_id)
+    remark = _check_grids(pair.case_id, reference, prediction)
+    sides = _regions(reference.array, prediction.array, numbering, protocol)
+    return CaseScores(scores=_scored(pair.case_id, sides, protocol, scale), remark=remark)
+
+
+def label_values(path: Path, case_id: str) -> frozenset[int]:
+    """Return the values that occur in a label map, or raise `CaseError` if it cannot be read."""
+    array = read_label_map(path, case_id=case_id).array
+    return frozenset(np.flatnonzero(np.bincount(array.ravel(order="K"))).tolist())
+
+
+def _check_grids(case_id: str, reference: Volume, prediction: Volume) -> str:
+    """Refuse a prediction on another grid; return a remark if a side does not say where it is."""
+    here, there = reference.geometry, prediction.geometry
+    if have_one_grid(here, there):
+        return ""
+    sides = [(f"reference {reference.file}", here), (f"prediction {prediction.file}", there)]
+    # arrays are saved with the identity when nothing is known of their place
+    placeless = [file for file, grid in sides if np.array_equal(grid.affine, np.eye(4))]
+    if here.shape != there.shape or not placeless:
+        check_one_grid(case_id, sides)
+    return f"case {case_id}: {placeless[0]} has no affine, so that voxels were paired by index"
+
+
+def _regions(
+    reference: LabelMap, prediction: LabelMap, numbering: PairConventions, protocol: Protocol
+) -> _Sides:
+    box = bounding_box((reference > 0) | (prediction > 0)) or Box.at((0, 0, 0), (1, 1, 1))
+    cut = reference[box.slices]
+    return _Sides(
+        reference=_masks(cut, numbering.reference, protocol),
+        prediction=_masks(prediction[box.slices], numbering.prediction, protocol),
+        n_cut_off=reference.size - cut.size,
+    )
+
+
+def _masks(label_map: LabelMap, convention: LabelConvention, protocol: Protocol) -> Masks:
+    return np.stack([np.isin(label_map, region.values(convention)) for region in protocol.regions])
+
+
+def _scored(case_id: str, sides: _Sides, protocol: Protocol, scale: Scale) -> tuple[Score, ...]:
+    counts = count_regions(sides.prediction, sides.reference, case_id)
+    counts = replace(counts, true_negative=counts.true_negative + sides.n_cut_off)
+    ml = scale.voxel_mm3 / 1000
+    hd95 = [
+        hausdorff95(reference, prediction, scale.spacing_mm)
+        for reference, prediction in zip(sides.reference, sides.prediction, strict=True)
+    ]
+    columns = {
+        "dice": dice(counts),
+        "jaccard": jaccard(counts),
+        "hd95": np.where(np.isfinite(hd95), hd95, scale.penalty_mm),
+        "sensitivity": _sensitivity(counts),
+        "specificity": _specificity(counts),
+        "reference_ml": counts.in_reference * ml,
+        "prediction_ml": counts.in_prediction * ml,
+    }
+    lesions: tuple[LesionScores | None, ...] = (None,) * len(hd95)
+    if protocol.lesions is not None:
+        lesions = score_lesions(sides.reference, sides.prediction, protocol, scale)
+    return tuple(
+        Score(
+            case_id=case_id,
+            region=region,
+            lesions=lesions[k],
+            **{column: float(values[k]) for column, values in columns.items()},
+        )
+        for k, region in enumerate(protocol.region_names)
+    )
+
+
+def _sensitivity(counts: RegionCounts) -> PerRegion:
+    in_reference = counts.in_reference
+    without = np.where(counts.in_prediction == 0, BOTH_EMPTY, 0.0)
+    return np.where(in_reference > 0, counts.true_positive / np.maximum(in_reference, 1), without)
+
+
+def _specificity(counts: RegionCounts) -> PerRegion:
+    outside = counts.true_negative + counts.false_positive
+    return np.where(outside > 0, counts.true_negative / np.maximum(outside, 1), 1.0)
+
+
+def _worst(score: Score, penalty_mm: float) -> Score:
+    lesions = score.lesions
+    if lesions is not None:
+        nsd = (0.0,) * len(lesions.nsd)
+        lesions = replace(lesions, dice=0.0, hd95=penalty_mm, nsd=nsd)
+    return replace(
+        score,
+        dice=0.0,
+        jaccard=0.0,
+        hd95=penalty_mm,
+        sensitivity=0.0,
+        specificity=0.0,
+        lesions=lesions,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,7 +376,7 @@ class _Task:
     """A pair that is ready to be scored."""
 
     read: _ReadPair
-    numbering: Numbering
+    numbering: PairConventions
 
     @property
     def case_id(self) -> str:
@@ -118,10 +394,14 @@ def _read_values(pair: Pair) -> _ReadPair:
 
 
 def _numbered(read: Sequence[_ReadPair], protocol: Protocol) -> tuple[_Task, ...]:
-    references = find_numbering({one.pair.case_id: one.in_reference for one in read}, protocol)
-    predictions = find_numbering({one.pair.case_id: one.in_prediction for one in read}, protocol)
+    references = find_conventions(
+        {one.pair.case_id: one.in_reference for one in read}, protocol.labels
+    )
+    predictions = find_conventions(
+        {one.pair.case_id: one.in_prediction for one in read}, protocol.labels
+    )
     return tuple(
-        _Task(read=one, numbering=Numbering(reference=reference, prediction=prediction))
+        _Task(read=one, numbering=PairConventions(reference=reference, prediction=prediction))
         for one, reference, prediction in zip(
             read, references.values(), predictions.values(), strict=True
         )

@@ -13,13 +13,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from brats_seg.cases.inputs import CaseInput
 from brats_seg.errors import BratsError, EnvironmentalError, UsageError
-from brats_seg.inference.inputs import CaseInput
+from brats_seg.inference.batch import CaseOutcome, CaseWork, failure
 from brats_seg.inference.model import load_model
 from brats_seg.inference.output import OutputFolder
 from brats_seg.inference.settings import InferenceConfig
-from brats_seg.inference.work import CaseWork, Ending, failure
-from brats_seg.models.device import choose_device
+from brats_seg.runtime.device import choose_device
 
 MAX_KILLED_WORKERS = 3
 """Workers that may die over one case."""
@@ -38,7 +38,7 @@ class Job:
 
 def cluster_endings(
     inputs: Sequence[CaseInput], job: Job, *, n_workers: int | None, scheduler: str | None
-) -> Generator[Ending]:
+) -> Generator[CaseOutcome]:
     """Predict cases on a cluster, yielding how each ended, in the order in which they are done.
 
     Args:
@@ -64,7 +64,7 @@ def cluster_endings(
             yield ending
 
 
-def run_case(case_input: CaseInput, job: Job) -> Ending:
+def run_case(case_input: CaseInput, job: Job) -> CaseOutcome:
     """Do one case in a worker."""
     return _work(job).run(case_input)
 
@@ -80,7 +80,7 @@ def _work(job: Job) -> CaseWork:
     return CaseWork(model=model, settings=job.settings, output=output, earlier=output.records())
 
 
-def _ending(future: Any, case_id: str, job: Job) -> Ending:
+def _ending(future: Any, case_id: str, job: Job) -> CaseOutcome:
     error = future.exception()
     if error is None:
         return future.result()
@@ -93,7 +93,7 @@ def _ending(future: Any, case_id: str, job: Job) -> Ending:
     if type(error).__name__ != "KilledWorker":
         message = f"case {case_id}: {error}"
     record = failure(case_id, type(error).__name__, message, job.fingerprint, job.settings)
-    return Ending(record=record)
+    return CaseOutcome(record=record)
 
 
 @contextmanager

@@ -9,23 +9,17 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from brats_seg.cases.conventions import detect_convention
 from brats_seg.config import Config
 from brats_seg.errors import UsageError
-from brats_seg.inference.exported import MODEL_NAME, read_exported
+from brats_seg.inference.export import MODEL_NAME, read_exported
 from brats_seg.inference.postprocess import Decoding
 from brats_seg.inference.settings import InferenceConfig
-from brats_seg.labels import (
-    BRATS2023,
-    MODALITIES,
-    REGIONS,
-    LabelConvention,
-    convention_named,
-    detect_convention,
-)
+from brats_seg.labels import BRATS2023, MODALITIES, REGIONS, LabelConvention, convention_named
 from brats_seg.models.build import build_model, size_multiple
-from brats_seg.models.device import Device
 from brats_seg.models.norm import check_in_place
-from brats_seg.models.trained import ModelIdentity, TrainedModel, load_trained, require_task
+from brats_seg.runtime.device import Device
+from brats_seg.runtime.weights import ModelIdentity, TrainedModel, load_trained, require_task
 
 BEST_NAME = "best.pt"
 """The weights of a run that did best on its held-out cases."""

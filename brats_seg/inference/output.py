@@ -8,31 +8,110 @@ manifest.jsonl                 a line for each case, the last of a case counts
 volumes.csv, failures.csv
 """
 
+# DOC inference/record: What is written down about each case: one line of `manifest.jsonl`.
+# DOC inference/preview: A picture of a result: three planes through the tumour, with the outlines of the regions.
+
 import csv
+import hashlib
 import io
 import json
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
+import numpy.typing as npt
 from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
 from brats_seg.cases.folders import OUTPUT_MARKER
 from brats_seg.cases.nifti import write_volume
+from brats_seg.config import Section
 from brats_seg.errors import UsageError
 from brats_seg.files import explained, whole_file
+from brats_seg.inference.postprocess import PARTS, PartVolume
 from brats_seg.inference.predict import CaseResult
-from brats_seg.inference.preview import write_preview
-from brats_seg.inference.record import Record
 from brats_seg.inference.scan import Scan
 from brats_seg.inference.settings import InferenceConfig
-from brats_seg.inference.volumes import PARTS
-from brats_seg.labels import REGIONS
+from brats_seg.labels import MODALITIES, REGIONS, regions_of
+from brats_seg.voxels.orientation import turn_of, turned
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class Record(Section):
+    """How one case ended."""
+
+    case_id: str
+    status: Literal["done", "failed"]
+    key: str = ""
+    """Changes with the scans, the model and the settings; empty where the scans could not be read."""
+    inputs: tuple[str, ...] = ()
+    """SHA-256 of each modality's file, and the index of the volume in a 4-D file."""
+    model: str
+    """Fingerprint of the model."""
+    settings: InferenceConfig
+    outputs: tuple[str, ...] = ()
+    """Files, relative to the output folder."""
+    convention: str = ""
+    """Label convention of the label map."""
+    volumes: tuple[PartVolume, ...] = ()
+    warnings: tuple[str, ...] = ()
+    """What was unusual."""
+    error: str = ""
+    """Kind of error, where the case failed."""
+    message: str = ""
+    """What is wrong, and what to do."""
+    seconds: float = 0.0
+    """Reading and computing; writing goes on beside the next case."""
+    peak_memory_mb: float = 0.0
+    device: str = ""
+    version: str = ""
+    """Of brats_seg."""
+
+
+def key_of(inputs: Sequence[str], model: str, settings: InferenceConfig) -> str:
+    """Return what changes with everything that a result depends on; the device is not part of it."""
+    parts = [*inputs, model, settings.model_dump_json(exclude={"device"})]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+_DPI = 100
+
+
+def write_preview(scan: Scan, result: CaseResult, path: Path) -> None:
+    """PatchKey a case into a PNG, the patient's left on the right, as radiologists look at it."""
+    from brats_seg.report.case_figures import SHOWN, planes_figure
+
+    turn = turn_of(scan.geometry.affine)
+    regions = regions_of(turned(result.label_map, turn), result.convention)
+    images = {name: _on_grid(scan, MODALITIES.index(name), turn) for name in SHOWN}
+    stored = scan.geometry.spacing_mm
+    x, y, z = (stored[int(axis)] for axis in np.argsort(turn[:, 0]))
+    figure = planes_figure(images, regions, (x, y, z))
+    _add_words(figure, result)
+    figure.savefig(path, dpi=_DPI, format="png")
+
+
+def _on_grid(scan: Scan, modality: int, turn: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+    """Return a modality (X, Y, Z) on the turned grid of the files."""
+    image = scan.on_scan_spacing(scan.image[modality : modality + 1])[0]
+    return turned(scan.on_scan_grid(image), turn)
+
+
+def _add_words(figure: "Figure", result: CaseResult) -> None:
+    from brats_seg.report.style import LEFT_IS_RIGHT, RESEARCH_USE, add_dark_legend, outline_key
+
+    ml = {part.name: part.ml for part in result.volumes}
+    words = tuple(f"{region.upper()} {ml[region]:.1f} ml" for region in REGIONS)
+    add_dark_legend(figure, outline_key(words), f"{RESEARCH_USE}; {LEFT_IS_RIGHT}")
+    title = f"{result.case_id}{'' if ml['wt'] else ': no tumour found'}"
+    figure.suptitle(title, color="white", fontsize="medium")
+
 
 MANIFEST_NAME = "manifest.jsonl"
 _LOCK_NAME = ".predicting.lock"

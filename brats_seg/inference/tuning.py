@@ -8,34 +8,160 @@ tuned together, since an ensemble has one set of thresholds; each case is predic
 never saw it.
 """
 
+# DOC inference/window_kinds: Windows that are worth trying: that of training, larger ones, and the whole crop in one pass.
+#
+# A network that learnt on patches may do better with more around a voxel than it ever saw, or worse,
+# because its norms take other statistics: which of the two is measured.
+#
+# DOC inference/tuned: What tuning found, as a value and on disk: the identity with the weights, the account beside them.
+
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from math import ceil
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import TypeAdapter, ValidationError
 
+from brats_seg.cases.many import attempt_all
 from brats_seg.errors import CaseProblemsError, ConfigError
-from brats_seg.evaluation.attempts import attempt_all
 from brats_seg.evaluation.lesionwise import Scale, score_lesions
 from brats_seg.evaluation.overlap import count_regions, dice
 from brats_seg.evaluation.protocols import Protocol, protocol_named
-from brats_seg.inference.choice import (
+from brats_seg.evaluation.significance import (
     LARGEST_CHANCE,
     SMALLEST_GAIN,
+    Gain,
     best_candidate,
     gain_of,
 )
-from brats_seg.inference.held_out import HeldOut
-from brats_seg.inference.out_of_fold import OutOfFoldCase, predict_held_out, words
+from brats_seg.files import whole_file
+from brats_seg.inference.out_of_fold import HeldOut, OutOfFoldPrediction, predict_held_out, words
 from brats_seg.inference.postprocess import Decoding, decode_regions
-from brats_seg.inference.tuned import Fit, Tuning, stored_tuning
-from brats_seg.inference.window_kinds import ENLARGEMENTS, Windows, window_kinds
 from brats_seg.labels import REGIONS
-from brats_seg.models.device import Device
+from brats_seg.models.build import size_multiple
 from brats_seg.progress import Track, untracked
+from brats_seg.runtime.device import Device
+from brats_seg.runtime.weights import ModelIdentity, Window, store_identity
+
+ENLARGEMENTS = (1.5, 2.0)
+"""Windows tried, in training patches along each axis; the whole crop is tried besides."""
+
+Windows: TypeAlias = tuple[Window, ...]
+"""One for each run."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WindowKind:
+    """One way to choose a window."""
+
+    name: str
+    windows: Windows
+    """What comes of it in each run."""
+
+
+def window_kinds(held_out: Sequence[HeldOut]) -> list[WindowKind]:
+    """Return the windows to try, that of training first; none that is larger than every crop."""
+    if any(own.trained.config.patch.size == "whole" for own in held_out):
+        learnt: Windows = tuple(
+            "whole" if own.trained.config.patch.size == "whole" else own.trained.identity.patch
+            for own in held_out
+        )
+        return [WindowKind(name="as in training", windows=learnt)]
+    kinds = [
+        WindowKind(
+            name=f"{factor:g} x the training patch" if factor != 1 else "the training patch",
+            windows=tuple(_enlarged(own, factor) for own in held_out),
+        )
+        for factor in (1.0, *ENLARGEMENTS)
+    ]
+    smaller = [kind for kind in kinds[1:] if not _all_covered(held_out, kind.windows)]
+    whole: Windows = tuple("whole" for _ in held_out)
+    return [kinds[0], *smaller, WindowKind(name="the whole crop", windows=whole)]
+
+
+def _enlarged(own: HeldOut, factor: float) -> tuple[int, int, int]:
+    patch = own.trained.identity.patch
+    multiple = size_multiple(own.trained.config.model, patch)
+    x, y, z = (ceil(n * factor / m) * m for n, m in zip(patch, multiple, strict=True))
+    return x, y, z
+
+
+def _all_covered(held_out: Sequence[HeldOut], windows: Windows) -> bool:
+    """Tell whether each window holds every crop of its run: that is the whole crop, and padding."""
+    return all(
+        window == "whole"
+        or all(n >= m for n, m in zip(window, own.data.largest_shape, strict=True))
+        for own, window in zip(held_out, windows, strict=True)
+    )
+
+
+TUNING_NAME = "tuning.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FittedSetting:
+    """One setting: what was tried, and what became of it."""
+
+    setting: str
+    default: str
+    chosen: str
+    """The default where nothing else was surely better."""
+    best: str
+    """What gained most, surely or not; equal to the default if nothing gained."""
+    gain: Gain
+    """Of the best over the default."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tuning:
+    """What was fitted, on what, and what it brought there."""
+
+    key: str
+    """Changes with weights, cases, metric and candidates: to what this belongs."""
+    metric: str
+    n_cases: int
+    runs: tuple[str, ...]
+    fits: tuple[FittedSetting, ...]
+    before: tuple[float, float, float]
+    """Mean score of WT, TC, ET with the training patch and the defaults."""
+    after: tuple[float, float, float]
+    """The same with what was chosen, on the cases that it was chosen on: more than new ones give."""
+    identities: tuple[ModelIdentity, ...]
+    """As stored with the weights of each run."""
+
+
+def store_tuning(tuning: Tuning, held_out: Sequence[HeldOut]) -> None:
+    """Store with each run's weights what was chosen for it, and beside them how it came about.
+
+    Raises:
+        EnvironmentalError: A file cannot be written.
+    """
+    content = TypeAdapter(Tuning).dump_json(tuning, indent=1) + b"\n"
+    for own, identity in zip(held_out, tuning.identities, strict=True):
+        if own.trained.identity != identity:
+            store_identity(own.checkpoint_path, identity)
+        with whole_file(own.run / TUNING_NAME) as beside:
+            beside.write_bytes(content)
+
+
+def stored_tuning(held_out: Sequence[HeldOut], key: str) -> Tuning | None:
+    """Return what an earlier tuning with that key stored, if all of it is still there."""
+    found = None
+    for place, own in enumerate(held_out):
+        try:
+            content = (own.run / TUNING_NAME).read_bytes()
+            found = TypeAdapter(Tuning).validate_json(content)
+        except (FileNotFoundError, ValidationError):
+            # none, or one of another version
+            return None
+        if found.key != key or found.identities[place] != own.trained.identity:
+            return None
+    return found
+
 
 THRESHOLDS = (0.45, 0.55, 0.4, 0.6, 0.35, 0.65, 0.3, 0.7, 0.25, 0.75, 0.8)
 """Tried for each region, nearest to the default first; none is below `LOWEST_PROBABILITY`."""
@@ -47,7 +173,7 @@ METRICS = ("dice", "lesionwise")
 _INNERMOST_FIRST = (2, 1, 0)
 
 Scores: TypeAlias = npt.NDArray[np.float64]
-Cases: TypeAlias = tuple[OutOfFoldCase, ...]
+Cases: TypeAlias = tuple[OutOfFoldPrediction, ...]
 Score: TypeAlias = Callable[[Cases, Sequence[Decoding]], Scores]
 
 
@@ -71,7 +197,7 @@ def tune(
     n_workers: int = 0,
     track: Track = untracked,
 ) -> Tuning:
-    """Fit window and decoding of several runs to the mean score of their held-out cases.
+    """FittedSetting window and decoding of several runs to the mean score of their held-out cases.
 
     What an earlier call stored for the same weights and cases is returned as it is.
 
@@ -117,7 +243,7 @@ def tune(
 
 def _fit_window(
     held_out: Sequence[HeldOut], device: Device, score: Score, track: Track
-) -> tuple[Fit, Windows, tuple[Cases, Cases]]:
+) -> tuple[FittedSetting, Windows, tuple[Cases, Cases]]:
     """Return the fit, the chosen windows, and the cases with the first windows and with the chosen."""
     kinds = window_kinds(held_out)
     predicted = [
@@ -149,7 +275,7 @@ def _fit_window(
     return fit, kinds[place].windows, (cases[0], cases[place])
 
 
-def _fit_decoding(cases: Cases, score: Score) -> tuple[Decoding, list[Fit]]:
+def _fit_decoding(cases: Cases, score: Score) -> tuple[Decoding, list[FittedSetting]]:
     decoding, fits = Decoding(), []
 
     def choose(setting: str, values: Sequence[float], candidates: Sequence[Decoding]) -> None:
@@ -173,13 +299,13 @@ def _fit_decoding(cases: Cases, score: Score) -> tuple[Decoding, list[Fit]]:
     return decoding, fits
 
 
-def _fit(setting: str, names: Sequence[str], scores: Scores) -> tuple[Fit, int]:
+def _fit(setting: str, names: Sequence[str], scores: Scores) -> tuple[FittedSetting, int]:
     """Choose among candidates, the default first, by scores (candidates, cases, regions)."""
     default, *candidates = scores.mean(axis=2)
     sure = best_candidate(default, candidates)
     chosen = 0 if sure is None else sure + 1
     best = chosen or int(np.argmax(scores.mean(axis=(1, 2))))
-    fit = Fit(
+    fit = FittedSetting(
         setting=setting,
         default=names[0],
         chosen=names[chosen],
@@ -200,7 +326,9 @@ def _scores(
     return np.stack(done.results, axis=1)
 
 
-def _score_case(case: OutOfFoldCase, decodings: Sequence[Decoding], protocol: Protocol) -> Scores:
+def _score_case(
+    case: OutOfFoldPrediction, decodings: Sequence[Decoding], protocol: Protocol
+) -> Scores:
     said = case.read()
     scale = Scale(spacing_mm=said.spacing_mm, penalty_mm=0.0)
     rows = []

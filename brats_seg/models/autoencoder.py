@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from brats_seg.models.rungs import Checkpointing, run_level
+from brats_seg.models.activation_checkpointing import ActivationCheckpointing, run_level
 from brats_seg.models.unet import Block, Triple, initialise
 
 CELLS: Triple = (4, 4, 4)
@@ -46,7 +46,7 @@ class Autoencoder(nn.Module):
         self.decoder = nn.ModuleList(map(_ascent, below, _WIDTHS, range(1, len(below) + 1)))
         self.head = nn.Conv3d(_WIDTHS[0], n_channels, 1)
         self.mean_image = nn.Parameter(torch.zeros(n_channels, *(n // 2 for n in GRID)))
-        self.checkpointing = Checkpointing.NONE
+        self.checkpointing = ActivationCheckpointing.NONE
         self.apply(initialise)
         nn.init.normal_(self.places)
         nn.init.zeros_(self.head.weight)  # learning begins at the mean image

@@ -9,7 +9,7 @@ from brats_seg.config import ModelConfig
 from brats_seg.errors import ConfigError
 from brats_seg.labels import MODALITIES, REGIONS
 from brats_seg.models.autoencoder import Autoencoder
-from brats_seg.models.notebook import SMALLEST_PATCH, NotebookUNet
+from brats_seg.models.notebook_unet import SMALLEST_PATCH, NotebookUNet
 from brats_seg.models.unet import SMALLEST_AXIS, Triple, UNet, level_strides
 
 _DYNUNET_LEVELS = 3  # MONAI builds none with fewer
@@ -72,7 +72,7 @@ def has_batch_statistics(model: nn.Module) -> bool:
 
 
 def _monai_network(config: ModelConfig, patch: Triple) -> nn.Module:
-    from brats_seg.models import monai_networks  # importing MONAI takes seconds
+    from brats_seg.models import monai_networks
 
     n_in, n_out = len(MODALITIES), len(REGIONS)
     if config.name == "segresnet":

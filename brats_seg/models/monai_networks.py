@@ -11,8 +11,8 @@ from monai.networks.nets import DynUNet, SegResNet, SegResNetVAE, SwinUNETR
 from torch import Tensor, nn
 
 from brats_seg.errors import ConfigError
+from brats_seg.models.activation_checkpointing import ActivationCheckpointing, HasLevels, run_level
 from brats_seg.models.output import TrainingOutput
-from brats_seg.models.rungs import Checkpointing, HasLevels, run_level
 from brats_seg.models.unet import LEAKY_SLOPE, Triple
 
 Levels: TypeAlias = Sequence[tuple[nn.Module, ...]]
@@ -37,7 +37,7 @@ class MonaiNetwork(nn.Module):
     def __init__(self, network: nn.Module, levels: Levels) -> None:
         super().__init__()
         self.network = network
-        self.checkpointing = Checkpointing.NONE
+        self.checkpointing = ActivationCheckpointing.NONE
         _obey(self, levels)
 
     def forward(self, image: Tensor) -> Tensor | TrainingOutput:
@@ -56,7 +56,7 @@ class AutoencoderNetwork(nn.Module):
         super().__init__()
         self.network = network
         self.patch = patch
-        self.checkpointing = Checkpointing.NONE
+        self.checkpointing = ActivationCheckpointing.NONE
         _obey(self, levels)
 
     def forward(self, image: Tensor) -> Tensor | TrainingOutput:

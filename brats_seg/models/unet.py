@@ -11,13 +11,13 @@ from typing import TypeAlias, cast
 from torch import Tensor, nn
 from torch.nn import functional
 
+from brats_seg.models.activation_checkpointing import ActivationCheckpointing, run_level
 from brats_seg.models.norm import ActivatedNorm
 from brats_seg.models.output import TrainingOutput
-from brats_seg.models.rungs import Checkpointing, run_level
 
 Triple: TypeAlias = tuple[int, int, int]
 Run: TypeAlias = Callable[..., Tensor]
-"""Calls its first argument with the others, in the way that the network is on its rung."""
+"""Calls its first argument with the others, in the way that the network is on its mode."""
 
 SMALLEST_AXIS = 4
 """Voxels that an axis keeps at the lowest level; InstanceNorm cannot learn from a single one."""
@@ -110,7 +110,7 @@ class UNet(nn.Module):
         self.decoder = nn.ModuleList(map(Decoder, widths[1:], widths[:-1], strides[1:]))
         n_heads = max(1, len(widths) - 2) if deep_supervision else 1
         self.heads = nn.ModuleList(nn.Conv3d(width, n_out, 1) for width in widths[:n_heads])
-        self.checkpointing = Checkpointing.NONE
+        self.checkpointing = ActivationCheckpointing.NONE
         self.apply(initialise)
 
     def forward(self, image: Tensor) -> Tensor | TrainingOutput:
@@ -133,7 +133,7 @@ class UNet(nn.Module):
 
 
 def initialise(module: nn.Module) -> None:
-    """Draw the weights of a convolution as He et al. 2015, for the slope in use."""
+    """PatchKey the weights of a convolution as He et al. 2015, for the slope in use."""
     if isinstance(module, nn.Conv3d | nn.ConvTranspose3d):
         nn.init.kaiming_normal_(module.weight, a=LEAKY_SLOPE)
         if module.bias is not None:

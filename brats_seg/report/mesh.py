@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.sparse import coo_array, csr_array
 
-from brats_seg.data.box import bounding_box
-from brats_seg.drawing.sections import Spacing
+from brats_seg.report.sections import Spacing
+from brats_seg.voxels.box import bounding_box
 
 _ROUNDS = 12
 """Of smoothing; more of them change nothing that can be seen."""

@@ -1,9 +1,15 @@
 """The regions of a case as surfaces in space, as a picture or turning round."""
 
+# DOC report/render: Surfaces to pixels: a picture of nested regions, seen from any side.
+#
+# What faces the viewer is sampled densely and the nearest sample of each pixel is kept. A turn of
+# large tumours takes seconds, and matplotlib's 3-D axes as long for a single view.
+#
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -12,19 +18,129 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from PIL import Image as Picture
 
-from brats_seg.drawing.look import (
+from brats_seg.files import whole_file
+from brats_seg.labels import REGIONS, RegionMasks
+from brats_seg.report.case_view import CaseView, drawn_of
+from brats_seg.report.mesh import Mesh, surface_of
+from brats_seg.report.sections import Image, Spacing
+from brats_seg.report.style import (
     REGION_COLOURS,
     RESEARCH_USE,
     add_dark_legend,
     dark_figure,
     filled_key,
 )
-from brats_seg.drawing.sections import Image, Spacing
-from brats_seg.files import whole_file
-from brats_seg.labels import REGIONS, RegionMasks
-from brats_seg.report.mesh import surface_of
-from brats_seg.report.render import Layer, View, render
-from brats_seg.report.view import CaseView, drawn_of
+
+Pixels: TypeAlias = npt.NDArray[np.float64]
+Points: TypeAlias = npt.NDArray[np.float32]
+
+_ELEVATION = np.radians(20)
+"""From where one looks, above the horizon."""
+_LIGHT = np.array([-0.4, 0.5, 0.77])
+"""To the light, in the axes of the screen: right, up, to the viewer."""
+_AMBIENT = 0.35
+_SKIN_MM = 1.5
+"""What lies this little behind a surface is seen as if it lay on it: the rim that enhances often is
+the rim of the core."""
+_RIM_POWER = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layer:
+    """One surface and its look."""
+
+    mesh: Mesh
+    colour: tuple[float, float, float]
+    opacity: float
+    rim_only: bool = False
+    """Whether it is a haze that shows at its rim alone."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Camera:
+    """From where one looks, and at what."""
+
+    azimuth: float
+    """Radians: at 0 from the patient's front, at a quarter turn from the left side."""
+    centre_mm: npt.NDArray[np.float64]
+    """(3,) what is in the middle of the picture."""
+    reach_mm: float
+    """From the middle of the picture to its edge."""
+    n_pixels: int
+    """Along each edge."""
+
+    @property
+    def screen_axes(self) -> npt.NDArray[np.float64]:
+        """(3, 3) right, up and to the viewer, in the axes of the scan."""
+        # X runs to the patient's left, Y to the back, Z to the head
+        to_viewer = np.array([np.sin(self.azimuth), -np.cos(self.azimuth), np.tan(_ELEVATION)])
+        to_viewer /= np.linalg.norm(to_viewer)
+        right = np.array([np.cos(self.azimuth), np.sin(self.azimuth), 0.0])
+        return np.stack([right, np.cross(to_viewer, right), to_viewer])
+
+
+def render(layers: Sequence[Layer], view: Camera) -> Pixels:
+    """Return the picture (n, n, 3) of layers from the innermost to the outermost, on black.
+
+    Rows run down. An outer layer lies as a veil over inner ones that are clearly behind it.
+    """
+    picture = np.zeros((view.n_pixels, view.n_pixels, 3))
+    nearest = np.full(picture.shape[:2], -np.inf)
+    for layer in layers:
+        depth, colour, opacity = _drawn(layer, view)
+        veiled = np.where(depth > nearest + _SKIN_MM, opacity, 0.0)[..., None]
+        picture += veiled * (colour - picture)
+        nearest = np.maximum(nearest, depth)
+    return picture
+
+
+def _drawn(layer: Layer, view: Camera) -> tuple[Pixels, Pixels, Pixels]:
+    """Return depth (n, n) in mm, -inf where the layer is not, colour (n, n, 3) and opacity."""
+    axes = view.screen_axes
+    normals = layer.mesh.normals @ axes.T
+    faces_us = normals[:, 2] > 0
+    quads, normals = layer.mesh.quads[faces_us], normals[faces_us]
+    placed = (layer.mesh.vertices_mm - view.centre_mm) @ axes.T
+    corners = placed.astype(np.float32)[quads]
+    brightness = _AMBIENT + (1 - _AMBIENT) * (normals @ _LIGHT).clip(0, 1)
+    opacity = np.full(len(quads), layer.opacity)
+    if layer.rim_only:
+        opacity *= (1 - normals[:, 2]) ** _RIM_POWER
+    depth, owner = _nearest(corners, view)
+    seen = owner >= 0
+    colour = np.zeros((*owner.shape, 3))
+    colour[seen] = brightness[owner[seen], None] * layer.colour
+    opacities = np.zeros(owner.shape)
+    opacities[seen] = opacity[owner[seen]]
+    return depth, colour, opacities
+
+
+def _nearest(corners: Points, view: Camera) -> tuple[Pixels, npt.NDArray[np.int64]]:
+    """Return the depth and the number (n, n) of the quadrilateral (m, 4, 3) nearest to the viewer."""
+    n, per_mm = view.n_pixels, view.n_pixels / (2 * view.reach_mm)
+    owner = np.full(n * n, -1)
+    edges = np.abs(np.diff(corners[..., :2], axis=1, append=corners[:, :1, :2]))
+    heights = corners[..., 2].mean(axis=1)
+    order = np.argsort(heights)
+    n_along = int(np.ceil(edges.max(initial=0) * per_mm)) + 1
+    points = _samples(corners[order, :, :2], n_along)
+    columns = ((points[..., 0] + view.reach_mm) * per_mm).astype(np.int32)
+    rows = ((view.reach_mm - points[..., 1]) * per_mm).astype(np.int32)
+    shown = (columns >= 0) & (columns < n) & (rows >= 0) & (rows < n)
+    # of several numbers for one pixel the last one stays: that of the nearest
+    owner[(rows * n + columns)[shown]] = np.broadcast_to(order[:, None], shown.shape)[shown]
+    depth = np.full(n * n, -np.inf)
+    depth[owner >= 0] = heights[owner[owner >= 0]]
+    return depth.reshape(n, n), owner.reshape(n, n)
+
+
+def _samples(corners: Points, n_along: int) -> Points:
+    """Return points (m, n_along squared, 2) spread over quadrilaterals (m, 4, 2)."""
+    share = (np.arange(n_along, dtype=np.float32) + 0.5) / n_along
+    s, t = (grid.ravel() for grid in np.meshgrid(share, share))
+    weights = np.stack([(1 - s) * (1 - t), s * (1 - t), s * t, (1 - s) * t])
+    return np.matmul(corners.transpose(0, 2, 1), weights).transpose(0, 2, 1)
+
 
 N_FRAMES = 36
 """Of a full turn."""
@@ -44,7 +160,7 @@ _COARSE, _NEAREST = 3, Picture.Resampling.NEAREST
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Model:
+class SurfaceModel:
     """The surfaces of one label map."""
 
     title: str
@@ -67,7 +183,7 @@ class Model:
         return self.layers[-1].mesh.vertices_mm
 
 
-def model_of(title: str, regions: RegionMasks, image: Image, spacing_mm: Spacing) -> Model:
+def model_of(title: str, regions: RegionMasks, image: Image, spacing_mm: Spacing) -> SurfaceModel:
     """Make the surfaces of the brain and of WT, TC and ET.
 
     Args:
@@ -88,10 +204,10 @@ def model_of(title: str, regions: RegionMasks, image: Image, spacing_mm: Spacing
         Layer(mesh=surface_of(region, spacing_mm), colour=to_rgb(colour), opacity=opacity)
         for region, colour, opacity in zip(regions, REGION_COLOURS, _OPACITY, strict=True)
     )
-    return Model(title=title, layers=(et, tc, wt, brain))
+    return SurfaceModel(title=title, layers=(et, tc, wt, brain))
 
 
-def models_of(view: CaseView) -> tuple[Model, ...]:
+def models_of(view: CaseView) -> tuple[SurfaceModel, ...]:
     """Make the surfaces of the reference and of the prediction of a case, as far as it has them.
 
     Raises:
@@ -103,8 +219,8 @@ def models_of(view: CaseView) -> tuple[Model, ...]:
     )
 
 
-def surface_figure(models: Sequence[Model], *, azimuth_degrees: float = 0.0) -> Figure:
-    """Draw models side by side, at one scale, as seen from the patient's front and a little above.
+def surface_figure(models: Sequence[SurfaceModel], *, azimuth_degrees: float = 0.0) -> Figure:
+    """PatchKey models side by side, at one scale, as seen from the patient's front and a little above.
 
     With the azimuth one walks round the patient, at 90 degrees to the left side.
     """
@@ -120,7 +236,9 @@ def surface_figure(models: Sequence[Model], *, azimuth_degrees: float = 0.0) -> 
     return figure
 
 
-def write_surface_gif(models: Sequence[Model], path: Path, *, n_frames: int = N_FRAMES) -> None:
+def write_surface_gif(
+    models: Sequence[SurfaceModel], path: Path, *, n_frames: int = N_FRAMES
+) -> None:
     """Write a GIF of a full turn, which goes on for ever.
 
     Raises:
@@ -139,12 +257,14 @@ def write_surface_gif(models: Sequence[Model], path: Path, *, n_frames: int = N_
         )
 
 
-def _pictures(models: Sequence[Model], azimuth_degrees: float) -> list[npt.NDArray[np.float64]]:
+def _pictures(
+    models: Sequence[SurfaceModel], azimuth_degrees: float
+) -> list[npt.NDArray[np.float64]]:
     reach_mm = _MARGIN * max(model.reach_mm for model in models)
     return [
         render(
             model.layers,
-            View(
+            Camera(
                 azimuth=np.radians(azimuth_degrees),
                 centre_mm=model.centre_mm,
                 reach_mm=reach_mm,
@@ -155,8 +275,8 @@ def _pictures(models: Sequence[Model], azimuth_degrees: float) -> list[npt.NDArr
     ]
 
 
-def _frames(models: Sequence[Model], n_frames: int) -> list[Picture.Image]:
-    """Draw the figure once and its pictures anew for every frame."""
+def _frames(models: Sequence[SurfaceModel], n_frames: int) -> list[Picture.Image]:
+    """PatchKey the figure once and its pictures anew for every frame."""
     figure = surface_figure(models)
     figure.set_dpi(_DPI)
     canvas: Any = FigureCanvasAgg(figure)

@@ -9,20 +9,23 @@ from importlib.metadata import version
 from pathlib import Path
 
 from brats_seg.cases.case import Case, CaseIndex, ScanFile
+from brats_seg.cases.inputs import CaseInput
 from brats_seg.cases.nifti import read_label_map
 from brats_seg.errors import CaseError, EnvironmentalError, UsageError
 from brats_seg.files import whole_file
-from brats_seg.inference.inputs import CaseInput
 from brats_seg.inference.scan import Scan, read_scan
 from brats_seg.labels import convention_named
 from brats_seg.progress import Track, untracked
-from brats_seg.survival.feature import Feature
-from brats_seg.survival.intensity import measure_intensity
+from brats_seg.survival.leakage import Leakage
 from brats_seg.survival.networks import Networks
-from brats_seg.survival.seen import Seen
-from brats_seg.survival.shape import measure_shape
+from brats_seg.survival.radiomics import (
+    Feature,
+    Tumour,
+    measure_intensity,
+    measure_shape,
+    tumour_of,
+)
 from brats_seg.survival.table import AGE, FeatureRow
-from brats_seg.survival.tumour import Tumour, tumour_of
 
 log = logging.getLogger(__name__)
 
@@ -166,7 +169,7 @@ def _of_reference(root: Path, case: Case, label: ScanFile, scan: Scan) -> Tumour
 
 def _of_prediction(
     case: Case, scan: Scan, networks: Networks, keys: frozenset[str]
-) -> tuple[Tumour, Seen]:
+) -> tuple[Tumour, Leakage]:
     if networks.segmenter is None:
         found, expected = "no label map", "one, or a network to predict it"
         next_step = "Give a run with --segmentation, or leave the case out."

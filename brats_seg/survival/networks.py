@@ -13,15 +13,14 @@ from brats_seg.cases.nifti import Volume
 from brats_seg.errors import CaseError, UsageError
 from brats_seg.inference.model import Model, load_model
 from brats_seg.inference.predict import predict_scan
-from brats_seg.inference.reconstruction import Reconstructor
+from brats_seg.inference.reconstruct import Reconstructor
 from brats_seg.inference.scan import Scan
 from brats_seg.inference.settings import InferenceConfig
 from brats_seg.labels import LabelConvention
 from brats_seg.models.autoencoder import Autoencoder
-from brats_seg.models.device import Device
-from brats_seg.survival.feature import Feature
-from brats_seg.survival.learnt import People, TrainingCases
-from brats_seg.survival.seen import Seen, least_seen
+from brats_seg.runtime.device import Device
+from brats_seg.survival.leakage import Leakage, People, TrainingCases, least_leakage
+from brats_seg.survival.radiomics import Feature
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -66,7 +65,7 @@ class Segmenter:
     trainings: tuple[TrainingCases, ...]
     settings: InferenceConfig
 
-    def segment(self, scan: Scan, keys: frozenset[str]) -> tuple[Volume, LabelConvention, Seen]:
+    def segment(self, scan: Scan, keys: frozenset[str]) -> tuple[Volume, LabelConvention, Leakage]:
         """Predict a label map with the networks that know the patient least, averaged.
 
         Args:
@@ -76,7 +75,7 @@ class Segmenter:
         Raises:
             CaseError: As `predict_scan`.
         """
-        places, seen = least_seen([training.saw(keys) for training in self.trainings])
+        places, seen = least_leakage([training.saw(keys) for training in self.trainings])
         members = tuple(m for place in places for m in self.models[place].members)
         model = replace(self.models[places[0]], members=members)
         result = predict_scan(model, scan, self.settings)

@@ -12,8 +12,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from brats_seg.cases.clinical import ClinicalTable, mapping_files, read_clinical_files
-from brats_seg.cases.clinical_records import check_columns
+from brats_seg.cases.clinical import (
+    ClinicalTable,
+    check_columns,
+    mapping_files,
+    read_clinical_files,
+)
 from brats_seg.errors import UsageError
 from brats_seg.survival.table import AGE, FeatureTable
 

@@ -92,11 +92,11 @@ def estimates(
     reported: Days, predicted: Days, patients: Sequence[str], rng: np.random.Generator
 ) -> tuple[Estimate, ...]:
     """Return every figure of predictions `(n,)`, with intervals over patients drawn anew."""
-    draws = _draws(patients, rng)
+    keys = _draws(patients, rng)
     tail = (1 - CONFIDENCE) / 2
     found = []
     for name, figure in FIGURES:
-        drawn = np.concatenate([figure(reported[rows], predicted[rows]) for rows in draws])
+        drawn = np.concatenate([figure(reported[rows], predicted[rows]) for rows in keys])
         low, high = np.quantile(drawn, (tail, 1 - tail))
         value = float(figure(reported, predicted))
         found.append(Estimate(name=name, value=value, low=float(low), high=float(high)))
@@ -123,7 +123,7 @@ def chance_of_gain(
 
 
 def _p_value(by_chance: Days, found: float) -> float:
-    # what was found is one of the possible draws; equal ones differ by rounding
+    # what was found is one of the possible keys; equal ones differ by rounding
     slack = 1e-9 * max(abs(found), 1.0)
     return float((np.count_nonzero(by_chance >= found - slack) + 1) / (len(by_chance) + 1))
 
@@ -134,11 +134,11 @@ def _ranks(days: Days) -> Days:
 
 
 def _draws(patients: Sequence[str], rng: np.random.Generator) -> list[npt.NDArray[np.intp]]:
-    """Return rows of patients drawn with replacement, draws (m, n) of equally many rows together."""
+    """Return rows of patients drawn with replacement, keys (m, n) of equally many rows together."""
     names = np.array(patients)
     rows = [np.flatnonzero(names == name) for name in dict.fromkeys(patients)]
     by_length: defaultdict[int, list[npt.NDArray[np.intp]]] = defaultdict(list)
     for places in rng.integers(len(rows), size=(N_RESAMPLES, len(rows))):
         draw = np.concatenate([rows[place] for place in places])
         by_length[len(draw)].append(draw)
-    return [np.stack(draws) for draws in by_length.values()]
+    return [np.stack(keys) for keys in by_length.values()]

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from brats_seg.errors import UsageError
 from brats_seg.files import whole_file
-from brats_seg.survival.feature import Feature
-from brats_seg.survival.seen import Seen
+from brats_seg.survival.leakage import Leakage
+from brats_seg.survival.radiomics import Feature
 
 AGE = "age_years"
 RESECTION = "resection"
@@ -35,9 +35,9 @@ class FeatureRow:
     patient_id: str
     labels_from: str
     """`reference` or `prediction`."""
-    labels_seen: Seen | None
+    labels_seen: Leakage | None
     """Whether the networks that predicted the label map had learnt on the case; None for a reference."""
-    latent_seen: tuple[Seen, ...]
+    latent_seen: tuple[Leakage, ...]
     """The same of each autoencoder."""
     resection: str
     """`GTR`, `STR`, or empty when unknown."""
@@ -52,8 +52,8 @@ class FeatureTable:
     case_ids: tuple[str, ...]
     patient_ids: tuple[str, ...]
     labels_from: tuple[str, ...]
-    labels_seen: tuple[Seen | None, ...]
-    latent_seen: tuple[tuple[Seen, ...], ...]
+    labels_seen: tuple[Leakage | None, ...]
+    latent_seen: tuple[tuple[Leakage, ...], ...]
     """Of each case, by autoencoder."""
     resections: tuple[str, ...]
     columns: tuple[str, ...]
@@ -136,10 +136,12 @@ def _table(path: Path, names: Sequence[str], rows: Sequence[dict[str, str]]) -> 
     seen = [name for name in names if _SEEN.fullmatch(name)]
     columns = [name for name in names if name not in {*_TEXTS, *seen}]
     try:
-        latent_seen = tuple(tuple(Seen(row[name]) for name in seen) for row in rows)
-        labels_seen = tuple(Seen(text) if (text := row["labels_seen"]) else None for row in rows)
+        latent_seen = tuple(tuple(Leakage(row[name]) for name in seen) for row in rows)
+        labels_seen = tuple(Leakage(text) if (text := row["labels_seen"]) else None for row in rows)
     except ValueError as error:
-        msg = f"{path}: {error}; expected {', '.join(Seen)} in {', '.join(seen)} and labels_seen."
+        msg = (
+            f"{path}: {error}; expected {', '.join(Leakage)} in {', '.join(seen)} and labels_seen."
+        )
         raise UsageError(msg) from None
     return FeatureTable(
         case_ids=case_ids,

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from brats_seg.survival.families import BASELINE
+from brats_seg.survival.cross_validation import SELECTED, Predictions, Study
+from brats_seg.survival.leakage import Leakage
+from brats_seg.survival.models import BASELINE
 from brats_seg.survival.outcomes import Outcomes
-from brats_seg.survival.regression import SELECTED, Predictions
 from brats_seg.survival.scores import (
     CONFIDENCE,
     Estimate,
@@ -16,8 +17,6 @@ from brats_seg.survival.scores import (
     estimates,
     mean_absolute_error,
 )
-from brats_seg.survival.seen import Seen
-from brats_seg.survival.study import Study
 
 SIGNIFICANT = 1 - CONFIDENCE
 """Share of chance below which a result is called one."""
@@ -158,13 +157,13 @@ def _remarks(study: Study) -> Iterator[str]:
 
 
 _NOT_HELD_OUT = {
-    Seen.YES: "networks that learnt on their patients, so the figures may be too good",
-    Seen.UNKNOWN: "networks that do not say whom they learnt on",
+    Leakage.YES: "networks that learnt on their patients, so the figures may be too good",
+    Leakage.UNKNOWN: "networks that do not say whom they learnt on",
 }
 
 
-def _least(answers: tuple[Seen, ...]) -> Seen:
-    return min(answers, key=list(Seen).index)
+def _least(answers: tuple[Leakage, ...]) -> Leakage:
+    return min(answers, key=list(Leakage).index)
 
 
 def _census(outcomes: Outcomes) -> str:

@@ -9,11 +9,16 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from brats_seg.errors import EnvironmentalError
-from brats_seg.models.device import Device
-from brats_seg.training.criterion import Criterion, Measure, measure_nothing
-from brats_seg.training.gradient import MicroBatch, WindowGradient
+from brats_seg.runtime.device import Device
+from brats_seg.training.gradient import (
+    BatchGradient,
+    MicroBatch,
+    RandomState,
+    capture_buffers,
+    restore_buffers,
+)
+from brats_seg.training.losses import Criterion, Measure, measure_nothing
 from brats_seg.training.ranks import Ranks
-from brats_seg.training.replay import RandomState, capture_buffers, restore_buffers
 
 
 class HalfUpdatedError(EnvironmentalError):
@@ -109,7 +114,7 @@ class Accumulator:
     ) -> tuple[float, Tensor]:
         """Give the parameters the gradient of the window's loss; return loss and measure."""
         self.optimizer.zero_grad(set_to_none=True)
-        return WindowGradient(
+        return BatchGradient(
             network=self.network,
             criterion=self.criterion,
             device=self.device,

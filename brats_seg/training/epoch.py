@@ -8,32 +8,31 @@ from typing import Literal, overload
 import torch
 
 from brats_seg.config import Config
-from brats_seg.data.dataset import PatchDataset, Sample
 from brats_seg.data.fold import FoldData
-from brats_seg.data.loader import Foreseen, PatchStream, draw_loader
-from brats_seg.data.patches import Draw, epoch_draws
+from brats_seg.data.loader import Foreseen, PatchDataset, PatchStream, Sample, patch_loader
+from brats_seg.data.patches import PatchKey, epoch_patches
 from brats_seg.models.build import size_multiple
-from brats_seg.models.device import Device
+from brats_seg.runtime.device import Device
 from brats_seg.training.gradient import MicroBatch
-from brats_seg.training.task import task_of
+from brats_seg.training.tasks import task_of
 
 
-def epoch_windows(
+def epoch_batches(
     config: Config, case_ids: Sequence[str], epoch: int
-) -> tuple[tuple[Draw, ...], ...]:
-    """Return the draws behind each optimizer step of an epoch; the last window may be short.
+) -> tuple[tuple[PatchKey, ...], ...]:
+    """Return the keys behind each optimizer step of an epoch; the last window may be short.
 
     A pure function of the settings, the cases and the epoch.
     """
-    draws = epoch_draws(case_ids, epoch, config.patch.per_case, config.training.seed)
+    keys = epoch_patches(case_ids, epoch, config.patch.per_case, config.training.seed)
     size = config.training.effective_batch_at(epoch)
-    return tuple(tuple(draws[start : start + size]) for start in range(0, len(draws), size))
+    return tuple(tuple(keys[start : start + size]) for start in range(0, len(keys), size))
 
 
 def patch_stream(
     data: FoldData,
     config: Config,
-    windows: Sequence[Sequence[Draw]],
+    windows: Sequence[Sequence[PatchKey]],
     *,
     n_passes: int,
     micro_batch: int,
@@ -42,11 +41,11 @@ def patch_stream(
     """Return the patches of windows that are computed in one pass or two, cut into micro-batches."""
     foreseen = [
         Foreseen(
-            draws=tuple(draws),
+            keys=tuple(keys),
             # the graph of the last micro-batch is kept for the second pass
-            n_again=(n_passes - 1) * (max(len(draws) - 1, 0) // micro_batch * micro_batch),
+            n_again=(n_passes - 1) * (max(len(keys) - 1, 0) // micro_batch * micro_batch),
         )
-        for draws in windows
+        for keys in windows
     ]
     dataset = _dataset(data, config, config.training.augment)
     n_workers = _n_workers(config.training.n_workers, device)
@@ -54,11 +53,11 @@ def patch_stream(
 
 
 def held_out_patches(
-    data: FoldData, config: Config, draws: Iterable[Draw], device: Device
+    data: FoldData, config: Config, keys: Iterable[PatchKey], device: Device
 ) -> Iterator[Sample]:
     """Yield the patch of each draw as it is, in their order."""
     n_workers = _n_workers(config.training.n_workers, device)
-    return draw_loader(_dataset(data, config, "none"), draws, n_workers=n_workers)
+    return patch_loader(_dataset(data, config, "none"), keys, n_workers=n_workers)
 
 
 def _dataset(data: FoldData, config: Config, augment: str) -> PatchDataset:

@@ -16,32 +16,188 @@ costs 2n - 1 forward passes at most and a window of one costs one. Only one grap
 N patches, R regions, X Y Z voxels.
 """
 
+# DOC training/head: The loss of a window, and its derivative by what the first of two passes kept of each micro-batch.
+#
+# What is kept is as little as the loss allows: the sums that it is a function of, or else every output
+# with its target.
+#
+# DOC training/replay: Running a micro-batch a second time exactly as the first: random state and buffers.
+
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from brats_seg.errors import ConfigError
+from brats_seg.errors import BratsError, ConfigError
 from brats_seg.models.build import has_batch_statistics
-from brats_seg.models.device import Device
-from brats_seg.models.memory import is_out_of_memory
-from brats_seg.training.criterion import (
+from brats_seg.models.output import output_from, tensors_of
+from brats_seg.runtime.device import Device
+from brats_seg.runtime.memory import is_out_of_memory
+from brats_seg.training.losses import (
     Criterion,
     Measure,
     Output,
+    SumsLoss,
+    as_sums_loss,
     is_mean_over_patches,
     measure_nothing,
 )
-from brats_seg.training.head import Carried, Head, head_of
 from brats_seg.training.ranks import Ranks
-from brats_seg.training.replay import (
-    RandomState,
-    capture_buffers,
-    check_replay,
-    restore_buffers,
-)
+
+Carried: TypeAlias = tuple[Tensor, ...]
+"""What is kept of a micro-batch."""
+Gradients: TypeAlias = list[Sequence[Tensor | None]]
+"""Of each micro-batch, the derivative by each tensor of what was kept; None where there is none."""
+
+
+class LossReduction(Protocol):
+    """The end of a loss: what comes after the network."""
+
+    def carry(self, output: Output, target: Tensor) -> Carried:
+        """Return what is kept of a micro-batch."""
+
+    def gather(self, carried: Sequence[Carried]) -> Any:
+        """Bring together what all ranks kept, in one exchange."""
+
+    def differentiate(
+        self, gathered: Any, carried: Sequence[Carried], n_patches: int
+    ) -> tuple[float, Gradients]:
+        """Return the loss of the window and its derivative by what this rank kept."""
+
+
+def loss_reduction(
+    criterion: Criterion, device: Device, scale: Callable[[Tensor], Tensor], ranks: Ranks
+) -> LossReduction:
+    """Return the end of a loss that does not reduce to patches."""
+    if (by_sums := as_sums_loss(criterion)) is not None:
+        return _SumsReduction(loss=by_sums, scale=scale, ranks=ranks)
+    return _OutputsReduction(loss=criterion, device=device, scale=scale, ranks=ranks)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _SumsReduction:
+    loss: SumsLoss
+    scale: Callable[[Tensor], Tensor]
+    ranks: Ranks
+
+    def carry(self, output: Output, target: Tensor) -> Carried:
+        return (self.loss.sums(output, target),)
+
+    def gather(self, carried: Sequence[Carried]) -> Tensor:
+        # the sums of many patches are added in float64: the loss is a ratio of them
+        own = [part.detach().double() for (part,) in carried]
+        rows, _ = self.ranks.gather_rows(torch.stack(own) if own else None)
+        return rows.sum(0)
+
+    def differentiate(
+        self, gathered: Tensor, carried: Sequence[Carried], n_patches: int
+    ) -> tuple[float, Gradients]:
+        sums = gathered.requires_grad_()
+        loss = self.loss.of_sums(sums, n_patches)
+        (gradient,) = torch.autograd.grad(self.scale(loss), (sums,))
+        return float(loss.detach()), [(gradient.to(part.dtype),) for (part,) in carried]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _OutputsReduction:
+    loss: Criterion
+    device: Device
+    scale: Callable[[Tensor], Tensor]
+    ranks: Ranks
+
+    def carry(self, output: Output, target: Tensor) -> Carried:
+        return (*tensors_of(output), target)
+
+    def gather(self, carried: Sequence[Carried]) -> tuple[list[Tensor], slice]:
+        n_tensors = max(self.ranks.gather(len(carried[0]) if carried else 0))
+        columns = [[parts[place].detach() for parts in carried] for place in range(n_tensors)]
+        gathered = [self.ranks.gather_rows(torch.cat(c) if c else None) for c in columns]
+        return [rows for rows, _ in gathered], gathered[0][1]
+
+    def differentiate(
+        self, gathered: tuple[list[Tensor], slice], carried: Sequence[Carried], n_patches: int
+    ) -> tuple[float, Gradients]:
+        (*outputs, target), own = gathered
+        leaves = tuple(output.requires_grad_() for output in outputs)
+        with self.device.autocast():
+            loss = self.loss(output_from(leaves), target)
+        # a loss may look at some outputs only, at the finest level say
+        found: tuple[Tensor | None, ...] = torch.autograd.grad(
+            self.scale(loss), leaves, allow_unused=True
+        )
+        sizes = [len(parts[-1]) for parts in carried]
+        nothing: list[None] = [None] * len(sizes)
+        columns = [nothing if grad is None else grad[own].split(sizes) for grad in found]
+        return float(loss.detach()), list(zip(*columns, nothing, strict=True))
+
+
+class ReplayError(BratsError):
+    """A network gave another output for the same micro-batch."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RandomState:
+    """The generators that random layers draw from."""
+
+    cpu: Tensor
+    cuda: Tensor | None
+    device: torch.device
+
+    @classmethod
+    def capture(cls, device: torch.device) -> Self:
+        """Note where the generators of the CPU and of a GPU stand."""
+        on_gpu = device.type == "cuda"
+        cuda = torch.cuda.get_rng_state(device) if on_gpu else None
+        return cls(cpu=torch.get_rng_state(), cuda=cuda, device=device)
+
+    def restore(self) -> None:
+        """Set the generators back."""
+        torch.set_rng_state(self.cpu)
+        if self.cuda is not None:
+            torch.cuda.set_rng_state(self.cuda, self.device)
+
+
+def capture_buffers(network: nn.Module) -> tuple[Tensor, ...]:
+    """Copy what a forward pass may change beside the gradients, such as running statistics."""
+    return tuple(buffer.detach().clone() for buffer in network.buffers())
+
+
+def restore_buffers(network: nn.Module, buffers: Sequence[Tensor]) -> None:
+    """Put the copies back."""
+    for buffer, copy in zip(network.buffers(), buffers, strict=True):
+        buffer.copy_(copy)
+
+
+def check_replay(first: Sequence[Tensor], second: Sequence[Tensor]) -> None:
+    """Raise `ReplayError` unless both passes over a micro-batch gave the same.
+
+    Kernels that add in no fixed order (cuDNN's, say) differ in the last digits between passes, so
+    equality is meant to `REPLAY_TOLERANCE` of the type's precision; a dropout mask that is drawn
+    anew differs by far more.
+    """
+    for before, after in zip(first, second, strict=True):
+        # a value that is not finite makes the step be left out, with a word of its own
+        finite = before.isfinite()
+        if not finite.any():
+            continue
+        epsilon = torch.finfo(before.dtype).eps
+        error = float((before - after.detach())[finite].abs().max())
+        scale = float(before[finite].abs().max())
+        if not error <= REPLAY_TOLERANCE * epsilon * max(scale, 1.0):
+            msg = (
+                f"the network gave another output for the same micro-batch: they differ by "
+                f"{error:.3g} where values reach {scale:.3g}. Expected random layers to draw from "
+                "torch's default generators only, and no state that a forward pass changes. Give "
+                "the layer torch's generator, or use a loss that is a mean over patches, which "
+                "needs one pass."
+            )
+            raise ReplayError(msg)
+
+
+REPLAY_TOLERANCE = 1e3
+
 
 Value = TypeVar("Value")
 
@@ -60,7 +216,7 @@ class MicroBatch(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WindowGradient:
+class BatchGradient:
     """What makes the gradient of a window."""
 
     network: nn.Module
@@ -117,7 +273,7 @@ class WindowGradient:
         self, window: Iterable[MicroBatch], measure: Measure
     ) -> tuple[float, list[Tensor]]:
         window = window if isinstance(window, Sequence) else tuple(window)
-        head = head_of(self.criterion, self.device, self.scale, self.ranks)
+        head = loss_reduction(self.criterion, self.device, self.scale, self.ranks)
         states: list[RandomState] = []
         rows: list[Tensor] = []
 
@@ -154,7 +310,7 @@ class WindowGradient:
         return loss, rows
 
     def _carried(
-        self, head: Head, micro_batch: MicroBatch, measure: Measure, rows: list[Tensor]
+        self, head: LossReduction, micro_batch: MicroBatch, measure: Measure, rows: list[Tensor]
     ) -> Carried:
         here = micro_batch.to(self.device.torch_device)
         with self.device.autocast():

@@ -1,26 +1,39 @@
-"""Everything of a run that changes while it runs."""
+"""The state of a run on disk: all that a later start needs to go on as if nothing had happened.
+
+A checkpoint is a dictionary of plain values and tensors, read with `weights_only=True`, so that
+opening one runs no code. Its entry `model` is the plain state dict of the network.
+"""
+
+# DOC training/state: Everything of a run that changes while it runs.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from brats_seg.config import Config, OptimizerConfig, TrainingConfig
-from brats_seg.errors import ConfigError, ResumeError
+from brats_seg.errors import ConfigError
 from brats_seg.models.build import build_model, has_batch_statistics
-from brats_seg.models.device import Device
 from brats_seg.models.norm import check_in_place
-from brats_seg.models.trained import ModelIdentity
+from brats_seg.runtime.device import Device
 from brats_seg.training.accumulation import Accumulator, StepResult
-from brats_seg.training.checkpoint import Checkpoint, Position
-from brats_seg.training.criterion import Criterion
-from brats_seg.training.ladder import Ladder
+from brats_seg.training.losses import Criterion
+from brats_seg.training.out_of_memory import OutOfMemoryFallback
 from brats_seg.training.ranks import Ranks
 from brats_seg.training.schedule import Schedule, build_schedule
-from brats_seg.training.tally import Tally
+from brats_seg.training.tasks import RunningSums
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Position:
+    """How far a run is: `n_windows` windows of `epoch` are done."""
+
+    epoch: int = 0
+    n_windows: int = 0
+    n_steps: int = 0
+    """Optimizer steps that moved the weights."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -29,13 +42,13 @@ class RunState:
 
     network: nn.Module
     accumulator: Accumulator
-    ladder: Ladder
+    fallback: OutOfMemoryFallback
     """Cuts windows into micro-batches, and goes down when memory runs out."""
     schedule: Schedule
     ema: AveragedModel | None
     """Moving average of the weights, where the settings ask for one."""
     position: Position = field(default_factory=Position)
-    tally: Tally = field(default_factory=Tally)
+    sums: RunningSums = field(default_factory=RunningSums)
     history: list[Mapping[str, float]] = field(default_factory=list)
     best: float | None = None
 
@@ -52,8 +65,8 @@ class RunState:
             self.schedule.after_step()
             if self.ema is not None:
                 self.ema.update_parameters(self.network)
-            self.tally.loss_sum += result.loss * result.n_patches
-            self.tally.n_patches += result.n_patches
+            self.sums.loss_sum += result.loss * result.n_patches
+            self.sums.n_patches += result.n_patches
         self.position = replace(
             self.position, n_windows=self.position.n_windows + 1, n_steps=n_steps
         )
@@ -104,7 +117,7 @@ def build_state(
     return RunState(
         network=network,
         accumulator=accumulator,
-        ladder=Ladder(accumulator, config.training),
+        fallback=OutOfMemoryFallback(accumulator, config.training),
         schedule=build_schedule(optimizer, config.schedule, n_steps),
         ema=None
         if decay is None
@@ -126,53 +139,3 @@ def build_optimizer(network: nn.Module, config: OptimizerConfig) -> torch.optim.
         momentum=config.momentum,
         nesterov=config.momentum > 0,
     )
-
-
-def checkpoint_of(
-    state: RunState, identity: ModelIdentity, config: Config, environment: dict[str, str]
-) -> Checkpoint:
-    """Return all that a later start needs."""
-    return Checkpoint(
-        model=state.network.state_dict(),
-        identity=identity,
-        config=config.model_dump(mode="json"),
-        position=state.position,
-        tally=state.tally,
-        history=tuple(dict(row) for row in state.history),
-        best=state.best,
-        optimizer=state.accumulator.optimizer.state_dict(),
-        schedule=state.schedule.state_dict(),
-        ladder=state.ladder.state_dict(),
-        scaler=state.accumulator.scaler.state_dict(),
-        ema=None if state.ema is None else state.ema.state_dict(),
-        environment=environment,
-    )
-
-
-def restore(state: RunState, checkpoint: Checkpoint) -> None:
-    """Put a checkpoint's values into a state that was built from the same settings."""
-    if checkpoint.optimizer is None or checkpoint.schedule is None:
-        msg = "the checkpoint is for prediction alone; a run goes on from last.pt"
-        raise ResumeError(msg)
-    _load(state.network, checkpoint.model)
-    state.accumulator.optimizer.load_state_dict(checkpoint.optimizer)
-    state.schedule.load_state_dict(checkpoint.schedule)
-    if checkpoint.ladder is not None:
-        # first, because it may change the precision, which the loss scale belongs to
-        state.ladder.load_state_dict(checkpoint.ladder)
-    if checkpoint.scaler:  # empty when the run computed without one
-        state.accumulator.scaler.load_state_dict(checkpoint.scaler)
-    if state.ema is not None and checkpoint.ema is not None:
-        _load(state.ema, checkpoint.ema)
-    state.position = checkpoint.position
-    state.tally = checkpoint.tally
-    state.history = list(checkpoint.history)
-    state.best = checkpoint.best
-
-
-def _load(network: nn.Module, weights: dict[str, Any]) -> None:
-    try:
-        network.load_state_dict(weights)
-    except RuntimeError as error:
-        msg = f"the checkpoint holds another network than the one given: {error}"
-        raise ResumeError(msg) from None

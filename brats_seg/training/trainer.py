@@ -1,47 +1,118 @@
 """The epoch loop: from the prepared cases of a fold to `runs/<name>`."""
 
+# DOC training/stopping: When a run is to stop early: a signal, or the end of the time it was given.
+# DOC training/skipped: Steps that were left out because their gradient was not finite.
+
 import logging
+import signal
+import threading
+import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
 
 import torch
 from torch import nn
 
 from brats_seg.config import Config
-from brats_seg.data.dataset import Sample
 from brats_seg.data.fold import FoldData
-from brats_seg.data.loader import WindowPatches
+from brats_seg.data.loader import Sample, WindowPatches
 from brats_seg.data.patches import stable_seed
 from brats_seg.errors import BratsError, EnvironmentalError
-from brats_seg.models.device import choose_device
-from brats_seg.models.memory import (
+from brats_seg.progress import Track, tracked
+from brats_seg.report.history import Row
+from brats_seg.runtime.device import choose_device
+from brats_seg.runtime.memory import (
     keep_to_limit_of_address_space,
     peak_memory_mb,
     reset_peak_memory,
 )
-from brats_seg.progress import Track, tracked
-from brats_seg.training.accumulation import HalfUpdatedError
-from brats_seg.training.checkpoint import Position
-from brats_seg.training.criterion import Criterion, is_mean_over_patches
-from brats_seg.training.epoch import (
-    epoch_windows,
-    n_optimizer_steps,
-    patch_shape,
-    patch_stream,
-)
-from brats_seg.training.history import Row, phase_columns, row_line
-from brats_seg.training.keeper import Keeper
-from brats_seg.training.plan import start_on_planned_rung
+from brats_seg.training.accumulation import HalfUpdatedError, StepResult
+from brats_seg.training.checkpoints import Checkpointer
+from brats_seg.training.epoch import epoch_batches, n_optimizer_steps, patch_shape, patch_stream
+from brats_seg.training.history import phase_columns, row_line
+from brats_seg.training.losses import Criterion, is_mean_over_patches
+from brats_seg.training.memory_plan import start_in_planned_mode
 from brats_seg.training.ranks import Ranks
-from brats_seg.training.skipped import SkippedSteps
-from brats_seg.training.state import build_network, build_state, check_network
-from brats_seg.training.stopping import StopRequest
-from brats_seg.training.tally import Tally
-from brats_seg.training.task import task_of
+from brats_seg.training.state import Position, build_network, build_state, check_network
+from brats_seg.training.tasks import RunningSums, task_of
 from brats_seg.training.validation import plan_validation, validate
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopRequest:
+    """Asked between windows and between cases; a run stops there, with all its state saved."""
+
+    def __init__(self, max_hours: float | None = None) -> None:
+        self._signal: signal.Signals | None = None
+        self._max_hours = max_hours
+        self._deadline_s = None if max_hours is None else time.monotonic() + 3600 * max_hours
+
+    @property
+    def signal(self) -> signal.Signals | None:
+        """The signal that asked, if one did."""
+        return self._signal
+
+    @property
+    def reason(self) -> str | None:
+        """Why to stop now, or None to go on."""
+        if self._signal is not None:
+            return f"{self._signal.name} was received"
+        if self._deadline_s is not None and time.monotonic() >= self._deadline_s:
+            return f"the {self._max_hours} hours given are over"
+        return None
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take note of Ctrl-C and SIGTERM instead of dying; a second one is not held back."""
+        # only the main thread may set handlers; elsewhere the deadline still counts
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._note) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._signal = signal.Signals(number)
+        signal.signal(
+            number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        )
+
+
 log = logging.getLogger(__name__)
+
+MAX_IN_A_ROW = 50
+"""Before a run gives up; a float16 loss scale settles in 16."""
+
+
+class SkippedSteps:
+    """Counts those in a row."""
+
+    def __init__(self) -> None:
+        self._n_in_a_row = 0
+
+    def note(self, result: StepResult) -> None:
+        """Take a step down.
+
+        Raises:
+            BratsError: Too many in a row were left out.
+        """
+        self._n_in_a_row = self._n_in_a_row + 1 if result.skipped else 0
+        if result.skipped:
+            log.warning("a step was left out: its gradient was not finite")
+        if self._n_in_a_row == MAX_IN_A_ROW:
+            msg = (
+                f"{MAX_IN_A_ROW} steps in a row had no finite gradient. Lower optimizer.lr, or set "
+                "training.precision to fp32, and start anew with --fresh."
+            )
+            raise BratsError(msg)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,7 +168,7 @@ class Trainer:
             ranks=self.ranks,
             n_steps=n_optimizer_steps(config, len(data.split.train)),
         )
-        self._keeper = Keeper(
+        self._checkpointer = Checkpointer(
             path=run_path,
             state=self.state,
             config=config,
@@ -122,9 +193,9 @@ class Trainer:
         """
         stop = stop or StopRequest()
         keep_to_limit_of_address_space()
-        goes_on = self._keeper.begin(fresh=fresh)
+        goes_on = self._checkpointer.begin(fresh=fresh)
         if self.config.training.memory == "auto" and not goes_on:
-            start_on_planned_rung(self.state, self.config, patch_shape(self.config, self.data))
+            start_in_planned_mode(self.state, self.config, patch_shape(self.config, self.data))
         try:
             with stop.listening():
                 while self.state.position.epoch < self.config.training.n_epochs:
@@ -134,7 +205,7 @@ class Trainer:
         return self._outcome(finished=True, reason="all epochs are done")
 
     def _run_epoch(self, stop: StopRequest, track: Track) -> None:
-        self._keeper.begin_epoch()
+        self._checkpointer.begin_epoch()
         reset_peak_memory(self.device.torch_device)
         self._train(stop, track)
         validation = self._validate(stop, track)
@@ -142,14 +213,14 @@ class Trainer:
 
     def _train(self, stop: StopRequest, track: Track) -> None:
         epoch, n_done = self.state.position.epoch, self.state.position.n_windows
-        windows = epoch_windows(self.config, self.data.split.train, epoch)[n_done:]
+        windows = epoch_batches(self.config, self.data.split.train, epoch)[n_done:]
         shares = [self.ranks.share(window) for window in windows]
         patches = patch_stream(
             self.data,
             self.config,
             shares,
             n_passes=1 if is_mean_over_patches(self.task.criterion) else 2,
-            micro_batch=self.state.ladder.rung.micro_batch,
+            micro_batch=self.state.fallback.mode.micro_batch,
             device=self.device,
         )
         self.network.train()
@@ -157,8 +228,8 @@ class Trainer:
         for window in track(patches, what=what, total=len(shares)):
             self._stop_if_asked(stop)
             self._train_window(window, stop)
-            if self._keeper.is_due:
-                self._keeper.save()
+            if self._checkpointer.is_due:
+                self._checkpointer.save()
         self._stop_if_asked(stop)
 
     def _train_window(self, patches: WindowPatches, stop: StopRequest) -> None:
@@ -167,21 +238,21 @@ class Trainer:
         seed = self.config.training.seed
         torch.manual_seed(stable_seed(seed, position.epoch, position.n_windows, self.ranks.rank))
         try:
-            result = state.ladder.step(patches, self.task.measure)
+            result = state.fallback.step(patches, self.task.measure)
         except HalfUpdatedError:
             raise
         except EnvironmentalError:
             # a signal to the whole process group, as of SLURM, ends the workers too
             self._stop_if_asked(stop)
             raise
-        share = [draw.case_id for draw in patches.draws], result.measured.tolist()
+        share = [draw.case_id for draw in patches.keys], result.measured.tolist()
         for case_ids, rows in self.ranks.gather(share):
             for case_id, measured in zip(case_ids, rows, strict=True):
-                state.tally.add(case_id, measured)
+                state.sums.add(case_id, measured)
         state.after_window(result)
         self._skipped.note(result)
 
-    def _validate(self, stop: StopRequest, track: Track) -> Tally | None:
+    def _validate(self, stop: StopRequest, track: Track) -> RunningSums | None:
         own_ids = self.ranks.share(self.data.split.validation)
         epoch = self.state.position.epoch
         plan = plan_validation(self.data, self.config, own_ids, epoch, self.device)
@@ -191,33 +262,33 @@ class Trainer:
         until_stopped = self._until_stopped(samples, stop)
         network = self.state.evaluated
         own = validate(network, self.task, until_stopped, self.device, plan.predict)
-        tally = Tally()
+        sums = RunningSums()
         for part in self.ranks.gather(own):
-            tally.add_all(part)
-        return tally
+            sums.add_all(part)
+        return sums
 
-    def _end_epoch(self, validation: Tally | None) -> None:
+    def _end_epoch(self, validation: RunningSums | None) -> None:
         state, device, scores = self.state, self.device.torch_device, self.task.scores
         row = {
             "epoch": state.position.epoch + 1,
             "step": state.position.n_steps,
             "lr": float(state.accumulator.optimizer.param_groups[0]["lr"]),
-            "seconds": self._keeper.epoch_s,
+            "seconds": self._checkpointer.epoch_s,
             "peak_memory_mb": peak_memory_mb(device),
-            **phase_columns("train", scores(state.tally)),
+            **phase_columns("train", scores(state.sums)),
             **({} if validation is None else phase_columns("val", scores(validation))),
         }
         state.history.append(row)
         line = row_line(row, self.config.training.n_epochs)
-        log.info(f"{line}, {state.ladder.rung}" if state.ladder.place else line)
+        log.info(f"{line}, {state.fallback.mode}" if state.fallback.place else line)
         state.position = Position(epoch=state.position.epoch + 1, n_steps=state.position.n_steps)
-        state.tally = Tally()
-        self._keeper.begin_epoch()
+        state.sums = RunningSums()
+        self._checkpointer.begin_epoch()
         if validation is not None:
             state.schedule.after_validation(row[self.config.schedule.watch])
-            self._keeper.save_if_best(row[self.config.validation.watch])
-        self._keeper.save()
-        self._keeper.write_history()
+            self._checkpointer.save_if_best(row[self.config.validation.watch])
+        self._checkpointer.save()
+        self._checkpointer.write_history()
 
     def _until_stopped(self, samples: Iterable[Sample], stop: StopRequest) -> Iterator[Sample]:
         for sample in samples:
@@ -227,7 +298,7 @@ class Trainer:
 
     def _stop_if_asked(self, stop: StopRequest) -> None:
         if self.ranks.any(stop.reason is not None):
-            self._keeper.save()
+            self._checkpointer.save()
             raise RunStoppedError(stop.reason or "another rank was asked to stop")
 
     def _outcome(self, *, finished: bool, reason: str) -> Outcome:

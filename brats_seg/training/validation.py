@@ -8,16 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from brats_seg.config import Config
-from brats_seg.data.dataset import Sample, whole_case
 from brats_seg.data.fold import FoldData
-from brats_seg.data.patches import Draw
+from brats_seg.data.loader import Sample, whole_case
+from brats_seg.data.patches import PatchKey
 from brats_seg.models.build import size_multiple
-from brats_seg.models.device import Device
-from brats_seg.models.windows import predict_logits
-from brats_seg.training.criterion import whole_loss
+from brats_seg.runtime.device import Device
+from brats_seg.runtime.sliding_window import predict_logits
 from brats_seg.training.epoch import held_out_patches, patch_shape
-from brats_seg.training.tally import Tally
-from brats_seg.training.task import Task, task_of
+from brats_seg.training.losses import whole_loss
+from brats_seg.training.tasks import RunningSums, Task, task_of
 
 Predict: TypeAlias = Callable[[nn.Module, Tensor], Tensor]
 """Turns an image `(4, X, Y, Z)` into what the network makes of it, such as logits `(3, X, Y, Z)`."""
@@ -29,19 +28,19 @@ def validate(
     samples: Iterable[Sample],
     device: Device,
     predict: Predict,
-) -> Tally:
+) -> RunningSums:
     """Add up the losses of samples and what is measured of them, one by one."""
-    tally = Tally()
+    sums = RunningSums()
     network.eval()
     with torch.inference_mode():
         for sample in samples:
             target = sample.target[None].to(device.torch_device).float()
             output = predict(network, sample.image)[None].to(device.torch_device)
-            tally.loss_sum += float(whole_loss(task.criterion, output, target))
-            tally.n_patches += 1
-            tally.add(sample.case_id, task.measure(output, target)[0].tolist())
+            sums.loss_sum += float(whole_loss(task.criterion, output, target))
+            sums.n_patches += 1
+            sums.add(sample.case_id, task.measure(output, target)[0].tolist())
     network.train()
-    return tally
+    return sums
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,14 +66,14 @@ def plan_validation(
         )
     if not validation.patches_between:
         return None
-    draws = [
-        Draw(epoch=epoch, case_id=case_id, draw=draw)
+    keys = [
+        PatchKey(epoch=epoch, case_id=case_id, draw=draw)
         for case_id in case_ids
         for draw in range(config.patch.per_case)
     ]
     return ValidationPlan(
-        samples=held_out_patches(data, config, draws, device),
-        n_samples=len(draws),
+        samples=held_out_patches(data, config, keys, device),
+        n_samples=len(keys),
         predict=patch_predictor(device),
     )
 

@@ -1,0 +1,185 @@
+"""The case table as a file: `cases.csv`, one row per case."""
+
+# DOC cases/summary: An index in a few lines for the screen.
+
+import csv
+import io
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TextIO, TypeVar
+
+from brats_seg.cases.case import Case, CaseIndex, ScanFile
+from brats_seg.errors import UsageError
+from brats_seg.files import whole_file
+
+COLUMNS = (
+    "case_id",
+    "patient_id",
+    "timepoint",
+    "release",
+    "label_convention",
+    "t1n",
+    "t1c",
+    "t2w",
+    "t2f",
+    "label",
+    "problems",
+    "remarks",
+    "label_values",
+    "grade",
+    "age_years",
+    "tumour_ml",
+    "voxel_hash",
+    "files_key",
+)
+
+_BETWEEN_TEXTS = " | "
+
+
+def write_index(index: CaseIndex, path: Path) -> None:
+    """Write the case table, or raise `EnvironmentalError` if the place cannot be written to."""
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(map(_row, index.cases))
+    with whole_file(path) as beside:
+        # file names need not be UTF-8
+        beside.write_bytes(text.getvalue().encode(errors="surrogateescape"))
+
+
+def read_index(path: Path, root: Path) -> CaseIndex:
+    """Read what `write_index` wrote; file names are relative to `root`.
+
+    Raises:
+        UsageError: The file is missing or is no case table.
+    """
+    try:
+        with path.open(encoding="utf-8", errors="surrogateescape", newline="") as stream:
+            return CaseIndex(root=root, cases=tuple(map(_case, _rows(stream))))
+    except (OSError, csv.Error, ValueError) as error:
+        msg = (
+            f"{path} cannot be read as a case table: {error}. Expected what `brats-seg index` "
+            "writes. Remove the file, and index the data folder again."
+        )
+        raise UsageError(msg) from error
+
+
+def _row(case: Case) -> dict[str, str]:
+    return {column: _cell(getattr(case, column)) for column in COLUMNS}
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, tuple):
+        texts = all(isinstance(part, str) for part in value)
+        return (_BETWEEN_TEXTS if texts else " ").join(map(str, value))
+    return str(value)
+
+
+def _rows(stream: TextIO) -> Iterator[dict[str, str]]:
+    reader = csv.DictReader(stream)
+    if missing := [column for column in COLUMNS if column not in (reader.fieldnames or ())]:
+        msg = f"no column {', '.join(missing)}"
+        raise ValueError(msg)
+    for row in reader:
+        # the reader fills up rows that are too short or too long with None
+        if None in row or None in row.values():
+            msg = f"line {reader.line_num} has another number of cells than the first"
+            raise ValueError(msg)
+        yield row
+
+
+def _case(row: Mapping[str, str]) -> Case:
+    return Case(
+        case_id=row["case_id"],
+        patient_id=row["patient_id"],
+        timepoint=row["timepoint"],
+        release=row["release"],
+        label_convention=row["label_convention"],
+        t1n=_scan(row["t1n"]),
+        t1c=_scan(row["t1c"]),
+        t2w=_scan(row["t2w"]),
+        t2f=_scan(row["t2f"]),
+        label=_scan(row["label"]),
+        problems=_texts(row["problems"]),
+        remarks=_texts(row["remarks"]),
+        label_values=tuple(map(int, row["label_values"].split())),
+        grade=row["grade"],
+        age_years=_number(row["age_years"]),
+        tumour_ml=_number(row["tumour_ml"]),
+        voxel_hash=row["voxel_hash"],
+        files_key=row["files_key"],
+    )
+
+
+def _scan(cell: str) -> ScanFile | None:
+    return ScanFile.parse(cell) if cell else None
+
+
+def _texts(cell: str) -> tuple[str, ...]:
+    return tuple(cell.split(_BETWEEN_TEXTS)) if cell else ()
+
+
+def _number(cell: str) -> float | None:
+    return float(cell) if cell else None
+
+
+Item = TypeVar("Item")
+
+
+def summarise(index: CaseIndex) -> tuple[str, ...]:
+    """Say what an index holds, release by release, and in one line each what is wrong."""
+    return (
+        f"{_count(len(index.cases), 'case')}, {len(index.usable)} usable, "
+        f"{len(index.trainable)} of these with a label map",
+        *_release_lines(index.cases),
+        *_problem_lines(index.cases),
+        *_remark_lines(index.cases),
+    )
+
+
+def _release_lines(cases: Iterable[Case]) -> Iterator[str]:
+    for release, of_release in _grouped(cases, lambda case: case.release):
+        yield f"{release}: {_count(len(of_release), 'case')}"
+        for labels, group in _grouped(of_release, _labels):
+            values = sorted({value for case in group for value in case.label_values})
+            of_values = f"label values {' '.join(map(str, values))}, " if values else ""
+            yield f"  {_count(len(group), 'case')}: {of_values}{labels}"
+
+
+def _labels(case: Case) -> str:
+    if case.label is None:
+        return "no label map"
+    if not case.label_convention:
+        return "no label map that can be read"
+    return f"read as {case.label_convention}"
+
+
+def _problem_lines(cases: Iterable[Case]) -> Iterator[str]:
+    broken = [case for case in cases if not case.usable]
+    if broken:
+        yield f"{_count(len(broken), 'case')} cannot be used:"
+        yield from (f"  {problem}" for case in broken for problem in case.problems)
+
+
+def _remark_lines(cases: Iterable[Case]) -> Iterator[str]:
+    remarks = [(remark, case.case_id) for case in cases for remark in case.remarks]
+    if remarks:
+        yield "remarks:"
+    for remark, group in _grouped(remarks, lambda pair: pair[0]):
+        whose = group[0][1] if len(group) == 1 else _count(len(group), "case")
+        yield f"  {whose}: {remark}"
+
+
+def _grouped(items: Iterable[Item], key: Callable[[Item], str]) -> Iterable[tuple[str, list[Item]]]:
+    """Put items of equal key together, in the order in which the keys first occur."""
+    groups: defaultdict[str, list[Item]] = defaultdict(list)
+    for item in items:
+        groups[key(item)].append(item)
+    return groups.items()
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}{'' if n == 1 else 's'}"

@@ -1,0 +1,87 @@
+"""Options that several commands share, and how flags become settings."""
+
+# DOC cli/data: Where the scans of a command are, and the cases prepared from them.
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from brats_seg.config import PRESETS, Config, load_config
+from brats_seg.errors import ConfigError
+
+DEMO_CASES = 12
+"""Phantom cases of a demo set."""
+
+PreparedOption = Annotated[
+    Path | None, typer.Option(help="Folder of prepared cases. (default: prepared/<data name>)")
+]
+PresetOption = Annotated[
+    str | None, typer.Option(help=f"Settings to start from: {', '.join(PRESETS)}.")
+]
+ConfigOption = Annotated[
+    Path | None, typer.Option(help="YAML file with settings, over the preset.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="One setting; may be repeated."),
+]
+LabelsOption = Annotated[
+    str | None, typer.Option(help="Label convention of all cases, if detection errs.")
+]
+SkipBadOption = Annotated[bool, typer.Option("--skip-bad", help="Leave cases with problems out.")]
+
+
+def settings_of(
+    preset: str | None, path: Path | None, assignments: list[str] | None, flags: dict[str, Any]
+) -> Config:
+    """Flags win over `--set`, which wins over the file, which wins over the preset."""
+    given = [f"{key}={value}" for key, value in flags.items() if value is not None]
+    try:
+        text = "" if path is None else path.read_text()
+    except OSError as error:
+        msg = f"the configuration file {path} cannot be read: {error.strerror}"
+        raise ConfigError(msg) from None
+    return load_config(preset=preset, text=text, assignments=[*(assignments or []), *given])
+
+
+DEFAULT_PATH = Path("data")
+DEMO_PATH = Path("prepared/demo-scans")
+
+DataOption = Annotated[
+    Path | None,
+    typer.Option(help="Folder of scans. Without it and with nothing under data/: a demo set."),
+]
+
+
+def data_or_demo(data: Path | None, preset: str | None) -> tuple[Path, str | None]:
+    """Return the folder of scans and the preset; a demo set, made once, where there are no scans."""
+    if data is not None:
+        return data, preset
+    if _holds_anything(DEFAULT_PATH):
+        return DEFAULT_PATH, preset
+    print(f"no --data, and nothing under {DEFAULT_PATH}/: training on {DEMO_CASES} phantom cases")
+    if not DEMO_PATH.exists():
+        from brats_seg.cases.phantom import write_phantom_cases
+
+        beside = DEMO_PATH.with_name(f".{os.getpid()}-{DEMO_PATH.name}")
+        write_phantom_cases(beside, n_cases=DEMO_CASES, seed=0)
+        beside.rename(DEMO_PATH)
+    return DEMO_PATH, preset or "demo"
+
+
+def prepared_path(data: Path | None, prepared: Path | None) -> Path:
+    """Return the folder that `train` with the same flags prepares cases in."""
+    from brats_seg.data.fold import prepared_path_of
+
+    if prepared is not None:
+        return prepared
+    if data is not None:
+        return prepared_path_of(data)
+    usual = prepared_path_of(DEFAULT_PATH)
+    return usual if usual.exists() else prepared_path_of(DEMO_PATH)
+
+
+def _holds_anything(folder: Path) -> bool:
+    return folder.is_dir() and any(path.name != "README.md" for path in folder.iterdir())

@@ -1,1 +1,0 @@
-"""How arrays become axes: the look that every picture of the package shares."""

@@ -1,0 +1,256 @@
+"""How well the regions were predicted, over all cases."""
+
+# DOC report/distributions: How age, survival and the size of the tumour are distributed over cases.
+# DOC report/survival: Predicted survival against what was reported.
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.figure import Figure
+
+from brats_seg.cases.case import Case
+from brats_seg.cases.clinical import SURVIVAL_CLASS_DAYS, ClinicalTable
+from brats_seg.errors import UsageError
+from brats_seg.evaluation.scores import Score
+from brats_seg.labels import REGIONS
+from brats_seg.report.style import FIRST_COLOUR, REGION_COLOURS, SECOND_COLOUR, light_figure
+
+_COLOUR_OF = dict(zip(REGIONS, REGION_COLOURS, strict=True))
+_OTHER_COLOUR = "lightgrey"
+"""Of the tissues and regions that only some protocols score."""
+_SHARES = ("dice", "jaccard", "sensitivity", "specificity", "nsd")
+"""Scores from 0 to 1, by the words in their names."""
+_BARS = ("dice", "jaccard")
+_WRITTEN = (
+    ("dice", "Dice"),
+    ("jaccard", "Jaccard"),
+    ("hd95", "HD95 (mm)"),
+    ("nsd", "NSD"),
+    (" ml", " volume (ml)"),
+)
+"""Parts of the names of columns as people write them."""
+
+
+def score_figure(scores: Sequence[Score], *, column: str = "dice") -> Figure:
+    """PatchKey a score of every case as a point, and a box for each region: median and quartiles.
+
+    Raises:
+        UsageError: There are no scores, or they have no such column.
+    """
+    by_region = _by_region(scores, column)
+    figure = light_figure(1.6 + 1.4 * len(by_region), 4.8)
+    axes = figure.subplots()
+    boxes = axes.boxplot(
+        list(by_region.values()),
+        tick_labels=[_label(region, values) for region, values in by_region.items()],
+        widths=0.5,
+        showfliers=False,  # every case is drawn
+        patch_artist=True,
+        medianprops={"color": "black"},
+    )
+    for place, (region, values) in enumerate(by_region.items(), start=1):
+        boxes["boxes"][place - 1].set_facecolor(_COLOUR_OF.get(region, _OTHER_COLOUR))
+        axes.plot(place + _apart(values), values, "o", color="black", mec="white", mew=0.5, ms=4)
+    axes.set_title(f"{_name(column)}, {_n_cases(scores)} cases")
+    _finish(axes, column)
+    return figure
+
+
+def bar_figure(scores: Sequence[Score]) -> Figure:
+    """PatchKey the mean Dice and Jaccard of each region as bars, in per cent.
+
+    Raises:
+        UsageError: There are no scores.
+    """
+    means = {column: _by_region(scores, column) for column in _BARS}
+    regions = list(means[_BARS[0]])
+    figure = light_figure(1.6 + 1.4 * len(regions), 4.8)
+    axes = figure.subplots()
+    for offset, column, colour in zip(
+        (-0.2, 0.2), _BARS, (FIRST_COLOUR, SECOND_COLOUR), strict=True
+    ):
+        heights = [values.mean() for values in means[column].values()]
+        places = np.arange(len(regions)) + offset
+        bars = axes.bar(places, heights, width=0.38, color=colour, label=_name(column))
+        axes.bar_label(bars, [f"{100 * height:.1f} %" for height in heights], fontsize="small")
+    axes.set_xticks(range(len(regions)), [region.upper() for region in regions])
+    axes.set_title(f"mean over {_n_cases(scores)} cases")
+    figure.legend(loc="outside upper center", ncols=len(_BARS))
+    _finish(axes, "dice")
+    axes.set_ylabel("score")  # of two kinds, which the legend names
+    return figure
+
+
+def _by_region(scores: Sequence[Score], column: str) -> dict[str, npt.NDArray[np.float64]]:
+    if not scores:
+        msg = "there are no scores to draw; expected a row for each case and region"
+        raise UsageError(msg)
+    if column not in scores[0].columns:
+        msg = f"scores have no column {column!r}; there are {', '.join(scores[0].columns)}"
+        raise UsageError(msg)
+    regions = dict.fromkeys(score.region for score in scores)
+    return {
+        region: np.array([s.value(column) for s in scores if s.region == region])
+        for region in regions
+    }
+
+
+def _apart(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return sideways offsets that part equal values: the same for the same values."""
+    return np.random.default_rng(0).uniform(-0.15, 0.15, len(values))
+
+
+def _label(region: str, values: npt.NDArray[np.float64]) -> str:
+    return f"{region.upper()}\nmedian {np.median(values):.3g}\nmean {values.mean():.3g}"
+
+
+def _n_cases(scores: Sequence[Score]) -> int:
+    return len({score.case_id for score in scores})
+
+
+def _name(column: str) -> str:
+    words = column.replace("_", " ")
+    for plain, written in _WRITTEN:
+        words = words.replace(plain, written)
+    return words
+
+
+def _finish(axes: Any, column: str) -> None:
+    axes.set_ylabel(_name(column))
+    axes.grid(visible=True, axis="y", alpha=0.3)
+    axes.set_axisbelow(True)
+    if any(word in column for word in _SHARES):
+        axes.set_ylim(-0.02, 1.05)
+    else:
+        axes.set_ylim(bottom=0)
+
+
+_N_BINS = 20
+
+
+def cohort_figure(cases: Sequence[Case], table: ClinicalTable) -> Figure:
+    """PatchKey `distributions_figure` of an index and the clinical tables beside it.
+
+    Raises:
+        UsageError: Nothing is known of any case.
+    """
+    rows = [table.row(case.case_id) for case in cases]
+    return distributions_figure(
+        age_years=[_or_nan(case.age_years) for case in cases],
+        survival_days=[_or_nan(row.survival_days if row else None) for row in rows],
+        censored=[row is not None and row.survival_censored for row in rows],
+        tumour_ml=[_or_nan(case.tumour_ml) for case in cases],
+    )
+
+
+def distributions_figure(
+    *,
+    age_years: npt.ArrayLike,
+    survival_days: npt.ArrayLike,
+    censored: npt.ArrayLike,
+    tumour_ml: npt.ArrayLike,
+) -> Figure:
+    """PatchKey three histograms; each says of how many cases the value is known.
+
+    Args:
+        age_years: (n,) with NaN where unknown.
+        survival_days: (n,) to death, or to the last news; NaN where unknown.
+        censored: (n,) whether the patient was alive then: a part of the bar of its own.
+        tumour_ml: (n,) volume of the whole tumour; NaN where unknown.
+
+    Raises:
+        UsageError: Nothing is known of any case.
+    """
+    ages, days, ml = (np.asarray(v, float) for v in (age_years, survival_days, tumour_ml))
+    if not np.isfinite(np.concatenate([ages, days, ml])).any():
+        msg = (
+            f"of {len(ages)} cases neither age, survival nor label map is known; expected "
+            "survival_*.csv or name_mapping*.csv beside the scans, or label maps"
+        )
+        raise UsageError(msg)
+    alive = np.asarray(censored, bool)
+    figure = light_figure(12, 3.8)
+    of_age, of_days, of_ml = figure.subplots(1, 3)
+    _histogram(of_age, [ages], [FIRST_COLOUR])
+    _label_axes(of_age, "age (years)", ages)
+    _histogram(of_days, [days[~alive], days[alive]], [FIRST_COLOUR, SECOND_COLOUR])
+    _label_axes(of_days, "survival (days)", days)
+    if np.isfinite(days).any():
+        of_days.legend(["died then", "alive when last heard of"], fontsize="small")
+    _histogram(of_ml, [ml], [REGION_COLOURS[0]])
+    _label_axes(of_ml, "whole tumour (ml)", ml)
+    of_age.set_ylabel("cases")
+    return figure
+
+
+def _or_nan(value: float | None) -> float:
+    return float("nan") if value is None else value
+
+
+def _histogram(axes: Any, parts: list[npt.NDArray[np.float64]], colours: list[str]) -> None:
+    known = [part[np.isfinite(part)] for part in parts]
+    if not any(len(part) for part in known):
+        axes.set(xticks=[], yticks=[])
+        axes.text(0.5, 0.5, "not known", transform=axes.transAxes, ha="center", color="grey")
+        return
+    axes.hist(known, bins=_N_BINS, stacked=True, color=colours, edgecolor="white", linewidth=0.5)
+    axes.yaxis.get_major_locator().set_params(integer=True)
+
+
+def _label_axes(axes: Any, words: str, values: npt.NDArray[np.float64]) -> None:
+    known = values[np.isfinite(values)]
+    median = f", median {np.median(known):.3g}" if len(known) else ""
+    axes.set_xlabel(words)
+    axes.set_title(f"known for {len(known)} of {len(values)} cases{median}", fontsize="medium")
+
+
+def survival_figure(
+    reported_days: npt.ArrayLike,
+    predicted_days: npt.ArrayLike,
+    censored: npt.ArrayLike,
+    *,
+    title: str,
+) -> Figure:
+    """PatchKey predicted over reported days, a point for each case.
+
+    A censored case, whose patient was alive when last heard of, is a triangle to the right: the
+    truth lies somewhere beyond it. The diagonal is a perfect prediction; the thin lines are the
+    borders of short, mid and long survivors, at 10 and 15 months.
+
+    Args:
+        reported_days: (n,) to death, or to the last news.
+        predicted_days: (n,)
+        censored: (n,) booleans.
+        title: What was predicted by what.
+    """
+    reported, predicted = np.asarray(reported_days, float), np.asarray(predicted_days, float)
+    alive = np.asarray(censored, bool)
+    figure = light_figure(5.6, 5.6)
+    axes = figure.subplots()
+    marks = (
+        (~alive, "o", FIRST_COLOUR, "died then"),
+        (alive, ">", SECOND_COLOUR, "alive when last heard of"),
+    )
+    for chosen, mark, colour, words in marks:
+        axes.scatter(
+            reported[chosen],
+            predicted[chosen],
+            marker=mark,
+            color=colour,
+            edgecolors="black",
+            linewidths=0.5,
+            alpha=0.8,
+            label=f"{words} ({np.count_nonzero(chosen)})",
+        )
+    finite = np.concatenate([reported, predicted])
+    end = 1.05 * float(np.max(finite[np.isfinite(finite)], initial=365))
+    axes.plot([0, end], [0, end], color="black", linewidth=1, label="perfect")
+    for days in SURVIVAL_CLASS_DAYS:
+        axes.axvline(days, color="grey", linewidth=0.7, linestyle=":")
+        axes.axhline(days, color="grey", linewidth=0.7, linestyle=":")
+    axes.set(xlim=(0, end), ylim=(0, end), aspect="equal", title=title)
+    axes.set(xlabel="reported survival (days)", ylabel="predicted survival (days)")
+    axes.legend(fontsize="small")
+    return figure

@@ -1,0 +1,281 @@
+"""What survival is learnt from: the features of many cases, and what became of the patients."""
+
+# DOC survival/regression: Days of survival predicted for cases whose outcome the model has never seen.
+#
+# Nested cross-validation: the outer folds hold patients out, the inner ones choose the values of each
+# family, and among the families the one for `selected`. Nothing of a held-out patient, its fold's
+# scaling and choice of features included, is learnt from. Predictions of repeats are averaged.
+#
+# Latent vectors of two autoencoders cannot be mixed: each means something else by its numbers. A
+# held-out case is predicted from the autoencoder that has not seen it, by a model whose training
+# cases come from the same autoencoder. That one may have learnt on them, but never knew an outcome.
+#
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from brats_seg.cases.case import Case
+from brats_seg.cases.folds import FoldTable, make_folds
+from brats_seg.config import FoldConfig
+from brats_seg.errors import FoldError, UsageError
+from brats_seg.progress import Track, untracked
+from brats_seg.survival.leakage import least_leakage
+from brats_seg.survival.models import BASELINE, Family, FittedModel, Splits, fit_family
+from brats_seg.survival.outcomes import GTR, STR, Outcomes
+from brats_seg.survival.table import AGE, FeatureTable, encoder_of
+
+Places = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Study:
+    """A table of features and what became of the patients."""
+
+    table: FeatureTable
+    outcomes: Outcomes
+    columns: tuple[str, ...]
+    """The features that are used."""
+    values: npt.NDArray[np.float64]
+    """(cases, features)"""
+    dropped: tuple[str, ...]
+    """Columns that say nothing: empty, or equal wherever they are known."""
+
+    @classmethod
+    def of(cls, table: FeatureTable, outcomes: Outcomes) -> Self:
+        """Put the two together; age and resection are features too."""
+        resections = np.array(outcomes.resections)
+        own = [name for name in table.columns if name != AGE]
+        columns = (AGE, "resection_gtr", "resection_str", *own)
+        extra = (outcomes.ages, resections == GTR, resections == STR)
+        values = np.column_stack([*extra, *(table.column(name) for name in own)]).astype(np.float64)
+        empty = np.isnan(values)
+        lowest = np.where(empty, np.inf, values).min(axis=0)
+        tells = np.where(empty, -np.inf, values).max(axis=0) > lowest
+        # the baseline has nothing else
+        tells[0] = True
+        return cls(
+            table=table,
+            outcomes=outcomes,
+            columns=tuple(name for name, kept in zip(columns, tells, strict=True) if kept),
+            values=values[:, tells],
+            dropped=tuple(name for name, kept in zip(columns, tells, strict=True) if not kept),
+        )
+
+    @property
+    def encoders(self) -> Places:
+        """The autoencoder that has not seen each case, or the first one."""
+        if not self.table.n_encoders:
+            return np.zeros(len(self.values), dtype=np.intp)
+        return np.array([least_leakage(answers)[0][0] for answers in self.table.latent_seen])
+
+    def features_of(self, family: Family, encoder: int) -> npt.NDArray[np.float64]:
+        """Return what a family sees of the cases (n, p): never the vectors of two autoencoders."""
+        if family.age_only:
+            return self.values[:, :1]
+        kept = [encoder_of(name) in (None, encoder) for name in self.columns]
+        return self.values[:, kept]
+
+
+Days = npt.NDArray[np.float64]
+
+SELECTED = "selected"
+"""The family that did best on the inner folds, whichever that was: no hindsight in its figures."""
+N_INNER_FOLDS = 3
+FEWEST_DEATHS = 4
+"""Patients known to have died with whom anything can be computed, whatever it is worth."""
+_FEWEST_TO_LEARN = FEWEST_DEATHS - 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CrossValidationPlan:
+    """How the cross-validation is done."""
+
+    n_folds: int
+    """Where no fold table is given."""
+    n_repeats: int
+    seed: int
+    families: tuple[Family, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Predictions:
+    """Predicted days of every case, by family."""
+
+    names: tuple[str, ...]
+    """`selected`, the baseline and the families."""
+    days: npt.NDArray[np.float64]
+    """(names, cases): held out where the outcome is known, else by a model of all deaths."""
+    folds: tuple[int | None, ...]
+    """The outer fold of each case, in the first repeat; None for one that no fold holds."""
+    chosen: tuple[tuple[str, int], ...]
+    """How often each family was selected."""
+
+    @property
+    def held_out(self) -> npt.NDArray[np.bool_]:
+        """(cases,) whether a fold holds it, so that its prediction can be judged."""
+        return np.array([fold is not None for fold in self.folds])
+
+    def of(self, name: str) -> Days:
+        """Return the days (n,) of one family."""
+        return self.days[self.names.index(name)]
+
+
+def cross_validate(
+    study: Study,
+    plan: CrossValidationPlan,
+    folds: FoldTable | None = None,
+    track: Track = untracked,
+) -> Predictions:
+    """Predict every case with a known outcome from the others, and the rest from all of those.
+
+    Args:
+        study: Features and outcomes.
+        plan: How.
+        folds: The project's; each repeat then differs in the inner folds only. Without it each
+            repeat shares the patients out anew.
+        track: Shows how far it is.
+
+    Raises:
+        FoldError: The fold table lacks a case, or leaves too few deaths to learn from.
+        UsageError: There are too few deaths for the folds.
+    """
+    _check_enough(study, plan, folds)
+    repeats = [_folds_of(study, plan, folds, repeat) for repeat in range(plan.n_repeats)]
+    jobs = [job for repeat, own in enumerate(repeats) for job in _jobs(study, own, repeat)]
+    _check_each_learns(jobs)
+    names = (SELECTED, BASELINE.name, *(family.name for family in plan.families))
+    sums = np.zeros((len(names), len(study.values)))
+    counts = dict.fromkeys(names[2:], 0)
+    for job in track(jobs, what="fitting", total=len(jobs)):
+        fits = _fitted(study, job, plan)
+        best = min(range(1, len(fits)), key=lambda place: fits[place].error_days)
+        counts[names[best + 1]] += 1
+        for row, place in enumerate([best, *range(len(fits))]):
+            family = (BASELINE, *plan.families)[place]
+            seen = study.features_of(family, job.encoder)[job.held_out]
+            sums[row, job.held_out] += fits[place].predict(seen)
+    return Predictions(
+        names=names,
+        days=sums / plan.n_repeats,
+        folds=repeats[0],
+        chosen=tuple(counts.items()),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Job:
+    """Cases to predict, and those to learn from."""
+
+    fold: int
+    train: Places
+    held_out: Places
+    encoder: int
+    seed: tuple[int, ...]
+
+
+def _jobs(study: Study, folds: Sequence[int | None], repeat: int) -> Iterator[_Job]:
+    fold_of = np.array([-1 if fold is None else fold for fold in folds])
+    encoders, died = study.encoders, study.outcomes.died
+    known = study.outcomes.known & (fold_of >= 0)
+    for fold in (*sorted(set(fold_of[known].tolist())), -1):
+        # the last job is of the cases that no fold holds, whose outcomes are not known
+        wanted = known & (fold_of == fold) if fold >= 0 else ~known
+        train = died & known & ~wanted
+        for encoder in sorted(set(encoders[wanted].tolist())):
+            yield _Job(
+                fold=fold,
+                train=np.flatnonzero(train),
+                held_out=np.flatnonzero(wanted & (encoders == encoder)),
+                encoder=encoder,
+                seed=(repeat, fold + 1, encoder),
+            )
+
+
+def _fitted(study: Study, job: _Job, plan: CrossValidationPlan) -> list[FittedModel]:
+    """FittedModel the baseline and every family on the training cases of a job."""
+    rng = np.random.default_rng([plan.seed, *job.seed])
+    patients = [study.table.patient_ids[place] for place in job.train]
+    splits = _inner_splits(patients, rng)
+    seed = int(rng.integers(2**31))
+    days = study.outcomes.days[job.train]
+    return [
+        fit_family(family, study.features_of(family, job.encoder)[job.train], days, splits, seed)
+        for family in (BASELINE, *plan.families)
+    ]
+
+
+def _inner_splits(patients: Sequence[str], rng: np.random.Generator) -> Splits:
+    """Share the patients out at random; all cases of one stay together."""
+    names = rng.permutation(sorted(set(patients)))
+    groups = np.array_split(names, min(N_INNER_FOLDS, len(names)))
+    held_out = [np.isin(patients, group) for group in groups]
+    return [(np.flatnonzero(~held), np.flatnonzero(held)) for held in held_out]
+
+
+def _folds_of(
+    study: Study, plan: CrossValidationPlan, folds: FoldTable | None, repeat: int
+) -> tuple[int | None, ...]:
+    """Return the outer fold of each case; those of unknown outcome have none."""
+    known = study.outcomes.known
+    table = folds or make_folds(
+        [_case(study, int(place)) for place in np.flatnonzero(known)],
+        FoldConfig(n_folds=plan.n_folds, seed=plan.seed + repeat),
+    )
+    fold_of = {row.case_id: row.fold for row in table.rows}
+    missing = [
+        case_id
+        for case_id, is_known in zip(study.table.case_ids, known, strict=True)
+        if is_known and case_id not in fold_of
+    ]
+    if missing:
+        msg = (
+            f"the fold table has no row for {len(missing)} cases of known survival, such as "
+            f"{missing[0]}. Give the folds.csv of the data that the features are of, or leave "
+            "--folds out to have new folds made."
+        )
+        raise FoldError(msg)
+    return tuple(
+        fold_of[case_id] if is_known else None
+        for case_id, is_known in zip(study.table.case_ids, known, strict=True)
+    )
+
+
+def _case(study: Study, place: int) -> Case:
+    age = study.outcomes.ages[place]
+    volume = study.table.column("wt_ml")[place]
+    return Case(
+        case_id=study.table.case_ids[place],
+        patient_id=study.table.patient_ids[place],
+        release="unknown",
+        age_years=None if np.isnan(age) else float(age),
+        tumour_ml=None if np.isnan(volume) else float(volume),
+    )
+
+
+def _check_enough(study: Study, plan: CrossValidationPlan, folds: FoldTable | None) -> None:
+    died = study.outcomes.died
+    patients = {study.table.patient_ids[place] for place in np.flatnonzero(died)}
+    n_folds = len(folds.folds) if folds else plan.n_folds
+    expected = max(n_folds, FEWEST_DEATHS)
+    if len(patients) < expected:
+        way_out = f", or --n-folds {len(patients)}" if len(patients) >= FEWEST_DEATHS else ""
+        msg = (
+            f"{len(patients)} patients whose day of death is known are too few for {n_folds} folds; "
+            f"expected {expected} at least. Give more cases{way_out}."
+        )
+        raise UsageError(msg)
+
+
+def _check_each_learns(jobs: Sequence[_Job]) -> None:
+    for job in jobs:
+        if len(job.train) < _FEWEST_TO_LEARN:
+            msg = (
+                f"fold {job.fold} is held out with only {len(job.train)} deaths in the other folds "
+                f"to learn from; expected {_FEWEST_TO_LEARN} at least. Use other folds, or give more "
+                "cases."
+            )
+            raise FoldError(msg)

@@ -1,0 +1,78 @@
+"""Whether a network has seen a case, or another scan of its patient, while it learnt."""
+
+# DOC survival/learnt: Whom a run has learnt on, and which cases are of the same people.
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Self
+
+from brats_seg.cases.case import Case
+from brats_seg.cases.clinical import ClinicalTable
+from brats_seg.cases.folds import SPLIT_NAME, read_split
+from brats_seg.cases.layouts import parse_case_id
+
+
+class Leakage(StrEnum):
+    """Whether a network learnt on a case; the best answer first."""
+
+    NO = "no"
+    UNKNOWN = "unknown"
+    YES = "yes"
+
+
+def least_leakage(answers: Sequence[Leakage]) -> tuple[tuple[int, ...], Leakage]:
+    """Return the places of the networks that know a case least, and how well they know it."""
+    order = list(Leakage)
+    best = min(answers, key=order.index)
+    return tuple(place for place, answer in enumerate(answers) if answer == best), best
+
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class People:
+    """Who a case is of, under the ids of every year."""
+
+    clinical: ClinicalTable
+
+    def keys(self, case_id: str, patient_id: str) -> frozenset[str]:
+        """Return what two cases of one patient have in common."""
+        row = self.clinical.row(case_id)
+        names = {case_id, patient_id, *([row.person] if row else [])}
+        return frozenset(name.lower() for name in names)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingCases:
+    """Whom a run has learnt on."""
+
+    people: frozenset[str] | None
+    """Keys of the patients; None where the run does not say."""
+
+    @classmethod
+    def of_run(cls, path: Path, people: People, cases: Sequence[Case]) -> Self:
+        """Read the split that a run was trained with; `path` is its folder or a checkpoint in it.
+
+        Raises:
+            FoldError: The split cannot be read.
+        """
+        split_path = (path if path.is_dir() else path.parent) / SPLIT_NAME
+        if not split_path.exists():
+            log.warning("%s has no %s: whether it has seen a case is not known", path, SPLIT_NAME)
+            return cls(people=None)
+        patients = {case.case_id: case.patient_id for case in cases}
+        keys: set[str] = set()
+        for case_id in read_split(split_path).train:
+            patient = patients.get(case_id) or parse_case_id(case_id).patient_id
+            keys |= people.keys(case_id, patient)
+        return cls(people=frozenset(keys))
+
+    def saw(self, keys: frozenset[str]) -> Leakage:
+        """Tell whether one of the keys is of a patient that was learnt on."""
+        if self.people is None:
+            return Leakage.UNKNOWN
+        return Leakage.YES if self.people & keys else Leakage.NO

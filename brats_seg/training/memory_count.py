@@ -1,0 +1,200 @@
+"""What a step holds in memory at its peak, counted without taking it.
+
+The step runs on fake tensors, which have shape, type and device, and no memory. The real modules
+run, so that norms in place, checkpointing and autocast ask for what they would ask for. What
+allocators and kernels take beside the tensors cannot be seen that way; see `Allowance`.
+"""
+
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from brats_seg.config import Config, Size
+from brats_seg.data.loader import Sample
+from brats_seg.errors import ConfigError
+from brats_seg.labels import MODALITIES
+from brats_seg.models.activation_checkpointing import set_activation_checkpointing
+from brats_seg.runtime.device import Device
+from brats_seg.runtime.memory import MEGABYTE
+from brats_seg.training.epoch import MicroBatches
+from brats_seg.training.gradient import MicroBatch
+from brats_seg.training.losses import Criterion, whole_loss
+from brats_seg.training.out_of_memory import MemoryMode
+from brats_seg.training.state import build_optimizer
+from brats_seg.training.tasks import task_of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Allowance:
+    """What is taken beside the tensors that a step asks for."""
+
+    share: float
+    """Of them: what allocators keep in pieces, and kernels take inside themselves."""
+    fixed_mb: float
+    """Code that is loaded or compiled when it is first used."""
+
+
+_ALLOWANCES = {
+    # peaks of processes under glibc, patches of 48^3 to 96^3 of the default U-Net
+    "cpu": Allowance(share=0.30, fixed_mb=160),
+    # cuDNN's workspaces; the context is no tensor, and is left out of a GPU's peak as well
+    "cuda": Allowance(share=0.10, fixed_mb=0),
+}
+
+
+def predicted_bytes(counted: int, device: torch.device) -> int:
+    """Return the peak to expect of tensors of that many bytes."""
+    allowance = _ALLOWANCES.get(device.type, _ALLOWANCES["cpu"])
+    return int(counted * (1 + allowance.share) + allowance.fixed_mb * MEGABYTE)
+
+
+class Footprint:
+    """A network, and all that training keeps beside it, on fake tensors.
+
+    The network given stays as it is, and so does torch's random state.
+    """
+
+    def __init__(
+        self, network: nn.Module, criterion: Criterion, config: Config, device: torch.device
+    ) -> None:
+        self._criterion = criterion
+        self._n_targets = task_of(config).n_targets
+        batches = config.training.effective_batch
+        self._effective_batch = batches if isinstance(batches, int) else max(batches.values())
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._live = _LiveBytes(device.type)
+        with self._counting():
+            fakes = _fakes_of(network, device)
+        # what is in the memo counts as copied: this takes no memory
+        self._network = deepcopy(network, fakes).train()
+        with self._counting():
+            optimizer = build_optimizer(self._network, config.optimizer)
+            self._hold_gradients(hold=True)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            self._optimizer = optimizer
+            averaged = self._network.state_dict().values() if config.optimizer.ema else ()
+            self._averaged = [torch.empty_like(tensor) for tensor in averaged]
+        self._peak_of_update = self._live.peak
+
+    def counted_bytes(self, patch: Size, mode: MemoryMode, device: Device) -> int:
+        """Return the most that tensors take at a time, in a window of patches of that size.
+
+        Raises `ConfigError` for a network that looks at values on its way.
+        """
+        set_activation_checkpointing(self._network, mode.checkpointing)
+        try:
+            with self._counting():
+                self._live.start()
+                self._run(patch, mode, device)
+        except RuntimeError as error:
+            msg = (
+                "what the network takes cannot be counted, because it, or the loss, needs values "
+                f"and not only sizes: {error}. Train it without a plan."
+            )
+            raise ConfigError(msg) from error
+        return max(self._live.peak, self._peak_of_update)
+
+    def _run(self, patch: Size, mode: MemoryMode, device: Device) -> None:
+        # from the second micro-batch of a window on, gradients of the one before are held
+        self._hold_gradients(hold=self._effective_batch > mode.micro_batch)
+        # no more patches than these are ever held, however many the window has
+        n_held = min(mode.micro_batch, self._effective_batch)
+        samples = [_fake_sample(patch, self._n_targets) for _ in range(n_held)]
+        (micro_batch,) = MicroBatches(samples, n_held)
+        _step(self._network, self._criterion, micro_batch, device)
+        self._hold_gradients(hold=False)
+
+    def _hold_gradients(self, *, hold: bool) -> None:
+        for parameter in self._network.parameters():
+            held = hold and parameter.requires_grad
+            parameter.grad = torch.empty_like(parameter) if held else None
+
+    @contextmanager
+    def _counting(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(self._mode)
+            stack.enter_context(self._live)
+            # the modes are of this thread
+            stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+            yield
+
+
+def _step(
+    network: nn.Module, criterion: Criterion, micro_batch: MicroBatch, device: Device
+) -> None:
+    here = micro_batch.to(device.torch_device)
+    with device.autocast():
+        output = network(here.image)
+        loss = whole_loss(criterion, output, here.target)
+    loss.backward()
+
+
+def _fakes_of(network: nn.Module, device: torch.device) -> dict[int, Any]:
+    """Return a fake for every tensor of a network, by the id of that."""
+    fakes: dict[int, Any] = {}
+    for parameter in network.parameters():
+        fake = torch.empty_like(parameter, device=device)
+        fakes[id(parameter)] = nn.Parameter(fake, requires_grad=parameter.requires_grad)
+    for buffer in network.buffers():
+        fakes[id(buffer)] = torch.empty_like(buffer, device=device)
+    return fakes
+
+
+def _fake_sample(patch: Size, n_targets: int) -> Sample:
+    image = torch.empty(len(MODALITIES), *patch)
+    target = torch.empty(n_targets, *patch, dtype=torch.uint8)
+    return Sample(image=image, target=target, case_id="")
+
+
+class _LiveBytes(TorchDispatchMode):
+    """Adds up the memory of the tensors of a device while they live, each memory once."""
+
+    def __init__(self, device_type: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._device_type = device_type
+        self._known: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self.now = self.peak = 0
+
+    def start(self) -> None:
+        """Look for the peak anew."""
+        self.peak = self.now
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self._note(result)
+        return result
+
+    def _note(self, result: Any) -> None:
+        if isinstance(result, Tensor):
+            if result.device.type == self._device_type:
+                self._note_memory(result.untyped_storage())
+        elif isinstance(result, list | tuple):
+            for part in result:
+                self._note(part)
+
+    def _note_memory(self, memory: torch.UntypedStorage) -> None:
+        if memory in self._known:
+            return
+        size = memory.nbytes()
+        self._known[memory] = size
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(memory, self._forget, size)
+
+    def _forget(self, size: int) -> None:
+        self.now -= size

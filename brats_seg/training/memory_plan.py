@@ -1,0 +1,340 @@
+"""What fits into a given memory: patches, micro-batches, precision and checkpointing.
+
+Every row is counted (see `footprint`), and the one that is suggested is tried for real (`trial`).
+"""
+
+# DOC training/trial: One real window in a process of its own, and the memory that it took at its peak.
+
+import logging
+import math
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
+from math import prod
+from multiprocessing import get_context
+from pathlib import Path
+
+import torch
+
+from brats_seg.config import Config, Size
+from brats_seg.data.loader import Sample
+from brats_seg.errors import ConfigError, EnvironmentalError
+from brats_seg.labels import MODALITIES
+from brats_seg.models.activation_checkpointing import (
+    ActivationCheckpointing,
+    set_activation_checkpointing,
+)
+from brats_seg.models.norm import check_in_place
+from brats_seg.progress import Track, untracked
+from brats_seg.runtime.device import Device, choose_device, native_dtype
+from brats_seg.runtime.memory import (
+    MEGABYTE,
+    free_memory,
+    is_out_of_memory,
+    peak_memory_mb,
+    read_numbers,
+)
+from brats_seg.training.epoch import MicroBatches
+from brats_seg.training.memory_count import Footprint, predicted_bytes
+from brats_seg.training.out_of_memory import MemoryMode
+from brats_seg.training.ranks import Ranks
+from brats_seg.training.state import RunState, build_network, build_state
+from brats_seg.training.tasks import task_of
+
+_N_MICRO_BATCHES = 2
+"""From the second on, gradients of the one before are held; later ones take no more."""
+
+
+def measured_bytes(
+    config: Config, patch: Size, checkpointing: ActivationCheckpointing
+) -> int | None:
+    """Return what a run takes at its peak, beside what Python and torch take before it begins.
+
+    On a GPU that is what torch has allocated there, on the CPU what the process grows by. None
+    where the system does not tell.
+
+    Raises:
+        EnvironmentalError: Memory ran out, or the system ended the process, as it does then.
+    """
+    # not forked: a child cannot use a GPU that its parent has used
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        try:
+            peak_mb = pool.submit(_peak_mb, config, patch, checkpointing).result()
+        except BrokenProcessPool as error:
+            msg = "the system ended the trial, most likely because memory ran out"
+            raise EnvironmentalError(msg) from error
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            msg = f"memory ran out in the trial: {error}"
+            raise EnvironmentalError(msg) from error
+    return None if math.isnan(peak_mb) else int(peak_mb * MEGABYTE)
+
+
+def _peak_mb(config: Config, patch: Size, checkpointing: ActivationCheckpointing) -> float:
+    training, task = config.training, task_of(config)
+    device = choose_device(training.device, training.precision)
+    before_mb = _own_peak_mb(device.torch_device)
+    state = build_state(
+        build_network(config, patch),
+        task.criterion,
+        config,
+        device=device,
+        ranks=Ranks(),
+        n_steps=1,
+    )
+    state.fallback.move_to(
+        MemoryMode(micro_batch=training.micro_batch, checkpointing=checkpointing)
+    )
+    _fill_optimizer(state)
+    n_patches = min(training.effective_batch_at(0), _N_MICRO_BATCHES * training.micro_batch)
+    samples = [_noise(patch, task.n_targets) for _ in range(n_patches)]
+    state.accumulator.step(MicroBatches(samples, training.micro_batch), task.measure)
+    return _own_peak_mb(device.torch_device) - before_mb
+
+
+def _own_peak_mb(device: torch.device) -> float:
+    if device.type == "cpu" and sys.platform == "linux":
+        # what `getrusage` tells began as the peak of the process that started this one
+        return read_numbers(Path("/proc/self/status"))["VmHWM"] / 1024
+    return peak_memory_mb(device)
+
+
+def _fill_optimizer(state: RunState) -> None:
+    """Have it make what it keeps per weight, which it otherwise does after the first window."""
+    for parameter in state.network.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    state.accumulator.optimizer.step()
+
+
+def _noise(patch: Size, n_targets: int) -> Sample:
+    image = torch.randn(len(MODALITIES), *patch)
+    target = (torch.rand(n_targets, *patch) > 0.5).to(torch.uint8)
+    return Sample(image=image, target=target, case_id="")
+
+
+log = logging.getLogger(__name__)
+
+_CUBES = (32, 48, 64, 80, 96, 112, 128, 160)
+_BOXES = ((96, 128, 96), (128, 160, 128), (128, 192, 128), (160, 192, 128), (160, 192, 160))
+"""Longer from front to back, as brains are; the last holds nearly every brain whole."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanRow:
+    """One way to train, and what it takes."""
+
+    patch: Size
+    """Voxels."""
+    micro_batch: int
+    precision: str
+    checkpointing: str
+    predicted_mib: int
+    """Peak to expect."""
+    measured_mib: int | None = None
+    """Peak of a real window, where one was tried."""
+    fits: bool
+    suggested: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryPlan:
+    """What fits on a device."""
+
+    device: Device
+    """With the precision of the settings."""
+    memory_mib: int
+    """What a run may take."""
+    rows: tuple[PlanRow, ...]
+
+    @property
+    def candidates(self) -> tuple[PlanRow, ...]:
+        """What fits at micro-batch 1 in the settings' precision, the largest patch first.
+
+        Of one patch, that with the least checkpointing comes first.
+        """
+        fitting = (
+            row
+            for row in self.rows
+            if row.fits and row.micro_batch == 1 and row.precision == self.device.precision
+        )
+        return tuple(sorted(fitting, key=lambda row: -prod(row.patch)))
+
+    @property
+    def suggested(self) -> PlanRow | None:
+        """The row to train with, if any fits."""
+        return next((row for row in self.rows if row.suggested), None)
+
+    def what_to_lower(self) -> str:
+        """Say what would help where nothing fits."""
+        least = min(self.rows, key=lambda row: row.measured_mib or row.predicted_mib)
+        return (
+            f"nothing fits in {self.memory_mib} MiB: the least, a patch of {size_words(least.patch)} "
+            f"in {least.precision} with checkpointing {least.checkpointing}, needs "
+            f"{least.measured_mib or least.predicted_mib}. Lower model.widths or patch.size, take "
+            "optimizer.name sgd, which keeps less than adam, or a smaller model.name"
+        )
+
+
+def size_words(patch: Size) -> str:
+    """Return `128x128x128`."""
+    return "x".join(map(str, patch))
+
+
+def count_plan(config: Config, memory_bytes: int, track: Track = untracked) -> MemoryPlan:
+    """Count what the settings' patch takes in every way, and how large a patch can be.
+
+    Args:
+        config: Its device, precision, network, loss, optimizer and effective batch are planned for.
+        memory_bytes: What a run may take.
+        track: Shows the patches as they are counted.
+    """
+    training = config.training
+    device = choose_device(training.device, training.precision)
+    counter = _Counter(config=config, device=device, memory_bytes=memory_bytes)
+    own = None if config.patch.size == "whole" else config.patch.size
+    rows = [] if own is None else list(counter.every_way(own))
+    others = sorted({*((n, n, n) for n in _CUBES), *_BOXES} - {own}, key=prod)
+    for patch in track(others, what="counting", total=len(others)):
+        found = list(counter.first_fitting(patch))
+        rows += found
+        # larger patches take more
+        if found and not found[-1].fits:
+            break
+    plan = MemoryPlan(device=device, memory_mib=memory_bytes // MEGABYTE, rows=tuple(rows))
+    return replace(plan, rows=_suggesting(plan.rows, plan.candidates))
+
+
+def try_plan(plan: MemoryPlan, config: Config) -> MemoryPlan:
+    """Train one window of what is suggested, and go on to the next that fits if it does not.
+
+    Nothing is tried that is larger than what this machine has free.
+    """
+    row = plan.suggested
+    while row is not None and row.predicted_mib * MEGABYTE < free_memory(plan.device.torch_device):
+        tried = _tried(row, plan, config)
+        rows = tuple(tried if other is row else other for other in plan.rows)
+        if tried.fits:
+            return replace(plan, rows=rows)
+        plan = replace(plan, rows=rows)
+        plan = replace(plan, rows=_suggesting(rows, plan.candidates))
+        row = plan.suggested
+    return plan
+
+
+def plan_memory_mode(
+    state: RunState, config: Config, patch: Size, memory_bytes: int
+) -> MemoryMode | None:
+    """Return the first mode of a run's ladder that is predicted to fit, or None if none is."""
+    accumulator = state.accumulator
+    device = accumulator.device.torch_device
+    footprint = Footprint(state.network, accumulator.criterion, config, device)
+    for mode in state.fallback.modes:
+        dtype = native_dtype(device) if mode.in_half else accumulator.device.autocast_dtype
+        where = Device(torch_device=device, autocast_dtype=dtype)
+        counted = footprint.counted_bytes(patch, mode, where)
+        if predicted_bytes(counted, device) <= memory_bytes:
+            return mode
+    return None
+
+
+def start_in_planned_mode(state: RunState, config: Config, patch: Size) -> None:
+    """Begin a run on the first mode that is predicted to fit in what is free; ranks agree on one."""
+    fallback, ranks = state.fallback, state.accumulator.ranks
+    free_bytes = free_memory(state.accumulator.device.torch_device)
+    mode = plan_memory_mode(state, config, patch, free_bytes)
+    if mode is None:
+        mode = fallback.modes[-1]
+        log.warning("no mode is predicted to fit in the %d MiB free", free_bytes // MEGABYTE)
+    place = max(ranks.gather(fallback.modes.index(mode)))
+    fallback.move_to(fallback.modes[place])
+    log.info("of %d MiB free, planned for %s", free_bytes // MEGABYTE, fallback.mode)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Counter:
+    config: Config
+    device: Device
+    memory_bytes: int
+
+    def every_way(self, patch: Size) -> Iterator[PlanRow]:
+        """Yield all precisions, micro-batches up to the first that does not fit, all checkpointing."""
+        footprint, modes = self._footprint(patch)
+        for device in (self.device, *self._other_precision()):
+            for micro_batch in self._micro_batches():
+                row = self._row(footprint, patch, MemoryMode(micro_batch=micro_batch), device)
+                yield row
+                if not row.fits:
+                    break
+            for mode in modes[1:]:
+                yield self._row(
+                    footprint, patch, MemoryMode(micro_batch=1, checkpointing=mode), device
+                )
+
+    def first_fitting(self, patch: Size) -> Iterator[PlanRow]:
+        """Yield ever more checkpointing until it fits; nothing for a patch the network cannot take."""
+        try:
+            footprint, modes = self._footprint(patch)
+        except ConfigError:
+            return
+        for kind in modes:
+            mode = MemoryMode(micro_batch=1, checkpointing=kind)
+            row = self._row(footprint, patch, mode, self.device)
+            yield row
+            if row.fits:
+                break
+
+    def _footprint(self, patch: Size) -> tuple[Footprint, Sequence[ActivationCheckpointing]]:
+        device = self.device.torch_device
+        network = build_network(self.config, patch).to(device)
+        check_in_place(network)
+        modes = [
+            mode for mode in ActivationCheckpointing if set_activation_checkpointing(network, mode)
+        ]
+        criterion = task_of(self.config).criterion
+        return Footprint(network, criterion, self.config, device), modes
+
+    def _row(self, footprint: Footprint, patch: Size, mode: MemoryMode, device: Device) -> PlanRow:
+        counted = footprint.counted_bytes(patch, mode, device)
+        predicted = predicted_bytes(counted, device.torch_device)
+        return PlanRow(
+            patch=patch,
+            micro_batch=mode.micro_batch,
+            precision=device.precision,
+            checkpointing=mode.checkpointing.value,
+            predicted_mib=predicted // MEGABYTE,
+            fits=predicted <= self.memory_bytes,
+        )
+
+    def _micro_batches(self) -> list[int]:
+        """Return 1, 2, 4 ... up to the effective batch."""
+        largest = self.config.training.effective_batch_at(0)
+        return [2**k for k in range(largest.bit_length())]
+
+    def _other_precision(self) -> tuple[Device, ...]:
+        half = native_dtype(self.device.torch_device)
+        other = half if self.device.autocast_dtype is None else None
+        if other is self.device.autocast_dtype:
+            return ()
+        return (replace(self.device, autocast_dtype=other),)
+
+
+def _suggesting(rows: Iterable[PlanRow], candidates: Sequence[PlanRow]) -> tuple[PlanRow, ...]:
+    best = candidates[0] if candidates else None
+    return tuple(replace(row, suggested=row is best) for row in rows)
+
+
+def _tried(row: PlanRow, plan: MemoryPlan, config: Config) -> PlanRow:
+    changes = {"micro_batch": row.micro_batch, "precision": row.precision}
+    training = config.training.model_copy(update=changes)
+    changed = config.model_copy(update={"training": training})
+    try:
+        measured = measured_bytes(changed, row.patch, ActivationCheckpointing(row.checkpointing))
+    except EnvironmentalError:
+        return replace(row, fits=False)
+    if measured is None:
+        return row
+    measured_mib = measured // MEGABYTE
+    return replace(row, measured_mib=measured_mib, fits=measured_mib <= plan.memory_mib)

@@ -1,0 +1,210 @@
+"""What a network is taught: regions to find, or an image to reconstruct."""
+
+# DOC training/sums: Sums over patches: what a phase of an epoch is scored from.
+# DOC training/segmentation: How well regions are segmented: voxels counted per patch, and the scores of an epoch.
+#
+# N patches, R regions, X Y Z voxels.
+#
+# DOC training/reconstruction: How an image is reconstructed: the loss, and the error of an epoch.
+#
+# The background is 0 wherever a case is prepared, easy to learn, and often half of a crop. An error
+# there counts a tenth in the loss, enough to be left with a dark background, and not at all in what
+# is reported. N patches, C modalities, X Y Z voxels.
+#
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from brats_seg.config import Config
+from brats_seg.data.loader import TargetOf, image_target, region_target
+from brats_seg.evaluation.overlap import RegionCounts, dice, jaccard
+from brats_seg.labels import MODALITIES, REGIONS
+from brats_seg.models.output import TrainingOutput, as_output
+from brats_seg.training.losses import (
+    Criterion,
+    Measure,
+    Output,
+    ReconstructionLoss,
+    _in_float,
+    brain_of,
+    build_criterion,
+)
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(kw_only=True, slots=True)
+class RunningSums:
+    """Sums over patches or cases, of plain values only, so that a checkpoint can hold them."""
+
+    seconds: float = 0.0
+    """Time they have taken."""
+    loss_sum: float = 0.0
+    """Sum of their losses."""
+    n_patches: int = 0
+    counts: dict[str, list[list[float]]] = field(default_factory=dict)
+    """What was measured of them, by case: rows that the task knows the meaning of."""
+
+    @property
+    def loss(self) -> float:
+        """Mean over patches, not a number without any."""
+        return self.loss_sum / self.n_patches if self.n_patches else float("nan")
+
+    def add(self, case_id: str, counts: Sequence[Sequence[float]]) -> None:
+        """Add what was measured of a patch to that of its case."""
+        before = self.counts.get(case_id)
+        summed = counts if before is None else np.add(before, counts).tolist()
+        self.counts[case_id] = [list(row) for row in summed]
+
+    def add_all(self, other: "RunningSums") -> None:
+        """Add the patches of another sums."""
+        self.loss_sum += other.loss_sum
+        self.n_patches += other.n_patches
+        for case_id, counts in other.counts.items():
+            self.add(case_id, counts)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OverlapScores:
+    """Loss and overlap of one phase of an epoch."""
+
+    loss: float
+    dice: npt.NDArray[np.float64]
+    """`(R,)`, mean over cases; a region empty on both sides scores 1."""
+    jaccard: npt.NDArray[np.float64]
+    """`(R,)`, mean over cases."""
+    n_empty: npt.NDArray[np.int64]
+    """`(R,)`, cases whose reference lacks the region."""
+
+    def columns(self) -> dict[str, float]:
+        """Return what a row of the history says of them."""
+        columns = {
+            "loss": self.loss,
+            "dice": float(self.dice.mean()),
+            "jaccard": float(self.jaccard.mean()),
+        }
+        for index, region in enumerate(REGIONS):
+            columns[f"dice_{region}"] = float(self.dice[index])
+            columns[f"jaccard_{region}"] = float(self.jaccard[index])
+            columns[f"empty_{region}"] = int(self.n_empty[index])
+        return columns
+
+
+def count_voxels(output: Output, target: Tensor) -> Tensor:
+    """Return agreement per patch: `(N, 4, R)`, true positive, false positive, false negative, true negative.
+
+    A voxel is predicted where its probability is above one half, that is, its logit above zero.
+    """
+    predicted = as_output(output).logits[0] > 0
+    reference = target > 0
+    voxels = (2, 3, 4)
+    both = (predicted & reference).sum(voxels)
+    n_predicted, n_reference = predicted.sum(voxels), reference.sum(voxels)
+    n_voxels = predicted[0, 0].numel()
+    return torch.stack(
+        [both, n_predicted - both, n_reference - both, n_voxels - n_predicted - n_reference + both],
+        1,
+    )
+
+
+def overlap_columns(sums: RunningSums) -> dict[str, float]:
+    """Return loss and overlap of the patches so far, cases in the order of their ids."""
+    cases = [region_counts(case_id, sums.counts[case_id]) for case_id in sorted(sums.counts)]
+    return scores_of(sums.loss, cases).columns()
+
+
+def scores_of(loss: float, counts: Sequence[RegionCounts]) -> OverlapScores:
+    """Take the ratios of each case once, and their mean over cases."""
+    return OverlapScores(
+        loss=loss,
+        dice=np.mean([dice(case) for case in counts], axis=0),
+        jaccard=np.mean([jaccard(case) for case in counts], axis=0),
+        n_empty=np.sum([case.in_reference == 0 for case in counts], axis=0),
+    )
+
+
+def region_counts(case_id: str, counts: Sequence[Sequence[float]]) -> RegionCounts:
+    """Return the value that metrics are made of, from rows TP, FP, FN, TN of `R` voxel counts."""
+    true_positive, false_positive, false_negative, true_negative = np.asarray(counts, np.int64)
+    return RegionCounts(
+        case_id=case_id,
+        true_positive=true_positive,
+        false_positive=false_positive,
+        false_negative=false_negative,
+        true_negative=true_negative,
+    )
+
+
+def add_squares(output: TrainingOutput | Tensor, target: Tensor) -> Tensor:
+    """Return the error per patch: `(N, 2, C)`, sum of squares in the brain, voxels of the brain."""
+    difference = _in_float(as_output(output).logits[0]) - target
+    brain = brain_of(target)
+    voxels = (2, 3, 4)
+    squares = (difference.square() * brain).sum(voxels)
+    return torch.stack([squares, brain.sum(voxels).to(squares.dtype).expand_as(squares)], 1)
+
+
+def error_columns(sums: RunningSums) -> dict[str, float]:
+    """Return the loss, and the error as the mean over cases, in the order of their ids.
+
+    In units of the normalised intensity, whose standard deviation in a brain is 1: an image without
+    any contrast has an error of 1. A case whose patches held no brain has none.
+    """
+    errors = [
+        rmse_of(sums.counts[case_id])
+        for case_id in sorted(sums.counts)
+        if sums.counts[case_id][1][0] > 0
+    ]
+    means = np.mean(errors, axis=0) if errors else np.full(len(MODALITIES), np.nan)
+    parts = {
+        f"rmse_{modality}": float(mean) for modality, mean in zip(MODALITIES, means, strict=True)
+    }
+    return {"loss": sums.loss, "rmse": float(means.mean()), **parts}
+
+
+def rmse_of(counts: list[list[float]]) -> list[float]:
+    """Return the root of the mean square of each modality, from the rows of `add_squares`."""
+    squares, n_voxels = np.asarray(counts, np.float64)
+    return np.sqrt(squares / n_voxels).tolist()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """All that differs between one thing to be taught and another."""
+
+    target_of: TargetOf
+    """Makes what the loss compares with."""
+    n_targets: int
+    """Channels of that."""
+    criterion: Criterion
+    """The loss of the settings."""
+    measure: Measure
+    """What is measured of each patch: rows that add up over the patches of a case."""
+    scores: Callable[[RunningSums], Mapping[str, float]]
+    """Turns what has added up into what the history says of a phase of an epoch."""
+
+
+def task_of(config: Config) -> Task:
+    """Return what the network of the settings is taught."""
+    if config.model.task == "reconstruction":
+        return Task(
+            target_of=image_target,
+            n_targets=len(MODALITIES),
+            criterion=ReconstructionLoss(config.loss),
+            measure=add_squares,
+            scores=error_columns,
+        )
+    return Task(
+        target_of=region_target,
+        n_targets=len(REGIONS),
+        criterion=build_criterion(config.loss),
+        measure=count_voxels,
+        scores=overlap_columns,
+    )

@@ -1,0 +1,1 @@
+"""Arrays of voxels: boxes, orientation, resampling, components and surfaces."""

@@ -1,0 +1,79 @@
+"""A box of voxels, which may reach beyond the volume that it is laid over."""
+
+from dataclasses import dataclass
+from typing import Self, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+Triple: TypeAlias = tuple[int, int, int]
+Mask: TypeAlias = npt.NDArray[np.bool_]
+"""Voxels `(X, Y, Z)` that are in a set."""
+Voxel = TypeVar("Voxel", bound=np.generic)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Box:
+    """Voxels from `start` up to, not including, `stop`."""
+
+    start: Triple
+    stop: Triple
+
+    @classmethod
+    def at(cls, start: Triple, shape: Triple) -> Self:
+        """Return the box of that shape that begins at `start`."""
+        x, y, z = (first + n for first, n in zip(start, shape, strict=True))
+        return cls(start=start, stop=(x, y, z))
+
+    @property
+    def shape(self) -> Triple:
+        """Voxels along X, Y and Z."""
+        x, y, z = (last - first for first, last in zip(self.start, self.stop, strict=True))
+        return x, y, z
+
+    @property
+    def slices(self) -> tuple[slice, slice, slice]:
+        """What takes the box out of an array `(X, Y, Z)` that holds all of it."""
+        x, y, z = map(slice, self.start, self.stop)
+        return x, y, z
+
+    def within(self, shape: Triple) -> Self:
+        """Return the part that lies in a volume of that shape; it may be empty."""
+        start = _clip(self.start, shape)
+        return type(self)(start=start, stop=_clip(self.stop, shape))
+
+    def seen_from(self, origin: Triple) -> Self:
+        """Return the same voxels, counted from `origin`."""
+        back = (-origin[0], -origin[1], -origin[2])
+        return type(self)(start=_add(self.start, back), stop=_add(self.stop, back))
+
+    def joined(self, other: Self) -> Self:
+        """Return the smallest box that holds both."""
+        x, y, z = map(min, self.start, other.start)
+        right, front, top = map(max, self.stop, other.stop)
+        return type(self)(start=(x, y, z), stop=(right, front, top))
+
+    def placed(self, array: npt.NDArray[Voxel], shape: Triple) -> npt.NDArray[Voxel]:
+        """Return a volume of that shape with `array` in this box and 0 around it."""
+        volume = np.zeros(shape, dtype=array.dtype)
+        volume[self.slices] = array
+        return volume
+
+
+def bounding_box(mask: npt.NDArray[np.bool_]) -> Box | None:
+    """Return the smallest box around the true voxels of `(X, Y, Z)`, or None if there are none."""
+    found = [np.flatnonzero(mask.any(axis=others)) for others in ((1, 2), (0, 2), (0, 1))]
+    if not all(map(len, found)):
+        return None
+    x, y, z = (int(indices[0]) for indices in found)
+    right, front, top = (int(indices[-1]) + 1 for indices in found)
+    return Box(start=(x, y, z), stop=(right, front, top))
+
+
+def _add(point: Triple, shift: Triple) -> Triple:
+    return point[0] + shift[0], point[1] + shift[1], point[2] + shift[2]
+
+
+def _clip(point: Triple, shape: Triple) -> Triple:
+    x, y, z = (min(max(0, at), n) for at, n in zip(point, shape, strict=True))
+    return x, y, z
