@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -30,6 +31,10 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Size = tuple[int, int, int]
 TaskName = Literal["segmentation", "reconstruction"]
+NETWORKS = ("unet", "notebook", "segresnet", "vae-unet", "dynunet", "swin-unetr", "autoencoder")
+"""Networks with a short name; any other is given by its dotted name."""
+OVERLAP = 0.5
+"""Default share that neighbouring windows have in common, in validation and prediction alike."""
 
 
 def _parsed_size(value: object) -> object:
@@ -43,6 +48,31 @@ def _parsed_size(value: object) -> object:
             return tuple(int(size) for size in sizes)
     msg = "expected three positive whole numbers such as 64,64,64, or 'whole'"
     raise ValueError(msg)
+
+
+def _network_name(name: str) -> str:
+    if name not in NETWORKS and not is_dotted_name(name):
+        msg = (
+            f"expected one of {', '.join(NETWORKS)}, or the dotted name of a class or function, "
+            "such as monai.networks.nets.UNet"
+        )
+        raise ValueError(msg)
+    return name
+
+
+def _dotted_name(name: str) -> str:
+    if not is_dotted_name(name):
+        msg = "expected the dotted name of a class or function, such as monai.losses.FocalLoss"
+        raise ValueError(msg)
+    return name
+
+
+def is_dotted_name(name: str) -> bool:
+    """Return whether a name has the form `package.module.attribute`."""
+    return "." in name and all(part.isidentifier() for part in name.split("."))
+
+
+DottedName = Annotated[str, AfterValidator(_dotted_name)]
 
 
 class Section(BaseModel):
@@ -94,10 +124,13 @@ class PatchConfig(Section):
 class ModelConfig(Section):
     """Which network."""
 
-    name: Literal[
-        "unet", "notebook", "segresnet", "vae-unet", "dynunet", "swin-unetr", "autoencoder"
-    ] = "unet"
-    """`unet` and `autoencoder` are our own, `notebook` the Kaggle notebook's, the others MONAI's."""
+    name: Annotated[str, AfterValidator(_network_name)] = "unet"
+    """`unet` and `autoencoder` are our own, `notebook` is the Kaggle notebook's, the others MONAI's.
+
+    Any other network is given by its dotted name, for example `monai.networks.nets.UNet`.
+    """
+    arguments: dict[str, Any] = {}
+    """Keyword arguments of a network that is given by its dotted name."""
     widths: tuple[PositiveInt, ...] = (32, 64, 128, 256, 320, 320)
     """Channels of each level of `unet` and `dynunet`; levels that the patch is too small for are left out."""
     deep_supervision: bool = True
@@ -120,6 +153,10 @@ class LossConfig(Section):
     """Weight of the mean binary cross-entropy over regions and voxels."""
     batch_dice: bool = False
     """Whether Dice is taken of the effective batch as a whole instead of patch by patch."""
+    name: DottedName | None = None
+    """Dotted name of another loss, for example `monai.losses.DiceFocalLoss`; null for the one above."""
+    arguments: dict[str, Any] = {}
+    """Keyword arguments of a loss that is given by its dotted name."""
     ssim: Annotated[float, Field(ge=0)] = 0.0
     """Weight of 1 - structural similarity beside the squared error of `autoencoder`."""
 
@@ -181,6 +218,8 @@ class TrainingConfig(Section):
     """All randomness is a function of it and of epoch, case and draw."""
     augment: Literal["none", "light", "full"] = "light"
     """`light`: mirror, brightness, contrast, noise. `full`: the list of nnU-Net."""
+    transforms: tuple[DottedName, ...] = ()
+    """Dotted names of MONAI dictionary transforms (or functions that return one), applied after `augment`."""
     checkpoint_minutes: PositiveFloat = 10.0
     """Longest time of training that a power cut can cost."""
 
@@ -206,7 +245,7 @@ class ValidationConfig(Section):
     """Epochs from one validation on whole cases to the next; the last epoch always has one."""
     patches_between: bool = False
     """Whether the epochs between score patches of the held-out cases."""
-    overlap: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    overlap: Annotated[float, Field(ge=0, lt=1)] = OVERLAP
     """Share that neighbouring windows have in common."""
     watch: Literal["val_loss", "val_dice"] = "val_dice"
     """What `best.pt` is the best of."""
@@ -309,17 +348,37 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def load_config(
-    *, preset: str | None = None, text: str = "", assignments: Iterable[str] = ()
+    *,
+    preset: str | None = None,
+    text: str = "",
+    assignments: Iterable[str] = (),
+    values: Mapping[str, Any] | None = None,
 ) -> Config:
-    """Build the settings: defaults, then a preset, then YAML text, then `key=value` pairs.
+    """Build the settings of a run; each source overrides the ones before it.
 
-    What the network itself starts from lies between the preset and the text. Raises `ConfigError`
-    naming the key, what was got and what is allowed.
+    The order is: defaults, preset, the defaults of the network, YAML text, assignments, values.
+
+    Args:
+        preset: A name in `PRESETS`.
+        text: The content of a YAML file.
+        assignments: `key=value` texts, where the value is YAML: `training.n_epochs=10`.
+        values: Values by dotted key: `{"training.n_epochs": 10}`.
+
+    Raises:
+        ConfigError: A key is unknown or a value is not allowed; the message names the key, the
+            value and what was expected.
+
+    Example:
+        >>> config = load_config(preset="demo", values={"training.n_epochs": 3})
+        >>> config.training.n_epochs, config.patch.size
+        (3, (32, 32, 32))
     """
     given: dict[str, Any] = {}
     _merge(given, _parsed(text, "the configuration file"))
     for assignment in assignments:
         _merge(given, _assigned(assignment))
+    for key, value in (values or {}).items():
+        _merge(given, _nested(key, value))
     settings: dict[str, Any] = {}
     if preset is not None:
         _merge(settings, _preset(preset))
@@ -376,7 +435,11 @@ def _assigned(assignment: str) -> dict[str, Any]:
     if not equals:
         msg = f"--set {assignment!r} has no '='; expected for example training.n_epochs=10"
         raise ConfigError(msg)
-    value = _parsed(f"value: {text}", f"--set {assignment}")["value"]
+    return _nested(key, _parsed(f"value: {text}", f"--set {assignment}")["value"])
+
+
+def _nested(key: str, value: Any) -> dict[str, Any]:
+    """Return `{"a": {"b": value}}` for the key `a.b`."""
     for part in reversed(key.strip().split(".")):
         value = {part: value}
     return dict(value)

@@ -3,6 +3,7 @@
 # DOC cli/data: Where the scans of a command are, and the cases prepared from them.
 
 import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,13 +38,17 @@ def settings_of(
     preset: str | None, path: Path | None, assignments: list[str] | None, flags: dict[str, Any]
 ) -> Config:
     """Flags win over `--set`, which wins over the file, which wins over the preset."""
-    given = [f"{key}={value}" for key, value in flags.items() if value is not None]
     try:
         text = "" if path is None else path.read_text()
     except OSError as error:
         msg = f"the configuration file {path} cannot be read: {error.strerror}"
         raise ConfigError(msg) from None
-    return load_config(preset=preset, text=text, assignments=[*(assignments or []), *given])
+    return load_config(
+        preset=preset,
+        text=text,
+        assignments=assignments or [],
+        values={key: value for key, value in flags.items() if value is not None},
+    )
 
 
 DEFAULT_PATH = Path("data")
@@ -85,3 +90,26 @@ def prepared_path(data: Path | None, prepared: Path | None) -> Path:
 
 def _holds_anything(folder: Path) -> bool:
     return folder.is_dir() and any(path.name != "README.md" for path in folder.iterdir())
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print rows of cells under their headings; numbers are set flush right.
+
+    On a terminal the table is fitted to its width; elsewhere no cell is cut or wrapped.
+    """
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    cells = [list(row) for row in rows]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for place, heading in enumerate(columns):
+        is_number = any(isinstance(row[place], int | float) for row in cells)
+        table.add_column(heading, justify="right" if is_number else "left", no_wrap=True)
+    for row in cells:
+        table.add_row(*(Text(str(cell)) for cell in row))
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=10_000)
+    console.print(table)

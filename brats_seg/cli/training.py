@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+import yaml
 
 from brats_seg.cli.options import (
     ConfigOption,
@@ -68,7 +69,9 @@ def train(
     flags = {
         "model.name": model,
         "training.n_epochs": epochs,
-        "training.effective_batch": effective_batch,
+        "training.effective_batch": None
+        if effective_batch is None
+        else yaml.safe_load(effective_batch),
         "training.micro_batch": micro_batch,
         "patch.size": patch,
         "training.seed": seed,

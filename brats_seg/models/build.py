@@ -58,6 +58,8 @@ def size_multiple(config: ModelConfig, patch: Triple) -> Triple:
             return 16, 16, 16
         case "swin-unetr":
             return 32, 32, 32
+        case _:
+            return 1, 1, 1
 
 
 def has_batch_statistics(model: nn.Module) -> bool:
@@ -123,6 +125,8 @@ def _smallest_axis(config: ModelConfig) -> int:
             return 16
         case "swin-unetr":
             return 64  # its InstanceNorm at 1/32 of the size cannot learn from a single voxel
+        case _:
+            return 1
 
 
 def _words(size: tuple[int, ...]) -> str:

@@ -1,0 +1,123 @@
+"""CSV tables: written and read by pandas, safe to open in a spreadsheet.
+
+A text cell that begins with `=`, `+`, `-` or `@` is a formula to a spreadsheet. Such cells are
+written with an apostrophe in front, which spreadsheets do not show, and read without it (OWASP,
+"CSV injection"). Numbers are written as they are.
+"""
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from brats_seg.errors import UsageError
+from brats_seg.files import whole_file
+
+_FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
+_GUARD = "'"
+
+
+def write_table(
+    path: Path,
+    columns: Sequence[str],
+    rows: Iterable[Mapping[str, Any] | Sequence[Any]],
+    *,
+    header: bool = True,
+) -> None:
+    """Write rows as CSV; a reader never sees half of the file.
+
+    Args:
+        path: The file.
+        columns: Names of the columns, in order.
+        rows: A mapping from column to cell, or the cells in the order of the columns. None and NaN
+            become empty cells; floats are written in full unless they are formatted beforehand.
+        header: Whether the first line holds the names of the columns.
+
+    Raises:
+        EnvironmentalError: The file cannot be written.
+    """
+    # object: pandas would turn a column of whole numbers with a gap into floats
+    cells = [
+        [row.get(column) for column in columns] if isinstance(row, Mapping) else row for row in rows
+    ]
+    guarded = [[_guarded(cell) for cell in row] for row in cells]
+    # object: pandas would turn whole numbers beside an empty cell into floats
+    frame = pd.DataFrame(guarded, columns=list(columns), dtype=object)
+    text = frame.to_csv(index=False, header=header, lineterminator="\n")
+    with whole_file(path) as beside:
+        # file names need not be UTF-8
+        beside.write_bytes(text.encode(errors="surrogateescape"))
+
+
+def read_table(
+    path: Path,
+    *,
+    required: Sequence[str] = (),
+    separator: str = ",",
+    short_rows: bool = True,
+) -> pd.DataFrame:
+    """Read a CSV file with a header; every cell is a text, an empty one the empty text.
+
+    Args:
+        path: The file; a byte order mark, as Excel writes it, is skipped.
+        required: Columns that must be there.
+        separator: The character between cells.
+        short_rows: Whether rows may have fewer cells than the header; the rest is then empty.
+
+    Raises:
+        UsageError: The file is missing, is not a table, or lacks a column.
+    """
+    try:
+        with warnings.catch_warnings():
+            # a row that is too long is cut with no more than a warning
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            frame = pd.read_csv(
+                path,
+                dtype=str,
+                keep_default_na=False,
+                sep=separator,
+                encoding="utf-8-sig",
+                encoding_errors="surrogateescape",
+                index_col=False,
+                engine="python",
+            )
+    except FileNotFoundError:
+        msg = f"{path} does not exist"
+        raise UsageError(msg) from None
+    except OSError as error:
+        msg = f"{path} cannot be read: {error.strerror}"
+        raise UsageError(msg) from None
+    except (pd.errors.ParserWarning, ValueError) as error:
+        msg = f"{path} is not a CSV table: {error}"
+        raise UsageError(msg) from None
+    is_short = frame.isna().any(axis=1)
+    if is_short.any() and not short_rows:
+        line = int(is_short.argmax()) + 2
+        msg = f"{path} is not a CSV table: line {line} has fewer cells than the header"
+        raise UsageError(msg)
+    missing = [column for column in required if column not in frame.columns]
+    if missing:
+        found = ", ".join(map(str, frame.columns[:8])) or "nothing"
+        msg = f"{path} has no column {', '.join(missing)}; found the columns {found}"
+        raise UsageError(msg)
+    return frame.fillna("").map(_unguarded)
+
+
+def _guarded(cell: Any) -> Any:
+    if isinstance(cell, str) and cell.startswith(_FORMULA_SIGNS) and not _is_number(cell):
+        return _GUARD + cell
+    return cell
+
+
+def _unguarded(cell: str) -> str:
+    return cell[1:] if cell.startswith(tuple(_GUARD + sign for sign in _FORMULA_SIGNS)) else cell
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,71 @@
+"""CSV tables: what is written is what is read, in a spreadsheet too."""
+
+from pathlib import Path
+
+import pytest
+
+from brats_seg.errors import UsageError
+from brats_seg.tables import read_table, write_table
+
+
+def test_cells_come_back_as_texts(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+
+    write_table(path, ["a", "b"], [{"a": 1, "b": None}, ('x, "y"', 2.5)])
+
+    assert path.read_text() == 'a,b\n1,\n"x, ""y""",2.5\n'
+    assert read_table(path).to_numpy().tolist() == [["1", ""], ['x, "y"', "2.5"]]
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+cmd", "-x", "@SUM(A1)", "\t=1"])
+def test_a_formula_is_a_text_to_a_spreadsheet(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "t.csv"
+
+    write_table(path, ["a"], [[text]])
+
+    assert "'" + text in path.read_text()
+    assert read_table(path)["a"][0] == text
+
+
+@pytest.mark.parametrize("number", ["-3.5", "+2", "-1e-3"])
+def test_a_negative_number_is_no_formula(tmp_path: Path, number: str) -> None:
+    write_table(tmp_path / "t.csv", ["a"], [[number]])
+
+    assert (tmp_path / "t.csv").read_text() == f"a\n{number}\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        ("", "is not a CSV table"),
+        ("a,b\n1,2,3\n", "is not a CSV table"),
+        ('a,b\n"1\n', "is not a CSV table"),
+        ("a,c\n1,2\n", "has no column b; found the columns a, c"),
+    ],
+)
+def test_what_is_no_table_is_refused_by_name(tmp_path: Path, content: str, match: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(content)
+
+    with pytest.raises(UsageError, match=match):
+        read_table(path, required=["a", "b"])
+
+
+def test_a_missing_table_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"t\.csv does not exist"):
+        read_table(tmp_path / "t.csv")
+
+
+def test_a_short_row_is_filled_or_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("a,b\n1\n")
+
+    assert read_table(path).to_numpy().tolist() == [["1", ""]]
+    with pytest.raises(UsageError, match="line 2 has fewer cells"):
+        read_table(path, short_rows=False)
+
+
+def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes("\ufeffa\n1\n".encode())
+
+    assert list(read_table(tmp_path / "t.csv").columns) == ["a"]
