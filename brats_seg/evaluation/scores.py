@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.lesionwise import LesionScores
+from brats_seg.evaluation.significance import bootstrap_interval
 from brats_seg.files import whole_file
 
 REGION_COLUMNS = (
@@ -150,13 +151,6 @@ def _text(value: float) -> str:
     return str(value) if isinstance(value, int) else f"{value:.6f}"
 
 
-CONFIDENCE = 0.95
-"""Of the interval around a mean."""
-
-N_RESAMPLES = 2000
-"""Draws behind that interval."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spread:
     """One column of one region over cases."""
@@ -228,19 +222,15 @@ def _summary(region: str, rows: Sequence[Score], rng: np.random.Generator) -> Re
 def _spreads(
     columns: Sequence[str], values: npt.NDArray[np.float64], rng: np.random.Generator
 ) -> tuple[Spread, ...]:
-    """Spread values (cases, columns), all columns over the same keys of cases."""
-    n_cases = len(values)
-    keys = rng.multinomial(n_cases, np.full(n_cases, 1 / n_cases), size=N_RESAMPLES)
-    means = keys @ values / n_cases
-    tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(means, (tail, 1 - tail), axis=0)
+    """Return the spread of each column of values (cases, columns)."""
+    mean = bootstrap_interval(lambda columns: columns.mean(axis=-1), [values.T], rng)
     lower, median, upper = np.quantile(values, (0.25, 0.5, 0.75), axis=0)
     return tuple(
         Spread(
             column=column,
             mean=float(values[:, k].mean()),
-            mean_low=float(low[k]),
-            mean_high=float(high[k]),
+            mean_low=float(mean.low[k]),
+            mean_high=float(mean.high[k]),
             median=float(median[k]),
             lower_quartile=float(lower[k]),
             upper_quartile=float(upper[k]),
