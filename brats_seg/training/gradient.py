@@ -99,9 +99,7 @@ class BatchGradient:
     ranks: Ranks
     """The processes that share each batch."""
 
-    def make(
-        self, micro_batches: Iterable[MicroBatch], measure: Measure
-    ) -> tuple[float, Tensor]:
+    def make(self, micro_batches: Iterable[MicroBatch], measure: Measure) -> tuple[float, Tensor]:
         """Add this rank's part of the gradient to the parameters; return loss and measurements.
 
         Args:
