@@ -279,7 +279,7 @@ class PreparedCase:
             CaseError: The case has no label map.
         """
         if self.labels is None:
-            raise self._unlabelled()
+            raise self.unlabelled()
         if out is None:
             out = np.empty(box.shape, dtype=np.uint8)
         _copy(self.labels, box, out)
@@ -292,10 +292,11 @@ class PreparedCase:
             CaseError: The case has no label map.
         """
         if self.convention is None:
-            raise self._unlabelled()
+            raise self.unlabelled()
         return regions_of(labels, self.convention)
 
-    def _unlabelled(self) -> CaseError:
+    def unlabelled(self) -> CaseError:
+        """Return the error that the case has no label map."""
         expected = "a label map to learn from or to compare with"
         next_step = "Leave the case out, or add its label map and prepare it again."
         return CaseError(self.case_id, MANIFEST_NAME, "no label map", expected, next_step)
