@@ -17,9 +17,11 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import torch
 from monai.data import MetaTensor
-from monai.transforms import MapTransform, RandomizableTransform
+from monai.transforms import MapTransform, Randomizable, RandomizableTransform
 from torch import Tensor
 from torch.nn import functional
+
+from brats_seg.data.store import Buffers
 
 Range: TypeAlias = tuple[float, float]
 Item: TypeAlias = dict[str, Any]
@@ -75,29 +77,82 @@ class BrainMask:
         return mean, math.sqrt(max(0.0, mean_square - mean**2))
 
 
-class _RandIntensityd(RandomizableTransform, MapTransform):
-    """A random change of intensities, in place."""
+class RandIntensityd(RandomizableTransform, MapTransform):
+    """Base of the random changes of intensities, which work in place."""
 
     def __init__(self, keys: str | Sequence[str], prob: float) -> None:
         MapTransform.__init__(self, keys)
         RandomizableTransform.__init__(self, prob)
 
+    @property
+    def is_drawn(self) -> bool:
+        """Whether `randomize` has drawn that the change happens."""
+        return self._do_transform
+
     def __call__(self, data: Mapping[str, Any]) -> Item:
         """Change the images (C, X, Y, Z) with the chance `prob`."""
         changed = dict(data)
         self.randomize(None)
-        if self._do_transform:
+        if self.is_drawn:
             for key in self.key_iterator(data):
-                changed[key] = plain_tensor(data[key]).to(torch.float32)
-                self.change(changed[key])
+                changed[key] = image = plain_tensor(data[key]).to(torch.float32)
+                self.change(image, BrainMask.of(image))
         return changed
 
-    def change(self, image: Tensor) -> None:
+    def change(self, image: Tensor, brain: BrainMask) -> None:
         """Change an image in place."""
         raise NotImplementedError
 
 
-class RandBrainNoised(_RandIntensityd):
+class RandIntensitiesd(Randomizable, MapTransform):
+    """Apply the random changes of a list one after the other, those that are drawn.
+
+    An image is converted to float32, and its brain found, once for all of them, and not at all if
+    none is drawn. FIGURE_GROUP
+    """
+
+    def __init__(
+        self,
+        keys: str | Sequence[str],
+        changes: Sequence[RandIntensityd],
+        *,
+        buffers: Buffers | None = None,
+    ) -> None:
+        """Take the changes, and memory for images that is perhaps shared with other transforms."""
+        MapTransform.__init__(self, keys)
+        self.changes = tuple(changes)
+        self._buffers = buffers or Buffers()
+        self.set_random_state()
+
+    def set_random_state(
+        self, seed: int | None = None, state: np.random.RandomState | None = None
+    ) -> Self:
+        """Seed all changes, which draw from one random state."""
+        super().set_random_state(seed, state)
+        for change in self.changes:
+            change.set_random_state(state=self.R)
+        return self
+
+    def randomize(self, data: Any = None) -> None:
+        """Draw which of the changes happen."""
+        for change in self.changes:
+            change.randomize(None)
+
+    def __call__(self, data: Mapping[str, Any]) -> Item:
+        """Change the images (C, X, Y, Z)."""
+        changed = dict(data)
+        self.randomize()
+        drawn = [change for change in self.changes if change.is_drawn]
+        if drawn:
+            for key in self.key_iterator(data):
+                changed[key] = image = in_float32(plain_tensor(data[key]), self._buffers)
+                brain = BrainMask.of(image)
+                for change in drawn:
+                    change.change(image, brain)
+        return changed
+
+
+class RandBrainNoised(RandIntensityd):
     """Add Gaussian noise of one strength to all channels, independent between them.
 
     FIGURE_NOISE
@@ -110,9 +165,8 @@ class RandBrainNoised(_RandIntensityd):
         super().__init__(keys, prob)
         self.std = std
 
-    def change(self, image: Tensor) -> None:
+    def change(self, image: Tensor, brain: BrainMask) -> None:
         """Add noise in place."""
-        brain = BrainMask.of(image)
         std = self.R.uniform(*self.std)
         # torch draws twice as fast as numpy
         seed = int(self.R.randint(2**63 - 1, dtype=np.int64))
@@ -123,7 +177,7 @@ class RandBrainNoised(_RandIntensityd):
             channel.add_(noise, alpha=std)
 
 
-class RandBrainSmoothd(_RandIntensityd):
+class RandBrainSmoothd(RandIntensityd):
     """Smooth some channels with a Gaussian, of another random width along each axis.
 
     At the border of the patch the weights add up over the voxels that there are.
@@ -143,9 +197,8 @@ class RandBrainSmoothd(_RandIntensityd):
         self.sigma = sigma
         self.channel_prob = channel_prob
 
-    def change(self, image: Tensor) -> None:
+    def change(self, image: Tensor, brain: BrainMask) -> None:
         """Smooth in place."""
-        brain = BrainMask.of(image)
         for channel in _some_channels(image, self.channel_prob, self.R):
             smoothed = channel
             for axis in range(channel.ndim):
@@ -153,7 +206,7 @@ class RandBrainSmoothd(_RandIntensityd):
             torch.mul(smoothed, brain.mask, out=channel)
 
 
-class RandBrightnessd(_RandIntensityd):
+class RandBrightnessd(RandIntensityd):
     """Multiply each channel by a random factor of its own.
 
     FIGURE_BRIGHTNESS
@@ -166,14 +219,14 @@ class RandBrightnessd(_RandIntensityd):
         super().__init__(keys, prob)
         self.factors = factors
 
-    def change(self, image: Tensor) -> None:
+    def change(self, image: Tensor, brain: BrainMask) -> None:
         """Multiply in place."""
         # a factor leaves the background 0 without a mask
         for channel in image:
             channel.mul_(_around_one(self.factors, self.R))
 
 
-class RandBrainContrastd(_RandIntensityd):
+class RandBrainContrastd(RandIntensityd):
     """Scale the distance of each channel from its mean, within the range that it had.
 
     FIGURE_CONTRAST
@@ -186,9 +239,8 @@ class RandBrainContrastd(_RandIntensityd):
         super().__init__(keys, prob)
         self.factors = factors
 
-    def change(self, image: Tensor) -> None:
+    def change(self, image: Tensor, brain: BrainMask) -> None:
         """Change the contrast in place."""
-        brain = BrainMask.of(image)
         for channel in image:
             mean, _ = brain.mean_and_std(channel)
             low, high = channel.aminmax()
@@ -196,7 +248,7 @@ class RandBrainContrastd(_RandIntensityd):
             channel.mul_(factor).add_(mean * (1 - factor)).clamp_(low, high).mul_(brain.mask)
 
 
-class RandBrainLowResolutiond(_RandIntensityd):
+class RandBrainLowResolutiond(RandIntensityd):
     """Keep only some voxels of some channels, and interpolate between them.
 
     FIGURE_LOW
@@ -214,9 +266,8 @@ class RandBrainLowResolutiond(_RandIntensityd):
         self.zoom_range = zoom_range
         self.channel_prob = channel_prob
 
-    def change(self, image: Tensor) -> None:
+    def change(self, image: Tensor, brain: BrainMask) -> None:
         """Lower the resolution in place."""
-        brain = BrainMask.of(image)
         for channel in _some_channels(image, self.channel_prob, self.R):
             kept = self.R.uniform(*self.zoom_range)
             size = [max(1, round(n * kept)) for n in channel.shape]
@@ -225,7 +276,7 @@ class RandBrainLowResolutiond(_RandIntensityd):
             torch.mul(fine, brain.mask, out=channel)
 
 
-class RandBrainGammad(_RandIntensityd):
+class RandBrainGammad(RandIntensityd):
     """Raise each channel, stretched from 0 to 1, to a power, and keep its mean and deviation.
 
     FIGURE_GAMMA
@@ -244,15 +295,22 @@ class RandBrainGammad(_RandIntensityd):
         self.gamma = gamma
         self.invert_image = invert_image
 
-    def change(self, image: Tensor) -> None:
+    def change(self, image: Tensor, brain: BrainMask) -> None:
         """Change the intensities in place."""
-        brain = BrainMask.of(image)
         for channel in image:
             if self.invert_image:
                 channel.neg_()
             adjust_gamma(channel, brain, _around_one(self.gamma, self.R))
             if self.invert_image:
                 channel.neg_()
+
+
+def in_float32(image: Tensor, buffers: Buffers) -> Tensor:
+    """Return an image in float32: itself, or a copy in memory from the buffers."""
+    if image.dtype == torch.float32:
+        return image
+    single = torch.from_numpy(buffers.take(tuple(image.shape), np.float32))
+    return single.copy_(image)
 
 
 def plain_tensor(image: Any) -> Tensor:

@@ -26,7 +26,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 import torch
-from monai.transforms import Compose, EnsureTyped, MapTransform, Randomizable
+from monai.transforms import CastToTyped, Compose, MapTransform, Randomizable
 from torch import Tensor
 from torch.nn import functional
 
@@ -40,7 +40,10 @@ from brats_seg.data.intensity import (
     RandBrainNoised,
     RandBrainSmoothd,
     RandBrightnessd,
+    RandIntensitiesd,
+    RandIntensityd,
     Transform,
+    in_float32,
     plain_tensor,
 )
 from brats_seg.data.patches import ORIGIN, choose_box, whole_box
@@ -114,28 +117,48 @@ def training_transforms(
         ...     Path("prepared"), patch=PatchConfig(size=(64, 64, 64)), augment="light"
         ... )
         >>> [type(transform).__name__ for transform in pipeline.transforms][:3]
-        ['ReadPatchd', 'RandBrainNoised', 'RandBrainSmoothd']
+        ['ReadPatchd', 'RandIntensitiesd', 'RegionsOfLabelsd']
     """
-    chances = AUGMENTATIONS[augment]
+    chances, buffers = AUGMENTATIONS[augment], Buffers()
     return Compose(
         [
-            ReadPatchd(folder=folder, patch=patch, multiple=multiple, augmentation=chances),
-            RandBrainNoised("image", prob=chances.noise),
-            RandBrainSmoothd("image", prob=chances.blur),
-            RandBrightnessd("image", prob=chances.brightness),
-            RandBrainContrastd("image", prob=chances.contrast),
-            RandBrainLowResolutiond("image", prob=chances.low_resolution),
-            RandBrainGammad("image", prob=chances.inverted_gamma, invert_image=True),
-            RandBrainGammad("image", prob=chances.gamma),
-            *extra,
-            *_last_transforms(),
+            ReadPatchd(
+                folder=folder,
+                patch=patch,
+                multiple=multiple,
+                augmentation=chances,
+                dtype=torch.float16,
+                buffers=buffers,
+            ),
+            RandIntensitiesd("image", intensity_changes(chances), buffers=buffers),
+            *_for_others(extra),
+            RegionsOfLabelsd("label"),
+            CastToHalfd("image", buffers=buffers),
         ]
     )
 
 
+def intensity_changes(augmentation: Augmentation) -> tuple[RandIntensityd, ...]:
+    """Return the changes of intensities of a list, in the order of nnU-Net."""
+    return (
+        RandBrainNoised("image", prob=augmentation.noise),
+        RandBrainSmoothd("image", prob=augmentation.blur),
+        RandBrightnessd("image", prob=augmentation.brightness),
+        RandBrainContrastd("image", prob=augmentation.contrast),
+        RandBrainLowResolutiond("image", prob=augmentation.low_resolution),
+        RandBrainGammad("image", prob=augmentation.inverted_gamma, invert_image=True),
+        RandBrainGammad("image", prob=augmentation.gamma),
+    )
+
+
+def _for_others(extra: Sequence[Transform]) -> list[Transform]:
+    # few operations of torch and MONAI take float16 on the CPU
+    return [CastToTyped("image", dtype=torch.float32), *extra] if extra else []
+
+
 def validation_transforms(folder: Path) -> Compose:
     """Return the pipeline that turns `{"case_id": ...}` into a brain crop and its region masks."""
-    return Compose([ReadCased(folder=folder), *_last_transforms()])
+    return Compose([ReadCased(folder=folder), RegionsOfLabelsd("label"), CastToHalfd("image")])
 
 
 def prediction_transforms() -> Compose:
@@ -144,14 +167,6 @@ def prediction_transforms() -> Compose:
     It takes `{"case_id": ..., "image": four volumes in the axes of BraTS}`.
     """
     return Compose([CropToBraind()])
-
-
-def _last_transforms() -> list[Transform]:
-    # the store holds float16: nothing finer needs to travel to the device
-    return [
-        RegionsOfLabelsd("label"),
-        EnsureTyped(KEYS, dtype=(torch.float16, torch.uint8), track_meta=False),
-    ]
 
 
 def seed_patch(pipeline: Compose, *, place: int, augment: int) -> None:
@@ -219,6 +234,8 @@ class ReadPatchd(Randomizable, MapTransform):
         patch: PatchConfig,
         multiple: Triple = (1, 1, 1),
         augmentation: Augmentation = NONE,
+        dtype: torch.dtype = torch.float32,
+        buffers: Buffers | None = None,
     ) -> None:
         """Take patches from the prepared cases of a folder.
 
@@ -228,13 +245,17 @@ class ReadPatchd(Randomizable, MapTransform):
             patch: Size and placement.
             multiple: Multiple that the size of a whole case is rounded up to.
             augmentation: Its chances of mirroring, rotation and scaling are used.
+            dtype: Type of the image: float32, or float16 to leave it as the store has it where
+                nothing is interpolated.
+            buffers: Memory for images, perhaps shared with other transforms.
         """
         MapTransform.__init__(self, keys)
         self.folder = folder
         self.patch = patch
         self.multiple = multiple
         self.augmentation = augmentation
-        self._buffers = Buffers()
+        self.dtype = dtype
+        self._buffers = buffers or Buffers()
         self.set_random_state()
 
     def set_random_state(
@@ -270,6 +291,8 @@ class ReadPatchd(Randomizable, MapTransform):
         case = open_case(self.folder, data["case_id"])
         self.randomize(case)
         image, labels = read_transformed(case, self.box, self.transform, self._buffers)
+        if self.dtype == torch.float32:
+            image = in_float32(image, self._buffers)
         return _with_patch(data, self.keys, case, image, labels)
 
 
@@ -327,6 +350,29 @@ class RegionsOfLabelsd(MapTransform):
             labels = plain_tensor(data[key]).to(torch.uint8)[0].numpy()
             regions[key] = torch.from_numpy(regions_of(labels, convention).view(np.uint8))
         return {**data, **regions}
+
+
+class CastToHalfd(MapTransform):
+    """Cast images to float16, the precision of the store, as plain tensors.
+
+    FIGURE_HALF
+    """
+
+    def __init__(self, keys: str | Sequence[str] = "image", buffers: Buffers | None = None) -> None:
+        """Take the memory for images, perhaps shared with other transforms."""
+        super().__init__(keys)
+        self._buffers = buffers or Buffers()
+
+    def __call__(self, data: Mapping[str, Any]) -> Item:
+        """Replace the images."""
+        cast: Item = {}
+        for key in self.key_iterator(data):
+            image = plain_tensor(data[key])
+            if image.dtype != torch.float16:
+                half = torch.from_numpy(self._buffers.take(tuple(image.shape), np.float16))
+                image = half.copy_(image)
+            cast[key] = image
+        return {**data, **cast}
 
 
 class CropToBraind(MapTransform):
@@ -401,7 +447,9 @@ def rotation_matrix(angles_degrees: npt.NDArray[np.float64]) -> npt.NDArray[np.f
 def read_transformed(
     case: PreparedCase, box: Box, transform: SpatialTransform, buffers: Buffers
 ) -> tuple[Tensor, LabelMap]:
-    """Return the image (4, ...) in float32 and the labels of a patch, both on the same grid.
+    """Return the image (4, ...) and the labels of a patch, both on the same grid.
+
+    The image is float16 as stored, or float32 where it is interpolated.
 
     Args:
         case: With a label map.
@@ -435,7 +483,7 @@ def _read_mirrored(
     labels = np.empty(box.shape, dtype=np.uint8)
     case.read_image(box, half[(slice(None), *turned_round)])
     case.read_labels(box, labels[turned_round])
-    return _in_single_precision(half, buffers), labels
+    return torch.from_numpy(half), labels
 
 
 def _read_turned(
@@ -443,7 +491,7 @@ def _read_turned(
 ) -> tuple[Tensor, LabelMap]:
     touched = touched_box(box, matrix).within(case.shape)
     half = buffers.take((_N_MODALITIES, *touched.shape), np.float16)
-    source = _in_single_precision(case.read_image(touched, half), buffers)
+    source = in_float32(torch.from_numpy(case.read_image(touched, half)), buffers)
     source_labels = torch.from_numpy(case.read_labels(touched)).to(torch.float32)[None]
     image = torch.from_numpy(buffers.take((_N_MODALITIES, *box.shape), np.float32))
     labels = np.empty(box.shape, dtype=np.uint8)
@@ -452,12 +500,6 @@ def _read_turned(
         image[:, slab] = _sample(source, places, "bilinear")
         labels[slab] = _sample(source_labels, places, "nearest")[0]
     return image, labels
-
-
-def _in_single_precision(half: npt.NDArray[np.float16], buffers: Buffers) -> Tensor:
-    # torch converts six times as fast as numpy
-    single = torch.from_numpy(buffers.take(half.shape, np.float32))
-    return single.copy_(torch.from_numpy(half))
 
 
 def _places(
