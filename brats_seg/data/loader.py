@@ -6,9 +6,8 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
-from typing import Any, TypeAlias, overload
+from typing import Any, TypeAlias
 
 import torch
 from monai.transforms import Compose
@@ -174,76 +173,6 @@ def patch_loader(
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Foreseen:
-    """The patches of a window of accumulation, and how they will be asked for."""
-
-    keys: tuple[PatchKey, ...]
-    n_again: int = 0
-    """How many of them, from the first on, will be asked for a second time."""
-
-    @property
-    def order(self) -> tuple[PatchKey, ...]:
-        """The keys as they will be asked for."""
-        return self.keys + self.keys[: self.n_again]
-
-
-class PatchStream:
-    """The patches of windows, none of them held: made ahead as foreseen, and at once if not.
-
-    A window that is computed twice, or again because memory ran out, asks twice, and gets the same
-    patch. So the memory that patches take does not depend on how many a window has.
-    """
-
-    def __init__(
-        self, dataset: PatchDataset, windows: Sequence[Foreseen], *, n_workers: int
-    ) -> None:
-        self._dataset = dataset
-        self._windows = windows
-        # in this process nothing is made ahead, and so nothing need be foreseen
-        self._is_ahead = n_workers > 0
-        orders = chain.from_iterable(window.order for window in windows)
-        self._made = patch_loader(dataset, orders, n_workers)
-        self._next: deque[PatchKey] = deque()
-
-    def __iter__(self) -> Iterator["WindowPatches"]:
-        """Yield the patches of each window; those of the one before are then out of reach."""
-        for window in self._windows:
-            self._next = deque(window.order if self._is_ahead else ())
-            yield WindowPatches(self, window.keys)
-            while self._next:
-                self.take(self._next[0])
-
-    def take(self, draw: PatchKey) -> Sample:
-        """Return the patch of a draw of this window; raises as `patch_loader` does."""
-        if self._next and self._next[0] == draw:
-            self._next.popleft()
-            return next(self._made)
-        return self._dataset[draw]
-
-
-class WindowPatches(Sequence[Sample]):
-    """The patches of one window, each made when it is asked for."""
-
-    def __init__(self, stream: PatchStream, keys: tuple[PatchKey, ...]) -> None:
-        self._stream = stream
-        self.keys = keys
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    @overload
-    def __getitem__(self, place: int) -> Sample: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> list[Sample]: ...
-
-    def __getitem__(self, place: int | slice) -> Sample | list[Sample]:
-        if isinstance(place, slice):
-            return [self._stream.take(draw) for draw in self.keys[place]]
-        return self._stream.take(self.keys[place])
 
 
 _dataset: PatchDataset

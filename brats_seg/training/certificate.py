@@ -35,7 +35,7 @@ from brats_seg.runtime.memory import is_out_of_memory
 from brats_seg.runtime.weights import load_trained, require_task
 from brats_seg.training.accumulation import Accumulator
 from brats_seg.training.checkpoints import Run, environment_of
-from brats_seg.training.epoch import MicroBatches
+from brats_seg.training.epoch import Batch
 from brats_seg.training.gradient import MicroBatch, RandomState
 from brats_seg.training.losses import BatchDiceBce, Criterion, DiceBce, Output, whole_loss
 
@@ -237,8 +237,8 @@ def prepared_patches(folder: Path, config: Config, size: Size, n_patches: int) -
     keys = epoch_patches(case_ids, 0, per_case, config.training.seed)[:n_candidates]
     samples = sorted((dataset[draw] for draw in keys), key=lambda sample: int(sample.target.sum()))
     chosen = [samples[i * (len(samples) - 1) // (n_patches - 1)] for i in range(n_patches)]
-    (window,) = MicroBatches(chosen, n_patches)
-    return window
+    (patches,) = Batch(samples=tuple(chosen)).micro_batches(n_patches)
+    return patches.to(torch.device("cpu"))
 
 
 def phantom_patches(n_patches: int, size: Size, seed: int = 0) -> MicroBatch:

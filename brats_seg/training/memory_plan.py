@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
+from itertools import islice
 from math import prod
 from multiprocessing import get_context
 from pathlib import Path
@@ -36,7 +37,7 @@ from brats_seg.runtime.memory import (
     peak_memory_mb,
     read_numbers,
 )
-from brats_seg.training.epoch import MicroBatches
+from brats_seg.training.epoch import Batch
 from brats_seg.training.memory_count import Footprint, predicted_bytes
 from brats_seg.training.out_of_memory import MemoryMode
 from brats_seg.training.ranks import Ranks
@@ -44,7 +45,7 @@ from brats_seg.training.state import RunState, build_network, build_state
 from brats_seg.training.tasks import task_of
 
 _N_MICRO_BATCHES = 2
-"""From the second on, gradients of the one before are held; later ones take no more."""
+"""Micro-batches of a trial: from the second on gradients are held, and later ones take no more."""
 
 
 def measured_bytes(
@@ -89,9 +90,9 @@ def _peak_mb(config: Config, patch: Size, checkpointing: ActivationCheckpointing
         MemoryMode(micro_batch=training.micro_batch, checkpointing=checkpointing)
     )
     _fill_optimizer(state)
-    n_patches = min(training.effective_batch_at(0), _N_MICRO_BATCHES * training.micro_batch)
-    samples = [_noise(patch, task.n_targets) for _ in range(n_patches)]
-    state.accumulator.step(MicroBatches(samples, training.micro_batch), task.measure)
+    samples = [_noise(patch, task.n_targets) for _ in range(training.effective_batch_at(0))]
+    micro_batches = Batch(samples=tuple(samples)).micro_batches(training.micro_batch)
+    state.accumulator.step(islice(micro_batches, _N_MICRO_BATCHES), task.measure)
     return _own_peak_mb(device.torch_device) - before_mb
 
 

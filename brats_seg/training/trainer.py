@@ -18,7 +18,7 @@ from torch import nn
 
 from brats_seg.config import Config
 from brats_seg.data.fold import FoldData
-from brats_seg.data.loader import Sample, WindowPatches
+from brats_seg.data.loader import Sample
 from brats_seg.data.patches import stable_seed
 from brats_seg.errors import BratsError, EnvironmentalError
 from brats_seg.progress import Track, tracked
@@ -31,9 +31,15 @@ from brats_seg.runtime.memory import (
 )
 from brats_seg.training.accumulation import HalfUpdatedError, StepResult
 from brats_seg.training.checkpoints import Checkpointer
-from brats_seg.training.epoch import epoch_batches, n_optimizer_steps, patch_shape, patch_stream
+from brats_seg.training.epoch import (
+    Batch,
+    epoch_batches,
+    n_optimizer_steps,
+    patch_shape,
+    read_batches,
+)
 from brats_seg.training.history import phase_columns, row_line
-from brats_seg.training.losses import Criterion, is_mean_over_patches
+from brats_seg.training.losses import Criterion
 from brats_seg.training.memory_plan import start_in_planned_mode
 from brats_seg.training.ranks import Ranks
 from brats_seg.training.state import Position, build_network, build_state, check_network
@@ -212,44 +218,37 @@ class Trainer:
         self._end_epoch(validation)
 
     def _train(self, stop: StopRequest, track: Track) -> None:
-        epoch, n_done = self.state.position.epoch, self.state.position.n_windows
-        windows = epoch_batches(self.config, self.data.split.train, epoch)[n_done:]
-        shares = [self.ranks.share(window) for window in windows]
-        patches = patch_stream(
-            self.data,
-            self.config,
-            shares,
-            n_passes=1 if is_mean_over_patches(self.task.criterion) else 2,
-            micro_batch=self.state.fallback.mode.micro_batch,
-            device=self.device,
-        )
+        epoch, n_done = self.state.position.epoch, self.state.position.n_batches
+        keys = epoch_batches(self.config, self.data.split.train, epoch)[n_done:]
+        shares = [self.ranks.share(batch) for batch in keys]
+        batches = read_batches(self.data, self.config, shares, self.device)
         self.network.train()
         what = f"epoch {epoch + 1}/{self.config.training.n_epochs}"
-        for window in track(patches, what=what, total=len(shares)):
-            self._stop_if_asked(stop)
-            self._train_window(window, stop)
-            if self._checkpointer.is_due:
-                self._checkpointer.save()
-        self._stop_if_asked(stop)
-
-    def _train_window(self, patches: WindowPatches, stop: StopRequest) -> None:
-        state, position = self.state, self.state.position
-        # random layers draw from torch's generator: where the window is decides what they draw
-        seed = self.config.training.seed
-        torch.manual_seed(stable_seed(seed, position.epoch, position.n_windows, self.ranks.rank))
         try:
-            result = state.fallback.step(patches, self.task.measure)
+            for batch in track(batches, what=what, total=len(shares)):
+                self._stop_if_asked(stop)
+                self._train_batch(batch)
+                if self._checkpointer.is_due:
+                    self._checkpointer.save()
         except HalfUpdatedError:
             raise
         except EnvironmentalError:
             # a signal to the whole process group, as of SLURM, ends the workers too
             self._stop_if_asked(stop)
             raise
-        share = [draw.case_id for draw in patches.keys], result.measured.tolist()
+        self._stop_if_asked(stop)
+
+    def _train_batch(self, batch: Batch) -> None:
+        state, position = self.state, self.state.position
+        # random layers draw from torch's generator, as a function of the place of the batch alone
+        seed = self.config.training.seed
+        torch.manual_seed(stable_seed(seed, position.epoch, position.n_batches, self.ranks.rank))
+        result = state.fallback.step(batch, self.task.measure)
+        share = batch.case_ids, result.measured.tolist()
         for case_ids, rows in self.ranks.gather(share):
             for case_id, measured in zip(case_ids, rows, strict=True):
                 state.sums.add(case_id, measured)
-        state.after_window(result)
+        state.after_batch(result)
         self._skipped.note(result)
 
     def _validate(self, stop: StopRequest, track: Track) -> RunningSums | None:
