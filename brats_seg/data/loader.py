@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from brats_seg.cases.many import worker_pool
 from brats_seg.config import PatchConfig
-from brats_seg.data.intensity import Item, Transform
+from brats_seg.data.intensity_transforms import Item, Transform
 from brats_seg.data.patches import PatchKey, patch_seed
 from brats_seg.data.transforms import seed_patch, training_transforms, validation_transforms
 from brats_seg.errors import BratsError, EnvironmentalError

@@ -32,7 +32,7 @@ from torch.nn import functional
 
 from brats_seg.config import PatchConfig
 from brats_seg.data.brain import extract_brain
-from brats_seg.data.intensity import (
+from brats_seg.data.intensity_transforms import (
     Item,
     RandBrainContrastd,
     RandBrainGammad,

@@ -18,7 +18,7 @@ import torch
 
 from brats_seg.config import Config
 from brats_seg.data.fold import FoldData
-from brats_seg.data.intensity import Transform
+from brats_seg.data.intensity_transforms import Transform
 from brats_seg.data.loader import PatchDataset, Sample, patch_loader
 from brats_seg.data.patches import PatchKey, epoch_patches
 from brats_seg.data.transforms import transforms_named
