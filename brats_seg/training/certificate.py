@@ -320,7 +320,7 @@ def prepared_patches(folder: Path, config: Config, size: Size, n_patches: int) -
     samples = sorted((dataset[draw] for draw in keys), key=lambda sample: int(sample.target.sum()))
     chosen = [samples[i * (len(samples) - 1) // (n_patches - 1)] for i in range(n_patches)]
     (patches,) = Batch(samples=tuple(chosen)).micro_batches(n_patches)
-    return patches
+    return patches.to(torch.device("cpu"))
 
 
 def phantom_patches(n_patches: int, size: Size, seed: int = 0) -> MicroBatch:

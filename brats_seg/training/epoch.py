@@ -18,8 +18,10 @@ import torch
 
 from brats_seg.config import Config
 from brats_seg.data.fold import FoldData
+from brats_seg.data.intensity_transforms import Transform
 from brats_seg.data.loader import PatchDataset, Sample, patch_loader
 from brats_seg.data.patches import PatchKey, epoch_patches
+from brats_seg.data.transforms import transforms_named
 from brats_seg.models.build import padded_size, size_multiple
 from brats_seg.runtime.device import Device
 from brats_seg.training.gradient import MicroBatch
@@ -77,7 +79,8 @@ def read_batches(
         CaseError: A case was not prepared, or has no label map.
         EnvironmentalError: A worker process was killed, or shared memory is too small.
     """
-    dataset = _dataset(data, config, config.training.augment)
+    transforms = transforms_named(config.training.transforms)
+    dataset = _dataset(data, config, config.training.augment, transforms)
     n_workers = _n_workers(config.training.n_workers, device)
     samples = patch_loader(dataset, chain.from_iterable(batches), n_workers)
     for keys in batches:
@@ -113,7 +116,9 @@ def _stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return tensors[0][None] if len(tensors) == 1 else torch.stack(tuple(tensors))
 
 
-def _dataset(data: FoldData, config: Config, augment: str) -> PatchDataset:
+def _dataset(
+    data: FoldData, config: Config, augment: str, transforms: Sequence[Transform] = ()
+) -> PatchDataset:
     return PatchDataset(
         data.folder,
         patch=config.patch,
@@ -121,6 +126,7 @@ def _dataset(data: FoldData, config: Config, augment: str) -> PatchDataset:
         augment=augment,
         seed=config.training.seed,
         target_of=task_of(config).target_of,
+        transforms=transforms,
     )
 
 
