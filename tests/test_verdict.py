@@ -103,17 +103,18 @@ def test_the_report_says_what_it_rests_on():
         ),
     )
 
-    remarks = "\n".join(remarks_on(study))
+    remarks = "\n".join(remarks_on(study, with_cox=False))
 
     assert "4 cases: 2 deaths, which are learnt from; 1 censored" in remarks
     assert "1 of unknown outcome" in remarks
     assert "age unknown in 1 of 3 cases with an outcome" in remarks
     assert "3 features empty or equal in all cases, left out: resection_gtr" in remarks
     assert (
-        "NOT OUT-OF-FOLD: the latent vector of 2 of 4 cases is of networks that learnt" in remarks
+        "NOT OUT-OF-FOLD: the latent vector of 2 of 4 cases is of networks that were trained"
+        in remarks
     )
-    assert "the latent vector of 1 of 4 cases is of networks that do not say" in remarks
-    assert "the label map of 1 of 4 cases is of networks that learnt" in remarks
+    assert "the latent vector of 1 of 4 cases is of networks without a record" in remarks
+    assert "the label map of 1 of 4 cases is of networks that were trained" in remarks
 
 
 def test_out_of_fold_networks_need_no_remark():
@@ -124,7 +125,7 @@ def test_out_of_fold_networks_need_no_remark():
         make_outcomes([100, 200]),
     )
 
-    assert "OUT-OF-FOLD" not in "\n".join(remarks_on(study))
+    assert "OUT-OF-FOLD" not in "\n".join(remarks_on(study, with_cox=False))
 
 
 @pytest.mark.parametrize(
