@@ -11,11 +11,10 @@
 import hashlib
 import json
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from brats_seg.cases.case import Case, CaseIndex
-from brats_seg.cases.inputs import CaseInput
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.evaluate import Evaluation, Pair, Pairing, evaluate_pairs
 from brats_seg.evaluation.protocols import Protocol
@@ -36,7 +35,7 @@ class HeldOutCases:
     """What one run has never seen."""
 
     run: Path
-    inputs: tuple[CaseInput, ...]
+    inputs: tuple[Case, ...]
 
 
 def held_out_cases(held_out: Sequence[HeldOut], index: CaseIndex) -> tuple[HeldOutCases, ...]:
@@ -47,7 +46,7 @@ def held_out_cases(held_out: Sequence[HeldOut], index: CaseIndex) -> tuple[HeldO
         HeldOutCases(
             run=own.run,
             inputs=tuple(
-                CaseInput(root=root, case=by_id[case_id]) for case_id in own.data.split.validation
+                replace(by_id[case_id], root=root) for case_id in own.data.split.validation
             ),
         )
         for own in held_out
@@ -57,14 +56,13 @@ def held_out_cases(held_out: Sequence[HeldOut], index: CaseIndex) -> tuple[HeldO
 def reference_pairs(cases: Sequence[HeldOutCases], predictions: Path) -> Pairing:
     """Pair the label map of every held-out case with its prediction, if there is one."""
     pairs = []
-    for one in (one for part in cases for one in part.inputs):
-        case_id, label = one.case.case_id, one.case.label
-        prediction = predictions / f"{case_id}.nii.gz"
-        if label is not None:
+    for case in (case for part in cases for case in part.inputs):
+        prediction = predictions / f"{case.case_id}.nii.gz"
+        if case.label is not None:
             pairs.append(
                 Pair(
-                    case_id=case_id,
-                    reference=one.root / label.path,
+                    case_id=case.case_id,
+                    reference=case.path_of(case.label),
                     prediction=prediction if prediction.exists() else None,
                 )
             )

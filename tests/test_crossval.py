@@ -77,7 +77,7 @@ def test_each_case_is_predicted_by_the_run_that_never_saw_it(
     assert fingerprints[0] != fingerprints[1]
     for part, fingerprint in zip(cases, fingerprints, strict=True):
         for one in part.inputs:
-            assert records[one.case.case_id].model == fingerprint
+            assert records[one.case_id].model == fingerprint
 
 
 def test_a_second_start_predicts_what_is_missing(

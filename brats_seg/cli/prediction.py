@@ -15,7 +15,7 @@ from brats_seg.errors import CaseError, UsageError
 from brats_seg.progress import tracked
 
 if TYPE_CHECKING:
-    from brats_seg.cases.inputs import CaseInput
+    from brats_seg.cases.case import Case
     from brats_seg.inference.batch import CaseOutcome
     from brats_seg.inference.model import Model
     from brats_seg.inference.output import OutputFolder
@@ -130,7 +130,7 @@ def export(
 
 
 def _predict(
-    cases: Sequence["CaseInput"],
+    cases: Sequence["Case"],
     model_paths: Sequence[Path],
     settings: "InferenceConfig",
     output_path: Path,
@@ -166,7 +166,7 @@ def _predict(
 
 
 def _endings(
-    cases: Sequence["CaseInput"],
+    cases: Sequence["Case"],
     model: "Model",
     model_paths: Sequence[Path],
     settings: "InferenceConfig",
@@ -191,7 +191,7 @@ def _endings(
 
 def _cases(
     paths: Sequence[Path], files: dict[str, Path | None], case_id: str | None
-) -> "tuple[CaseInput, ...]":
+) -> "tuple[Case, ...]":
     from brats_seg.cases.inputs import find_inputs, single_input
 
     given = {modality: path for modality, path in files.items() if path is not None}
@@ -268,8 +268,8 @@ def reconstruct(
         log_to_stderr()
     reconstructor = Reconstructor.load(run, choose_device(device, precision))
     n_failed = 0
-    for case_input in find_inputs([case]):
-        made = _attempt(reconstructor, case_input)
+    for found in find_inputs([case]):
+        made = _attempt(reconstructor, found)
         if isinstance(made, str):
             n_failed += 1
             print(f"FAILED  {made}", file=sys.stderr if as_json else sys.stdout)
@@ -281,14 +281,14 @@ def reconstruct(
         raise typer.Exit(1)
 
 
-def _attempt(reconstructor: "Reconstructor", case_input: "CaseInput") -> "Reconstruction | str":
+def _attempt(reconstructor: "Reconstructor", case: "Case") -> "Reconstruction | str":
     """Return what became of a case, or why nothing did."""
     from brats_seg.inference.scan import read_scan
 
-    if case_input.case.problems:
-        return "; ".join(case_input.case.problems)
+    if case.problems:
+        return "; ".join(case.problems)
     try:
-        return reconstructor.reconstruct(read_scan(case_input, reconstructor.spacing_mm))
+        return reconstructor.reconstruct(read_scan(case, reconstructor.spacing_mm))
     except CaseError as error:
         return str(error)
 

@@ -10,13 +10,11 @@ a data folder may be copied or touched.
 import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import as_completed
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
 import numpy as np
-from filelock import FileLock, Timeout
 
 from brats_seg.cases.case import Case, CaseIndex, check_volumes
 from brats_seg.cases.many import worker_pool
@@ -39,8 +37,14 @@ from brats_seg.data.store import (
     write_array,
 )
 from brats_seg.errors import CaseError, EnvironmentalError
-from brats_seg.files import explained, folder_bytes, free_bytes, whole_file, whole_folder
-from brats_seg.files import remove_folder_leftovers as remove_leftovers
+from brats_seg.files import (
+    folder_bytes,
+    free_bytes,
+    locked,
+    remove_leftovers,
+    whole_file,
+    whole_folder,
+)
 from brats_seg.labels import MODALITIES, LabelConvention, LabelMap, convention_named, regions_of
 from brats_seg.progress import Track, untracked
 
@@ -159,31 +163,14 @@ def prepare_cases(
         return ()
     if config.compressed:
         check_compression()
-    with _alone_in(folder):
-        remove_leftovers(folder)
+    with locked(folder / _LOCK_NAME):
+        remove_leftovers(folder, folders=True)
         jobs = [job for job in jobs if not _is_current(job)]
         check_space(index.root, [job.case for job in jobs], folder, config)
         results = _results(jobs, n_workers)
         shown = track(results, what="preparing cases", total=len(jobs))
         failures = {place: failure for place, failure in shown if failure is not None}
     return tuple(failures[place] for place in sorted(failures))
-
-
-@contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    lock = FileLock(folder / _LOCK_NAME)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=0)
-    except Timeout:
-        log.info("waiting for another process that prepares cases in %s", folder)
-        lock.acquire()
-    except OSError as error:
-        raise explained(error, folder) from error
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _results(jobs: Sequence[_Job], n_workers: int) -> Iterator[tuple[int, CaseError | None]]:

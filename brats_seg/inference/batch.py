@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TypeVar
 
-from brats_seg.cases.inputs import CaseInput
+from brats_seg.cases.case import Case
 from brats_seg.data.store import contents_of
 from brats_seg.errors import CaseError, EnvironmentalError, UsageError
 from brats_seg.inference.model import Model
@@ -69,17 +69,17 @@ class CaseWork:
     earlier: Mapping[str, Record]
     """What earlier batches recorded, by case id."""
 
-    def run(self, case_input: CaseInput) -> CaseOutcome:
+    def run(self, case: Case) -> CaseOutcome:
         """Do all three stages."""
-        read = self.read(case_input)
+        read = self.read(case)
         if isinstance(read, CaseOutcome):
             return read
         predicted = self.predict(read)
         return predicted if isinstance(predicted, CaseOutcome) else self.write(predicted)
 
-    def read(self, case_input: CaseInput) -> ReadCase | CaseOutcome:
+    def read(self, case: Case) -> ReadCase | CaseOutcome:
         """Read and check a case, unless it is finished."""
-        return self._attempt(case_input.case.case_id, lambda: self._read(case_input))
+        return self._attempt(case.case_id, lambda: self._read(case))
 
     def predict(self, read: ReadCase) -> PredictedCase | CaseOutcome:
         """Have the networks segment a case."""
@@ -94,13 +94,12 @@ class CaseWork:
         """Write the files of a case."""
         return self._attempt(predicted.result.case_id, lambda: self._write(predicted))
 
-    def _read(self, case_input: CaseInput) -> ReadCase | CaseOutcome:
+    def _read(self, case: Case) -> ReadCase | CaseOutcome:
         started_s = time.monotonic()
-        case = case_input.case
         if case.problems:
             return self._failed(case.case_id, "CaseError", "; ".join(case.problems))
         try:
-            inputs = contents_of(case_input.root, case.images)
+            inputs = contents_of(case.root, case.images)
         except OSError as error:
             found = f"that it cannot be read ({error.strerror})"
             next_step = "Check its name, its rights and the disk."
@@ -111,7 +110,7 @@ class CaseWork:
         earlier = self.earlier.get(case.case_id)
         if earlier is not None and self.output.is_finished(earlier, key):
             return CaseOutcome(record=earlier, is_new=False)
-        scan = read_scan(case_input, self.model.identity.spacing_mm)
+        scan = read_scan(case, self.model.identity.spacing_mm)
         return ReadCase(scan=scan, inputs=inputs, key=key, seconds=time.monotonic() - started_s)
 
     def _write(self, predicted: PredictedCase) -> CaseOutcome:
@@ -212,7 +211,7 @@ def finish_batch(
     return BatchOutcome(n_predicted=n_predicted, n_skipped=n_skipped, failures=tuple(failures))
 
 
-def local_endings(inputs: Sequence[CaseInput], work: CaseWork) -> Generator[CaseOutcome]:
+def local_endings(inputs: Sequence[Case], work: CaseWork) -> Generator[CaseOutcome]:
     """Predict cases in this process, yielding how each ended.
 
     While the networks work on one case, the next is read and the last is written.
@@ -229,13 +228,13 @@ def local_endings(inputs: Sequence[CaseInput], work: CaseWork) -> Generator[Case
 
 
 def _read_ahead(
-    inputs: Sequence[CaseInput], work: CaseWork, reader: ThreadPoolExecutor
+    inputs: Sequence[Case], work: CaseWork, reader: ThreadPoolExecutor
 ) -> Iterator[ReadCase | CaseOutcome]:
     coming: Future[ReadCase | CaseOutcome] | None = None
-    for case_input in (*inputs, None):
+    for case in (*inputs, None):
         # asked for before the last one is handed out: it is read while the networks work on that
         ready = coming
-        coming = None if case_input is None else reader.submit(work.read, case_input)
+        coming = None if case is None else reader.submit(work.read, case)
         if ready is not None:
             yield ready.result()
 
@@ -257,9 +256,9 @@ def _one_thread() -> Iterator[ThreadPoolExecutor]:
         pool.shutdown(cancel_futures=True)
 
 
-def check_apart(inputs: Sequence[CaseInput], output: OutputFolder) -> None:
+def check_apart(inputs: Sequence[Case], output: OutputFolder) -> None:
     """Raise `UsageError` if results would lie among the scans, and perhaps replace one."""
-    places = {(one.root / scan.path).resolve().parent for one in inputs for scan in one.case.images}
+    places = {case.path_of(scan).resolve().parent for case in inputs for scan in case.images}
     if output.path.resolve() in places:
         msg = f"{output.path} holds scans: give another folder for the results with --output"
         raise UsageError(msg)

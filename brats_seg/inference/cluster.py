@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from brats_seg.cases.inputs import CaseInput
+from brats_seg.cases.case import Case
 from brats_seg.errors import BratsError, EnvironmentalError, UsageError
 from brats_seg.inference.batch import CaseOutcome, CaseWork, failure
 from brats_seg.inference.model import load_model
@@ -37,7 +37,7 @@ class Job:
 
 
 def cluster_endings(
-    inputs: Sequence[CaseInput], job: Job, *, n_workers: int | None, scheduler: str | None
+    inputs: Sequence[Case], job: Job, *, n_workers: int | None, scheduler: str | None
 ) -> Generator[CaseOutcome]:
     """Predict cases on a cluster, yielding how each ended, in the order in which they are done.
 
@@ -54,9 +54,9 @@ def cluster_endings(
     output = OutputFolder(job.output_path)
     case_of = {}
     with _client(n_workers, scheduler) as client:
-        for case_input in inputs:
-            future = client.submit(run_case, case_input, job, pure=False)
-            case_of[future] = case_input.case.case_id
+        for case in inputs:
+            future = client.submit(run_case, case, job, pure=False)
+            case_of[future] = case.case_id
         for future in distributed.as_completed(list(case_of)):
             ending = _ending(future, case_of.pop(future), job)
             if ending.is_new:
@@ -64,9 +64,9 @@ def cluster_endings(
             yield ending
 
 
-def run_case(case_input: CaseInput, job: Job) -> CaseOutcome:
+def run_case(case: Case, job: Job) -> CaseOutcome:
     """Do one case in a worker."""
-    return _work(job).run(case_input)
+    return _work(job).run(case)
 
 
 @lru_cache(maxsize=1)

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from brats_seg.cases.conventions import detect_convention
+from brats_seg.cases.conventions import resolve
 from brats_seg.config import Config
 from brats_seg.errors import UsageError
 from brats_seg.inference.export import MODEL_NAME, read_exported
@@ -83,7 +83,7 @@ class Model:
         if release in _OPEN_RELEASES or release.endswith("-ped"):
             taught = self.identity.conventions
             return convention_named(taught[0]) if len(taught) == 1 else BRATS2023
-        return detect_convention(release=release, values=())
+        return resolve(release=release, shape=None, values=()).convention
 
 
 def load_model(paths: Sequence[Path], device: Device) -> Model:

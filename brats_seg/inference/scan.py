@@ -11,7 +11,7 @@ brain.
 # real cases of BraTS and TCGA, none of which it names.
 #
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import permutations
 from math import prod
@@ -21,12 +21,10 @@ import nibabel as nib
 import numpy as np
 import numpy.typing as npt
 
-from brats_seg.cases.case import Case, check_volumes
-from brats_seg.cases.inputs import CaseInput
-from brats_seg.cases.layouts import GLI_2023, GLI_2024, GLI_2024_SHAPE
+from brats_seg.cases.case import Case, check_all_different, check_right_angles, check_volumes
+from brats_seg.cases.conventions import resolve
 from brats_seg.cases.nifti import Geometry, Volume, oriented, read_volume, resampled
 from brats_seg.data.brain import extract_brain
-from brats_seg.errors import CaseError
 from brats_seg.labels import MODALITIES
 from brats_seg.voxels.box import Box
 from brats_seg.voxels.orientation import turn_of, turned_back
@@ -121,8 +119,6 @@ def _turn_degrees(geometry: Geometry) -> float:
     return float(np.degrees(np.arccos(cosines.min().clip(max=1))))
 
 
-SKEW_TOLERANCE = 0.01
-"""Largest cosine between two axes of a grid that passes for a right angle."""
 _MM3_PER_ML = 1000.0
 
 
@@ -167,21 +163,20 @@ class Scan:
         return np.ascontiguousarray(turned_back(array, turn))
 
 
-def read_scan(case_input: CaseInput, spacing_mm: Spacing) -> Scan:
+def read_scan(case: Case, spacing_mm: Spacing) -> Scan:
     """Read the four modalities of a case, check them, and prepare them as training does.
 
     Args:
-        case_input: A case and where its files are.
+        case: A case and the place of its files.
         spacing_mm: Of the scans that the network learnt on.
 
     Raises:
         CaseError: The case cannot be predicted.
     """
-    case = case_input.case
-    volumes = _read(case_input)
+    volumes = _read(case)
     check_volumes(case.case_id, volumes, None)
-    _check_right_angles(case.case_id, volumes[0])
-    _check_all_different(case.case_id, volumes)
+    check_right_angles(case.case_id, volumes[0])
+    check_all_different(case.case_id, volumes)
     geometry = volumes[0].geometry
     resampling, warnings = None, list(case.remarks)
     turned = [oriented(volume) for volume in volumes]
@@ -195,7 +190,7 @@ def read_scan(case_input: CaseInput, spacing_mm: Spacing) -> Scan:
     voxel_ml = prod(turned[0].geometry.spacing_mm) / _MM3_PER_ML
     return Scan(
         case_id=case.case_id,
-        release=_release(case, geometry),
+        release=resolve(release=case.release, shape=geometry.shape, values=()).release,
         image=image,
         box=brain.box,
         geometry=geometry,
@@ -208,32 +203,11 @@ def _resampling(geometry: Geometry, spacing_mm: Spacing) -> Resampling | None:
     return Resampling.needed(geometry.shape, geometry.spacing_mm, spacing_mm)
 
 
-def _read(case_input: CaseInput) -> list[Volume]:
-    case = case_input.case
+def _read(case: Case) -> list[Volume]:
     return [
-        read_volume(case_input.root / scan.path, case_id=case.case_id, volume=scan.volume)
+        read_volume(case.path_of(scan), case_id=case.case_id, volume=scan.volume)
         for scan in case.images
     ]
-
-
-def _check_right_angles(case_id: str, volume: Volume) -> None:
-    directions = volume.geometry.affine[:3, :3] / volume.geometry.spacing_mm
-    cosine = float(np.abs(np.triu(directions.T @ directions, k=1)).max())
-    if cosine > SKEW_TOLERANCE:
-        degrees = 90 - float(np.degrees(np.arccos(min(cosine, 1.0))))
-        found = f"a sheared grid, whose axes are {degrees:.1f} degrees off a right angle"
-        next_step = "Resample the four modalities to a grid of right angles."
-        raise CaseError(case_id, volume.file, found, "axes at right angles", next_step)
-
-
-def _check_all_different(case_id: str, volumes: Sequence[Volume]) -> None:
-    for place, volume in enumerate(volumes):
-        for earlier, other in enumerate(volumes[:place]):
-            if np.array_equal(volume.array, other.array):
-                found = f"the same voxels for {MODALITIES[earlier]} and {MODALITIES[place]}"
-                next_step = "One modality was given twice: put the right file in its place."
-                files = f"{other.file} and {volume.file}"
-                raise CaseError(case_id, files, found, "four different modalities", next_step)
 
 
 def _resampled_words(geometry: Geometry, spacing_mm: Spacing) -> str:
@@ -244,8 +218,3 @@ def _resampled_words(geometry: Geometry, spacing_mm: Spacing) -> str:
         f"voxels of {own} mm were resampled to {wanted} mm for the network and the result back: "
         "expect less than on scans of that size"
     )
-
-
-def _release(case: Case, geometry: Geometry) -> str:
-    is_gli_2024 = case.release == GLI_2023 and geometry.shape == GLI_2024_SHAPE
-    return GLI_2024 if is_gli_2024 else case.release

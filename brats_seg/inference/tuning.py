@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import TypeAdapter, ValidationError
 
-from brats_seg.cases.many import attempt_all
+from brats_seg.cases.many import map_cases
 from brats_seg.errors import CaseProblemsError, ConfigError
 from brats_seg.evaluation.lesionwise import Scale, score_lesions
 from brats_seg.evaluation.overlap import count_regions, dice
@@ -320,9 +320,9 @@ def _scores(
 ) -> Scores:
     """Return scores (decodings, cases, regions)."""
     score = partial(_score_case, decodings=decodings, protocol=protocol)
-    done = attempt_all(score, cases, "fitting", n_workers=n_workers, track=track)
+    done = map_cases(score, cases, "fitting", n_workers=n_workers, track=track)
     if done.failures:
-        raise CaseProblemsError([f"{one.case_id}: {one.reason}" for one in done.failures])
+        raise CaseProblemsError([f"{one.case_id}: {one.message}" for one in done.failures])
     return np.stack(done.results, axis=1)
 
 
