@@ -112,7 +112,7 @@ def test_each_case_is_predicted_from_an_autoencoder_that_has_not_seen_it(fitted)
     yes, no = Leakage.YES, Leakage.NO
     seen = [(no, yes) if number % 2 else (yes, no) for number in range(12)]
     values = np.stack([np.arange(12) + 100, np.arange(12) + 200], axis=1)
-    table = make_feature_table(values, ["latent0_000", "latent1_000"], latent_seen=seen)
+    table = make_feature_table(values, ["latent0_000", "latent1_000"], latent_leakage=seen)
     study = Study.of(table, make_outcomes(np.arange(1.0, 13) * 100))
     folds = FoldTable(
         rows=tuple(
@@ -232,7 +232,7 @@ def test_each_hazard_comes_from_an_autoencoder_that_was_not_trained_on_the_case(
     yes, no = Leakage.YES, Leakage.NO
     seen = [(no, yes) if number % 2 else (yes, no) for number in range(12)]
     values = np.stack([np.arange(12) + 100, np.arange(12) + 200], axis=1)
-    table = make_feature_table(values, ["latent0_000", "latent1_000"], latent_seen=seen)
+    table = make_feature_table(values, ["latent0_000", "latent1_000"], latent_leakage=seen)
     study = Study.of(table, make_outcomes(np.arange(1.0, 13) * 100))
 
     cross_validate(study, with_cox(n_folds=3))

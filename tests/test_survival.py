@@ -38,8 +38,8 @@ def write_cohort(folder: Path, *, n_cases: int = 30, effect: float = 0.9, seed: 
             case_id=case_id,
             patient_id=case_id,
             labels_from="reference",
-            labels_seen=None,
-            latent_seen=(),
+            labels_leakage=None,
+            latent_leakage=(),
             resection="",
             features=(
                 Feature(name="wt_ml", value=value),
@@ -106,7 +106,7 @@ def test_networks_that_do_not_say_whom_they_saw_are_noted(
     code, shown, _ = run("features", brats_root, "--segmentation", model, "--predicted")
 
     assert code == 0
-    assert "has no split.csv: whether it has seen a case is not known" in shown
+    assert "has no split.csv: whether it was trained on a case is unknown" in shown
     assert "note: 6 label maps by networks that do not say whom they learnt on" in shown
 
 
@@ -292,7 +292,7 @@ def test_an_empty_table_of_features_is_wrong_use(run: Run, tmp_path: Path) -> No
     code, _, errors = run("survival", "features.csv", "--table", "survival_info.csv")
 
     assert code == 2
-    assert "features.csv is no table of features: found the columns nothing" in errors
+    assert "features.csv is not a CSV table" in errors
 
 
 @pytest.mark.slow

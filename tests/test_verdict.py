@@ -93,8 +93,8 @@ def test_the_report_says_what_it_rests_on():
     study = Study.of(
         make_feature_table(
             [[1.0, 7], [2, 7], [3, 7], [4, 7]],
-            latent_seen=[(YES, NO), (YES, YES), (UNKNOWN, YES), (YES, YES)],
-            labels_seen=[None, YES, UNKNOWN, NO],
+            latent_leakage=[(YES, NO), (YES, YES), (UNKNOWN, YES), (YES, YES)],
+            labels_leakage=[None, YES, UNKNOWN, NO],
         ),
         make_outcomes(
             [100, 200, 300, np.nan],
@@ -120,7 +120,7 @@ def test_the_report_says_what_it_rests_on():
 def test_out_of_fold_networks_need_no_remark():
     study = Study.of(
         make_feature_table(
-            [[1.0], [2]], latent_seen=[(YES, NO), (NO, YES)], labels_seen=[None, NO]
+            [[1.0], [2]], latent_leakage=[(YES, NO), (NO, YES)], labels_leakage=[None, NO]
         ),
         make_outcomes([100, 200]),
     )

@@ -159,8 +159,11 @@ def _tell_features(rows: "Sequence[FeatureRow]") -> None:
         f"{len(rows) - n_reference} predicted"
     )
     for what, answers in (
-        ("label maps", [row.labels_seen for row in rows]),
-        ("latent vectors", [least_leakage(row.latent_seen)[1] for row in rows if row.latent_seen]),
+        ("label maps", [row.labels_leakage for row in rows]),
+        (
+            "latent vectors",
+            [least_leakage(row.latent_leakage)[1] for row in rows if row.latent_leakage],
+        ),
     ):
         for answer, words in (
             (Leakage.YES, "by networks that learnt on the patient"),

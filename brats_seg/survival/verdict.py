@@ -184,8 +184,8 @@ def _remarks(study: Study, *, with_cox: bool) -> Iterator[str]:
         named = ", ".join(study.dropped[:5]) + (", ..." if len(study.dropped) > 5 else "")
         yield f"{len(study.dropped)} features empty or equal in all cases, left out: {named}"
     for what, answers in (
-        ("the latent vector", [_least(seen) for seen in table.latent_seen if seen]),
-        ("the label map", [seen for seen in table.labels_seen if seen]),
+        ("the latent vector", [_least(seen) for seen in table.latent_leakage if seen]),
+        ("the label map", [seen for seen in table.labels_leakage if seen]),
     ):
         for answer, words in _NOT_HELD_OUT.items():
             n_such = answers.count(answer)
