@@ -1,22 +1,41 @@
+"""Indexing a data folder: inspection, label conventions, duplicates."""
+
 import gzip
 import json
 import logging
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 import brats_seg.cases.index as index_module
-from brats_seg.cases.case import Case, CaseIndex
+from brats_seg.cases.case import Case, CaseIndex, ScanFile
 from brats_seg.cases.case_table import read_index, summarise, write_index
-from brats_seg.cases.index import Inspection, index_cases, inspect_case
+from brats_seg.cases.discovery import find_cases
+from brats_seg.cases.index import (
+    Inspection,
+    OpenedCase,
+    index_cases,
+    inspect_case,
+    with_conventions,
+    without_duplicates,
+)
+from brats_seg.cases.layouts import parse_case_id
 from brats_seg.cases.nifti import read_volume
 from brats_seg.errors import ConfigError, LayoutError
-from brats_seg.labels import BRATS2023, BRATS2024, BRATS2024_PED, MSD
-from tests.builders import make_label_map, make_volumes, write_case, write_nifti
+from brats_seg.labels import BRATS2017, BRATS2023, BRATS2024, BRATS2024_PED, MSD
+from tests.builders import (
+    BRATS_AFFINE,
+    SHAPE,
+    make_label_map,
+    make_volumes,
+    write_case,
+    write_nifti,
+)
 
 
 def by_id(index: CaseIndex) -> dict[str, Case]:
@@ -359,3 +378,456 @@ def test_the_table_of_the_real_data_is_read_back(real_data: Path, tmp_path: Path
 
     assert previous == index
     assert index_cases(real_data, previous=previous) == index
+
+
+CASE_ID = "BraTS2021_00000"
+
+
+def only_case(root: Path) -> Case:
+    [case] = find_cases(root).cases
+    return case
+
+
+def inspected(root: Path) -> Inspection:
+    return inspect_case(only_case(root))
+
+
+def replaced(root: Path, suffix: str, array: npt.NDArray[np.generic], scale: float = 1.0) -> Path:
+    """Write another volume in the place of one of the case."""
+    folder = root / CASE_ID
+    affine = BRATS_AFFINE @ np.diag([scale, scale, scale, 1])
+    return write_nifti(folder / f"{CASE_ID}_{suffix}.nii.gz", array, affine)
+
+
+def test_label_values_are_counted(tmp_path: Path) -> None:
+    write_case(tmp_path, CASE_ID)
+    labels = make_label_map()
+    expected = tuple((value, int((labels == value).sum())) for value in (0, 1, 2, 4))
+
+    found = inspected(tmp_path)
+
+    assert found.label_counts == expected
+    assert found.label_values == (0, 1, 2, 4)
+    assert found.shape == SHAPE
+    assert found.problems == ()
+
+
+def test_a_label_map_without_background_is_counted(tmp_path: Path) -> None:
+    write_case(tmp_path, CASE_ID)
+    replaced(tmp_path, "seg", np.full(SHAPE, 2, dtype=np.uint8))
+
+    assert inspected(tmp_path).label_counts == ((2, 24 * 24 * 16),)
+
+
+def test_a_case_without_label_map_has_no_values(tmp_path: Path) -> None:
+    write_case(tmp_path, CASE_ID, labelled=False)
+
+    assert inspected(tmp_path).label_values == ()
+
+
+def test_the_volume_of_the_tumour_is_that_of_its_region() -> None:
+    found = Inspection(
+        shape=SHAPE,
+        voxel_hash="",
+        label_counts=((0, 1000), (1, 10), (2, 20), (3, 300), (4, 4000)),
+        label_voxel_mm3=2.5,
+        problems=(),
+    )
+
+    assert found.tumour_ml(BRATS2017) == (10 + 20 + 4000) * 2.5 / 1000
+    assert found.tumour_ml(BRATS2023) == (10 + 20 + 300) * 2.5 / 1000
+    # the resection cavity is no tumour
+    assert found.tumour_ml(BRATS2024) == (10 + 20 + 300) * 2.5 / 1000
+
+
+def test_the_volume_of_a_voxel_comes_from_the_affine(tmp_path: Path) -> None:
+    write_case(tmp_path, CASE_ID)
+    for suffix, array in zip(("t1", "t1ce", "t2", "flair"), make_volumes(), strict=True):
+        replaced(tmp_path, suffix, array, scale=2)
+    replaced(tmp_path, "seg", make_label_map(), scale=2)
+
+    found = inspected(tmp_path)
+
+    assert found.problems == ()
+    assert found.label_voxel_mm3 == pytest.approx(8)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "float32", "float64", ">i2"])
+def test_one_scan_has_one_hash_whatever_it_is_stored_as(tmp_path: Path, dtype: str) -> None:
+    write_case(tmp_path, CASE_ID)
+    expected = inspected(tmp_path).voxel_hash
+    replaced(tmp_path, "t1", make_volumes()[0].astype(dtype))
+
+    assert inspected(tmp_path).voxel_hash == expected
+
+
+def test_hashes_of_fractions_do_not_depend_on_their_type(tmp_path: Path) -> None:
+    write_case(tmp_path, CASE_ID)
+    hashes = set()
+    for dtype in ("float32", "float64"):
+        array = (make_volumes()[0] / 7).astype(np.float32).astype(dtype)
+        replaced(tmp_path, "t1", np.where(array == 0, -0.0 if dtype == "float64" else 0.0, array))
+        hashes.add(inspected(tmp_path).voxel_hash)
+
+    assert len(hashes) == 1
+
+
+def test_other_scans_have_other_hashes(tmp_path: Path) -> None:
+    write_case(tmp_path, CASE_ID)
+    array = make_volumes()[0]
+    changed = array.copy()
+    changed[12, 12, 8] += 1
+    hashes = set()
+    # the same bytes along other axes
+    turned = array.reshape((16, 24, 24), order="F")
+    for one in (array, changed, array * 200.0, array[::-1], turned, array / 7):
+        replaced(tmp_path, "t1", np.ascontiguousarray(one))
+        hashes.add(inspected(tmp_path).voxel_hash)
+
+    assert len(hashes) == 6
+
+
+@pytest.mark.parametrize(
+    ("suffix", "array", "problem"),
+    [
+        ("t1", make_volumes()[0][..., None].repeat(2, axis=3), "found 4-D data of shape"),
+        ("flair", make_volumes()[0][..., None].repeat(2, axis=3), "found 4-D data of shape"),
+        ("seg", make_label_map()[..., None].repeat(3, axis=3), "found 4-D data of shape"),
+        ("t1", np.full(SHAPE, np.nan, dtype=np.float32), "found 9216 voxels that are NaN"),
+        ("t1", np.zeros(SHAPE, dtype=np.int16), "found a constant volume, 0 everywhere"),
+        ("t2", make_volumes()[0][:20], "found 20x24x16 voxels"),
+        ("seg", make_label_map()[:, :20], "found 24x20x16 voxels"),
+        ("seg", make_label_map() * 0.5, "found the value 0.5; expected whole numbers"),
+        ("seg", make_label_map().astype(np.int16) - 1, "found values from -1 to 3"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_a_problem(
+    tmp_path: Path, suffix: str, array: npt.NDArray[np.generic], problem: str
+) -> None:
+    write_case(tmp_path, CASE_ID)
+    replaced(tmp_path, suffix, array)
+
+    [found] = inspected(tmp_path).problems
+
+    assert found.startswith(f"case {CASE_ID}, file {CASE_ID}_{suffix}.nii.gz: {problem}")
+
+
+@pytest.mark.parametrize("suffix", ["t1", "t1ce", "seg"])
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "found an empty file"),
+        (b"\x1f\x8b\x08", "found a gzip file that is cut off"),
+        (b"text" * 200, "found no NIfTI header (the file begins with b'texttext"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_a_problem(
+    tmp_path: Path, suffix: str, content: bytes, problem: str
+) -> None:
+    path = write_case(tmp_path, CASE_ID) / f"{CASE_ID}_{suffix}.nii.gz"
+    path.write_bytes(content)
+
+    [found] = inspected(tmp_path).problems
+
+    assert problem in found
+
+
+def test_a_modality_that_is_cut_off_is_a_problem_though_only_its_header_is_read(
+    tmp_path: Path,
+) -> None:
+    path = write_case(tmp_path, CASE_ID) / f"{CASE_ID}_flair.nii.gz"
+    path.write_bytes(path.read_bytes()[:-100])
+
+    [found] = inspected(tmp_path).problems
+
+    assert f"{CASE_ID}_flair.nii.gz: found a gzip file that is cut off" in found
+
+
+def test_all_problems_of_a_case_are_told_at_once(tmp_path: Path) -> None:
+    folder = write_case(tmp_path, CASE_ID)
+    for suffix in ("t1", "t1ce", "seg"):
+        (folder / f"{CASE_ID}_{suffix}.nii.gz").write_bytes(b"")
+    replaced(tmp_path, "flair", make_volumes()[3][:10])
+
+    problems = inspected(tmp_path).problems
+
+    assert [problem.split(": ")[0].split("_")[-1] for problem in problems] == [
+        "t1.nii.gz",
+        "seg.nii.gz",
+        "t1ce.nii.gz",
+        "flair.nii.gz",
+    ]
+
+
+def test_a_scan_that_cannot_be_read_has_no_hash(tmp_path: Path) -> None:
+    folder = write_case(tmp_path, CASE_ID)
+    (folder / f"{CASE_ID}_t1.nii.gz").write_bytes(b"")
+
+    found = inspected(tmp_path)
+
+    assert (found.voxel_hash, found.shape) == ("", None)
+    assert found.label_values == (0, 1, 2, 4)
+
+
+def opened(
+    case_id: str,
+    values: Sequence[int] = (),
+    *,
+    folder: str = "data",
+    shape: tuple[int, int, int] = (240, 240, 155),
+    declared: str = "",
+) -> OpenedCase:
+    """A case of whose label values there are as many voxels, in litres, as the value says."""
+    name = parse_case_id(case_id)
+    case = Case(
+        case_id=case_id,
+        patient_id=name.patient_id,
+        release=name.release,
+        label_convention=declared,
+        t1n=ScanFile(path=Path(folder, case_id, "t1.nii.gz")),
+        label=ScanFile(path=Path(folder, case_id, "seg.nii.gz")) if values else None,
+    )
+    return OpenedCase.inspected(
+        case,
+        Inspection(
+            shape=shape,
+            voxel_hash=case_id,
+            label_counts=tuple((value, value) for value in values),
+            label_voxel_mm3=1e6,
+            problems=(),
+        ),
+    )
+
+
+def explained(*cases: OpenedCase) -> dict[str, Case]:
+    return {case.case_id: case for case in with_conventions(cases, "")}
+
+
+@pytest.mark.parametrize(
+    ("case_id", "values", "convention", "litres"),
+    [
+        ("BraTS2021_00000", (0, 1, 2, 4), "brats2017", 7),
+        ("BraTS2021_00000", (0, 2), "brats2017", 2),
+        ("BraTS2021_00000", (0, 1, 2, 3), "brats2023", 6),
+        ("BraTS-GLI-00000-000", (0, 1, 2, 3), "brats2023", 6),
+        ("BraTS-GLI-00000-100", (0, 1, 2, 3, 4), "brats2024", 6),
+        ("BraTS-MET-00000-000", (0, 1, 2, 3, 4), "brats2024", 6),
+        ("BraTS-PED-00000-000", (0, 1, 2, 3, 4), "brats2024-ped", 10),
+    ],
+)
+def test_values_and_release_tell_the_convention(
+    case_id: str, values: tuple[int, ...], convention: str, litres: float
+) -> None:
+    case = explained(opened(case_id, values))[case_id]
+
+    assert case.label_convention == convention
+    assert case.tumour_ml == litres * 1000
+    assert case.label_values == values
+    assert case.usable
+
+
+def test_cases_of_a_release_share_their_convention() -> None:
+    found = explained(
+        opened("BraTS-GLI-00000-100", (0, 1, 2)),
+        opened("BraTS-GLI-00001-100", (0, 2, 4)),
+        opened("BraTS-GLI-00002-101", (0, 1, 2, 3)),
+    )
+
+    # the second alone would be read as of 2017, with the cavity for enhancing tumour
+    assert {case.label_convention for case in found.values()} == {"brats2024"}
+    assert found["BraTS-GLI-00001-100"].tumour_ml == 2000
+
+
+def test_releases_do_not_mix() -> None:
+    found = explained(
+        opened("BraTS2021_00000", (0, 1, 2, 4)), opened("BraTS-GLI-00000-000", (0, 1, 2, 3))
+    )
+
+    assert [case.label_convention for case in found.values()] == ["brats2017", "brats2023"]
+
+
+def test_the_shape_tells_the_cases_of_2024() -> None:
+    found = explained(
+        opened("BraTS-GLI-00000-000", (0, 1, 2, 3), shape=(182, 218, 182)),
+        opened("BraTS-GLI-00001-000", (0, 1, 2, 3)),
+        opened("BraTS-SSA-00001-000", (0, 1, 2, 3), shape=(182, 218, 182)),
+    )
+
+    assert [case.release for case in found.values()] == [
+        "brats2024-gli",
+        "brats2023-gli",
+        "brats-ssa",
+    ]
+
+
+def test_a_value_outside_the_convention_is_a_problem_of_its_case() -> None:
+    found = explained(
+        opened("BraTS2021_00000", (0, 1, 2, 4)), opened("BraTS2021_00001", (0, 1, 2, 4, 7))
+    )
+
+    assert found["BraTS2021_00000"].usable
+    [problem] = found["BraTS2021_00001"].problems
+    assert problem.startswith("case BraTS2021_00001")
+    assert "label values [7]" in problem
+    assert "name another convention with --labels" in problem
+
+
+def test_a_named_convention_goes_before_all_others() -> None:
+    cases = [
+        opened("BraTS2021_00000", (0, 1, 2, 3)),
+        opened("BraTS2021_00001", (0, 1, 2, 4)),
+        opened("BRATS_001", (0, 1, 2, 3), declared="brats2023"),
+    ]
+
+    first, second, third = with_conventions(cases, "msd")
+
+    assert first.label_convention == second.label_convention == third.label_convention == "msd"
+    assert first.usable
+    assert third.usable
+    assert not second.usable
+
+
+def test_a_declared_convention_goes_before_the_values() -> None:
+    found = explained(opened("BRATS_485"), opened("BRATS_001", (0, 1, 2, 3), declared="msd"))
+
+    assert found["BRATS_001"].label_convention == "msd"
+    assert found["BRATS_001"].remarks == ()
+    assert found["BRATS_485"].label_convention == ""
+
+
+def test_a_guess_is_told() -> None:
+    found = explained(
+        opened("smith", (0, 1, 2, 3)),
+        opened("jones"),
+        opened("BraTS-PED-00000-000", (0, 1, 2, 3)),
+        opened("BraTS-MEN-00000-000", (0, 1, 2, 3)),
+    )
+
+    told = (
+        "the label values 0 1 2 3 were read as brats2023, but the names leave it open: if that is "
+        "wrong, name the convention with --labels",
+    )
+    assert [case.remarks for case in found.values()] == [told, (), told, ()]
+
+
+def test_unknown_scans_of_two_folders_are_told_apart() -> None:
+    found = explained(
+        opened("smith", (0, 1, 2, 3), folder="one"), opened("jones", (0, 1, 2, 4), folder="two")
+    )
+
+    assert [case.label_convention for case in found.values()] == ["brats2023", "brats2017"]
+
+
+def test_an_empty_label_map_is_told() -> None:
+    case = explained(opened("BraTS2021_00000", (0,)))["BraTS2021_00000"]
+
+    assert case.remarks == ("the label map holds no tumour",)
+    assert case.tumour_ml == 0
+    assert case.usable
+
+
+def test_a_recalled_case_needs_no_file_while_its_convention_holds() -> None:
+    known = explained(opened("BraTS2021_00000", (0, 1, 2, 4)))["BraTS2021_00000"]
+    case = opened("BraTS2021_00000", (0, 1, 2, 4)).case
+
+    [again] = with_conventions([OpenedCase.recalled(case, known)], "brats2017")
+
+    assert again == known
+
+
+def test_a_recalled_case_is_opened_when_its_convention_changes(brats_root: Path) -> None:
+    names = [f"BraTS2021_00000/BraTS2021_00000_{suffix}.nii.gz" for suffix in ("t1", "seg")]
+    image, label = (ScanFile(path=Path(name)) for name in names)
+    case = Case(
+        case_id="BraTS2021_00000",
+        patient_id="",
+        root=brats_root,
+        release="brats2021",
+        t1n=image,
+        label=label,
+    )
+    known = Case(
+        case_id="BraTS2021_00000",
+        patient_id="",
+        release="brats2021",
+        label_convention="brats2017",
+        label_values=(0, 1, 2),
+        tumour_ml=1000.0,
+    )
+
+    [again] = with_conventions([OpenedCase.recalled(case, known)], "brats2023")
+
+    assert again.label_convention == "brats2023"
+    assert again.tumour_ml is not None
+    assert 0 < again.tumour_ml < 10
+
+
+def lying(
+    folder: str,
+    case_id: str = "BraTS2021_00000",
+    *,
+    voxels: str = "aaaa",
+    tumour_ml: float | None = None,
+    problems: tuple[str, ...] = (),
+) -> Case:
+    labelled = tumour_ml is not None
+    return Case(
+        case_id=case_id,
+        patient_id=case_id,
+        release="brats2021",
+        t1n=ScanFile(path=Path(folder, "t1.nii.gz")),
+        label=ScanFile(path=Path(folder, "seg.nii.gz")) if labelled else None,
+        tumour_ml=tumour_ml,
+        voxel_hash=voxels,
+        problems=problems,
+    )
+
+
+def test_cases_of_other_ids_stay_as_they_are() -> None:
+    cases = [lying("b", "two"), lying("a", "one")]
+
+    # the same scan under two ids is a matter of folds
+    assert without_duplicates(cases) == (cases[1], cases[0])
+
+
+def test_of_equal_copies_the_first_is_kept_with_a_remark() -> None:
+    [kept] = without_duplicates([lying("c"), lying("a"), lying("b")])
+
+    assert str(kept.t1n) == "a/t1.nii.gz"
+    assert kept.usable
+    assert kept.remarks == ("the same scan is in b/ and c/, which was ignored",)
+
+
+def test_of_equal_copies_a_labelled_one_is_kept() -> None:
+    [kept] = without_duplicates([lying("a"), lying("b", tumour_ml=1.5)])
+
+    assert str(kept.label) == "b/seg.nii.gz"
+
+
+def test_another_scan_under_one_id_makes_both_unusable() -> None:
+    first, second = without_duplicates([lying("b", voxels="bbbb"), lying("a")])
+
+    assert first.problems == (
+        "case BraTS2021_00000, file a/: found another scan of the same id in b/; expected one "
+        "folder per id. Remove or rename the one that is not wanted.",
+    )
+    assert "file b/: found another scan of the same id in a/" in second.problems[0]
+
+
+def test_another_label_map_under_one_id_makes_both_unusable() -> None:
+    found = without_duplicates([lying("b", tumour_ml=1.5), lying("a", tumour_ml=1.6)])
+
+    assert [case.usable for case in found] == [False, False]
+    assert "the scan with another label map of the same id in b/" in found[0].problems[0]
+
+
+def test_a_broken_copy_stays_listed_beside_a_sound_one() -> None:
+    found = without_duplicates([lying("b"), lying("a", voxels="", problems=("cut off",))])
+
+    assert [case.problems for case in found] == [("cut off",), ()]
+
+
+def test_the_order_of_cases_does_not_matter() -> None:
+    cases = [lying("a"), lying("b"), lying("c", "x"), lying("d", "y"), lying("e", "y", voxels="b")]
+
+    assert without_duplicates(cases) == without_duplicates(cases[::-1])

@@ -1,3 +1,5 @@
+"""The case table as a file, and its summary."""
+
 import csv
 from dataclasses import fields, replace
 from pathlib import Path

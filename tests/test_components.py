@@ -1,4 +1,4 @@
-"""Grouping by shared keys."""
+"""Groups of items that share a key."""
 
 import itertools
 
