@@ -1,7 +1,7 @@
 """Write whole files and folders, lock folders, and report disk space.
 
-What is written lies under a temporary name beside its place until it is complete, is synced, and is
-then renamed: a reader never sees half of it. The temporary name starts with a dot and the number of
+Files and folders are written under a temporary name beside their place, synced, and then renamed: a
+reader never sees half of one. The temporary name starts with a dot and the number of
 the process; `remove_leftovers` removes what a killed process has left.
 """
 
@@ -62,8 +62,8 @@ def whole_file(path: Path) -> Iterator[Path]:
 def whole_folder(path: Path, *, when_full: str = _WHEN_FULL) -> Iterator[Path]:
     """Provide an empty folder beside `path` to fill, and move it to `path` at the end.
 
-    An exception inside leaves an earlier folder as it was. The files inside must be synced by
-    whoever writes them. If the process is killed, the earlier folder is there, or the new one, or
+    An exception inside leaves an earlier folder as it was. The caller must sync the files
+    inside. If the process is killed, the earlier folder exists, or the new one, or
     neither; `remove_leftovers` removes the rest.
 
     Args:

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import nibabel as nib
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -410,6 +411,20 @@ def test_label_values_are_counted(tmp_path: Path) -> None:
     assert found.label_values == (0, 1, 2, 4)
     assert found.shape == SHAPE
     assert found.problems == ()
+
+
+def test_a_sheared_grid_is_a_problem(tmp_path: Path) -> None:
+    folder = write_case(tmp_path, CASE_ID, labelled=False)
+    sheared = BRATS_AFFINE.copy()
+    sheared[0, 1] = 0.2
+    for path, image in zip(sorted(folder.iterdir()), make_volumes(), strict=True):
+        slanted = nib.Nifti1Image(image, sheared)
+        slanted.set_qform(None, code=0)
+        nib.save(slanted, path)
+
+    [problem] = inspected(tmp_path).problems
+
+    assert "a sheared grid" in problem
 
 
 def test_a_label_map_without_background_is_counted(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Scans on disk: volumes with their geometry, case index, checks, folds and demo cases."""
+"""Scans on disk: volumes, cases and their checks, label conventions, the index, and folds."""

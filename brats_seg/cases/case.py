@@ -75,7 +75,7 @@ class Case:
     problems: tuple[str, ...] = ()
     """Why the case cannot be used; empty when it can."""
     remarks: tuple[str, ...] = ()
-    """What was unusual and could be dealt with, such as a label file with a foreign name."""
+    """What was unusual and could be dealt with, such as a label map with an unusual name."""
     label_values: tuple[int, ...] = ()
     """Voxel values that occur in the label map."""
     grade: str = ""

@@ -62,13 +62,13 @@ def resolve(
 ) -> Resolution:
     """Return the release and the label convention of a case.
 
-    A stray value of one case must not change how the others are read: a value that no convention of
-    the release knows is left for `check_values` to report.
+    An unexpected value in one case does not change how the others are read: a value that no
+    convention of the release knows is left for `check_values` to report.
 
     Args:
         release: The release by the names of the files, as `parse_case_id` returns it.
         shape: Voxels of the volume as stored; None if they are not known.
-        values: Label values that occur in all cases which are numbered alike.
+        values: Label values that occur, in all cases with the same convention.
         declared: Name of the convention given by a flag, a `dataset.json` or a protocol; it is
             taken as it is.
 
@@ -99,7 +99,7 @@ def resolve_all(
     """Return the release and the label convention of every label map of a folder, by case id.
 
     A label map that holds both 3 and 4 shows that its folder distinguishes four tissues; all label
-    maps of the folder are then read alike. Otherwise each label map is resolved alone, so that a
+    maps of the folder are then resolved together. Otherwise each label map is resolved alone, so that a
     folder in which one case has 3 for enhancing tumour and another has 4 is read correctly.
 
     Args:

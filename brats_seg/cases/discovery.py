@@ -163,8 +163,8 @@ def _cases_of(folder: Folder, name: str) -> Iterator[Case]:
         if any(scan.name.kind in MODALITIES for scan in scans)
     }
     for case_id, scans in groups.items():
-        foreign = [scan for scan in folder.scans if not scan.name.kind] if len(groups) == 1 else []
-        yield _assembled(case_id, scans, foreign)
+        unnamed = [scan for scan in folder.scans if not scan.name.kind] if len(groups) == 1 else []
+        yield _assembled(case_id, scans, unnamed)
 
 
 def _grouped(folder: Folder, name: str) -> Mapping[str, Sequence[NiftiFile]]:
@@ -184,7 +184,7 @@ def _grouped(folder: Folder, name: str) -> Mapping[str, Sequence[NiftiFile]]:
     return groups
 
 
-def _assembled(case_id: str, scans: Sequence[NiftiFile], foreign: Sequence[NiftiFile]) -> Case:
+def _assembled(case_id: str, scans: Sequence[NiftiFile], unnamed: Sequence[NiftiFile]) -> Case:
     name = parse_case_id(case_id)
     candidates = {
         kind: _plainest([scan for scan in scans if scan.name.kind == kind])
@@ -202,7 +202,7 @@ def _assembled(case_id: str, scans: Sequence[NiftiFile], foreign: Sequence[Nifti
         if len({scan.name.stem for scan in found}) > 1
     ]
     files = {kind: ScanFile(path=found[0].path) for kind, found in candidates.items() if found}
-    if LABEL not in files and (label := _misnamed_label(case_id, foreign)):
+    if LABEL not in files and (label := _misnamed_label(case_id, unnamed)):
         files[LABEL] = ScanFile(path=label.path)
         remarks.append(
             f"{label.path.name} was taken as the label map, although its name does not say so"
@@ -236,7 +236,7 @@ def _ambiguous(case_id: str, kind: str, found: Sequence[NiftiFile]) -> CaseError
     )
 
 
-def _misnamed_label(case_id: str, foreign: Sequence[NiftiFile]) -> NiftiFile | None:
+def _misnamed_label(case_id: str, unnamed: Sequence[NiftiFile]) -> NiftiFile | None:
     """Return the only file without a modality in its name, if the case should have a label map.
 
     The label map of case 355 of BraTS 2020 is `W39_1998.09.19_Segm.nii`. A file that is named after
@@ -244,15 +244,15 @@ def _misnamed_label(case_id: str, foreign: Sequence[NiftiFile]) -> NiftiFile | N
     """
     if parse_case_id(case_id).release == UNKNOWN or "validation" in case_id.lower():
         return None
-    if len(foreign) != 1:
+    if len(unnamed) != 1:
         return None
-    stem = foreign[0].name.stem.lower()
+    stem = unnamed[0].name.stem.lower()
     is_derived = stem.startswith(case_id.lower()) and "seg" not in stem
-    return None if is_derived else foreign[0]
+    return None if is_derived else unnamed[0]
 
 
 def _completed(case: Case, root: Path) -> Case:
-    """Add what is derived alike for cases of all layouts."""
+    """Add what is derived in the same way for all layouts."""
     folder = case.images[0].path.parent
     return replace(
         case,

@@ -17,7 +17,7 @@ from typing import Any, ParamSpec, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from brats_seg.cases.case import Case, CaseIndex, check_one_grid, check_voxels
+from brats_seg.cases.case import Case, CaseIndex, check_one_grid, check_right_angles, check_voxels
 from brats_seg.cases.conventions import check_values, resolve
 from brats_seg.cases.discovery import find_cases
 from brats_seg.cases.layouts import NNUNET, UNKNOWN
@@ -133,6 +133,7 @@ def inspect_case(case: Case) -> Inspection:
             grids.append((scan.path.name, geometry))
     _attempt(problems, check_one_grid, case.case_id, grids)
     if image:
+        _attempt(problems, check_right_angles, case.case_id, image)
         _attempt(problems, check_voxels, case.case_id, image)
     return Inspection(
         shape=image.geometry.shape if image else None,

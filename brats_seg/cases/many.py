@@ -126,7 +126,7 @@ def write_failures(failures: Sequence[Failure], path: Path) -> None:
 def worker_pool(
     n_workers: int, *, set_up: Callable[[], None] = lambda: None, when_killed: str
 ) -> Iterator[ProcessPoolExecutor]:
-    """Provide a pool of processes, and end them afterwards whatever happens.
+    """Provide a pool of processes, and end them afterwards, also after an error.
 
     Work that has begun is finished first; work that waits is dropped. The processes ignore Ctrl-C,
     which this process handles, and end when this process is killed.
