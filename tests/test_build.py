@@ -227,7 +227,7 @@ def build_small(width: int = 4) -> nn.Module:
     return nn.Sequential(nn.Conv3d(4, width, 3, padding=1), nn.Conv3d(width, 3, 1))
 
 
-def build_undeclared(width: int = 4):  # noqa: ANN201
+def build_undeclared(width: int = 4):
     return build_small(width)
 
 

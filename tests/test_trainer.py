@@ -47,7 +47,7 @@ def settings(*changes: str) -> Config:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> FoldData:
-    """Six patients in three folds: four to train on, eight patches an epoch, windows of 3, 3, 2."""
+    """Six patients in three folds: four to train on, eight patches an epoch, batches of 3, 3, 2."""
     root = tmp_path_factory.mktemp("scans")
     for number in range(6):
         write_case(root, f"BraTS2021_{number:05d}", seed=number, with_et=number < 5)
@@ -120,7 +120,7 @@ def undisturbed(
 def test_a_stopped_run_ends_with_the_weights_of_an_undisturbed_one(
     data: FoldData, tmp_path: Path, undisturbed: tuple[Path, Config], n_checks: int
 ) -> None:
-    """Stopped before every window and every validation case of two epochs in turn."""
+    """Stopped before every batch and every validation case of two epochs in turn."""
     expected_path, config = undisturbed
 
     stopped = train(data, tmp_path / "run", config, StopAtCheck(n_checks))
@@ -281,7 +281,7 @@ def test_the_micro_batch_does_not_change_what_is_learnt(
     tolerance: float,
     batch_dice: str,
 ) -> None:
-    """Ten patches at an effective batch of four: windows of 4, 4 and 2."""
+    """Ten patches at an effective batch of four: batches of 4, 4 and 2."""
     ten = FoldData(
         folder=data.folder,
         split=type(data.split)(train=(data.split.train * 2)[:5], validation=data.split.validation),
