@@ -219,9 +219,7 @@ def test_a_network_from_elsewhere_can_have_part_in_it() -> None:
 
 @pytest.mark.parametrize("name", PATCHES)
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda n: pickle.loads(pickle.dumps(n))])
-def test_a_copy_has_its_own_mode(
-    name: str, duplicate: Callable[[nn.Module], nn.Module]
-) -> None:
+def test_a_copy_has_its_own_mode(name: str, duplicate: Callable[[nn.Module], nn.Module]) -> None:
     """An averaged model is a copy, made before the first mode is taken."""
     network = make_network(name)
     copied = duplicate(network)
