@@ -5,8 +5,9 @@ with `model.arguments` as its keyword arguments. Such a network gets images of 4
 order of MODALITIES, and returns logits of 3, in the order of REGIONS, on the grid of the image.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from inspect import isclass
 from math import gcd, prod
 from typing import Any, get_type_hints
@@ -169,14 +170,14 @@ def size_multiple(config: ModelConfig, patch: Triple) -> Triple:
         case "swin-unetr":
             return 32, 32, 32
         case _:
-            x, y, z = patch
-            return gcd(x, OWN_MULTIPLE), gcd(y, OWN_MULTIPLE), gcd(z, OWN_MULTIPLE)
+            n_x, n_y, n_z = (gcd(n, OWN_MULTIPLE) for n in patch)
+            return n_x, n_y, n_z
 
 
 def padded_size(config: ModelConfig, shape: Triple) -> Triple:
     """Return the smallest size of an input that holds a volume of that shape."""
-    is_own = config.name not in NETWORKS
-    multiple = (OWN_MULTIPLE,) * 3 if is_own else size_multiple(config, shape)
+    own = (OWN_MULTIPLE, OWN_MULTIPLE, OWN_MULTIPLE)
+    multiple = own if config.name not in NETWORKS else size_multiple(config, shape)
     x, y, z = (-(-n // m) * m for n, m in zip(shape, multiple, strict=True))
     return x, y, z
 
@@ -192,34 +193,34 @@ def has_batch_statistics(model: nn.Module) -> bool:
     )
 
 
-def _imported(name: str, section: str) -> Callable[..., Any]:
-    """Import an attribute by its dotted name; an attribute may lie in a class of the module."""
+def _imported(name: str, section: str) -> Any:
+    """Import an attribute by its dotted name; it may be one of a class of a module."""
     parts = name.split(".")
-    for n_module_parts in range(len(parts) - 1, 0, -1):
-        module_name = ".".join(parts[:n_module_parts])
-        try:
-            found: Any = import_module(module_name)
-        except ModuleNotFoundError as error:
-            if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
-                continue  # no such module: perhaps a class
-            _refuse_import(name, section, error)
-        except Exception as error:
-            _refuse_import(name, section, error)
-        try:
-            for part in parts[n_module_parts:]:
-                found = getattr(found, part)
-        except AttributeError as error:
-            _refuse_import(name, section, error)
-        return found
-    return _refuse_import(name, section, ModuleNotFoundError(f"no module named {parts[0]!r}"))
+    n_module_parts = len(parts) - 1
+    try:
+        while not _is_module(parts[:n_module_parts]):
+            n_module_parts -= 1
+        found: Any = import_module(".".join(parts[:n_module_parts]))
+        for part in parts[n_module_parts:]:
+            found = getattr(found, part)
+    # a module of one's own may raise anything while it is imported
+    except Exception as error:
+        msg = (
+            f"{section}.name {name!r} cannot be imported: {type(error).__name__}: {error}. Expected "
+            "the dotted name of a class or function of a package that is installed, or on PYTHONPATH"
+        )
+        raise ConfigError(msg) from error
+    return found
 
 
-def _refuse_import(name: str, section: str, error: Exception) -> Any:
-    msg = (
-        f"{section}.name {name!r} cannot be imported: {type(error).__name__}: {error}. Expected the "
-        "dotted name of a class or function, in a package that is installed or on PYTHONPATH"
-    )
-    raise ConfigError(msg) from error
+def _is_module(parts: list[str]) -> bool:
+    """Return whether the parts name a module; a single part is always taken for one."""
+    try:
+        return len(parts) == 1 or find_spec(".".join(parts)) is not None
+    except ModuleNotFoundError as error:  # the parent is no package
+        if error.name == ".".join(parts[:-1]) or "is not a package" in str(error):
+            return False
+        raise
 
 
 def _makes_modules(make: object) -> bool:

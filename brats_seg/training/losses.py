@@ -16,7 +16,16 @@ grid, and each level weighs half as much as the one above it (nnU-Net; Isensee 2
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Literal,
+    Protocol,
+    TypeAlias,
+    get_args,
+    runtime_checkable,
+)
 
 import torch
 from torch import Tensor, nn
@@ -67,9 +76,9 @@ def reduction_of(criterion: object) -> Reduction:
     Raises:
         ConfigError: It declares something unknown, or "sums" without the methods of `SumsLoss`.
     """
-    declared = getattr(criterion, "reduces", "outputs")
+    declared: Reduction = getattr(criterion, "reduces", "outputs")
     name = type(criterion).__name__
-    if declared not in ("patches", "sums", "outputs"):
+    if declared not in get_args(Reduction):
         msg = f"the loss {name} declares reduces = {declared!r}; expected 'patches' or 'sums'"
         raise ConfigError(msg)
     if declared == "sums" and not isinstance(criterion, SumsLoss):
@@ -83,8 +92,8 @@ def reduction_of(criterion: object) -> Reduction:
 
 def as_sums_loss(criterion: object) -> SumsLoss | None:
     """Return a loss that declares `reduces = "sums"`, and None for any other."""
-    is_sums = reduction_of(criterion) == "sums" and isinstance(criterion, SumsLoss)
-    return criterion if is_sums else None
+    declares_sums = reduction_of(criterion) == "sums"
+    return criterion if declares_sums and isinstance(criterion, SumsLoss) else None
 
 
 def whole_loss(criterion: Criterion, output: Output, target: Tensor) -> Tensor:
