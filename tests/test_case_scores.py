@@ -14,7 +14,7 @@ from brats_seg.evaluation.evaluate import (
     read_pair,
     score_pair,
 )
-from brats_seg.evaluation.protocols import Protocol, protocol_named
+from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
 from brats_seg.evaluation.scores import LESION_COLUMNS, REGION_COLUMNS
 from brats_seg.labels import BRATS2017, BRATS2023, BRATS2024
 from brats_seg.voxels.box import Box
@@ -37,7 +37,7 @@ def scored(
     folder: Path,
     reference: LabelMap,
     prediction: LabelMap | None,
-    protocol: Protocol = LEGACY,
+    protocol: ScoringProtocol = LEGACY,
     *,
     spacing_mm: float = 1.0,
     affine: npt.NDArray[np.float64] | None = None,

@@ -10,7 +10,7 @@ import pytest
 from brats_seg.cases.nifti import Volume, read_label_map
 from brats_seg.evaluation import evaluate
 from brats_seg.evaluation.evaluate import Evaluation, evaluate_folders
-from brats_seg.evaluation.protocols import Protocol, protocol_named
+from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
 from brats_seg.evaluation.scores import write_scores
 from brats_seg.labels import BRATS2017, BRATS2023, LabelConvention
 from tests.builders import make_label_map, write_nifti
@@ -63,7 +63,7 @@ def test_scores_every_case_and_tells_the_conventions(brats_root: Path, predictio
 
 @pytest.mark.parametrize("protocol", [LEGACY, protocol_named("lesionwise2024", "GLI")])
 def test_the_number_of_processes_changes_nothing(
-    brats_root: Path, predictions: Path, protocol: Protocol
+    brats_root: Path, predictions: Path, protocol: ScoringProtocol
 ) -> None:
     write_nifti(predictions / f"{CASES[1]}.nii.gz", make_label_map((24, 24, 15)))
 

@@ -9,7 +9,7 @@ from scipy import ndimage
 
 from brats_seg.evaluation.lesionwise import LesionScores, Scale, predicted_lesions, score_lesions
 from brats_seg.evaluation.overlap import count_regions, dice
-from brats_seg.evaluation.protocols import Protocol, protocol_named
+from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
 from brats_seg.evaluation.surface_distance import hausdorff95
 from brats_seg.labels import BRATS2024, REGIONS
 
@@ -42,7 +42,7 @@ def painted(*boxes: tuple[int, Box]) -> npt.NDArray[np.uint8]:
 def scored(
     reference: npt.NDArray[np.uint8],
     prediction: npt.NDArray[np.uint8],
-    protocol: Protocol,
+    protocol: ScoringProtocol,
     spacing_mm: tuple[float, float, float] = MM,
 ) -> dict[str, LesionScores]:
     scale = Scale(
