@@ -10,7 +10,7 @@ from scipy import stats
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.compare import NamedScores, compare_scores, rank_sets
 from brats_seg.evaluation.lesionwise import LesionScores
-from tests.test_summary import score
+from tests.test_scores import score
 
 NO_LESIONS = LesionScores(
     dice=1.0, hd95=0.0, nsd=(1.0, 1.0), n_lesions=0, n_false_positive=0, n_false_negative=0
