@@ -59,14 +59,14 @@ def test_the_baseline_keeps_an_age_that_says_nothing():
 @pytest.mark.parametrize(("encoder", "expected"), [(0, [1, 5]), (1, [1, 8])])
 def test_the_vectors_of_two_autoencoders_are_never_mixed(encoder, expected):
     values = [[1.0, 5, 8], [2, 6, 9], [3, 7, 10]]
-    study = study_of(values, ["x", "latent0_000", "latent1_000"], latent_seen=[(NO, YES)] * 3)
+    study = study_of(values, ["x", "latent0_000", "latent1_000"], latent_leakage=[(NO, YES)] * 3)
 
     assert study.features_of(encoder)[0].tolist() == [50, *expected]
 
 
 def test_each_case_has_the_autoencoder_that_has_not_seen_it():
     seen = [(NO, YES), (YES, NO), (YES, UNKNOWN)]
-    study = study_of([[1.0], [2], [3]], ["x"], latent_seen=seen)
+    study = study_of([[1.0], [2], [3]], ["x"], latent_leakage=seen)
 
     assert study.encoders.tolist() == [0, 1, 1]
 

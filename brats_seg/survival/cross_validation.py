@@ -72,7 +72,7 @@ class Study:
         """The autoencoder that has not seen each case, or the first one."""
         if not self.table.n_encoders:
             return np.zeros(len(self.values), dtype=np.intp)
-        return np.array([least_leakage(answers)[0][0] for answers in self.table.latent_seen])
+        return np.array([least_leakage(answers)[0][0] for answers in self.table.latent_leakage])
 
     def features_of(self, encoder: int, *, age_only: bool = False) -> npt.NDArray[np.float64]:
         """Return the features of all cases (n, p) with the latent vectors of one autoencoder."""
