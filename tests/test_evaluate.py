@@ -1,5 +1,6 @@
 """Folders in, a table of scores and a list of failures out."""
 
+import json
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,10 +21,11 @@ from brats_seg.evaluation.evaluate import (
     find_pairs,
     label_maps_in,
     read_pair,
+    score_folders,
     score_pair,
 )
 from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
-from brats_seg.evaluation.scores import LESION_COLUMNS, REGION_COLUMNS, write_scores
+from brats_seg.evaluation.scores import LESION_COLUMNS, REGION_COLUMNS, read_scores, write_scores
 from brats_seg.labels import BRATS2017, BRATS2023, BRATS2024, LabelConvention
 from brats_seg.voxels.box import Box
 from tests.builders import BRATS_AFFINE, make_label_map, write_case, write_nifti
@@ -176,6 +178,19 @@ def test_every_label_map_is_read_once(
     evaluate_folders(brats_root, predictions, LEGACY)
 
     assert len(read) == len(set(read)) == 12
+
+
+def test_the_table_and_its_summary_are_written(
+    brats_root: Path, predictions: Path, tmp_path: Path
+) -> None:
+    scored = score_folders(brats_root, predictions, tmp_path / "new" / "scores.csv", LEGACY)
+
+    assert scored.evaluation == evaluate_folders(brats_root, predictions, LEGACY)
+    assert [row.case_id for row in read_scores(tmp_path / "new/scores.csv")][::3] == list(CASES)
+    summary = json.loads((tmp_path / "new/scores.json").read_text())
+    assert [one.spreads[0].mean for one in scored.summaries] == [
+        summary[region]["dice"]["mean"] for region in ("wt", "tc", "et")
+    ]
 
 
 @pytest.mark.parametrize("cavity_and_enhancing", [False, True])

@@ -161,6 +161,17 @@ def score_folders(
         UsageError: The paths are not two files or two folders, or a case occurs twice.
         LayoutError: A folder holds no label map, or no case is in both.
         EnvironmentalError: A process was killed, or a file cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> from brats_seg.cases.phantom import write_phantom_cases
+        >>> from brats_seg.evaluation.protocols import protocol_named
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     data, table = Path(folder) / "data", Path(folder) / "scores.csv"
+        ...     write_phantom_cases(data, n_cases=2, seed=0)
+        ...     scored = score_folders(data, data, table, protocol_named("legacy"))
+        >>> [(one.region, one.n_cases, one.spreads[0].mean) for one in scored.summaries]
+        [('wt', 2, 1.0), ('tc', 2, 1.0), ('et', 2, 1.0)]
     """
     evaluation = evaluate_folders(reference, prediction, protocol, n_workers=n_workers, track=track)
     summaries = summarise_scores(evaluation.scores, np.random.default_rng(0))
