@@ -106,7 +106,7 @@ class CaseScores:
     scores: tuple[Score, ...]
     """A row per region of the protocol."""
     remark: str = ""
-    """What was unusual and could be dealt with."""
+    """A remark on an unusual file that could be scored; empty without one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,7 +127,7 @@ class Evaluation:
     prediction_labels: tuple[str, ...]
     """Names of those found in the predictions. Regions are compared even where they differ."""
     remarks: tuple[str, ...]
-    """What was unusual about single cases."""
+    """Remarks on unusual files of single cases."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
