@@ -17,7 +17,7 @@ from pathlib import Path
 from brats_seg.cases.case import Case, CaseIndex
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.evaluate import Evaluation, Pair, Pairing, evaluate_pairs
-from brats_seg.evaluation.protocols import Protocol
+from brats_seg.evaluation.protocols import ScoringProtocol as Protocol
 from brats_seg.evaluation.scores import write_scores
 from brats_seg.files import whole_file, whole_folder
 from brats_seg.inference.batch import CaseOutcome, CaseWork, local_endings

@@ -31,7 +31,7 @@ from brats_seg.progress import tracked
 
 if TYPE_CHECKING:
     from brats_seg.crossval import HeldOutCases
-    from brats_seg.evaluation.protocols import Protocol
+    from brats_seg.evaluation.protocols import ScoringProtocol as Protocol
     from brats_seg.inference.out_of_fold import HeldOut
     from brats_seg.inference.output import OutputFolder
     from brats_seg.inference.tuning import FittedSetting, Tuning

@@ -30,7 +30,8 @@ from brats_seg.cases.many import map_cases
 from brats_seg.errors import CaseProblemsError, ConfigError
 from brats_seg.evaluation.lesionwise import Scale, score_lesions
 from brats_seg.evaluation.overlap import count_regions, dice
-from brats_seg.evaluation.protocols import Protocol, protocol_named
+from brats_seg.evaluation.protocols import ScoringProtocol as Protocol
+from brats_seg.evaluation.protocols import protocol_named
 from brats_seg.evaluation.significance import (
     LARGEST_CHANCE,
     SMALLEST_GAIN,
