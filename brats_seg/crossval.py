@@ -26,7 +26,7 @@ from brats_seg.inference.export import MODEL_NAME, read_exported, write_exported
 from brats_seg.inference.model import fingerprint_of, load_model, read_together
 from brats_seg.inference.out_of_fold import HeldOut
 from brats_seg.inference.output import OutputFolder
-from brats_seg.inference.settings import InferenceConfig
+from brats_seg.inference.settings import PredictionSettings
 from brats_seg.progress import Track
 from brats_seg.runtime.device import Device
 
@@ -73,7 +73,7 @@ def reference_pairs(cases: Sequence[HeldOutCases], predictions: Path) -> Pairing
 
 def out_of_fold_endings(
     cases: Sequence[HeldOutCases],
-    settings: InferenceConfig,
+    settings: PredictionSettings,
     output: OutputFolder,
     device: Device,
 ) -> Generator[CaseOutcome]:

@@ -28,12 +28,12 @@ from brats_seg.inference.batch import (
 )
 from brats_seg.inference.model import Model
 from brats_seg.inference.output import OutputFolder
-from brats_seg.inference.settings import InferenceConfig
+from brats_seg.inference.settings import PredictionSettings
 from tests.bad_cases import BAD_IDS, FOUND, break_in_ten_ways
 from tests.builders import SHAPE, make_volumes, write_case, write_nifti
 from tests.inference_builders import make_model, write_run
 
-SETTINGS = InferenceConfig(preview=False)
+SETTINGS = PredictionSettings(preview=False)
 
 
 def run(
@@ -41,7 +41,7 @@ def run(
     output: Path,
     *,
     model: Model | None = None,
-    settings: InferenceConfig = SETTINGS,
+    settings: PredictionSettings = SETTINGS,
 ) -> tuple[BatchOutcome, list[CaseOutcome]]:
     folder = OutputFolder(output)
     cases = find_inputs(inputs)
@@ -139,7 +139,7 @@ def test_a_case_is_done_again_when_anything_it_depends_on_has_changed(
     assert n_predicted() == 1
     (out / "BraTS2021_00001.nii.gz").unlink()
     assert n_predicted() == 1
-    assert n_predicted(settings=InferenceConfig(preview=False, labels="brats2023")) == 6
+    assert n_predicted(settings=PredictionSettings(preview=False, labels="brats2023")) == 6
     other = make_model()
     assert (
         n_predicted(
@@ -152,7 +152,7 @@ def test_a_case_is_done_again_when_anything_it_depends_on_has_changed(
         )
         == 6
     )
-    assert n_predicted(settings=InferenceConfig(preview=False, device="cpu")) == 6
+    assert n_predicted(settings=PredictionSettings(preview=False, device="cpu")) == 6
     assert n_predicted() == 0
 
 
@@ -185,7 +185,7 @@ def test_a_manifest_line_that_was_cut_off_costs_its_case(brats_root: Path, tmp_p
 
 def test_results_are_not_taken_for_scans(brats_root: Path, tmp_path: Path) -> None:
     """A results folder among the scans, given again, or given alone."""
-    settings = InferenceConfig(preview=False, probabilities=True, uncertainty=True)
+    settings = PredictionSettings(preview=False, probabilities=True, uncertainty=True)
     run([brats_root], brats_root / "out", settings=settings)
 
     assert len(index_cases(brats_root).cases) == 6

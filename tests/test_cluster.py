@@ -14,11 +14,11 @@ from brats_seg.inference.batch import CaseOutcome, CaseWork, finish_batch, local
 from brats_seg.inference.cluster import Job, cluster_endings, run_case
 from brats_seg.inference.model import load_model
 from brats_seg.inference.output import OutputFolder
-from brats_seg.inference.settings import InferenceConfig
+from brats_seg.inference.settings import PredictionSettings
 from tests.builders import write_case
 from tests.inference_builders import CPU, write_run
 
-SETTINGS = InferenceConfig(preview=False, precision="fp32", device="cpu")
+SETTINGS = PredictionSettings(preview=False, precision="fp32", device="cpu")
 
 
 @pytest.fixture

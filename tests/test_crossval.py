@@ -27,14 +27,14 @@ from brats_seg.inference.batch import BatchOutcome, finish_batch
 from brats_seg.inference.model import load_model
 from brats_seg.inference.out_of_fold import HeldOut, open_held_out
 from brats_seg.inference.output import OutputFolder
-from brats_seg.inference.settings import InferenceConfig
+from brats_seg.inference.settings import PredictionSettings
 from brats_seg.progress import untracked
 from tests.builders import write_nifti
 from tests.inference_builders import CPU, IDENTITY, write_run
 from tests.prepared import write_prepared
 
 LEGACY = protocol_named("legacy")
-SETTINGS = InferenceConfig(preview=False, precision="fp32")
+SETTINGS = PredictionSettings(preview=False, precision="fp32")
 N_CASES = 4
 
 

@@ -226,13 +226,13 @@ def _predict(cases: "Sequence[HeldOutCases]", results: "OutputFolder", config: C
     """Return how many cases failed."""
     from brats_seg.crossval import out_of_fold_endings
     from brats_seg.inference.batch import check_apart, finish_batch
-    from brats_seg.inference.settings import InferenceConfig
+    from brats_seg.inference.settings import PredictionSettings
     from brats_seg.runtime.device import choose_device
 
     inputs = [one for part in cases for one in part.inputs]
     check_apart(inputs, results)
     training = config.training
-    settings = InferenceConfig(device=training.device, precision=training.precision)
+    settings = PredictionSettings(device=training.device, precision=training.precision)
     device = choose_device(training.device, training.precision)
     endings = out_of_fold_endings(cases, settings, results, device)
     outcome = finish_batch(endings, results, len(inputs), report=print_ending, track=tracked)

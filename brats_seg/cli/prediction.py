@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from brats_seg.inference.model import Model
     from brats_seg.inference.output import OutputFolder
     from brats_seg.inference.reconstruct import Reconstruction, Reconstructor
-    from brats_seg.inference.settings import InferenceConfig
+    from brats_seg.inference.settings import PredictionSettings
 
 ModelOption = Annotated[
     list[Path],
@@ -82,11 +82,11 @@ def predict(
     Cases that an earlier start of the same command has finished are left alone. Exit code 1: some
     cases failed, listed in failures.csv.
     """
-    from brats_seg.inference.settings import inference_config
+    from brats_seg.inference.settings import prediction_settings
 
     if as_json:
         log_to_stderr()
-    settings = inference_config(
+    settings = prediction_settings(
         {
             "device": device,
             "precision": precision,
@@ -132,7 +132,7 @@ def export(
 def _predict(
     cases: Sequence["CaseInput"],
     model_paths: Sequence[Path],
-    settings: "InferenceConfig",
+    settings: "PredictionSettings",
     output_path: Path,
     cluster: tuple[int | None, str | None],
     *,
@@ -169,7 +169,7 @@ def _endings(
     cases: Sequence["CaseInput"],
     model: "Model",
     model_paths: Sequence[Path],
-    settings: "InferenceConfig",
+    settings: "PredictionSettings",
     folder: "OutputFolder",
     cluster: tuple[int | None, str | None],
 ) -> Generator["CaseOutcome"]:

@@ -22,7 +22,7 @@ from brats_seg.inference.model import Model
 from brats_seg.inference.output import OutputFolder, Record, key_of
 from brats_seg.inference.predict import CaseResult, predict_scan
 from brats_seg.inference.scan import Scan, read_scan
-from brats_seg.inference.settings import InferenceConfig
+from brats_seg.inference.settings import PredictionSettings
 from brats_seg.progress import Track, untracked
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class CaseWork:
     """Reads, predicts and writes cases of one batch."""
 
     model: Model
-    settings: InferenceConfig
+    settings: PredictionSettings
     output: OutputFolder
     earlier: Mapping[str, Record]
     """What earlier batches recorded, by case id."""
@@ -156,7 +156,7 @@ class CaseWork:
 
 
 def failure(
-    case_id: str, error: str, message: str, model: str, settings: InferenceConfig
+    case_id: str, error: str, message: str, model: str, settings: PredictionSettings
 ) -> Record:
     """Return the record of a case that could not be predicted."""
     return Record(

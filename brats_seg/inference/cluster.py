@@ -18,7 +18,7 @@ from brats_seg.errors import BratsError, EnvironmentalError, UsageError
 from brats_seg.inference.batch import CaseOutcome, CaseWork, failure
 from brats_seg.inference.model import load_model
 from brats_seg.inference.output import OutputFolder
-from brats_seg.inference.settings import InferenceConfig
+from brats_seg.inference.settings import PredictionSettings
 from brats_seg.runtime.device import choose_device
 
 MAX_KILLED_WORKERS = 3
@@ -32,7 +32,7 @@ class Job:
     model_paths: tuple[Path, ...]
     fingerprint: str
     """Of the model."""
-    settings: InferenceConfig
+    settings: PredictionSettings
     output_path: Path
 
 

@@ -10,19 +10,26 @@ README.md              the model card
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors.torch import load_file, save_file
 
 from brats_seg.config import Config
 from brats_seg.errors import UsageError
 from brats_seg.files import whole_file
 from brats_seg.labels import MODALITIES, REGIONS, LabelConvention, convention_named
-from brats_seg.runtime.weights import ModelIdentity, TrainedModel
+from brats_seg.runtime.weights import (
+    NOT_FITTED,
+    PREDICTION,
+    FittedPrediction,
+    ModelIdentity,
+    TrainedModel,
+    separate_fitted,
+)
 
 _WORDS = {"wt": "whole tumour", "tc": "tumour core", "et": "enhancing tumour"}
 
@@ -75,8 +82,8 @@ def model_card(networks: Sequence[TrainedModel], fingerprint: str) -> str:
 
 
 def _region_lines(networks: Sequence[TrainedModel]) -> list[str]:
-    identity = networks[0].identity
-    rows = zip(REGIONS, identity.thresholds, identity.smallest_mm3, strict=True)
+    decoding = networks[0].fitted.decoding
+    rows = zip(REGIONS, decoding.thresholds, decoding.smallest_mm3, strict=True)
     return [
         "| region | | probability above | components of at least, mm3 |",
         "|---|---|---|---|",
@@ -85,7 +92,7 @@ def _region_lines(networks: Sequence[TrainedModel]) -> list[str]:
             for region, threshold, smallest in rows
         ),
         "",
-        f"Less than {identity.smallest_et_mm3:g} mm3 of enhancing tumour in all becomes necrosis.",
+        f"Less than {decoding.smallest_et_mm3:g} mm3 of enhancing tumour in all becomes necrosis.",
     ]
 
 
@@ -119,6 +126,7 @@ class _Member(_Part):
     weights: str
     sha256: str
     identity: ModelIdentity
+    prediction: FittedPrediction = NOT_FITTED
     config: Config
 
 
@@ -147,14 +155,16 @@ def write_exported(networks: Sequence[TrainedModel], fingerprint: str, folder: P
         name = f"member{place}.safetensors"
         with whole_file(folder / name) as beside:
             save_file({key: value.contiguous() for key, value in network.weights.items()}, beside)
-        members.append(
-            {
-                "weights": name,
-                "sha256": _sha256(folder / name),
-                "identity": asdict(network.identity),
-                "config": network.config.model_dump(mode="json"),
-            }
+        member = _Member(
+            weights=name,
+            sha256=_sha256(folder / name),
+            identity=network.identity,
+            prediction=network.fitted,
+            config=network.config,
         )
+        # an earlier version can read the model of a run that was not tuned
+        untuned = {PREDICTION} if network.fitted == NOT_FITTED else None
+        members.append(member.model_dump(mode="json", exclude=untuned))
     conventions = sorted({name for network in networks for name in network.identity.conventions})
     description = {
         "format_version": FORMAT_VERSION,
@@ -182,7 +192,12 @@ def read_exported(folder: Path) -> ExportedModel:
         path = folder / Path(member.weights).name
         _check_sum(path, member.sha256)
         networks.append(
-            TrainedModel(weights=load_file(path), identity=member.identity, config=member.config)
+            TrainedModel(
+                weights=load_file(path),
+                identity=member.identity,
+                config=member.config,
+                fitted=member.prediction,
+            )
         )
     return ExportedModel(networks=tuple(networks), fingerprint=description.fingerprint)
 
@@ -192,7 +207,8 @@ def _read_description(path: Path) -> _Description:
         content = json.loads(path.read_bytes())
         found = content["format_version"]
         if found == FORMAT_VERSION:
-            return TypeAdapter(_Description).validate_python(content)
+            members = [separate_fitted(member) for member in content["members"]]
+            return _Description.model_validate({**content, "members": members})
     except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
         msg = f"{path} cannot be read as a model: {error}. Copy or export the model again."
         raise UsageError(msg) from None

@@ -1,32 +1,39 @@
-"""The networks that predict: runs or an exported folder, built and on a device."""
+"""Load trained networks, from runs or an exported folder, onto a device."""
 
 import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
 from brats_seg.cases.conventions import detect_convention
-from brats_seg.config import Config
 from brats_seg.errors import UsageError
 from brats_seg.inference.export import MODEL_NAME, read_exported
-from brats_seg.inference.postprocess import Decoding
-from brats_seg.inference.settings import InferenceConfig
+from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import BRATS2023, MODALITIES, REGIONS, LabelConvention, convention_named
 from brats_seg.models.build import build_model, size_multiple
 from brats_seg.models.norm import check_in_place
 from brats_seg.runtime.device import Device
-from brats_seg.runtime.weights import ModelIdentity, TrainedModel, load_trained, require_task
+from brats_seg.runtime.weights import (
+    NOT_FITTED,
+    Decoding,
+    FittedPrediction,
+    ModelIdentity,
+    TrainedModel,
+    load_trained,
+    require_task,
+)
 
 BEST_NAME = "best.pt"
 """The weights of a run that did best on its held-out cases."""
 
+Triple: TypeAlias = tuple[int, int, int]
+
 _OPEN_RELEASES = ("unknown", "nnunet")
-_SHARED = ("spacing_mm", "thresholds", "smallest_mm3", "smallest_et_mm3")
-"""What the networks of an ensemble must agree on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -34,21 +41,19 @@ class Member:
     """One network of an ensemble."""
 
     network: nn.Module
-    config: Config
-    """The settings of its run."""
-    patch: tuple[int, int, int]
-    """Voxels that it learnt on."""
-    window: tuple[int, int, int] | None
-    """What scored best, else the patch; None takes the brain crop in one pass, as it learnt."""
+    name: str
+    """Its `model.name`, for messages."""
+    patch: Triple
+    """Voxels of a training patch."""
+    window: Triple | None
+    """Window that it was trained on: the patch; None for whole brain crops."""
     channels: tuple[int, ...]
-    """Place in `MODALITIES` of each modality that it takes."""
+    """Place in `MODALITIES` of each input channel."""
     regions: tuple[int, ...]
-    """Place among its outputs of each region of `REGIONS`."""
-
-    @property
-    def multiple(self) -> tuple[int, int, int]:
-        """What the size of its input must be a multiple of."""
-        return size_multiple(self.config.model, self.patch)
+    """Place among the output channels of each region of `REGIONS`."""
+    multiple: Triple = (1, 1, 1)
+    """Numbers that the size of an input must be a multiple of, along each axis."""
+    fitted: FittedPrediction = NOT_FITTED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -57,26 +62,19 @@ class Model:
 
     members: tuple[Member, ...]
     identity: ModelIdentity
-    """Of the first member; the others agree with it in all that prediction depends on."""
+    """Identity of the first member; the others agree with it in all that prediction depends on."""
     fingerprint: str
-    """Changes with the weights and with how they are used, not with where they lie."""
+    """Hash that changes with the weights and how they are used, and not with their path."""
     device: Device
 
-    def decoding(self, settings: InferenceConfig) -> Decoding:
-        """Return how probabilities become labels: as asked for, else as stored with the model."""
-        own = self.identity
-        return Decoding(
-            thresholds=settings.thresholds or own.thresholds,
-            smallest_mm3=settings.smallest_mm3 or own.smallest_mm3,
-            smallest_et_mm3=own.smallest_et_mm3
-            if settings.smallest_et_mm3 is None
-            else settings.smallest_et_mm3,
-        )
+    def decoding(self, settings: PredictionSettings) -> Decoding:
+        """Return the decoding asked for, completed by the one stored with the model."""
+        return settings.over(self.members[0].fitted).decoding
 
-    def convention(self, settings: InferenceConfig, release: str) -> LabelConvention:
-        """Return the numbering to write a case of that release in.
+    def convention(self, settings: PredictionSettings, release: str) -> LabelConvention:
+        """Return the label convention to write a case of that release in.
 
-        Where the release leaves it open, it is that of the training cases, if they had one.
+        Where the release allows several, it is that of the training cases, if they had only one.
         """
         if settings.labels is not None:
             return convention_named(settings.labels)
@@ -111,7 +109,8 @@ def read_together(paths: Sequence[Path]) -> tuple[TrainedModel, ...]:
     read = [(path, network) for path in paths for network in read_trained(path)]
     for path, network in read:
         require_task(network, "segmentation", path)
-        _check_identity(network.identity, read[0][1].identity)
+        _check_known(network.identity)
+        _check_agreement(network, read[0][1])
     return tuple(network for _, network in read)
 
 
@@ -164,8 +163,10 @@ def fingerprint_of(networks: Sequence[TrainedModel]) -> str:
 
 def _fingerprint(trained: TrainedModel) -> str:
     # without defaults: what a later version adds does not change the models of this one
+    own = _entries(trained.identity, trained.fitted)
     defaults = {entry.name: entry.default for entry in fields(ModelIdentity)}
-    own = {k: v for k, v in asdict(trained.identity).items() if v != defaults[k]}
+    defaults |= {"window": None, **Decoding().model_dump()}
+    own = {name: value for name, value in own.items() if value != defaults[name]}
     key = hashlib.sha256(json.dumps(own, sort_keys=True).encode())
     key.update(trained.config.model.model_dump_json(exclude_defaults=True).encode())
     key.update(str(trained.config.patch.size).encode())
@@ -175,7 +176,11 @@ def _fingerprint(trained: TrainedModel) -> str:
     return key.hexdigest()
 
 
-def _check_identity(identity: ModelIdentity, first: ModelIdentity) -> None:
+def _entries(identity: ModelIdentity, fitted: FittedPrediction) -> dict[str, Any]:
+    return {**asdict(identity), "window": fitted.window, **fitted.decoding.model_dump()}
+
+
+def _check_known(identity: ModelIdentity) -> None:
     expected = ModelIdentity(conventions=(), patch=identity.patch, fingerprint="")
     for what, found, known in (
         ("modalities", sorted(identity.modalities), sorted(MODALITIES)),
@@ -184,26 +189,26 @@ def _check_identity(identity: ModelIdentity, first: ModelIdentity) -> None:
     ):
         if found != known:
             msg = (
-                f"the model was taught with {what} {found}; expected {known}. Use the version of "
+                f"the model was trained with {what} {found}; expected {known}. Use the version of "
                 "brats_seg that it was trained with."
             )
             raise UsageError(msg)
-    for what in _SHARED:
-        if getattr(identity, what) != getattr(first, what):
+
+
+def _check_agreement(network: TrainedModel, first: TrainedModel) -> None:
+    own, others = _entries(network.identity, network.fitted), _entries(first.identity, first.fitted)
+    for what in ("spacing_mm", *Decoding.model_fields):
+        if own[what] != others[what]:
             msg = (
-                f"the models do not go together: {what} is {getattr(first, what)} in one and "
-                f"{getattr(identity, what)} in another. Tune them together, or predict with one at "
-                "a time."
+                f"the models do not go together: {what} is {others[what]} in one and {own[what]} "
+                "in another. Tune them together, or predict with one at a time."
             )
             raise UsageError(msg)
 
 
 def _built(trained: TrainedModel, device: Device) -> Member:
     identity = trained.identity
-    window = identity.window or (
-        "whole" if trained.config.patch.size == "whole" else identity.patch
-    )
-    # the weights drawn first are not wanted, and nor is the change of torch's generator
+    # the weights drawn first are overwritten: torch's generator need not move for them
     with torch.random.fork_rng(devices=[]):
         network = build_model(trained.config.model, identity.patch)
     try:
@@ -218,9 +223,11 @@ def _built(trained: TrainedModel, device: Device) -> Member:
     check_in_place(network)
     return Member(
         network=network,
-        config=trained.config,
+        name=trained.config.model.name,
         patch=identity.patch,
-        window=None if window == "whole" else window,
+        window=None if trained.config.patch.size == "whole" else identity.patch,
         channels=tuple(MODALITIES.index(modality) for modality in identity.modalities),
         regions=tuple(identity.regions.index(region) for region in REGIONS),
+        multiple=size_multiple(trained.config.model, identity.patch),
+        fitted=trained.fitted,
     )

@@ -25,12 +25,12 @@ from brats_seg.files import remove_leftovers, whole_file
 from brats_seg.inference.export import MODEL_NAME
 from brats_seg.inference.model import BEST_NAME, Model, build_single, fingerprint_of
 from brats_seg.inference.predict import PredictionFallback, crop_probabilities
-from brats_seg.inference.settings import InferenceConfig
+from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import RegionMasks
 from brats_seg.progress import Track
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.weights import (
-    ModelIdentity,
+    NOT_FITTED,
     TrainedModel,
     Window,
     load_trained,
@@ -45,7 +45,6 @@ class HeldOut:
 
     run: Path
     trained: TrainedModel
-    """With the identity that it has now; `untuned` is the one that training gave it."""
     data: FoldData
 
     @property
@@ -54,22 +53,9 @@ class HeldOut:
         return self.run / BEST_NAME
 
     @property
-    def untuned(self) -> TrainedModel:
-        """The network as training left it."""
-        return replace(self.trained, identity=untuned(self.trained.identity))
-
-    @property
     def key(self) -> str:
         """Changes with the weights and the training set, and not with what is fitted."""
-        return fingerprint_of([self.untuned])
-
-
-def untuned(identity: ModelIdentity) -> ModelIdentity:
-    """Return an identity without what was fitted."""
-    own = ("conventions", "patch", "fingerprint", "modalities", "regions", "normalisation")
-    return ModelIdentity(
-        **{name: getattr(identity, name) for name in own}, spacing_mm=identity.spacing_mm
-    )
+        return fingerprint_of([replace(self.trained, fitted=NOT_FITTED)])
 
 
 def open_held_out(run: Path, prepared: Path) -> HeldOut:
@@ -158,7 +144,7 @@ def predict_held_out(
         CaseError: A case cannot be predicted.
     """
     folder = _own_folder(held_out, device)
-    model = build_single(held_out.untuned, device)
+    model = build_single(held_out.trained, device)
     found = {}
     for window in windows:
         cases = [
@@ -196,9 +182,9 @@ def _predict(case: OutOfFoldPrediction, held_out: HeldOut, model: Model, window:
     """Predict a case and keep it; return whether memory sufficed for the window."""
     sample = whole_case(held_out.data.folder, case.case_id)
     if window == "whole":
-        settings = InferenceConfig(windows="whole")
+        settings = PredictionSettings(windows="whole")
     else:
-        settings = InferenceConfig(windows="sliding", window=window)
+        settings = PredictionSettings(windows="sliding", window=window)
     fallback = PredictionFallback(case.case_id, model.device)
     probabilities = crop_probabilities(
         model, case.case_id, sample.image.numpy(), settings, fallback

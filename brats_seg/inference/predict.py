@@ -31,7 +31,7 @@ from brats_seg.errors import CaseError, ConfigError
 from brats_seg.inference.model import Member, Model
 from brats_seg.inference.postprocess import PartVolume, decode, measure
 from brats_seg.inference.scan import Scan
-from brats_seg.inference.settings import InferenceConfig
+from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import LabelConvention, LabelMap
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.memory import is_out_of_memory, peak_memory_mb, reset_peak_memory
@@ -129,7 +129,7 @@ _SMALLEST_WINDOW = 16
 
 @torch.inference_mode()
 def predict_probabilities(
-    model: Model, image: Field, settings: InferenceConfig, fallback: PredictionFallback
+    model: Model, image: Field, settings: PredictionSettings, fallback: PredictionFallback
 ) -> Field:
     """Return the mean probabilities of an image.
 
@@ -148,22 +148,21 @@ def predict_probabilities(
     return total.div_(len(model.members) * len(mirrors)).numpy()
 
 
-def window_of(member: Member, settings: InferenceConfig, shape: Triple) -> Triple:
+def window_of(member: Member, settings: PredictionSettings, shape: Triple) -> Triple:
     """Return the window that a network goes over a crop of that shape with.
 
     Raises:
         ConfigError: The network cannot take the window asked for.
     """
-    window = settings.window or member.window
-    if settings.windows == "sliding" and window is None:
-        window = member.patch
-    if settings.windows == "whole" or window is None:
+    own = settings.over(member.fitted)
+    window = own.window or (member.patch if own.windows == "sliding" else member.window)
+    if own.windows == "whole" or window is None:
         return _rounded_up(shape, member.multiple)
     if _rounded_up(window, member.multiple) != window:
         words = ["x".join(map(str, size)) for size in (window, member.multiple)]
         nearest = ",".join(map(str, _rounded_up(window, member.multiple)))
         msg = (
-            f"--window {words[0]} does not fit model.name {member.config.model.name!r}; expected "
+            f"--window {words[0]} does not fit model.name {member.name!r}; expected "
             f"multiples of {words[1]}. Nearest above: {nearest}."
         )
         raise ConfigError(msg)
@@ -180,7 +179,11 @@ def entropy(probabilities: Field) -> Field:
 
 
 def _part(
-    member: Member, image: Tensor, axes: list[int], settings: InferenceConfig, mode: PredictionMode
+    member: Member,
+    image: Tensor,
+    axes: list[int],
+    settings: PredictionSettings,
+    mode: PredictionMode,
 ) -> Tensor:
     """Return the probabilities that one network gives one mirror image, mirrored as that is."""
     mirrored = image[list(member.channels)].flip(axes)
@@ -246,7 +249,7 @@ class CaseResult:
     device: str
 
 
-def predict_scan(model: Model, scan: Scan, settings: InferenceConfig) -> CaseResult:
+def predict_scan(model: Model, scan: Scan, settings: PredictionSettings) -> CaseResult:
     """Segment a scan.
 
     Raises:
@@ -283,7 +286,7 @@ def crop_probabilities(
     model: Model,
     case_id: str,
     image: npt.NDArray[np.float32],
-    settings: InferenceConfig,
+    settings: PredictionSettings,
     fallback: PredictionFallback,
 ) -> npt.NDArray[np.float32]:
     """Return the probabilities (3, x, y, z) of a brain crop (4, x, y, z), 0 outside the brain.

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from brats_seg.config import OVERLAP
 from brats_seg.errors import CaseError, UsageError
 from brats_seg.inference.model import Member, build_single, read_trained
 from brats_seg.inference.scan import Scan
@@ -51,7 +52,9 @@ class Reconstructor:
     member: Member
     device: Device
     spacing_mm: tuple[float, float, float]
-    """Of the scans that it learnt on."""
+    """Voxel size of the training cases."""
+    overlap: float = OVERLAP
+    """Share that neighbouring windows have in common."""
 
     @classmethod
     def load(cls, path: Path, device: Device) -> Self:
@@ -81,7 +84,7 @@ class Reconstructor:
             self._of_window,
             torch.from_numpy(scan.image)[order].to(self.device.torch_device),
             window=self.member.window or (x, y, z),
-            overlap=self.member.config.validation.overlap,
+            overlap=self.overlap,
         )
         reconstruction = np.empty_like(scan.image)
         reconstruction[order] = decoded.cpu().numpy()

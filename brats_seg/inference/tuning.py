@@ -17,7 +17,7 @@ never saw it.
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import ceil
 from typing import TypeAlias
@@ -40,12 +40,12 @@ from brats_seg.evaluation.significance import (
 )
 from brats_seg.files import whole_file
 from brats_seg.inference.out_of_fold import HeldOut, OutOfFoldPrediction, predict_held_out, words
-from brats_seg.inference.postprocess import Decoding, decode_regions
+from brats_seg.inference.postprocess import decode_regions
 from brats_seg.labels import REGIONS
 from brats_seg.models.build import size_multiple
 from brats_seg.progress import Track, untracked
 from brats_seg.runtime.device import Device
-from brats_seg.runtime.weights import ModelIdentity, Window, store_identity
+from brats_seg.runtime.weights import Decoding, FittedPrediction, Window, store_fitted
 
 ENLARGEMENTS = (1.5, 2.0)
 """Windows tried, in training patches along each axis; the whole crop is tried besides."""
@@ -130,8 +130,8 @@ class Tuning:
     """Mean score of WT, TC, ET with the training patch and the defaults."""
     after: tuple[float, float, float]
     """The same with what was chosen, on the cases that it was chosen on: more than new ones give."""
-    identities: tuple[ModelIdentity, ...]
-    """As stored with the weights of each run."""
+    fitted: tuple[FittedPrediction, ...]
+    """Settings stored with the weights of each run."""
 
 
 def store_tuning(tuning: Tuning, held_out: Sequence[HeldOut]) -> None:
@@ -141,9 +141,9 @@ def store_tuning(tuning: Tuning, held_out: Sequence[HeldOut]) -> None:
         EnvironmentalError: A file cannot be written.
     """
     content = TypeAdapter(Tuning).dump_json(tuning, indent=1) + b"\n"
-    for own, identity in zip(held_out, tuning.identities, strict=True):
-        if own.trained.identity != identity:
-            store_identity(own.checkpoint_path, identity)
+    for own, fitted in zip(held_out, tuning.fitted, strict=True):
+        if own.trained.fitted != fitted:
+            store_fitted(own.checkpoint_path, fitted)
         with whole_file(own.run / TUNING_NAME) as beside:
             beside.write_bytes(content)
 
@@ -158,7 +158,7 @@ def stored_tuning(held_out: Sequence[HeldOut], key: str) -> Tuning | None:
         except (FileNotFoundError, ValidationError):
             # none, or one of another version
             return None
-        if found.key != key or found.identities[place] != own.trained.identity:
+        if found.key != key or found.fitted[place] != own.trained.fitted:
             return None
     return found
 
@@ -228,16 +228,7 @@ def tune(
         fits=(window_fit, *fits),
         before=_triple(before.mean(axis=0)),
         after=_triple(after.mean(axis=0)),
-        identities=tuple(
-            replace(
-                own.untuned.identity,
-                window=window,
-                thresholds=decoding.thresholds,
-                smallest_mm3=decoding.smallest_mm3,
-                smallest_et_mm3=decoding.smallest_et_mm3,
-            )
-            for own, window in zip(held_out, windows, strict=True)
-        ),
+        fitted=tuple(FittedPrediction(window=window, decoding=decoding) for window in windows),
     )
 
 
@@ -287,14 +278,14 @@ def _fit_decoding(cases: Cases, score: Score) -> tuple[Decoding, list[FittedSett
 
     for region in _INNERMOST_FIRST:
         thresholds = [_with(decoding.thresholds, region, value) for value in THRESHOLDS]
-        candidates = [replace(decoding, thresholds=values) for values in thresholds]
+        candidates = [decoding.model_copy(update={"thresholds": one}) for one in thresholds]
         choose(f"threshold of {REGIONS[region].upper()}", (0.5, *THRESHOLDS), candidates)
     for region in _INNERMOST_FIRST:
         smallest = [_with(decoding.smallest_mm3, region, value) for value in SMALLEST_MM3]
-        candidates = [replace(decoding, smallest_mm3=values) for values in smallest]
+        candidates = [decoding.model_copy(update={"smallest_mm3": one}) for one in smallest]
         setting = f"smallest component of {REGIONS[region].upper()}, mm3"
         choose(setting, (0.0, *SMALLEST_MM3), candidates)
-    candidates = [replace(decoding, smallest_et_mm3=value) for value in SMALLEST_ET_MM3]
+    candidates = [decoding.model_copy(update={"smallest_et_mm3": one}) for one in SMALLEST_ET_MM3]
     choose("less ET than this is necrosis, mm3", (0.0, *SMALLEST_ET_MM3), candidates)
     return decoding, fits
 

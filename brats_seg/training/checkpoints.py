@@ -86,6 +86,7 @@ def load_checkpoint(path: Path, device: torch.device) -> Checkpoint:
     """
     content = read_checkpoint(path, device)
     content["identity"] = ModelIdentity(**content["identity"])
+    content.pop("prediction", None)  # fitted later, for prediction alone
     content["position"] = Position(**content["position"])
     content["sums"] = RunningSums(**content["sums"])
     return Checkpoint(**content)
