@@ -1,18 +1,16 @@
 """Load trained networks, from runs or an exported folder, onto a device."""
 
-import hashlib
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import nn
 
 from brats_seg.cases.conventions import detect_convention
+from brats_seg.config import Config
 from brats_seg.errors import UsageError
-from brats_seg.inference.export import MODEL_NAME, read_exported
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import BRATS2023, MODALITIES, REGIONS, LabelConvention, convention_named
 from brats_seg.models.build import build_model, size_multiple
@@ -24,12 +22,11 @@ from brats_seg.runtime.weights import (
     FittedPrediction,
     ModelIdentity,
     TrainedModel,
-    load_trained,
+    entries_of,
+    fingerprint_of,
+    read_trained,
     require_task,
 )
-
-BEST_NAME = "best.pt"
-"""The weights of a run that did best on its held-out cases."""
 
 Triple: TypeAlias = tuple[int, int, int]
 
@@ -114,6 +111,46 @@ def read_together(paths: Sequence[Path]) -> tuple[TrainedModel, ...]:
     return tuple(network for _, network in read)
 
 
+def wrap_network(
+    network: nn.Module,
+    identity: ModelIdentity,
+    device: Device,
+    *,
+    multiple: Triple = (1, 1, 1),
+    fitted: FittedPrediction = NOT_FITTED,
+) -> Model:
+    """Return a model of a network that was built elsewhere, with its weights loaded.
+
+    Args:
+        network: Turns `(1, C, X, Y, Z)` into logits `(1, R, X, Y, Z)` in evaluation mode.
+        identity: Its channels, its regions, and the data that it was trained on.
+        device: Device to compute on; the network is moved there.
+        multiple: Numbers that the size of an input must be a multiple of.
+        fitted: Window and decoding that were fitted to it.
+
+    Raises:
+        UsageError: It was trained on other modalities, regions or intensities than this package
+            prepares.
+    """
+    _check_known(identity)
+    member = Member(
+        network=_on_device(network, device),
+        name=type(network).__name__,
+        patch=identity.patch,
+        window=identity.patch,
+        channels=_channels(identity),
+        regions=_regions(identity),
+        multiple=multiple,
+        fitted=fitted,
+    )
+    trained = TrainedModel(
+        weights=network.state_dict(), identity=identity, config=Config(), fitted=fitted
+    )
+    return Model(
+        members=(member,), identity=identity, fingerprint=fingerprint_of([trained]), device=device
+    )
+
+
 def build_single(trained: TrainedModel, device: Device) -> Model:
     """Build one network that has been read."""
     return Model(
@@ -122,62 +159,6 @@ def build_single(trained: TrainedModel, device: Device) -> Model:
         fingerprint=fingerprint_of([trained]),
         device=device,
     )
-
-
-def read_trained(path: Path) -> tuple[TrainedModel, ...]:
-    """Read the networks of a run's folder, a checkpoint or an exported folder.
-
-    Raises:
-        UsageError: There is none, or it is damaged.
-    """
-    if (path / MODEL_NAME).exists():
-        return read_checked(path)
-    file = path / BEST_NAME if path.is_dir() else path
-    if file.is_file():
-        return (load_trained(file),)
-    found = "a run without it: train to its first validation" if path.is_dir() else "nothing"
-    msg = (
-        f"{path} holds no model: expected {BEST_NAME} of a run, or {MODEL_NAME} of an exported "
-        f"model; found {found}."
-    )
-    raise UsageError(msg)
-
-
-def read_checked(path: Path) -> tuple[TrainedModel, ...]:
-    """Read an exported folder, and check that it is what was exported."""
-    exported = read_exported(path)
-    if fingerprint_of(exported.networks) != exported.fingerprint:
-        msg = (
-            f"{path / MODEL_NAME} is not what was exported: found fingerprint "
-            f"{fingerprint_of(exported.networks)}, expected {exported.fingerprint}. Copy or export "
-            "the model again."
-        )
-        raise UsageError(msg)
-    return exported.networks
-
-
-def fingerprint_of(networks: Sequence[TrainedModel]) -> str:
-    """Return a hash of weights, identities and architectures, in whatever order they come."""
-    return hashlib.sha256("\n".join(sorted(map(_fingerprint, networks))).encode()).hexdigest()[:32]
-
-
-def _fingerprint(trained: TrainedModel) -> str:
-    # without defaults: what a later version adds does not change the models of this one
-    own = _entries(trained.identity, trained.fitted)
-    defaults = {entry.name: entry.default for entry in fields(ModelIdentity)}
-    defaults |= {"window": None, **Decoding().model_dump()}
-    own = {name: value for name, value in own.items() if value != defaults[name]}
-    key = hashlib.sha256(json.dumps(own, sort_keys=True).encode())
-    key.update(trained.config.model.model_dump_json(exclude_defaults=True).encode())
-    key.update(str(trained.config.patch.size).encode())
-    for name, weights in sorted(trained.weights.items()):
-        key.update(f"{name} {weights.dtype} {tuple(weights.shape)}".encode())
-        key.update(weights.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy().data)
-    return key.hexdigest()
-
-
-def _entries(identity: ModelIdentity, fitted: FittedPrediction) -> dict[str, Any]:
-    return {**asdict(identity), "window": fitted.window, **fitted.decoding.model_dump()}
 
 
 def _check_known(identity: ModelIdentity) -> None:
@@ -196,7 +177,7 @@ def _check_known(identity: ModelIdentity) -> None:
 
 
 def _check_agreement(network: TrainedModel, first: TrainedModel) -> None:
-    own, others = _entries(network.identity, network.fitted), _entries(first.identity, first.fitted)
+    own, others = entries_of(network), entries_of(first)
     for what in ("spacing_mm", *Decoding.model_fields):
         if own[what] != others[what]:
             msg = (
@@ -215,19 +196,31 @@ def _built(trained: TrainedModel, device: Device) -> Member:
         network.load_state_dict(trained.weights)
     except RuntimeError as error:
         msg = (
-            f"the weights are not those of model.name {trained.config.model.name!r}: {error}. A "
-            "network of your own can be predicted with from Python only."
+            f"the weights are not those of model.name {trained.config.model.name!r}: {error}. For "
+            "a network of your own, load them in Python and use Predictor.of_network."
         )
         raise UsageError(msg) from None
-    network.eval().to(device.torch_device)
-    check_in_place(network)
     return Member(
-        network=network,
+        network=_on_device(network, device),
         name=trained.config.model.name,
         patch=identity.patch,
         window=None if trained.config.patch.size == "whole" else identity.patch,
-        channels=tuple(MODALITIES.index(modality) for modality in identity.modalities),
-        regions=tuple(identity.regions.index(region) for region in REGIONS),
+        channels=_channels(identity),
+        regions=_regions(identity),
         multiple=size_multiple(trained.config.model, identity.patch),
         fitted=trained.fitted,
     )
+
+
+def _on_device(network: nn.Module, device: Device) -> nn.Module:
+    network.to(device.torch_device)
+    check_in_place(network)
+    return network.eval()
+
+
+def _channels(identity: ModelIdentity) -> tuple[int, ...]:
+    return tuple(MODALITIES.index(modality) for modality in identity.modalities)
+
+
+def _regions(identity: ModelIdentity) -> tuple[int, ...]:
+    return tuple(identity.regions.index(region) for region in REGIONS)

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from brats_seg.config import OVERLAP
 from brats_seg.errors import CaseError, UsageError
-from brats_seg.inference.model import Member, build_single, read_trained
+from brats_seg.inference.model import Member, build_single
 from brats_seg.inference.scan import Scan
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.sliding_window import predict_logits
-from brats_seg.runtime.weights import require_task
+from brats_seg.runtime.weights import read_trained, require_task
 
 Image = npt.NDArray[np.float32]
 

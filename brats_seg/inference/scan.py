@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from brats_seg.cases.case import Case, check_volumes
 from brats_seg.cases.inputs import CaseInput
-from brats_seg.cases.layouts import GLI_2023, GLI_2024, GLI_2024_SHAPE
+from brats_seg.cases.layouts import GLI_2023, GLI_2024, GLI_2024_SHAPE, parse_case_id
 from brats_seg.cases.nifti import Geometry, Volume, oriented, read_volume, resampled
 from brats_seg.data.brain import extract_brain
 from brats_seg.errors import CaseError
@@ -177,8 +177,48 @@ def read_scan(case_input: CaseInput, spacing_mm: Spacing) -> Scan:
     Raises:
         CaseError: The case cannot be predicted.
     """
-    case = case_input.case
-    volumes = _read(case_input)
+    return _prepared(case_input.case, _read(case_input), spacing_mm)
+
+
+def scan_of_arrays(
+    case_id: str,
+    images: npt.NDArray[Any],
+    affine: npt.NDArray[np.float64],
+    spacing_mm: Spacing,
+) -> Scan:
+    """Prepare a case given as arrays, as `read_scan` does.
+
+    Args:
+        case_id: Id of the case, which may name a release.
+        images: (4, X, Y, Z), in the order of `MODALITIES`.
+        affine: (4, 4), from voxel indices to millimetres.
+        spacing_mm: Voxel size that the network was trained on.
+
+    Raises:
+        CaseError: The case cannot be predicted.
+    """
+    name = parse_case_id(case_id)
+    geometry = Geometry(
+        shape=images.shape[1:], affine=affine, qform=affine, qform_code=1, sform_code=1
+    )
+    volumes = [
+        Volume(array=image, geometry=geometry, file=modality)
+        for modality, image in zip(MODALITIES, images, strict=True)
+    ]
+    case = Case(
+        case_id=case_id,
+        patient_id=name.patient_id,
+        timepoint=name.timepoint,
+        release=name.release,
+        t1n=None,
+        t1c=None,
+        t2w=None,
+        t2f=None,
+    )
+    return _prepared(case, volumes, spacing_mm)
+
+
+def _prepared(case: Case, volumes: Sequence[Volume], spacing_mm: Spacing) -> Scan:
     check_volumes(case.case_id, volumes, None)
     _check_right_angles(case.case_id, volumes[0])
     _check_all_different(case.case_id, volumes)

@@ -108,6 +108,9 @@ class PredictionSettings(Section):
         return flat
 
 
+DEFAULT_SETTINGS = PredictionSettings()
+
+
 def prediction_settings(given: Mapping[str, Any]) -> PredictionSettings:
     """Validate settings, those of `Decoding` beside the others; None counts as not given.
 

@@ -1,6 +1,7 @@
-"""A trained network on disk: its weights, its identity, and what was fitted to it afterwards.
+"""Read trained networks from disk: weights, identity, and what was fitted to them afterwards.
 
-A checkpoint is a dictionary of plain values and tensors, read with `weights_only=True`, so that
+A run holds a checkpoint, an exported model (see `inference.export`) several networks. A checkpoint
+is a dictionary of plain values and tensors, read with `weights_only=True`, so that
 opening one runs no code. Prediction reads four of its entries:
 
 model         state dict of the network
@@ -9,15 +10,18 @@ config        settings of its run
 prediction    settings of prediction that `tune` fitted; missing before that
 """
 
+import hashlib
+import json
 import pickle
 import zipfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from brats_seg.config import Config, Fraction, PositiveInt, Section, TaskName, config_of
@@ -25,7 +29,14 @@ from brats_seg.errors import ResumeError, UsageError
 from brats_seg.files import whole_file
 from brats_seg.labels import MODALITIES, REGIONS
 
+BEST_NAME = "best.pt"
+"""Checkpoint of a run with the best score on its held-out cases."""
+MODEL_NAME = "model.json"
+"""Description of the networks in an exported folder."""
 SCHEMA_VERSION = 1
+"""Version of checkpoints."""
+FORMAT_VERSION = 1
+"""Version of exported folders."""
 PREDICTION = "prediction"
 """Entry of a checkpoint, and of a network in `model.json`, with what `tune` fitted."""
 _AVERAGED = "module."
@@ -107,6 +118,60 @@ class TrainedModel:
     fitted: FittedPrediction = NOT_FITTED
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ExportedModel:
+    """Networks of an exported folder."""
+
+    networks: tuple[TrainedModel, ...]
+    fingerprint: str
+    """Fingerprint that they were exported with."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class ExportedNetwork(_Part):
+    """One entry of `members` in `model.json`."""
+
+    weights: str
+    """Name of the file of weights."""
+    sha256: str
+    """Check sum of that file."""
+    identity: ModelIdentity
+    prediction: FittedPrediction = NOT_FITTED
+    config: Config
+
+
+class ModelDescription(_Part):
+    """Content of `model.json`."""
+
+    format_version: int
+    brats_seg: str
+    fingerprint: str
+    labels: dict[str, dict[str, Any]]
+    members: list[ExportedNetwork]
+
+
+def read_trained(path: Path) -> tuple[TrainedModel, ...]:
+    """Read the networks of a run's folder, a checkpoint or an exported folder.
+
+    Raises:
+        UsageError: There is none, or it is damaged.
+    """
+    if (path / MODEL_NAME).exists():
+        return _read_checked(path)
+    file = path / BEST_NAME if path.is_dir() else path
+    if file.is_file():
+        return (load_trained(file),)
+    found = "a run without it: train to its first validation" if path.is_dir() else "nothing"
+    msg = (
+        f"{path} holds no model: expected {BEST_NAME} of a run, or {MODEL_NAME} of an exported "
+        f"model; found {found}."
+    )
+    raise UsageError(msg)
+
+
 def load_trained(path: Path) -> TrainedModel:
     """Read the weights of a checkpoint, averaged if the run kept an average, and what goes with them.
 
@@ -130,6 +195,29 @@ def load_trained(path: Path) -> TrainedModel:
     )
 
 
+def read_exported(folder: Path) -> ExportedModel:
+    """Read the networks of an exported folder.
+
+    Raises:
+        UsageError: The folder was written by another version, or a file of it is damaged.
+    """
+    description = _read_description(folder / MODEL_NAME)
+    networks = []
+    for member in description.members:
+        # the name alone: a model from elsewhere must not reach for other files
+        path = folder / Path(member.weights).name
+        _check_sum(path, member.sha256)
+        networks.append(
+            TrainedModel(
+                weights=load_file(path),
+                identity=member.identity,
+                config=member.config,
+                fitted=member.prediction,
+            )
+        )
+    return ExportedModel(networks=tuple(networks), fingerprint=description.fingerprint)
+
+
 def require_task(trained: TrainedModel, task: TaskName, path: Path) -> None:
     """Raise `UsageError` if the network read from `path` was trained for another task."""
     found = trained.config.model
@@ -146,6 +234,32 @@ _INSTEAD: dict[TaskName, str] = {
     "reconstruction": "Train one with `brats-seg train --model autoencoder`.",
 }
 """Advice where a run of the task is missing."""
+
+
+def fingerprint_of(networks: Sequence[TrainedModel]) -> str:
+    """Return a hash of weights, identities, fitted settings and architectures, in any order."""
+    return hashlib.sha256("\n".join(sorted(map(_fingerprint, networks))).encode()).hexdigest()[:32]
+
+
+def _fingerprint(trained: TrainedModel) -> str:
+    # without defaults: what a later version adds does not change the models of this one
+    own = entries_of(trained)
+    defaults = {entry.name: entry.default for entry in fields(ModelIdentity)}
+    defaults |= {"window": None, **Decoding().model_dump()}
+    own = {name: value for name, value in own.items() if value != defaults[name]}
+    key = hashlib.sha256(json.dumps(own, sort_keys=True).encode())
+    key.update(trained.config.model.model_dump_json(exclude_defaults=True).encode())
+    key.update(str(trained.config.patch.size).encode())
+    for name, weights in sorted(trained.weights.items()):
+        key.update(f"{name} {weights.dtype} {tuple(weights.shape)}".encode())
+        key.update(weights.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return key.hexdigest()
+
+
+def entries_of(trained: TrainedModel) -> dict[str, Any]:
+    """Return identity and fitted settings as one mapping, for hashes and comparisons."""
+    fitted = trained.fitted
+    return {**asdict(trained.identity), "window": fitted.window, **fitted.decoding.model_dump()}
 
 
 def store_fitted(path: Path, fitted: FittedPrediction) -> None:
@@ -168,7 +282,7 @@ def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
         ResumeError: The file is damaged, is no checkpoint, or has another schema version.
     """
     try:
-        _check_sums(path)
+        _check_entries(path)
         content = torch.load(path, map_location=device, weights_only=True)
     except _DAMAGE as error:
         reason = f"{error}".partition("\n")[0] or "it ends too soon"
@@ -201,7 +315,52 @@ def separate_fitted(content: Mapping[str, Any]) -> dict[str, Any]:
     return separated
 
 
-def _check_sums(path: Path) -> None:
+def _read_checked(path: Path) -> tuple[TrainedModel, ...]:
+    exported = read_exported(path)
+    if fingerprint_of(exported.networks) != exported.fingerprint:
+        msg = (
+            f"{path / MODEL_NAME} is not what was exported: found fingerprint "
+            f"{fingerprint_of(exported.networks)}, expected {exported.fingerprint}. Copy or export "
+            "the model again."
+        )
+        raise UsageError(msg)
+    return exported.networks
+
+
+def _read_description(path: Path) -> ModelDescription:
+    try:
+        content = json.loads(path.read_bytes())
+        found = content["format_version"]
+        if found == FORMAT_VERSION:
+            members = [separate_fitted(member) for member in content["members"]]
+            return ModelDescription.model_validate({**content, "members": members})
+    except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
+        msg = f"{path} cannot be read as a model: {error}. Copy or export the model again."
+        raise UsageError(msg) from None
+    msg = (
+        f"{path}: found format version {found}; expected {FORMAT_VERSION}. Read it with the "
+        "version of brats_seg that wrote it."
+    )
+    raise UsageError(msg)
+
+
+def _check_sum(path: Path, expected: str) -> None:
+    found = sha256_of(path) if path.is_file() else "no such file"
+    if found != expected:
+        msg = (
+            f"{path} is damaged: found the check sum {found}, expected {expected}. Copy or export "
+            "the model again."
+        )
+        raise UsageError(msg)
+
+
+def sha256_of(path: Path) -> str:
+    """Return the check sum of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _check_entries(path: Path) -> None:
     """Raise `BadZipFile` if a byte has changed: torch writes check sums but does not verify them."""
     with zipfile.ZipFile(path) as archive:
         damaged = archive.testzip()
