@@ -24,16 +24,18 @@ from brats_seg.inference.batch import (
     CaseWork,
     check_apart,
     finish_batch,
-    local_endings,
+    local_outcomes,
 )
 from brats_seg.inference.model import Model
 from brats_seg.inference.output import OutputFolder
+from brats_seg.inference.predict import Predictor
 from brats_seg.inference.settings import PredictionSettings
 from tests.bad_cases import BAD_IDS, FOUND, break_in_ten_ways
 from tests.builders import SHAPE, make_volumes, write_case, write_nifti
 from tests.inference_builders import make_model, write_run
 
 SETTINGS = PredictionSettings(preview=False)
+PREDICTOR = Predictor(model=make_model(), settings=SETTINGS)
 
 
 def run(
@@ -48,10 +50,12 @@ def run(
     endings: list[CaseOutcome] = []
     with folder.opened():
         work = CaseWork(
-            model=model or make_model(), settings=settings, output=folder, earlier=folder.records()
+            predictor=Predictor(model=model or make_model(), settings=settings),
+            output=folder,
+            earlier=folder.records(),
         )
         outcome = finish_batch(
-            local_endings(cases, work), folder, len(cases), report=endings.append
+            local_outcomes(cases, work), folder, len(cases), on_case=endings.append
         )
     return outcome, endings
 
@@ -214,10 +218,8 @@ def test_a_mistake_of_the_program_ends_one_case_only(
 
     folder = OutputFolder(tmp_path / "out")
     with folder.opened():
-        work = Fails(model=make_model(), settings=SETTINGS, output=folder, earlier={})
-        outcome = finish_batch(
-            local_endings(find_inputs([brats_root]), work), folder, 6, report=lambda _: None
-        )
+        work = Fails(predictor=PREDICTOR, output=folder, earlier={})
+        outcome = finish_batch(local_outcomes(find_inputs([brats_root]), work), folder, 6)
 
     (failure,) = outcome.failures
     assert failure.error == "IndexError"
@@ -290,10 +292,10 @@ def test_ctrl_c_leaves_only_whole_files(brats_root: Path, tmp_path: Path) -> Non
 
     folder = OutputFolder(tmp_path / "out")
     with folder.opened():
-        work = CaseWork(model=make_model(), settings=SETTINGS, output=folder, earlier={})
-        endings = local_endings(find_inputs([brats_root]), work)
+        work = CaseWork(predictor=PREDICTOR, output=folder, earlier={})
+        endings = local_outcomes(find_inputs([brats_root]), work)
         with pytest.raises(KeyboardInterrupt):
-            finish_batch(endings, folder, 6, report=interrupt)
+            finish_batch(endings, folder, 6, on_case=interrupt)
 
     finished = [p.name.removesuffix(".nii.gz") for p in (tmp_path / "out").glob("*.nii.gz")]
     assert sorted(folder.records()) == sorted(finished)
