@@ -1,18 +1,17 @@
-"""A network over a volume larger than its window: MONAI's sliding window, and ours.
+"""Predict a volume larger than the window of a network: MONAI's sliding window, and ours.
 
-Both get the same network, crop, windows of the same size and overlap, Gaussian weights and one
+Both get the same network, volume, windows of the same size and overlap, Gaussian weights and one
 thread. Rounds are A B A B ...; shown are the median CPU time, MONAI's time over ours taken round by
-round with its range, and the peak memory of a process of its own above that of the network and the
-image.
+round with its range, and, with a network that takes next to none itself, the memory that a process
+takes at its peak beyond the volume (Linux only).
 
     python benchmarks/sliding_window.py --shape 141 175 137 --window 64
 """
 
 import argparse
-import multiprocessing
-import resource
 import statistics
 from collections.abc import Callable
+from pathlib import Path
 from time import process_time
 
 import torch
@@ -29,19 +28,24 @@ OVERLAP = 0.5
 def main() -> None:
     """Print one line per way."""
     arguments = _arguments()
-    shape, window = tuple(arguments.shape), arguments.window
+    window = (arguments.window,) * 3
     torch.set_num_threads(1)
+    torch.manual_seed(0)
+    image = torch.randn(4, *arguments.shape)
+    config = ModelConfig(widths=(8, 16, 32), deep_supervision=False)
+    network = build_model(config, window).eval()
     seconds: dict[str, list[float]] = {name: [] for name in WAYS}
     for _ in range(arguments.rounds):
         for name, own in seconds.items():
-            own.append(_run(name, shape, window)[0])
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(1, maxtasksperchild=1) as pool:
-        peaks = {name: pool.apply(_run, (name, shape, window))[1] for name in WAYS}
+            started_s = process_time()
+            with torch.inference_mode():
+                WAYS[name](network, image, window)
+            own.append(process_time() - started_s)
     ratios = [theirs / ours for theirs, ours in zip(*seconds.values(), strict=True)]
-    print(f"{'x'.join(map(str, shape))}, window {window}^3, {arguments.rounds} rounds")
+    shape = "x".join(map(str, arguments.shape))
+    print(f"{shape}, window {arguments.window}^3, {arguments.rounds} rounds")
     for name, own in seconds.items():
-        print(f"{name:6} {statistics.median(own):6.2f} s  {peaks[name]:6.0f} MB")
+        print(f"{name:6} {statistics.median(own):6.2f} s  {_peak_mb(name, image, window):6.0f} MB")
     print(
         f"MONAI's time over ours: {statistics.median(ratios):.2f} "
         f"({min(ratios):.2f} to {max(ratios):.2f})"
@@ -56,20 +60,19 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _run(name: str, shape: tuple[int, int, int], window: int) -> tuple[float, float]:
-    """Return CPU seconds, and the MB by which the peak memory of the process rises."""
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    config = ModelConfig(widths=(8, 16, 32), deep_supervision=False)
-    network = build_model(config, (window,) * 3).eval()
-    image = torch.randn(4, *shape)
+def _peak_mb(name: str, image: Tensor, window: tuple[int, int, int]) -> float:
+    """Return the memory taken at the peak, in MB, beyond what was taken before."""
+    network = torch.nn.Conv3d(4, 3, kernel_size=1)
+    Path("/proc/self/clear_refs").write_text("5")  # starts the peak anew
+    before = _status_kb("VmHWM")
     with torch.inference_mode():
-        network(image[None, :, :window, :window, :window])
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        started_s = process_time()
-        WAYS[name](network, image, (window,) * 3)
-        elapsed_s = process_time() - started_s
-    return elapsed_s, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+        WAYS[name](network, image, window)
+    return (_status_kb("VmHWM") - before) / 1024
+
+
+def _status_kb(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name))
 
 
 def _by_monai(network: Callable[[Tensor], Tensor], image: Tensor, window: tuple[int, ...]) -> None:

@@ -2,6 +2,7 @@
 
 BratsError                1  something about the data is wrong
 |- CaseError              1  one case cannot be used
+|  |- UnusableCaseError   1  a case has problems that an index or a search has found
 |  `- LabelError          1  label values outside the convention
 |- CaseProblemsError      1  several cases cannot be used
 |- LayoutError            2  a folder holds no cases that can be read
@@ -55,6 +56,18 @@ class CaseProblemsError(BratsError):
                 "Mend them, or leave them out with --skip-bad.",
             ]
         )
+
+
+class UnusableCaseError(CaseError):
+    """A case was found to be unusable before its voxels were read: the message is the list."""
+
+    def __init__(self, case_id: str, problems: Sequence[str]) -> None:
+        super().__init__(case_id, "(all)", "; ".join(problems), "a case without problems", "")
+        # the arguments of this class, so that the error can be pickled
+        self.args = (case_id, tuple(problems))
+
+    def __str__(self) -> str:
+        return self.found
 
 
 class LabelError(CaseError):

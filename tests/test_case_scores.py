@@ -11,7 +11,7 @@ from brats_seg.evaluation.evaluate import (
     CaseScores,
     Pair,
     PairConventions,
-    label_values,
+    label_content,
     score_pair,
 )
 from brats_seg.evaluation.protocols import Protocol, protocol_named
@@ -187,4 +187,4 @@ def test_rounding_of_an_affine_is_no_other_grid(tmp_path: Path) -> None:
 def test_the_values_of_a_label_map(tmp_path: Path) -> None:
     path = write_nifti(tmp_path / "a.nii", boxed((4, np.s_[0:1, 0:1, 0:1])).astype(np.float32))
 
-    assert label_values(path, "a") == {0, 4}
+    assert label_content(path, "a").values == {0, 4}

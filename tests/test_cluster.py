@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from brats_seg.cases.inputs import CaseInput, find_inputs
+from brats_seg.cases.case import Case
+from brats_seg.cases.inputs import find_inputs
 from brats_seg.errors import EnvironmentalError, UsageError
 from brats_seg.inference import batch
 from brats_seg.inference.batch import (
@@ -50,22 +51,22 @@ def run_locally(root: Path, job: Job, path: Path) -> None:
         finish_batch(local_outcomes(inputs, work), folder, len(inputs))
 
 
-def killed_once(case_input: CaseInput, job: Job) -> CaseOutcome:
+def killed_once(case: Case, job: Job) -> CaseOutcome:
     """Die over the third case, the first time."""
     sign = job.output_path / "died"
-    if case_input.case.case_id.endswith("2") and not sign.exists():
+    if case.case_id.endswith("2") and not sign.exists():
         sign.touch()
         os.kill(os.getpid(), signal.SIGKILL)
-    return run_case(case_input, job)
+    return run_case(case, job)
 
 
-def killed_always(case_input: CaseInput, job: Job) -> CaseOutcome:
+def killed_always(case: Case, job: Job) -> CaseOutcome:
     """Die over the third case, each time, and count."""
-    if case_input.case.case_id.endswith("2"):
+    if case.case_id.endswith("2"):
         with (job.output_path / "deaths").open("a") as file:
             file.write("x")
         os.kill(os.getpid(), signal.SIGKILL)
-    return run_case(case_input, job)
+    return run_case(case, job)
 
 
 def test_a_worker_does_a_case_as_the_batch_does(brats_root: Path, job: Job, tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_a_case_that_cannot_be_scored_does_not_stop_the_others(
 
     assert list(dices(found)) == [CASES[5]]
     assert [failure.case_id for failure in found.failures] == list(CASES[:5])
-    reasons = [failure.reason for failure in found.failures]
+    reasons = [failure.message for failure in found.failures]
     assert all(case_id in reason for case_id, reason in zip(CASES, reasons, strict=False))
     assert "24x24x15" in reasons[1]
     assert f"(prediction {CASES[2]}.nii.gz)" in reasons[2]

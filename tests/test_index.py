@@ -28,9 +28,9 @@ def count_inspections(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Note the ids of the cases that are opened from now on."""
     opened: list[str] = []
 
-    def inspect_and_note(case: Case, root: Path) -> Inspection:
+    def inspect_and_note(case: Case) -> Inspection:
         opened.append(case.case_id)
-        return inspect_case(case, root)
+        return inspect_case(case)
 
     monkeypatch.setattr(index_module, "inspect_case", inspect_and_note)
     return opened
@@ -199,7 +199,7 @@ def test_progress_counts_cases(brats_root: Path) -> None:
 def test_an_error_in_a_thread_is_not_lost(
     brats_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(case: Case, root: Path) -> Inspection:
+    def fail(case: Case) -> Inspection:
         raise MemoryError(case.case_id)
 
     monkeypatch.setattr(index_module, "inspect_case", fail)

@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from brats_seg.cases.inputs import CaseInput, find_inputs, single_input
+from brats_seg.cases.case import Case
+from brats_seg.cases.inputs import find_inputs, single_input
 from brats_seg.errors import LayoutError, UsageError
 from brats_seg.labels import MODALITIES
 from tests.builders import write_case
 
 
-def ids(inputs: tuple[CaseInput, ...]) -> list[str]:
-    return [one.case.case_id for one in inputs]
+def ids(inputs: tuple[Case, ...]) -> list[str]:
+    return [one.case_id for one in inputs]
 
 
 def paths_of(folder: Path) -> dict[str, Path]:
@@ -30,8 +31,8 @@ def test_folders_are_searched_as_for_training(brats_root: Path, tmp_path: Path) 
     inputs = find_inputs([brats_root, tmp_path / "more"])
 
     assert ids(inputs) == ["BraTS-GLI-00003-000", *(f"BraTS2021_{n:05d}" for n in range(6))]
-    assert inputs[0].case.release == "brats2023-gli"
-    assert all((one.root / scan.path).is_file() for one in inputs for scan in one.case.images)
+    assert inputs[0].release == "brats2023-gli"
+    assert all((one.root / scan.path).is_file() for one in inputs for scan in one.images)
 
 
 def test_one_case_folder_is_enough(tmp_path: Path) -> None:
@@ -51,9 +52,9 @@ def test_a_csv_table_names_files_relative_to_itself(tmp_path: Path, separator: s
 
     (found,) = find_inputs([tmp_path / "cases.csv"])
 
-    assert found.case.case_id == "me"
-    assert [found.root / scan.path for scan in found.case.images] == [*paths_of(folder).values()]
-    assert found.case.problems == ()
+    assert found.case_id == "me"
+    assert [found.root / scan.path for scan in found.images] == [*paths_of(folder).values()]
+    assert found.problems == ()
 
 
 def test_a_json_table_may_name_volumes_of_a_4d_file(tmp_path: Path) -> None:
@@ -62,7 +63,7 @@ def test_a_json_table_may_name_volumes_of_a_4d_file(tmp_path: Path) -> None:
 
     (found,) = find_inputs([tmp_path / "cases.json"])
 
-    assert [scan.volume for scan in found.case.images] == [0, 1, 2, 3]
+    assert [scan.volume for scan in found.images] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +91,7 @@ def test_a_missing_modality_is_a_problem_of_its_case(tmp_path: Path) -> None:
 
     (found,) = find_inputs([tmp_path / "cases.csv"])
 
-    assert found.case.problems == (
+    assert found.problems == (
         "case a, file 1.nii and 2.nii and 4.nii: found no t2w; expected t1n, t1c, t2w, t2f. "
         "Add what is missing.",
     )
@@ -103,7 +104,7 @@ def test_a_name_that_leaves_the_output_folder_is_a_problem(tmp_path: Path, name:
 
     (found,) = find_inputs([tmp_path / "cases.json"])
 
-    assert "cannot be the name of a file; expected a name without path" in found.case.problems[0]
+    assert "cannot be the name of a file; expected a name without path" in found.problems[0]
 
 
 def test_two_cases_of_one_id_are_both_refused(tmp_path: Path) -> None:
@@ -113,7 +114,7 @@ def test_two_cases_of_one_id_are_both_refused(tmp_path: Path) -> None:
 
     inputs = find_inputs([tmp_path / "a", tmp_path / "b"])
 
-    assert ["found 2 cases of this id; expected one" in one.case.problems[0] for one in inputs] == [
+    assert ["found 2 cases of this id; expected one" in one.problems[0] for one in inputs] == [
         True,
         True,
     ]
@@ -135,12 +136,12 @@ def test_a_single_scan_file_is_refused_with_the_way_to_give_it(tmp_path: Path) -
 def test_four_files_are_called_by_what_their_names_share(tmp_path: Path) -> None:
     found = single_input(None, paths_of(tmp_path / "BraTS2021_00007"))
 
-    assert found.case.case_id == "BraTS2021_00007"
-    assert found.case.release == "brats2021"
+    assert found.case_id == "BraTS2021_00007"
+    assert found.release == "brats2021"
 
 
 def test_four_files_without_a_name_in_common_are_called_by_their_folder(tmp_path: Path) -> None:
     files = {modality: tmp_path / "Smith" / f"{modality}.nii" for modality in MODALITIES}
 
-    assert single_input(None, files).case.case_id == "Smith"
-    assert single_input("me", files).case.case_id == "me"
+    assert single_input(None, files).case_id == "Smith"
+    assert single_input("me", files).case_id == "me"

@@ -26,7 +26,7 @@ def only_case(root: Path) -> Case:
 
 
 def inspected(root: Path) -> Inspection:
-    return inspect_case(only_case(root), root)
+    return inspect_case(only_case(root))
 
 
 def replaced(root: Path, suffix: str, array: npt.NDArray[np.generic], scale: float = 1.0) -> Path:

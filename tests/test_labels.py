@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from brats_seg.cases.conventions import check_values, detect_convention
+from brats_seg.cases.conventions import check_values, resolve
 from brats_seg.errors import ConfigError, LabelError
 from brats_seg.labels import (
     BRATS2017,
@@ -135,7 +135,9 @@ def test_a_label_map_without_et_has_none():
     ],
 )
 def test_the_voxels_decide_the_convention_where_they_can(release, values, convention):
-    assert detect_convention(release=release, values=values) is convention
+    found = resolve(release=release, shape=None, values=values)
+
+    assert found.convention is convention
 
 
 @by_convention

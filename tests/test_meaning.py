@@ -6,9 +6,6 @@ import pytest
 from brats_seg.cases.case import Case, ScanFile
 from brats_seg.cases.index import Inspection, OpenedCase, with_conventions
 from brats_seg.cases.layouts import parse_case_id
-from brats_seg.labels import BRATS2017, BRATS2023, MSD
-
-NOWHERE = Path("nowhere")
 
 
 def opened(
@@ -42,7 +39,7 @@ def opened(
 
 
 def explained(*cases: OpenedCase) -> dict[str, Case]:
-    return {case.case_id: case for case in with_conventions(cases, NOWHERE, None)}
+    return {case.case_id: case for case in with_conventions(cases, "")}
 
 
 @pytest.mark.parametrize(
@@ -121,7 +118,7 @@ def test_a_named_convention_goes_before_all_others() -> None:
         opened("BRATS_001", (0, 1, 2, 3), declared="brats2023"),
     ]
 
-    first, second, third = with_conventions(cases, NOWHERE, MSD)
+    first, second, third = with_conventions(cases, "msd")
 
     assert first.label_convention == second.label_convention == third.label_convention == "msd"
     assert first.usable
@@ -172,7 +169,7 @@ def test_a_recalled_case_needs_no_file_while_its_convention_holds() -> None:
     known = explained(opened("BraTS2021_00000", (0, 1, 2, 4)))["BraTS2021_00000"]
     case = opened("BraTS2021_00000", (0, 1, 2, 4)).case
 
-    [again] = with_conventions([OpenedCase.recalled(case, known)], NOWHERE, BRATS2017)
+    [again] = with_conventions([OpenedCase.recalled(case, known)], "brats2017")
 
     assert again == known
 
@@ -181,7 +178,12 @@ def test_a_recalled_case_is_opened_when_its_convention_changes(brats_root: Path)
     names = [f"BraTS2021_00000/BraTS2021_00000_{suffix}.nii.gz" for suffix in ("t1", "seg")]
     image, label = (ScanFile(path=Path(name)) for name in names)
     case = Case(
-        case_id="BraTS2021_00000", patient_id="", release="brats2021", t1n=image, label=label
+        case_id="BraTS2021_00000",
+        patient_id="",
+        root=brats_root,
+        release="brats2021",
+        t1n=image,
+        label=label,
     )
     known = Case(
         case_id="BraTS2021_00000",
@@ -192,7 +194,7 @@ def test_a_recalled_case_is_opened_when_its_convention_changes(brats_root: Path)
         tumour_ml=1000.0,
     )
 
-    [again] = with_conventions([OpenedCase.recalled(case, known)], brats_root, BRATS2023)
+    [again] = with_conventions([OpenedCase.recalled(case, known)], "brats2023")
 
     assert again.label_convention == "brats2023"
     assert again.tumour_ml is not None

@@ -39,7 +39,7 @@ def test_content_comes_whole_however_it_is_packed(tmp_path: Path, content: bytes
 
     assert unpacked(file) == CONTENT
     assert file.read_head(540) == CONTENT[:540]
-    assert file.loss_reduction(content, 540) == CONTENT[:540]
+    assert file.head_of(content, 540) == CONTENT[:540]
     file.check_length(len(CONTENT))
 
 

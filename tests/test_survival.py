@@ -76,7 +76,7 @@ def test_features_of_a_folder(run: Run, brats_root: Path, tmp_path: Path) -> Non
     table = read_features(tmp_path / "out" / "features.csv")
     assert len(table.case_ids) == 6
     assert "t2f_wt_mean" in table.columns
-    assert (tmp_path / "out" / "failures.csv").read_text() == "case_id,message\n"
+    assert (tmp_path / "out" / "failures.csv").read_text() == "case_id,error,message\n"
     assert json.loads((tmp_path / "out" / "features.json").read_text())["autoencoders"] == []
 
 

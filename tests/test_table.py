@@ -1,5 +1,5 @@
 import csv
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -32,7 +32,8 @@ BARE = Case(case_id="007", patient_id="007", release="unknown")
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
-    index = CaseIndex(root=tmp_path, cases=(FULL, BARE))
+    cases = tuple(replace(case, root=tmp_path) for case in (FULL, BARE))
+    index = CaseIndex(root=tmp_path, cases=cases)
 
     write_index(index, tmp_path / "cases.csv")
 
@@ -48,7 +49,7 @@ def test_columns_are_those_promised_and_all_there_are(tmp_path: Path) -> None:
     assert ",".join(header).startswith(
         "case_id,patient_id,timepoint,release,label_convention,t1n,t1c,t2w,t2f,label,problems,"
     )
-    assert set(header) == {field.name for field in fields(Case)}
+    assert {*header, "root"} == {field.name for field in fields(Case)}
     assert row[COLUMNS.index("t1n")] == "a, b/BRATS_001.nii.gz#1"
     assert row[COLUMNS.index("label_values")] == "0 1 2 3"
 

@@ -18,9 +18,9 @@ MM = (1.0, 1.0, 1.0)
 
 
 def read_case(root: Path, spacing_mm=MM) -> tuple[Scan, Path]:
-    (case_input,) = find_inputs([root])
-    label = case_input.case.label
-    return read_scan(case_input, spacing_mm), root / label.path
+    (case,) = find_inputs([root])
+    label = case.label
+    return read_scan(case, spacing_mm), root / label.path
 
 
 def read_tumour(root: Path, convention=BRATS2017, spacing_mm=MM) -> Tumour:

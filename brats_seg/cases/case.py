@@ -1,8 +1,10 @@
-"""What a case is: ids, release and the file of each modality."""
+"""Describe one case, and load it: read, check, orient, find release and label convention.
 
-# DOC cases/checks: What is wrong with the volumes of a case: their number, grids and voxels.
+Arrays are `(X, Y, Z)`. `load_case` is the only way from the files of a case to its voxels.
+"""
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -10,17 +12,30 @@ from typing import Self
 import nibabel as nib
 import numpy as np
 
-from brats_seg.cases.nifti import Geometry, Volume
-from brats_seg.errors import CaseError
-from brats_seg.labels import MODALITIES
+from brats_seg.cases.conventions import Resolution, check_values, resolve
+from brats_seg.cases.nifti import (
+    Geometry,
+    Volume,
+    oriented,
+    read_packed,
+    unpack_label_map,
+    unpack_volume,
+)
+from brats_seg.errors import CaseError, UnusableCaseError
+from brats_seg.labels import MODALITIES, LabelConvention, LabelMap
+
+AFFINE_TOLERANCE = 1e-3
+"""Largest difference in mm between the entries of two affines of one grid: rounding errors."""
+SKEW_TOLERANCE = 0.01
+"""Largest cosine between two axes of a grid that counts as a right angle."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScanFile:
-    """The place of one volume: a file, or one volume of a 4-D file."""
+    """Location of one volume: a file, or one volume of a 4-D file."""
 
     path: Path
-    """Relative to the data folder."""
+    """Path relative to the data folder."""
     volume: int | None = None
     """Index along the fourth axis, for releases that keep all modalities in one file."""
 
@@ -44,6 +59,8 @@ class Case:
 
     case_id: str
     patient_id: str
+    root: Path = Path()
+    """Folder that the file names are relative to; not stored in `cases.csv`."""
     timepoint: str = ""
     """Part of the case id, where the release has time points."""
     release: str
@@ -82,6 +99,10 @@ class Case:
         """Whether the case has no problem."""
         return not self.problems
 
+    def path_of(self, scan: ScanFile) -> Path:
+        """Return the path of one of the files."""
+        return self.root / scan.path
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CaseIndex:
@@ -102,8 +123,114 @@ class CaseIndex:
         return tuple(case for case in self.usable if case.label is not None)
 
 
-AFFINE_TOLERANCE = 1e-3
-"""How far two affines of one grid may differ in any entry, in mm: what rounding leaves behind."""
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class CaseFiles:
+    """The files of a case as they are on the disk, each read once."""
+
+    packed: Mapping[Path, bytes]
+    """Content by the path of `ScanFile`, not decompressed."""
+    contents: tuple[str, ...]
+    """SHA-256 of each modality and then of the label map, with the index in a 4-D file."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class LoadedCase:
+    """The voxels of a case that has passed all checks."""
+
+    case: Case
+    volumes: tuple[Volume, ...]
+    """Four volumes in the order of `MODALITIES`, in the axes of BraTS."""
+    label: Volume | None
+    """Label map in the same axes, uint8."""
+    geometry: Geometry
+    """Grid of the files as they are stored."""
+    release: str
+    """Release by the names of the files and the shape of the volumes."""
+    convention: LabelConvention | None
+    """Convention of the label map; None without one."""
+    remarks: tuple[str, ...]
+    """What was unusual and could be dealt with."""
+    contents: tuple[str, ...]
+    """SHA-256 of each modality and then of the label map, with the index in a 4-D file."""
+
+
+def load_case(
+    case: Case, *, labels: str = "", with_label: bool = True, files: CaseFiles | None = None
+) -> LoadedCase:
+    """Read a case, check it, turn it to the axes of BraTS, and find its label convention.
+
+    Args:
+        case: A case of `find_cases`, `read_index` or `find_inputs`.
+        labels: Name of the label convention; empty to take the one of the case, or else to infer it
+            from the release and the voxels.
+        with_label: Whether the label map is read, if there is one.
+        files: The files of the case if they have been read already, with `read_case_files`.
+
+    Raises:
+        CaseError: The case has problems, a file cannot be read, the grids differ or are sheared, a
+            modality is constant or not finite, or two modalities are equal.
+        LabelError: The label map has values that its convention does not know.
+        ConfigError: No convention has the name given.
+
+    Example:
+        >>> import tempfile
+        >>> from brats_seg.cases.discovery import find_cases
+        >>> from brats_seg.cases.phantom import write_phantom_cases
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_phantom_cases(Path(folder), n_cases=1)
+        ...     loaded = load_case(find_cases(Path(folder)).cases[0])
+        >>> len(loaded.volumes), loaded.release, loaded.convention.name
+        (4, 'brats2021', 'brats2017')
+    """
+    if case.problems:
+        raise UnusableCaseError(case.case_id, case.problems)
+    files = files or read_case_files(case, with_label=with_label)
+    volumes = [
+        unpack_volume(files.packed[scan.path], scan.path, case_id=case.case_id, volume=scan.volume)
+        for scan in case.images
+    ]
+    label = None
+    if with_label and case.label is not None:
+        packed = files.packed[case.label.path]
+        label = unpack_label_map(packed, case.label.path, case_id=case.case_id)
+    check_volumes(case.case_id, volumes, label)
+    check_right_angles(case.case_id, volumes[0])
+    check_all_different(case.case_id, volumes)
+    found = _resolve(case, labels, volumes[0], label)
+    return LoadedCase(
+        case=case,
+        volumes=tuple(oriented(volume) for volume in volumes),
+        label=label and oriented(label),
+        geometry=volumes[0].geometry,
+        release=found.release,
+        convention=found.convention if label else None,
+        remarks=case.remarks,
+        contents=files.contents,
+    )
+
+
+def read_case_files(case: Case, *, with_label: bool = True) -> CaseFiles:
+    """Read and hash the files of a case, each once, without decompressing them.
+
+    Raises:
+        CaseError: A file cannot be read.
+    """
+    scans = case.images
+    if with_label and case.label is not None:
+        scans = (*scans, case.label)
+    packed = {
+        path: read_packed(case.root / path, case_id=case.case_id)
+        for path in dict.fromkeys(scan.path for scan in scans)
+    }
+    hashes = {path: hashlib.sha256(content).hexdigest() for path, content in packed.items()}
+    return CaseFiles(
+        packed=packed, contents=tuple(f"{hashes[scan.path]}#{scan.volume}" for scan in scans)
+    )
+
+
+def label_values_of(label_map: LabelMap) -> frozenset[int]:
+    """Return the values that occur in a label map."""
+    return frozenset(np.flatnonzero(np.bincount(label_map.ravel(order="K"))).tolist())
 
 
 def check_volumes(case_id: str, volumes: Sequence[Volume], label: Volume | None) -> None:
@@ -156,6 +283,41 @@ def check_voxels(case_id: str, volume: Volume) -> None:
     if low == high:
         found, expected = f"a constant volume, {low} everywhere", "a scan"
         raise CaseError(case_id, volume.file, found, expected, "Copy or convert the scan again.")
+
+
+def check_right_angles(case_id: str, volume: Volume) -> None:
+    """Raise `CaseError` if the axes of the grid are not perpendicular."""
+    directions = volume.geometry.affine[:3, :3] / volume.geometry.spacing_mm
+    cosine = float(np.abs(np.triu(directions.T @ directions, k=1)).max())
+    if cosine > SKEW_TOLERANCE:
+        degrees = 90 - float(np.degrees(np.arccos(min(cosine, 1.0))))
+        found = f"a sheared grid, whose axes are {degrees:.1f} degrees off a right angle"
+        next_step = "Resample the four modalities to a grid of right angles."
+        raise CaseError(case_id, volume.file, found, "axes at right angles", next_step)
+
+
+def check_all_different(case_id: str, volumes: Sequence[Volume]) -> None:
+    """Raise `CaseError` if two of the four modalities have the same voxels."""
+    for place, volume in enumerate(volumes):
+        for earlier, other in enumerate(volumes[:place]):
+            if np.array_equal(volume.array, other.array):
+                found = f"the same voxels for {MODALITIES[earlier]} and {MODALITIES[place]}"
+                next_step = "One modality was given twice: put the right file in its place."
+                files = f"{other.file} and {volume.file}"
+                raise CaseError(case_id, files, found, "four different modalities", next_step)
+
+
+def _resolve(case: Case, labels: str, volume: Volume, label: Volume | None) -> Resolution:
+    values = label_values_of(label.array) if label else frozenset[int]()
+    found = resolve(
+        release=case.release,
+        shape=volume.geometry.shape,
+        values=values,
+        declared=labels or case.label_convention,
+    )
+    if label:
+        check_values(values, found.convention, case.case_id, label.file)
+    return found
 
 
 def _described(grid: Geometry, first: Geometry) -> str:

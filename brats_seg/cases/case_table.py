@@ -56,7 +56,7 @@ def read_index(path: Path, root: Path) -> CaseIndex:
     """
     try:
         with path.open(encoding="utf-8", errors="surrogateescape", newline="") as stream:
-            return CaseIndex(root=root, cases=tuple(map(_case, _rows(stream))))
+            return CaseIndex(root=root, cases=tuple(_case(row, root) for row in _rows(stream)))
     except (OSError, csv.Error, ValueError) as error:
         msg = (
             f"{path} cannot be read as a case table: {error}. Expected what `brats-seg index` "
@@ -91,10 +91,11 @@ def _rows(stream: TextIO) -> Iterator[dict[str, str]]:
         yield row
 
 
-def _case(row: Mapping[str, str]) -> Case:
+def _case(row: Mapping[str, str], root: Path) -> Case:
     return Case(
         case_id=row["case_id"],
         patient_id=row["patient_id"],
+        root=root,
         timepoint=row["timepoint"],
         release=row["release"],
         label_convention=row["label_convention"],

@@ -1,33 +1,150 @@
-"""Modality order, the label values of every BraTS release, and regions.
+"""Decide which label convention a label map is stored in.
 
-A label map is an integer array `(X, Y, Z)`. Region masks are boolean `(3, X, Y, Z)` in the order
-of `REGIONS`: the enhancing tumour lies inside the tumour core, the core inside the whole tumour.
-Tables: BraTS 2017-2025 and the Medical Segmentation Decathlon, as published by the challenges.
+The release, as the names of files tell it, says how tissues are numbered; the voxels confirm it,
+because copies of one release exist in the numbering of another. Everything that reads label maps
+asks here: `index`, `prepare`, `predict`, `evaluate`, `figure` and `features`.
 """
-
-# DOC evaluation/numbering: Which label convention the maps of one side of a comparison are in.
 
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
 
-from brats_seg.cases.layouts import GLI_2024, parse_case_id
+from brats_seg.cases.layouts import (
+    DECATHLON,
+    GLI_2023,
+    GLI_2024,
+    NNUNET,
+    UNKNOWN,
+    parse_case_id,
+)
 from brats_seg.errors import LabelError
-from brats_seg.labels import BRATS2017, BRATS2023, BRATS2024, BRATS2024_PED, MSD, LabelConvention
+from brats_seg.labels import (
+    BRATS2017,
+    BRATS2023,
+    BRATS2024,
+    BRATS2024_PED,
+    MSD,
+    LabelConvention,
+    convention_named,
+)
+
+Shape: TypeAlias = tuple[int, int, int]
+
+_GLI_2024_SHAPE = (182, 218, 182)
+"""Voxels of the GLI cases of 2024, and of no other GLI release."""
+_DECATHLON_CASE = re.compile(r"BRATS_\d{3}")
 
 
-def detect_convention(*, release: str, values: Collection[int]) -> LabelConvention:
-    """Tell the convention from the release and all label values seen in its cases.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resolution:
+    """The release and the label convention of a label map."""
 
-    The release says how it numbers tissues, and the voxels confirm it: copies of one year exist in
-    the numbering of another. One stray case must not change what the others mean, so a value that
-    fits neither is left for `check_values` to find, case by case.
+    release: str
+    """The release that the name gave, or the one that the shape of the volume showed."""
+    convention: LabelConvention
+    is_open: bool
+    """Whether another convention could have given the same label values."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LabelContent:
+    """What the convention of a label map is inferred from."""
+
+    shape: Shape
+    """Voxels as stored."""
+    values: frozenset[int]
+    """Label values that occur."""
+
+
+def resolve(
+    *, release: str, shape: Shape | None, values: Collection[int], declared: str = ""
+) -> Resolution:
+    """Return the release and the label convention of a case.
+
+    A stray value of one case must not change how the others are read: a value that no convention of
+    the release knows is left for `check_values` to report.
+
+    Args:
+        release: The release by the names of the files, as `parse_case_id` returns it.
+        shape: Voxels of the volume as stored; None if they are not known.
+        values: Label values that occur in all cases which are numbered alike.
+        declared: Name of the convention given by a flag, a `dataset.json` or a protocol; it is
+            taken as it is.
+
+    Raises:
+        ConfigError: No convention has the declared name.
+
+    Example:
+        >>> found = resolve(
+        ...     release="brats2023-gli", shape=(182, 218, 182), values={0, 1, 2, 4}
+        ... )
+        >>> found.release, found.convention.name, found.is_open
+        ('brats2024-gli', 'brats2024', False)
     """
+    if release == GLI_2023 and shape == _GLI_2024_SHAPE:
+        release = GLI_2024
+    if declared:
+        return Resolution(release=release, convention=convention_named(declared), is_open=False)
+    return Resolution(
+        release=release,
+        convention=_convention_of(release, values),
+        is_open=release in {UNKNOWN, NNUNET} or (release.endswith("-ped") and 4 not in values),
+    )
+
+
+def resolve_all(
+    label_maps: Mapping[str, LabelContent], *, declared: str = ""
+) -> dict[str, Resolution]:
+    """Return the release and the label convention of every label map of a folder, by case id.
+
+    A label map that holds both 3 and 4 shows that its folder distinguishes four tissues; all label
+    maps of the folder are then read alike. Otherwise each label map is resolved alone, so that a
+    folder in which one case has 3 for enhancing tumour and another has 4 is read correctly.
+
+    Args:
+        label_maps: Shape and label values of each label map.
+        declared: Name of the convention of a task that prescribes one.
+
+    Raises:
+        ConfigError: No convention has the declared name.
+    """
+    has_four_tissues = any({3, 4} <= content.values for content in label_maps.values())
+    all_values = frozenset[int]().union(*(content.values for content in label_maps.values()))
+    return {
+        case_id: resolve(
+            release=_release_of(case_id),
+            shape=content.shape,
+            values=all_values if has_four_tissues else content.values,
+            declared=declared,
+        )
+        for case_id, content in label_maps.items()
+    }
+
+
+def check_values(
+    values: Collection[int], convention: LabelConvention, case_id: str, file: str = "label map"
+) -> None:
+    """Raise `LabelError` if a case holds a value that its convention does not know."""
+    unknown = sorted(set(values) - convention.values)
+    if unknown:
+        raise LabelError(
+            case_id,
+            file=file,
+            found=f"label values {unknown}",
+            expected=f"those of the convention {convention.name}, {sorted(convention.values)}",
+            next_step="Correct the label map, or name another convention with --labels.",
+        )
+
+
+def _convention_of(release: str, values: Collection[int]) -> LabelConvention:
     has_3, has_4 = 3 in values, 4 in values
     match release:
         case "msd":
-            # three tissues in an order of its own, which only its layout tells
+            # three tissues in an order of its own, which only the layout shows
             return MSD
         case "brats2024-gli":
+            # after treatment, 4 is the resection cavity, also where no tumour enhances
             return BRATS2024
         case "brats-ped":
             return BRATS2024_PED if has_4 else BRATS2023
@@ -42,50 +159,5 @@ def detect_convention(*, release: str, values: Collection[int]) -> LabelConventi
     return BRATS2017 if has_4 else BRATS2023
 
 
-def check_values(values: Collection[int], convention: LabelConvention, case_id: str) -> None:
-    """Raise `LabelError` if a case holds a value that its convention does not know."""
-    unknown = sorted(set(values) - convention.values)
-    if unknown:
-        raise LabelError(
-            case_id,
-            file="label map",
-            found=f"label values {unknown}",
-            expected=f"those of the convention {convention.name}, {sorted(convention.values)}",
-            next_step="Mend the label map, or name another convention with --labels.",
-        )
-
-
-_MSD_CASE = re.compile(r"BRATS_\d{3}")
-
-
-def find_conventions(
-    values_by_case: Mapping[str, Collection[int]], named: LabelConvention | None
-) -> dict[str, LabelConvention]:
-    """Tell the convention of every label map of one side.
-
-    Args:
-        values_by_case: The values that occur in the label map of each case.
-        named: The convention of a task that has one of its own, or None to detect it.
-
-    A map that holds both 3 and 4 shows that its side tells four tissues apart; all maps of the side
-    are then read alike. Elsewhere each map speaks for itself, so that a folder in which one map has
-    3 for enhancing tumour and another 4 is read as it was meant.
-    """
-    if named is not None:
-        return dict.fromkeys(values_by_case, named)
-    has_four_tissues = any({3, 4} <= set(values) for values in values_by_case.values())
-    of_all = frozenset[int]().union(*values_by_case.values())
-    return {
-        case_id: _convention(case_id, of_all if has_four_tissues else values)
-        for case_id, values in values_by_case.items()
-    }
-
-
-def _convention(case_id: str, values: Collection[int]) -> LabelConvention:
-    release = parse_case_id(case_id).release
-    if release == GLI_2024:
-        # after treatment 4 is the resection cavity, also where no tumour enhances
-        return BRATS2024
-    if _MSD_CASE.fullmatch(case_id):
-        release = "msd"
-    return detect_convention(release=release, values=values)
+def _release_of(case_id: str) -> str:
+    return DECATHLON if _DECATHLON_CASE.fullmatch(case_id) else parse_case_id(case_id).release

@@ -28,13 +28,19 @@ from pydantic import AliasChoices, BaseModel, Field, ValidationError
 
 from brats_seg.cases.case import Case, ScanFile
 from brats_seg.cases.folders import Folder, NiftiFile, advise, describe, walk_folders
-from brats_seg.cases.layouts import LABEL, MEN_RT, UNKNOWN, grade_of, modality_named, parse_case_id
+from brats_seg.cases.layouts import (
+    DECATHLON,
+    LABEL,
+    MEN_RT,
+    NNUNET,
+    UNKNOWN,
+    grade_of,
+    modality_named,
+    parse_case_id,
+)
 from brats_seg.errors import CaseError, LayoutError
 from brats_seg.labels import CONVENTIONS, MODALITIES
 
-MSD = "msd"
-NNUNET = "nnunet"
-"""Releases of self-described folders."""
 DATASET_FOLDERS = ("imagesTr", "labelsTr", "imagesTs", "labelsTs")
 
 _DESCRIPTION = "dataset.json"
@@ -111,7 +117,7 @@ def _cases(
             case_id=case_id,
             patient_id=name.patient_id,
             timepoint=name.timepoint,
-            release=MSD if is_msd else NNUNET,
+            release=DECATHLON if is_msd else NNUNET,
             label_convention=_convention_of(description.labels) if label else "",
             t1n=found.get("t1n"),
             t1c=found.get("t1c"),
@@ -300,6 +306,7 @@ def _completed(case: Case, root: Path) -> Case:
     folder = case.images[0].path.parent
     return replace(
         case,
+        root=root,
         problems=(*case.problems, *_missing(case, folder)),
         grade=grade_of(reversed((root.resolve() / folder).parts)),
         files_key=_files_key(case, root),

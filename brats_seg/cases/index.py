@@ -10,10 +10,10 @@
 import hashlib
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import groupby, repeat
+from itertools import groupby
 from pathlib import Path
 from typing import Any, ParamSpec, Self, TypeVar
 
@@ -22,9 +22,9 @@ import numpy.typing as npt
 
 from brats_seg.cases.case import Case, CaseIndex, check_one_grid, check_voxels
 from brats_seg.cases.case_table import read_index, summarise, write_index
-from brats_seg.cases.conventions import check_values, detect_convention
-from brats_seg.cases.discovery import NNUNET, find_cases
-from brats_seg.cases.layouts import GLI_2023, GLI_2024, GLI_2024_SHAPE, UNKNOWN
+from brats_seg.cases.conventions import check_values, resolve
+from brats_seg.cases.discovery import find_cases
+from brats_seg.cases.layouts import NNUNET, UNKNOWN
 from brats_seg.cases.nifti import Volume, read_geometry, read_label_map, read_volume
 from brats_seg.errors import CaseError, LabelError
 from brats_seg.labels import LabelConvention, LabelMap, convention_named
@@ -63,20 +63,20 @@ class Inspection:
         return n_voxels * self.label_voxel_mm3 / _MM3_PER_ML
 
 
-def inspect_case(case: Case, root: Path) -> Inspection:
+def inspect_case(case: Case) -> Inspection:
     """Look into the files of a case; what is wrong with them is collected, not raised."""
     problems: list[str] = []
     first, *others = case.images
     image = _attempt(
-        problems, read_volume, root / first.path, case_id=case.case_id, volume=first.volume
+        problems, read_volume, case.path_of(first), case_id=case.case_id, volume=first.volume
     )
     label = case.label and _attempt(
-        problems, read_label_map, root / case.label.path, case_id=case.case_id
+        problems, read_label_map, case.path_of(case.label), case_id=case.case_id
     )
     grids = [(volume.file, volume.geometry) for volume in (image, label) if volume]
     for scan in others:
         geometry = _attempt(
-            problems, read_geometry, root / scan.path, case_id=case.case_id, volume=scan.volume
+            problems, read_geometry, case.path_of(scan), case_id=case.case_id, volume=scan.volume
         )
         if geometry:
             grids.append((scan.path.name, geometry))
@@ -200,10 +200,12 @@ class OpenedCase:
     @classmethod
     def inspected(cls, case: Case, inspection: Inspection) -> Self:
         """Join what names and files tell."""
-        is_gli_2024 = case.release == GLI_2023 and inspection.shape == GLI_2024_SHAPE
+        found = resolve(
+            release=case.release, shape=inspection.shape, values=inspection.label_values
+        )
         case = replace(
             case,
-            release=GLI_2024 if is_gli_2024 else case.release,
+            release=found.release,
             problems=(*case.problems, *inspection.problems),
             label_values=inspection.label_values,
             voxel_hash=inspection.voxel_hash,
@@ -221,27 +223,24 @@ class OpenedCase:
         )
         return cls(case=case, inspection=None, previous=previous)
 
-    def tumour_ml(self, root: Path, convention: LabelConvention) -> float | None:
+    def tumour_ml(self, convention: LabelConvention) -> float | None:
         """Return the volume of the whole tumour in a convention."""
         if self.previous and self.previous.label_convention == convention.name:
             return self.previous.tumour_ml
-        return (self.inspection or inspect_case(self.case, root)).tumour_ml(convention)
+        return (self.inspection or inspect_case(self.case)).tumour_ml(convention)
 
 
-def with_conventions(
-    opened: Iterable[OpenedCase], root: Path, named: LabelConvention | None
-) -> tuple[Case, ...]:
+def with_conventions(opened: Iterable[OpenedCase], labels: str) -> tuple[Case, ...]:
     """Give labelled cases their convention, and a problem where their values do not fit it.
 
     Args:
         opened: All cases of the data folder.
-        root: The data folder.
-        named: The convention that the user wants; None to find it.
+        labels: Name of the convention that the user wants; empty to find it.
     """
     groups: defaultdict[tuple[str, str], list[OpenedCase]] = defaultdict(list)
     for one in opened:
         groups[_source(one.case)].append(one)
-    return tuple(case for group in groups.values() for case in _explained(group, root, named))
+    return tuple(case for group in groups.values() for case in _explained(group, labels))
 
 
 def _source(case: Case) -> tuple[str, str]:
@@ -250,34 +249,25 @@ def _source(case: Case) -> tuple[str, str]:
     return case.release, "" if known else case.images[0].path.parent.parent.as_posix()
 
 
-def _explained(
-    group: Sequence[OpenedCase], root: Path, named: LabelConvention | None
-) -> Iterator[Case]:
+def _explained(group: Sequence[OpenedCase], labels: str) -> Iterator[Case]:
     values = {value for one in group for value in one.case.label_values}
     declared = next((c for one in group if (c := one.case.label_convention)), "")
-    convention = named or (convention_named(declared) if declared else None)
+    # the release is the one that the shape has shown already
+    found = resolve(
+        release=group[0].case.release, shape=None, values=values, declared=labels or declared
+    )
     remarks: tuple[str, ...] = ()
-    if convention is None:
-        release = group[0].case.release
-        convention = detect_convention(release=release, values=values)
-        if _is_open(release, values):
-            remarks = (
-                f"the label values {' '.join(map(str, sorted(values)))} were read as "
-                f"{convention.name}, but the names leave it open: if that is wrong, name the "
-                "convention with --labels",
-            )
+    if found.is_open:
+        remarks = (
+            f"the label values {' '.join(map(str, sorted(values)))} were read as "
+            f"{found.convention.name}, but the names leave it open: if that is wrong, name the "
+            "convention with --labels",
+        )
     for one in group:
-        yield _labelled(one, root, convention, remarks)
+        yield _labelled(one, found.convention, remarks)
 
 
-def _is_open(release: str, values: Collection[int]) -> bool:
-    """Tell whether another numbering could have given these values too."""
-    return release in {UNKNOWN, NNUNET} or (release.endswith("-ped") and 4 not in values)
-
-
-def _labelled(
-    opened: OpenedCase, root: Path, convention: LabelConvention, remarks: tuple[str, ...]
-) -> Case:
+def _labelled(opened: OpenedCase, convention: LabelConvention, remarks: tuple[str, ...]) -> Case:
     case = opened.case
     if not case.label_values:
         return replace(case, label_convention="")
@@ -293,7 +283,7 @@ def _labelled(
         label_convention=convention.name,
         problems=problems,
         remarks=(*case.remarks, *remarks),
-        tumour_ml=opened.tumour_ml(root, convention),
+        tumour_ml=opened.tumour_ml(convention),
     )
 
 
@@ -325,13 +315,14 @@ def index_cases(
         LayoutError: Nothing below the folder is a case.
         ConfigError: No convention has the name given.
     """
-    named = convention_named(labels) if labels else None
+    if labels:
+        convention_named(labels)
     discovery = find_cases(root)
     for notice in discovery.notices:
         log.warning("%s: %s", root, notice)
     known = {case.files_key: case for case in previous.usable} if previous else {}
     new = [case for case in discovery.cases if case.files_key not in known]
-    inspections = track(_inspect_all(new, root, n_workers), what="index", total=len(new))
+    inspections = track(_inspect_all(new, n_workers), what="index", total=len(new))
     opened = {
         case.files_key: OpenedCase.inspected(case, inspection)
         for case, inspection in zip(new, inspections, strict=True)
@@ -340,12 +331,12 @@ def index_cases(
         opened.get(case.files_key) or OpenedCase.recalled(case, known[case.files_key])
         for case in discovery.cases
     ]
-    return CaseIndex(root=root, cases=without_duplicates(with_conventions(cases, root, named)))
+    return CaseIndex(root=root, cases=without_duplicates(with_conventions(cases, labels or "")))
 
 
-def _inspect_all(cases: Sequence[Case], root: Path, n_workers: int) -> Iterator[Inspection]:
+def _inspect_all(cases: Sequence[Case], n_workers: int) -> Iterator[Inspection]:
     if n_workers == 0:
-        yield from (inspect_case(case, root) for case in cases)
+        yield from (inspect_case(case) for case in cases)
         return
     with ThreadPoolExecutor(n_workers) as pool:
-        yield from pool.map(inspect_case, cases, repeat(root))
+        yield from pool.map(inspect_case, cases)

@@ -5,7 +5,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -22,16 +22,7 @@ _FORBIDDEN = frozenset('/\\:*?"<>|\0')
 """Characters that would make a file name a path, or none on some system."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CaseInput:
-    """A case and the folder that its file names are relative to."""
-
-    root: Path
-    """Absolute: a worker on another machine starts elsewhere."""
-    case: Case
-
-
-def find_inputs(paths: Sequence[Path]) -> tuple[CaseInput, ...]:
+def find_inputs(paths: Sequence[Path]) -> tuple[Case, ...]:
     """Find the cases that folders and tables of paths hold, sorted by id.
 
     What is wrong with one of them is among its problems.
@@ -40,13 +31,13 @@ def find_inputs(paths: Sequence[Path]) -> tuple[CaseInput, ...]:
         LayoutError: A folder holds no cases.
         UsageError: Something else than a folder or a table is given, or the table cannot be read.
     """
-    found = [case_input for path in paths for case_input in _inputs_of(path)]
-    places = Counter(case_input.case.case_id for case_input in found)
-    checked = [_checked(case_input, places) for case_input in found]
-    return tuple(sorted(checked, key=lambda one: (one.case.case_id, str(one.case.images[:1]))))
+    found = [case for path in paths for case in _inputs_of(path)]
+    places = Counter(case.case_id for case in found)
+    checked = [_checked(case, places) for case in found]
+    return tuple(sorted(checked, key=lambda case: (case.case_id, str(case.images[:1]))))
 
 
-def single_input(case_id: str | None, files: Mapping[str, Path]) -> CaseInput:
+def single_input(case_id: str | None, files: Mapping[str, Path]) -> Case:
     """Return the case of four files, given by modality.
 
     Without an id the case is called by what the names have before their modality, or else by
@@ -58,11 +49,11 @@ def single_input(case_id: str | None, files: Mapping[str, Path]) -> CaseInput:
         folder = next(iter(files.values())).absolute().parent.name
         case_id = (ids.pop() if len(ids) == 1 else "") or folder
     scans = {modality: ScanFile(path=path.absolute()) for modality, path in files.items()}
-    case_input = CaseInput(root=Path("/"), case=_case(case_id, scans))
-    return _checked(case_input, Counter([case_id]))
+    case = _case(case_id, scans, Path("/"))
+    return _checked(case, Counter([case_id]))
 
 
-def _inputs_of(path: Path) -> Iterator[CaseInput]:
+def _inputs_of(path: Path) -> Iterator[Case]:
     if path.suffix.lower() in _TABLES and path.is_file():
         yield from _table_inputs(path)
     elif path.is_file():
@@ -76,10 +67,11 @@ def _inputs_of(path: Path) -> Iterator[CaseInput]:
         for notice in discovery.notices:
             log.warning("%s: %s", path, notice)
         for case in discovery.cases:
-            yield CaseInput(root=path.absolute(), case=case)
+            # a worker on another machine has another current folder
+            yield replace(case, root=path.absolute())
 
 
-def _table_inputs(path: Path) -> Iterator[CaseInput]:
+def _table_inputs(path: Path) -> Iterator[Case]:
     try:
         rows = _TABLES[path.suffix.lower()](path.read_text(encoding="utf-8-sig"))
         for row in rows:
@@ -89,7 +81,7 @@ def _table_inputs(path: Path) -> Iterator[CaseInput]:
                 for name, cell in cells.items()
                 if (modality := modality_named(name))
             }
-            yield CaseInput(root=path.absolute().parent, case=_case(cells["case_id"], scans))
+            yield _case(cells["case_id"], scans, path.absolute().parent)
     except (OSError, ValueError, csv.Error, AttributeError, KeyError, TypeError) as error:
         msg = (
             f"{path} cannot be read as a table of cases ({type(error).__name__}: {error}). "
@@ -117,11 +109,12 @@ def _json_rows(text: str) -> Sequence[Mapping[str, Any]]:
 _TABLES = {".csv": _csv_rows, ".json": _json_rows}
 
 
-def _case(case_id: str, scans: Mapping[str, ScanFile]) -> Case:
+def _case(case_id: str, scans: Mapping[str, ScanFile], root: Path) -> Case:
     name = parse_case_id(case_id)
     return Case(
         case_id=case_id,
         patient_id=name.patient_id,
+        root=root,
         timepoint=name.timepoint,
         release=name.release,
         t1n=scans.get("t1n"),
@@ -131,10 +124,9 @@ def _case(case_id: str, scans: Mapping[str, ScanFile]) -> Case:
     )
 
 
-def _checked(case_input: CaseInput, places: Mapping[str, int]) -> CaseInput:
-    case = case_input.case
+def _checked(case: Case, places: Mapping[str, int]) -> Case:
     problems = [*case.problems, *_problems(case, places)]
-    return replace(case_input, case=replace(case, problems=tuple(problems)))
+    return replace(case, problems=tuple(problems))
 
 
 def _problems(case: Case, places: Mapping[str, int]) -> Iterator[str]:

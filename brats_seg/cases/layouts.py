@@ -15,8 +15,10 @@ MEN_RT = "brats2024-men-rt"
 """The radiotherapy task: one modality and another target than all others."""
 GLI_2023 = "brats2023-gli"
 GLI_2024 = "brats2024-gli"
-GLI_2024_SHAPE = (182, 218, 182)
-"""Voxels of the GLI cases of 2024, and of no other release."""
+DECATHLON = "msd"
+"""Release of the brain tumour task of the Medical Segmentation Decathlon."""
+NNUNET = "nnunet"
+"""Release of a raw data folder of nnU-Net."""
 LABEL = "label"
 """The kind of a file that is a label map by its name."""
 

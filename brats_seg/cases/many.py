@@ -1,7 +1,6 @@
-"""One function over many cases: those that fail are listed, and do not stop the others."""
+"""Apply a function to many cases, in worker processes; a case that fails does not stop the others."""
 
-# DOC data/processes: Processes that share out work, and what is said when one of them dies.
-
+import logging
 import os
 import signal
 import threading
@@ -9,28 +8,133 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import partial
 from multiprocessing import parent_process
+from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from brats_seg.errors import CaseError, EnvironmentalError
-from brats_seg.progress import Track
+from brats_seg.errors import BratsError, EnvironmentalError, UsageError
+from brats_seg.progress import Track, untracked
+from brats_seg.tables import write_table
+
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+
+class HasCaseId(Protocol):
+    """Anything that belongs to a case."""
+
+    @property
+    def case_id(self) -> str:
+        """Id of the case."""
+
+
+Item = TypeVar("Item", bound=HasCaseId)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """A case that could not be processed; one row of `failures.csv`."""
+
+    case_id: str
+    error: str
+    """Name of the class of the error."""
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MappedCases(Generic[Result]):
+    """The results of the cases that could be processed, and the failures of the others."""
+
+    results: tuple[Result, ...]
+    """In the order of the cases."""
+    failures: tuple[Failure, ...]
+    """In the order of the cases."""
+
+
+def map_cases(
+    function: Callable[[Item], Result],
+    items: Sequence[Item],
+    what: str,
+    *,
+    n_workers: int = 0,
+    track: Track = untracked,
+    when_killed: str = "Use fewer workers.",
+) -> MappedCases[Result]:
+    """Apply a function to every case and collect the failures.
+
+    Args:
+        function: Called with each item; must be picklable if there are workers, and so must its
+            results.
+        items: Cases, or values that have a `case_id`.
+        what: Name of the work for the progress bar.
+        n_workers: Processes; 0 works in this process.
+        track: Shows the progress.
+        when_killed: What to do if the system kills a process, for the message.
+
+    Raises:
+        EnvironmentalError: The function raised it, or a process was killed.
+        UsageError: The function raised it.
+
+    Example:
+        >>> from brats_seg.cases.case import Case
+        >>> cases = [Case(case_id=name, patient_id=name, release="unknown") for name in "ab"]
+        >>> map_cases(lambda case: case.case_id.upper(), cases, "upper case").results
+        ('A', 'B')
+    """
+    attempts = _attempts(partial(_attempt, function), items, n_workers, when_killed)
+    outcomes = list(track(attempts, what=what, total=len(items)))
+    failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
+    results = [outcome for outcome in outcomes if not isinstance(outcome, Failure)]
+    return MappedCases(results=tuple(results), failures=tuple(failures))
+
+
+def attempt_case(case_id: str, work: Callable[[], Result]) -> Result | Failure:
+    """Do something with one case, and return its failure if it cannot be done.
+
+    An exception that is none of the package is a mistake of the program: it is logged with its
+    traceback, and the message asks for a report.
+
+    Raises:
+        EnvironmentalError: The work raised it: no other case would succeed.
+        UsageError: The work raised it.
+    """
+    try:
+        return work()
+    except (EnvironmentalError, UsageError):
+        raise
+    except BratsError as error:
+        return Failure(case_id=case_id, error=type(error).__name__, message=str(error))
+    except Exception as error:
+        log.exception("case %s", case_id)
+        message = f"case {case_id}: {error}. This is a mistake of the program: please report it."
+        return Failure(case_id=case_id, error=type(error).__name__, message=message)
+
+
+def write_failures(failures: Sequence[Failure], path: Path) -> None:
+    """Write a row for each failed case as CSV, or the header alone.
+
+    Raises:
+        EnvironmentalError: The file cannot be written.
+    """
+    write_table(path, ("case_id", "error", "message"), map(astuple, failures))
 
 
 @contextmanager
 def worker_pool(
     n_workers: int, *, set_up: Callable[[], None] = lambda: None, when_killed: str
 ) -> Iterator[ProcessPoolExecutor]:
-    """Give a pool of processes, and end them afterwards whatever happens.
+    """Provide a pool of processes, and end them afterwards whatever happens.
 
-    Work that has begun is finished first; work that waits is dropped. The processes leave Ctrl-C to
-    this one, and end when it is killed.
+    Work that has begun is finished first; work that waits is dropped. The processes ignore Ctrl-C,
+    which this process handles, and end when this process is killed.
 
     Args:
-        n_workers: Processes; started as there is work.
+        n_workers: Processes; they are started when there is work.
         set_up: Called once in each of them; must be picklable where processes are not forked.
-        when_killed: What to do if the system ends one, for the message.
+        when_killed: What to do if the system kills one, for the message.
 
     Raises:
         EnvironmentalError: A process died.
@@ -46,7 +150,7 @@ def worker_pool(
 
 
 def _begin(set_up: Callable[[], None]) -> None:
-    # forked processes inherit handlers, such as a trainer's that take note and go on
+    # forked processes inherit handlers, such as those of a trainer, which do not end the process
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -54,78 +158,25 @@ def _begin(set_up: Callable[[], None]) -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process when its parent is gone: it would wait for work for ever."""
+    """End this process when its parent is gone; otherwise it would wait for work for ever."""
     parent = parent_process()
     if parent is not None:
         parent.join()
         os._exit(1)
 
 
-Result = TypeVar("Result")
-
-
-class OfCase(Protocol):
-    """Anything that belongs to a case."""
-
-    @property
-    def case_id(self) -> str:
-        """The case."""
-
-
-Item = TypeVar("Item", bound=OfCase)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Failure:
-    """A case that could not be dealt with."""
-
-    case_id: str
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Attempts(Generic[Result]):
-    """What became of every case."""
-
-    results: tuple[Result, ...]
-    """In the order of the cases."""
-    failures: tuple[Failure, ...]
-
-
-def attempt_all(
-    function: Callable[[Item], Result],
+def _attempts(
+    attempt: Callable[[Item], Result | Failure],
     items: Sequence[Item],
-    what: str,
-    *,
     n_workers: int,
-    track: Track,
-) -> Attempts[Result]:
-    """Apply a function to every case, in this process if there are no workers.
-
-    Raises:
-        EnvironmentalError: A process was killed.
-    """
-    done = track(
-        _outcomes(partial(_attempt, function), items, n_workers), what=what, total=len(items)
-    )
-    outcomes = list(done)
-    failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
-    results = [outcome for outcome in outcomes if not isinstance(outcome, Failure)]
-    return Attempts(results=tuple(results), failures=tuple(failures))
-
-
-def _outcomes(
-    attempt: Callable[[Item], Result | Failure], items: Sequence[Item], n_workers: int
+    when_killed: str,
 ) -> Iterator[Result | Failure]:
     if n_workers == 0:
         yield from map(attempt, items)
         return
-    with worker_pool(n_workers, when_killed="Use fewer workers.") as pool:
+    with worker_pool(n_workers, when_killed=when_killed) as pool:
         yield from pool.map(attempt, items)
 
 
 def _attempt(function: Callable[[Item], Result], item: Item) -> Result | Failure:
-    try:
-        return function(item)
-    except CaseError as error:
-        return Failure(case_id=item.case_id, reason=str(error))
+    return attempt_case(item.case_id, lambda: function(item))

@@ -68,7 +68,7 @@ class PackedFile:
         except OSError as error:
             raise self._unreadable(error) from error
 
-    def loss_reduction(self, packed: bytes, n_bytes: int) -> bytes:
+    def head_of(self, packed: bytes, n_bytes: int) -> bytes:
         """Return the same as `read_head`, from what `read_bytes` read."""
         return self._head(BytesIO(packed), n_bytes)
 
@@ -223,9 +223,33 @@ def read_volume(path: Path, *, case_id: str, volume: int | None = None) -> Volum
     Raises:
         CaseError: The file is empty, damaged, not NIfTI, or has other axes than asked for.
     """
+    packed = read_packed(path, case_id=case_id)
+    return unpack_volume(packed, path, case_id=case_id, volume=volume)
+
+
+def read_label_map(path: Path, *, case_id: str) -> Volume:
+    """Read a label map as uint8; whole numbers may be stored in any type.
+
+    Raises:
+        CaseError: As `read_volume`, and for fractions, negative values and values over 255.
+    """
+    packed = read_packed(path, case_id=case_id)
+    return unpack_label_map(packed, path, case_id=case_id)
+
+
+def read_packed(path: Path, *, case_id: str) -> bytes:
+    """Read a file as it is on the disk, without decompressing it.
+
+    Raises:
+        CaseError: The file cannot be read.
+    """
+    return PackedFile(case_id=case_id, path=path).read_bytes()
+
+
+def unpack_volume(packed: bytes, path: Path, *, case_id: str, volume: int | None = None) -> Volume:
+    """Return the volume in the bytes of a file, as `read_volume` does."""
     file = PackedFile(case_id=case_id, path=path)
-    packed = file.read_bytes()
-    header = _parse_header(file.loss_reduction(packed, _HEADER_BYTES), file)
+    header = _parse_header(file.head_of(packed, _HEADER_BYTES), file)
     geometry = _geometry(header, volume, file)
     content = file.unpack(packed, _data_end(header))
     dtype, n_voxels = header.get_data_dtype(), math.prod(geometry.shape)
@@ -239,15 +263,10 @@ def read_volume(path: Path, *, case_id: str, volume: int | None = None) -> Volum
     return Volume(array=array, geometry=geometry, file=path.name)
 
 
-def read_label_map(path: Path, *, case_id: str) -> Volume:
-    """Read a label map as uint8; whole numbers may be stored in any type.
-
-    Raises:
-        CaseError: As `read_volume`, and for fractions, negative values and values over 255.
-    """
-    volume = read_volume(path, case_id=case_id)
-    file = PackedFile(case_id=case_id, path=path)
-    labels = _to_labels(volume.array, file)
+def unpack_label_map(packed: bytes, path: Path, *, case_id: str) -> Volume:
+    """Return the label map in the bytes of a file, as `read_label_map` does."""
+    volume = unpack_volume(packed, path, case_id=case_id)
+    labels = _to_labels(volume.array, PackedFile(case_id=case_id, path=path))
     labels.flags.writeable = False
     return Volume(array=labels, geometry=volume.geometry, file=volume.file)
 

@@ -102,7 +102,7 @@ def print_remarks(evaluation: "Evaluation", prediction: Path) -> None:
     for case_id in evaluation.missing:
         print(f"{case_id}: no prediction, scored as the worst there is")
     for failure in evaluation.failures:
-        print(f"{failure.case_id}: not scored: {failure.reason}")
+        print(f"{failure.case_id}: not scored: {failure.message}")
     for case_id in evaluation.without_reference:
         print(f"{case_id}: no reference, passed over")
 

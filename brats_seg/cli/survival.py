@@ -62,9 +62,10 @@ def features(
     some cases failed, listed in failures.csv beside the table.
     """
     from brats_seg.cases.clinical import read_clinical_tables, with_clinical
+    from brats_seg.cases.many import write_failures
     from brats_seg.data.fold import open_index, prepared_path_of
     from brats_seg.runtime.device import choose_device
-    from brats_seg.survival.features import extract_features, write_failures, write_origin
+    from brats_seg.survival.features import extract_features, write_origin
     from brats_seg.survival.leakage import People
     from brats_seg.survival.networks import Networks
     from brats_seg.survival.table import write_features

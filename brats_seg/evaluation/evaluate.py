@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from brats_seg.cases.case import check_one_grid, have_one_grid
-from brats_seg.cases.conventions import check_values, find_conventions
+from brats_seg.cases.case import check_one_grid, have_one_grid, label_values_of
+from brats_seg.cases.conventions import LabelContent, check_values, resolve_all
 from brats_seg.cases.folders import walk_folders
 from brats_seg.cases.layouts import LABEL, parse_file_name
-from brats_seg.cases.many import Failure, attempt_all
+from brats_seg.cases.many import Failure, map_cases
 from brats_seg.cases.nifti import Volume, read_label_map
 from brats_seg.errors import LayoutError, UsageError
 from brats_seg.evaluation.lesionwise import LesionScores, Scale, score_lesions
@@ -198,10 +198,10 @@ def score_pair(pair: Pair, numbering: PairConventions, protocol: Protocol) -> Ca
     return CaseScores(scores=_scored(pair.case_id, sides, protocol, scale), remark=remark)
 
 
-def label_values(path: Path, case_id: str) -> frozenset[int]:
-    """Return the values that occur in a label map, or raise `CaseError` if it cannot be read."""
-    array = read_label_map(path, case_id=case_id).array
-    return frozenset(np.flatnonzero(np.bincount(array.ravel(order="K"))).tolist())
+def label_content(path: Path, case_id: str) -> LabelContent:
+    """Return the shape and the values of a label map, or raise `CaseError` if it cannot be read."""
+    label = read_label_map(path, case_id=case_id)
+    return LabelContent(shape=label.geometry.shape, values=label_values_of(label.array))
 
 
 def _check_grids(case_id: str, reference: Volume, prediction: Volume) -> str:
@@ -342,7 +342,7 @@ def evaluate_pairs(
     pairing: Pairing, protocol: Protocol, *, n_workers: int = 0, track: Track = untracked
 ) -> Evaluation:
     """Score predictions whose references are known, as `evaluate_folders` does."""
-    attempt = partial(attempt_all, n_workers=n_workers, track=track)
+    attempt = partial(map_cases, n_workers=n_workers, track=track)
     read = attempt(_read_values, pairing.pairs, "reading label maps")
     tasks = _numbered(read.results, protocol)
     scored = attempt(partial(_score, protocol=protocol), tasks, "scoring")
@@ -363,12 +363,12 @@ def evaluate_pairs(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _ReadPair:
-    """A pair, and the label values that occur in it."""
+    """A pair, and the content of its label maps."""
 
     pair: Pair
-    in_reference: frozenset[int]
-    in_prediction: frozenset[int]
-    """Empty if there is no prediction."""
+    in_reference: LabelContent
+    in_prediction: LabelContent | None
+    """None if there is no prediction."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -384,27 +384,36 @@ class _Task:
         return self.read.pair.case_id
 
 
+_NOTHING = LabelContent(shape=(0, 0, 0), values=frozenset())
+"""Content of a prediction that is missing."""
+
+
 def _read_values(pair: Pair) -> _ReadPair:
     predicted = pair.prediction
     return _ReadPair(
         pair=pair,
-        in_reference=label_values(pair.reference, pair.case_id),
-        in_prediction=label_values(predicted, pair.case_id) if predicted else frozenset(),
+        in_reference=label_content(pair.reference, pair.case_id),
+        in_prediction=label_content(predicted, pair.case_id) if predicted else None,
     )
 
 
 def _numbered(read: Sequence[_ReadPair], protocol: Protocol) -> tuple[_Task, ...]:
-    references = find_conventions(
-        {one.pair.case_id: one.in_reference for one in read}, protocol.labels
+    declared = protocol.labels.name if protocol.labels else ""
+    references = resolve_all(
+        {one.pair.case_id: one.in_reference for one in read}, declared=declared
     )
-    predictions = find_conventions(
-        {one.pair.case_id: one.in_prediction for one in read}, protocol.labels
+    predictions = resolve_all(
+        {one.pair.case_id: one.in_prediction or _NOTHING for one in read}, declared=declared
     )
     return tuple(
-        _Task(read=one, numbering=PairConventions(reference=reference, prediction=prediction))
-        for one, reference, prediction in zip(
-            read, references.values(), predictions.values(), strict=True
+        _Task(
+            read=one,
+            numbering=PairConventions(
+                reference=references[one.pair.case_id].convention,
+                prediction=predictions[one.pair.case_id].convention,
+            ),
         )
+        for one in read
     )
 
 
@@ -412,8 +421,8 @@ def _score(task: _Task, protocol: Protocol) -> CaseScores:
     pair, numbering = task.read.pair, task.numbering
     # both sides may have one file name
     where = f"{pair.case_id} (reference {pair.reference.name})"
-    check_values(task.read.in_reference, numbering.reference, where)
-    if pair.prediction is not None:
+    check_values(task.read.in_reference.values, numbering.reference, where)
+    if pair.prediction is not None and task.read.in_prediction is not None:
         where = f"{pair.case_id} (prediction {pair.prediction.name})"
-        check_values(task.read.in_prediction, numbering.prediction, where)
+        check_values(task.read.in_prediction.values, numbering.prediction, where)
     return score_pair(pair, numbering, protocol)

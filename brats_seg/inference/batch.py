@@ -5,7 +5,6 @@ how the case ended. An error of a case ends that case; an error of the machine o
 ends the batch.
 """
 
-import logging
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,17 +15,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
 
-from brats_seg.cases.inputs import CaseInput, find_inputs
-from brats_seg.data.store import contents_of
-from brats_seg.errors import BratsError, CaseError, EnvironmentalError, UsageError
+from brats_seg.cases.case import Case, read_case_files
+from brats_seg.cases.inputs import find_inputs
+from brats_seg.cases.many import Failure, attempt_case
+from brats_seg.errors import BratsError, UsageError
 from brats_seg.inference.cluster import MAX_KILLED_WORKERS, cluster_results
 from brats_seg.inference.output import OutputFolder, Record, key_of
 from brats_seg.inference.predict import CaseResult, Predictor
 from brats_seg.inference.scan import Scan, read_scan
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
 from brats_seg.progress import Track, untracked
-
-log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -121,7 +119,7 @@ def predict_folder(
 
 
 def predict_cases(
-    cases: Sequence[CaseInput],
+    cases: Sequence[Case],
     models: Sequence[Path],
     output: Path,
     settings: PredictionSettings = DEFAULT_SETTINGS,
@@ -149,9 +147,9 @@ def predict_cases(
         return finish_batch(outcomes, folder, len(cases), on_case=on_case, track=track)
 
 
-def check_apart(inputs: Sequence[CaseInput], output: OutputFolder) -> None:
+def check_apart(inputs: Sequence[Case], output: OutputFolder) -> None:
     """Raise `UsageError` if results would be written among the scans, and perhaps over one."""
-    places = {(one.root / scan.path).resolve().parent for one in inputs for scan in one.case.images}
+    places = {case.path_of(scan).resolve().parent for case in inputs for scan in case.images}
     if output.path.resolve() in places:
         msg = f"{output.path} holds scans: give another folder for the results with --output"
         raise UsageError(msg)
@@ -219,17 +217,17 @@ class CaseWork:
     earlier: Mapping[str, Record]
     """Records of earlier batches, by case id."""
 
-    def run(self, case_input: CaseInput) -> CaseOutcome:
+    def run(self, case: Case) -> CaseOutcome:
         """Do all three stages."""
-        read = self.read(case_input)
+        read = self.read(case)
         if isinstance(read, CaseOutcome):
             return read
         predicted = self.predict(read)
         return predicted if isinstance(predicted, CaseOutcome) else self.write(predicted)
 
-    def read(self, case_input: CaseInput) -> ReadCase | CaseOutcome:
+    def read(self, case: Case) -> ReadCase | CaseOutcome:
         """Read and check a case, unless it is finished."""
-        return self._attempt(case_input.case.case_id, lambda: self._read(case_input))
+        return self._attempt(case.case_id, lambda: self._read(case))
 
     def predict(self, read: ReadCase) -> PredictedCase | CaseOutcome:
         """Segment a case."""
@@ -242,25 +240,18 @@ class CaseWork:
         """Write the files of a case."""
         return self._attempt(predicted.result.case_id, lambda: self._write(predicted))
 
-    def _read(self, case_input: CaseInput) -> ReadCase | CaseOutcome:
+    def _read(self, case: Case) -> ReadCase | CaseOutcome:
         started_s = time.monotonic()
-        case = case_input.case
         if case.problems:
             return self._failed(case.case_id, "CaseError", "; ".join(case.problems))
-        try:
-            inputs = contents_of(case_input.root, case.images)
-        except OSError as error:
-            found = f"that it cannot be read ({error.strerror})"
-            next_step = "Check its name, its rights and the disk."
-            raise CaseError(
-                case.case_id, str(error.filename), found, "a scan", next_step
-            ) from error
-        key = key_of(inputs, self.predictor.model.fingerprint, self.predictor.settings)
+        files = read_case_files(case, with_label=False)
+        key = key_of(files.contents, self.predictor.model.fingerprint, self.predictor.settings)
         earlier = self.earlier.get(case.case_id)
         if earlier is not None and self.output.is_finished(earlier, key):
             return CaseOutcome(record=earlier, is_new=False)
-        scan = read_scan(case_input, self.predictor.spacing_mm)
-        return ReadCase(scan=scan, inputs=inputs, key=key, seconds=time.monotonic() - started_s)
+        scan = read_scan(case, self.predictor.spacing_mm, files=files)
+        seconds = time.monotonic() - started_s
+        return ReadCase(scan=scan, inputs=files.contents, key=key, seconds=seconds)
 
     def _write(self, predicted: PredictedCase) -> CaseOutcome:
         read, result = predicted.read, predicted.result
@@ -283,29 +274,18 @@ class CaseWork:
         return CaseOutcome(record=record)
 
     def _attempt(self, case_id: str, stage: Callable[[], Result]) -> Result | CaseOutcome:
-        try:
-            return stage()
-        except (EnvironmentalError, UsageError):
-            raise
-        except CaseError as error:
-            return self._failed(case_id, type(error).__name__, str(error))
-        except Exception as error:
-            # no scan may stop the batch; the log has the traceback
-            log.exception("case %s", case_id)
-            message = (
-                f"case {case_id}: {error}. This is a mistake of the program: please report it."
-            )
-            return self._failed(case_id, type(error).__name__, message)
+        result = attempt_case(case_id, stage)
+        if isinstance(result, Failure):
+            return self._failed(case_id, result.error, result.message)
+        return result
 
     def _failed(self, case_id: str, error: str, message: str) -> CaseOutcome:
-        return CaseOutcome(
-            record=_failure(
-                case_id, error, message, self.predictor.model.fingerprint, self.predictor.settings
-            )
-        )
+        fingerprint = self.predictor.model.fingerprint
+        record = _failure(case_id, error, message, fingerprint, self.predictor.settings)
+        return CaseOutcome(record=record)
 
 
-def local_outcomes(inputs: Sequence[CaseInput], work: CaseWork) -> Generator[CaseOutcome]:
+def local_outcomes(inputs: Sequence[Case], work: CaseWork) -> Generator[CaseOutcome]:
     """Predict cases in this process: one is predicted while the next is read and the last written."""
     with _one_thread() as reader, _one_thread() as writer:
         writing: Future[CaseOutcome] | None = None
@@ -330,7 +310,7 @@ class Job:
 
 
 def cluster_outcomes(
-    inputs: Sequence[CaseInput], job: Job, executor: Executor
+    inputs: Sequence[Case], job: Job, executor: Executor
 ) -> Generator[CaseOutcome]:
     """Predict cases on a cluster, in the order in which they are finished.
 
@@ -345,18 +325,18 @@ def cluster_outcomes(
         scheduler=executor.scheduler,
     )
     with closing(results):
-        for case_input, result in results:
+        for case, result in results:
             outcome = result
             if isinstance(outcome, BaseException):
-                outcome = _lost(case_input.case.case_id, outcome, job)
+                outcome = _lost(case.case_id, outcome, job)
             if outcome.is_new:
                 output.append(outcome.record)
             yield outcome
 
 
-def run_case(case_input: CaseInput, job: Job) -> CaseOutcome:
+def run_case(case: Case, job: Job) -> CaseOutcome:
     """Do one case in a worker."""
-    return _work(job).run(case_input)
+    return _work(job).run(case)
 
 
 @lru_cache(maxsize=1)
@@ -384,13 +364,13 @@ def _lost(case_id: str, error: BaseException, job: Job) -> CaseOutcome:
 
 
 def _read_ahead(
-    inputs: Sequence[CaseInput], work: CaseWork, reader: ThreadPoolExecutor
+    inputs: Sequence[Case], work: CaseWork, reader: ThreadPoolExecutor
 ) -> Iterator[ReadCase | CaseOutcome]:
     coming: Future[ReadCase | CaseOutcome] | None = None
-    for case_input in (*inputs, None):
+    for case in (*inputs, None):
         # submitted before the last one is yielded, so that it is read while that is predicted
         ready = coming
-        coming = None if case_input is None else reader.submit(work.read, case_input)
+        coming = None if case is None else reader.submit(work.read, case)
         if ready is not None:
             yield ready.result()
 

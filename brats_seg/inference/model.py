@@ -8,7 +8,7 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
-from brats_seg.cases.conventions import detect_convention
+from brats_seg.cases.conventions import resolve
 from brats_seg.config import Config
 from brats_seg.errors import UsageError
 from brats_seg.inference.settings import PredictionSettings
@@ -29,8 +29,6 @@ from brats_seg.runtime.weights import (
 )
 
 Triple: TypeAlias = tuple[int, int, int]
-
-_OPEN_RELEASES = ("unknown", "nnunet")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -75,10 +73,11 @@ class Model:
         """
         if settings.labels is not None:
             return convention_named(settings.labels)
-        if release in _OPEN_RELEASES or release.endswith("-ped"):
-            taught = self.identity.conventions
-            return convention_named(taught[0]) if len(taught) == 1 else BRATS2023
-        return detect_convention(release=release, values=())
+        found = resolve(release=release, shape=None, values=())
+        if not found.is_open:
+            return found.convention
+        own = self.identity.conventions
+        return convention_named(own[0]) if len(own) == 1 else BRATS2023
 
 
 def load_model(paths: Sequence[Path], device: Device) -> Model:

@@ -16,17 +16,19 @@ never saw it.
 # DOC inference/tuned: What tuning found, as a value and on disk: the identity with the weights, the account beside them.
 
 import hashlib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import TypeAdapter, ValidationError
 
-from brats_seg.cases.many import attempt_all
+from brats_seg.cases.many import map_cases
 from brats_seg.errors import CaseProblemsError, ConfigError
 from brats_seg.evaluation.lesionwise import Scale, score_lesions
 from brats_seg.evaluation.overlap import count_regions, dice
@@ -39,12 +41,18 @@ from brats_seg.evaluation.significance import (
     gain_of,
 )
 from brats_seg.files import whole_file
-from brats_seg.inference.out_of_fold import HeldOut, OutOfFoldPrediction, predict_held_out, words
+from brats_seg.inference.out_of_fold import (
+    HeldOut,
+    OutOfFoldPrediction,
+    open_held_out,
+    predict_held_out,
+    words,
+)
 from brats_seg.inference.postprocess import decode_regions
 from brats_seg.labels import REGIONS
 from brats_seg.models.build import size_multiple
 from brats_seg.progress import Track, untracked
-from brats_seg.runtime.device import Device
+from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.weights import Decoding, FittedPrediction, Window, store_fitted
 
 ENLARGEMENTS = (1.5, 2.0)
@@ -189,6 +197,40 @@ def metric_named(name: str, task: str) -> Protocol:
     return protocol_named("legacy" if name == "dice" else "lesionwise2023", task)
 
 
+def tune_runs(
+    runs: Sequence[Path],
+    *,
+    prepared_path: Path,
+    metric: str = "dice",
+    task: str = "GLI",
+    device: str = "auto",
+    precision: str = "auto",
+    track: Track = untracked,
+) -> Tuning:
+    """Fit window, thresholds and smallest volumes on held-out cases, and store them with the weights.
+
+    Args:
+        runs: Folders of runs that are to be averaged; each predicts the cases held out of it.
+        prepared_path: Folder of the prepared cases that the runs were trained on.
+        metric: `dice` or `lesionwise`.
+        task: GLI, SSA, MEN, MET or PED, which decides the parameters of `lesionwise`.
+        device: `auto`, `cpu`, `cuda`, `cuda:1` or `mps`.
+        precision: `auto`, `fp32`, `fp16` or `bf16`.
+        track: Shows the progress.
+
+    Raises:
+        UsageError: A folder is no run, or the runs were trained on other cases.
+        CaseError: A case cannot be predicted.
+        EnvironmentalError: The device is not there, a process was killed, or the disk is full.
+    """
+    protocol = metric_named(metric, task)
+    where = choose_device(device, precision)
+    held_out = [open_held_out(run, prepared_path) for run in dict.fromkeys(runs)]
+    tuning = tune(held_out, protocol, where, n_workers=os.cpu_count() or 1, track=track)
+    store_tuning(tuning, held_out)
+    return tuning
+
+
 def tune(
     held_out: Sequence[HeldOut],
     protocol: Protocol,
@@ -311,9 +353,9 @@ def _scores(
 ) -> Scores:
     """Return scores (decodings, cases, regions)."""
     score = partial(_score_case, decodings=decodings, protocol=protocol)
-    done = attempt_all(score, cases, "fitting", n_workers=n_workers, track=track)
+    done = map_cases(score, cases, "fitting", n_workers=n_workers, track=track)
     if done.failures:
-        raise CaseProblemsError([f"{one.case_id}: {one.reason}" for one in done.failures])
+        raise CaseProblemsError([f"{one.case_id}: {one.message}" for one in done.failures])
     return np.stack(done.results, axis=1)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from brats_seg.cases.case import Case, check_one_grid, check_volumes
-from brats_seg.cases.conventions import check_values, detect_convention
+from brats_seg.cases.conventions import check_values, resolve
 from brats_seg.cases.discovery import find_cases
 from brats_seg.cases.nifti import Geometry, oriented, read_label_map, read_volume
 from brats_seg.errors import CaseError, CaseProblemsError, UsageError
@@ -18,7 +18,6 @@ from brats_seg.labels import (
     LabelConvention,
     LabelMap,
     RegionMasks,
-    convention_named,
     regions_of,
 )
 from brats_seg.report.sections import Image, Spacing
@@ -158,11 +157,9 @@ def _chosen(cases: tuple[Case, ...], root: Path, case_id: str | None) -> Case:
 
 def _labelled(view: CaseView, label_map: LabelMap, file: str, labels: str | None) -> Labelled:
     values = {int(value) for value in np.flatnonzero(np.bincount(label_map.ravel()))}
-    convention = (
-        convention_named(labels)
-        if labels
-        else detect_convention(release=view.release, values=values)
-    )
+    convention = resolve(
+        release=view.release, shape=view.geometry.shape, values=values, declared=labels or ""
+    ).convention
     check_values(values, convention, f"{view.case_id} ({file})")
     return Labelled(label_map=label_map, convention=convention)
 

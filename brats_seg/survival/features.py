@@ -1,17 +1,15 @@
 """The features of many cases: scans in, a row of numbers for each out."""
 
-import csv
 import json
-import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
 from brats_seg.cases.case import Case, CaseIndex, ScanFile
-from brats_seg.cases.inputs import CaseInput
+from brats_seg.cases.many import Failure, map_cases
 from brats_seg.cases.nifti import read_label_map
-from brats_seg.errors import CaseError, EnvironmentalError, UsageError
+from brats_seg.errors import CaseError, UnusableCaseError, UsageError
 from brats_seg.files import whole_file
 from brats_seg.inference.scan import Scan, read_scan
 from brats_seg.labels import convention_named
@@ -27,18 +25,8 @@ from brats_seg.survival.radiomics import (
 )
 from brats_seg.survival.table import AGE, FeatureRow
 
-log = logging.getLogger(__name__)
-
 REFERENCE, PREDICTION = "reference", "prediction"
 """Where a label map came from."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Failure:
-    """A case that has no row."""
-
-    case_id: str
-    message: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,17 +54,13 @@ def extract_features(
     if predicted and networks.segmenter is None:
         msg = "predicted label maps were asked for; expected a run to predict them: --segmentation"
         raise UsageError(msg)
-    rows, failures = [], []
-    for case in track(index.cases, what="features", total=len(index.cases)):
-        ending = _attempt(index.root, case, networks, predicted=predicted)
-        if isinstance(ending, Failure):
-            failures.append(ending)
-        else:
-            rows.append(ending)
-    return Extraction(rows=tuple(rows), failures=tuple(failures))
+    extract = partial(extract_row, networks=networks, predicted=predicted)
+    # the networks are in this process
+    done = map_cases(extract, index.cases, "features", n_workers=0, track=track)
+    return Extraction(rows=done.results, failures=done.failures)
 
 
-def extract_row(root: Path, case: Case, networks: Networks, *, predicted: bool) -> FeatureRow:
+def extract_row(case: Case, networks: Networks, *, predicted: bool) -> FeatureRow:
     """Measure one case.
 
     Raises:
@@ -84,14 +68,13 @@ def extract_row(root: Path, case: Case, networks: Networks, *, predicted: bool) 
             what the network expects.
     """
     if case.problems:
-        files = " and ".join(map(str, case.images)) or "(none)"
-        raise CaseError(case.case_id, files, "; ".join(case.problems), "a case", "Mend it.")
-    scan = read_scan(CaseInput(root=root.absolute(), case=case), networks.spacing_mm)
+        raise UnusableCaseError(case.case_id, case.problems)
+    scan = read_scan(case, networks.spacing_mm)
     keys = networks.people.keys(case.case_id, case.patient_id)
     tumour, seen = (
         _of_prediction(case, scan, networks, keys)
         if predicted or case.label is None
-        else (_of_reference(root, case, case.label, scan), None)
+        else (_of_reference(case, case.label, scan), None)
     )
     latent = [
         feature
@@ -116,18 +99,6 @@ def extract_row(root: Path, case: Case, networks: Networks, *, predicted: bool) 
     )
 
 
-def write_failures(failures: Sequence[Failure], path: Path) -> None:
-    """Write a row for each failed case as CSV, or the header alone.
-
-    Raises:
-        EnvironmentalError: The file cannot be written.
-    """
-    with whole_file(path) as beside, beside.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("case_id", "message"))
-        writer.writerows((failure.case_id, failure.message) for failure in failures)
-
-
 def write_origin(index: CaseIndex, networks: Networks, path: Path) -> None:
     """Write down as JSON what a table of features was made from.
 
@@ -144,26 +115,8 @@ def write_origin(index: CaseIndex, networks: Networks, path: Path) -> None:
         beside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _attempt(
-    root: Path, case: Case, networks: Networks, *, predicted: bool
-) -> FeatureRow | Failure:
-    try:
-        return extract_row(root, case, networks, predicted=predicted)
-    except (EnvironmentalError, UsageError):
-        raise
-    except CaseError as error:
-        return Failure(case_id=case.case_id, message=str(error))
-    except Exception as error:
-        # whatever a scan brings about, the others are measured; the trace tells where it was
-        log.exception("case %s", case.case_id)
-        message = (
-            f"case {case.case_id}: {error}. This is a mistake of the program: please report it."
-        )
-        return Failure(case_id=case.case_id, message=message)
-
-
-def _of_reference(root: Path, case: Case, label: ScanFile, scan: Scan) -> Tumour:
-    labels = read_label_map(root / label.path, case_id=case.case_id)
+def _of_reference(case: Case, label: ScanFile, scan: Scan) -> Tumour:
+    labels = read_label_map(case.path_of(label), case_id=case.case_id)
     return tumour_of(scan, labels, convention_named(case.label_convention))
 
 

@@ -1,0 +1,229 @@
+"""Loading a case: what is read, what is checked, what is found out."""
+
+import hashlib
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from brats_seg.cases.case import Case, load_case, read_case_files
+from brats_seg.cases.discovery import find_cases
+from brats_seg.cases.index import index_cases
+from brats_seg.errors import CaseError, ConfigError, LabelError, UnusableCaseError
+from brats_seg.labels import BRATS2024, MODALITIES, MSD
+from tests.bad_cases import BAD_IDS, FOUND, break_in_ten_ways
+from tests.builders import (
+    BRATS_AFFINE,
+    SHAPE,
+    make_label_map,
+    make_volumes,
+    write_case,
+    write_nifti,
+)
+
+LEGACY_SUFFIXES = ("t1", "t1ce", "t2", "flair", "seg")
+
+
+def written(root: Path, case_id: str = "BraTS2021_00000", **values: object) -> Case:
+    write_case(root, case_id, **values)
+    (case,) = find_cases(root).cases
+    return case
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each file has been read."""
+    counts: Counter[str] = Counter()
+    read_bytes = Path.read_bytes
+
+    def counted(path: Path) -> bytes:
+        counts[path.name] += 1
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", counted)
+    return counts
+
+
+def test_a_case_knows_where_its_files_are(tmp_path: Path) -> None:
+    case = written(tmp_path)
+
+    assert case.root == tmp_path
+    assert all(case.path_of(scan).is_file() for scan in case.images)
+
+
+def test_volumes_come_in_the_order_of_the_modalities(tmp_path: Path) -> None:
+    loaded = load_case(written(tmp_path))
+
+    for volume, expected in zip(loaded.volumes, make_volumes(), strict=True):
+        np.testing.assert_array_equal(volume.array, expected)
+    assert loaded.label is not None
+    np.testing.assert_array_equal(loaded.label.array, make_label_map())
+    assert loaded.release == "brats2021"
+    assert loaded.convention is not None
+    assert loaded.convention.name == "brats2017"
+
+
+def test_a_case_is_turned_to_the_axes_of_brats(tmp_path: Path) -> None:
+    folder = write_case(tmp_path)
+    flipped = BRATS_AFFINE @ np.diag([-1, 1, 1, 1])
+    flipped[:3, 3] += BRATS_AFFINE[:3, 0] * (SHAPE[0] - 1)
+    arrays = [*make_volumes(), make_label_map()]
+    for suffix, array in zip(LEGACY_SUFFIXES, arrays, strict=True):
+        write_nifti(folder / f"{folder.name}_{suffix}.nii.gz", array[::-1], flipped)
+
+    loaded = load_case(find_cases(tmp_path).cases[0])
+
+    np.testing.assert_array_equal(loaded.volumes[0].array, arrays[0])
+    np.testing.assert_array_equal(loaded.label.array, arrays[-1])
+    np.testing.assert_allclose(loaded.volumes[0].geometry.affine, BRATS_AFFINE)
+    np.testing.assert_allclose(loaded.geometry.affine, flipped)
+
+
+def test_every_file_is_read_once(tmp_path: Path, reads: Counter[str]) -> None:
+    case = written(tmp_path)
+
+    load_case(case)
+
+    names = [f"BraTS2021_00000_{suffix}.nii.gz" for suffix in LEGACY_SUFFIXES]
+    assert reads == dict.fromkeys(names, 1)
+
+
+def test_files_that_were_read_are_not_read_again(tmp_path: Path, reads: Counter[str]) -> None:
+    case = written(tmp_path)
+
+    load_case(case, files=read_case_files(case))
+
+    assert set(reads.values()) == {1}
+
+
+def test_the_label_map_is_left_alone_where_it_is_not_wanted(
+    tmp_path: Path, reads: Counter[str]
+) -> None:
+    loaded = load_case(written(tmp_path), with_label=False)
+
+    assert loaded.label is None
+    assert loaded.convention is None
+    assert not reads["BraTS2021_00000_seg.nii.gz"]
+    assert len(loaded.contents) == len(MODALITIES)
+
+
+def test_a_file_of_four_volumes_is_read_once(tmp_path: Path, reads: Counter[str]) -> None:
+    case = write_decathlon_case(tmp_path)
+
+    loaded = load_case(case)
+
+    assert reads["BRATS_001.nii.gz"] == 2  # the volumes, and the label map of the same name
+    for volume, expected in zip(loaded.volumes, make_volumes(), strict=True):
+        np.testing.assert_array_equal(volume.array, expected)
+    assert loaded.convention is not None
+    assert loaded.convention.name == "msd"
+
+
+def test_contents_are_hashes_of_the_files(tmp_path: Path) -> None:
+    case = written(tmp_path)
+    scans = (*case.images, case.label)
+
+    expected = [hashlib.sha256(case.path_of(scan).read_bytes()).hexdigest() for scan in scans]
+
+    assert load_case(case).contents == tuple(f"{digest}#None" for digest in expected)
+
+
+@pytest.mark.parametrize(
+    ("values", "stored"), [((0, 1, 2, 4), {3: 4}), ((0, 1, 2, 3, 4), {}), ((0, 1, 2, 3), {4: 3})]
+)
+def test_a_gli_case_of_the_2024_shape_is_of_2024(
+    tmp_path: Path, values: tuple[int, ...], stored: dict[int, int]
+) -> None:
+    """Index and `load_case` agree, whichever of the values occur."""
+    case_id = "BraTS-GLI-00001-000"
+    shape = (182, 218, 182)
+    rng = np.random.default_rng(0)
+    folder = tmp_path / case_id
+    for modality in MODALITIES:
+        image = np.zeros(shape, np.int16)
+        image[80:90, 80:90, 80:90] = rng.integers(1, 900, (10, 10, 10))
+        write_nifti(folder / f"{case_id}-{modality}.nii", image)
+    label_map = np.zeros(shape, np.uint8)
+    label_map[80, 80, : len(values)] = values
+    write_nifti(folder / f"{case_id}-seg.nii", label_map)
+
+    (found,) = find_cases(tmp_path).cases
+    loaded = load_case(found)
+    (indexed,) = index_cases(tmp_path).cases
+
+    assert loaded.label is not None
+    assert (loaded.release, loaded.convention) == ("brats2024-gli", BRATS2024)
+    assert (indexed.release, indexed.label_convention) == ("brats2024-gli", "brats2024")
+    assert indexed.usable
+    assert load_case(indexed).convention == BRATS2024
+
+
+@pytest.mark.parametrize("number", range(10))
+def test_bad_cases_are_refused(tmp_path: Path, number: int) -> None:
+    break_in_ten_ways(tmp_path)
+    cases = {case.case_id: case for case in find_cases(tmp_path).cases}
+
+    with pytest.raises(CaseError) as refused:
+        load_case(cases[BAD_IDS[number]])
+
+    assert FOUND[number] in str(refused.value)
+
+
+def test_t1c_that_equals_t1n_is_refused(tmp_path: Path) -> None:
+    folder = write_case(tmp_path)
+    native, contrast = (folder / f"{folder.name}_{name}.nii.gz" for name in ("t1", "t1ce"))
+    contrast.write_bytes(native.read_bytes())
+
+    with pytest.raises(CaseError, match="the same voxels for t1n and t1c"):
+        load_case(find_cases(tmp_path).cases[0])
+
+
+def test_a_file_that_is_gone_is_refused(tmp_path: Path) -> None:
+    case = written(tmp_path)
+    case.path_of(case.images[2]).unlink()
+
+    with pytest.raises(CaseError, match=r"_t2\.nii\.gz: found that it cannot be read"):
+        load_case(case)
+
+
+def test_a_case_with_problems_is_refused_with_all_of_them(tmp_path: Path) -> None:
+    case = replace(written(tmp_path), problems=("no t2w", "two label maps"))
+
+    with pytest.raises(UnusableCaseError, match=r"^no t2w; two label maps$"):
+        load_case(case)
+
+
+def test_an_unknown_label_value_is_refused(tmp_path: Path) -> None:
+    case = written(tmp_path)
+    label_map = make_label_map()
+    label_map[0, 0, 0] = 9
+    write_nifti(case.path_of(case.label), label_map)
+
+    with pytest.raises(LabelError, match=r"BraTS2021_00000_seg.*label values \[9\]"):
+        load_case(case)
+
+
+def test_the_convention_that_is_named_counts(tmp_path: Path) -> None:
+    case = written(tmp_path, convention=BRATS2024)
+
+    loaded = load_case(case, labels="brats2024")
+
+    assert loaded.convention == BRATS2024
+    with pytest.raises(ConfigError, match="'brats3' is unknown"):
+        load_case(case, labels="brats3")
+
+
+def write_decathlon_case(root: Path) -> Case:
+    """Write a case as the decathlon stores it: FLAIR, T1w, T1gd and T2w in one file."""
+    t1n, t1c, t2w, t2f = make_volumes()
+    write_nifti(root / "imagesTr" / "BRATS_001.nii.gz", np.stack([t2f, t1n, t1c, t2w], axis=-1))
+    write_nifti(root / "labelsTr" / "BRATS_001.nii.gz", make_label_map(convention=MSD))
+    (root / "dataset.json").write_text(
+        '{"modality": {"0": "FLAIR", "1": "T1w", "2": "t1gd", "3": "T2w"}, '
+        '"labels": {"0": "background", "1": "edema", "2": "non-enhancing tumor", '
+        '"3": "enhancing tumour"}}'
+    )
+    (case,) = find_cases(root).cases
+    return case

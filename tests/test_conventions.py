@@ -1,0 +1,69 @@
+"""Find the release and the label convention of cases and of folders of label maps."""
+
+import pytest
+
+from brats_seg.cases.conventions import LabelContent, resolve, resolve_all
+from brats_seg.errors import ConfigError
+
+SHAPE_2024 = (182, 218, 182)
+SHAPE = (240, 240, 155)
+CASE_2024 = "BraTS-GLI-00001-000"
+
+
+@pytest.mark.parametrize("values", [(0, 1, 2, 4), (0, 1, 2, 3, 4), (0, 1, 2, 3), (0, 1, 2), ()])
+def test_a_gli_case_of_the_2024_shape_is_of_2024_whatever_its_values(values: tuple[int]) -> None:
+    """Otherwise the resection cavity, 4, would be scored as enhancing tumour."""
+    found = resolve(release="brats2023-gli", shape=SHAPE_2024, values=values)
+
+    assert (found.release, found.convention.name) == ("brats2024-gli", "brats2024")
+    assert not found.is_open
+
+
+def test_without_a_shape_the_name_decides() -> None:
+    found = resolve(release="brats2023-gli", shape=None, values={0, 1, 2, 4})
+
+    assert (found.release, found.convention.name) == ("brats2023-gli", "brats2017")
+
+
+def test_the_2024_shape_says_nothing_about_other_releases() -> None:
+    found = resolve(release="brats-ssa", shape=SHAPE_2024, values={0, 1, 2, 3})
+
+    assert (found.release, found.convention.name) == ("brats-ssa", "brats2023")
+
+
+def test_a_declared_convention_is_taken_as_it_is() -> None:
+    found = resolve(release="brats2023-gli", shape=SHAPE_2024, values={1}, declared="msd")
+
+    assert (found.release, found.convention.name) == ("brats2024-gli", "msd")
+    assert not found.is_open
+
+
+def test_an_unknown_convention_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'brats1999' is unknown"):
+        resolve(release="unknown", shape=None, values=(), declared="brats1999")
+
+
+@pytest.mark.parametrize(
+    ("release", "values", "is_open"),
+    [
+        ("unknown", (0, 1, 2, 3), True),
+        ("nnunet", (0, 1, 2, 4), True),
+        ("brats-ped", (0, 1, 2, 3), True),
+        ("brats-ped", (0, 1, 2, 4), False),
+        ("brats2021", (0, 1, 2), False),
+        ("msd", (0, 1, 2, 3), False),
+    ],
+)
+def test_it_is_open_where_neither_name_nor_values_decide(
+    release: str, values: tuple[int, ...], is_open: bool
+) -> None:
+    assert resolve(release=release, shape=SHAPE, values=values).is_open is is_open
+
+
+@pytest.mark.parametrize("values", [{0, 1, 2, 4}, {0, 1, 2, 3, 4}])
+def test_the_shape_counts_in_folders_of_label_maps_too(values: set[int]) -> None:
+    content = LabelContent(shape=SHAPE_2024, values=frozenset(values))
+
+    found = resolve_all({CASE_2024: content})
+
+    assert found[CASE_2024].convention.name == "brats2024"

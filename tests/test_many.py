@@ -1,0 +1,149 @@
+"""A function over many cases: order, failures, processes."""
+
+import logging
+import os
+import signal
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from brats_seg.cases.case import Case
+from brats_seg.cases.many import Failure, attempt_case, map_cases, write_failures
+from brats_seg.errors import (
+    CaseError,
+    EnvironmentalError,
+    LabelError,
+    UnusableCaseError,
+    UsageError,
+)
+from brats_seg.progress import Item
+
+CASES = [Case(case_id=name, patient_id=name, release="unknown") for name in "abcd"]
+
+with_and_without_processes = pytest.mark.parametrize("n_workers", [0, 2])
+
+
+def shout(case: Case) -> str:
+    return case.case_id.upper()
+
+
+def refuse_b(case: Case) -> str:
+    if case.case_id == "b":
+        raise LabelError("b", "b.nii", "a 7", "no 7", "Correct it.")
+    return case.case_id.upper()
+
+
+def divide_by_zero(case: Case) -> float:
+    return 1 / "bcd".find(case.case_id)
+
+
+def no_disk(case: Case) -> str:
+    msg = "the disk is full"
+    raise EnvironmentalError(msg)
+
+
+def wrong_use(case: Case) -> str:
+    msg = "no such flag"
+    raise UsageError(msg)
+
+
+def die(case: Case) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@with_and_without_processes
+def test_results_are_in_the_order_of_the_cases(n_workers: int) -> None:
+    done = map_cases(shout, CASES, "shouting", n_workers=n_workers)
+
+    assert done.results == ("A", "B", "C", "D")
+    assert done.failures == ()
+
+
+@with_and_without_processes
+def test_a_case_that_fails_does_not_stop_the_others(n_workers: int) -> None:
+    done = map_cases(refuse_b, CASES, "shouting", n_workers=n_workers)
+
+    message = "case b, file b.nii: found a 7; expected no 7. Correct it."
+    assert done.results == ("A", "C", "D")
+    assert done.failures == (Failure(case_id="b", error="LabelError", message=message),)
+
+
+@with_and_without_processes
+def test_a_foreign_exception_is_a_failure_that_asks_for_a_report(n_workers: int) -> None:
+    done = map_cases(divide_by_zero, CASES, "dividing", n_workers=n_workers)
+
+    message = "case b: division by zero. This is a mistake of the program: please report it."
+    assert done.results == (-1.0, 1.0, 0.5)
+    assert done.failures == (Failure(case_id="b", error="ZeroDivisionError", message=message),)
+
+
+def test_a_foreign_exception_is_logged_with_its_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.ERROR):
+        map_cases(divide_by_zero, CASES[:2], "dividing")
+
+    (record,) = caplog.records
+    assert record.getMessage() == "case b"
+    assert record.exc_info is not None
+    assert record.exc_info[0] is ZeroDivisionError
+
+
+@with_and_without_processes
+@pytest.mark.parametrize(
+    ("function", "error"), [(no_disk, EnvironmentalError), (wrong_use, UsageError)]
+)
+def test_what_no_case_can_help_ends_the_whole(n_workers: int, function, error) -> None:
+    with pytest.raises(error, match=r"the disk is full|no such flag"):
+        map_cases(function, CASES, "working", n_workers=n_workers)
+
+
+def test_a_killed_process_ends_the_whole() -> None:
+    with pytest.raises(EnvironmentalError, match=r"was killed, .*Use fewer workers\."):
+        map_cases(die, CASES, "dying", n_workers=2)
+
+
+def test_progress_is_shown() -> None:
+    shown = []
+
+    def track(items: Iterable[Item], *, what: str, total: int) -> Iterable[Item]:
+        for item in items:
+            shown.append((what, total))
+            yield item
+
+    map_cases(refuse_b, CASES, "shouting", track=track)
+
+    assert shown == [("shouting", 4)] * 4
+
+
+def test_the_problems_of_a_case_are_its_message() -> None:
+    def work() -> None:
+        raise UnusableCaseError("a", ("no t2w", "no t1c"))
+
+    assert attempt_case("a", work) == Failure(
+        case_id="a", error="UnusableCaseError", message="no t2w; no t1c"
+    )
+
+
+def test_failures_are_a_table(tmp_path: Path) -> None:
+    failures = [Failure(case_id="b", error="CaseError", message='found "a, b"')]
+
+    write_failures(failures, tmp_path / "failures.csv")
+    write_failures([], tmp_path / "none.csv")
+
+    assert (tmp_path / "failures.csv").read_text() == (
+        'case_id,error,message\nb,CaseError,"found ""a, b"""\n'
+    )
+    assert (tmp_path / "none.csv").read_text() == "case_id,error,message\n"
+
+
+def test_an_error_with_its_parts_comes_back_from_a_process() -> None:
+    done = map_cases(unusable, CASES[:1], "working", n_workers=1)
+
+    assert done.failures[0].message == "no t2w"
+    assert issubclass(UnusableCaseError, CaseError)
+
+
+def unusable(case: Case) -> None:
+    raise UnusableCaseError(case.case_id, ("no t2w",))
