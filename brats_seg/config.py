@@ -1,13 +1,8 @@
-"""The settings of a run: every default and every bound.
+"""Settings of a run: defaults, bounds, presets, and how they are read.
 
-Settings are frozen and validated; a derived number is never a setting. `settings` reads them.
+Every default stands here. Settings are frozen and validated by pydantic; an unknown key is an error
+that names it. A number that can be derived from others is a property, not a setting.
 """
-
-# DOC presets: Named starting points for the settings; what they leave out is the default of `config`.
-# DOC settings: How settings are read and changed: presets, YAML text and key=value pairs to `Config`.
-#
-# An unknown key is an error that names it. Files are read elsewhere.
-#
 
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Self
@@ -34,11 +29,11 @@ TaskName = Literal["segmentation", "reconstruction"]
 NETWORKS = ("unet", "notebook", "segresnet", "vae-unet", "dynunet", "swin-unetr", "autoencoder")
 """Networks with a short name; any other is given by its dotted name."""
 OVERLAP = 0.5
-"""Default share that neighbouring windows have in common, in validation and prediction alike."""
+"""Default share of a window that the next one overlaps, in validation and in prediction."""
 
 
 def _parsed_size(value: object) -> object:
-    """Take `[64, 64, 64]`, `64,64,64` or `whole`, with one message for everything else."""
+    """Parse `[64, 64, 64]`, `64,64,64` or `whole`; any other value gets one error message."""
     parts = value.split(",") if isinstance(value, str) and value != "whole" else value
     if value == "whole":
         return value
@@ -84,45 +79,45 @@ class Section(BaseModel):
 
 
 class CasesConfig(Section):
-    """Which cases are used, and how their label maps are read."""
+    """Settings of the cases: label convention, and what happens to cases with problems."""
 
     labels: Literal["brats2017", "brats2023", "brats2024", "brats2024-ped", "msd"] | None = None
-    """Label convention of all cases; null detects it from release and voxels."""
+    """Label convention of all cases; null detects it from the release and the voxels."""
     skip_bad: bool = False
-    """Whether cases with problems are left out instead of ending the command."""
+    """Whether cases with problems are skipped; otherwise they end the command with an error."""
 
 
 class FoldConfig(Section):
-    """How patients are shared out."""
+    """Settings of the folds."""
 
     n_folds: Annotated[int, Field(ge=2)] = 5
-    """Groups of patients; each is held out once."""
+    """Number of folds; each is held out once."""
     scheme: Literal["stratified", "notebook"] = "stratified"
-    """`stratified`: by grade and age, else by tumour volume. `notebook`: 7 folds by decade of age."""
+    """`stratified` balances grade and age, or tumour volume; `notebook` makes 7 folds by decade of age."""
     seed: int = 55
-    """The same seed gives the same folds, whatever the order of the cases."""
+    """Seed of the split; the order of the cases does not matter."""
 
 
 class StoreConfig(Section):
-    """How prepared cases lie on disk."""
+    """Settings of the prepared cases on disk."""
 
     compressed: bool = False
-    """About a third of the disk for slower reading; needs the extra `compressed`."""
+    """Whether arrays are compressed: a third of the disk space, slower reads; needs the extra `compressed`."""
 
 
 class PatchConfig(Section):
-    """What the network sees of a case while it learns."""
+    """Settings of the training patches."""
 
     size: Annotated[Size | Literal["whole"], BeforeValidator(_parsed_size)] = (128, 128, 128)
-    """Voxels along X, Y, Z; `whole` takes the brain crop of each case."""
+    """Voxels along X, Y, Z; `whole` uses the brain crop of each case."""
     foreground: Fraction = 1 / 3
-    """Share of the patches that are placed on tumour (a third in nnU-Net)."""
+    """Share of the patches that are centred on tumour (a third in nnU-Net)."""
     per_case: PositiveInt = 1
-    """Patches drawn from a case in an epoch."""
+    """Patches drawn from each case in an epoch."""
 
 
 class ModelConfig(Section):
-    """Which network."""
+    """Settings of the network."""
 
     name: Annotated[str, AfterValidator(_network_name)] = "unet"
     """`unet` and `autoencoder` are our own, `notebook` is the Kaggle notebook's, the others MONAI's.
@@ -132,96 +127,102 @@ class ModelConfig(Section):
     arguments: dict[str, Any] = {}
     """Keyword arguments of a network that is given by its dotted name."""
     widths: tuple[PositiveInt, ...] = (32, 64, 128, 256, 320, 320)
-    """Channels of each level of `unet` and `dynunet`; levels that the patch is too small for are left out."""
+    """Channels of each level of `unet` and `dynunet`; levels that a small patch cannot have are dropped."""
     deep_supervision: bool = True
-    """Whether coarser levels of `unet` are taught as well."""
+    """Whether the loss also applies to coarser levels of `unet`."""
     latent: Annotated[PositiveInt, Field(multiple_of=64)] = 512
-    """Numbers that `autoencoder` makes of an image: the same for each of 64 places."""
+    """Length of the latent vector of `autoencoder`, a multiple of 64."""
 
     @property
     def task(self) -> TaskName:
-        """What the network is taught."""
+        """The task of the network: segmentation or reconstruction."""
         return "reconstruction" if self.name == "autoencoder" else "segmentation"
 
 
 class LossConfig(Section):
-    """Soft Dice and binary cross-entropy per region; the autoencoder's is the squared error."""
+    """Settings of the loss: soft Dice and binary cross-entropy per region.
+
+    The autoencoder is trained with the squared error instead.
+    """
 
     dice: Annotated[float, Field(ge=0)] = 1.0
-    """Weight of the mean of 1 - soft Dice over regions."""
+    """Weight of 1 - soft Dice, averaged over regions."""
     bce: Annotated[float, Field(ge=0)] = 1.0
-    """Weight of the mean binary cross-entropy over regions and voxels."""
+    """Weight of the binary cross-entropy, averaged over regions and voxels."""
     batch_dice: bool = False
-    """Whether Dice is taken of the effective batch as a whole instead of patch by patch."""
+    """Whether Dice is computed over the whole effective batch instead of patch by patch."""
     name: DottedName | None = None
-    """Dotted name of another loss, for example `monai.losses.DiceFocalLoss`; null for the one above."""
+    """Dotted name of another loss, for example `monai.losses.DiceFocalLoss`; null for Dice and BCE."""
     arguments: dict[str, Any] = {}
     """Keyword arguments of a loss that is given by its dotted name."""
     ssim: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of 1 - structural similarity beside the squared error of `autoencoder`."""
+    """Weight of 1 - structural similarity in the loss of `autoencoder`."""
 
 
 class OptimizerConfig(Section):
-    """How weights move."""
+    """Settings of the optimizer."""
 
     name: Literal["adam", "adamw", "sgd"] = "adamw"
-    """`sgd` has Nesterov momentum."""
+    """Optimizer; `sgd` uses Nesterov momentum."""
     lr: PositiveFloat = 3e-4
-    """Learning rate at the start, after warm-up."""
+    """Initial learning rate, reached at the end of the warm-up."""
     weight_decay: Annotated[float, Field(ge=0)] = 1e-5
-    """Decoupled in `adamw`, added to the gradient elsewhere."""
+    """Weight decay, decoupled in `adamw` and added to the gradient in the others."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.99
-    """Of `sgd`."""
+    """Momentum of `sgd`."""
     clip_norm: PositiveFloat | None = 12.0
-    """Longest gradient of an effective batch; null leaves it alone."""
+    """Largest norm of the gradient of an effective batch; null disables clipping."""
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Decay per step of the moving average of the weights; null keeps none."""
+    """Decay per step of the exponential moving average of the weights; null disables it."""
 
 
 class ScheduleConfig(Section):
-    """How the learning rate changes."""
+    """Settings of the learning rate schedule."""
 
     name: Literal["plateau", "cosine", "polynomial", "constant"] = "plateau"
-    """`plateau` answers to the watched value; the others count optimizer steps."""
+    """`plateau` follows the watched value; the others follow the number of optimizer steps."""
     watch: Literal["val_loss", "val_dice"] = "val_loss"
-    """What a plateau is a plateau of: the loss is to fall, the mean Dice to rise."""
+    """Value that `plateau` watches: the validation loss, or the mean validation Dice."""
     patience: Annotated[int, Field(ge=0)] = 2
-    """Validations without improvement that a plateau waits for."""
+    """Validations without improvement before `plateau` lowers the learning rate."""
     factor: Annotated[float, Field(gt=0, lt=1)] = 0.1
-    """What a plateau multiplies the learning rate by."""
+    """Factor by which `plateau` lowers the learning rate."""
     minimum_lr: Annotated[float, Field(ge=0)] = 1e-7
-    """The learning rate never falls below it."""
+    """Lowest learning rate."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Steps over which the learning rate rises from near zero."""
+    """Optimizer steps over which the learning rate rises from near zero."""
 
 
 class TrainingConfig(Section):
-    """The epoch loop."""
+    """Settings of the training loop."""
 
     n_epochs: PositiveInt = 100
-    """Passes over the training cases."""
+    """Number of epochs: passes over the training cases."""
     effective_batch: PositiveInt | dict[Annotated[int, Field(ge=0)], PositiveInt] = 4
-    """Patches behind one optimizer step; `{0: 8, 40: 16}` changes it at epochs."""
+    """Patches per optimizer step; `{0: 8, 40: 16}` changes the number at epoch 40."""
     micro_batch: PositiveInt = 1
-    """Patches in one forward pass: what fits in memory."""
+    """Patches per forward pass, as many as fit in memory."""
     precision: Literal["auto", "fp32", "fp16", "bf16"] = "auto"
-    """`auto` takes what the device computes natively: bf16, else fp16 on a GPU, else fp32."""
+    """`auto` uses what the device computes natively: bf16, else fp16 on a GPU, else fp32."""
     memory: Literal["auto"] | None = None
-    """`auto` starts a run on the first rung predicted to fit in what is free; null on the first."""
+    """`auto` starts with the first memory mode that is predicted to fit in free memory; null does not predict."""
     half_if_needed: bool = False
-    """Whether float32 may give way to half precision when memory runs out on every other mode."""
+    """Whether half precision may replace float32 when memory runs out in every other memory mode."""
     device: str = "auto"
-    """`auto` takes the GPU when there is one; else `cpu`, `cuda`, `cuda:1`, `mps`."""
+    """`auto` uses the GPU if there is one; otherwise `cpu`, `cuda`, `cuda:1` or `mps`."""
     n_workers: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
-    """Processes that make patches; results do not depend on it."""
+    """Worker processes that load patches; results do not depend on the number."""
     seed: int = 55
-    """All randomness is a function of it and of epoch, case and draw."""
+    """Seed of the run; all randomness is a function of seed, epoch, case and draw."""
     augment: Literal["none", "light", "full"] = "light"
-    """`light`: mirror, brightness, contrast, noise. `full`: the list of nnU-Net."""
+    """`light`: mirroring, brightness, contrast, noise. `full`: the augmentation of nnU-Net."""
     transforms: tuple[DottedName, ...] = ()
-    """Dotted names of MONAI dictionary transforms (or functions that return one), applied after `augment`."""
+    """Dotted names of functions or classes, called without arguments, that return a MONAI dictionary transform.
+
+    It is applied to `image` and `label` after the transforms of `augment`.
+    """
     checkpoint_minutes: PositiveFloat = 10.0
-    """Longest time of training that a power cut can cost."""
+    """Longest time between two checkpoints, in minutes."""
 
     @field_validator("effective_batch")
     @classmethod
@@ -232,23 +233,23 @@ class TrainingConfig(Section):
         return value
 
     def effective_batch_at(self, epoch: int) -> int:
-        """Return the patches behind one step in that epoch."""
+        """Return the number of patches per optimizer step in an epoch."""
         if isinstance(self.effective_batch, int):
             return self.effective_batch
         return self.effective_batch[max(e for e in self.effective_batch if e <= epoch)]
 
 
 class ValidationConfig(Section):
-    """How held-out cases are scored during training."""
+    """Settings of the validation on held-out cases during training."""
 
     every: PositiveInt = 1
-    """Epochs from one validation on whole cases to the next; the last epoch always has one."""
+    """Epochs between two validations on whole cases; the last epoch is always validated."""
     patches_between: bool = False
-    """Whether the epochs between score patches of the held-out cases."""
+    """Whether the epochs in between are validated on patches of the held-out cases."""
     overlap: Annotated[float, Field(ge=0, lt=1)] = OVERLAP
-    """Share that neighbouring windows have in common."""
+    """Share of a window that the next one overlaps."""
     watch: Literal["val_loss", "val_dice"] = "val_dice"
-    """What `best.pt` is the best of."""
+    """Value by which `best.pt` is chosen."""
 
 
 class Config(Section):
@@ -277,7 +278,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _settings_suit_the_task(self) -> Self:
-        # what a task has no use for would be left aside in silence
+        # a setting that the task does not use would otherwise be ignored without a message
         if self.model.task == "segmentation":
             wrong = ["loss.ssim=0"] * (self.loss.ssim > 0)
         else:
@@ -290,19 +291,19 @@ class Config(Section):
         return self
 
     def to_yaml(self) -> str:
-        """Return every setting, in the form that `load_config` reads."""
+        """Return all settings as YAML text, which `load_config` reads."""
         return yaml.safe_dump(_plain(self.model_dump()), sort_keys=False)
 
 
 def _plain(value: Any) -> Any:
-    """Turn tuples into lists, which is all that YAML lacks."""
+    """Convert tuples to lists, because YAML has no tuples."""
     if isinstance(value, dict):
         return {key: _plain(below) for key, below in value.items()}
     return list(value) if isinstance(value, tuple) else value
 
 
-OF_MODEL: dict[str, dict[str, Any]] = {
-    # a brain is encoded whole; what is altered would have to be reconstructed as well
+NETWORK_DEFAULTS: dict[str, dict[str, Any]] = {
+    # the autoencoder encodes whole brains; augmentation would have to be reconstructed as well
     "autoencoder": {
         "patch": {"size": "whole", "foreground": 0.0, "per_case": 1},
         "optimizer": {"name": "adamw", "lr": 1e-3},
@@ -311,9 +312,9 @@ OF_MODEL: dict[str, dict[str, Any]] = {
         "validation": {"watch": "val_loss"},
     },
 }
-"""What a `model.name` starts from instead, whatever the preset."""
+"""Defaults of single networks, applied over any preset."""
 PRESETS: dict[str, dict[str, Any]] = {
-    # phantom cases on two CPU cores, in minutes
+    # phantom cases on two CPU cores, a few minutes
     "demo": {
         "folds": {"n_folds": 3},
         "patch": {"size": [32, 32, 32], "foreground": 0.5, "per_case": 4},
@@ -336,7 +337,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "training": {"n_epochs": 50, "effective_batch": 4, "augment": "none"},
         "validation": {"watch": "val_loss"},
     },
-    # the recipe of nnU-Net for those with the time
+    # the training recipe of nnU-Net
     "full": {
         "patch": {"size": [128, 128, 128], "per_case": 2},
         "optimizer": {"name": "sgd", "lr": 1e-2, "weight_decay": 3e-5},
@@ -382,13 +383,13 @@ def load_config(
     settings: dict[str, Any] = {}
     if preset is not None:
         _merge(settings, _preset(preset))
-    _merge(settings, _of_model(given))
+    _merge(settings, _network_defaults(given))
     _merge(settings, given)
     return config_of(settings)
 
 
 def config_of(settings: Mapping[str, Any]) -> Config:
-    """Validate settings that are already a mapping, such as those of a checkpoint."""
+    """Validate settings given as a mapping, such as those of a checkpoint."""
     model = settings.get("model")
     if isinstance(model, Mapping) and model.get("name") == "segresnet-vae":  # in older runs
         settings = {**settings, "model": {**model, "name": "vae-unet"}}
@@ -399,16 +400,16 @@ def config_of(settings: Mapping[str, Any]) -> Config:
 
 
 def differing_settings(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
-    """Return every setting that differs, by its dotted name, with the old and the new value."""
+    """Return the settings that differ, by dotted name, with the old and the new value."""
     before, after = _flat(old.model_dump()), _flat(new.model_dump())
     return {key: (before[key], after[key]) for key in before if before[key] != after[key]}
 
 
-def _of_model(given: Mapping[str, Any]) -> dict[str, Any]:
+def _network_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     model = given.get("model")
-    # what is no mapping, or no name, is refused when all is checked
+    # values of a wrong type are refused by the validation of the whole
     name = model.get("name") if isinstance(model, dict) else None
-    return OF_MODEL.get(name, {}) if isinstance(name, str) else {}
+    return NETWORK_DEFAULTS.get(name, {}) if isinstance(name, str) else {}
 
 
 def _preset(name: str) -> dict[str, Any]:
@@ -448,14 +449,14 @@ def _nested(key: str, value: Any) -> dict[str, Any]:
 def _merge(settings: dict[str, Any], changes: Mapping[str, Any]) -> None:
     for key, value in changes.items():
         below = settings.get(key)
-        # a schedule by epoch, {0: 8}, is one value: only sections, whose keys are words, are merged
-        if isinstance(below, dict) and isinstance(value, dict) and all(map(_is_word, value)):
+        # a mapping by epoch such as {0: 8} is one value; only sections, whose keys are texts, are merged
+        if isinstance(below, dict) and isinstance(value, dict) and all(map(_is_text, value)):
             _merge(below, value)
         else:
             settings[key] = _copied(value)
 
 
-def _is_word(key: object) -> bool:
+def _is_text(key: object) -> bool:
     return isinstance(key, str)
 
 

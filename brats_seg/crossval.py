@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,9 +28,10 @@ from brats_seg.config import Config
 from brats_seg.data.fold import open_fold, prepared_path_of
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.evaluate import Evaluation, Pair, Pairing, evaluate_pairs
-from brats_seg.evaluation.protocols import Protocol
+from brats_seg.evaluation.protocols import Protocol, protocol_named
 from brats_seg.evaluation.scores import (
     RegionSummary,
+    Score,
     read_scores,
     summarise_scores,
     write_scores,
@@ -52,31 +53,12 @@ from brats_seg.inference.predict import Predictor
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.inference.tuning import Tuning, metric_named, tune_runs
 from brats_seg.progress import Track, untracked
-from brats_seg.training.trainer import Outcome
+from brats_seg.training.trainer import Outcome, train_fold
 
+LEGACY = protocol_named("legacy")
+DEFAULT_CONFIG = Config()
 SCORES_NAME = "scores.csv"
 _KEY_NAME = "scored.json"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CrossValidationSettings:
-    """Settings of a cross-validation."""
-
-    protocol: Protocol
-    """Protocol of the scores, as `protocol_named` returns it."""
-    config: Config
-    """Settings of training; device and precision are those of prediction too."""
-    folds: tuple[int, ...] | None = None
-    """Folds to hold out; None for all of the fold table."""
-    metric: str | None = None
-    """Metric to tune for, `dice` or `lesionwise`; None for that of the protocol."""
-    max_hours: float | None = None
-    """Hours after which training stops; the next call continues it."""
-
-    @property
-    def tuned_metric(self) -> str:
-        """Metric to tune for."""
-        return self.metric or ("dice" if self.protocol.lesions is None else "lesionwise")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +69,10 @@ class OutOfFoldResults:
     batch: BatchOutcome
     evaluation: Evaluation | None
     """None if an earlier call has scored the same label maps."""
+    scores: tuple[Score, ...]
+    """A row for each case and region."""
     summaries: tuple[RegionSummary, ...]
+    """Means and intervals of the scores by region."""
     fingerprint: str
     """Fingerprint of the exported model."""
 
@@ -108,56 +93,73 @@ class CrossValidation:
     results: OutOfFoldResults | None
     """None if training was stopped; the same call continues it."""
 
+    @property
+    def scores(self) -> tuple[Score, ...]:
+        """A row for each case and region; none if training was stopped."""
+        return self.results.scores if self.results else ()
+
 
 def _ignore(outcome: CaseOutcome) -> None:
     pass
 
 
-def cross_validate(
+def cross_validate(  # noqa: PLR0913 - everything that a person says of a cross-validation
     data: Path,
-    settings: CrossValidationSettings,
     *,
-    output: Path,
-    runs: Path,
+    folds: Sequence[int] | None = None,
+    output: Path = Path("crossval"),
+    runs: Path = Path("runs"),
+    protocol: Protocol = LEGACY,
+    metric: str | None = None,
+    config: Config = DEFAULT_CONFIG,
     prepared_path: Path | None = None,
-    on_case: Callable[[CaseOutcome], None] = _ignore,
+    max_hours: float | None = None,
     track: Track = untracked,
+    on_case: Callable[[CaseOutcome], None] = _ignore,
 ) -> CrossValidation:
-    """Train every fold, and predict, score and export with the runs.
+    """Train every fold, then predict, score and export with the runs.
 
     Runs that have begun or finished are continued or kept. Window and decoding are tuned on the same
     held-out cases that are scored.
 
     Args:
         data: Folder of scans with label maps.
-        settings: Folds, settings of training, protocol and metric.
+        folds: Folds to hold out; by default all of the fold table.
         output: Folder to write to.
         runs: Folder of the runs `fold0`, `fold1` and so on.
+        protocol: Protocol of the scores, as `protocol_named` returns it.
+        metric: Metric to tune for, `dice` or `lesionwise`; by default that of the protocol.
+        config: Settings of training; device and precision are those of prediction too.
         prepared_path: Folder of prepared cases; by default the one that training uses.
-        on_case: Called with the outcome of each held-out case that is predicted.
+        max_hours: Hours after which training stops; the next call continues it.
         track: Shows the progress.
+        on_case: Called with the outcome of each held-out case that is predicted.
 
     Raises:
         UsageError: A setting or a folder cannot be used; this is found before anything is trained.
         CaseProblemsError: Cases cannot be used.
         EnvironmentalError: A folder cannot be written to, or memory or the device fails.
     """
-    config = settings.config
     if config.model.task != "segmentation":
         msg = f"model.name {config.model.name!r} gives no label maps: train it with `train`"
         raise UsageError(msg)
-    metric_named(settings.tuned_metric, settings.protocol.task)
+    metric = metric or ("dice" if protocol.lesions is None else "lesionwise")
+    metric_named(metric, protocol.task)
     check_replaceable(output / "model")
     folder = prepared_path or prepared_path_of(data)
     with OutputFolder(output / "predictions").opened() as predictions:
-        paths, trainings = _train(data, settings, runs, folder, track)
+        chosen = _check_folds(data, folds, config, folder, track)
+        paths = tuple(runs / f"fold{fold}" for fold in chosen)
+        trainings = tuple(
+            _train(data, dict(zip(chosen, paths, strict=True)), config, folder, max_hours, track)
+        )
         if not trainings[-1].finished:
             return CrossValidation(runs=paths, trainings=trainings, results=None)
         tuning = tune_runs(
             paths,
             prepared_path=folder,
-            metric=settings.tuned_metric,
-            task=settings.protocol.task,
+            metric=metric,
+            task=protocol.task,
             device=config.training.device,
             precision=config.training.precision,
             track=track,
@@ -165,12 +167,13 @@ def cross_validate(
         held_out = [open_held_out(path, folder) for path in paths]
         cases = held_out_cases(held_out, read_index(folder / "cases.csv", data))
         batch = _predict(cases, predictions, config, on_case, track)
-        evaluation, summaries = _score(cases, predictions.path, settings.protocol, track)
+        evaluation, scores, summaries = _score(cases, predictions.path, protocol, track)
         exported = export_model(paths, output / "model", replace=True)
     results = OutOfFoldResults(
         tuning=tuning,
         batch=batch,
         evaluation=evaluation,
+        scores=scores,
         summaries=summaries,
         fingerprint=exported.fingerprint,
     )
@@ -250,61 +253,41 @@ def score_predictions(
     return evaluation
 
 
-def _train(
-    data: Path, settings: CrossValidationSettings, runs: Path, folder: Path, track: Track
-) -> tuple[tuple[Path, ...], tuple[Outcome, ...]]:
-    """Train the folds until one is stopped, and return the runs and how they ended."""
-    started_s = time.monotonic()
-    # all cases at once, so that a problem is found before the first fold is trained
-    first = settings.folds[0] if settings.folds else 0
-    open_fold(data, fold=first, config=settings.config, prepared_path=folder, track=track)
+def _check_folds(
+    data: Path, folds: Sequence[int] | None, config: Config, folder: Path, track: Track
+) -> list[int]:
+    """Prepare all cases, so that a problem is found before a fold is trained, and return the folds."""
+    open_fold(data, fold=folds[0] if folds else 0, config=config, prepared_path=folder, track=track)
     table = read_folds(folder / "folds.csv")
-    folds = sorted(set(table.folds if settings.folds is None else settings.folds))
-    for fold in folds:
+    chosen = sorted(set(table.folds if folds is None else folds))
+    for fold in chosen:
         table.split(fold)
-    paths = tuple(runs / f"fold{fold}" for fold in folds)
-    outcomes: list[Outcome] = []
-    for fold, path in zip(folds, paths, strict=True):
-        hours = settings.max_hours
-        if hours is not None:
-            hours = max(hours - (time.monotonic() - started_s) / 3600, 0.0)
-        outcomes.append(
-            _train_fold(
-                data,
-                fold,
-                config=settings.config,
-                run_path=path,
-                prepared_path=folder,
-                max_hours=hours,
-                track=track,
-            )
-        )
-        if not outcomes[-1].finished:
-            break
-    return paths, tuple(outcomes)
+    return chosen
 
 
-# TODO: replace by brats_seg.training.trainer.train_fold
-def _train_fold(
+def _train(
     data: Path,
-    fold: int,
-    *,
+    runs: Mapping[int, Path],
     config: Config,
-    run_path: Path,
-    prepared_path: Path,
+    folder: Path,
     max_hours: float | None,
     track: Track,
-) -> Outcome:
-    from brats_seg.training.ranks import joined_ranks
-    from brats_seg.training.trainer import StopRequest, Trainer
-
-    with joined_ranks() as ranks:
-        with ranks.first_alone():
-            fold_data = open_fold(
-                data, fold=fold, config=config, prepared_path=prepared_path, track=track
-            )
-        trainer = Trainer(data=fold_data, config=config, run_path=run_path, ranks=ranks)
-        return trainer.run(fresh=False, stop=StopRequest(max_hours), track=track)
+) -> Iterator[Outcome]:
+    """Train the folds until one is stopped."""
+    ends_s = None if max_hours is None else time.monotonic() + 3600 * max_hours
+    for fold, path in runs.items():
+        outcome = train_fold(
+            data,
+            fold,
+            config=config,
+            run_path=path,
+            prepared_path=folder,
+            max_hours=None if ends_s is None else max(ends_s - time.monotonic(), 0) / 3600,
+            track=track,
+        )
+        yield outcome
+        if not outcome.finished:
+            return
 
 
 def _predict(
@@ -324,7 +307,7 @@ def _predict(
 
 def _score(
     parts: Sequence[HeldOutCases], predictions: Path, protocol: Protocol, track: Track
-) -> tuple[Evaluation | None, tuple[RegionSummary, ...]]:
+) -> tuple[Evaluation | None, tuple[Score, ...], tuple[RegionSummary, ...]]:
     """Score the predictions, and write the scores, their summary and their figure."""
     # matplotlib takes long to import
     from brats_seg.report.charts import score_figure
@@ -340,7 +323,7 @@ def _score(
     write_summary(summaries, output / "summary.json")
     column = "dice" if protocol.lesions is None else "lesionwise_dice"
     write_figure(score_figure(scores, column=column), output / "scores.png")
-    return evaluation, tuple(summaries)
+    return evaluation, scores, tuple(summaries)
 
 
 def _key(pairing: Pairing, protocol: Protocol) -> str:

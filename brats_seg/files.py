@@ -1,6 +1,9 @@
-"""Files that a reader never sees half of: written beside, synced, and renamed."""
+"""Write whole files and folders, lock folders, and report disk space.
 
-# DOC data/case_folder: Folders that a reader never sees half of: filled beside, synced, and renamed.
+What is written lies under a temporary name beside its place until it is complete, is synced, and is
+then renamed: a reader never sees half of it. The temporary name starts with a dot and the number of
+the process; `remove_leftovers` removes what a killed process has left.
+"""
 
 import errno
 import logging
@@ -9,27 +12,40 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from brats_seg.errors import EnvironmentalError
 
 log = logging.getLogger(__name__)
 
+_LEFTOVER = re.compile(r"\.\d+-.+")
+_DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NOT_WRITABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST})
+_WHEN_FULL = "Free some space, or choose another folder; nothing that was there before is lost."
+
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Give a name beside `path` to write to, and rename it to `path` once it is written.
+    """Provide a path beside `path` to write to, and rename it to `path` at the end.
 
-    An exception inside leaves an earlier file as it was. Raises `EnvironmentalError` if the disk
-    is full or the folder cannot be written to.
+    The folder is created if it does not exist. An exception inside leaves an earlier file as it was.
+
+    Raises:
+        EnvironmentalError: The disk is full, or the folder cannot be written to.
+
+    Example:
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> with whole_file(folder / "notes.txt") as beside:
+        ...     _ = beside.write_text("complete")
+        >>> [path.name for path in folder.iterdir()]
+        ['notes.txt']
     """
     beside = path.with_name(f".{os.getpid()}-{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise explained(error, path) from error
-    try:
         yield beside
         sync(beside)
         beside.replace(path)
@@ -37,13 +53,90 @@ def whole_file(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise explained(error, path) from error
     finally:
-        beside.unlink(missing_ok=True)
+        # an error of the clean-up would hide the one that matters
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def whole_folder(path: Path, *, when_full: str = _WHEN_FULL) -> Iterator[Path]:
+    """Provide an empty folder beside `path` to fill, and move it to `path` at the end.
+
+    An exception inside leaves an earlier folder as it was. The files inside must be synced by
+    whoever writes them. If the process is killed, the earlier folder is there, or the new one, or
+    neither; `remove_leftovers` removes the rest.
+
+    Args:
+        path: Folder to create or to replace.
+        when_full: What to do if the disk is full, for the message.
+
+    Raises:
+        EnvironmentalError: The disk is full, or the place cannot be written to.
+    """
+    new, old = (path.with_name(f".{os.getpid()}-{word}-{path.name}") for word in ("new", "old"))
+    try:
+        new.mkdir(parents=True)
+        yield new
+        sync(new)
+        if path.exists():
+            path.rename(old)
+        new.rename(path)
+        sync(path.parent)
+    except OSError as error:
+        raise explained(error, path, when_full=when_full) from error
+    finally:
+        with suppress(OSError):
+            if old.exists() and not path.exists():
+                old.rename(path)
+        for leftover in (new, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def remove_leftovers(folder: Path, *, folders: bool = False) -> None:
+    """Remove the files, or else the folders, that killed processes have left in a folder.
+
+    No other process may be writing files, or else folders, there at the same time.
+    """
+    for path in folder.iterdir():
+        if _LEFTOVER.fullmatch(path.name) and path.is_dir() == folders:
+            if folders:
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(path: Path, *, when_taken: Exception | None = None) -> Iterator[None]:
+    """Hold a lock, which the system releases when the process ends, however it ends.
+
+    Args:
+        path: File of the lock; its folder is created if it does not exist.
+        when_taken: Error to raise if another process holds the lock; None waits for that process.
+
+    Raises:
+        EnvironmentalError: The file cannot be written.
+    """
+    lock = FileLock(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except Timeout:
+        if when_taken is not None:
+            raise when_taken from None
+        log.info("waiting for another process that works in %s", path.parent)
+        lock.acquire()
+    except OSError as error:
+        raise explained(error, path.parent) from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def writable_folder(wanted: Path) -> Path:
-    """Return a folder to write to, made if need be: the one wanted, or else a temporary one.
+    """Return a folder that can be written to: the one wanted, or else a temporary one.
 
-    For work that is looked at as it is made, such as a notebook's; a warning says where it went.
+    The folder is created if it does not exist. A warning says where a temporary one is.
     """
     try:
         wanted.mkdir(parents=True, exist_ok=True)
@@ -61,18 +154,20 @@ def writable_folder(wanted: Path) -> Path:
         return instead
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Remove what processes that were killed had begun to write into a folder."""
-    for path in folder.iterdir():
-        if _BESIDE.fullmatch(path.name) and path.is_file():
-            path.unlink(missing_ok=True)
+def folder_bytes(folder: Path) -> int:
+    """Return the size of the files directly in a folder; 0 if the folder does not exist."""
+    return sum(path.stat().st_size for path in folder.glob("*"))
 
 
-_BESIDE = re.compile(r"\.\d+-.+")
+def free_bytes(folder: Path) -> int:
+    """Return the free space of the disk that holds a folder, which need not exist yet."""
+    while not folder.exists():
+        folder = folder.absolute().parent
+    return shutil.disk_usage(folder).free
 
 
 def sync(path: Path) -> None:
-    """Have the system write a file, or the names in a folder, to the disk itself."""
+    """Flush a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -80,73 +175,12 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def explained(error: OSError, path: Path) -> Exception:
-    """Turn a system's error about writing `path` into one that says what to try."""
-    if error.errno == errno.ENOSPC:
-        return EnvironmentalError(
-            f"the disk is full: {path} could not be written. Free some space, or choose another "
-            "folder; nothing that was there before is lost."
-        )
-    if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST}:
+def explained(error: OSError, path: Path, *, when_full: str = _WHEN_FULL) -> Exception:
+    """Return the error to raise for a system error that occurred while writing `path`."""
+    if error.errno in _DISK_FULL:
+        return EnvironmentalError(f"the disk is full: {path} could not be written. {when_full}")
+    if error.errno in _NOT_WRITABLE:
         return EnvironmentalError(
             f"{path} cannot be written: {error.strerror}. Choose a folder that is yours to write."
         )
     return error
-
-
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-@contextmanager
-def whole_folder(path: Path, *, when_full: str) -> Iterator[Path]:
-    """Give an empty folder beside `path` to fill, and put it in the place of `path` when full.
-
-    An exception inside leaves an earlier folder as it was. Files inside are to be synced by whoever
-    writes them. Killed at any moment, it leaves the earlier folder, the new one, or none, and
-    leftovers that `remove_folder_leftovers` knows.
-
-    Args:
-        path: What to make or to replace.
-        when_full: What to do if the disk is full, for the message.
-
-    Raises:
-        EnvironmentalError: The disk is full, or the place cannot be written to.
-    """
-    new, old = (path.with_name(f".{os.getpid()}-{word}-{path.name}") for word in ("new", "old"))
-    try:
-        new.mkdir(parents=True)
-        yield new
-        sync(new)
-        if path.exists():
-            path.rename(old)
-        new.rename(path)
-        sync(path.parent)
-    except OSError as error:
-        if error.errno in _DISK_FULL:
-            msg = f"the disk is full: {path} could not be written. {when_full}"
-            raise EnvironmentalError(msg) from error
-        raise explained(error, path) from error
-    finally:
-        if old.exists() and not path.exists():
-            old.rename(path)
-        for leftover in (new, old):
-            shutil.rmtree(leftover, ignore_errors=True)
-
-
-def remove_folder_leftovers(folder: Path) -> None:
-    """Remove what killed processes left half done; nothing else may be writing there meanwhile."""
-    for kind in ("new", "old"):
-        for leftover in folder.glob(f".*-{kind}-*"):
-            shutil.rmtree(leftover)
-
-
-def folder_bytes(folder: Path) -> int:
-    """Return the size of all files right in a folder; 0 if it is not there."""
-    return sum(path.stat().st_size for path in folder.glob("*"))
-
-
-def free_bytes(folder: Path) -> int:
-    """Return the room on the disk that holds a folder, which need not be there yet."""
-    while not folder.exists():
-        folder = folder.absolute().parent
-    return shutil.disk_usage(folder).free

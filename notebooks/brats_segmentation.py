@@ -14,22 +14,22 @@
 # %% [markdown]
 # # Brain tumours in MRI: segmentation, autoencoder, survival
 #
-# From a folder of BraTS scans to a 3D U-Net with honest scores, turning pictures of what it finds, an
-# autoencoder that puts a brain into 512 numbers, and a model of survival that says how far it can be
-# believed. The story is that of the public notebook "BraTS20 3dUnet 3dAutoEncoder"; every step is a call
-# of the package `brats_seg`, and the same step as a command is `brats-seg --help`.
+# This notebook goes from a folder of BraTS scans to a 3D U-Net with scores on held-out cases, an
+# autoencoder that encodes a brain as 512 numbers, and a survival model with an honest verdict. It follows
+# the public notebook "BraTS20 3dUnet 3dAutoEncoder". Every step is one call of the package `brats_seg`; the
+# same steps are available as commands (`brats-seg --help`).
 #
-# On Kaggle the scans are found where they are mounted, whatever the year. Without scans it runs on phantom
-# cases, made up here, in a few minutes on two processor cores.
+# On Kaggle the scans are found where they are mounted, for any year of BraTS. Without scans the notebook
+# creates phantom cases and runs in a few minutes on two CPU cores.
 #
 # **Research use only.**
 
 # %% [markdown]
 # ## Installation
 #
-# With internet, from the package index. Without, from wheels in an attached data set: put
-# `pip wheel brats_seg` there. The torch that is here stays: the package takes a range of versions, and pip
-# is told to keep this one.
+# With internet, the package is installed from the package index; without, from wheels in an attached data
+# set (created with `pip wheel brats_seg`). The installed torch is kept: the package accepts a range of
+# versions, and pip is told not to change it.
 
 # %%
 import importlib.util
@@ -55,30 +55,29 @@ if importlib.util.find_spec("brats_seg") is None:
 # %% [markdown]
 # ## Settings
 #
-# All there is to choose. `DATA` may name any folder of scans; left alone, it is looked for on Kaggle's mounts
-# and in `data`. The environment variables `BRATS_DATA` and `BRATS_WORK` do the same from outside. What was
-# begun in `WORK` is gone on with: in a new session on Kaggle, attach the output of the last one, and copy its
-# `work` here first.
+# `DATA` is the folder of scans; if it is not set, Kaggle's mounts and `data` are searched. The environment
+# variables `BRATS_DATA` and `BRATS_WORK` override both folders. Work that was started in `WORK` is resumed:
+# in a new session on Kaggle, attach the output of the last session and copy its `work` here first.
 
 # %%
 import os
 
-from brats_seg.cases.discovery import find_data
-from brats_seg.cases.phantom import write_phantom_cases, write_phantom_survival
-from brats_seg.files import writable_folder
+import brats_seg as brats
 
 DATA = os.environ.get("BRATS_DATA")
 WORK = os.environ.get("BRATS_WORK", "work")
-FOLD = 0  # held out: one number a run, five evenings for all
-MAX_HOURS = 5.0  # of each training; run the notebook again and it goes on
+FOLD = 0  # the fold that is held out
+MAX_HOURS = 5.0  # for each training; run the notebook again to resume
 
-WORK = writable_folder(Path(WORK))
-DATA = Path(DATA) if DATA else find_data([Path("/kaggle/input"), Path("../data"), Path("data")])
+WORK = brats.writable_folder(Path(WORK))
+DATA = (
+    Path(DATA) if DATA else brats.find_data([Path("/kaggle/input"), Path("../data"), Path("data")])
+)
 DEMO = DATA is None
 if DEMO:
     DATA = WORK / "demo-scans"
-    write_phantom_cases(DATA, n_cases=12, seed=0)
-    write_phantom_survival(DATA / "survival_info.csv", n_cases=12, seed=0)
+    brats.write_phantom_cases(DATA, n_cases=12, seed=0)
+    brats.write_phantom_survival(DATA / "survival_info.csv", n_cases=12, seed=0)
 
 PRESET = "demo" if DEMO else "kaggle-t4"
 SETTINGS = ["training.n_epochs=12"] if DEMO else []
@@ -87,58 +86,44 @@ PREPARED, RUN, AUTOENCODER_RUN = WORK / "prepared", WORK / f"runs/fold{FOLD}", W
 print(f"scans: {DATA}{' (phantoms)' if DEMO else ''}\nresults: {WORK.absolute()}")
 
 # %% [markdown]
-# ## Look at the data
+# ## The data
 #
-# The release is told from names, geometry and label values; what is wrong with a case is said. Nobody has
-# to know whether enhancing tumour is 3 or 4 this year.
+# The release is detected from names, geometry and label values, and problems of single cases are listed.
+# It does not matter whether enhancing tumour has the value 3 or 4.
 
 # %%
-from brats_seg.cases.case_table import summarise
-from brats_seg.cases.clinical import read_clinical_tables, with_clinical
-from brats_seg.config import load_config
-from brats_seg.data.fold import open_fold, open_index
-from brats_seg.progress import untracked
-
-config = load_config(preset=PRESET, assignments=SETTINGS)
-n_cores = os.cpu_count() or 1
-index = open_index(DATA, PREPARED / "cases.csv", config, n_workers=n_cores, track=untracked)
-print(*summarise(index), sep="\n")
+config = brats.load_config(preset=PRESET, assignments=SETTINGS)
+index = brats.open_index(DATA, PREPARED / "cases.csv", config)
+print(*brats.summarise(index), sep="\n")
 
 # %% [markdown]
-# A case: four modalities, and the label map with what each colour is.
+# One case: its four modalities, and its label map with a legend.
 
 # %%
-from brats_seg.report.case_figures import sample_figure
-from brats_seg.report.case_view import open_view
-
-view = open_view(DATA, index.trainable[0].case_id)
-sample_figure(view)
+view = brats.open_view(DATA, index.trainable[0].case_id)
+brats.sample_figure(view)
 
 # %%
-from brats_seg.report.case_figures import view_figure
-
-view_figure(view)
+brats.view_figure(view)
 
 # %% [markdown]
-# Age, survival and size of the tumour, and of how many cases they are known. Who was alive when last heard
-# of has a colour of their own: those days are no survival.
+# Age, survival and tumour volume, and the number of cases for which each is known. Patients who were alive
+# at the last contact have their own colour: their survival is not known.
 
 # %%
-from brats_seg.report.charts import cohort_figure
-
-clinical = read_clinical_tables(DATA)
-cohort_figure(with_clinical(index.cases, clinical), clinical)
+clinical = brats.read_clinical_tables(DATA)
+brats.cohort_figure(index.cases, clinical)
 
 # %% [markdown]
 # ## Folds
 #
-# Patients are shared out once, with grade and age in every fold alike, and written to a table. Cases are
-# then prepared: turned to one orientation, cut to the brain, normalised inside it.
+# Patients are assigned to folds once, balanced by grade and age, and the assignment is written to a table.
+# The cases are then prepared: reoriented, cropped to the brain, and normalised inside it.
 
 # %%
 import pandas as pd
 
-data = open_fold(DATA, fold=FOLD, config=config, prepared_path=PREPARED)
+data = brats.open_fold(DATA, fold=FOLD, config=config, prepared_path=PREPARED)
 print(
     f"fold {FOLD}: {len(data.split.train)} cases to train on, {len(data.split.validation)} held out"
 )
@@ -147,20 +132,15 @@ pd.read_csv(PREPARED / "folds.csv").groupby("fold").agg(
 )
 
 # %% [markdown]
-# ## Train a 3D U-Net
+# ## Training a 3D U-Net
 #
-# One patch goes through the network at a time; the step is that of the whole effective batch, to rounding
-# (see `gradient_accumulation.ipynb`). The picture is renewed after every epoch. A session that ends in the
-# middle costs minutes: the same cell goes on.
+# Each forward pass processes one patch; the optimizer step is that of the whole effective batch, to
+# rounding (see `gradient_accumulation.ipynb`). The figure is updated after every epoch. If the session ends
+# in the middle, run the cell again to resume.
 
 # %%
-from brats_seg.report.history import LiveHistory
-from brats_seg.training.trainer import StopRequest, Trainer
-
-live = LiveHistory(run_path=RUN)
-trainer = Trainer(data=data, config=config, run_path=RUN)
-outcome = trainer.run(stop=StopRequest(MAX_HOURS), track=live)
-live.show()
+trainer = brats.Trainer(data=data, config=config, run_path=RUN)
+outcome = trainer.run(max_hours=MAX_HOURS, track=brats.LiveHistory(run_path=RUN))
 print(
     f"{len(outcome.history)} epochs, best {config.validation.watch} {outcome.best}: {outcome.reason}"
 )
@@ -168,126 +148,100 @@ print(
 # %% [markdown]
 # ## Scores of the held-out cases
 #
-# Thresholds are fitted to them, they are predicted as new scans are, and scored as the challenge does:
-# sigmoid and threshold everywhere, region by region. A region that is empty on both sides scores 1, on one
-# side 0.
+# Thresholds are fitted to the held-out cases, which are then predicted like new scans and scored like in
+# the challenge, region by region. A region that is empty in reference and prediction scores 1; a region
+# that is empty in one of them scores 0.
 
 # %%
-from brats_seg.cli.crossval import crossval
-
-crossval(
-    data=DATA,
-    folds=str(FOLD),
+result = brats.cross_validate(
+    DATA,
+    folds=[FOLD],
     output=WORK / "crossval",
     runs=RUN.parent,
-    preset=PRESET,
-    settings=SETTINGS,
-    prepared=PREPARED,
+    config=config,
+    prepared_path=PREPARED,
     max_hours=MAX_HOURS,
 )
+brats.score_figure(result.scores)
 
 # %%
-from brats_seg.evaluation.scores import read_scores
-from brats_seg.report.charts import bar_figure, score_figure
-
-scores = read_scores(WORK / "crossval/scores.csv")
-score_figure(scores)
-
-# %%
-bar_figure(scores)
+brats.bar_figure(result.scores)
 
 # %% [markdown]
-# ## Look at a prediction
+# ## A prediction
 #
-# Of a case that the network has never seen, beside its reference.
+# A held-out case: prediction and reference.
 
 # %%
-from brats_seg.report.case_figures import montage_figure
-from brats_seg.report.case_view import with_prediction
-
-held_out = open_view(DATA, data.split.validation[0])
-held_out = with_prediction(held_out, WORK / "crossval/predictions")
-montage_figure(held_out)
+held_out = brats.open_view(DATA, data.split.validation[0])
+held_out = brats.with_prediction(held_out, WORK / "crossval/predictions")
+brats.montage_figure(held_out)
 
 # %%
 from base64 import b64encode
 
 from IPython.display import HTML
 
-from brats_seg.report.surface import models_of, write_surface_gif
-
-write_surface_gif(models_of(held_out), WORK / "surface.gif")
+brats.write_surface_gif(brats.models_of(held_out), WORK / "surface.gif")
 gif = b64encode((WORK / "surface.gif").read_bytes()).decode()
-HTML(f'<img alt="reference and prediction, turning" src="data:image/gif;base64,{gif}">')
+HTML(f'<img alt="reference and prediction, rotating" src="data:image/gif;base64,{gif}">')
 
 # %% [markdown]
 # ## An autoencoder
 #
-# It puts a brain into 512 numbers, and keys a brain from them: nothing else passes between its two halves.
-# The same trainer, folds and checkpoints, another thing to learn.
+# The encoder turns a brain into 512 numbers, and the decoder turns them back into a brain; nothing else
+# passes between the two. Trainer, folds and checkpoints are the same.
 
 # %%
-ae_config = load_config(preset=PRESET, assignments=AUTOENCODER)
-live = LiveHistory(run_path=AUTOENCODER_RUN)
-trainer = Trainer(data=data, config=ae_config, run_path=AUTOENCODER_RUN)
-outcome = trainer.run(stop=StopRequest(MAX_HOURS), track=live)
-live.show()
+ae_config = brats.load_config(preset=PRESET, assignments=AUTOENCODER)
+trainer = brats.Trainer(data=data, config=ae_config, run_path=AUTOENCODER_RUN)
+outcome = trainer.run(max_hours=MAX_HOURS, track=brats.LiveHistory(run_path=AUTOENCODER_RUN))
 
 # %% [markdown]
-# A case that it has never seen, and what is left of it.
+# A held-out case and its reconstruction.
 
 # %%
-from brats_seg.cases.inputs import find_inputs
-from brats_seg.inference.reconstruct import Reconstructor
-from brats_seg.inference.scan import read_scan
-from brats_seg.report.case_figures import reconstruction_figure
-from brats_seg.runtime.device import choose_device
-
-(unseen,) = [one for one in find_inputs([DATA]) if one.case.case_id == held_out.case_id]
-reconstructor = Reconstructor.load(AUTOENCODER_RUN, choose_device("auto", "auto"))
-made = reconstructor.reconstruct(read_scan(unseen, reconstructor.spacing_mm))
-reconstruction_figure(made.image, made.reconstruction, case_id=made.case_id)
+reconstructor = brats.Reconstructor.load(AUTOENCODER_RUN)
+(case,) = [case for case in index.cases if case.case_id == held_out.case_id]
+made = reconstructor.reconstruct(case)
+brats.reconstruction_figure(made.image, made.reconstruction, case_id=made.case_id)
 
 # %% [markdown]
 # ## Features
 #
-# Per case: the latent vector; volumes, shape and place of each region; intensities by modality and region;
-# age and resection. What a network says of a case that it learnt on is marked.
+# For each case: the latent vector; volume, shape and position of each region; intensities by modality and
+# region; age and resection. Features from a network that was trained on the patient are marked.
 
 # %%
-from brats_seg.cli.survival import features
-
-features(DATA, output=WORK / "features.csv", autoencoder=[AUTOENCODER_RUN], prepared=PREPARED)
+brats.features_of_folder(
+    DATA, WORK / "features.csv", autoencoders=[AUTOENCODER_RUN], prepared_path=PREPARED
+)
 pd.read_csv(WORK / "features.csv").iloc[:5, :12]
 
 # %% [markdown]
 # ## Survival
 #
-# Days from the scan to death, learnt with everything inside the folds: scaling, choice of features, choice of
-# the model. Patients who were alive when last heard of are not taken for dead. Age alone is the rival to
-# beat, and with few cases the verdict is that nothing is shown. Of the phantoms nothing else can be true:
-# their days are drawn by lot.
+# Days from the scan to death, predicted by nested cross-validation: scaling, selection of features and
+# selection of the model happen inside the folds. Patients who were alive at the last contact are treated as
+# censored. The baseline is a model of age alone. With few cases the verdict is that nothing has been shown;
+# this is always so for phantoms, whose survival is random.
 
 # %%
 from IPython.display import Image, display
 
-from brats_seg.cli.survival import survival
-
 tables = sorted(DATA.glob("**/survival_[!e]*.csv"))
 if tables:
-    survival(
-        WORK / "features.csv",
-        table=tables[0],
-        output=WORK / "survival",
-        folds=PREPARED / "folds.csv",
+    study = brats.study_survival(
+        WORK / "features.csv", tables[0], WORK / "survival", folds=PREPARED / "folds.csv"
     )
+    print(study.verdict)
     display(Image(filename=WORK / "survival/survival.png"))
 else:
-    print(f"{DATA} holds no survival_*.csv: BraTS 2017 to 2020 come with one")
+    print(f"{DATA} has no survival_*.csv; BraTS 2017 to 2020 include one")
 
 # %% [markdown]
-# ## What next
+# ## Next steps
 #
-# - Other folds: set `FOLD` and run again; `brats-seg crossval` scores them together and exports the ensemble.
+# - Other folds: set `FOLD` and run again; `brats-seg crossval` scores all folds and exports the ensemble.
 # - New scans: `brats-seg predict FOLDER -o OUT --model work/crossval/model`.
-# - All that was written here lies in the folder `WORK`.
+# - All results are in the folder `WORK`.

@@ -14,13 +14,14 @@
 # %% [markdown]
 # # Gradient accumulation in 3D
 #
-# A 3D network at full resolution leaves room for one patch at a time. *Gradient accumulation* runs
-# several patches one after another, adds up their gradients, and moves the weights once. It is often
-# said to give "the same" as a large batch. Here is when it does, when it does not, and by how much.
+# With a 3D network at full resolution, only one patch fits in memory at a time. *Gradient accumulation*
+# processes several patches one after another, adds up their gradients, and updates the weights once. It
+# is often said to give "the same" result as a large batch. This notebook shows when it does, when it does
+# not, and by how much.
 #
-# The experiment is that of the articles, in 3D and small enough for two processor cores: ten patches
-# with a tumour each, an effective batch of four. Ten is not a multiple of four, and that is the point:
-# the windows of an epoch hold 4, 4 and 2 patches.
+# The experiment is that of the articles, in 3D and small enough for two CPU cores: ten patches with one
+# tumour each, and an effective batch of four. Ten is not a multiple of four, so the batches of an epoch
+# contain 4, 4 and 2 patches.
 #
 # Research use only.
 
@@ -41,9 +42,14 @@ from monai.networks.nets import UNet
 from torch.nn.utils import parameters_to_vector
 from torch.profiler import ProfilerActivity, profile
 
-from brats_seg import Accumulator, DiceBce, MicroBatch
-from brats_seg.training.certificate import phantom_patches
-from brats_seg.training.losses import BatchDiceBce, whole_loss
+from brats_seg import (
+    Accumulator,
+    BatchDiceBce,
+    DiceBce,
+    MicroBatch,
+    phantom_patches,
+    whole_loss,
+)
 
 N_PATCHES = 10
 EFFECTIVE_BATCH = 4
@@ -52,9 +58,9 @@ N_EPOCHS = 8
 LR = 0.03
 
 # %% [markdown]
-# Patches with a ball of tumour each, and a network that has learnt from them for a while: with random
-# weights all patches look alike to it, and faults hide. Everything is computed in double precision, so
-# that what is left of a difference is no rounding.
+# Each patch contains a ball of tumour. The network is trained for 100 steps first: with random weights all
+# patches have similar gradients, and errors are hard to see. Everything is computed in double precision,
+# so that differences are not caused by rounding.
 
 # %%
 torch.manual_seed(0)
@@ -68,27 +74,27 @@ for step in range(100):
     whole_loss(DiceBce(), started(patches.image[which]), patches.target[which]).backward()
     optimizer.step()
 
-windows = [
+batches = [
     MicroBatch(image, target)
     for image, target in zip(*(part.split(EFFECTIVE_BATCH) for part in patches), strict=True)
 ]
-print("patches in each window of an epoch:", [len(window.image) for window in windows])
+print("patches in each batch of an epoch:", [len(batch.image) for batch in batches])
 
 
 # %%
 def begin():
-    """Return the network as it was started, and a fresh optimizer."""
+    """Return a copy of the trained network and a new optimizer."""
     network = deepcopy(started)
     return network, torch.optim.SGD(network.parameters(), lr=LR)
 
 
-def one_by_one(window):
-    """Cut a window into micro-batches of one patch."""
-    return [MicroBatch(*pair) for pair in zip(*(part.split(1) for part in window), strict=True)]
+def one_by_one(batch):
+    """Split a batch into micro-batches of one patch."""
+    return [MicroBatch(*pair) for pair in zip(*(part.split(1) for part in batch), strict=True)]
 
 
 def loss_of_all(network, criterion):
-    """Return the loss over all ten patches."""
+    """Return the loss of all ten patches."""
     with torch.no_grad():
         return float(whole_loss(criterion, network(patches.image), patches.target))
 
@@ -96,15 +102,15 @@ def loss_of_all(network, criterion):
 curves, ended = {}, {}
 
 # %% [markdown]
-# ## What is to be reached: batches of four
+# ## Reference: batches of four
 
 # %%
 network, optimizer = begin()
 curves["batch of 4"] = [loss_of_all(network, DiceBce())]
 for _ in range(N_EPOCHS):
-    for window in windows:
+    for batch in batches:
         optimizer.zero_grad()
-        DiceBce()(network(window.image), window.target).mean().backward()
+        DiceBce()(network(batch.image), batch.target).mean().backward()
         optimizer.step()
     curves["batch of 4"].append(loss_of_all(network, DiceBce()))
 ended["batch of 4"] = parameters_to_vector(network.parameters()).detach()
@@ -112,29 +118,29 @@ ended["batch of 4"] = parameters_to_vector(network.parameters()).detach()
 # %% [markdown]
 # ## One patch at a time, accumulated to four
 #
-# The package's accumulator takes a window of micro-batches and makes one step of it. The loss gives one
-# number per patch; the accumulator divides by how many patches the window holds, which in the last
-# window of the epoch is two.
+# The accumulator of the package computes one optimizer step from several micro-batches. The loss returns
+# one number per patch; the accumulator divides the sum by the number of patches in the batch, which is two
+# in the last batch of the epoch.
 
 # %%
 network, optimizer = begin()
 accumulator = Accumulator(network, DiceBce(), optimizer)
 curves["1, accumulated to 4"] = [loss_of_all(network, DiceBce())]
 for _ in range(N_EPOCHS):
-    for window in windows:
-        accumulator.step(one_by_one(window))
+    for batch in batches:
+        accumulator.step(one_by_one(batch))
     curves["1, accumulated to 4"].append(loss_of_all(network, DiceBce()))
 ended["1, accumulated to 4"] = parameters_to_vector(network.parameters()).detach()
 
 # %% [markdown]
-# ## One patch at a time, a step after each
+# ## One patch at a time, with a step after each
 
 # %%
 network, optimizer = begin()
 curves["1 alone"] = [loss_of_all(network, DiceBce())]
 for _ in range(N_EPOCHS):
-    for window in windows:
-        for image, target in one_by_one(window):
+    for batch in batches:
+        for image, target in one_by_one(batch):
             optimizer.zero_grad()
             DiceBce()(network(image), target).mean().backward()
             optimizer.step()
@@ -142,12 +148,12 @@ for _ in range(N_EPOCHS):
 ended["1 alone"] = parameters_to_vector(network.parameters()).detach()
 
 # %% [markdown]
-# ## The common mistakes
+# ## Common mistakes
 #
-# The loop of most tutorials divides each loss by 4 and steps at every fourth patch. Three versions of it
-# are about: the gradients of the last, short window are *dropped*; or that window is *divided by 4*
-# although it holds two patches, so that its step is half as long as it should be; or nothing is divided,
-# and every step is four times too long.
+# The loop of most tutorials divides each loss by 4 and calls the optimizer after every fourth patch. There
+# are three common variants: the gradients of the last, short batch are *dropped*; or its loss is *divided
+# by 4* although it contains two patches, so that the step is half as long as it should be; or nothing is
+# divided, and every step is four times too long.
 
 # %%
 for name, divisor, keeps_tail in (
@@ -158,19 +164,19 @@ for name, divisor, keeps_tail in (
     network, optimizer = begin()
     curves[name] = [loss_of_all(network, DiceBce())]
     for _ in range(N_EPOCHS):
-        for window in windows:
-            for image, target in one_by_one(window):
+        for batch in batches:
+            for image, target in one_by_one(batch):
                 (DiceBce()(network(image), target).mean() / divisor).backward()
-            if len(window.image) == EFFECTIVE_BATCH or keeps_tail:
+            if len(batch.image) == EFFECTIVE_BATCH or keeps_tail:
                 optimizer.step()
             optimizer.zero_grad()
         curves[name].append(loss_of_all(network, DiceBce()))
     ended[name] = parameters_to_vector(network.parameters()).detach()
 
 # %% [markdown]
-# The picture shows the loss over all patches after each epoch. The second curve lies on the first;
-# every mistake leaves it. A lower curve is no praise: these losses fall as fast as the steps are long, and
-# a step after each patch, or an undivided one, goes as far as a learning rate four times as high.
+# The figure shows the loss over all patches after each epoch. The second curve coincides with the first;
+# the curves of the mistakes do not. A lower curve is not a better method: a step after each patch, or an
+# undivided gradient, has the effect of a learning rate four times as high.
 
 # %%
 STYLES = {
@@ -192,8 +198,8 @@ axes.legend()
 figure
 
 # %% [markdown]
-# How far from the weights of the batch of four each way ends, as a share of the way that those went.
-# What is exact differs by rounding.
+# The table shows the distance of the final weights from those of the batch of four, relative to the
+# distance that those moved. Exact methods differ by rounding only.
 
 # %%
 start = parameters_to_vector(started.parameters()).detach()
@@ -207,12 +213,12 @@ pd.DataFrame(
 )
 
 # %% [markdown]
-# ## A loss that is no mean: batch Dice
+# ## A loss that is not a mean: batch Dice
 #
-# nnU-Net and the entries that won BraTS take the Dice of the batch as a whole: a ratio of sums over all
-# its patches. The mean of four such ratios is not the ratio of four sums. Dividing by four, however
-# carefully, cannot mend that. The accumulator goes through such a window twice: once for the sums, and
-# once for the gradient that follows from them.
+# nnU-Net and the winning entries of BraTS compute the Dice over the whole batch: a ratio of sums over all
+# its patches. The mean of four ratios is not the ratio of four sums, so dividing by four cannot be exact.
+# The accumulator processes such a batch in two passes: the first adds up the sums, the second computes the
+# gradient from them.
 
 # %%
 batch_dice, batch_ended = BatchDiceBce(), {}
@@ -221,12 +227,12 @@ for name in ("batch of 4", "accumulated naively", "accumulated in two passes"):
     accumulator = Accumulator(network, batch_dice, optimizer)
     curves[f"batch Dice: {name}"] = [loss_of_all(network, batch_dice)]
     for _ in range(N_EPOCHS):
-        for window in windows:
+        for batch in batches:
             if name == "accumulated in two passes":
-                accumulator.step(one_by_one(window))
+                accumulator.step(one_by_one(batch))
                 continue
             optimizer.zero_grad()
-            parts = [window] if name == "batch of 4" else one_by_one(window)
+            parts = [batch] if name == "batch of 4" else one_by_one(batch)
             for image, target in parts:
                 (whole_loss(batch_dice, network(image), target) / len(parts)).backward()
             optimizer.step()
@@ -257,24 +263,24 @@ pd.Series(
 ).to_frame()
 
 # %% [markdown]
-# ## What it costs in memory
+# ## Memory
 #
-# Measured with the PyTorch profiler: the most that was held at any moment of one step, over what was
-# held before it (weights and patches). The gradients are as large whatever the batch; the activations
-# are what accumulation saves.
+# Measured with the PyTorch profiler: the peak of the memory allocated during one step, beyond what was
+# allocated before it (weights and patches). The gradients take the same memory for any batch size;
+# accumulation saves the memory of the activations.
 
 # %%
 held_mb = {}
 for name, parts in (
-    ("batch of 4", [windows[0]]),
-    ("1, accumulated to 4", one_by_one(windows[0])),
-    ("1, accumulated to 4, batch Dice in two passes", one_by_one(windows[0])),
-    ("1 alone", one_by_one(windows[0])[:1]),
+    ("batch of 4", [batches[0]]),
+    ("1, accumulated to 4", one_by_one(batches[0])),
+    ("1, accumulated to 4, batch Dice in two passes", one_by_one(batches[0])),
+    ("1 alone", one_by_one(batches[0])[:1]),
 ):
     network, optimizer = begin()
     criterion = BatchDiceBce() if "Dice" in name else DiceBce()
     accumulator = Accumulator(network, criterion, optimizer)
-    accumulator.step(parts)  # what is set up once is not counted
+    accumulator.step(parts)  # one-time allocations are not counted
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         accumulator.step(parts)
     with tempfile.TemporaryDirectory() as folder:
@@ -286,16 +292,16 @@ for name, parts in (
 pd.Series(held_mb, name="MB at the peak of a step").round(1).to_frame()
 
 # %% [markdown]
-# Accumulation saves memory, not time: four passes of one patch take about as long as one pass of four.
-# It does nothing for prediction, where there is no gradient to add up. And layers that look across
-# patches, such as batch normalisation, see one patch instead of four: the accumulator refuses them, where
-# a loop by hand computes something else in silence.
+# Accumulation saves memory, not time: four passes of one patch take about as long as one pass of four. It
+# does not help in prediction, where there is no gradient. Layers that compute statistics over the batch,
+# such as batch normalisation, see one patch instead of four: the accumulator refuses them, whereas a loop
+# written by hand computes a different result without a warning.
 
 # %% [markdown]
-# ## For those who come from Lightning
+# ## Comparison with Lightning
 #
-# `accumulate_grad_batches=4` makes the steps for you. It divides by four in every window, the short one
-# too, so that it lands where "divided by 4 always" does. The cell runs where Lightning is installed; this
+# `accumulate_grad_batches=4` accumulates in Lightning. It divides by four in every batch, also in the short
+# one, so its weights are those of "divided by 4 always". The cell runs if Lightning is installed; this
 # package does not need it.
 
 # %%
@@ -311,7 +317,7 @@ else:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
     class Segmentation(lightning.LightningModule):
-        """The network of this notebook, with its loss and its optimizer."""
+        """The network of this notebook with its loss and optimizer."""
 
         def __init__(self):
             super().__init__()

@@ -24,21 +24,21 @@ def make_feature_table(
     *,
     case_ids: Sequence[str] | None = None,
     patient_ids: Sequence[str] | None = None,
-    latent_seen: Sequence[tuple[Leakage, ...]] | None = None,
-    labels_seen: Sequence[Leakage | None] | None = None,
+    latent_leakage: Sequence[tuple[Leakage, ...]] | None = None,
+    labels_leakage: Sequence[Leakage | None] | None = None,
     resections: Sequence[str] | None = None,
 ) -> FeatureTable:
     """Return a table of values (cases, features), called `f0`, `f1`, ... if not told otherwise."""
     values = np.asarray(values, dtype=np.float64)
     n_cases, n_columns = values.shape
     ids = tuple(case_ids or (f"case{number:03d}" for number in range(n_cases)))
-    labels = tuple(labels_seen or (None,) * n_cases)
+    labels = tuple(labels_leakage or (None,) * n_cases)
     return FeatureTable(
         case_ids=ids,
         patient_ids=tuple(patient_ids or ids),
         labels_from=tuple("prediction" if seen else "reference" for seen in labels),
-        labels_seen=labels,
-        latent_seen=tuple(latent_seen or ((),) * n_cases),
+        labels_leakage=labels,
+        latent_leakage=tuple(latent_leakage or ((),) * n_cases),
         resections=tuple(resections or ("",) * n_cases),
         columns=tuple(columns or (f"f{number}" for number in range(n_columns))),
         values=values,

@@ -11,12 +11,13 @@ from brats_seg.evaluation.evaluate import (
     CaseScores,
     Pair,
     PairConventions,
-    label_content,
+    read_pair,
     score_pair,
 )
 from brats_seg.evaluation.protocols import Protocol, protocol_named
 from brats_seg.evaluation.scores import LESION_COLUMNS, REGION_COLUMNS
 from brats_seg.labels import BRATS2017, BRATS2023, BRATS2024
+from brats_seg.voxels.box import Box
 from tests.builders import BRATS_AFFINE, make_label_map, write_nifti
 
 LEGACY = protocol_named("legacy")
@@ -48,7 +49,8 @@ def scored(
         predicted = folder / "prediction.nii.gz"
         write_nifti(predicted, prediction, scan_affine if affine is None else affine)
     pair = Pair(case_id="a", reference=folder / "reference.nii.gz", prediction=predicted)
-    return score_pair(pair, PairConventions(reference=BRATS2017, prediction=BRATS2023), protocol)
+    conventions = PairConventions(reference=BRATS2017, prediction=BRATS2023)
+    return score_pair(read_pair(pair), conventions, protocol)
 
 
 # 3 x 2 x 2 = 12 voxels; of the 16 predicted ones 8 are among them
@@ -142,13 +144,13 @@ def test_cutting_to_the_tumour_changes_no_score(tmp_path: Path) -> None:
     """Dilations that reach the edge of the volume, and others that have room."""
     maps = [make_label_map((24, 24, 16), BRATS2023, seed) for seed in (0, 1)]
     roomy = [np.pad(label_map, ((9, 3), (0, 12), (7, 7))) for label_map in maps]
-    numbering = PairConventions(reference=BRATS2024, prediction=BRATS2024)
+    conventions = PairConventions(reference=BRATS2024, prediction=BRATS2024)
 
     tables = []
     for name, sides in (("tight", maps), ("roomy", roomy)):
         paths = [write_nifti(tmp_path / f"{name}{k}.nii", side) for k, side in enumerate(sides)]
         pair = Pair(case_id="a", reference=paths[0], prediction=paths[1])
-        scores = score_pair(pair, numbering, LESIONWISE).scores
+        scores = score_pair(read_pair(pair), conventions, LESIONWISE).scores
         tables.append([np.delete(score.values, 4) for score in scores])
 
     # all but the specificity, for which the volume counts
@@ -184,7 +186,13 @@ def test_rounding_of_an_affine_is_no_other_grid(tmp_path: Path) -> None:
     assert found.remark == ""
 
 
-def test_the_values_of_a_label_map(tmp_path: Path) -> None:
-    path = write_nifti(tmp_path / "a.nii", boxed((4, np.s_[0:1, 0:1, 0:1])).astype(np.float32))
+def test_a_label_map_is_kept_packed(tmp_path: Path) -> None:
+    label_map = boxed((4, np.s_[2:5, 1:4, 3:4]), (1, np.s_[6:7, 2:3, 5:6]))
+    path = write_nifti(tmp_path / "a.nii", label_map.astype(np.float32))
 
-    assert label_content(path, "a").values == {0, 4}
+    kept = read_pair(Pair(case_id="a", reference=path, prediction=None)).reference
+
+    assert kept.values == {0, 1, 4}
+    assert kept.box == Box(start=(2, 1, 3), stop=(7, 4, 6))
+    np.testing.assert_array_equal(kept.within(kept.box), label_map[2:7, 1:4, 3:6])
+    np.testing.assert_array_equal(kept.within(Box.at((0, 0, 0), SHAPE)), label_map)

@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from brats_seg.cases.nifti import Volume, read_label_map
+from brats_seg.evaluation import evaluate
 from brats_seg.evaluation.evaluate import Evaluation, evaluate_folders
 from brats_seg.evaluation.protocols import Protocol, protocol_named
 from brats_seg.evaluation.scores import write_scores
@@ -107,7 +109,7 @@ def test_a_case_that_cannot_be_scored_does_not_stop_the_others(
     reasons = [failure.message for failure in found.failures]
     assert all(case_id in reason for case_id, reason in zip(CASES, reasons, strict=False))
     assert "24x24x15" in reasons[1]
-    assert f"(prediction {CASES[2]}.nii.gz)" in reasons[2]
+    assert f"file prediction {CASES[2]}.nii.gz: " in reasons[2]
     assert "found label values [7]" in reasons[2]
     assert "expected whole numbers" in reasons[3]
     assert found.missing == ()
@@ -146,6 +148,47 @@ def test_progress_is_shown_for_reading_and_scoring(brats_root: Path, predictions
     evaluate_folders(brats_root, predictions, LEGACY, track=track)
 
     assert seen == [("reading label maps", 6, 6), ("scoring", 6, 6)]
+
+
+def test_every_label_map_is_read_once(
+    brats_root: Path, predictions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+
+    def counted(path: Path, *, case_id: str) -> Volume:
+        read.append(path)
+        return read_label_map(path, case_id=case_id)
+
+    monkeypatch.setattr(evaluate, "read_label_map", counted)
+    evaluate_folders(brats_root, predictions, LEGACY)
+
+    assert len(read) == len(set(read)) == 12
+
+
+@pytest.mark.parametrize("cavity_and_enhancing", [False, True])
+def test_a_case_of_the_2024_shape_is_read_in_the_convention_of_2024(
+    tmp_path: Path, cavity_and_enhancing: bool
+) -> None:
+    """Its name is one of 2023, and without the shape 4 would be enhancing tumour."""
+    case_id, shape = "BraTS-GLI-00001-000", (182, 218, 182)
+    reference = np.zeros(shape, np.uint8)
+    reference[20:30, 20:30, 20:30] = 2
+    reference[22:25, 22:25, 22:25] = 1
+    reference[25:28, 25:28, 25:28] = 4
+    if cavity_and_enhancing:
+        reference[22:25, 25:28, 25:28] = 3
+    write_nifti(tmp_path / "reference" / f"{case_id}.nii.gz", reference)
+    write_nifti(
+        tmp_path / "prediction" / f"{case_id}.nii.gz", np.where(reference == 4, 0, reference)
+    )
+
+    found = evaluate_folders(tmp_path / "reference", tmp_path / "prediction", LEGACY)
+
+    assert (found.reference_labels, found.failures) == (("brats2024",), ())
+    volumes = {score.region: score.reference_ml for score in found.scores}
+    assert volumes["et"] == (0.027 if cavity_and_enhancing else 0)
+    assert volumes["wt"] == pytest.approx(1.0 - 0.027)
+    assert set(dices(found, "et").values()) == {1.0}
 
 
 @pytest.mark.real

@@ -65,7 +65,7 @@ def test_a_reference_label_map_needs_no_network(root):
     first, second = extraction.rows
     assert [row.case_id for row in extraction.rows] == list(IDS[:2])
     assert first.labels_from == "reference"
-    assert first.labels_seen is None
+    assert first.labels_leakage is None
     assert [one.name for one in first.features] == [one.name for one in second.features]
     assert first.features != second.features
 
@@ -110,7 +110,7 @@ def test_a_label_map_is_predicted_where_there_is_no_reference(root, tmp_path):
     extraction = extract(root, segmentations=[run])
 
     assert [row.labels_from for row in extraction.rows] == ["reference", "reference", "prediction"]
-    assert [row.labels_seen for row in extraction.rows] == [None, None, NO]
+    assert [row.labels_leakage for row in extraction.rows] == [None, None, NO]
 
 
 def test_predictions_can_be_asked_for_and_say_who_was_seen(root, tmp_path):
@@ -119,7 +119,7 @@ def test_predictions_can_be_asked_for_and_say_who_was_seen(root, tmp_path):
     rows = extract(root, segmentations=runs, predicted=True).rows
 
     assert {row.labels_from for row in rows} == {"prediction"}
-    assert [row.labels_seen for row in rows] == [NO, NO, YES]
+    assert [row.labels_leakage for row in rows] == [NO, NO, YES]
 
 
 def test_a_case_is_segmented_by_the_run_that_has_not_seen_it(root, tmp_path):
@@ -152,8 +152,8 @@ def test_every_autoencoder_gives_a_vector_and_says_whom_it_has_seen(root, tmp_pa
     assert len(latent) == 128
     assert {"latent0_000", "latent0_063", "latent1_063"} <= latent.keys()
     assert latent["latent0_000"] != latent["latent1_000"]
-    assert first.latent_seen == (YES, UNKNOWN)
-    assert second.latent_seen == (NO, UNKNOWN)
+    assert first.latent_leakage == (YES, UNKNOWN)
+    assert second.latent_leakage == (NO, UNKNOWN)
     assert [one.value for one in second.features][-128:] != [*latent.values()]
 
 

@@ -1,4 +1,4 @@
-"""`brats-seg figure KIND`: what it keys, and what it says when it cannot."""
+"""`brats-seg figure KIND`: what it draws, and what it says when it cannot."""
 
 import sys
 from collections.abc import Callable
@@ -102,7 +102,7 @@ def test_the_history_of_a_run_is_drawn(figure: Run, tmp_path: Path) -> None:
         (["preview", "scans", "-o", "a.png"], "found neither reference nor prediction"),
         (["surface", "scans", "-o", "a.gif"], "found neither reference nor prediction"),
         (["distributions", "scans", "-o", "a.png"], "neither age, survival nor label map is known"),
-        (["scores", "absent.csv", "-o", "a.png"], "absent.csv cannot be read: No such file"),
+        (["scores", "absent.csv", "-o", "a.png"], "absent.csv does not exist"),
         (["bars", "scans", "-o", "a.png"], "scans cannot be read: Is a directory"),
         (["history", "scans", "-o", "a.png"], "expected the folder of a run"),
     ],

@@ -1,12 +1,26 @@
-"""Files that a reader never sees half of."""
+"""Files and folders that a reader never sees half of, locks, and disk space."""
 
+import errno
+import multiprocessing
 import os
+import signal
+import threading
 from pathlib import Path
 
 import pytest
 
-from brats_seg.errors import EnvironmentalError
-from brats_seg.files import remove_leftovers, whole_file, writable_folder
+from brats_seg.errors import EnvironmentalError, UsageError
+from brats_seg.files import (
+    folder_bytes,
+    free_bytes,
+    locked,
+    remove_leftovers,
+    whole_file,
+    whole_folder,
+    writable_folder,
+)
+
+ADVICE = "Buy a disk."
 
 
 def test_the_file_appears_only_when_it_is_whole(tmp_path: Path) -> None:
@@ -56,6 +70,22 @@ def test_other_errors_of_the_system_stay_what_they_are(tmp_path: Path) -> None:
         raise OSError(5, os.strerror(5))
 
 
+def test_the_clean_up_does_not_hide_the_error(tmp_path: Path, monkeypatch) -> None:
+    """In a current folder that has been removed, as a notebook's may be."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    gone.rmdir()
+    monkeypatch.setattr(Path, "unlink", refuse)
+
+    with pytest.raises(ValueError, match="the error that matters"), whole_file(Path("a.txt")):
+        raise ValueError("the error that matters")
+
+
 def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     (tmp_path / ".4711-last.pt").write_text("half")
     (tmp_path / ".hidden").write_text("somebody's")
@@ -96,3 +126,162 @@ def test_a_folder_that_is_there_but_takes_no_files_is_not_taken(
     monkeypatch.setattr("tempfile.TemporaryFile", refuse)
 
     assert writable_folder(tmp_path) != tmp_path
+
+
+def test_a_folder_appears_once_it_is_full(tmp_path: Path) -> None:
+    path = tmp_path / "store" / "case"
+
+    with whole_folder(path, when_full=ADVICE) as folder:
+        (folder / "a").write_text("new")
+        assert not path.exists()
+
+    assert (path / "a").read_text() == "new"
+    assert [entry.name for entry in path.parent.iterdir()] == ["case"]
+
+
+def test_a_folder_replaces_the_one_before_it_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "case"
+    path.mkdir()
+    (path / "old").touch()
+
+    with whole_folder(path, when_full=ADVICE) as folder:
+        (folder / "new").touch()
+
+    assert [entry.name for entry in path.iterdir()] == ["new"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["case"]
+
+
+def test_an_exception_leaves_the_earlier_folder(tmp_path: Path) -> None:
+    path = tmp_path / "case"
+    path.mkdir()
+    (path / "old").touch()
+
+    def fill_half() -> None:
+        with whole_folder(path, when_full=ADVICE) as folder:
+            (folder / "half").touch()
+            raise KeyError("the other half")
+
+    with pytest.raises(KeyError, match="the other half"):
+        fill_half()
+
+    assert [entry.name for entry in path.iterdir()] == ["old"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["case"]
+
+
+def test_a_failed_renaming_leaves_the_folder_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "case"
+    path.mkdir()
+    (path / "old").touch()
+    rename = Path.rename
+
+    def fail_for_new(self: Path, target: Path) -> Path:
+        if "-new-" in self.name:
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fail_for_new)
+    with (
+        pytest.raises(EnvironmentalError, match="Permission denied"),
+        whole_folder(path, when_full=ADVICE),
+    ):
+        pass
+
+    assert [entry.name for entry in path.iterdir()] == ["old"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["case"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_named_with_advice(tmp_path: Path, number: int) -> None:
+    with (
+        pytest.raises(EnvironmentalError, match=r"the disk is full: .*case .* Buy a disk\."),
+        whole_folder(tmp_path / "case", when_full=ADVICE),
+    ):
+        raise OSError(number, "full disk (simulated)")
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_leftovers_of_killed_processes_are_removed_and_nothing_else(tmp_path: Path) -> None:
+    for name in (".12-new-a", ".3-old-a", "a", ".hidden", "b-new-c"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
+    (tmp_path / ".5-folds.csv").touch()  # another process may be writing it
+
+    remove_leftovers(tmp_path, folders=True)
+
+    assert {entry.name for entry in tmp_path.iterdir()} == {
+        "a",
+        ".hidden",
+        "b-new-c",
+        ".5-folds.csv",
+    }
+
+
+def test_the_size_of_a_folder_is_that_of_its_files(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"123")
+    (tmp_path / "b").write_bytes(b"4567")
+
+    assert folder_bytes(tmp_path) == 7
+    assert folder_bytes(tmp_path / "absent") == 0
+
+
+def test_free_space_is_told_for_folders_still_to_be_made(tmp_path: Path) -> None:
+    assert free_bytes(tmp_path / "a" / "b") > 0
+
+
+def test_a_lock_that_is_taken_is_refused(tmp_path: Path) -> None:
+    taken = UsageError("another process is writing here")
+
+    with (
+        locked(tmp_path / "below" / ".lock", when_taken=taken),
+        pytest.raises(UsageError, match="another process is writing here"),
+        locked(tmp_path / "below" / ".lock", when_taken=taken),
+    ):
+        pytest.fail("both hold the lock")
+
+
+def test_a_lock_that_is_taken_is_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    order = []
+
+    def second() -> None:
+        with locked(tmp_path / ".lock"):
+            order.append("second")
+
+    with locked(tmp_path / ".lock"):
+        thread = threading.Thread(target=second)
+        thread.start()
+        thread.join(timeout=0.2)
+        order.append("first")
+    thread.join()
+
+    assert order == ["first", "second"]
+    assert f"waiting for another process that works in {tmp_path}" in caplog.text
+
+
+def hold_and_die(path: Path) -> None:
+    with locked(path):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_dead_process_holds_no_lock(tmp_path: Path) -> None:
+    process = multiprocessing.Process(target=hold_and_die, args=(tmp_path / ".lock",))
+    process.start()
+    process.join()
+
+    with locked(tmp_path / ".lock", when_taken=UsageError("taken")):
+        assert process.exitcode == -signal.SIGKILL
+
+
+def test_a_lock_in_a_place_that_cannot_be_written_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    with (
+        pytest.raises(EnvironmentalError, match="cannot be written"),
+        locked(tmp_path / "file" / ".lock"),
+    ):
+        pytest.fail("there is nowhere to write the lock")

@@ -26,8 +26,8 @@ def learnt(tmp_path: Path, *train: str, people: People = NOBODY, cases=()) -> Tr
 def test_a_case_of_the_training_has_been_seen(tmp_path):
     training = learnt(tmp_path, "A", "B")
 
-    assert training.saw(NOBODY.keys("A", "A")) == Leakage.YES
-    assert training.saw(NOBODY.keys("held", "held")) == Leakage.NO
+    assert training.leakage(NOBODY.keys("A", "A")) == Leakage.YES
+    assert training.leakage(NOBODY.keys("held", "held")) == Leakage.NO
 
 
 def test_another_time_point_of_a_patient_has_been_seen(tmp_path):
@@ -37,7 +37,7 @@ def test_another_time_point_of_a_patient_has_been_seen(tmp_path):
         ("BraTS-GLI-00005-001", Leakage.YES),
         ("BraTS-GLI-00006-000", Leakage.NO),
     ):
-        assert training.saw(NOBODY.keys(case_id, parse_case_id(case_id).patient_id)) == seen
+        assert training.leakage(NOBODY.keys(case_id, parse_case_id(case_id).patient_id)) == seen
 
 
 def test_the_patient_that_the_index_knows_counts(tmp_path):
@@ -46,7 +46,7 @@ def test_the_patient_that_the_index_knows_counts(tmp_path):
 
     training = learnt(tmp_path, "A", cases=cases)
 
-    assert training.saw(NOBODY.keys("B", "person")) == Leakage.YES
+    assert training.leakage(NOBODY.keys("B", "person")) == Leakage.YES
 
 
 def test_the_same_person_under_the_id_of_another_year_has_been_seen(tmp_path):
@@ -58,15 +58,15 @@ def test_the_same_person_under_the_id_of_another_year_has_been_seen(tmp_path):
 
     training = learnt(tmp_path, "Brats18_X_1", people=people)
 
-    assert training.saw(people.keys("BraTS20_Training_001", "another")) == Leakage.YES
-    assert training.saw(NOBODY.keys("BraTS20_Training_001", "another")) == Leakage.NO
+    assert training.leakage(people.keys("BraTS20_Training_001", "another")) == Leakage.YES
+    assert training.leakage(NOBODY.keys("BraTS20_Training_001", "another")) == Leakage.NO
 
 
 def test_a_run_without_a_split_does_not_say(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         training = TrainingCases.of_run(tmp_path, NOBODY, ())
 
-    assert training.saw(NOBODY.keys("A", "A")) == Leakage.UNKNOWN
+    assert training.leakage(NOBODY.keys("A", "A")) == Leakage.UNKNOWN
     assert f"{tmp_path} has no split.csv" in caplog.text
 
 
@@ -77,4 +77,4 @@ def test_a_checkpoint_is_of_the_run_that_it_lies_in(tmp_path, name):
 
     training = TrainingCases.of_run(tmp_path / name, NOBODY, ())
 
-    assert training.saw(NOBODY.keys("A", "A")) == Leakage.YES
+    assert training.leakage(NOBODY.keys("A", "A")) == Leakage.YES

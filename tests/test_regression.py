@@ -112,7 +112,7 @@ def test_each_case_is_predicted_from_an_autoencoder_that_has_not_seen_it(fitted)
     yes, no = Leakage.YES, Leakage.NO
     seen = [(no, yes) if number % 2 else (yes, no) for number in range(12)]
     values = np.stack([np.arange(12) + 100, np.arange(12) + 200], axis=1)
-    table = make_feature_table(values, ["latent0_000", "latent1_000"], latent_seen=seen)
+    table = make_feature_table(values, ["latent0_000", "latent1_000"], latent_leakage=seen)
     study = Study.of(table, make_outcomes(np.arange(1.0, 13) * 100))
     folds = FoldTable(
         rows=tuple(
@@ -181,3 +181,73 @@ def test_folds_that_hold_all_deaths_leave_nothing_to_learn_from():
         FoldError, match=r"fold 0 is held out with only 0 deaths in the other folds"
     ):
         cross_validate(study, make_plan(), fold_table(study.table.case_ids))
+
+
+@pytest.fixture
+def cox_fitted(monkeypatch):
+    """Record the cases of each fit of a Cox model; it predicts how many deaths it learnt from."""
+    seen = []
+
+    def record(features, days, died, splits):
+        seen.append((features.copy(), died.copy(), splits))
+        return _Median(float(died.sum()))
+
+    monkeypatch.setattr(regression, "fit_cox", record)
+    return seen
+
+
+def with_cox(**settings):
+    return replace(make_plan(**settings), with_cox=True)
+
+
+@pytest.mark.usefixtures("fitted")
+def test_the_cox_model_learns_from_deaths_and_censored_cases_of_the_other_folds(cox_fitted):
+    study = numbered(censored=[number in {2, 5} for number in range(12)])
+
+    predictions = cross_validate(study, with_cox(), fold_table(study.table.case_ids))
+
+    held_out = [{number for number in range(12) if number % 3 == fold} for fold in range(3)]
+    assert [numbers(features) for features, _, _ in cox_fitted] == [
+        set(range(12)) - held for held in held_out
+    ]
+    assert predictions.log_hazards.tolist() == [6, 6, 8] * 4
+
+
+@pytest.mark.usefixtures("fitted")
+def test_all_scans_of_a_patient_are_in_one_inner_fold_of_the_cox_model(cox_fitted):
+    patients = [f"P{number // 2}" for number in range(12)]
+    table = make_feature_table(np.arange(12)[:, None], ["number"], patient_ids=patients)
+    study = Study.of(table, make_outcomes(np.arange(1.0, 13) * 100))
+
+    cross_validate(study, with_cox(n_folds=3))
+
+    for features, _, splits in cox_fitted:
+        of_row = [patients[int(number)] for number in features[:, -1]]
+        for train, held in splits:
+            assert not {of_row[row] for row in train} & {of_row[row] for row in held}
+
+
+@pytest.mark.usefixtures("fitted")
+def test_each_hazard_comes_from_an_autoencoder_that_was_not_trained_on_the_case(cox_fitted):
+    yes, no = Leakage.YES, Leakage.NO
+    seen = [(no, yes) if number % 2 else (yes, no) for number in range(12)]
+    values = np.stack([np.arange(12) + 100, np.arange(12) + 200], axis=1)
+    table = make_feature_table(values, ["latent0_000", "latent1_000"], latent_leakage=seen)
+    study = Study.of(table, make_outcomes(np.arange(1.0, 13) * 100))
+
+    cross_validate(study, with_cox(n_folds=3))
+
+    latents = [features[:, -1] for features, _, _ in cox_fitted]
+    assert {int(latent.min()) // 100 for latent in latents} == {1, 2}
+    assert all(int(latent.min()) // 100 == int(latent.max()) // 100 for latent in latents)
+
+
+def test_with_the_cox_model_the_days_are_the_same():
+    study = make_study(n_cases=16, effect=0.9)
+
+    without, beside = (cross_validate(study, plan) for plan in (make_plan(), with_cox()))
+
+    assert np.array_equal(without.days, beside.days)
+    assert without.log_hazards is None
+    order = np.corrcoef(beside.log_hazards, np.log(study.outcomes.days))[0, 1]
+    assert order < -0.4

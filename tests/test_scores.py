@@ -81,8 +81,12 @@ def test_what_was_written_is_read_back(tmp_path: Path, score: Score) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("a,b\n1,2\n", "no table of scores .*; expected the columns case_id, region, dice"),
-        ("case_id,region,dice\na,wt,high\n", "no table of scores"),
+        ("a,b\n1,2\n", "has no column case_id, region, dice.*; found the columns a, b"),
+        (
+            "case_id,region,dice,jaccard,hd95,sensitivity,specificity,reference_ml,prediction_ml\n"
+            "a,wt,high,1,1,1,1,1,1\n",
+            "not a table of scores, .*'high'",
+        ),
     ],
 )
 def test_another_table_is_refused(tmp_path: Path, text: str, expected: str) -> None:
@@ -93,5 +97,5 @@ def test_another_table_is_refused(tmp_path: Path, text: str, expected: str) -> N
 
 
 def test_a_table_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"absent.csv cannot be read: No such file"):
+    with pytest.raises(UsageError, match=r"absent.csv does not exist"):
         read_scores(tmp_path / "absent.csv")

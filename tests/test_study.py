@@ -5,7 +5,7 @@ import pytest
 
 from brats_seg.survival.cross_validation import Study
 from brats_seg.survival.leakage import Leakage
-from brats_seg.survival.models import BASELINE, FAMILIES
+from brats_seg.survival.models import BASELINE
 from tests.survival_builders import make_feature_table, make_outcomes
 
 NO, YES, UNKNOWN = Leakage.NO, Leakage.YES, Leakage.UNKNOWN
@@ -45,7 +45,7 @@ def test_columns_that_say_nothing_are_left_out_by_name():
 def test_the_baseline_has_the_age_and_nothing_else():
     study = study_of([[1.0], [2], [3]], ["x"])
 
-    assert study.features_of(BASELINE, 0).tolist() == [[50], [60], [70]]
+    assert study.features_of(0, age_only=BASELINE.age_only).tolist() == [[50], [60], [70]]
 
 
 def test_the_baseline_keeps_an_age_that_says_nothing():
@@ -59,14 +59,14 @@ def test_the_baseline_keeps_an_age_that_says_nothing():
 @pytest.mark.parametrize(("encoder", "expected"), [(0, [1, 5]), (1, [1, 8])])
 def test_the_vectors_of_two_autoencoders_are_never_mixed(encoder, expected):
     values = [[1.0, 5, 8], [2, 6, 9], [3, 7, 10]]
-    study = study_of(values, ["x", "latent0_000", "latent1_000"], latent_seen=[(NO, YES)] * 3)
+    study = study_of(values, ["x", "latent0_000", "latent1_000"], latent_leakage=[(NO, YES)] * 3)
 
-    assert study.features_of(FAMILIES[0], encoder)[0].tolist() == [50, *expected]
+    assert study.features_of(encoder)[0].tolist() == [50, *expected]
 
 
 def test_each_case_has_the_autoencoder_that_has_not_seen_it():
     seen = [(NO, YES), (YES, NO), (YES, UNKNOWN)]
-    study = study_of([[1.0], [2], [3]], ["x"], latent_seen=seen)
+    study = study_of([[1.0], [2], [3]], ["x"], latent_leakage=seen)
 
     assert study.encoders.tolist() == [0, 1, 1]
 

@@ -2,13 +2,15 @@
 
 import csv
 import json
+import re
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from brats_seg.cases.phantom import write_phantom_cases
-from brats_seg.survival import models as families
+from brats_seg.survival import results
 from brats_seg.survival.radiomics import Feature
 from brats_seg.survival.table import FeatureRow, read_features, write_features
 from tests.builders import Run
@@ -22,7 +24,7 @@ HEADER = "case_id,Age,Survival_days,Extent_of_Resection"
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let one quick family stand for all."""
-    monkeypatch.setattr(families, "FAMILIES", (RIDGE,))
+    monkeypatch.setattr(results, "FAMILIES", (RIDGE,))
 
 
 def write_cohort(folder: Path, *, n_cases: int = 30, effect: float = 0.9, seed: int = 0) -> None:
@@ -36,8 +38,8 @@ def write_cohort(folder: Path, *, n_cases: int = 30, effect: float = 0.9, seed: 
             case_id=case_id,
             patient_id=case_id,
             labels_from="reference",
-            labels_seen=None,
-            latent_seen=(),
+            labels_leakage=None,
+            latent_leakage=(),
             resection="",
             features=(
                 Feature(name="wt_ml", value=value),
@@ -104,7 +106,7 @@ def test_networks_that_do_not_say_whom_they_saw_are_noted(
     code, shown, _ = run("features", brats_root, "--segmentation", model, "--predicted")
 
     assert code == 0
-    assert "has no split.csv: whether it has seen a case is not known" in shown
+    assert "has no split.csv: whether it was trained on a case is unknown" in shown
     assert "note: 6 label maps by networks that do not say whom they learnt on" in shown
 
 
@@ -162,8 +164,61 @@ def test_censored_cases_are_counted_and_named(run: Run, tmp_path: Path) -> None:
     assert code == 0
     assert "30 cases: 28 deaths, which are learnt from; 1 censored" in shown
     assert "1 of unknown outcome, predicted only" in shown
-    assert "1 of 1 censored too early" in shown
+    assert "censored too early" in shown
+    assert "1 of 1" in shown
     assert summary_of(tmp_path)["n_censored"] == 1
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_cox_model_learns_from_censored_cases_too(run: Run, tmp_path: Path) -> None:
+    write_cohort(tmp_path)
+    replace_cell(tmp_path / "survival_info.csv", 3, "Survival_days", "ALIVE (9999 days later)")
+
+    code, shown, _ = run(*SURVIVAL)
+
+    assert code == 0
+    assert "learnt from by the Cox model and counted in the concordance index only" in shown
+    assert re.search(r"\ncox +0\.\d\d \[0\.\d\d, \d\.\d\d\]", shown)
+    figures = summary_of(tmp_path)["figures"]
+    assert figures["cox"]["concordance"]["low"] > 0.6
+    assert all("concordance" in family for family in figures.values())
+    with (tmp_path / "survival" / "predictions.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert all(float(row["cox_risk"]) > 0 for row in rows)
+
+
+@pytest.mark.usefixtures("quick")
+def test_without_lifelines_the_days_are_the_same_and_a_remark_says_how_to_install_it(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_cohort(tmp_path)
+    run(*SURVIVAL)
+    path = tmp_path / "survival" / "predictions.csv"
+    beside = [line.rsplit(",", 1) for line in path.read_text().splitlines()]
+    monkeypatch.setitem(sys.modules, "lifelines", None)
+
+    code, shown, _ = run(*SURVIVAL)
+
+    assert code == 0
+    assert 'pip install "brats_seg[survival]"' in shown
+    assert path.read_text().splitlines() == [days for days, _ in beside]
+    assert beside[0][1] == "cox_risk"
+    assert set(summary_of(tmp_path)["figures"]) == {"selected", "age", "ridge"}
+    assert "concordance" not in summary_of(tmp_path)["figures"]["age"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_five_patients_with_constant_columns_end_with_a_verdict(run: Run, tmp_path: Path) -> None:
+    write_cohort(tmp_path, n_cases=5)
+    for row in range(5):
+        replace_cell(tmp_path / "features.csv", row, "noise1", "7")
+        replace_cell(tmp_path / "survival_info.csv", row, "Age", "50")
+
+    code, shown, _ = run(*SURVIVAL, "--n-folds", 5)
+
+    assert code == 0
+    assert "Fewer than 20 deaths prove nothing" in shown
+    assert "concordance" in shown
 
 
 @pytest.mark.usefixtures("quick")
@@ -220,8 +275,6 @@ def test_the_cases_to_submit_can_be_named(run: Run, tmp_path: Path) -> None:
 def test_tables_that_cannot_be_used_are_wrong_use(
     run: Run, tmp_path: Path, table: str, message: str
 ) -> None:
-    import re
-
     write_cohort(tmp_path)
     (tmp_path / "survival_info.csv").write_text(table)
 
@@ -239,7 +292,7 @@ def test_an_empty_table_of_features_is_wrong_use(run: Run, tmp_path: Path) -> No
     code, _, errors = run("survival", "features.csv", "--table", "survival_info.csv")
 
     assert code == 2
-    assert "features.csv is no table of features: found the columns nothing" in errors
+    assert "features.csv is not a CSV table" in errors
 
 
 @pytest.mark.slow

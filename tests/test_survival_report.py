@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -57,7 +58,7 @@ def test_the_summary_holds_figures_verdict_and_remarks(study, predictions, tmp_p
     rng = np.random.default_rng(0)
     figures = figures_of(study, predictions, rng)
     verdict = judge(study, predictions, figures, rng)
-    summary = Summary(figures=figures, verdict=verdict, remarks=remarks_on(study))
+    summary = Summary(figures=figures, verdict=verdict, remarks=remarks_on(study, with_cox=False))
 
     write_summary(summary, study, predictions, make_plan(), tmp_path / "summary.json")
 
@@ -70,3 +71,36 @@ def test_the_summary_holds_figures_verdict_and_remarks(study, predictions, tmp_p
     assert content["figures"]["selected"]["n_censored_contradicted"] == 1
     assert content["research_use_only"] is True
     assert content["n_folds"] == 2
+
+
+def test_with_a_cox_model_every_family_has_a_concordance_index(study, predictions, tmp_path):
+    hazards = np.log([2.0, 1.0, 0.5, 0.25])
+    predictions = replace(predictions, log_hazards=hazards)
+    rng = np.random.default_rng(0)
+    figures = figures_of(study, predictions, rng)
+    verdict = judge(study, predictions, figures, rng)
+    summary = Summary(figures=figures, verdict=verdict, remarks=remarks_on(study, with_cox=True))
+
+    write_summary(summary, study, predictions, make_plan(), tmp_path / "summary.json")
+    write_predictions(study, predictions, tmp_path / "p.csv")
+
+    found = json.loads((tmp_path / "summary.json").read_text())["figures"]
+    # 100 days before 361 (alive) and 500
+    assert {name: one["concordance"]["value"] for name, one in found.items()} == {
+        "selected": 1,
+        "age": 1,
+        "cox": 1,
+    }
+    assert set(found["cox"]) == {"concordance"}
+    rows = list(csv.DictReader((tmp_path / "p.csv").read_text().splitlines()))
+    assert [row["cox_risk"] for row in rows] == ["2", "1", "0.5", "0.25"]
+
+
+def test_with_a_cox_model_the_other_figures_are_the_same(study, predictions):
+    beside = replace(predictions, log_hazards=np.zeros(4))
+
+    one, other = (
+        figures_of(study, each, np.random.default_rng(0)) for each in (predictions, beside)
+    )
+
+    assert [family.estimates for family in one] == [family.estimates[:-1] for family in other[:-1]]

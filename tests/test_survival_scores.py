@@ -9,6 +9,8 @@ from brats_seg.survival.scores import (
     accuracy,
     chance_of_gain,
     chance_of_ranks,
+    concordance,
+    concordance_estimate,
     estimates,
     mean_absolute_error,
     mean_squared_error,
@@ -131,3 +133,37 @@ def test_p_values_of_pure_chance_are_even(figure):
         values.append(figure(reported, predicted, rng))
 
     assert np.mean(np.array(values) < 0.05) < 0.1
+
+
+def test_the_concordance_index_by_hand():
+    # known orders: 1 before 2, 3, 4; 3 before 4. Patient 2 was alive at 200 days.
+    days, died = np.array([100.0, 200, 300, 400]), np.array([True, False, True, True])
+
+    assert concordance(days, died, days) == 1
+    assert concordance(days, died, -days) == 0
+    assert concordance(days, died, np.full(4, 7.0)) == 0.5
+    # 1 before 2 is wrong, the other three are right
+    assert concordance(days, died, np.array([150.0, 100, 300, 400])) == 0.75
+
+
+def test_without_a_known_order_the_concordance_index_is_that_of_chance():
+    days = np.array([100.0, 200])
+
+    assert concordance(days, np.array([False, False]), days) == 0.5
+
+
+def test_the_interval_of_the_concordance_index_is_over_patients():
+    rng = np.random.default_rng(0)
+    days, died = rng.gamma(2, 200, 12), rng.random(12) < 0.7
+    predicted = days + rng.normal(0, 200, 12)
+    names = list("abcdefghijkl")
+
+    once = concordance_estimate(days, died, predicted, names, np.random.default_rng(1))
+    twice = concordance_estimate(
+        *(np.repeat(values, 2) for values in (days, died, predicted)),
+        [name for name in names for _ in range(2)],
+        np.random.default_rng(1),
+    )
+
+    assert once.low < once.value < once.high
+    assert (once.low, once.high) == pytest.approx((twice.low, twice.high))

@@ -17,8 +17,8 @@ def make_row(case_id: str = "A", **values: object) -> FeatureRow:
         "case_id": case_id,
         "patient_id": f"patient of {case_id}",
         "labels_from": "reference",
-        "labels_seen": None,
-        "latent_seen": (Leakage.NO, Leakage.YES),
+        "labels_leakage": None,
+        "latent_leakage": (Leakage.NO, Leakage.YES),
         "resection": "GTR",
         "features": (Feature(name="wt_ml", value=12.3456789), Feature(name="et_x", value=nan)),
     }
@@ -33,7 +33,7 @@ def written(tmp_path: Path, text: str) -> Path:
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "features.csv"
-    rows = [make_row(), make_row("B", labels_from="prediction", labels_seen=Leakage.UNKNOWN)]
+    rows = [make_row(), make_row("B", labels_from="prediction", labels_leakage=Leakage.UNKNOWN)]
 
     write_features(rows, path)
     table = read_features(path)
@@ -41,8 +41,8 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     assert table.case_ids == ("A", "B")
     assert table.patient_ids == ("patient of A", "patient of B")
     assert table.labels_from == ("reference", "prediction")
-    assert table.labels_seen == (None, Leakage.UNKNOWN)
-    assert table.latent_seen == ((Leakage.NO, Leakage.YES),) * 2
+    assert table.labels_leakage == (None, Leakage.UNKNOWN)
+    assert table.latent_leakage == ((Leakage.NO, Leakage.YES),) * 2
     assert table.n_encoders == 2
     assert table.resections == ("GTR", "GTR")
     assert table.columns == ("wt_ml", "et_x")
@@ -73,9 +73,12 @@ HEADER = "case_id,patient_id,labels_from,labels_seen,resection"
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "is no table of features: found the columns nothing; expected case_id, .*Make one"),
-        ("id,days\nA,3\n", "found the columns id, days; expected case_id, patient_id"),
-        (f"{HEADER},x\n", "has no rows; expected one for each case. Make one with"),
+        ("", "is not a CSV table: No columns to parse from file. Make a table of features"),
+        (
+            "id,days\nA,3\n",
+            "has no column case_id, patient_id, .*; found the columns id, days. Make a table",
+        ),
+        (f"{HEADER},x\n", "has no rows; expected one for each case. Make a table"),
         (f"{HEADER},x\nA,A,,,,7\nA,A,,,,8\n", "more than one row for A; expected one each"),
         (f"{HEADER},x\nA,A,,,,many\n", "case A: found 'many' in column x; expected a number"),
         (f"{HEADER},latent0_seen\nA,A,,,,true\n", "'true' is not a valid Leakage; expected no"),
@@ -87,7 +90,7 @@ def test_what_is_no_table_is_refused(tmp_path: Path, text: str, message: str) ->
 
 
 def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"No such file.*Make one with `brats-seg features"):
+    with pytest.raises(UsageError, match=r"absent.csv does not exist. .*`brats-seg features"):
         read_features(tmp_path / "absent.csv")
 
 

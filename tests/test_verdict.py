@@ -93,8 +93,8 @@ def test_the_report_says_what_it_rests_on():
     study = Study.of(
         make_feature_table(
             [[1.0, 7], [2, 7], [3, 7], [4, 7]],
-            latent_seen=[(YES, NO), (YES, YES), (UNKNOWN, YES), (YES, YES)],
-            labels_seen=[None, YES, UNKNOWN, NO],
+            latent_leakage=[(YES, NO), (YES, YES), (UNKNOWN, YES), (YES, YES)],
+            labels_leakage=[None, YES, UNKNOWN, NO],
         ),
         make_outcomes(
             [100, 200, 300, np.nan],
@@ -103,28 +103,29 @@ def test_the_report_says_what_it_rests_on():
         ),
     )
 
-    remarks = "\n".join(remarks_on(study))
+    remarks = "\n".join(remarks_on(study, with_cox=False))
 
     assert "4 cases: 2 deaths, which are learnt from; 1 censored" in remarks
     assert "1 of unknown outcome" in remarks
     assert "age unknown in 1 of 3 cases with an outcome" in remarks
     assert "3 features empty or equal in all cases, left out: resection_gtr" in remarks
     assert (
-        "NOT OUT-OF-FOLD: the latent vector of 2 of 4 cases is of networks that learnt" in remarks
+        "NOT OUT-OF-FOLD: the latent vector of 2 of 4 cases is of networks that were trained"
+        in remarks
     )
-    assert "the latent vector of 1 of 4 cases is of networks that do not say" in remarks
-    assert "the label map of 1 of 4 cases is of networks that learnt" in remarks
+    assert "the latent vector of 1 of 4 cases is of networks without a record" in remarks
+    assert "the label map of 1 of 4 cases is of networks that were trained" in remarks
 
 
 def test_out_of_fold_networks_need_no_remark():
     study = Study.of(
         make_feature_table(
-            [[1.0], [2]], latent_seen=[(YES, NO), (NO, YES)], labels_seen=[None, NO]
+            [[1.0], [2]], latent_leakage=[(YES, NO), (NO, YES)], labels_leakage=[None, NO]
         ),
         make_outcomes([100, 200]),
     )
 
-    assert "OUT-OF-FOLD" not in "\n".join(remarks_on(study))
+    assert "OUT-OF-FOLD" not in "\n".join(remarks_on(study, with_cox=False))
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,7 @@ def load_case(
         >>> from brats_seg.cases.discovery import find_cases
         >>> from brats_seg.cases.phantom import write_phantom_cases
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     write_phantom_cases(Path(folder), n_cases=1)
+        ...     write_phantom_cases(Path(folder), n_cases=1, seed=0)
         ...     loaded = load_case(find_cases(Path(folder)).cases[0])
         >>> len(loaded.volumes), loaded.release, loaded.convention.name
         (4, 'brats2021', 'brats2017')

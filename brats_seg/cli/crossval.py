@@ -24,7 +24,7 @@ from brats_seg.errors import UsageError
 from brats_seg.progress import tracked
 
 if TYPE_CHECKING:
-    from brats_seg.crossval import CrossValidation, OutOfFoldResults
+    from brats_seg.crossval import OutOfFoldResults
     from brats_seg.inference.tuning import FittedSetting, Tuning
 
 
@@ -93,7 +93,7 @@ def crossval(
     Runs that `train` has begun or finished are continued or kept. Whenever it is stopped, the same
     command continues. Exit code 1: some cases could not be predicted or scored.
     """
-    from brats_seg.crossval import CrossValidationSettings, cross_validate
+    from brats_seg.crossval import cross_validate
     from brats_seg.evaluation.protocols import protocol_named
 
     scoring = protocol_named(protocol, task)
@@ -104,29 +104,26 @@ def crossval(
         "cases.labels": labels,
         "cases.skip_bad": skip_bad or None,
     }
-    chosen = CrossValidationSettings(
-        protocol=scoring,
-        config=settings_of(preset, config, settings, flags),
-        folds=_numbers(folds),
-        metric=metric,
-        max_hours=max_hours,
-    )
     try:
         done = cross_validate(
             scans,
-            chosen,
+            folds=_numbers(folds),
             output=output,
             runs=runs,
+            protocol=scoring,
+            metric=metric,
+            config=settings_of(preset, config, settings, flags),
             prepared_path=prepared,
-            on_case=print_outcome,
+            max_hours=max_hours,
             track=tracked,
+            on_case=print_outcome,
         )
     except KeyboardInterrupt:
         print("interrupted. The same command goes on.")
         raise typer.Exit(128 + signal.SIGINT) from None
-    _print_trainings(done)
     if done.results is None:
-        raise typer.Exit(_exit_code(done.trainings[-1].reason))
+        stopped_by = done.trainings[-1].signal
+        raise typer.Exit(0 if stopped_by is None else 128 + stopped_by)
     _print_results(done.results, len(done.runs), output)
     if done.results.n_failed:
         raise typer.Exit(1)
@@ -160,24 +157,6 @@ def _outcome(fit: "FittedSetting") -> str:
     if fit.best == fit.default:
         return f"{fit.default} stays, nothing is better"
     return f"{fit.default} stays, the gain of {fit.best} may be chance: {what}"
-
-
-def _print_trainings(done: "CrossValidation") -> None:
-    for path, outcome in zip(done.runs, done.trainings, strict=False):
-        if outcome.finished:
-            best = "" if outcome.best is None else f", best watched value {outcome.best:.4f}"
-            print(f"{path}: finished after {len(outcome.history)} epochs{best}")
-        else:
-            print(
-                f"{path}: stopped: {outcome.reason}. The same command goes on from "
-                f"{path / 'last.pt'}."
-            )
-
-
-def _exit_code(reason: str) -> int:
-    """Return the exit code of a training that was stopped: by a signal, or because time was over."""
-    received = [number for number in signal.Signals if reason.startswith(number.name)]
-    return 128 + received[0] if received else 0
 
 
 def _print_results(results: "OutOfFoldResults", n_networks: int, output: Path) -> None:

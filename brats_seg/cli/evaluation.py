@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from brats_seg.cli.options import print_table
 from brats_seg.errors import UsageError
 from brats_seg.progress import tracked
 
 if TYPE_CHECKING:
+    from brats_seg.evaluation.compare import Comparison
     from brats_seg.evaluation.evaluate import Evaluation
     from brats_seg.evaluation.protocols import Protocol
     from brats_seg.evaluation.scores import RegionSummary
 
-_MEASURES = ("dice", "hd95", "lesionwise_dice", "lesionwise_hd95", "lesionwise_nsd_1.0")
-"""Columns that are shown on screen; the table has all."""
+_SHOWN = ("dice", "hd95", "lesionwise_dice", "lesionwise_hd95", "lesionwise_nsd_1.0")
+"""Scores that are printed; the file has all of them."""
 
 
 def evaluate(
@@ -46,52 +48,14 @@ def evaluate(
     if compare is not None and prediction is None:
         _compare(reference, compare, chosen)
     elif compare is None and prediction is not None:
-        _evaluate(reference, prediction, chosen, output)
+        _score(reference, prediction, chosen, output)
     else:
         msg = "give one set of predictions, or two with --compare A B"
         raise UsageError(msg)
 
 
-def _evaluate(reference: Path, prediction: Path, protocol: "Protocol", output: Path) -> None:
-    import numpy as np
-
-    from brats_seg.evaluation.scores import summarise_scores, write_scores, write_summary
-
-    evaluation = _scored(reference, prediction, protocol)
-    write_scores(evaluation.scores, output)
-    summaries = summarise_scores(evaluation.scores, np.random.default_rng(0))
-    write_summary(summaries, output.with_suffix(".json"))
-    print_summaries(summaries)
-    print(f"wrote {output} and {output.with_suffix('.json')}. Research use only.")
-    if evaluation.missing or evaluation.failures:
-        raise typer.Exit(1)
-
-
-def print_summaries(summaries: "Sequence[RegionSummary]") -> None:
-    """Print a line for each region, with the means that people ask for first."""
-    for summary in summaries:
-        shown = ", ".join(
-            f"{spread.column} {spread.mean:.4f} [{spread.mean_low:.4f}, {spread.mean_high:.4f}]"
-            for spread in summary.spreads
-            if spread.column in _MEASURES
-        )
-        print(f"{summary.region}: {shown}; {summary.n_reference_empty} of {summary.n_cases} empty")
-
-
-def _scored(reference: Path, prediction: Path, protocol: "Protocol") -> "Evaluation":
-    """Score one set, and say what was unusual about it."""
-    from brats_seg.evaluation.evaluate import evaluate_folders
-
-    n_workers = os.cpu_count() or 1
-    evaluation = evaluate_folders(
-        reference, prediction, protocol, n_workers=n_workers, track=tracked
-    )
-    print_remarks(evaluation, prediction)
-    return evaluation
-
-
 def print_remarks(evaluation: "Evaluation", prediction: Path) -> None:
-    """Tell what was scored, and what was unusual about it."""
+    """Print what was scored, and what was unusual about it."""
     n_cases = len({score.case_id for score in evaluation.scores})
     print(
         f"{prediction}: {n_cases} cases, labels {', '.join(evaluation.prediction_labels)}, "
@@ -107,22 +71,62 @@ def print_remarks(evaluation: "Evaluation", prediction: Path) -> None:
         print(f"{case_id}: no reference, passed over")
 
 
-def _compare(reference: Path, sets: tuple[Path, Path], protocol: "Protocol") -> None:
-    import numpy as np
+def print_summaries(summaries: "Sequence[RegionSummary]") -> None:
+    """Print the means of each region with their intervals."""
+    columns = {spread.column for summary in summaries for spread in summary.spreads}
+    shown = [column for column in _SHOWN if column in columns]
+    rows = []
+    for summary in summaries:
+        means = {
+            spread.column: f"{spread.mean:.4f} [{spread.mean_low:.4f}, {spread.mean_high:.4f}]"
+            for spread in summary.spreads
+        }
+        empty = f"{summary.n_reference_empty} of {summary.n_cases}"
+        rows.append((summary.region, *(means[column] for column in shown), empty))
+    print_table(("region", *shown, "empty"), rows)
 
-    from brats_seg.evaluation.compare import NamedScores, compare_scores
 
-    first, second = (
-        NamedScores(name=str(path), scores=_scored(reference, path, protocol).scores)
-        for path in sets
+def _score(reference: Path, prediction: Path, protocol: "Protocol", output: Path) -> None:
+    from brats_seg.evaluation.evaluate import score_folders
+
+    n_workers = os.cpu_count() or 1
+    scored = score_folders(
+        reference, prediction, output, protocol, n_workers=n_workers, track=tracked
     )
-    comparison = compare_scores(first, second, np.random.default_rng(0))
-    for test in comparison.tests:
-        print(
-            f"{test.region} {test.column}: {test.mean_first:.4f} against {test.mean_second:.4f}, "
-            f"better in {test.n_first_better} and {test.n_second_better} cases, "
-            f"Wilcoxon p {test.p_value:.3g}"
-        )
+    print_remarks(scored.evaluation, prediction)
+    print_summaries(scored.summaries)
+    print(f"wrote {output} and {output.with_suffix('.json')}. Research use only.")
+    if scored.evaluation.missing or scored.evaluation.failures:
+        raise typer.Exit(1)
+
+
+def _compare(reference: Path, predictions: tuple[Path, Path], protocol: "Protocol") -> None:
+    from brats_seg.evaluation.compare import compare_folders
+
+    n_workers = os.cpu_count() or 1
+    compared = compare_folders(reference, predictions, protocol, n_workers=n_workers, track=tracked)
+    for path, evaluation in zip(predictions, (compared.first, compared.second), strict=True):
+        print_remarks(evaluation, path)
+    _print_comparison(compared.comparison)
+
+
+def _print_comparison(comparison: "Comparison") -> None:
+    first, second = "better in the first", "better in the second"
+    print_table(
+        ("region", "score", "mean of the first", "mean of the second", first, second, "Wilcoxon p"),
+        [
+            (
+                test.region,
+                test.column,
+                f"{test.mean_first:.4f}",
+                f"{test.mean_second:.4f}",
+                test.n_first_better,
+                test.n_second_better,
+                f"{test.p_value:.3g}",
+            )
+            for test in comparison.tests
+        ],
+    )
     for standing in comparison.ranking:
         chance = "" if standing.p_value is None else f", lead by chance p {standing.p_value:.3g}"
         print(f"{standing.name}: mean rank {standing.mean_rank:.3f}{chance}")

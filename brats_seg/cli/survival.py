@@ -1,4 +1,4 @@
-"""Commands about survival: numbers about each case, and days that are learnt from them."""
+"""Commands `features` and `survival`."""
 
 import os
 from collections.abc import Sequence
@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from brats_seg.cli.options import LabelsOption, PreparedOption
+from brats_seg.cli.options import LabelsOption, PreparedOption, print_table
 from brats_seg.config import load_config
 from brats_seg.progress import tracked
 
 if TYPE_CHECKING:
-    from brats_seg.survival.cross_validation import CrossValidationPlan, Predictions, Study
-    from brats_seg.survival.results import Summary
+    from brats_seg.survival.results import SurvivalStudy
     from brats_seg.survival.scores import Estimate
     from brats_seg.survival.table import FeatureRow
 
@@ -24,9 +23,9 @@ _SHOWN = (
     ("median_se_days2", "median SE (1000)", 1000.0, 0),
     ("spearman", "Spearman", 1.0, 2),
     ("mae_days", "mean error (days)", 1.0, 0),
+    ("concordance", "concordance", 1.0, 2),
 )
-"""Figures that are shown on screen, their headings, units and digits; the summary has all."""
-_WIDTH = 22
+"""Figures that are printed, their headings, units and digits; the summary has all."""
 
 
 def features(
@@ -122,32 +121,30 @@ def survival(
         ),
     ] = None,
 ) -> None:
-    """Learn days of survival, and say how far they can be believed.
+    """Predict days of survival, and test the predictions against chance.
 
-    Nested cross-validation: no case is predicted by a model that has seen it or its patient.
-    Censored cases (alive when last heard of) are never learnt from; they only count as contradicted
-    if they are predicted to die earlier.
+    Nested cross-validation: no case is predicted by a model that was trained on it or its patient.
+    Days are learnt from deaths. Where lifelines is installed (extra `survival`), a Cox model also
+    learns from censored cases (alive when last heard of), and they count in the concordance index.
     """
-    from brats_seg.cases.folds import read_folds
-    from brats_seg.survival.cross_validation import CrossValidationPlan, Study, cross_validate
-    from brats_seg.survival.models import FAMILIES
-    from brats_seg.survival.outcomes import read_ids, read_outcomes
-    from brats_seg.survival.results import write_submission
-    from brats_seg.survival.table import read_features
+    from brats_seg.survival.results import study_survival
 
-    wanted = None if submit is None else read_ids(submit)
-    found = read_features(features)
-    study = Study.of(found, read_outcomes(found, table, mapping or ()))
-    plan = CrossValidationPlan(n_folds=n_folds, n_repeats=repeats, seed=seed, families=FAMILIES)
-    fold_table = None if folds is None else read_folds(folds)
-    predictions = cross_validate(study, plan, fold_table, tracked)
-    summary = _judged(study, predictions, seed)
-    _write_all(study, predictions, summary, plan, output)
-    missing = write_submission(found, predictions, output / "submission.csv", wanted)
-    _tell(study, predictions, summary)
+    found = study_survival(
+        features,
+        table,
+        output,
+        mapping=mapping or (),
+        folds=folds,
+        n_folds=n_folds,
+        n_repeats=repeats,
+        seed=seed,
+        submit=submit,
+        track=tracked,
+    )
+    _print_study(found)
     print(f"wrote predictions, figures, picture and submission to {output}. Research use only.")
-    if missing:
-        print(f"no features, so not in the submission: {', '.join(missing)}")
+    if found.missing:
+        print(f"no features, so not in the submission: {', '.join(found.missing)}")
         raise typer.Exit(1)
 
 
@@ -162,8 +159,11 @@ def _tell_features(rows: "Sequence[FeatureRow]") -> None:
         f"{len(rows) - n_reference} predicted"
     )
     for what, answers in (
-        ("label maps", [row.labels_seen for row in rows]),
-        ("latent vectors", [least_leakage(row.latent_seen)[1] for row in rows if row.latent_seen]),
+        ("label maps", [row.labels_leakage for row in rows]),
+        (
+            "latent vectors",
+            [least_leakage(row.latent_leakage)[1] for row in rows if row.latent_leakage],
+        ),
     ):
         for answer, words in (
             (Leakage.YES, "by networks that learnt on the patient"),
@@ -173,66 +173,42 @@ def _tell_features(rows: "Sequence[FeatureRow]") -> None:
                 print(f"note: {answers.count(answer)} {what} {words}")
 
 
-def _judged(study: "Study", predictions: "Predictions", seed: int) -> "Summary":
-    import numpy as np
-
-    from brats_seg.survival.results import Summary
-    from brats_seg.survival.verdict import figures_of, judge, remarks_on
-
-    rng = np.random.default_rng(seed)
-    figures = figures_of(study, predictions, rng)
-    verdict = judge(study, predictions, figures, rng)
-    return Summary(figures=figures, verdict=verdict, remarks=remarks_on(study))
-
-
-def _write_all(
-    study: "Study",
-    predictions: "Predictions",
-    summary: "Summary",
-    plan: "CrossValidationPlan",
-    output: Path,
-) -> None:
-    from brats_seg.report.charts import survival_figure
-    from brats_seg.report.style import write_figure
-    from brats_seg.survival.cross_validation import SELECTED
-    from brats_seg.survival.results import write_predictions, write_summary
-
-    write_predictions(study, predictions, output / "predictions.csv")
-    write_summary(summary, study, predictions, plan, output / "summary.json")
-    shown = predictions.held_out & study.outcomes.known
-    figure = survival_figure(
-        study.outcomes.days[shown],
-        predictions.of(SELECTED)[shown],
-        study.outcomes.censored[shown],
-        title=f"Held-out cases: {summary.verdict.heading}",
-    )
-    write_figure(figure, output / "survival.png")
-
-
-def _tell(study: "Study", predictions: "Predictions", summary: "Summary") -> None:
+def _print_study(found: "SurvivalStudy") -> None:
     from brats_seg.cases.clinical import SURVIVAL_CLASS_DAYS
 
-    for remark in summary.remarks:
+    for remark in found.summary.remarks:
         print(remark)
     short, long = SURVIVAL_CLASS_DAYS
     print(
         f"Accuracy is over short (under {short:.0f} days), mid and long (over {long:.0f} days) "
         "survivors. Intervals of 95 %."
     )
-    n_censored = int((study.outcomes.lived & predictions.held_out).sum())
-    headings = [heading for _, heading, _, _ in _SHOWN]
-    print("".join(f"{text:{_WIDTH}}" for text in ("model", *headings)).rstrip())
-    for one in summary.figures:
-        cells = [one.name, *(_cell(one.of(name), unit, n) for name, _, unit, n in _SHOWN)]
-        too_early = f"{one.n_contradicted} of {n_censored} censored too early"
-        line = "".join(f"{text:{_WIDTH}}" for text in cells)
-        print(f"{line}{too_early if n_censored else ''}".rstrip())
-    times = ", ".join(f"{name} {n}" for name, n in predictions.chosen if n)
+    _print_figures(found)
+    times = ", ".join(f"{name} {n}" for name, n in found.predictions.chosen if n)
     print(f"selected on the inner folds: {times}")
-    print(summary.verdict)
+    print(found.summary.verdict)
 
 
-def _cell(estimate: "Estimate", unit: float, digits: int) -> str:
+def _print_figures(found: "SurvivalStudy") -> None:
+    n_censored = int((found.study.outcomes.lived & found.predictions.held_out).sum())
+    given = {estimate.name for one in found.summary.figures for estimate in one.estimates}
+    shown = [figure for figure in _SHOWN if figure[0] in given]
+    columns = ["model", *(heading for _, heading, _, _ in shown)]
+    rows = []
+    for one in found.summary.figures:
+        estimates = {estimate.name: estimate for estimate in one.estimates}
+        rows.append(
+            [one.name, *(_cell(estimates.get(name), unit, n) for name, _, unit, n in shown)]
+        )
+        if n_censored:
+            n = one.n_contradicted
+            rows[-1].append("" if n is None else f"{n} of {n_censored}")
+    print_table([*columns, "censored too early"] if n_censored else columns, rows)
+
+
+def _cell(estimate: "Estimate | None", unit: float, digits: int) -> str:
+    if estimate is None:
+        return ""
     value, low, high = (
         f"{number / unit:.{digits}f}" for number in (estimate.value, estimate.low, estimate.high)
     )

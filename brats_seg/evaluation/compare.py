@@ -1,27 +1,29 @@
-"""Which of several sets of predictions is better, case by case.
+"""Compare sets of predictions case by case, and rank them.
 
 The ranking is that of the BraTS challenges: sets are ranked within every case, region and score,
-the ranks are averaged over all of them, and permutations tell how easily chance would give as large
-a lead (Bakas et al. 2018, arXiv 1811.02629).
+the ranks are averaged over all of them, and a permutation test gives the chance of as large a lead
+(Bakas et al. 2018, arXiv 1811.02629).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
 from brats_seg.errors import UsageError
+from brats_seg.evaluation.evaluate import Evaluation, evaluate_folders
+from brats_seg.evaluation.protocols import Protocol
 from brats_seg.evaluation.scores import LOWER_IS_BETTER, Score
+from brats_seg.evaluation.significance import permutation_p_value, signed_rank_p_value
+from brats_seg.progress import Track, untracked
 
-N_PERMUTATIONS = 10_000
-"""Draws behind the chance of a lead."""
-
-_RANKED_WHOLE = ("dice", "hd95")
-_RANKED_LESIONWISE = ("lesionwise_dice", "lesionwise_hd95")
-_TESTED = (*_RANKED_WHOLE, *_RANKED_LESIONWISE, "lesionwise_nsd_0.5", "lesionwise_nsd_1.0")
+_RANKED_REGIONS = ("dice", "hd95")
+_RANKED_LESIONS = ("lesionwise_dice", "lesionwise_hd95")
+_TESTED = (*_RANKED_REGIONS, *_RANKED_LESIONS, "lesionwise_nsd_0.5", "lesionwise_nsd_1.0")
 
 # shape legend: S sets, C cases, R regions, K columns
 Table = npt.NDArray[np.float64]
@@ -37,43 +39,87 @@ class NamedScores:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PairedTest:
-    """Two sets of predictions on one score of one region."""
+    """Test of two sets of predictions on one score of one region."""
 
     region: str
     column: str
+    """Name of the score."""
     mean_first: float
     mean_second: float
     n_first_better: int
-    """Cases; those that neither set is better on are ties."""
+    """Cases in which the first set is better; the rest are ties or better in the second."""
     n_second_better: int
     p_value: float
-    """Of the two-sided Wilcoxon signed-rank test without ties; not corrected for many tests."""
+    """P value of the two-sided Wilcoxon signed-rank test without ties, for this test alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Standing:
-    """The place of one set of predictions."""
+    """The rank of one set of predictions."""
 
     name: str
     mean_rank: float
-    """Over cases, regions and scores; 1 is first in all of them."""
+    """Mean over cases, regions and scores; 1 is first in all of them."""
     p_value: float | None
-    """Chance of as large a lead over the next set if the two were alike; None for the last."""
+    """P value of the lead over the next set, by a permutation test; None for the last set."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """Two sets of predictions of the same cases."""
+    """Comparison of two sets of predictions of the same cases."""
 
     n_cases: int
     tests: tuple[PairedTest, ...]
-    """By region and score."""
+    """One per region and score."""
     ranking: tuple[Standing, ...]
-    """Best first."""
+    """The better set first."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ComparedFolders:
+    """Comparison of two folders of predictions, and the scores of each."""
+
+    first: Evaluation
+    second: Evaluation
+    comparison: Comparison
+
+
+def compare_folders(
+    reference: Path,
+    predictions: tuple[Path, Path],
+    protocol: Protocol,
+    *,
+    n_workers: int = 0,
+    track: Track = untracked,
+) -> ComparedFolders:
+    """Score two folders of predictions against the same references, and compare them.
+
+    Args:
+        reference: A folder of `<case>.nii.gz` or of case folders.
+        predictions: The two folders of predictions.
+        protocol: What is scored, and how.
+        n_workers: Processes; 0 works in this one.
+        track: Shows the progress.
+
+    Raises:
+        UsageError: The folders do not hold the same cases, or a case occurs twice.
+        LayoutError: A folder holds no label map, or no case is in both.
+        EnvironmentalError: A process was killed.
+    """
+    first, second = (
+        evaluate_folders(reference, path, protocol, n_workers=n_workers, track=track)
+        for path in predictions
+    )
+    one, other = (
+        NamedScores(name=str(path), scores=evaluation.scores)
+        for path, evaluation in zip(predictions, (first, second), strict=True)
+    )
+    comparison = compare_scores(one, other, np.random.default_rng(0))
+    return ComparedFolders(first=first, second=second, comparison=comparison)
 
 
 def compare_scores(first: NamedScores, second: NamedScores, rng: np.random.Generator) -> Comparison:
-    """Pair two sets of predictions case by case.
+    """Compare two sets of predictions case by case.
 
     Raises:
         UsageError: The sets do not hold the same cases and regions, or are of two protocols.
@@ -92,21 +138,21 @@ def compare_scores(first: NamedScores, second: NamedScores, rng: np.random.Gener
 
 
 def rank_sets(sets: Sequence[NamedScores], rng: np.random.Generator) -> tuple[Standing, ...]:
-    """Rank sets of predictions as the challenges do, best first; equals in the order given.
+    """Rank sets of predictions as the challenges do, best first; ties keep the order given.
 
     Raises:
         UsageError: The sets do not hold the same cases and regions, or are of two protocols.
     """
     _check_alike(sets)
     has_lesions = sets[0].scores[0].lesions is not None
-    columns = _RANKED_LESIONWISE if has_lesions else _RANKED_WHOLE
+    columns = _RANKED_LESIONS if has_lesions else _RANKED_REGIONS
     penalties = _table(sets, columns) * [1 if c in LOWER_IS_BETTER else -1 for c in columns]
-    ranks = stats.rankdata(penalties, axis=0).mean(axis=(2, 3))
-    mean_ranks = ranks.mean(axis=1)
+    ranks = stats.rankdata(penalties, axis=0)
+    mean_ranks = ranks.mean(axis=(2, 3)).mean(axis=1)
     order = np.argsort(mean_ranks, kind="stable").tolist()
-    leads = [
-        _chance_of_lead(ranks[behind] - ranks[ahead], rng) for ahead, behind in pairwise(order)
-    ]
+    # sums of half ranks are exact: means would differ in their last bits where leads are equal
+    sums = ranks.sum(axis=(2, 3))
+    leads = [_chance_of_lead(sums[behind] - sums[ahead], rng) for ahead, behind in pairwise(order)]
     return tuple(
         Standing(name=sets[place].name, mean_rank=float(mean_ranks[place]), p_value=p_value)
         for place, p_value in zip(order, [*leads, None], strict=True)
@@ -164,15 +210,12 @@ def _tested(region: str, column: str, first: Table, second: Table) -> PairedTest
         mean_second=float(second.mean()),
         n_first_better=int((gain > 0).sum()),
         n_second_better=int((gain < 0).sum()),
-        # without a difference there is nothing to rank, and nothing to prove
-        p_value=float(stats.wilcoxon(gain[gain != 0]).pvalue) if gain.any() else 1.0,
+        p_value=signed_rank_p_value(gain),
     )
 
 
 def _chance_of_lead(lead: Table, rng: np.random.Generator) -> float:
-    """Return the share of exchanges of the two sets within cases (C,) that keep so large a lead."""
-    exchanged = rng.integers(0, 2, size=(N_PERMUTATIONS, len(lead)), dtype=np.int8)
-    # a case that is exchanged counts for the other side: twice its lead is gone
-    lost = np.einsum("pc,c->p", exchanged, 2 * lead)
-    # the lead itself is one of the permutations; sums in another order differ in their last bits
-    return float((1 + (lost <= 1e-9).sum()) / (1 + N_PERMUTATIONS))
+    """Return the share of exchanges of two sets within cases (C,) that give as large a lead."""
+    return permutation_p_value(
+        lambda leads: leads.sum(axis=-1), lead, rng, permutation_type="samples"
+    )

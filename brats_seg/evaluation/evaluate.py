@@ -1,11 +1,14 @@
-"""Folders of references and predictions to a table of scores."""
+"""Score the label maps in one folder against the references in another.
 
-# DOC evaluation/pairs: Which prediction belongs to which reference, by the names of files and folders.
-# DOC evaluation/case_scores: The scores of one case: two label maps in, a row per region out.
+Each prediction is paired with the reference of its case by the names of files and folders. Every
+label map is read once: what is labelled is kept packed until the label conventions of both folders
+are known, which takes all of their cases.
+"""
 
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 
 import numpy as np
@@ -16,26 +19,34 @@ from brats_seg.cases.conventions import LabelContent, check_values, resolve_all
 from brats_seg.cases.folders import walk_folders
 from brats_seg.cases.layouts import LABEL, parse_file_name
 from brats_seg.cases.many import Failure, map_cases
-from brats_seg.cases.nifti import Volume, read_label_map
+from brats_seg.cases.nifti import Geometry, read_label_map
 from brats_seg.errors import LayoutError, UsageError
 from brats_seg.evaluation.lesionwise import LesionScores, Scale, score_lesions
 from brats_seg.evaluation.overlap import BOTH_EMPTY, RegionCounts, count_regions, dice, jaccard
 from brats_seg.evaluation.protocols import Protocol
-from brats_seg.evaluation.scores import Score
+from brats_seg.evaluation.scores import (
+    RegionSummary,
+    Score,
+    summarise_scores,
+    write_scores,
+    write_summary,
+)
 from brats_seg.evaluation.surface_distance import hausdorff95
 from brats_seg.labels import MODALITIES, LabelConvention, LabelMap
 from brats_seg.progress import Track, untracked
-from brats_seg.voxels.box import Box, bounding_box
+from brats_seg.voxels.box import Box, Mask, bounding_box
+
+PerRegion = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
-    """The label maps of one case."""
+    """The files of the label maps of one case."""
 
     case_id: str
     reference: Path
     prediction: Path | None
-    """None if there is none."""
+    """None if there is no prediction."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,14 +59,163 @@ class Pairing:
     """Predicted cases that cannot be scored."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PackedLabelMap:
+    """A label map in little memory: the box around what is labelled, compressed."""
+
+    file: str
+    """Name of the file."""
+    geometry: Geometry
+    values: frozenset[int]
+    """Label values that occur."""
+    box: Box | None
+    """Box around the labelled voxels; None if there are none."""
+    packed: bytes
+    """The voxels of the box, compressed by zlib."""
+
+    def within(self, box: Box) -> LabelMap:
+        """Return the voxels in a box that holds everything labelled."""
+        if self.box is None:
+            return np.zeros(box.shape, np.uint8)
+        voxels = np.frombuffer(zlib.decompress(self.packed), np.uint8).reshape(self.box.shape)
+        return self.box.seen_from(box.start).placed(voxels, box.shape)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class LabelPair:
+    """The label maps of one case."""
+
+    case_id: str
+    reference: PackedLabelMap
+    prediction: PackedLabelMap | None
+    """None if there is no prediction."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PairConventions:
+    """The label conventions of the two sides of a pair."""
+
+    reference: LabelConvention
+    prediction: LabelConvention
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CaseScores:
+    """The scores of one case."""
+
+    scores: tuple[Score, ...]
+    """A row per region of the protocol."""
+    remark: str = ""
+    """What was unusual and could be dealt with."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    """The scores of a folder of predictions, and what could not be scored."""
+
+    protocol: Protocol
+    scores: tuple[Score, ...]
+    """By case id and region; a case without a prediction is among them, with the worst scores."""
+    missing: tuple[str, ...]
+    """Cases without a prediction."""
+    failures: tuple[Failure, ...]
+    """Cases that are not in the scores."""
+    without_reference: tuple[str, ...]
+    """Predicted cases that were left out."""
+    reference_labels: tuple[str, ...]
+    """Names of the label conventions found in the references."""
+    prediction_labels: tuple[str, ...]
+    """Names of those found in the predictions. Regions are compared even where they differ."""
+    remarks: tuple[str, ...]
+    """What was unusual about single cases."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoredFolder:
+    """An evaluation and its summary by region."""
+
+    evaluation: Evaluation
+    summaries: tuple[RegionSummary, ...]
+
+
+def score_folders(
+    reference: Path,
+    prediction: Path,
+    output: Path,
+    protocol: Protocol,
+    *,
+    n_workers: int = 0,
+    track: Track = untracked,
+) -> ScoredFolder:
+    """Score a folder of predictions, and write the table of scores and its summary.
+
+    Args:
+        reference: A folder of `<case>.nii.gz` or of case folders, or one label map.
+        prediction: The same. The two may be in different label conventions.
+        output: The table, a `.csv`; the summary is written beside it as `.json`.
+        protocol: What is scored, and how.
+        n_workers: Processes; 0 works in this one. The scores do not depend on it.
+        track: Shows the progress.
+
+    Raises:
+        UsageError: The paths are not two files or two folders, or a case occurs twice.
+        LayoutError: A folder holds no label map, or no case is in both.
+        EnvironmentalError: A process was killed, or a file cannot be written.
+    """
+    evaluation = evaluate_folders(reference, prediction, protocol, n_workers=n_workers, track=track)
+    summaries = summarise_scores(evaluation.scores, np.random.default_rng(0))
+    write_scores(evaluation.scores, output)
+    write_summary(summaries, output.with_suffix(".json"))
+    return ScoredFolder(evaluation=evaluation, summaries=summaries)
+
+
+def evaluate_folders(
+    reference: Path,
+    prediction: Path,
+    protocol: Protocol,
+    *,
+    n_workers: int = 0,
+    track: Track = untracked,
+) -> Evaluation:
+    """Score the predictions in one folder, or one file, against the references in another.
+
+    The arguments and errors are those of `score_folders`.
+    """
+    pairing = find_pairs(reference, prediction)
+    return evaluate_pairs(pairing, protocol, n_workers=n_workers, track=track)
+
+
+def evaluate_pairs(
+    pairing: Pairing, protocol: Protocol, *, n_workers: int = 0, track: Track = untracked
+) -> Evaluation:
+    """Score predictions whose references are known, as `evaluate_folders` does."""
+    attempt = partial(map_cases, n_workers=n_workers, track=track)
+    read = attempt(read_pair, pairing.pairs, "reading label maps")
+    tasks = _with_conventions(read.results, protocol)
+    scored = attempt(partial(_score, protocol=protocol), tasks, "scoring")
+    failures = sorted([*read.failures, *scored.failures], key=lambda failure: failure.case_id)
+    return Evaluation(
+        protocol=protocol,
+        scores=tuple(score for case in scored.results for score in case.scores),
+        missing=tuple(pair.case_id for pair in pairing.pairs if pair.prediction is None),
+        failures=tuple(failures),
+        without_reference=pairing.without_reference,
+        reference_labels=tuple(sorted({task.conventions.reference.name for task in tasks})),
+        prediction_labels=tuple(
+            sorted({task.conventions.prediction.name for task in tasks if task.pair.prediction})
+        ),
+        remarks=tuple(case.remark for case in scored.results if case.remark),
+    )
+
+
 def find_pairs(reference: Path, prediction: Path) -> Pairing:
     """Pair two label maps, or the label maps in two folders.
 
     A folder may hold `<case>.nii.gz`, `<case>-seg.nii.gz`, or case folders at any depth; the scans
-    in it are passed over.
+    in it are ignored.
 
     Raises:
-        UsageError: A path is not there, one is a file and one a folder, or a case occurs twice.
+        UsageError: A path does not exist, one is a file and one a folder, or a case occurs twice.
         LayoutError: A folder holds no label map, or no case is in both.
     """
     for path in (reference, prediction):
@@ -99,7 +259,7 @@ def label_maps_in(root: Path) -> dict[str, Path]:
         if case_id in found:
             msg = (
                 f"case {case_id} has two label maps, {found[case_id]} and {path}. "
-                "Keep one of them, or name the folder that holds the ones you mean."
+                "Keep one of them, or name the folder that holds the right ones."
             )
             raise UsageError(msg)
         found[case_id] = path
@@ -107,6 +267,102 @@ def label_maps_in(root: Path) -> dict[str, Path]:
         msg = f"{root} holds no label map; expected <case>.nii.gz, or case folders with one each"
         raise LayoutError(msg)
     return dict(sorted(found.items()))
+
+
+def read_pair(pair: Pair) -> LabelPair:
+    """Read the label maps of one case, or raise `CaseError`."""
+    predicted = pair.prediction
+    return LabelPair(
+        case_id=pair.case_id,
+        reference=_packed(pair.reference, pair.case_id),
+        prediction=_packed(predicted, pair.case_id) if predicted else None,
+    )
+
+
+def score_pair(pair: LabelPair, conventions: PairConventions, protocol: Protocol) -> CaseScores:
+    """Score the prediction of one case.
+
+    Without a prediction every region gets the worst score, also one that the reference lacks.
+
+    Raises:
+        CaseError: The two label maps are not on one grid.
+    """
+    remark = _check_grids(pair)
+    geometry = pair.reference.geometry
+    scale = Scale(
+        spacing_mm=geometry.spacing_mm,
+        penalty_mm=protocol.hd95_penalty(geometry.shape, geometry.spacing_mm),
+    )
+    rows = _scored(pair.case_id, _sides_of(pair, conventions, protocol), protocol, scale)
+    if pair.prediction is None:
+        rows = tuple(_worst(row, scale.penalty_mm) for row in rows)
+    return CaseScores(scores=rows, remark=remark)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Task:
+    """A pair that is ready to be scored."""
+
+    pair: LabelPair
+    conventions: PairConventions
+
+    @property
+    def case_id(self) -> str:
+        """Id of the case."""
+        return self.pair.case_id
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Sides:
+    """The regions of both sides, cut to the box around what is labelled on either."""
+
+    reference: Mask
+    """(R, X, Y, Z)"""
+    prediction: Mask
+    """(R, X, Y, Z)"""
+    n_cut_off: int
+    """Voxels of the volume outside the box: in no region of either side."""
+
+
+def _with_conventions(pairs: Sequence[LabelPair], protocol: Protocol) -> tuple[_Task, ...]:
+    references = {pair.case_id: pair.reference for pair in pairs}
+    predictions = {pair.case_id: pair.prediction for pair in pairs if pair.prediction}
+    of_references = _conventions(references, protocol)
+    of_predictions = _conventions(predictions, protocol)
+    return tuple(
+        _Task(
+            pair=pair,
+            conventions=PairConventions(
+                reference=of_references[pair.case_id],
+                # without a prediction nothing is read in it
+                prediction=of_predictions.get(pair.case_id, of_references[pair.case_id]),
+            ),
+        )
+        for pair in pairs
+    )
+
+
+def _conventions(
+    label_maps: Mapping[str, PackedLabelMap], protocol: Protocol
+) -> dict[str, LabelConvention]:
+    if protocol.labels is not None:
+        return dict.fromkeys(label_maps, protocol.labels)
+    contents = {
+        case_id: LabelContent(shape=label_map.geometry.shape, values=label_map.values)
+        for case_id, label_map in label_maps.items()
+    }
+    return {case_id: found.convention for case_id, found in resolve_all(contents).items()}
+
+
+def _score(task: _Task, protocol: Protocol) -> CaseScores:
+    pair, conventions = task.pair, task.conventions
+    # both sides may have one file name
+    file = f"reference {pair.reference.file}"
+    check_values(pair.reference.values, conventions.reference, pair.case_id, file)
+    if pair.prediction is not None:
+        file = f"prediction {pair.prediction.file}"
+        check_values(pair.prediction.values, conventions.prediction, pair.case_id, file)
+    return score_pair(pair, conventions, protocol)
 
 
 def _label_maps(root: Path) -> Iterator[tuple[str, Path]]:
@@ -139,97 +395,51 @@ def _some(cases: dict[str, Path]) -> str:
     return ", ".join(shown) + more
 
 
-Masks = npt.NDArray[np.bool_]
-PerRegion = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PairConventions:
-    """The label conventions of the two sides of a pair."""
-
-    reference: LabelConvention
-    prediction: LabelConvention
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CaseScores:
-    """One case, scored."""
-
-    scores: tuple[Score, ...]
-    """A row per region of the protocol."""
-    remark: str = ""
-    """What was unusual, and could be dealt with."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Sides:
-    """The regions of both sides, cut to where either has any."""
-
-    reference: Masks
-    """(R, X, Y, Z)"""
-    prediction: Masks
-    """(R, X, Y, Z)"""
-    n_cut_off: int
-    """Voxels of the volume that are in no region of either side."""
-
-
-def score_pair(pair: Pair, numbering: PairConventions, protocol: Protocol) -> CaseScores:
-    """Score the prediction of one case.
-
-    Without a prediction every region scores the worst there is, also one that the reference lacks.
-
-    Raises:
-        CaseError: A file cannot be read, or the two are not on one grid.
-    """
-    reference = read_label_map(pair.reference, case_id=pair.case_id)
-    geometry = reference.geometry
-    scale = Scale(
-        spacing_mm=geometry.spacing_mm,
-        penalty_mm=protocol.hd95_penalty(geometry.shape, geometry.spacing_mm),
-    )
-    if pair.prediction is None:
-        nothing = np.zeros(geometry.shape, np.uint8)
-        sides = _regions(reference.array, nothing, numbering, protocol)
-        rows = _scored(pair.case_id, sides, protocol, scale)
-        return CaseScores(scores=tuple(_worst(row, scale.penalty_mm) for row in rows))
-    prediction = read_label_map(pair.prediction, case_id=pair.case_id)
-    remark = _check_grids(pair.case_id, reference, prediction)
-    sides = _regions(reference.array, prediction.array, numbering, protocol)
-    return CaseScores(scores=_scored(pair.case_id, sides, protocol, scale), remark=remark)
-
-
-def label_content(path: Path, case_id: str) -> LabelContent:
-    """Return the shape and the values of a label map, or raise `CaseError` if it cannot be read."""
+def _packed(path: Path, case_id: str) -> PackedLabelMap:
     label = read_label_map(path, case_id=case_id)
-    return LabelContent(shape=label.geometry.shape, values=label_values_of(label.array))
-
-
-def _check_grids(case_id: str, reference: Volume, prediction: Volume) -> str:
-    """Refuse a prediction on another grid; return a remark if a side does not say where it is."""
-    here, there = reference.geometry, prediction.geometry
-    if have_one_grid(here, there):
-        return ""
-    sides = [(f"reference {reference.file}", here), (f"prediction {prediction.file}", there)]
-    # arrays are saved with the identity when nothing is known of their place
-    placeless = [file for file, grid in sides if np.array_equal(grid.affine, np.eye(4))]
-    if here.shape != there.shape or not placeless:
-        check_one_grid(case_id, sides)
-    return f"case {case_id}: {placeless[0]} has no affine, so that voxels were paired by index"
-
-
-def _regions(
-    reference: LabelMap, prediction: LabelMap, numbering: PairConventions, protocol: Protocol
-) -> _Sides:
-    box = bounding_box((reference > 0) | (prediction > 0)) or Box.at((0, 0, 0), (1, 1, 1))
-    cut = reference[box.slices]
-    return _Sides(
-        reference=_masks(cut, numbering.reference, protocol),
-        prediction=_masks(prediction[box.slices], numbering.prediction, protocol),
-        n_cut_off=reference.size - cut.size,
+    box = bounding_box(label.array > 0)
+    return PackedLabelMap(
+        file=label.file,
+        geometry=label.geometry,
+        values=label_values_of(label.array),
+        box=box,
+        packed=b"" if box is None else zlib.compress(label.array[box.slices].tobytes(), level=1),
     )
 
 
-def _masks(label_map: LabelMap, convention: LabelConvention, protocol: Protocol) -> Masks:
+def _check_grids(pair: LabelPair) -> str:
+    """Refuse a prediction on another grid; return a remark if the affine of a side is missing."""
+    reference, prediction = pair.reference, pair.prediction
+    if prediction is None or have_one_grid(reference.geometry, prediction.geometry):
+        return ""
+    sides = [
+        (f"reference {reference.file}", reference.geometry),
+        (f"prediction {prediction.file}", prediction.geometry),
+    ]
+    # arrays are saved with the identity when their affine is not known
+    without_affine = [file for file, grid in sides if np.array_equal(grid.affine, np.eye(4))]
+    if reference.geometry.shape != prediction.geometry.shape or not without_affine:
+        check_one_grid(pair.case_id, sides)
+    which = f"case {pair.case_id}: {without_affine[0]}"
+    return f"{which} has no affine, so that voxels were paired by index"
+
+
+def _sides_of(pair: LabelPair, conventions: PairConventions, protocol: Protocol) -> _Sides:
+    sides = [pair.reference] if pair.prediction is None else [pair.reference, pair.prediction]
+    boxes = [side.box for side in sides if side.box is not None]
+    box = reduce(Box.joined, boxes) if boxes else Box.at((0, 0, 0), (1, 1, 1))
+    reference = pair.reference.within(box)
+    prediction = (
+        np.zeros_like(reference) if pair.prediction is None else pair.prediction.within(box)
+    )
+    return _Sides(
+        reference=_masks(reference, conventions.reference, protocol),
+        prediction=_masks(prediction, conventions.prediction, protocol),
+        n_cut_off=int(np.prod(pair.reference.geometry.shape)) - reference.size,
+    )
+
+
+def _masks(label_map: LabelMap, convention: LabelConvention, protocol: Protocol) -> Mask:
     return np.stack([np.isin(label_map, region.values(convention)) for region in protocol.regions])
 
 
@@ -289,140 +499,3 @@ def _worst(score: Score, penalty_mm: float) -> Score:
         specificity=0.0,
         lesions=lesions,
     )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Evaluation:
-    """Every reference, and what became of it."""
-
-    protocol: Protocol
-    scores: tuple[Score, ...]
-    """By case id and region; a case without a prediction is among them, with the worst scores."""
-    missing: tuple[str, ...]
-    """Cases without a prediction."""
-    failures: tuple[Failure, ...]
-    """Cases that are not in the scores."""
-    without_reference: tuple[str, ...]
-    """Predicted cases that were passed over."""
-    reference_labels: tuple[str, ...]
-    """Names of the label conventions found in the references."""
-    prediction_labels: tuple[str, ...]
-    """Those found in the predictions. Where they differ, regions were compared all the same."""
-    remarks: tuple[str, ...]
-    """What was unusual about single cases."""
-
-
-def evaluate_folders(
-    reference: Path,
-    prediction: Path,
-    protocol: Protocol,
-    *,
-    n_workers: int = 0,
-    track: Track = untracked,
-) -> Evaluation:
-    """Score the predictions in one folder, or one file, against the references in another.
-
-    Args:
-        reference: A folder of `<case>.nii.gz` or of case folders, or one label map.
-        prediction: The same. The two may be in different label conventions.
-        protocol: What is scored, and how.
-        n_workers: Processes; 0 works in this one. The scores do not depend on it.
-        track: Shows how far the work is.
-
-    Raises:
-        UsageError: The paths are not two files or two folders, or a case occurs twice.
-        LayoutError: A folder holds no label map, or no case is in both.
-        EnvironmentalError: A process was killed.
-    """
-    pairing = find_pairs(reference, prediction)
-    return evaluate_pairs(pairing, protocol, n_workers=n_workers, track=track)
-
-
-def evaluate_pairs(
-    pairing: Pairing, protocol: Protocol, *, n_workers: int = 0, track: Track = untracked
-) -> Evaluation:
-    """Score predictions whose references are known, as `evaluate_folders` does."""
-    attempt = partial(map_cases, n_workers=n_workers, track=track)
-    read = attempt(_read_values, pairing.pairs, "reading label maps")
-    tasks = _numbered(read.results, protocol)
-    scored = attempt(partial(_score, protocol=protocol), tasks, "scoring")
-    failures = sorted([*read.failures, *scored.failures], key=lambda failure: failure.case_id)
-    return Evaluation(
-        protocol=protocol,
-        scores=tuple(score for case in scored.results for score in case.scores),
-        missing=tuple(pair.case_id for pair in pairing.pairs if pair.prediction is None),
-        failures=tuple(failures),
-        without_reference=pairing.without_reference,
-        reference_labels=tuple(sorted({task.numbering.reference.name for task in tasks})),
-        prediction_labels=tuple(
-            sorted({task.numbering.prediction.name for task in tasks if task.read.pair.prediction})
-        ),
-        remarks=tuple(case.remark for case in scored.results if case.remark),
-    )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _ReadPair:
-    """A pair, and the content of its label maps."""
-
-    pair: Pair
-    in_reference: LabelContent
-    in_prediction: LabelContent | None
-    """None if there is no prediction."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Task:
-    """A pair that is ready to be scored."""
-
-    read: _ReadPair
-    numbering: PairConventions
-
-    @property
-    def case_id(self) -> str:
-        """The case."""
-        return self.read.pair.case_id
-
-
-_NOTHING = LabelContent(shape=(0, 0, 0), values=frozenset())
-"""Content of a prediction that is missing."""
-
-
-def _read_values(pair: Pair) -> _ReadPair:
-    predicted = pair.prediction
-    return _ReadPair(
-        pair=pair,
-        in_reference=label_content(pair.reference, pair.case_id),
-        in_prediction=label_content(predicted, pair.case_id) if predicted else None,
-    )
-
-
-def _numbered(read: Sequence[_ReadPair], protocol: Protocol) -> tuple[_Task, ...]:
-    declared = protocol.labels.name if protocol.labels else ""
-    references = resolve_all(
-        {one.pair.case_id: one.in_reference for one in read}, declared=declared
-    )
-    predictions = resolve_all(
-        {one.pair.case_id: one.in_prediction or _NOTHING for one in read}, declared=declared
-    )
-    return tuple(
-        _Task(
-            read=one,
-            numbering=PairConventions(
-                reference=references[one.pair.case_id].convention,
-                prediction=predictions[one.pair.case_id].convention,
-            ),
-        )
-        for one in read
-    )
-
-
-def _score(task: _Task, protocol: Protocol) -> CaseScores:
-    pair, numbering = task.read.pair, task.numbering
-    # both sides may have one file name
-    where = f"{pair.case_id} (reference {pair.reference.name})"
-    check_values(task.read.in_reference.values, numbering.reference, where)
-    if pair.prediction is not None and task.read.in_prediction is not None:
-        where = f"{pair.case_id} (prediction {pair.prediction.name})"
-        check_values(task.read.in_prediction.values, numbering.prediction, where)
-    return score_pair(pair, numbering, protocol)

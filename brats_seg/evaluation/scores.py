@@ -1,19 +1,21 @@
-"""The table of scores: a row per case and region."""
+"""The table of scores, a row per case and region, and its summary over cases."""
 
-# DOC evaluation/summary: Many cases in a few numbers: the spread of each score over cases, and how many regions are empty.
-
-import csv
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.lesionwise import LesionScores
+from brats_seg.evaluation.significance import bootstrap_interval
 from brats_seg.files import whole_file
+from brats_seg.tables import read_table, write_table
+
+_KEYS = ("case_id", "region")
 
 REGION_COLUMNS = (
     "dice",
@@ -24,7 +26,7 @@ REGION_COLUMNS = (
     "reference_ml",
     "prediction_ml",
 )
-"""Of the whole region."""
+"""Columns of whole regions."""
 
 LESION_COLUMNS = (
     "lesionwise_dice",
@@ -35,28 +37,28 @@ LESION_COLUMNS = (
     "n_false_positive",
     "n_false_negative",
 )
-"""Added by the lesion-wise protocols."""
+"""Columns that the lesion-wise protocols add."""
 _N_COUNTS = 3
-"""The last of them, whole numbers."""
+"""Number of counts, at the end of them."""
 
 LOWER_IS_BETTER = frozenset({"hd95", "lesionwise_hd95"})
-"""The columns in which a small value is good; in the other scores a large one is."""
+"""Scores of which a smaller value is better; of the other scores a larger one is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Score:
-    """How well one region of one case was predicted."""
+    """The scores of one region of one case."""
 
     case_id: str
     region: str
     dice: float
     jaccard: float
     hd95: float
-    """In mm; the protocol's penalty where exactly one side is empty."""
+    """95th percentile Hausdorff distance in mm; the protocol's penalty where one side is empty."""
     sensitivity: float
-    """Share of the reference that the prediction holds."""
+    """Share of the reference that is in the prediction."""
     specificity: float
-    """Share of the volume outside the reference that the prediction leaves out: nearly always 1."""
+    """Share of the volume outside the reference that is not in the prediction: nearly always 1."""
     reference_ml: float
     """Volume in the reference."""
     prediction_ml: float
@@ -92,6 +94,36 @@ class Score:
         return self.values[self.columns.index(column)]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spread:
+    """One score of one region over cases."""
+
+    column: str
+    mean: float
+    mean_low: float
+    """Lower end of the bootstrap interval of the mean over cases."""
+    mean_high: float
+    median: float
+    lower_quartile: float
+    upper_quartile: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RegionSummary:
+    """One region over cases."""
+
+    region: str
+    n_cases: int
+    n_reference_empty: int
+    """Cases without the region in the reference: a single voxel predicted there scores 0."""
+    n_prediction_empty: int
+    """Cases without the region in the prediction."""
+    n_both_empty: int
+    """Cases without the region on either side, which get the best score."""
+    spreads: tuple[Spread, ...]
+    """One per column of the table of scores."""
+
+
 def write_scores(scores: Iterable[Score], path: Path) -> None:
     """Write the table as CSV, to six decimals; a reader never sees half of it.
 
@@ -100,34 +132,49 @@ def write_scores(scores: Iterable[Score], path: Path) -> None:
     """
     rows = list(scores)
     columns = rows[0].columns if rows else REGION_COLUMNS
-    with whole_file(path) as beside, beside.open("w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(("case_id", "region", *columns))
-        for row in rows:
-            table.writerow((row.case_id, row.region, *map(_text, row.values)))
+    cells = ((row.case_id, row.region, *map(_text, row.values)) for row in rows)
+    write_table(path, (*_KEYS, *columns), cells)
 
 
 def read_scores(path: Path) -> tuple[Score, ...]:
-    """Read what `write_scores` wrote.
+    """Read the table that `write_scores` wrote.
 
     Raises:
-        UsageError: The file is not there, or is no table of scores.
+        UsageError: The file does not exist, or is not a table of scores.
     """
+    table = read_table(path, required=(*_KEYS, *REGION_COLUMNS))
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            return tuple(_parsed(row) for row in csv.DictReader(file))
-    except OSError as error:
-        msg = f"the table of scores {path} cannot be read: {error.strerror}"
-        raise UsageError(msg) from None
-    except (KeyError, TypeError, ValueError, csv.Error) as error:
-        msg = (
-            f"{path} is no table of scores ({type(error).__name__}: {error}); expected the columns "
-            f"{', '.join(('case_id', 'region', *REGION_COLUMNS))}, as `brats-seg evaluate` writes"
-        )
+        return tuple(_parsed(row) for row in table.to_dict("records"))
+    except (KeyError, ValueError) as error:
+        msg = f"{path} is not a table of scores, as `brats-seg evaluate` writes it: {error}"
         raise UsageError(msg) from None
 
 
-def _parsed(row: Mapping[str, str]) -> Score:
+def summarise_scores(
+    scores: Iterable[Score], rng: np.random.Generator
+) -> tuple[RegionSummary, ...]:
+    """Summarise a table of scores by region, in the order of their first rows.
+
+    The order of the cases does not matter.
+    """
+    by_region: dict[str, list[Score]] = {}
+    for score in sorted(scores, key=lambda score: score.case_id):
+        by_region.setdefault(score.region, []).append(score)
+    return tuple(_summary(region, rows, rng) for region, rows in by_region.items())
+
+
+def write_summary(summaries: Iterable[RegionSummary], path: Path) -> None:
+    """Write summaries as JSON, by region and column; a reader never sees half of it.
+
+    Raises:
+        EnvironmentalError: The file cannot be written.
+    """
+    content = {summary.region: _as_json(summary) for summary in summaries}
+    with whole_file(path) as beside:
+        beside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _parsed(row: Mapping[Any, str]) -> Score:
     lesions = None
     if LESION_COLUMNS[0] in row:
         dice, hd95, *nsd = (float(row[column]) for column in LESION_COLUMNS[:-_N_COUNTS])
@@ -150,67 +197,6 @@ def _text(value: float) -> str:
     return str(value) if isinstance(value, int) else f"{value:.6f}"
 
 
-CONFIDENCE = 0.95
-"""Of the interval around a mean."""
-
-N_RESAMPLES = 2000
-"""Draws behind that interval."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Spread:
-    """One column of one region over cases."""
-
-    column: str
-    mean: float
-    mean_low: float
-    """Lower end of the interval around the mean: percentiles of means over cases drawn anew."""
-    mean_high: float
-    median: float
-    lower_quartile: float
-    upper_quartile: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RegionSummary:
-    """One region over cases."""
-
-    region: str
-    n_cases: int
-    n_reference_empty: int
-    """Cases whose reference lacks the region: one voxel predicted there scores 0, none scores 1."""
-    n_prediction_empty: int
-    """Cases in which the region was not predicted."""
-    n_both_empty: int
-    """Cases that have the region on neither side, and score full marks for that."""
-    spreads: tuple[Spread, ...]
-    """A column of the table of scores each."""
-
-
-def summarise_scores(
-    scores: Iterable[Score], rng: np.random.Generator
-) -> tuple[RegionSummary, ...]:
-    """Summarise a table of scores by region, in the order in which regions come first.
-
-    The order of the cases changes nothing.
-    """
-    by_region: dict[str, list[Score]] = {}
-    for score in sorted(scores, key=lambda score: score.case_id):
-        by_region.setdefault(score.region, []).append(score)
-    return tuple(_summary(region, rows, rng) for region, rows in by_region.items())
-
-
-def write_summary(summaries: Iterable[RegionSummary], path: Path) -> None:
-    """Write summaries as JSON, by region and column; a reader never sees half of it.
-
-    Raises:
-        EnvironmentalError: The file cannot be written.
-    """
-    content = {summary.region: _as_json(summary) for summary in summaries}
-    with whole_file(path) as beside:
-        beside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
 def _summary(region: str, rows: Sequence[Score], rng: np.random.Generator) -> RegionSummary:
     values = np.array([row.values for row in rows])
     without_reference = np.array([row.reference_ml == 0 for row in rows])
@@ -228,19 +214,15 @@ def _summary(region: str, rows: Sequence[Score], rng: np.random.Generator) -> Re
 def _spreads(
     columns: Sequence[str], values: npt.NDArray[np.float64], rng: np.random.Generator
 ) -> tuple[Spread, ...]:
-    """Spread values (cases, columns), all columns over the same keys of cases."""
-    n_cases = len(values)
-    keys = rng.multinomial(n_cases, np.full(n_cases, 1 / n_cases), size=N_RESAMPLES)
-    means = keys @ values / n_cases
-    tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(means, (tail, 1 - tail), axis=0)
+    """Return the spread of each column of values (cases, columns)."""
+    mean = bootstrap_interval(lambda columns: columns.mean(axis=-1), [values.T], rng)
     lower, median, upper = np.quantile(values, (0.25, 0.5, 0.75), axis=0)
     return tuple(
         Spread(
             column=column,
             mean=float(values[:, k].mean()),
-            mean_low=float(low[k]),
-            mean_high=float(high[k]),
+            mean_low=float(mean.low[k]),
+            mean_high=float(mean.high[k]),
             median=float(median[k]),
             lower_quartile=float(lower[k]),
             upper_quartile=float(upper[k]),

@@ -75,13 +75,14 @@ def _ignore(outcome: CaseOutcome) -> None:
     pass
 
 
-def predict_folder(
+def predict_folder(  # noqa: PLR0913 - everything that a person says of a batch
     inputs: Sequence[Path],
     models: Sequence[Path],
     output: Path,
     settings: PredictionSettings = DEFAULT_SETTINGS,
     *,
-    executor: Executor = LOCAL,
+    n_workers: int | None = None,
+    scheduler: str | None = None,
     on_case: Callable[[CaseOutcome], None] = _ignore,
     track: Track = untracked,
 ) -> BatchOutcome:
@@ -95,7 +96,8 @@ def predict_folder(
         models: Runs, checkpoints or exported folders; the probabilities of several are averaged.
         output: Folder to write to.
         settings: Settings of prediction.
-        executor: Processes or cluster to share the cases out to; by default this process.
+        n_workers: Processes of this machine to share the cases out to, by dask.
+        scheduler: Address of a dask cluster to share the cases out to, instead.
         on_case: Called with the outcome of each case as it ends.
         track: Shows the progress.
 
@@ -112,7 +114,7 @@ def predict_folder(
         models,
         output,
         settings,
-        executor=executor,
+        executor=Executor(n_workers=n_workers, scheduler=scheduler),
         on_case=on_case,
         track=track,
     )

@@ -24,14 +24,13 @@ from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
-from filelock import FileLock, Timeout
 from pydantic import ValidationError
 
 from brats_seg.cases.folders import OUTPUT_MARKER
 from brats_seg.cases.nifti import write_volume
 from brats_seg.config import Section
 from brats_seg.errors import UsageError
-from brats_seg.files import explained, whole_file
+from brats_seg.files import explained, locked, remove_leftovers, whole_file
 from brats_seg.inference.postprocess import PARTS, PartVolume
 from brats_seg.inference.predict import CaseResult
 from brats_seg.inference.scan import Scan
@@ -115,8 +114,6 @@ def _add_words(figure: "Figure", result: CaseResult) -> None:
 
 MANIFEST_NAME = "manifest.jsonl"
 _LOCK_NAME = ".predicting.lock"
-_LEFTOVERS = ".[0-9]*-*"
-"""What `whole_file` leaves behind when its process is killed."""
 
 
 class OutputFolder:
@@ -135,21 +132,12 @@ class OutputFolder:
             UsageError: Another process predicts into it.
         """
         self._mark(self.path)
-        lock = FileLock(self.path / _LOCK_NAME)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            msg = f"another process is predicting into {self.path}. Wait for it, or choose another."
-            raise UsageError(msg) from None
-        except OSError as error:
-            raise explained(error, self.path) from error
-        try:
+        msg = f"another process is predicting into {self.path}. Wait for it, or choose another."
+        with locked(self.path / _LOCK_NAME, when_taken=UsageError(msg)):
             self._tidy_up()
             yield self
             # a worker that was killed leaves something too
             self._tidy_up()
-        finally:
-            lock.release()
 
     def records(self) -> Mapping[str, Record]:
         """Return the latest record of each case; a line that was cut off does not count."""
@@ -224,8 +212,8 @@ class OutputFolder:
         _write_csv(self.path / "failures.csv", ("case_id", "error", "message"), rows)
 
     def _tidy_up(self) -> None:
-        for leftover in (*self.path.glob(_LEFTOVERS), *self.path.glob(f"*/{_LEFTOVERS}")):
-            leftover.unlink()
+        for folder in (self.path, *filter(Path.is_dir, self.path.iterdir())):
+            remove_leftovers(folder)
 
     def _ends_whole(self) -> bool:
         with (self.path / MANIFEST_NAME).open("rb") as file:

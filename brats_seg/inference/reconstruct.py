@@ -104,8 +104,8 @@ class Reconstructor:
     """Share that neighbouring windows have in common."""
 
     @classmethod
-    def load(cls, path: Path, device: Device, *, overlap: float = OVERLAP) -> Self:
-        """Load a run or a checkpoint.
+    def load(cls, path: Path, device: Device | None = None, *, overlap: float = OVERLAP) -> Self:
+        """Load a run or a checkpoint; without a device, onto the GPU if there is one.
 
         Raises:
             UsageError: The path holds no autoencoder, several, or a damaged one.
@@ -116,11 +116,20 @@ class Reconstructor:
         if len(read) > 1:
             msg = f"{path} holds {len(read)} autoencoders; expected one"
             raise UsageError(msg)
+        device = device or choose_device("auto", "auto")
         (member,) = build_single(read[0], device).members
         spacing_mm = read[0].identity.spacing_mm
         return cls(member=member, device=device, spacing_mm=spacing_mm, overlap=overlap)
 
-    def reconstruct(self, scan: Scan) -> Reconstruction:
+    def reconstruct(self, case: Case) -> Reconstruction:
+        """Read a case, and encode and decode it.
+
+        Raises:
+            CaseError: The case cannot be used, or the reconstruction is not finite.
+        """
+        return self.reconstruct_scan(read_scan(case, self.spacing_mm))
+
+    def reconstruct_scan(self, scan: Scan) -> Reconstruction:
         """Encode and decode a scan, whole or in windows as the network was trained.
 
         Raises:
@@ -160,7 +169,7 @@ def _drawn(case: Case, reconstructor: Reconstructor, output: Path) -> DrawnCase:
     from brats_seg.report.case_figures import reconstruction_figure
     from brats_seg.report.style import write_figure
 
-    made = reconstructor.reconstruct(read_scan(case, reconstructor.spacing_mm))
+    made = reconstructor.reconstruct(case)
     picture = output / f"{made.case_id}.png"
     figure = reconstruction_figure(made.image, made.reconstruction, case_id=made.case_id)
     write_figure(figure, picture)

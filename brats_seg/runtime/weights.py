@@ -33,8 +33,10 @@ BEST_NAME = "best.pt"
 """Checkpoint of a run with the best score on its held-out cases."""
 MODEL_NAME = "model.json"
 """Description of the networks in an exported folder."""
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Version of checkpoints."""
+_READABLE = (1, SCHEMA_VERSION)
+"""Versions differ in entries that only resuming a run reads; `training.checkpoints` converts them."""
 FORMAT_VERSION = 1
 """Version of exported folders."""
 PREDICTION = "prediction"
@@ -288,7 +290,7 @@ def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
         reason = f"{error}".partition("\n")[0] or "it ends too soon"
         msg = f"{path} is not a checkpoint that can be read: {reason}"
         raise ResumeError(msg) from None
-    if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
+    if not isinstance(content, dict) or content.get("schema_version") not in _READABLE:
         found = content.get("schema_version") if isinstance(content, dict) else type(content)
         msg = (
             f"{path}: found schema version {found}; expected {SCHEMA_VERSION}. "

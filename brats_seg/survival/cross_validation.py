@@ -1,15 +1,16 @@
-"""What survival is learnt from: the features of many cases, and what became of the patients."""
+"""Predict survival of held-out cases by nested cross-validation.
 
-# DOC survival/regression: Days of survival predicted for cases whose outcome the model has never seen.
-#
-# Nested cross-validation: the outer folds hold patients out, the inner ones choose the values of each
-# family, and among the families the one for `selected`. Nothing of a held-out patient, its fold's
-# scaling and choice of features included, is learnt from. Predictions of repeats are averaged.
-#
-# Latent vectors of two autoencoders cannot be mixed: each means something else by its numbers. A
-# held-out case is predicted from the autoencoder that has not seen it, by a model whose training
-# cases come from the same autoencoder. That one may have learnt on them, but never knew an outcome.
-#
+The outer folds hold patients out; the inner folds choose the values of each family and, among the
+families, the one for `selected`. Nothing of a held-out patient is learnt from, neither by a model
+nor by the scaling and selection of features. Predictions of repeats are averaged.
+
+Latent vectors of two autoencoders cannot be mixed: their numbers have different meanings. A
+held-out case is predicted from the autoencoder that was not trained on it, by a model whose
+training cases come from the same autoencoder. That one may have been trained on their scans, but
+never on an outcome.
+
+Days are learnt from deaths. The Cox model also learns from censored patients and predicts a hazard.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from brats_seg.cases.folds import FoldTable, make_folds
 from brats_seg.config import FoldConfig
 from brats_seg.errors import FoldError, UsageError
 from brats_seg.progress import Track, untracked
+from brats_seg.survival.cox import fit_cox
 from brats_seg.survival.leakage import least_leakage
 from brats_seg.survival.models import BASELINE, Family, FittedModel, Splits, fit_family
 from brats_seg.survival.outcomes import GTR, STR, Outcomes
@@ -70,11 +72,11 @@ class Study:
         """The autoencoder that has not seen each case, or the first one."""
         if not self.table.n_encoders:
             return np.zeros(len(self.values), dtype=np.intp)
-        return np.array([least_leakage(answers)[0][0] for answers in self.table.latent_seen])
+        return np.array([least_leakage(answers)[0][0] for answers in self.table.latent_leakage])
 
-    def features_of(self, family: Family, encoder: int) -> npt.NDArray[np.float64]:
-        """Return what a family sees of the cases (n, p): never the vectors of two autoencoders."""
-        if family.age_only:
+    def features_of(self, encoder: int, *, age_only: bool = False) -> npt.NDArray[np.float64]:
+        """Return the features of all cases (n, p) with the latent vectors of one autoencoder."""
+        if age_only:
             return self.values[:, :1]
         kept = [encoder_of(name) in (None, encoder) for name in self.columns]
         return self.values[:, kept]
@@ -83,27 +85,29 @@ class Study:
 Days = npt.NDArray[np.float64]
 
 SELECTED = "selected"
-"""The family that did best on the inner folds, whichever that was: no hindsight in its figures."""
+"""Predictions of the family that did best on the inner folds: without hindsight."""
 N_INNER_FOLDS = 3
 FEWEST_DEATHS = 4
-"""Patients known to have died with whom anything can be computed, whatever it is worth."""
+"""Fewest patients known to have died with whom anything can be computed."""
 _FEWEST_TO_LEARN = FEWEST_DEATHS - 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CrossValidationPlan:
-    """How the cross-validation is done."""
+    """Settings of the cross-validation."""
 
     n_folds: int
-    """Where no fold table is given."""
+    """Number of new folds, where no fold table is given."""
     n_repeats: int
     seed: int
     families: tuple[Family, ...]
+    with_cox: bool = False
+    """Whether a Cox model is fitted as well; needs lifelines."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Predictions:
-    """Predicted days of every case, by family."""
+    """Predicted days of every case by family, and hazards."""
 
     names: tuple[str, ...]
     """`selected`, the baseline and the families."""
@@ -113,10 +117,12 @@ class Predictions:
     """The outer fold of each case, in the first repeat; None for one that no fold holds."""
     chosen: tuple[tuple[str, int], ...]
     """How often each family was selected."""
+    log_hazards: npt.NDArray[np.float64] | None = None
+    """(cases,) log hazard ratio to the mean training case by the Cox model; None without one."""
 
     @property
     def held_out(self) -> npt.NDArray[np.bool_]:
-        """(cases,) whether a fold holds it, so that its prediction can be judged."""
+        """(cases,) whether a fold holds the case, so that its prediction can be scored."""
         return np.array([fold is not None for fold in self.folds])
 
     def of(self, name: str) -> Days:
@@ -134,10 +140,10 @@ def cross_validate(
 
     Args:
         study: Features and outcomes.
-        plan: How.
-        folds: The project's; each repeat then differs in the inner folds only. Without it each
-            repeat shares the patients out anew.
-        track: Shows how far it is.
+        plan: Settings.
+        folds: Fold table of the project; the repeats then differ in their inner folds only. Without
+            it each repeat assigns the patients to new folds.
+        track: Shows progress.
 
     Raises:
         FoldError: The fold table lacks a case, or leaves too few deaths to learn from.
@@ -145,7 +151,8 @@ def cross_validate(
     """
     _check_enough(study, plan, folds)
     repeats = [_folds_of(study, plan, folds, repeat) for repeat in range(plan.n_repeats)]
-    jobs = [job for repeat, own in enumerate(repeats) for job in _jobs(study, own, repeat)]
+    died = study.outcomes.died
+    jobs = [job for repeat, own in enumerate(repeats) for job in _jobs(study, own, repeat, died)]
     _check_each_learns(jobs)
     names = (SELECTED, BASELINE.name, *(family.name for family in plan.families))
     sums = np.zeros((len(names), len(study.values)))
@@ -156,19 +163,20 @@ def cross_validate(
         counts[names[best + 1]] += 1
         for row, place in enumerate([best, *range(len(fits))]):
             family = (BASELINE, *plan.families)[place]
-            seen = study.features_of(family, job.encoder)[job.held_out]
-            sums[row, job.held_out] += fits[place].predict(seen)
+            features = study.features_of(job.encoder, age_only=family.age_only)
+            sums[row, job.held_out] += fits[place].predict(features[job.held_out])
     return Predictions(
         names=names,
         days=sums / plan.n_repeats,
         folds=repeats[0],
         chosen=tuple(counts.items()),
+        log_hazards=_log_hazards(study, plan, repeats, track) if plan.with_cox else None,
     )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Job:
-    """Cases to predict, and those to learn from."""
+    """Held-out cases to predict, and those to learn from."""
 
     fold: int
     train: Places
@@ -177,14 +185,17 @@ class _Job:
     seed: tuple[int, ...]
 
 
-def _jobs(study: Study, folds: Sequence[int | None], repeat: int) -> Iterator[_Job]:
+def _jobs(
+    study: Study, folds: Sequence[int | None], repeat: int, usable: npt.NDArray[np.bool_]
+) -> Iterator[_Job]:
+    """Yield the fits of a repeat, which learn from the usable cases (n,) of the other folds."""
     fold_of = np.array([-1 if fold is None else fold for fold in folds])
-    encoders, died = study.encoders, study.outcomes.died
+    encoders = study.encoders
     known = study.outcomes.known & (fold_of >= 0)
     for fold in (*sorted(set(fold_of[known].tolist())), -1):
         # the last job is of the cases that no fold holds, whose outcomes are not known
         wanted = known & (fold_of == fold) if fold >= 0 else ~known
-        train = died & known & ~wanted
+        train = usable & known & ~wanted
         for encoder in sorted(set(encoders[wanted].tolist())):
             yield _Job(
                 fold=fold,
@@ -196,20 +207,49 @@ def _jobs(study: Study, folds: Sequence[int | None], repeat: int) -> Iterator[_J
 
 
 def _fitted(study: Study, job: _Job, plan: CrossValidationPlan) -> list[FittedModel]:
-    """FittedModel the baseline and every family on the training cases of a job."""
+    """Fit the baseline and every family to the training cases of a job."""
     rng = np.random.default_rng([plan.seed, *job.seed])
     patients = [study.table.patient_ids[place] for place in job.train]
     splits = _inner_splits(patients, rng)
     seed = int(rng.integers(2**31))
     days = study.outcomes.days[job.train]
     return [
-        fit_family(family, study.features_of(family, job.encoder)[job.train], days, splits, seed)
+        fit_family(
+            family,
+            study.features_of(job.encoder, age_only=family.age_only)[job.train],
+            days,
+            splits,
+            seed,
+        )
         for family in (BASELINE, *plan.families)
     ]
 
 
+def _log_hazards(
+    study: Study,
+    plan: CrossValidationPlan,
+    repeats: Sequence[Sequence[int | None]],
+    track: Track,
+) -> npt.NDArray[np.float64]:
+    """Return the log hazard ratios (cases,) of Cox models that learn from censored cases as well."""
+    known = study.outcomes.known
+    jobs = [job for repeat, own in enumerate(repeats) for job in _jobs(study, own, repeat, known)]
+    sums = np.zeros(len(study.values))
+    for job in track(jobs, what="fitting Cox models", total=len(jobs)):
+        features = study.features_of(job.encoder)
+        # other numbers than the days are fitted with: there are more cases to split
+        rng = np.random.default_rng([plan.seed, *job.seed, 1])
+        splits = _inner_splits([study.table.patient_ids[place] for place in job.train], rng)
+        outcomes = study.outcomes
+        model = fit_cox(
+            features[job.train], outcomes.days[job.train], outcomes.died[job.train], splits
+        )
+        sums[job.held_out] += model.predict(features[job.held_out])
+    return sums / plan.n_repeats
+
+
 def _inner_splits(patients: Sequence[str], rng: np.random.Generator) -> Splits:
-    """Share the patients out at random; all cases of one stay together."""
+    """Split the patients at random; all cases of a patient stay together."""
     names = rng.permutation(sorted(set(patients)))
     groups = np.array_split(names, min(N_INNER_FOLDS, len(names)))
     held_out = [np.isin(patients, group) for group in groups]

@@ -87,8 +87,8 @@ def extract_row(case: Case, networks: Networks, *, predicted: bool) -> FeatureRo
         case_id=case.case_id,
         patient_id=case.patient_id,
         labels_from=REFERENCE if seen is None else PREDICTION,
-        labels_seen=seen,
-        latent_seen=tuple(encoder.training.saw(keys) for encoder in networks.encoders),
+        labels_leakage=seen,
+        latent_leakage=tuple(encoder.training.leakage(keys) for encoder in networks.encoders),
         resection=clinical.resection if clinical else "",
         features=(
             Feature(name=AGE, value=age),

@@ -1,6 +1,4 @@
-"""Whether a network has seen a case, or another scan of its patient, while it learnt."""
-
-# DOC survival/learnt: Whom a run has learnt on, and which cases are of the same people.
+"""Find out whether a network was trained on a case, or on another scan of its patient."""
 
 import logging
 from collections.abc import Sequence
@@ -14,9 +12,11 @@ from brats_seg.cases.clinical import ClinicalTable
 from brats_seg.cases.folds import SPLIT_NAME, read_split
 from brats_seg.cases.layouts import parse_case_id
 
+log = logging.getLogger(__name__)
+
 
 class Leakage(StrEnum):
-    """Whether a network learnt on a case; the best answer first."""
+    """Whether a network was trained on the patient of a case; the best answer first."""
 
     NO = "no"
     UNKNOWN = "unknown"
@@ -24,23 +24,21 @@ class Leakage(StrEnum):
 
 
 def least_leakage(answers: Sequence[Leakage]) -> tuple[tuple[int, ...], Leakage]:
-    """Return the places of the networks that know a case least, and how well they know it."""
+    """Return the indices of the networks with the least leakage, and that leakage."""
     order = list(Leakage)
     best = min(answers, key=order.index)
     return tuple(place for place, answer in enumerate(answers) if answer == best), best
 
 
-log = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class People:
-    """Who a case is of, under the ids of every year."""
+    """Patients of cases, under the ids of every year."""
 
     clinical: ClinicalTable
+    """Tables that join the ids of one person."""
 
     def keys(self, case_id: str, patient_id: str) -> frozenset[str]:
-        """Return what two cases of one patient have in common."""
+        """Return the ids of the patient; two cases of one patient share at least one."""
         row = self.clinical.row(case_id)
         names = {case_id, patient_id, *([row.person] if row else [])}
         return frozenset(name.lower() for name in names)
@@ -48,10 +46,10 @@ class People:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingCases:
-    """Whom a run has learnt on."""
+    """The patients whom a run was trained on."""
 
     people: frozenset[str] | None
-    """Keys of the patients; None where the run does not say."""
+    """Ids of the patients as `People.keys` has them; None where the run has no record."""
 
     @classmethod
     def of_run(cls, path: Path, people: People, cases: Sequence[Case]) -> Self:
@@ -62,7 +60,9 @@ class TrainingCases:
         """
         split_path = (path if path.is_dir() else path.parent) / SPLIT_NAME
         if not split_path.exists():
-            log.warning("%s has no %s: whether it has seen a case is not known", path, SPLIT_NAME)
+            log.warning(
+                "%s has no %s: whether it was trained on a case is unknown", path, SPLIT_NAME
+            )
             return cls(people=None)
         patients = {case.case_id: case.patient_id for case in cases}
         keys: set[str] = set()
@@ -71,8 +71,8 @@ class TrainingCases:
             keys |= people.keys(case_id, patient)
         return cls(people=frozenset(keys))
 
-    def saw(self, keys: frozenset[str]) -> Leakage:
-        """Tell whether one of the keys is of a patient that was learnt on."""
+    def leakage(self, keys: frozenset[str]) -> Leakage:
+        """Return whether one of the keys is of a patient whom the run was trained on."""
         if self.people is None:
             return Leakage.UNKNOWN
         return Leakage.YES if self.people & keys else Leakage.NO

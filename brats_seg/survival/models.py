@@ -1,12 +1,12 @@
-"""The families of models that days of survival are learnt with, and how one is fitted.
+"""Fit models of days of survival: the families that are tried, and how one of them is fitted.
 
-All learn the logarithm of the days, so that a few long survivors do not rule the fit and no
-prediction is negative. What is not known is filled with the median, all features get the same
-scale, and those that go along with survival most are kept: each learnt from the training cases
-alone, inside the pipeline.
+All learn the logarithm of the days, so that a few long survivors do not dominate the fit and no
+prediction is negative. Missing values are imputed with the median, features are standardised, and
+those with the strongest relation to survival are kept: each learnt from the training cases alone,
+inside the pipeline.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from sklearn.feature_selection import SelectKBest, r_regression
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import Ridge
 from sklearn.model_selection import GridSearchCV
-from sklearn.pipeline import make_pipeline
+from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVR
 
@@ -27,23 +27,24 @@ Matrix = npt.NDArray[np.float64]
 Splits = Sequence[tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]]
 
 _LONGEST_DAYS = 36525.0
-"""A century, beyond which no prediction goes: the exponential of a wild one would be infinite."""
+"""Upper bound of predictions, a century: the exponential of a wild one would be infinite."""
 _KEPT = (8, 32, 128)
-"""How many features may be kept."""
+"""Numbers of features that are tried."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Family:
-    """Models of one kind, of which the best is looked for."""
+    """Models of one kind, among which the best is searched."""
 
     name: str
     regressor: Any
-    """Of scikit-learn."""
+    """Estimator of scikit-learn."""
     grid: Mapping[str, Sequence[Any]]
-    """Values that are tried."""
+    """Values of its parameters that are tried."""
     kept: Sequence[int] = _KEPT
+    """Numbers of features that are tried."""
     age_only: bool = False
-    """Whether it is given nothing but the age."""
+    """Whether the age is its only feature."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -51,6 +52,7 @@ class FittedModel:
     """The best model of a family on some cases."""
 
     model: Any
+    """Fitted pipeline of scikit-learn."""
     error_days: float
     """Mean absolute error on the inner folds."""
 
@@ -60,7 +62,7 @@ class FittedModel:
 
 
 BASELINE = Family(name="age", regressor=Ridge(), grid={"alpha": (1.0,)}, kept=(1,), age_only=True)
-"""Age alone: what pictures must be better than."""
+"""Age alone: imaging features must do better."""
 
 FAMILIES = (
     # C is the notebook's 5 or weaker; its SVR saw features without a common scale
@@ -86,28 +88,23 @@ FAMILIES = (
 def fit_family(
     family: Family, features: Matrix, days: Matrix, splits: Splits, seed: int
 ) -> FittedModel:
-    """Find the values of the grid with the least error on the splits, and fit all cases with them.
+    """Choose the values of the grid with the least error on the splits, and fit all cases.
 
     Args:
         family: What to fit.
-        features: (n, p), NaN where there is none.
+        features: (n, p), NaN where unknown.
         days: (n,) until death.
         splits: Inner folds, as (training, held-out) places.
-        seed: Of forests and boosting.
+        seed: Seed of forests and boosting.
     """
     n_features = features.shape[1]
     regressor = clone(family.regressor)
     if "random_state" in regressor.get_params():
         regressor.set_params(random_state=seed)
-    model = make_pipeline(
-        # a column that is empty in the training cases stays, as a constant that no model can use
-        SimpleImputer(strategy="median", keep_empty_features=True),
-        StandardScaler(),
-        SelectKBest(_strength),
-        TransformedTargetRegressor(
-            regressor, func=np.log1p, inverse_func=_days_of, check_inverse=False
-        ),
+    logarithmic = TransformedTargetRegressor(
+        regressor, func=np.log1p, inverse_func=_days_of, check_inverse=False
     )
+    model = pipeline_of(_strength, logarithmic)
     kept = sorted({min(k, n_features) for k in family.kept})
     grid = {"selectkbest__k": kept} | {
         f"transformedtargetregressor__regressor__{name}": list(values)
@@ -118,8 +115,24 @@ def fit_family(
     return FittedModel(model=search.best_estimator_, error_days=-float(search.best_score_))
 
 
+def pipeline_of(strength: Callable[[Matrix, Matrix], Matrix], estimator: Any) -> Pipeline:
+    """Impute, standardise and select features before an estimator.
+
+    Args:
+        strength: Features (n, p) and outcomes to the strength (p,) that features are selected by.
+        estimator: Estimator of scikit-learn.
+    """
+    return make_pipeline(
+        # a column that is empty in the training cases stays, as a constant that no model can use
+        SimpleImputer(strategy="median", keep_empty_features=True),
+        StandardScaler(),
+        SelectKBest(strength),
+        estimator,
+    )
+
+
 def _strength(features: Matrix, days: Matrix) -> Matrix:
-    """Return how much each feature goes along with survival, up or down."""
+    """Return the absolute correlation of each feature with the logarithm of the days."""
     return np.abs(r_regression(features, np.log1p(days)))
 
 

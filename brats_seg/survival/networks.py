@@ -75,7 +75,7 @@ class Segmenter:
         Raises:
             CaseError: As `predict_scan`.
         """
-        places, seen = least_leakage([training.saw(keys) for training in self.trainings])
+        places, seen = least_leakage([training.leakage(keys) for training in self.trainings])
         members = tuple(m for place in places for m in self.models[place].members)
         model = replace(self.models[places[0]], members=members)
         result = predict_scan(model, scan, self.settings)

@@ -1,25 +1,19 @@
-"""One number about a case, and its name: `wt_ml`, `t1c_et_skew`, `latent0_017`."""
+"""Measure a tumour: sizes, shapes and places of its regions, and statistics of intensities.
 
-# DOC survival/tumour: A scan and its label map on one grid, which everything about a tumour is measured on.
-#
-# The axes are those of BraTS. Shapes: the scan is `(X, Y, Z)`, the box around brain and tumour
-# `(x, y, z)`, at the spacing of the files.
-#
-# DOC survival/shape: Size, shape and place of the regions of a tumour.
-#
-# Surfaces are measured as for the surface distances of the challenges (Nikolov et al. 2018, see
-# `evaluation.cells`): the surface passes half way between a voxel inside and one outside. Steps of
-# voxels make it too large, by 9 % for a ball of cubic voxels, whose sphericity so is 0.92, and by more
-# where voxels are long.
-#
-# DOC survival/intensity: How bright a tumour is: statistics of each modality in the brain and in each region.
-#
-# Intensities are those of the network's input, with mean 0 and standard deviation 1 in the brain, so
-# that scanners can be compared. Ten of the numbers, and the means of slabs, are those of the Kaggle
-# notebook, which took them over the whole volume, the air around the head included, and so measured
-# mostly the size of the brain; here they are taken in the brain and in the regions, and counts are
-# shares.
-#
+Shapes: the scan is `(X, Y, Z)` in the axes of BraTS; the box around brain and tumour `(x, y, z)`, at
+the spacing of the files.
+
+Surfaces are measured as for the surface distances of the challenges (Nikolov et al. 2018, see
+`voxels.surface`): the surface passes half way between a voxel inside and one outside. Steps of voxels
+make it too large, by 9 % for a ball of cubic voxels, whose sphericity therefore is 0.92, and by more
+for anisotropic voxels.
+
+Intensities are those of the network's input, with mean 0 and standard deviation 1 in the brain, so
+that scanners can be compared. Ten of the statistics, and the means of slabs, are those of the Kaggle
+notebook, which computed them over the whole volume including the air around the head, so that they
+mostly depended on the size of the brain. Here they are computed in the brain and in the regions, and
+counts are shares.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,37 +21,46 @@ from math import pi, prod
 
 import numpy as np
 import numpy.typing as npt
+from scipy import stats
 
-from brats_seg.cases.case import check_one_grid
-from brats_seg.cases.conventions import check_values
-from brats_seg.cases.nifti import Volume, oriented
+from brats_seg.cases.nifti import Volume
 from brats_seg.inference.postprocess import measure
 from brats_seg.inference.scan import Scan
 from brats_seg.labels import MODALITIES, REGIONS, LabelConvention, LabelMap, RegionMasks, regions_of
 from brats_seg.voxels.box import Box, Mask, bounding_box
 from brats_seg.voxels.surface import surface_mm2
 
+N_SLABS = 15
+"""Number of slabs of the brain, from right to left, whose means are features; as in the notebook."""
+
+_MM3_PER_ML = 1000.0
+_RATIOS = (("tc", "wt"), ("et", "wt"), ("et", "tc"), ("wt", "brain"))
+_PERCENTILES = (5, 50, 95)
+_FEWEST_FOR_SKEWNESS = 3
+
+Values = npt.NDArray[np.float64]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Feature:
-    """One number about a case."""
+    """One number about a case, and its name: `wt_ml`, `t1c_et_skew`, `latent0_017`."""
 
     name: str
-    """With its unit, where it has one."""
+    """Name with the unit, where there is one."""
     value: float
-    """NaN where the case has no such thing, as the shape of an enhancing tumour that is not there."""
+    """NaN where the case does not have it, such as the shape of a missing enhancing tumour."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Tumour:
-    """The tumour of a case, in its brain."""
+    """The image and the label map of a case on one grid, cropped to brain and tumour."""
 
     image: npt.NDArray[np.float32]
     """(4, x, y, z): mean 0 and standard deviation 1 inside the brain, 0 around it."""
     label_map: LabelMap
     """(x, y, z)"""
     convention: LabelConvention
-    """The numbering of the label map."""
+    """Convention of the label map."""
     spacing_mm: tuple[float, float, float]
 
     @property
@@ -77,15 +80,13 @@ class Tumour:
 
 
 def tumour_of(scan: Scan, labels: Volume, convention: LabelConvention) -> Tumour:
-    """Put a scan and its label map together; labels outside the brain are kept.
+    """Combine a scan with its label map; labels outside the brain are kept.
 
-    Raises:
-        CaseError: The label map lies on another grid.
-        LabelError: It holds values that its convention does not know.
+    Args:
+        scan: A scan as networks are given it.
+        labels: Label map (X, Y, Z) on the grid of the scan, in the axes of BraTS.
+        convention: Convention of the label map.
     """
-    check_one_grid(scan.case_id, [("the scan", scan.geometry), (labels.file, labels.geometry)])
-    check_values(np.unique(labels.array).tolist(), convention, scan.case_id)
-    labels = oriented(labels)
     image = scan.on_scan_spacing(scan.image)
     x, y, z = labels.geometry.shape
     # a scan that was resampled comes back whole
@@ -102,16 +103,12 @@ def tumour_of(scan: Scan, labels: Volume, convention: LabelConvention) -> Tumour
     )
 
 
-_MM3_PER_ML = 1000.0
-_RATIOS = (("tc", "wt"), ("et", "wt"), ("et", "tc"), ("wt", "brain"))
-
-
 def measure_shape(tumour: Tumour) -> tuple[Feature, ...]:
-    """Measure the regions of a tumour.
+    """Measure size, shape and place of the regions of a tumour.
 
-    Volumes and components of every region and tissue; shares of one region in another; and for
-    WT, TC and ET the surface, the sphericity and its cube the compactness (1 for a ball, less for
-    all else), and how far the middle of the region is from the middle of the brain.
+    These are volumes and numbers of components of every region and tissue; shares of one region in
+    another; and for WT, TC and ET the surface, the sphericity and its cube the compactness (1 for a
+    ball, less for any other shape), and the distance of the centroid from that of the brain.
     """
     brain, regions = tumour.brain, tumour.regions
     parts = measure(tumour.label_map, tumour.convention, tumour.voxel_mm3)
@@ -122,50 +119,16 @@ def measure_shape(tumour: Tumour) -> tuple[Feature, ...]:
     for one, other in _RATIOS:
         share = ml[one] / ml[other] if ml[other] else float("nan")
         features.append(Feature(name=f"{one}_{other}_ratio", value=share))
-    middle = _middle(brain, tumour.spacing_mm)
+    centre = _centroid_mm(brain, tumour.spacing_mm)
     for name, region in zip(REGIONS, regions, strict=True):
-        features += _shape_of(name, region, tumour.spacing_mm, middle)
+        features += _shape_of(name, region, tumour.spacing_mm, centre)
     return tuple(features)
 
 
-def _shape_of(
-    name: str,
-    mask: Mask,
-    spacing_mm: tuple[float, float, float],
-    middle: npt.NDArray[np.float64],
-) -> Iterator[Feature]:
-    surface = surface_mm2(mask, spacing_mm)
-    sphericity = distance = float("nan")
-    if surface:
-        volume = np.count_nonzero(mask) * float(np.prod(spacing_mm))
-        sphericity = pi ** (1 / 3) * (6 * volume) ** (2 / 3) / surface
-        distance = float(np.linalg.norm(_middle(mask, spacing_mm) - middle))
-    yield Feature(name=f"{name}_surface_mm2", value=surface)
-    yield Feature(name=f"{name}_sphericity", value=sphericity)
-    yield Feature(name=f"{name}_compactness", value=sphericity**3)
-    yield Feature(name=f"{name}_centre_distance_mm", value=distance)
-
-
-def _middle(mask: Mask, spacing_mm: tuple[float, float, float]) -> npt.NDArray[np.float64]:
-    """Return the mean place of the voxels of a mask, in mm."""
-    sums = (mask.sum(axis=others, dtype=np.float64) for others in ((1, 2), (0, 2), (0, 1)))
-    places = [np.average(np.arange(len(weights)), weights=weights) for weights in sums]
-    return np.array(places) * spacing_mm
-
-
-Values = npt.NDArray[np.float64]
-
-N_SLABS = 15
-"""Parts of the brain from right to left whose means are taken, as many as in the notebook."""
-_PERCENTILES = (5, 50, 95)
-_FEWEST = 3
-"""Values that a skewness can be told from."""
-
-
 def measure_intensity(tumour: Tumour) -> tuple[Feature, ...]:
-    """Measure every modality, in the brain and in WT, TC and ET.
+    """Measure the intensities of every modality, in the brain and in WT, TC and ET.
 
-    Of a region that is not there, everything is NaN.
+    All features of a missing region are NaN.
     """
     brain = tumour.brain
     places = {"brain": brain}
@@ -179,20 +142,41 @@ def measure_intensity(tumour: Tumour) -> tuple[Feature, ...]:
 
 
 def skewness(values: Values) -> float:
-    """Return the third standardised moment; NaN of fewer than three values, or of equal ones."""
-    if _are_alike(values):
-        return float("nan")
-    offsets = values - values.mean()
-    squares = offsets * offsets
-    return float(squares @ offsets / len(values) / squares.mean() ** 1.5)
+    """Return the third standardised moment; NaN for fewer than three values, or equal ones."""
+    return float("nan") if _is_degenerate(values) else float(stats.skew(values))
 
 
 def kurtosis(values: Values) -> float:
-    """Return the fourth standardised moment less 3, 0 of a normal distribution; NaN as skewness."""
-    if _are_alike(values):
-        return float("nan")
-    squares = (values - values.mean()) ** 2
-    return float(squares @ squares / len(values) / squares.mean() ** 2) - 3
+    """Return the fourth standardised moment less 3, which is 0 for a normal distribution.
+
+    It is NaN for fewer than three values, or equal ones.
+    """
+    return float("nan") if _is_degenerate(values) else float(stats.kurtosis(values))
+
+
+def _shape_of(
+    name: str,
+    mask: Mask,
+    spacing_mm: tuple[float, float, float],
+    centre_mm: Values,
+) -> Iterator[Feature]:
+    surface = surface_mm2(mask, spacing_mm)
+    sphericity = distance = float("nan")
+    if surface:
+        volume = np.count_nonzero(mask) * float(np.prod(spacing_mm))
+        sphericity = pi ** (1 / 3) * (6 * volume) ** (2 / 3) / surface
+        distance = float(np.linalg.norm(_centroid_mm(mask, spacing_mm) - centre_mm))
+    yield Feature(name=f"{name}_surface_mm2", value=surface)
+    yield Feature(name=f"{name}_sphericity", value=sphericity)
+    yield Feature(name=f"{name}_compactness", value=sphericity**3)
+    yield Feature(name=f"{name}_centre_distance_mm", value=distance)
+
+
+def _centroid_mm(mask: Mask, spacing_mm: tuple[float, float, float]) -> Values:
+    """Return the mean position (3,) of the voxels of a mask."""
+    sums = (mask.sum(axis=others, dtype=np.float64) for others in ((1, 2), (0, 2), (0, 1)))
+    places = [np.average(np.arange(len(weights)), weights=weights) for weights in sums]
+    return np.array(places) * spacing_mm
 
 
 def _statistics(prefix: str, image: npt.NDArray[np.float32], mask: Mask) -> Iterator[Feature]:
@@ -229,13 +213,13 @@ def _slab_means(modality: str, image: npt.NDArray[np.float32], brain: Mask) -> I
 
 
 def _differences(image: npt.NDArray[np.float32], mask: Mask) -> Values:
-    """Return how the values of the mask change from each voxel to the one above it."""
+    """Return the differences (n,) between neighbours along the third axis, both in the mask."""
     both = mask[:, :, 1:] & mask[:, :, :-1]
     return (image[:, :, 1:][both] - image[:, :, :-1][both]).astype(np.float64)
 
 
-def _are_alike(values: Values) -> bool:
-    return len(values) < _FEWEST or bool(values.min() == values.max())
+def _is_degenerate(values: Values) -> bool:
+    return len(values) < _FEWEST_FOR_SKEWNESS or bool(values.min() == values.max())
 
 
 def _share(part: Values, values: Values) -> float:

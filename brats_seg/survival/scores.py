@@ -1,11 +1,11 @@
-"""How good predicted days are: the figures of the challenge, their intervals, and chance.
+"""Score predicted survival: figures of the challenge, the concordance index, intervals, p values.
 
-Only deaths count. The challenge ranked by accuracy over short, mid and long survivors, and listed
-errors in days and the rank correlation beside it. It asked for patients with gross total resection
-only; here all deaths of the table count, so give a table of those to compare with its leaderboards.
+The figures in days are over deaths only. The challenge ranked by the accuracy over short, mid and
+long survivors, and listed errors in days and the rank correlation beside it. It asked for patients
+with gross total resection only; here all deaths of the table count, so give a table of those to
+compare with its leaderboards. The concordance index is over deaths and censored patients.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -14,30 +14,27 @@ import numpy.typing as npt
 from scipy.stats import rankdata
 
 from brats_seg.cases.clinical import SURVIVAL_CLASS_DAYS
+from brats_seg.evaluation.significance import bootstrap_interval, permutation_p_value
 
 Days = npt.NDArray[np.float64]
 
-CONFIDENCE = 0.95
-"""Of the interval around a figure."""
-N_RESAMPLES = 1000
-"""Draws of patients behind that interval."""
-N_PERMUTATIONS = 5000
-"""Draws behind a p-value."""
+_N_CONCORDANCE_RESAMPLES = 1000
+"""Fewer bootstrap resamples than elsewhere: lifelines computes them one by one, 1 ms each."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """One figure with its interval."""
+    """One figure with its bootstrap interval over patients."""
 
     name: str
     value: float
     low: float
-    """Lower end: percentile of the figure over patients drawn anew."""
+    """Lower end of the interval."""
     high: float
 
 
 def accuracy(reported: Days, predicted: Days) -> Days:
-    """Return the share of cases predicted to be the short, mid or long survivors that they were."""
+    """Return the share of cases in the right class of short, mid or long survivors."""
     short, long = SURVIVAL_CLASS_DAYS
     # mid survivors have both borders
     classes = ((days >= short).astype(int) + (days > long) for days in (reported, predicted))
@@ -60,7 +57,7 @@ def std_squared_error(reported: Days, predicted: Days) -> Days:
 
 
 def spearman(reported: Days, predicted: Days) -> Days:
-    """Return the rank correlation; 0 where one side is all equal, and so tells nothing."""
+    """Return the rank correlation; 0 where one side is constant and has no order."""
     one, other = _ranks(reported), _ranks(predicted)
     scale = np.sqrt((one**2).sum(axis=-1) * (other**2).sum(axis=-1))
     return (one * other).sum(axis=-1) / np.where(scale == 0, 1, scale)
@@ -85,60 +82,92 @@ FIGURES: tuple[tuple[str, Callable[[Days, Days], Days]], ...] = (
     ("mae_days", mean_absolute_error),
     ("relative_error", relative_error),
 )
-"""Reported and predicted days `(..., n)` to a figure `(...)`."""
+"""Functions of reported and predicted days `(..., n)` that return a figure `(...)`."""
+CONCORDANCE = "concordance"
+"""Name of the concordance index among the figures."""
 
 
 def estimates(
     reported: Days, predicted: Days, patients: Sequence[str], rng: np.random.Generator
 ) -> tuple[Estimate, ...]:
-    """Return every figure of predictions `(n,)`, with intervals over patients drawn anew."""
-    keys = _draws(patients, rng)
-    tail = (1 - CONFIDENCE) / 2
-    found = []
-    for name, figure in FIGURES:
-        drawn = np.concatenate([figure(reported[rows], predicted[rows]) for rows in keys])
-        low, high = np.quantile(drawn, (tail, 1 - tail))
-        value = float(figure(reported, predicted))
-        found.append(Estimate(name=name, value=value, low=float(low), high=float(high)))
-    return tuple(found)
+    """Return every figure of predictions `(n,)`, with intervals over patients."""
+
+    def all_figures(reported: Days, predicted: Days) -> Days:
+        return np.stack([figure(reported, predicted) for _, figure in FIGURES])
+
+    interval = bootstrap_interval(all_figures, (reported, predicted), rng, groups=patients)
+    values = all_figures(reported, predicted)
+    names = (name for name, _ in FIGURES)
+    return tuple(
+        Estimate(name=name, value=float(value), low=float(low), high=float(high))
+        for name, value, low, high in zip(names, values, interval.low, interval.high, strict=True)
+    )
+
+
+def concordance(days: Days, died: npt.NDArray[np.bool_], predicted: Days) -> float:
+    """Return the concordance index of predictions, over deaths and censored patients.
+
+    It is the share of pairs in the right order, among the pairs of which it is known who died first
+    (Harrell et al. 1996); 0.5, the value of chance, where there is no such pair. Needs lifelines.
+
+    Args:
+        days: (n,) until death or the last news.
+        died: (n,) whether they ended with death.
+        predicted: (n,) any number that is larger for a longer survival.
+    """
+    from lifelines.utils import concordance_index
+
+    try:
+        return float(concordance_index(days, predicted, died))
+    except ZeroDivisionError:
+        return 0.5
+
+
+def concordance_estimate(
+    days: Days,
+    died: npt.NDArray[np.bool_],
+    predicted: Days,
+    patients: Sequence[str],
+    rng: np.random.Generator,
+) -> Estimate:
+    """Return the concordance index with its interval over patients; arguments as `concordance`."""
+
+    def of_resamples(*drawn: Days) -> Days:
+        return np.array([concordance(*rows) for rows in zip(*drawn, strict=True)])
+
+    interval = bootstrap_interval(
+        of_resamples,
+        (days, died.astype(np.float64), predicted),
+        rng,
+        groups=patients,
+        n_resamples=_N_CONCORDANCE_RESAMPLES,
+    )
+    return Estimate(
+        name=CONCORDANCE,
+        value=concordance(days, died, predicted),
+        low=float(interval.low),
+        high=float(interval.high),
+    )
 
 
 def chance_of_ranks(reported: Days, predicted: Days, rng: np.random.Generator) -> float:
-    """Return how often shuffled predictions agree as well with the order of deaths (Spearman)."""
-    one, other = _ranks(reported), _ranks(predicted)
-    shuffled = rng.permuted(np.tile(other, (N_PERMUTATIONS, 1)), axis=1) @ one
-    return _p_value(shuffled, float(other @ one))
+    """Return the p value of the rank correlation: of shuffled predictions that correlate as much."""
+    ranks = _ranks(reported)
+    return permutation_p_value(
+        lambda shuffled: shuffled @ ranks, _ranks(predicted), rng, permutation_type="pairings"
+    )
 
 
 def chance_of_gain(
     reported: Days, predicted: Days, baseline: Days, rng: np.random.Generator
 ) -> float:
-    """Return how often chance makes predictions as much better than a baseline as these are.
-
-    The errors of each case change sides at random; the mean absolute error decides.
-    """
+    """Return the p value of the gain over a baseline in mean absolute error, paired by case."""
     gains = np.abs(baseline - reported) - np.abs(predicted - reported)
-    signs = rng.choice((-1.0, 1.0), size=(N_PERMUTATIONS, len(gains)))
-    return _p_value(signs @ gains, float(gains.sum()))
-
-
-def _p_value(by_chance: Days, found: float) -> float:
-    # what was found is one of the possible keys; equal ones differ by rounding
-    slack = 1e-9 * max(abs(found), 1.0)
-    return float((np.count_nonzero(by_chance >= found - slack) + 1) / (len(by_chance) + 1))
+    return permutation_p_value(
+        lambda flipped: flipped.mean(axis=-1), gains, rng, permutation_type="samples"
+    )
 
 
 def _ranks(days: Days) -> Days:
-    """Return the ranks (..., n), 0 in the middle."""
+    """Return the ranks (..., n), centred on 0."""
     return rankdata(days, axis=-1) - (days.shape[-1] + 1) / 2
-
-
-def _draws(patients: Sequence[str], rng: np.random.Generator) -> list[npt.NDArray[np.intp]]:
-    """Return rows of patients drawn with replacement, keys (m, n) of equally many rows together."""
-    names = np.array(patients)
-    rows = [np.flatnonzero(names == name) for name in dict.fromkeys(patients)]
-    by_length: defaultdict[int, list[npt.NDArray[np.intp]]] = defaultdict(list)
-    for places in rng.integers(len(rows), size=(N_RESAMPLES, len(rows))):
-        draw = np.concatenate([rows[place] for place in places])
-        by_length[len(draw)].append(draw)
-    return [np.stack(keys) for keys in by_length.values()]

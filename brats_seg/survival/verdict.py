@@ -1,37 +1,42 @@
-"""What can be said of predicted survival, and what cannot: the figures, and whether they are chance."""
+"""Judge predicted survival: figures of every family, and whether they are more than chance."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
+from brats_seg.evaluation.significance import CONFIDENCE
 from brats_seg.survival.cross_validation import SELECTED, Predictions, Study
 from brats_seg.survival.leakage import Leakage
 from brats_seg.survival.models import BASELINE
 from brats_seg.survival.outcomes import Outcomes
 from brats_seg.survival.scores import (
-    CONFIDENCE,
     Estimate,
     chance_of_gain,
     chance_of_ranks,
+    concordance_estimate,
     estimates,
     mean_absolute_error,
 )
 
 SIGNIFICANT = 1 - CONFIDENCE
-"""Share of chance below which a result is called one."""
-FEWEST_DEATHS = 20
-"""Below it nothing is called a result: the interval itself is chance."""
+"""Level below which a p value is significant."""
+FEWEST_SIGNIFICANT_DEATHS = 20
+"""Number of deaths below which no result is significant, because intervals are unreliable."""
+COX = "cox"
+"""Name of the Cox model among the families."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FamilyFigures:
-    """How well one family did on held-out deaths."""
+    """Scores of one family on held-out patients."""
 
     name: str
     estimates: tuple[Estimate, ...]
-    n_contradicted: int
-    """Censored cases that it predicted to die before a day on which they lived."""
+    """Figures over deaths, and the concordance index where lifelines is installed."""
+    n_contradicted: int | None
+    """Censored cases with fewer days than they are known to have lived; None without days."""
 
     def of(self, figure: str) -> Estimate:
         """Return one of the figures."""
@@ -40,26 +45,26 @@ class FamilyFigures:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """Whether the selected models predict survival at all, and better than age alone."""
+    """Test of the selected models against chance and against age alone."""
 
     n_died: int
     spearman: Estimate
     p_ranks: float
-    """Share of shuffled predictions that agree as well with the order of deaths."""
+    """P value of the rank correlation, by permutation."""
     gain_days: float
-    """By how much the mean absolute error is smaller than that of age alone."""
+    """Mean absolute error of age alone less that of the selected models."""
     p_gain: float
-    """Share of chance that gains as much."""
+    """P value of the gain, by permutation."""
 
     @property
     def is_significant(self) -> bool:
         """Whether the predictions are more than chance."""
-        enough = self.n_died >= FEWEST_DEATHS
+        enough = self.n_died >= FEWEST_SIGNIFICANT_DEATHS
         return enough and self.p_ranks < SIGNIFICANT and self.spearman.low > 0
 
     @property
     def beats_age(self) -> bool:
-        """Whether they are better than age alone."""
+        """Whether the predictions are better than those of age alone."""
         return self.is_significant and self.p_gain < SIGNIFICANT
 
     @property
@@ -76,11 +81,11 @@ class Verdict:
             f"{self.n_died} deaths, p {self.p_ranks:.2g}"
         )
         if not self.is_significant:
-            few = f" Fewer than {FEWEST_DEATHS} deaths prove nothing, whatever the figures say."
+            few = f" Fewer than {FEWEST_SIGNIFICANT_DEATHS} deaths prove nothing, whatever the figures say."
             return (
-                f"NOT SIGNIFICANT: {found}. These predictions cannot be told from chance: none of "
-                "the figures above shows that survival was learnt."
-                f"{few if self.n_died < FEWEST_DEATHS else ''}"
+                f"NOT SIGNIFICANT: {found}. These predictions may be due to chance: none of the "
+                "figures above shows that survival can be predicted."
+                f"{few if self.n_died < FEWEST_SIGNIFICANT_DEATHS else ''}"
             )
         gain = f"mean error {abs(self.gain_days):.0f} days"
         side = "smaller" if self.gain_days > 0 else "larger"
@@ -97,17 +102,30 @@ class Verdict:
 def figures_of(
     study: Study, predictions: Predictions, rng: np.random.Generator
 ) -> tuple[FamilyFigures, ...]:
-    """Score every family on held-out deaths; a censored case is only ever counted."""
+    """Score every family on held-out cases.
+
+    Figures in days are over deaths only. With a Cox model, censored patients count as well in the
+    concordance index, which every family then has, and which is the only figure of the Cox model.
+    """
     outcomes, patients = study.outcomes, np.array(study.table.patient_ids)
     died, lived = outcomes.died & predictions.held_out, outcomes.lived & predictions.held_out
-    return tuple(
+    # a generator of its own: the other figures are the same with and without lifelines
+    concordance_rng = rng.spawn(1)[0]
+    figures = [
         FamilyFigures(
             name=name,
-            estimates=estimates(outcomes.days[died], days[died], patients[died].tolist(), rng),
+            estimates=(
+                *estimates(outcomes.days[died], days[died], patients[died].tolist(), rng),
+                *_concordance(study, predictions, days, concordance_rng),
+            ),
             n_contradicted=int((days[lived] < outcomes.days[lived]).sum()),
         )
         for name, days in zip(predictions.names, predictions.days, strict=True)
-    )
+    ]
+    if predictions.log_hazards is not None:
+        found = _concordance(study, predictions, -predictions.log_hazards, concordance_rng)
+        figures.append(FamilyFigures(name=COX, estimates=tuple(found), n_contradicted=None))
+    return tuple(figures)
 
 
 def judge(
@@ -131,15 +149,34 @@ def judge(
     )
 
 
-def remarks_on(study: Study) -> tuple[str, ...]:
-    """Say what the figures rest on: censored cases, unknown ages, networks that knew the cases."""
-    return tuple(_remarks(study))
+def remarks_on(study: Study, *, with_cox: bool) -> tuple[str, ...]:
+    """Describe the data behind the figures: censored cases, unknown ages, leakage of networks."""
+    return tuple(_remarks(study, with_cox=with_cox))
 
 
-def _remarks(study: Study) -> Iterator[str]:
+def _concordance(
+    study: Study,
+    predictions: Predictions,
+    times: npt.NDArray[np.float64],
+    rng: np.random.Generator,
+) -> Iterator[Estimate]:
+    """Yield the concordance index of predicted times (cases,), if lifelines is installed."""
+    if predictions.log_hazards is None:
+        return
+    outcomes, used = study.outcomes, study.outcomes.known & predictions.held_out
+    patients = np.array(study.table.patient_ids)[used].tolist()
+    yield concordance_estimate(outcomes.days[used], outcomes.died[used], times[used], patients, rng)
+
+
+def _remarks(study: Study, *, with_cox: bool) -> Iterator[str]:
     table, outcomes = study.table, study.outcomes
     n_cases, known = len(table.case_ids), outcomes.known
-    yield _census(outcomes)
+    yield _census(outcomes, with_cox=with_cox)
+    if not with_cox:
+        yield (
+            "lifelines is not installed: no Cox model, which would learn from censored cases, and no "
+            'concordance index. Add them with `pip install "brats_seg[survival]"`.'
+        )
     unknown_ages = int(np.isnan(outcomes.ages[known]).sum())
     if unknown_ages:
         yield f"age unknown in {unknown_ages} of {known.sum()} cases with an outcome"
@@ -147,8 +184,8 @@ def _remarks(study: Study) -> Iterator[str]:
         named = ", ".join(study.dropped[:5]) + (", ..." if len(study.dropped) > 5 else "")
         yield f"{len(study.dropped)} features empty or equal in all cases, left out: {named}"
     for what, answers in (
-        ("the latent vector", [_least(seen) for seen in table.latent_seen if seen]),
-        ("the label map", [seen for seen in table.labels_seen if seen]),
+        ("the latent vector", [_least(seen) for seen in table.latent_leakage if seen]),
+        ("the label map", [seen for seen in table.labels_leakage if seen]),
     ):
         for answer, words in _NOT_HELD_OUT.items():
             n_such = answers.count(answer)
@@ -157,8 +194,8 @@ def _remarks(study: Study) -> Iterator[str]:
 
 
 _NOT_HELD_OUT = {
-    Leakage.YES: "networks that learnt on their patients, so the figures may be too good",
-    Leakage.UNKNOWN: "networks that do not say whom they learnt on",
+    Leakage.YES: "networks that were trained on their patients, so the figures may be too good",
+    Leakage.UNKNOWN: "networks without a record of the patients they were trained on",
 }
 
 
@@ -166,10 +203,15 @@ def _least(answers: tuple[Leakage, ...]) -> Leakage:
     return min(answers, key=list(Leakage).index)
 
 
-def _census(outcomes: Outcomes) -> str:
+def _census(outcomes: Outcomes, *, with_cox: bool) -> str:
     n_died, n_lived = int(outcomes.died.sum()), int(outcomes.lived.sum())
+    use = (
+        "learnt from by the Cox model and counted in the concordance index only"
+        if with_cox
+        else "predicted but never learnt from or scored"
+    )
     return (
         f"{len(outcomes.days)} cases: {n_died} deaths, which are learnt from; {n_lived} censored "
-        "(alive when last heard of), predicted but never learnt from or scored; "
+        f"(alive when last heard of), {use}; "
         f"{len(outcomes.days) - n_died - n_lived} of unknown outcome, predicted only"
     )

@@ -1,0 +1,41 @@
+"""The examples in docstrings run and show what they say."""
+
+import doctest
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import brats_seg
+
+ROOT = Path(brats_seg.__file__).parent
+
+
+def modules_with_examples() -> list[str]:
+    paths = [path for path in ROOT.rglob("*.py") if ">>> " in path.read_text()]
+    parts = [path.relative_to(ROOT.parent).with_suffix("").parts for path in sorted(paths)]
+    return [".".join(part).removesuffix(".__init__") for part in parts]
+
+
+@pytest.mark.parametrize("name", modules_with_examples())
+def test_the_examples_run(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, brats_root: Path
+) -> None:
+    """In a folder that holds `data`, six small labelled cases."""
+    monkeypatch.chdir(brats_root.parent)
+
+    result = doctest.testmod(
+        import_module(name), optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    )
+
+    assert result.attempted
+    assert result.failed == 0
+
+
+def test_a_wrong_example_is_seen() -> None:
+    """The test of the test."""
+    example = doctest.DocTestParser().get_doctest(">>> 1 + 1\n3\n", {}, "wrong", None, 0)
+
+    result = doctest.DocTestRunner(verbose=False).run(example, out=lambda _: None)
+
+    assert result.failed == 1

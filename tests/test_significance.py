@@ -1,0 +1,188 @@
+"""Intervals and p values, and when a default is left for another value."""
+
+from itertools import permutations, product
+
+import numpy as np
+import pytest
+
+from brats_seg.evaluation.significance import (
+    Values,
+    best_candidate,
+    bootstrap_interval,
+    gain_of,
+    permutation_p_value,
+    signed_rank_p_value,
+)
+
+
+def mean(values: Values) -> Values:
+    return values.mean(axis=-1)
+
+
+def total(values: Values) -> Values:
+    return values.sum(axis=-1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_interval_of_a_mean_is_1_96_standard_errors(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    values = rng.normal(0.7, 0.05, (2, 400))
+
+    interval = bootstrap_interval(mean, [values], rng)
+
+    half = 1.96 * values.std(axis=-1) / 20
+    assert interval.low.shape == interval.high.shape == (2,)
+    assert np.allclose(interval.low, mean(values) - half, atol=0.1 * half.max())
+    assert np.allclose(interval.high, mean(values) + half, atol=0.1 * half.max())
+
+
+def test_arrays_are_resampled_together(rng: np.random.Generator) -> None:
+    one = rng.random(20)
+
+    interval = bootstrap_interval(lambda a, b: (b - a).mean(axis=-1), [one, one + 1], rng)
+
+    assert (interval.low, interval.high) == pytest.approx((1, 1))
+
+
+def test_patients_are_resampled_with_all_of_their_cases() -> None:
+    """The slow oracle draws patients one by one; they have one, two or three cases."""
+    rng = np.random.default_rng(0)
+    patients = [name for k, name in enumerate("abcdefghijkl") for _ in range(1 + k % 3)]
+    values = rng.random(len(patients))
+    by_patient = [values[np.array(patients) == name] for name in dict.fromkeys(patients)]
+    means = [
+        np.concatenate([by_patient[k] for k in rng.integers(12, size=12)]).mean()
+        for _ in range(20_000)
+    ]
+
+    interval = bootstrap_interval(mean, [values], rng, groups=patients, n_resamples=20_000)
+
+    expected = np.quantile(means, (0.025, 0.975))
+    assert (interval.low, interval.high) == pytest.approx(tuple(expected), abs=0.005)
+
+
+def test_ten_cases_of_one_patient_are_not_ten_patients(rng: np.random.Generator) -> None:
+    values, patients = rng.random(8), list("abcdefgh")
+
+    once = bootstrap_interval(mean, [values], np.random.default_rng(1), groups=patients)
+    often = bootstrap_interval(
+        mean, [values.repeat(10)], np.random.default_rng(1), groups=list(np.repeat(patients, 10))
+    )
+
+    assert [once.low, once.high] == [pytest.approx(often.low), pytest.approx(often.high)]
+
+
+@pytest.mark.parametrize("groups", [["a"], ["a", "a"]])
+def test_one_patient_has_an_interval_without_width(
+    groups: list[str], rng: np.random.Generator
+) -> None:
+    interval = bootstrap_interval(mean, [np.array([0.4] * len(groups))], rng, groups=groups)
+
+    assert (interval.low, interval.high) == (0.4, 0.4)
+
+
+def test_the_same_generator_gives_the_same_interval() -> None:
+    values = np.random.default_rng(0).random(50)
+
+    one, other = (bootstrap_interval(mean, [values], np.random.default_rng(5)) for _ in range(2))
+
+    assert (one.low, one.high) == (other.low, other.high)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_few_signs_are_all_flipped(n: int, rng: np.random.Generator) -> None:
+    gains = rng.integers(-3, 5, n).astype(float)
+    sums = [gains @ np.array(signs) for signs in product((-1, 1), repeat=n)]
+
+    p_value = permutation_p_value(total, gains, rng, permutation_type="samples")
+
+    assert p_value == np.mean(np.array(sums) >= gains.sum())
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_few_orders_are_all_tried(n: int, rng: np.random.Generator) -> None:
+    one, other = rng.permutation(n).astype(float), rng.permutation(n).astype(float)
+    products = [np.array(order) @ other for order in permutations(one)]
+
+    p_value = permutation_p_value(lambda v: v @ other, one, rng, permutation_type="pairings")
+
+    assert p_value == np.mean(np.array(products) >= one @ other)
+
+
+def test_many_permutations_count_the_values_themselves(rng: np.random.Generator) -> None:
+    p_value = permutation_p_value(
+        total, np.ones(60), rng, permutation_type="samples", n_permutations=999
+    )
+
+    assert p_value == 1 / 1000
+
+
+def test_without_differences_the_signed_rank_test_proves_nothing() -> None:
+    assert signed_rank_p_value(np.zeros(5)) == 1
+    assert signed_rank_p_value(np.array([0, 0.1, 0.2, 0.3])) == 2 / 8
+
+
+def test_a_gain_is_counted_case_by_case() -> None:
+    before = np.array([0.5, 0.5, 0.5, 0.5])
+    after = np.array([0.625, 0.5, 0.25, 1.0])
+
+    gain = gain_of(before, after)
+
+    # differences 1/8, 0, -1/4, 1/2; ranks 1, -, 2, 3: of the 8 ways to draw signs, 3 reach a sum of
+    # 4 in those that rise: +++, -++ and +-+
+    assert gain.mean == pytest.approx(0.375 / 4)
+    assert (gain.n_raised, gain.n_lowered) == (2, 1)
+    assert gain.p_value == pytest.approx(3 / 8)
+    assert not gain.is_sure
+
+
+def test_nothing_gained_is_no_gain() -> None:
+    assert gain_of(np.ones(9), np.ones(9)).p_value == 1.0
+
+
+def test_the_largest_sure_gain_is_taken_and_the_first_of_equals() -> None:
+    default = np.full(10, 0.5)
+    small, large = default + 0.01, default + 0.02
+    # on average better than all, by one case alone
+    lucky = default + np.array([0.9] + [0.0] * 9)
+
+    assert best_candidate(default, [small, lucky, large, large.copy()]) == 2
+    assert best_candidate(default, [lucky]) is None
+    assert best_candidate(default, []) is None
+
+
+@pytest.mark.parametrize(
+    ("differences", "is_sure"),
+    [
+        ([0.01] * 9, True),  # all of nine: chance is 1 in 512
+        ([0.01] * 8, False),
+        ([0.0009] * 30, False),  # too small to matter
+        ([0.02, 0.01] * 5, True),
+        ([0.05, -0.01] * 5, False),  # as many cases harmed as helped
+        # nine cases of twenty go from 0 to 1, as when a false ET becomes necrosis; then six
+        ([1.0] * 9 + [0.0] * 11, True),
+        ([1.0] * 6 + [0.0] * 14, False),
+        # two that fell from 1 to 0 undo it
+        ([1.0] * 9 + [-1.0] * 2 + [0.0] * 9, False),
+        # more cases harmed than helped, whatever the mean
+        ([0.1] * 10 + [-0.001] * 11, False),
+        ([0.1] * 30 + [-0.001] * 31, False),
+    ],
+)
+def test_what_is_sure(differences: list[float], is_sure: bool) -> None:
+    before = np.zeros(len(differences))
+
+    assert gain_of(before, np.array(differences)).is_sure == is_sure
+
+
+@pytest.mark.parametrize("n_cases", [6, 10, 40])
+def test_noise_rarely_wins(n_cases: int) -> None:
+    """Twelve candidates that are no better, a hundred times."""
+    rng = np.random.default_rng(0)
+    won = 0
+    for _ in range(100):
+        default = rng.normal(0.8, 0.1, n_cases)
+        candidates = [default + rng.normal(0, 0.02, n_cases) for _ in range(12)]
+        won += best_candidate(default, candidates) is not None
+
+    assert won <= 6
