@@ -1,5 +1,6 @@
 """One case from files to a label map: the right voxels, on the scan's own grid."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import nibabel as nib
@@ -10,20 +11,22 @@ import torch
 from brats_seg.cases.inputs import find_inputs
 from brats_seg.data.fold import open_fold
 from brats_seg.data.loader import whole_case
-from brats_seg.errors import CaseError
+from brats_seg.errors import CaseError, UsageError
+from brats_seg.inference.batch import predict_folder
 from brats_seg.inference.model import Model, load_model
 from brats_seg.inference.output import OutputFolder
-from brats_seg.inference.predict import CaseResult, predict_scan
+from brats_seg.inference.predict import CaseResult, Predictor, predict_scan
 from brats_seg.inference.scan import Scan, read_scan
 from brats_seg.inference.settings import PredictionSettings
-from brats_seg.labels import BRATS2017, BRATS2023, regions_of
+from brats_seg.labels import BRATS2017, BRATS2023, MODALITIES, regions_of
+from brats_seg.models.build import build_model
 from brats_seg.progress import untracked
 from brats_seg.runtime.device import choose_device
-from brats_seg.runtime.weights import Decoding
+from brats_seg.runtime.weights import Decoding, load_trained
 from brats_seg.training.trainer import Trainer
 from brats_seg.training.validation import case_predictor
 from tests.builders import BRATS_AFFINE, make_volumes, write_case, write_nifti
-from tests.inference_builders import Pointwise, make_model
+from tests.inference_builders import Pointwise, make_model, write_run
 from tests.test_trainer import settings as training_settings
 
 NAMES = ("t1", "t1ce", "t2", "flair")
@@ -223,3 +226,56 @@ def test_a_real_scan_keeps_its_geometry(real_data: Path, tmp_path: Path) -> None
     assert label_map.header.get_zooms() == scan.header.get_zooms()
     for field in ("qform_code", "sform_code", "quatern_b", "quatern_c", "quatern_d"):
         np.testing.assert_allclose(label_map.header[field], scan.header[field], atol=1e-6)
+
+
+def test_a_predictor_takes_files_and_arrays_as_a_folder(tmp_path: Path) -> None:
+    folder = write_case(tmp_path / "scans", labelled=False)
+    names = zip(MODALITIES, ("t1", "t1ce", "t2", "flair"), strict=True)
+    files = {name: folder / f"BraTS2021_00000_{suffix}.nii.gz" for name, suffix in names}
+    run = write_run(tmp_path / "run")
+    settings = PredictionSettings(probabilities=True, precision="fp32", device="cpu")
+    predictor = Predictor.load([run], settings)
+    images = [nib.load(files[name]) for name in MODALITIES]
+
+    of_files = predictor.predict_files(files)
+    of_arrays = predictor.predict_arrays(
+        np.stack([np.asarray(image.dataobj) for image in images]),
+        images[0].affine,
+        case_id="BraTS2021_00000",
+    )
+    predict_folder([tmp_path / "scans"], [run], tmp_path / "out", settings)
+
+    label_map = np.asarray(nib.load(tmp_path / "out" / "BraTS2021_00000.nii.gz").dataobj)
+    assert of_files.case_id == "BraTS2021_00000"
+    assert of_files.convention == of_arrays.convention == BRATS2017
+    for result in (of_files, of_arrays):
+        assert np.array_equal(result.label_map, label_map)
+        assert result.probabilities.shape == (3, *label_map.shape)
+
+
+def test_a_predictor_refuses_arrays_that_are_no_scan() -> None:
+    predictor = Predictor(model=make_model())
+
+    with pytest.raises(CaseError, match="found 3 modalities; expected the four"):
+        predictor.predict_arrays(np.ones((3, 9, 9, 9)), np.eye(4))
+    with pytest.raises(CaseError, match="a constant volume"):
+        predictor.predict_arrays(np.ones((4, 9, 9, 9)), np.eye(4))
+
+
+def test_a_network_of_ones_own_predicts_with_the_identity_of_its_run(tmp_path: Path) -> None:
+    """The run says what it was trained on; the network is built by whoever knows how."""
+    folder = write_case(tmp_path / "scans", labelled=False)
+    run = write_run(tmp_path / "run")
+    trained = load_trained(run / "best.pt")
+    network = build_model(trained.config.model, trained.identity.patch)
+    network.load_state_dict(trained.weights)
+    settings = PredictionSettings(precision="fp32", device="cpu")
+
+    own = Predictor.of_network(network, trained.identity, settings, multiple=(2, 2, 2))
+    known = Predictor.load([run], settings)
+
+    (case,) = find_inputs([folder.parent])
+    scan = read_scan(case, own.spacing_mm)
+    assert np.array_equal(own.predict_scan(scan).label_map, known.predict_scan(scan).label_map)
+    with pytest.raises(UsageError, match="trained with normalisation none"):
+        Predictor.of_network(network, replace(trained.identity, normalisation="none"), settings)
