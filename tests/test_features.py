@@ -199,7 +199,7 @@ def test_runs_of_other_voxels_are_refused(root, tmp_path):
         write_trained(tmp_path / "b", config=AUTOENCODER, identity=coarse),
     ]
 
-    with pytest.raises(UsageError, match="learnt on scans of different voxels"):
+    with pytest.raises(UsageError, match="trained on scans of different spacings"):
         extract(root, autoencoders=runs)
 
 
@@ -208,5 +208,5 @@ def test_an_autoencoder_of_patches_is_refused(root, tmp_path):
     config = AUTOENCODER.model_copy(update={"patch": PatchConfig(size=(8, 8, 8))})
     run = write_trained(tmp_path / "run", config=config)
 
-    with pytest.raises(UsageError, match=r"learnt on patches of 8x8x8 voxels; .*--patch whole"):
+    with pytest.raises(UsageError, match=r"trained on patches of 8x8x8 voxels; .*--patch whole"):
         extract(root, autoencoders=[run])
