@@ -63,9 +63,7 @@ def main() -> None:
         index = index_cases(folder / "scans")
         for compressed in (False, True):
             store = folder / f"compressed-{compressed}"
-            prepare_cases(
-                index, index.cases, store, StoreConfig(compressed=compressed), n_workers=0
-            )
+            prepare_cases(index.cases, store, StoreConfig(compressed=compressed), n_workers=0)
         print(
             f"patches of {size}, {len(index.cases)} cases, matrix product {_gigaflops():.0f} GFLOP/s"
         )

@@ -217,7 +217,10 @@ class TrainingConfig(Section):
     augment: Literal["none", "light", "full"] = "light"
     """`light`: mirroring, brightness, contrast, noise. `full`: the augmentation of nnU-Net."""
     transforms: tuple[DottedName, ...] = ()
-    """Dotted names of MONAI dictionary transforms (or functions that return one), applied after `augment`."""
+    """Dotted names of functions or classes, called without arguments, that return a MONAI dictionary transform.
+
+    It is applied to `image` and `label` after the transforms of `augment`.
+    """
     checkpoint_minutes: PositiveFloat = 10.0
     """Longest time between two checkpoints, in minutes."""
 

@@ -4,15 +4,16 @@ from pathlib import Path
 
 from brats_seg.cases.case import CaseIndex
 from brats_seg.cases.index import index_cases
+from brats_seg.cases.many import Failure
 from brats_seg.config import StoreConfig
 from brats_seg.data.prepare import prepare_cases
-from brats_seg.errors import CaseError
+from brats_seg.errors import BratsError
 from tests.builders import SHAPE, write_case
 
 
 def prepare(
     root: Path, folder: Path, *, compressed: bool = False, n_workers: int = 0
-) -> tuple[CaseError, ...]:
+) -> tuple[Failure, ...]:
     """Index a data folder and prepare all its cases."""
     index = index_cases(root)
     return prepare_index(index, folder, compressed=compressed, n_workers=n_workers)
@@ -20,10 +21,10 @@ def prepare(
 
 def prepare_index(
     index: CaseIndex, folder: Path, *, compressed: bool = False, n_workers: int = 0
-) -> tuple[CaseError, ...]:
+) -> tuple[Failure, ...]:
     """Prepare all cases of an index."""
     config = StoreConfig(compressed=compressed)
-    return prepare_cases(index, index.cases, folder, config, n_workers=n_workers)
+    return prepare_cases(index.cases, folder, config, n_workers=n_workers)
 
 
 def write_prepared(
@@ -41,5 +42,5 @@ def write_prepared(
         write_case(root, case_id, seed=number, shape=shape, labelled=labelled)
     failures = prepare(root, folder, compressed=compressed)
     if failures:
-        raise failures[0]
+        raise BratsError(failures[0].message)
     return folder

@@ -293,41 +293,45 @@ def test_every_short_window_counts_for_what_it_holds(name: str, n_patches: int) 
     assert loss == pytest.approx(expected_loss, rel=1e-12)
 
 
-class MadeWhenAsked(Sequence[MicroBatch]):
-    """Counts how often micro-batches are made, and how many of their images live at a time."""
+class OnDevice:
+    """Counts how many images that the network was given live at a time."""
 
-    def __init__(self, batch: MicroBatch) -> None:
-        self.batch = batch
-        self.n_made = 0
+    def __init__(self) -> None:
+        self.n_given = 0
         self.living: weakref.WeakSet[Tensor] = weakref.WeakSet()
         self.most_living = 0
 
-    def __len__(self) -> int:
-        return len(self.batch.image)
-
-    def __getitem__(self, place: int) -> MicroBatch:  # type: ignore[override]
-        if place >= len(self):
-            raise IndexError
-        image = self.batch.image[place : place + 1].clone()
-        self.n_made += 1
-        self.living.add(image)
+    def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self.n_given += 1
+        self.living.add(inputs[0])
         self.most_living = max(self.most_living, len(self.living))
-        return MicroBatch(image, self.batch.target[place : place + 1])
 
 
-@pytest.mark.parametrize(("name", "n_made"), [("patch Dice", 6), ("batch Dice", 11)])
-def test_a_window_is_never_held_as_a_whole(name: str, n_made: int) -> None:
-    """The last micro-batch of a first pass, whose graph is kept, is not made again either."""
-    network, batch = trained(torch.float64), patches(6, torch.float64)
-    window = MadeWhenAsked(batch)
+@pytest.mark.parametrize(("name", "n_given"), [("patch Dice", 6), ("batch Dice", 11)])
+def test_the_device_never_holds_the_whole_batch(name: str, n_given: int) -> None:
+    """The host holds it, in float16; what is moved to the device is float32, and let go again."""
+    network, batch = trained(torch.float32), patches(6, torch.float16)
+    on_device = OnDevice()
+    network.register_forward_pre_hook(on_device)
 
-    found, _ = window_gradient(network, CRITERIA[name], window)
+    window_gradient(network, CRITERIA[name], cut(batch, [1] * 6))
 
-    expected, _ = whole_gradient(network, CRITERIA[name], batch)
-    assert relative_error(found, expected) <= 1e-12
-    assert window.n_made == n_made
-    # that of the pass before, whose graph is kept, waits while the next is made
-    assert window.most_living <= 2
+    assert on_device.n_given == n_given
+    # the graph of the one before, which holds its image, is let go when the next has its own
+    assert on_device.most_living <= 2
+
+
+def test_what_the_host_holds_is_converted_on_the_way_to_the_device() -> None:
+    cpu = torch.device("cpu")
+    image, target = torch.rand(1, 4, 2, 2, 2), torch.ones(1, 3, 2, 2, 2)
+
+    stored = MicroBatch(image.half(), target.to(torch.uint8)).to(cpu)
+    plain = MicroBatch(image.double(), target.long()).to(cpu)
+
+    assert (stored.image.dtype, stored.target.dtype) == (torch.float32, torch.float32)
+    assert torch.equal(stored.image, image.half().float())
+    # losses that take classes or float64 get them
+    assert (plain.image.dtype, plain.target.dtype) == (torch.float64, torch.int64)
 
 
 @pytest.mark.parametrize("name", CRITERIA)
@@ -455,6 +459,46 @@ def test_a_loss_that_claims_patches_and_gives_a_scalar_is_refused() -> None:
 
     with pytest.raises(ConfigError, match=r"expected \(6,\)"):
         window_gradient(small_network(), Scalar(), [patches(6, torch.float32)])
+
+
+class Undeclared(nn.Module):
+    """Has the methods of a loss of sums, and does not declare to be one."""
+
+    def sums(self, output: Tensor, target: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def of_sums(self, sums: Tensor, n_patches: int) -> Tensor:
+        raise NotImplementedError
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        return flat_dice(output, target)
+
+
+def test_only_what_a_loss_declares_decides_how_it_reduces() -> None:
+    network, batch = trained(torch.float64), patches(4, torch.float64)
+
+    found, _ = window_gradient(network, Undeclared(), cut(batch, [1] * 4))
+
+    expected, _ = whole_gradient(network, flat_dice, batch)
+    assert relative_error(found, expected) <= 1e-12
+
+
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        ("sums", r"FlatDice declares reduces = 'sums' and lacks the methods .* of_sums"),
+        ("mean", r"FlatDice declares reduces = 'mean'; expected 'patches' or 'sums'"),
+    ],
+)
+def test_a_loss_that_declares_what_it_is_not_is_named(declared: str, message: str) -> None:
+    class FlatDice(nn.Module):
+        reduces = declared
+
+        def forward(self, output: Tensor, target: Tensor) -> Tensor:
+            return flat_dice(output, target)
+
+    with pytest.raises(ConfigError, match=message):
+        window_gradient(small_network(), FlatDice(), [patches(2, torch.float32)])
 
 
 def test_a_loop_of_ones_own_needs_three_lines() -> None:

@@ -165,7 +165,7 @@ def test_ctrl_c_says_how_it_goes_on(root: Path) -> None:
     shown, _ = process.communicate()
 
     assert process.returncode == 128 + signal.SIGINT
-    assert "stopped: SIGINT was received. The same command goes on" in shown
+    assert "stopped: SIGINT was received. The same command continues" in shown
 
 
 @pytest.mark.slow

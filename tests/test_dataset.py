@@ -52,7 +52,7 @@ def test_a_patch_is_an_image_and_a_target_of_one_size(folder: Path, augment: str
         assert sample.case_id == draw.case_id
         assert sample.image.shape == (4, 16, 24, 8)
         assert sample.target.shape == (3, 16, 24, 8)
-        assert sample.image.dtype == torch.float32
+        assert sample.image.dtype == torch.float16
         assert sample.target.dtype == torch.uint8
         assert sample.image.isfinite().all()
         # ET lies in TC, TC in WT
@@ -160,7 +160,7 @@ def test_a_held_out_case_is_its_brain_crop(folder: Path) -> None:
 
     case = open_case(folder, IDS[0])
     assert sample.case_id == IDS[0]
-    assert sample.image.dtype == torch.float32
+    assert sample.image.dtype == torch.float16
     np.testing.assert_array_equal(sample.image, case.read_image(Box.at((0, 0, 0), case.shape)))
     labels = make_label_map((48, 48, 48), seed=0)[case.box.slices]
     np.testing.assert_array_equal(sample.target, regions_of(labels, BRATS2017))

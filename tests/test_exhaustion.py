@@ -79,5 +79,5 @@ def test_where_no_rung_fits_the_run_says_what_to_lower(scans: Path, tmp_path: Pa
     ended = run(scans, tmp_path / "run", 60)
 
     assert ended.returncode == 1
-    assert "memory ran out on every rung (micro-batch 8; micro-batch 4" in ended.stderr
+    assert "memory ran out in every mode (micro-batch 8; micro-batch 4" in ended.stderr
     assert "Lower patch.size or model.widths" in ended.stderr

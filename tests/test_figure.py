@@ -1,4 +1,4 @@
-"""`brats-seg figure KIND`: what it keys, and what it says when it cannot."""
+"""`brats-seg figure KIND`: what it draws, and what it says when it cannot."""
 
 import sys
 from collections.abc import Callable

@@ -1,14 +1,13 @@
 import multiprocessing
 import os
 import signal
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
 from brats_seg.config import PatchConfig
-from brats_seg.data.loader import Foreseen, PatchDataset, PatchStream, Sample, patch_loader
+from brats_seg.data.loader import PatchDataset, Sample, patch_loader
 from brats_seg.data.patches import PatchKey, epoch_patches
 from brats_seg.errors import CaseError, EnvironmentalError
 from tests.prepared import write_prepared
@@ -106,59 +105,3 @@ def test_too_little_shared_memory_is_explained(
         EnvironmentalError, match=r"no room in shared memory \(unable .*n_workers lower.*--shm-size"
     ):
         list(patch_loader(make_dataset(folder), epoch_patches(IDS, 0, 1, 1), 1))
-
-
-class Counted(PatchDataset):
-    """Notes the keys that this process makes."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(
-            folder, patch=PatchConfig(size=(12, 12, 12)), multiple=(1, 1, 1), augment="none", seed=1
-        )
-        self.made: list[PatchKey] = []
-
-    def __getitem__(self, draw: PatchKey) -> Sample:
-        self.made.append(draw)
-        return super().__getitem__(draw)
-
-
-def windows_of(keys: Sequence[PatchKey], n_again: int) -> list[Foreseen]:
-    return [
-        Foreseen(keys=tuple(keys[start : start + 3]), n_again=n_again)
-        for start in range(0, len(keys), 3)
-    ]
-
-
-@pytest.mark.parametrize("n_again", [0, 2])
-def test_what_is_foreseen_is_made_by_the_workers(folder: Path, n_again: int) -> None:
-    keys, dataset = epoch_patches(IDS, 0, 2, 1), Counted(folder)
-
-    for window in PatchStream(dataset, windows_of(keys, n_again), n_workers=1):
-        asked = [*window, *window[:n_again]]
-        for draw, sample in zip([*window.keys, *window.keys[:n_again]], asked, strict=True):
-            assert torch.equal(sample.image, make_dataset_plain(folder)[draw].image)
-
-    assert dataset.made == []
-
-
-@pytest.mark.parametrize("n_workers", [0, 1])
-def test_a_patch_that_is_asked_for_out_of_turn_is_the_same(folder: Path, n_workers: int) -> None:
-    """As when memory runs out at the second patch, and later a window is left early."""
-    keys, dataset = epoch_patches(IDS, 0, 3, 1), Counted(folder)
-    plain = make_dataset_plain(folder)
-    asked = [[0, 1, 0, 1, 2, 0, 1], [0], [2, 1, 0, 0]]
-
-    stream = PatchStream(dataset, windows_of(keys, n_again=2), n_workers=n_workers)
-    for window, places in zip(stream, asked, strict=True):
-        for place in places:
-            assert torch.equal(window[place].image, plain[window.keys[place]].image)
-
-    if n_workers:
-        # in the first window the repeated start, in the last all but the third request
-        assert 0 < len(dataset.made) < sum(map(len, asked))
-
-
-def make_dataset_plain(folder: Path) -> PatchDataset:
-    return PatchDataset(
-        folder, patch=PatchConfig(size=(12, 12, 12)), multiple=(1, 1, 1), augment="none", seed=1
-    )

@@ -5,16 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from brats_seg.cases.case import Case, ScanFile
+from brats_seg.cases.case import Case, ScanFile, read_case_files
 from brats_seg.cases.nifti import Geometry
 from brats_seg.data.store import (
     FORMAT_VERSION,
     MANIFEST_NAME,
     Manifest,
     SourceFile,
-    contents_of,
     read_manifest,
-    scans_of,
     sources_of,
 )
 from brats_seg.voxels.box import Box
@@ -38,9 +36,11 @@ MANIFEST = Manifest(
 )
 
 
-def case_of(*scans: ScanFile, label: ScanFile | None = None) -> Case:
+def case_of(root: Path, *scans: ScanFile, label: ScanFile | None = None) -> Case:
     modalities = dict(zip(("t1n", "t1c", "t2w", "t2f"), scans, strict=True))
-    return Case(case_id="a", patient_id="a", release="unknown", label=label, **modalities)
+    return Case(
+        case_id="a", patient_id="a", release="unknown", root=root, label=label, **modalities
+    )
 
 
 def four(root: Path) -> list[ScanFile]:
@@ -82,16 +82,20 @@ def test_the_key_changes_with_contents_and_convention_but_not_with_files_or_stor
     assert replace(MANIFEST, convention="brats2023").key != MANIFEST.key
 
 
-def test_scans_are_the_modalities_in_order_and_then_the_label_map(tmp_path: Path) -> None:
+def test_sources_are_the_modalities_in_order_and_then_the_label_map(tmp_path: Path) -> None:
     scans, label = four(tmp_path), ScanFile(path=Path("seg.nii"))
+    (tmp_path / "seg.nii").write_text("labels")
 
-    assert scans_of(case_of(*scans)) == tuple(scans)
-    assert scans_of(case_of(*scans, label=label)) == (*scans, label)
+    for case, expected in (
+        (case_of(tmp_path, *scans), [*scans]),
+        (case_of(tmp_path, *scans, label=label), [*scans, label]),
+    ):
+        assert [source.name for source in sources_of(case)] == list(map(str, expected))
 
 
 def test_sources_tell_name_size_and_time(tmp_path: Path) -> None:
     scans = four(tmp_path)
-    sources = sources_of(tmp_path, case_of(*scans))
+    sources = sources_of(case_of(tmp_path, *scans))
 
     status = (tmp_path / "a.nii").stat()
     assert sources[0] == SourceFile(name="a.nii", n_bytes=5, mtime_ns=status.st_mtime_ns)
@@ -103,9 +107,9 @@ def test_contents_tell_files_and_volumes_apart(tmp_path: Path) -> None:
     (tmp_path / "copy.nii").write_text("voxels")
     (tmp_path / "other.nii").write_text("other voxels")
     in_one = [ScanFile(path=Path("four.nii"), volume=n) for n in range(2)]
-    alone = [ScanFile(path=Path(name)) for name in ("four.nii", "copy.nii", "other.nii")]
+    alone, copy, other = (ScanFile(path=Path(f"{name}.nii")) for name in ("four", "copy", "other"))
 
-    first, second, four_, copy, other = contents_of(tmp_path, [*in_one, *alone])
+    contents = read_case_files(case_of(tmp_path, *in_one, alone, copy, label=other)).contents
 
-    assert four_ == copy
-    assert len({first, second, four_, other}) == 4
+    assert contents[2] == contents[3]
+    assert len(set(contents)) == 4

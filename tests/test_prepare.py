@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
+from brats_seg.cases import case as case_module
 from brats_seg.cases.case import CaseIndex
 from brats_seg.cases.index import index_cases
 from brats_seg.cases.nifti import read_label_map
@@ -25,7 +26,7 @@ from brats_seg.data.store import open_case
 from brats_seg.errors import EnvironmentalError
 from brats_seg.labels import BRATS2017, regions_of
 from brats_seg.voxels.box import Box
-from tests.builders import write_case, write_nifti
+from tests.builders import BRATS_AFFINE, write_case, write_nifti
 from tests.prepared import prepare, prepare_index
 
 IDS = ("BraTS2021_00000", "BraTS2021_00001", "BraTS2021_00002")
@@ -209,10 +210,10 @@ def test_labels_outside_the_convention_are_a_failure(root: Path, folder: Path) -
 
     [failure] = prepare_index(CaseIndex(root=root, cases=(case,)), folder)
 
-    assert str(failure) == (
-        f"case {IDS[0]}, file {IDS[0]}_seg.nii.gz: found the label values [4]; expected those of "
-        "the convention brats2023: [0, 1, 2, 3]. Mend the label map, or name another convention "
-        "with --labels."
+    assert failure.message == (
+        f"case {IDS[0]}, file {IDS[0]}_seg.nii.gz: found label values [4]; expected those of the "
+        "convention brats2023, [0, 1, 2, 3]. Correct the label map, or name another convention with "
+        "--labels."
     )
 
 
@@ -228,8 +229,8 @@ def test_bad_cases_are_reported_in_order_and_the_others_finished(
     failures = prepare_index(index, folder, n_workers=n_workers)
 
     assert [failure.case_id for failure in failures] == [IDS[0], IDS[2]]
-    assert f"{IDS[0]}_t2.nii.gz" in str(failures[0])
-    assert "cannot be read (No such file or directory)" in str(failures[1])
+    assert f"{IDS[0]}_t2.nii.gz" in failures[0].message
+    assert "cannot be read (No such file or directory)" in failures[1].message
     assert not (folder / IDS[0]).exists()
     open_case(folder, IDS[1])
 
@@ -250,7 +251,7 @@ def test_progress_counts_what_is_to_be_done(root: Path, folder: Path) -> None:
         seen.append((what, total))
         return items
 
-    prepare_cases(index, index.cases, folder, StoreConfig(), n_workers=0, track=track)
+    prepare_cases(index.cases, folder, StoreConfig(), n_workers=0, track=track)
 
     assert seen == [("preparing cases", 1)]
 
@@ -395,7 +396,7 @@ def test_scans_stored_in_another_orientation_are_prepared_alike(tmp_path: Path) 
         nib.save(image, turned / path.name.replace("00000", "00001"))
     index = index_cases(tmp_path / "scans")
 
-    failures = prepare_cases(index, index.cases, tmp_path / "ready", StoreConfig(), n_workers=0)
+    failures = prepare_cases(index.cases, tmp_path / "ready", StoreConfig(), n_workers=0)
 
     assert not failures
     one, other = (open_case(tmp_path / "ready", case.case_id) for case in index.cases)
@@ -403,3 +404,31 @@ def test_scans_stored_in_another_orientation_are_prepared_alike(tmp_path: Path) 
     assert one.shape == other.shape
     assert np.array_equal(one.read_image(box), other.read_image(box))
     assert np.array_equal(one.read_labels(box), other.read_labels(box))
+
+
+def test_every_file_is_read_once(root: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index, read = index_cases(root), []
+    read_packed = case_module.read_packed
+
+    def counted(path: Path, *, case_id: str) -> bytes:
+        read.append(path)
+        return read_packed(path, case_id=case_id)
+
+    monkeypatch.setattr(case_module, "read_packed", counted)
+    prepare_index(index, folder)
+
+    assert len(read) == len(set(read)) == 15
+
+
+def test_a_sheared_grid_is_refused_as_prediction_refuses_it(root: Path, folder: Path) -> None:
+    index = index_cases(root)
+    sheared = BRATS_AFFINE.copy()
+    sheared[0, 1] = 0.5
+    for path in (root / IDS[0]).iterdir():
+        write_nifti(path, np.asanyarray(nib.load(path).dataobj), sheared)
+
+    [failure] = prepare_index(index, folder)
+
+    assert failure.case_id == IDS[0]
+    assert failure.error == "CaseError"
+    assert "sheared" in failure.message

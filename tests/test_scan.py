@@ -47,7 +47,7 @@ def stored(folder: Path, name: str) -> np.ndarray:
 def test_the_network_is_given_what_it_was_given_in_training(tmp_path: Path) -> None:
     folder = write_case(tmp_path / "scans", labelled=False)
     index = index_cases(tmp_path / "scans")
-    failures = prepare_cases(index, index.cases, tmp_path / "prepared", StoreConfig(), n_workers=0)
+    failures = prepare_cases(index.cases, tmp_path / "prepared", StoreConfig(), n_workers=0)
     prepared = open_case(tmp_path / "prepared", "BraTS2021_00000")
 
     scan = read(folder)

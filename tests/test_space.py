@@ -18,7 +18,7 @@ PLAIN, COMPRESSED = StoreConfig(compressed=False), StoreConfig(compressed=True)
 
 
 def required(index: CaseIndex, folder: Path, config: StoreConfig = PLAIN) -> int:
-    return required_bytes(index.root, index.cases, folder, config)
+    return required_bytes(index.cases, folder, config)
 
 
 def test_small_volumes_are_counted_whole(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_too_little_room_is_refused_with_what_is_needed_and_what_to_do(
         EnvironmentalError,
         match=rf"preparing 1 cases needs about [13] MB in .*{tmp_path.name}.*0 MB are free.*{advice}",
     ):
-        check_space(index.root, index.cases, tmp_path, config)
+        check_space(index.cases, tmp_path, config)
 
 
 def test_enough_room_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -105,7 +105,7 @@ def test_enough_room_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture
     index = index_cases(tmp_path / "scans")
     caplog.set_level("INFO")
 
-    check_space(index.root, index.cases, tmp_path, PLAIN)
+    check_space(index.cases, tmp_path, PLAIN)
 
     assert re.fullmatch(
         r"preparing 1 cases needs about 0 MB in .*, where .* are free", caplog.messages[-1]

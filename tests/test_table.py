@@ -65,9 +65,9 @@ def test_equal_indexes_give_equal_bytes(tmp_path: Path) -> None:
     ("text", "found"),
     [
         ("case_id,fold\na,1\n", "no column patient_id, timepoint, release"),
-        ("", "no column case_id"),
-        (",".join(COLUMNS) + "\na,b\n", "line 2 has another number of cells"),
-        (",".join(COLUMNS) + "\n" + "," * 18 + "\n", "line 2 has another number of cells"),
+        ("", "is not a CSV table: No columns"),
+        (",".join(COLUMNS) + "\na,b\n", "is not a CSV table: line 2 has fewer cells"),
+        (",".join(COLUMNS) + "\n" + "," * 18 + "x\n", "is not a CSV table: Length of header"),
         (",".join(COLUMNS) + "\n" + "," * 14 + "old,,,\n", "could not convert .*'old'"),
     ],
 )
@@ -77,7 +77,7 @@ def test_another_table_is_refused(tmp_path: Path, text: str, found: str) -> None
 
     with pytest.raises(
         UsageError,
-        match=rf"cases\.csv cannot be read as a case table: {found}.*Remove the file, and",
+        match=rf"cases\.csv .*{found}.*Expected a case table .*Remove the file, and",
     ):
         read_index(path, tmp_path)
 
@@ -85,12 +85,12 @@ def test_another_table_is_refused(tmp_path: Path, text: str, found: str) -> None
 def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cases.csv").write_bytes(b"\xff\xfe\x00binary")
 
-    with pytest.raises(UsageError, match="case table: no column case_id"):
+    with pytest.raises(UsageError, match="has no column case_id"):
         read_index(tmp_path / "cases.csv", tmp_path)
 
 
 def test_a_table_that_is_gone_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"cases\.csv cannot be read .*No such file"):
+    with pytest.raises(UsageError, match=r"cases\.csv does not exist\. Expected a case table"):
         read_index(tmp_path / "cases.csv", tmp_path)
 
 

@@ -12,6 +12,7 @@ from brats_seg.errors import EnvironmentalError
 from brats_seg.models.activation_checkpointing import ActivationCheckpointing
 from brats_seg.models.build import build_model
 from brats_seg.training.accumulation import Accumulator, HalfUpdatedError
+from brats_seg.training.epoch import Batch
 from brats_seg.training.losses import BatchDiceBce, DiceBce
 from brats_seg.training.out_of_memory import MemoryMode, OutOfMemoryFallback
 from brats_seg.training.tasks import count_voxels
@@ -37,16 +38,18 @@ def network() -> nn.Module:
     return build_model(ModelConfig(widths=WIDTHS), (8, 8, 8))
 
 
-def samples(n: int) -> list[Sample]:
+def samples(n: int) -> Batch:
     generator = torch.Generator().manual_seed(1)
-    return [
-        Sample(
-            image=torch.randn(4, 8, 8, 8, generator=generator),
-            target=(torch.rand(3, 8, 8, 8, generator=generator) > 0.6).to(torch.uint8),
-            case_id=str(number),
+    return Batch(
+        samples=tuple(
+            Sample(
+                image=torch.randn(4, 8, 8, 8, generator=generator),
+                target=(torch.rand(3, 8, 8, 8, generator=generator) > 0.6).to(torch.uint8),
+                case_id=str(number),
+            )
+            for number in range(n)
         )
-        for number in range(n)
-    ]
+    )
 
 
 def ladder(

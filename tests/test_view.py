@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from brats_seg.errors import CaseError, CaseProblemsError, LabelError, UsageError
-from brats_seg.labels import BRATS2017, BRATS2023
+from brats_seg.errors import CaseError, LabelError, UnusableCaseError, UsageError
+from brats_seg.labels import BRATS2017, BRATS2023, BRATS2024
 from brats_seg.report.case_view import drawn_of, open_view, with_prediction
 from tests.builders import BRATS_AFFINE, make_label_map, make_volumes, write_case, write_nifti
 
@@ -82,7 +82,7 @@ def test_a_missing_modality_is_named(tmp_path: Path) -> None:
     folder = write_case(tmp_path)
     (folder / "BraTS2021_00000_t2.nii.gz").unlink()
 
-    with pytest.raises(CaseProblemsError, match="no t2w"):
+    with pytest.raises(UnusableCaseError, match="no t2w"):
         open_view(tmp_path)
 
 
@@ -91,6 +91,17 @@ def test_label_values_outside_the_convention_are_named(tmp_path: Path) -> None:
 
     with pytest.raises(LabelError, match=r"label values \[4\]; expected .* brats2023"):
         open_view(tmp_path, labels="brats2023")
+
+
+def test_a_case_of_the_2024_shape_is_drawn_in_the_convention_of_2024(tmp_path: Path) -> None:
+    """4 is the resection cavity there, though the name is one of 2023."""
+    write_case(tmp_path, "BraTS-GLI-00001-000", shape=(182, 218, 182), suffix=".nii")
+
+    view = open_view(tmp_path)
+
+    assert view.reference is not None
+    assert view.reference.convention == BRATS2024
+    assert not view.reference.regions[2].any()
 
 
 def test_an_unknown_modality_is_answered_with_those_there_are(brats_root: Path) -> None:

@@ -2,16 +2,14 @@
 
 # DOC cases/summary: An index in a few lines for the screen.
 
-import csv
-import io
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TextIO, TypeVar
+from typing import Any, TypeVar
 
 from brats_seg.cases.case import Case, CaseIndex, ScanFile
 from brats_seg.errors import UsageError
-from brats_seg.files import whole_file
+from brats_seg.tables import read_table, write_table
 
 COLUMNS = (
     "case_id",
@@ -39,13 +37,7 @@ _BETWEEN_TEXTS = " | "
 
 def write_index(index: CaseIndex, path: Path) -> None:
     """Write the case table, or raise `EnvironmentalError` if the place cannot be written to."""
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(map(_row, index.cases))
-    with whole_file(path) as beside:
-        # file names need not be UTF-8
-        beside.write_bytes(text.getvalue().encode(errors="surrogateescape"))
+    write_table(path, COLUMNS, map(_row, index.cases))
 
 
 def read_index(path: Path, root: Path) -> CaseIndex:
@@ -54,14 +46,18 @@ def read_index(path: Path, root: Path) -> CaseIndex:
     Raises:
         UsageError: The file is missing or is no case table.
     """
+    expected = (
+        "Expected a case table as `brats-seg index` writes it. Remove the file, and index the data "
+        "folder again."
+    )
     try:
-        with path.open(encoding="utf-8", errors="surrogateescape", newline="") as stream:
-            return CaseIndex(root=root, cases=tuple(_case(row, root) for row in _rows(stream)))
-    except (OSError, csv.Error, ValueError) as error:
-        msg = (
-            f"{path} cannot be read as a case table: {error}. Expected what `brats-seg index` "
-            "writes. Remove the file, and index the data folder again."
-        )
+        rows = read_table(path, required=COLUMNS, short_rows=False).to_dict("records")
+        return CaseIndex(root=root, cases=tuple(_case(row, root) for row in rows))
+    except UsageError as error:
+        msg = f"{error}. {expected}"
+        raise UsageError(msg) from None
+    except ValueError as error:
+        msg = f"{path} is not a case table: {error}. {expected}"
         raise UsageError(msg) from error
 
 
@@ -78,20 +74,7 @@ def _cell(value: object) -> str:
     return str(value)
 
 
-def _rows(stream: TextIO) -> Iterator[dict[str, str]]:
-    reader = csv.DictReader(stream)
-    if missing := [column for column in COLUMNS if column not in (reader.fieldnames or ())]:
-        msg = f"no column {', '.join(missing)}"
-        raise ValueError(msg)
-    for row in reader:
-        # the reader fills up rows that are too short or too long with None
-        if None in row or None in row.values():
-            msg = f"line {reader.line_num} has another number of cells than the first"
-            raise ValueError(msg)
-        yield row
-
-
-def _case(row: Mapping[str, str], root: Path) -> Case:
+def _case(row: Mapping[Any, str], root: Path) -> Case:
     return Case(
         case_id=row["case_id"],
         patient_id=row["patient_id"],

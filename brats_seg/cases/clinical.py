@@ -12,7 +12,7 @@ rows of its patient under any id.
 # call the ids `case_id`.
 #
 
-import csv
+import logging
 import os
 import re
 from collections import defaultdict
@@ -23,7 +23,10 @@ from typing import Self
 
 from brats_seg.cases.case import Case
 from brats_seg.errors import CaseError, UsageError
+from brats_seg.tables import read_table
 from brats_seg.voxels.components import first_of_group
+
+log = logging.getLogger(__name__)
 
 _ID_COLUMN = re.compile(r"caseid|brats\d+(id|subjectid)|tcgatciasubjectid")
 _SURVIVAL_COLUMNS = ("survival", "survivaldays")
@@ -75,35 +78,32 @@ def read_records(path: Path, root: Path) -> Iterator[ClinicalRecord]:
     Raises:
         CaseError: An age or a survival that cannot be read.
     """
-    with path.open(encoding="utf-8", errors="replace", newline="") as stream:
-        reader = csv.DictReader(stream, restval="")
-        columns = {name: _plain(name) for name in reader.fieldnames or ()}
-        for row in reader:
-            cells = {plain: row[name].strip() for name, plain in columns.items()}
-            ids = [
-                text
-                for plain, text in cells.items()
-                if _ID_COLUMN.fullmatch(plain) and not _is_missing(text)
-            ]
-            if ids:
-                yield ClinicalRecord.parse(cells, ids, path.relative_to(root).as_posix())
+    try:
+        rows = read_table(path).to_dict("records")
+    except UsageError as error:
+        log.warning("passed over: %s", error)
+        return
+    for row in rows:
+        cells = {_plain(str(name)): text.strip() for name, text in row.items()}
+        ids = [
+            text
+            for plain, text in cells.items()
+            if _ID_COLUMN.fullmatch(plain) and not _is_missing(text)
+        ]
+        if ids:
+            yield ClinicalRecord.parse(cells, ids, path.relative_to(root).as_posix())
 
 
 def check_columns(path: Path, *, with_survival: bool) -> None:
     """Raise `UsageError` unless a table has a column of ids and, if asked for, one of survival."""
-    try:
-        with path.open(encoding="utf-8", errors="replace", newline="") as stream:
-            columns = tuple(csv.DictReader(stream).fieldnames or ())
-    except (OSError, csv.Error) as error:
-        msg = f"the table {path} cannot be read ({error}). Give a CSV file as the challenge has it."
-        raise UsageError(msg) from None
+    columns = tuple(map(str, read_table(path).columns))
     plain = {_plain(name) for name in columns}
     lacks = "" if any(map(_ID_COLUMN.fullmatch, plain)) else "ids"
     if with_survival and not plain.intersection(_SURVIVAL_COLUMNS):
         lacks = f"{lacks} and no column of survival" if lacks else "survival"
     if lacks:
         msg = (
-            f"{path} has no column of {lacks}; found {', '.join(columns) or 'an empty file'}. "
+            f"{path} has no column of {lacks}; found {', '.join(columns)}. "
             "Expected a table as the challenge's survival_info.csv, separated by commas: "
             "BraTS20ID,Age,Survival_days,Extent_of_Resection."
         )

@@ -9,11 +9,10 @@ once and written down: every later command reads it, and refuses it when it leak
 # A group is the cases that must not be parted. A case that gets no number is left out.
 #
 
-import csv
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +20,8 @@ from sklearn.model_selection import StratifiedKFold
 
 from brats_seg.cases.case import Case
 from brats_seg.config import FoldConfig
-from brats_seg.errors import FoldError
-from brats_seg.files import whole_file
+from brats_seg.errors import FoldError, UsageError
+from brats_seg.tables import read_table, write_table
 from brats_seg.voxels.components import first_of_group
 
 _NOTEBOOK_FOLDS = 7
@@ -139,6 +138,7 @@ def _volume_ml(group: list[Case]) -> float:
 SPLIT_NAME = "split.csv"
 """In the folder of a run: which cases it was trained on, and which were held out."""
 _COLUMNS = ("case_id", "patient_id", "fold")
+_SPLIT_COLUMNS = ("case_id", "role")
 _ROLES = ("train", "validation")
 _N_NAMED = 5
 """Cases that a message names before it counts the rest."""
@@ -251,18 +251,23 @@ def read_folds(path: Path) -> FoldTable:
     Raises:
         FoldError: The file is missing or no fold table, or a patient lies in two folds.
     """
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as stream:
-            rows = tuple(_parsed(row) for row in csv.DictReader(stream))
-        if not rows:
-            msg = f"found no rows; expected the columns {', '.join(_COLUMNS)}"
-            raise FoldError(msg)
-        return FoldTable(rows=rows)
-    except FileNotFoundError:
+    if not path.exists():
         msg = f"there is no fold table {path}"
+        raise FoldError(msg)
+    next_step = "Correct it, or remove it to have new folds made"
+    try:
+        table = read_table(path, required=_COLUMNS, short_rows=False)
+    except UsageError as error:
+        msg = f"no fold table: {error}; expected {', '.join(_COLUMNS)}. {next_step}"
         raise FoldError(msg) from None
-    except (FoldError, UnicodeDecodeError, csv.Error) as error:
-        msg = f"fold table {path}: {error}. Mend it, or remove it to have new folds made"
+    rows = zip(*(table[column] for column in _COLUMNS), strict=True)
+    try:
+        if table.empty:
+            msg = "found no rows"
+            raise FoldError(msg)
+        return FoldTable(rows=tuple(_parsed(*row) for row in rows))
+    except FoldError as error:
+        msg = f"fold table {path}: {error}. {next_step}"
         raise FoldError(msg) from None
 
 
@@ -280,10 +285,7 @@ def write_folds(table: FoldTable, path: Path) -> None:
             "are, or move the file away to start afresh"
         )
         raise FoldError(msg)
-    with whole_file(path) as beside, beside.open("w", encoding="utf-8", newline="") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(_COLUMNS)
-        writer.writerows((row.case_id, row.patient_id, row.fold) for row in table.rows)
+    write_table(path, _COLUMNS, map(astuple, table.rows))
 
 
 def read_split(path: Path) -> Split:
@@ -292,34 +294,30 @@ def read_split(path: Path) -> Split:
     Raises:
         FoldError: The file is missing or no split.
     """
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as stream:
-            rows = [(row["case_id"], row["role"]) for row in csv.DictReader(stream)]
-        if not rows or not {role for _, role in rows} <= {*_ROLES}:
-            msg = f"found {len(rows)} rows"
-            raise ValueError(msg)
-    except FileNotFoundError:
+    if not path.exists():
         msg = f"there is no {path}: it is written when the run is trained"
-        raise FoldError(msg) from None
-    except (KeyError, ValueError, csv.Error) as error:
-        msg = (
-            f"{path} is not the split of a run ({error}); expected the columns case_id and role, "
-            f"which is {' or '.join(_ROLES)}. The next start of the run writes it anew"
-        )
-        raise FoldError(msg) from None
-    train, validation = (
-        tuple(sorted(case_id for case_id, own in rows if own == role)) for role in _ROLES
+        raise FoldError(msg)
+    expected = (
+        f"expected the columns case_id and role, which is {' or '.join(_ROLES)}. The next start of "
+        "the run writes it again"
     )
+    try:
+        table = read_table(path, required=_SPLIT_COLUMNS)
+    except UsageError as error:
+        msg = f"not the split of a run: {error}; {expected}"
+        raise FoldError(msg) from None
+    if table.empty or not table["role"].isin(_ROLES).all():
+        msg = f"{path} is not the split of a run (found {len(table)} rows); {expected}"
+        raise FoldError(msg)
+    train, validation = (tuple(sorted(table["case_id"][table["role"] == role])) for role in _ROLES)
     return Split(train=train, validation=validation)
 
 
 def write_split(split: Split, path: Path) -> None:
     """Write which cases are trained on and which are held out, as CSV."""
-    with whole_file(path) as beside, beside.open("w", encoding="utf-8", newline="") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(("case_id", "role"))
-        for role, case_ids in zip(_ROLES, (split.train, split.validation), strict=True):
-            writer.writerows((case_id, role) for case_id in case_ids)
+    sides = zip(_ROLES, (split.train, split.validation), strict=True)
+    rows = [(case_id, role) for role, case_ids in sides for case_id in case_ids]
+    write_table(path, _SPLIT_COLUMNS, rows)
 
 
 def _check_no_repeats(rows: Sequence[FoldRow]) -> None:
@@ -343,12 +341,7 @@ def _check_no_leaks(rows: Sequence[FoldRow]) -> None:
             raise FoldError(msg)
 
 
-def _parsed(row: dict[str, str | None]) -> FoldRow:
-    cells = {column: row.get(column) for column in _COLUMNS}
-    case_id, patient_id, fold = cells.values()
-    if case_id is None or patient_id is None or fold is None:
-        msg = f"found a row {list(row.values())}; expected the columns {', '.join(_COLUMNS)}"
-        raise FoldError(msg)
+def _parsed(case_id: str, patient_id: str, fold: str) -> FoldRow:
     if fold and not fold.isdecimal():
         msg = f"case {case_id} has fold {fold!r}; expected a number from 0, or nothing"
         raise FoldError(msg)

@@ -1,12 +1,10 @@
 """What is to be predicted: folders of any layout that training reads, tables of paths, single cases."""
 
-import csv
 import json
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from brats_seg.cases.discovery import find_cases
 from brats_seg.cases.layouts import modality_named, parse_case_id, parse_file_name
 from brats_seg.errors import CaseError, UsageError
 from brats_seg.labels import MODALITIES
+from brats_seg.tables import read_table
 
 log = logging.getLogger(__name__)
 
@@ -73,8 +72,7 @@ def _inputs_of(path: Path) -> Iterator[Case]:
 
 def _table_inputs(path: Path) -> Iterator[Case]:
     try:
-        rows = _TABLES[path.suffix.lower()](path.read_text(encoding="utf-8-sig"))
-        for row in rows:
+        for row in _TABLES[path.suffix.lower()](path):
             cells = {key: str(value).strip() for key, value in row.items() if value}
             scans = {
                 modality: ScanFile.parse(cell)
@@ -82,7 +80,7 @@ def _table_inputs(path: Path) -> Iterator[Case]:
                 if (modality := modality_named(name))
             }
             yield _case(cells["case_id"], scans, path.absolute().parent)
-    except (OSError, ValueError, csv.Error, AttributeError, KeyError, TypeError) as error:
+    except (OSError, UsageError, ValueError, AttributeError, KeyError, TypeError) as error:
         msg = (
             f"{path} cannot be read as a table of cases ({type(error).__name__}: {error}). "
             f"Expected {', '.join(('case_id', *MODALITIES))} for each case, as columns of a CSV "
@@ -91,15 +89,16 @@ def _table_inputs(path: Path) -> Iterator[Case]:
         raise UsageError(msg) from error
 
 
-def _csv_rows(text: str) -> Sequence[Mapping[str, Any]]:
-    header = text.partition("\n")[0]
+def _csv_rows(path: Path) -> Sequence[Mapping[Any, Any]]:
+    with path.open(encoding="utf-8", errors="replace") as stream:
+        header = stream.readline()
     # spreadsheets of many countries separate by semicolon
     separator = ";" if header.count(";") > header.count(",") else ","
-    return list(csv.DictReader(StringIO(text), delimiter=separator, restval=""))
+    return read_table(path, required=("case_id",), separator=separator).to_dict("records")
 
 
-def _json_rows(text: str) -> Sequence[Mapping[str, Any]]:
-    rows = json.loads(text)
+def _json_rows(path: Path) -> Sequence[Mapping[Any, Any]]:
+    rows = json.loads(path.read_text(encoding="utf-8-sig"))
     if not isinstance(rows, list):
         msg = f"found {type(rows).__name__}"
         raise TypeError(msg)

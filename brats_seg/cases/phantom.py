@@ -5,7 +5,6 @@ real thing to learn from: grey and white matter, fluid, a bias field, noise, and
 nested regions. Coordinates run from the centre of the brain, with its surface at radius 1.
 """
 
-import csv
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +14,8 @@ from scipy.fft import irfftn, rfftn
 from scipy.ndimage import fourier_gaussian, gaussian_filter
 
 from brats_seg.cases.nifti import Geometry, write_volume
-from brats_seg.files import whole_file
 from brats_seg.labels import BRATS2017, LabelMap, RegionMasks, label_map_of
+from brats_seg.tables import write_table
 from brats_seg.voxels.box import Mask
 
 Shape = tuple[int, int, int]
@@ -81,15 +80,14 @@ def write_phantom_survival(path: Path, *, n_cases: int, seed: int) -> None:
         EnvironmentalError: The file cannot be written.
     """
     rng = np.random.default_rng([seed, n_cases])
-    with whole_file(path) as beside, beside.open("w", encoding="utf-8", newline="") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(("BraTS21ID", "Age", "Survival_days", "Extent_of_Resection"))
-        for number in range(n_cases):
-            age, days = rng.normal(60, 11), int(rng.gamma(2, 210)) + 20
-            text = f"ALIVE ({days} days later)" if number % 8 == 7 else str(days)
-            survival = "NA" if number % 9 == 8 else text
-            resection = ("GTR", "STR", "NA")[number % 3]
-            writer.writerow((f"BraTS2021_{number:05d}", f"{age:.3f}", survival, resection))
+    rows = []
+    for number in range(n_cases):
+        age, days = rng.normal(60, 11), int(rng.gamma(2, 210)) + 20
+        text = f"ALIVE ({days} days later)" if number % 8 == 7 else str(days)
+        survival = "NA" if number % 9 == 8 else text
+        resection = ("GTR", "STR", "NA")[number % 3]
+        rows.append((f"BraTS2021_{number:05d}", f"{age:.3f}", survival, resection))
+    write_table(path, ("BraTS21ID", "Age", "Survival_days", "Extent_of_Resection"), rows)
 
 
 def make_phantom(rng: np.random.Generator, shape: Shape = _SHAPE, *, with_et: bool) -> Phantom:

@@ -4,6 +4,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,7 +25,6 @@ from brats_seg.cli.options import (
     settings_of,
 )
 from brats_seg.cli.prediction import print_ending
-from brats_seg.cli.training import train_fold
 from brats_seg.config import Config
 from brats_seg.errors import UsageError
 from brats_seg.progress import tracked
@@ -189,14 +189,17 @@ def _train(
     folds = sorted(set(table.folds if wanted is None else wanted))
     for fold in folds:
         table.split(fold)
-    from brats_seg.training.trainer import StopRequest
+    from brats_seg.training.trainer import train_fold
 
-    stop = StopRequest(max_hours)
+    ends_s = None if max_hours is None else time.monotonic() + 3600 * max_hours
     paths = [runs / f"fold{fold}" for fold in folds]
     for fold, path in zip(folds, paths, strict=True):
-        outcome = train_fold(scans, fold, path, config, prepared=folder, stop=stop)
+        left = None if ends_s is None else max(ends_s - time.monotonic(), 0) / 3600
+        outcome = train_fold(
+            scans, fold, config=config, run_path=path, prepared_path=folder, max_hours=left
+        )
         if not outcome.finished:
-            raise typer.Exit(0 if stop.signal is None else 128 + stop.signal)
+            raise typer.Exit(0 if outcome.signal is None else 128 + outcome.signal)
     return paths, folder
 
 

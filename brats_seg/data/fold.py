@@ -77,11 +77,11 @@ def open_fold(
     cases = _labelled(index, skip_bad=config.cases.skip_bad)
     table = open_folds(cases, folder / "folds.csv", config)
     split = table.split(fold)
-    failures = prepare_cases(index, cases, folder, config.store, n_workers=n_workers, track=track)
+    failures = prepare_cases(cases, folder, config.store, n_workers=n_workers, track=track)
     if failures and not config.cases.skip_bad:
-        raise CaseProblemsError([str(failure) for failure in failures])
+        raise CaseProblemsError([failure.message for failure in failures])
     for failure in failures:
-        log.warning("case %s is left out: %s", failure.case_id, failure)
+        log.warning("case %s is left out: %s", failure.case_id, failure.message)
     there = {case.case_id for case in cases} - {failure.case_id for failure in failures}
     missing = sorted({*split.train, *split.validation} - there)
     if missing and not config.cases.skip_bad:

@@ -1,66 +1,58 @@
-"""Patches and whole cases as tensors: what networks learn from and are scored on."""
-
-# DOC data/loader: Patches made beside the training, in worker processes, and handed over in order.
+"""Make patches and whole cases into samples, in worker processes, in the order of their keys."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
-from typing import TypeAlias, overload
+from typing import Any, TypeAlias
 
-import numpy as np
 import torch
+from monai.transforms import Compose
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from brats_seg.cases.many import worker_pool
 from brats_seg.config import PatchConfig
-from brats_seg.data.patches import ORIGIN, PatchKey, choose_box, patch_generator, whole_box
-from brats_seg.data.store import Buffers, PreparedCase, open_case
-from brats_seg.data.transforms import (
-    AUGMENTATIONS,
-    alter_intensities,
-    draw_spatial_transform,
-    read_transformed,
-)
-from brats_seg.errors import EnvironmentalError
-from brats_seg.labels import LabelMap
-from brats_seg.voxels.box import Box, Triple
+from brats_seg.data.intensity_transforms import Item, Transform
+from brats_seg.data.patches import PatchKey, patch_seed
+from brats_seg.data.transforms import seed_patch, training_transforms, validation_transforms
+from brats_seg.errors import BratsError, EnvironmentalError
+from brats_seg.voxels.box import Triple
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Sample:
-    """A patch, or a whole case."""
+    """A patch or a whole case, held on the host as the store has it."""
 
     image: Tensor
-    """(4, X, Y, Z) float32, normalised."""
+    """(4, X, Y, Z) float16, normalised."""
     target: Tensor
     """(3, X, Y, Z) uint8: 1 inside the region; or the image itself, to be reconstructed."""
     case_id: str
 
 
-TargetOf: TypeAlias = Callable[[PreparedCase, Tensor, LabelMap], Tensor]
-"""What a network is to make of an image (4, X, Y, Z) of a case with labels (X, Y, Z)."""
+TargetOf: TypeAlias = Callable[[Mapping[str, Any]], Tensor]
+"""Returns the target of a network from the dictionary that a pipeline has made."""
 
 
-def region_target(case: PreparedCase, image: Tensor, labels: LabelMap) -> Tensor:
-    """Return the regions, (3, X, Y, Z) uint8."""
-    return torch.from_numpy(case.regions_of(labels).view(np.uint8))
+def region_target(data: Mapping[str, Any]) -> Tensor:
+    """Return the region masks, (3, X, Y, Z) uint8."""
+    return data["label"]
 
 
-def image_target(case: PreparedCase, image: Tensor, labels: LabelMap) -> Tensor:
+def image_target(data: Mapping[str, Any]) -> Tensor:
     """Return the image itself."""
-    return image
+    return data["image"]
 
 
 class PatchDataset(Dataset[Sample]):
-    """The patches of prepared cases; its keys are `PatchKey`s.
+    """Patches of prepared cases, made by a MONAI pipeline; its keys are `PatchKey`s.
 
-    The same draw is the same patch, in any process. What is handed out is the caller's alone.
+    Every transform is seeded from the seed of the run and the key, so that the same key is the same
+    patch in any process. The tensors of a sample are the caller's alone.
     """
 
     def __init__(
@@ -72,52 +64,36 @@ class PatchDataset(Dataset[Sample]):
         augment: str,
         seed: int,
         target_of: TargetOf = region_target,
+        transforms: Sequence[Transform] = (),
     ) -> None:
         """Take patches from the prepared cases of a folder.
 
         Args:
-            folder: Of all prepared cases.
+            folder: Folder of all prepared cases.
             patch: Size and placement.
-            multiple: What the size of a whole case is rounded up to.
+            multiple: Multiple that the size of a whole case is rounded up to.
             augment: Name of the list of changes.
-            seed: Of the run.
-            target_of: Makes the targets.
+            seed: Seed of the run.
+            target_of: Returns the target.
+            transforms: More dictionary transforms, applied after those of `augment`; see
+                `training_transforms`.
         """
-        self._folder = folder
-        self._patch = patch
-        self._multiple = multiple
-        self._augmentation = AUGMENTATIONS[augment]
+        self.transform = training_transforms(
+            folder, patch=patch, multiple=multiple, augment=augment, extra=transforms
+        )
         self._seed = seed
         self._target_of = target_of
-        self._buffers = Buffers()
 
     def __getitem__(self, draw: PatchKey) -> Sample:
-        """Make the patch of a draw.
+        """Make the patch of a key.
 
         Raises:
             CaseError: The case was not prepared, or has no label map.
         """
+        place, augment = (patch_seed(self._seed, draw, purpose) for purpose in ("place", "augment"))
+        seed_patch(self.transform, place=place, augment=augment)
         with _one_thread():
-            case = open_case(self._folder, draw.case_id)
-            rng = patch_generator(self._seed, draw, "augment")
-            transform = draw_spatial_transform(self._augmentation, rng)
-            image, labels = read_transformed(
-                case, self._place(case, draw), transform, self._buffers
-            )
-            alter_intensities(image, self._augmentation, rng)
-        target = self._target_of(case, image, labels)
-        return Sample(image=image, target=target, case_id=case.case_id)
-
-    def _place(self, case: PreparedCase, draw: PatchKey) -> Box:
-        if self._patch.size == "whole":
-            return whole_box(case.shape, self._multiple)
-        return choose_box(
-            patch_generator(self._seed, draw, "place"),
-            shape=case.shape,
-            size=self._patch.size,
-            foreground_fraction=self._patch.foreground,
-            foreground=case.foreground,
-        )
+            return _sample(self.transform, draw.case_id, self._target_of)
 
 
 def whole_case(folder: Path, case_id: str, target_of: TargetOf = region_target) -> Sample:
@@ -126,11 +102,24 @@ def whole_case(folder: Path, case_id: str, target_of: TargetOf = region_target) 
     Raises:
         CaseError: The case was not prepared, or has no label map.
     """
-    case = open_case(folder, case_id)
-    box = Box.at(ORIGIN, case.shape)
-    image = torch.from_numpy(case.read_image(box)).to(torch.float32)
-    target = target_of(case, image, case.read_labels(box))
-    return Sample(image=image, target=target, case_id=case.case_id)
+    return _sample(validation_transforms(folder), case_id, target_of)
+
+
+def _sample(pipeline: Compose, case_id: str, target_of: TargetOf) -> Sample:
+    data = _applied(pipeline, {"case_id": case_id})
+    return Sample(image=data["image"], target=target_of(data), case_id=case_id)
+
+
+def _applied(pipeline: Compose, data: Item) -> Item:
+    """Return what a pipeline makes of a dictionary."""
+    try:
+        return pipeline(data)
+    except RuntimeError as error:
+        # MONAI wraps every error of a transform: ours have a message for the user
+        cause = error.__cause__
+        if isinstance(cause, BratsError | MemoryError):
+            raise cause from None
+        raise
 
 
 @contextmanager
@@ -145,7 +134,7 @@ def _one_thread() -> Iterator[None]:
 
 
 PATCHES_AHEAD = 2
-"""Per worker: one in the making, and one to hand over while the network learns."""
+"""Patches made ahead per worker: one in the making, one to hand over while the network learns."""
 
 _LESS_MEMORY = "Set training.n_workers lower, or to 0."
 _SHARED_MEMORY = (
@@ -157,11 +146,15 @@ _SHARED_MEMORY = (
 def patch_loader(
     dataset: PatchDataset, keys: Iterable[PatchKey], n_workers: int
 ) -> Iterator[Sample]:
-    """Yield the patch of every draw, in the order of the keys.
+    """Yield the patch of every key, in the order of the keys.
+
+    MONAI's and torch's `DataLoader` would do as much, but a worker that the system kills for its
+    memory ends them with an error of torch that names neither memory nor shared memory, and one
+    that raises ends them with a traceback instead of the error of the case.
 
     Args:
         dataset: Makes the patches.
-        keys: Which patches.
+        keys: Keys of the patches, known in advance.
         n_workers: Processes that make them; 0 makes each in this one when it is asked for.
 
     Raises:
@@ -182,78 +175,8 @@ def patch_loader(
             yield waiting.popleft().result()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Foreseen:
-    """The patches of a window of accumulation, and how they will be asked for."""
-
-    keys: tuple[PatchKey, ...]
-    n_again: int = 0
-    """How many of them, from the first on, will be asked for a second time."""
-
-    @property
-    def order(self) -> tuple[PatchKey, ...]:
-        """The keys as they will be asked for."""
-        return self.keys + self.keys[: self.n_again]
-
-
-class PatchStream:
-    """The patches of windows, none of them held: made ahead as foreseen, and at once if not.
-
-    A window that is computed twice, or again because memory ran out, asks twice, and gets the same
-    patch. So the memory that patches take does not depend on how many a window has.
-    """
-
-    def __init__(
-        self, dataset: PatchDataset, windows: Sequence[Foreseen], *, n_workers: int
-    ) -> None:
-        self._dataset = dataset
-        self._windows = windows
-        # in this process nothing is made ahead, and so nothing need be foreseen
-        self._is_ahead = n_workers > 0
-        orders = chain.from_iterable(window.order for window in windows)
-        self._made = patch_loader(dataset, orders, n_workers)
-        self._next: deque[PatchKey] = deque()
-
-    def __iter__(self) -> Iterator["WindowPatches"]:
-        """Yield the patches of each window; those of the one before are then out of reach."""
-        for window in self._windows:
-            self._next = deque(window.order if self._is_ahead else ())
-            yield WindowPatches(self, window.keys)
-            while self._next:
-                self.take(self._next[0])
-
-    def take(self, draw: PatchKey) -> Sample:
-        """Return the patch of a draw of this window; raises as `patch_loader` does."""
-        if self._next and self._next[0] == draw:
-            self._next.popleft()
-            return next(self._made)
-        return self._dataset[draw]
-
-
-class WindowPatches(Sequence[Sample]):
-    """The patches of one window, each made when it is asked for."""
-
-    def __init__(self, stream: PatchStream, keys: tuple[PatchKey, ...]) -> None:
-        self._stream = stream
-        self.keys = keys
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    @overload
-    def __getitem__(self, place: int) -> Sample: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> list[Sample]: ...
-
-    def __getitem__(self, place: int | slice) -> Sample | list[Sample]:
-        if isinstance(place, slice):
-            return [self._stream.take(draw) for draw in self.keys[place]]
-        return self._stream.take(self.keys[place])
-
-
 _dataset: PatchDataset
-"""Of a worker process, set when it begins."""
+"""Dataset of a worker process, set when it begins."""
 
 
 def _set_up(dataset: PatchDataset) -> None:

@@ -1,7 +1,7 @@
-"""Which patches an epoch is made of, and where in a case each of them lies.
+"""Choose the patches of an epoch, and the place of each of them in its case.
 
-All of it is a function of the run's seed, the epoch, the case and the draw: the number of workers,
-restarts, and the order of the cases change nothing.
+Everything is a function of the seed of the run, the epoch, the case and the draw: the number of
+workers, restarts, and the order of the cases change nothing.
 """
 
 import hashlib
@@ -18,12 +18,12 @@ ORIGIN: Triple = (0, 0, 0)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PatchKey:
-    """One patch of an epoch."""
+    """Key of one patch of an epoch."""
 
     epoch: int
     case_id: str
     draw: int
-    """Counts the patches of the case in the epoch, from 0."""
+    """Number of the patch among those of its case in the epoch, from 0."""
 
 
 def stable_seed(*parts: int | str) -> int:
@@ -33,9 +33,9 @@ def stable_seed(*parts: int | str) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def patch_generator(seed: int, draw: PatchKey, purpose: str) -> np.random.Generator:
-    """Return the source of randomness of a draw, a separate one for every purpose."""
-    return np.random.default_rng(stable_seed(seed, draw.epoch, draw.case_id, draw.draw, purpose))
+def patch_seed(seed: int, key: PatchKey, purpose: str) -> int:
+    """Return the seed of a patch, a separate one for every purpose."""
+    return stable_seed(seed, key.epoch, key.case_id, key.draw, purpose)
 
 
 def epoch_patches(
@@ -66,7 +66,7 @@ def choose_box(
     patch reaches beyond it on both sides.
 
     Args:
-        rng: Of this draw.
+        rng: Generator of this patch.
         shape: Voxels of the case.
         size: Voxels of the patch.
         foreground_fraction: Chance of a patch on tumour; a case without tumour has none.

@@ -17,7 +17,7 @@ import hashlib
 import json
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from errno import ENOMEM
 from math import prod
@@ -189,24 +189,14 @@ def read_manifest(folder: Path) -> Manifest | None:
         return None
 
 
-def scans_of(case: Case) -> tuple[ScanFile, ...]:
-    """Return the files that a case is prepared from: modalities, then the label map."""
-    return case.images if case.label is None else (*case.images, case.label)
+def sources_of(case: Case) -> tuple[SourceFile, ...]:
+    """Look at the modalities of a case, then its label map, without reading them.
 
-
-def sources_of(root: Path, case: Case) -> tuple[SourceFile, ...]:
-    """Look at the files of a case without reading them; raises `OSError` if one is missing."""
-    return tuple(SourceFile.of(root, scan) for scan in scans_of(case))
-
-
-def contents_of(root: Path, scans: Sequence[ScanFile]) -> tuple[str, ...]:
-    """Hash files; one that holds several volumes is read once."""
-    hashes: dict[Path, str] = {}
-    for scan in scans:
-        if scan.path not in hashes:
-            with (root / scan.path).open("rb") as file:
-                hashes[scan.path] = hashlib.file_digest(file, "sha256").hexdigest()
-    return tuple(f"{hashes[scan.path]}#{scan.volume}" for scan in scans)
+    Raises:
+        OSError: One of them cannot be found.
+    """
+    scans = case.images if case.label is None else (*case.images, case.label)
+    return tuple(SourceFile.of(case.root, scan) for scan in scans)
 
 
 def _parse(values: dict[str, Any]) -> Manifest:
@@ -279,7 +269,7 @@ class PreparedCase:
             CaseError: The case has no label map.
         """
         if self.labels is None:
-            raise self._unlabelled()
+            raise self.unlabelled()
         if out is None:
             out = np.empty(box.shape, dtype=np.uint8)
         _copy(self.labels, box, out)
@@ -292,10 +282,11 @@ class PreparedCase:
             CaseError: The case has no label map.
         """
         if self.convention is None:
-            raise self._unlabelled()
+            raise self.unlabelled()
         return regions_of(labels, self.convention)
 
-    def _unlabelled(self) -> CaseError:
+    def unlabelled(self) -> CaseError:
+        """Return the error that the case has no label map."""
         expected = "a label map to learn from or to compare with"
         next_step = "Leave the case out, or add its label map and prepare it again."
         return CaseError(self.case_id, MANIFEST_NAME, "no label map", expected, next_step)

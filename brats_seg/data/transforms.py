@@ -1,47 +1,67 @@
-"""How a patch is changed before a network learns from it: which changes, how often, how much.
+"""MONAI dictionary transforms for training, validation and prediction, and the pipelines of them.
+
+A dictionary holds `case_id` at first. Reading adds `image`, a tensor (4, X, Y, Z) with exactly 0
+around the brain, `label`, a label map (1, X, Y, Z) in uint8, and `convention`, the name of the
+label convention. Every transform works in a pipeline of anybody's: it takes numpy arrays, tensors
+and MetaTensors.
 
 Chances and ranges are those of nnU-Net v2 (Isensee et al. 2021). Its elastic deformation is off by
-default and left out.
+default and left out. As there, the background is set back to 0 after every change of intensities,
+because it is 0 in every case that a network predicts. Means and deviations are those of the brain
+in the patch, so that a change is as strong at the border of the brain as inside.
+
+MONAI has transforms for flips, rotation and each change of intensities. Ours stand beside them
+where they are faster, with the figure in their docstring, measured by `benchmarks/patches.py`: a
+patch of 128 voxels an edge with one of ours exchanged for MONAI's in our pipeline, on one core.
+Ours save memory traffic: they work in place, and read, mirror and rotate in one pass.
 """
 
-# DOC data/augment_spatial: Patches that are mirrored, turned and scaled.
-#
-# Mirroring costs next to nothing: the patch is read into its own mirror image. Turning and scaling
-# cost ten times the rest, so they are done only when they are drawn, and then on a box that holds
-# just what the turned patch touches; every voxel is interpolated once.
-#
-# DOC data/augment_intensity: Changes of intensities, in place, with the background left at exactly 0.
-#
-# nnU-Net too puts the background back to 0 where it normalised inside the brain alone: it is 0 in
-# every case a network will meet. Statistics are those of the brain in the patch, so that a change is
-# as strong at the border of the brain as inside. Because the background is 0, sums over the patch are
-# sums over the brain. A channel is a tensor (X, Y, Z) in float32.
-#
-
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self, TypeAlias
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from monai.transforms import CastToTyped, Compose, MapTransform, Randomizable
 from torch import Tensor
 from torch.nn import functional
 
-from brats_seg.data.store import Buffers, PreparedCase
-from brats_seg.labels import MODALITIES, LabelMap
-from brats_seg.voxels.box import Box
+from brats_seg.config import PatchConfig
+from brats_seg.data.brain import extract_brain
+from brats_seg.data.intensity_transforms import (
+    Item,
+    RandBrainContrastd,
+    RandBrainGammad,
+    RandBrainLowResolutiond,
+    RandBrainNoised,
+    RandBrainSmoothd,
+    RandBrightnessd,
+    RandIntensitiesd,
+    RandIntensityd,
+    Transform,
+    in_float32,
+    plain_tensor,
+)
+from brats_seg.data.patches import ORIGIN, choose_box, whole_box
+from brats_seg.data.store import Buffers, PreparedCase, open_case
+from brats_seg.errors import ConfigError
+from brats_seg.labels import MODALITIES, LabelMap, convention_named, regions_of
+from brats_seg.voxels.box import Box, Triple
 
-Range = tuple[float, float]
+KEYS = ("image", "label")
+"""The items of a dictionary that transforms change."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Augmentation:
-    """The chance of every change; what is left out never happens."""
+    """The chance of every change per patch; a change that is left out never happens."""
 
     mirror: float = 0
-    """Per axis."""
+    """Chance per axis."""
     rotation: float = 0
     scaling: float = 0
     noise: float = 0
@@ -55,7 +75,7 @@ class Augmentation:
 
 NONE = Augmentation()
 LIGHT = Augmentation(mirror=0.5, noise=0.1, brightness=0.15, contrast=0.15)
-"""What costs little: several times the patches a second of the full list."""
+"""The cheap changes: about five times as many patches a second as the full list."""
 FULL = Augmentation(
     mirror=0.5,
     rotation=0.2,
@@ -69,7 +89,314 @@ FULL = Augmentation(
     gamma=0.3,
 )
 AUGMENTATIONS = {"none": NONE, "light": LIGHT, "full": FULL}
-"""By the name in the settings."""
+"""Lists of changes by their name in the settings."""
+
+
+def training_transforms(
+    folder: Path,
+    *,
+    patch: PatchConfig,
+    multiple: Triple = (1, 1, 1),
+    augment: str = "none",
+    extra: Sequence[Transform] = (),
+) -> Compose:
+    """Return the pipeline that turns `{"case_id": ...}` into a patch and its region masks.
+
+    Seed it with `seed_patch`: what it returns is a function of that seed alone.
+
+    Args:
+        folder: Folder of the prepared cases.
+        patch: Size and placement of patches.
+        multiple: Multiple that the size of a whole case is rounded up to.
+        augment: A name in `AUGMENTATIONS`.
+        extra: More transforms, applied after those of `augment`, to an image (4, X, Y, Z) in
+            float32 and a label map (1, X, Y, Z) in uint8. They must draw from their `self.R` alone.
+
+    Example:
+        >>> pipeline = training_transforms(
+        ...     Path("prepared"), patch=PatchConfig(size=(64, 64, 64)), augment="light"
+        ... )
+        >>> [type(transform).__name__ for transform in pipeline.transforms][:3]
+        ['ReadPatchd', 'RandIntensitiesd', 'RegionsOfLabelsd']
+    """
+    chances, buffers = AUGMENTATIONS[augment], Buffers()
+    return Compose(
+        [
+            ReadPatchd(
+                folder=folder,
+                patch=patch,
+                multiple=multiple,
+                augmentation=chances,
+                dtype=torch.float16,
+                buffers=buffers,
+            ),
+            RandIntensitiesd("image", intensity_changes(chances), buffers=buffers),
+            *_for_others(extra),
+            RegionsOfLabelsd("label"),
+            CastToHalfd("image", buffers=buffers),
+        ]
+    )
+
+
+def intensity_changes(augmentation: Augmentation) -> tuple[RandIntensityd, ...]:
+    """Return the changes of intensities of a list, in the order of nnU-Net."""
+    return (
+        RandBrainNoised("image", prob=augmentation.noise),
+        RandBrainSmoothd("image", prob=augmentation.blur),
+        RandBrightnessd("image", prob=augmentation.brightness),
+        RandBrainContrastd("image", prob=augmentation.contrast),
+        RandBrainLowResolutiond("image", prob=augmentation.low_resolution),
+        RandBrainGammad("image", prob=augmentation.inverted_gamma, invert_image=True),
+        RandBrainGammad("image", prob=augmentation.gamma),
+    )
+
+
+def _for_others(extra: Sequence[Transform]) -> list[Transform]:
+    # few operations of torch and MONAI take float16 on the CPU
+    return [CastToTyped("image", dtype=torch.float32), *extra] if extra else []
+
+
+def validation_transforms(folder: Path) -> Compose:
+    """Return the pipeline that turns `{"case_id": ...}` into a brain crop and its region masks."""
+    return Compose([ReadCased(folder=folder), RegionsOfLabelsd("label"), CastToHalfd("image")])
+
+
+def prediction_transforms() -> Compose:
+    """Return the pipeline that turns the volumes of a scan into the image that a network sees.
+
+    It takes `{"case_id": ..., "image": four volumes in the axes of BraTS}`.
+    """
+    return Compose([CropToBraind()])
+
+
+def seed_patch(pipeline: Compose, *, place: int, augment: int) -> None:
+    """Seed every random transform of a pipeline of patches.
+
+    The place has a seed of its own, so that a case is seen at the same places with any list of
+    changes.
+    """
+    pipeline.set_random_state(seed=augment % 2**32)
+    for transform in pipeline.transforms:
+        if isinstance(transform, ReadPatchd):
+            transform.set_random_state(seed=place)
+
+
+def transforms_named(names: Sequence[str]) -> tuple[Transform, ...]:
+    """Import transforms by dotted name, as `training.transforms` gives them.
+
+    A name is that of a function or class that returns a dictionary transform when it is called
+    without arguments. So a transform that needs arguments is wrapped in a function:
+
+        def elastic():
+            return RandAffined(("image", "label"), prob=0.2, mode=("bilinear", "nearest"))
+
+    Raises:
+        ConfigError: A name cannot be imported, or what it names cannot be called so.
+    """
+    return tuple(map(_transform_named, names))
+
+
+def _transform_named(name: str) -> Transform:
+    module, _, attribute = name.rpartition(".")
+    try:
+        transform = getattr(import_module(module), attribute)()
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        reason = str(error)
+    else:
+        if callable(transform):
+            return transform
+        reason = f"it returned {transform!r}"
+    msg = (
+        f"training.transforms has {name!r}, from which no transform can be made: {reason}. Expected "
+        "a function or class that returns a MONAI dictionary transform when it is called without "
+        "arguments"
+    )
+    raise ConfigError(msg)
+
+
+class ReadPatchd(Randomizable, MapTransform):
+    """Read a random patch of a prepared case, mirrored, rotated and scaled.
+
+    Sets `image` (4, X, Y, Z) in float32, `label` (1, X, Y, Z) in uint8, and `convention` in a
+    dictionary with `case_id`. The place is drawn first, then the spatial transform. Mirroring costs
+    next to nothing, because the patch is read into its own mirror image. Rotation and scaling are
+    computed only where they are drawn, on the box of voxels that the patch touches, and every voxel
+    is interpolated once. The image lies in memory that is used again when nothing refers to it.
+
+    FIGURE_READ
+    """
+
+    def __init__(
+        self,
+        keys: tuple[str, str] = KEYS,
+        *,
+        folder: Path,
+        patch: PatchConfig,
+        multiple: Triple = (1, 1, 1),
+        augmentation: Augmentation = NONE,
+        dtype: torch.dtype = torch.float32,
+        buffers: Buffers | None = None,
+    ) -> None:
+        """Take patches from the prepared cases of a folder.
+
+        Args:
+            keys: Where the image and the label map go.
+            folder: Folder of all prepared cases.
+            patch: Size and placement.
+            multiple: Multiple that the size of a whole case is rounded up to.
+            augmentation: Its chances of mirroring, rotation and scaling are used.
+            dtype: Type of the image: float32, or float16 to leave it as the store has it where
+                nothing is interpolated.
+            buffers: Memory for images, perhaps shared with other transforms.
+        """
+        MapTransform.__init__(self, keys)
+        self.folder = folder
+        self.patch = patch
+        self.multiple = multiple
+        self.augmentation = augmentation
+        self.dtype = dtype
+        self._buffers = buffers or Buffers()
+        self.set_random_state()
+
+    def set_random_state(
+        self, seed: int | None = None, state: np.random.RandomState | None = None
+    ) -> Self:
+        """Seed the place and the spatial transform; a seed may have up to 64 bits."""
+        super().set_random_state(None if seed is None else seed % 2**32, state)
+        self._generator = np.random.default_rng(
+            int(self.R.randint(2**32, dtype=np.uint32)) if seed is None else seed
+        )
+        return self
+
+    def randomize(self, data: PreparedCase) -> None:
+        """Draw the box of the next patch and how it is moved."""
+        if self.patch.size == "whole":
+            self.box = whole_box(data.shape, self.multiple)
+        else:
+            self.box = choose_box(
+                self._generator,
+                shape=data.shape,
+                size=self.patch.size,
+                foreground_fraction=self.patch.foreground,
+                foreground=data.foreground,
+            )
+        self.transform = draw_spatial_transform(self.augmentation, self._generator)
+
+    def __call__(self, data: Mapping[str, Any]) -> Item:
+        """Read the patch.
+
+        Raises:
+            CaseError: The case was not prepared, or has no label map.
+        """
+        case = open_case(self.folder, data["case_id"])
+        self.randomize(case)
+        image, labels = read_transformed(case, self.box, self.transform, self._buffers)
+        if self.dtype == torch.float32:
+            image = in_float32(image, self._buffers)
+        return _with_patch(data, self.keys, case, image, labels)
+
+
+class ReadCased(MapTransform):
+    """Read the brain crop of a prepared case as it is, as `ReadPatchd` reads a patch."""
+
+    def __init__(self, keys: tuple[str, str] = KEYS, *, folder: Path) -> None:
+        super().__init__(keys)
+        self.folder = folder
+
+    def __call__(self, data: Mapping[str, Any]) -> Item:
+        """Read the case.
+
+        Raises:
+            CaseError: The case was not prepared, or has no label map.
+        """
+        case = open_case(self.folder, data["case_id"])
+        box = Box.at(ORIGIN, case.shape)
+        image = torch.from_numpy(case.read_image(box)).to(torch.float32)
+        return _with_patch(data, self.keys, case, image, case.read_labels(box))
+
+
+def _with_patch(
+    data: Mapping[str, Any],
+    keys: tuple[str, str],
+    case: PreparedCase,
+    image: Tensor,
+    labels: LabelMap,
+) -> Item:
+    if case.convention is None:
+        raise case.unlabelled()
+    read = {keys[0]: image, keys[1]: torch.from_numpy(labels)[None]}
+    return {**data, **read, "convention": case.convention.name}
+
+
+class RegionsOfLabelsd(MapTransform):
+    """Turn label maps (1, X, Y, Z) into region masks (3, X, Y, Z): WT, TC, ET, 1 inside, uint8.
+
+    MONAI's `ConvertToMultiChannelBasedOnBratsClassesd` returns TC, WT, ET and knows one convention,
+    in which a label map of BraTS 2023 or later has no enhancing tumour.
+    """
+
+    def __init__(
+        self, keys: str | Sequence[str] = "label", *, convention: str | None = None
+    ) -> None:
+        """Take the convention by name; None for the one that the dictionary names."""
+        super().__init__(keys)
+        self.convention = convention
+
+    def __call__(self, data: Mapping[str, Any]) -> Item:
+        """Replace the label maps."""
+        convention = convention_named(self.convention or data["convention"])
+        regions: Item = {}
+        for key in self.key_iterator(data):
+            labels = plain_tensor(data[key]).to(torch.uint8)[0].numpy()
+            regions[key] = torch.from_numpy(regions_of(labels, convention).view(np.uint8))
+        return {**data, **regions}
+
+
+class CastToHalfd(MapTransform):
+    """Cast images to float16, the precision of the store, as plain tensors.
+
+    FIGURE_HALF
+    """
+
+    def __init__(self, keys: str | Sequence[str] = "image", buffers: Buffers | None = None) -> None:
+        """Take the memory for images, perhaps shared with other transforms."""
+        super().__init__(keys)
+        self._buffers = buffers or Buffers()
+
+    def __call__(self, data: Mapping[str, Any]) -> Item:
+        """Replace the images."""
+        cast: Item = {}
+        for key in self.key_iterator(data):
+            image = plain_tensor(data[key])
+            if image.dtype != torch.float16:
+                half = torch.from_numpy(self._buffers.take(tuple(image.shape), np.float16))
+                image = half.copy_(image)
+            cast[key] = image
+        return {**data, **cast}
+
+
+class CropToBraind(MapTransform):
+    """Crop the four volumes of a scan to the brain and normalise them, as prepared cases are.
+
+    Replaces a sequence of four volumes in the axes of BraTS by an array (4, x, y, z) in float32
+    with values that float16 holds, as in prepared cases, and sets `box`, where the crop lies.
+    """
+
+    def __init__(self, keys: str | Sequence[str] = "image") -> None:
+        super().__init__(keys)
+
+    def __call__(self, data: Mapping[str, Any]) -> Item:
+        """Crop and normalise.
+
+        Raises:
+            CaseError: There is no brain, or a modality has no contrast inside it.
+        """
+        cropped: Item = {}
+        for key in self.key_iterator(data):
+            brain = extract_brain(data["case_id"], data[key], None)
+            cropped[key] = brain.image.astype(np.float16).astype(np.float32)
+            cropped["box"] = brain.box
+        return {**data, **cropped}
 
 
 ROTATION_DEGREES = 30.0
@@ -83,7 +410,7 @@ _SLAB = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SpatialTransform:
-    """How a patch lies in its case."""
+    """The mirroring and the affine map of a patch within its case."""
 
     mirrored: tuple[bool, bool, bool]
     """Whether X, Y and Z of the patch run against those of the case."""
@@ -94,7 +421,7 @@ class SpatialTransform:
 def draw_spatial_transform(
     augmentation: Augmentation, rng: np.random.Generator
 ) -> SpatialTransform:
-    """PatchKey how a patch is moved."""
+    """Draw how a patch is moved."""
     x, y, z = (bool(flip) for flip in rng.random(3) < augmentation.mirror)
     turned, scaled = rng.random(2) < (augmentation.rotation, augmentation.scaling)
     matrix = None
@@ -120,7 +447,9 @@ def rotation_matrix(angles_degrees: npt.NDArray[np.float64]) -> npt.NDArray[np.f
 def read_transformed(
     case: PreparedCase, box: Box, transform: SpatialTransform, buffers: Buffers
 ) -> tuple[Tensor, LabelMap]:
-    """Return the image (4, ...) in float32 and the labels of a patch, both on the same grid.
+    """Return the image (4, ...) and the labels of a patch, both on the same grid.
+
+    The image is float16 as stored, or float32 where it is interpolated.
 
     Args:
         case: With a label map.
@@ -154,7 +483,7 @@ def _read_mirrored(
     labels = np.empty(box.shape, dtype=np.uint8)
     case.read_image(box, half[(slice(None), *turned_round)])
     case.read_labels(box, labels[turned_round])
-    return _in_single_precision(half, buffers), labels
+    return torch.from_numpy(half), labels
 
 
 def _read_turned(
@@ -162,7 +491,7 @@ def _read_turned(
 ) -> tuple[Tensor, LabelMap]:
     touched = touched_box(box, matrix).within(case.shape)
     half = buffers.take((_N_MODALITIES, *touched.shape), np.float16)
-    source = _in_single_precision(case.read_image(touched, half), buffers)
+    source = in_float32(torch.from_numpy(case.read_image(touched, half)), buffers)
     source_labels = torch.from_numpy(case.read_labels(touched)).to(torch.float32)[None]
     image = torch.from_numpy(buffers.take((_N_MODALITIES, *box.shape), np.float32))
     labels = np.empty(box.shape, dtype=np.uint8)
@@ -171,12 +500,6 @@ def _read_turned(
         image[:, slab] = _sample(source, places, "bilinear")
         labels[slab] = _sample(source_labels, places, "nearest")[0]
     return image, labels
-
-
-def _in_single_precision(half: npt.NDArray[np.float16], buffers: Buffers) -> Tensor:
-    # torch converts six times as fast as numpy
-    single = torch.from_numpy(buffers.take(half.shape, np.float32))
-    return single.copy_(torch.from_numpy(half))
 
 
 def _places(
@@ -202,163 +525,3 @@ def _sample(source: Tensor, places: Tensor, mode: str) -> Tensor:
     return functional.grid_sample(
         source[None], places[None], mode=mode, padding_mode="zeros", align_corners=False
     )[0]
-
-
-NOISE_STD = (0.0, 0.1)
-"""In standard deviations of the brain."""
-BLUR_SIGMA = (0.5, 1.0)
-"""Standard deviation along each axis, in voxels."""
-BRIGHTNESS = (0.75, 1.25)
-"""Factor of all intensities."""
-CONTRAST = (0.75, 1.25)
-"""Factor of the distance from the mean."""
-RESOLUTION = (0.5, 1.0)
-"""Share of the voxels along each axis that is kept."""
-GAMMA = (0.7, 1.5)
-"""Exponent of the intensities, stretched from 0 to 1."""
-CHANNEL_CHANCE = 0.5
-"""Of each channel, when blur or low resolution is drawn."""
-
-_BLUR_RADIUS = 3
-"""In voxels: three standard deviations of the widest blur."""
-_SMALLEST = 1e-7
-"""Keeps a channel without contrast from dividing by 0."""
-
-Generator: TypeAlias = np.random.Generator
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BrainMask:
-    """The brain in a patch."""
-
-    mask: Tensor
-    """(X, Y, Z) float32: 1 inside, 0 in the background."""
-    n_voxels: int
-
-    @classmethod
-    def of(cls, image: Tensor) -> Self:
-        """Find it in an image (4, X, Y, Z): where any channel is not 0."""
-        # numpy compares eight times as fast as torch
-        array = image.numpy()
-        mask = array[0] != 0
-        for channel in array[1:]:
-            mask |= channel != 0
-        as_float = torch.from_numpy(mask).to(torch.float32)
-        return cls(mask=as_float, n_voxels=int(np.count_nonzero(mask)))
-
-    def mean_and_std(self, channel: Tensor) -> tuple[float, float]:
-        """Return them over the brain, for a channel (X, Y, Z) whose background is 0."""
-        mean = float(channel.sum()) / self.n_voxels
-        mean_square = float(torch.linalg.vector_norm(channel)) ** 2 / self.n_voxels
-        return mean, math.sqrt(max(0.0, mean_square - mean**2))
-
-
-def alter_intensities(image: Tensor, augmentation: Augmentation, rng: Generator) -> None:
-    """Change an image (4, X, Y, Z) in place, in the order of nnU-Net."""
-    steps: tuple[tuple[float, Callable[[Tensor, BrainMask, Generator], None]], ...] = (
-        (augmentation.noise, add_noise),
-        (augmentation.blur, blur),
-        (augmentation.brightness, alter_brightness),
-        (augmentation.contrast, alter_contrast),
-        (augmentation.low_resolution, lower_resolution),
-        (augmentation.inverted_gamma, alter_inverted_gamma),
-        (augmentation.gamma, alter_gamma),
-    )
-    drawn = [change for chance, change in steps if rng.random() < chance]
-    if not drawn:
-        return
-    brain = BrainMask.of(image)
-    if brain.n_voxels:
-        for change in drawn:
-            change(image, brain, rng)
-
-
-def add_noise(image: Tensor, brain: BrainMask, rng: Generator) -> None:
-    """Add Gaussian noise of one strength to all channels, to each its own."""
-    std = rng.uniform(*NOISE_STD)
-    # torch keys twice as fast as numpy
-    source = torch.Generator().manual_seed(int(rng.integers(2**63)))
-    noise = torch.empty_like(image[0])
-    for channel in image:
-        noise.normal_(generator=source).mul_(brain.mask)
-        channel.add_(noise, alpha=std)
-
-
-def blur(image: Tensor, brain: BrainMask, rng: Generator) -> None:
-    """Blur some channels with a Gaussian, as wide along each axis as chance wills."""
-    for channel in _some_channels(image, rng):
-        blurred = channel
-        for axis in range(channel.ndim):
-            blurred = _blur_along(blurred, axis, rng.uniform(*BLUR_SIGMA))
-        torch.mul(blurred, brain.mask, out=channel)
-
-
-def alter_brightness(image: Tensor, brain: BrainMask, rng: Generator) -> None:
-    """Multiply each channel by a factor of its own."""
-    for channel in image:
-        channel.mul_(_around_one(BRIGHTNESS, rng))
-
-
-def alter_contrast(image: Tensor, brain: BrainMask, rng: Generator) -> None:
-    """Move the intensities of each channel from or to their mean, within the range they had."""
-    for channel in image:
-        mean, _ = brain.mean_and_std(channel)
-        low, high = channel.aminmax()
-        factor = _around_one(CONTRAST, rng)
-        channel.mul_(factor).add_(mean * (1 - factor)).clamp_(low, high).mul_(brain.mask)
-
-
-def lower_resolution(image: Tensor, brain: BrainMask, rng: Generator) -> None:
-    """Keep only some voxels of some channels, and interpolate between them."""
-    for channel in _some_channels(image, rng):
-        kept = rng.uniform(*RESOLUTION)
-        size = [max(1, round(n * kept)) for n in channel.shape]
-        coarse = functional.interpolate(channel[None, None], size, mode="nearest-exact")
-        fine = functional.interpolate(coarse, channel.shape, mode="trilinear")[0, 0]
-        torch.mul(fine, brain.mask, out=channel)
-
-
-def alter_gamma(image: Tensor, brain: BrainMask, rng: Generator) -> None:
-    """Bend the intensities of each channel by a power, and keep their mean and deviation."""
-    for channel in image:
-        _bend(channel, brain, _around_one(GAMMA, rng))
-
-
-def alter_inverted_gamma(image: Tensor, brain: BrainMask, rng: Generator) -> None:
-    """Do as `alter_gamma` with the intensities turned round: bright ones move most."""
-    for channel in image:
-        _bend(channel.neg_(), brain, _around_one(GAMMA, rng))
-        channel.neg_()
-
-
-def _some_channels(image: Tensor, rng: Generator) -> list[Tensor]:
-    return [channel for channel in image if rng.random() < CHANNEL_CHANCE]
-
-
-def _around_one(bounds: tuple[float, float], rng: Generator) -> float:
-    """PatchKey a factor that is as likely below 1 as above, however far the bounds are from it."""
-    low, high = bounds
-    return rng.uniform(low, 1) if rng.random() < 0.5 else rng.uniform(1, high)
-
-
-def _bend(channel: Tensor, brain: BrainMask, exponent: float) -> None:
-    mean, std = brain.mean_and_std(channel)
-    low, high = channel.aminmax()
-    span = (high - low).clamp(min=_SMALLEST)
-    channel.sub_(low).div_(span).pow_(exponent).mul_(span).add_(low).mul_(brain.mask)
-    bent_mean, bent_std = brain.mean_and_std(channel)
-    channel.sub_(bent_mean).mul_(std / max(bent_std, _SMALLEST)).add_(mean).mul_(brain.mask)
-
-
-def _blur_along(channel: Tensor, axis: int, sigma: float) -> Tensor:
-    """Return the channel blurred along one axis; at the border, weights add up over what there is."""
-    n = channel.shape[axis]
-    blurred = channel.clone()
-    weights = torch.ones([n if other == axis else 1 for other in range(channel.ndim)])
-    for offset in range(1, min(_BLUR_RADIUS + 1, n)):
-        weight = math.exp(-0.5 * (offset / sigma) ** 2)
-        for here, there in ((0, offset), (offset, 0)):
-            neighbours = channel.narrow(axis, there, n - offset)
-            blurred.narrow(axis, here, n - offset).add_(neighbours, alpha=weight)
-            weights.narrow(axis, here, n - offset).add_(weight)
-    return blurred.div_(weights)

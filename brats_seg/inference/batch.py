@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TypeVar
 
-from brats_seg.cases.case import Case
-from brats_seg.data.store import contents_of
+from brats_seg.cases.case import Case, read_case_files
 from brats_seg.errors import CaseError, EnvironmentalError, UsageError
 from brats_seg.inference.model import Model
 from brats_seg.inference.output import OutputFolder, Record, key_of
@@ -99,7 +98,7 @@ class CaseWork:
         if case.problems:
             return self._failed(case.case_id, "CaseError", "; ".join(case.problems))
         try:
-            inputs = contents_of(case.root, case.images)
+            inputs = read_case_files(case, with_label=False).contents
         except OSError as error:
             found = f"that it cannot be read ({error.strerror})"
             next_step = "Check its name, its rights and the disk."

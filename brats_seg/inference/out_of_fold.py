@@ -201,7 +201,7 @@ def _predict(case: OutOfFoldPrediction, held_out: HeldOut, model: Model, window:
         settings = InferenceConfig(windows="sliding", window=window)
     fallback = PredictionFallback(case.case_id, model.device)
     probabilities = crop_probabilities(
-        model, case.case_id, sample.image.numpy(), settings, fallback
+        model, case.case_id, sample.image.float().numpy(), settings, fallback
     )
     if fallback.mode.n_halvings:
         return False

@@ -1,17 +1,34 @@
-"""Which network a name means, and which patches it can take."""
+"""Build the network that the settings name, and check which patches it takes.
 
-from math import prod
+A network has a short name, or is given by the dotted name of any class or function that makes one,
+with `model.arguments` as its keyword arguments. Such a network gets images of 4 channels, in the
+order of MODALITIES, and returns logits of 3, in the order of REGIONS, on the grid of the image.
+"""
 
-from torch import nn
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from inspect import isclass
+from math import gcd, prod
+from typing import Any, get_type_hints
+
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from brats_seg.config import ModelConfig
+from brats_seg.config import NETWORKS, ModelConfig
 from brats_seg.errors import ConfigError
 from brats_seg.labels import MODALITIES, REGIONS
 from brats_seg.models.autoencoder import Autoencoder
 from brats_seg.models.notebook_unet import SMALLEST_PATCH, NotebookUNet
+from brats_seg.models.output import TrainingOutput
 from brats_seg.models.unet import SMALLEST_AXIS, Triple, UNet, level_strides
 
+OWN_MULTIPLE = 32
+"""Voxels that the size of an input is a multiple of, for a network by dotted name.
+
+It is enough for the five halvings of most such networks. A patch that is a multiple of less is taken
+as it is given.
+"""
 _DYNUNET_LEVELS = 3  # MONAI builds none with fewer
 
 
@@ -19,9 +36,26 @@ def build_model(config: ModelConfig, patch: Triple) -> nn.Module:
     """Build a network for patches of that many voxels, or of multiples of `size_multiple`.
 
     In training mode it turns `(N, 4, X, Y, Z)` into a `TrainingOutput`, in evaluation mode into
-    logits `(N, 3, X, Y, Z)`; the autoencoder into an image `(N, 4, X, Y, Z)` in both. Weights are
-    drawn from torch's global generator. Raises `ConfigError` if the patch does not fit the network.
+    logits `(N, 3, X, Y, Z)`; the autoencoder returns an image `(N, 4, X, Y, Z)` in both modes, and a
+    network by dotted name its logits. Weights are drawn from torch's global generator.
+
+    Raises:
+        ConfigError: The patch does not fit the network, or the network cannot be built.
+
+    Example:
+        >>> import torch
+        >>> network = build_model(ModelConfig(widths=(8, 16)), (16, 16, 16)).eval()
+        >>> network(torch.zeros(1, 4, 16, 16, 16)).shape
+        torch.Size([1, 3, 16, 16, 16])
     """
+    if config.name not in NETWORKS:
+        return OwnNetwork(build_by_name(config.name, config.arguments, "model"), config.name)
+    if config.arguments:
+        msg = (
+            f"model.arguments is {config.arguments} with model.name {config.name!r}; expected it "
+            "with a dotted name only, such as monai.networks.nets.UNet"
+        )
+        raise ConfigError(msg)
     _check_patch(config, patch)
     n_in, n_out = len(MODALITIES), len(REGIONS)
     if config.name == "unet":
@@ -40,11 +74,88 @@ def build_model(config: ModelConfig, patch: Triple) -> nn.Module:
     return _monai_network(config, patch)
 
 
+def build_by_name(name: str, arguments: Mapping[str, Any], section: str) -> nn.Module:
+    """Import a class or function by its dotted name, call it, and return the module that it makes.
+
+    Settings also come from the checkpoints of other people, so only what declares to make a
+    `torch.nn.Module` is called: a class derived from it, or a function whose return annotation is
+    one.
+
+    Args:
+        name: Dotted name, such as `monai.networks.nets.UNet`.
+        arguments: Keyword arguments, passed as they are.
+        section: Section of the settings that `name` and `arguments` belong to, for messages.
+
+    Raises:
+        ConfigError: It cannot be imported, does not declare to make a module, or cannot be called
+            with those arguments.
+
+    Example:
+        >>> build_by_name("torch.nn.Conv3d", {"in_channels": 4, "out_channels": 3, "kernel_size": 1}, "model")
+        Conv3d(4, 3, kernel_size=(1, 1, 1), stride=(1, 1, 1))
+    """
+    make = _imported(name, section)
+    if not _makes_modules(make):
+        msg = (
+            f"{section}.name {name!r} is neither a class derived from torch.nn.Module nor a function "
+            "annotated to return one (def build() -> nn.Module)"
+        )
+        raise ConfigError(msg)
+    try:
+        module: nn.Module = make(**arguments)
+    except Exception as error:
+        hint = _CHANNELS if section == "model" else ""
+        msg = (
+            f"{section}.name {name!r} cannot be built with {section}.arguments {dict(arguments)}: "
+            f"{type(error).__name__}: {error}{hint}"
+        )
+        raise ConfigError(msg) from error
+    return module
+
+
+_CHANNELS = (
+    f". Expected a 3D network of {len(MODALITIES)} channels in and {len(REGIONS)} channels out"
+)
+
+
+class OwnNetwork(nn.Module):
+    """A network by dotted name, which returns plain logits in both modes.
+
+    Of several outputs, such as the levels of deep supervision, the first is taken.
+    """
+
+    def __init__(self, network: nn.Module, name: str) -> None:
+        super().__init__()
+        self.network = network
+        self.name = name
+
+    def forward(self, image: Tensor) -> Tensor:
+        """`(N, 4, X, Y, Z)` -> logits `(N, 3, X, Y, Z)`.
+
+        Raises:
+            ConfigError: The network returns something else.
+        """
+        output = self.network(image)
+        if isinstance(output, TrainingOutput):
+            output = output.logits
+        logits = output[0] if isinstance(output, tuple | list) else output
+        expected = (len(image), len(REGIONS), *image.shape[2:])
+        found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        if not isinstance(logits, Tensor) or found != expected:
+            msg = (
+                f"model.name {self.name!r} returned {found} for an image of {tuple(image.shape)}; "
+                f"expected logits of {expected}{_CHANNELS}"
+            )
+            raise ConfigError(msg)
+        return logits
+
+
 def size_multiple(config: ModelConfig, patch: Triple) -> Triple:
     """Return what the size of every input must be a multiple of, along X, Y and Z.
 
     Depends on the patch, because long axes are halved more often. A size rounded up to the
-    multiple is one that the network can be built for.
+    multiple is one that the network can be built for. For a network by dotted name it is the
+    largest power of two that the patch is a multiple of, up to `OWN_MULTIPLE`.
     """
     match config.name:
         case "unet" | "dynunet":
@@ -59,18 +170,67 @@ def size_multiple(config: ModelConfig, patch: Triple) -> Triple:
         case "swin-unetr":
             return 32, 32, 32
         case _:
-            return 1, 1, 1
+            n_x, n_y, n_z = (gcd(n, OWN_MULTIPLE) for n in patch)
+            return n_x, n_y, n_z
+
+
+def padded_size(config: ModelConfig, shape: Triple) -> Triple:
+    """Return the smallest size of an input that holds a volume of that shape."""
+    own = (OWN_MULTIPLE, OWN_MULTIPLE, OWN_MULTIPLE)
+    multiple = own if config.name not in NETWORKS else size_multiple(config, shape)
+    x, y, z = (-(-n // m) * m for n, m in zip(shape, multiple, strict=True))
+    return x, y, z
 
 
 def has_batch_statistics(model: nn.Module) -> bool:
-    """Tell whether a patch's output, or a buffer, depends on the patches beside it.
+    """Return whether a patch's output, or a buffer, depends on the patches beside it.
 
-    Such a network learns something else from several micro-batches than from one batch.
+    Such a network is trained differently by several micro-batches than by one batch.
     """
     return any(
         isinstance(module, _BatchNorm) or getattr(module, "running_mean", None) is not None
         for module in model.modules()
     )
+
+
+def _imported(name: str, section: str) -> Any:
+    """Import an attribute by its dotted name; it may be one of a class of a module."""
+    parts = name.split(".")
+    n_module_parts = len(parts) - 1
+    try:
+        while not _is_module(parts[:n_module_parts]):
+            n_module_parts -= 1
+        found: Any = import_module(".".join(parts[:n_module_parts]))
+        for part in parts[n_module_parts:]:
+            found = getattr(found, part)
+    # a module of one's own may raise anything while it is imported
+    except Exception as error:
+        msg = (
+            f"{section}.name {name!r} cannot be imported: {type(error).__name__}: {error}. Expected "
+            "the dotted name of a class or function of a package that is installed, or on PYTHONPATH"
+        )
+        raise ConfigError(msg) from error
+    return found
+
+
+def _is_module(parts: list[str]) -> bool:
+    """Return whether the parts name a module; a single part is always taken for one."""
+    try:
+        return len(parts) == 1 or find_spec(".".join(parts)) is not None
+    except ModuleNotFoundError as error:  # the parent is no package
+        if error.name == ".".join(parts[:-1]) or "is not a package" in str(error):
+            return False
+        raise
+
+
+def _makes_modules(make: object) -> bool:
+    if isclass(make):
+        return issubclass(make, nn.Module)
+    try:
+        returned = get_type_hints(make).get("return")
+    except (TypeError, NameError):
+        return False
+    return isclass(returned) and issubclass(returned, nn.Module)
 
 
 def _monai_network(config: ModelConfig, patch: Triple) -> nn.Module:
@@ -117,14 +277,12 @@ def _smallest_axis(config: ModelConfig) -> int:
             return SMALLEST_AXIS
         case "notebook":
             return SMALLEST_PATCH
-        case "autoencoder":
-            return 1
         case "segresnet":
             return 8
         case "vae-unet":
             return 16
         case "swin-unetr":
-            return 64  # its InstanceNorm at 1/32 of the size cannot learn from a single voxel
+            return 64  # its InstanceNorm at 1/32 of the size cannot be trained on a single voxel
         case _:
             return 1
 

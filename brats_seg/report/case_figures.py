@@ -1,9 +1,4 @@
-"""What a case is: its four modalities, and its label map with a legend."""
-
-# DOC report/montage: Sections through a whole tumour, reference and prediction side by side.
-# DOC drawing/planes: Three planes through the tumour.
-# DOC report/planes: Three planes through the tumour of a case.
-# DOC report/reconstruction: What an autoencoder makes of a case.
+"""Draw figures of one case: its modalities, its label maps and the output of an autoencoder."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -35,16 +30,26 @@ from brats_seg.report.style import (
     outline_key,
 )
 
-_BESIDE = "t2f"
-"""The modality below the label map."""
+SHOWN = ("t1c", "t2f")
+"""Modalities of a preview: the first shows enhancement, the second oedema."""
+N_SECTIONS = 12
+"""Sections of a montage, at most."""
+
+_BACKGROUND = "t2f"
+"""Modality below the label map."""
 _OPACITY = 0.75
+"""Opacity of the label map."""
+_N_MONTAGE_COLUMNS = 3
+_RECONSTRUCTION_COLUMNS = ("input", "reconstruction", "absolute difference")
+_GREY_PERCENTILES = (1.0, 99.5)
+"""Percentiles of the input that are black and white, for all columns of a reconstruction."""
 
 
 def sample_figure(view: CaseView) -> Figure:
-    """PatchKey an axial section of each modality through the tumour, and the label map over FLAIR.
+    """Draw an axial section of each modality through the tumour, and the label map over FLAIR.
 
-    The label map shows each tissue in a colour of its own, and the legend says which value it is
-    and which regions it belongs to. Without a label map the section has most brain.
+    Each tissue of the label map has its own colour, and the legend names its label value and its
+    regions. Without a label map, the section with most brain is drawn.
     """
     labelled = view.reference
     regions = labelled.regions if labelled else np.zeros((3, *view.images.shape[1:]), bool)
@@ -56,24 +61,118 @@ def sample_figure(view: CaseView) -> Figure:
         draw_section(axes, view.image(modality), AXIAL, index, view.spacing_mm)
         axes.set_title(modality, color="white", fontsize="small")
     axes = figure.add_subplot(grid[:, 2:])
-    draw_section(axes, view.image(_BESIDE), AXIAL, index, view.spacing_mm)
+    draw_section(axes, view.image(_BACKGROUND), AXIAL, index, view.spacing_mm)
     words = f"{RESEARCH_USE}; {LEFT_IS_RIGHT}"
     if labelled is None:
-        axes.set_title(f"{_BESIDE}, no label map", color="white", fontsize="small")
+        axes.set_title(f"{_BACKGROUND}, no label map", color="white", fontsize="small")
         add_dark_legend(figure, [], words)
     else:
         axes.imshow(_painted(labelled, index), interpolation="nearest")
-        axes.set_title(f"label map over {_BESIDE}", color="white", fontsize="small")
+        axes.set_title(f"label map over {_BACKGROUND}", color="white", fontsize="small")
         add_dark_legend(figure, filled_key(*_legend(labelled.convention)), words)
     figure.suptitle(f"{view.case_id}, axial {index}", color="white", fontsize="medium")
+    return figure
+
+
+def montage_figure(view: CaseView, *, modality: str = "t2f") -> Figure:
+    """Draw axial sections from the lower to the upper end of the tumour, with the regions outlined.
+
+    There is one block of sections for each label map of the case.
+
+    Raises:
+        CaseError: The case has no label map, neither reference nor prediction.
+        UsageError: No modality has that name.
+    """
+    image, labelled = view.image(modality), drawn_of(view)
+    tumour = np.logical_or.reduce([regions[0] for _, regions in labelled])
+    shown = tumour if tumour.any() else image != 0
+    indices = _spread(np.flatnonzero(shown.any(axis=(0, 1))))
+    n_rows = -(-len(indices) // _N_MONTAGE_COLUMNS)
+    figure = dark_figure(1.7 * _N_MONTAGE_COLUMNS * len(labelled), 1.9 * n_rows + 0.8)
+    blocks = figure.subfigures(1, len(labelled), squeeze=False)[0]
+    for block, (words, regions) in zip(blocks, labelled, strict=True):
+        block.set_facecolor("black")
+        block.suptitle(words, color="white", fontsize="medium")
+        for axes, index in zip(
+            block.subplots(n_rows, _N_MONTAGE_COLUMNS).flat, indices, strict=False
+        ):
+            draw_section(axes, image, AXIAL, index, view.spacing_mm)
+            draw_outlines(axes, regions, AXIAL, index)
+            axes.set_title(f"{index}", color="grey", fontsize="x-small")
+        for axes in block.axes[len(indices) :]:
+            axes.set_axis_off()
+    figure.suptitle(f"{view.case_id}, {modality}", color="white", fontsize="medium")
+    add_dark_legend(figure, outline_key(), f"{RESEARCH_USE}; {LEFT_IS_RIGHT}")
+    return figure
+
+
+def view_figure(view: CaseView) -> Figure:
+    """Draw axial, coronal and sagittal sections with the regions of the prediction outlined.
+
+    Without a prediction, the regions of the reference are outlined.
+
+    Raises:
+        CaseError: The case has neither.
+    """
+    words, regions = drawn_of(view)[-1]
+    figure = planes_figure({name: view.image(name) for name in SHOWN}, regions, view.spacing_mm)
+    figure.suptitle(f"{view.case_id}, {words}", color="white", fontsize="medium")
+    add_dark_legend(figure, outline_key(), f"{RESEARCH_USE}; {LEFT_IS_RIGHT}")
+    return figure
+
+
+def planes_figure(images: Mapping[str, Image], regions: RegionMasks, spacing_mm: Spacing) -> Figure:
+    """Draw axial, coronal and sagittal sections, a row for each image, with the regions outlined.
+
+    Args:
+        images: Images `(X, Y, Z)` by modality, 0 outside the brain.
+        regions: Region masks `(3, X, Y, Z)`; the sections go through the largest tumour.
+        spacing_mm: Edges of a voxel.
+    """
+    figure = dark_figure(9, 3.3 * len(images))
+    centre = centre_of(regions, next(iter(images.values())))
+    grid = figure.subplots(len(images), len(PLANES), squeeze=False)
+    for row, (modality, image) in zip(grid, images.items(), strict=True):
+        for axes, (plane, axis) in zip(row, PLANES, strict=True):
+            draw_section(axes, image, axis, centre[axis], spacing_mm)
+            draw_outlines(axes, regions, axis, centre[axis])
+            axes.set_title(f"{modality}, {plane} {centre[axis]}", color="white", fontsize="small")
+    return figure
+
+
+def reconstruction_figure(
+    image: npt.NDArray[Any], reconstruction: npt.NDArray[Any], *, case_id: str
+) -> Figure:
+    """Draw an axial section of every modality, its reconstruction, and their difference.
+
+    The section is the one with most brain. A row has one grey scale, so that equal greys are equal
+    intensities; the difference is drawn over the width of that scale.
+
+    Args:
+        image: Modalities `(4, X, Y, Z)` in the order of `MODALITIES`, 0 outside the brain.
+        reconstruction: Their reconstructions `(4, X, Y, Z)`.
+        case_id: Id of the case, for the title.
+    """
+    brain = (image != 0).any(axis=0)
+    section = int(brain.sum(axis=(0, 1)).argmax())
+    figure = dark_figure(7, 9)
+    grid = figure.subplots(len(MODALITIES), len(_RECONSTRUCTION_COLUMNS))
+    for row, modality, before, after in zip(
+        grid, MODALITIES, image[..., section], reconstruction[..., section], strict=True
+    ):
+        _draw_row(row, modality, before.astype(float), after.astype(float))
+    for axes, words in zip(grid[0], _RECONSTRUCTION_COLUMNS, strict=True):
+        axes.set_title(words, color="white", fontsize="small")
+    figure.suptitle(f"{case_id}, axial {section}", color="white", fontsize="medium")
+    figure.supxlabel(f"{RESEARCH_USE}; {LEFT_IS_RIGHT}", color="grey", fontsize="x-small")
     return figure
 
 
 def tissue_colours(convention: LabelConvention) -> dict[int, str]:
     """Return the colour of each label value.
 
-    The first tissue of a region that no smaller region holds has the colour of the region: where
-    regions are painted over each other, it is what is seen of it.
+    The first tissue that belongs to a region and to no smaller one has the colour of the region: it
+    is the visible part where regions are painted over each other.
     """
     colours: dict[int, str] = {}
     left = iter(OTHER_TISSUE_COLOURS)
@@ -90,7 +189,7 @@ def tissue_colours(convention: LabelConvention) -> dict[int, str]:
 
 
 def _painted(labelled: Labelled, index: int) -> npt.NDArray[np.float64]:
-    """Return a section of the label map (Y, X, 4) in colours, clear where there is no tissue."""
+    """Return a section of the label map in colours (Y, X, 4), transparent outside the tissues."""
     section = labelled.label_map[:, :, index].T
     picture = np.zeros((*section.shape, 4))
     for value, colour in tissue_colours(labelled.convention).items():
@@ -111,128 +210,23 @@ def _legend(convention: LabelConvention) -> tuple[tuple[str, ...], tuple[str, ..
     return tuple(words), tuple(colours[value] for value, _ in convention.meanings)
 
 
-N_SECTIONS = 12
-_N_COLUMNS = 3
-
-
-def montage_figure(view: CaseView, *, modality: str = "t2f") -> Figure:
-    """PatchKey axial sections from the lower to the upper end of the tumour, with the regions outlined.
-
-    There is a block for each label map of the case, with the same sections.
-
-    Raises:
-        CaseError: The case has no label map, neither reference nor prediction.
-        UsageError: There is no modality of that name.
-    """
-    image, labelled = view.image(modality), drawn_of(view)
-    tumour = np.logical_or.reduce([regions[0] for _, regions in labelled])
-    shown = tumour if tumour.any() else image != 0
-    indices = _spread(np.flatnonzero(shown.any(axis=(0, 1))))
-    n_rows = -(-len(indices) // _N_COLUMNS)
-    figure = dark_figure(1.7 * _N_COLUMNS * len(labelled), 1.9 * n_rows + 0.8)
-    blocks = figure.subfigures(1, len(labelled), squeeze=False)[0]
-    for block, (words, regions) in zip(blocks, labelled, strict=True):
-        block.set_facecolor("black")
-        block.suptitle(words, color="white", fontsize="medium")
-        for axes, index in zip(block.subplots(n_rows, _N_COLUMNS).flat, indices, strict=False):
-            draw_section(axes, image, AXIAL, index, view.spacing_mm)
-            draw_outlines(axes, regions, AXIAL, index)
-            axes.set_title(f"{index}", color="grey", fontsize="x-small")
-        for axes in block.axes[len(indices) :]:
-            axes.set_axis_off()
-    figure.suptitle(f"{view.case_id}, {modality}", color="white", fontsize="medium")
-    add_dark_legend(figure, outline_key(), f"{RESEARCH_USE}; {LEFT_IS_RIGHT}")
-    return figure
-
-
 def _spread(indices: "np.ndarray[tuple[int], np.dtype[np.intp]]") -> list[int]:
     """Return at most `N_SECTIONS` of the indices, evenly, both ends among them."""
     places = np.linspace(0, len(indices) - 1, min(N_SECTIONS, len(indices)))
     return [int(indices[place]) for place in places.round().astype(int)]
 
 
-SHOWN = ("t1c", "t2f")
-"""Enhancement is seen in the one, oedema in the other."""
-
-
-def planes_figure(images: Mapping[str, Image], regions: RegionMasks, spacing_mm: Spacing) -> Figure:
-    """PatchKey axial, coronal and sagittal sections, a row for each image, with the regions outlined.
-
-    Args:
-        images: `(X, Y, Z)` by modality, 0 outside the brain.
-        regions: `(3, X, Y, Z)`; the sections go through the largest tumour.
-        spacing_mm: Edges of a voxel.
-    """
-    figure = dark_figure(9, 3.3 * len(images))
-    centre = centre_of(regions, next(iter(images.values())))
-    grid = figure.subplots(len(images), len(PLANES), squeeze=False)
-    for row, (modality, image) in zip(grid, images.items(), strict=True):
-        for axes, (plane, axis) in zip(row, PLANES, strict=True):
-            draw_section(axes, image, axis, centre[axis], spacing_mm)
-            draw_outlines(axes, regions, axis, centre[axis])
-            axes.set_title(f"{modality}, {plane} {centre[axis]}", color="white", fontsize="small")
-    return figure
-
-
-def view_figure(view: CaseView) -> Figure:
-    """PatchKey axial, coronal and sagittal sections with the regions of the prediction outlined.
-
-    Without a prediction they are those of the reference.
-
-    Raises:
-        CaseError: The case has neither.
-    """
-    words, regions = drawn_of(view)[-1]
-    figure = planes_figure({name: view.image(name) for name in SHOWN}, regions, view.spacing_mm)
-    figure.suptitle(f"{view.case_id}, {words}", color="white", fontsize="medium")
-    add_dark_legend(figure, outline_key(), f"{RESEARCH_USE}; {LEFT_IS_RIGHT}")
-    return figure
-
-
-_COLUMNS = ("input", "reconstruction", "absolute difference")
-_CASE_SHARE = (1.0, 99.5)
-"""Percentiles of the input between which the greys lie, in all three columns alike."""
-
-
-def reconstruction_figure(
-    image: npt.NDArray[Any], reconstruction: npt.NDArray[Any], *, case_id: str
-) -> Figure:
-    """PatchKey an axial section of every modality, its reconstruction, and how far they are apart.
-
-    The section is the one with most brain. All of a row have one scale of greys, so that what
-    looks alike is alike; the difference is drawn over the width of that scale.
-
-    Args:
-        image: (4, X, Y, Z) in the order of `MODALITIES`, 0 outside the brain.
-        reconstruction: (4, X, Y, Z)
-        case_id: For the title.
-    """
-    brain = (image != 0).any(axis=0)
-    section = int(brain.sum(axis=(0, 1)).argmax())
-    figure = dark_figure(7, 9)
-    grid = figure.subplots(len(MODALITIES), len(_COLUMNS))
-    for row, modality, before, after in zip(
-        grid, MODALITIES, image[..., section], reconstruction[..., section], strict=True
-    ):
-        _draw_row(row, modality, before.astype(float), after.astype(float))
-    for axes, words in zip(grid[0], _COLUMNS, strict=True):
-        axes.set_title(words, color="white", fontsize="small")
-    figure.suptitle(f"{case_id}, axial {section}", color="white", fontsize="medium")
-    figure.supxlabel(f"{RESEARCH_USE}; {LEFT_IS_RIGHT}", color="grey", fontsize="x-small")
-    return figure
-
-
 def _draw_row(
     row: Any, modality: str, before: npt.NDArray[np.float64], after: npt.NDArray[np.float64]
 ) -> None:
-    """PatchKey (X, Y) of one modality: the two, and their difference."""
+    """Draw the sections (X, Y) of one modality and their difference."""
     brain = before[before != 0]
-    low, high = np.percentile(brain, _CASE_SHARE) if brain.size else (0.0, 1.0)
+    low, high = np.percentile(brain, _GREY_PERCENTILES) if brain.size else (0.0, 1.0)
     high = max(high, low + 1e-6)
     air = before == 0
     pictures = (
         (np.where(air, low, before), low, high),
-        # what is reconstructed outside the brain is no part of the case
+        # the reconstruction outside the brain is no part of the case
         (np.where(air, low, after), low, high),
         (np.where(air, 0, np.abs(after - before)), 0.0, high - low),
     )

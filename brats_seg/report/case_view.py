@@ -1,4 +1,4 @@
-"""A case as the pictures show it: read from its files, turned to the axes of BraTS."""
+"""Read a case and its label maps for figures, turned to the axes of BraTS."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from brats_seg.cases.case import Case, check_one_grid, check_volumes
+from brats_seg.cases.case import Case, check_one_grid, label_values_of, load_case
 from brats_seg.cases.conventions import check_values, resolve
 from brats_seg.cases.discovery import find_cases
-from brats_seg.cases.nifti import Geometry, oriented, read_label_map, read_volume
-from brats_seg.errors import CaseError, CaseProblemsError, UsageError
+from brats_seg.cases.nifti import Geometry, Volume, oriented, read_label_map
+from brats_seg.errors import CaseError, UsageError
 from brats_seg.evaluation.evaluate import label_maps_in
 from brats_seg.labels import (
     MODALITIES,
@@ -27,7 +27,7 @@ _N_NAMED = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Labelled:
-    """A label map and what its values mean."""
+    """A label map and its convention."""
 
     label_map: LabelMap
     """(X, Y, Z)"""
@@ -48,9 +48,9 @@ class CaseView:
     images: npt.NDArray[Any]
     """(4, X, Y, Z) in the order of `MODALITIES`, as scanned, 0 outside the brain."""
     geometry: Geometry
-    """Of the files."""
+    """Grid of the files as they are stored."""
     spacing_mm: Spacing
-    """Of the images."""
+    """Edges of a voxel of the images."""
     reference: Labelled | None = None
     prediction: Labelled | None = None
 
@@ -72,37 +72,25 @@ def open_view(root: Path, case_id: str | None = None, *, labels: str | None = No
     Args:
         root: A data folder, or the folder of one case.
         case_id: One of its cases.
-        labels: Name of the label convention, where values and release do not tell the right one.
+        labels: Name of the label convention, where values and release do not give the right one.
 
     Raises:
         LayoutError: The folder holds no cases.
         UsageError: It does not hold that case.
-        CaseError: A file of the case cannot be read.
-        CaseProblemsError: The case lacks a modality.
+        CaseError: The case lacks a modality, or a file of it cannot be used.
     """
-    case = _chosen(find_cases(root).cases, root, case_id)
-    if case.problems:
-        raise CaseProblemsError([f"{case.case_id}: {problem}" for problem in case.problems])
-    volumes = [
-        read_volume(root / scan.path, case_id=case.case_id, volume=scan.volume)
-        for scan in case.images
-    ]
-    label = None
-    if case.label is not None:
-        label = read_label_map(root / case.label.path, case_id=case.case_id)
-    check_volumes(case.case_id, volumes, label)
-    turned = [oriented(volume) for volume in volumes]
-    view = CaseView(
-        case_id=case.case_id,
-        release=case.release,
-        images=np.stack([volume.array for volume in turned]),
-        geometry=volumes[0].geometry,
-        spacing_mm=turned[0].geometry.spacing_mm,
+    loaded = load_case(_chosen(find_cases(root).cases, root, case_id), labels=labels or "")
+    reference = None
+    if loaded.label is not None and loaded.convention is not None:
+        reference = Labelled(label_map=loaded.label.array, convention=loaded.convention)
+    return CaseView(
+        case_id=loaded.case.case_id,
+        release=loaded.release,
+        images=np.stack([volume.array for volume in loaded.volumes]),
+        geometry=loaded.geometry,
+        spacing_mm=loaded.volumes[0].geometry.spacing_mm,
+        reference=reference,
     )
-    if label is None:
-        return view
-    found = _labelled(view, oriented(label).array, label.file, labels)
-    return replace(view, reference=found)
 
 
 def with_prediction(view: CaseView, path: Path, *, labels: str | None = None) -> CaseView:
@@ -123,14 +111,14 @@ def with_prediction(view: CaseView, path: Path, *, labels: str | None = None) ->
         raise UsageError(msg)
     label = read_label_map(path, case_id=view.case_id)
     check_one_grid(view.case_id, [("the scans", view.geometry), (label.file, label.geometry)])
-    return replace(view, prediction=_labelled(view, oriented(label).array, label.file, labels))
+    return replace(view, prediction=_labelled(view, label, labels))
 
 
 def drawn_of(view: CaseView) -> tuple[tuple[str, RegionMasks], ...]:
-    """Return what each label map of a case is, `reference` or `prediction`, and its regions.
+    """Return the label maps of a case by name, `reference` and `prediction`, as region masks.
 
     Raises:
-        CaseError: It has none.
+        CaseError: There is neither.
     """
     sides = (("reference", view.reference), ("prediction", view.prediction))
     drawn = tuple((words, side.regions) for words, side in sides if side is not None)
@@ -155,13 +143,13 @@ def _chosen(cases: tuple[Case, ...], root: Path, case_id: str | None) -> Case:
     raise UsageError(msg)
 
 
-def _labelled(view: CaseView, label_map: LabelMap, file: str, labels: str | None) -> Labelled:
-    values = {int(value) for value in np.flatnonzero(np.bincount(label_map.ravel()))}
-    convention = resolve(
-        release=view.release, shape=view.geometry.shape, values=values, declared=labels or ""
-    ).convention
-    check_values(values, convention, f"{view.case_id} ({file})")
-    return Labelled(label_map=label_map, convention=convention)
+def _labelled(view: CaseView, label: Volume, labels: str | None) -> Labelled:
+    values = label_values_of(label.array)
+    found = resolve(
+        release=view.release, shape=label.geometry.shape, values=values, declared=labels or ""
+    )
+    check_values(values, found.convention, view.case_id, label.file)
+    return Labelled(label_map=oriented(label).array, convention=found.convention)
 
 
 def _some(names: list[str]) -> str:

@@ -1,7 +1,4 @@
-"""How well the regions were predicted, over all cases."""
-
-# DOC report/distributions: How age, survival and the size of the tumour are distributed over cases.
-# DOC report/survival: Predicted survival against what was reported.
+"""Draw charts over many cases: scores, distributions of a cohort, predicted survival."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,10 +16,11 @@ from brats_seg.report.style import FIRST_COLOUR, REGION_COLOURS, SECOND_COLOUR, 
 
 _COLOUR_OF = dict(zip(REGIONS, REGION_COLOURS, strict=True))
 _OTHER_COLOUR = "lightgrey"
-"""Of the tissues and regions that only some protocols score."""
+"""Colour of the tissues and regions that only some protocols score."""
 _SHARES = ("dice", "jaccard", "sensitivity", "specificity", "nsd")
-"""Scores from 0 to 1, by the words in their names."""
+"""Parts of the names of scores that lie between 0 and 1."""
 _BARS = ("dice", "jaccard")
+"""Scores of a bar chart."""
 _WRITTEN = (
     ("dice", "Dice"),
     ("jaccard", "Jaccard"),
@@ -30,11 +28,13 @@ _WRITTEN = (
     ("nsd", "NSD"),
     (" ml", " volume (ml)"),
 )
-"""Parts of the names of columns as people write them."""
+"""Parts of the names of columns, and how they are written on an axis."""
+_N_BINS = 20
+"""Bins of a histogram."""
 
 
 def score_figure(scores: Sequence[Score], *, column: str = "dice") -> Figure:
-    """PatchKey a score of every case as a point, and a box for each region: median and quartiles.
+    """Draw a score of every case as a point, and a box for each region: median and quartiles.
 
     Raises:
         UsageError: There are no scores, or they have no such column.
@@ -59,7 +59,7 @@ def score_figure(scores: Sequence[Score], *, column: str = "dice") -> Figure:
 
 
 def bar_figure(scores: Sequence[Score]) -> Figure:
-    """PatchKey the mean Dice and Jaccard of each region as bars, in per cent.
+    """Draw the mean Dice and Jaccard of each region as bars, in per cent.
 
     Raises:
         UsageError: There are no scores.
@@ -83,55 +83,8 @@ def bar_figure(scores: Sequence[Score]) -> Figure:
     return figure
 
 
-def _by_region(scores: Sequence[Score], column: str) -> dict[str, npt.NDArray[np.float64]]:
-    if not scores:
-        msg = "there are no scores to draw; expected a row for each case and region"
-        raise UsageError(msg)
-    if column not in scores[0].columns:
-        msg = f"scores have no column {column!r}; there are {', '.join(scores[0].columns)}"
-        raise UsageError(msg)
-    regions = dict.fromkeys(score.region for score in scores)
-    return {
-        region: np.array([s.value(column) for s in scores if s.region == region])
-        for region in regions
-    }
-
-
-def _apart(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return sideways offsets that part equal values: the same for the same values."""
-    return np.random.default_rng(0).uniform(-0.15, 0.15, len(values))
-
-
-def _label(region: str, values: npt.NDArray[np.float64]) -> str:
-    return f"{region.upper()}\nmedian {np.median(values):.3g}\nmean {values.mean():.3g}"
-
-
-def _n_cases(scores: Sequence[Score]) -> int:
-    return len({score.case_id for score in scores})
-
-
-def _name(column: str) -> str:
-    words = column.replace("_", " ")
-    for plain, written in _WRITTEN:
-        words = words.replace(plain, written)
-    return words
-
-
-def _finish(axes: Any, column: str) -> None:
-    axes.set_ylabel(_name(column))
-    axes.grid(visible=True, axis="y", alpha=0.3)
-    axes.set_axisbelow(True)
-    if any(word in column for word in _SHARES):
-        axes.set_ylim(-0.02, 1.05)
-    else:
-        axes.set_ylim(bottom=0)
-
-
-_N_BINS = 20
-
-
 def cohort_figure(cases: Sequence[Case], table: ClinicalTable) -> Figure:
-    """PatchKey `distributions_figure` of an index and the clinical tables beside it.
+    """Draw `distributions_figure` for indexed cases and their clinical table.
 
     Raises:
         UsageError: Nothing is known of any case.
@@ -152,13 +105,13 @@ def distributions_figure(
     censored: npt.ArrayLike,
     tumour_ml: npt.ArrayLike,
 ) -> Figure:
-    """PatchKey three histograms; each says of how many cases the value is known.
+    """Draw histograms of age, survival and tumour volume, with the number of known values.
 
     Args:
-        age_years: (n,) with NaN where unknown.
-        survival_days: (n,) to death, or to the last news; NaN where unknown.
-        censored: (n,) whether the patient was alive then: a part of the bar of its own.
-        tumour_ml: (n,) volume of the whole tumour; NaN where unknown.
+        age_years: Ages `(n,)`; NaN where unknown.
+        survival_days: Days `(n,)` to death, or to the last contact; NaN where unknown.
+        censored: Booleans `(n,)`: whether the patient was alive then. They are stacked separately.
+        tumour_ml: Volumes `(n,)` of the whole tumour; NaN where unknown.
 
     Raises:
         UsageError: Nothing is known of any case.
@@ -185,27 +138,6 @@ def distributions_figure(
     return figure
 
 
-def _or_nan(value: float | None) -> float:
-    return float("nan") if value is None else value
-
-
-def _histogram(axes: Any, parts: list[npt.NDArray[np.float64]], colours: list[str]) -> None:
-    known = [part[np.isfinite(part)] for part in parts]
-    if not any(len(part) for part in known):
-        axes.set(xticks=[], yticks=[])
-        axes.text(0.5, 0.5, "not known", transform=axes.transAxes, ha="center", color="grey")
-        return
-    axes.hist(known, bins=_N_BINS, stacked=True, color=colours, edgecolor="white", linewidth=0.5)
-    axes.yaxis.get_major_locator().set_params(integer=True)
-
-
-def _label_axes(axes: Any, words: str, values: npt.NDArray[np.float64]) -> None:
-    known = values[np.isfinite(values)]
-    median = f", median {np.median(known):.3g}" if len(known) else ""
-    axes.set_xlabel(words)
-    axes.set_title(f"known for {len(known)} of {len(values)} cases{median}", fontsize="medium")
-
-
 def survival_figure(
     reported_days: npt.ArrayLike,
     predicted_days: npt.ArrayLike,
@@ -213,17 +145,17 @@ def survival_figure(
     *,
     title: str,
 ) -> Figure:
-    """PatchKey predicted over reported days, a point for each case.
+    """Draw predicted against reported survival, a point for each case.
 
-    A censored case, whose patient was alive when last heard of, is a triangle to the right: the
-    truth lies somewhere beyond it. The diagonal is a perfect prediction; the thin lines are the
-    borders of short, mid and long survivors, at 10 and 15 months.
+    A censored case, whose patient was alive at the last contact, is a triangle that points to the
+    right: the true value is larger. The diagonal is a perfect prediction; the thin lines separate
+    short, mid and long survivors, at 10 and 15 months.
 
     Args:
-        reported_days: (n,) to death, or to the last news.
-        predicted_days: (n,)
-        censored: (n,) booleans.
-        title: What was predicted by what.
+        reported_days: Days `(n,)` to death, or to the last contact.
+        predicted_days: Days `(n,)`.
+        censored: Booleans `(n,)`.
+        title: Title of the figure.
     """
     reported, predicted = np.asarray(reported_days, float), np.asarray(predicted_days, float)
     alive = np.asarray(censored, bool)
@@ -254,3 +186,68 @@ def survival_figure(
     axes.set(xlabel="reported survival (days)", ylabel="predicted survival (days)")
     axes.legend(fontsize="small")
     return figure
+
+
+def _by_region(scores: Sequence[Score], column: str) -> dict[str, npt.NDArray[np.float64]]:
+    if not scores:
+        msg = "there are no scores to draw; expected a row for each case and region"
+        raise UsageError(msg)
+    if column not in scores[0].columns:
+        msg = f"scores have no column {column!r}; there are {', '.join(scores[0].columns)}"
+        raise UsageError(msg)
+    regions = dict.fromkeys(score.region for score in scores)
+    return {
+        region: np.array([s.value(column) for s in scores if s.region == region])
+        for region in regions
+    }
+
+
+def _apart(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return sideways offsets that separate equal values; the same at every call."""
+    return np.random.default_rng(0).uniform(-0.15, 0.15, len(values))
+
+
+def _label(region: str, values: npt.NDArray[np.float64]) -> str:
+    return f"{region.upper()}\nmedian {np.median(values):.3g}\nmean {values.mean():.3g}"
+
+
+def _n_cases(scores: Sequence[Score]) -> int:
+    return len({score.case_id for score in scores})
+
+
+def _name(column: str) -> str:
+    words = column.replace("_", " ")
+    for plain, written in _WRITTEN:
+        words = words.replace(plain, written)
+    return words
+
+
+def _finish(axes: Any, column: str) -> None:
+    axes.set_ylabel(_name(column))
+    axes.grid(visible=True, axis="y", alpha=0.3)
+    axes.set_axisbelow(True)
+    if any(word in column for word in _SHARES):
+        axes.set_ylim(-0.02, 1.05)
+    else:
+        axes.set_ylim(bottom=0)
+
+
+def _or_nan(value: float | None) -> float:
+    return float("nan") if value is None else value
+
+
+def _histogram(axes: Any, parts: list[npt.NDArray[np.float64]], colours: list[str]) -> None:
+    known = [part[np.isfinite(part)] for part in parts]
+    if not any(len(part) for part in known):
+        axes.set(xticks=[], yticks=[])
+        axes.text(0.5, 0.5, "not known", transform=axes.transAxes, ha="center", color="grey")
+        return
+    axes.hist(known, bins=_N_BINS, stacked=True, color=colours, edgecolor="white", linewidth=0.5)
+    axes.yaxis.get_major_locator().set_params(integer=True)
+
+
+def _label_axes(axes: Any, words: str, values: npt.NDArray[np.float64]) -> None:
+    known = values[np.isfinite(values)]
+    median = f", median {np.median(known):.3g}" if len(known) else ""
+    axes.set_xlabel(words)
+    axes.set_title(f"known for {len(known)} of {len(values)} cases{median}", fontsize="medium")

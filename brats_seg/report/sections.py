@@ -1,7 +1,7 @@
-"""Sections through a scan, with the outlines of the regions.
+"""Draw sections through a scan, with the outlines of the regions.
 
 Arrays have the axes of BraTS: `X` to the patient's left, `Y` to the back, `Z` to the head. Sections
-are shown as radiologists look at them, the patient's left on the right.
+are drawn in radiological orientation, the patient's left on the right.
 """
 
 from typing import Any, TypeAlias
@@ -17,18 +17,18 @@ Image: TypeAlias = npt.NDArray[np.floating[Any] | np.integer[Any]]
 Spacing: TypeAlias = tuple[float, float, float]
 
 PLANES = (("axial", 2), ("coronal", 1), ("sagittal", 0))
-"""Each with the axis that it cuts across."""
+"""Name of each plane and the axis that is perpendicular to it."""
 AXIAL = 2
 
 _GREY_PERCENTILES = (1.0, 99.5)
 _COARSE = 2
-"""Every second voxel tells the greys as well."""
+"""Every second voxel is enough for the percentiles."""
 _MARGIN = 4
-"""Voxels of air around the brain."""
+"""Voxels of background that are left around the brain."""
 
 
 def centre_of(regions: RegionMasks, image: Image) -> tuple[int, int, int]:
-    """Return along each axis the section with most of the largest tumour, or with most brain."""
+    """Return the section along each axis with most of the largest tumour, or with most brain."""
     mask = image != 0
     if regions[0].any():
         components = number_components(regions[0])
@@ -38,13 +38,13 @@ def centre_of(regions: RegionMasks, image: Image) -> tuple[int, int, int]:
 
 
 def draw_section(axes: Any, image: Image, axis: int, index: int, spacing_mm: Spacing) -> None:
-    """PatchKey one section of an image `(X, Y, Z)` in grey, cut to the brain.
+    """Draw one section of an image `(X, Y, Z)` in grey, cut to the brain.
 
     Args:
-        axes: Of matplotlib.
-        image: 0 outside the brain.
-        axis: The one that the section cuts across.
-        index: Where on it.
+        axes: Axes of matplotlib.
+        image: Image that is 0 outside the brain.
+        axis: Axis that is perpendicular to the section.
+        index: Position on that axis, in voxels.
         spacing_mm: Edges of a voxel.
     """
     right, up = (i for i in range(3) if i != axis)
@@ -64,7 +64,7 @@ def draw_section(axes: Any, image: Image, axis: int, index: int, spacing_mm: Spa
 
 
 def draw_outlines(axes: Any, regions: RegionMasks, axis: int, index: int) -> None:
-    """PatchKey the outlines of the regions `(3, X, Y, Z)` over a section."""
+    """Draw the outlines of the regions `(3, X, Y, Z)` over a section."""
     for region, colour in zip(regions, REGION_COLOURS, strict=True):
         outline = _section(region, axis, index)
         if outline.any():
@@ -72,7 +72,7 @@ def draw_outlines(axes: Any, regions: RegionMasks, axis: int, index: int) -> Non
 
 
 def _greys(image: Image) -> tuple[float, float]:
-    """Return what is black and what is white: the same in all sections of an image."""
+    """Return the values of black and white, which all sections of an image share."""
     coarse = image[::_COARSE, ::_COARSE, ::_COARSE]
     brain = coarse[coarse != 0]
     low, high = np.percentile(brain, _GREY_PERCENTILES) if brain.size else (0.0, 1.0)
@@ -84,7 +84,7 @@ def _section(array: npt.NDArray[Any], axis: int, index: int) -> npt.NDArray[Any]
 
 
 def _zoom(axes: Any, brain: npt.NDArray[np.bool_]) -> None:
-    """Leave out the air around the brain, whichever way the axes run."""
+    """Set the limits to the brain, whichever way the axes run."""
     for axis, set_limits, limits in (
         (0, axes.set_xlim, axes.get_xlim()),
         (1, axes.set_ylim, axes.get_ylim()),

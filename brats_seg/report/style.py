@@ -1,10 +1,8 @@
-"""The look of every picture: colours, and the words that go with them.
+"""Define the style of all figures, and write figures to files.
 
-The colours are those of Okabe and Ito (2008), which people with any kind of colour vision tell
-apart; region by region they differ in brightness too.
+The colours are those of Okabe and Ito (2008), which people with any kind of colour vision can
+distinguish; those of the regions differ in brightness too.
 """
-
-# DOC report/saving: Figures to files.
 
 from pathlib import Path
 
@@ -18,32 +16,36 @@ from brats_seg.files import whole_file
 from brats_seg.labels import REGIONS
 
 REGION_COLOURS = ("#56B4E9", "#F0E442", "#D55E00")
-"""Of WT, TC, ET: sky blue, yellow, vermilion."""
+"""Colours of WT, TC and ET: sky blue, yellow, vermilion."""
 OTHER_TISSUE_COLOURS = ("#CC79A7", "#009E73")
-"""Of tissues that no region of their own has: purple, green."""
+"""Colours of the other tissues: purple, green."""
 FIRST_COLOUR, SECOND_COLOUR = "#0072B2", "#E69F00"
-"""Of two things compared that are no regions: blue, orange."""
+"""Colours of two things compared that are not regions: blue, orange."""
 
 RESEARCH_USE = "research use only"
 LEFT_IS_RIGHT = "the patient's left is on the right"
 
+SUFFIXES = (".png", ".svg", ".pdf")
+"""Formats that a figure can be written in."""
+
 _REGION_NAMES = tuple(region.upper() for region in REGIONS)
+_DPI = 100
 
 
 def dark_figure(width: float, height: float) -> Figure:
-    """Return an empty figure for scans, in inches: they are black around the brain."""
+    """Return an empty black figure for scans; the size is in inches."""
     return Figure(figsize=(width, height), layout="constrained", facecolor="black")
 
 
 def light_figure(width: float, height: float) -> Figure:
-    """Return an empty figure for numbers, in inches, that says what it is for."""
+    """Return an empty white figure for charts, marked for research use; the size is in inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
     figure.supxlabel(RESEARCH_USE, fontsize="x-small", color="grey", x=0.99, ha="right")
     return figure
 
 
 def outline_key(words: tuple[str, ...] = _REGION_NAMES) -> list[Artist]:
-    """Return the entries of a legend for outlines of WT, TC and ET."""
+    """Return legend entries for the outlines of WT, TC and ET."""
     return [
         Line2D([], [], color=colour, label=text)
         for text, colour in zip(words, REGION_COLOURS, strict=True)
@@ -51,14 +53,14 @@ def outline_key(words: tuple[str, ...] = _REGION_NAMES) -> list[Artist]:
 
 
 def filled_key(words: tuple[str, ...], colours: tuple[str, ...]) -> list[Artist]:
-    """Return the entries of a legend for filled areas."""
+    """Return legend entries for filled areas."""
     return [
         Patch(facecolor=colour, label=text) for text, colour in zip(words, colours, strict=True)
     ]
 
 
 def add_dark_legend(figure: Figure, entries: list[Artist], words: str) -> None:
-    """Put a legend below a dark figure, with small words above its entries."""
+    """Add a legend below a dark figure, with a line in small print above its entries."""
     legend = figure.legend(
         handles=entries,
         loc="outside lower center",
@@ -72,12 +74,8 @@ def add_dark_legend(figure: Figure, entries: list[Artist], words: str) -> None:
     legend.get_title().set_color("grey")
 
 
-SUFFIXES = (".png", ".svg", ".pdf")
-_DPI = 100
-
-
 def check_suffix(path: Path) -> None:
-    """Raise `UsageError` unless the file is called as one of the kinds that can be written."""
+    """Raise `UsageError` unless the name of the file ends in one of `SUFFIXES`."""
     if path.suffix.lower() not in SUFFIXES:
         msg = (
             f"{path} ends in {path.suffix or 'nothing'}; expected a name that ends in "
@@ -86,13 +84,13 @@ def check_suffix(path: Path) -> None:
         raise UsageError(msg)
 
 
-def write_figure(figure: Figure, path: Path) -> None:
-    """Write a figure as the name of the file says: PNG, SVG or PDF.
+def write_figure(figure: Figure, path: Path, *, dpi: int = _DPI) -> None:
+    """Write a figure as PNG, SVG or PDF, by the suffix of the file name.
 
     Raises:
-        UsageError: The name ends in something else.
+        UsageError: The name has another suffix.
         EnvironmentalError: The file cannot be written.
     """
     check_suffix(path)
     with whole_file(path) as beside:
-        figure.savefig(beside, dpi=_DPI, format=path.suffix.lower().removeprefix("."))
+        figure.savefig(beside, dpi=dpi, format=path.suffix.lower().removeprefix("."))

@@ -1,10 +1,8 @@
-"""The regions of a case as surfaces in space, as a picture or turning round."""
+"""Render the regions of a case as surfaces in three dimensions, as a figure or a rotating GIF.
 
-# DOC report/render: Surfaces to pixels: a picture of nested regions, seen from any side.
-#
-# What faces the viewer is sampled densely and the nearest sample of each pixel is kept. A turn of
-# large tumours takes seconds, and matplotlib's 3-D axes as long for a single view.
-#
+The faces towards the viewer are sampled densely, and the nearest sample of each pixel is kept. A
+full turn of large tumours takes seconds; matplotlib's 3-D axes take as long for a single view.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,128 +33,66 @@ Pixels: TypeAlias = npt.NDArray[np.float64]
 Points: TypeAlias = npt.NDArray[np.float32]
 
 _ELEVATION = np.radians(20)
-"""From where one looks, above the horizon."""
+"""Angle of the camera above the horizon, in radians."""
 _LIGHT = np.array([-0.4, 0.5, 0.77])
-"""To the light, in the axes of the screen: right, up, to the viewer."""
+"""Direction of the light in the axes of the screen: right, up, to the viewer."""
 _AMBIENT = 0.35
+"""Brightness of a face that the light does not reach."""
 _SKIN_MM = 1.5
-"""What lies this little behind a surface is seen as if it lay on it: the rim that enhances often is
-the rim of the core."""
+"""Depth in mm up to which an inner surface is not covered by an outer one: the enhancing rim is
+often the rim of the core."""
 _RIM_POWER = 3
+"""Power that limits a haze to its rim."""
+_OPACITY = (0.4, 0.5, 1.0)
+"""Opacities of WT, TC and ET."""
+_BRAIN_COLOUR, _BRAIN_OPACITY, _BRAIN_STEP = "white", 0.5, 3
+"""Look of the brain; every third voxel is enough."""
+_MARGIN = 1.03
+_N_PIXELS = 336
+"""Edge of the picture of a model: that of its axes, so that it is not resampled."""
+
+N_FRAMES = 36
+"""Frames of a full turn."""
+_SECONDS_PER_TURN = 4.0
+_DPI = 80
+_N_COLOURS = 256
+"""Colours of a GIF."""
+_COARSE, _NEAREST = 3, Picture.Resampling.NEAREST
+"""Every third pixel is enough to choose the colours."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layer:
-    """One surface and its look."""
+    """A surface with its colour and opacity."""
 
     mesh: Mesh
     colour: tuple[float, float, float]
     opacity: float
     rim_only: bool = False
-    """Whether it is a haze that shows at its rim alone."""
+    """Whether only the rim is visible, as a haze."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Camera:
-    """From where one looks, and at what."""
+    """Direction and extent of a view."""
 
     azimuth: float
-    """Radians: at 0 from the patient's front, at a quarter turn from the left side."""
+    """Angle in radians: 0 from the patient's front, a quarter turn from the left side."""
     centre_mm: npt.NDArray[np.float64]
-    """(3,) what is in the middle of the picture."""
+    """Point (3,) in the middle of the picture."""
     reach_mm: float
-    """From the middle of the picture to its edge."""
+    """Distance from the middle of the picture to its edge."""
     n_pixels: int
-    """Along each edge."""
+    """Pixels along each edge."""
 
     @property
     def screen_axes(self) -> npt.NDArray[np.float64]:
-        """(3, 3) right, up and to the viewer, in the axes of the scan."""
+        """Vectors (3, 3) to the right, up and to the viewer, in the axes of the scan."""
         # X runs to the patient's left, Y to the back, Z to the head
         to_viewer = np.array([np.sin(self.azimuth), -np.cos(self.azimuth), np.tan(_ELEVATION)])
         to_viewer /= np.linalg.norm(to_viewer)
         right = np.array([np.cos(self.azimuth), np.sin(self.azimuth), 0.0])
         return np.stack([right, np.cross(to_viewer, right), to_viewer])
-
-
-def render(layers: Sequence[Layer], view: Camera) -> Pixels:
-    """Return the picture (n, n, 3) of layers from the innermost to the outermost, on black.
-
-    Rows run down. An outer layer lies as a veil over inner ones that are clearly behind it.
-    """
-    picture = np.zeros((view.n_pixels, view.n_pixels, 3))
-    nearest = np.full(picture.shape[:2], -np.inf)
-    for layer in layers:
-        depth, colour, opacity = _drawn(layer, view)
-        veiled = np.where(depth > nearest + _SKIN_MM, opacity, 0.0)[..., None]
-        picture += veiled * (colour - picture)
-        nearest = np.maximum(nearest, depth)
-    return picture
-
-
-def _drawn(layer: Layer, view: Camera) -> tuple[Pixels, Pixels, Pixels]:
-    """Return depth (n, n) in mm, -inf where the layer is not, colour (n, n, 3) and opacity."""
-    axes = view.screen_axes
-    normals = layer.mesh.normals @ axes.T
-    faces_us = normals[:, 2] > 0
-    quads, normals = layer.mesh.quads[faces_us], normals[faces_us]
-    placed = (layer.mesh.vertices_mm - view.centre_mm) @ axes.T
-    corners = placed.astype(np.float32)[quads]
-    brightness = _AMBIENT + (1 - _AMBIENT) * (normals @ _LIGHT).clip(0, 1)
-    opacity = np.full(len(quads), layer.opacity)
-    if layer.rim_only:
-        opacity *= (1 - normals[:, 2]) ** _RIM_POWER
-    depth, owner = _nearest(corners, view)
-    seen = owner >= 0
-    colour = np.zeros((*owner.shape, 3))
-    colour[seen] = brightness[owner[seen], None] * layer.colour
-    opacities = np.zeros(owner.shape)
-    opacities[seen] = opacity[owner[seen]]
-    return depth, colour, opacities
-
-
-def _nearest(corners: Points, view: Camera) -> tuple[Pixels, npt.NDArray[np.int64]]:
-    """Return the depth and the number (n, n) of the quadrilateral (m, 4, 3) nearest to the viewer."""
-    n, per_mm = view.n_pixels, view.n_pixels / (2 * view.reach_mm)
-    owner = np.full(n * n, -1)
-    edges = np.abs(np.diff(corners[..., :2], axis=1, append=corners[:, :1, :2]))
-    heights = corners[..., 2].mean(axis=1)
-    order = np.argsort(heights)
-    n_along = int(np.ceil(edges.max(initial=0) * per_mm)) + 1
-    points = _samples(corners[order, :, :2], n_along)
-    columns = ((points[..., 0] + view.reach_mm) * per_mm).astype(np.int32)
-    rows = ((view.reach_mm - points[..., 1]) * per_mm).astype(np.int32)
-    shown = (columns >= 0) & (columns < n) & (rows >= 0) & (rows < n)
-    # of several numbers for one pixel the last one stays: that of the nearest
-    owner[(rows * n + columns)[shown]] = np.broadcast_to(order[:, None], shown.shape)[shown]
-    depth = np.full(n * n, -np.inf)
-    depth[owner >= 0] = heights[owner[owner >= 0]]
-    return depth.reshape(n, n), owner.reshape(n, n)
-
-
-def _samples(corners: Points, n_along: int) -> Points:
-    """Return points (m, n_along squared, 2) spread over quadrilaterals (m, 4, 2)."""
-    share = (np.arange(n_along, dtype=np.float32) + 0.5) / n_along
-    s, t = (grid.ravel() for grid in np.meshgrid(share, share))
-    weights = np.stack([(1 - s) * (1 - t), s * (1 - t), s * t, (1 - s) * t])
-    return np.matmul(corners.transpose(0, 2, 1), weights).transpose(0, 2, 1)
-
-
-N_FRAMES = 36
-"""Of a full turn."""
-_SECONDS_PER_TURN = 4.0
-_DPI = 80
-_N_PIXELS = 336
-"""Edge of a model's picture: that of its axes, so that it is shown as it is."""
-_OPACITY = (0.4, 0.5, 1.0)
-"""Of WT, TC, ET: what is inside shines through."""
-_BRAIN_COLOUR, _BRAIN_OPACITY, _BRAIN_STEP = "white", 0.5, 3
-"""The brain is a backdrop: every third voxel does."""
-_MARGIN = 1.03
-_N_COLOURS = 256
-"""All that a GIF may have."""
-_COARSE, _NEAREST = 3, Picture.Resampling.NEAREST
-"""Every third pixel tells the colours of a frame."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -165,16 +101,16 @@ class SurfaceModel:
 
     title: str
     layers: tuple[Layer, ...]
-    """From the innermost to the outermost, which is the brain."""
+    """Layers from the innermost to the outermost, which is the brain."""
 
     @property
     def centre_mm(self) -> npt.NDArray[np.float64]:
-        """The middle of the brain (3,)."""
+        """Middle of the brain (3,)."""
         return self._brain_mm.mean(axis=0) if len(self._brain_mm) else np.zeros(3)
 
     @property
     def reach_mm(self) -> float:
-        """From the middle of the brain to its farthest point."""
+        """Distance from the middle of the brain to its farthest point."""
         away = np.linalg.norm(self._brain_mm - self.centre_mm, axis=1)
         return float(away.max(initial=1.0))
 
@@ -183,13 +119,25 @@ class SurfaceModel:
         return self.layers[-1].mesh.vertices_mm
 
 
+def models_of(view: CaseView) -> tuple[SurfaceModel, ...]:
+    """Compute the surfaces of the reference and of the prediction of a case, where it has them.
+
+    Raises:
+        CaseError: It has neither.
+    """
+    return tuple(
+        model_of(f"{view.case_id}, {words}", regions, view.images[0], view.spacing_mm)
+        for words, regions in drawn_of(view)
+    )
+
+
 def model_of(title: str, regions: RegionMasks, image: Image, spacing_mm: Spacing) -> SurfaceModel:
-    """Make the surfaces of the brain and of WT, TC and ET.
+    """Compute the surfaces of the brain and of WT, TC and ET.
 
     Args:
-        title: For example `reference`.
-        regions: (3, X, Y, Z)
-        image: (X, Y, Z), 0 outside the brain.
+        title: Title of the picture, for example `reference`.
+        regions: Region masks `(3, X, Y, Z)`.
+        image: Image `(X, Y, Z)`, 0 outside the brain.
         spacing_mm: Edges of a voxel.
     """
     x, y, z = spacing_mm
@@ -207,22 +155,11 @@ def model_of(title: str, regions: RegionMasks, image: Image, spacing_mm: Spacing
     return SurfaceModel(title=title, layers=(et, tc, wt, brain))
 
 
-def models_of(view: CaseView) -> tuple[SurfaceModel, ...]:
-    """Make the surfaces of the reference and of the prediction of a case, as far as it has them.
-
-    Raises:
-        CaseError: It has neither.
-    """
-    return tuple(
-        model_of(f"{view.case_id}, {words}", regions, view.images[0], view.spacing_mm)
-        for words, regions in drawn_of(view)
-    )
-
-
 def surface_figure(models: Sequence[SurfaceModel], *, azimuth_degrees: float = 0.0) -> Figure:
-    """PatchKey models side by side, at one scale, as seen from the patient's front and a little above.
+    """Draw models side by side, at one scale, seen from a little above.
 
-    With the azimuth one walks round the patient, at 90 degrees to the left side.
+    The azimuth is the direction of the view: 0 degrees from the patient's front, 90 degrees from
+    the left side.
     """
     figure = dark_figure(4.3 * len(models), 4.9)
     pictures = _pictures(models, azimuth_degrees)
@@ -239,7 +176,7 @@ def surface_figure(models: Sequence[SurfaceModel], *, azimuth_degrees: float = 0
 def write_surface_gif(
     models: Sequence[SurfaceModel], path: Path, *, n_frames: int = N_FRAMES
 ) -> None:
-    """Write a GIF of a full turn, which goes on for ever.
+    """Write a GIF of a full turn, which repeats without end.
 
     Raises:
         EnvironmentalError: The file cannot be written.
@@ -255,6 +192,21 @@ def write_surface_gif(
             duration=round(1000 * _SECONDS_PER_TURN / n_frames),
             loop=0,
         )
+
+
+def render(layers: Sequence[Layer], camera: Camera) -> Pixels:
+    """Return the picture (n, n, 3) of layers from the innermost to the outermost, on black.
+
+    Rows run down. An outer layer is blended over inner ones that are clearly behind it.
+    """
+    picture = np.zeros((camera.n_pixels, camera.n_pixels, 3))
+    nearest = np.full(picture.shape[:2], -np.inf)
+    for layer in layers:
+        depth, colour, opacity = _drawn(layer, camera)
+        veiled = np.where(depth > nearest + _SKIN_MM, opacity, 0.0)[..., None]
+        picture += veiled * (colour - picture)
+        nearest = np.maximum(nearest, depth)
+    return picture
 
 
 def _pictures(
@@ -276,7 +228,7 @@ def _pictures(
 
 
 def _frames(models: Sequence[SurfaceModel], n_frames: int) -> list[Picture.Image]:
-    """PatchKey the figure once and its pictures anew for every frame."""
+    """Draw the figure once, and replace its pictures for every frame."""
     figure = surface_figure(models)
     figure.set_dpi(_DPI)
     canvas: Any = FigureCanvasAgg(figure)
@@ -292,10 +244,58 @@ def _frames(models: Sequence[SurfaceModel], n_frames: int) -> list[Picture.Image
 
 
 def _with_one_palette(frames: Sequence[Picture.Image]) -> list[Picture.Image]:
-    """Reduce the colours of all frames alike: with a palette each they flicker."""
+    """Reduce the colours of all frames with one palette; with one palette each they would flicker."""
     width, height = (max(1, edge // _COARSE) for edge in frames[0].size)
     together = Picture.new("RGB", (width, height * len(frames)))
     for place, frame in enumerate(frames):
         together.paste(frame.resize((width, height), _NEAREST), (0, height * place))
     palette = together.quantize(_N_COLOURS)
     return [frame.quantize(palette=palette, dither=Picture.Dither.NONE) for frame in frames]
+
+
+def _drawn(layer: Layer, camera: Camera) -> tuple[Pixels, Pixels, Pixels]:
+    """Return depth (n, n) in mm, -inf where the layer is not, colour (n, n, 3) and opacity."""
+    axes = camera.screen_axes
+    normals = layer.mesh.normals @ axes.T
+    faces_us = normals[:, 2] > 0
+    quads, normals = layer.mesh.quads[faces_us], normals[faces_us]
+    placed = (layer.mesh.vertices_mm - camera.centre_mm) @ axes.T
+    corners = placed.astype(np.float32)[quads]
+    brightness = _AMBIENT + (1 - _AMBIENT) * (normals @ _LIGHT).clip(0, 1)
+    opacity = np.full(len(quads), layer.opacity)
+    if layer.rim_only:
+        opacity *= (1 - normals[:, 2]) ** _RIM_POWER
+    depth, owner = _nearest(corners, camera)
+    seen = owner >= 0
+    colour = np.zeros((*owner.shape, 3))
+    colour[seen] = brightness[owner[seen], None] * layer.colour
+    opacities = np.zeros(owner.shape)
+    opacities[seen] = opacity[owner[seen]]
+    return depth, colour, opacities
+
+
+def _nearest(corners: Points, camera: Camera) -> tuple[Pixels, npt.NDArray[np.int64]]:
+    """Return the depth and the number (n, n) of the quadrilateral (m, 4, 3) nearest to the viewer."""
+    n, per_mm = camera.n_pixels, camera.n_pixels / (2 * camera.reach_mm)
+    owner = np.full(n * n, -1)
+    edges = np.abs(np.diff(corners[..., :2], axis=1, append=corners[:, :1, :2]))
+    heights = corners[..., 2].mean(axis=1)
+    order = np.argsort(heights)
+    n_along = int(np.ceil(edges.max(initial=0) * per_mm)) + 1
+    points = _samples(corners[order, :, :2], n_along)
+    columns = ((points[..., 0] + camera.reach_mm) * per_mm).astype(np.int32)
+    rows = ((camera.reach_mm - points[..., 1]) * per_mm).astype(np.int32)
+    shown = (columns >= 0) & (columns < n) & (rows >= 0) & (rows < n)
+    # of several numbers for one pixel the last one stays: that of the nearest
+    owner[(rows * n + columns)[shown]] = np.broadcast_to(order[:, None], shown.shape)[shown]
+    depth = np.full(n * n, -np.inf)
+    depth[owner >= 0] = heights[owner[owner >= 0]]
+    return depth.reshape(n, n), owner.reshape(n, n)
+
+
+def _samples(corners: Points, n_along: int) -> Points:
+    """Return points (m, n_along squared, 2) spread over quadrilaterals (m, 4, 2)."""
+    share = (np.arange(n_along, dtype=np.float32) + 0.5) / n_along
+    s, t = (grid.ravel() for grid in np.meshgrid(share, share))
+    weights = np.stack([(1 - s) * (1 - t), s * (1 - t), s * t, (1 - s) * t])
+    return np.matmul(corners.transpose(0, 2, 1), weights).transpose(0, 2, 1)

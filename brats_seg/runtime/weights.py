@@ -18,7 +18,9 @@ from brats_seg.errors import ResumeError, UsageError
 from brats_seg.files import whole_file
 from brats_seg.labels import MODALITIES, REGIONS
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+_READABLE = (1, SCHEMA_VERSION)
+"""Versions differ in entries that only resuming a run reads; `training.checkpoints` converts them."""
 _AVERAGED = "module."
 """What torch puts before the names of averaged weights."""
 _DAMAGE = (
@@ -133,7 +135,7 @@ def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
         reason = f"{error}".partition("\n")[0] or "it ends too soon"
         msg = f"{path} is not a checkpoint that can be read: {reason}"
         raise ResumeError(msg) from None
-    if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
+    if not isinstance(content, dict) or content.get("schema_version") not in _READABLE:
         found = content.get("schema_version") if isinstance(content, dict) else type(content)
         msg = (
             f"{path}: found schema version {found}; expected {SCHEMA_VERSION}. "

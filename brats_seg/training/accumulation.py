@@ -1,4 +1,4 @@
-"""The exact step: one optimizer update of many micro-batches, equal to that of the whole batch."""
+"""Make one optimizer step of many micro-batches, equal to that of the whole batch."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,18 +22,18 @@ from brats_seg.training.ranks import Ranks
 
 
 class HalfUpdatedError(EnvironmentalError):
-    """The optimizer failed midway: what the weights are now is nobody's."""
+    """The optimizer failed during its step, so some weights may be updated and others not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepResult:
-    """What one optimizer step did."""
+    """The outcome of one optimizer step."""
 
     loss: float
-    """Of the window: the number that the whole batch would give."""
+    """Loss of the effective batch, as the whole batch would give it."""
     n_patches: int
     gradient_norm: float
-    """Before clipping, over the whole window."""
+    """Norm of the gradient of the whole batch, before clipping."""
     skipped: bool
     """Whether the gradient was not finite, so that the weights were left alone."""
     measured: Tensor
@@ -43,10 +43,15 @@ class StepResult:
 class Accumulator:
     """Make one optimizer step of many micro-batches, equal to that of the whole batch.
 
-    Takes the place of `loss.backward(); optimizer.step()` in a loop:
+    It takes the place of `loss.backward(); optimizer.step()` in a training loop.
 
-        accumulator = Accumulator(network, criterion, optimizer)
-        result = accumulator.step([MicroBatch(image, target), ...])
+    Example:
+        >>> network = nn.Conv3d(4, 3, 1)
+        >>> optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+        >>> accumulator = Accumulator(network, nn.BCEWithLogitsLoss(), optimizer)
+        >>> image, target = torch.zeros(1, 4, 8, 8, 8), torch.zeros(1, 3, 8, 8, 8)
+        >>> accumulator.step([MicroBatch(image, target), MicroBatch(image, target)]).n_patches
+        2
     """
 
     def __init__(
@@ -59,6 +64,16 @@ class Accumulator:
         clip_norm: float | None = None,
         ranks: Ranks | None = None,
     ) -> None:
+        """Set up the step.
+
+        Args:
+            network: Already on its device.
+            criterion: Loss; `losses` says how it may declare that it reduces over patches.
+            optimizer: Any optimizer of the network's parameters.
+            device: Device and precision; by default those of the network, in float32.
+            clip_norm: Largest norm of the gradient of an effective batch.
+            ranks: The processes that share each batch.
+        """
         self.network = network
         self.criterion = criterion
         self.optimizer = optimizer
@@ -67,33 +82,36 @@ class Accumulator:
         self.compute_on(device or Device(torch_device=next(network.parameters()).device))
 
     def compute_on(self, device: Device) -> None:
-        """Compute in another precision from now on, with a fresh loss scale if it needs one."""
+        """Compute in another precision from now on, with a new loss scale if it needs one."""
         self.device = device
         self.scaler = torch.amp.GradScaler(device.torch_device.type, enabled=device.needs_scaler)
 
-    def step(self, window: Iterable[MicroBatch], measure: Measure = measure_nothing) -> StepResult:
-        """Update the weights once; micro-batches may differ in size.
+    def step(
+        self, micro_batches: Iterable[MicroBatch], measure: Measure = measure_nothing
+    ) -> StepResult:
+        """Update the weights once, by the gradient of all micro-batches together.
 
-        A loss that is a mean over patches goes through the window once, and holds none of it;
-        others do so twice, and hold what an iterator gives, but not what a sequence does.
+        Until the weights are updated, every failure, running out of memory included, leaves weights,
+        gradients, buffers and random state as they were: the same patches can be given again, cut
+        into other micro-batches.
 
-        Until the weights move, nothing has happened: whatever goes wrong before, memory that runs
-        out among it, leaves weights, gradients, buffers and random state as they were, and the same
-        window may be given again, cut otherwise.
-
-        `measure` sees the output of each micro-batch once, without a graph. With several ranks
-        each gives its share of the window, perhaps an empty one.
+        Args:
+            micro_batches: Any iterable; they may differ in size and lie on the host, from where each
+                is moved to the device for its forward pass. A loss that is a mean over patches goes
+                through them once and keeps none; other losses keep them all, for a second pass.
+                With several ranks each gives its share of the batch, perhaps an empty one.
+            measure: Called with the output of each micro-batch once, without a graph.
 
         Raises:
             ConfigError: The network has batch statistics, so that its output depends on how the
-                window is cut.
-            ReplayError: The network cannot be run twice, and the loss needs that.
-            HalfUpdatedError: The optimizer failed, say because memory ran out, as weights moved.
+                batch is cut; or the loss does not do what it declares.
+            ReplayError: The loss needs two passes, and the network does not repeat itself.
+            HalfUpdatedError: The optimizer failed, for example because memory ran out.
         """
         random_state = RandomState.capture(self.device.torch_device)
         buffers = capture_buffers(self.network)
         try:
-            loss, measured = self.backward(window, measure)
+            loss, measured = self.backward(micro_batches, measure)
             self.ranks.sum_gradients(self.network)
         except BaseException:
             self.optimizer.zero_grad(set_to_none=True)
@@ -110,9 +128,9 @@ class Accumulator:
         )
 
     def backward(
-        self, window: Iterable[MicroBatch], measure: Measure = measure_nothing
+        self, micro_batches: Iterable[MicroBatch], measure: Measure = measure_nothing
     ) -> tuple[float, Tensor]:
-        """Give the parameters the gradient of the window's loss; return loss and measure."""
+        """Set the gradient of the batch's loss without a step; return loss and measurements."""
         self.optimizer.zero_grad(set_to_none=True)
         return BatchGradient(
             network=self.network,
@@ -120,10 +138,10 @@ class Accumulator:
             device=self.device,
             scale=self.scaler.scale,
             ranks=self.ranks,
-        ).make(window, measure)
+        ).make(micro_batches, measure)
 
     def _update(self) -> float:
-        """Unscale, clip and step, once; an infinite gradient leaves the weights alone."""
+        """Unscale, clip and step once, and return the norm of the gradient."""
         self.scaler.unscale_(self.optimizer)
         parameters = [p for p in self.network.parameters() if p.grad is not None]
         if self.clip_norm is None:
@@ -131,17 +149,17 @@ class Accumulator:
         else:
             norm = float(clip_grad_norm_(parameters, self.clip_norm))
         if isfinite(norm):
-            self._move_weights()
+            self._update_weights()
         self.scaler.update()
         return norm
 
-    def _move_weights(self) -> None:
+    def _update_weights(self) -> None:
         try:
             self.scaler.step(self.optimizer)
         except (RuntimeError, MemoryError) as error:
             msg = (
                 f"the optimizer's step failed, and the weights may be half updated: {error}. The "
-                "last checkpoint is whole: go on from it, with an optimizer that keeps less (sgd) "
-                "or a smaller network if memory ran out."
+                "last checkpoint is complete: resume from it, with an optimizer that keeps less "
+                "(sgd) or a smaller network if memory ran out."
             )
             raise HalfUpdatedError(msg) from error

@@ -1,12 +1,12 @@
-"""How exact the accumulated gradient is, on a person's own network, loss, precision and device.
+"""Measure how exact the accumulated gradient is, on one's own network, loss, precision and device.
 
-The gradient of a window of micro-batches is held against that of the same patches in one batch,
-which plain torch makes without the accumulator. Beside it stands ordinary accumulation: the loss
-of each micro-batch divided by their number.
+The gradient of a batch cut into micro-batches is compared with that of the same patches in one
+batch, which plain torch computes without the accumulator. Beside it stands ordinary accumulation:
+the loss of each micro-batch divided by their number.
+
+The network is at trained weights, and the patches have tumours of different size, some without
+enhancing tumour: at random weights all patches look alike, and every accumulation seems exact.
 """
-
-# DOC training/comparison: The gradient of a window of micro-batches, made in three ways to be held against each other.
-# DOC training/probe: What a gradient is measured on: trained weights, and patches that ask for different things.
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -29,134 +29,216 @@ from brats_seg.files import whole_file
 from brats_seg.labels import REGIONS
 from brats_seg.models.build import build_model, has_batch_statistics, size_multiple
 from brats_seg.models.output import as_output, output_from, tensors_of
-from brats_seg.progress import Track
-from brats_seg.runtime.device import Device
+from brats_seg.progress import Track, untracked
+from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.memory import is_out_of_memory
 from brats_seg.runtime.weights import load_trained, require_task
 from brats_seg.training.accumulation import Accumulator
 from brats_seg.training.checkpoints import Run, environment_of
-from brats_seg.training.epoch import MicroBatches
+from brats_seg.training.epoch import Batch
 from brats_seg.training.gradient import MicroBatch, RandomState
-from brats_seg.training.losses import BatchDiceBce, Criterion, DiceBce, Output, whole_loss
+from brats_seg.training.losses import (
+    BatchDiceBce,
+    Criterion,
+    DiceBce,
+    Output,
+    build_criterion,
+    whole_loss,
+)
 
 Backward: TypeAlias = Callable[[nn.Module, Criterion, Sequence[MicroBatch], Device], None]
-"""Leaves the gradient of a window, times the loss scale, in the parameters."""
+"""Leaves the gradient of a batch, times the loss scale, in the parameters."""
 
 _LOSS_SCALE = 2.0**10
-"""In float16, so that the derivative by a single logit stays above the smallest number there is."""
-
-
-def gradient_of(
-    backward: Backward,
-    network: nn.Module,
-    criterion: Criterion,
-    window: Sequence[MicroBatch],
-    device: Device,
-) -> Tensor:
-    """Return what a way to go backward leaves, `(n_parameters,)`, in float64 on the CPU.
-
-    Each call keys the same random numbers as the one before it.
-    """
-    network.zero_grad()
-    before = RandomState.capture(device.torch_device)
-    backward(network, criterion, [part.to(device.torch_device) for part in window], device)
-    before.restore()
-    parts = [
-        torch.zeros_like(p, device="cpu") if p.grad is None else p.grad.cpu()
-        for p in network.parameters()
-    ]
-    return torch.cat([part.flatten().double() for part in parts]) / _loss_scale(device)
-
-
-def whole(
-    network: nn.Module, criterion: Criterion, window: Sequence[MicroBatch], device: Device
-) -> None:
-    """Go backward from all patches in one batch, with nothing of the accumulator."""
-    image, target = (torch.cat(parts) for parts in zip(*window, strict=True))
-    with device.autocast():
-        if _draws(network, window[0], device):
-            # random layers draw patch by patch, as they do in micro-batches
-            outputs = [tensors_of(network(part.image)) for part in window]
-            output = output_from(tuple(torch.cat(parts) for parts in zip(*outputs, strict=True)))
-        else:
-            output = network(image)
-        loss = whole_loss(criterion, output, target)
-    (_loss_scale(device) * loss).backward()
-
-
-def exact(
-    network: nn.Module, criterion: Criterion, window: Sequence[MicroBatch], device: Device
-) -> None:
-    """Go backward as the package does."""
-    optimizer = torch.optim.SGD(network.parameters())
-    accumulator = Accumulator(network, criterion, optimizer, device=device)
-    accumulator.scaler = torch.amp.GradScaler(
-        device.torch_device.type, init_scale=_LOSS_SCALE, enabled=device.needs_scaler
-    )
-    accumulator.backward(window)
-
-
-def ordinary(
-    network: nn.Module, criterion: Criterion, window: Sequence[MicroBatch], device: Device
-) -> None:
-    """Go backward from each micro-batch, its loss divided by their number."""
-    for part in window:
-        with device.autocast():
-            loss = whole_loss(criterion, network(part.image), part.target)
-        (_loss_scale(device) * loss / len(window)).backward()
-
-
-def _loss_scale(device: Device) -> float:
-    return _LOSS_SCALE if device.needs_scaler else 1.0
-
-
-def _draws(network: nn.Module, micro_batch: MicroBatch, device: Device) -> bool:
-    """Tell whether the network has random layers, and leave the generators where they were."""
-    before = RandomState.capture(device.torch_device)
-    with torch.no_grad():
-        network(micro_batch.image)
-    after = RandomState.capture(device.torch_device)
-    before.restore()
-    return not torch.equal(_bytes(before), _bytes(after))
-
-
-def _bytes(state: RandomState) -> Tensor:
-    return state.cpu if state.cuda is None else torch.cat([state.cpu, state.cuda])
-
-
+"""Loss scale in float16, so that the derivative with respect to a single logit does not underflow."""
 LONGEST_AXIS = 64
-"""Voxels; a longer patch costs more and shows the same."""
+"""Voxels along an axis of a measured patch; a longer one costs more and shows the same."""
 _SHORTEST_BELOW = 3
-"""Voxels that stay at the lowest level: at 2, oneDNN of torch 2.13 fails in bf16 on the CPU."""
+"""Voxels along an axis of the lowest level: at 2, oneDNN of torch 2.13 fails in bf16 on the CPU."""
 
 _N_WARM_STEPS, _WARM_LR = 40, 1e-2
-"""Until patches differ in what they ask for."""
+"""Steps of training after which the gradients of phantom patches differ, and their learning rate."""
 _CANDIDATES = 4
-"""Patches looked at for each that is taken."""
+"""Patches that are read for each one that is taken."""
 _LACKING_ET = (0, 2)
-"""Of every five phantom patches."""
-# from region WT, TC, ET to t1n, t1c, t2w, t2f
+"""Indices, in every five phantom patches, of those without enhancing tumour."""
+# contrast of regions WT, TC, ET in t1n, t1c, t2w, t2f
 _SIGNAL = ((0.2, 0.1, 0.3, 1.0), (-0.2, 0.2, 0.3, -0.3), (0.1, 1.0, -0.3, 0.1))
 _NOISE = 0.7
 
 Size = tuple[int, int, int]
 
+PATCH_DICE = "patch Dice + BCE"
+BATCH_DICE = "batch Dice + BCE"
+UNDECLARED = "generalized Dice, undeclared"
+"""MONAI's generalized Dice over the whole batch: a loss that does not declare how it reduces."""
+
+FLOAT64_LIMIT, ROUNDING_LIMIT = 1e-9, 0.05
+"""Largest relative errors due to rounding, in float64 and in less; a wrong sum has a larger one."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Probe:
-    """A network at trained weights, with patches of one window."""
+    """A network at trained weights, with the patches of one batch."""
 
     network: nn.Module
     config: Config
-    """Its settings."""
+    """Settings of the network."""
     network_from: str
-    """Where the weights come from, for the reader."""
+    """Source of the weights, for the reader."""
     patches: MicroBatch
     patches_from: str
+    """Source of the patches, for the reader."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CertificateRow:
+    """How far one way to accumulate is from the whole batch, for one loss in one precision."""
+
+    loss: str
+    """Name of the loss."""
+    own: bool
+    """Whether it is the loss of the settings."""
+    method: str
+    """`exact`, which is ours, or `ordinary`."""
+    precision: str
+    n_patches: int
+    """Patches in the batch; each is a micro-batch."""
+    relative_error: float
+    """Norm of the difference to the gradient of the whole batch, divided by the norm of that."""
+    angle_deg: float
+    """Angle between the two gradients."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the error is rounding."""
+        limit = FLOAT64_LIMIT if self.precision == "fp64" else ROUNDING_LIMIT
+        return self.relative_error <= limit
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Certificate:
+    """The measurements of all losses, and what they were made on."""
+
+    network: str
+    """Source of the weights."""
+    patches: str
+    """Number, size and source of the patches, and how many lack enhancing tumour."""
+    environment: dict[str, str]
+    """Versions, device and precision."""
+    rows: tuple[CertificateRow, ...]
+
+    @property
+    def exact(self) -> bool:
+        """Whether the error of every row of ours is rounding."""
+        return all(row.passed for row in self.rows if row.method == "exact")
+
+
+def certify_run(
+    run_path: Path,
+    prepared_path: Path,
+    *,
+    n_patches: int = 4,
+    device: str | None = None,
+    precision: str | None = None,
+) -> Certificate:
+    """Measure on the weights, loss and cases of a run, and write `certificate.json` into it.
+
+    Args:
+        run_path: Folder of the run.
+        prepared_path: Folder of the prepared cases; without any there, phantom patches are taken.
+        n_patches: Patches in the batch, each a micro-batch.
+        device: As `training.device`; that of the run by default.
+        precision: As `training.precision`; that of the run by default.
+
+    Raises:
+        BratsError: As `probe_run` and `certify`.
+    """
+    probe = probe_run(run_path, prepared_path, n_patches)
+    own = probe.config.training
+    where = choose_device(device or own.device, precision or own.precision)
+    certificate = certificate_of(probe, where)
+    write_certificate(certificate, run_path / "certificate.json")
+    return certificate
+
+
+def certify_settings(
+    config: Config, *, n_patches: int = 4, track: Track = untracked
+) -> Certificate:
+    """Measure on the network of the settings, after a few steps of training on phantom patches.
+
+    Raises:
+        BratsError: As `probe_settings` and `certify`.
+    """
+    where = choose_device(config.training.device, config.training.precision)
+    return certificate_of(probe_settings(config, n_patches, where, track), where)
+
+
+def certificate_of(probe: Probe, device: Device) -> Certificate:
+    """Measure on a probe.
+
+    Raises:
+        BratsError: As `certify`.
+    """
+    et = probe.patches.target[:, REGIONS.index("et")].flatten(1)
+    n_lacking = int((et.sum(1) == 0).sum())
+    x, y, z = probe.patches.image.shape[2:]
+    return Certificate(
+        network=probe.network_from,
+        patches=f"{len(et)} patches of {x}x{y}x{z} from {probe.patches_from}, {n_lacking} without ET",
+        environment=environment_of(device),
+        rows=certify(probe.network, probe.config.loss, probe.patches, device),
+    )
+
+
+def write_certificate(certificate: Certificate, path: Path) -> None:
+    """Write a certificate as JSON."""
+    with whole_file(path) as beside:
+        beside.write_text(json.dumps(asdict(certificate), indent=2) + "\n")
+
+
+def certify(
+    network: nn.Module, config: LossConfig, patches: MicroBatch, device: Device
+) -> tuple[CertificateRow, ...]:
+    """Measure losses of each kind in the precision of the device, and in float64 where it has that.
+
+    If the patches do not fit in memory as one batch, fewer are taken; float64 is left out if not even
+    two fit. The network is not changed.
+
+    Args:
+        network: Network at trained weights.
+        config: Loss of the settings; its row is marked as own.
+        patches: Patches of one batch, with tumours of different size and empty regions.
+        device: Device and precision.
+
+    Raises:
+        ConfigError: The network normalises over the batch.
+        EnvironmentalError: Not even two patches fit in memory.
+        BratsError: A gradient is zero or not finite.
+    """
+    if has_batch_statistics(network):
+        msg = (
+            "the network normalises over the batch: no way to accumulate gives the gradient of the "
+            "whole batch. Use a network with instance or group norm."
+        )
+        raise ConfigError(msg)
+    rows = _rows_that_fit(deepcopy(network), config, patches, device)
+    if not rows:
+        x, y, z = patches.image.shape[2:]
+        msg = (
+            f"two patches of {x}x{y}x{z} in one batch do not fit in memory here, and without a "
+            "whole batch there is nothing to compare with. Try --device cpu."
+        )
+        raise EnvironmentalError(msg)
+    if device.torch_device.type == "mps":  # computes no float64
+        return rows
+    in_float64 = Device(torch_device=device.torch_device)
+    patches = patches._replace(image=patches.image.double())
+    return rows + _rows_that_fit(deepcopy(network).double(), config, patches, in_float64)
 
 
 def probe_run(path: Path, prepared: Path, n_patches: int) -> Probe:
-    """Take the weights of a run, and patches of the prepared cases if there are any, else phantoms.
+    """Return the network of a run, with patches of the prepared cases if there are any, else phantoms.
 
     Raises:
         UsageError: The run has no checkpoint, or does not segment.
@@ -192,7 +274,7 @@ def probe_run(path: Path, prepared: Path, n_patches: int) -> Probe:
 
 
 def probe_settings(config: Config, n_patches: int, device: Device, track: Track) -> Probe:
-    """Build the network of the settings, and train it for a moment on phantom patches.
+    """Build the network of the settings, and train it on phantom patches for a few steps.
 
     Raises:
         ConfigError: The network does not segment.
@@ -237,8 +319,8 @@ def prepared_patches(folder: Path, config: Config, size: Size, n_patches: int) -
     keys = epoch_patches(case_ids, 0, per_case, config.training.seed)[:n_candidates]
     samples = sorted((dataset[draw] for draw in keys), key=lambda sample: int(sample.target.sum()))
     chosen = [samples[i * (len(samples) - 1) // (n_patches - 1)] for i in range(n_patches)]
-    (window,) = MicroBatches(chosen, n_patches)
-    return window
+    (patches,) = Batch(samples=tuple(chosen)).micro_batches(n_patches)
+    return patches.to(torch.device("cpu"))
 
 
 def phantom_patches(n_patches: int, size: Size, seed: int = 0) -> MicroBatch:
@@ -259,129 +341,67 @@ def phantom_patches(n_patches: int, size: Size, seed: int = 0) -> MicroBatch:
     return MicroBatch(image, target)
 
 
-def _measured_size(config: Config, patch: Size) -> Size:
-    """Return the patch, or a smaller one that the network takes too."""
-    if config.model.name == "vae-unet":  # its autoencoder has one size
-        return patch
-    multiple = size_multiple(config.model, patch)
-    x, y, z = (
-        min(n, m * max(_SHORTEST_BELOW, ceil(LONGEST_AXIS / m)))
-        for n, m in zip(patch, multiple, strict=True)
+def gradient_of(
+    backward: Backward,
+    network: nn.Module,
+    criterion: Criterion,
+    micro_batches: Sequence[MicroBatch],
+    device: Device,
+) -> Tensor:
+    """Return the gradient that a backward pass leaves, `(n_parameters,)`, in float64 on the CPU.
+
+    Each call draws the same random numbers as the one before it.
+    """
+    network.zero_grad()
+    before = RandomState.capture(device.torch_device)
+    backward(network, criterion, [part.to(device.torch_device) for part in micro_batches], device)
+    before.restore()
+    parts = [
+        torch.zeros_like(p, device="cpu") if p.grad is None else p.grad.cpu()
+        for p in network.parameters()
+    ]
+    return torch.cat([part.flatten().double() for part in parts]) / _loss_scale(device)
+
+
+def whole(
+    network: nn.Module, criterion: Criterion, micro_batches: Sequence[MicroBatch], device: Device
+) -> None:
+    """Compute the gradient of all patches in one batch, without the accumulator."""
+    image, target = (torch.cat(parts) for parts in zip(*micro_batches, strict=True))
+    with device.autocast():
+        if _draws(network, micro_batches[0], device):
+            # random layers draw patch by patch, as they do in micro-batches
+            outputs = [tensors_of(network(part.image)) for part in micro_batches]
+            output = output_from(tuple(torch.cat(parts) for parts in zip(*outputs, strict=True)))
+        else:
+            output = network(image)
+        loss = whole_loss(criterion, output, target)
+    (_loss_scale(device) * loss).backward()
+
+
+def exact(
+    network: nn.Module, criterion: Criterion, micro_batches: Sequence[MicroBatch], device: Device
+) -> None:
+    """Compute the gradient with the accumulator."""
+    optimizer = torch.optim.SGD(network.parameters())
+    accumulator = Accumulator(network, criterion, optimizer, device=device)
+    accumulator.scaler = torch.amp.GradScaler(
+        device.torch_device.type, init_scale=_LOSS_SCALE, enabled=device.needs_scaler
     )
-    return x, y, z
+    accumulator.backward(micro_batches)
 
 
-PATCH_DICE = "patch Dice + BCE"
-BATCH_DICE = "batch Dice + BCE"
-UNDECLARED = "generalized Dice, undeclared"
-"""MONAI's, over the whole batch: a loss that says nothing of how it adds up over patches."""
+def ordinary(
+    network: nn.Module, criterion: Criterion, micro_batches: Sequence[MicroBatch], device: Device
+) -> None:
+    """Add up the gradients of the micro-batches, each loss divided by their number."""
+    for part in micro_batches:
+        with device.autocast():
+            loss = whole_loss(criterion, network(part.image), part.target)
+        (_loss_scale(device) * loss / len(micro_batches)).backward()
 
-FLOAT64_LIMIT, ROUNDING_LIMIT = 1e-9, 0.05
-"""Largest relative error that is rounding, in float64 and in less; a wrong sum misses by more."""
 
 _METHODS = {"exact": exact, "ordinary": ordinary}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CertificateRow:
-    """How far one way to accumulate is from the whole batch, for one loss in one precision."""
-
-    loss: str
-    own: bool
-    """Whether it is the loss of the settings."""
-    method: str
-    """`exact`, which is ours, or `ordinary`."""
-    precision: str
-    n_patches: int
-    """In the window; each is a micro-batch."""
-    relative_error: float
-    """Length of the difference to the gradient of the whole batch, over the length of that."""
-    angle_deg: float
-    """Between the two gradients."""
-
-    @property
-    def passed(self) -> bool:
-        """Whether the error is rounding."""
-        limit = FLOAT64_LIMIT if self.precision == "fp64" else ROUNDING_LIMIT
-        return self.relative_error <= limit
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Certificate:
-    """What was measured, and on what."""
-
-    network: str
-    """Where its weights come from."""
-    patches: str
-    """Number, size and source, and how many lack enhancing tumour."""
-    environment: dict[str, str]
-    """Versions, device and precision."""
-    rows: tuple[CertificateRow, ...]
-
-    @property
-    def exact(self) -> bool:
-        """Whether every row of ours is."""
-        return all(row.passed for row in self.rows if row.method == "exact")
-
-
-def certificate_of(probe: Probe, device: Device) -> Certificate:
-    """Measure on a probe; raises as `certify` does."""
-    et = probe.patches.target[:, REGIONS.index("et")].flatten(1)
-    n_lacking = int((et.sum(1) == 0).sum())
-    x, y, z = probe.patches.image.shape[2:]
-    return Certificate(
-        network=probe.network_from,
-        patches=f"{len(et)} patches of {x}x{y}x{z} from {probe.patches_from}, {n_lacking} without ET",
-        environment=environment_of(device),
-        rows=certify(probe.network, probe.config.loss, probe.patches, device),
-    )
-
-
-def write_certificate(certificate: Certificate, path: Path) -> None:
-    """Write it as JSON."""
-    with whole_file(path) as beside:
-        beside.write_text(json.dumps(asdict(certificate), indent=2) + "\n")
-
-
-def certify(
-    network: nn.Module, config: LossConfig, patches: MicroBatch, device: Device
-) -> tuple[CertificateRow, ...]:
-    """Measure losses of each kind in the device's precision, and in float64 where it has that.
-
-    Of patches that do not fit in memory as one batch fewer are taken, and float64 is left out if it
-    has no room at all. The network stays as it is.
-
-    Args:
-        network: At trained weights: at random ones patches look alike, and ordinary accumulation
-            would pass for exact.
-        config: Weights of Dice and cross-entropy, and which Dice is the settings' own.
-        patches: Of one window, with tumours of unlike size and regions that are empty.
-        device: Where, and in which precision.
-
-    Raises:
-        ConfigError: The network normalises over the batch.
-        EnvironmentalError: Not even two patches fit in memory.
-        BratsError: A gradient is zero or not finite.
-    """
-    if has_batch_statistics(network):
-        msg = (
-            "the network normalises over the batch: no way to accumulate gives the gradient of the "
-            "whole batch. Use a network with instance or group norm."
-        )
-        raise ConfigError(msg)
-    rows = _rows_that_fit(deepcopy(network), config, patches, device)
-    if not rows:
-        x, y, z = patches.image.shape[2:]
-        msg = (
-            f"two patches of {x}x{y}x{z} in one batch do not fit in memory here, and without a "
-            "whole batch there is nothing to compare with. Try --device cpu."
-        )
-        raise EnvironmentalError(msg)
-    if device.torch_device.type == "mps":  # computes no float64
-        return rows
-    in_float64 = Device(torch_device=device.torch_device)
-    patches = patches._replace(image=patches.image.double())
-    return rows + _rows_that_fit(deepcopy(network).double(), config, patches, in_float64)
 
 
 def _rows_that_fit(
@@ -391,11 +411,11 @@ def _rows_that_fit(
     network.to(device.torch_device).train()
     n_all = n_patches = len(patches.image)
     while n_patches > 1:
-        # the first and the last are the most unlike
+        # the first and the last differ most
         places = [i * (n_all - 1) // (n_patches - 1) for i in range(n_patches)]
-        window = [MicroBatch(*(part[i : i + 1] for part in patches)) for i in places]
+        micro_batches = [MicroBatch(*(part[i : i + 1] for part in patches)) for i in places]
         try:
-            return tuple(_rows(network, config, window, device))
+            return tuple(_rows(network, config, micro_batches, device))
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -404,21 +424,21 @@ def _rows_that_fit(
 
 
 def _rows(
-    network: nn.Module, config: LossConfig, window: list[MicroBatch], device: Device
+    network: nn.Module, config: LossConfig, micro_batches: list[MicroBatch], device: Device
 ) -> Iterator[CertificateRow]:
-    own = BATCH_DICE if config.batch_dice else PATCH_DICE
-    precision = "fp64" if window[0].image.dtype.itemsize == 8 else device.precision
+    own = config.name or (BATCH_DICE if config.batch_dice else PATCH_DICE)
+    precision = "fp64" if micro_batches[0].image.dtype.itemsize == 8 else device.precision
     for name, criterion in _criteria(config).items():
-        expected = gradient_of(whole, network, criterion, window, device)
+        expected = gradient_of(whole, network, criterion, micro_batches, device)
         _check_comparable(expected, name)
         for method, backward in _METHODS.items():
-            found = gradient_of(backward, network, criterion, window, device)
+            found = gradient_of(backward, network, criterion, micro_batches, device)
             yield CertificateRow(
                 loss=name,
                 own=name == own,
                 method=method,
                 precision=precision,
-                n_patches=len(window),
+                n_patches=len(micro_batches),
                 relative_error=float((found - expected).norm() / expected.norm()),
                 angle_deg=_angle_deg(found, expected),
             )
@@ -435,7 +455,12 @@ def _criteria(config: LossConfig) -> dict[str, Criterion]:
         loss: Tensor = generalized(logits, target.to(logits.dtype))
         return loss
 
-    return {PATCH_DICE: DiceBce(config), BATCH_DICE: BatchDiceBce(config), UNDECLARED: undeclared}
+    criteria: dict[str, Criterion] = {
+        PATCH_DICE: DiceBce(config),
+        BATCH_DICE: BatchDiceBce(config),
+        UNDECLARED: undeclared,
+    }
+    return criteria if config.name is None else {**criteria, config.name: build_criterion(config)}
 
 
 def _check_comparable(gradient: Tensor, loss: str) -> None:
@@ -453,3 +478,33 @@ def _angle_deg(one: Tensor, other: Tensor) -> float:
     """Return the angle between two vectors, without the cancellation of the arc cosine."""
     one, other = one / one.norm(), other / other.norm()
     return degrees(2 * atan2(float((one - other).norm()), float((one + other).norm())))
+
+
+def _measured_size(config: Config, patch: Size) -> Size:
+    """Return the patch, or a smaller one that the network takes too."""
+    if config.model.name == "vae-unet":  # its autoencoder has one size
+        return patch
+    multiple = size_multiple(config.model, patch)
+    x, y, z = (
+        min(n, m * max(_SHORTEST_BELOW, ceil(LONGEST_AXIS / m)))
+        for n, m in zip(patch, multiple, strict=True)
+    )
+    return x, y, z
+
+
+def _loss_scale(device: Device) -> float:
+    return _LOSS_SCALE if device.needs_scaler else 1.0
+
+
+def _draws(network: nn.Module, micro_batch: MicroBatch, device: Device) -> bool:
+    """Return whether the network has random layers; the generators stay as they were."""
+    before = RandomState.capture(device.torch_device)
+    with torch.no_grad():
+        network(micro_batch.image)
+    after = RandomState.capture(device.torch_device)
+    before.restore()
+    return not torch.equal(_bytes(before), _bytes(after))
+
+
+def _bytes(state: RandomState) -> Tensor:
+    return state.cpu if state.cuda is None else torch.cat([state.cpu, state.cuda])

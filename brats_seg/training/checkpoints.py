@@ -1,12 +1,15 @@
-"""The state of a run on disk: all that a later start needs to go on as if nothing had happened.
+"""Save and restore a run: its checkpoints and the folder that they lie in.
+
+config.yaml       the settings
+split.csv         training and validation cases
+environment.json  versions and device
+history.csv       a row for each epoch; history.png shows it
+last.pt           the latest state, from which the run resumes
+best.pt           the weights with the best watched value, for prediction
 
 A checkpoint is a dictionary of plain values and tensors, read with `weights_only=True`, so that
 opening one runs no code. Its entry `model` is the plain state dict of the network.
 """
-
-# DOC training/state: Everything of a run that changes while it runs.
-# DOC training/run: The folder of a run: what lies where, and whether a run there can go on.
-# DOC training/checkpointer: What a run leaves on disk as it goes, and how a later start takes it up.
 
 import json
 import logging
@@ -34,113 +37,6 @@ from brats_seg.training.ranks import Ranks
 from brats_seg.training.state import Position, RunState
 from brats_seg.training.tasks import RunningSums
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Checkpoint:
-    """One moment of a run."""
-
-    model: dict[str, Tensor]
-    """State dict of the network."""
-    identity: ModelIdentity
-    config: dict[str, Any]
-    """The settings, as `Config` dumps them."""
-    position: Position
-    sums: RunningSums = field(default_factory=RunningSums)
-    """Sums of the unfinished epoch."""
-    history: tuple[dict[str, float], ...] = ()
-    """Rows of `history.csv`."""
-    best: float | None = None
-    """Best watched value so far."""
-    optimizer: dict[str, Any] | None = None
-    """None in a checkpoint that is for prediction alone, as are the next four."""
-    schedule: dict[str, Any] | None = None
-    fallback: dict[str, Any] | None = None
-    """How windows were cut and computed when it was made."""
-    scaler: dict[str, Any] | None = None
-    ema: dict[str, Any] | None = None
-    environment: dict[str, str] = field(default_factory=dict)
-    """Versions and device that the checkpoint was made with."""
-    schema_version: int = SCHEMA_VERSION
-
-    def for_prediction(self, model: dict[str, Tensor]) -> Self:
-        """Return it with those weights, and without what only training needs."""
-        return replace(
-            self, model=model, optimizer=None, schedule=None, fallback=None, scaler=None, ema=None
-        )
-
-
-def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
-    """Write the checkpoint; a reader, and a power cut, see the old file or the new one whole."""
-    content = {entry.name: getattr(checkpoint, entry.name) for entry in fields(checkpoint)}
-    content["identity"] = asdict(checkpoint.identity)
-    content["position"] = asdict(checkpoint.position)
-    content["sums"] = asdict(checkpoint.sums)
-    with whole_file(path) as beside:
-        torch.save(content, beside)
-
-
-def load_checkpoint(path: Path, device: torch.device) -> Checkpoint:
-    """Read a checkpoint onto a device.
-
-    Raises `ResumeError` naming the file if it is damaged, of another make, or of a newer schema.
-    """
-    content = read_checkpoint(path, device)
-    content["identity"] = ModelIdentity(**content["identity"])
-    content["position"] = Position(**content["position"])
-    content["sums"] = RunningSums(**content["sums"])
-    return Checkpoint(**content)
-
-
-def checkpoint_of(
-    state: RunState, identity: ModelIdentity, config: Config, environment: dict[str, str]
-) -> Checkpoint:
-    """Return all that a later start needs."""
-    return Checkpoint(
-        model=state.network.state_dict(),
-        identity=identity,
-        config=config.model_dump(mode="json"),
-        position=state.position,
-        sums=state.sums,
-        history=tuple(dict(row) for row in state.history),
-        best=state.best,
-        optimizer=state.accumulator.optimizer.state_dict(),
-        schedule=state.schedule.state_dict(),
-        fallback=state.fallback.state_dict(),
-        scaler=state.accumulator.scaler.state_dict(),
-        ema=None if state.ema is None else state.ema.state_dict(),
-        environment=environment,
-    )
-
-
-def restore(state: RunState, checkpoint: Checkpoint) -> None:
-    """Put a checkpoint's values into a state that was built from the same settings."""
-    if checkpoint.optimizer is None or checkpoint.schedule is None:
-        msg = "the checkpoint is for prediction alone; a run goes on from last.pt"
-        raise ResumeError(msg)
-    _load(state.network, checkpoint.model)
-    state.accumulator.optimizer.load_state_dict(checkpoint.optimizer)
-    state.schedule.load_state_dict(checkpoint.schedule)
-    if checkpoint.fallback is not None:
-        # first, because it may change the precision, which the loss scale belongs to
-        state.fallback.load_state_dict(checkpoint.fallback)
-    if checkpoint.scaler:  # empty when the run computed without one
-        state.accumulator.scaler.load_state_dict(checkpoint.scaler)
-    if state.ema is not None and checkpoint.ema is not None:
-        _load(state.ema, checkpoint.ema)
-    state.position = checkpoint.position
-    state.sums = checkpoint.sums
-    state.history = list(checkpoint.history)
-    state.best = checkpoint.best
-
-
-def _load(network: nn.Module, weights: dict[str, Any]) -> None:
-    try:
-        network.load_state_dict(weights)
-    except RuntimeError as error:
-        msg = f"the checkpoint holds another network than the one given: {error}"
-        raise ResumeError(msg) from None
-
-
 log = logging.getLogger(__name__)
 
 FREE_SETTINGS = frozenset(
@@ -152,103 +48,13 @@ FREE_SETTINGS = frozenset(
         "training.memory",
     }
 )
-"""May change between two starts of a run: the mathematics stays what it was."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
-    """The files of one training."""
-
-    path: Path
-
-    @property
-    def last_path(self) -> Path:
-        """The latest state, which the run goes on from."""
-        return self.path / "last.pt"
-
-    @property
-    def best_path(self) -> Path:
-        """The weights that did best on the held-out cases."""
-        return self.path / "best.pt"
-
-    def begin(self, config: Config, split: Split, device: Device) -> None:
-        """Write down the settings, the cases and the environment."""
-        with whole_file(self.path / "config.yaml") as beside:
-            beside.write_text(config.to_yaml())
-        write_split(split, self.path / SPLIT_NAME)
-        with whole_file(self.path / "environment.json") as beside:
-            beside.write_text(json.dumps(environment_of(device), indent=2) + "\n")
-        remove_leftovers(self.path)
-
-    def set_aside(self) -> Path | None:
-        """Rename an earlier run of this name, so that a fresh one takes its place."""
-        if not self.path.exists():
-            return None
-        numbers = (
-            re.fullmatch(rf"{re.escape(self.path.name)}\.(\d+)", p.name)
-            for p in self.path.parent.iterdir()
-        )
-        last = max((int(match[1]) for match in numbers if match), default=0)
-        aside = self.path.with_name(f"{self.path.name}.{last + 1}")
-        self.path.rename(aside)
-        return aside
-
-    def checkpoint(
-        self, config: Config, identity: ModelIdentity, device: torch.device
-    ) -> Checkpoint | None:
-        """Return the latest state, or None if the run has none yet.
-
-        Raises `ResumeError` with the differences if settings or training cases are not those that
-        the run began with, because what came of it would be neither run.
-        """
-        if not self.last_path.exists():
-            return None
-        checkpoint = load_checkpoint(self.last_path, device)
-        self._check_settings(config_of(checkpoint.config), config)
-        if checkpoint.identity.fingerprint != identity.fingerprint:
-            msg = (
-                f"{self.path} was trained on other cases: fingerprint "
-                f"{checkpoint.identity.fingerprint}, now {identity.fingerprint}. {_WAYS_OUT}"
-            )
-            raise ResumeError(msg)
-        return checkpoint
-
-    def _check_settings(self, before: Config, now: Config) -> None:
-        free = FREE_SETTINGS
-        if now.schedule.name in {"plateau", "constant"}:
-            # these do not look ahead to the end of the run
-            free |= {"training.n_epochs"}
-        changes = differing_settings(before, now)
-        refused = {key: values for key, values in changes.items() if key not in free}
-        if refused:
-            lines = [f"  {key}: {old!r} -> {new!r}" for key, (old, new) in refused.items()]
-            msg = "\n".join([f"{self.path} was begun with other settings:", *lines, _WAYS_OUT])
-            raise ResumeError(msg)
-        for key, (old, new) in changes.items():
-            log.info("%s changes from %r to %r", key, old, new)
-
-
+"""Settings that may change when a run is resumed, because they do not change its mathematics."""
 _WAYS_OUT = "Give the old ones, choose another --run, or start anew with --fresh."
-
-
-def environment_of(device: Device) -> dict[str, str]:
-    """Return versions and device, as they are written into the run and its checkpoints."""
-    kind = device.torch_device
-    name = torch.cuda.get_device_name(kind) if kind.type == "cuda" else platform.processor()
-    packages = ("brats_seg", "torch", "monai", "numpy", "nibabel")
-    return {
-        "python": platform.python_version(),
-        **{package: version(package) for package in packages},
-        "platform": platform.platform(),
-        "device": f"{kind} {name}".strip(),
-        "precision": device.precision,
-        "threads": str(torch.get_num_threads()),
-    }
 
 
 @dataclass(kw_only=True, slots=True)
 class Checkpointer:
-    """Keeps the state of a run: the latest, and the best; of several ranks the first one writes."""
+    """Saves the latest and the best state of a run; of several ranks the first one writes."""
 
     path: Path
     """Folder of the run."""
@@ -264,7 +70,7 @@ class Checkpointer:
 
     @property
     def epoch_s(self) -> float:
-        """Seconds that the epoch has taken, those of earlier starts included."""
+        """Seconds that the epoch has taken, those before an interruption included."""
         return time.monotonic() - self._started_s
 
     @property
@@ -273,10 +79,13 @@ class Checkpointer:
         return time.monotonic() - self._saved_s > 60 * self.config.training.checkpoint_minutes
 
     def begin(self, *, fresh: bool) -> bool:
-        """Go on from the latest state, and tell whether there was one.
+        """Restore the latest state, and return whether there was one.
 
-        `fresh` sets an earlier run aside first. Raises `ResumeError` if the run was begun with
-        other settings or cases.
+        Args:
+            fresh: Rename an earlier run of that name first, and start anew.
+
+        Raises:
+            ResumeError: The run was begun with other settings or cases.
         """
         run = Run(path=self.path)
         with self.ranks.first_alone():
@@ -289,11 +98,11 @@ class Checkpointer:
         if checkpoint is not None:
             restore(self.state, checkpoint)
             position = self.state.position
-            log.info("going on at epoch %d, step %d", position.epoch + 1, position.n_steps)
+            log.info("resuming at epoch %d, step %d", position.epoch + 1, position.n_steps)
         return checkpoint is not None
 
     def begin_epoch(self) -> None:
-        """Start the clock of an epoch, where it stood if the epoch was begun before."""
+        """Start the clock of an epoch, at the time that it has taken before an interruption."""
         self._started_s = time.monotonic() - self.state.sums.seconds
 
     def save(self) -> None:
@@ -304,7 +113,7 @@ class Checkpointer:
         self._saved_s = time.monotonic()
 
     def save_if_best(self, value: float) -> None:
-        """Write what predicts, if its watched value is better than all before."""
+        """Write the weights for prediction, if their watched value is the best so far."""
         sign = 1 if self.config.validation.watch == "val_dice" else -1
         best = self.state.best
         if math.isfinite(value) and (best is None or sign * value > sign * best):
@@ -326,5 +135,218 @@ class Checkpointer:
             fingerprint=self.data.fingerprint,
         )
 
-    def _checkpoint(self) -> Checkpoint:
+    def _checkpoint(self) -> "Checkpoint":
         return checkpoint_of(self.state, self._identity, self.config, environment_of(self.device))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """The files of one training."""
+
+    path: Path
+
+    @property
+    def last_path(self) -> Path:
+        """The latest state, from which the run resumes."""
+        return self.path / "last.pt"
+
+    @property
+    def best_path(self) -> Path:
+        """The weights with the best watched value on the held-out cases."""
+        return self.path / "best.pt"
+
+    def begin(self, config: Config, split: Split, device: Device) -> None:
+        """Write the settings, the cases and the environment."""
+        with whole_file(self.path / "config.yaml") as beside:
+            beside.write_text(config.to_yaml())
+        write_split(split, self.path / SPLIT_NAME)
+        with whole_file(self.path / "environment.json") as beside:
+            beside.write_text(json.dumps(environment_of(device), indent=2) + "\n")
+        remove_leftovers(self.path)
+
+    def set_aside(self) -> Path | None:
+        """Rename an earlier run of this name to a free one, and return that, or None without one."""
+        if not self.path.exists():
+            return None
+        numbers = (
+            re.fullmatch(rf"{re.escape(self.path.name)}\.(\d+)", p.name)
+            for p in self.path.parent.iterdir()
+        )
+        last = max((int(match[1]) for match in numbers if match), default=0)
+        aside = self.path.with_name(f"{self.path.name}.{last + 1}")
+        self.path.rename(aside)
+        return aside
+
+    def checkpoint(
+        self, config: Config, identity: ModelIdentity, device: torch.device
+    ) -> "Checkpoint | None":
+        """Return the latest state, or None if the run has none yet.
+
+        Raises:
+            ResumeError: Settings or training cases are not those that the run was begun with; the
+                message lists the differences.
+        """
+        if not self.last_path.exists():
+            return None
+        checkpoint = load_checkpoint(self.last_path, device)
+        self._check_settings(config_of(checkpoint.config), config)
+        if checkpoint.identity.fingerprint != identity.fingerprint:
+            msg = (
+                f"{self.path} was trained on other cases: fingerprint "
+                f"{checkpoint.identity.fingerprint}, now {identity.fingerprint}. {_WAYS_OUT}"
+            )
+            raise ResumeError(msg)
+        return checkpoint
+
+    def _check_settings(self, before: Config, now: Config) -> None:
+        free = FREE_SETTINGS
+        if now.schedule.name in {"plateau", "constant"}:
+            # these schedules do not depend on the length of the run
+            free |= {"training.n_epochs"}
+        changes = differing_settings(before, now)
+        refused = {key: values for key, values in changes.items() if key not in free}
+        if refused:
+            lines = [f"  {key}: {old!r} -> {new!r}" for key, (old, new) in refused.items()]
+            msg = "\n".join([f"{self.path} was begun with other settings:", *lines, _WAYS_OUT])
+            raise ResumeError(msg)
+        for key, (old, new) in changes.items():
+            log.info("%s changes from %r to %r", key, old, new)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """The state of a run at one moment."""
+
+    model: dict[str, Tensor]
+    """State dict of the network."""
+    identity: ModelIdentity
+    config: dict[str, Any]
+    """Settings, as `Config` dumps them."""
+    position: Position
+    sums: RunningSums = field(default_factory=RunningSums)
+    """Sums of the unfinished epoch."""
+    history: tuple[dict[str, float], ...] = ()
+    """Rows of `history.csv`."""
+    best: float | None = None
+    """Best watched value so far."""
+    optimizer: dict[str, Any] | None = None
+    """State of the optimizer; None in a checkpoint for prediction alone, as are the next four."""
+    schedule: dict[str, Any] | None = None
+    fallback: dict[str, Any] | None = None
+    """Memory mode in use."""
+    scaler: dict[str, Any] | None = None
+    ema: dict[str, Any] | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    """Versions and device that the checkpoint was made with."""
+    schema_version: int = SCHEMA_VERSION
+
+    def for_prediction(self, model: dict[str, Tensor]) -> Self:
+        """Return it with those weights, and without what only training needs."""
+        return replace(
+            self, model=model, optimizer=None, schedule=None, fallback=None, scaler=None, ema=None
+        )
+
+
+def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
+    """Write a checkpoint as a whole: after a crash the file is the old one or the new one."""
+    content = {entry.name: getattr(checkpoint, entry.name) for entry in fields(checkpoint)}
+    content["identity"] = asdict(checkpoint.identity)
+    content["position"] = asdict(checkpoint.position)
+    content["sums"] = asdict(checkpoint.sums)
+    with whole_file(path) as beside:
+        torch.save(content, beside)
+
+
+def load_checkpoint(path: Path, device: torch.device) -> Checkpoint:
+    """Read a checkpoint onto a device.
+
+    Raises:
+        ResumeError: The file is damaged, is no checkpoint, or has an unknown schema version.
+    """
+    content = _converted(read_checkpoint(path, device))
+    content["identity"] = ModelIdentity(**content["identity"])
+    content["position"] = Position(**content["position"])
+    content["sums"] = RunningSums(**content["sums"])
+    # other entries, such as settings fitted to the weights, are for prediction alone
+    known = {entry.name for entry in fields(Checkpoint)}
+    return Checkpoint(**{name: value for name, value in content.items() if name in known})
+
+
+def checkpoint_of(
+    state: RunState, identity: ModelIdentity, config: Config, environment: dict[str, str]
+) -> Checkpoint:
+    """Return a checkpoint of the state of a run."""
+    return Checkpoint(
+        model=state.network.state_dict(),
+        identity=identity,
+        config=config.model_dump(mode="json"),
+        position=state.position,
+        sums=state.sums,
+        history=tuple(dict(row) for row in state.history),
+        best=state.best,
+        optimizer=state.accumulator.optimizer.state_dict(),
+        schedule=state.schedule.state_dict(),
+        fallback=state.fallback.state_dict(),
+        scaler=state.accumulator.scaler.state_dict(),
+        ema=None if state.ema is None else state.ema.state_dict(),
+        environment=environment,
+    )
+
+
+def restore(state: RunState, checkpoint: Checkpoint) -> None:
+    """Set a state that was built from the same settings to the values of a checkpoint.
+
+    Raises:
+        ResumeError: The checkpoint is for prediction alone, or of another network.
+    """
+    if checkpoint.optimizer is None or checkpoint.schedule is None:
+        msg = "the checkpoint is for prediction alone; a run resumes from last.pt"
+        raise ResumeError(msg)
+    _load(state.network, checkpoint.model)
+    state.accumulator.optimizer.load_state_dict(checkpoint.optimizer)
+    state.schedule.load_state_dict(checkpoint.schedule)
+    if checkpoint.fallback is not None:
+        # first, because it may change the precision, which the loss scale belongs to
+        state.fallback.load_state_dict(checkpoint.fallback)
+    if checkpoint.scaler:  # empty when the run computed without one
+        state.accumulator.scaler.load_state_dict(checkpoint.scaler)
+    if state.ema is not None and checkpoint.ema is not None:
+        _load(state.ema, checkpoint.ema)
+    state.position = checkpoint.position
+    state.sums = checkpoint.sums
+    state.history = list(checkpoint.history)
+    state.best = checkpoint.best
+
+
+def environment_of(device: Device) -> dict[str, str]:
+    """Return versions and device, as they are written into the run and its checkpoints."""
+    kind = device.torch_device
+    name = torch.cuda.get_device_name(kind) if kind.type == "cuda" else platform.processor()
+    packages = ("brats_seg", "torch", "monai", "numpy", "nibabel")
+    return {
+        "python": platform.python_version(),
+        **{package: version(package) for package in packages},
+        "platform": platform.platform(),
+        "device": f"{kind} {name}".strip(),
+        "precision": device.precision,
+        "threads": str(torch.get_num_threads()),
+    }
+
+
+def _converted(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the entries of a checkpoint of schema version 1 under the names of version 2."""
+    if content["schema_version"] == SCHEMA_VERSION:
+        return content
+    renamed = {"tally": "sums", "ladder": "fallback"}
+    content = {renamed.get(name, name): value for name, value in content.items()}
+    position = dict(content["position"])
+    position["n_batches"] = position.pop("n_windows")
+    return {**content, "position": position, "schema_version": SCHEMA_VERSION}
+
+
+def _load(network: nn.Module, weights: dict[str, Any]) -> None:
+    try:
+        network.load_state_dict(weights)
+    except RuntimeError as error:
+        msg = f"the checkpoint holds another network than the one given: {error}"
+        raise ResumeError(msg) from None

@@ -1,66 +1,124 @@
-"""Which patches an epoch holds, how they fall into windows of accumulation, and how they come."""
+"""Read the patches of an epoch, one effective batch after another.
+
+Which patches belong to which optimizer step is a pure function of the settings, the cases and the
+epoch. `Batch` holds the patches of one step on the host, as the loader made them, and cuts them into
+micro-batches; the device never holds more than one micro-batch of them.
+
+N patches, C modalities, R targets, X Y Z voxels.
+"""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
 from math import ceil
-from typing import Literal, overload
+from typing import Literal
 
 import torch
 
 from brats_seg.config import Config
 from brats_seg.data.fold import FoldData
-from brats_seg.data.loader import Foreseen, PatchDataset, PatchStream, Sample, patch_loader
+from brats_seg.data.intensity_transforms import Transform
+from brats_seg.data.loader import PatchDataset, Sample, patch_loader
 from brats_seg.data.patches import PatchKey, epoch_patches
-from brats_seg.models.build import size_multiple
+from brats_seg.data.transforms import transforms_named
+from brats_seg.models.build import padded_size, size_multiple
 from brats_seg.runtime.device import Device
 from brats_seg.training.gradient import MicroBatch
 from brats_seg.training.tasks import task_of
+
+MAX_AUTO_WORKERS = 8
+"""Largest automatic number of workers: eight make patches faster than one GPU trains on them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Batch:
+    """The patches of one effective batch, held on the host as they were read.
+
+    A patch of 128x128x128 takes 19 to 23 MB with a float16 image, and 40 MB with a float32 one.
+    """
+
+    samples: tuple[Sample, ...]
+
+    @property
+    def case_ids(self) -> tuple[str, ...]:
+        """The case of each patch."""
+        return tuple(sample.case_id for sample in self.samples)
+
+    def micro_batches(self, size: int) -> Iterator[MicroBatch]:
+        """Yield the patches in their order, `size` at a time; the last micro-batch may be smaller.
+
+        A micro-batch of one patch is a view of it; one of several patches is a copy.
+        """
+        for start in range(0, len(self.samples), size):
+            group = self.samples[start : start + size]
+            yield MicroBatch(
+                _stacked([sample.image for sample in group]),
+                _stacked([sample.target for sample in group]),
+            )
 
 
 def epoch_batches(
     config: Config, case_ids: Sequence[str], epoch: int
 ) -> tuple[tuple[PatchKey, ...], ...]:
-    """Return the keys behind each optimizer step of an epoch; the last window may be short.
+    """Return the keys of the patches of each optimizer step of an epoch.
 
-    A pure function of the settings, the cases and the epoch.
+    The last batch may hold fewer patches than the others.
     """
     keys = epoch_patches(case_ids, epoch, config.patch.per_case, config.training.seed)
     size = config.training.effective_batch_at(epoch)
     return tuple(tuple(keys[start : start + size]) for start in range(0, len(keys), size))
 
 
-def patch_stream(
-    data: FoldData,
-    config: Config,
-    windows: Sequence[Sequence[PatchKey]],
-    *,
-    n_passes: int,
-    micro_batch: int,
-    device: Device,
-) -> PatchStream:
-    """Return the patches of windows that are computed in one pass or two, cut into micro-batches."""
-    foreseen = [
-        Foreseen(
-            keys=tuple(keys),
-            # the graph of the last micro-batch is kept for the second pass
-            n_again=(n_passes - 1) * (max(len(keys) - 1, 0) // micro_batch * micro_batch),
-        )
-        for keys in windows
-    ]
-    dataset = _dataset(data, config, config.training.augment)
+def read_batches(
+    data: FoldData, config: Config, batches: Sequence[Sequence[PatchKey]], device: Device
+) -> Iterator[Batch]:
+    """Yield the batch of each group of keys; every patch is made once.
+
+    Raises:
+        CaseError: A case was not prepared, or has no label map.
+        EnvironmentalError: A worker process was killed, or shared memory is too small.
+    """
+    transforms = transforms_named(config.training.transforms)
+    dataset = _dataset(data, config, config.training.augment, transforms)
     n_workers = _n_workers(config.training.n_workers, device)
-    return PatchStream(dataset, foreseen, n_workers=n_workers)
+    samples = patch_loader(dataset, chain.from_iterable(batches), n_workers)
+    for keys in batches:
+        yield Batch(samples=tuple(islice(samples, len(keys))))
 
 
 def held_out_patches(
     data: FoldData, config: Config, keys: Iterable[PatchKey], device: Device
 ) -> Iterator[Sample]:
-    """Yield the patch of each draw as it is, in their order."""
+    """Yield the patches of those keys in their order, without augmentation."""
     n_workers = _n_workers(config.training.n_workers, device)
     return patch_loader(_dataset(data, config, "none"), keys, n_workers=n_workers)
 
 
-def _dataset(data: FoldData, config: Config, augment: str) -> PatchDataset:
+def patch_shape(config: Config, data: FoldData) -> tuple[int, int, int]:
+    """Return the voxels that the network is built for.
+
+    They are those of the patch, or for `whole` those that hold the largest case.
+    """
+    if config.patch.size != "whole":
+        return config.patch.size
+    return padded_size(config.model, data.largest_shape)
+
+
+def n_optimizer_steps(config: Config, n_cases: int) -> int:
+    """Return the number of optimizer steps of a whole run."""
+    n_patches = n_cases * config.patch.per_case
+    epochs = range(config.training.n_epochs)
+    return sum(ceil(n_patches / config.training.effective_batch_at(epoch)) for epoch in epochs)
+
+
+def _stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return tensors[0][None] if len(tensors) == 1 else torch.stack(tuple(tensors))
+
+
+def _dataset(
+    data: FoldData, config: Config, augment: str, transforms: Sequence[Transform] = ()
+) -> PatchDataset:
     return PatchDataset(
         data.folder,
         patch=config.patch,
@@ -68,68 +126,13 @@ def _dataset(data: FoldData, config: Config, augment: str) -> PatchDataset:
         augment=augment,
         seed=config.training.seed,
         target_of=task_of(config).target_of,
+        transforms=transforms,
     )
 
 
 def _n_workers(setting: int | Literal["auto"], device: Device) -> int:
     if setting != "auto":
         return setting
-    # beside a GPU the processors are free; without one they are the device
+    # on a machine without a GPU the processors are busy with the training itself
     on_cpu = device.torch_device.type == "cpu"
     return 0 if on_cpu else min(MAX_AUTO_WORKERS, os.cpu_count() or 1)
-
-
-MAX_AUTO_WORKERS = 8
-"""More only takes memory: eight make light patches faster than one GPU learns from them."""
-
-
-def patch_shape(config: Config, data: FoldData) -> tuple[int, int, int]:
-    """Return the voxels that a network is built for: the patch, or what holds the largest case."""
-    if config.patch.size != "whole":
-        return config.patch.size
-    multiple = size_multiple(config.model, data.largest_shape)
-    x, y, z = (-(-n // m) * m for n, m in zip(data.largest_shape, multiple, strict=True))
-    return x, y, z
-
-
-def n_optimizer_steps(config: Config, n_cases: int) -> int:
-    """Return the steps of a whole run."""
-    n_patches = n_cases * config.patch.per_case
-    epochs = range(config.training.n_epochs)
-    return sum(ceil(n_patches / config.training.effective_batch_at(epoch)) for epoch in epochs)
-
-
-class MicroBatches(Sequence[MicroBatch]):
-    """Samples stacked by `size`, each stack made when it is asked for; the last may be smaller.
-
-    Targets become float32, which is what losses of torch and MONAI take.
-    """
-
-    def __init__(self, samples: Sequence[Sample], size: int) -> None:
-        self._samples = samples
-        self._starts = range(0, len(samples), size)
-        self._size = size
-
-    def __len__(self) -> int:
-        return len(self._starts)
-
-    @overload
-    def __getitem__(self, place: int) -> MicroBatch: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> list[MicroBatch]: ...
-
-    def __getitem__(self, place: int | slice) -> MicroBatch | list[MicroBatch]:
-        if isinstance(place, slice):
-            return [self[i] for i in range(len(self))[place]]
-        start = self._starts[place]
-        group = self._samples[start : start + self._size]
-        return MicroBatch(
-            _stacked([sample.image for sample in group]),
-            _stacked([sample.target for sample in group]).float(),
-        )
-
-
-def _stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    # one patch is a batch of one as it is
-    return tensors[0][None] if len(tensors) == 1 else torch.stack(tuple(tensors))

@@ -1,27 +1,22 @@
-"""The gradient of a window of accumulation, equal to that of the whole batch.
+"""Compute the gradient of an effective batch from its micro-batches, equal to that of the whole batch.
 
-How it is made depends on what the loss says of itself:
+How many passes that takes follows from the loss (see `losses.reduction_of`), and is decided here
+alone:
 
-- `reduces = "patches"`: the loss returns one number a patch, and that of the window is their mean.
-  One pass; the sum of the gradients is divided by the patches that the window really held.
-- `reduces = "sums"`: the loss is a function of sums over all patches (batch Dice). Two passes: the
-  first adds up the sums, the second lets the derivative by the sums flow back.
-- anything else: the loss of all outputs at once. Two passes: the first keeps the outputs, the loss
-  is taken once over the window, and the second lets its derivative by each output flow back (the
-  idea of Gao 2021, arXiv 2101.06983, there for contrastive losses).
+- a mean over patches takes one pass: the gradients of all patches are added, and the sum is divided
+  by the number of patches in the batch.
+- a function of sums over patches (batch Dice) takes two: the first adds up the sums, the second
+  propagates the derivative of the loss with respect to them.
+- any other loss takes two as well: the first keeps the outputs, the loss is computed once for the
+  whole batch, and the second propagates its derivative with respect to each output (the idea of Gao
+  2021, arXiv 2101.06983, there for contrastive losses).
 
-The graph of the last micro-batch of a first pass is kept for the second, so that a window of n
-costs 2n - 1 forward passes at most and a window of one costs one. Only one graph is ever alive.
+The graph of the last micro-batch of a first pass is kept for the second, so n micro-batches take
+2n - 1 forward passes at most, and one takes one. Only one graph exists at a time, and of a loss of
+the first two kinds the device holds one micro-batch at a time, whatever the effective batch.
 
-N patches, R regions, X Y Z voxels.
+N patches, C channels, R regions, X Y Z voxels.
 """
-
-# DOC training/head: The loss of a window, and its derivative by what the first of two passes kept of each micro-batch.
-#
-# What is kept is as little as the loss allows: the sums that it is a function of, or else every output
-# with its target.
-#
-# DOC training/replay: Running a micro-batch a second time exactly as the first: random state and buffers.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -41,36 +36,270 @@ from brats_seg.training.losses import (
     Output,
     SumsLoss,
     as_sums_loss,
-    is_mean_over_patches,
     measure_nothing,
+    reduction_of,
 )
 from brats_seg.training.ranks import Ranks
 
+Value = TypeVar("Value")
 Carried: TypeAlias = tuple[Tensor, ...]
-"""What is kept of a micro-batch."""
+"""The tensors of a micro-batch that the loss of the batch is computed from."""
 Gradients: TypeAlias = list[Sequence[Tensor | None]]
-"""Of each micro-batch, the derivative by each tensor of what was kept; None where there is none."""
+"""For each micro-batch, the derivative with respect to each carried tensor, or None without one."""
+
+REPLAY_TOLERANCE = 1e3
+"""Largest difference between the two passes over a micro-batch, in units of the type's precision."""
+
+
+class ReplayError(BratsError):
+    """A network returned another output for the same micro-batch."""
+
+
+class MicroBatch(NamedTuple):
+    """The patches of one forward pass.
+
+    Example:
+        >>> import torch
+        >>> image = torch.zeros(1, 4, 8, 8, 8, dtype=torch.float16)
+        >>> part = MicroBatch(image, torch.zeros(1, 3, 8, 8, 8, dtype=torch.uint8))
+        >>> part.to(torch.device("cpu")).image.dtype
+        torch.float32
+    """
+
+    image: Tensor
+    """`(N, C, X, Y, Z)` of any floating type."""
+    target: Tensor
+    """What the loss compares with; its first axis counts patches too."""
+
+    def to(self, device: torch.device) -> "MicroBatch":
+        """Return it on a device, in the types that networks and losses compute with.
+
+        The image becomes float32 unless it is float64. The target becomes float32, as losses of
+        torch and MONAI expect, if it is uint8 or in half precision.
+        """
+        # moved first, because fewer bytes cross to the device that way
+        image, target = self.image.to(device), self.target.to(device)
+        image = image if image.dtype == torch.float64 else image.float()
+        return MicroBatch(image, target.float() if target.dtype in _STORED_TYPES else target)
+
+
+_STORED_TYPES = (torch.uint8, torch.float16, torch.bfloat16)
+"""Types in which targets are held on the host to save memory."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchGradient:
+    """Computes the gradient of a batch that is given as micro-batches."""
+
+    network: nn.Module
+    criterion: Criterion
+    device: Device
+    scale: Callable[[Tensor], Tensor]
+    """Multiplies a loss before the backward pass, so that float16 gradients do not underflow."""
+    ranks: Ranks
+    """The processes that share each batch."""
+
+    def make(self, micro_batches: Iterable[MicroBatch], measure: Measure) -> tuple[float, Tensor]:
+        """Add this rank's part of the gradient to the parameters; return loss and measurements.
+
+        Args:
+            micro_batches: This rank's share of the batch, perhaps empty. Each is moved to the
+                device for its forward pass; a loss that takes two passes keeps them all.
+            measure: Called with the output of each micro-batch.
+
+        Returns:
+            The loss of the patches of all ranks, and what was measured of this rank's patches. The
+            sum of the ranks' gradients is the gradient of that loss.
+        """
+        one_pass = reduction_of(self.criterion) == "patches"
+        make = self._one_pass if one_pass else self._two_passes
+        loss, rows = make(micro_batches, measure)
+        return loss, torch.cat(rows) if rows else torch.empty(0)
+
+    def _one_pass(
+        self, micro_batches: Iterable[MicroBatch], measure: Measure
+    ) -> tuple[float, list[Tensor]]:
+        rows: list[Tensor] = []
+
+        def work() -> float:
+            total = torch.zeros((), device=self.device.torch_device)
+            for place, micro_batch in enumerate(micro_batches):
+                self._check_normalisation(place)
+                loss = self._summed_loss(micro_batch, measure, rows)
+                self.scale(loss).backward()
+                total = total + loss.detach()
+            return float(total)
+
+        total = torch.tensor(self._together(work), dtype=torch.float64)
+        n_patches = int(self.ranks.sum(torch.tensor(_n_patches(rows))))
+        for parameter in self.network.parameters():
+            if parameter.grad is not None:
+                parameter.grad /= n_patches
+        return float(self.ranks.sum(total)) / n_patches, rows
+
+    def _summed_loss(self, micro_batch: MicroBatch, measure: Measure, rows: list[Tensor]) -> Tensor:
+        """Return the sum of the patches' losses, holding nothing else of the forward pass."""
+        here = micro_batch.to(self.device.torch_device)
+        with self.device.autocast():
+            output = self.network(here.image)
+            losses = self.criterion(output, here.target)
+        _check_per_patch(losses, len(here.image))
+        rows.append(_measured(measure, output, here.target))
+        return losses.sum()
+
+    def _two_passes(
+        self, micro_batches: Iterable[MicroBatch], measure: Measure
+    ) -> tuple[float, list[Tensor]]:
+        held = tuple(micro_batches)
+        reduction = loss_reduction(self.criterion, self.device, self.scale, self.ranks)
+        states: list[RandomState] = []
+        rows: list[Tensor] = []
+
+        def first_pass() -> list[Carried]:
+            carried = []
+            for place, micro_batch in enumerate(held):
+                self._check_normalisation(place)
+                states.append(RandomState.capture(self.device.torch_device))
+                with torch.set_grad_enabled(place == len(held) - 1):
+                    carried.append(self._carried(reduction, micro_batch, measure, rows))
+            return carried
+
+        carried = self._together(first_pass)
+        after = RandomState.capture(self.device.torch_device)
+        buffers = capture_buffers(self.network)
+        gathered = reduction.gather(carried)
+        n_patches = int(self.ranks.sum(torch.tensor(_n_patches(rows))))
+        loss, gradients = self._together(
+            lambda: reduction.differentiate(gathered, carried, n_patches)
+        )
+
+        def second_pass() -> None:
+            if carried:
+                # the graph of the last micro-batch is still there
+                _backward(carried.pop(), gradients[-1])
+            for place, first in enumerate(carried):
+                states[place].restore()
+                second = self._carried(reduction, held[place], measure_nothing, [])
+                check_replay(first, second)
+                _backward(second, gradients[place])
+
+        self._together(second_pass)
+        after.restore()
+        restore_buffers(self.network, buffers)
+        return loss, rows
+
+    def _carried(
+        self,
+        reduction: "LossReduction",
+        micro_batch: MicroBatch,
+        measure: Measure,
+        rows: list[Tensor],
+    ) -> Carried:
+        here = micro_batch.to(self.device.torch_device)
+        with self.device.autocast():
+            output = self.network(here.image)
+            rows.append(_measured(measure, output, here.target))
+            return reduction.carry(output, here.target)
+
+    def _check_normalisation(self, place: int) -> None:
+        if place == 1 and has_batch_statistics(self.network):
+            msg = (
+                "the network normalises over the batch, so several micro-batches cannot equal the "
+                "whole batch; use instance or group norm, or one micro-batch"
+            )
+            raise ConfigError(msg)
+
+    def _together(self, work: Callable[[], Value]) -> Value:
+        """Do this rank's work; if memory runs out on one rank, every rank raises."""
+        error: Exception | None = None
+        try:
+            value = work()
+        except (RuntimeError, MemoryError) as caught:
+            if not is_out_of_memory(caught):
+                raise
+            error = caught
+        if self.ranks.any(error is not None):
+            raise error or torch.OutOfMemoryError("memory ran out on another rank")
+        return value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RandomState:
+    """The state of the generators that random layers draw from."""
+
+    cpu: Tensor
+    cuda: Tensor | None
+    device: torch.device
+
+    @classmethod
+    def capture(cls, device: torch.device) -> Self:
+        """Return the current state of torch's generators, on the CPU and on a GPU."""
+        on_gpu = device.type == "cuda"
+        cuda = torch.cuda.get_rng_state(device) if on_gpu else None
+        return cls(cpu=torch.get_rng_state(), cuda=cuda, device=device)
+
+    def restore(self) -> None:
+        """Set the generators to this state."""
+        torch.set_rng_state(self.cpu)
+        if self.cuda is not None:
+            torch.cuda.set_rng_state(self.cuda, self.device)
+
+
+def capture_buffers(network: nn.Module) -> tuple[Tensor, ...]:
+    """Copy the buffers of a network, such as running statistics."""
+    return tuple(buffer.detach().clone() for buffer in network.buffers())
+
+
+def restore_buffers(network: nn.Module, buffers: Sequence[Tensor]) -> None:
+    """Set the buffers of a network to the copies."""
+    for buffer, copy in zip(network.buffers(), buffers, strict=True):
+        buffer.copy_(copy)
+
+
+def check_replay(first: Sequence[Tensor], second: Sequence[Tensor]) -> None:
+    """Raise `ReplayError` unless both passes over a micro-batch gave the same values.
+
+    Kernels that add in no fixed order (some of cuDNN) differ in the last digits between passes, so
+    values are compared to `REPLAY_TOLERANCE`; a dropout mask that is drawn anew differs by far more.
+    """
+    for before, after in zip(first, second, strict=True):
+        # a value that is not finite makes the whole step be skipped, with a warning of its own
+        finite = before.isfinite()
+        if not finite.any():
+            continue
+        epsilon = torch.finfo(before.dtype).eps
+        error = float((before - after.detach())[finite].abs().max())
+        scale = float(before[finite].abs().max())
+        if not error <= REPLAY_TOLERANCE * epsilon * max(scale, 1.0):
+            msg = (
+                f"the network returned another output for the same micro-batch: they differ by "
+                f"{error:.3g}, with values up to {scale:.3g}. Expected random layers to draw from "
+                "torch's default generators only, and no state that changes in a forward pass. "
+                "Give the layer torch's generator, or use a loss that is a mean over patches, "
+                "which needs one pass."
+            )
+            raise ReplayError(msg)
 
 
 class LossReduction(Protocol):
-    """The end of a loss: what comes after the network."""
+    """Computes the loss of a batch from what was carried of its micro-batches."""
 
     def carry(self, output: Output, target: Tensor) -> Carried:
-        """Return what is kept of a micro-batch."""
+        """Return the tensors of a micro-batch that the loss is computed from."""
 
     def gather(self, carried: Sequence[Carried]) -> Any:
-        """Bring together what all ranks kept, in one exchange."""
+        """Collect what all ranks carried, in one exchange."""
 
     def differentiate(
         self, gathered: Any, carried: Sequence[Carried], n_patches: int
     ) -> tuple[float, Gradients]:
-        """Return the loss of the window and its derivative by what this rank kept."""
+        """Return the loss of the batch and its derivatives with respect to what this rank carried."""
 
 
 def loss_reduction(
     criterion: Criterion, device: Device, scale: Callable[[Tensor], Tensor], ranks: Ranks
 ) -> LossReduction:
-    """Return the end of a loss that does not reduce to patches."""
+    """Return the reduction of a loss that takes two passes."""
     if (by_sums := as_sums_loss(criterion)) is not None:
         return _SumsReduction(loss=by_sums, scale=scale, ranks=ranks)
     return _OutputsReduction(loss=criterion, device=device, scale=scale, ranks=ranks)
@@ -78,6 +307,8 @@ def loss_reduction(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _SumsReduction:
+    """Carries the sums of each micro-batch."""
+
     loss: SumsLoss
     scale: Callable[[Tensor], Tensor]
     ranks: Ranks
@@ -102,6 +333,8 @@ class _SumsReduction:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _OutputsReduction:
+    """Carries every output with its target."""
+
     loss: Criterion
     device: Device
     scale: Callable[[Tensor], Tensor]
@@ -123,7 +356,7 @@ class _OutputsReduction:
         leaves = tuple(output.requires_grad_() for output in outputs)
         with self.device.autocast():
             loss = self.loss(output_from(leaves), target)
-        # a loss may look at some outputs only, at the finest level say
+        # a loss may use some outputs only, for example those of the finest level
         found: tuple[Tensor | None, ...] = torch.autograd.grad(
             self.scale(loss), leaves, allow_unused=True
         )
@@ -133,219 +366,12 @@ class _OutputsReduction:
         return float(loss.detach()), list(zip(*columns, nothing, strict=True))
 
 
-class ReplayError(BratsError):
-    """A network gave another output for the same micro-batch."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RandomState:
-    """The generators that random layers draw from."""
-
-    cpu: Tensor
-    cuda: Tensor | None
-    device: torch.device
-
-    @classmethod
-    def capture(cls, device: torch.device) -> Self:
-        """Note where the generators of the CPU and of a GPU stand."""
-        on_gpu = device.type == "cuda"
-        cuda = torch.cuda.get_rng_state(device) if on_gpu else None
-        return cls(cpu=torch.get_rng_state(), cuda=cuda, device=device)
-
-    def restore(self) -> None:
-        """Set the generators back."""
-        torch.set_rng_state(self.cpu)
-        if self.cuda is not None:
-            torch.cuda.set_rng_state(self.cuda, self.device)
-
-
-def capture_buffers(network: nn.Module) -> tuple[Tensor, ...]:
-    """Copy what a forward pass may change beside the gradients, such as running statistics."""
-    return tuple(buffer.detach().clone() for buffer in network.buffers())
-
-
-def restore_buffers(network: nn.Module, buffers: Sequence[Tensor]) -> None:
-    """Put the copies back."""
-    for buffer, copy in zip(network.buffers(), buffers, strict=True):
-        buffer.copy_(copy)
-
-
-def check_replay(first: Sequence[Tensor], second: Sequence[Tensor]) -> None:
-    """Raise `ReplayError` unless both passes over a micro-batch gave the same.
-
-    Kernels that add in no fixed order (cuDNN's, say) differ in the last digits between passes, so
-    equality is meant to `REPLAY_TOLERANCE` of the type's precision; a dropout mask that is drawn
-    anew differs by far more.
-    """
-    for before, after in zip(first, second, strict=True):
-        # a value that is not finite makes the step be left out, with a word of its own
-        finite = before.isfinite()
-        if not finite.any():
-            continue
-        epsilon = torch.finfo(before.dtype).eps
-        error = float((before - after.detach())[finite].abs().max())
-        scale = float(before[finite].abs().max())
-        if not error <= REPLAY_TOLERANCE * epsilon * max(scale, 1.0):
-            msg = (
-                f"the network gave another output for the same micro-batch: they differ by "
-                f"{error:.3g} where values reach {scale:.3g}. Expected random layers to draw from "
-                "torch's default generators only, and no state that a forward pass changes. Give "
-                "the layer torch's generator, or use a loss that is a mean over patches, which "
-                "needs one pass."
-            )
-            raise ReplayError(msg)
-
-
-REPLAY_TOLERANCE = 1e3
-
-
-Value = TypeVar("Value")
-
-
-class MicroBatch(NamedTuple):
-    """The patches of one forward pass."""
-
-    image: Tensor
-    """`(N, C, X, Y, Z)`."""
-    target: Tensor
-    """What the loss compares with; its first axis counts patches too."""
-
-    def to(self, device: torch.device) -> "MicroBatch":
-        """Return it on that device."""
-        return MicroBatch(self.image.to(device), self.target.to(device))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BatchGradient:
-    """What makes the gradient of a window."""
-
-    network: nn.Module
-    criterion: Criterion
-    device: Device
-    scale: Callable[[Tensor], Tensor]
-    """Multiplies a loss before it flows back, so that float16 gradients do not underflow."""
-    ranks: Ranks
-    """The processes that share the windows."""
-
-    def make(self, window: Iterable[MicroBatch], measure: Measure) -> tuple[float, Tensor]:
-        """Give parameters, which have no gradient yet, this rank's part; return loss and measure.
-
-        `window` is this rank's share, perhaps empty; the loss is that of all ranks' patches, and
-        the sum of the ranks' gradients is its gradient. What was measured is of this share. A
-        sequence that makes its micro-batches when asked is never held as a whole.
-        """
-        make = self._one_pass if is_mean_over_patches(self.criterion) else self._two_passes
-        loss, rows = make(window, measure)
-        return loss, torch.cat(rows) if rows else torch.empty(0)
-
-    def _one_pass(
-        self, window: Iterable[MicroBatch], measure: Measure
-    ) -> tuple[float, list[Tensor]]:
-        rows: list[Tensor] = []
-
-        def work() -> float:
-            total = torch.zeros((), device=self.device.torch_device)
-            for place, micro_batch in enumerate(window):
-                self._check_cut(place)
-                loss = self._summed_loss(micro_batch, measure, rows)
-                self.scale(loss).backward()
-                total = total + loss.detach()
-            return float(total)
-
-        total = torch.tensor(self._together(work), dtype=torch.float64)
-        n_patches = int(self.ranks.sum(torch.tensor(_n_patches(rows))))
-        for parameter in self.network.parameters():
-            if parameter.grad is not None:
-                parameter.grad /= n_patches
-        return float(self.ranks.sum(total)) / n_patches, rows
-
-    def _summed_loss(self, micro_batch: MicroBatch, measure: Measure, rows: list[Tensor]) -> Tensor:
-        """Return the losses of the patches, added up; what else was computed is let go."""
-        here = micro_batch.to(self.device.torch_device)
-        with self.device.autocast():
-            output = self.network(here.image)
-            losses = self.criterion(output, here.target)
-        _check_per_patch(losses, len(here.image))
-        rows.append(_measured(measure, output, here.target))
-        return losses.sum()
-
-    def _two_passes(
-        self, window: Iterable[MicroBatch], measure: Measure
-    ) -> tuple[float, list[Tensor]]:
-        window = window if isinstance(window, Sequence) else tuple(window)
-        head = loss_reduction(self.criterion, self.device, self.scale, self.ranks)
-        states: list[RandomState] = []
-        rows: list[Tensor] = []
-
-        def first_pass() -> list[Carried]:
-            carried = []
-            for place, micro_batch in enumerate(window):
-                self._check_cut(place)
-                states.append(RandomState.capture(self.device.torch_device))
-                with torch.set_grad_enabled(place == len(window) - 1):
-                    carried.append(self._carried(head, micro_batch, measure, rows))
-            return carried
-
-        carried = self._together(first_pass)
-        after = RandomState.capture(self.device.torch_device)
-        buffers = capture_buffers(self.network)
-        gathered = head.gather(carried)
-        n_patches = int(self.ranks.sum(torch.tensor(_n_patches(rows))))
-        loss, gradients = self._together(lambda: head.differentiate(gathered, carried, n_patches))
-
-        def second_pass() -> None:
-            if carried:
-                _backward(carried.pop(), gradients[-1])
-            # the last micro-batch, whose turn is over, is not made again
-            for place, first in enumerate(carried):
-                states[place].restore()
-                # made in the call, so that nothing holds it while the gradient flows back
-                second = self._carried(head, window[place], measure_nothing, [])
-                check_replay(first, second)
-                _backward(second, gradients[place])
-
-        self._together(second_pass)
-        after.restore()
-        restore_buffers(self.network, buffers)
-        return loss, rows
-
-    def _carried(
-        self, head: LossReduction, micro_batch: MicroBatch, measure: Measure, rows: list[Tensor]
-    ) -> Carried:
-        here = micro_batch.to(self.device.torch_device)
-        with self.device.autocast():
-            output = self.network(here.image)
-            rows.append(_measured(measure, output, here.target))
-            return head.carry(output, here.target)
-
-    def _check_cut(self, place: int) -> None:
-        if place == 1 and has_batch_statistics(self.network):
-            msg = (
-                "the network normalises over the batch, so a window of several micro-batches "
-                "cannot equal the whole batch; use instance or group norm, or one micro-batch"
-            )
-            raise ConfigError(msg)
-
-    def _together(self, work: Callable[[], Value]) -> Value:
-        """Do this rank's work; where memory runs out on one rank, it has run out on all."""
-        error: Exception | None = None
-        try:
-            value = work()
-        except (RuntimeError, MemoryError) as caught:
-            if not is_out_of_memory(caught):
-                raise
-            error = caught
-        if self.ranks.any(error is not None):
-            raise error or torch.OutOfMemoryError("memory ran out on another rank")
-        return value
-
-
 def _n_patches(rows: Sequence[Tensor]) -> int:
     return sum(len(row) for row in rows)
 
 
 def _backward(carried: Carried, gradients: Sequence[Tensor | None]) -> None:
-    """Let derivatives flow back from what the loss depends on; the rest stays without a gradient."""
+    """Propagate the derivatives with respect to the carried tensors that have one."""
     pairs = [
         (tensor, gradient)
         for tensor, gradient in zip(carried, gradients, strict=True)
@@ -362,7 +388,7 @@ def _measured(measure: Measure, output: Output, target: Tensor) -> Tensor:
 def _check_per_patch(losses: Tensor, n_patches: int) -> None:
     if losses.shape != (n_patches,):
         msg = (
-            f"the loss says that it reduces to patches, but returned the shape "
-            f"{tuple(losses.shape)} for {n_patches} patches; expected ({n_patches},)"
+            f"the loss declares reduces = 'patches', but returned the shape {tuple(losses.shape)} "
+            f"for {n_patches} patches; expected ({n_patches},)"
         )
         raise ConfigError(msg)

@@ -1,32 +1,40 @@
-"""A loss, and what it says of how it adds up over patches.
+"""Losses of segmentation and reconstruction, and how the loss of a batch follows from its patches.
 
-- `reduces = "patches"`: the loss returns one number a patch, and that of the window is their mean.
-- `reduces = "sums"`: the loss is a function of sums over all patches (batch Dice); see `SumsLoss`.
-- anything else: a function of all outputs and targets at once, about which nothing is assumed.
+A loss is any callable of what a network returns and a target. Its attribute `reduces` declares how
+the losses of patches make up that of the batch, which decides how its gradient is computed:
+
+- `reduces = "patches"`: the loss returns one number for each patch, `(N,)`, and the loss of the batch
+  is their mean.
+- `reduces = "sums"`: the loss is a function of sums over patches, such as batch Dice. It has the two
+  methods of `SumsLoss`.
+- without that attribute nothing is assumed: the loss is called once with all outputs and targets
+  of the batch and returns a scalar, as the losses of torch and MONAI do.
+
+N patches, R regions, L levels of deep supervision, C modalities, X Y Z voxels. Networks give logits,
+never probabilities; targets are 0 or 1. Coarser logits are compared with the target on their own
+grid, and each level weighs half as much as the one above it (nnU-Net; Isensee 2021).
 """
 
-# DOC training/losses: Losses of region segmentation, and how each adds up over patches.
-#
-# N patches, R regions, L levels of deep supervision, X Y Z voxels. Logits come in, never
-# probabilities; targets are 0 or 1. Coarser logits are compared with the target at their own grid,
-# and weigh half as much from level to level (nnU-Net; Isensee 2021).
-#
-# DOC training/reconstruction: How an image is reconstructed: the loss, and the error of an epoch.
-#
-# The background is 0 wherever a case is prepared, easy to learn, and often half of a crop. An error
-# there counts a tenth in the loss, enough to be left with a dark background, and not at all in what
-# is reported. N patches, C modalities, X Y Z voxels.
-#
-
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Literal,
+    Protocol,
+    TypeAlias,
+    get_args,
+    runtime_checkable,
+)
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from brats_seg.config import LossConfig
+from brats_seg.errors import ConfigError
 from brats_seg.labels import REGIONS
+from brats_seg.models.build import build_by_name
 from brats_seg.models.output import TrainingOutput, as_output
 
 if TYPE_CHECKING:
@@ -35,12 +43,20 @@ if TYPE_CHECKING:
 Output: TypeAlias = Tensor | TrainingOutput
 Criterion: TypeAlias = Callable[[Output, Tensor], Tensor]
 Measure: TypeAlias = Callable[[Output, Tensor], Tensor]
-"""Output and target of a micro-batch to a tensor with a row per patch."""
+"""Output and target of a micro-batch to a tensor with a row for each patch."""
+Reduction: TypeAlias = Literal["patches", "sums", "outputs"]
 
+SMOOTH_VOXELS = 1.0
+"""Added to both sides of the Dice ratio, so that it is defined where a region is empty."""
+BACKGROUND_WEIGHT = 0.1
+"""Weight of the squared error of a voxel outside the brain; a voxel inside has weight 1."""
+SSIM_RANGE = 6.0
+"""Width of the range of intensities: three standard deviations of the brain on either side.
 
-def measure_nothing(output: Output, target: Tensor) -> Tensor:
-    """Return a row of no columns for each patch."""
-    return target.new_empty((len(target), 0))
+Images are shifted above 0 by half of it, because structural similarity compares means by ratio.
+"""
+SSIM_WINDOW = 7
+"""Voxels along each axis of the box in which structure is compared; a patch must be as large."""
 
 
 @runtime_checkable
@@ -51,29 +67,109 @@ class SumsLoss(Protocol):
         """Return what adds up over patches, in any shape."""
 
     def of_sums(self, sums: Tensor, n_patches: int) -> Tensor:
-        """Return the loss, a scalar."""
+        """Return the loss of the batch, a scalar."""
+
+
+def reduction_of(criterion: object) -> Reduction:
+    """Return how a loss declares that it reduces over patches, "outputs" if it declares nothing.
+
+    Raises:
+        ConfigError: It declares something unknown, or "sums" without the methods of `SumsLoss`.
+    """
+    declared: Reduction = getattr(criterion, "reduces", "outputs")
+    name = type(criterion).__name__
+    if declared not in get_args(Reduction):
+        msg = f"the loss {name} declares reduces = {declared!r}; expected 'patches' or 'sums'"
+        raise ConfigError(msg)
+    if declared == "sums" and not isinstance(criterion, SumsLoss):
+        msg = (
+            f"the loss {name} declares reduces = 'sums' and lacks the methods for it; expected "
+            "sums(output, target) and of_sums(sums, n_patches)"
+        )
+        raise ConfigError(msg)
+    return declared
+
+
+def as_sums_loss(criterion: object) -> SumsLoss | None:
+    """Return a loss that declares `reduces = "sums"`, and None for any other."""
+    declares_sums = reduction_of(criterion) == "sums"
+    return criterion if declares_sums and isinstance(criterion, SumsLoss) else None
 
 
 def whole_loss(criterion: Criterion, output: Output, target: Tensor) -> Tensor:
     """Return the loss of patches that are all in one batch, as a scalar."""
     if (by_sums := as_sums_loss(criterion)) is not None:
         return by_sums.of_sums(by_sums.sums(output, target), len(target))
-    # the mean of one number is that number: only a loss of one number a patch has more
+    # the mean of a scalar is the scalar: only a loss of one number for each patch has more
     return criterion(output, target).mean()
 
 
-def is_mean_over_patches(criterion: object) -> bool:
-    """Tell whether it says that the loss of many patches is the mean of theirs."""
-    return getattr(criterion, "reduces", "") == "patches"
+def measure_nothing(output: Output, target: Tensor) -> Tensor:
+    """Return a row without columns for each patch."""
+    return target.new_empty((len(target), 0))
 
 
-def as_sums_loss(criterion: object) -> SumsLoss | None:
-    """Return it as what it says it is, or None if it does not."""
-    return criterion if isinstance(criterion, SumsLoss) else None
+def build_criterion(config: LossConfig) -> Criterion:
+    """Return the segmentation loss of the settings.
+
+    Raises:
+        ConfigError: The loss of `loss.name` cannot be built.
+    """
+    if config.name is not None:
+        return own_criterion(config.name, config.arguments)
+    if config.arguments:
+        msg = f"loss.arguments is {config.arguments} without loss.name; expected a dotted name too"
+        raise ConfigError(msg)
+    return BatchDiceBce(config) if config.batch_dice else DiceBce(config)
 
 
-SMOOTH_VOXELS = 1.0
-"""Added to both sides of the Dice ratio, so that it stays defined where a region is empty."""
+def own_criterion(name: str, arguments: dict[str, Any]) -> Criterion:
+    """Build a loss by its dotted name, such as `monai.losses.DiceFocalLoss`.
+
+    A loss that declares `reduces` is used as it is, and gets what the network returns. Any other is
+    called with logits and targets `(N, R, X, Y, Z)` in float32, see `LogitsLoss`.
+
+    Raises:
+        ConfigError: It cannot be imported, or not be called with those arguments.
+    """
+    loss = build_by_name(name, arguments, "loss")
+    return loss if reduction_of(loss) != "outputs" else LogitsLoss(loss)
+
+
+class LogitsLoss(nn.Module):
+    """Apply a loss of plain logits to whatever a network returns.
+
+    With deep supervision the loss of each level is weighted as in `DiceBce`, and the penalty that a
+    network may have is added.
+
+    Example:
+        >>> loss = LogitsLoss(nn.BCEWithLogitsLoss())
+        >>> float(loss(torch.zeros(1, 3, 2, 2, 2), torch.ones(1, 3, 2, 2, 2)).round(decimals=3))
+        0.693
+    """
+
+    def __init__(self, loss: nn.Module) -> None:
+        super().__init__()
+        self.loss = loss
+
+    def forward(self, output: Output, target: Tensor) -> Tensor:
+        """Return the loss of all patches together, a scalar."""
+        output = as_output(output)
+        with torch.autocast(target.device.type, enabled=False):
+            losses = torch.stack([self._of_level(logits, target) for logits in output.logits])
+            loss = torch.tensordot(_level_weights(losses), losses, dims=1)
+        return loss if output.penalty is None else loss + output.penalty.mean()
+
+    def _of_level(self, logits: Tensor, target: Tensor) -> Tensor:
+        logits = in_float(logits)
+        loss: Tensor = self.loss(logits, _on_grid_of(logits, target))
+        if loss.ndim:
+            msg = (
+                f"the loss {type(self.loss).__name__} returned the shape {tuple(loss.shape)}; "
+                "expected a scalar, for example by loss.arguments {reduction: mean}"
+            )
+            raise ConfigError(msg)
+        return loss
 
 
 class DiceBce(nn.Module):
@@ -81,10 +177,14 @@ class DiceBce(nn.Module):
 
     `(N, R, X, Y, Z)` logits, or the `TrainingOutput` of a network with deep supervision, and
     `(N, R, X, Y, Z)` targets become `(N,)` losses (soft Dice: Milletari 2016).
+
+    Example:
+        >>> logits, target = torch.full((2, 3, 4, 4, 4), -50.0), torch.zeros(2, 3, 4, 4, 4)
+        >>> DiceBce()(logits, target).round(decimals=3).tolist()
+        [0.0, 0.0]
     """
 
     reduces: ClassVar[str] = "patches"
-    """The loss of many patches is the mean of their losses."""
 
     def __init__(self, config: LossConfig | None = None) -> None:
         super().__init__()
@@ -101,19 +201,18 @@ class DiceBce(nn.Module):
 class BatchDiceBce(nn.Module):
     """Soft Dice of regions pooled over the effective batch, plus binary cross-entropy.
 
-    The Dice is a ratio of sums over all patches, as in nnU-Net and the entries that won BraTS, so
-    that a patch without enhancing tumour does not ask for one.
+    The Dice is a ratio of sums over all patches, as in nnU-Net and the winning entries of BraTS, so
+    that a patch without enhancing tumour does not pull the network towards predicting one.
     """
 
     reduces: ClassVar[str] = "sums"
-    """The loss of many patches is a function of sums over them."""
 
     def __init__(self, config: LossConfig | None = None) -> None:
         super().__init__()
         self.config = config or LossConfig()
 
     def sums(self, output: Tensor | TrainingOutput, target: Tensor) -> Tensor:
-        """Return what adds up over patches, `(L * R * 3 + 1,)`; last comes the penalty."""
+        """Return what adds up over patches, `(L * R * 3 + 1,)`; the penalty comes last."""
         output = as_output(output)
         terms = torch.stack([_terms(logits, target) for logits in output.logits])
         penalty = terms.new_zeros(1) if output.penalty is None else output.penalty.sum().view(1)
@@ -126,57 +225,15 @@ class BatchDiceBce(nn.Module):
         return _weighted(means, self.config).mean() + sums[-1] / n_patches
 
 
-def _terms(logits: Tensor, target: Tensor) -> Tensor:
-    """Return what the loss of a level is made of: `(N, R, X, Y, Z)` twice -> `(N, R, 3)`.
-
-    Probability inside the target, probability and target together, mean cross-entropy.
-    """
-    # sums over millions of voxels: half precision would round them away
-    logits = logits.float() if logits.dtype.itemsize < 4 else logits
-    if target.shape[2:] != logits.shape[2:]:
-        target = functional.interpolate(target, size=logits.shape[2:], mode="nearest")
-    target = target.to(logits.dtype)
-    probabilities = torch.sigmoid(logits)
-    bce = functional.binary_cross_entropy_with_logits(logits, target, reduction="none")
-    voxels = (2, 3, 4)
-    inside = (probabilities * target).sum(voxels)
-    return torch.stack(
-        [inside, probabilities.sum(voxels) + target.sum(voxels), bce.mean(voxels)], dim=-1
-    )
-
-
-def _weighted(terms: Tensor, config: LossConfig) -> Tensor:
-    """Turn terms `(L, ..., 3)` into losses `(...)`: Dice and cross-entropy, then levels."""
-    inside, either, bce = terms.unbind(-1)
-    dice = (2 * inside + SMOOTH_VOXELS) / (either + SMOOTH_VOXELS)
-    losses = config.dice * (1 - dice) + config.bce * bce
-    weights = losses.new_tensor([0.5**level for level in range(len(losses))])
-    return torch.tensordot(weights / weights.sum(), losses, dims=1)
-
-
-def build_criterion(config: LossConfig) -> DiceBce | BatchDiceBce:
-    """Return the loss of the settings."""
-    return BatchDiceBce(config) if config.batch_dice else DiceBce(config)
-
-
-BACKGROUND_WEIGHT = 0.1
-"""Of the squared error of a voxel outside the brain; one inside counts 1."""
-SSIM_RANGE = 6.0
-"""Width of the intensities: three standard deviations of the brain on either side. They are moved
-above 0 by half of it, as structural similarity compares means by their ratio."""
-SSIM_WINDOW = 7
-"""Voxels along each axis that structure is compared in, a patch has at least that many."""
-
-
 class ReconstructionLoss(nn.Module):
-    """Mean squared error, the brain above all, as one number for each patch.
+    """Mean squared error, weighted towards the brain, as one number for each patch.
 
-    `(N, C, X, Y, Z)` reconstructions and images become `(N,)` losses. Where the settings say so,
-    1 - structural similarity (Wang et al. 2004) is added.
+    `(N, C, X, Y, Z)` reconstructions and images become `(N,)` losses. The background of a prepared
+    case is 0 and fills about half of a crop, so an error there has the weight `BACKGROUND_WEIGHT`.
+    With `loss.ssim`, 1 - structural similarity (Wang et al. 2004) is added.
     """
 
     reduces: ClassVar[str] = "patches"
-    """The loss of many patches is the mean of their losses."""
 
     def __init__(self, config: LossConfig | None = None) -> None:
         super().__init__()
@@ -185,7 +242,7 @@ class ReconstructionLoss(nn.Module):
 
     def forward(self, output: Tensor | TrainingOutput, target: Tensor) -> Tensor:
         """Return the loss of each patch."""
-        reconstruction = _in_float(as_output(output).logits[0])
+        reconstruction = in_float(as_output(output).logits[0])
         target = target.to(reconstruction.dtype)
         brain = brain_of(target).to(reconstruction.dtype)
         weights = BACKGROUND_WEIGHT + (1 - BACKGROUND_WEIGHT) * brain
@@ -205,9 +262,46 @@ def brain_of(image: Tensor) -> Tensor:
     return (image != 0).any(1, keepdim=True)
 
 
-def _in_float(tensor: Tensor) -> Tensor:
-    # sums over millions of voxels: half precision would round them away
+def in_float(tensor: Tensor) -> Tensor:
+    """Return a tensor in float32 if it is in half precision, which cannot sum millions of voxels."""
     return tensor.float() if tensor.dtype.itemsize < 4 else tensor
+
+
+def _terms(logits: Tensor, target: Tensor) -> Tensor:
+    """Return the terms of the loss of a level: `(N, R, X, Y, Z)` twice -> `(N, R, 3)`.
+
+    They are the probability inside the target, probability and target together, and the mean
+    cross-entropy.
+    """
+    logits = in_float(logits)
+    target = _on_grid_of(logits, target)
+    probabilities = torch.sigmoid(logits)
+    bce = functional.binary_cross_entropy_with_logits(logits, target, reduction="none")
+    voxels = (2, 3, 4)
+    inside = (probabilities * target).sum(voxels)
+    return torch.stack(
+        [inside, probabilities.sum(voxels) + target.sum(voxels), bce.mean(voxels)], dim=-1
+    )
+
+
+def _on_grid_of(logits: Tensor, target: Tensor) -> Tensor:
+    if target.shape[2:] != logits.shape[2:]:
+        target = functional.interpolate(target, size=logits.shape[2:], mode="nearest")
+    return target.to(logits.dtype)
+
+
+def _weighted(terms: Tensor, config: LossConfig) -> Tensor:
+    """Turn terms `(L, ..., 3)` into losses `(...)`: Dice and cross-entropy, then levels."""
+    inside, either, bce = terms.unbind(-1)
+    dice = (2 * inside + SMOOTH_VOXELS) / (either + SMOOTH_VOXELS)
+    losses = config.dice * (1 - dice) + config.bce * bce
+    return torch.tensordot(_level_weights(losses), losses, dims=1)
+
+
+def _level_weights(losses: Tensor) -> Tensor:
+    """Return the weight of each level `(L,)` of losses `(L, ...)`; they add up to 1."""
+    weights = losses.new_tensor([0.5**level for level in range(len(losses))])
+    return weights / weights.sum()
 
 
 def _dissimilarity() -> "SSIMLoss":

@@ -24,7 +24,7 @@ from brats_seg.labels import MODALITIES
 from brats_seg.models.activation_checkpointing import set_activation_checkpointing
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.memory import MEGABYTE
-from brats_seg.training.epoch import MicroBatches
+from brats_seg.training.epoch import Batch
 from brats_seg.training.gradient import MicroBatch
 from brats_seg.training.losses import Criterion, whole_loss
 from brats_seg.training.out_of_memory import MemoryMode
@@ -104,12 +104,11 @@ class Footprint:
         return max(self._live.peak, self._peak_of_update)
 
     def _run(self, patch: Size, mode: MemoryMode, device: Device) -> None:
-        # from the second micro-batch of a window on, gradients of the one before are held
+        # from the second micro-batch on, the gradients of those before are held
         self._hold_gradients(hold=self._effective_batch > mode.micro_batch)
-        # no more patches than these are ever held, however many the window has
-        n_held = min(mode.micro_batch, self._effective_batch)
-        samples = [_fake_sample(patch, self._n_targets) for _ in range(n_held)]
-        (micro_batch,) = MicroBatches(samples, n_held)
+        # the batch is held on the host, which is the device itself on the CPU
+        samples = [_fake_sample(patch, self._n_targets) for _ in range(self._effective_batch)]
+        micro_batch = next(Batch(samples=tuple(samples)).micro_batches(mode.micro_batch))
         _step(self._network, self._criterion, micro_batch, device)
         self._hold_gradients(hold=False)
 

@@ -1,9 +1,8 @@
-"""What fits into a given memory: patches, micro-batches, precision and checkpointing.
+"""Plan what fits in a given memory: patches, micro-batches, precision and checkpointing.
 
-Every row is counted (see `footprint`), and the one that is suggested is tried for real (`trial`).
+Every row of a plan is counted on tensors without memory (`memory_count`), and the suggested one is
+measured in a process of its own.
 """
-
-# DOC training/trial: One real window in a process of its own, and the memory that it took at its peak.
 
 import logging
 import math
@@ -12,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
+from itertools import islice
 from math import prod
 from multiprocessing import get_context
 from pathlib import Path
@@ -36,124 +36,58 @@ from brats_seg.runtime.memory import (
     peak_memory_mb,
     read_numbers,
 )
-from brats_seg.training.epoch import MicroBatches
+from brats_seg.training.epoch import Batch
 from brats_seg.training.memory_count import Footprint, predicted_bytes
 from brats_seg.training.out_of_memory import MemoryMode
 from brats_seg.training.ranks import Ranks
 from brats_seg.training.state import RunState, build_network, build_state
 from brats_seg.training.tasks import task_of
 
-_N_MICRO_BATCHES = 2
-"""From the second on, gradients of the one before are held; later ones take no more."""
-
-
-def measured_bytes(
-    config: Config, patch: Size, checkpointing: ActivationCheckpointing
-) -> int | None:
-    """Return what a run takes at its peak, beside what Python and torch take before it begins.
-
-    On a GPU that is what torch has allocated there, on the CPU what the process grows by. None
-    where the system does not tell.
-
-    Raises:
-        EnvironmentalError: Memory ran out, or the system ended the process, as it does then.
-    """
-    # not forked: a child cannot use a GPU that its parent has used
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        try:
-            peak_mb = pool.submit(_peak_mb, config, patch, checkpointing).result()
-        except BrokenProcessPool as error:
-            msg = "the system ended the trial, most likely because memory ran out"
-            raise EnvironmentalError(msg) from error
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            msg = f"memory ran out in the trial: {error}"
-            raise EnvironmentalError(msg) from error
-    return None if math.isnan(peak_mb) else int(peak_mb * MEGABYTE)
-
-
-def _peak_mb(config: Config, patch: Size, checkpointing: ActivationCheckpointing) -> float:
-    training, task = config.training, task_of(config)
-    device = choose_device(training.device, training.precision)
-    before_mb = _own_peak_mb(device.torch_device)
-    state = build_state(
-        build_network(config, patch),
-        task.criterion,
-        config,
-        device=device,
-        ranks=Ranks(),
-        n_steps=1,
-    )
-    state.fallback.move_to(
-        MemoryMode(micro_batch=training.micro_batch, checkpointing=checkpointing)
-    )
-    _fill_optimizer(state)
-    n_patches = min(training.effective_batch_at(0), _N_MICRO_BATCHES * training.micro_batch)
-    samples = [_noise(patch, task.n_targets) for _ in range(n_patches)]
-    state.accumulator.step(MicroBatches(samples, training.micro_batch), task.measure)
-    return _own_peak_mb(device.torch_device) - before_mb
-
-
-def _own_peak_mb(device: torch.device) -> float:
-    if device.type == "cpu" and sys.platform == "linux":
-        # what `getrusage` tells began as the peak of the process that started this one
-        return read_numbers(Path("/proc/self/status"))["VmHWM"] / 1024
-    return peak_memory_mb(device)
-
-
-def _fill_optimizer(state: RunState) -> None:
-    """Have it make what it keeps per weight, which it otherwise does after the first window."""
-    for parameter in state.network.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    state.accumulator.optimizer.step()
-
-
-def _noise(patch: Size, n_targets: int) -> Sample:
-    image = torch.randn(len(MODALITIES), *patch)
-    target = (torch.rand(n_targets, *patch) > 0.5).to(torch.uint8)
-    return Sample(image=image, target=target, case_id="")
-
-
 log = logging.getLogger(__name__)
 
+RESERVED_MIB = 512
+"""Part of a given memory that is left for the context of a GPU, or for Python and torch themselves."""
+_N_MICRO_BATCHES = 2
+"""Micro-batches of a trial: from the second on gradients are held, and later ones take no more."""
 _CUBES = (32, 48, 64, 80, 96, 112, 128, 160)
 _BOXES = ((96, 128, 96), (128, 160, 128), (128, 192, 128), (160, 192, 128), (160, 192, 160))
-"""Longer from front to back, as brains are; the last holds nearly every brain whole."""
+"""Patches that are longer from front to back, as brains are; the last holds nearly every brain."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanRow:
-    """One way to train, and what it takes."""
+    """One way to train, and the memory that it takes."""
 
     patch: Size
-    """Voxels."""
+    """Voxels along X, Y, Z."""
     micro_batch: int
     precision: str
     checkpointing: str
     predicted_mib: int
-    """Peak to expect."""
+    """Expected peak."""
     measured_mib: int | None = None
-    """Peak of a real window, where one was tried."""
+    """Peak of a real batch, where one was computed."""
     fits: bool
+    """Whether the peak is within the memory of the plan."""
     suggested: bool = False
+    """Whether it is the row to train with."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryPlan:
-    """What fits on a device."""
+    """The ways to train on a device, and which of them fit."""
 
     device: Device
-    """With the precision of the settings."""
+    """Device with the precision of the settings."""
     memory_mib: int
-    """What a run may take."""
+    """Memory that a run may take."""
     rows: tuple[PlanRow, ...]
 
     @property
     def candidates(self) -> tuple[PlanRow, ...]:
-        """What fits at micro-batch 1 in the settings' precision, the largest patch first.
+        """Rows that fit at micro-batch 1 in the precision of the settings, the largest patch first.
 
-        Of one patch, that with the least checkpointing comes first.
+        Of one patch, the row with the least checkpointing comes first.
         """
         fitting = (
             row
@@ -168,7 +102,7 @@ class MemoryPlan:
         return next((row for row in self.rows if row.suggested), None)
 
     def what_to_lower(self) -> str:
-        """Say what would help where nothing fits."""
+        """Return the advice for a plan in which nothing fits."""
         least = min(self.rows, key=lambda row: row.measured_mib or row.predicted_mib)
         return (
             f"nothing fits in {self.memory_mib} MiB: the least, a patch of {size_words(least.patch)} "
@@ -183,13 +117,37 @@ def size_words(patch: Size) -> str:
     return "x".join(map(str, patch))
 
 
-def count_plan(config: Config, memory_bytes: int, track: Track = untracked) -> MemoryPlan:
-    """Count what the settings' patch takes in every way, and how large a patch can be.
+def plan_memory(
+    config: Config, memory_bytes: int | None = None, track: Track = untracked
+) -> MemoryPlan:
+    """Return what fits in memory for the network, loss and optimizer of the settings.
 
     Args:
-        config: Its device, precision, network, loss, optimizer and effective batch are planned for.
-        memory_bytes: What a run may take.
-        track: Shows the patches as they are counted.
+        config: Settings; `training.device` is the device that is planned for.
+        memory_bytes: Memory of that device, of which `RESERVED_MIB` are left for torch itself; by
+            default what is free on it now.
+        track: Shows the progress.
+
+    Raises:
+        ConfigError: The network cannot be counted.
+        EnvironmentalError: The device is missing, or does not report its free memory.
+    """
+    training = config.training
+    device = choose_device(training.device, training.precision).torch_device
+    if memory_bytes is None:
+        available = free_memory(device)
+    else:
+        available = max(memory_bytes - RESERVED_MIB * MEGABYTE, 0)
+    return try_plan(count_plan(config, available, track), config)
+
+
+def count_plan(config: Config, memory_bytes: int, track: Track = untracked) -> MemoryPlan:
+    """Count what the patch of the settings takes in every way, and how large a patch can be.
+
+    Args:
+        config: Settings to plan for.
+        memory_bytes: Memory that a run may take.
+        track: Shows the progress.
     """
     training = config.training
     device = choose_device(training.device, training.precision)
@@ -208,9 +166,9 @@ def count_plan(config: Config, memory_bytes: int, track: Track = untracked) -> M
 
 
 def try_plan(plan: MemoryPlan, config: Config) -> MemoryPlan:
-    """Train one window of what is suggested, and go on to the next that fits if it does not.
+    """Compute a batch of the suggested row, and of the next row that fits if it does not.
 
-    Nothing is tried that is larger than what this machine has free.
+    A row that takes more than this machine has free is not tried.
     """
     row = plan.suggested
     while row is not None and row.predicted_mib * MEGABYTE < free_memory(plan.device.torch_device):
@@ -227,7 +185,7 @@ def try_plan(plan: MemoryPlan, config: Config) -> MemoryPlan:
 def plan_memory_mode(
     state: RunState, config: Config, patch: Size, memory_bytes: int
 ) -> MemoryMode | None:
-    """Return the first mode of a run's ladder that is predicted to fit, or None if none is."""
+    """Return the first memory mode of a run that is predicted to fit, or None if none is."""
     accumulator = state.accumulator
     device = accumulator.device.torch_device
     footprint = Footprint(state.network, accumulator.criterion, config, device)
@@ -241,7 +199,7 @@ def plan_memory_mode(
 
 
 def start_in_planned_mode(state: RunState, config: Config, patch: Size) -> None:
-    """Begin a run on the first mode that is predicted to fit in what is free; ranks agree on one."""
+    """Start a run in the first mode that is predicted to fit in free memory, the same on all ranks."""
     fallback, ranks = state.fallback, state.accumulator.ranks
     free_bytes = free_memory(state.accumulator.device.torch_device)
     mode = plan_memory_mode(state, config, patch, free_bytes)
@@ -253,6 +211,33 @@ def start_in_planned_mode(state: RunState, config: Config, patch: Size) -> None:
     log.info("of %d MiB free, planned for %s", free_bytes // MEGABYTE, fallback.mode)
 
 
+def measured_bytes(
+    config: Config, patch: Size, checkpointing: ActivationCheckpointing
+) -> int | None:
+    """Measure the peak memory of a run, beside what Python and torch take before it begins.
+
+    A batch is computed in a process of its own. On a GPU the peak is what torch has allocated, on
+    the CPU what the process grows by; None where the system does not report it.
+
+    Raises:
+        EnvironmentalError: Memory ran out, or the system ended the process, as it does when memory
+            runs out.
+    """
+    # not forked: a child cannot use a GPU that its parent has used
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        try:
+            peak_mb = pool.submit(_peak_mb, config, patch, checkpointing).result()
+        except BrokenProcessPool as error:
+            msg = "the system ended the trial, most likely because memory ran out"
+            raise EnvironmentalError(msg) from error
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            msg = f"memory ran out in the trial: {error}"
+            raise EnvironmentalError(msg) from error
+    return None if math.isnan(peak_mb) else int(peak_mb * MEGABYTE)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Counter:
     config: Config
@@ -260,7 +245,7 @@ class _Counter:
     memory_bytes: int
 
     def every_way(self, patch: Size) -> Iterator[PlanRow]:
-        """Yield all precisions, micro-batches up to the first that does not fit, all checkpointing."""
+        """Yield rows of all precisions and checkpointing, micro-batches until one does not fit."""
         footprint, modes = self._footprint(patch)
         for device in (self.device, *self._other_precision()):
             for micro_batch in self._micro_batches():
@@ -274,7 +259,7 @@ class _Counter:
                 )
 
     def first_fitting(self, patch: Size) -> Iterator[PlanRow]:
-        """Yield ever more checkpointing until it fits; nothing for a patch the network cannot take."""
+        """Yield rows of ever more checkpointing until one fits; none if the network refuses the patch."""
         try:
             footprint, modes = self._footprint(patch)
         except ConfigError:
@@ -338,3 +323,45 @@ def _tried(row: PlanRow, plan: MemoryPlan, config: Config) -> PlanRow:
         return row
     measured_mib = measured // MEGABYTE
     return replace(row, measured_mib=measured_mib, fits=measured_mib <= plan.memory_mib)
+
+
+def _peak_mb(config: Config, patch: Size, checkpointing: ActivationCheckpointing) -> float:
+    training, task = config.training, task_of(config)
+    device = choose_device(training.device, training.precision)
+    before_mb = _own_peak_mb(device.torch_device)
+    state = build_state(
+        build_network(config, patch),
+        task.criterion,
+        config,
+        device=device,
+        ranks=Ranks(),
+        n_steps=1,
+    )
+    state.fallback.move_to(
+        MemoryMode(micro_batch=training.micro_batch, checkpointing=checkpointing)
+    )
+    _fill_optimizer(state)
+    samples = [_noise(patch, task.n_targets) for _ in range(training.effective_batch_at(0))]
+    micro_batches = Batch(samples=tuple(samples)).micro_batches(training.micro_batch)
+    state.accumulator.step(islice(micro_batches, _N_MICRO_BATCHES), task.measure)
+    return _own_peak_mb(device.torch_device) - before_mb
+
+
+def _own_peak_mb(device: torch.device) -> float:
+    if device.type == "cpu" and sys.platform == "linux":
+        # the peak of `getrusage` starts as that of the process that started this one
+        return read_numbers(Path("/proc/self/status"))["VmHWM"] / 1024
+    return peak_memory_mb(device)
+
+
+def _fill_optimizer(state: RunState) -> None:
+    """Let the optimizer allocate its state, which it otherwise does after the first batch."""
+    for parameter in state.network.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    state.accumulator.optimizer.step()
+
+
+def _noise(patch: Size, n_targets: int) -> Sample:
+    image = torch.randn(len(MODALITIES), *patch)
+    target = (torch.rand(n_targets, *patch) > 0.5).to(torch.uint8)
+    return Sample(image=image, target=target, case_id="")

@@ -1,17 +1,15 @@
-"""What a run does when memory runs out: the same window again, one rung down.
+"""Recover when memory runs out: compute the same batch again in a mode that takes less.
 
-No rung changes what is learnt: a smaller micro-batch and activations that are computed twice give
-the same gradient to rounding. Half precision changes the arithmetic, and is a rung only if the
-settings allow it. Effective batch and patch stay what they are.
+No mode changes what is learnt: a smaller micro-batch and activation checkpointing give the same
+gradient to rounding. Half precision changes the arithmetic, and is used only if the settings allow
+it. Effective batch and patch stay what they are.
 """
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from brats_seg.config import TrainingConfig
-from brats_seg.data.loader import Sample
 from brats_seg.errors import EnvironmentalError
 from brats_seg.models.activation_checkpointing import (
     ActivationCheckpointing,
@@ -20,7 +18,7 @@ from brats_seg.models.activation_checkpointing import (
 from brats_seg.runtime.device import native_dtype
 from brats_seg.runtime.memory import give_back_memory, is_out_of_memory, peak_memory_mb
 from brats_seg.training.accumulation import Accumulator, StepResult
-from brats_seg.training.epoch import MicroBatches
+from brats_seg.training.epoch import Batch
 from brats_seg.training.losses import Measure
 
 log = logging.getLogger(__name__)
@@ -28,14 +26,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryMode:
-    """One way to compute a window, by what it costs in memory."""
+    """One way to compute a batch; modes differ in the memory that they take."""
 
     micro_batch: int
     """Patches in one forward pass."""
     checkpointing: ActivationCheckpointing = ActivationCheckpointing.NONE
-    """Which activations are computed twice, or kept outside the device."""
+    """Which activations are recomputed in the backward pass, or kept on the host."""
     in_half: bool = False
-    """Whether half precision takes the place of float32."""
+    """Whether half precision replaces float32."""
 
     def __str__(self) -> str:
         parts = [f"micro-batch {self.micro_batch}"]
@@ -45,7 +43,7 @@ class MemoryMode:
 
 
 class OutOfMemoryFallback:
-    """The modes of a run, and where on them it stands."""
+    """The memory modes of a run, from the one in the settings to the one that takes least."""
 
     def __init__(self, accumulator: Accumulator, config: TrainingConfig) -> None:
         self.accumulator = accumulator
@@ -59,7 +57,7 @@ class OutOfMemoryFallback:
         return self.modes[self.place]
 
     def move_to(self, mode: MemoryMode) -> None:
-        """Compute on another rung from now on."""
+        """Compute in another mode from now on."""
         self.place = self.modes.index(mode)
         set_activation_checkpointing(self.accumulator.network, mode.checkpointing)
         if mode.in_half:
@@ -77,23 +75,22 @@ class OutOfMemoryFallback:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from the rung of a state, or from the first if this machine does not have it."""
+        """Resume in the mode of a state, or in the first if this machine does not have it."""
         mode = MemoryMode(
             **{**state, "checkpointing": ActivationCheckpointing(state["checkpointing"])}
         )
         if mode in self.modes:
             self.move_to(mode)
 
-    def step(self, samples: Sequence[Sample], measure: Measure) -> StepResult:
-        """Make one optimizer step, on a lower rung if memory runs out on this one.
+    def step(self, batch: Batch, measure: Measure) -> StepResult:
+        """Make one optimizer step, in a lower mode if memory runs out in this one.
 
         Raises:
-            EnvironmentalError: Memory ran out on the last mode.
+            EnvironmentalError: Memory ran out in the last mode.
         """
         while True:
             try:
-                window = MicroBatches(samples, self.mode.micro_batch)
-                return self.accumulator.step(window, measure)
+                return self.accumulator.step(batch.micro_batches(self.mode.micro_batch), measure)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -102,18 +99,18 @@ class OutOfMemoryFallback:
 
     def _descend(self, reason: str) -> None:
         device = self.accumulator.device.torch_device
-        # the error and the graph it ended in are gone by now: what they held can be given back
+        # the error and its graph are gone by now, so the memory that they held can be returned
         give_back_memory(device)
         if self.place + 1 == len(self.modes):
             tried = "; ".join(str(mode) for mode in self.modes)
             msg = (
-                f"memory ran out on every rung ({tried}), at a peak of {peak_memory_mb(device):.0f} "
+                f"memory ran out in every mode ({tried}), at a peak of {peak_memory_mb(device):.0f} "
                 f"MB: {reason}. Lower patch.size or model.widths"
             )
             raise EnvironmentalError(msg)
         log.warning("memory ran out with %s: %s", self.mode, reason)
         self.move_to(self.modes[self.place + 1])
-        log.warning("the same window again, and all that follow, with %s", self.mode)
+        log.warning("computing the same batch again, and all later ones, with %s", self.mode)
 
 
 def _modes(accumulator: Accumulator, config: TrainingConfig) -> tuple[MemoryMode, ...]:

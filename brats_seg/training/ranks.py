@@ -1,11 +1,12 @@
-"""The processes of one run, one per device, and what they tell each other.
+"""Exchange values and gradients between the processes of one run, one per device.
 
-`torchrun` starts them and says in the environment how many there are; a run that it did not start
-is alone, and then nothing here costs anything. Gradients are not averaged by torch's DDP: ranks
-hold unequal shares of a window, and a loss of sums needs the sums of all ranks between its two
-passes, so the one exchange of gradients a window needs is made here.
+`torchrun` starts the processes and sets their number in the environment; without it a run has one
+process, and nothing here costs anything. Gradients are not averaged by torch's DDP: ranks hold
+unequal shares of a batch, and a loss of sums needs the sums of all ranks between its two passes, so
+the one exchange of gradients that a batch needs is made here.
 """
 
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,11 +30,11 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the process that writes files and speaks."""
+        """Whether this is the process that writes files and logs."""
         return self.rank == 0
 
     def share(self, items: Sequence[Item]) -> Sequence[Item]:
-        """Return this rank's consecutive part; the shares of all ranks in their order are `items`."""
+        """Return this rank's part of the items; the parts of all ranks in their order are `items`."""
         start, stop = (len(items) * place // self.n_ranks for place in (self.rank, self.rank + 1))
         return items[start:stop]
 
@@ -60,13 +61,13 @@ class Ranks:
         return values
 
     def gather_rows(self, tensor: Tensor | None) -> tuple[Tensor, slice]:
-        """Return the rows of all ranks below each other, and where this rank's are.
+        """Concatenate the rows of all ranks; return them with the slice that is this rank's.
 
-        Shares may differ in length; a rank without rows gives None.
+        Ranks may have different numbers of rows; a rank without rows gives None.
         """
         if self.n_ranks == 1:
             if tensor is None:
-                msg = "a window holds no micro-batch; expected one at least"
+                msg = "a batch holds no micro-batch; expected one at least"
                 raise ConfigError(msg)
             return tensor, slice(None)
         kinds = self.gather(None if tensor is None else (tensor.shape, tensor.dtype))
@@ -96,7 +97,7 @@ class Ranks:
         distributed.all_reduce(bucket)
         used, *sums = bucket.split([len(parameters), *(p.numel() for p in parameters)])
         for parameter, is_used, total in zip(parameters, used.tolist(), sums, strict=True):
-            # what no rank used stays without a gradient, as in one process
+            # a parameter that no rank used keeps no gradient, as in one process
             parameter.grad = total.view_as(parameter) if is_used else None
 
     def broadcast(self, network: nn.Module) -> None:
@@ -107,7 +108,7 @@ class Ranks:
 
     @contextmanager
     def first_alone(self) -> Iterator[None]:
-        """Let the first rank do the work while the others wait; then they find it done."""
+        """Run the block on the first rank while the others wait, then on the others."""
         if not self.is_first:
             distributed.barrier()
         yield
@@ -117,7 +118,10 @@ class Ranks:
 
 @contextmanager
 def joined_ranks() -> Iterator[Ranks]:
-    """Join the processes that `torchrun` started together; alone if it did not."""
+    """Join the processes that `torchrun` started together; all but the first log errors only.
+
+    Without `torchrun` there is one rank.
+    """
     n_ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if n_ranks == 1:
         yield Ranks()
@@ -125,13 +129,19 @@ def joined_ranks() -> Iterator[Ranks]:
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    log = logging.getLogger("brats_seg")
+    level = log.level
+    ranks = Ranks(rank=distributed.get_rank(), n_ranks=n_ranks)
+    if not ranks.is_first:
+        log.setLevel(logging.ERROR)
     try:
-        yield Ranks(rank=distributed.get_rank(), n_ranks=n_ranks)
+        yield ranks
     finally:
+        log.setLevel(level)
         distributed.destroy_process_group()
 
 
 def _exchange_device() -> torch.device:
-    """Return where small values are exchanged: NCCL knows no tensors of the CPU."""
+    """Return the device that small values are exchanged on: NCCL has no tensors of the CPU."""
     on_gpu = distributed.get_backend() == "nccl"
     return torch.device("cuda" if on_gpu else "cpu")

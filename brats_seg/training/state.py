@@ -1,10 +1,4 @@
-"""The state of a run on disk: all that a later start needs to go on as if nothing had happened.
-
-A checkpoint is a dictionary of plain values and tensors, read with `weights_only=True`, so that
-opening one runs no code. Its entry `model` is the plain state dict of the network.
-"""
-
-# DOC training/state: Everything of a run that changes while it runs.
+"""The state of a run: everything that changes while it runs, and how it is built from settings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -28,37 +22,42 @@ from brats_seg.training.tasks import RunningSums
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Position:
-    """How far a run is: `n_windows` windows of `epoch` are done."""
+    """How far a run is."""
 
     epoch: int = 0
-    n_windows: int = 0
+    """Index of the current epoch."""
+    n_batches: int = 0
+    """Batches of the current epoch that are done."""
     n_steps: int = 0
-    """Optimizer steps that moved the weights."""
+    """Optimizer steps of the run that updated the weights."""
 
 
 @dataclass(kw_only=True, slots=True)
 class RunState:
-    """Weights, what moves them, and how far the run is."""
+    """Weights, everything that updates them, and how far the run is."""
 
     network: nn.Module
     accumulator: Accumulator
     fallback: OutOfMemoryFallback
-    """Cuts windows into micro-batches, and goes down when memory runs out."""
+    """Cuts batches into micro-batches, and takes a lower mode when memory runs out."""
     schedule: Schedule
     ema: AveragedModel | None
-    """Moving average of the weights, where the settings ask for one."""
+    """Moving average of the weights, if the settings ask for one."""
     position: Position = field(default_factory=Position)
     sums: RunningSums = field(default_factory=RunningSums)
+    """Sums over the patches of the current epoch."""
     history: list[Mapping[str, float]] = field(default_factory=list)
+    """A row for each finished epoch."""
     best: float | None = None
+    """Best watched value so far."""
 
     @property
     def evaluated(self) -> nn.Module:
-        """The network that is validated and handed out: the averaged one, if there is one."""
+        """The network that is validated and saved as the best: the averaged one, if there is one."""
         return self.network if self.ema is None else self.ema.module
 
-    def after_window(self, result: StepResult) -> None:
-        """Move everything that follows a window, and what counts optimizer steps if it was one."""
+    def after_batch(self, result: StepResult) -> None:
+        """Count a batch, and update schedule, average and sums unless its step was skipped."""
         n_steps = self.position.n_steps
         if not result.skipped:
             n_steps += 1
@@ -68,25 +67,25 @@ class RunState:
             self.sums.loss_sum += result.loss * result.n_patches
             self.sums.n_patches += result.n_patches
         self.position = replace(
-            self.position, n_windows=self.position.n_windows + 1, n_steps=n_steps
+            self.position, n_batches=self.position.n_batches + 1, n_steps=n_steps
         )
 
 
 def build_network(config: Config, patch: tuple[int, int, int]) -> nn.Module:
-    """Return the network of the settings, its weights drawn from the run's seed."""
+    """Return the network of the settings, with weights drawn from the seed of the run."""
     torch.manual_seed(config.training.seed)
     return build_model(config.model, patch)
 
 
 def check_network(network: nn.Module, config: TrainingConfig) -> None:
-    """Refuse a network that normalises over the batch where windows are cut into micro-batches."""
+    """Raise `ConfigError` for a network with batch statistics if batches are cut into micro-batches."""
     batches = config.effective_batch
     largest = batches if isinstance(batches, int) else max(batches.values())
     if config.micro_batch < largest and has_batch_statistics(network):
         msg = (
             f"the network normalises over the batch, and training.micro_batch is "
-            f"{config.micro_batch} of an effective batch of {largest}: it would learn something "
-            "else than from the whole batch. Use a network with instance or group norm, or a "
+            f"{config.micro_batch} of an effective batch of {largest}: it would be "
+            "trained differently than by the whole batch. Use a network with instance or group norm, or a "
             "micro-batch as large as the effective batch."
         )
         raise ConfigError(msg)
@@ -101,7 +100,7 @@ def build_state(
     ranks: Ranks,
     n_steps: int,
 ) -> RunState:
-    """Return the state of a run of `n_steps` optimizer steps that has not begun."""
+    """Return the state of a new run of `n_steps` optimizer steps."""
     network.to(device.torch_device)
     check_in_place(network)
     optimizer = build_optimizer(network, config.optimizer)

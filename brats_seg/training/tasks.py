@@ -1,27 +1,21 @@
-"""What a network is taught: regions to find, or an image to reconstruct."""
+"""The two tasks that a network is trained for: finding regions, or reconstructing the image.
 
-# DOC training/sums: Sums over patches: what a phase of an epoch is scored from.
-# DOC training/segmentation: How well regions are segmented: voxels counted per patch, and the scores of an epoch.
-#
-# N patches, R regions, X Y Z voxels.
-#
-# DOC training/reconstruction: How an image is reconstructed: the loss, and the error of an epoch.
-#
-# The background is 0 wherever a case is prepared, easy to learn, and often half of a crop. An error
-# there counts a tenth in the loss, enough to be left with a dark background, and not at all in what
-# is reported. N patches, C modalities, X Y Z voxels.
-#
+A task says what the target of a patch is, how it is scored, and which loss the settings name. What
+is measured of patches travels as sums (`RunningSums`); ratios are taken once, at the end of an
+epoch.
+
+N patches, R regions, C modalities, X Y Z voxels.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from brats_seg.config import Config
+from brats_seg.config import Config, LossConfig
 from brats_seg.data.loader import TargetOf, image_target, region_target
 from brats_seg.evaluation.overlap import RegionCounts, dice, jaccard
 from brats_seg.labels import MODALITIES, REGIONS
@@ -31,13 +25,11 @@ from brats_seg.training.losses import (
     Measure,
     Output,
     ReconstructionLoss,
-    _in_float,
     brain_of,
     build_criterion,
+    in_float,
+    own_criterion,
 )
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(kw_only=True, slots=True)
@@ -45,30 +37,69 @@ class RunningSums:
     """Sums over patches or cases, of plain values only, so that a checkpoint can hold them."""
 
     seconds: float = 0.0
-    """Time they have taken."""
+    """Time that the patches have taken."""
     loss_sum: float = 0.0
-    """Sum of their losses."""
+    """Sum of the losses of patches."""
     n_patches: int = 0
     counts: dict[str, list[list[float]]] = field(default_factory=dict)
-    """What was measured of them, by case: rows that the task knows the meaning of."""
+    """Measurements by case, as rows whose meaning the task knows."""
 
     @property
     def loss(self) -> float:
-        """Mean over patches, not a number without any."""
+        """Mean loss over patches, NaN without any."""
         return self.loss_sum / self.n_patches if self.n_patches else float("nan")
 
     def add(self, case_id: str, counts: Sequence[Sequence[float]]) -> None:
-        """Add what was measured of a patch to that of its case."""
+        """Add the measurements of a patch to those of its case."""
         before = self.counts.get(case_id)
         summed = counts if before is None else np.add(before, counts).tolist()
         self.counts[case_id] = [list(row) for row in summed]
 
     def add_all(self, other: "RunningSums") -> None:
-        """Add the patches of another sums."""
+        """Add the patches of other sums."""
         self.loss_sum += other.loss_sum
         self.n_patches += other.n_patches
         for case_id, counts in other.counts.items():
             self.add(case_id, counts)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """Everything in which one task differs from another."""
+
+    target_of: TargetOf
+    """Makes the target of a patch."""
+    n_targets: int
+    """Number of channels of a target."""
+    criterion: Criterion
+    """Loss of the settings."""
+    measure: Measure
+    """Returns rows for each patch that add up over the patches of a case."""
+    scores: Callable[[RunningSums], Mapping[str, float]]
+    """Turns the sums of a phase of an epoch into columns of the history."""
+
+
+def task_of(config: Config) -> Task:
+    """Return the task of the settings.
+
+    Raises:
+        ConfigError: The loss of `loss.name` cannot be built.
+    """
+    if config.model.task == "reconstruction":
+        return Task(
+            target_of=image_target,
+            n_targets=len(MODALITIES),
+            criterion=_reconstruction_criterion(config.loss),
+            measure=add_squares,
+            scores=error_columns,
+        )
+    return Task(
+        target_of=region_target,
+        n_targets=len(REGIONS),
+        criterion=build_criterion(config.loss),
+        measure=count_voxels,
+        scores=overlap_columns,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,14 +108,14 @@ class OverlapScores:
 
     loss: float
     dice: npt.NDArray[np.float64]
-    """`(R,)`, mean over cases; a region empty on both sides scores 1."""
+    """`(R,)`, mean over cases; a region that is empty in both label maps scores 1."""
     jaccard: npt.NDArray[np.float64]
     """`(R,)`, mean over cases."""
     n_empty: npt.NDArray[np.int64]
-    """`(R,)`, cases whose reference lacks the region."""
+    """`(R,)`, number of cases whose reference lacks the region."""
 
     def columns(self) -> dict[str, float]:
-        """Return what a row of the history says of them."""
+        """Return the columns of the history."""
         columns = {
             "loss": self.loss,
             "dice": float(self.dice.mean()),
@@ -98,7 +129,7 @@ class OverlapScores:
 
 
 def count_voxels(output: Output, target: Tensor) -> Tensor:
-    """Return agreement per patch: `(N, 4, R)`, true positive, false positive, false negative, true negative.
+    """Count voxels per patch: `(N, 4, R)`, true and false positives, false and true negatives.
 
     A voxel is predicted where its probability is above one half, that is, its logit above zero.
     """
@@ -131,7 +162,7 @@ def scores_of(loss: float, counts: Sequence[RegionCounts]) -> OverlapScores:
 
 
 def region_counts(case_id: str, counts: Sequence[Sequence[float]]) -> RegionCounts:
-    """Return the value that metrics are made of, from rows TP, FP, FN, TN of `R` voxel counts."""
+    """Return the voxel counts of a case from rows TP, FP, FN, TN of `R` counts."""
     true_positive, false_positive, false_negative, true_negative = np.asarray(counts, np.int64)
     return RegionCounts(
         case_id=case_id,
@@ -144,7 +175,7 @@ def region_counts(case_id: str, counts: Sequence[Sequence[float]]) -> RegionCoun
 
 def add_squares(output: TrainingOutput | Tensor, target: Tensor) -> Tensor:
     """Return the error per patch: `(N, 2, C)`, sum of squares in the brain, voxels of the brain."""
-    difference = _in_float(as_output(output).logits[0]) - target
+    difference = in_float(as_output(output).logits[0]) - target
     brain = brain_of(target)
     voxels = (2, 3, 4)
     squares = (difference.square() * brain).sum(voxels)
@@ -154,8 +185,8 @@ def add_squares(output: TrainingOutput | Tensor, target: Tensor) -> Tensor:
 def error_columns(sums: RunningSums) -> dict[str, float]:
     """Return the loss, and the error as the mean over cases, in the order of their ids.
 
-    In units of the normalised intensity, whose standard deviation in a brain is 1: an image without
-    any contrast has an error of 1. A case whose patches held no brain has none.
+    The error is in units of the normalised intensity, whose standard deviation in a brain is 1: an
+    image without any contrast has an error of 1. A case whose patches held no brain has none.
     """
     errors = [
         rmse_of(sums.counts[case_id])
@@ -175,36 +206,7 @@ def rmse_of(counts: list[list[float]]) -> list[float]:
     return np.sqrt(squares / n_voxels).tolist()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Task:
-    """All that differs between one thing to be taught and another."""
-
-    target_of: TargetOf
-    """Makes what the loss compares with."""
-    n_targets: int
-    """Channels of that."""
-    criterion: Criterion
-    """The loss of the settings."""
-    measure: Measure
-    """What is measured of each patch: rows that add up over the patches of a case."""
-    scores: Callable[[RunningSums], Mapping[str, float]]
-    """Turns what has added up into what the history says of a phase of an epoch."""
-
-
-def task_of(config: Config) -> Task:
-    """Return what the network of the settings is taught."""
-    if config.model.task == "reconstruction":
-        return Task(
-            target_of=image_target,
-            n_targets=len(MODALITIES),
-            criterion=ReconstructionLoss(config.loss),
-            measure=add_squares,
-            scores=error_columns,
-        )
-    return Task(
-        target_of=region_target,
-        n_targets=len(REGIONS),
-        criterion=build_criterion(config.loss),
-        measure=count_voxels,
-        scores=overlap_columns,
-    )
+def _reconstruction_criterion(config: LossConfig) -> Criterion:
+    if config.name is not None:
+        return own_criterion(config.name, config.arguments)
+    return ReconstructionLoss(config)

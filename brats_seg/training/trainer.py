@@ -1,7 +1,8 @@
-"""The epoch loop: from the prepared cases of a fold to `runs/<name>`."""
+"""Train a network on one fold: the loop over epochs, and when it stops.
 
-# DOC training/stopping: When a run is to stop early: a signal, or the end of the time it was given.
-# DOC training/skipped: Steps that were left out because their gradient was not finite.
+`train_fold` goes from a folder of scans to a trained run; `Trainer` is the loop alone, for data, a
+network or a loss that are given in Python.
+"""
 
 import logging
 import signal
@@ -11,17 +12,18 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from signal import Signals
 from types import FrameType
 
 import torch
 from torch import nn
 
 from brats_seg.config import Config
-from brats_seg.data.fold import FoldData
-from brats_seg.data.loader import Sample, WindowPatches
+from brats_seg.data.fold import FoldData, open_fold
+from brats_seg.data.loader import Sample
 from brats_seg.data.patches import stable_seed
 from brats_seg.errors import BratsError, EnvironmentalError
-from brats_seg.progress import Track, tracked
+from brats_seg.progress import Track, tracked, untracked
 from brats_seg.report.history import Row
 from brats_seg.runtime.device import choose_device
 from brats_seg.runtime.memory import (
@@ -30,35 +32,119 @@ from brats_seg.runtime.memory import (
     reset_peak_memory,
 )
 from brats_seg.training.accumulation import HalfUpdatedError, StepResult
-from brats_seg.training.checkpoints import Checkpointer
-from brats_seg.training.epoch import epoch_batches, n_optimizer_steps, patch_shape, patch_stream
+from brats_seg.training.checkpoints import Checkpointer, Run
+from brats_seg.training.epoch import (
+    Batch,
+    epoch_batches,
+    n_optimizer_steps,
+    patch_shape,
+    read_batches,
+)
 from brats_seg.training.history import phase_columns, row_line
-from brats_seg.training.losses import Criterion, is_mean_over_patches
+from brats_seg.training.losses import Criterion
 from brats_seg.training.memory_plan import start_in_planned_mode
-from brats_seg.training.ranks import Ranks
+from brats_seg.training.ranks import Ranks, joined_ranks
 from brats_seg.training.state import Position, build_network, build_state, check_network
 from brats_seg.training.tasks import RunningSums, task_of
 from brats_seg.training.validation import plan_validation, validate
 
+log = logging.getLogger(__name__)
+
+MAX_IN_A_ROW = 50
+"""Skipped steps in a row after which a run gives up; a float16 loss scale settles in 16."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """The end of a run, or of one call of it."""
+
+    finished: bool
+    """Whether all epochs are done; otherwise the same call continues the run."""
+    reason: str
+    """Why it ended."""
+    signal: Signals | None = None
+    """Signal that stopped it, if one did."""
+    history: tuple[Row, ...]
+    """A row for each finished epoch."""
+    best: float | None
+    """Best watched value."""
+
+
+def train_fold(  # noqa: PLR0913 - everything that a person says of a run
+    data: Path,
+    fold: int,
+    *,
+    config: Config,
+    run_path: Path | None = None,
+    prepared_path: Path | None = None,
+    max_hours: float | None = None,
+    fresh: bool = False,
+    track: Track = tracked,
+) -> Outcome:
+    """Index and prepare the scans of a folder, and train one fold, or resume it.
+
+    Under `torchrun` all its processes train the fold together.
+
+    Args:
+        data: Folder of scans.
+        fold: Index of the fold that is held out.
+        config: Settings.
+        run_path: Folder to write to; `runs/fold<fold>` by default.
+        prepared_path: Folder of prepared cases; one under `prepared` by default.
+        max_hours: Time after which training stops; the same call then continues it.
+        fresh: Rename an earlier run of that name instead of resuming it.
+        track: Shows the progress.
+
+    Raises:
+        BratsError: A subclass says what is wrong with scans, settings, run or machine.
+    """
+    stop = StopRequest(max_hours)
+    run_path = run_path or Path(f"runs/fold{fold}")
+    with joined_ranks() as ranks:
+        track = track if ranks.is_first else untracked
+        with ranks.first_alone():
+            fold_data = open_fold(
+                data, fold=fold, config=config, prepared_path=prepared_path, track=track
+            )
+        trainer = Trainer(data=fold_data, config=config, run_path=run_path, ranks=ranks)
+        n_train, n_held_out = len(fold_data.split.train), len(fold_data.split.validation)
+        log.info("fold %d: %d cases to train on, %d held out", fold, n_train, n_held_out)
+        outcome = trainer.run(fresh=fresh, stop=stop, track=track)
+        _log_outcome(outcome, config.validation.watch, Run(path=run_path))
+    return outcome
+
+
+def _log_outcome(outcome: Outcome, watched: str, run: Run) -> None:
+    if outcome.best is not None:
+        log.info("best %s %.4f, weights in %s", watched, outcome.best, run.best_path)
+    if outcome.finished:
+        n_epochs = len(outcome.history)
+        log.info("finished after %d epochs: %s. Research use only.", n_epochs, run.path)
+    else:
+        what = "stopped: %s. The same command continues from %s."
+        log.info(what, outcome.reason, run.last_path)
+
+
 class StopRequest:
-    """Asked between windows and between cases; a run stops there, with all its state saved."""
+    """Tells a run when to stop early: after a signal, or at the end of the time it was given.
+
+    The run asks between batches and between cases, and saves its state before it stops.
+    """
 
     def __init__(self, max_hours: float | None = None) -> None:
-        self._signal: signal.Signals | None = None
+        self._signal: Signals | None = None
         self._max_hours = max_hours
         self._deadline_s = None if max_hours is None else time.monotonic() + 3600 * max_hours
 
     @property
-    def signal(self) -> signal.Signals | None:
-        """The signal that asked, if one did."""
+    def signal(self) -> Signals | None:
+        """The signal that was received, if one was."""
         return self._signal
 
     @property
     def reason(self) -> str | None:
-        """Why to stop now, or None to go on."""
+        """The reason to stop now, or None."""
         if self._signal is not None:
             return f"{self._signal.name} was received"
         if self._deadline_s is not None and time.monotonic() >= self._deadline_s:
@@ -67,7 +153,7 @@ class StopRequest:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Take note of Ctrl-C and SIGTERM instead of dying; a second one is not held back."""
+        """Record Ctrl-C and SIGTERM instead of ending the process; a second one ends it."""
         # only the main thread may set handlers; elsewhere the deadline still counts
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -80,33 +166,31 @@ class StopRequest:
                 signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self._signal = signal.Signals(number)
+        self._signal = Signals(number)
         signal.signal(
             number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
         )
 
 
-log = logging.getLogger(__name__)
-
-MAX_IN_A_ROW = 50
-"""Before a run gives up; a float16 loss scale settles in 16."""
+class RunStoppedError(BratsError):
+    """The run was asked to stop, and its state is saved."""
 
 
 class SkippedSteps:
-    """Counts those in a row."""
+    """Counts the optimizer steps in a row that were skipped."""
 
     def __init__(self) -> None:
         self._n_in_a_row = 0
 
     def note(self, result: StepResult) -> None:
-        """Take a step down.
+        """Count a step.
 
         Raises:
-            BratsError: Too many in a row were left out.
+            BratsError: Too many steps in a row were skipped.
         """
         self._n_in_a_row = self._n_in_a_row + 1 if result.skipped else 0
         if result.skipped:
-            log.warning("a step was left out: its gradient was not finite")
+            log.warning("a step was skipped: its gradient was not finite")
         if self._n_in_a_row == MAX_IN_A_ROW:
             msg = (
                 f"{MAX_IN_A_ROW} steps in a row had no finite gradient. Lower optimizer.lr, or set "
@@ -115,30 +199,16 @@ class SkippedSteps:
             raise BratsError(msg)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
-    """How a run ended."""
-
-    finished: bool
-    """Whether all epochs are done; otherwise the same call goes on."""
-    reason: str
-    history: tuple[Row, ...]
-    best: float | None
-    """Best watched value."""
-
-
-class RunStoppedError(BratsError):
-    """The run was asked to stop, and its state is saved."""
-
-
 class Trainer:
-    """Train a network on one fold, or go on where an earlier start of the run was.
+    """Train a network on one fold, or resume an earlier start of the run.
 
-    Gives `config.yaml`, `split.csv`, `environment.json`, `history.csv`, `history.png`, `last.pt` and
-    `best.pt` in the folder of the run. Without a network or a criterion, the settings say which.
+    Writes the files that `checkpoints` lists into the folder of the run. Network and loss are those
+    of the settings, unless given.
 
-        data = open_fold(Path("data/BraTS2021"), fold=0, config=config)
-        Trainer(data=data, config=config, run_path=Path("runs/fold0"), network=network).run()
+    Example:
+        >>> data = open_fold(Path("data/BraTS2021"), fold=0, config=config)  # doctest: +SKIP
+        >>> run_path = Path("runs/fold0")  # doctest: +SKIP
+        >>> Trainer(data=data, config=config, run_path=run_path).run()  # doctest: +SKIP
     """
 
     def __init__(
@@ -186,23 +256,28 @@ class Trainer:
         stop: StopRequest | None = None,
         track: Track = tracked,
     ) -> Outcome:
-        """Train to the last epoch, or until asked to stop; a new trainer of the same run goes on.
+        """Train to the last epoch, or until asked to stop; a new trainer of the run continues it.
 
-        `fresh` renames an earlier run of that name instead of going on with it. Raises
-        `ResumeError` if the run was begun with other settings or cases.
+        Args:
+            fresh: Rename an earlier run of that name instead of resuming it.
+            stop: Asked between batches and between cases.
+            track: Shows the progress.
+
+        Raises:
+            ResumeError: The run was begun with other settings or cases.
         """
         stop = stop or StopRequest()
         keep_to_limit_of_address_space()
-        goes_on = self._checkpointer.begin(fresh=fresh)
-        if self.config.training.memory == "auto" and not goes_on:
+        resumed = self._checkpointer.begin(fresh=fresh)
+        if self.config.training.memory == "auto" and not resumed:
             start_in_planned_mode(self.state, self.config, patch_shape(self.config, self.data))
         try:
             with stop.listening():
                 while self.state.position.epoch < self.config.training.n_epochs:
                     self._run_epoch(stop, track)
         except RunStoppedError as stopped:
-            return self._outcome(finished=False, reason=str(stopped))
-        return self._outcome(finished=True, reason="all epochs are done")
+            return self._outcome(str(stopped), signal=stop.signal)
+        return self._outcome("all epochs are done")
 
     def _run_epoch(self, stop: StopRequest, track: Track) -> None:
         self._checkpointer.begin_epoch()
@@ -212,44 +287,37 @@ class Trainer:
         self._end_epoch(validation)
 
     def _train(self, stop: StopRequest, track: Track) -> None:
-        epoch, n_done = self.state.position.epoch, self.state.position.n_windows
-        windows = epoch_batches(self.config, self.data.split.train, epoch)[n_done:]
-        shares = [self.ranks.share(window) for window in windows]
-        patches = patch_stream(
-            self.data,
-            self.config,
-            shares,
-            n_passes=1 if is_mean_over_patches(self.task.criterion) else 2,
-            micro_batch=self.state.fallback.mode.micro_batch,
-            device=self.device,
-        )
+        epoch, n_done = self.state.position.epoch, self.state.position.n_batches
+        keys = epoch_batches(self.config, self.data.split.train, epoch)[n_done:]
+        shares = [self.ranks.share(batch) for batch in keys]
+        batches = read_batches(self.data, self.config, shares, self.device)
         self.network.train()
         what = f"epoch {epoch + 1}/{self.config.training.n_epochs}"
-        for window in track(patches, what=what, total=len(shares)):
-            self._stop_if_asked(stop)
-            self._train_window(window, stop)
-            if self._checkpointer.is_due:
-                self._checkpointer.save()
-        self._stop_if_asked(stop)
-
-    def _train_window(self, patches: WindowPatches, stop: StopRequest) -> None:
-        state, position = self.state, self.state.position
-        # random layers draw from torch's generator: where the window is decides what they draw
-        seed = self.config.training.seed
-        torch.manual_seed(stable_seed(seed, position.epoch, position.n_windows, self.ranks.rank))
         try:
-            result = state.fallback.step(patches, self.task.measure)
+            for batch in track(batches, what=what, total=len(shares)):
+                self._stop_if_asked(stop)
+                self._train_batch(batch)
+                if self._checkpointer.is_due:
+                    self._checkpointer.save()
         except HalfUpdatedError:
             raise
         except EnvironmentalError:
             # a signal to the whole process group, as of SLURM, ends the workers too
             self._stop_if_asked(stop)
             raise
-        share = [draw.case_id for draw in patches.keys], result.measured.tolist()
+        self._stop_if_asked(stop)
+
+    def _train_batch(self, batch: Batch) -> None:
+        state, position = self.state, self.state.position
+        # random layers draw from torch's generator, as a function of the place of the batch alone
+        seed = self.config.training.seed
+        torch.manual_seed(stable_seed(seed, position.epoch, position.n_batches, self.ranks.rank))
+        result = state.fallback.step(batch, self.task.measure)
+        share = batch.case_ids, result.measured.tolist()
         for case_ids, rows in self.ranks.gather(share):
             for case_id, measured in zip(case_ids, rows, strict=True):
                 state.sums.add(case_id, measured)
-        state.after_window(result)
+        state.after_batch(result)
         self._skipped.note(result)
 
     def _validate(self, stop: StopRequest, track: Track) -> RunningSums | None:
@@ -292,7 +360,8 @@ class Trainer:
 
     def _until_stopped(self, samples: Iterable[Sample], stop: StopRequest) -> Iterator[Sample]:
         for sample in samples:
-            if self.ranks.n_ranks == 1:  # ranks hold unlike numbers of cases, and must ask together
+            # ranks must ask together, and hold different numbers of cases
+            if self.ranks.n_ranks == 1:
                 self._stop_if_asked(stop)
             yield sample
 
@@ -301,10 +370,11 @@ class Trainer:
             self._checkpointer.save()
             raise RunStoppedError(stop.reason or "another rank was asked to stop")
 
-    def _outcome(self, *, finished: bool, reason: str) -> Outcome:
+    def _outcome(self, reason: str, *, signal: Signals | None = None) -> Outcome:
         return Outcome(
-            finished=finished,
+            finished=self.state.position.epoch >= self.config.training.n_epochs,
             reason=reason,
+            signal=signal,
             history=tuple(self.state.history),
             best=self.state.best,
         )

@@ -83,7 +83,7 @@ def patch_predictor(device: Device) -> Predict:
 
     def predict(network: nn.Module, image: Tensor) -> Tensor:
         with device.autocast():
-            return network(image[None].to(device.torch_device))[0]
+            return network(image[None].to(device.torch_device).float())[0]
 
     return predict
 
@@ -103,7 +103,7 @@ def case_predictor(config: Config, device: Device, patch: tuple[int, int, int]) 
         whole = tuple(-(-n // m) * m for n, m in zip(image.shape[1:], multiple, strict=True))
         return predict_logits(
             of_window,
-            image.to(device.torch_device),
+            image.to(device.torch_device).float(),
             window=(whole[0], whole[1], whole[2]) if config.patch.size == "whole" else patch,
             overlap=config.validation.overlap,
         )

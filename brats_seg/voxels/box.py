@@ -1,4 +1,4 @@
-"""A box of voxels, which may reach beyond the volume that it is laid over."""
+"""Boxes of voxels, which may extend beyond the volume."""
 
 from dataclasses import dataclass
 from typing import Self, TypeAlias, TypeVar
@@ -8,20 +8,20 @@ import numpy.typing as npt
 
 Triple: TypeAlias = tuple[int, int, int]
 Mask: TypeAlias = npt.NDArray[np.bool_]
-"""Voxels `(X, Y, Z)` that are in a set."""
+"""Boolean voxels `(X, Y, Z)`."""
 Voxel = TypeVar("Voxel", bound=np.generic)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Box:
-    """Voxels from `start` up to, not including, `stop`."""
+    """Voxels from `start` up to but not including `stop`."""
 
     start: Triple
     stop: Triple
 
     @classmethod
     def at(cls, start: Triple, shape: Triple) -> Self:
-        """Return the box of that shape that begins at `start`."""
+        """Return the box of a given shape that begins at `start`."""
         x, y, z = (first + n for first, n in zip(start, shape, strict=True))
         return cls(start=start, stop=(x, y, z))
 
@@ -33,35 +33,42 @@ class Box:
 
     @property
     def slices(self) -> tuple[slice, slice, slice]:
-        """What takes the box out of an array `(X, Y, Z)` that holds all of it."""
+        """Index of the box in an array `(X, Y, Z)` that contains all of it."""
         x, y, z = map(slice, self.start, self.stop)
         return x, y, z
 
     def within(self, shape: Triple) -> Self:
-        """Return the part that lies in a volume of that shape; it may be empty."""
+        """Return the part of the box inside a volume of a given shape; it may be empty."""
         start = _clip(self.start, shape)
         return type(self)(start=start, stop=_clip(self.stop, shape))
 
     def seen_from(self, origin: Triple) -> Self:
-        """Return the same voxels, counted from `origin`."""
+        """Return the same voxels with indices relative to `origin`."""
         back = (-origin[0], -origin[1], -origin[2])
         return type(self)(start=_add(self.start, back), stop=_add(self.stop, back))
 
     def joined(self, other: Self) -> Self:
-        """Return the smallest box that holds both."""
+        """Return the smallest box that contains both."""
         x, y, z = map(min, self.start, other.start)
         right, front, top = map(max, self.stop, other.stop)
         return type(self)(start=(x, y, z), stop=(right, front, top))
 
     def placed(self, array: npt.NDArray[Voxel], shape: Triple) -> npt.NDArray[Voxel]:
-        """Return a volume of that shape with `array` in this box and 0 around it."""
+        """Return a volume of a given shape with `array` in this box and 0 outside."""
         volume = np.zeros(shape, dtype=array.dtype)
         volume[self.slices] = array
         return volume
 
 
-def bounding_box(mask: npt.NDArray[np.bool_]) -> Box | None:
-    """Return the smallest box around the true voxels of `(X, Y, Z)`, or None if there are none."""
+def bounding_box(mask: Mask) -> Box | None:
+    """Return the smallest box that contains the true voxels of `(X, Y, Z)`, or None without any.
+
+    Example:
+        >>> mask = np.zeros((4, 4, 4), dtype=bool)
+        >>> mask[1:3, 2, 0] = True
+        >>> bounding_box(mask)
+        Box(start=(1, 2, 0), stop=(3, 3, 1))
+    """
     found = [np.flatnonzero(mask.any(axis=others)) for others in ((1, 2), (0, 2), (0, 1))]
     if not all(map(len, found)):
         return None

@@ -1,48 +1,48 @@
-"""Things that belong together because they share an id or a hash."""
-
-# DOC evaluation/lesions: Which voxels are one lesion: numbered components, merged, joined and dropped.
-#
-# Lesions are an integer array `(X, Y, Z)`: 0 outside, else the lesion's number. Numbers may be
-# missing from the row.
-#
+"""Connected components: of the voxels of a mask, and of items that share a key."""
 
 from collections.abc import Hashable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 from scipy import ndimage
+from scipy.cluster.hierarchy import DisjointSet
 
 from brats_seg.voxels.box import Mask
+
+Lesions = npt.NDArray[np.int32]
+"""Lesions `(X, Y, Z)`: 0 outside, else the number of the lesion; numbers may be missing."""
+
+_ALL_NEIGHBOURS = ndimage.generate_binary_structure(3, 3)
+
+
+def number_components(mask: Mask) -> Lesions:
+    """Number the connected components of a mask `(X, Y, Z)` from 1; corners connect voxels.
+
+    Example:
+        >>> mask = np.zeros((1, 1, 4), dtype=bool)
+        >>> mask[..., [0, 2, 3]] = True
+        >>> number_components(mask).tolist()
+        [[[1, 0, 2, 2]]]
+    """
+    lesions, _ = ndimage.label(mask, _ALL_NEIGHBOURS, output=np.int32)
+    return lesions
 
 
 def first_of_group(keys: Sequence[Iterable[Hashable]]) -> tuple[int, ...]:
     """Return for each item the index of the first item of its group.
 
     Args:
-        keys: The keys of each item. Items are in one group when they share a key, or when a chain
-            of such items joins them.
+        keys: Keys of each item. Two items are in one group if they share a key, or if a chain of
+            such items connects them.
+
+    Example:
+        >>> first_of_group([["patient 1"], ["patient 2", "scan a"], ["patient 1", "scan a"]])
+        (0, 0, 0)
     """
-    first = list(range(len(keys)))
-    seen: dict[Hashable, int] = {}
+    groups = DisjointSet(range(len(keys)))
+    first_with: dict[Hashable, int] = {}
     for item, own_keys in enumerate(keys):
         for key in own_keys:
-            one, other = _root(first, seen.setdefault(key, item)), _root(first, item)
-            first[max(one, other)] = min(one, other)
-    return tuple(_root(first, item) for item in range(len(keys)))
-
-
-def _root(first: list[int], item: int) -> int:
-    while first[item] != item:
-        item = first[item]
-    return item
-
-
-Lesions = npt.NDArray[np.int32]
-
-_ALL_NEIGHBOURS = ndimage.generate_binary_structure(3, 3)
-
-
-def number_components(mask: Mask) -> Lesions:
-    """Number the components of a mask, voxels that share a corner being together."""
-    lesions, _ = ndimage.label(mask, _ALL_NEIGHBOURS, output=np.int32)
-    return lesions
+            groups.merge(first_with.setdefault(key, item), item)
+    first_in: dict[int, int] = {}
+    return tuple(first_in.setdefault(groups[item], item) for item in range(len(keys)))

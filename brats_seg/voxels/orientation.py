@@ -1,41 +1,39 @@
-"""The order and direction of a volume's axes.
+"""Permute and reverse the axes of a volume, to those of BraTS and back.
 
-BraTS stores volumes with X to the patient's left, Y to the back and Z to the head. Scans stored in
-another way are turned for the network, and what it gives is turned back. Only whole axes are
-swapped and reversed: no voxel changes its value.
+BraTS stores volumes with X towards the patient's left, Y towards the back and Z towards the head.
+Scans stored in another orientation are turned for the network, and its output is turned back. Axes
+are only permuted and reversed: no voxel is interpolated.
 """
 
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import nibabel as nib
 import numpy as np
 import numpy.typing as npt
 
 Affine: TypeAlias = npt.NDArray[np.float64]
-"""(4, 4): voxel indices to millimetres."""
+"""Matrix (4, 4) from voxel indices to millimetres."""
 AXES = ("L", "P", "S")
-"""Left, posterior, superior: where X, Y and Z of every BraTS release run to."""
+"""Left, posterior, superior: directions of X, Y and Z in every BraTS release."""
 
 Voxel = TypeVar("Voxel", bound=np.generic)
 Turn: TypeAlias = npt.NDArray[np.float64]
-"""(3, 2), as in nibabel: the axis that each axis becomes, and 1 or -1 for its direction."""
+"""Orientation (3, 2) as in nibabel: new place of each axis, and 1 or -1 for its direction."""
+_UNTURNED: Turn = np.array([[0.0, 1.0], [1.0, 1.0], [2.0, 1.0]])
 
 
 def turn_of(affine: Affine) -> Turn:
-    """Return how the axes of a volume become those of BraTS, each the nearest one."""
+    """Return the transform from the axes of a volume to those of BraTS, each to the nearest one."""
     stored = nib.orientations.io_orientation(affine)
     return nib.orientations.ornt_transform(stored, nib.orientations.axcodes2ornt(AXES))
 
 
 def turned(array: npt.NDArray[Voxel], turn: Turn) -> npt.NDArray[Voxel]:
-    """Swap and reverse the axes of `(X, Y, Z)`."""
+    """Return an array `(X, Y, Z)` with its axes permuted and reversed; it is a view."""
     return nib.orientations.apply_orientation(array, turn)
 
 
 def turned_back(array: npt.NDArray[Voxel], turn: Turn) -> npt.NDArray[Voxel]:
-    """Undo `turned`."""
+    """Return the array that `turned` was given; it is a view."""
     reverse = nib.orientations.ornt_transform(_UNTURNED, turn)
     return nib.orientations.apply_orientation(array, reverse)
-
-
-_UNTURNED: npt.NDArray[Any] = np.array([[0, 1], [1, 1], [2, 1]])

@@ -1,7 +1,7 @@
-"""A volume at another spacing, and the way back.
+"""Resample volumes to another voxel spacing and back.
 
-Both grids share the outer borders of the volume. Between voxels values are interpolated linearly:
-higher orders overshoot at the border of the brain, where the background must stay one value.
+Both grids share the outer borders of the volume. Interpolation is linear: higher orders overshoot
+at the border of the brain, where the background must keep its value.
 """
 
 from dataclasses import dataclass
@@ -11,28 +11,28 @@ import numpy as np
 import numpy.typing as npt
 from scipy.ndimage import affine_transform
 
+from brats_seg.voxels.box import Triple
 from brats_seg.voxels.orientation import Affine
 
-Triple: TypeAlias = tuple[int, int, int]
 Spacing: TypeAlias = tuple[float, float, float]
 Field: TypeAlias = npt.NDArray[np.float32]
 
 SPACING_TOLERANCE = 0.05
-"""Share by which an edge of a voxel may differ from that of training without being resampled."""
+"""Largest relative difference between voxel edges that needs no resampling."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resampling:
-    """Two grids over one volume."""
+    """Two grids on one volume: that of the scan, and that of another spacing."""
 
     before: Triple
-    """Voxels of the scan."""
+    """Shape of the scan."""
     after: Triple
-    """Voxels at the other spacing."""
+    """Shape at the other spacing."""
 
     @classmethod
     def needed(cls, shape: Triple, spacing_mm: Spacing, wanted_mm: Spacing) -> Self | None:
-        """Return the way to that spacing, or None if the scan is near enough to it."""
+        """Return the resampling of a scan to the wanted spacing, or None if it is close enough."""
         factors = np.divide(spacing_mm, wanted_mm)
         if np.abs(factors - 1).max() <= SPACING_TOLERANCE:
             return None
@@ -40,11 +40,11 @@ class Resampling:
         return cls(before=shape, after=(x, y, z))
 
     def there(self, array: npt.NDArray[Any]) -> Field:
-        """Return an array of the scan at the other spacing."""
+        """Resample an array on the grid of the scan to the other spacing."""
         return _sampled(array, self.after)
 
     def affine_there(self, affine: Affine) -> Affine:
-        """Return the affine of the grid of the other spacing."""
+        """Return the affine of the other grid, given that of the scan."""
         scale = np.divide(self.before, self.after)
         step = np.eye(4)
         step[:3, :3] = np.diag(scale)
@@ -52,13 +52,13 @@ class Resampling:
         return affine @ step
 
     def back(self, array: npt.NDArray[Any]) -> Field:
-        """Return an array of the other spacing on the grid of the scan."""
+        """Resample an array at the other spacing to the grid of the scan."""
         return _sampled(array, self.before)
 
 
 def _sampled(array: npt.NDArray[Any], shape: Triple) -> Field:
     scale = np.divide(array.shape, shape)
-    # voxel i of the new grid has its middle at (i + 1/2) * scale of the old one, in voxels
+    # the centre of voxel i of the new grid is at (i + 1/2) * scale voxels of the old one
     return affine_transform(
         array.astype(np.float32, copy=False),
         scale,

@@ -1,3 +1,5 @@
+import typing
+from dataclasses import fields
 from itertools import product
 
 import numpy as np
@@ -7,8 +9,10 @@ from scipy.ndimage import affine_transform
 from scipy.spatial.transform import Rotation
 
 from brats_seg.cases.nifti import Geometry
+from brats_seg.config import TrainingConfig
 from brats_seg.data.store import Buffers, PreparedCase
 from brats_seg.data.transforms import (
+    AUGMENTATIONS,
     FULL,
     NONE,
     Augmentation,
@@ -53,8 +57,8 @@ def moved(
     case: PreparedCase, box: Box, transform: SpatialTransform
 ) -> tuple[np.ndarray, np.ndarray]:
     image, labels = read_transformed(case, box, transform, Buffers())
-    assert image.dtype == torch.float32
-    return image.numpy(), labels
+    assert image.dtype == (torch.float16 if transform.matrix is None else torch.float32)
+    return image.float().numpy(), labels
 
 
 def random_matrix(seed: int) -> np.ndarray:
@@ -223,3 +227,22 @@ def test_without_augmentation_nothing_moves() -> None:
 
     assert transform.matrix is None
     assert transform.mirrored == STILL
+
+
+def test_every_name_in_the_settings_has_a_list() -> None:
+    allowed = typing.get_args(TrainingConfig.model_fields["augment"].annotation)
+
+    assert set(AUGMENTATIONS) == set(allowed)
+
+
+def test_none_changes_nothing() -> None:
+    none = AUGMENTATIONS["none"]
+
+    assert [getattr(none, field.name) for field in fields(Augmentation)] == [0] * 10
+
+
+def test_light_is_a_part_of_full() -> None:
+    light, full = AUGMENTATIONS["light"], AUGMENTATIONS["full"]
+
+    for field in fields(Augmentation):
+        assert getattr(light, field.name) in {0, getattr(full, field.name)}

@@ -1,0 +1,355 @@
+"""Random changes of intensities inside the brain, as MONAI dictionary transforms.
+
+Chances and ranges are those of nnU-Net v2 (Isensee et al. 2021). As there, the background is set
+back to 0 after every change, because it is 0 in every case that a network predicts. Means and
+standard deviations are those of the brain in the patch, so that a change is as strong at the border
+of the brain as inside: because the background is 0, sums over the patch are sums over the brain.
+
+The transforms take numpy arrays, tensors and MetaTensors (C, X, Y, Z) and change float32 in place:
+new memory for a patch costs more than most changes. A channel is a tensor (X, Y, Z) in float32.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+import torch
+from monai.data import MetaTensor
+from monai.transforms import MapTransform, Randomizable, RandomizableTransform
+from torch import Tensor
+from torch.nn import functional
+
+from brats_seg.data.store import Buffers
+
+Range: TypeAlias = tuple[float, float]
+Item: TypeAlias = dict[str, Any]
+"""The dictionary that transforms hand each other."""
+Transform: TypeAlias = Callable[[Any], Any]
+"""A dictionary transform, MONAI's or any other callable that takes and returns a dictionary."""
+
+NOISE_STD = (0.0, 0.1)
+"""Standard deviation of the noise, in standard deviations of the brain."""
+BLUR_SIGMA = (0.5, 1.0)
+"""Standard deviation of the Gaussian along each axis, in voxels."""
+BRIGHTNESS = (0.75, 1.25)
+"""Factor of all intensities."""
+CONTRAST = (0.75, 1.25)
+"""Factor of the distance from the mean."""
+RESOLUTION = (0.5, 1.0)
+"""Share of the voxels along each axis that is kept."""
+GAMMA = (0.7, 1.5)
+"""Exponent of the intensities, stretched from 0 to 1."""
+CHANNEL_CHANCE = 0.5
+"""Chance of each channel, when blur or low resolution is drawn."""
+
+_BLUR_RADIUS = 3
+"""Reach of the Gaussian in voxels: three standard deviations of the widest."""
+_SMALLEST = 1e-7
+"""Keeps a channel without contrast from dividing by 0."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BrainMask:
+    """The brain in a patch."""
+
+    mask: Tensor
+    """(X, Y, Z) float32: 1 inside, 0 in the background."""
+    n_voxels: int
+
+    @classmethod
+    def of(cls, image: Tensor) -> Self:
+        """Find it in an image (4, X, Y, Z): where any channel is not 0."""
+        # numpy compares eight times as fast as torch
+        array = image.numpy()
+        mask = array[0] != 0
+        for channel in array[1:]:
+            mask |= channel != 0
+        as_float = torch.from_numpy(mask).to(torch.float32)
+        return cls(mask=as_float, n_voxels=int(np.count_nonzero(mask)))
+
+    def mean_and_std(self, channel: Tensor) -> tuple[float, float]:
+        """Return them over the brain, for a channel (X, Y, Z) whose background is 0."""
+        n_voxels = max(self.n_voxels, 1)
+        mean = float(channel.sum()) / n_voxels
+        mean_square = float(torch.linalg.vector_norm(channel)) ** 2 / n_voxels
+        return mean, math.sqrt(max(0.0, mean_square - mean**2))
+
+
+class RandIntensityd(RandomizableTransform, MapTransform):
+    """Base of the random changes of intensities, which work in place."""
+
+    def __init__(self, keys: str | Sequence[str], prob: float) -> None:
+        MapTransform.__init__(self, keys)
+        RandomizableTransform.__init__(self, prob)
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether `randomize` has drawn that the change happens."""
+        return self._do_transform
+
+    def __call__(self, data: Mapping[str, Any]) -> Item:
+        """Change the images (C, X, Y, Z) with the chance `prob`."""
+        changed = dict(data)
+        self.randomize(None)
+        if self.is_drawn:
+            for key in self.key_iterator(data):
+                changed[key] = image = plain_tensor(data[key]).to(torch.float32)
+                self.change(image, BrainMask.of(image))
+        return changed
+
+    def change(self, image: Tensor, brain: BrainMask) -> None:
+        """Change an image in place."""
+        raise NotImplementedError
+
+
+class RandIntensitiesd(Randomizable, MapTransform):
+    """Apply the random changes of a list one after the other, those that are drawn.
+
+    An image is converted to float32, and its brain found, once for all of them, and not at all if
+    none is drawn. FIGURE_GROUP
+    """
+
+    def __init__(
+        self,
+        keys: str | Sequence[str],
+        changes: Sequence[RandIntensityd],
+        *,
+        buffers: Buffers | None = None,
+    ) -> None:
+        """Take the changes, and memory for images that is perhaps shared with other transforms."""
+        MapTransform.__init__(self, keys)
+        self.changes = tuple(changes)
+        self._buffers = buffers or Buffers()
+        self.set_random_state()
+
+    def set_random_state(
+        self, seed: int | None = None, state: np.random.RandomState | None = None
+    ) -> Self:
+        """Seed all changes, which draw from one random state."""
+        super().set_random_state(seed, state)
+        for change in self.changes:
+            change.set_random_state(state=self.R)
+        return self
+
+    def randomize(self, data: Any = None) -> None:
+        """Draw which of the changes happen."""
+        for change in self.changes:
+            change.randomize(None)
+
+    def __call__(self, data: Mapping[str, Any]) -> Item:
+        """Change the images (C, X, Y, Z)."""
+        changed = dict(data)
+        self.randomize()
+        drawn = [change for change in self.changes if change.is_drawn]
+        if drawn:
+            for key in self.key_iterator(data):
+                changed[key] = image = in_float32(plain_tensor(data[key]), self._buffers)
+                brain = BrainMask.of(image)
+                for change in drawn:
+                    change.change(image, brain)
+        return changed
+
+
+class RandBrainNoised(RandIntensityd):
+    """Add Gaussian noise of one strength to all channels, independent between them.
+
+    FIGURE_NOISE
+    """
+
+    def __init__(
+        self, keys: str | Sequence[str], prob: float = 0.1, std: Range = NOISE_STD
+    ) -> None:
+        """Take the range of the standard deviation, in the units of the image."""
+        super().__init__(keys, prob)
+        self.std = std
+
+    def change(self, image: Tensor, brain: BrainMask) -> None:
+        """Add noise in place."""
+        std = self.R.uniform(*self.std)
+        # torch draws twice as fast as numpy
+        seed = int(self.R.randint(2**63 - 1, dtype=np.int64))
+        source = torch.Generator().manual_seed(seed)
+        noise = torch.empty_like(image[0])
+        for channel in image:
+            noise.normal_(generator=source).mul_(brain.mask)
+            channel.add_(noise, alpha=std)
+
+
+class RandBrainSmoothd(RandIntensityd):
+    """Smooth some channels with a Gaussian, of another random width along each axis.
+
+    At the border of the patch the weights add up over the voxels that there are.
+
+    FIGURE_SMOOTH
+    """
+
+    def __init__(
+        self,
+        keys: str | Sequence[str],
+        prob: float = 0.1,
+        sigma: Range = BLUR_SIGMA,
+        channel_prob: float = CHANNEL_CHANCE,
+    ) -> None:
+        """Take the range of the standard deviation in voxels, and the chance of each channel."""
+        super().__init__(keys, prob)
+        self.sigma = sigma
+        self.channel_prob = channel_prob
+
+    def change(self, image: Tensor, brain: BrainMask) -> None:
+        """Smooth in place."""
+        for channel in _some_channels(image, self.channel_prob, self.R):
+            smoothed = channel
+            for axis in range(channel.ndim):
+                smoothed = _smoothed_along(smoothed, axis, self.R.uniform(*self.sigma))
+            torch.mul(smoothed, brain.mask, out=channel)
+
+
+class RandBrightnessd(RandIntensityd):
+    """Multiply each channel by a random factor of its own.
+
+    FIGURE_BRIGHTNESS
+    """
+
+    def __init__(
+        self, keys: str | Sequence[str], prob: float = 0.1, factors: Range = BRIGHTNESS
+    ) -> None:
+        """Take the range of the factor."""
+        super().__init__(keys, prob)
+        self.factors = factors
+
+    def change(self, image: Tensor, brain: BrainMask) -> None:
+        """Multiply in place."""
+        # a factor leaves the background 0 without a mask
+        for channel in image:
+            channel.mul_(_around_one(self.factors, self.R))
+
+
+class RandBrainContrastd(RandIntensityd):
+    """Scale the distance of each channel from its mean, within the range that it had.
+
+    FIGURE_CONTRAST
+    """
+
+    def __init__(
+        self, keys: str | Sequence[str], prob: float = 0.1, factors: Range = CONTRAST
+    ) -> None:
+        """Take the range of the factor."""
+        super().__init__(keys, prob)
+        self.factors = factors
+
+    def change(self, image: Tensor, brain: BrainMask) -> None:
+        """Change the contrast in place."""
+        for channel in image:
+            mean, _ = brain.mean_and_std(channel)
+            low, high = channel.aminmax()
+            factor = _around_one(self.factors, self.R)
+            channel.mul_(factor).add_(mean * (1 - factor)).clamp_(low, high).mul_(brain.mask)
+
+
+class RandBrainLowResolutiond(RandIntensityd):
+    """Keep only some voxels of some channels, and interpolate between them.
+
+    FIGURE_LOW
+    """
+
+    def __init__(
+        self,
+        keys: str | Sequence[str],
+        prob: float = 0.1,
+        zoom_range: Range = RESOLUTION,
+        channel_prob: float = CHANNEL_CHANCE,
+    ) -> None:
+        """Take the range of the share of voxels kept along an axis, and the chance of a channel."""
+        super().__init__(keys, prob)
+        self.zoom_range = zoom_range
+        self.channel_prob = channel_prob
+
+    def change(self, image: Tensor, brain: BrainMask) -> None:
+        """Lower the resolution in place."""
+        for channel in _some_channels(image, self.channel_prob, self.R):
+            kept = self.R.uniform(*self.zoom_range)
+            size = [max(1, round(n * kept)) for n in channel.shape]
+            coarse = functional.interpolate(channel[None, None], size, mode="nearest-exact")
+            fine = functional.interpolate(coarse, channel.shape, mode="trilinear")[0, 0]
+            torch.mul(fine, brain.mask, out=channel)
+
+
+class RandBrainGammad(RandIntensityd):
+    """Raise each channel, stretched from 0 to 1, to a power, and keep its mean and deviation.
+
+    FIGURE_GAMMA
+    """
+
+    def __init__(
+        self,
+        keys: str | Sequence[str],
+        prob: float = 0.1,
+        gamma: Range = GAMMA,
+        *,
+        invert_image: bool = False,
+    ) -> None:
+        """Take the range of the exponent, and whether the negative is changed instead."""
+        super().__init__(keys, prob)
+        self.gamma = gamma
+        self.invert_image = invert_image
+
+    def change(self, image: Tensor, brain: BrainMask) -> None:
+        """Change the intensities in place."""
+        for channel in image:
+            if self.invert_image:
+                channel.neg_()
+            adjust_gamma(channel, brain, _around_one(self.gamma, self.R))
+            if self.invert_image:
+                channel.neg_()
+
+
+def in_float32(image: Tensor, buffers: Buffers) -> Tensor:
+    """Return an image in float32: itself, or a copy in memory from the buffers."""
+    if image.dtype == torch.float32:
+        return image
+    single = torch.from_numpy(buffers.take(tuple(image.shape), np.float32))
+    return single.copy_(image)
+
+
+def plain_tensor(image: Any) -> Tensor:
+    """Return an array or a tensor of any kind as a plain tensor in the same memory."""
+    return image.as_tensor() if isinstance(image, MetaTensor) else torch.as_tensor(image)
+
+
+def adjust_gamma(channel: Tensor, brain: BrainMask, exponent: float) -> None:
+    """Raise a channel (X, Y, Z), stretched from 0 to 1, to a power, in place.
+
+    Its mean and standard deviation over the brain are kept.
+    """
+    mean, std = brain.mean_and_std(channel)
+    low, high = channel.aminmax()
+    span = (high - low).clamp(min=_SMALLEST)
+    channel.sub_(low).div_(span).pow_(exponent).mul_(span).add_(low).mul_(brain.mask)
+    new_mean, new_std = brain.mean_and_std(channel)
+    channel.sub_(new_mean).mul_(std / max(new_std, _SMALLEST)).add_(mean).mul_(brain.mask)
+
+
+def _some_channels(image: Tensor, chance: float, random: np.random.RandomState) -> list[Tensor]:
+    return [channel for channel in image if random.uniform() < chance]
+
+
+def _around_one(bounds: Range, random: np.random.RandomState) -> float:
+    """Draw a factor that is as likely below 1 as above, however far the bounds are from it."""
+    low, high = bounds
+    return random.uniform(low, 1) if random.uniform() < 0.5 else random.uniform(1, high)
+
+
+def _smoothed_along(channel: Tensor, axis: int, sigma: float) -> Tensor:
+    """Return a channel smoothed along one axis."""
+    n = channel.shape[axis]
+    smoothed = channel.clone()
+    weights = torch.ones([n if other == axis else 1 for other in range(channel.ndim)])
+    for offset in range(1, min(_BLUR_RADIUS + 1, n)):
+        weight = math.exp(-0.5 * (offset / sigma) ** 2)
+        for here, there in ((0, offset), (offset, 0)):
+            neighbours = channel.narrow(axis, there, n - offset)
+            smoothed.narrow(axis, here, n - offset).add_(neighbours, alpha=weight)
+            weights.narrow(axis, here, n - offset).add_(weight)
+    return smoothed.div_(weights)

@@ -1,0 +1,128 @@
+"""The patches of an epoch: which belong to which step, made once, held once, cut in any way."""
+
+
+import pytest
+import torch
+
+from brats_seg.cases.folds import Split
+from brats_seg.config import Config, load_config
+from brats_seg.data.fold import FoldData, open_split
+from brats_seg.data.loader import PatchDataset, Sample
+from brats_seg.data.patches import PatchKey
+from brats_seg.runtime.device import Device
+from brats_seg.training.epoch import (
+    Batch,
+    epoch_batches,
+    n_optimizer_steps,
+    patch_shape,
+    read_batches,
+)
+from tests.prepared import write_prepared
+
+CPU = Device(torch_device=torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> FoldData:
+    """Three cases to train on, one held out."""
+    folder = write_prepared(tmp_path_factory.mktemp("data"), n_cases=4)
+    ids = [f"BraTS2021_{number:05d}" for number in range(4)]
+    return open_split(folder, Split(train=tuple(ids[:3]), validation=(ids[3],)))
+
+
+def settings(*assignments: str) -> Config:
+    fixed = ["patch.size=[12, 12, 12]", "patch.per_case=3", "model.name=notebook"]
+    return load_config(assignments=[*fixed, "training.effective_batch=4", *assignments])
+
+
+def samples(n: int) -> tuple[Sample, ...]:
+    return tuple(
+        Sample(
+            image=torch.full((4, 2, 2, 2), float(number), dtype=torch.float16),
+            target=torch.full((3, 2, 2, 2), number, dtype=torch.uint8),
+            case_id=str(number),
+        )
+        for number in range(n)
+    )
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+def test_micro_batches_hold_every_patch_once_and_in_order(size: int) -> None:
+    parts = list(Batch(samples=samples(5)).micro_batches(size))
+
+    assert [len(part.image) for part in parts[:-1]] == [size] * (len(parts) - 1)
+    assert torch.cat([part.image for part in parts])[:, 0, 0, 0, 0].tolist() == [0, 1, 2, 3, 4]
+    assert torch.cat([part.target for part in parts])[:, 0, 0, 0, 0].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_the_host_holds_patches_as_they_were_read() -> None:
+    """A micro-batch of one is a view; half of the bytes of float32, a quarter for targets."""
+    batch = Batch(samples=samples(2))
+
+    for sample, part in zip(batch.samples, batch.micro_batches(1), strict=True):
+        assert part.image.dtype == torch.float16
+        assert part.target.dtype == torch.uint8
+        assert part.image.data_ptr() == sample.image.data_ptr()
+        assert part.target.data_ptr() == sample.target.data_ptr()
+
+
+def test_a_rank_without_patches_has_no_micro_batches() -> None:
+    batch = Batch(samples=())
+
+    assert list(batch.micro_batches(2)) == []
+    assert batch.case_ids == ()
+
+
+@pytest.mark.parametrize("n_workers", [0, 2])
+def test_batches_hold_the_patches_of_their_keys(data: FoldData, n_workers: int) -> None:
+    config = settings(f"training.n_workers={n_workers}", "training.augment=full")
+    keys = epoch_batches(config, data.split.train, 0)
+
+    batches = list(read_batches(data, config, keys, CPU))
+
+    assert [len(batch.samples) for batch in batches] == [4, 4, 1]
+    expected = [tuple(key.case_id for key in batch) for batch in keys]
+    assert [batch.case_ids for batch in batches] == expected
+
+
+def test_every_patch_is_made_once(data: FoldData, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for a loss that goes through the batch twice: the second pass reads the held batch."""
+    made: list[PatchKey] = []
+    make = PatchDataset.__getitem__
+
+    def counted(dataset: PatchDataset, key: PatchKey) -> Sample:
+        made.append(key)
+        return make(dataset, key)
+
+    monkeypatch.setattr(PatchDataset, "__getitem__", counted)
+    config = settings("training.n_workers=0")
+    keys = epoch_batches(config, data.split.train, 0)
+
+    for batch in read_batches(data, config, keys, CPU):
+        for _ in range(2):
+            list(batch.micro_batches(2))
+
+    assert made == [key for batch in keys for key in batch]
+
+
+def test_nothing_is_made_before_it_is_asked_for(data: FoldData) -> None:
+    """A run that stops after some batches has not paid for those after them."""
+    config = settings("training.n_workers=0")
+    missing = PatchKey(epoch=0, case_id="missing", draw=0)
+    keys = epoch_batches(config, data.split.train, 0)
+
+    batches = read_batches(data, config, [keys[0], (missing,)], CPU)
+
+    assert len(next(batches).samples) == 4
+
+
+def test_the_steps_of_a_run_are_counted() -> None:
+    config = settings("training.effective_batch={0: 4, 1: 9}", "training.n_epochs=3")
+
+    assert n_optimizer_steps(config, 3) == 3 + 1 + 1
+
+
+def test_a_network_by_dotted_name_gets_whole_cases_in_multiples_of_32(data: FoldData) -> None:
+    config = settings("patch.size=whole", "model.name=torch.nn.Conv3d")
+
+    assert all(n % 32 == 0 for n in patch_shape(config, data))

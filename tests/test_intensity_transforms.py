@@ -1,0 +1,332 @@
+import math
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from monai.data import MetaTensor
+from monai.transforms import (
+    AdjustContrast,
+    RandGaussianNoise,
+    RandScaleIntensity,
+    RandSimulateLowResolution,
+    ScaleIntensity,
+    ScaleIntensityFixedMean,
+)
+from scipy.stats import ks_2samp
+from torch import Tensor
+
+from brats_seg.data import intensity_transforms
+from brats_seg.data.intensity_transforms import (
+    BrainMask,
+    RandBrainContrastd,
+    RandBrainGammad,
+    RandBrainLowResolutiond,
+    RandBrainNoised,
+    RandBrainSmoothd,
+    RandBrightnessd,
+    RandIntensitiesd,
+    RandIntensityd,
+)
+from brats_seg.data.transforms import FULL, LIGHT, NONE, Augmentation, intensity_changes
+
+Change = Callable[..., RandIntensityd]
+add_noise = partial(RandBrainNoised, "image", prob=1.0)
+smooth = partial(RandBrainSmoothd, "image", prob=1.0)
+alter_brightness = partial(RandBrightnessd, "image", prob=1.0)
+alter_contrast = partial(RandBrainContrastd, "image", prob=1.0)
+lower_resolution = partial(RandBrainLowResolutiond, "image", prob=1.0)
+alter_inverted_gamma = partial(RandBrainGammad, "image", prob=1.0, invert_image=True)
+alter_gamma = partial(RandBrainGammad, "image", prob=1.0)
+CHANGES = (
+    add_noise,
+    smooth,
+    alter_brightness,
+    alter_contrast,
+    lower_resolution,
+    alter_inverted_gamma,
+    alter_gamma,
+)
+OF_ALL_CHANNELS = (
+    *(add_noise, alter_brightness, alter_contrast, alter_inverted_gamma, alter_gamma),
+    partial(smooth, channel_prob=1.0),
+    partial(lower_resolution, channel_prob=1.0),
+)
+SHAPE = (12, 14, 10)
+
+
+def make_image(seed: int = 0) -> Tensor:
+    """An image (4, 12, 14, 10) with a normalised brain in the middle and 0 around it."""
+    rng = np.random.default_rng(seed)
+    image = np.zeros((4, *SHAPE), dtype=np.float32)
+    image[:, 2:10, 3:12, 1:9] = rng.normal(size=(4, 8, 9, 8))
+    return torch.from_numpy(image)
+
+
+def changed(change: Change, seed: int = 0, image: Tensor | None = None) -> Tensor:
+    image = make_image() if image is None else image.clone()
+    return change().set_random_state(seed)({"image": image})["image"]
+
+
+def inside(image: Tensor) -> np.ndarray:
+    return image.numpy()[:, 2:10, 3:12, 1:9].reshape(4, -1)
+
+
+def test_the_brain_is_where_any_channel_is_not_0() -> None:
+    image = torch.zeros(4, 3, 3, 3)
+    image[0, 0, 0, 0], image[3, 1, 2, 0] = -1, 2
+
+    brain = BrainMask.of(image)
+
+    assert brain.n_voxels == 2
+    assert brain.mask.nonzero().tolist() == [[0, 0, 0], [1, 2, 0]]
+
+
+def test_statistics_are_those_of_the_brain() -> None:
+    image = make_image()
+    mean, std = BrainMask.of(image).mean_and_std(image[1])
+
+    assert mean == pytest.approx(inside(image)[1].mean(), abs=1e-6)
+    assert std == pytest.approx(inside(image)[1].std(), rel=1e-5)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("seed", range(5))
+def test_the_background_stays_exactly_0_and_the_brain_finite(change: Change, seed: int) -> None:
+    image = changed(change, seed)
+
+    background = BrainMask.of(make_image()).mask == 0
+    assert (image[:, background] == 0).all()
+    assert image.isfinite().all()
+
+
+@pytest.mark.parametrize("change", OF_ALL_CHANNELS)
+def test_a_change_is_a_function_of_its_random_state(change: Change) -> None:
+    assert torch.equal(changed(change, 3), changed(change, 3))
+    assert not torch.equal(changed(change, 3), changed(change, 4))
+    assert not torch.equal(changed(change, 3), make_image())
+
+
+@pytest.mark.parametrize("change", OF_ALL_CHANNELS)
+def test_a_channel_without_contrast_stays_finite(change: Change) -> None:
+    image = make_image()
+    image[2] = (image[2] != 0) * 0.5
+
+    assert changed(change, image=image).isfinite().all()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_has_one_strength_and_is_independent_between_channels(seed: int) -> None:
+    noise = inside(changed(add_noise, seed)) - inside(make_image())
+
+    random = np.random.RandomState(seed)
+    random.uniform()  # whether there is noise
+    std = random.uniform(0, 0.1)
+    np.testing.assert_allclose(noise.std(axis=1), std, rtol=0.15)
+    assert np.abs(np.corrcoef(noise) - np.eye(4)).max() < 0.2
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_brightness_multiplies_each_channel_by_a_factor_of_its_own(seed: int) -> None:
+    factors = inside(changed(alter_brightness, seed)) / inside(make_image())
+
+    np.testing.assert_allclose(factors.std(axis=1), 0, atol=1e-6)
+    assert len(set(factors[:, 0].tolist())) == 4
+    assert ((factors > 0.75) & (factors < 1.25)).all()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_contrast_moves_values_from_the_mean_within_their_range(seed: int) -> None:
+    before, after = inside(make_image()), inside(changed(alter_contrast, seed))
+
+    for old, new in zip(before, after, strict=True):
+        within = (new > old.min()) & (new < old.max())
+        factors = (new[within] - old.mean()) / (old[within] - old.mean())
+        assert factors.std() < 1e-3
+        assert 0.75 < factors.mean() < 1.25
+        assert old.min() <= new.min() < new.max() <= old.max()
+
+
+@pytest.mark.parametrize("change", [alter_gamma, alter_inverted_gamma])
+@pytest.mark.parametrize("seed", range(5))
+def test_gamma_keeps_mean_deviation_and_order(change: Change, seed: int) -> None:
+    before, after = inside(make_image()), inside(changed(change, seed))
+
+    np.testing.assert_allclose(after.mean(axis=1), before.mean(axis=1), atol=1e-5)
+    np.testing.assert_allclose(after.std(axis=1), before.std(axis=1), rtol=1e-4)
+    np.testing.assert_array_equal(after.argsort(axis=1), before.argsort(axis=1))
+
+
+def test_gamma_bends_as_computed_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values -1, 0.5, 1 lie at 0, 0.75, 1 of their range; squared, 0.75 becomes 0.5625."""
+    monkeypatch.setattr(intensity_transforms, "_around_one", lambda *_: 2.0)
+    image = torch.zeros(4, 1, 1, 4)
+    image[:, 0, 0, :3] = torch.tensor([-1.0, 0.5, 1.0])
+    bent = changed(alter_gamma, image=image)[0, 0, 0]
+
+    before, after = np.array([-1, 0.5, 1]), np.array([0, 0.5625, 1]) * 2 - 1
+    expected = (after - after.mean()) / after.std() * before.std() + before.mean()
+    np.testing.assert_allclose(bent, [*expected, 0], atol=1e-6)
+
+
+def test_inverted_gamma_is_gamma_of_the_negative() -> None:
+    expected = -changed(alter_gamma, image=-make_image())
+
+    assert torch.equal(changed(alter_inverted_gamma), expected)
+
+
+def test_smoothing_is_a_gaussian_whose_weights_add_up_at_the_border() -> None:
+    """Against a plain loop over voxels, on an image that is brain throughout."""
+    image = torch.from_numpy(np.random.default_rng(0).normal(size=(1, 6, 5, 4)) + 9).float()
+    smoothed = intensity_transforms._smoothed_along(image[0], 1, 0.8)
+
+    weights = [math.exp(-0.5 * (offset / 0.8) ** 2) for offset in range(4)]
+    for j in range(5):
+        near = [k for k in range(5) if abs(k - j) <= 3]
+        total = sum(weights[abs(k - j)] for k in near)
+        expected = sum(weights[abs(k - j)] * image[0, :, k] for k in near) / total
+        np.testing.assert_allclose(smoothed[:, j], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 1, 3), (8, 8, 8)])
+def test_smoothing_and_low_resolution_leave_what_is_even(shape: tuple[int, int, int]) -> None:
+    even = torch.full((4, *shape), 3.0)
+
+    for change in OF_ALL_CHANNELS[-2:]:
+        np.testing.assert_allclose(changed(change, image=even), even, rtol=1e-6)
+
+
+def test_smoothing_and_low_resolution_take_half_of_the_channels() -> None:
+    for change in (smooth, lower_resolution):
+        n_changed = sum(
+            int((changed(change, seed) != make_image()).any(dim=(1, 2, 3)).sum())
+            for seed in range(50)
+        )
+        assert n_changed == pytest.approx(100, abs=25)
+
+
+def test_low_resolution_interpolates_between_the_voxels_it_keeps() -> None:
+    """Half of four voxels are kept, the second and the fourth, and spread to where they stand for."""
+    half = partial(lower_resolution, channel_prob=1.0, zoom_range=(0.5, 0.5))
+    image = torch.ones(4, 1, 1, 4) * torch.tensor([1.0, 2.0, 3.0, 6.0])
+
+    coarse = changed(half, image=image)[0, 0, 0]
+
+    np.testing.assert_allclose(coarse, [2, 3, 5, 6])
+
+
+def altered(augmentation: Augmentation, seed: int, image: Tensor | None = None) -> Tensor:
+    image = make_image() if image is None else image
+    transform = RandIntensitiesd("image", intensity_changes(augmentation))
+    return transform.set_random_state(seed)({"image": image})["image"]
+
+
+@pytest.mark.parametrize(("chance", "n_changed"), [(0.0, 0), (1.0, 20)])
+def test_chances_of_0_and_1_are_certain(chance: float, n_changed: int) -> None:
+    images = [altered(Augmentation(brightness=chance), seed) for seed in range(20)]
+
+    assert sum(not torch.equal(image, make_image()) for image in images) == n_changed
+
+
+def test_changes_come_as_often_as_their_chances_say() -> None:
+    counts = np.zeros(len(CHANGES))
+    transform = RandIntensitiesd("image", intensity_changes(FULL))
+    for seed in range(1000):
+        transform.set_random_state(seed).randomize()
+        counts += [change.is_drawn for change in transform.changes]
+
+    assert counts.tolist() == pytest.approx([100, 200, 150, 150, 250, 100, 300], abs=50)
+
+
+def test_light_costs_no_interpolation_and_none_nothing() -> None:
+    assert (LIGHT.blur, LIGHT.low_resolution, LIGHT.rotation, LIGHT.gamma) == (0, 0, 0, 0)
+    assert torch.equal(altered(NONE, 0), make_image())
+
+
+def test_a_patch_without_brain_stays_empty() -> None:
+    for seed in range(20):
+        assert not altered(FULL, seed, torch.zeros(4, 5, 5, 5)).any()
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_arrays_and_tensors_of_any_kind_are_changed_alike(change: Change) -> None:
+    expected = changed(change)
+
+    for image in (make_image().numpy(), MetaTensor(make_image()), make_image().double()):
+        found = change().set_random_state(0)({"image": image})["image"]
+        assert type(found) is Tensor
+        assert torch.equal(found, expected)
+
+
+def brain_throughout() -> Tensor:
+    """An image without background: there MONAI's statistics are those of the brain too."""
+    values = np.random.default_rng(0).normal(size=(1, *SHAPE))
+    return torch.from_numpy(values).float()
+
+
+@pytest.mark.parametrize("invert_image", [False, True])
+@pytest.mark.parametrize("gamma", [0.7, 1.5])
+def test_gamma_is_monais_where_all_is_brain(
+    gamma: float, invert_image: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intensity_transforms, "_around_one", lambda *_: gamma)
+    theirs = AdjustContrast(gamma, invert_image=invert_image, retain_stats=True)
+    expected = theirs(brain_throughout())
+
+    ours = partial(RandBrainGammad, "image", prob=1.0, invert_image=invert_image)
+    np.testing.assert_allclose(changed(ours, image=brain_throughout()), expected, atol=2e-3)
+
+
+@pytest.mark.parametrize("factor", [0.75, 1.2])
+def test_contrast_is_monais_where_all_is_brain(
+    factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intensity_transforms, "_around_one", lambda *_: factor)
+    expected = ScaleIntensityFixedMean(factor - 1, preserve_range=True)(brain_throughout())
+
+    found = changed(alter_contrast, image=brain_throughout())
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("factor", [0.75, 1.2])
+def test_brightness_is_monais(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intensity_transforms, "_around_one", lambda *_: factor)
+    expected = ScaleIntensity(minv=None, maxv=None, factor=factor - 1)(make_image())
+
+    np.testing.assert_allclose(changed(alter_brightness), expected, rtol=1e-6)
+
+
+def test_brightness_factors_are_spread_as_monais() -> None:
+    theirs = RandScaleIntensity(0.25, prob=1.0, channel_wise=True).set_random_state(0)
+    one = torch.ones(4, 1, 1, 1)
+    expected = [float(value) for _ in range(500) for value in theirs(one.clone()).ravel()]
+
+    transform = alter_brightness().set_random_state(0)
+    found = [
+        float(value)
+        for _ in range(500)
+        for value in transform({"image": one.clone()})["image"].ravel()
+    ]
+    assert ks_2samp(found, expected).pvalue > 0.01
+
+
+def test_noise_is_spread_as_monais() -> None:
+    theirs = RandGaussianNoise(prob=1.0, std=0.1, sample_std=False).set_random_state(0)
+    expected = theirs(torch.zeros(4, 20, 20, 20)).numpy().ravel()
+
+    image = torch.full((4, 20, 20, 20), 5.0)
+    found = changed(partial(add_noise, std=(0.1, 0.1)), image=image).numpy().ravel() - 5
+    assert ks_2samp(found, expected).pvalue > 0.01
+
+
+def test_low_resolution_is_monais_at_half_the_voxels() -> None:
+    """MONAI keeps the first voxel of two, ours the second: nearest, and nearest-exact of torch."""
+    image = brain_throughout()
+    theirs = RandSimulateLowResolution(
+        prob=1.0, zoom_range=(0.5, 0.5), downsample_mode="nearest-exact"
+    )
+    expected = theirs.set_random_state(0)(image.clone())
+
+    half = partial(lower_resolution, channel_prob=1.0, zoom_range=(0.5, 0.5))
+    np.testing.assert_allclose(changed(half, image=image), expected, rtol=1e-4, atol=1e-5)
