@@ -1,4 +1,4 @@
-"""One network and one scan: what it is given, and what its answer is called."""
+"""Networks applied to one scan: inputs and names of the features."""
 
 from pathlib import Path
 
