@@ -16,9 +16,10 @@ from brats_seg.inference.predict import (
     predict_probabilities,
     window_of,
 )
-from brats_seg.inference.settings import InferenceConfig
+from brats_seg.inference.settings import PredictionSettings
 from brats_seg.runtime.sliding_window import predict_logits
-from tests.inference_builders import CONFIG, CPU, IDENTITY, Pointwise, make_model, write_run
+from brats_seg.runtime.weights import FittedPrediction
+from tests.inference_builders import CONFIG, CPU, Pointwise, make_model, write_run
 
 IMAGE = np.random.default_rng(0).standard_normal((4, 12, 10, 9)).astype(np.float32)
 
@@ -37,7 +38,7 @@ class Constant(nn.Module):
 def predict(*networks: nn.Module, **settings: object) -> np.ndarray:
     model = make_model(*networks)
     return predict_probabilities(
-        model, IMAGE, InferenceConfig.model_validate(settings), PredictionFallback("case", CPU)
+        model, IMAGE, PredictionSettings.model_validate(settings), PredictionFallback("case", CPU)
     )
 
 
@@ -94,7 +95,7 @@ def test_a_network_gets_its_modalities_and_gives_its_regions_in_its_own_order():
     other = make_model(Reordered())
     reordered = replace(other.members[0], channels=(3, 0, 1, 2), regions=(2, 1, 0))
     other = replace(other, members=(reordered,))
-    settings = InferenceConfig()
+    settings = PredictionSettings()
 
     found = [
         predict_probabilities(m, IMAGE, settings, PredictionFallback("a", CPU))
@@ -118,7 +119,7 @@ def test_a_case_that_does_not_fit_is_computed_in_smaller_windows(tmp_path):
     fallback = PredictionFallback("a", CPU)
 
     predict_probabilities(
-        make_model(Picky()), image, InferenceConfig(window=(32, 32, 32)), fallback
+        make_model(Picky()), image, PredictionSettings(window=(32, 32, 32)), fallback
     )
 
     assert seen[0] == (32, 32, 32)
@@ -144,22 +145,22 @@ def member_trained_on(size: object):
 )
 def test_the_window_is_what_was_learnt_unless_asked_otherwise(size, settings, expected):
     """The network halves once: sizes are even."""
-    config = InferenceConfig.model_validate(settings)
+    config = PredictionSettings.model_validate(settings)
 
     assert window_of(member_trained_on(size), config, (13, 11, 10)) == expected
 
 
 def test_a_window_that_scored_best_is_taken_whatever_was_learnt_on():
-    identity = replace(IDENTITY, window=(16, 16, 16))
+    fitted = FittedPrediction(window=(16, 16, 16))
     config = Config(model=CONFIG.model, patch=PatchConfig(size="whole"))
-    member = make_model(identity=identity, config=config).members[0]
+    member = make_model(fitted=fitted, config=config).members[0]
 
-    assert window_of(member, InferenceConfig(), (13, 11, 10)) == (16, 16, 16)
-    assert window_of(member, InferenceConfig(windows="whole"), (13, 11, 10)) == (14, 12, 10)
+    assert window_of(member, PredictionSettings(), (13, 11, 10)) == (16, 16, 16)
+    assert window_of(member, PredictionSettings(windows="whole"), (13, 11, 10)) == (14, 12, 10)
 
 
 def test_a_window_that_does_not_fit_names_the_next_one_that_does():
-    config = InferenceConfig(window=(9, 8, 7))
+    config = PredictionSettings(window=(9, 8, 7))
 
     with pytest.raises(ConfigError, match=r"9x8x7 does not fit .* multiples of 2x2x2.*: 10,8,8\."):
         window_of(member_trained_on((8, 8, 8)), config, (13, 11, 10))
@@ -178,7 +179,7 @@ def test_an_ensemble_of_runs_is_the_mean_of_its_members(tmp_path):
 
     both, *single = [
         predict_probabilities(
-            load_model(p, CPU), IMAGE, InferenceConfig(), PredictionFallback("a", CPU)
+            load_model(p, CPU), IMAGE, PredictionSettings(), PredictionFallback("a", CPU)
         )
         for p in (paths, paths[:1], paths[1:])
     ]

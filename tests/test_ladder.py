@@ -51,7 +51,10 @@ def test_a_gpu_gives_way_step_by_step_to_the_cpu(caplog: pytest.LogCaptureFixtur
     assert fallback.warnings == (
         "memory ran out: computed on cpu with windows of 1/2 along each axis",
     )
-    assert "case a: memory ran out; going on on meta with the sum of the windows" in caplog.text
+    assert (
+        "case a: memory ran out; computing it again on meta with the sum of the windows"
+        in caplog.text
+    )
 
 
 def test_the_next_part_of_the_case_starts_where_the_last_one_ended() -> None:

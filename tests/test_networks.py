@@ -15,7 +15,7 @@ from brats_seg.inference.scan import Scan, read_scan
 from brats_seg.survival.leakage import TrainingCases
 from brats_seg.survival.networks import Encoder
 from tests.builders import write_case
-from tests.inference_builders import CONFIG, CPU
+from tests.inference_builders import CPU
 
 
 class Means(nn.Module):
@@ -41,7 +41,7 @@ def scan(tmp_path: Path) -> Scan:
 def make_encoder(network: nn.Module, channels=(0, 1, 2, 3)) -> Encoder:
     member = Member(
         network=network,
-        config=CONFIG,
+        name="autoencoder",
         patch=(8, 8, 8),
         window=None,
         channels=channels,

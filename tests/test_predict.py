@@ -15,10 +15,11 @@ from brats_seg.inference.model import Model, load_model
 from brats_seg.inference.output import OutputFolder
 from brats_seg.inference.predict import CaseResult, predict_scan
 from brats_seg.inference.scan import Scan, read_scan
-from brats_seg.inference.settings import InferenceConfig
+from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import BRATS2017, BRATS2023, regions_of
 from brats_seg.progress import untracked
 from brats_seg.runtime.device import choose_device
+from brats_seg.runtime.weights import Decoding
 from brats_seg.training.trainer import Trainer
 from brats_seg.training.validation import case_predictor
 from tests.builders import BRATS_AFFINE, make_volumes, write_case, write_nifti
@@ -26,7 +27,7 @@ from tests.inference_builders import Pointwise, make_model
 from tests.test_trainer import settings as training_settings
 
 NAMES = ("t1", "t1ce", "t2", "flair")
-SETTINGS = InferenceConfig(preview=False)
+SETTINGS = PredictionSettings(preview=False)
 
 
 def write_scan(
@@ -42,14 +43,14 @@ def write_scan(
 
 
 def predict(
-    folder: Path, model: Model | None = None, settings: InferenceConfig = SETTINGS
+    folder: Path, model: Model | None = None, settings: PredictionSettings = SETTINGS
 ) -> tuple[Scan, CaseResult]:
     (found,) = find_inputs([folder])
     scan = read_scan(found, (1.0, 1.0, 1.0))
     return scan, predict_scan(model or make_model(), scan, settings)
 
 
-def written(folder: Path, output: Path, settings: InferenceConfig = SETTINGS) -> nib.Nifti1Image:
+def written(folder: Path, output: Path, settings: PredictionSettings = SETTINGS) -> nib.Nifti1Image:
     scan, result = predict(folder, settings=settings)
     names = OutputFolder(output).write_case(scan, result, settings)
     return nib.load(output / names[-1])
@@ -133,7 +134,9 @@ def test_nothing_is_found_in_the_air(tmp_path: Path) -> None:
     """Whatever a network makes of zeros; here everything is tumour."""
     folder = write_case(tmp_path, labelled=False)
 
-    _, result = predict(folder, settings=InferenceConfig(thresholds=(0, 0, 0)))
+    _, result = predict(
+        folder, settings=PredictionSettings(decoding=Decoding(thresholds=(0, 0, 0)))
+    )
 
     air = (make_volumes() == 0).all(axis=0)
     assert not result.label_map[air].any()
@@ -146,13 +149,13 @@ def test_labels_follow_the_release_of_the_scan_or_what_is_asked_for(tmp_path: Pa
 
     assert predict(legacy)[1].convention == BRATS2017
     assert predict(recent)[1].convention == BRATS2023
-    asked = predict(legacy, settings=InferenceConfig(labels="brats2023"))[1]
+    asked = predict(legacy, settings=PredictionSettings(labels="brats2023"))[1]
     assert set(np.unique(asked.label_map)) == {0, 1, 2, 3}
 
 
 def test_probabilities_and_uncertainty_lie_on_the_grid_of_the_scan(tmp_path: Path) -> None:
     folder = turned_scans(tmp_path)[2]
-    settings = InferenceConfig(probabilities=True, uncertainty=True, preview=False)
+    settings = PredictionSettings(probabilities=True, uncertainty=True, preview=False)
     label_map = written(folder, tmp_path / "out", settings)
 
     wt, tc, et = (
@@ -187,7 +190,7 @@ def test_a_case_is_predicted_as_the_trainer_validated_it(tmp_path: Path) -> None
     with torch.inference_mode():
         logits = predictor(model.members[0].network, sample.image)
 
-    settings = InferenceConfig(overlap=config.validation.overlap)
+    settings = PredictionSettings(overlap=config.validation.overlap)
     scan, result = predict(tmp_path / "scans" / "BraTS2021_00003", model, settings)
 
     found = regions_of(result.label_map, BRATS2017)[(slice(None), *scan.box.slices)]
@@ -211,7 +214,7 @@ def test_a_network_that_gives_no_numbers_is_not_taken_for_one_that_finds_nothing
 def test_a_real_scan_keeps_its_geometry(real_data: Path, tmp_path: Path) -> None:
     folder = real_data / "unlabelled" / "TCGA-FG-6692_atlas"
 
-    label_map = written(folder, tmp_path, InferenceConfig(windows="whole", preview=False))
+    label_map = written(folder, tmp_path, PredictionSettings(windows="whole", preview=False))
 
     (path,) = folder.glob("*t1_bet*")
     scan = nib.load(path)

@@ -34,7 +34,7 @@ from brats_seg.files import explained, locked, remove_leftovers, whole_file
 from brats_seg.inference.postprocess import PARTS, PartVolume
 from brats_seg.inference.predict import CaseResult
 from brats_seg.inference.scan import Scan
-from brats_seg.inference.settings import InferenceConfig
+from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import MODALITIES, REGIONS, regions_of
 from brats_seg.voxels.orientation import turn_of, turned
 
@@ -53,7 +53,7 @@ class Record(Section):
     """SHA-256 of each modality's file, and the index of the volume in a 4-D file."""
     model: str
     """Fingerprint of the model."""
-    settings: InferenceConfig
+    settings: PredictionSettings
     outputs: tuple[str, ...] = ()
     """Files, relative to the output folder."""
     convention: str = ""
@@ -73,7 +73,7 @@ class Record(Section):
     """Of brats_seg."""
 
 
-def key_of(inputs: Sequence[str], model: str, settings: InferenceConfig) -> str:
+def key_of(inputs: Sequence[str], model: str, settings: PredictionSettings) -> str:
     """Return what changes with everything that a result depends on; the device is not part of it."""
     parts = [*inputs, model, settings.model_dump_json(exclude={"device"})]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
@@ -163,7 +163,7 @@ class OutputFolder:
         )
 
     def write_case(
-        self, scan: Scan, result: CaseResult, settings: InferenceConfig
+        self, scan: Scan, result: CaseResult, settings: PredictionSettings
     ) -> tuple[str, ...]:
         """Write the files of a case, the label map last, and return their names."""
         names = []

@@ -16,10 +16,12 @@ never saw it.
 # DOC inference/tuned: What tuning found, as a value and on disk: the identity with the weights, the account beside them.
 
 import hashlib
+import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import ceil
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -39,13 +41,19 @@ from brats_seg.evaluation.significance import (
     gain_of,
 )
 from brats_seg.files import whole_file
-from brats_seg.inference.out_of_fold import HeldOut, OutOfFoldPrediction, predict_held_out, words
-from brats_seg.inference.postprocess import Decoding, decode_regions
+from brats_seg.inference.out_of_fold import (
+    HeldOut,
+    OutOfFoldPrediction,
+    open_held_out,
+    predict_held_out,
+    words,
+)
+from brats_seg.inference.postprocess import decode_regions
 from brats_seg.labels import REGIONS
 from brats_seg.models.build import size_multiple
 from brats_seg.progress import Track, untracked
-from brats_seg.runtime.device import Device
-from brats_seg.runtime.weights import ModelIdentity, Window, store_identity
+from brats_seg.runtime.device import Device, choose_device
+from brats_seg.runtime.weights import Decoding, FittedPrediction, Window, store_fitted
 
 ENLARGEMENTS = (1.5, 2.0)
 """Windows tried, in training patches along each axis; the whole crop is tried besides."""
@@ -130,8 +138,8 @@ class Tuning:
     """Mean score of WT, TC, ET with the training patch and the defaults."""
     after: tuple[float, float, float]
     """The same with what was chosen, on the cases that it was chosen on: more than new ones give."""
-    identities: tuple[ModelIdentity, ...]
-    """As stored with the weights of each run."""
+    fitted: tuple[FittedPrediction, ...]
+    """Settings stored with the weights of each run."""
 
 
 def store_tuning(tuning: Tuning, held_out: Sequence[HeldOut]) -> None:
@@ -141,9 +149,9 @@ def store_tuning(tuning: Tuning, held_out: Sequence[HeldOut]) -> None:
         EnvironmentalError: A file cannot be written.
     """
     content = TypeAdapter(Tuning).dump_json(tuning, indent=1) + b"\n"
-    for own, identity in zip(held_out, tuning.identities, strict=True):
-        if own.trained.identity != identity:
-            store_identity(own.checkpoint_path, identity)
+    for own, fitted in zip(held_out, tuning.fitted, strict=True):
+        if own.trained.fitted != fitted:
+            store_fitted(own.checkpoint_path, fitted)
         with whole_file(own.run / TUNING_NAME) as beside:
             beside.write_bytes(content)
 
@@ -158,7 +166,7 @@ def stored_tuning(held_out: Sequence[HeldOut], key: str) -> Tuning | None:
         except (FileNotFoundError, ValidationError):
             # none, or one of another version
             return None
-        if found.key != key or found.identities[place] != own.trained.identity:
+        if found.key != key or found.fitted[place] != own.trained.fitted:
             return None
     return found
 
@@ -187,6 +195,40 @@ def metric_named(name: str, task: str) -> Protocol:
         msg = f"metric {name!r} is unknown; there are {', '.join(METRICS)}"
         raise ConfigError(msg)
     return protocol_named("legacy" if name == "dice" else "lesionwise2023", task)
+
+
+def tune_runs(
+    runs: Sequence[Path],
+    *,
+    prepared_path: Path,
+    metric: str = "dice",
+    task: str = "GLI",
+    device: str = "auto",
+    precision: str = "auto",
+    track: Track = untracked,
+) -> Tuning:
+    """Fit window, thresholds and smallest volumes on held-out cases, and store them with the weights.
+
+    Args:
+        runs: Folders of runs that are to be averaged; each predicts the cases held out of it.
+        prepared_path: Folder of the prepared cases that the runs were trained on.
+        metric: `dice` or `lesionwise`.
+        task: GLI, SSA, MEN, MET or PED, which decides the parameters of `lesionwise`.
+        device: `auto`, `cpu`, `cuda`, `cuda:1` or `mps`.
+        precision: `auto`, `fp32`, `fp16` or `bf16`.
+        track: Shows the progress.
+
+    Raises:
+        UsageError: A folder is no run, or the runs were trained on other cases.
+        CaseError: A case cannot be predicted.
+        EnvironmentalError: The device is not there, a process was killed, or the disk is full.
+    """
+    protocol = metric_named(metric, task)
+    where = choose_device(device, precision)
+    held_out = [open_held_out(run, prepared_path) for run in dict.fromkeys(runs)]
+    tuning = tune(held_out, protocol, where, n_workers=os.cpu_count() or 1, track=track)
+    store_tuning(tuning, held_out)
+    return tuning
 
 
 def tune(
@@ -228,16 +270,7 @@ def tune(
         fits=(window_fit, *fits),
         before=_triple(before.mean(axis=0)),
         after=_triple(after.mean(axis=0)),
-        identities=tuple(
-            replace(
-                own.untuned.identity,
-                window=window,
-                thresholds=decoding.thresholds,
-                smallest_mm3=decoding.smallest_mm3,
-                smallest_et_mm3=decoding.smallest_et_mm3,
-            )
-            for own, window in zip(held_out, windows, strict=True)
-        ),
+        fitted=tuple(FittedPrediction(window=window, decoding=decoding) for window in windows),
     )
 
 
@@ -287,14 +320,14 @@ def _fit_decoding(cases: Cases, score: Score) -> tuple[Decoding, list[FittedSett
 
     for region in _INNERMOST_FIRST:
         thresholds = [_with(decoding.thresholds, region, value) for value in THRESHOLDS]
-        candidates = [replace(decoding, thresholds=values) for values in thresholds]
+        candidates = [decoding.model_copy(update={"thresholds": one}) for one in thresholds]
         choose(f"threshold of {REGIONS[region].upper()}", (0.5, *THRESHOLDS), candidates)
     for region in _INNERMOST_FIRST:
         smallest = [_with(decoding.smallest_mm3, region, value) for value in SMALLEST_MM3]
-        candidates = [replace(decoding, smallest_mm3=values) for values in smallest]
+        candidates = [decoding.model_copy(update={"smallest_mm3": one}) for one in smallest]
         setting = f"smallest component of {REGIONS[region].upper()}, mm3"
         choose(setting, (0.0, *SMALLEST_MM3), candidates)
-    candidates = [replace(decoding, smallest_et_mm3=value) for value in SMALLEST_ET_MM3]
+    candidates = [decoding.model_copy(update={"smallest_et_mm3": one}) for one in SMALLEST_ET_MM3]
     choose("less ET than this is necrosis, mm3", (0.0, *SMALLEST_ET_MM3), candidates)
     return decoding, fits
 

@@ -15,7 +15,7 @@ from brats_seg.inference.model import Model, load_model
 from brats_seg.inference.predict import predict_scan
 from brats_seg.inference.reconstruct import Reconstructor
 from brats_seg.inference.scan import Scan
-from brats_seg.inference.settings import InferenceConfig
+from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import LabelConvention
 from brats_seg.models.autoencoder import Autoencoder
 from brats_seg.runtime.device import Device
@@ -63,7 +63,7 @@ class Segmenter:
     models: tuple[Model, ...]
     """One model for each path."""
     trainings: tuple[TrainingCases, ...]
-    settings: InferenceConfig
+    settings: PredictionSettings
 
     def segment(self, scan: Scan, keys: frozenset[str]) -> tuple[Volume, LabelConvention, Leakage]:
         """Predict a label map by the mean of the networks with the least leakage.
@@ -164,5 +164,5 @@ def _segmenter(
         paths=tuple(paths),
         models=tuple(load_model([path], device) for path in paths),
         trainings=tuple(TrainingCases.of_run(path, people, cases) for path in paths),
-        settings=InferenceConfig(),
+        settings=PredictionSettings(),
     )
