@@ -1,4 +1,4 @@
-"""One network and one scan: what it is given, and what its answer is called."""
+"""Networks applied to one scan: inputs and names of the features."""
 
 from pathlib import Path
 
@@ -66,7 +66,9 @@ def test_numbers_are_called_after_their_autoencoder(scan):
 
 
 def test_a_vector_that_is_no_number_is_an_error_of_the_case(scan):
-    with pytest.raises(CaseError, match="a latent vector with 2 broken numbers; expected finite"):
+    with pytest.raises(
+        CaseError, match="a latent vector with 2 values that are NaN or infinite; expected finite"
+    ):
         make_encoder(Broken()).encode(scan, 0)
 
 
