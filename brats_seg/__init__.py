@@ -91,6 +91,7 @@ if TYPE_CHECKING:
     from brats_seg.training.losses import whole_loss as whole_loss
     from brats_seg.training.memory_plan import plan_memory as plan_memory
     from brats_seg.training.trainer import Outcome as Outcome
+    from brats_seg.training.trainer import StopRequest as StopRequest
     from brats_seg.training.trainer import Trainer as Trainer
     from brats_seg.training.trainer import train_fold as train_fold
 
@@ -184,6 +185,7 @@ _NAMES = {
     "training.memory_plan": ("plan_memory",),
     "training.trainer": (
         "Outcome",
+        "StopRequest",
         "Trainer",
         "train_fold",
     ),
@@ -211,6 +213,7 @@ __all__ = [
     "Predictor",
     "Reconstructor",
     "StepResult",
+    "StopRequest",
     "Trainer",
     "bar_figure",
     "build_model",

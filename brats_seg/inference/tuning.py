@@ -28,8 +28,7 @@ from brats_seg.cases.many import map_cases
 from brats_seg.errors import CaseProblemsError, ConfigError
 from brats_seg.evaluation.lesionwise import Scale, score_lesions
 from brats_seg.evaluation.overlap import count_regions, dice
-from brats_seg.evaluation.protocols import ScoringProtocol
-from brats_seg.evaluation.protocols import protocol_named
+from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
 from brats_seg.evaluation.significance import (
     LARGEST_CHANCE,
     SMALLEST_GAIN,
@@ -326,7 +325,12 @@ def _fit(setting: str, names: Sequence[str], scores: Scores) -> tuple[FittedSett
 
 
 def _scores(
-    cases: Cases, decodings: Sequence[Decoding], *, protocol: ScoringProtocol, n_workers: int, track: Track
+    cases: Cases,
+    decodings: Sequence[Decoding],
+    *,
+    protocol: ScoringProtocol,
+    n_workers: int,
+    track: Track,
 ) -> Scores:
     """Return scores (decodings, cases, regions)."""
     score = partial(_score_case, decodings=decodings, protocol=protocol)

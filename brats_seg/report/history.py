@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from brats_seg.labels import MODALITIES, REGIONS
-from brats_seg.progress import Item, untracked
+from brats_seg.progress import Item, tracked
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -97,10 +97,10 @@ def _draw_curve(axes: "Axes", table: pd.DataFrame, curve: Curve) -> None:
 
 @dataclass(kw_only=True, slots=True)
 class LiveHistory:
-    """Show `history.png` of a run in a notebook, updated after every epoch.
+    """Show `history.png` of a run in a notebook, updated after every epoch, with progress bars.
 
-    It is given to a trainer as `track`, and called at the start of each phase of an epoch. In a text
-    console it shows nothing.
+    It is given to a trainer as `track`, and called at the start of each phase of an epoch; call
+    `show` for the last epoch. In a text console it shows the progress bars alone.
 
         Trainer(data=data, config=config, run_path=run_path).run(track=LiveHistory(run_path=run_path))
     """
@@ -111,9 +111,9 @@ class LiveHistory:
     _display: Any = field(default=None, init=False)
 
     def __call__(self, items: Iterable[Item], *, what: str, total: int) -> Iterable[Item]:
-        """Update the picture, and pass items through unchanged."""
+        """Update the picture, and pass items through unchanged below a progress bar."""
         self.show()
-        return untracked(items, what=what, total=total)
+        return tracked(items, what=what, total=total)
 
     def show(self) -> None:
         """Show the picture if it has changed."""
