@@ -1,6 +1,5 @@
 """The patches of an epoch: which belong to which step, made once, held once, cut in any way."""
 
-
 import pytest
 import torch
 
