@@ -28,8 +28,7 @@ from brats_seg.cases.many import map_cases
 from brats_seg.errors import CaseProblemsError, ConfigError
 from brats_seg.evaluation.lesionwise import Scale, score_lesions
 from brats_seg.evaluation.overlap import count_regions, dice
-from brats_seg.evaluation.protocols import ScoringProtocol as Protocol
-from brats_seg.evaluation.protocols import protocol_named
+from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
 from brats_seg.evaluation.significance import (
     LARGEST_CHANCE,
     SMALLEST_GAIN,
@@ -140,7 +139,7 @@ def tune_runs(
 
 def tune(
     held_out: Sequence[HeldOut],
-    protocol: Protocol,
+    protocol: ScoringProtocol,
     device: Device,
     *,
     n_workers: int = 0,
@@ -181,7 +180,7 @@ def tune(
     )
 
 
-def metric_named(name: str, task: str) -> Protocol:
+def metric_named(name: str, task: str) -> ScoringProtocol:
     """Return the protocol whose score is fitted to: plain Dice, or that of lesions of 2023.
 
     Raises:
@@ -326,7 +325,12 @@ def _fit(setting: str, names: Sequence[str], scores: Scores) -> tuple[FittedSett
 
 
 def _scores(
-    cases: Cases, decodings: Sequence[Decoding], *, protocol: Protocol, n_workers: int, track: Track
+    cases: Cases,
+    decodings: Sequence[Decoding],
+    *,
+    protocol: ScoringProtocol,
+    n_workers: int,
+    track: Track,
 ) -> Scores:
     """Return scores (decodings, cases, regions)."""
     score = partial(_score_case, decodings=decodings, protocol=protocol)
@@ -337,7 +341,7 @@ def _scores(
 
 
 def _score_case(
-    case: OutOfFoldPrediction, decodings: Sequence[Decoding], protocol: Protocol
+    case: OutOfFoldPrediction, decodings: Sequence[Decoding], protocol: ScoringProtocol
 ) -> Scores:
     said = case.read()
     scale = Scale(spacing_mm=said.spacing_mm, penalty_mm=0.0)
@@ -352,7 +356,7 @@ def _score_case(
     return np.stack(rows)
 
 
-def _key(held_out: Sequence[HeldOut], protocol: Protocol, device: Device) -> str:
+def _key(held_out: Sequence[HeldOut], protocol: ScoringProtocol, device: Device) -> str:
     tried = (ENLARGEMENTS, THRESHOLDS, SMALLEST_MM3, SMALLEST_ET_MM3)
     rule = (SMALLEST_GAIN, LARGEST_CHANCE)
     parts = [protocol.name, protocol.task, device.precision, str(tried), str(rule)]
