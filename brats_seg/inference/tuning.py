@@ -151,7 +151,7 @@ def tune(
 
     Args:
         held_out: The runs.
-        protocol: Protocol of `metric_named`.
+        protocol: ScoringProtocol of `metric_named`.
         device: Device of the networks.
         n_workers: Processes that score; the result does not depend on them.
         track: Shows the progress.
