@@ -39,36 +39,74 @@ def crop(size: tuple[int, int, int]) -> list[Callable]:
     return [mt.RandSpatialCropd(BOTH, size, random_size=False, allow_missing_keys=True)]
 
 
+CHANGES = (
+    "noise",
+    "blur",
+    "brightness",
+    "contrast",
+    "low_resolution",
+    "inverted_gamma",
+    "gamma",
+)
+"""The changes of intensities, in the order of nnU-Net."""
+
+
+def change(name: str, prob: float) -> Callable:
+    """Return a change of intensities."""
+    gamma = {"gamma": (0.7, 1.5), "retain_stats": True, "prob": prob}
+    scaling = {"factors": 0.25, "channel_wise": True, "prob": prob}
+    match name:
+        case "noise":
+            return mt.RandGaussianNoised("image", prob=prob, std=0.1)
+        case "blur":
+            return mt.RandGaussianSmoothd("image", (0.5, 1), (0.5, 1), (0.5, 1), prob=prob)
+        case "brightness":
+            return mt.RandScaleIntensityd("image", **scaling)
+        case "contrast":
+            return mt.RandScaleIntensityFixedMeand("image", preserve_range=True, **scaling)
+        case "low_resolution":
+            return mt.RandSimulateLowResolutiond("image", prob=prob)
+        case "inverted_gamma":
+            return mt.RandAdjustContrastd("image", invert_image=True, **gamma)
+        case _:
+            return mt.RandAdjustContrastd("image", **gamma)
+
+
+def flips(prob: float = 0.5) -> list[Callable]:
+    """Mirror each axis."""
+    return [mt.RandFlipd(BOTH, prob=prob, spatial_axis=axis) for axis in range(3)]
+
+
+def certain_flips() -> Callable:
+    """Mirror all three axes."""
+    return mt.Compose(flips(prob=1))
+
+
+def affine(prob: float) -> Callable:
+    """Rotate."""
+    angles = (math.radians(30),) * 3
+    return mt.RandAffined(BOTH, prob=prob, rotate_range=angles, mode=("bilinear", "nearest"))
+
+
 def light() -> list[Callable]:
     """Mirror, noise, brightness, contrast."""
-    return [
-        *(mt.RandFlipd(BOTH, prob=0.5, spatial_axis=axis) for axis in range(3)),
-        mt.RandGaussianNoised("image", prob=0.1, std=0.1),
-        mt.RandScaleIntensityd("image", factors=0.25, prob=0.15, channel_wise=True),
-        mt.RandScaleIntensityFixedMeand(
-            "image", factors=0.25, prob=0.15, preserve_range=True, channel_wise=True
-        ),
-    ]
+    return [*flips(), change("noise", 0.1), change("brightness", 0.15), change("contrast", 0.15)]
 
 
 def full() -> list[Callable]:
     """Follow the list of nnU-Net."""
-    noise, brightness, contrast = light()[3:]
-    gamma = {"gamma": (0.7, 1.5), "retain_stats": True}
     return [
-        mt.RandAffined(
-            BOTH, prob=0.2, rotate_range=(math.radians(30),) * 3, mode=("bilinear", "nearest")
-        ),
+        affine(0.2),
         mt.RandAffined(
             BOTH, prob=0.2, scale_range=((-0.3, 0.4),) * 3, mode=("bilinear", "nearest")
         ),
-        noise,
-        # half of the channels in half as many patches more: nnU-Net keys for each channel
-        mt.RandGaussianSmoothd("image", (0.5, 1), (0.5, 1), (0.5, 1), prob=0.1),
-        brightness,
-        contrast,
-        mt.RandSimulateLowResolutiond("image", prob=0.125),
-        mt.RandAdjustContrastd("image", prob=0.1, invert_image=True, **gamma),
-        mt.RandAdjustContrastd("image", prob=0.3, **gamma),
-        *light()[:3],
+        change("noise", 0.1),
+        # half of the channels in half as many patches more: nnU-Net draws for each channel
+        change("blur", 0.1),
+        change("brightness", 0.15),
+        change("contrast", 0.15),
+        change("low_resolution", 0.125),
+        change("inverted_gamma", 0.1),
+        change("gamma", 0.3),
+        *flips(),
     ]

@@ -2,8 +2,11 @@
 
 A B A B in one process and one thread, files in the page cache: CPU time per patch, the median over
 rounds, and how many times as long the others take as the first line of each table, the median of
-the ratios taken round by round. MONAI changes patches as often and as much; it turns a patch within
-itself, where ours reads what comes in from outside.
+the ratios taken round by round. MONAI changes patches as often and as much; it rotates a patch
+within itself, where ours reads what comes in from outside.
+
+The last table exchanges one of our transforms at a time for MONAI's: CPU time of either where it is
+drawn, and how many times as long a whole patch takes on average with MONAI's in our pipeline.
 
     python benchmarks/patches.py --size 128 --cases 2 --rounds 5
 
@@ -31,8 +34,9 @@ from brats_seg.cases.index import index_cases
 from brats_seg.cases.nifti import read_volume
 from brats_seg.cases.phantom import write_phantom_cases
 from brats_seg.config import PatchConfig, StoreConfig
-from brats_seg.data import transforms as spatial
+from brats_seg.data import transforms
 from brats_seg.data.brain import extract_brain
+from brats_seg.data.intensity_transforms import BrainMask
 from brats_seg.data.loader import PatchDataset
 from brats_seg.data.patches import PatchKey
 from brats_seg.data.prepare import prepare_cases
@@ -77,6 +81,7 @@ def main() -> None:
         }
         for title, contenders in tables.items():
             _print_table(title, contenders, arguments.rounds)
+        _print_exchanges(folder / "compressed-False", index, size, n)
 
 
 def _arguments() -> argparse.Namespace:
@@ -150,11 +155,11 @@ def _crops(
         for compressed in (False, True)
     )
     box, buffers = Box.at((5, 7, 3), size), Buffers()
-    still = spatial.SpatialTransform(mirrored=(False, False, False), matrix=None)
+    still = transforms.SpatialTransform(mirrored=(False, False, False), matrix=None)
     makes = {
-        "ours: memory used again": lambda: spatial.read_transformed(plain, box, still, buffers),
+        "ours: memory used again": lambda: transforms.read_transformed(plain, box, still, buffers),
         "ours: new arrays": lambda: _read_anew(plain, box),
-        "ours: compressed": lambda: spatial.read_transformed(packed, box, still, buffers),
+        "ours: compressed": lambda: transforms.read_transformed(packed, box, still, buffers),
         "MONAI CacheDataset, image alone": _cached(index, peer.crop(size), labels=False),
     }
     return [Contender(name=name, make=make, n_made=n_made) for name, make in makes.items()]
@@ -188,6 +193,113 @@ def _full(
         _ours(folder / "compressed-False", index, size, "full", n_made),
         Contender(name="MONAI CacheDataset", make=cached, n_made=n_made),
     ]
+
+
+def _print_exchanges(
+    folder: Path, index: CaseIndex, size: tuple[int, int, int], n_patches: int
+) -> None:
+    """Print what each of our transforms saves."""
+    whole = {}
+    for augment in ("light", "full"):
+        # many: what is drawn differs from patch to patch
+        ours = _ours(folder, index, size, augment, 10 * n_patches)
+        whole[augment] = _measured([ours], 1)[ours.name][0]
+    case = open_case(folder, index.cases[0].case_id)
+    image = torch.from_numpy(case.read_image(Box.at((5, 7, 3), size))).float()
+    brain = BrainMask.of(image)
+    print(f"\n{'exchanged':20}  ours CPU ms  MONAI CPU ms  light patch  full patch")
+    for exchange in (*_spatial_exchanges(case, size), *_intensity_exchanges()):
+        data = {"image": image.clone(), "label": torch.zeros(1, *size, dtype=torch.uint8)}
+        ours, theirs = (
+            _seconds(make, data, n_patches // 4) for make in (exchange.ours, exchange.theirs)
+        )
+        if exchange.is_masked:
+            theirs += _seconds(lambda _: image.mul_(brain.mask), data, n_patches // 4)
+        added = [
+            1
+            + (
+                exchange.share * getattr(list_, exchange.name) * theirs
+                - getattr(list_, exchange.name) * ours
+            )
+            / whole[name]
+            for name, list_ in (("light", transforms.LIGHT), ("full", transforms.FULL))
+        ]
+        print(
+            f"{exchange.name:20}  {1e3 * ours:11.1f}  {1e3 * theirs:12.1f}  {added[0]:10.2f}x  {added[1]:9.2f}x"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exchange:
+    """One of our transforms, and MONAI's in its place; both certain to happen."""
+
+    name: str
+    """Its chance in `Augmentation`."""
+    ours: Callable[[dict[str, torch.Tensor]], object]
+    theirs: Callable[[dict[str, torch.Tensor]], object]
+    share: float = 1.0
+    """How often MONAI's is drawn for each time that ours is."""
+    is_masked: bool = True
+    """Whether the background must be set to 0 after MONAI's."""
+
+
+def _spatial_exchanges(case: PreparedCase, size: tuple[int, int, int]) -> list[Exchange]:
+    box, buffers = Box.at((5, 7, 3), size), Buffers()
+    still, mirrored = (
+        transforms.SpatialTransform(mirrored=(flip,) * 3, matrix=None) for flip in (False, True)
+    )
+    rotated = transforms.SpatialTransform(
+        mirrored=(False,) * 3, matrix=transforms.rotation_matrix(np.full(3, 15.0))
+    )
+
+    def read(transform: transforms.SpatialTransform) -> Callable[[object], object]:
+        return lambda _: transforms.read_transformed(case, box, transform, buffers)
+
+    def read_and(theirs: Callable) -> Callable[[dict[str, torch.Tensor]], object]:
+        return lambda data: (read(still)(data), theirs(data))
+
+    return [
+        Exchange(
+            name="mirror",
+            ours=read(mirrored),
+            # three axes, each with the chance of a half
+            theirs=read_and(peer.certain_flips()),
+            is_masked=False,
+        ),
+        Exchange(
+            name="rotation", ours=read(rotated), theirs=read_and(peer.affine(1)), is_masked=False
+        ),
+    ]
+
+
+def _intensity_exchanges() -> list[Exchange]:
+    certain = transforms.Augmentation(
+        **dict.fromkeys(transforms.Augmentation.__dataclass_fields__, 1.0)
+    )
+    ours = dict(zip(peer.CHANGES, transforms.intensity_changes(certain), strict=True))
+    # of the channels that blur and low resolution change, MONAI takes all, and ours a half
+    return [
+        Exchange(
+            name=name,
+            ours=ours[name],
+            theirs=peer.change(name, prob=1),
+            share=0.5 if name in {"blur", "low_resolution"} else 1.0,
+            is_masked=name != "brightness",
+        )
+        for name in peer.CHANGES
+    ]
+
+
+def _seconds(
+    make: Callable[[dict[str, torch.Tensor]], object], data: dict[str, torch.Tensor], n: int
+) -> float:
+    """Return the median CPU seconds of a transform."""
+    seconds = []
+    for _ in range(max(n, 3) + 1):
+        start = process_time()
+        make(data)
+        seconds.append(process_time() - start)
+    return statistics.median(seconds[1:])
 
 
 def _ours(

@@ -28,7 +28,7 @@ from brats_seg.config import Config
 from brats_seg.data.fold import open_fold, prepared_path_of
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.evaluate import Evaluation, Pair, Pairing, evaluate_pairs
-from brats_seg.evaluation.protocols import Protocol, protocol_named
+from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
 from brats_seg.evaluation.scores import (
     RegionSummary,
     Score,
@@ -109,7 +109,7 @@ def cross_validate(  # noqa: PLR0913 - everything that a person says of a cross-
     folds: Sequence[int] | None = None,
     output: Path = Path("crossval"),
     runs: Path = Path("runs"),
-    protocol: Protocol = LEGACY,
+    protocol: ScoringProtocol = LEGACY,
     metric: str | None = None,
     config: Config = DEFAULT_CONFIG,
     prepared_path: Path | None = None,
@@ -127,7 +127,7 @@ def cross_validate(  # noqa: PLR0913 - everything that a person says of a cross-
         folds: Folds to hold out; by default all of the fold table.
         output: Folder to write to.
         runs: Folder of the runs `fold0`, `fold1` and so on.
-        protocol: Protocol of the scores, as `protocol_named` returns it.
+        protocol: ScoringProtocol of the scores, as `protocol_named` returns it.
         metric: Metric to tune for, `dice` or `lesionwise`; by default that of the protocol.
         config: Settings of training; device and precision are those of prediction too.
         prepared_path: Folder of prepared cases; by default the one that training uses.
@@ -233,7 +233,7 @@ def reference_pairs(parts: Sequence[HeldOutCases], predictions: Path) -> Pairing
 
 
 def score_predictions(
-    pairing: Pairing, protocol: Protocol, folder: Path, *, n_workers: int, track: Track
+    pairing: Pairing, protocol: ScoringProtocol, folder: Path, *, n_workers: int, track: Track
 ) -> Evaluation | None:
     """Write the scores of all pairs, or return None if they are there already.
 
@@ -306,7 +306,7 @@ def _predict(
 
 
 def _score(
-    parts: Sequence[HeldOutCases], predictions: Path, protocol: Protocol, track: Track
+    parts: Sequence[HeldOutCases], predictions: Path, protocol: ScoringProtocol, track: Track
 ) -> tuple[Evaluation | None, tuple[Score, ...], tuple[RegionSummary, ...]]:
     """Score the predictions, and write the scores, their summary and their figure."""
     # matplotlib takes long to import
@@ -326,7 +326,7 @@ def _score(
     return evaluation, scores, tuple(summaries)
 
 
-def _key(pairing: Pairing, protocol: Protocol) -> str:
+def _key(pairing: Pairing, protocol: ScoringProtocol) -> str:
     digest = hashlib.sha256(f"{protocol.name} {protocol.task}".encode())
     for pair in pairing.pairs:
         digest.update(f"\n{pair.case_id}".encode())

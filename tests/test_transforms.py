@@ -1,6 +1,7 @@
 import typing
 from dataclasses import fields
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,23 +9,32 @@ import torch
 from scipy.ndimage import affine_transform
 from scipy.spatial.transform import Rotation
 
+from brats_seg.cases.case import load_case
+from brats_seg.cases.index import index_cases
 from brats_seg.cases.nifti import Geometry
-from brats_seg.config import TrainingConfig
-from brats_seg.data.store import Buffers, PreparedCase
+from brats_seg.config import PatchConfig, TrainingConfig
+from brats_seg.data.store import Buffers, PreparedCase, open_case
 from brats_seg.data.transforms import (
     AUGMENTATIONS,
     FULL,
     NONE,
     Augmentation,
+    ReadPatchd,
+    RegionsOfLabelsd,
     SpatialTransform,
+    apply_transforms,
     draw_spatial_transform,
+    prediction_transforms,
     read_transformed,
     rotation_matrix,
     touched_box,
+    validation_transforms,
 )
-from brats_seg.labels import BRATS2017
+from brats_seg.errors import CaseError
+from brats_seg.labels import BRATS2017, BRATS2024, regions_of
 from brats_seg.voxels.box import Box
 from tests.builders import make_label_map
+from tests.prepared import write_prepared
 
 SHAPE = (22, 18, 26)
 STILL = (False, False, False)
@@ -246,3 +256,76 @@ def test_light_is_a_part_of_full() -> None:
 
     for field in fields(Augmentation):
         assert getattr(light, field.name) in {0, getattr(full, field.name)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One prepared case of some 45 voxels an edge."""
+    return write_prepared(tmp_path_factory.mktemp("data"), shape=(48, 48, 48))
+
+
+ITEM = {"case_id": "BraTS2021_00000"}
+PATCH = PatchConfig(size=(16, 24, 8), foreground=0.5)
+
+
+@pytest.mark.parametrize("augment", ["none", "full"])
+def test_a_patch_is_read_in_single_precision_with_its_convention(
+    folder: Path, augment: str
+) -> None:
+    reader = ReadPatchd(folder=folder, patch=PATCH, augmentation=AUGMENTATIONS[augment])
+    for seed in range(10):
+        data = reader.set_random_state(seed)(ITEM)
+
+        assert data["case_id"] == ITEM["case_id"]
+        assert data["convention"] == "brats2017"
+        assert (data["image"].shape, data["image"].dtype) == ((4, 16, 24, 8), torch.float32)
+        assert (data["label"].shape, data["label"].dtype) == ((1, 16, 24, 8), torch.uint8)
+
+
+def test_a_reader_draws_from_its_random_state(folder: Path) -> None:
+    reader = ReadPatchd(folder=folder, patch=PATCH, augmentation=FULL)
+    state = np.random.RandomState(3)
+
+    one, other = (reader.set_random_state(seed)(ITEM)["image"] for seed in (1, 2))
+    again = reader.set_random_state(1)(ITEM)["image"]
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+    drawn = reader.set_random_state(state=state)(ITEM)["image"]
+    expected = reader.set_random_state(state=np.random.RandomState(3))(ITEM)["image"]
+    assert torch.equal(drawn, expected)
+
+
+def test_regions_follow_the_convention_of_the_case_or_the_one_given() -> None:
+    labels = make_label_map()
+    data = {"label": torch.from_numpy(labels)[None], "convention": "brats2017"}
+
+    own = RegionsOfLabelsd("label")(data)["label"]
+    np.testing.assert_array_equal(own, regions_of(labels, BRATS2017))
+    given = RegionsOfLabelsd("label", convention="brats2024")(data)["label"]
+    np.testing.assert_array_equal(given, regions_of(labels, BRATS2024))
+
+
+def test_validation_reads_the_whole_crop(folder: Path) -> None:
+    data = apply_transforms(validation_transforms(folder), ITEM)
+
+    case = open_case(folder, ITEM["case_id"])
+    box = Box.at((0, 0, 0), case.shape)
+    np.testing.assert_array_equal(data["image"], case.read_image(box))
+    np.testing.assert_array_equal(data["label"], regions_of(case.read_labels(box), BRATS2017))
+
+
+def test_prediction_sees_what_the_store_holds(folder: Path) -> None:
+    """A network is given the same image of a case in training and in prediction."""
+    loaded = load_case(index_cases(folder.parent / "scans").cases[0])
+
+    data = apply_transforms(prediction_transforms(), {**ITEM, "image": loaded.volumes})
+
+    case = open_case(folder, ITEM["case_id"])
+    assert data["box"] == case.box
+    assert data["image"].dtype == np.float32
+    np.testing.assert_array_equal(data["image"], case.read_image(Box.at((0, 0, 0), case.shape)))
+
+
+def test_an_error_of_a_case_keeps_its_message(folder: Path) -> None:
+    with pytest.raises(CaseError, match=r"case b, .*found no prepared case"):
+        apply_transforms(validation_transforms(folder), {"case_id": "b"})

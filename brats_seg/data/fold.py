@@ -1,9 +1,13 @@
-"""From a folder of scans to the prepared cases of one fold."""
+"""Index a folder of scans, make folds, prepare the cases, and open one fold for training.
+
+Each stage is a file below one folder, `cases.csv`, `folds.csv` and a folder per case, and is done
+again only where scans or settings have changed.
+"""
 
 import hashlib
 import logging
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,28 +33,31 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PreparedData:
+    """The labelled cases of a data folder, indexed, prepared and divided into folds."""
+
+    root: Path
+    """Folder of the scans."""
+    folder: Path
+    """Folder of the prepared cases."""
+    folds: FoldTable
+    case_ids: frozenset[str]
+    """Cases that are prepared; those that could not be are missing."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class FoldData:
-    """The prepared cases that one fold trains on and is held to."""
+    """The prepared cases that one fold is trained and validated on."""
 
     folder: Path
-    """Of the prepared cases."""
+    """Folder of the prepared cases."""
     split: Split
     conventions: tuple[str, ...]
     """Label conventions that occur."""
     fingerprint: str
-    """Changes with the cases, their contents and the way they are split."""
+    """Hash of the cases, their contents and the split."""
     largest_shape: tuple[int, int, int]
     """Voxels along X, Y, Z that hold the brain crop of any case."""
-
-
-def prepared_path_of(root: Path) -> Path:
-    """Return where the prepared cases of a data folder lie unless told otherwise.
-
-    In the current folder, because a data folder may be read only; named after the data folder and
-    its place, so that two folders called `Training` do not meet.
-    """
-    place = hashlib.blake2b(str(root.resolve()).encode(), digest_size=3).hexdigest()
-    return Path("prepared") / f"{root.resolve().name}-{place}"
 
 
 def open_fold(
@@ -61,42 +68,103 @@ def open_fold(
     prepared_path: Path | None = None,
     track: Track = untracked,
 ) -> FoldData:
-    """Index the scans under `root`, share them out, prepare them, and hold one fold out.
+    """Index and prepare the scans below `root`, and return the cases of one fold.
 
-    Each stage is a file under `prepared_path`, `cases.csv`, `folds.csv` and a folder a case, and is
-    done only where its scans or settings have changed.
+    Args:
+        root: Folder of scans, of any BraTS release.
+        fold: Index of the fold that is held out for validation.
+        config: Settings; those of `cases`, `folds` and `store` are used.
+        prepared_path: Folder for the tables and the prepared cases; None for `prepared_path_of`.
+        track: Shows the progress.
 
     Raises:
-        LayoutError: No labelled cases are there.
-        CaseProblemsError: Labelled cases cannot be used, and the settings do not say to leave them out.
-        FoldError: The fold table leaks, or lacks the fold or a case.
+        LayoutError: There are no labelled cases.
+        CaseProblemsError: Labelled cases cannot be used, and `cases.skip_bad` is not set.
+        FoldError: The fold table leaks patients, or lacks the fold or a case.
+
+    Example:
+        >>> from brats_seg.config import load_config
+        >>> config = load_config(preset="demo", values={"folds.n_folds": 2})
+        >>> data = open_fold(Path("data"), fold=0, config=config, prepared_path=Path("ready"))
+        >>> len(data.split.train) + len(data.split.validation)
+        6
+    """
+    prepared = prepare_data(root, config=config, prepared_path=prepared_path, track=track)
+    split = prepared.folds.split(fold)
+    missing = sorted({*split.train, *split.validation} - prepared.case_ids)
+    if missing and not config.cases.skip_bad:
+        msg = (
+            f"{prepared.folder / 'folds.csv'} has cases that are not in {root}: "
+            f"{', '.join(missing)}. Bring them back, or leave them out with --skip-bad."
+        )
+        raise FoldError(msg)
+    return _fold_data(prepared, split)
+
+
+def prepare_data(
+    root: Path, *, config: Config, prepared_path: Path | None = None, track: Track = untracked
+) -> PreparedData:
+    """Index the scans below `root`, divide the labelled cases into folds, and prepare them.
+
+    The arguments and errors are those of `open_fold`.
     """
     folder = prepared_path or prepared_path_of(root)
     n_workers = os.cpu_count() or 1
     index = open_index(root, folder / "cases.csv", config, n_workers=n_workers, track=track)
     cases = _labelled(index, skip_bad=config.cases.skip_bad)
-    table = open_folds(cases, folder / "folds.csv", config)
-    split = table.split(fold)
+    folds = open_folds(cases, folder / "folds.csv", config)
     failures = prepare_cases(cases, folder, config.store, n_workers=n_workers, track=track)
     if failures and not config.cases.skip_bad:
         raise CaseProblemsError([failure.message for failure in failures])
     for failure in failures:
         log.warning("case %s is left out: %s", failure.case_id, failure.message)
-    there = {case.case_id for case in cases} - {failure.case_id for failure in failures}
-    missing = sorted({*split.train, *split.validation} - there)
-    if missing and not config.cases.skip_bad:
-        msg = (
-            f"{folder / 'folds.csv'} has cases that are not in {root}: {', '.join(missing)}. Bring "
-            "them back, or leave them out with --skip-bad."
-        )
-        raise FoldError(msg)
-    return _fold_data(folder, split, there)
+    failed = {failure.case_id for failure in failures}
+    return PreparedData(
+        root=root,
+        folder=folder,
+        folds=folds,
+        case_ids=frozenset(case.case_id for case in cases) - failed,
+    )
+
+
+def prepared_path_of(root: Path) -> Path:
+    """Return the default folder of the prepared cases of a data folder.
+
+    It lies in the current folder, because a data folder may be read only, and is named after the
+    data folder and a hash of its path, so that two folders called `Training` do not share it.
+    """
+    place = hashlib.blake2b(str(root.resolve()).encode(), digest_size=3).hexdigest()
+    return Path("prepared") / f"{root.resolve().name}-{place}"
 
 
 def open_index(
-    root: Path, path: Path, config: Config, *, n_workers: int, track: Track
+    root: Path,
+    path: Path,
+    config: Config,
+    *,
+    n_workers: int = 0,
+    track: Track = untracked,
 ) -> CaseIndex:
-    """Index a data folder into `path`, looking again only at the cases whose files have changed."""
+    """Index the scans below `root` and write the table of cases.
+
+    Only the cases whose files have changed since the table was written are read again.
+
+    Args:
+        root: Folder of scans, of any BraTS release.
+        path: File of the table, such as `cases.csv`.
+        config: Settings; those of `cases` are used.
+        n_workers: Processes; 0 works in this process.
+        track: Shows the progress.
+
+    Raises:
+        LayoutError: There are no cases.
+
+    Example:
+        >>> from brats_seg.config import load_config
+        >>> index = open_index(Path("data"), Path("cases.csv"), load_config())
+        >>> len(index.trainable)
+        6
+    """
     previous = read_index(path, root) if path.exists() else None
     found = index_cases(
         root, previous=previous, labels=config.cases.labels, n_workers=n_workers, track=track
@@ -108,7 +176,12 @@ def open_index(
 
 
 def open_folds(cases: Sequence[Case], path: Path, config: Config) -> FoldTable:
-    """Read the fold table at `path`, or make it there; it is written once and never changed."""
+    """Read the fold table at `path`, or make it there; it is written once and never changed.
+
+    Raises:
+        FoldError: The table lacks a case or has another number of folds than the settings, or folds
+            cannot be made of the cases.
+    """
     if not path.exists():
         write_folds(make_folds(cases, config.folds), path)
     table = read_folds(path)
@@ -117,41 +190,11 @@ def open_folds(cases: Sequence[Case], path: Path, config: Config) -> FoldTable:
     if config.folds.scheme == "stratified" and n_folds != config.folds.n_folds:
         msg = (
             f"{path} has {n_folds} folds, and folds.n_folds is {config.folds.n_folds}. Set it to "
-            f"{n_folds}, or remove the file and new folds are made; runs with the old ones then "
-            "cannot go on."
+            f"{n_folds}, or remove the file to make new folds; runs with the old ones then "
+            "cannot be resumed."
         )
         raise FoldError(msg)
     return table
-
-
-def _labelled(index: CaseIndex, *, skip_bad: bool) -> tuple[Case, ...]:
-    """Return the cases to learn from; those without a label map do not matter here."""
-    labelled = [case for case in index.cases if case.label is not None]
-    bad = [case for case in labelled if not case.usable]
-    if bad and not skip_bad:
-        raise CaseProblemsError([f"{case.case_id}: {'; '.join(case.problems)}" for case in bad])
-    for case in bad:
-        log.warning("case %s is left out: %s", case.case_id, "; ".join(case.problems))
-    usable = tuple(case for case in labelled if case.usable)
-    if not usable:
-        msg = (
-            f"{index.root} has {len(index.cases)} cases and none with a label map that can be "
-            "used; training needs some. `brats-seg index` shows what was found."
-        )
-        raise LayoutError(msg)
-    return usable
-
-
-def _fold_data(folder: Path, split: Split, there: Collection[str]) -> FoldData:
-    """Return the fold without the cases that are not there."""
-    split = Split(
-        train=tuple(case_id for case_id in split.train if case_id in there),
-        validation=tuple(case_id for case_id in split.validation if case_id in there),
-    )
-    if not split.train or not split.validation:
-        msg = f"of the fold's cases none is left to {'train on' if not split.train else 'hold out'}"
-        raise FoldError(msg)
-    return open_split(folder, split)
 
 
 def open_split(folder: Path, split: Split) -> FoldData:
@@ -170,3 +213,34 @@ def open_split(folder: Path, split: Split) -> FoldData:
         fingerprint=hashlib.blake2b(content.encode(), digest_size=8).hexdigest(),
         largest_shape=(max(x), max(y), max(z)),
     )
+
+
+def _labelled(index: CaseIndex, *, skip_bad: bool) -> tuple[Case, ...]:
+    """Return the cases that can be trained on."""
+    labelled = [case for case in index.cases if case.label is not None]
+    bad = [case for case in labelled if not case.usable]
+    if bad and not skip_bad:
+        raise CaseProblemsError([f"{case.case_id}: {'; '.join(case.problems)}" for case in bad])
+    for case in bad:
+        log.warning("case %s is left out: %s", case.case_id, "; ".join(case.problems))
+    usable = tuple(case for case in labelled if case.usable)
+    if not usable:
+        msg = (
+            f"{index.root} has {len(index.cases)} cases and none with a label map that can be "
+            "used; training needs some. `brats-seg index` shows what was found."
+        )
+        raise LayoutError(msg)
+    return usable
+
+
+def _fold_data(prepared: PreparedData, split: Split) -> FoldData:
+    """Return the fold without the cases that are not prepared."""
+    train, validation = (
+        tuple(case_id for case_id in case_ids if case_id in prepared.case_ids)
+        for case_ids in (split.train, split.validation)
+    )
+    if not train or not validation:
+        purpose = "train on" if not train else "validate on"
+        msg = f"of the fold's cases none is left to {purpose}"
+        raise FoldError(msg)
+    return open_split(prepared.folder, Split(train=train, validation=validation))

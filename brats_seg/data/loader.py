@@ -16,10 +16,15 @@ from torch.utils.data import Dataset
 
 from brats_seg.cases.many import worker_pool
 from brats_seg.config import PatchConfig
-from brats_seg.data.intensity_transforms import Item, Transform
+from brats_seg.data.intensity_transforms import Transform
 from brats_seg.data.patches import PatchKey, patch_seed
-from brats_seg.data.transforms import seed_patch, training_transforms, validation_transforms
-from brats_seg.errors import BratsError, EnvironmentalError
+from brats_seg.data.transforms import (
+    apply_transforms,
+    seed_patch,
+    training_transforms,
+    validation_transforms,
+)
+from brats_seg.errors import EnvironmentalError
 from brats_seg.voxels.box import Triple
 
 
@@ -106,20 +111,8 @@ def whole_case(folder: Path, case_id: str, target_of: TargetOf = region_target) 
 
 
 def _sample(pipeline: Compose, case_id: str, target_of: TargetOf) -> Sample:
-    data = _applied(pipeline, {"case_id": case_id})
+    data = apply_transforms(pipeline, {"case_id": case_id})
     return Sample(image=data["image"], target=target_of(data), case_id=case_id)
-
-
-def _applied(pipeline: Compose, data: Item) -> Item:
-    """Return what a pipeline makes of a dictionary."""
-    try:
-        return pipeline(data)
-    except RuntimeError as error:
-        # MONAI wraps every error of a transform: ours have a message for the user
-        cause = error.__cause__
-        if isinstance(cause, BratsError | MemoryError):
-            raise cause from None
-        raise
 
 
 @contextmanager

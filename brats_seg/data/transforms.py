@@ -48,7 +48,7 @@ from brats_seg.data.intensity_transforms import (
 )
 from brats_seg.data.patches import ORIGIN, choose_box, whole_box
 from brats_seg.data.store import Buffers, PreparedCase, open_case
-from brats_seg.errors import ConfigError
+from brats_seg.errors import BratsError, ConfigError
 from brats_seg.labels import MODALITIES, LabelMap, convention_named, regions_of
 from brats_seg.voxels.box import Box, Triple
 
@@ -167,6 +167,20 @@ def prediction_transforms() -> Compose:
     It takes `{"case_id": ..., "image": four volumes in the axes of BraTS}`.
     """
     return Compose([CropToBraind()])
+
+
+def apply_transforms(pipeline: Compose, data: Item) -> Item:
+    """Apply a pipeline to a dictionary, and raise the errors of this package as they are.
+
+    `Compose` reports every error of a transform as a `RuntimeError`, without the message that says
+    what is wrong with the case.
+    """
+    try:
+        return pipeline(data)
+    except RuntimeError as error:
+        if isinstance(error.__cause__, BratsError | MemoryError):
+            raise error.__cause__ from None
+        raise
 
 
 def seed_patch(pipeline: Compose, *, place: int, augment: int) -> None:
