@@ -47,12 +47,12 @@ def chain(n_hidden: int) -> nn.Module:
 def test_a_chain_takes_what_it_takes_by_hand(n_hidden: int) -> None:
     """Bytes per voxel, at the peak, which is where the last convolution goes backwards."""
     n_voxels = 40**3
-    sample = 4 * 4 + 3 * 1
-    # the image of a single patch is that of the sample
-    target = 3 * 4
+    sample = 4 * 2 + 3 * 1
+    # as float32 on the device
+    image, target = 4 * 4, 3 * 4
     hidden = 10 * 4 * n_hidden
     output, by_output, by_hidden = 3 * 4, 3 * 4, 10 * 4
-    expected = (sample + target + hidden + output + by_output + by_hidden) * n_voxels
+    expected = (sample + image + target + hidden + output + by_output + by_hidden) * n_voxels
 
     footprint = Footprint(chain(n_hidden), mean_of_output, settings(), CPU)
     counted = footprint.counted_bytes((40, 40, 40), MemoryMode(micro_batch=1), FP32)

@@ -156,7 +156,7 @@ def _fakes_of(network: nn.Module, device: torch.device) -> dict[int, Any]:
 
 
 def _fake_sample(patch: Size, n_targets: int) -> Sample:
-    image = torch.empty(len(MODALITIES), *patch)
+    image = torch.empty(len(MODALITIES), *patch, dtype=torch.float16)
     target = torch.empty(n_targets, *patch, dtype=torch.uint8)
     return Sample(image=image, target=target, case_id="")
 

@@ -362,6 +362,6 @@ def _fill_optimizer(state: RunState) -> None:
 
 
 def _noise(patch: Size, n_targets: int) -> Sample:
-    image = torch.randn(len(MODALITIES), *patch)
+    image = torch.randn(len(MODALITIES), *patch).half()
     target = (torch.rand(n_targets, *patch) > 0.5).to(torch.uint8)
     return Sample(image=image, target=target, case_id="")
