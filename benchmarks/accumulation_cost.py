@@ -1,15 +1,15 @@
-"""What the exact step costs over a plain loop that does the same, or the ordinary, mathematics.
+"""Cost of the exact step over a plain loop that computes the same, or accumulates the ordinary way.
 
-A step is a window of micro-batches: forward, backward, clipping, optimizer. A B A B in one process:
+A step is a batch of micro-batches: forward, backward, clipping, optimizer. A B A B in one process:
 CPU time, the median over rounds, and the ratio to the loop beside it, taken round by round, with
 its quartiles. Micro-batches hold two patches, because torch gives a small single one to kernels
 that are several times slower than those that other sizes get.
 
-- A loss that is a mean over patches takes one pass: a bare loop does the same.
-- Batch Dice, and a loss that says nothing of itself, take two passes, and all forward passes but
-  one are made twice. Ordinary accumulation is quicker by that, and wrong.
+- A loss that is a mean over patches takes one pass: a plain loop computes the same.
+- Batch Dice, and a loss that declares nothing, take two passes, and all forward passes but one are
+  made twice. Ordinary accumulation is faster by that, and wrong.
 
-    python benchmarks/accumulation_cost.py --patch 32 --widths 16 32 64 --window 4
+    python benchmarks/accumulation_cost.py --patch 32 --widths 16 32 64 --micro-batches 4
 """
 
 import argparse
@@ -62,17 +62,17 @@ def main() -> None:
     torch.manual_seed(0)
     patch = (arguments.patch,) * 3
     network = build_model(ModelConfig(widths=tuple(arguments.widths)), patch)
-    patches = phantom_patches(arguments.window * arguments.micro_batch, patch)
+    patches = phantom_patches(arguments.micro_batches * arguments.micro_batch, patch)
     parts = (part.split(arguments.micro_batch) for part in patches)
-    window = [MicroBatch(*pair) for pair in zip(*parts, strict=True)]
+    micro_batches = [MicroBatch(*pair) for pair in zip(*parts, strict=True)]
     print(
         f"{platform.machine()}, torch {torch.__version__}, {arguments.threads} threads, "
         f"{_matrix_product_rate() / 1e9:.0f} GFLOP/s in a matrix product; patch {patch}, widths "
-        f"{arguments.widths}, windows of {arguments.window} x {arguments.micro_batch} patches, "
+        f"{arguments.widths}, batches of {arguments.micro_batches} x {arguments.micro_batch} patches, "
         f"{arguments.rounds} rounds"
     )
     print(f"{'':46}  loop ms  ours ms  ratio  quartiles")
-    for pair in _pairs(network, window):
+    for pair in _pairs(network, micro_batches):
         _print_line(pair, arguments.rounds)
 
 
@@ -80,14 +80,14 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--patch", type=int, default=32, help="voxels along each axis")
     parser.add_argument("--widths", type=int, nargs="+", default=[16, 32, 64])
-    parser.add_argument("--window", type=int, default=4, help="micro-batches behind a step")
+    parser.add_argument("--micro-batches", type=int, default=4, help="micro-batches behind a step")
     parser.add_argument("--micro-batch", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=7)
     return parser.parse_args()
 
 
-def _pairs(network: nn.Module, window: list[MicroBatch]) -> list[Pair]:
+def _pairs(network: nn.Module, micro_batches: list[MicroBatch]) -> list[Pair]:
     rows: list[tuple[str, Criterion, Measure]] = [
         ("patch Dice, one pass / the same loop", DiceBce(), measure_nothing),
         ("... and voxels counted, as the trainer does", DiceBce(), count_voxels),
@@ -97,19 +97,19 @@ def _pairs(network: nn.Module, window: list[MicroBatch]) -> list[Pair]:
     return [
         Pair(
             name=name,
-            ours=_our_step(deepcopy(network), criterion, window, measure),
-            loop=partial(_loop, *_with_optimizer(network), criterion, window, measure),
+            ours=_our_step(deepcopy(network), criterion, micro_batches, measure),
+            loop=partial(_loop, *_with_optimizer(network), criterion, micro_batches, measure),
         )
         for name, criterion, measure in rows
     ]
 
 
 def _our_step(
-    network: nn.Module, criterion: Criterion, window: list[MicroBatch], measure: Measure
+    network: nn.Module, criterion: Criterion, micro_batches: list[MicroBatch], measure: Measure
 ) -> Callable[[], object]:
     network, optimizer = _with_optimizer(network)
     accumulator = Accumulator(network, criterion, optimizer, clip_norm=CLIP_NORM)
-    return partial(accumulator.step, window, measure)
+    return partial(accumulator.step, micro_batches, measure)
 
 
 def _with_optimizer(network: nn.Module) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -121,13 +121,13 @@ def _loop(
     network: nn.Module,
     optimizer: torch.optim.Optimizer,
     criterion: Criterion,
-    window: list[MicroBatch],
+    micro_batches: list[MicroBatch],
     measure: Measure,
 ) -> None:
     optimizer.zero_grad()
-    for image, target in window:
+    for image, target in micro_batches:
         output = network(image)
-        (whole_loss(criterion, output, target) / len(window)).backward()
+        (whole_loss(criterion, output, target) / len(micro_batches)).backward()
         with torch.no_grad():
             measure(output, target)
     clip_grad_norm_(network.parameters(), CLIP_NORM)

@@ -1,6 +1,6 @@
 """Where an epoch of gradient accumulation leaves the weights, beside the whole batch.
 
-Ten patches at an effective batch of four make windows of 4, 4 and 2. Each way takes them one patch
+Ten patches at an effective batch of four make batches of 4, 4 and 2. Each way takes them one patch
 at a time, in order, with plain SGD, from weights that Adam has trained for a while: at random ones
 patches look alike, and the fault hides. Tumours grow fourfold in radius, and four patches in ten
 lack enhancing tumour. Shown is ||theta - whole|| / ||whole - start||: how far the weights end from
@@ -65,7 +65,7 @@ class Epoch:
         parts = (part.split(size) for part in self.patches)
         return (MicroBatch(*pair) for pair in zip(*parts, strict=True))
 
-    def windows(self) -> Iterator[list[MicroBatch]]:
+    def micro_batches(self) -> Iterator[list[MicroBatch]]:
         """Yield the micro-batches behind each step of the whole batch."""
         for image, target in self.batches(EFFECTIVE_BATCH):
             parts = zip(image.split(1), target.split(1), strict=True)
@@ -101,14 +101,14 @@ def main() -> None:
 
 
 def ours(epoch: Epoch) -> None:
-    """Hand each window to the accumulator."""
+    """Give each batch to the accumulator."""
     accumulator = Accumulator(epoch.network, epoch.criterion, epoch.optimizer)
-    for window in epoch.windows():
-        accumulator.step(window)
+    for batch in epoch.micro_batches():
+        accumulator.step(batch)
 
 
 def whole_batch(epoch: Epoch) -> None:
-    """Take each window as one batch: what the others are to equal."""
+    """Compute each batch in one forward pass, as the reference."""
     for image, target in epoch.batches(EFFECTIVE_BATCH):
         epoch.optimizer.zero_grad()
         epoch.loss(epoch.network(image), target).backward()
@@ -116,20 +116,20 @@ def whole_batch(epoch: Epoch) -> None:
 
 
 def loop(epoch: Epoch, *, drop_tail: bool) -> None:
-    """Divide by the effective batch, also in the short last window."""
-    for window in epoch.windows():
-        for image, target in window:
+    """Divide by the effective batch, also in the short last batch."""
+    for batch in epoch.micro_batches():
+        for image, target in batch:
             (epoch.loss(epoch.network(image), target) / EFFECTIVE_BATCH).backward()
-        if len(window) == EFFECTIVE_BATCH or not drop_tail:
+        if len(batch) == EFFECTIVE_BATCH or not drop_tail:
             epoch.optimizer.step()
             epoch.optimizer.zero_grad()
 
 
 def loop_by_actual(epoch: Epoch) -> None:
-    """Divide by what the window holds."""
-    for window in epoch.windows():
-        for image, target in window:
-            (epoch.loss(epoch.network(image), target) / len(window)).backward()
+    """Divide by the patches in the batch."""
+    for batch in epoch.micro_batches():
+        for image, target in batch:
+            (epoch.loss(epoch.network(image), target) / len(batch)).backward()
         epoch.optimizer.step()
         epoch.optimizer.zero_grad()
 
@@ -191,7 +191,7 @@ WAYS: dict[str, Way] = {
     "ours": ours,
     "loop, / effective, tail dropped": partial(loop, drop_tail=True),
     "loop, / effective, tail stepped": partial(loop, drop_tail=False),
-    "loop, / what the window holds": loop_by_actual,
+    "loop, / patches in the batch": loop_by_actual,
     "Lightning": lightning,
     "Accelerate": accelerate,
     "MONAI SupervisedTrainer": monai,

@@ -1,17 +1,18 @@
-"""Peak memory of a step at effective batches from 1 to 32, one patch at a time.
+"""Memory of a step on the device at effective batches from 1 to 32, one patch at a time.
 
-Each batch has a process of its own, with windows as the trainer makes them; the second step counts,
-because the first also pays for what stays. On the CPU the peak is that of the process (Linux), less
-what it held before the step; on a GPU it is torch's.
+The host holds the batch, so its bytes are listed apart. Each effective batch is measured in a process
+of its own, in the second step, because the first also allocates what stays. On a GPU the peak is that
+of torch. On the CPU, where the device is the host, it is the peak of the process (Linux) over what it
+held before the step, the batch included.
 
     python benchmarks/effective_batch_memory.py --patch 48 --device cpu
 """
 
 import argparse
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -23,28 +24,31 @@ from brats_seg.runtime.device import Device
 from brats_seg.runtime.memory import MEGABYTE
 from brats_seg.training.accumulation import Accumulator
 from brats_seg.training.certificate import phantom_patches
+from brats_seg.training.epoch import Batch
 from brats_seg.training.losses import build_criterion
 from brats_seg.training.out_of_memory import OutOfMemoryFallback
 from brats_seg.training.tasks import count_voxels
 
-EFFECTIVE_BATCHES = (1, 4, 16, 32)
+EFFECTIVE_BATCHES = (1, 2, 8, 32)
 
 
 def main() -> None:
-    """Print one line per loss, or in a process of its own the peak of one step."""
+    """Print one line per loss, or in a process of its own the memory of one step."""
     arguments = _arguments()
     if arguments.effective_batch is not None:
-        print(_peak_mb(arguments))
+        print(json.dumps(_measure(arguments)))
         return
     print(
         f"torch {torch.__version__}, {arguments.device}, patch {arguments.patch}^3, widths "
-        f"{arguments.widths}; MB at effective batch, and their ratio to the first"
+        f"{arguments.widths}; MB on the device at effective batch, and their ratio to that at 2"
     )
     print(f"{'':12}{''.join(f'{n:>16}' for n in EFFECTIVE_BATCHES)}")
     for loss, flag in (("patch Dice", []), ("batch Dice", ["--batch-dice"])):
-        peaks = [_peak_of_child(["--effective-batch", str(n), *flag]) for n in EFFECTIVE_BATCHES]
-        cells = (f"{peak:8.0f} {peak / peaks[0]:6.3f}x" for peak in peaks)
+        found = [_in_a_process(["--effective-batch", str(n), *flag]) for n in EFFECTIVE_BATCHES]
+        peaks = [peak for peak, _ in found]
+        cells = (f"{peak:8.0f} {peak / peaks[1]:6.3f}x" for peak in peaks)
         print(f"{loss:12}{''.join(cells)}")
+    print(f"{'on the host':12}{''.join(f'{held:8.1f}        ' for _, held in found)}")
 
 
 def _arguments() -> argparse.Namespace:
@@ -57,15 +61,17 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _peak_of_child(flags: list[str]) -> float:
+def _in_a_process(flags: list[str]) -> tuple[float, float]:
     command = [sys.executable, *sys.argv, *flags]
-    # what is freed goes back to the system at once, so that the peak is what was in use
+    # freed memory is returned to the system at once, so that the peak is what was in use
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
-    return float(done.stdout)
+    peak_mb, held_mb = json.loads(done.stdout)
+    return peak_mb, held_mb
 
 
-def _peak_mb(arguments: argparse.Namespace) -> float:
+def _measure(arguments: argparse.Namespace) -> tuple[float, float]:
+    """Return the peak of the device in MB, and the size of the batch on the host."""
     torch.set_num_threads(1)
     patch = (arguments.patch,) * 3
     device = Device(torch_device=torch.device(arguments.device))
@@ -76,31 +82,30 @@ def _peak_mb(arguments: argparse.Namespace) -> float:
     fallback = OutOfMemoryFallback(
         Accumulator(network, criterion, optimizer, device=device), TrainingConfig(micro_batch=1)
     )
-    fallback.step(Patches(patch, 1), count_voxels)
+    fallback.step(_batch(patch, 1), count_voxels)
+    batch = _batch(patch, arguments.effective_batch)
     before = _reset_mb(device.torch_device)
-    fallback.step(Patches(patch, arguments.effective_batch), count_voxels)
-    return _peak_now_mb(device.torch_device) - before
+    fallback.step(batch, count_voxels)
+    return _peak_now_mb(device.torch_device) - before, _held_mb(batch)
 
 
-class Patches(Sequence[Sample]):
-    """A window whose patches are made when they are asked for, as those of the trainer are."""
+def _batch(patch: tuple[int, int, int], n_patches: int) -> Batch:
+    """Make a batch with float16 images and uint8 targets, as the store has them."""
+    return Batch(samples=tuple(_sample(patch, seed) for seed in range(n_patches)))
 
-    def __init__(self, patch: tuple[int, int, int], n_patches: int) -> None:
-        self._patch = patch
-        self._places = range(n_patches)
 
-    def __len__(self) -> int:
-        return len(self._places)
+def _sample(patch: tuple[int, int, int], seed: int) -> Sample:
+    image, target = phantom_patches(1, patch, seed=seed)
+    return Sample(image=image[0].half(), target=target[0].to(torch.uint8), case_id=str(seed))
 
-    def __getitem__(self, place: int | slice) -> Sample | list[Sample]:  # type: ignore[override]
-        if isinstance(place, slice):
-            return [self[i] for i in self._places[place]]
-        image, target = phantom_patches(1, self._patch, seed=self._places[place])
-        return Sample(image=image[0], target=target[0].to(torch.uint8), case_id=str(place))
+
+def _held_mb(batch: Batch) -> float:
+    tensors = (tensor for sample in batch.samples for tensor in (sample.image, sample.target))
+    return sum(tensor.nbytes for tensor in tensors) / MEGABYTE
 
 
 def _reset_mb(device: torch.device) -> float:
-    """Begin a new peak, and return what is held now."""
+    """Reset the peak, and return what is held now."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return torch.cuda.memory_allocated(device) / MEGABYTE

@@ -32,7 +32,7 @@ from torch import Tensor
 from brats_seg.data.store import open_case
 from brats_seg.inference.model import Model, load_model
 from brats_seg.inference.predict import PredictionFallback, predict_probabilities
-from brats_seg.inference.settings import InferenceConfig
+from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import REGIONS
 from brats_seg.runtime.device import Device, choose_device, native_dtype
 from brats_seg.voxels.box import Box
@@ -89,7 +89,7 @@ def _version_of(package: str) -> str:
 
 def _ways(run: Path, window: tuple[int, int, int]) -> dict[str, Callable[[Tensor], np.ndarray]]:
     in_fp32, in_half = (load_model([run], choose_device("cpu", p)) for p in ("fp32", "auto"))
-    whole, sliding = InferenceConfig(windows="whole"), InferenceConfig(window=window)
+    whole, sliding = PredictionSettings(windows="whole"), PredictionSettings(window=window)
     ways: dict[str, Callable[[Tensor], np.ndarray]] = {
         "MONAI, windows, half": partial(_by_monai, in_half, window),
         "ours, windows, float32": partial(_by_us, in_fp32, sliding),
@@ -101,7 +101,7 @@ def _ways(run: Path, window: tuple[int, int, int]) -> dict[str, Callable[[Tensor
     return {"nnU-Net, windows, float32": _nnunet(in_fp32, window), **ways}
 
 
-def _by_us(model: Model, settings: InferenceConfig, image: Tensor) -> np.ndarray:
+def _by_us(model: Model, settings: PredictionSettings, image: Tensor) -> np.ndarray:
     return predict_probabilities(
         model, image.numpy(), settings, PredictionFallback("case", model.device)
     )

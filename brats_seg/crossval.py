@@ -1,41 +1,191 @@
-"""The held-out cases of several runs, as they lie on disk: scans to predict, label maps to score with."""
+"""Cross-validate: train every fold, tune, predict and score the held-out cases, export the ensemble.
 
-# DOC crossval/prediction: Out-of-fold predictions: each run segments the cases that it has never seen, into one folder.
-# DOC crossval/scoring: The scores of out-of-fold predictions, computed once for the same label maps.
-#
-# scores.csv     a row per case and region
-# scored.json    what they belong to: a key that changes with label maps and protocol
-#
-# DOC crossval/ensemble: The runs of a cross-validation as one model to hand out.
+Each step keeps what an earlier call has finished, so that an interrupted cross-validation continues
+where it was. The output folder holds
+
+predictions/    label map of each case by the run that it was held out of; see `inference.output`
+scores.csv      a row for each case and region
+scored.json     key of the label maps and the protocol that the scores belong to
+summary.json    means, intervals and counts by region
+scores.png      figure of the scores
+model/          all runs as one exported model
+"""
 
 import hashlib
 import json
-from collections.abc import Generator, Sequence
+import os
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from brats_seg.cases.case import Case, CaseIndex
+from brats_seg.cases.case_table import read_index
+from brats_seg.cases.folds import read_folds
+from brats_seg.config import Config
+from brats_seg.data.fold import open_fold, prepared_path_of
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.evaluate import Evaluation, Pair, Pairing, evaluate_pairs
-from brats_seg.evaluation.protocols import Protocol
-from brats_seg.evaluation.scores import write_scores
-from brats_seg.files import whole_file, whole_folder
-from brats_seg.inference.batch import CaseOutcome, CaseWork, local_endings
-from brats_seg.inference.export import MODEL_NAME, read_exported, write_exported
-from brats_seg.inference.model import fingerprint_of, load_model, read_together
-from brats_seg.inference.out_of_fold import HeldOut
+from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
+from brats_seg.evaluation.scores import (
+    RegionSummary,
+    Score,
+    read_scores,
+    summarise_scores,
+    write_scores,
+    write_summary,
+)
+from brats_seg.files import whole_file
+from brats_seg.inference.batch import (
+    BatchOutcome,
+    CaseOutcome,
+    CaseWork,
+    check_apart,
+    finish_batch,
+    local_outcomes,
+)
+from brats_seg.inference.export import check_replaceable, export_model
+from brats_seg.inference.out_of_fold import HeldOut, open_held_out
 from brats_seg.inference.output import OutputFolder
-from brats_seg.inference.settings import InferenceConfig
-from brats_seg.progress import Track
-from brats_seg.runtime.device import Device
+from brats_seg.inference.predict import Predictor
+from brats_seg.inference.settings import PredictionSettings
+from brats_seg.inference.tuning import Tuning, metric_named, tune_runs
+from brats_seg.progress import Track, untracked
+from brats_seg.training.trainer import Outcome, train_fold
+
+LEGACY = protocol_named("legacy")
+DEFAULT_CONFIG = Config()
+SCORES_NAME = "scores.csv"
+_KEY_NAME = "scored.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OutOfFoldResults:
+    """Predictions and scores of the cases by the runs that they were held out of."""
+
+    tuning: Tuning
+    batch: BatchOutcome
+    evaluation: Evaluation | None
+    """None if an earlier call has scored the same label maps."""
+    scores: tuple[Score, ...]
+    """A row for each case and region."""
+    summaries: tuple[RegionSummary, ...]
+    """Means and intervals of the scores by region."""
+    fingerprint: str
+    """Fingerprint of the exported model."""
+
+    @property
+    def n_failed(self) -> int:
+        """Cases that could not be predicted or scored."""
+        return len(self.batch.failures) + (len(self.evaluation.failures) if self.evaluation else 0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CrossValidation:
+    """How a cross-validation ended."""
+
+    runs: tuple[Path, ...]
+    """Folder of the run of each fold."""
+    trainings: tuple[Outcome, ...]
+    """How the training of each fold ended; the last one may have been stopped."""
+    results: OutOfFoldResults | None
+    """None if training was stopped; the same call continues it."""
+
+    @property
+    def scores(self) -> tuple[Score, ...]:
+        """A row for each case and region; none if training was stopped."""
+        return self.results.scores if self.results else ()
+
+
+def _ignore(outcome: CaseOutcome) -> None:
+    pass
+
+
+def cross_validate(  # noqa: PLR0913 - everything that a person says of a cross-validation
+    data: Path,
+    *,
+    folds: Sequence[int] | None = None,
+    output: Path = Path("crossval"),
+    runs: Path = Path("runs"),
+    protocol: ScoringProtocol = LEGACY,
+    metric: str | None = None,
+    config: Config = DEFAULT_CONFIG,
+    prepared_path: Path | None = None,
+    max_hours: float | None = None,
+    track: Track = untracked,
+    on_case: Callable[[CaseOutcome], None] = _ignore,
+) -> CrossValidation:
+    """Train every fold, then predict, score and export with the runs.
+
+    Runs that have begun or finished are continued or kept. Window and decoding are tuned on the same
+    held-out cases that are scored.
+
+    Args:
+        data: Folder of scans with label maps.
+        folds: Folds to hold out; by default all of the fold table.
+        output: Folder to write to.
+        runs: Folder of the runs `fold0`, `fold1` and so on.
+        protocol: ScoringProtocol of the scores, as `protocol_named` returns it.
+        metric: Metric to tune for, `dice` or `lesionwise`; by default that of the protocol.
+        config: Settings of training; device and precision are those of prediction too.
+        prepared_path: Folder of prepared cases; by default the one that training uses.
+        max_hours: Hours after which training stops; the next call continues it.
+        track: Shows the progress.
+        on_case: Called with the outcome of each held-out case that is predicted.
+
+    Raises:
+        UsageError: A setting or a folder cannot be used; this is found before anything is trained.
+        CaseProblemsError: Cases cannot be used.
+        EnvironmentalError: A folder cannot be written to, or memory or the device fails.
+    """
+    if config.model.task != "segmentation":
+        msg = f"model.name {config.model.name!r} gives no label maps: train it with `train`"
+        raise UsageError(msg)
+    metric = metric or ("dice" if protocol.lesions is None else "lesionwise")
+    metric_named(metric, protocol.task)
+    check_replaceable(output / "model")
+    folder = prepared_path or prepared_path_of(data)
+    with OutputFolder(output / "predictions").opened() as predictions:
+        chosen = _check_folds(data, folds, config, folder, track)
+        paths = tuple(runs / f"fold{fold}" for fold in chosen)
+        trainings = tuple(
+            _train(data, dict(zip(chosen, paths, strict=True)), config, folder, max_hours, track)
+        )
+        if not trainings[-1].finished:
+            return CrossValidation(runs=paths, trainings=trainings, results=None)
+        tuning = tune_runs(
+            paths,
+            prepared_path=folder,
+            metric=metric,
+            task=protocol.task,
+            device=config.training.device,
+            precision=config.training.precision,
+            track=track,
+        )
+        held_out = [open_held_out(path, folder) for path in paths]
+        cases = held_out_cases(held_out, read_index(folder / "cases.csv", data))
+        batch = _predict(cases, predictions, config, on_case, track)
+        evaluation, scores, summaries = _score(cases, predictions.path, protocol, track)
+        exported = export_model(paths, output / "model", replace=True)
+    results = OutOfFoldResults(
+        tuning=tuning,
+        batch=batch,
+        evaluation=evaluation,
+        scores=scores,
+        summaries=summaries,
+        fingerprint=exported.fingerprint,
+    )
+    return CrossValidation(runs=paths, trainings=trainings, results=results)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldOutCases:
-    """What one run has never seen."""
+    """Cases that were held out of one run, with their scans."""
 
     run: Path
-    inputs: tuple[Case, ...]
+    cases: tuple[Case, ...]
 
 
 def held_out_cases(held_out: Sequence[HeldOut], index: CaseIndex) -> tuple[HeldOutCases, ...]:
@@ -45,7 +195,7 @@ def held_out_cases(held_out: Sequence[HeldOut], index: CaseIndex) -> tuple[HeldO
     return tuple(
         HeldOutCases(
             run=own.run,
-            inputs=tuple(
+            cases=tuple(
                 replace(by_id[case_id], root=root) for case_id in own.data.split.validation
             ),
         )
@@ -53,10 +203,23 @@ def held_out_cases(held_out: Sequence[HeldOut], index: CaseIndex) -> tuple[HeldO
     )
 
 
-def reference_pairs(cases: Sequence[HeldOutCases], predictions: Path) -> Pairing:
+def out_of_fold_outcomes(
+    parts: Sequence[HeldOutCases], settings: PredictionSettings, output: OutputFolder
+) -> Generator[CaseOutcome]:
+    """Predict the held-out cases of one run after another.
+
+    Cases that an earlier call finished with the same scans, weights and settings are kept.
+    """
+    for part in parts:
+        predictor = Predictor.load([part.run], settings)
+        work = CaseWork(predictor=predictor, output=output, earlier=output.records())
+        yield from local_outcomes(part.cases, work)
+
+
+def reference_pairs(parts: Sequence[HeldOutCases], predictions: Path) -> Pairing:
     """Pair the label map of every held-out case with its prediction, if there is one."""
     pairs = []
-    for case in (case for part in cases for case in part.inputs):
+    for case in (case for part in parts for case in part.cases):
         prediction = predictions / f"{case.case_id}.nii.gz"
         if case.label is not None:
             pairs.append(
@@ -69,28 +232,8 @@ def reference_pairs(cases: Sequence[HeldOutCases], predictions: Path) -> Pairing
     return Pairing(pairs=tuple(sorted(pairs, key=lambda pair: pair.case_id)), without_reference=())
 
 
-def out_of_fold_endings(
-    cases: Sequence[HeldOutCases],
-    settings: InferenceConfig,
-    output: OutputFolder,
-    device: Device,
-) -> Generator[CaseOutcome]:
-    """Predict the held-out cases of one run after another, yielding how each ended.
-
-    What an earlier start has finished with the same scans, weights and settings is left alone.
-    """
-    for part in cases:
-        model = load_model([part.run], device)
-        work = CaseWork(model=model, settings=settings, output=output, earlier=output.records())
-        yield from local_endings(part.inputs, work)
-
-
-SCORES_NAME = "scores.csv"
-_KEY_NAME = "scored.json"
-
-
 def score_predictions(
-    pairing: Pairing, protocol: Protocol, folder: Path, *, n_workers: int, track: Track
+    pairing: Pairing, protocol: ScoringProtocol, folder: Path, *, n_workers: int, track: Track
 ) -> Evaluation | None:
     """Write the scores of all pairs, or return None if they are there already.
 
@@ -101,7 +244,7 @@ def score_predictions(
     if (folder / SCORES_NAME).exists() and _stored_key(folder) == key:
         return None
     evaluation = evaluate_pairs(pairing, protocol, n_workers=n_workers, track=track)
-    # without a key in between: killed here, the scores are computed again
+    # no key in between: killed here, the scores are computed again
     (folder / _KEY_NAME).unlink(missing_ok=True)
     write_scores(evaluation.scores, folder / SCORES_NAME)
     if not evaluation.failures:
@@ -110,7 +253,80 @@ def score_predictions(
     return evaluation
 
 
-def _key(pairing: Pairing, protocol: Protocol) -> str:
+def _check_folds(
+    data: Path, folds: Sequence[int] | None, config: Config, folder: Path, track: Track
+) -> list[int]:
+    """Prepare all cases, so that a problem is found before a fold is trained, and return the folds."""
+    open_fold(data, fold=folds[0] if folds else 0, config=config, prepared_path=folder, track=track)
+    table = read_folds(folder / "folds.csv")
+    chosen = sorted(set(table.folds if folds is None else folds))
+    for fold in chosen:
+        table.split(fold)
+    return chosen
+
+
+def _train(
+    data: Path,
+    runs: Mapping[int, Path],
+    config: Config,
+    folder: Path,
+    max_hours: float | None,
+    track: Track,
+) -> Iterator[Outcome]:
+    """Train the folds until one is stopped."""
+    ends_s = None if max_hours is None else time.monotonic() + 3600 * max_hours
+    for fold, path in runs.items():
+        outcome = train_fold(
+            data,
+            fold,
+            config=config,
+            run_path=path,
+            prepared_path=folder,
+            max_hours=None if ends_s is None else max(ends_s - time.monotonic(), 0) / 3600,
+            track=track,
+        )
+        yield outcome
+        if not outcome.finished:
+            return
+
+
+def _predict(
+    parts: Sequence[HeldOutCases],
+    predictions: OutputFolder,
+    config: Config,
+    on_case: Callable[[CaseOutcome], None],
+    track: Track,
+) -> BatchOutcome:
+    cases = [case for part in parts for case in part.cases]
+    check_apart(cases, predictions)
+    training = config.training
+    settings = PredictionSettings(device=training.device, precision=training.precision)
+    outcomes = out_of_fold_outcomes(parts, settings, predictions)
+    return finish_batch(outcomes, predictions, len(cases), on_case=on_case, track=track)
+
+
+def _score(
+    parts: Sequence[HeldOutCases], predictions: Path, protocol: ScoringProtocol, track: Track
+) -> tuple[Evaluation | None, tuple[Score, ...], tuple[RegionSummary, ...]]:
+    """Score the predictions, and write the scores, their summary and their figure."""
+    # matplotlib takes long to import
+    from brats_seg.report.charts import score_figure
+    from brats_seg.report.style import write_figure
+
+    output = predictions.parent
+    pairing = reference_pairs(parts, predictions)
+    evaluation = score_predictions(
+        pairing, protocol, output, n_workers=os.cpu_count() or 1, track=track
+    )
+    scores = read_scores(output / SCORES_NAME)
+    summaries = summarise_scores(scores, np.random.default_rng(0))
+    write_summary(summaries, output / "summary.json")
+    column = "dice" if protocol.lesions is None else "lesionwise_dice"
+    write_figure(score_figure(scores, column=column), output / "scores.png")
+    return evaluation, scores, tuple(summaries)
+
+
+def _key(pairing: Pairing, protocol: ScoringProtocol) -> str:
     digest = hashlib.sha256(f"{protocol.name} {protocol.task}".encode())
     for pair in pairing.pairs:
         digest.update(f"\n{pair.case_id}".encode())
@@ -125,35 +341,3 @@ def _stored_key(folder: Path) -> str | None:
         return str(json.loads((folder / _KEY_NAME).read_bytes())["key"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def export_ensemble(runs: Sequence[Path], folder: Path) -> str:
-    """Export runs to a folder, unless they are there already, and return their fingerprint.
-
-    Raises:
-        UsageError: The runs do not go together, or the folder holds something else.
-        EnvironmentalError: It cannot be written.
-    """
-    check_free(folder)
-    networks = read_together(runs)
-    fingerprint = fingerprint_of(networks)
-    if not _holds(folder, fingerprint):
-        when_full = "Free some space; the same command then goes on."
-        with whole_folder(folder, when_full=when_full) as beside:
-            write_exported(networks, fingerprint, beside)
-    return fingerprint
-
-
-def check_free(folder: Path) -> None:
-    """Raise `UsageError` if a folder is there that is not an exported model."""
-    if folder.exists() and not (folder / MODEL_NAME).exists():
-        msg = f"{folder} is there and holds no model. Move it away, or choose another --output."
-        raise UsageError(msg)
-
-
-def _holds(folder: Path, fingerprint: str) -> bool:
-    try:
-        return folder.exists() and read_exported(folder).fingerprint == fingerprint
-    except UsageError:
-        # damaged, or of another version
-        return False

@@ -1,4 +1,4 @@
-"""The errors of the package, and the exit code that each ends a command with.
+"""Errors of the package, each with the exit code of a command that it ends.
 
 BratsError                1  something about the data is wrong
 |- CaseError              1  one case cannot be used
@@ -8,25 +8,25 @@ BratsError                1  something about the data is wrong
 |- LayoutError            2  a folder holds no cases that can be read
 |- UsageError             2  the command or a setting is wrong
 |  |- ConfigError         2  a setting is unknown or out of range
-|  |- FoldError           2  the fold table leaks, or lacks the fold asked for
-|  `- ResumeError         2  a run cannot go on with what was given
-`- EnvironmentalError     3  this machine cannot do it: disk, rights, device, memory
+|  |- FoldError           2  the fold table leaks, or lacks the requested fold
+|  `- ResumeError         2  a run cannot be resumed with the given settings
+`- EnvironmentalError     3  disk, permissions, device or memory do not allow it
 """
 
 from collections.abc import Sequence
 
 
 class BratsError(Exception):
-    """Anything the package refuses to do, with a message for the person at the keyboard."""
+    """Base class of the errors of the package; the message is written for the user."""
 
     exit_code = 1
 
 
 class CaseError(BratsError):
-    """One case cannot be used: the message names case, file, found, expected and the next step."""
+    """One case cannot be used; the message names case, file, found, expected and the next step."""
 
     def __init__(self, case_id: str, file: str, found: str, expected: str, next_step: str) -> None:
-        # every part goes to `args`, so that the error survives the way back from a worker process
+        # all parts are in `args`, so that the error can be pickled in a worker process
         super().__init__(case_id, file, found, expected, next_step)
         self.case_id = case_id
         self.file = file
@@ -42,7 +42,7 @@ class CaseError(BratsError):
 
 
 class CaseProblemsError(BratsError):
-    """Several cases cannot be used: the message is the whole list."""
+    """Several cases cannot be used; the message lists all of them."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__(problems)
@@ -53,13 +53,13 @@ class CaseProblemsError(BratsError):
             [
                 f"{len(self.problems)} cases cannot be used:",
                 *(f"  {problem}" for problem in self.problems),
-                "Mend them, or leave them out with --skip-bad.",
+                "Correct them, or exclude them with --skip-bad.",
             ]
         )
 
 
 class UnusableCaseError(CaseError):
-    """A case was found to be unusable before its voxels were read: the message is the list."""
+    """A case has problems that were found before its voxels were read; the message lists them."""
 
     def __init__(self, case_id: str, problems: Sequence[str]) -> None:
         super().__init__(case_id, "(all)", "; ".join(problems), "a case without problems", "")
@@ -71,17 +71,17 @@ class UnusableCaseError(CaseError):
 
 
 class LabelError(CaseError):
-    """A label map holds values that its convention does not know."""
+    """A label map contains values that its convention does not know."""
 
 
 class LayoutError(BratsError):
-    """A folder holds no cases that can be read."""
+    """A folder contains no cases that can be read."""
 
     exit_code = 2
 
 
 class UsageError(BratsError):
-    """The command, or a setting of it, is wrong."""
+    """A command or a setting is wrong."""
 
     exit_code = 2
 
@@ -91,14 +91,14 @@ class ConfigError(UsageError):
 
 
 class FoldError(UsageError):
-    """The fold table leaks, or lacks the fold asked for."""
+    """The fold table leaks, or does not contain the requested fold."""
 
 
 class ResumeError(UsageError):
-    """A run cannot go on with what was given."""
+    """A run cannot be resumed with the given settings."""
 
 
 class EnvironmentalError(BratsError):
-    """This machine cannot do it: disk, rights, device or memory."""
+    """Disk, permissions, device or memory do not allow it."""
 
     exit_code = 3

@@ -1,4 +1,4 @@
-"""How work in progress tells how far it is."""
+"""Show the progress of work."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -12,19 +12,19 @@ Item = TypeVar("Item")
 
 
 class Track(Protocol):
-    """What `tracked` and `untracked` have in common."""
+    """Interface of `tracked` and `untracked`."""
 
     def __call__(self, items: Iterable[Item], *, what: str, total: int) -> Iterable[Item]:
-        """Pass items through unchanged, showing how many of `total` are done."""
+        """Yield the items unchanged and show how many of `total` are done."""
 
 
 def untracked(items: Iterable[Item], *, what: str, total: int) -> Iterable[Item]:
-    """Show nothing: for tests and for work inside other work."""
+    """Return the items and show nothing: for tests and for nested work."""
     return items
 
 
 def tracked(items: Iterable[Item], *, what: str, total: int) -> Iterator[Item]:
-    """Show a bar on a terminal and in a notebook, and nothing in a log file."""
+    """Yield the items and show a progress bar on a terminal and in a notebook, not in a log file."""
     console = Console(stderr=True)
     with _bar(console) as bar:
         task = bar.add_task(what, total=total)
@@ -41,7 +41,7 @@ def _bar(console: Console) -> Iterator[Progress]:
         MofNCompleteColumn(),
         TimeRemainingColumn(),
     )
-    # in a notebook rich needs widgets, and says so at every bar where they are missing
+    # in a notebook rich needs widgets, and prints a warning for every bar without them
     in_notebook = console.is_jupyter and find_spec("ipywidgets") is not None
     visible = console.is_terminal or in_notebook
     with Progress(*columns, console=console, transient=True, disable=not visible) as bar:

@@ -140,7 +140,9 @@ pd.read_csv(PREPARED / "folds.csv").groupby("fold").agg(
 
 # %%
 trainer = brats.Trainer(data=data, config=config, run_path=RUN)
-outcome = trainer.run(max_hours=MAX_HOURS, track=brats.LiveHistory(run_path=RUN))
+live = brats.LiveHistory(run_path=RUN)
+outcome = trainer.run(stop=brats.StopRequest(MAX_HOURS), track=live)
+live.show()
 print(
     f"{len(outcome.history)} epochs, best {config.validation.watch} {outcome.best}: {outcome.reason}"
 )
@@ -195,7 +197,9 @@ HTML(f'<img alt="reference and prediction, rotating" src="data:image/gif;base64,
 # %%
 ae_config = brats.load_config(preset=PRESET, assignments=AUTOENCODER)
 trainer = brats.Trainer(data=data, config=ae_config, run_path=AUTOENCODER_RUN)
-outcome = trainer.run(max_hours=MAX_HOURS, track=brats.LiveHistory(run_path=AUTOENCODER_RUN))
+live = brats.LiveHistory(run_path=AUTOENCODER_RUN)
+outcome = trainer.run(stop=brats.StopRequest(MAX_HOURS), track=live)
+live.show()
 
 # %% [markdown]
 # A held-out case and its reconstruction.
@@ -234,7 +238,7 @@ if tables:
     study = brats.study_survival(
         WORK / "features.csv", tables[0], WORK / "survival", folds=PREPARED / "folds.csv"
     )
-    print(study.verdict)
+    print(study.summary.verdict)
     display(Image(filename=WORK / "survival/survival.png"))
 else:
     print(f"{DATA} has no survival_*.csv; BraTS 2017 to 2020 include one")

@@ -45,7 +45,7 @@ def main() -> None:
     outcome = trainer.run(track=untracked)
     taken_mb = space_mb("VmPeak") - before_mb
     mode = str(trainer.state.fallback.mode)
-    result = {"taken_mb": taken_mb, "rung": mode, "finished": outcome.finished}
+    result = {"taken_mb": taken_mb, "mode": mode, "finished": outcome.finished}
     sys.stdout.write(json.dumps(result))
 
 

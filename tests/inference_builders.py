@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from brats_seg.config import Config, ModelConfig, PatchConfig
 from brats_seg.inference.model import Member, Model
-from brats_seg.models.build import build_model
+from brats_seg.models.build import build_model, size_multiple
 from brats_seg.runtime.device import Device
-from brats_seg.runtime.weights import ModelIdentity
+from brats_seg.runtime.weights import NOT_FITTED, FittedPrediction, ModelIdentity, store_fitted
 from brats_seg.training.checkpoints import Checkpoint, save_checkpoint
 from brats_seg.training.state import Position
 
@@ -21,7 +21,12 @@ CONFIG = Config(
 
 
 def write_run(
-    path: Path, *, seed: int = 0, identity: ModelIdentity = IDENTITY, config: Config = CONFIG
+    path: Path,
+    *,
+    seed: int = 0,
+    identity: ModelIdentity = IDENTITY,
+    config: Config = CONFIG,
+    fitted: FittedPrediction = NOT_FITTED,
 ) -> Path:
     """Write the best checkpoint of a run that never was, with random weights."""
     with torch.random.fork_rng():
@@ -34,6 +39,8 @@ def write_run(
         position=Position(),
     )
     save_checkpoint(checkpoint, path / "best.pt")
+    if fitted != NOT_FITTED:
+        store_fitted(path / "best.pt", fitted)
     return path
 
 
@@ -54,17 +61,22 @@ class Pointwise(nn.Module):
 
 
 def make_model(
-    *networks: nn.Module, identity: ModelIdentity = IDENTITY, config: Config = CONFIG
+    *networks: nn.Module,
+    identity: ModelIdentity = IDENTITY,
+    config: Config = CONFIG,
+    fitted: FittedPrediction = NOT_FITTED,
 ) -> Model:
     """Return a model of the given networks, or of one pointwise network."""
     members = tuple(
         Member(
             network=network.eval(),
-            config=config,
+            name=config.model.name,
             patch=identity.patch,
-            window=identity.window or (None if config.patch.size == "whole" else identity.patch),
+            window=None if config.patch.size == "whole" else identity.patch,
             channels=(0, 1, 2, 3),
             regions=(0, 1, 2),
+            multiple=size_multiple(config.model, identity.patch),
+            fitted=fitted,
         )
         for network in networks or (Pointwise(),)
     )

@@ -1,4 +1,4 @@
-"""What two processes compute of one window, against one that has all of it; started by torchrun."""
+"""What two processes compute of one micro_batches, against one that has all of it; started by torchrun."""
 
 import json
 import sys
@@ -14,14 +14,18 @@ from tests.test_accumulation import CRITERIA, cut, gradient, patches, relative_e
 SHARES = {"equal": (2, 2), "unequal": (3, 1), "one empty": (4, 0)}
 
 
-def ordinary(network: nn.Module, window: list, criterion: object, ranks: Ranks) -> torch.Tensor:
+def ordinary(
+    network: nn.Module, micro_batches: list, criterion: object, ranks: Ranks
+) -> torch.Tensor:
     """What DDP does: every rank takes the mean of its own losses, and gradients are averaged."""
     network.zero_grad()
-    for micro_batch in window:
+    for micro_batch in micro_batches:
         loss = criterion(network(micro_batch.image), micro_batch.target).mean()
-        (loss / len(window)).backward()
+        (loss / len(micro_batches)).backward()
     found = (
-        gradient(network) if window else 0 * torch.cat([p.flatten() for p in network.parameters()])
+        gradient(network)
+        if micro_batches
+        else 0 * torch.cat([p.flatten() for p in network.parameters()])
     )
     return ranks.sum(found.detach()) / ranks.n_ranks
 
@@ -40,11 +44,11 @@ def main() -> None:
         for name, criterion in CRITERIA.items():
             for share, (n_first, _) in SHARES.items():
                 network, batch = trained(torch.float64), patches(4, torch.float64)
-                window = cut(batch, [1] * 4)
+                micro_batches = cut(batch, [1] * 4)
                 optimizer = torch.optim.SGD(network.parameters(), lr=0.0)
-                whole = Accumulator(network, criterion, optimizer).step(window)
+                whole = Accumulator(network, criterion, optimizer).step(micro_batches)
                 expected = gradient(network).clone()
-                own = window[:n_first] if ranks.is_first else window[n_first:]
+                own = micro_batches[:n_first] if ranks.is_first else micro_batches[n_first:]
                 calls.clear()
 
                 result = Accumulator(network, criterion, optimizer, ranks=ranks).step(own)

@@ -1,4 +1,4 @@
-"""The exact step: any way to cut a window gives the gradient of the whole batch.
+"""The exact step: any way to cut a batch gives the gradient of the whole batch.
 
 Measured from a trained state with tumours of unlike size and regions that are empty, because at
 random weights every patch looks alike and ordinary accumulation would pass too.
@@ -138,12 +138,12 @@ def gradient(network: nn.Module) -> Tensor:
     return torch.cat([p.grad.flatten() for p in network.parameters() if p.grad is not None])
 
 
-def window_gradient(
-    network: nn.Module, criterion: Callable[..., Tensor], window: Iterable[MicroBatch]
+def accumulated_gradient(
+    network: nn.Module, criterion: Callable[..., Tensor], micro_batches: Iterable[MicroBatch]
 ) -> tuple[Tensor, float]:
     accumulator = Accumulator(network, criterion, torch.optim.SGD(network.parameters(), lr=0.1))
     network.zero_grad()
-    loss, _ = accumulator.backward(window)
+    loss, _ = accumulator.backward(micro_batches)
     return gradient(network), loss
 
 
@@ -170,7 +170,7 @@ def test_every_partition_gives_the_gradient_and_loss_of_the_whole_batch(
 ) -> None:
     network, batch = trained(dtype, make), patches(6, dtype)
 
-    found, loss = window_gradient(network, CRITERIA[name], cut(batch, sizes))
+    found, loss = accumulated_gradient(network, CRITERIA[name], cut(batch, sizes))
     expected, expected_loss = whole_gradient(network, CRITERIA[name], batch)
 
     assert relative_error(found, expected) <= tolerance
@@ -208,12 +208,12 @@ def test_dividing_uneven_micro_batches_by_their_number_misses() -> None:
 
 
 @pytest.mark.parametrize("name", CRITERIA)
-def test_a_window_of_one_runs_the_network_once(name: str) -> None:
+def test_one_micro_batch_runs_the_network_once(name: str) -> None:
     network = trained(torch.float64)
     calls = []
     network.register_forward_hook(lambda *_: calls.append(1))
 
-    window_gradient(network, CRITERIA[name], [patches(6, torch.float64)])
+    accumulated_gradient(network, CRITERIA[name], [patches(6, torch.float64)])
 
     assert len(calls) == 1
 
@@ -223,7 +223,7 @@ def test_two_passes_keep_the_graph_of_the_last_micro_batch() -> None:
     calls = []
     network.register_forward_hook(lambda *_: calls.append(1))
 
-    window_gradient(network, BatchDiceBce(), cut(patches(4, torch.float64), [1] * 4))
+    accumulated_gradient(network, BatchDiceBce(), cut(patches(4, torch.float64), [1] * 4))
 
     assert len(calls) == 2 * 4 - 1
 
@@ -232,15 +232,15 @@ def test_two_passes_keep_the_graph_of_the_last_micro_batch() -> None:
 def test_random_layers_draw_the_same_in_the_second_pass(name: str) -> None:
     """The gradient is that of the outputs which the loss was taken of."""
     network = trained(torch.float64, dropping_network)
-    window = cut(patches(3, torch.float64), (1, 1, 1))
+    micro_batches = cut(patches(3, torch.float64), (1, 1, 1))
 
     torch.manual_seed(5)
-    found, loss = window_gradient(network, CRITERIA[name], window)
+    found, loss = accumulated_gradient(network, CRITERIA[name], micro_batches)
     state_after = torch.get_rng_state()
 
     torch.manual_seed(5)
     network.zero_grad()
-    output = torch.cat([network(micro_batch.image) for micro_batch in window])
+    output = torch.cat([network(micro_batch.image) for micro_batch in micro_batches])
     expected_loss = whole_loss(CRITERIA[name], output, patches(3, torch.float64).target)
     expected_loss.backward()
 
@@ -264,10 +264,10 @@ class Forgetful(nn.Module):
 
 
 def test_a_network_that_cannot_be_run_twice_is_noticed() -> None:
-    window = cut(patches(2, torch.float32), (1, 1))
+    micro_batches = cut(patches(2, torch.float32), (1, 1))
 
     with pytest.raises(ReplayError, match="another output for the same micro-batch"):
-        window_gradient(Forgetful(), BatchDiceBce(), window)
+        accumulated_gradient(Forgetful(), BatchDiceBce(), micro_batches)
 
 
 def test_batch_statistics_are_refused_for_several_micro_batches() -> None:
@@ -281,12 +281,12 @@ def test_batch_statistics_are_refused_for_several_micro_batches() -> None:
 
 @pytest.mark.parametrize("n_patches", range(1, 9))
 @pytest.mark.parametrize("name", CRITERIA)
-def test_every_short_window_counts_for_what_it_holds(name: str, n_patches: int) -> None:
+def test_every_short_batch_counts_for_what_it_holds(name: str, n_patches: int) -> None:
     """Micro-batches of three, with one, two or three patches in the last."""
     network, batch = trained(torch.float64), patches(n_patches, torch.float64)
     sizes = [min(3, n_patches - start) for start in range(0, n_patches, 3)]
 
-    found, loss = window_gradient(network, CRITERIA[name], cut(batch, sizes))
+    found, loss = accumulated_gradient(network, CRITERIA[name], cut(batch, sizes))
     expected, expected_loss = whole_gradient(network, CRITERIA[name], batch)
 
     assert relative_error(found, expected) <= 1e-12
@@ -314,7 +314,7 @@ def test_the_device_never_holds_the_whole_batch(name: str, n_given: int) -> None
     on_device = OnDevice()
     network.register_forward_pre_hook(on_device)
 
-    window_gradient(network, CRITERIA[name], cut(batch, [1] * 6))
+    accumulated_gradient(network, CRITERIA[name], cut(batch, [1] * 6))
 
     assert on_device.n_given == n_given
     # the graph of the one before, which holds its image, is let go when the next has its own
@@ -338,7 +338,7 @@ def test_what_the_host_holds_is_converted_on_the_way_to_the_device() -> None:
 def test_an_iterator_of_micro_batches_will_do(name: str) -> None:
     network, batch = trained(torch.float64), patches(6, torch.float64)
 
-    found, _ = window_gradient(network, CRITERIA[name], iter(cut(batch, (2, 2, 2))))
+    found, _ = accumulated_gradient(network, CRITERIA[name], iter(cut(batch, (2, 2, 2))))
 
     expected, _ = whole_gradient(network, CRITERIA[name], batch)
     assert relative_error(found, expected) <= 1e-12
@@ -359,21 +359,21 @@ class Counting(nn.Module):
 
 @pytest.mark.parametrize("name", CRITERIA)
 def test_buffers_and_random_state_move_as_in_one_ordinary_pass(name: str) -> None:
-    network, window = Counting(), cut(patches(6, torch.float32), (2, 3, 1))
+    network, micro_batches = Counting(), cut(patches(6, torch.float32), (2, 3, 1))
     torch.manual_seed(5)
-    for micro_batch in window:
+    for micro_batch in micro_batches:
         network(micro_batch.image)
     expected = torch.get_rng_state()
     network.n_seen.zero_()
 
     torch.manual_seed(5)
-    window_gradient(network, CRITERIA[name], window)
+    accumulated_gradient(network, CRITERIA[name], micro_batches)
 
     assert torch.equal(torch.get_rng_state(), expected)
     assert network.n_seen == 6
 
 
-def test_clipping_sees_the_gradient_of_the_whole_window() -> None:
+def test_clipping_sees_the_gradient_of_the_whole_batch() -> None:
     network, batch = trained(torch.float64), patches(6, torch.float64)
     expected, _ = whole_gradient(network, DiceBce(), batch)
     optimizer = torch.optim.SGD(network.parameters(), lr=1.0)
@@ -390,28 +390,28 @@ def test_clipping_sees_the_gradient_of_the_whole_window() -> None:
 def test_an_infinite_value_in_one_micro_batch_leaves_the_weights_alone(name: str) -> None:
     network = trained(torch.float64)
     before = [p.detach().clone() for p in network.parameters()]
-    window = cut(patches(3, torch.float64), (1, 1, 1))
-    window[1].image[0, 0, 0, 0, 0] = float("inf")
+    micro_batches = cut(patches(3, torch.float64), (1, 1, 1))
+    micro_batches[1].image[0, 0, 0, 0, 0] = float("inf")
     optimizer = torch.optim.SGD(network.parameters(), lr=1.0)
 
-    result = Accumulator(network, CRITERIA[name], optimizer).step(window)
+    result = Accumulator(network, CRITERIA[name], optimizer).step(micro_batches)
 
     assert result.skipped
     assert all(torch.equal(b, p) for b, p in zip(before, network.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("name", CRITERIA)
-def test_the_loss_scale_of_float16_falls_once_for_a_window(name: str) -> None:
+def test_the_loss_scale_of_float16_falls_once_for_a_batch(name: str) -> None:
     network = trained(torch.float32)
     before = [p.detach().clone() for p in network.parameters()]
-    window = cut(patches(3, torch.float32), (1, 1, 1))
+    micro_batches = cut(patches(3, torch.float32), (1, 1, 1))
     device = Device(torch_device=torch.device("cpu"), autocast_dtype=torch.float16)
     optimizer = torch.optim.SGD(network.parameters(), lr=1.0)
     accumulator = Accumulator(network, CRITERIA[name], optimizer, device=device)
     scale = accumulator.scaler.get_scale()
 
-    window[1].image[0, 0, 0, 0, 0] = float("inf")
-    skipped = accumulator.step(window)
+    micro_batches[1].image[0, 0, 0, 0, 0] = float("inf")
+    skipped = accumulator.step(micro_batches)
 
     assert skipped.skipped
     assert all(torch.equal(b, p) for b, p in zip(before, network.parameters(), strict=True))
@@ -419,7 +419,7 @@ def test_the_loss_scale_of_float16_falls_once_for_a_window(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CRITERIA)
-def test_in_float16_the_window_is_the_whole_batch_to_its_rounding(name: str) -> None:
+def test_in_float16_the_step_is_that_of_the_whole_batch_to_its_rounding(name: str) -> None:
     batch = patches(4, torch.float32)
     device = Device(torch_device=torch.device("cpu"), autocast_dtype=torch.float16)
     moved = []
@@ -458,7 +458,7 @@ def test_a_loss_that_claims_patches_and_gives_a_scalar_is_refused() -> None:
             return flat_dice(output, target)
 
     with pytest.raises(ConfigError, match=r"expected \(6,\)"):
-        window_gradient(small_network(), Scalar(), [patches(6, torch.float32)])
+        accumulated_gradient(small_network(), Scalar(), [patches(6, torch.float32)])
 
 
 class Undeclared(nn.Module):
@@ -477,7 +477,7 @@ class Undeclared(nn.Module):
 def test_only_what_a_loss_declares_decides_how_it_reduces() -> None:
     network, batch = trained(torch.float64), patches(4, torch.float64)
 
-    found, _ = window_gradient(network, Undeclared(), cut(batch, [1] * 4))
+    found, _ = accumulated_gradient(network, Undeclared(), cut(batch, [1] * 4))
 
     expected, _ = whole_gradient(network, flat_dice, batch)
     assert relative_error(found, expected) <= 1e-12
@@ -498,7 +498,7 @@ def test_a_loss_that_declares_what_it_is_not_is_named(declared: str, message: st
             return flat_dice(output, target)
 
     with pytest.raises(ConfigError, match=message):
-        window_gradient(small_network(), FlatDice(), [patches(2, torch.float32)])
+        accumulated_gradient(small_network(), FlatDice(), [patches(2, torch.float32)])
 
 
 def test_a_loop_of_ones_own_needs_three_lines() -> None:

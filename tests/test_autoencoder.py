@@ -1,16 +1,33 @@
 """The autoencoder: one vector between image and reconstruction, for every size."""
 
 from itertools import pairwise
+from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from brats_seg.config import ModelConfig, load_config
-from brats_seg.errors import ConfigError
+from brats_seg.cases.folds import read_split
+from brats_seg.cases.phantom import write_phantom_cases
+from brats_seg.config import Config, ModelConfig, load_config
+from brats_seg.data.fold import FoldData, open_fold
+from brats_seg.data.loader import whole_case
+from brats_seg.errors import ConfigError, UsageError
+from brats_seg.inference.model import load_model
+from brats_seg.inference.reconstruct import Reconstructor
+from brats_seg.models import autoencoder
 from brats_seg.models.activation_checkpointing import ActivationCheckpointing
 from brats_seg.models.autoencoder import Autoencoder
 from brats_seg.models.build import build_model, has_batch_statistics
+from brats_seg.runtime.device import Device
+from brats_seg.training.checkpoints import load_checkpoint
+from brats_seg.training.tasks import task_of
+from tests.builders import write_case
+from tests.inference_builders import write_run
+from tests.training_builders import StopAtCheck, train
 
 
 @pytest.fixture(scope="module")
@@ -157,3 +174,208 @@ def test_numbers_that_cannot_be_shared_out_are_refused() -> None:
 
 def test_runs_under_the_former_name_of_the_vae_unet_can_be_read() -> None:
     assert load_config(text="model: {name: segresnet-vae}").model.name == "vae-unet"
+
+
+CPU = Device(torch_device=torch.device("cpu"))
+SMALL = (32, 32, 32)
+SETTINGS = [
+    "model.name=autoencoder",
+    "model.latent=64",
+    "folds.n_folds=3",
+    "training.n_epochs=2",
+    "training.precision=fp32",
+    "training.n_workers=0",
+]
+
+
+def settings(*changes: str) -> Config:
+    return load_config(assignments=[*SETTINGS, *changes])
+
+
+@pytest.fixture
+def small_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grid that takes a moment; what is tested does not depend on it."""
+    monkeypatch.setattr(autoencoder, "GRID", SMALL)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> FoldData:
+    """Four cases to train on, two held out; sizes differ."""
+    root = tmp_path_factory.mktemp("scans")
+    for number in range(6):
+        write_case(root, f"BraTS2021_{number:05d}", seed=number, shape=(24, 20 + number, 16))
+    return open_fold(
+        root, fold=0, config=settings(), prepared_path=tmp_path_factory.mktemp("prepared")
+    )
+
+
+@pytest.mark.usefixtures("small_grid")
+def test_a_run_writes_what_one_of_segmentation_does_without_dice(
+    data: FoldData, tmp_path: Path
+) -> None:
+    outcome = train(data, tmp_path / "run", settings())
+
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert names == {
+        *("best.pt", "config.yaml", "environment.json", "history.csv", "history.png"),
+        *("last.pt", "split.csv"),
+    }
+    history = pd.read_csv(tmp_path / "run" / "history.csv")
+    assert not [column for column in history if "dice" in column or "jaccard" in column]
+    assert history["step"].tolist() == [2, 4]
+    assert outcome.best == history["val_loss"].min()
+    assert history["val_rmse"].tolist() == pytest.approx(
+        history[[f"val_rmse_{m}" for m in ("t1n", "t1c", "t2w", "t2f")]].mean(axis=1).tolist()
+    )
+    assert read_split(tmp_path / "run" / "split.csv") == data.split
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data: FoldData, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two epochs that nothing interrupted."""
+    path = tmp_path_factory.mktemp("undisturbed") / "run"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(autoencoder, "GRID", SMALL)
+        train(data, path, settings())
+    return path
+
+
+@pytest.mark.usefixtures("small_grid")
+@pytest.mark.parametrize("n_checks", [1, 4, 6])
+def test_a_stopped_run_ends_with_the_weights_of_an_undisturbed_one(
+    data: FoldData, tmp_path: Path, undisturbed: Path, n_checks: int
+) -> None:
+    """Stopped within the first epoch, its validation, and the second."""
+    stopped = train(data, tmp_path / "run", settings(), StopAtCheck(n_checks))
+    resumed = train(data, tmp_path / "run", settings())
+
+    assert not stopped.finished
+    assert resumed.finished
+    for name in ("last.pt", "best.pt"):
+        one, other = (
+            load_checkpoint(run / name, torch.device("cpu")).model
+            for run in (undisturbed, tmp_path / "run")
+        )
+        assert all(torch.equal(one[key], other[key]) for key in one)
+    drop = ["seconds", "peak_memory_mb"]
+    pd.testing.assert_frame_equal(
+        *(
+            pd.read_csv(run / "history.csv").drop(columns=drop)
+            for run in (undisturbed, tmp_path / "run")
+        ),
+        check_exact=True,
+    )
+
+
+@pytest.mark.usefixtures("small_grid")
+def test_the_micro_batch_does_not_change_what_is_learnt(data: FoldData, tmp_path: Path) -> None:
+    found = []
+    for micro_batch in (1, 2):
+        config = settings(
+            "patch.size=[16, 16, 16]",
+            f"training.micro_batch={micro_batch}",
+            "training.n_epochs=1",
+            # Adam divides by the gradient's size: where it is next to zero, rounding decides
+            "optimizer.name=sgd",
+        )
+        train(data, tmp_path / f"run{micro_batch}", config)
+        model = load_checkpoint(tmp_path / f"run{micro_batch}" / "last.pt", CPU.torch_device).model
+        found.append(torch.cat([weights.flatten() for weights in model.values()]))
+
+    assert float((found[1] - found[0]).norm() / found[0].norm()) < 1e-5
+
+
+@pytest.mark.usefixtures("small_grid")
+def test_ssim_and_patches_in_between_go_with_it(data: FoldData, tmp_path: Path) -> None:
+    changes = ["loss.ssim=0.2", "validation.every=2", "validation.patches_between=true"]
+
+    outcome = train(data, tmp_path / "run", settings(*changes))
+
+    assert all(np.isfinite(row["val_loss"]) for row in outcome.history)
+
+
+def test_the_target_of_a_patch_is_the_patch(data: FoldData) -> None:
+    target_of = task_of(settings()).target_of
+
+    sample = whole_case(data.folder, data.split.train[0], target_of)
+
+    assert torch.equal(sample.image, sample.target)
+    assert sample.image.shape[0] == 4
+
+
+@pytest.mark.usefixtures("small_grid")
+def test_an_autoencoder_is_refused_where_a_segmentation_run_belongs(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", config=settings())
+
+    with pytest.raises(
+        UsageError,
+        match=r"run: found a reconstruction run, model\.name 'autoencoder'; expected a segmentation",
+    ):
+        load_model([run], CPU)
+
+
+def test_a_segmentation_run_is_refused_where_an_autoencoder_belongs(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+
+    with pytest.raises(
+        UsageError,
+        match=r"found a segmentation run, model\.name 'unet'; expected a reconstruction run\. Train",
+    ):
+        Reconstructor.load(run, CPU)
+
+
+def mean_image(data: FoldData, like: Tensor) -> Tensor:
+    """Return the mean of the training cases, each brought to the size of a case."""
+    images = (whole_case(data.folder, case_id).image[None] for case_id in data.split.train)
+    sized = [functional.interpolate(i, size=like.shape[1:], mode="trilinear") for i in images]
+    return torch.cat(sized).mean(0)
+
+
+def error(reconstruction: Tensor, image: Tensor) -> float:
+    brain = (image != 0).any(0)
+    return float((reconstruction - image)[:, brain].square().mean(1).sqrt().mean())
+
+
+def check_beats_the_mean_image(data: FoldData, run_path: Path) -> None:
+    """Also that the vectors of two cases differ, and that of a case is stable."""
+    network = Reconstructor.load(run_path, CPU).member.network
+    images = [whole_case(data.folder, case_id).image for case_id in data.split.validation]
+    for image in images:
+        with torch.inference_mode():
+            made = network(image[None])[0]
+
+        assert error(made, image) < error(mean_image(data, image), image)
+
+    with torch.inference_mode():
+        one, other, again = (network.encode(image[None]) for image in (*images[:2], images[0]))
+    assert torch.equal(one, again)
+    assert float((one - other).norm()) > 0.1 * float(one.norm())
+
+
+@pytest.mark.slow
+def test_a_short_training_beats_the_mean_image_on_held_out_cases(tmp_path: Path) -> None:
+    """With the default settings, on phantoms: ten epochs of six cases."""
+    write_phantom_cases(tmp_path / "scans", n_cases=9, seed=0)
+    config = settings("model.latent=512", "training.n_epochs=10")
+    data = open_fold(tmp_path / "scans", fold=0, config=config, prepared_path=tmp_path / "prepared")
+
+    train(data, tmp_path / "run", config)
+
+    check_beats_the_mean_image(data, tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.real
+def test_it_does_so_on_real_cases(real_data: Path, tmp_path: Path) -> None:
+    """With the default settings: eight epochs of nine cases, some minutes."""
+    for release in ("BraTS2018", "BraTS2021"):
+        (tmp_path / "scans").mkdir(exist_ok=True)
+        (tmp_path / "scans" / release).symlink_to(real_data / release)
+    config = load_config(
+        assignments=["model.name=autoencoder", "folds.n_folds=4", "training.n_epochs=8"]
+    )
+    data = open_fold(tmp_path / "scans", fold=0, config=config, prepared_path=tmp_path / "prepared")
+
+    train(data, tmp_path / "run", config)
+
+    check_beats_the_mean_image(data, tmp_path / "run")

@@ -24,16 +24,18 @@ from brats_seg.inference.batch import (
     CaseWork,
     check_apart,
     finish_batch,
-    local_endings,
+    local_outcomes,
 )
 from brats_seg.inference.model import Model
 from brats_seg.inference.output import OutputFolder
-from brats_seg.inference.settings import InferenceConfig
+from brats_seg.inference.predict import Predictor
+from brats_seg.inference.settings import PredictionSettings
 from tests.bad_cases import BAD_IDS, FOUND, break_in_ten_ways
 from tests.builders import SHAPE, make_volumes, write_case, write_nifti
 from tests.inference_builders import make_model, write_run
 
-SETTINGS = InferenceConfig(preview=False)
+SETTINGS = PredictionSettings(preview=False)
+PREDICTOR = Predictor(model=make_model(), settings=SETTINGS)
 
 
 def run(
@@ -41,17 +43,19 @@ def run(
     output: Path,
     *,
     model: Model | None = None,
-    settings: InferenceConfig = SETTINGS,
+    settings: PredictionSettings = SETTINGS,
 ) -> tuple[BatchOutcome, list[CaseOutcome]]:
     folder = OutputFolder(output)
     cases = find_inputs(inputs)
     endings: list[CaseOutcome] = []
     with folder.opened():
         work = CaseWork(
-            model=model or make_model(), settings=settings, output=folder, earlier=folder.records()
+            predictor=Predictor(model=model or make_model(), settings=settings),
+            output=folder,
+            earlier=folder.records(),
         )
         outcome = finish_batch(
-            local_endings(cases, work), folder, len(cases), report=endings.append
+            local_outcomes(cases, work), folder, len(cases), on_case=endings.append
         )
     return outcome, endings
 
@@ -139,7 +143,7 @@ def test_a_case_is_done_again_when_anything_it_depends_on_has_changed(
     assert n_predicted() == 1
     (out / "BraTS2021_00001.nii.gz").unlink()
     assert n_predicted() == 1
-    assert n_predicted(settings=InferenceConfig(preview=False, labels="brats2023")) == 6
+    assert n_predicted(settings=PredictionSettings(preview=False, labels="brats2023")) == 6
     other = make_model()
     assert (
         n_predicted(
@@ -152,7 +156,7 @@ def test_a_case_is_done_again_when_anything_it_depends_on_has_changed(
         )
         == 6
     )
-    assert n_predicted(settings=InferenceConfig(preview=False, device="cpu")) == 6
+    assert n_predicted(settings=PredictionSettings(preview=False, device="cpu")) == 6
     assert n_predicted() == 0
 
 
@@ -185,7 +189,7 @@ def test_a_manifest_line_that_was_cut_off_costs_its_case(brats_root: Path, tmp_p
 
 def test_results_are_not_taken_for_scans(brats_root: Path, tmp_path: Path) -> None:
     """A results folder among the scans, given again, or given alone."""
-    settings = InferenceConfig(preview=False, probabilities=True, uncertainty=True)
+    settings = PredictionSettings(preview=False, probabilities=True, uncertainty=True)
     run([brats_root], brats_root / "out", settings=settings)
 
     assert len(index_cases(brats_root).cases) == 6
@@ -214,10 +218,8 @@ def test_a_mistake_of_the_program_ends_one_case_only(
 
     folder = OutputFolder(tmp_path / "out")
     with folder.opened():
-        work = Fails(model=make_model(), settings=SETTINGS, output=folder, earlier={})
-        outcome = finish_batch(
-            local_endings(find_inputs([brats_root]), work), folder, 6, report=lambda _: None
-        )
+        work = Fails(predictor=PREDICTOR, output=folder, earlier={})
+        outcome = finish_batch(local_outcomes(find_inputs([brats_root]), work), folder, 6)
 
     (failure,) = outcome.failures
     assert failure.error == "IndexError"
@@ -290,10 +292,10 @@ def test_ctrl_c_leaves_only_whole_files(brats_root: Path, tmp_path: Path) -> Non
 
     folder = OutputFolder(tmp_path / "out")
     with folder.opened():
-        work = CaseWork(model=make_model(), settings=SETTINGS, output=folder, earlier={})
-        endings = local_endings(find_inputs([brats_root]), work)
+        work = CaseWork(predictor=PREDICTOR, output=folder, earlier={})
+        endings = local_outcomes(find_inputs([brats_root]), work)
         with pytest.raises(KeyboardInterrupt):
-            finish_batch(endings, folder, 6, report=interrupt)
+            finish_batch(endings, folder, 6, on_case=interrupt)
 
     finished = [p.name.removesuffix(".nii.gz") for p in (tmp_path / "out").glob("*.nii.gz")]
     assert sorted(folder.records()) == sorted(finished)

@@ -9,7 +9,13 @@ from torch import Tensor, nn
 
 from brats_seg.config import ModelConfig
 from brats_seg.errors import ConfigError
-from brats_seg.models.build import _check_patch, build_model, has_batch_statistics, size_multiple
+from brats_seg.models.build import (
+    _check_patch,
+    build_model,
+    has_batch_statistics,
+    padded_size,
+    size_multiple,
+)
 from brats_seg.models.output import TrainingOutput, as_output
 
 Triple = tuple[int, int, int]
@@ -183,3 +189,100 @@ def test_importing_the_package_does_not_import_monai() -> None:
     code = "import sys, brats_seg.models; sys.exit('monai' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+UNET = {"spatial_dims": 3, "in_channels": 4, "out_channels": 3}
+
+
+def own(name: str, **arguments: object) -> ModelConfig:
+    return ModelConfig.model_validate({"name": name, "arguments": arguments})
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("monai.networks.nets.BasicUNet", {"features": [4, 4, 8, 8, 8, 4]}),
+        ("monai.networks.nets.UNet", {"channels": [4, 8], "strides": [2]}),
+        # its coarser levels are left out in training mode
+        ("monai.networks.nets.SegResNetDS", {"init_filters": 8}),
+    ],
+)
+def test_a_network_by_dotted_name_returns_logits_in_both_modes(
+    name: str, arguments: dict[str, object]
+) -> None:
+    network = build_model(own(name, **UNET, **arguments), (32, 32, 32))
+    image = torch.randn(1, 4, 32, 32, 32)
+
+    output = network(image)
+    with torch.inference_mode():
+        logits = network.eval()(image)
+
+    for found in (output, logits):
+        assert type(found) is Tensor
+        assert found.shape == (1, 3, 32, 32, 32)
+    assert output.requires_grad
+
+
+def build_small(width: int = 4) -> nn.Module:
+    return nn.Sequential(nn.Conv3d(4, width, 3, padding=1), nn.Conv3d(width, 3, 1))
+
+
+def build_undeclared(width: int = 4):
+    return build_small(width)
+
+
+def test_a_function_that_is_annotated_builds_a_network() -> None:
+    network = build_model(own(f"{__name__}.build_small", width=2), (7, 9, 8))
+
+    assert network(torch.zeros(1, 4, 7, 9, 8)).shape == (1, 3, 7, 9, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("nowhere.Net", {}, r"model\.name 'nowhere\.Net' cannot be imported: .*No module named"),
+        ("torch.nn.Nowhere", {}, r"cannot be imported: AttributeError.*PYTHONPATH"),
+        (
+            "monai.networks.nets.UNet",
+            {"spatial_dims": 3},
+            r"model\.name 'monai.* cannot be built with model\.arguments {'spatial_dims': 3}: "
+            r"TypeError: .*4 channels in and 3 channels out",
+        ),
+        # a checkpoint of somebody else names what is called: only what makes a network may be
+        ("os.system", {"command": "exit"}, r"neither a class derived from torch\.nn\.Module nor"),
+        (f"{__name__}.build_undeclared", {}, r"annotated to return one"),
+    ],
+)
+def test_a_network_that_cannot_be_built_is_named(
+    name: str, arguments: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_model(own(name, **arguments), (32, 32, 32))
+
+
+def test_other_channels_are_refused_with_what_is_expected() -> None:
+    network = build_model(
+        own("torch.nn.Conv3d", in_channels=4, out_channels=2, kernel_size=1), (8, 8, 8)
+    )
+
+    with pytest.raises(
+        ConfigError, match=r"returned \(1, 2, 8, 8, 8\) .*expected logits of \(1, 3, 8, 8, 8\)"
+    ):
+        network(torch.zeros(1, 4, 8, 8, 8))
+
+
+def test_arguments_without_a_dotted_name_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"model\.arguments .* with model\.name 'unet'"):
+        build_model(own("unet", width=4), (16, 16, 16))
+
+
+@pytest.mark.parametrize(
+    ("patch", "multiple"), [((96, 128, 48), (32, 32, 16)), ((24, 30, 7), (8, 2, 1))]
+)
+def test_a_network_by_dotted_name_takes_the_patch_as_it_is_given(
+    patch: Triple, multiple: Triple
+) -> None:
+    config = own("torch.nn.Conv3d")
+
+    assert size_multiple(config, patch) == multiple
+    assert padded_size(config, (139, 160, 1)) == (160, 160, 32)

@@ -13,20 +13,33 @@ from torch import Tensor, nn
 from brats_seg.cli import main
 from brats_seg.config import LossConfig, load_config
 from brats_seg.data.fold import FoldData, open_fold
-from brats_seg.errors import BratsError, ConfigError, EnvironmentalError
+from brats_seg.errors import BratsError, ConfigError, EnvironmentalError, ResumeError
+from brats_seg.models.build import build_model
 from brats_seg.progress import untracked
 from brats_seg.runtime.device import Device
+from brats_seg.runtime.weights import ModelIdentity
 from brats_seg.training.certificate import (
     BATCH_DICE,
     PATCH_DICE,
     UNDECLARED,
+    Backward,
     Certificate,
     CertificateRow,
     Probe,
     certify,
+    exact,
+    gradient_of,
+    ordinary,
     phantom_patches,
+    prepared_patches,
+    probe_run,
     probe_settings,
+    whole,
 )
+from brats_seg.training.checkpoints import Checkpoint, save_checkpoint
+from brats_seg.training.gradient import MicroBatch
+from brats_seg.training.losses import BatchDiceBce, DiceBce
+from brats_seg.training.state import Position
 from brats_seg.training.trainer import Trainer
 from tests.builders import write_case
 
@@ -259,3 +272,186 @@ def test_a_folder_without_weights_is_named(
 
     assert code == 2
     assert f"{tmp_path} holds neither last.pt nor best.pt" in err
+
+
+NOWHERE = Path("nowhere")
+
+
+def write_run(path: Path, *settings: str, widths: tuple[int, ...] = (4, 8)) -> None:
+    """Write `last.pt` of a run with those settings and a network of those widths."""
+    config = load_config(assignments=["model.widths=[4, 8]", *settings])
+    patch = config.patch.size if config.patch.size != "whole" else (16, 16, 16)
+    network = build_model(config.model.model_copy(update={"widths": widths}), patch)
+    identity = ModelIdentity(conventions=("brats2017",), patch=patch, fingerprint="")
+    checkpoint = Checkpoint(
+        model=network.state_dict(),
+        identity=identity,
+        config=config.model_dump(mode="json"),
+        position=Position(),
+    )
+    save_checkpoint(checkpoint, path / "last.pt")
+
+
+def test_phantoms_grow_and_two_in_five_lack_et() -> None:
+    wt, tc, et = phantom_patches(10, (16, 16, 16)).target.sum((2, 3, 4)).T
+
+    assert torch.all(wt >= tc)
+    assert torch.all(tc >= et)
+    assert torch.all(wt.diff() > 0)
+    assert wt[-1] > 30 * wt[0]
+    assert (et == 0).nonzero().flatten().tolist() == [0, 2, 5, 7]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_same_seed_makes_the_same_phantoms(seed: int) -> None:
+    one, same, other = (phantom_patches(2, (8, 8, 8), seed=s) for s in (seed, seed, seed + 1))
+
+    assert torch.equal(one.image, same.image)
+    assert not torch.equal(one.image, other.image)
+
+
+def test_prepared_patches_go_from_the_least_tumour_to_the_most(
+    brats_root: Path, tmp_path: Path
+) -> None:
+    config = load_config(assignments=["folds.n_folds=3"])
+    data = open_fold(brats_root, fold=0, config=config, prepared_path=tmp_path / "prepared")
+
+    patches = prepared_patches(data.folder, config, (8, 8, 8), 4)
+
+    assert patches.image.shape == (4, 4, 8, 8, 8)
+    n_voxels = patches.target.sum((1, 2, 3, 4))
+    assert torch.all(n_voxels.diff() >= 0)
+    assert n_voxels[-1] > n_voxels[0]
+
+
+def test_a_moment_of_training_teaches() -> None:
+    settings = ["patch.size=[16, 16, 16]", "model.widths=[4, 8]"]
+    probe = probe_settings(load_config(assignments=settings), 4, CPU, untracked)
+
+    with torch.no_grad():
+        found = probe.network.eval()(probe.patches.image) > 0
+    agreement = (found == (probe.patches.target > 0)).float().mean()
+
+    assert agreement > 0.9
+
+
+@pytest.mark.parametrize(
+    ("settings", "size"),
+    [
+        (["patch.size=[16, 16, 16]"], 16),
+        (["patch.size=whole"], 16),
+        (["patch.size=[96, 96, 96]"], 64),  # two levels: any even size will do
+        (["patch.size=[16, 16, 16]", "model.name=vae-unet"], 16),
+    ],
+)
+def test_a_long_patch_is_cut_to_what_the_network_takes(
+    tmp_path: Path, settings: list[str], size: int
+) -> None:
+    write_run(tmp_path, *settings)
+
+    assert probe_run(tmp_path, NOWHERE, 2).patches.image.shape == (2, 4, size, size, size)
+
+
+def test_three_voxels_stay_at_the_lowest_level(tmp_path: Path) -> None:
+    widths = (2, 2, 2, 2, 2, 2)
+    write_run(tmp_path, "patch.size=[128,128,128]", f"model.widths={list(widths)}", widths=widths)
+
+    assert probe_run(tmp_path, NOWHERE, 2).patches.image.shape[2:] == (96, 96, 96)
+
+
+def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
+    write_run(tmp_path, "patch.size=[16, 16, 16]", widths=(4, 6))
+
+    with pytest.raises(ResumeError, match=r"last\.pt holds another network than its settings"):
+        probe_run(tmp_path, NOWHERE, 2)
+
+
+def network(*layers: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv3d(4, 6, 3, padding=1), nn.Tanh(), *layers, nn.Conv3d(6, 3, 1)
+    ).double()
+
+
+def micro_batches(n_patches: int = 3) -> list[MicroBatch]:
+    patches = phantom_patches(n_patches, (6, 6, 6))
+    return [
+        MicroBatch(image[None].double(), target[None].double())
+        for image, target in zip(*patches, strict=True)
+    ]
+
+
+def by_differences(model: nn.Module, parts: list[MicroBatch]) -> Tensor:
+    """The slow oracle: batch Dice + BCE by hand, its derivative by central differences."""
+
+    def loss() -> float:
+        with torch.no_grad():
+            logits = torch.cat([model(part.image) for part in parts])
+        target = torch.cat([part.target for part in parts])
+        probabilities = logits.sigmoid()
+        voxels = (0, 2, 3, 4)
+        both = (probabilities * target).sum(voxels)
+        dice = (2 * both + 1) / (probabilities.sum(voxels) + target.sum(voxels) + 1)
+        bce = -(target * probabilities.log() + (1 - target) * (1 - probabilities).log())
+        return float((1 - dice).mean() + bce.mean())
+
+    derivatives = []
+    for parameter in model.parameters():
+        flat = parameter.detach().view(-1)
+        for place in range(len(flat)):
+            value = float(flat[place])
+            flat[place] = value + 1e-6
+            above = loss()
+            flat[place] = value - 1e-6
+            derivatives.append((above - loss()) / 2e-6)
+            flat[place] = value
+    return torch.tensor(derivatives, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("backward", [whole, exact])
+def test_whole_and_exact_are_the_derivative_of_the_batch_loss(backward: Backward) -> None:
+    model = network()
+    found = gradient_of(backward, model, BatchDiceBce(), micro_batches(), CPU)
+
+    assert torch.allclose(found, by_differences(model, micro_batches()), atol=1e-8)
+
+
+def test_ordinary_is_the_mean_of_the_micro_batches_gradients() -> None:
+    model, parts = network(), micro_batches()
+    found = gradient_of(ordinary, model, BatchDiceBce(), parts, CPU)
+
+    each = [gradient_of(whole, model, BatchDiceBce(), [part], CPU) for part in parts]
+
+    assert torch.allclose(found, torch.stack(each).mean(0), rtol=1e-12)
+
+
+@pytest.mark.parametrize("criterion", [DiceBce(), BatchDiceBce()])
+def test_random_layers_draw_alike_in_every_way(criterion: nn.Module) -> None:
+    model = network(nn.Dropout3d(0.5))
+    state = torch.get_rng_state()
+
+    expected = gradient_of(whole, model, criterion, micro_batches(), CPU)
+    found = gradient_of(exact, model, criterion, micro_batches(), CPU)
+
+    assert float((found - expected).norm() / expected.norm()) <= 1e-12
+    assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("backward", [whole, exact, ordinary])
+def test_the_loss_scale_of_float16_is_taken_out_again(backward: Backward) -> None:
+    in_float16 = Device(torch_device=torch.device("cpu"), autocast_dtype=torch.float16)
+    model = network().float()
+    parts = [MicroBatch(part.image.float(), part.target.float()) for part in micro_batches()]
+
+    found = gradient_of(backward, model, DiceBce(), parts, in_float16)
+    expected = gradient_of(backward, model, DiceBce(), parts, CPU)
+
+    assert float((found - expected).norm() / expected.norm()) <= 0.01
+
+
+def test_a_parameter_that_takes_no_part_counts_as_zero() -> None:
+    model = network()
+    model.register_parameter("idle", nn.Parameter(torch.ones(5, dtype=torch.float64)))
+
+    # the module's own parameters come first
+    assert not gradient_of(exact, model, DiceBce(), micro_batches(), CPU)[:5].any()

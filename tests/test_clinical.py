@@ -179,7 +179,7 @@ def test_tables_are_found_below_the_mounts_of_kaggle(tmp_path):
         ("inf,1", "age 'inf'"),
         (
             "60,alive",
-            r"found survival 'alive'; expected days, ALIVE \(n days later\), or NA\. Mend",
+            r"found survival 'alive'; expected days, ALIVE \(n days later\), or NA\. Correct",
         ),
     ],
 )

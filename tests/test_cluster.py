@@ -10,16 +10,25 @@ import pytest
 from brats_seg.cases.case import Case
 from brats_seg.cases.inputs import find_inputs
 from brats_seg.errors import EnvironmentalError, UsageError
-from brats_seg.inference import cluster
-from brats_seg.inference.batch import CaseOutcome, CaseWork, finish_batch, local_endings
-from brats_seg.inference.cluster import Job, cluster_endings, run_case
+from brats_seg.inference import batch
+from brats_seg.inference.batch import (
+    CaseOutcome,
+    CaseWork,
+    Executor,
+    Job,
+    cluster_outcomes,
+    finish_batch,
+    local_outcomes,
+    run_case,
+)
 from brats_seg.inference.model import load_model
 from brats_seg.inference.output import OutputFolder
-from brats_seg.inference.settings import InferenceConfig
+from brats_seg.inference.predict import Predictor
+from brats_seg.inference.settings import PredictionSettings
 from tests.builders import write_case
 from tests.inference_builders import CPU, write_run
 
-SETTINGS = InferenceConfig(preview=False, precision="fp32", device="cpu")
+SETTINGS = PredictionSettings(preview=False, precision="fp32", device="cpu")
 
 
 @pytest.fixture
@@ -35,11 +44,11 @@ def job(brats_root: Path, tmp_path: Path) -> Job:
 
 def run_locally(root: Path, job: Job, path: Path) -> None:
     folder = OutputFolder(path)
-    model = load_model(job.model_paths, CPU)
+    predictor = Predictor.load(job.model_paths, job.settings)
     inputs = find_inputs([root])
     with folder.opened():
-        work = CaseWork(model=model, settings=job.settings, output=folder, earlier={})
-        finish_batch(local_endings(inputs, work), folder, len(inputs), report=lambda _: None)
+        work = CaseWork(predictor=predictor, output=folder, earlier={})
+        finish_batch(local_outcomes(inputs, work), folder, len(inputs))
 
 
 def killed_once(case: Case, job: Job) -> CaseOutcome:
@@ -73,7 +82,7 @@ def test_a_worker_does_a_case_as_the_batch_does(brats_root: Path, job: Job, tmp_
 
 def test_a_model_that_changed_meanwhile_is_refused(brats_root: Path, job: Job) -> None:
     write_run(job.model_paths[0], seed=5)
-    cluster._work.cache_clear()
+    batch._work.cache_clear()
 
     with pytest.raises(UsageError, match="the model changed while the batch was running"):
         run_case(find_inputs([brats_root])[0], job)
@@ -91,7 +100,7 @@ def test_without_dask_the_way_to_get_it_is_said(
 
     monkeypatch.setattr(builtins, "__import__", lacking)
     with pytest.raises(EnvironmentalError, match=r"pip install brats_seg\[cluster\]"):
-        list(cluster_endings(find_inputs([brats_root]), job, n_workers=1, scheduler=None))
+        list(cluster_outcomes(find_inputs([brats_root]), job, Executor(n_workers=1)))
 
 
 @pytest.mark.slow
@@ -100,12 +109,12 @@ def test_a_killed_worker_costs_a_retry_and_changes_nothing(
     brats_root: Path, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_locally(brats_root, job, tmp_path / "local")
-    monkeypatch.setattr(cluster, "run_case", killed_once)
+    monkeypatch.setattr(batch, "run_case", killed_once)
     folder, inputs = OutputFolder(job.output_path), find_inputs([brats_root])
 
     with folder.opened():
-        endings = cluster_endings(inputs, job, n_workers=2, scheduler=None)
-        outcome = finish_batch(endings, folder, len(inputs), report=lambda _: None)
+        endings = cluster_outcomes(inputs, job, Executor(n_workers=2))
+        outcome = finish_batch(endings, folder, len(inputs))
 
     assert (job.output_path / "died").exists()
     assert (outcome.n_predicted, outcome.failures) == (6, ())
@@ -120,14 +129,14 @@ def test_a_killed_worker_costs_a_retry_and_changes_nothing(
 def test_a_case_that_kills_three_workers_is_a_row_in_the_failures(
     brats_root: Path, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster, "run_case", killed_always)
+    monkeypatch.setattr(batch, "run_case", killed_always)
     write_case(brats_root, "BraTS2021_00099")
     (brats_root / "BraTS2021_00099" / "BraTS2021_00099_t1.nii.gz").unlink()
     folder, inputs = OutputFolder(job.output_path), find_inputs([brats_root])
 
     with folder.opened():
-        endings = cluster_endings(inputs, job, n_workers=2, scheduler=None)
-        outcome = finish_batch(endings, folder, len(inputs), report=lambda _: None)
+        endings = cluster_outcomes(inputs, job, Executor(n_workers=2))
+        outcome = finish_batch(endings, folder, len(inputs))
 
     killed, broken = sorted(outcome.failures, key=lambda record: record.case_id)
     assert (job.output_path / "deaths").read_text() == "xxx"
@@ -149,7 +158,7 @@ def test_a_scheduler_that_does_not_answer_is_an_error_of_the_machine(
         pytest.raises(EnvironmentalError, match=r"no dask scheduler answers at tcp://127\.0\.0\.1"),
     ):
         next(
-            cluster_endings(
-                find_inputs([brats_root]), job, n_workers=None, scheduler="tcp://127.0.0.1:1"
+            cluster_outcomes(
+                find_inputs([brats_root]), job, Executor(scheduler="tcp://127.0.0.1:1")
             )
         )

@@ -2,15 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from brats_seg.errors import UsageError
-from brats_seg.evaluation.compare import NamedScores, compare_scores, rank_sets
+from brats_seg.evaluation.compare import NamedScores, compare_folders, compare_scores, rank_sets
 from brats_seg.evaluation.lesionwise import LesionScores
-from tests.test_summary import score
+from brats_seg.evaluation.protocols import protocol_named
+from tests.builders import make_label_map, write_nifti
+from tests.test_scores import score
 
 NO_LESIONS = LesionScores(
     dice=1.0, hd95=0.0, nsd=(1.0, 1.0), n_lesions=0, n_false_positive=0, n_false_negative=0
@@ -51,6 +54,22 @@ def test_the_p_value_is_that_of_scipy(seed: int) -> None:
     found = compare_scores(named("a", one.tolist()), named("b", other.tolist()), rng)
 
     assert found.tests[0].p_value == pytest.approx(stats.wilcoxon(one, other).pvalue)
+
+
+def test_two_folders_are_scored_and_compared(brats_root: Path, tmp_path: Path) -> None:
+    for number in range(6):
+        name = f"BraTS2021_{number:05d}.nii.gz"
+        write_nifti(tmp_path / "good" / name, make_label_map(seed=number))
+        write_nifti(tmp_path / "poor" / name, make_label_map(seed=number + 1))
+    folders = (tmp_path / "poor", tmp_path / "good")
+
+    found = compare_folders(brats_root, folders, protocol_named("legacy"))
+
+    assert found.comparison.n_cases == 6
+    assert [standing.name for standing in found.comparison.ranking] == [
+        str(path) for path in folders[::-1]
+    ]
+    assert found.first.scores[0].dice < found.second.scores[0].dice == 1
 
 
 def test_a_short_distance_is_the_better_one(rng: np.random.Generator) -> None:

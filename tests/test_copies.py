@@ -37,7 +37,7 @@ def test_of_equal_copies_the_first_is_kept_with_a_remark() -> None:
 
     assert str(kept.t1n) == "a/t1.nii.gz"
     assert kept.usable
-    assert kept.remarks == ("the same scan lies in b/ and c/, which was passed over",)
+    assert kept.remarks == ("the same scan is in b/ and c/, which was ignored",)
 
 
 def test_of_equal_copies_a_labelled_one_is_kept() -> None:
@@ -51,7 +51,7 @@ def test_another_scan_under_one_id_makes_both_unusable() -> None:
 
     assert first.problems == (
         "case BraTS2021_00000, file a/: found another scan of the same id in b/; expected one "
-        "folder per id. Remove or rename what is not wanted.",
+        "folder per id. Remove or rename the one that is not wanted.",
     )
     assert "file b/: found another scan of the same id in a/" in second.problems[0]
 

@@ -12,9 +12,8 @@ from brats_seg.cases.index import index_cases
 from brats_seg.cases.nifti import read_label_map
 from brats_seg.crossval import (
     HeldOutCases,
-    export_ensemble,
     held_out_cases,
-    out_of_fold_endings,
+    out_of_fold_outcomes,
     reference_pairs,
     score_predictions,
 )
@@ -24,17 +23,18 @@ from brats_seg.evaluation.evaluate import evaluate_folders
 from brats_seg.evaluation.protocols import protocol_named
 from brats_seg.evaluation.scores import read_scores
 from brats_seg.inference.batch import BatchOutcome, finish_batch
+from brats_seg.inference.export import export_model
 from brats_seg.inference.model import load_model
 from brats_seg.inference.out_of_fold import HeldOut, open_held_out
 from brats_seg.inference.output import OutputFolder
-from brats_seg.inference.settings import InferenceConfig
+from brats_seg.inference.settings import PredictionSettings
 from brats_seg.progress import untracked
 from tests.builders import write_nifti
 from tests.inference_builders import CPU, IDENTITY, write_run
 from tests.prepared import write_prepared
 
 LEGACY = protocol_named("legacy")
-SETTINGS = InferenceConfig(preview=False, precision="fp32")
+SETTINGS = PredictionSettings(preview=False, precision="fp32", device="cpu")
 N_CASES = 4
 
 
@@ -62,8 +62,8 @@ def cases(held_out: list[HeldOut], tmp_path: Path) -> tuple[HeldOutCases, ...]:
 def predict(cases: Sequence[HeldOutCases], path: Path) -> BatchOutcome:
     output = OutputFolder(path)
     with output.opened():
-        endings = out_of_fold_endings(cases, SETTINGS, output, CPU)
-        return finish_batch(endings, output, N_CASES, report=lambda _: None)
+        outcomes = out_of_fold_outcomes(cases, SETTINGS, output)
+        return finish_batch(outcomes, output, N_CASES)
 
 
 def test_each_case_is_predicted_by_the_run_that_never_saw_it(
@@ -76,7 +76,7 @@ def test_each_case_is_predicted_by_the_run_that_never_saw_it(
     assert (outcome.n_predicted, outcome.failures) == (4, ())
     assert fingerprints[0] != fingerprints[1]
     for part, fingerprint in zip(cases, fingerprints, strict=True):
-        for one in part.inputs:
+        for one in part.cases:
             assert records[one.case_id].model == fingerprint
 
 
@@ -158,9 +158,9 @@ def test_what_could_not_be_scored_is_tried_again(
 def test_the_runs_become_one_model_once(held_out: list[HeldOut], tmp_path: Path) -> None:
     runs, folder = [own.run for own in held_out], tmp_path / "model"
 
-    fingerprint = export_ensemble(runs, folder)
+    fingerprint = export_model(runs, folder, replace=True).fingerprint
     times = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
-    again = export_ensemble(runs, folder)
+    again = export_model(runs, folder, replace=True).fingerprint
 
     assert fingerprint == again == load_model(runs, CPU).fingerprint
     assert load_model([folder], CPU).fingerprint == fingerprint
@@ -172,12 +172,12 @@ def test_a_damaged_or_older_model_is_replaced(
     held_out: list[HeldOut], tmp_path: Path, name: str
 ) -> None:
     runs, folder = [own.run for own in held_out], tmp_path / "model"
-    fingerprint = export_ensemble(runs[:1], folder)
+    fingerprint = export_model(runs[:1], folder, replace=True).fingerprint
 
-    assert export_ensemble(runs, folder) != fingerprint
+    assert export_model(runs, folder, replace=True).fingerprint != fingerprint
     assert len(load_model([folder], CPU).members) == 2
     (folder / name).write_bytes(b"damaged")
-    export_ensemble(runs, folder)
+    export_model(runs, folder, replace=True)
 
     assert len(load_model([folder], CPU).members) == 2
     assert sorted(path.name for path in tmp_path.glob(".*")) == []
@@ -188,6 +188,6 @@ def test_another_folder_of_that_name_is_left_alone(held_out: list[HeldOut], tmp_
     (tmp_path / "model" / "mine.txt").touch()
 
     with pytest.raises(UsageError, match="model is there and holds no model"):
-        export_ensemble([own.run for own in held_out], tmp_path / "model")
+        export_model([own.run for own in held_out], tmp_path / "model", replace=True)
 
     assert (tmp_path / "model" / "mine.txt").exists()

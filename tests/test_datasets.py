@@ -145,9 +145,7 @@ def test_a_modality_that_is_not_described_is_missing(tmp_path: Path) -> None:
 def test_another_organ_holds_no_cases(tmp_path: Path) -> None:
     write_dataset(tmp_path, {**MSD, "modality": {"0": "MRI"}}, "imagesTr/hippocampus_001.nii.gz")
 
-    with pytest.raises(
-        LayoutError, match="holds no cases: NIfTI files were left aside, such as im"
-    ):
+    with pytest.raises(LayoutError, match="holds no cases: NIfTI files were ignored, such as im"):
         find_cases(tmp_path)
 
 
@@ -159,7 +157,7 @@ def test_a_description_that_cannot_be_understood_is_refused(
 ) -> None:
     write_dataset(tmp_path, description, "imagesTr/BRATS_001.nii.gz")
 
-    with pytest.raises(LayoutError, match=r"dataset\.json cannot be understood .*'channel_names'"):
+    with pytest.raises(LayoutError, match=r"dataset\.json is not valid .*'channel_names'"):
         find_cases(tmp_path)
 
 
@@ -167,9 +165,7 @@ def test_a_description_that_is_no_json_is_refused(tmp_path: Path) -> None:
     write_dataset(tmp_path, MSD, "imagesTr/BRATS_001.nii.gz")
     (tmp_path / "dataset.json").write_text("{ half")
 
-    with pytest.raises(
-        LayoutError, match=r"dataset\.json cannot be understood \(file: Invalid JSON"
-    ):
+    with pytest.raises(LayoutError, match=r"dataset\.json is not valid \(file: Invalid JSON"):
         find_cases(tmp_path)
 
 

@@ -230,7 +230,7 @@ def test_the_segmentation_of_case_355_is_found(tmp_path: Path) -> None:
     assert str(case.label) == f"{folder}/W39_1998.09.19_Segm.nii"
     assert case.usable
     assert case.remarks == (
-        "W39_1998.09.19_Segm.nii was taken for the label map, though its name does not say so",
+        "W39_1998.09.19_Segm.nii was taken as the label map, although its name does not say so",
     )
 
 
@@ -268,7 +268,7 @@ def test_label_maps_without_scans_are_no_cases(tmp_path: Path) -> None:
     assert [case.case_id for case in discovery.cases] == ["BraTS2021_00000"]
     assert discovery.cases[0].label is None
     assert discovery.notices == (
-        "NIfTI files were left aside, such as "
+        "NIfTI files were ignored, such as "
         "labels_1_2_3/BraTS2021_00000_seg_labels_1_2_3.nii.gz (3 in all): their names tell no "
         "modality, or others of their case were taken instead",
     )
@@ -377,7 +377,9 @@ def test_an_unpacked_file_goes_before_its_archive_and_this_is_told(tmp_path: Pat
 
     assert str(case.t1n) == "BraTS2021_00000_t1.nii"
     assert case.usable
-    assert case.remarks == ("BraTS2021_00000_t1.nii.gz was passed over for BraTS2021_00000_t1.nii",)
+    assert case.remarks == (
+        "BraTS2021_00000_t1.nii.gz was ignored in favour of BraTS2021_00000_t1.nii",
+    )
 
 
 def test_one_id_in_two_places_is_two_cases_for_now(tmp_path: Path) -> None:
@@ -442,8 +444,8 @@ def test_a_link_to_nowhere_is_left_for_the_inspection(tmp_path: Path) -> None:
         ),
         (["a/b/data.zip", "x.tar.gz", "t1.gz"], r"archives.*such as t1\.gz \(3 in all\)"),
         (["p/IM1.dcm", "p/IM2.DCM"], r"DICOM files.*\(2 in all\): convert.*dcm2niix"),
-        (["BRATS_001.nii.gz"], r"NIfTI files were left aside, such as BRATS.*CASE_t1, CASE_t1ce"),
-        (["x_seg.nii.gz"], r"NIfTI files were left aside, such as x_seg\.nii\.gz \(1 in all\)"),
+        (["BRATS_001.nii.gz"], r"NIfTI files were ignored, such as BRATS.*CASE_t1, CASE_t1ce"),
+        (["x_seg.nii.gz"], r"NIfTI files were ignored, such as x_seg\.nii\.gz \(1 in all\)"),
     ],
 )
 def test_a_folder_without_cases_gets_advice(tmp_path: Path, names: list[str], message: str) -> None:

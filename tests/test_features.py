@@ -13,9 +13,10 @@ from brats_seg.config import Config, ModelConfig, PatchConfig, ValidationConfig
 from brats_seg.errors import UsageError
 from brats_seg.models import autoencoder
 from brats_seg.runtime.weights import ModelIdentity
-from brats_seg.survival.features import Extraction, extract_features
+from brats_seg.survival.features import Extraction, extract_features, features_of_folder
 from brats_seg.survival.leakage import Leakage, People
 from brats_seg.survival.networks import Networks
+from brats_seg.survival.table import read_features
 from tests.builders import write_case
 from tests.inference_builders import CPU, IDENTITY, write_run
 
@@ -199,7 +200,7 @@ def test_runs_of_other_voxels_are_refused(root, tmp_path):
         write_trained(tmp_path / "b", config=AUTOENCODER, identity=coarse),
     ]
 
-    with pytest.raises(UsageError, match="learnt on scans of different voxels"):
+    with pytest.raises(UsageError, match="trained on scans of different spacings"):
         extract(root, autoencoders=runs)
 
 
@@ -208,5 +209,19 @@ def test_an_autoencoder_of_patches_is_refused(root, tmp_path):
     config = AUTOENCODER.model_copy(update={"patch": PatchConfig(size=(8, 8, 8))})
     run = write_trained(tmp_path / "run", config=config)
 
-    with pytest.raises(UsageError, match=r"learnt on patches of 8x8x8 voxels; .*--patch whole"):
+    with pytest.raises(UsageError, match=r"trained on patches of 8x8x8 voxels; .*--patch whole"):
         extract(root, autoencoders=[run])
+
+
+def test_a_folder_is_one_function_that_prints_nothing(root, tmp_path, capsys):
+    output = tmp_path / "out" / "features.csv"
+
+    found = features_of_folder(root, output, prepared_path=tmp_path / "prepared", device="cpu")
+
+    assert [row.case_id for row in found.rows] == list(IDS[:2])
+    assert [(failure.case_id, failure.error) for failure in found.failures] == [
+        (IDS[2], "CaseError")
+    ]
+    assert read_features(output).case_ids == IDS[:2]
+    assert (output.parent / "failures.csv").read_text().startswith("case_id,error,message\n")
+    assert capsys.readouterr().out == ""

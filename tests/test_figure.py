@@ -10,7 +10,7 @@ from PIL import Image
 from brats_seg.cli import main
 from brats_seg.evaluation.scores import write_scores
 from tests.builders import make_label_map, write_case, write_nifti
-from tests.test_report_scores import make_scores
+from tests.test_charts import make_scores
 
 Run = Callable[..., tuple[int, str]]
 

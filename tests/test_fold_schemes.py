@@ -158,8 +158,8 @@ def test_cases_without_a_hash_are_not_one_scan():
 @pytest.mark.parametrize(
     ("cases", "match"),
     [
-        ([], "no cases to share out"),
-        ([make_case("A")], "all cases are of one patient, A: nobody is left to validate"),
+        ([], "no cases to make folds of"),
+        ([make_case("A")], "all cases are of one patient, A: none is left to validate"),
         (
             [make_case("A1", patient_id="A"), make_case("A2", patient_id="A")],
             "all cases are of one patient, A",

@@ -159,7 +159,7 @@ def test_copies_of_a_release_are_taken_once(brats_root: Path) -> None:
 
     assert len(found) == 6
     assert found["BraTS2021_00001"].remarks == (
-        "the same scan lies in z/BraTS2021_00001/, which was passed over",
+        "the same scan is in z/BraTS2021_00001/, which was ignored",
     )
 
 

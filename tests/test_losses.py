@@ -4,10 +4,12 @@ import math
 
 import pytest
 import torch
+from monai.losses import DiceFocalLoss
 
 from brats_seg.config import LossConfig
+from brats_seg.errors import ConfigError
 from brats_seg.models.output import TrainingOutput
-from brats_seg.training.losses import BatchDiceBce, DiceBce
+from brats_seg.training.losses import BatchDiceBce, DiceBce, build_criterion, reduction_of
 
 
 def random_pair(n: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -110,3 +112,61 @@ def test_batch_dice_has_the_cross_entropy_of_the_mean_patch() -> None:
     loss = criterion.of_sums(criterion.sums(output, target), 3)
 
     assert loss.item() == pytest.approx(DiceBce(config)(logits, target).mean().item() + 3)
+
+
+DICE_FOCAL = "monai.losses.DiceFocalLoss"
+
+
+def own(name: str, **arguments: object) -> LossConfig:
+    return LossConfig.model_validate({"name": name, "arguments": arguments})
+
+
+def test_a_loss_by_dotted_name_gets_plain_logits() -> None:
+    logits, target = random_pair(2)
+    expected = DiceFocalLoss(sigmoid=True)(logits, target.double())
+
+    criterion = build_criterion(own(DICE_FOCAL, sigmoid=True))
+
+    assert reduction_of(criterion) == "outputs"
+    assert torch.allclose(criterion(logits, target), expected)
+    output = TrainingOutput(logits=(logits,))
+    assert torch.allclose(criterion(output, target), expected)
+
+
+def test_levels_and_penalties_count_for_a_loss_by_dotted_name_too() -> None:
+    logits, target = random_pair(2)
+    coarse, coarse_target = logits[..., ::2, ::2, ::2], target[..., ::2, ::2, ::2]
+    penalty = torch.tensor([1.0, 3.0], dtype=torch.float64)
+    criterion = build_criterion(own("torch.nn.BCEWithLogitsLoss"))
+
+    loss = criterion(TrainingOutput(logits=(logits, coarse), penalty=penalty), target)
+
+    bce = torch.nn.functional.binary_cross_entropy_with_logits
+    expected = (2 * bce(logits, target.double()) + bce(coarse, coarse_target.double())) / 3 + 2
+    assert torch.allclose(loss, expected)
+
+
+def test_a_loss_by_dotted_name_that_declares_how_it_reduces_is_used_as_it_is() -> None:
+    criterion = build_criterion(own("brats_seg.training.losses.BatchDiceBce"))
+
+    assert isinstance(criterion, BatchDiceBce)
+
+
+def test_a_loss_by_dotted_name_is_a_scalar() -> None:
+    criterion = build_criterion(own("torch.nn.BCEWithLogitsLoss", reduction="none"))
+
+    with pytest.raises(ConfigError, match=r"returned the shape \(2, 3, .*reduction: mean"):
+        criterion(*random_pair(2))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (own("monai.losses.Nowhere"), r"loss\.name 'monai\.losses\.Nowhere' cannot be imported"),
+        (own(DICE_FOCAL, sigmoids=True), r"cannot be built with loss\.arguments .*sigmoids"),
+        (LossConfig(arguments={"sigmoid": True}), r"loss\.arguments .* without loss\.name"),
+    ],
+)
+def test_a_loss_that_cannot_be_built_is_named(config: LossConfig, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_criterion(config)

@@ -1,9 +1,21 @@
 """How much memory is taken, and how it is told that there is none left."""
 
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
-from brats_seg.runtime.memory import is_out_of_memory, peak_memory_mb
+from brats_seg.errors import UsageError
+from brats_seg.runtime.memory import (
+    _free_in_cgroup,
+    free_memory,
+    is_out_of_memory,
+    parse_memory,
+    peak_memory_mb,
+)
 
 
 @pytest.mark.parametrize(
@@ -30,3 +42,62 @@ def test_what_the_cpu_raises_is_recognised() -> None:
 
 def test_this_process_takes_some_memory() -> None:
     assert 10 < peak_memory_mb(torch.device("cpu")) < 1e6
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("15GiB", 15 * 2**30),
+        ("15GB", 15_000_000_000),
+        ("900MB", 900_000_000),
+        ("1.5 gib", 3 * 2**29),
+        (" 2kB ", 2000),
+        ("7B", 7),
+    ],
+)
+def test_sizes_are_read(text: str, expected: int) -> None:
+    assert parse_memory(text) == expected
+
+
+@pytest.mark.parametrize("text", ["15", "GiB", "-1GiB", "15 parsecs", "0GiB", "1e3MB", "", "15G"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a size; expected for example 15GiB"):
+        parse_memory(text)
+
+
+def test_this_machine_has_some_memory_free() -> None:
+    assert 2**20 < free_memory(torch.device("cpu")) < 2**50
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_limit_on_the_process_counts() -> None:
+    program = (
+        "import torch; from brats_seg.runtime.memory import free_memory; "
+        "print(free_memory(torch.device('cpu')))"
+    )
+    limit = 40 * 2**30
+
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+    )
+
+    assert 0 < int(done.stdout) < limit
+
+
+def test_a_limit_on_the_group_counts_without_what_is_only_cached(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("700\n")
+    (tmp_path / "memory.stat").write_text("anon 400\ninactive_file 300\n")
+
+    assert list(_free_in_cgroup(tmp_path, "memory.max", "memory.current")) == [600]
+
+
+@pytest.mark.parametrize("allowed", ["max", str(2**63 - 4096)])
+def test_a_group_without_a_limit_does_not_count(tmp_path: Path, allowed: str) -> None:
+    (tmp_path / "memory.max").write_text(allowed)
+
+    assert list(_free_in_cgroup(tmp_path, "memory.max", "memory.current")) == []

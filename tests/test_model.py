@@ -9,9 +9,10 @@ import torch
 from brats_seg.config import Config, ModelConfig
 from brats_seg.errors import ConfigError, ResumeError, UsageError
 from brats_seg.inference.model import load_model, read_trained
-from brats_seg.inference.postprocess import Decoding
-from brats_seg.inference.settings import InferenceConfig, inference_config
+from brats_seg.inference.predict import window_of
+from brats_seg.inference.settings import PredictionSettings, prediction_settings
 from brats_seg.labels import BRATS2017, BRATS2023, BRATS2024, BRATS2024_PED, MSD
+from brats_seg.runtime.weights import Decoding, FittedPrediction
 from tests.inference_builders import CONFIG, CPU, IDENTITY, make_model, write_run
 
 
@@ -42,7 +43,7 @@ def test_the_fingerprint_follows_what_the_model_does_and_not_where_it_lies(tmp_p
     one, copy = (write_run(tmp_path / name) for name in ("one", "copy"))
     other = write_run(tmp_path / "other", seed=1)
     stricter = write_run(
-        tmp_path / "strict", identity=replace(IDENTITY, thresholds=(0.5, 0.5, 0.9))
+        tmp_path / "strict", fitted=FittedPrediction(decoding=Decoding(thresholds=(0.5, 0.5, 0.9)))
     )
 
     def fingerprint(*paths: Path) -> str:
@@ -62,15 +63,21 @@ def test_the_fingerprint_follows_what_the_model_does_and_not_where_it_lies(tmp_p
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"thresholds": (0.4, 0.5, 0.5)}, r"thresholds is \(0\.5, 0\.5, 0\.5\) in one and \(0\.4"),
-        ({"spacing_mm": (2.0, 2.0, 2.0)}, r"do not go together: spacing_mm"),
+        (
+            {"fitted": FittedPrediction(decoding=Decoding(thresholds=(0.4, 0.5, 0.5)))},
+            r"thresholds is \(0\.5, 0\.5, 0\.5\) in one and \(0\.4",
+        ),
+        (
+            {"identity": replace(IDENTITY, spacing_mm=(2.0, 2.0, 2.0))},
+            r"do not go together: spacing_mm",
+        ),
     ],
 )
 def test_models_that_do_not_go_together_are_refused(
     tmp_path: Path, change: dict, message: str
 ) -> None:
     one = write_run(tmp_path / "one")
-    other = write_run(tmp_path / "other", identity=replace(IDENTITY, **change))
+    other = write_run(tmp_path / "other", **change)
 
     with pytest.raises(UsageError, match=message):
         load_model([one, other], CPU)
@@ -131,20 +138,17 @@ def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_asked_for_wins_over_what_is_stored() -> None:
-    identity = replace(
-        IDENTITY, thresholds=(0.3, 0.4, 0.5), smallest_mm3=(9, 8, 7), smallest_et_mm3=200
-    )
-    model = make_model(identity=identity)
+    decoding = Decoding(thresholds=(0.3, 0.4, 0.5), smallest_mm3=(9, 8, 7), smallest_et_mm3=200)
+    model = make_model(fitted=FittedPrediction(decoding=decoding))
 
-    stored = model.decoding(InferenceConfig())
-    asked = model.decoding(
-        InferenceConfig(thresholds=(0, 0, 0), smallest_mm3=(0, 0, 0), smallest_et_mm3=0)
-    )
+    stored = model.decoding(PredictionSettings())
+    none = Decoding(thresholds=(0, 0, 0), smallest_mm3=(0, 0, 0), smallest_et_mm3=0)
+    asked = model.decoding(PredictionSettings(decoding=none))
+    one = model.decoding(prediction_settings({"smallest_et_mm3": 0}))
 
-    assert stored == Decoding(
-        thresholds=(0.3, 0.4, 0.5), smallest_mm3=(9, 8, 7), smallest_et_mm3=200
-    )
+    assert stored == decoding
     assert asked == Decoding(thresholds=(0, 0, 0))
+    assert one == decoding.model_copy(update={"smallest_et_mm3": 0})
 
 
 @pytest.mark.parametrize(
@@ -163,8 +167,8 @@ def test_what_is_asked_for_wins_over_what_is_stored() -> None:
 def test_labels_are_numbered_as_in_the_release_of_the_scan(release, taught, expected) -> None:
     model = make_model(identity=replace(IDENTITY, conventions=taught))
 
-    assert model.convention(InferenceConfig(), release) == expected
-    assert model.convention(InferenceConfig(labels="msd"), release) == MSD
+    assert model.convention(PredictionSettings(), release) == expected
+    assert model.convention(PredictionSettings(labels="msd"), release) == MSD
 
 
 @pytest.mark.parametrize(
@@ -180,11 +184,11 @@ def test_labels_are_numbered_as_in_the_release_of_the_scan(release, taught, expe
 )
 def test_settings_out_of_range_are_named(given, message) -> None:
     with pytest.raises(ConfigError, match=message):
-        inference_config(given)
+        prediction_settings(given)
 
 
 def test_settings_that_are_not_given_keep_their_default() -> None:
-    assert inference_config({"overlap": None, "tta": True}) == InferenceConfig(tta=True)
+    assert prediction_settings({"overlap": None, "tta": True}) == PredictionSettings(tta=True)
 
 
 def test_config_of_the_builders_is_that_of_a_run() -> None:
@@ -193,6 +197,9 @@ def test_config_of_the_builders_is_that_of_a_run() -> None:
 
 
 def test_the_whole_crop_can_be_what_scores_best(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", identity=replace(IDENTITY, window="whole"))
+    run = write_run(tmp_path / "run", fitted=FittedPrediction(window="whole"))
 
-    assert load_model([run], CPU).members[0].window is None
+    (member,) = load_model([run], CPU).members
+    assert member.window == (8, 8, 8)
+    assert window_of(member, PredictionSettings(), (20, 18, 16)) == (20, 18, 16)
+    assert window_of(member, PredictionSettings(windows="sliding"), (20, 18, 16)) == (8, 8, 8)

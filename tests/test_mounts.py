@@ -30,7 +30,7 @@ def test_the_release_with_most_labelled_cases_counts(
         write_case(tmp_path / "c", f"BraTS20_Validation_{number:03d}", labelled=False)
 
     assert find_data([tmp_path]) == tmp_path / "b"
-    assert "2 cases of brats2023-gli; left aside: 1 of brats2021" in caplog.text
+    assert "2 cases of brats2023-gli; ignored: 1 of brats2021" in caplog.text
 
 
 def test_a_release_in_two_parts_has_the_folder_of_both(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""One network and one scan: what it is given, and what its answer is called."""
+"""Networks applied to one scan: inputs and names of the features."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from brats_seg.inference.scan import Scan, read_scan
 from brats_seg.survival.leakage import TrainingCases
 from brats_seg.survival.networks import Encoder
 from tests.builders import write_case
-from tests.inference_builders import CONFIG, CPU
+from tests.inference_builders import CPU
 
 
 class Means(nn.Module):
@@ -41,7 +41,7 @@ def scan(tmp_path: Path) -> Scan:
 def make_encoder(network: nn.Module, channels=(0, 1, 2, 3)) -> Encoder:
     member = Member(
         network=network,
-        config=CONFIG,
+        name="autoencoder",
         patch=(8, 8, 8),
         window=None,
         channels=channels,
@@ -66,7 +66,9 @@ def test_numbers_are_called_after_their_autoencoder(scan):
 
 
 def test_a_vector_that_is_no_number_is_an_error_of_the_case(scan):
-    with pytest.raises(CaseError, match="a latent vector with 2 broken numbers; expected finite"):
+    with pytest.raises(
+        CaseError, match="a latent vector with 2 values that are NaN or infinite; expected finite"
+    ):
         make_encoder(Broken()).encode(scan, 0)
 
 

@@ -51,6 +51,17 @@ def test_the_story_defines_nothing_but_settings() -> None:
     assert [ast.unparse(node) for node in nodes if isinstance(node, defined)] == []
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_only_the_public_package_is_imported(name: str) -> None:
+    """Neither the command line nor modules of the package: what it exports is enough."""
+    nodes = [node for cell in code_cells(name) for node in ast.walk(ast.parse(cell))]
+
+    imported = [alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names]
+    imported += [str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)]
+    assert "brats_seg" in imported
+    assert [module for module in imported if module.startswith("brats_seg.")] == []
+
+
 def test_a_machine_without_scans_and_rights_is_told_what_to_set(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

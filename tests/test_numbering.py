@@ -3,14 +3,14 @@
 import pytest
 
 from brats_seg.cases.conventions import LabelContent, resolve_all
-from brats_seg.evaluation.protocols import Protocol, protocol_named
+from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
 from brats_seg.labels import BRATS2017, BRATS2023, BRATS2024, BRATS2024_PED, MSD, LabelConvention
 
 LEGACY = protocol_named("legacy")
 
 
 def conventions(
-    values: dict[str, set[int]], protocol: Protocol = LEGACY
+    values: dict[str, set[int]], protocol: ScoringProtocol = LEGACY
 ) -> dict[str, LabelConvention]:
     label_maps = {
         case_id: LabelContent(shape=(240, 240, 155), values=frozenset(of_case))

@@ -86,6 +86,25 @@ def test_an_empty_region_scores_one_on_both_sides_and_zero_on_one(
 
 
 @pytest.mark.parametrize("seed", range(5))
+def test_dice_and_jaccard_equal_those_of_monai(seed: int) -> None:
+    """Also where a region is empty on one side or on both."""
+    import torch
+    from monai.metrics import compute_dice, compute_iou
+
+    rng = np.random.default_rng(seed)
+    prediction, reference = random_masks(rng), random_masks(rng)
+    prediction[seed % 3] = False
+    reference[seed % 2] = False
+
+    counts = count_regions(prediction, reference, "a")
+
+    tensors = [torch.from_numpy(masks[None]).float() for masks in (prediction, reference)]
+    for metric, of_monai in ((dice, compute_dice), (jaccard, compute_iou)):
+        expected = of_monai(*tensors, include_background=True, ignore_empty=False)
+        assert metric(counts) == pytest.approx(expected[0].numpy())
+
+
+@pytest.mark.parametrize("seed", range(5))
 def test_jaccard_is_dice_over_two_minus_dice(seed: int) -> None:
     rng = np.random.default_rng(seed)
 

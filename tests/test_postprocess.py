@@ -1,10 +1,10 @@
-"""From probabilities to labels: thresholds, nesting, small parts."""
+"""Probabilities to label maps by hand-computed examples, and volumes of regions and tissues."""
 
 import numpy as np
 import pytest
 
-from brats_seg.inference.postprocess import Decoding, decode, decode_regions
-from brats_seg.labels import BRATS2017, CONVENTIONS, REGIONS, regions_of
+from brats_seg.inference.postprocess import PARTS, Decoding, decode, decode_regions, measure
+from brats_seg.labels import BRATS2017, BRATS2024_PED, CONVENTIONS, REGIONS, regions_of
 
 NESTED = Decoding()
 
@@ -95,3 +95,27 @@ def test_little_enhancing_tumour_in_all_becomes_necrosis():
 
     assert kept.ravel().tolist() == [4, 1, 4]
     assert gone.ravel().tolist() == [1, 1, 1]
+
+
+def test_volumes_and_components_by_hand():
+    """Six voxels of 500 mm3 in a row: necrosis, enhancing, enhancing, air, oedema, air."""
+    label_map = np.array([1, 4, 4, 0, 2, 0], dtype=np.uint8).reshape(6, 1, 1)
+
+    found = {part.name: (part.ml, part.n_components) for part in measure(label_map, BRATS2017, 500)}
+
+    assert found == {
+        "wt": (2.0, 2),
+        "tc": (1.5, 1),
+        "et": (1.0, 1),
+        "ed": (0.5, 1),
+        "ncr": (0.5, 1),
+    }
+
+
+@pytest.mark.parametrize("convention", [BRATS2017, BRATS2024_PED])
+def test_a_case_without_tumour_has_nothing(convention):
+    parts = measure(np.zeros((2, 2, 2), dtype=np.uint8), convention, 1.0)
+
+    assert [(part.name, part.ml, part.n_components) for part in parts] == [
+        (name, 0.0, 0) for name in PARTS
+    ]

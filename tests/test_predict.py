@@ -1,32 +1,49 @@
-"""One case from files to a label map: the right voxels, on the scan's own grid."""
+"""One case from files to a label map, the mean over networks and mirror images, and out of memory."""
 
+import logging
+from dataclasses import replace
 from pathlib import Path
 
 import nibabel as nib
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 from brats_seg.cases.inputs import find_inputs
+from brats_seg.config import Config, PatchConfig
 from brats_seg.data.fold import open_fold
 from brats_seg.data.loader import whole_case
-from brats_seg.errors import CaseError
+from brats_seg.errors import CaseError, ConfigError, UsageError
+from brats_seg.inference.batch import predict_folder
 from brats_seg.inference.model import Model, load_model
 from brats_seg.inference.output import OutputFolder
-from brats_seg.inference.predict import CaseResult, predict_scan
+from brats_seg.inference.predict import (
+    CaseResult,
+    PredictionFallback,
+    PredictionMode,
+    Predictor,
+    entropy,
+    predict_probabilities,
+    predict_scan,
+    window_of,
+)
 from brats_seg.inference.scan import Scan, read_scan
-from brats_seg.inference.settings import InferenceConfig
-from brats_seg.labels import BRATS2017, BRATS2023, regions_of
+from brats_seg.inference.settings import PredictionSettings
+from brats_seg.labels import BRATS2017, BRATS2023, MODALITIES, regions_of
+from brats_seg.models.build import build_model
 from brats_seg.progress import untracked
-from brats_seg.runtime.device import choose_device
+from brats_seg.runtime.device import Device, choose_device
+from brats_seg.runtime.sliding_window import predict_logits
+from brats_seg.runtime.weights import Decoding, FittedPrediction, load_trained
 from brats_seg.training.trainer import Trainer
 from brats_seg.training.validation import case_predictor
 from tests.builders import BRATS_AFFINE, make_volumes, write_case, write_nifti
-from tests.inference_builders import Pointwise, make_model
+from tests.inference_builders import CONFIG, CPU, Pointwise, make_model, write_run
 from tests.test_trainer import settings as training_settings
 
 NAMES = ("t1", "t1ce", "t2", "flair")
-SETTINGS = InferenceConfig(preview=False)
+SETTINGS = PredictionSettings(preview=False)
 
 
 def write_scan(
@@ -42,14 +59,14 @@ def write_scan(
 
 
 def predict(
-    folder: Path, model: Model | None = None, settings: InferenceConfig = SETTINGS
+    folder: Path, model: Model | None = None, settings: PredictionSettings = SETTINGS
 ) -> tuple[Scan, CaseResult]:
     (found,) = find_inputs([folder])
     scan = read_scan(found, (1.0, 1.0, 1.0))
     return scan, predict_scan(model or make_model(), scan, settings)
 
 
-def written(folder: Path, output: Path, settings: InferenceConfig = SETTINGS) -> nib.Nifti1Image:
+def written(folder: Path, output: Path, settings: PredictionSettings = SETTINGS) -> nib.Nifti1Image:
     scan, result = predict(folder, settings=settings)
     names = OutputFolder(output).write_case(scan, result, settings)
     return nib.load(output / names[-1])
@@ -133,7 +150,9 @@ def test_nothing_is_found_in_the_air(tmp_path: Path) -> None:
     """Whatever a network makes of zeros; here everything is tumour."""
     folder = write_case(tmp_path, labelled=False)
 
-    _, result = predict(folder, settings=InferenceConfig(thresholds=(0, 0, 0)))
+    _, result = predict(
+        folder, settings=PredictionSettings(decoding=Decoding(thresholds=(0, 0, 0)))
+    )
 
     air = (make_volumes() == 0).all(axis=0)
     assert not result.label_map[air].any()
@@ -146,13 +165,13 @@ def test_labels_follow_the_release_of_the_scan_or_what_is_asked_for(tmp_path: Pa
 
     assert predict(legacy)[1].convention == BRATS2017
     assert predict(recent)[1].convention == BRATS2023
-    asked = predict(legacy, settings=InferenceConfig(labels="brats2023"))[1]
+    asked = predict(legacy, settings=PredictionSettings(labels="brats2023"))[1]
     assert set(np.unique(asked.label_map)) == {0, 1, 2, 3}
 
 
 def test_probabilities_and_uncertainty_lie_on_the_grid_of_the_scan(tmp_path: Path) -> None:
     folder = turned_scans(tmp_path)[2]
-    settings = InferenceConfig(probabilities=True, uncertainty=True, preview=False)
+    settings = PredictionSettings(probabilities=True, uncertainty=True, preview=False)
     label_map = written(folder, tmp_path / "out", settings)
 
     wt, tc, et = (
@@ -187,7 +206,7 @@ def test_a_case_is_predicted_as_the_trainer_validated_it(tmp_path: Path) -> None
     with torch.inference_mode():
         logits = predictor(model.members[0].network, sample.image)
 
-    settings = InferenceConfig(overlap=config.validation.overlap)
+    settings = PredictionSettings(overlap=config.validation.overlap)
     scan, result = predict(tmp_path / "scans" / "BraTS2021_00003", model, settings)
 
     found = regions_of(result.label_map, BRATS2017)[(slice(None), *scan.box.slices)]
@@ -211,7 +230,7 @@ def test_a_network_that_gives_no_numbers_is_not_taken_for_one_that_finds_nothing
 def test_a_real_scan_keeps_its_geometry(real_data: Path, tmp_path: Path) -> None:
     folder = real_data / "unlabelled" / "TCGA-FG-6692_atlas"
 
-    label_map = written(folder, tmp_path, InferenceConfig(windows="whole", preview=False))
+    label_map = written(folder, tmp_path, PredictionSettings(windows="whole", preview=False))
 
     (path,) = folder.glob("*t1_bet*")
     scan = nib.load(path)
@@ -220,3 +239,313 @@ def test_a_real_scan_keeps_its_geometry(real_data: Path, tmp_path: Path) -> None
     assert label_map.header.get_zooms() == scan.header.get_zooms()
     for field in ("qform_code", "sform_code", "quatern_b", "quatern_c", "quatern_d"):
         np.testing.assert_allclose(label_map.header[field], scan.header[field], atol=1e-6)
+
+
+def test_a_predictor_takes_files_and_arrays_as_a_folder(tmp_path: Path) -> None:
+    folder = write_case(tmp_path / "scans", labelled=False)
+    names = zip(MODALITIES, ("t1", "t1ce", "t2", "flair"), strict=True)
+    files = {name: folder / f"BraTS2021_00000_{suffix}.nii.gz" for name, suffix in names}
+    run = write_run(tmp_path / "run")
+    settings = PredictionSettings(probabilities=True, precision="fp32", device="cpu")
+    predictor = Predictor.load([run], settings)
+    images = [nib.load(files[name]) for name in MODALITIES]
+
+    of_files = predictor.predict_files(files)
+    of_arrays = predictor.predict_arrays(
+        np.stack([np.asarray(image.dataobj) for image in images]),
+        images[0].affine,
+        case_id="BraTS2021_00000",
+    )
+    predict_folder([tmp_path / "scans"], [run], tmp_path / "out", settings)
+
+    label_map = np.asarray(nib.load(tmp_path / "out" / "BraTS2021_00000.nii.gz").dataobj)
+    assert of_files.case_id == "BraTS2021_00000"
+    assert of_files.convention == of_arrays.convention == BRATS2017
+    for result in (of_files, of_arrays):
+        assert np.array_equal(result.label_map, label_map)
+        assert result.probabilities.shape == (3, *label_map.shape)
+
+
+def test_a_predictor_refuses_arrays_that_are_no_scan() -> None:
+    predictor = Predictor(model=make_model())
+
+    with pytest.raises(CaseError, match="found 3 modalities; expected the four"):
+        predictor.predict_arrays(np.ones((3, 9, 9, 9)), np.eye(4))
+    with pytest.raises(CaseError, match="a constant volume"):
+        predictor.predict_arrays(np.ones((4, 9, 9, 9)), np.eye(4))
+
+
+def test_a_network_of_ones_own_predicts_with_the_identity_of_its_run(tmp_path: Path) -> None:
+    """The run says what it was trained on; the network is built by whoever knows how."""
+    folder = write_case(tmp_path / "scans", labelled=False)
+    run = write_run(tmp_path / "run")
+    trained = load_trained(run / "best.pt")
+    network = build_model(trained.config.model, trained.identity.patch)
+    network.load_state_dict(trained.weights)
+    settings = PredictionSettings(precision="fp32", device="cpu")
+
+    own = Predictor.of_network(network, trained.identity, settings, multiple=(2, 2, 2))
+    known = Predictor.load([run], settings)
+
+    (case,) = find_inputs([folder.parent])
+    scan = read_scan(case, own.spacing_mm)
+    assert np.array_equal(own.predict_scan(scan).label_map, known.predict_scan(scan).label_map)
+    with pytest.raises(UsageError, match="trained with normalisation none"):
+        Predictor.of_network(network, replace(trained.identity, normalisation="none"), settings)
+
+
+IMAGE = np.random.default_rng(0).standard_normal((4, 12, 10, 9)).astype(np.float32)
+
+
+class Constant(nn.Module):
+    """Three logits, whatever the image."""
+
+    def __init__(self, *logits: float) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(torch.tensor(logits, dtype=torch.float32))
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.logits[None, :, None, None, None].expand(1, 3, *image.shape[2:])
+
+
+def mean_of(*networks: nn.Module, **settings: object) -> np.ndarray:
+    model = make_model(*networks)
+    return predict_probabilities(
+        model, IMAGE, PredictionSettings.model_validate(settings), PredictionFallback("case", CPU)
+    )
+
+
+def sigmoid(logit: float) -> float:
+    return 1 / (1 + np.exp(-logit))
+
+
+def test_probabilities_not_logits_are_averaged():
+    """By hand: sigmoid(-2) = 0.1192 and sigmoid(4) = 0.9820, mean 0.5506; of logits it were 0.73."""
+    found = mean_of(Constant(-2, 0, 1), Constant(4, 0, 3))
+
+    assert found[0] == pytest.approx(0.5506, abs=1e-4)
+    assert found[1] == pytest.approx(0.5)
+    assert found[2] == pytest.approx((sigmoid(1) + sigmoid(3)) / 2, abs=1e-6)
+
+
+def test_mirror_images_are_turned_back():
+    """A network that sees each voxel alone gives the same with and without them."""
+
+    class Alone(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1))
+
+        def forward(self, image: Tensor) -> Tensor:
+            return image[:, :3] * self.weight
+
+    np.testing.assert_allclose(mean_of(Alone(), tta=True), mean_of(Alone()), atol=1e-6)
+
+
+def test_all_eight_mirror_images_are_averaged():
+    """Against a slow loop, with a network to which directions matter."""
+    network = Pointwise()
+    expected = np.zeros((3, *IMAGE.shape[1:]))
+    for mirror in np.ndindex(2, 2, 2):
+        axes = tuple(axis + 1 for axis in range(3) if mirror[axis])
+        flipped = torch.from_numpy(np.flip(IMAGE, axes).copy())
+        with torch.no_grad():
+            logits = predict_logits(network, flipped, window=(8, 8, 8), overlap=0.5)
+        expected += np.flip(torch.sigmoid(logits).numpy(), axes) / 8
+
+    np.testing.assert_allclose(mean_of(network, tta=True), expected, atol=1e-6)
+    assert np.abs(mean_of(network) - expected).max() > 0.1
+
+
+def test_a_network_gets_its_modalities_and_gives_its_regions_in_its_own_order():
+    usual = make_model()
+
+    class Reordered(Pointwise):
+        def forward(self, image: Tensor) -> Tensor:
+            # FLAIR first, as in the decathlon; ET, TC, WT
+            return super().forward(image[:, [1, 2, 3, 0]])[:, [2, 1, 0]]
+
+    other = make_model(Reordered())
+    reordered = replace(other.members[0], channels=(3, 0, 1, 2), regions=(2, 1, 0))
+    other = replace(other, members=(reordered,))
+    settings = PredictionSettings()
+
+    found = [
+        predict_probabilities(m, IMAGE, settings, PredictionFallback("a", CPU))
+        for m in (usual, other)
+    ]
+
+    np.testing.assert_allclose(*found, atol=1e-6)
+
+
+def test_a_case_that_does_not_fit_is_computed_in_smaller_windows(tmp_path):
+    seen = []
+
+    class Picky(Pointwise):
+        def forward(self, image: Tensor) -> Tensor:
+            seen.append(tuple(image.shape[2:]))
+            if image[0, 0].numel() > 16**3:
+                raise torch.OutOfMemoryError("full")
+            return super().forward(image)
+
+    image = np.zeros((4, 40, 40, 40), dtype=np.float32)
+    fallback = PredictionFallback("a", CPU)
+
+    predict_probabilities(
+        make_model(Picky()), image, PredictionSettings(window=(32, 32, 32)), fallback
+    )
+
+    assert seen[0] == (32, 32, 32)
+    assert seen[-1] == (16, 16, 16)
+    assert fallback.warnings
+
+
+def member_trained_on(size: object):
+    config = Config(model=CONFIG.model, patch=PatchConfig.model_validate({"size": size}))
+    return make_model(config=config).members[0]
+
+
+@pytest.mark.parametrize(
+    ("size", "settings", "expected"),
+    [
+        ((8, 8, 8), {}, (8, 8, 8)),
+        ((8, 8, 8), {"windows": "whole"}, (14, 12, 10)),
+        ((8, 8, 8), {"window": (10, 10, 10)}, (10, 10, 10)),
+        ("whole", {}, (14, 12, 10)),
+        ("whole", {"windows": "sliding"}, (8, 8, 8)),
+        ("whole", {"window": (10, 10, 10)}, (10, 10, 10)),
+    ],
+)
+def test_the_window_is_what_was_learnt_unless_asked_otherwise(size, settings, expected):
+    """The network halves once: sizes are even."""
+    config = PredictionSettings.model_validate(settings)
+
+    assert window_of(member_trained_on(size), config, (13, 11, 10)) == expected
+
+
+def test_a_window_that_scored_best_is_taken_whatever_was_learnt_on():
+    fitted = FittedPrediction(window=(16, 16, 16))
+    config = Config(model=CONFIG.model, patch=PatchConfig(size="whole"))
+    member = make_model(fitted=fitted, config=config).members[0]
+
+    assert window_of(member, PredictionSettings(), (13, 11, 10)) == (16, 16, 16)
+    assert window_of(member, PredictionSettings(windows="whole"), (13, 11, 10)) == (14, 12, 10)
+
+
+def test_a_window_that_does_not_fit_names_the_next_one_that_does():
+    config = PredictionSettings(window=(9, 8, 7))
+
+    with pytest.raises(ConfigError, match=r"9x8x7 does not fit .* multiples of 2x2x2.*: 10,8,8\."):
+        window_of(member_trained_on((8, 8, 8)), config, (13, 11, 10))
+
+
+def test_entropy_is_one_bit_at_even_odds_and_none_when_sure():
+    probabilities = np.array([[0, 1, 0.5, 0.25], [0, 1, 0, 0], [0, 0, 0, 0.25]], np.float32)
+
+    bits = entropy(probabilities[:, :, None, None]).ravel()
+
+    assert bits == pytest.approx([0, 0, 1, 0.811278], abs=1e-6)
+
+
+def test_an_ensemble_of_runs_is_the_mean_of_its_members(tmp_path):
+    paths = [write_run(tmp_path / f"run{seed}", seed=seed) for seed in range(2)]
+
+    both, *single = [
+        predict_probabilities(
+            load_model(p, CPU), IMAGE, PredictionSettings(), PredictionFallback("a", CPU)
+        )
+        for p in (paths, paths[:1], paths[1:])
+    ]
+
+    np.testing.assert_allclose(both, np.mean(single, axis=0), atol=1e-6)
+    assert np.abs(single[0] - single[1]).max() > 0.01
+
+
+GPU = Device(torch_device=torch.device("meta"))
+"""Any device that is not the CPU: the fallback itself does not compute."""
+
+
+def runs_out_until(n_halvings: int, *, on_cpu: bool = False):
+    tried: list[PredictionMode] = []
+
+    def work(mode: PredictionMode) -> int:
+        tried.append(mode)
+        if mode.n_halvings < n_halvings or (on_cpu and mode.device.torch_device.type != "cpu"):
+            raise torch.OutOfMemoryError("GPU memory is full\nand so on")
+        return len(tried)
+
+    return work, tried
+
+
+def test_with_enough_memory_nothing_changes() -> None:
+    fallback = PredictionFallback("a", CPU)
+
+    assert fallback.run(lambda mode: mode.n_halvings) == 0
+    assert fallback.warnings == ()
+
+
+def test_a_gpu_gives_way_step_by_step_to_the_cpu(caplog: pytest.LogCaptureFixture) -> None:
+    work, tried = runs_out_until(1, on_cpu=True)
+    fallback = PredictionFallback("a", GPU)
+
+    with caplog.at_level(logging.WARNING):
+        assert fallback.run(work) == 5
+
+    steps = [(r.device.torch_device.type, r.stitch_on_host, r.n_halvings) for r in tried]
+    assert steps == [
+        ("meta", False, 0),
+        ("meta", True, 0),
+        ("meta", True, 1),
+        ("meta", True, 2),
+        ("cpu", True, 1),
+    ]
+    assert fallback.warnings == (
+        "memory ran out: computed on cpu with windows of 1/2 along each axis",
+    )
+    assert (
+        "case a: memory ran out; computing it again on meta with the sum of the windows"
+        in caplog.text
+    )
+
+
+def test_the_next_part_of_the_case_starts_where_the_last_one_ended() -> None:
+    work, tried = runs_out_until(1)
+    fallback = PredictionFallback("a", CPU)
+    fallback.run(work)
+    tried.clear()
+
+    fallback.run(work)
+
+    assert [mode.n_halvings for mode in tried] == [1]
+
+
+def test_the_next_case_starts_at_the_top() -> None:
+    work, _ = runs_out_until(2)
+    PredictionFallback("a", CPU).run(work)
+
+    assert PredictionFallback("b", CPU).mode.n_halvings == 0
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: not enough memory"),
+        RuntimeError("MPS backend out of memory"),
+        MemoryError(),
+    ],
+)
+def test_a_case_that_fits_nowhere_is_refused(error: Exception) -> None:
+    def work(mode: PredictionMode) -> None:
+        raise error
+
+    with pytest.raises(CaseError, match=r"case a, .*no memory on cpu .* smaller windows with"):
+        PredictionFallback("a", CPU).run(work)
+
+
+def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:
+    def work(mode: PredictionMode) -> None:
+        raise RuntimeError("shapes do not match")
+
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        PredictionFallback("a", CPU).run(work)

@@ -10,13 +10,13 @@ from brats_seg.cases.inputs import find_inputs
 from brats_seg.inference.output import _add_words, write_preview
 from brats_seg.inference.predict import predict_scan
 from brats_seg.inference.scan import read_scan
-from brats_seg.inference.settings import InferenceConfig
+from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import REGIONS
 from tests.builders import make_volumes, write_case, write_nifti
 from tests.inference_builders import make_model
 
 
-def draw(folder: Path, path: Path, settings: InferenceConfig) -> np.ndarray:
+def draw(folder: Path, path: Path, settings: PredictionSettings) -> np.ndarray:
     (found,) = find_inputs([folder])
     scan = read_scan(found, (1.0, 1.0, 1.0))
     write_preview(scan, predict_scan(make_model(), scan, settings), path)
@@ -31,8 +31,8 @@ def n_coloured(picture: np.ndarray) -> int:
 def test_a_tumour_is_outlined(tmp_path: Path) -> None:
     folder = write_case(tmp_path, labelled=False)
 
-    with_tumour = draw(folder, tmp_path / "a.png", InferenceConfig())
-    without = draw(folder, tmp_path / "b.png", InferenceConfig(thresholds=(1, 1, 1)))
+    with_tumour = draw(folder, tmp_path / "a.png", PredictionSettings())
+    without = draw(folder, tmp_path / "b.png", PredictionSettings(thresholds=(1, 1, 1)))
 
     assert with_tumour.shape == (660, 900, 4)
     # the legend is coloured in both
@@ -44,7 +44,7 @@ def test_scans_of_any_grid_are_drawn(tmp_path: Path, affine: np.ndarray) -> None
     for name, image in zip(("t1", "t1ce", "t2", "flair"), make_volumes(), strict=True):
         write_nifti(tmp_path / "scan" / f"scan_{name}.nii.gz", image, affine)
 
-    assert n_coloured(draw(tmp_path / "scan", tmp_path / "a.png", InferenceConfig())) > 0
+    assert n_coloured(draw(tmp_path / "scan", tmp_path / "a.png", PredictionSettings())) > 0
 
 
 def test_it_says_what_it_is_for(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_it_says_what_it_is_for(tmp_path: Path) -> None:
     scan = read_scan(found, (1.0, 1.0, 1.0))
     figure = Figure()
 
-    _add_words(figure, predict_scan(make_model(), scan, InferenceConfig()))
+    _add_words(figure, predict_scan(make_model(), scan, PredictionSettings()))
 
     (legend,) = figure.legends
     assert legend.get_title().get_text().startswith("research use only")

@@ -94,6 +94,7 @@ def test_a_bad_case_is_a_row_of_failures_and_ends_it_with_one(
     with (tmp_path / "failures.csv").open(newline="") as stream:
         (row,) = csv.DictReader(stream)
     assert row["case_id"] == "BraTS2021_00003"
+    assert row["error"] == "UnusableCaseError"
     assert "found an empty file" in row["message"]
     assert len(read_features(tmp_path / "features.csv").case_ids) == 5
 
@@ -107,7 +108,7 @@ def test_networks_that_do_not_say_whom_they_saw_are_noted(
 
     assert code == 0
     assert "has no split.csv: whether it was trained on a case is unknown" in shown
-    assert "note: 6 label maps by networks that do not say whom they learnt on" in shown
+    assert "note: 6 label maps by networks without a record of the patients" in shown
 
 
 def test_a_segmentation_run_for_an_autoencoder_is_wrong_use(

@@ -1,5 +1,6 @@
 """The epoch loop: what a run writes, and that nothing is lost when it is interrupted."""
 
+import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +15,14 @@ from brats_seg.cases.folds import read_split
 from brats_seg.config import Config, load_config
 from brats_seg.data.fold import FoldData, open_fold
 from brats_seg.errors import BratsError, ConfigError, EnvironmentalError, ResumeError
+from brats_seg.inference.model import load_model
+from brats_seg.models.build import build_model
 from brats_seg.models.output import TrainingOutput
 from brats_seg.progress import untracked
+from brats_seg.runtime.device import Device
 from brats_seg.training.checkpoints import load_checkpoint
-from brats_seg.training.trainer import StopRequest, Trainer
-from tests.builders import write_case
+from brats_seg.training.trainer import Outcome, StopRequest, Trainer, train_fold
+from tests.builders import Run, write_case
 from tests.training_builders import StopAtCheck, train
 
 SETTINGS = [
@@ -43,7 +47,7 @@ def settings(*changes: str) -> Config:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> FoldData:
-    """Six patients in three folds: four to train on, eight patches an epoch, windows of 3, 3, 2."""
+    """Six patients in three folds: four to train on, eight patches an epoch, batches of 3, 3, 2."""
     root = tmp_path_factory.mktemp("scans")
     for number in range(6):
         write_case(root, f"BraTS2021_{number:05d}", seed=number, with_et=number < 5)
@@ -116,7 +120,7 @@ def undisturbed(
 def test_a_stopped_run_ends_with_the_weights_of_an_undisturbed_one(
     data: FoldData, tmp_path: Path, undisturbed: tuple[Path, Config], n_checks: int
 ) -> None:
-    """Stopped before every window and every validation case of two epochs in turn."""
+    """Stopped before every batch and every validation case of two epochs in turn."""
     expected_path, config = undisturbed
 
     stopped = train(data, tmp_path / "run", config, StopAtCheck(n_checks))
@@ -149,6 +153,87 @@ def test_a_resume_that_forgets_the_optimizer_would_be_noticed(
     assert not same(
         weights(tmp_path / "undisturbed" / "last.pt"), weights(tmp_path / "run" / "last.pt")
     )
+
+
+def test_a_run_of_an_older_version_goes_on(data: FoldData, tmp_path: Path) -> None:
+    """Checkpoints of schema version 1 have other names for the same values."""
+    train(data, tmp_path / "undisturbed", settings())
+    train(data, tmp_path / "run", settings(), StopAtCheck(2))
+    path = tmp_path / "run" / "last.pt"
+    content = torch.load(path, weights_only=True)
+    content["tally"], content["ladder"] = content.pop("sums"), content.pop("fallback")
+    position = content["position"]
+    assert position["n_batches"] == 2
+    position["n_windows"] = position.pop("n_batches")
+    torch.save({**content, "schema_version": 1}, path)
+
+    train(data, tmp_path / "run", settings())
+
+    assert same(weights(tmp_path / "undisturbed" / "last.pt"), weights(path))
+    assert torch.load(path, weights_only=True)["schema_version"] == 2
+
+
+def test_a_network_and_a_loss_by_dotted_name_are_trained_and_predicted_with(
+    data: FoldData, tmp_path: Path, run: Run
+) -> None:
+    config = load_config(
+        assignments=[*SETTINGS, "training.n_epochs=1", "patch.size=[32, 32, 32]"],
+        values={
+            "model.name": "monai.networks.nets.BasicUNet",
+            "model.arguments": {
+                "spatial_dims": 3,
+                "in_channels": 4,
+                "out_channels": 3,
+                "features": [4, 4, 8, 8, 8, 4],
+            },
+            "loss.name": "monai.losses.DiceFocalLoss",
+            "loss.arguments": {"sigmoid": True},
+        },
+    )
+
+    outcome = train(data, tmp_path / "run", config)
+
+    assert outcome.finished
+    assert np.isfinite(outcome.history[0]["val_loss"])
+    device = Device(torch_device=torch.device("cpu"))
+    (member,) = load_model([tmp_path / "run"], device).members
+    image = torch.randn(1, 4, 32, 32, 32)
+    built = build_model(config.model, (32, 32, 32)).eval()
+    built.load_state_dict(weights(tmp_path / "run" / "best.pt"))
+    with torch.inference_mode():
+        assert torch.equal(member.network(image), built(image))
+    write_case(tmp_path / "scans", labelled=False)
+    code, _, err = run("predict", tmp_path / "scans", "-o", "out", "--model", tmp_path / "run")
+    assert code == 0, err
+    assert (tmp_path / "out" / "BraTS2021_00000.nii.gz").exists()
+
+
+def test_a_fold_is_trained_from_a_folder_of_scans(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the command does, as a function: stopped in time, and continued by the same call."""
+    for number in range(6):
+        write_case(tmp_path / "scans", f"BraTS2021_{number:05d}", seed=number)
+
+    def call(max_hours: float | None) -> Outcome:
+        return train_fold(
+            tmp_path / "scans",
+            0,
+            config=settings("training.n_epochs=1"),
+            run_path=tmp_path / "run",
+            prepared_path=tmp_path / "prepared",
+            max_hours=max_hours,
+            track=untracked,
+        )
+
+    with caplog.at_level(logging.INFO):
+        stopped, finished = call(0), call(None)
+
+    assert (stopped.finished, stopped.signal) == (False, None)
+    assert stopped.reason == "the 0 hours given are over"
+    assert finished.finished
+    assert "4 cases to train on, 2 held out" in caplog.text
+    assert "The same command continues from" in caplog.text
 
 
 def test_dropout_draws_the_same_after_a_restart(data: FoldData, tmp_path: Path) -> None:
@@ -196,7 +281,7 @@ def test_the_micro_batch_does_not_change_what_is_learnt(
     tolerance: float,
     batch_dice: str,
 ) -> None:
-    """Ten patches at an effective batch of four: windows of 4, 4 and 2."""
+    """Ten patches at an effective batch of four: batches of 4, 4 and 2."""
     ten = FoldData(
         folder=data.folder,
         split=type(data.split)(train=(data.split.train * 2)[:5], validation=data.split.validation),

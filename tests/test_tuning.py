@@ -22,7 +22,6 @@ from brats_seg.inference.out_of_fold import (
     open_held_out,
     predict_held_out,
 )
-from brats_seg.inference.postprocess import Decoding
 from brats_seg.inference.tuning import (
     TUNING_NAME,
     Score,
@@ -37,6 +36,7 @@ from brats_seg.inference.tuning import (
     window_kinds,
 )
 from brats_seg.progress import untracked
+from brats_seg.runtime.weights import Decoding, FittedPrediction
 from tests.inference_builders import CONFIG, CPU, IDENTITY, write_run
 from tests.prepared import write_prepared
 
@@ -254,8 +254,8 @@ def test_what_was_fitted_is_stored_with_the_weights(tuned: tuple[list[HeldOut], 
 
     model = load_model([own.run for own in held_out], CPU)
 
-    assert model.identity == tuning.identities[0]
-    assert all(identity.window is not None for identity in tuning.identities)
+    assert tuple(member.fitted for member in model.members) == tuning.fitted
+    assert all(fitted.window is not None for fitted in tuning.fitted)
     # the fitted scores are of these cases, so that the mean is no lower than before
     assert sum(tuning.after) >= sum(tuning.before)
     for own, before in zip(reopened(held_out), held_out, strict=True):
@@ -283,9 +283,9 @@ def test_a_tuning_of_other_weights_or_values_does_not_count(
 
     assert stored_tuning(again, tuning.key) == tuning
     assert stored_tuning(again, "another") is None
-    # killed between two runs, or trained on since: the weights have another identity
-    changed = replace(again[1].trained.identity, thresholds=(0.1, 0.1, 0.1))
-    other = replace(again[1], trained=replace(again[1].trained, identity=changed))
+    # killed between two runs, or trained since: something else is stored with the weights
+    changed = FittedPrediction(decoding=Decoding(thresholds=(0.1, 0.1, 0.1)))
+    other = replace(again[1], trained=replace(again[1].trained, fitted=changed))
     assert stored_tuning([again[0], other], tuning.key) is None
 
 

@@ -9,7 +9,7 @@ from brats_seg.training.trainer import Outcome, StopRequest, Trainer
 
 
 class StopAtCheck(StopRequest):
-    """Asks to stop the n-th time it is asked; the trainer asks before each window and case."""
+    """Asks to stop the n-th time it is asked; the trainer asks before each batch and case."""
 
     def __init__(self, n: int) -> None:
         super().__init__()
@@ -24,6 +24,6 @@ class StopAtCheck(StopRequest):
 def train(
     data: FoldData, run_path: Path, config: Config, stop: StopRequest | None = None, **given: object
 ) -> Outcome:
-    """Train, or go on; what else is given goes to the trainer."""
+    """Train, or resume; what else is given goes to the trainer."""
     trainer = Trainer(data=data, config=config, run_path=run_path, **given)  # type: ignore[arg-type]
     return trainer.run(stop=stop, track=untracked)

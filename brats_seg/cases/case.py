@@ -46,7 +46,7 @@ class ScanFile:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read what `str` wrote."""
+        """Parse the form that `str` returns."""
         name, hash_sign, volume = text.rpartition("#")
         if hash_sign and volume.isdigit():
             return cls(path=Path(name), volume=int(volume))
@@ -62,9 +62,9 @@ class Case:
     root: Path = Path()
     """Folder that the file names are relative to; not stored in `cases.csv`."""
     timepoint: str = ""
-    """Part of the case id, where the release has time points."""
+    """Time point in the case id, if the release has time points."""
     release: str
-    """For example `brats2021`, `brats2024-gli`, `msd`, or `unknown`."""
+    """Release, for example `brats2021`, `brats2024-gli`, `msd`, or `unknown`."""
     label_convention: str = ""
     """Name of the convention, confirmed from the voxels; empty without a label map."""
     t1n: ScanFile | None = None
@@ -79,18 +79,18 @@ class Case:
     label_values: tuple[int, ...] = ()
     """Voxel values that occur in the label map."""
     grade: str = ""
-    """`HGG` or `LGG` where the release says so."""
+    """Grade `HGG` or `LGG`, if the release states it."""
     age_years: float | None = None
     tumour_ml: float | None = None
     """Volume of the whole tumour in the label map."""
     voxel_hash: str = ""
-    """Hash of the voxels of the first modality: equal for one scan under two ids."""
+    """Hash of the voxels of the first modality: equal for the same scan under two ids."""
     files_key: str = ""
-    """Changes when a file of the case is replaced: names, sizes and times of change."""
+    """Hash of names, sizes and times of change: differs if a file of the case is replaced."""
 
     @property
     def images(self) -> tuple[ScanFile, ...]:
-        """The files of the modalities there are, in the order of `MODALITIES`."""
+        """Files of the modalities that exist, in the order of `MODALITIES`."""
         found = (getattr(self, modality) for modality in MODALITIES)
         return tuple(scan for scan in found if scan is not None)
 
@@ -109,7 +109,7 @@ class CaseIndex:
     """The cases of a data folder, sorted by id."""
 
     root: Path
-    """The folder that file names are relative to."""
+    """Data folder, which file names are relative to."""
     cases: tuple[Case, ...]
 
     @property
@@ -170,7 +170,7 @@ def load_case(
         CaseError: The case has problems, a file cannot be read, the grids differ or are sheared, a
             modality is constant or not finite, or two modalities are equal.
         LabelError: The label map has values that its convention does not know.
-        ConfigError: No convention has the name given.
+        ConfigError: No convention has the given name.
 
     Example:
         >>> import tempfile
@@ -234,9 +234,9 @@ def label_values_of(label_map: LabelMap) -> frozenset[int]:
 
 
 def check_volumes(case_id: str, volumes: Sequence[Volume], label: Volume | None) -> None:
-    """Raise `CaseError` unless the modalities and the label map can be worked on.
+    """Raise `CaseError` unless there are four modalities on one grid with the label map.
 
-    There must be all four modalities, on one grid with the label map, finite and not constant.
+    The modalities must be finite and not constant.
     """
     if len(volumes) != len(MODALITIES):
         files = ", ".join(volume.file for volume in volumes)
@@ -266,7 +266,7 @@ def check_one_grid(case_id: str, grids: Sequence[tuple[str, Geometry]]) -> None:
 
 
 def have_one_grid(one: Geometry, other: Geometry) -> bool:
-    """Tell whether voxels of equal index lie in equal places."""
+    """Return whether voxels of equal index are at the same position."""
     return one.shape == other.shape and np.allclose(
         one.affine, other.affine, rtol=0, atol=AFFINE_TOLERANCE
     )
@@ -275,7 +275,7 @@ def have_one_grid(one: Geometry, other: Geometry) -> bool:
 def check_voxels(case_id: str, volume: Volume) -> None:
     """Raise `CaseError` if a modality has voxels that are not finite, or only one value."""
     low, high = volume.array.min(), volume.array.max()
-    # a NaN among the voxels is the minimum and the maximum
+    # if any voxel is NaN, so are the minimum and the maximum
     if not (np.isfinite(low) and np.isfinite(high)):
         n_broken = int(np.count_nonzero(~np.isfinite(volume.array)))
         found, expected = f"{n_broken} voxels that are NaN or infinite", "finite intensities"
@@ -326,6 +326,6 @@ def _described(grid: Geometry, first: Geometry) -> str:
     axes = "".join(nib.aff2axcodes(grid.affine))
     origin = ", ".join(f"{mm:.2f}" for mm in grid.affine[:3, 3])
     off = np.abs(grid.affine - first.affine).max()
-    # may be all there is to see: the other numbers are rounded
+    # this may be the only visible difference: the other numbers are rounded
     apart = f", affine off by up to {off:.3g}" if grid.shape == first.shape and off else ""
     return f"{voxels} voxels of {spacing} mm, axes {axes}, origin ({origin}){apart}"

@@ -1,6 +1,4 @@
-"""The case table as a file: `cases.csv`, one row per case."""
-
-# DOC cases/summary: An index in a few lines for the screen.
+"""Read and write the index of a data folder as `cases.csv`, one row per case, and summarise it."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -10,6 +8,8 @@ from typing import Any, TypeVar
 from brats_seg.cases.case import Case, CaseIndex, ScanFile
 from brats_seg.errors import UsageError
 from brats_seg.tables import read_table, write_table
+
+Item = TypeVar("Item")
 
 COLUMNS = (
     "case_id",
@@ -36,12 +36,12 @@ _BETWEEN_TEXTS = " | "
 
 
 def write_index(index: CaseIndex, path: Path) -> None:
-    """Write the case table, or raise `EnvironmentalError` if the place cannot be written to."""
+    """Write the case table; raise `EnvironmentalError` if the file cannot be written."""
     write_table(path, COLUMNS, map(_row, index.cases))
 
 
 def read_index(path: Path, root: Path) -> CaseIndex:
-    """Read what `write_index` wrote; file names are relative to `root`.
+    """Read a case table that `write_index` wrote; file names are relative to `root`.
 
     Raises:
         UsageError: The file is missing or is no case table.
@@ -59,6 +59,17 @@ def read_index(path: Path, root: Path) -> CaseIndex:
     except ValueError as error:
         msg = f"{path} is not a case table: {error}. {expected}"
         raise UsageError(msg) from error
+
+
+def summarise(index: CaseIndex) -> tuple[str, ...]:
+    """Return lines that describe an index: the cases of each release, problems, and remarks."""
+    return (
+        f"{_count(len(index.cases), 'case')}, {len(index.usable)} usable, "
+        f"{len(index.trainable)} of these with a label map",
+        *_release_lines(index.cases),
+        *_problem_lines(index.cases),
+        *_remark_lines(index.cases),
+    )
 
 
 def _row(case: Case) -> dict[str, str]:
@@ -110,20 +121,6 @@ def _number(cell: str) -> float | None:
     return float(cell) if cell else None
 
 
-Item = TypeVar("Item")
-
-
-def summarise(index: CaseIndex) -> tuple[str, ...]:
-    """Say what an index holds, release by release, and in one line each what is wrong."""
-    return (
-        f"{_count(len(index.cases), 'case')}, {len(index.usable)} usable, "
-        f"{len(index.trainable)} of these with a label map",
-        *_release_lines(index.cases),
-        *_problem_lines(index.cases),
-        *_remark_lines(index.cases),
-    )
-
-
 def _release_lines(cases: Iterable[Case]) -> Iterator[str]:
     for release, of_release in _grouped(cases, lambda case: case.release):
         yield f"{release}: {_count(len(of_release), 'case')}"
@@ -158,7 +155,7 @@ def _remark_lines(cases: Iterable[Case]) -> Iterator[str]:
 
 
 def _grouped(items: Iterable[Item], key: Callable[[Item], str]) -> Iterable[tuple[str, list[Item]]]:
-    """Put items of equal key together, in the order in which the keys first occur."""
+    """Group items by key, in the order in which the keys first occur."""
     groups: defaultdict[str, list[Item]] = defaultdict(list)
     for item in items:
         groups[key(item)].append(item)

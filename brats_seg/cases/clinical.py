@@ -1,16 +1,13 @@
-"""Grade, age and survival of patients, from the tables that come with BraTS 2017 to 2020.
+"""Read grade, age and survival of patients from the tables that come with BraTS 2017 to 2020.
 
-Every year has new ids for old patients. `name_mapping*.csv` gives grades and tells which ids are
-one person; `survival_*.csv` gives age and survival under the ids of its year. A case finds the
-rows of its patient under any id.
+Every year has new ids for earlier patients. `name_mapping*.csv` contains grades and the ids of one
+person in each year; `survival_*.csv` contains age and survival under the ids of its year. The rows
+of a patient are found under any id.
+
+The names of the columns differ between years: `Brats17ID`, `BraTS20ID`, `BraTS_2019_subject_ID`;
+`Survival`, `Survival_days`; `ResectionStatus`, `Extent_of_Resection`. A table of another source may
+call the ids `case_id`.
 """
-
-# DOC cases/clinical_records: One row of one table that came with a release: its ids, and what it says about the patient.
-#
-# The columns have other names in every year: `Brats17ID`, `BraTS20ID`, `BraTS_2019_subject_ID`;
-# `Survival`, `Survival_days`; `ResectionStatus`, `Extent_of_Resection`. A table of one's own may
-# call the ids `case_id`.
-#
 
 import logging
 import os
@@ -28,148 +25,40 @@ from brats_seg.voxels.components import first_of_group
 
 log = logging.getLogger(__name__)
 
+_MAX_DEPTH = 5
+"""Depth of the folders that are searched, enough for the mounts of Kaggle."""
+
+_TABLE_NAME = re.compile(r"(name_mapping.*|survival_.*)\.csv", re.IGNORECASE)
+
+SURVIVAL_CLASS_DAYS = (300.0, 450.0)
+"""Bounds of the mid survivors: 10 and 15 months of 30 days, as in the challenge."""
+
 _ID_COLUMN = re.compile(r"caseid|brats\d+(id|subjectid)|tcgatciasubjectid")
 _SURVIVAL_COLUMNS = ("survival", "survivaldays")
 _RESECTION_COLUMNS = ("resectionstatus", "extentofresection")
 _MISSING = frozenset({"", "na", "nan", "n/a"})
 _NUMBER = re.compile(r"\d+(\.\d*)?")
 _ALIVE = re.compile(r"alive \((\d+) days later\)", re.IGNORECASE)
-_NEXT_STEP = "Mend or remove that row."
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ClinicalRecord:
-    """One row of one file."""
-
-    ids: tuple[str, ...]
-    """Of one patient, in different years."""
-    grade: str
-    age_years: float | None
-    survival_days: float | None
-    survival_censored: bool
-    resection: str
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The ids without their case, about which the tables disagree."""
-        return tuple(case_id.lower() for case_id in self.ids)
-
-    @classmethod
-    def parse(cls, cells: Mapping[str, str], ids: Sequence[str], file: str) -> Self:
-        """Read a row, given by the plain names of its columns."""
-        days, censored = _survival(_cell(cells, *_SURVIVAL_COLUMNS), ids[0], file)
-        return cls(
-            ids=tuple(ids),
-            grade=_cell(cells, "grade").upper(),
-            age_years=_age(_cell(cells, "age"), ids[0], file),
-            survival_days=days,
-            survival_censored=censored,
-            resection=_cell(cells, *_RESECTION_COLUMNS).upper(),
-        )
-
-
-def read_records(path: Path, root: Path) -> Iterator[ClinicalRecord]:
-    """Read the rows that have an id; none of a file without a column of ids.
-
-    Args:
-        path: A CSV file.
-        root: What its name in messages is relative to.
-
-    Raises:
-        CaseError: An age or a survival that cannot be read.
-    """
-    try:
-        rows = read_table(path).to_dict("records")
-    except UsageError as error:
-        log.warning("passed over: %s", error)
-        return
-    for row in rows:
-        cells = {_plain(str(name)): text.strip() for name, text in row.items()}
-        ids = [
-            text
-            for plain, text in cells.items()
-            if _ID_COLUMN.fullmatch(plain) and not _is_missing(text)
-        ]
-        if ids:
-            yield ClinicalRecord.parse(cells, ids, path.relative_to(root).as_posix())
-
-
-def check_columns(path: Path, *, with_survival: bool) -> None:
-    """Raise `UsageError` unless a table has a column of ids and, if asked for, one of survival."""
-    columns = tuple(map(str, read_table(path).columns))
-    plain = {_plain(name) for name in columns}
-    lacks = "" if any(map(_ID_COLUMN.fullmatch, plain)) else "ids"
-    if with_survival and not plain.intersection(_SURVIVAL_COLUMNS):
-        lacks = f"{lacks} and no column of survival" if lacks else "survival"
-    if lacks:
-        msg = (
-            f"{path} has no column of {lacks}; found {', '.join(columns)}. "
-            "Expected a table as the challenge's survival_info.csv, separated by commas: "
-            "BraTS20ID,Age,Survival_days,Extent_of_Resection."
-        )
-        raise UsageError(msg)
-
-
-def _plain(name: str) -> str:
-    """Return the name of a column without case and signs, of which some spreadsheets add one."""
-    return re.sub(r"[^a-z0-9]", "", name.lower())
-
-
-def _is_missing(text: str) -> bool:
-    return text.lower() in _MISSING
-
-
-def _cell(cells: Mapping[str, str], *columns: str) -> str:
-    texts = (cells[column] for column in columns if column in cells)
-    return next((text for text in texts if not _is_missing(text)), "")
-
-
-def _age(text: str, case_id: str, file: str) -> float | None:
-    if not text:
-        return None
-    if _NUMBER.fullmatch(text):
-        return float(text)
-    raise CaseError(case_id, file, f"age {text!r}", "years, or NA", _NEXT_STEP)
-
-
-def _survival(text: str, case_id: str, file: str) -> tuple[float | None, bool]:
-    """Return the days, and whether the patient was alive at their end."""
-    if not text:
-        return None, False
-    if alive := _ALIVE.fullmatch(text):
-        return float(alive[1]), True
-    if _NUMBER.fullmatch(text):
-        return float(text), False
-    expected = "days, ALIVE (n days later), or NA"
-    raise CaseError(case_id, file, f"survival {text!r}", expected, _NEXT_STEP)
-
-
-_MAX_DEPTH = 5
-"""Folders below the data folder, enough for the mounts of Kaggle."""
-
-_TABLE_NAME = re.compile(r"(name_mapping.*|survival_.*)\.csv", re.IGNORECASE)
-
-SURVIVAL_CLASS_DAYS = (300.0, 450.0)
-"""Where mid survivors begin and end: the 10 and 15 months of the challenge, of 30 days each."""
+_NEXT_STEP = "Correct or remove that row."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClinicalRow:
-    """What the tables say about the patient of a case."""
+    """Clinical data of the patient of a case."""
 
     case_id: str
-    """As the tables spell it."""
+    """Case id as the tables spell it."""
     person: str
-    """The patient's first id in the tables: equal for all ids of one patient."""
+    """First id of the patient in the tables: equal for all ids of one patient."""
     grade: str = ""
-    """`HGG` or `LGG`, empty when unknown."""
+    """Grade `HGG` or `LGG`; empty if unknown."""
     age_years: float | None = None
     survival_days: float | None = None
-    """From the scan to death, or to the last news of a patient who lived."""
+    """Days from the scan to death, or to the last record of a patient who was alive."""
     survival_censored: bool = False
     """Whether the patient was alive after `survival_days`."""
     resection: str = ""
-    """`GTR` (gross total), `STR` (subtotal), empty when unknown."""
+    """Extent of resection: `GTR` (gross total), `STR` (subtotal), empty if unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,22 +66,22 @@ class ClinicalTable:
     """The clinical rows of a data folder."""
 
     rows: Mapping[str, ClinicalRow]
-    """By case id in lower case: the tables disagree about `Brats` and `BraTS`."""
+    """Rows by case id in lower case: the tables disagree about `Brats` and `BraTS`."""
 
     def row(self, case_id: str) -> ClinicalRow | None:
-        """Return the row of the patient of that case, or None if the tables do not know the id."""
+        """Return the row of the patient of a case, or None if the tables do not contain the id."""
         return self.rows.get(case_id.lower())
 
 
 def read_clinical_tables(root: Path, named: Iterable[Path] = ()) -> ClinicalTable:
     """Read every `name_mapping*.csv` and `survival_*.csv` below a data folder.
 
-    A file of such a name without a column of BraTS ids is passed over; a data folder without
-    tables has an empty table. Where two files contradict each other, the first by path counts,
-    and before them those that were named.
+    A file without a column of BraTS ids is ignored; a data folder without tables has an empty
+    table. If two files contradict each other, those that were named take precedence, then the first
+    by path.
 
     Raises:
-        CaseError: An age or a survival that cannot be read.
+        CaseError: An age or a survival cannot be parsed.
         UsageError: A table that was named cannot be read, or has no column of ids.
     """
     records = _records_of(named)
@@ -201,41 +90,25 @@ def read_clinical_tables(root: Path, named: Iterable[Path] = ()) -> ClinicalTabl
 
 
 def read_clinical_files(paths: Iterable[Path]) -> ClinicalTable:
-    """Read tables whatever their names; where two contradict each other, the first counts.
+    """Read tables with any names; if two contradict each other, the first takes precedence.
 
     Raises:
         UsageError: One of them cannot be read, or has no column of ids.
-        CaseError: As `read_clinical_tables`.
+        CaseError: An age or a survival cannot be parsed.
     """
     return _joined(_records_of(paths))
 
 
 def mapping_files(folder: Path) -> tuple[Path, ...]:
-    """Return the tables right in a folder that tell which ids are one patient."""
+    """Return the tables directly in a folder that list the ids of each patient."""
     return tuple(sorted(folder.glob("[Nn]ame_[Mm]apping*.csv")))
-
-
-def _records_of(paths: Iterable[Path]) -> list[ClinicalRecord]:
-    records: list[ClinicalRecord] = []
-    for path in paths:
-        check_columns(path, with_survival=False)
-        records += read_records(path, path.parent)
-    return records
-
-
-def _joined(records: Sequence[ClinicalRecord]) -> ClinicalTable:
-    people: defaultdict[int, list[ClinicalRecord]] = defaultdict(list)
-    for first, record in zip(first_of_group([r.keys for r in records]), records, strict=True):
-        people[first].append(record)
-    rows = (row for person in people.values() for row in _rows_of(person))
-    return ClinicalTable(rows={row.case_id.lower(): row for row in rows})
 
 
 def with_clinical(cases: Iterable[Case], table: ClinicalTable) -> tuple[Case, ...]:
     """Return the cases with grade and age filled in where they were unknown.
 
-    Cases of one person under ids of different years get one patient id, the first of theirs by
-    the alphabet, so that folds keep them together.
+    Cases of one person under ids of different years get one patient id, the first of them in
+    alphabetical order, so that folds keep them together.
     """
     cases = tuple(cases)
     rows = [table.row(case.case_id) for case in cases]
@@ -258,6 +131,95 @@ def with_clinical(cases: Iterable[Case], table: ClinicalTable) -> tuple[Case, ..
     )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClinicalRecord:
+    """One row of one table."""
+
+    ids: tuple[str, ...]
+    """Ids of one patient, of different years."""
+    grade: str
+    age_years: float | None
+    survival_days: float | None
+    survival_censored: bool
+    resection: str
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The ids in lower case: the tables disagree about upper case."""
+        return tuple(case_id.lower() for case_id in self.ids)
+
+    @classmethod
+    def parse(cls, cells: Mapping[str, str], ids: Sequence[str], file: str) -> Self:
+        """Parse a row, given by the normalised names of its columns."""
+        days, censored = _survival(_cell(cells, *_SURVIVAL_COLUMNS), ids[0], file)
+        return cls(
+            ids=tuple(ids),
+            grade=_cell(cells, "grade").upper(),
+            age_years=_age(_cell(cells, "age"), ids[0], file),
+            survival_days=days,
+            survival_censored=censored,
+            resection=_cell(cells, *_RESECTION_COLUMNS).upper(),
+        )
+
+
+def read_records(path: Path, root: Path) -> Iterator[ClinicalRecord]:
+    """Yield the rows that have an id; none of a file without a column of ids.
+
+    Args:
+        path: A CSV file.
+        root: Folder that its name in messages is relative to.
+
+    Raises:
+        CaseError: An age or a survival cannot be parsed.
+    """
+    try:
+        rows = read_table(path).to_dict("records")
+    except UsageError as error:
+        log.warning("ignored: %s", error)
+        return
+    for row in rows:
+        cells = {_plain(str(name)): text.strip() for name, text in row.items()}
+        ids = [
+            text
+            for plain, text in cells.items()
+            if _ID_COLUMN.fullmatch(plain) and not _is_missing(text)
+        ]
+        if ids:
+            yield ClinicalRecord.parse(cells, ids, path.relative_to(root).as_posix())
+
+
+def check_columns(path: Path, *, with_survival: bool) -> None:
+    """Raise `UsageError` unless a table has a column of ids and, if required, one of survival."""
+    columns = tuple(map(str, read_table(path).columns))
+    plain = {_plain(name) for name in columns}
+    lacks = "" if any(map(_ID_COLUMN.fullmatch, plain)) else "ids"
+    if with_survival and not plain.intersection(_SURVIVAL_COLUMNS):
+        lacks = f"{lacks} and no column of survival" if lacks else "survival"
+    if lacks:
+        msg = (
+            f"{path} has no column of {lacks}; found {', '.join(columns)}. "
+            "Expected a table as the challenge's survival_info.csv, separated by commas: "
+            "BraTS20ID,Age,Survival_days,Extent_of_Resection."
+        )
+        raise UsageError(msg)
+
+
+def _records_of(paths: Iterable[Path]) -> list[ClinicalRecord]:
+    records: list[ClinicalRecord] = []
+    for path in paths:
+        check_columns(path, with_survival=False)
+        records += read_records(path, path.parent)
+    return records
+
+
+def _joined(records: Sequence[ClinicalRecord]) -> ClinicalTable:
+    people: defaultdict[int, list[ClinicalRecord]] = defaultdict(list)
+    for first, record in zip(first_of_group([r.keys for r in records]), records, strict=True):
+        people[first].append(record)
+    rows = (row for person in people.values() for row in _rows_of(person))
+    return ClinicalTable(rows={row.case_id.lower(): row for row in rows})
+
+
 def _table_paths(root: Path) -> list[Path]:
     paths = []
     for folder, subfolders, names in os.walk(root):
@@ -268,7 +230,7 @@ def _table_paths(root: Path) -> list[Path]:
 
 
 def _rows_of(records: Sequence[ClinicalRecord]) -> Iterator[ClinicalRow]:
-    """Join what the files say about one person."""
+    """Combine the records of one person."""
     lived = next((r for r in records if r.survival_days is not None), records[0])
     person = ClinicalRow(
         case_id="",
@@ -282,3 +244,37 @@ def _rows_of(records: Sequence[ClinicalRecord]) -> Iterator[ClinicalRow]:
     for record in records:
         for case_id in record.ids:
             yield replace(person, case_id=case_id)
+
+
+def _plain(name: str) -> str:
+    """Return the name of a column in lower case without signs, which some spreadsheets add."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _is_missing(text: str) -> bool:
+    return text.lower() in _MISSING
+
+
+def _cell(cells: Mapping[str, str], *columns: str) -> str:
+    texts = (cells[column] for column in columns if column in cells)
+    return next((text for text in texts if not _is_missing(text)), "")
+
+
+def _age(text: str, case_id: str, file: str) -> float | None:
+    if not text:
+        return None
+    if _NUMBER.fullmatch(text):
+        return float(text)
+    raise CaseError(case_id, file, f"age {text!r}", "years, or NA", _NEXT_STEP)
+
+
+def _survival(text: str, case_id: str, file: str) -> tuple[float | None, bool]:
+    """Return the days, and whether the patient was alive after them."""
+    if not text:
+        return None, False
+    if alive := _ALIVE.fullmatch(text):
+        return float(alive[1]), True
+    if _NUMBER.fullmatch(text):
+        return float(text), False
+    expected = "days, ALIVE (n days later), or NA"
+    raise CaseError(case_id, file, f"survival {text!r}", expected, _NEXT_STEP)

@@ -1,19 +1,18 @@
-"""Folders that describe themselves in a `dataset.json`: the decathlon's, and nnU-Net's raw data.
+"""Find cases: which files below a data folder are the scans of one case.
 
-dataset.json               the modalities in their order, and the labels
-imagesTr/, imagesTs/       one 4-D file CASE.nii.gz per case in the decathlon,
-                           CASE_0000.nii.gz, CASE_0001.nii.gz, ... in nnU-Net
-labelsTr/, labelsTs/       CASE.nii.gz
+A folder holds either one case or many. Files belong together when the same words precede their
+modality, and these words are the id of the case. If they follow no release, a folder with one file
+of each modality is one case with the name of the folder: names such as `AX_T1_POST_12_t1c` and
+`AX_T2_3_t2`, as scanners give them, have nothing in common.
+
+Folders with a `dataset.json`, of the Medical Segmentation Decathlon or raw data of nnU-Net, describe
+themselves:
+
+    dataset.json               the modalities in their order, and the labels
+    imagesTr/, imagesTs/       one 4-D file CASE.nii.gz per case in the decathlon,
+                               CASE_0000.nii.gz, CASE_0001.nii.gz, ... in nnU-Net
+    labelsTr/, labelsTs/       CASE.nii.gz
 """
-
-# DOC cases/discovery: Finding cases: which files below a data folder are the scans of one case.
-#
-# A folder holds either one case or many side by side. Files belong together when the same words
-# stand before their modality, and the case is called by those words. Where they follow no release,
-# a folder with one file of each modality is one case, called by the folder: names such as
-# `AX_T1_POST_12_t1c` and `AX_T2_3_t2`, as scanners give them, have nothing in common.
-#
-# DOC cases/mounts: Where the scans are, on machines that mount them somewhere of their own, such as Kaggle's.
 
 import hashlib
 import logging
@@ -41,22 +40,100 @@ from brats_seg.cases.layouts import (
 from brats_seg.errors import CaseError, LayoutError
 from brats_seg.labels import CONVENTIONS, MODALITIES
 
+log = logging.getLogger(__name__)
+
 DATASET_FOLDERS = ("imagesTr", "labelsTr", "imagesTs", "labelsTs")
 
 _DESCRIPTION = "dataset.json"
 _CHANNEL = re.compile(r"(?P<case>.+)_(?P<channel>\d{4})")
+_WHY_IGNORED = "their names tell no modality, or others of their case were taken instead"
+_EXPECTED_NAMES = "CASE_t1, CASE_t1ce, CASE_t2 and CASE_flair, or CASE-t1n, -t1c, -t2w and -t2f"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Discovery:
+    """The cases below a data folder."""
+
+    cases: tuple[Case, ...]
+    """Cases by id; none of their files has been opened yet."""
+    notices: tuple[str, ...]
+    """Files that were ignored although they may be scans."""
+
+
+def find_cases(root: Path) -> Discovery:
+    """Find the cases of all layouts below a folder, without opening their files.
+
+    Raises:
+        LayoutError: The folder does not exist, or nothing in it is a case.
+
+    Example:
+        >>> import tempfile
+        >>> from brats_seg.cases.phantom import write_phantom_cases
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_phantom_cases(Path(folder), n_cases=2, seed=0)
+        ...     found = find_cases(Path(folder))
+        >>> [(case.case_id, case.release) for case in found.cases]
+        [('BraTS2021_00000', 'brats2021'), ('BraTS2021_00001', 'brats2021')]
+    """
+    if not root.exists():
+        msg = f"{root} does not exist; expected the folder of scans"
+        raise LayoutError(msg)
+    if not root.is_dir():
+        msg = f"{root} is a file; expected the folder of scans. An archive must be unpacked first."
+        raise LayoutError(msg)
+    folders = {folder.path: folder for folder in walk_folders(root)}
+    cases = [_completed(case, root) for case in _cases_in(folders, root)]
+    used = {scan.path for case in cases for scan in (*case.images, case.label) if scan}
+    unused = [s.path for f in folders.values() for s in f.scans if s.path not in used]
+    notices = [
+        *advise(root, folders.values()),
+        *describe("NIfTI files were ignored", unused, _WHY_IGNORED),
+    ]
+    if not cases:
+        seen = "; ".join(notices) or "it holds no scans"
+        msg = (
+            f"{root} holds no cases: {seen}. Expected a release of BraTS, the decathlon's "
+            f"Task01_BrainTumour, or NIfTI files called {_EXPECTED_NAMES}."
+        )
+        raise LayoutError(msg)
+    cases.sort(key=lambda case: (case.case_id, case.images[0].path))
+    return Discovery(cases=tuple(cases), notices=tuple(notices))
+
+
+def find_data(places: Iterable[Path]) -> Path | None:
+    """Return the folder that contains the labelled cases of one release, or None without any.
+
+    The first place with labelled cases is taken, and in it the release with most of them: a mount
+    may contain several data sets, at any depth.
+
+    Args:
+        places: Folders to search, such as `/kaggle/input`; they need not exist.
+    """
+    for place in places:
+        if not place.is_dir():
+            continue
+        try:
+            found = find_cases(place)
+        except LayoutError as error:
+            log.warning("%s", error)
+            continue
+        labelled = [case for case in found.cases if case.label is not None]
+        if labelled:
+            return _folder_of(place, labelled)
+        log.warning("%s holds %d cases, none of them with a label map", place, len(found.cases))
+    return None
 
 
 def is_dataset(folder: Folder, folders: Mapping[Path, Folder]) -> bool:
-    """Tell whether a folder describes itself."""
+    """Return whether a folder has a `dataset.json` and images for training."""
     return _DESCRIPTION in folder.others and folder.path / "imagesTr" in folders
 
 
 def read_dataset(root: Path, folder: Folder, folders: Mapping[Path, Folder]) -> Iterator[Case]:
-    """Find the cases of a folder that describes itself; none if it names no modality of ours.
+    """Find the cases of a folder with a `dataset.json`; none if it names no MRI modality of BraTS.
 
     Raises:
-        LayoutError: The description cannot be understood.
+        LayoutError: The `dataset.json` is not valid.
     """
     description = _read_description(root / folder.path / _DESCRIPTION)
     if not any(description.modalities.values()):
@@ -69,17 +146,181 @@ def read_dataset(root: Path, folder: Folder, folders: Mapping[Path, Folder]) -> 
     yield from _cases(description, test, test_labels)
 
 
+def _cases_in(folders: Mapping[Path, Folder], root: Path) -> Iterator[Case]:
+    of_datasets: set[Path] = set()
+    for path, folder in folders.items():
+        if is_dataset(folder, folders):
+            of_datasets |= {path / name for name in DATASET_FOLDERS}
+            yield from read_dataset(root, folder, folders)
+        elif path not in of_datasets:
+            yield from _cases_of(folder, (root.resolve() / path).name)
+
+
+def _cases_of(folder: Folder, name: str) -> Iterator[Case]:
+    groups = {
+        case_id: scans
+        for case_id, scans in _grouped(folder, name).items()
+        if any(scan.name.kind in MODALITIES for scan in scans)
+    }
+    for case_id, scans in groups.items():
+        foreign = [scan for scan in folder.scans if not scan.name.kind] if len(groups) == 1 else []
+        yield _assembled(case_id, scans, foreign)
+
+
+def _grouped(folder: Folder, name: str) -> Mapping[str, Sequence[NiftiFile]]:
+    """Group scans by case; `name` is the name of the folder."""
+    groups: defaultdict[str, list[NiftiFile]] = defaultdict(list)
+    for scan in folder.scans:
+        if scan.name.kind:
+            groups[scan.name.case or name].append(scan)
+    if name in groups and parse_case_id(name).release != UNKNOWN:
+        # the folder of one case: other files were derived from it
+        return {name: groups[name]}
+    if any(parse_case_id(case_id).release != UNKNOWN for case_id in groups):
+        return groups
+    kinds = [scan.name.kind for scan in folder.scans if scan.name.kind]
+    if len(groups) == 1 or len(set(kinds)) == len(kinds):
+        return {name: [scan for scans in groups.values() for scan in scans]}
+    return groups
+
+
+def _assembled(case_id: str, scans: Sequence[NiftiFile], foreign: Sequence[NiftiFile]) -> Case:
+    name = parse_case_id(case_id)
+    candidates = {
+        kind: _plainest([scan for scan in scans if scan.name.kind == kind])
+        for kind in (*MODALITIES, LABEL)
+    }
+    remarks = [
+        f"{ignored.path.name} was ignored in favour of {chosen.path.name}"
+        for chosen, *others in filter(None, candidates.values())
+        for ignored in others
+        if ignored.name.stem == chosen.name.stem
+    ]
+    problems = [
+        str(_ambiguous(case_id, kind, found))
+        for kind, found in candidates.items()
+        if len({scan.name.stem for scan in found}) > 1
+    ]
+    files = {kind: ScanFile(path=found[0].path) for kind, found in candidates.items() if found}
+    if LABEL not in files and (label := _misnamed_label(case_id, foreign)):
+        files[LABEL] = ScanFile(path=label.path)
+        remarks.append(
+            f"{label.path.name} was taken as the label map, although its name does not say so"
+        )
+    return Case(
+        case_id=case_id,
+        patient_id=name.patient_id,
+        timepoint=name.timepoint,
+        release=name.release,
+        t1n=files.get("t1n"),
+        t1c=files.get("t1c"),
+        t2w=files.get("t2w"),
+        t2f=files.get("t2f"),
+        label=files.get(LABEL),
+        problems=tuple(problems),
+        remarks=tuple(remarks),
+    )
+
+
+def _plainest(scans: Sequence[NiftiFile]) -> list[NiftiFile]:
+    """Return the unprocessed files if there are any, uncompressed ones first."""
+    plain = [scan for scan in scans if not scan.name.processed] or list(scans)
+    return sorted(plain, key=lambda scan: (scan.name.stem, scan.path.suffix.lower() == ".gz"))
+
+
+def _ambiguous(case_id: str, kind: str, found: Sequence[NiftiFile]) -> CaseError:
+    files = " and ".join(scan.path.name for scan in found)
+    what = "label map" if kind == LABEL else kind
+    return CaseError(
+        case_id, files, f"{len(found)} files for {what}", "one", "Remove or rename the other."
+    )
+
+
+def _misnamed_label(case_id: str, foreign: Sequence[NiftiFile]) -> NiftiFile | None:
+    """Return the only file without a modality in its name, if the case should have a label map.
+
+    The label map of case 355 of BraTS 2020 is `W39_1998.09.19_Segm.nii`. A file that is named after
+    the case but not after a segmentation, such as a brain mask, is something else.
+    """
+    if parse_case_id(case_id).release == UNKNOWN or "validation" in case_id.lower():
+        return None
+    if len(foreign) != 1:
+        return None
+    stem = foreign[0].name.stem.lower()
+    is_derived = stem.startswith(case_id.lower()) and "seg" not in stem
+    return None if is_derived else foreign[0]
+
+
+def _completed(case: Case, root: Path) -> Case:
+    """Add what is derived alike for cases of all layouts."""
+    folder = case.images[0].path.parent
+    return replace(
+        case,
+        root=root,
+        problems=(*case.problems, *_missing(case, folder)),
+        grade=grade_of(reversed((root.resolve() / folder).parts)),
+        files_key=_files_key(case, root),
+    )
+
+
+def _missing(case: Case, folder: Path) -> Iterator[str]:
+    missing = [modality for modality in MODALITIES if getattr(case, modality) is None]
+    found, expected = f"no {', '.join(missing)}", f"{', '.join(MODALITIES)}"
+    next_step = "Add what is missing, or leave the case out."
+    if case.release == MEN_RT:
+        found = "a case of the radiotherapy task, which has one modality and another target"
+        next_step = "Leave it out: this task is not supported."
+    if missing:
+        yield str(CaseError(case.case_id, f"{folder.as_posix()}/", found, expected, next_step))
+
+
+def _files_key(case: Case, root: Path) -> str:
+    """Hash names, sizes and times of change: cheap, and sensitive to any ordinary change."""
+    key = hashlib.sha256()
+    for kind in (*MODALITIES, LABEL):
+        scan: ScanFile | None = getattr(case, kind)
+        key.update(f"{kind} {scan}\n".encode(errors="surrogateescape"))
+        if scan is not None:
+            key.update(_status(root / scan.path).encode())
+    return key.hexdigest()[:32]
+
+
+def _status(path: Path) -> str:
+    try:
+        status = path.stat()
+    except OSError:
+        # a dangling link: reading the file reports it
+        return "unreadable\n"
+    return f"{status.st_size} {status.st_mtime_ns}\n"
+
+
+def _folder_of(place: Path, cases: Sequence[Case]) -> Path:
+    """Return the folder above the case folders of the most common release."""
+    by_release = Counter(case.release for case in cases)
+    release = min(by_release, key=lambda name: (-by_release[name], name))
+    if len(by_release) > 1:
+        others = ", ".join(f"{n} of {name}" for name, n in by_release.items() if name != release)
+        log.warning(
+            "%s holds %d cases of %s; ignored: %s", place, by_release[release], release, others
+        )
+    chosen = [case for case in cases if case.release == release]
+    folders = {place / scan.path.parent for case in chosen for scan in case.images}
+    # the tables of a release are beside its case folders, not in them
+    above = folders if len(folders) < len(chosen) else {folder.parent for folder in folders}
+    return Path(os.path.commonpath(above))
+
+
 class _Description(BaseModel):
-    """What is used of a `dataset.json`."""
+    """The parts of a `dataset.json` that are used."""
 
     channels: dict[int, str] = Field(validation_alias=AliasChoices("channel_names", "modality"))
-    """By place along the fourth axis, or by the number in the file name."""
+    """Modality by index along the fourth axis, or by the number in the file name."""
     labels: dict[str, str | int | list[int]]
-    """Value and tissue, either way round; or the values of a region."""
+    """Tissue by value or value by tissue; or the values of a region."""
 
     @property
     def modalities(self) -> dict[int, str | None]:
-        """The modality in each place, None where it is not one of ours."""
+        """Modality at each index; None if it is none of BraTS."""
         return {place: modality_named(name) for place, name in self.channels.items()}
 
 
@@ -91,8 +332,8 @@ def _read_description(path: Path) -> _Description:
             f"{'.'.join(map(str, part['loc'])) or 'file'}: {part['msg']}" for part in error.errors()
         )
         msg = (
-            f"{path} cannot be understood ({found}). Expected the names of the modalities by their "
-            "place under 'modality' or 'channel_names', and the values under 'labels'."
+            f"{path} is not valid ({found}). Expected the names of the modalities by their "
+            "index under 'modality' or 'channel_names', and the values under 'labels'."
         )
         raise LayoutError(msg) from error
 
@@ -128,12 +369,12 @@ def _cases(
 
 
 def _convention_of(labels: Mapping[str, str | int | list[int]]) -> str:
-    """Name the convention that has oedema and enhancing tumour where the labels have them."""
+    """Return the convention with the same values for oedema and enhancing tumour, or nothing."""
     values = dict(map(_name_and_values, labels.items()))
     enhancing = [v for name, v in values.items() if name.startswith("enhancing") or name == "et"]
     oedema = [v for name, v in values.items() if "edema" in name or name in {"ed", "snfh"}]
     if not oedema and len(values) > 1:
-        # regions: the whole tumour is the core and the oedema
+        # labels are regions: the whole tumour is the core and the oedema
         core, whole = sorted(values.values(), key=len)[-2:]
         oedema = [whole - core]
     for convention in CONVENTIONS:
@@ -149,239 +390,3 @@ def _name_and_values(label: tuple[str, str | int | list[int]]) -> tuple[str, fro
     if isinstance(value, str):
         return value.lower(), frozenset({int(key)} if key.isdecimal() else ())
     return key.lower(), frozenset(value if isinstance(value, list) else {value})
-
-
-_WHY_LEFT_ASIDE = "their names tell no modality, or others of their case were taken instead"
-_EXPECTED_NAMES = "CASE_t1, CASE_t1ce, CASE_t2 and CASE_flair, or CASE-t1n, -t1c, -t2w and -t2f"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Discovery:
-    """What lies below a data folder."""
-
-    cases: tuple[Case, ...]
-    """By id; nothing of them has been opened yet."""
-    notices: tuple[str, ...]
-    """What was passed over though it may hold scans."""
-
-
-def find_cases(root: Path) -> Discovery:
-    """Find the cases of every layout below a folder.
-
-    Raises:
-        LayoutError: There is no such folder, or nothing in it is a case.
-    """
-    if not root.exists():
-        msg = f"{root} does not exist; expected the folder of scans"
-        raise LayoutError(msg)
-    if not root.is_dir():
-        msg = f"{root} is a file; expected the folder of scans. An archive must be unpacked first."
-        raise LayoutError(msg)
-    folders = {folder.path: folder for folder in walk_folders(root)}
-    cases = [_completed(case, root) for case in _cases_in(folders, root)]
-    used = {scan.path for case in cases for scan in (*case.images, case.label) if scan}
-    unused = [s.path for f in folders.values() for s in f.scans if s.path not in used]
-    notices = [
-        *advise(root, folders.values()),
-        *describe("NIfTI files were left aside", unused, _WHY_LEFT_ASIDE),
-    ]
-    if not cases:
-        seen = "; ".join(notices) or "it holds no scans"
-        msg = (
-            f"{root} holds no cases: {seen}. Expected a release of BraTS, the decathlon's "
-            f"Task01_BrainTumour, or NIfTI files called {_EXPECTED_NAMES}."
-        )
-        raise LayoutError(msg)
-    cases.sort(key=lambda case: (case.case_id, case.images[0].path))
-    return Discovery(cases=tuple(cases), notices=tuple(notices))
-
-
-def _cases_in(folders: Mapping[Path, Folder], root: Path) -> Iterator[Case]:
-    of_datasets: set[Path] = set()
-    for path, folder in folders.items():
-        if is_dataset(folder, folders):
-            of_datasets |= {path / name for name in DATASET_FOLDERS}
-            yield from read_dataset(root, folder, folders)
-        elif path not in of_datasets:
-            yield from _cases_of(folder, (root.resolve() / path).name)
-
-
-def _cases_of(folder: Folder, name: str) -> Iterator[Case]:
-    groups = {
-        case_id: scans
-        for case_id, scans in _grouped(folder, name).items()
-        if any(scan.name.kind in MODALITIES for scan in scans)
-    }
-    for case_id, scans in groups.items():
-        foreign = [scan for scan in folder.scans if not scan.name.kind] if len(groups) == 1 else []
-        yield _assembled(case_id, scans, foreign)
-
-
-def _grouped(folder: Folder, name: str) -> Mapping[str, Sequence[NiftiFile]]:
-    """Put scans of one case together; `name` is the name of the folder."""
-    groups: defaultdict[str, list[NiftiFile]] = defaultdict(list)
-    for scan in folder.scans:
-        if scan.name.kind:
-            groups[scan.name.case or name].append(scan)
-    if name in groups and parse_case_id(name).release != UNKNOWN:
-        # the folder of one case: what else is there was made from it
-        return {name: groups[name]}
-    if any(parse_case_id(case_id).release != UNKNOWN for case_id in groups):
-        return groups
-    kinds = [scan.name.kind for scan in folder.scans if scan.name.kind]
-    if len(groups) == 1 or len(set(kinds)) == len(kinds):
-        return {name: [scan for scans in groups.values() for scan in scans]}
-    return groups
-
-
-def _assembled(case_id: str, scans: Sequence[NiftiFile], foreign: Sequence[NiftiFile]) -> Case:
-    name = parse_case_id(case_id)
-    candidates = {
-        kind: _plainest([scan for scan in scans if scan.name.kind == kind])
-        for kind in (*MODALITIES, LABEL)
-    }
-    remarks = [
-        f"{passed_over.path.name} was passed over for {chosen.path.name}"
-        for chosen, *others in filter(None, candidates.values())
-        for passed_over in others
-        if passed_over.name.stem == chosen.name.stem
-    ]
-    problems = [
-        str(_ambiguous(case_id, kind, found))
-        for kind, found in candidates.items()
-        if len({scan.name.stem for scan in found}) > 1
-    ]
-    files = {kind: ScanFile(path=found[0].path) for kind, found in candidates.items() if found}
-    if LABEL not in files and (label := _misnamed_label(case_id, foreign)):
-        files[LABEL] = ScanFile(path=label.path)
-        remarks.append(
-            f"{label.path.name} was taken for the label map, though its name does not say so"
-        )
-    return Case(
-        case_id=case_id,
-        patient_id=name.patient_id,
-        timepoint=name.timepoint,
-        release=name.release,
-        t1n=files.get("t1n"),
-        t1c=files.get("t1c"),
-        t2w=files.get("t2w"),
-        t2f=files.get("t2f"),
-        label=files.get(LABEL),
-        problems=tuple(problems),
-        remarks=tuple(remarks),
-    )
-
-
-def _plainest(scans: Sequence[NiftiFile]) -> list[NiftiFile]:
-    """Put the likeliest of several files first: unprocessed ones only, then the unpacked one."""
-    plain = [scan for scan in scans if not scan.name.processed] or list(scans)
-    return sorted(plain, key=lambda scan: (scan.name.stem, scan.path.suffix.lower() == ".gz"))
-
-
-def _ambiguous(case_id: str, kind: str, found: Sequence[NiftiFile]) -> CaseError:
-    files = " and ".join(scan.path.name for scan in found)
-    what = "label map" if kind == LABEL else kind
-    return CaseError(
-        case_id, files, f"{len(found)} files for {what}", "one", "Remove or rename the other."
-    )
-
-
-def _misnamed_label(case_id: str, foreign: Sequence[NiftiFile]) -> NiftiFile | None:
-    """Return the one file whose name tells nothing, if the case should have a label map.
-
-    Case 355 of BraTS 2020 calls it `W39_1998.09.19_Segm.nii`. A file that is named after the case
-    and not after a segmentation, such as a brain mask, is something else.
-    """
-    if parse_case_id(case_id).release == UNKNOWN or "validation" in case_id.lower():
-        return None
-    if len(foreign) != 1:
-        return None
-    stem = foreign[0].name.stem.lower()
-    is_derived = stem.startswith(case_id.lower()) and "seg" not in stem
-    return None if is_derived else foreign[0]
-
-
-def _completed(case: Case, root: Path) -> Case:
-    """Add what the names and places of the files tell about every case alike."""
-    folder = case.images[0].path.parent
-    return replace(
-        case,
-        root=root,
-        problems=(*case.problems, *_missing(case, folder)),
-        grade=grade_of(reversed((root.resolve() / folder).parts)),
-        files_key=_files_key(case, root),
-    )
-
-
-def _missing(case: Case, folder: Path) -> Iterator[str]:
-    missing = [modality for modality in MODALITIES if getattr(case, modality) is None]
-    found, expected = f"no {', '.join(missing)}", f"{', '.join(MODALITIES)}"
-    next_step = "Add what is missing, or leave the case out."
-    if case.release == MEN_RT:
-        found = "a case of the radiotherapy task, which has one modality and a target of its own"
-        next_step = "Leave it out: this task is not supported."
-    if missing:
-        yield str(CaseError(case.case_id, f"{folder.as_posix()}/", found, expected, next_step))
-
-
-def _files_key(case: Case, root: Path) -> str:
-    """Hash names, sizes and times of change, which is cheap and misses no ordinary change."""
-    key = hashlib.sha256()
-    for kind in (*MODALITIES, LABEL):
-        scan: ScanFile | None = getattr(case, kind)
-        key.update(f"{kind} {scan}\n".encode(errors="surrogateescape"))
-        if scan is not None:
-            key.update(_status(root / scan.path).encode())
-    return key.hexdigest()[:32]
-
-
-def _status(path: Path) -> str:
-    try:
-        status = path.stat()
-    except OSError:
-        # a dangling link: reading the file will tell
-        return "unreadable\n"
-    return f"{status.st_size} {status.st_mtime_ns}\n"
-
-
-log = logging.getLogger(__name__)
-
-
-def find_data(places: Iterable[Path]) -> Path | None:
-    """Return the folder that holds the labelled cases of one release, or None if there are none.
-
-    The first place with labelled cases counts, and in it the release with most of them: what is
-    mounted may hold several data sets, and their folders may lie at any depth.
-
-    Args:
-        places: Folders to search, such as `/kaggle/input`; they need not exist.
-    """
-    for place in places:
-        if not place.is_dir():
-            continue
-        try:
-            found = find_cases(place)
-        except LayoutError as error:
-            log.warning("%s", error)
-            continue
-        labelled = [case for case in found.cases if case.label is not None]
-        if labelled:
-            return _folder_of(place, labelled)
-        log.warning("%s holds %d cases, none of them with a label map", place, len(found.cases))
-    return None
-
-
-def _folder_of(place: Path, cases: Sequence[Case]) -> Path:
-    """Return the folder above the case folders of the commonest release."""
-    by_release = Counter(case.release for case in cases)
-    release = min(by_release, key=lambda name: (-by_release[name], name))
-    if len(by_release) > 1:
-        others = ", ".join(f"{n} of {name}" for name, n in by_release.items() if name != release)
-        log.warning(
-            "%s holds %d cases of %s; left aside: %s", place, by_release[release], release, others
-        )
-    chosen = [case for case in cases if case.release == release]
-    folders = {place / scan.path.parent for case in chosen for scan in case.images}
-    # the tables of a release lie beside its case folders, not in them
-    above = folders if len(folders) < len(chosen) else {folder.parent for folder in folders}
-    return Path(os.path.commonpath(above))

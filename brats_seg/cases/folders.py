@@ -1,10 +1,8 @@
-"""The folders below a data folder, and the NIfTI files in each.
+"""List the folders below a data folder with the NIfTI files in each, and unread files.
 
-Hidden files and folders are passed over, and so is a folder that holds a file `brats_seg.json`,
-with everything below: that marks what the package itself has written.
+Hidden files and folders are ignored, and so is a folder that contains a file `brats_seg.json`, with
+everything below it: the package marks its own results so.
 """
-
-# DOC cases/leftovers: Files that hold scans in a form that is not read, and what to do about them.
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -18,31 +16,47 @@ OUTPUT_MARKER = "brats_seg.json"
 
 _MAC_COPIES = "__MACOSX"
 
+_ARCHIVES = (".tar", ".tgz", ".zip", ".gz", ".bz2", ".xz", ".7z", ".rar")
+_SLICES = (".h5", ".hdf5")
+_DICOM = (".dcm", ".ima")
+_DICOM_MAGIC = b"DICM"
+_DICOM_MAGIC_START = 128
+
+_UNPACK = "unpack them (tar -xf FILE -C FOLDER, or unzip FILE -d FOLDER) and give that folder"
+_TAKE_VOLUMES = (
+    "they hold 2-D slices, and whole volumes are needed (on Kaggle "
+    "awsaf49/brats20-dataset-training-validation instead of awsaf49/brats2020-training-data)"
+)
+_CONVERT = (
+    "convert them (dcm2niix -z y -o FOLDER SCANS), bring the four modalities onto one grid, and "
+    "give that folder"
+)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NiftiFile:
-    """A NIfTI file, or a folder of such a name that holds one file."""
+    """A NIfTI file, or a folder with such a name that contains one file."""
 
     name: FileName
     path: Path
-    """Of the file, relative to the data folder."""
+    """Path of the file, relative to the data folder."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Folder:
-    """One folder, its own files only."""
+    """One folder, without its subfolders."""
 
     path: Path
-    """Relative to the data folder."""
+    """Path relative to the data folder."""
     scans: tuple[NiftiFile, ...] = ()
     others: tuple[str, ...] = ()
     """Names of the files that are not NIfTI."""
     refused: str = ""
-    """Why the folder cannot be listed."""
+    """Why the folder cannot be listed; empty if it can."""
 
 
 def walk_folders(root: Path) -> Iterator[Folder]:
-    """Go through a data folder in alphabetical order, each folder once, links followed."""
+    """Yield the folders below `root` in alphabetical order, each once; links are followed."""
     seen: set[tuple[int, int]] = set()
     pending = [Path()]
     while pending:
@@ -62,61 +76,8 @@ def walk_folders(root: Path) -> Iterator[Folder]:
         pending += reversed(below)
 
 
-def _is_output(path: Path, entries: list[os.DirEntry[str]]) -> bool:
-    # the data folder itself was named by the user, who will want what is in it
-    return path != Path() and any(entry.name == OUTPUT_MARKER for entry in entries)
-
-
-def _sorted_out(path: Path, entries: list[os.DirEntry[str]]) -> tuple[Folder, list[Path]]:
-    """Tell the scans from other files and from the folders to visit."""
-    scans, others, below = [], [], []
-    for entry in entries:
-        # copies made on a Mac hold a `._x.nii.gz` beside every `x.nii.gz`
-        if entry.name.startswith(".") or entry.name == _MAC_COPIES:
-            continue
-        name = parse_file_name(entry.name)
-        if not entry.is_dir():
-            if name:
-                scans.append(NiftiFile(name=name, path=path / entry.name))
-            else:
-                others.append(entry.name)
-        elif name and (inner := _only_file(Path(entry.path))):
-            # Kaggle unpacks some archives to x.nii/y.nii: the name that counts is the folder's
-            scans.append(NiftiFile(name=name, path=path / entry.name / inner))
-        else:
-            below.append(path / entry.name)
-    return Folder(path=path, scans=tuple(scans), others=tuple(others)), below
-
-
-def _only_file(folder: Path) -> str:
-    """Return the name of the one file in a folder, or nothing if that is not what it holds."""
-    try:
-        inside = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
-    except OSError:
-        return ""
-    return inside[0].name if len(inside) == 1 and inside[0].is_file() else ""
-
-
-_ARCHIVES = (".tar", ".tgz", ".zip", ".gz", ".bz2", ".xz", ".7z", ".rar")
-_SLICES = (".h5", ".hdf5")
-_DICOM = (".dcm", ".ima")
-_DICOM_MAGIC = b"DICM"
-_DICOM_MAGIC_START = 128
-
-
-_UNPACK = "unpack them (tar -xf FILE -C FOLDER, or unzip FILE -d FOLDER) and give that folder"
-_TAKE_VOLUMES = (
-    "they hold 2-D slices, and whole volumes are needed (on Kaggle "
-    "awsaf49/brats20-dataset-training-validation instead of awsaf49/brats2020-training-data)"
-)
-_CONVERT = (
-    "convert them (dcm2niix -z y -o FOLDER SCANS), bring the four modalities onto one grid, and "
-    "give that folder"
-)
-
-
 def advise(root: Path, folders: Collection[Folder]) -> tuple[str, ...]:
-    """Say for each kind of unread file how many there are and what to do; nothing if none."""
+    """Return one sentence for each kind of unread file: how many there are and what to do."""
     archives = _ending(folders, _ARCHIVES)
     slices = _ending(folders, _SLICES)
     dicom = [path for folder in folders for path in _dicom_files(root, folder)]
@@ -133,9 +94,44 @@ def advise(root: Path, folders: Collection[Folder]) -> tuple[str, ...]:
 
 
 def describe(what: str, paths: Sequence[Path], next_step: str) -> Iterator[str]:
-    """Say something about files, if there are any, with their number and one of them."""
+    """Yield a sentence about files, with their number and an example, if there are any."""
     if paths:
         yield f"{what}, such as {paths[0].as_posix()} ({len(paths)} in all): {next_step}"
+
+
+def _is_output(path: Path, entries: list[os.DirEntry[str]]) -> bool:
+    # the data folder itself was given by the user, who wants its content
+    return path != Path() and any(entry.name == OUTPUT_MARKER for entry in entries)
+
+
+def _sorted_out(path: Path, entries: list[os.DirEntry[str]]) -> tuple[Folder, list[Path]]:
+    """Separate scans, other files and the folders to visit."""
+    scans, others, below = [], [], []
+    for entry in entries:
+        # copies made on a Mac contain a `._x.nii.gz` beside every `x.nii.gz`
+        if entry.name.startswith(".") or entry.name == _MAC_COPIES:
+            continue
+        name = parse_file_name(entry.name)
+        if not entry.is_dir():
+            if name:
+                scans.append(NiftiFile(name=name, path=path / entry.name))
+            else:
+                others.append(entry.name)
+        elif name and (inner := _only_file(Path(entry.path))):
+            # Kaggle unpacks some archives to x.nii/y.nii, where the name of the folder is right
+            scans.append(NiftiFile(name=name, path=path / entry.name / inner))
+        else:
+            below.append(path / entry.name)
+    return Folder(path=path, scans=tuple(scans), others=tuple(others)), below
+
+
+def _only_file(folder: Path) -> str:
+    """Return the name of the only entry of a folder if it is a file, else nothing."""
+    try:
+        inside = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+    except OSError:
+        return ""
+    return inside[0].name if len(inside) == 1 and inside[0].is_file() else ""
 
 
 def _ending(folders: Iterable[Folder], suffixes: tuple[str, ...]) -> list[Path]:
@@ -148,11 +144,11 @@ def _ending(folders: Iterable[Folder], suffixes: tuple[str, ...]) -> list[Path]:
 
 
 def _dicom_files(root: Path, folder: Folder) -> list[Path]:
-    """Return the DICOM files; scanners leave out the suffix or let numbers follow a dot."""
+    """Return the DICOM files; scanners omit the suffix or write numbers after a dot."""
     named = [n for n in folder.others if n.lower().endswith(_DICOM) or n.upper() == "DICOMDIR"]
     bare = [n for n in folder.others if Path(n).suffix[1:].isdecimal() or not Path(n).suffix]
     bare = [n for n in bare if n not in named]
-    # one of a folder stands for all: there are thousands
+    # one file is checked for all of the folder, as there may be thousands
     if bare and not _is_dicom(root / folder.path / bare[0]):
         bare = []
     return [folder.path / name for name in sorted(named + bare)]

@@ -1,13 +1,8 @@
-"""Which patients are held out together: the fold table, how it is made and how it is kept.
+"""Make and keep the fold table: which patients are held out together.
 
-All cases of a patient, and scans that occur under two ids, lie in one fold. The table is made
-once and written down: every later command reads it, and refuses it when it leaks.
+All cases of a patient, and scans that occur under two ids, are in one fold. The table is made once
+and written to `folds.csv`: every later command reads it, and refuses it if it leaks.
 """
-
-# DOC cases/fold_schemes: Schemes of sharing patients out: each gives cases, by their id, the number of a fold.
-#
-# A group is the cases that must not be parted. A case that gets no number is left out.
-#
 
 import warnings
 from collections import Counter, defaultdict
@@ -24,129 +19,22 @@ from brats_seg.errors import FoldError, UsageError
 from brats_seg.tables import read_table, write_table
 from brats_seg.voxels.components import first_of_group
 
+SPLIT_NAME = "split.csv"
+"""File in the folder of a run with the cases that it is trained on and those held out."""
+_COLUMNS = ("case_id", "patient_id", "fold")
+_SPLIT_COLUMNS = ("case_id", "role")
+_ROLES = ("train", "validation")
+_N_NAMED = 5
+"""Number of cases that a message names before it counts the rest."""
+
 _NOTEBOOK_FOLDS = 7
 _NOTEBOOK_SEED = 55
 _NOTEBOOK_DROPPED = "BraTS20_Training_355"
 
 
-def kept_together(ordered: Sequence[Case]) -> list[list[Case]]:
-    """Put the cases of a patient together, and patients who share a scan."""
-    keys: list[list[Hashable]] = [
-        [("patient", case.patient_id), *([("voxels", case.voxel_hash)] if case.voxel_hash else [])]
-        for case in ordered
-    ]
-    groups: defaultdict[int, list[Case]] = defaultdict(list)
-    for first, case in zip(first_of_group(keys), ordered, strict=True):
-        groups[first].append(case)
-    return list(groups.values())
-
-
-def stratified_folds(groups: Sequence[list[Case]], n_folds: int, seed: int) -> dict[str, int]:
-    """Deal the groups of each stratum out, always to the fold that has the least of it.
-
-    scikit-learn's StratifiedGroupKFold warns or leaves folds empty when patients are few; here
-    an empty fold always comes first.
-    """
-    _check_enough(groups, n_folds)
-    rng = np.random.default_rng(seed)
-    totals = [0] * n_folds
-    folds: dict[str, int] = {}
-    for stratum in _strata(groups, n_folds):
-        counts = [0] * n_folds
-        # the largest first, so that the small ones can level out what they leave uneven
-        shuffled = sorted((stratum[i] for i in rng.permutation(len(stratum))), key=len)
-        for group in reversed(shuffled):
-            fold = min(range(n_folds), key=lambda f: (counts[f], totals[f], f))
-            counts[fold] += len(group)
-            totals[fold] += len(group)
-            folds |= {case.case_id: fold for case in group}
-    return folds
-
-
-def notebook_folds(groups: Sequence[list[Case]]) -> dict[str, int]:
-    """Share out as the Kaggle notebook does: cases with an age, by its decade, into seven folds.
-
-    The notebook goes by the rows of `name_mapping.csv`, which are in the order of the 2020 ids.
-    It looks at cases, not patients: where it would part a group, here all of it goes to the fold
-    of its first case. BraTS 2020 has one case per patient, so there the folds are the notebook's.
-    """
-    cases = sorted((case for group in groups for case in group), key=lambda case: case.case_id)
-    aged = [c for c in cases if c.age_years is not None and c.case_id != _NOTEBOOK_DROPPED]
-    decades = [case.age_years // 10 * 10 for case in aged if case.age_years is not None]
-    if max(Counter(decades).values(), default=0) < _NOTEBOOK_FOLDS:
-        msg = (
-            f"the notebook's scheme stratifies {_NOTEBOOK_FOLDS} folds by decade of age, but only "
-            f"{len(aged)} of {len(cases)} cases have an age, too few of one decade. Put the "
-            "release's survival_*.csv into the data folder, or use --set folds.scheme=stratified"
-        )
-        raise FoldError(msg)
-    splitter = StratifiedKFold(_NOTEBOOK_FOLDS, shuffle=True, random_state=_NOTEBOOK_SEED)
-    folds: dict[str, int] = {}
-    with warnings.catch_warnings():
-        # the first and the last decades have fewer than seven patients, in the notebook too
-        warnings.filterwarnings("ignore", "The least populated class", UserWarning)
-        for fold, (_, held_out) in enumerate(splitter.split(decades, decades)):
-            folds |= {aged[i].case_id: fold for i in held_out}
-    for group in groups:
-        own = [case.case_id for case in group if case.case_id in folds]
-        folds |= dict.fromkeys(own, folds[own[0]]) if own else {}
-    return folds
-
-
-def _check_enough(groups: Sequence[list[Case]], n_folds: int) -> None:
-    if len(groups) >= n_folds:
-        return
-    if not groups:
-        msg = "there are no cases to share out into folds"
-    elif len(groups) == 1:
-        msg = (
-            f"all cases are of one patient, {groups[0][0].patient_id}: nobody is left to validate "
-            "on; expected cases of two patients at least"
-        )
-    else:
-        msg = (
-            f"{len(groups)} patients cannot fill {n_folds} folds (those who share a scan count as "
-            f"one). Add patients, or ask for fewer folds: --set folds.n_folds={len(groups)}"
-        )
-    raise FoldError(msg)
-
-
-def _strata(groups: Sequence[list[Case]], n_folds: int) -> list[list[list[Case]]]:
-    """Put alike patients together: by grade and decade of age, the others by tumour volume.
-
-    Neighbours in volume make a stratum of as many patients as there are folds. Neighbouring
-    strata are alike as well, so that small ones even out along the list.
-    """
-    strata: defaultdict[tuple[str, float], list[list[Case]]] = defaultdict(list)
-    unknown = []
-    for group in groups:
-        grade = next((case.grade for case in group if case.grade), "")
-        age = next((case.age_years for case in group if case.age_years is not None), None)
-        if grade or age is not None:
-            strata[grade, -1 if age is None else age // 10].append(group)
-        else:
-            unknown.append(group)
-    unknown.sort(key=_volume_ml)
-    by_volume = [unknown[i : i + n_folds] for i in range(0, len(unknown), n_folds)]
-    return [strata[key] for key in sorted(strata)] + by_volume
-
-
-def _volume_ml(group: list[Case]) -> float:
-    return max(-1.0 if case.tumour_ml is None else case.tumour_ml for case in group)
-
-
-SPLIT_NAME = "split.csv"
-"""In the folder of a run: which cases it was trained on, and which were held out."""
-_COLUMNS = ("case_id", "patient_id", "fold")
-_SPLIT_COLUMNS = ("case_id", "role")
-_ROLES = ("train", "validation")
-_N_NAMED = 5
-"""Cases that a message names before it counts the rest."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Split:
-    """The two sides of a fold, as case ids in alphabetical order."""
+    """Case ids of the two sides of a fold, in alphabetical order."""
 
     train: tuple[str, ...]
     validation: tuple[str, ...]
@@ -154,17 +42,17 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoldRow:
-    """Where one case lies."""
+    """The fold of one case."""
 
     case_id: str
     patient_id: str
     fold: int | None
-    """None for a case that is neither trained on nor validated."""
+    """Number of the fold; None for a case that is neither trained on nor validated."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoldTable:
-    """The fold of every case; no patient lies in two."""
+    """The fold of every case; no patient is in two folds."""
 
     rows: tuple[FoldRow, ...]
 
@@ -174,14 +62,14 @@ class FoldTable:
 
     @property
     def folds(self) -> tuple[int, ...]:
-        """The folds there are."""
+        """Numbers of the folds, ascending."""
         return tuple(sorted({row.fold for row in self.rows if row.fold is not None}))
 
     def split(self, fold: int) -> Split:
-        """Hold one fold out.
+        """Return the split that holds one fold out.
 
         Raises:
-            FoldError: The table lacks that fold, or has no other to train on.
+            FoldError: The table does not contain the fold, or no other to train on.
         """
         if fold not in self.folds:
             msg = f"fold {fold} is not in the fold table, which has folds {_joined(self.folds)}"
@@ -197,12 +85,19 @@ class FoldTable:
 
 
 def make_folds(cases: Sequence[Case], config: FoldConfig) -> FoldTable:
-    """Share cases out by the scheme of the settings, whatever the order they come in.
+    """Distribute cases to folds; the result does not depend on their order.
 
-    The scheme `notebook` has a number of folds and a seed of its own.
+    The scheme `notebook` has its own number of folds and its own seed.
 
     Raises:
-        FoldError: Too few patients for the folds asked for, or for the scheme.
+        FoldError: There are too few patients for the number of folds, or for the scheme.
+
+    Example:
+        >>> cases = [Case(case_id=f"c{n}", patient_id=f"p{n}", release="unknown") for n in range(4)]
+        >>> table = make_folds(cases, FoldConfig(n_folds=2))
+        >>> split = table.split(0)
+        >>> len(split.train), len(split.validation)
+        (2, 2)
     """
     ordered = sorted(cases, key=lambda case: case.case_id)
     groups = kept_together(ordered)
@@ -219,19 +114,19 @@ def make_folds(cases: Sequence[Case], config: FoldConfig) -> FoldTable:
 
 
 def check_covers(table: FoldTable, cases: Sequence[Case]) -> None:
-    """Check that the table has a row for every case, and parts none that belong together.
+    """Check that the table has a row for every case and separates no cases of one patient.
 
-    The ids of patients in the table may be older than what is known about the cases now.
+    The patient ids in the table may be older than those of the cases.
 
     Raises:
-        FoldError: Naming the cases.
+        FoldError: The message names the cases.
     """
     fold_of = {row.case_id: row.fold for row in table.rows}
     missing = sorted({case.case_id for case in cases} - fold_of.keys())
     if missing:
         msg = (
             f"the fold table has no row for {_named(missing)}. Give each a row, with an empty "
-            "fold to leave it out; or remove the table, and new folds are made of all cases"
+            "fold to leave it out; or remove the table to have new folds made of all cases"
         )
         raise FoldError(msg)
     for group in kept_together(cases):
@@ -246,10 +141,10 @@ def check_covers(table: FoldTable, cases: Sequence[Case]) -> None:
 
 
 def read_folds(path: Path) -> FoldTable:
-    """Read what `write_folds` wrote, or what somebody made of it.
+    """Read a fold table that `write_folds` wrote; it may have been edited.
 
     Raises:
-        FoldError: The file is missing or no fold table, or a patient lies in two folds.
+        FoldError: The file is missing or no fold table, or a patient is in two folds.
     """
     if not path.exists():
         msg = f"there is no fold table {path}"
@@ -272,24 +167,24 @@ def read_folds(path: Path) -> FoldTable:
 
 
 def write_folds(table: FoldTable, path: Path) -> None:
-    """Write the table as CSV, unless it is there already.
+    """Write the table as CSV, unless the file exists with the same folds.
 
     Raises:
-        FoldError: The file holds other folds: runs may have been trained on them.
+        FoldError: The file contains other folds, which runs may have been trained on.
     """
     if path.exists():
         if set(read_folds(path).rows) == set(table.rows):
             return
         msg = (
-            f"{path} holds other folds, which runs may have been trained on. Use them as they "
-            "are, or move the file away to start afresh"
+            f"{path} holds other folds, which runs may have been trained on. Use them, or move the "
+            "file away to have new folds made"
         )
         raise FoldError(msg)
     write_table(path, _COLUMNS, map(astuple, table.rows))
 
 
 def read_split(path: Path) -> Split:
-    """Read what `write_split` wrote.
+    """Read a split that `write_split` wrote.
 
     Raises:
         FoldError: The file is missing or no split.
@@ -314,10 +209,116 @@ def read_split(path: Path) -> Split:
 
 
 def write_split(split: Split, path: Path) -> None:
-    """Write which cases are trained on and which are held out, as CSV."""
+    """Write the cases to train on and those held out as CSV."""
     sides = zip(_ROLES, (split.train, split.validation), strict=True)
     rows = [(case_id, role) for role, case_ids in sides for case_id in case_ids]
     write_table(path, _SPLIT_COLUMNS, rows)
+
+
+def kept_together(ordered: Sequence[Case]) -> list[list[Case]]:
+    """Group the cases of a patient, and of patients who share a scan."""
+    keys: list[list[Hashable]] = [
+        [("patient", case.patient_id), *([("voxels", case.voxel_hash)] if case.voxel_hash else [])]
+        for case in ordered
+    ]
+    groups: defaultdict[int, list[Case]] = defaultdict(list)
+    for first, case in zip(first_of_group(keys), ordered, strict=True):
+        groups[first].append(case)
+    return list(groups.values())
+
+
+def stratified_folds(groups: Sequence[list[Case]], n_folds: int, seed: int) -> dict[str, int]:
+    """Return the fold of each case: the groups of each stratum go to the fold with the least of it.
+
+    scikit-learn's StratifiedGroupKFold warns or leaves folds empty if there are few patients; here
+    an empty fold always comes first.
+    """
+    _check_enough(groups, n_folds)
+    rng = np.random.default_rng(seed)
+    totals = [0] * n_folds
+    folds: dict[str, int] = {}
+    for stratum in _strata(groups, n_folds):
+        counts = [0] * n_folds
+        # the largest first, so that the small ones even out the differences
+        shuffled = sorted((stratum[i] for i in rng.permutation(len(stratum))), key=len)
+        for group in reversed(shuffled):
+            fold = min(range(n_folds), key=lambda f: (counts[f], totals[f], f))
+            counts[fold] += len(group)
+            totals[fold] += len(group)
+            folds |= {case.case_id: fold for case in group}
+    return folds
+
+
+def notebook_folds(groups: Sequence[list[Case]]) -> dict[str, int]:
+    """Return the folds of the Kaggle notebook: cases with an age, in seven folds by decade of age.
+
+    The notebook uses the rows of `name_mapping.csv`, which are in the order of the 2020 ids. It
+    distributes cases, not patients: where it would separate a group, all of the group goes to the
+    fold of its first case here. BraTS 2020 has one case per patient, so its folds are the same.
+    """
+    cases = sorted((case for group in groups for case in group), key=lambda case: case.case_id)
+    aged = [c for c in cases if c.age_years is not None and c.case_id != _NOTEBOOK_DROPPED]
+    decades = [case.age_years // 10 * 10 for case in aged if case.age_years is not None]
+    if max(Counter(decades).values(), default=0) < _NOTEBOOK_FOLDS:
+        msg = (
+            f"the notebook's scheme stratifies {_NOTEBOOK_FOLDS} folds by decade of age, but only "
+            f"{len(aged)} of {len(cases)} cases have an age, too few of one decade. Put the "
+            "release's survival_*.csv into the data folder, or use --set folds.scheme=stratified"
+        )
+        raise FoldError(msg)
+    splitter = StratifiedKFold(_NOTEBOOK_FOLDS, shuffle=True, random_state=_NOTEBOOK_SEED)
+    folds: dict[str, int] = {}
+    with warnings.catch_warnings():
+        # the first and last decades have fewer than seven patients, as in the notebook
+        warnings.filterwarnings("ignore", "The least populated class", UserWarning)
+        for fold, (_, held_out) in enumerate(splitter.split(decades, decades)):
+            folds |= {aged[i].case_id: fold for i in held_out}
+    for group in groups:
+        own = [case.case_id for case in group if case.case_id in folds]
+        folds |= dict.fromkeys(own, folds[own[0]]) if own else {}
+    return folds
+
+
+def _check_enough(groups: Sequence[list[Case]], n_folds: int) -> None:
+    if len(groups) >= n_folds:
+        return
+    if not groups:
+        msg = "there are no cases to make folds of"
+    elif len(groups) == 1:
+        msg = (
+            f"all cases are of one patient, {groups[0][0].patient_id}: none is left to validate on; "
+            "expected cases of at least two patients"
+        )
+    else:
+        msg = (
+            f"{len(groups)} patients cannot fill {n_folds} folds (those who share a scan count as "
+            f"one). Add patients, or ask for fewer folds: --set folds.n_folds={len(groups)}"
+        )
+    raise FoldError(msg)
+
+
+def _strata(groups: Sequence[list[Case]], n_folds: int) -> list[list[list[Case]]]:
+    """Group similar patients: by grade and decade of age, or else by tumour volume.
+
+    Patients of similar volume form a stratum of as many patients as there are folds. Neighbouring
+    strata are similar too, so that small ones even out along the list.
+    """
+    strata: defaultdict[tuple[str, float], list[list[Case]]] = defaultdict(list)
+    unknown = []
+    for group in groups:
+        grade = next((case.grade for case in group if case.grade), "")
+        age = next((case.age_years for case in group if case.age_years is not None), None)
+        if grade or age is not None:
+            strata[grade, -1 if age is None else age // 10].append(group)
+        else:
+            unknown.append(group)
+    unknown.sort(key=_volume_ml)
+    by_volume = [unknown[i : i + n_folds] for i in range(0, len(unknown), n_folds)]
+    return [strata[key] for key in sorted(strata)] + by_volume
+
+
+def _volume_ml(group: list[Case]) -> float:
+    return max(-1.0 if case.tumour_ml is None else case.tumour_ml for case in group)
 
 
 def _check_no_repeats(rows: Sequence[FoldRow]) -> None:
@@ -335,8 +336,8 @@ def _check_no_leaks(rows: Sequence[FoldRow]) -> None:
     for patient_id, folds in folds_of.items():
         if len(folds) > 1:
             msg = (
-                f"patient {patient_id} lies in folds {_joined(sorted(folds))}: what is learnt "
-                "from one would be tested on the other; expected one fold per patient"
+                f"patient {patient_id} lies in folds {_joined(sorted(folds))}: the model would be "
+                "tested on a patient that it was trained on; expected one fold per patient"
             )
             raise FoldError(msg)
 

@@ -1,11 +1,8 @@
-"""The case table of a data folder: what is there, what it means, and what is wrong with it."""
+"""Index a data folder: find its cases, open their files, and report what is wrong with them.
 
-# DOC cases/inspection: Looking into the files of a case, as far as an index needs it.
-#
-# The label map and the first modality are read, of the other modalities the headers.
-#
-# DOC cases/copies: Cases that lie in a data folder more than once under one id.
-# DOC cases/meaning: What the label values of cases mean, decided for all cases of a release together.
+Of each case the label map and the first modality are read, of the other modalities the headers.
+The index is kept as `cases.csv`, see `case_table`.
+"""
 
 import hashlib
 import logging
@@ -21,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from brats_seg.cases.case import Case, CaseIndex, check_one_grid, check_voxels
-from brats_seg.cases.case_table import read_index, summarise, write_index
 from brats_seg.cases.conventions import check_values, resolve
 from brats_seg.cases.discovery import find_cases
 from brats_seg.cases.layouts import NNUNET, UNKNOWN
@@ -30,30 +26,85 @@ from brats_seg.errors import CaseError, LabelError
 from brats_seg.labels import LabelConvention, LabelMap, convention_named
 from brats_seg.progress import Track, untracked
 
-_MM3_PER_ML = 1000.0
-_INT16 = np.iinfo(np.int16)
+log = logging.getLogger(__name__)
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
+_MM3_PER_ML = 1000.0
+_INT16 = np.iinfo(np.int16)
+
+
+def index_cases(
+    root: Path,
+    *,
+    previous: CaseIndex | None = None,
+    labels: str | None = None,
+    n_workers: int = 0,
+    track: Track = untracked,
+) -> CaseIndex:
+    """Find the cases below a data folder, open their files, and resolve their label conventions.
+
+    Args:
+        root: The data folder.
+        previous: An earlier index of the folder. Its cases without problems are not opened again
+            unless their files have changed.
+        labels: Name of the label convention, where names and values do not identify the right one.
+        n_workers: Threads that open files; 0 opens them in this thread. Decompressing and hashing
+            release the interpreter lock.
+        track: Shows the progress.
+
+    Raises:
+        LayoutError: Nothing below the folder is a case.
+        ConfigError: No convention has the given name.
+
+    Example:
+        >>> import tempfile
+        >>> from brats_seg.cases.phantom import write_phantom_cases
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_phantom_cases(Path(folder), n_cases=2, seed=0)
+        ...     index = index_cases(Path(folder))
+        >>> [(case.case_id, case.label_convention, case.usable) for case in index.cases]
+        [('BraTS2021_00000', 'brats2017', True), ('BraTS2021_00001', 'brats2017', True)]
+    """
+    if labels:
+        convention_named(labels)
+    discovery = find_cases(root)
+    for notice in discovery.notices:
+        log.warning("%s: %s", root, notice)
+    known = {case.files_key: case for case in previous.usable} if previous else {}
+    new = [case for case in discovery.cases if case.files_key not in known]
+    inspections = track(_inspect_all(new, n_workers), what="index", total=len(new))
+    opened = {
+        case.files_key: OpenedCase.inspected(case, inspection)
+        for case, inspection in zip(new, inspections, strict=True)
+    }
+    cases = [
+        opened.get(case.files_key) or OpenedCase.recalled(case, known[case.files_key])
+        for case in discovery.cases
+    ]
+    return CaseIndex(root=root, cases=without_duplicates(with_conventions(cases, labels or "")))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inspection:
-    """What the files of one case hold."""
+    """Content of the files of one case."""
 
     shape: tuple[int, int, int] | None
-    """Of the first modality, None if it cannot be read."""
+    """Voxels of the first modality; None if it cannot be read."""
     voxel_hash: str
-    """Of the first modality, whatever number type it is stored in; empty if it cannot be read."""
+    """Hash of the voxels of the first modality, independent of the stored number type; empty if it
+    cannot be read."""
     label_counts: tuple[tuple[int, int], ...]
-    """Label values and how many voxels have them; empty without a label map."""
+    """Label values and their numbers of voxels; empty without a label map."""
     label_voxel_mm3: float
+    """Volume of a voxel of the label map."""
     problems: tuple[str, ...]
     """Everything that is wrong, file by file."""
 
     @property
     def label_values(self) -> tuple[int, ...]:
-        """The values that occur, ascending."""
+        """Label values that occur, ascending."""
         return tuple(value for value, _ in self.label_counts)
 
     def tumour_ml(self, convention: LabelConvention) -> float:
@@ -64,7 +115,7 @@ class Inspection:
 
 
 def inspect_case(case: Case) -> Inspection:
-    """Look into the files of a case; what is wrong with them is collected, not raised."""
+    """Open the files of a case; problems are collected, not raised."""
     problems: list[str] = []
     first, *others = case.images
     image = _attempt(
@@ -92,114 +143,20 @@ def inspect_case(case: Case) -> Inspection:
     )
 
 
-def _attempt(
-    problems: list[str],
-    work: Callable[Parameters, Result],
-    *args: Parameters.args,
-    **kwargs: Parameters.kwargs,
-) -> Result | None:
-    try:
-        return work(*args, **kwargs)
-    except CaseError as error:
-        problems.append(str(error))
-        return None
-
-
-def _hash(array: npt.NDArray[Any]) -> str:
-    """Hash an array (X, Y, Z) by its shape and its numbers.
-
-    A release stores as float32 what another stores as int16: whole numbers of that range are
-    hashed as such, all others in single precision.
-    """
-    low, high = array.min(), array.max()
-    fits = low >= _INT16.min and high <= _INT16.max
-    canonical = array.astype(np.int16 if fits else np.float32, copy=False)
-    if not np.array_equal(canonical, array):
-        with np.errstate(over="ignore"):
-            # the sum turns the negative zero into the other
-            canonical = array.astype(np.float32) + np.float32(0)
-    key = hashlib.sha256(str(array.shape).encode())
-    key.update(np.asfortranarray(canonical).T.data)
-    return key.hexdigest()[:32]
-
-
-def _count(label_map: LabelMap) -> tuple[tuple[int, int], ...]:
-    flat = label_map.ravel(order="K")
-    # counting the few voxels of the tumour is a quarter of the work of counting all
-    tumour = flat[flat != 0]
-    counts = np.bincount(tumour, minlength=1)
-    counts[0] = flat.size - tumour.size
-    return tuple((int(value), int(counts[value])) for value in np.flatnonzero(counts))
-
-
-def _voxel_mm3(volume: Volume) -> float:
-    return float(abs(np.linalg.det(volume.geometry.affine[:3, :3])))
-
-
-def without_duplicates(cases: Iterable[Case]) -> tuple[Case, ...]:
-    """Return the cases by id, with one of each set of copies, and a problem where copies differ.
-
-    Copies are the same if the voxels of their first modality are, and their label maps as far as
-    they have one: values and volume of the tumour. Of these the first by path is kept, a labelled
-    one if there is one. Copies with problems of their own stay, for somebody to mend or remove.
-    """
-    kept: list[Case] = []
-    by_id = sorted(cases, key=lambda case: case.case_id)
-    for _, same_id in groupby(by_id, key=lambda case: case.case_id):
-        places = sorted(same_id, key=_folder)
-        usable = [case for case in places if case.usable]
-        kept += [case for case in places if not case.usable]
-        if len(usable) > 1:
-            kept += _one_of(usable)
-        else:
-            kept += usable
-    return tuple(sorted(kept, key=lambda case: (case.case_id, _folder(case))))
-
-
-def _one_of(places: Sequence[Case]) -> list[Case]:
-    labelled = [case for case in places if case.label]
-    if len({case.voxel_hash for case in places}) > 1:
-        return [_refused(case, places, "another scan") for case in places]
-    if len({(case.label_values, case.tumour_ml) for case in labelled}) > 1:
-        return [_refused(case, places, "the scan with another label map") for case in places]
-    chosen = (labelled or places)[0]
-    remark = f"the same scan lies in {_others(chosen, places)}, which was passed over"
-    return [replace(chosen, remarks=(*chosen.remarks, remark))]
-
-
-def _refused(case: Case, places: Sequence[Case], what: str) -> Case:
-    error = CaseError(
-        case.case_id,
-        f"{_folder(case)}/",
-        f"{what} of the same id in {_others(case, places)}",
-        "one folder per id",
-        "Remove or rename what is not wanted.",
-    )
-    return replace(case, problems=(*case.problems, str(error)))
-
-
-def _others(case: Case, places: Sequence[Case]) -> str:
-    return " and ".join(f"{_folder(other)}/" for other in places if other is not case)
-
-
-def _folder(case: Case) -> str:
-    return case.images[0].path.parent.as_posix()
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpenedCase:
-    """A case whose label values are known, but not yet what they mean."""
+    """A case whose label values are known, but not yet its label convention."""
 
     case: Case
-    """Its convention is the one that the layout declares, if it does."""
+    """The case; its convention is the one that the layout declares, if it does."""
     inspection: Inspection | None
-    """None if the case was not opened because an earlier index knows it."""
+    """Content of the files; None if an earlier index knows the case."""
     previous: Case | None = None
     """The case in the earlier index."""
 
     @classmethod
     def inspected(cls, case: Case, inspection: Inspection) -> Self:
-        """Join what names and files tell."""
+        """Combine what the names of the files show with their content."""
         found = resolve(
             release=case.release, shape=inspection.shape, values=inspection.label_values
         )
@@ -214,7 +171,7 @@ class OpenedCase:
 
     @classmethod
     def recalled(cls, case: Case, previous: Case) -> Self:
-        """Take from an earlier index what needs the files."""
+        """Take the content of the files from an earlier index."""
         case = replace(
             case,
             release=previous.release,
@@ -231,28 +188,102 @@ class OpenedCase:
 
 
 def with_conventions(opened: Iterable[OpenedCase], labels: str) -> tuple[Case, ...]:
-    """Give labelled cases their convention, and a problem where their values do not fit it.
+    """Return the cases with their label convention, and with a problem if their values do not fit.
+
+    Cases of one release are resolved together.
 
     Args:
         opened: All cases of the data folder.
-        labels: Name of the convention that the user wants; empty to find it.
+        labels: Name of the convention that the user gave; empty to infer it.
     """
     groups: defaultdict[tuple[str, str], list[OpenedCase]] = defaultdict(list)
     for one in opened:
         groups[_source(one.case)].append(one)
-    return tuple(case for group in groups.values() for case in _explained(group, labels))
+    return tuple(case for group in groups.values() for case in _resolved(group, labels))
+
+
+def without_duplicates(cases: Iterable[Case]) -> tuple[Case, ...]:
+    """Return the cases by id, one of each set of duplicates; duplicates that differ get a problem.
+
+    Duplicates are equal if the voxels of their first modality are, and their label maps as far as
+    they have one: values and volume of the tumour. Of equal duplicates the first by path is kept, a
+    labelled one if there is one. Duplicates with problems of their own are all kept.
+    """
+    kept: list[Case] = []
+    by_id = sorted(cases, key=lambda case: case.case_id)
+    for _, same_id in groupby(by_id, key=lambda case: case.case_id):
+        duplicates = sorted(same_id, key=_folder)
+        usable = [case for case in duplicates if case.usable]
+        kept += [case for case in duplicates if not case.usable]
+        if len(usable) > 1:
+            kept += _one_of(usable)
+        else:
+            kept += usable
+    return tuple(sorted(kept, key=lambda case: (case.case_id, _folder(case))))
+
+
+def _inspect_all(cases: Sequence[Case], n_workers: int) -> Iterator[Inspection]:
+    if n_workers == 0:
+        yield from (inspect_case(case) for case in cases)
+        return
+    with ThreadPoolExecutor(n_workers) as pool:
+        yield from pool.map(inspect_case, cases)
+
+
+def _attempt(
+    problems: list[str],
+    work: Callable[Parameters, Result],
+    *args: Parameters.args,
+    **kwargs: Parameters.kwargs,
+) -> Result | None:
+    try:
+        return work(*args, **kwargs)
+    except CaseError as error:
+        problems.append(str(error))
+        return None
+
+
+def _hash(array: npt.NDArray[Any]) -> str:
+    """Hash the shape and the numbers of an array (X, Y, Z).
+
+    One release stores as float32 what another stores as int16: whole numbers in the range of int16
+    are hashed as int16, all others as float32.
+    """
+    low, high = array.min(), array.max()
+    fits = low >= _INT16.min and high <= _INT16.max
+    canonical = array.astype(np.int16 if fits else np.float32, copy=False)
+    if not np.array_equal(canonical, array):
+        with np.errstate(over="ignore"):
+            # adding 0 turns negative zeros into positive ones
+            canonical = array.astype(np.float32) + np.float32(0)
+    key = hashlib.sha256(str(array.shape).encode())
+    key.update(np.asfortranarray(canonical).T.data)
+    return key.hexdigest()[:32]
+
+
+def _count(label_map: LabelMap) -> tuple[tuple[int, int], ...]:
+    flat = label_map.ravel(order="K")
+    # counting the few voxels of the tumour takes a quarter of the time of counting all
+    tumour = flat[flat != 0]
+    counts = np.bincount(tumour, minlength=1)
+    counts[0] = flat.size - tumour.size
+    return tuple((int(value), int(counts[value])) for value in np.flatnonzero(counts))
+
+
+def _voxel_mm3(volume: Volume) -> float:
+    return float(abs(np.linalg.det(volume.geometry.affine[:3, :3])))
 
 
 def _source(case: Case) -> tuple[str, str]:
-    """Return what cases have in common that number their labels alike."""
+    """Return a key that is equal for cases which use one label convention."""
     known = case.release not in {UNKNOWN, NNUNET}
     return case.release, "" if known else case.images[0].path.parent.parent.as_posix()
 
 
-def _explained(group: Sequence[OpenedCase], labels: str) -> Iterator[Case]:
+def _resolved(group: Sequence[OpenedCase], labels: str) -> Iterator[Case]:
     values = {value for one in group for value in one.case.label_values}
     declared = next((c for one in group if (c := one.case.label_convention)), "")
-    # the release is the one that the shape has shown already
+    # the shape has been taken into account in the release already
     found = resolve(
         release=group[0].case.release, shape=None, values=values, declared=labels or declared
     )
@@ -287,56 +318,32 @@ def _labelled(opened: OpenedCase, convention: LabelConvention, remarks: tuple[st
     )
 
 
-__all__ = ["index_cases", "read_index", "summarise", "write_index"]
-
-log = logging.getLogger(__name__)
-
-
-def index_cases(
-    root: Path,
-    *,
-    previous: CaseIndex | None = None,
-    labels: str | None = None,
-    n_workers: int = 0,
-    track: Track = untracked,
-) -> CaseIndex:
-    """Find the cases below a data folder, look into their files, and tell what they mean.
-
-    Args:
-        root: The data folder.
-        previous: An earlier index of the folder. Its cases without problems are not opened again
-            unless their files have changed.
-        labels: Name of the label convention, where names and values do not tell the right one.
-        n_workers: Threads that open files, or 0 to do it in this one. Decompressing and hashing
-            let other threads run.
-        track: Shows how far the work is.
-
-    Raises:
-        LayoutError: Nothing below the folder is a case.
-        ConfigError: No convention has the name given.
-    """
-    if labels:
-        convention_named(labels)
-    discovery = find_cases(root)
-    for notice in discovery.notices:
-        log.warning("%s: %s", root, notice)
-    known = {case.files_key: case for case in previous.usable} if previous else {}
-    new = [case for case in discovery.cases if case.files_key not in known]
-    inspections = track(_inspect_all(new, n_workers), what="index", total=len(new))
-    opened = {
-        case.files_key: OpenedCase.inspected(case, inspection)
-        for case, inspection in zip(new, inspections, strict=True)
-    }
-    cases = [
-        opened.get(case.files_key) or OpenedCase.recalled(case, known[case.files_key])
-        for case in discovery.cases
-    ]
-    return CaseIndex(root=root, cases=without_duplicates(with_conventions(cases, labels or "")))
+def _one_of(duplicates: Sequence[Case]) -> list[Case]:
+    labelled = [case for case in duplicates if case.label]
+    if len({case.voxel_hash for case in duplicates}) > 1:
+        return [_refused(case, duplicates, "another scan") for case in duplicates]
+    if len({(case.label_values, case.tumour_ml) for case in labelled}) > 1:
+        what = "the scan with another label map"
+        return [_refused(case, duplicates, what) for case in duplicates]
+    chosen = (labelled or duplicates)[0]
+    remark = f"the same scan is in {_others(chosen, duplicates)}, which was ignored"
+    return [replace(chosen, remarks=(*chosen.remarks, remark))]
 
 
-def _inspect_all(cases: Sequence[Case], n_workers: int) -> Iterator[Inspection]:
-    if n_workers == 0:
-        yield from (inspect_case(case) for case in cases)
-        return
-    with ThreadPoolExecutor(n_workers) as pool:
-        yield from pool.map(inspect_case, cases)
+def _refused(case: Case, duplicates: Sequence[Case], what: str) -> Case:
+    error = CaseError(
+        case.case_id,
+        f"{_folder(case)}/",
+        f"{what} of the same id in {_others(case, duplicates)}",
+        "one folder per id",
+        "Remove or rename the one that is not wanted.",
+    )
+    return replace(case, problems=(*case.problems, str(error)))
+
+
+def _others(case: Case, duplicates: Sequence[Case]) -> str:
+    return " and ".join(f"{_folder(other)}/" for other in duplicates if other is not case)
+
+
+def _folder(case: Case) -> str:
+    return case.images[0].path.parent.as_posix()

@@ -1,4 +1,4 @@
-"""What is to be predicted: folders of any layout that training reads, tables of paths, single cases."""
+"""Find the cases to predict: in folders of any layout, in tables of paths, or in four files."""
 
 import json
 import logging
@@ -18,17 +18,18 @@ from brats_seg.tables import read_table
 log = logging.getLogger(__name__)
 
 _FORBIDDEN = frozenset('/\\:*?"<>|\0')
-"""Characters that would make a file name a path, or none on some system."""
+"""Characters that make a name a path, or that some systems do not allow in names."""
 
 
 def find_inputs(paths: Sequence[Path]) -> tuple[Case, ...]:
-    """Find the cases that folders and tables of paths hold, sorted by id.
+    """Return the cases in folders and tables of paths, sorted by id.
 
-    What is wrong with one of them is among its problems.
+    Their roots are absolute, so that a worker on another machine finds the files. What is wrong with
+    a case is among its problems.
 
     Raises:
-        LayoutError: A folder holds no cases.
-        UsageError: Something else than a folder or a table is given, or the table cannot be read.
+        LayoutError: A folder contains no cases.
+        UsageError: A path is neither a folder nor a table, or a table cannot be read.
     """
     found = [case for path in paths for case in _inputs_of(path)]
     places = Counter(case.case_id for case in found)
@@ -39,8 +40,8 @@ def find_inputs(paths: Sequence[Path]) -> tuple[Case, ...]:
 def single_input(case_id: str | None, files: Mapping[str, Path]) -> Case:
     """Return the case of four files, given by modality.
 
-    Without an id the case is called by what the names have before their modality, or else by
-    the folder.
+    Without an id, the part of the file names before the modality is taken, or else the name of the
+    folder.
     """
     if case_id is None:
         names = [parse_file_name(path.name) for path in files.values()]
@@ -66,7 +67,6 @@ def _inputs_of(path: Path) -> Iterator[Case]:
         for notice in discovery.notices:
             log.warning("%s: %s", path, notice)
         for case in discovery.cases:
-            # a worker on another machine has another current folder
             yield replace(case, root=path.absolute())
 
 
@@ -143,5 +143,5 @@ def _problems(case: Case, places: Mapping[str, int]) -> Iterator[str]:
         yield str(CaseError(name, files, found, expected, next_step))
     if places[name] > 1:
         found = f"{places[name]} cases of this id"
-        next_step = "Rename or leave out all but one: their results would have one name."
+        next_step = "Rename or omit all but one: their results would have the same name."
         yield str(CaseError(name, files, found, "one", next_step))

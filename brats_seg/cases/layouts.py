@@ -1,6 +1,6 @@
-"""What the names of files and folders tell: modality, release, patient, time point, grade.
+"""Parse names of files and folders: modality, release, patient, time point, grade.
 
-Names only; whether the voxels agree is for the inspection.
+Only names are used here; `index` compares them with the voxels.
 """
 
 import re
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from brats_seg.labels import MODALITIES
 
 UNKNOWN = "unknown"
-"""The release of a case whose id follows no pattern."""
+"""Release of a case whose id matches no pattern."""
 MEN_RT = "brats2024-men-rt"
-"""The radiotherapy task: one modality and another target than all others."""
+"""Release of the radiotherapy task, with one modality and another target than all others."""
 GLI_2023 = "brats2023-gli"
 GLI_2024 = "brats2024-gli"
 DECATHLON = "msd"
@@ -20,7 +20,7 @@ DECATHLON = "msd"
 NNUNET = "nnunet"
 """Release of a raw data folder of nnU-Net."""
 LABEL = "label"
-"""The kind of a file that is a label map by its name."""
+"""Kind of a file that is a label map by its name."""
 
 _SPELLINGS = {
     "t1n": ("t1", "t1n", "t1w"),
@@ -37,7 +37,7 @@ _SCAN_STEM = re.compile(
     re.IGNORECASE,
 )
 
-# the first pattern that fits tells the release
+# the first pattern that matches gives the release
 _CASE_IDS = tuple(
     (re.compile(pattern, re.IGNORECASE), release)
     for pattern, release in (
@@ -49,7 +49,7 @@ _CASE_IDS = tuple(
         (r"(?P<patient>brats-men-rt-\d{4})-(?P<timepoint>\d)", MEN_RT),
         (r"(?P<patient>brats-gli-\d{5})-(?P<timepoint>[1-9]\d\d)", GLI_2024),
         (r"(?P<patient>brats-gli-\d{5})(-(?P<timepoint>\d{3}))?", GLI_2023),
-        # these tasks have kept their names since 2023, so that the name does not tell the year
+        # these tasks have kept their names since 2023: the name does not give the year
         (r"(?P<patient>brats-men-\d{5})(-(?P<timepoint>\d{3}))?", "brats-men"),
         (r"(?P<patient>brats-met-\d{5})(-(?P<timepoint>\d{3}))?", "brats-met"),
         (r"(?P<patient>brats-ped-\d{5})(-(?P<timepoint>\d{3}))?", "brats-ped"),
@@ -68,11 +68,11 @@ class FileName:
     stem: str
     """The name without `.nii` or `.nii.gz`."""
     case: str = ""
-    """What stands before the modality: the case id in most releases, empty in `t1.nii.gz`."""
+    """Part before the modality: the case id in most releases, empty in `t1.nii.gz`."""
     kind: str = ""
-    """A modality, `LABEL`, or empty when the name tells neither."""
+    """A modality, `LABEL`, or empty if the name shows neither."""
     processed: bool = False
-    """Whether the name goes on after the modality, as in `_t1_bet`."""
+    """Whether the name continues after the modality, as in `_t1_bet`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +85,12 @@ class CaseName:
 
 
 def parse_file_name(name: str) -> FileName | None:
-    """Take a file name apart; None if it is not the name of a NIfTI file."""
+    """Parse a file name; return None if it is not the name of a NIfTI file.
+
+    Example:
+        >>> parse_file_name("BraTS2021_00000_flair.nii.gz")
+        FileName(stem='BraTS2021_00000_flair', case='BraTS2021_00000', kind='t2f', processed=False)
+    """
     nifti = _NIFTI_NAME.fullmatch(name)
     if nifti is None:
         return None
@@ -101,16 +106,20 @@ def parse_file_name(name: str) -> FileName | None:
 
 
 def modality_named(word: str) -> str | None:
-    """Return the modality that a word such as `FLAIR` or `t1gd` means, or None."""
+    """Return the modality of a word such as `FLAIR` or `t1gd`, or None."""
     kind = _KINDS.get(word.lower())
     return kind if kind in MODALITIES else None
 
 
 def parse_case_id(case_id: str) -> CaseName:
-    """Take a case id apart; one that follows no pattern is a patient of an unknown release.
+    """Parse a case id; one that matches no pattern is a patient of an unknown release.
 
-    The ids of 2017 to 2019 differ in the year and in a number of the institution, which the
-    patient id leaves out: `Brats17_TCIA_201_1` and `Brats18_TCIA01_201_1` are one patient.
+    The ids of 2017 to 2019 differ in the year and in a number of the institution, which are omitted
+    from the patient id: `Brats17_TCIA_201_1` and `Brats18_TCIA01_201_1` are one patient.
+
+    Example:
+        >>> parse_case_id("BraTS-GLI-00005-100")
+        CaseName(release='brats2024-gli', patient_id='BraTS-GLI-00005', timepoint='100')
     """
     for pattern, release in _CASE_IDS:
         if match := pattern.fullmatch(case_id):
@@ -123,5 +132,5 @@ def parse_case_id(case_id: str) -> CaseName:
 
 
 def grade_of(folders: Iterable[str]) -> str:
-    """Return the grade that one of the folders above a case is named after, or nothing."""
+    """Return the grade, `HGG` or `LGG`, that is the name of a folder above a case, or nothing."""
     return next((name.upper() for name in folders if name.upper() in _GRADES), "")

@@ -1,16 +1,10 @@
-"""The bytes of a scan's file, compressed or not, and what can be wrong with them.
+"""Read and write NIfTI volumes with their position in space.
 
-What the file holds decides, not its name: a `.nii` that is compressed and a `.nii.gz` that is not
-both occur in copies of the releases.
+The content of a file decides whether it is compressed, not its name: `.nii` files that are
+compressed and `.nii.gz` files that are not both occur in copies of the releases. Files are read by
+code of our own because nibabel's zlib takes 2.6 to 3.1 times as long to decompress them as
+libdeflate; headers are parsed by nibabel.
 """
-
-# DOC cases/nifti: One volume in and out, with everything that places it in space.
-# DOC cases/orientation: The order and direction of a volume's axes.
-#
-# BraTS stores volumes with X to the patient's left, Y to the back and Z to the head. Scans stored in
-# another way are turned for the network, and what it gives is turned back. Only whole axes are
-# swapped and reversed: no voxel changes its value.
-#
 
 import gzip
 import math
@@ -33,139 +27,21 @@ from brats_seg.files import whole_file
 from brats_seg.voxels.orientation import Affine, turn_of, turned
 from brats_seg.voxels.resampling import Resampling
 
-FETCH_AGAIN = "Copy or download the file again."
+_FETCH_AGAIN = "Copy or download the file again."
+
+WHOLE_NUMBER_TOLERANCE = 1e-3
+"""Largest distance of a label value from a whole number: rounding errors of scaled storage."""
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile)
 _LENGTH_BYTES = 4
 _SPARE_BYTES = 1 << 20
-"""What may follow the voxels."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PackedFile:
-    """A file of a case, to be read or refused."""
-
-    case_id: str
-    path: Path
-
-    def refuse(self, *, found: str, expected: str, next_step: str) -> CaseError:
-        """Return the error that says what is wrong with the file."""
-        return CaseError(self.case_id, self.path.name, found, expected, next_step)
-
-    def read_bytes(self) -> bytes:
-        """Read the file as it is on the disk."""
-        try:
-            return self.path.read_bytes()
-        except OSError as error:
-            raise self._unreadable(error) from error
-
-    def read_head(self, n_bytes: int) -> bytes:
-        """Read the first bytes of the unpacked content, fewer if it is shorter."""
-        try:
-            with self.path.open("rb") as stream:
-                return self._head(stream, n_bytes)
-        except OSError as error:
-            raise self._unreadable(error) from error
-
-    def head_of(self, packed: bytes, n_bytes: int) -> bytes:
-        """Return the same as `read_head`, from what `read_bytes` read."""
-        return self._head(BytesIO(packed), n_bytes)
-
-    def check_length(self, n_bytes: int) -> None:
-        """Refuse a file whose unpacked content is shorter than `n_bytes`.
-
-        The last bytes tell its length; only where they look wrong is it unpacked.
-        """
-        try:
-            with self.path.open("rb") as stream:
-                magic = stream.read(len(_GZIP_MAGIC))
-                n_told = stream.seek(0, os.SEEK_END)
-                if magic == _GZIP_MAGIC:
-                    stream.seek(max(0, n_told - _LENGTH_BYTES))
-                    n_told = _told_length(stream.read())
-        except OSError as error:
-            raise self._unreadable(error) from error
-        if not _is_likely(n_told, n_bytes):
-            self.unpack(self.read_bytes(), n_bytes)
-
-    def unpack(self, packed: bytes, n_bytes: int) -> bytes:
-        """Decompress what `read_bytes` read, if it is compressed; at least `n_bytes` must come."""
-        content = packed
-        if packed.startswith(_GZIP_MAGIC):
-            content = _unpack_at_once(packed, n_bytes) or self._unpack_members(packed)
-        if len(content) < n_bytes:
-            raise self.refuse(
-                found=f"{len(content)} bytes",
-                expected=f"the {n_bytes} that its header asks for",
-                next_step=FETCH_AGAIN,
-            )
-        return content
-
-    def _head(self, stream: BinaryIO, n_bytes: int) -> bytes:
-        magic = stream.read(len(_GZIP_MAGIC))
-        stream.seek(0)
-        if not magic:
-            raise self.refuse(found="an empty file", expected="a NIfTI file", next_step=FETCH_AGAIN)
-        if magic != _GZIP_MAGIC:
-            return stream.read(n_bytes)
-        try:
-            with gzip.GzipFile(fileobj=stream) as unpacked:
-                return unpacked.read(n_bytes)
-        except _GZIP_ERRORS as error:
-            raise self._damaged() from error
-
-    def _unpack_members(self, packed: bytes) -> bytes:
-        try:
-            return gzip.decompress(packed)
-        except _GZIP_ERRORS as error:
-            raise self._damaged() from error
-
-    def _damaged(self) -> CaseError:
-        return self.refuse(
-            found="a gzip file that is cut off or damaged",
-            expected="a whole one",
-            next_step=FETCH_AGAIN,
-        )
-
-    def _unreadable(self, error: OSError) -> CaseError:
-        return self.refuse(
-            found=f"that it cannot be read ({error.strerror})",
-            expected="a NIfTI file",
-            next_step="Check its name, its rights and the disk.",
-        )
-
-
-def _unpack_at_once(packed: bytes, n_bytes: int) -> bytes:
-    """Decompress with libdeflate, which knows one member only; return nothing if that fails.
-
-    It trusts the length in the last four bytes, and takes that much memory: in a file that is cut
-    off or has several members they say anything.
-    """
-    if not _is_likely(_told_length(packed), n_bytes):
-        return b""
-    try:
-        return deflate.gzip_decompress(packed)
-    except (deflate.DeflateError, ValueError):
-        return b""
-
-
-def _told_length(packed: bytes) -> int:
-    """Return how long the content of a gzip file is, by its last bytes."""
-    return int.from_bytes(packed[-_LENGTH_BYTES:], "little")
-
-
-def _is_likely(n_told: int, n_bytes: int) -> bool:
-    return n_bytes <= n_told <= n_bytes + _SPARE_BYTES
-
+"""Most bytes that may follow the voxels."""
 
 _Header: TypeAlias = Any  # nibabel has no types
 
-WHOLE_NUMBER_TOLERANCE = 1e-3
-"""How far a label value may lie from a whole number: what scaled storage leaves behind."""
-
 _HEADER_BYTES = 540
-"""Of NIfTI-2, the longer one."""
+"""Length of the header of NIfTI-2, the longer one."""
 _SINGLE_FILE_MAGICS = (b"n+1", b"n+2")
 _COMPRESSION_LEVEL = 6
 
@@ -175,13 +51,13 @@ _OTHER_FILE = "Give the label map itself, not an image or probabilities."
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Geometry:
-    """The grid of a volume, and how its file says so."""
+    """Grid of a volume, as its file states it."""
 
     shape: tuple[int, int, int]
     affine: Affine
-    """Voxel indices to millimetres, (4, 4): from the sform where its code is set, else the qform."""
+    """Matrix (4, 4) from voxel indices to millimetres: the sform if its code is set, else the qform."""
     qform: Affine
-    """(4, 4); equal to the affine where the code of the qform is not set."""
+    """Matrix (4, 4); equal to the affine if the code of the qform is not set."""
     qform_code: int
     sform_code: int
 
@@ -196,20 +72,20 @@ class Geometry:
 
     @property
     def spacing_mm(self) -> tuple[float, float, float]:
-        """Edge lengths of a voxel."""
+        """Edge lengths of a voxel along X, Y and Z."""
         x, y, z = np.linalg.norm(self.affine[:3, :3], axis=0)
         return float(x), float(y), float(z)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Volume:
-    """Voxels that know where they are."""
+    """Voxels with their position in space."""
 
     array: npt.NDArray[Any]
-    """(X, Y, Z), read-only, in the stored type unless the file asks for scaling."""
+    """Voxels (X, Y, Z), read-only, in the stored type unless the file specifies a scaling."""
     geometry: Geometry
     file: str
-    """Name for messages."""
+    """File name for messages."""
 
 
 def read_volume(path: Path, *, case_id: str, volume: int | None = None) -> Volume:
@@ -217,18 +93,29 @@ def read_volume(path: Path, *, case_id: str, volume: int | None = None) -> Volum
 
     Args:
         path: A `.nii` or `.nii.gz` file.
-        case_id: For messages.
+        case_id: Id for messages.
         volume: Index along the fourth axis; None for a 3-D file.
 
     Raises:
-        CaseError: The file is empty, damaged, not NIfTI, or has other axes than asked for.
+        CaseError: The file is empty, damaged, not NIfTI, or has other axes than expected.
+
+    Example:
+        >>> import tempfile
+        >>> eye = np.eye(4)
+        >>> grid = Geometry(shape=(2, 2, 2), affine=eye, qform=eye, qform_code=1, sform_code=1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "scan.nii.gz")
+        ...     write_volume(path, np.arange(8, dtype=np.int16).reshape(2, 2, 2), grid)
+        ...     volume = read_volume(path, case_id="example")
+        >>> volume.array.shape, volume.geometry.spacing_mm
+        ((2, 2, 2), (1.0, 1.0, 1.0))
     """
     packed = read_packed(path, case_id=case_id)
     return unpack_volume(packed, path, case_id=case_id, volume=volume)
 
 
 def read_label_map(path: Path, *, case_id: str) -> Volume:
-    """Read a label map as uint8; whole numbers may be stored in any type.
+    """Read a label map as uint8; its whole numbers may be stored in any type.
 
     Raises:
         CaseError: As `read_volume`, and for fractions, negative values and values over 255.
@@ -255,8 +142,8 @@ def unpack_volume(packed: bytes, path: Path, *, case_id: str, volume: int | None
     dtype, n_voxels = header.get_data_dtype(), math.prod(geometry.shape)
     offset = _data_start(header) + (volume or 0) * n_voxels * dtype.itemsize
     array = np.frombuffer(content, dtype, n_voxels, offset).reshape(geometry.shape, order="F")
-    # torch and hashes want the byte order of this machine; a view of a 4-D file would keep all of
-    # it in memory
+    # torch and hashes need the byte order of this machine; a view of a 4-D file would keep the whole
+    # content in memory
     array = array.astype(dtype.newbyteorder("="), copy=volume is not None)
     array = apply_read_scaling(array, *header.get_slope_inter())
     array.flags.writeable = False
@@ -272,7 +159,7 @@ def unpack_label_map(packed: bytes, path: Path, *, case_id: str) -> Volume:
 
 
 def read_geometry(path: Path, *, case_id: str, volume: int | None = None) -> Geometry:
-    """Read the header alone, and see whether the file is cut off; otherwise as `read_volume`."""
+    """Read the header only, and check that the file is complete; otherwise like `read_volume`."""
     file = PackedFile(case_id=case_id, path=path)
     header = _parse_header(file.read_head(_HEADER_BYTES), file)
     geometry = _geometry(header, volume, file)
@@ -283,7 +170,7 @@ def read_geometry(path: Path, *, case_id: str, volume: int | None = None) -> Geo
 def write_volume(path: Path, array: npt.NDArray[Any], geometry: Geometry) -> None:
     """Write an array `(X, Y, Z)` on its grid, compressed if the name ends in `.gz`.
 
-    Equal input gives equal bytes.
+    Equal input results in equal bytes.
 
     Raises:
         EnvironmentalError: The file cannot be written.
@@ -301,16 +188,138 @@ def write_volume(path: Path, array: npt.NDArray[Any], geometry: Geometry) -> Non
         beside.write_bytes(content)
 
 
+def oriented(volume: Volume) -> Volume:
+    """Return the volume in the axes of BraTS; the array is a view."""
+    geometry = volume.geometry
+    turn = turn_of(geometry.affine)
+    affine = geometry.affine @ nib.orientations.inv_ornt_aff(turn, geometry.shape)
+    array = turned(volume.array, turn)
+    x, y, z = array.shape
+    return Volume(
+        array=array,
+        geometry=Geometry(shape=(x, y, z), affine=affine, qform=affine, qform_code=0, sform_code=1),
+        file=volume.file,
+    )
+
+
+def resampled(volume: Volume, resampling: Resampling) -> Volume:
+    """Return the volume at another spacing, interpolated in float32."""
+    affine = resampling.affine_there(volume.geometry.affine)
+    return Volume(
+        array=resampling.there(volume.array),
+        geometry=Geometry(
+            shape=resampling.after, affine=affine, qform=affine, qform_code=0, sform_code=1
+        ),
+        file=volume.file,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedFile:
+    """A file of a case, compressed or not."""
+
+    case_id: str
+    path: Path
+
+    def refuse(self, *, found: str, expected: str, next_step: str) -> CaseError:
+        """Return an error that says what is wrong with the file."""
+        return CaseError(self.case_id, self.path.name, found, expected, next_step)
+
+    def read_bytes(self) -> bytes:
+        """Read the file as it is on the disk."""
+        try:
+            return self.path.read_bytes()
+        except OSError as error:
+            raise self._unreadable(error) from error
+
+    def read_head(self, n_bytes: int) -> bytes:
+        """Read the first bytes of the unpacked content, fewer if it is shorter."""
+        try:
+            with self.path.open("rb") as stream:
+                return self._head(stream, n_bytes)
+        except OSError as error:
+            raise self._unreadable(error) from error
+
+    def head_of(self, packed: bytes, n_bytes: int) -> bytes:
+        """Return the same as `read_head`, given the result of `read_bytes`."""
+        return self._head(BytesIO(packed), n_bytes)
+
+    def check_length(self, n_bytes: int) -> None:
+        """Raise `CaseError` if the unpacked content is shorter than `n_bytes`.
+
+        The last bytes state its length; the file is unpacked only if they look wrong.
+        """
+        try:
+            with self.path.open("rb") as stream:
+                magic = stream.read(len(_GZIP_MAGIC))
+                n_stated = stream.seek(0, os.SEEK_END)
+                if magic == _GZIP_MAGIC:
+                    stream.seek(max(0, n_stated - _LENGTH_BYTES))
+                    n_stated = _stated_length(stream.read())
+        except OSError as error:
+            raise self._unreadable(error) from error
+        if not _is_likely(n_stated, n_bytes):
+            self.unpack(self.read_bytes(), n_bytes)
+
+    def unpack(self, packed: bytes, n_bytes: int) -> bytes:
+        """Decompress the result of `read_bytes`, if it is compressed, and check its length."""
+        content = packed
+        if packed.startswith(_GZIP_MAGIC):
+            content = _unpack_at_once(packed, n_bytes) or self._unpack_members(packed)
+        if len(content) < n_bytes:
+            raise self.refuse(
+                found=f"{len(content)} bytes",
+                expected=f"the {n_bytes} that its header states",
+                next_step=_FETCH_AGAIN,
+            )
+        return content
+
+    def _head(self, stream: BinaryIO, n_bytes: int) -> bytes:
+        magic = stream.read(len(_GZIP_MAGIC))
+        stream.seek(0)
+        if not magic:
+            raise self.refuse(
+                found="an empty file", expected="a NIfTI file", next_step=_FETCH_AGAIN
+            )
+        if magic != _GZIP_MAGIC:
+            return stream.read(n_bytes)
+        try:
+            with gzip.GzipFile(fileobj=stream) as unpacked:
+                return unpacked.read(n_bytes)
+        except _GZIP_ERRORS as error:
+            raise self._damaged() from error
+
+    def _unpack_members(self, packed: bytes) -> bytes:
+        try:
+            return gzip.decompress(packed)
+        except _GZIP_ERRORS as error:
+            raise self._damaged() from error
+
+    def _damaged(self) -> CaseError:
+        return self.refuse(
+            found="a gzip file that is cut off or damaged",
+            expected="a whole one",
+            next_step=_FETCH_AGAIN,
+        )
+
+    def _unreadable(self, error: OSError) -> CaseError:
+        return self.refuse(
+            found=f"that it cannot be read ({error.strerror})",
+            expected="a NIfTI file",
+            next_step="Check its name, its rights and the disk.",
+        )
+
+
 def _parse_header(head: bytes, file: PackedFile) -> _Header:
     for kind in (nib.Nifti1Header, nib.Nifti2Header):
         if kind.may_contain_header(head):
             header = kind(head[: kind.sizeof_hdr], check=False)
             if header["magic"].item() in _SINGLE_FILE_MAGICS:
-                # the standard reads anything but -1 as 1 here, nibabel refuses it
+                # the standard takes any value but -1 as 1 here, nibabel refuses it
                 header["pixdim"][0] = -1 if header["pixdim"][0] == -1 else 1
                 return header
     found = f"no NIfTI header (the file begins with {head[:16]!r})"
-    raise file.refuse(found=found, expected="a NIfTI file", next_step=FETCH_AGAIN)
+    raise file.refuse(found=found, expected="a NIfTI file", next_step=_FETCH_AGAIN)
 
 
 def _geometry(header: _Header, volume: int | None, file: PackedFile) -> Geometry:
@@ -322,7 +331,7 @@ def _geometry(header: _Header, volume: int | None, file: PackedFile) -> Geometry
         header.get_slope_inter()
         holds_numbers = header.get_data_dtype().kind in "iuf"
     except (HeaderDataError, ValueError, KeyError) as error:
-        found = f"a header that makes no sense ({error})"
+        found = f"an invalid header ({error})"
         raise file.refuse(
             found=found, expected="a NIfTI header", next_step=_CONVERT_AGAIN
         ) from error
@@ -330,7 +339,7 @@ def _geometry(header: _Header, volume: int | None, file: PackedFile) -> Geometry
     if not holds_numbers:
         found = "colours or complex numbers"
     elif not np.isfinite(affine).all() or np.linalg.det(affine[:3, :3]) == 0:
-        found = f"an affine that spans no space: {affine[:3].tolist()}"
+        found = f"an affine that is singular or not finite: {affine[:3].tolist()}"
     if found:
         raise file.refuse(found=found, expected="numbers on a grid", next_step=_CONVERT_AGAIN)
     return Geometry(
@@ -366,7 +375,7 @@ def _to_labels(array: npt.NDArray[Any], file: PackedFile) -> npt.NDArray[np.uint
     whole = array
     if array.dtype.kind == "f":
         whole = np.rint(array)
-        # NaN fails this comparison, as it should; infinity minus itself is NaN
+        # NaN fails this comparison, as intended; infinity minus itself is NaN
         with np.errstate(invalid="ignore"):
             broken = ~(np.abs(array - whole) <= WHOLE_NUMBER_TOLERANCE)
         if broken.any():
@@ -379,27 +388,24 @@ def _to_labels(array: npt.NDArray[Any], file: PackedFile) -> npt.NDArray[np.uint
     return whole.astype(np.uint8)
 
 
-def oriented(volume: Volume) -> Volume:
-    """Return the volume with the axes of BraTS; the array is a view."""
-    geometry = volume.geometry
-    turn = turn_of(geometry.affine)
-    affine = geometry.affine @ nib.orientations.inv_ornt_aff(turn, geometry.shape)
-    array = turned(volume.array, turn)
-    x, y, z = array.shape
-    return Volume(
-        array=array,
-        geometry=Geometry(shape=(x, y, z), affine=affine, qform=affine, qform_code=0, sform_code=1),
-        file=volume.file,
-    )
+def _unpack_at_once(packed: bytes, n_bytes: int) -> bytes:
+    """Decompress with libdeflate, which supports one member only; return nothing if that fails.
+
+    It allocates the length that the last four bytes state. They are arbitrary in a file that is cut
+    off or has several members.
+    """
+    if not _is_likely(_stated_length(packed), n_bytes):
+        return b""
+    try:
+        return deflate.gzip_decompress(packed)
+    except (deflate.DeflateError, ValueError):
+        return b""
 
 
-def resampled(volume: Volume, resampling: Resampling) -> Volume:
-    """Return the volume at another spacing, interpolated in float32."""
-    affine = resampling.affine_there(volume.geometry.affine)
-    return Volume(
-        array=resampling.there(volume.array),
-        geometry=Geometry(
-            shape=resampling.after, affine=affine, qform=affine, qform_code=0, sform_code=1
-        ),
-        file=volume.file,
-    )
+def _stated_length(packed: bytes) -> int:
+    """Return the length of the content of a gzip file, as its last bytes state it."""
+    return int.from_bytes(packed[-_LENGTH_BYTES:], "little")
+
+
+def _is_likely(n_stated: int, n_bytes: int) -> bool:
+    return n_bytes <= n_stated <= n_bytes + _SPARE_BYTES

@@ -1,8 +1,8 @@
-"""Phantom cases: brain-shaped scans with a tumour, for demonstrations without patients.
+"""Generate phantom cases: brain-like scans with a tumour, for demonstrations without patients.
 
-They are laid out as BraTS 2021 on disk, a folder of five files per case, and look enough like the
-real thing to learn from: grey and white matter, fluid, a bias field, noise, and a tumour of
-nested regions. Coordinates run from the centre of the brain, with its surface at radius 1.
+The files are laid out as in BraTS 2021, a folder of five files per case. The scans are realistic
+enough to train on: grey and white matter, fluid, a bias field, noise, and a tumour of nested
+regions. The origin of the coordinates is the centre of the brain, its surface is at radius 1.
 """
 
 from dataclasses import dataclass
@@ -49,9 +49,9 @@ class Phantom:
     """One phantom case."""
 
     images: npt.NDArray[np.int16]
-    """(4, X, Y, Z) in the order of `MODALITIES`, exactly 0 outside the brain."""
+    """Images (4, X, Y, Z) in the order of `MODALITIES`, exactly 0 outside the brain."""
     label_map: LabelMap
-    """(X, Y, Z) in the convention of BraTS 2021."""
+    """Label map (X, Y, Z) in the convention of BraTS 2021."""
 
 
 def write_phantom_cases(root: Path, *, n_cases: int, seed: int, shape: Shape = _SHAPE) -> None:
@@ -71,10 +71,10 @@ def write_phantom_cases(root: Path, *, n_cases: int, seed: int, shape: Shape = _
 
 
 def write_phantom_survival(path: Path, *, n_cases: int, seed: int) -> None:
-    """Write a table of ages and survival for phantom cases, spelt as BraTS 2020 spells it.
+    """Write a table of ages and survival for phantom cases, with the columns of BraTS 2020.
 
-    Nothing of it has to do with the scans: whoever finds that survival can be told from them has
-    made a mistake. Every eighth patient lives, and of every ninth nothing is known.
+    The numbers are independent of the scans: an analysis that predicts survival from them has a
+    mistake. Every eighth patient is alive, and of every ninth the survival is unknown.
 
     Raises:
         EnvironmentalError: The file cannot be written.
@@ -91,7 +91,7 @@ def write_phantom_survival(path: Path, *, n_cases: int, seed: int) -> None:
 
 
 def make_phantom(rng: np.random.Generator, shape: Shape = _SHAPE, *, with_et: bool) -> Phantom:
-    """Make one case; its size, place and shape of tumour come from the generator."""
+    """Return one case; the generator determines size, position and shape of its tumour."""
     tissue = _make_brain(rng, shape)
     regions = _make_tumour(rng, tissue, with_et=with_et)
     wt, tc, et = regions
@@ -106,7 +106,7 @@ def _make_brain(rng: np.random.Generator, shape: Shape) -> npt.NDArray[np.uint8]
     x, y, z = _coordinates(shape)
     depth = 1 - np.sqrt(x**2 + y**2 + z**2) + 0.03 * _smooth_noise(rng, shape, 0.12)
     aside = np.abs(x + 0.02 * _smooth_noise(rng, shape, 0.08))
-    # furrows are narrow at the surface and end in the depth, the cleft parts the hemispheres
+    # sulci are narrow at the surface and end inside; the fissure separates the hemispheres
     furrow = np.abs(_smooth_noise(rng, shape, 0.03)) + 1.6 * depth.clip(min=0)
     cleft = (aside < 0.02) & (depth < 0.45)
     nuclei = _ellipsoid(aside - 0.3, y, z, (0.14, 0.25, 0.18))
@@ -121,7 +121,7 @@ def _make_brain(rng: np.random.Generator, shape: Shape) -> npt.NDArray[np.uint8]
 def _make_tumour(
     rng: np.random.Generator, tissue: npt.NDArray[np.uint8], *, with_et: bool
 ) -> RegionMasks:
-    """Return region masks (3, X, Y, Z): irregular shells around a place in the white matter."""
+    """Return region masks (3, X, Y, Z): irregular shells around a point in the white matter."""
     shape = tissue.shape
     coordinates = np.stack(_coordinates(shape))
     deep = (tissue == _WHITE) & ((coordinates**2).sum(axis=0) < 0.5)
@@ -140,7 +140,7 @@ def _make_tumour(
 
 
 def _scanned(rng: np.random.Generator, tissue: npt.NDArray[np.uint8]) -> npt.NDArray[np.int16]:
-    """Return four images (4, X, Y, Z) of the tissue, each with a gain, bias and noise of its own."""
+    """Return images (4, X, Y, Z) of the tissue, each with its own gain, bias and noise."""
     brain = tissue != _BACKGROUND
     images = []
     for signal in _SIGNAL.T:
@@ -167,7 +167,7 @@ def _ellipsoid(x: Field, y: Field, z: Field, half_axes: tuple[float, float, floa
 
 
 def _smooth_noise(rng: np.random.Generator, shape: Shape, scale: float) -> Field:
-    """Return a random field of unit variance whose grain is that share of the shape."""
+    """Return a random field of unit variance, smoothed by `scale` as a fraction of the shape."""
     spectrum = rfftn(rng.standard_normal(shape))
     fourier_gaussian(spectrum, [scale * n for n in shape], n=shape[-1], output=spectrum)
     field = irfftn(spectrum, shape)

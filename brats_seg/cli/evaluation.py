@@ -14,7 +14,7 @@ from brats_seg.progress import tracked
 if TYPE_CHECKING:
     from brats_seg.evaluation.compare import Comparison
     from brats_seg.evaluation.evaluate import Evaluation
-    from brats_seg.evaluation.protocols import Protocol
+    from brats_seg.evaluation.protocols import ScoringProtocol
     from brats_seg.evaluation.scores import RegionSummary
 
 _SHOWN = ("dice", "hd95", "lesionwise_dice", "lesionwise_hd95", "lesionwise_nsd_1.0")
@@ -86,7 +86,7 @@ def print_summaries(summaries: "Sequence[RegionSummary]") -> None:
     print_table(("region", *shown, "empty"), rows)
 
 
-def _score(reference: Path, prediction: Path, protocol: "Protocol", output: Path) -> None:
+def _score(reference: Path, prediction: Path, protocol: "ScoringProtocol", output: Path) -> None:
     from brats_seg.evaluation.evaluate import score_folders
 
     n_workers = os.cpu_count() or 1
@@ -100,7 +100,7 @@ def _score(reference: Path, prediction: Path, protocol: "Protocol", output: Path
         raise typer.Exit(1)
 
 
-def _compare(reference: Path, predictions: tuple[Path, Path], protocol: "Protocol") -> None:
+def _compare(reference: Path, predictions: tuple[Path, Path], protocol: "ScoringProtocol") -> None:
     from brats_seg.evaluation.compare import compare_folders
 
     n_workers = os.cpu_count() or 1

@@ -14,7 +14,9 @@ OutputOption = Annotated[
     Path, typer.Option("-o", "--output", help="The picture: a name in .png, .svg or .pdf.")
 ]
 DataArgument = Annotated[Path, typer.Argument(help="Folder of scans, of any layout.")]
-CaseOption = Annotated[str | None, typer.Option("--case", help="Which. (default: the first)")]
+CaseOption = Annotated[
+    str | None, typer.Option("--case", help="Id of the case. (default: the first)")
+]
 PredictionOption = Annotated[
     Path | None, typer.Option(help="A label map, or a folder of <case>.nii.gz.")
 ]
@@ -104,7 +106,7 @@ def surface(
 def scores(
     table: ScoresArgument,
     output: OutputOption,
-    column: Annotated[str, typer.Option(help="Which score: a column of the table.")] = "dice",
+    column: Annotated[str, typer.Option(help="Score to draw: a column of the table.")] = "dice",
 ) -> None:
     """Draw a score of every case, with a box for each region."""
     from brats_seg.report.draw import draw_scores

@@ -1,4 +1,4 @@
-"""Commands about scans: what is there, making it ready, making some up."""
+"""Commands `index`, `prepare` and `phantom`: find scans, prepare them, generate some."""
 
 import os
 from pathlib import Path
@@ -16,22 +16,21 @@ from brats_seg.cli.options import (
     SkipBadOption,
     settings_of,
 )
-from brats_seg.config import load_config
 from brats_seg.progress import tracked
 
 
 def index(
     data: Annotated[Path, typer.Argument(help="Folder of scans, of any BraTS release.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="The case table.")] = Path(
+    output: Annotated[Path, typer.Option("-o", "--output", help="Case table to write.")] = Path(
         "cases.csv"
     ),
     labels: LabelsOption = None,
 ) -> None:
-    """Find cases and label conventions, and list what is wrong with them."""
+    """Find cases and their label conventions, and list what is wrong with them."""
     from brats_seg.cases.case_table import summarise
     from brats_seg.data.fold import open_index
 
-    config = load_config(assignments=[] if labels is None else [f"cases.labels={labels}"])
+    config = settings_of(None, None, None, {"cases.labels": labels})
     found = open_index(data, output, config, n_workers=os.cpu_count() or 1, track=tracked)
     for line in summarise(found):
         print(line)
@@ -49,7 +48,7 @@ def prepare(
     labels: LabelsOption = None,
     skip_bad: SkipBadOption = False,
 ) -> None:
-    """Index the scans, share them out into folds, and prepare them for training."""
+    """Index the scans, distribute them to folds, and prepare them for training."""
     from brats_seg.data.fold import open_fold, prepared_path_of
 
     chosen = settings_of(
@@ -62,10 +61,10 @@ def prepare(
 
 def phantom(
     output: Annotated[Path, typer.Argument(help="Folder to write to.")],
-    cases: Annotated[int, typer.Option(min=1, help="How many.")] = DEMO_CASES,
+    cases: Annotated[int, typer.Option(min=1, help="Number of cases.")] = DEMO_CASES,
     seed: Annotated[int, typer.Option(help="The same seed gives the same cases.")] = 0,
 ) -> None:
-    """Make phantom cases in the layout of BraTS 2021, to try the software without scans."""
+    """Generate phantom cases in the layout of BraTS 2021, to try the software without scans."""
     from brats_seg.cases.phantom import write_phantom_cases
 
     write_phantom_cases(output, n_cases=cases, seed=seed)

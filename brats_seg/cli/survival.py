@@ -1,15 +1,12 @@
 """Commands `features` and `survival`."""
 
-import os
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from brats_seg.cli.options import LabelsOption, PreparedOption, print_table
-from brats_seg.config import load_config
 from brats_seg.progress import tracked
 
 if TYPE_CHECKING:
@@ -57,39 +54,28 @@ def features(
 ) -> None:
     """Measure each case: size, shape and intensities of the tumour, and its latent vector.
 
-    Of several runs, a case is given to those that have not learnt on its patient. Exit code 1:
+    Of several runs, a case is given to those that were not trained on its patient. Exit code 1:
     some cases failed, listed in failures.csv beside the table.
     """
-    from brats_seg.cases.clinical import read_clinical_tables, with_clinical
-    from brats_seg.cases.many import write_failures
-    from brats_seg.data.fold import open_index, prepared_path_of
-    from brats_seg.runtime.device import choose_device
-    from brats_seg.survival.features import extract_features, write_origin
-    from brats_seg.survival.leakage import People
-    from brats_seg.survival.networks import Networks
-    from brats_seg.survival.table import write_features
+    from brats_seg.survival.features import features_of_folder
 
-    config = load_config(assignments=[] if labels is None else [f"cases.labels={labels}"])
-    clinical = read_clinical_tables(data, table or ())
-    cases_path = (prepared or prepared_path_of(data)) / "cases.csv"
-    index = open_index(data, cases_path, config, n_workers=os.cpu_count() or 1, track=tracked)
-    index = replace(index, cases=with_clinical(index.cases, clinical))
-    networks = Networks.load(
-        autoencoder or (),
-        segmentation or (),
-        choose_device(device, precision),
-        People(clinical=clinical),
-        index.cases,
+    extraction = features_of_folder(
+        data,
+        output,
+        autoencoders=autoencoder or (),
+        segmentations=segmentation or (),
+        predicted=predicted,
+        tables=table or (),
+        labels=labels,
+        prepared_path=prepared,
+        device=device,
+        precision=precision,
+        track=tracked,
     )
-    # before the work: a folder that cannot be written to is better known now
-    write_origin(index, networks, output.with_suffix(".json"))
-    extraction = extract_features(index, networks, predicted=predicted, track=tracked)
-    failures_path = output.with_name("failures.csv")
-    write_failures(extraction.failures, failures_path)
     for failure in extraction.failures:
         print(f"FAILED  {failure.message}")
-    write_features(extraction.rows, output)
-    _tell_features(extraction.rows)
+    _print_features(extraction.rows)
+    failures_path = output.with_name("failures.csv")
     print(f"wrote {output}, {output.with_suffix('.json')} and {failures_path}. Research use only.")
     if extraction.failures:
         raise typer.Exit(1)
@@ -148,7 +134,7 @@ def survival(
         raise typer.Exit(1)
 
 
-def _tell_features(rows: "Sequence[FeatureRow]") -> None:
+def _print_features(rows: "Sequence[FeatureRow]") -> None:
     from brats_seg.survival.features import REFERENCE
     from brats_seg.survival.leakage import Leakage, least_leakage
 
@@ -166,8 +152,8 @@ def _tell_features(rows: "Sequence[FeatureRow]") -> None:
         ),
     ):
         for answer, words in (
-            (Leakage.YES, "by networks that learnt on the patient"),
-            (Leakage.UNKNOWN, "by networks that do not say whom they learnt on"),
+            (Leakage.YES, "by networks that were trained on the patient"),
+            (Leakage.UNKNOWN, "by networks without a record of the patients they were trained on"),
         ):
             if answers.count(answer):
                 print(f"note: {answers.count(answer)} {what} {words}")

@@ -1,1 +1,1 @@
-"""How well a prediction agrees with its reference."""
+"""Scores of predictions against references, and what they prove."""

@@ -16,7 +16,7 @@ from scipy import stats
 
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.evaluate import Evaluation, evaluate_folders
-from brats_seg.evaluation.protocols import Protocol
+from brats_seg.evaluation.protocols import ScoringProtocol
 from brats_seg.evaluation.scores import LOWER_IS_BETTER, Score
 from brats_seg.evaluation.significance import permutation_p_value, signed_rank_p_value
 from brats_seg.progress import Track, untracked
@@ -87,7 +87,7 @@ class ComparedFolders:
 def compare_folders(
     reference: Path,
     predictions: tuple[Path, Path],
-    protocol: Protocol,
+    protocol: ScoringProtocol,
     *,
     n_workers: int = 0,
     track: Track = untracked,

@@ -23,7 +23,7 @@ from brats_seg.cases.nifti import Geometry, read_label_map
 from brats_seg.errors import LayoutError, UsageError
 from brats_seg.evaluation.lesionwise import LesionScores, Scale, score_lesions
 from brats_seg.evaluation.overlap import BOTH_EMPTY, RegionCounts, count_regions, dice, jaccard
-from brats_seg.evaluation.protocols import Protocol
+from brats_seg.evaluation.protocols import ScoringProtocol
 from brats_seg.evaluation.scores import (
     RegionSummary,
     Score,
@@ -67,7 +67,7 @@ class PackedLabelMap:
     """Name of the file."""
     geometry: Geometry
     values: frozenset[int]
-    """Label values that occur."""
+    """Label values that occur, and 0."""
     box: Box | None
     """Box around the labelled voxels; None if there are none."""
     packed: bytes
@@ -106,14 +106,14 @@ class CaseScores:
     scores: tuple[Score, ...]
     """A row per region of the protocol."""
     remark: str = ""
-    """What was unusual and could be dealt with."""
+    """A remark on an unusual file that could be scored; empty without one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
     """The scores of a folder of predictions, and what could not be scored."""
 
-    protocol: Protocol
+    protocol: ScoringProtocol
     scores: tuple[Score, ...]
     """By case id and region; a case without a prediction is among them, with the worst scores."""
     missing: tuple[str, ...]
@@ -127,7 +127,7 @@ class Evaluation:
     prediction_labels: tuple[str, ...]
     """Names of those found in the predictions. Regions are compared even where they differ."""
     remarks: tuple[str, ...]
-    """What was unusual about single cases."""
+    """Remarks on unusual files of single cases."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,7 +142,7 @@ def score_folders(
     reference: Path,
     prediction: Path,
     output: Path,
-    protocol: Protocol,
+    protocol: ScoringProtocol,
     *,
     n_workers: int = 0,
     track: Track = untracked,
@@ -161,6 +161,17 @@ def score_folders(
         UsageError: The paths are not two files or two folders, or a case occurs twice.
         LayoutError: A folder holds no label map, or no case is in both.
         EnvironmentalError: A process was killed, or a file cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> from brats_seg.cases.phantom import write_phantom_cases
+        >>> from brats_seg.evaluation.protocols import protocol_named
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     data, table = Path(folder) / "data", Path(folder) / "scores.csv"
+        ...     write_phantom_cases(data, n_cases=2, seed=0)
+        ...     scored = score_folders(data, data, table, protocol_named("legacy"))
+        >>> [(one.region, one.n_cases, one.spreads[0].mean) for one in scored.summaries]
+        [('wt', 2, 1.0), ('tc', 2, 1.0), ('et', 2, 1.0)]
     """
     evaluation = evaluate_folders(reference, prediction, protocol, n_workers=n_workers, track=track)
     summaries = summarise_scores(evaluation.scores, np.random.default_rng(0))
@@ -172,7 +183,7 @@ def score_folders(
 def evaluate_folders(
     reference: Path,
     prediction: Path,
-    protocol: Protocol,
+    protocol: ScoringProtocol,
     *,
     n_workers: int = 0,
     track: Track = untracked,
@@ -186,7 +197,7 @@ def evaluate_folders(
 
 
 def evaluate_pairs(
-    pairing: Pairing, protocol: Protocol, *, n_workers: int = 0, track: Track = untracked
+    pairing: Pairing, protocol: ScoringProtocol, *, n_workers: int = 0, track: Track = untracked
 ) -> Evaluation:
     """Score predictions whose references are known, as `evaluate_folders` does."""
     attempt = partial(map_cases, n_workers=n_workers, track=track)
@@ -279,7 +290,9 @@ def read_pair(pair: Pair) -> LabelPair:
     )
 
 
-def score_pair(pair: LabelPair, conventions: PairConventions, protocol: Protocol) -> CaseScores:
+def score_pair(
+    pair: LabelPair, conventions: PairConventions, protocol: ScoringProtocol
+) -> CaseScores:
     """Score the prediction of one case.
 
     Without a prediction every region gets the worst score, also one that the reference lacks.
@@ -324,7 +337,7 @@ class _Sides:
     """Voxels of the volume outside the box: in no region of either side."""
 
 
-def _with_conventions(pairs: Sequence[LabelPair], protocol: Protocol) -> tuple[_Task, ...]:
+def _with_conventions(pairs: Sequence[LabelPair], protocol: ScoringProtocol) -> tuple[_Task, ...]:
     references = {pair.case_id: pair.reference for pair in pairs}
     predictions = {pair.case_id: pair.prediction for pair in pairs if pair.prediction}
     of_references = _conventions(references, protocol)
@@ -343,7 +356,7 @@ def _with_conventions(pairs: Sequence[LabelPair], protocol: Protocol) -> tuple[_
 
 
 def _conventions(
-    label_maps: Mapping[str, PackedLabelMap], protocol: Protocol
+    label_maps: Mapping[str, PackedLabelMap], protocol: ScoringProtocol
 ) -> dict[str, LabelConvention]:
     if protocol.labels is not None:
         return dict.fromkeys(label_maps, protocol.labels)
@@ -354,7 +367,7 @@ def _conventions(
     return {case_id: found.convention for case_id, found in resolve_all(contents).items()}
 
 
-def _score(task: _Task, protocol: Protocol) -> CaseScores:
+def _score(task: _Task, protocol: ScoringProtocol) -> CaseScores:
     pair, conventions = task.pair, task.conventions
     # both sides may have one file name
     file = f"reference {pair.reference.file}"
@@ -398,12 +411,14 @@ def _some(cases: dict[str, Path]) -> str:
 def _packed(path: Path, case_id: str) -> PackedLabelMap:
     label = read_label_map(path, case_id=case_id)
     box = bounding_box(label.array > 0)
+    labelled = label.array[:0] if box is None else label.array[box.slices]
     return PackedLabelMap(
         file=label.file,
         geometry=label.geometry,
-        values=label_values_of(label.array),
+        # counting outside the box would take ten times as long
+        values=label_values_of(labelled) | {0},
         box=box,
-        packed=b"" if box is None else zlib.compress(label.array[box.slices].tobytes(), level=1),
+        packed=zlib.compress(labelled.tobytes(), level=1),
     )
 
 
@@ -424,7 +439,7 @@ def _check_grids(pair: LabelPair) -> str:
     return f"{which} has no affine, so that voxels were paired by index"
 
 
-def _sides_of(pair: LabelPair, conventions: PairConventions, protocol: Protocol) -> _Sides:
+def _sides_of(pair: LabelPair, conventions: PairConventions, protocol: ScoringProtocol) -> _Sides:
     sides = [pair.reference] if pair.prediction is None else [pair.reference, pair.prediction]
     boxes = [side.box for side in sides if side.box is not None]
     box = reduce(Box.joined, boxes) if boxes else Box.at((0, 0, 0), (1, 1, 1))
@@ -439,11 +454,13 @@ def _sides_of(pair: LabelPair, conventions: PairConventions, protocol: Protocol)
     )
 
 
-def _masks(label_map: LabelMap, convention: LabelConvention, protocol: Protocol) -> Mask:
+def _masks(label_map: LabelMap, convention: LabelConvention, protocol: ScoringProtocol) -> Mask:
     return np.stack([np.isin(label_map, region.values(convention)) for region in protocol.regions])
 
 
-def _scored(case_id: str, sides: _Sides, protocol: Protocol, scale: Scale) -> tuple[Score, ...]:
+def _scored(
+    case_id: str, sides: _Sides, protocol: ScoringProtocol, scale: Scale
+) -> tuple[Score, ...]:
     counts = count_regions(sides.prediction, sides.reference, case_id)
     counts = replace(counts, true_negative=counts.true_negative + sides.n_cut_off)
     ml = scale.voxel_mm3 / 1000

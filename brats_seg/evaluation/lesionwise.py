@@ -1,15 +1,12 @@
-"""The lesion-wise scores of the BraTS challenges of 2023 and 2024.
+"""Compute the lesion-wise scores of the BraTS challenges of 2023 and 2024.
 
-Each lesion of the reference is compared with all predicted lesions that reach into its dilation,
-taken whole; lesions that are missed and lesions that are made up count as the worst there is.
-Written from a description of the challenges' programs and checked against their output.
+Each lesion of the reference is compared with the whole of all predicted lesions that overlap its
+dilation; missed lesions and false positive lesions get the worst score. Written from a description
+of the programs of the challenges and checked against their output; MONAI has no such metric.
+
+Lesions are an integer array `(X, Y, Z)`: 0 outside, else the number of the lesion. Numbers may be
+missing from the sequence.
 """
-
-# DOC evaluation/lesions: Which voxels are one lesion: numbered components, merged, joined and dropped.
-#
-# Lesions are an integer array `(X, Y, Z)`: 0 outside, else the lesion's number. Numbers may be
-# missing from the row.
-#
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +15,12 @@ import numpy as np
 import numpy.typing as npt
 from scipy import ndimage
 
-from brats_seg.evaluation.protocols import NSD_TOLERANCES_MM, LesionRules, Protocol, ScoredRegion
+from brats_seg.evaluation.protocols import (
+    NSD_TOLERANCES_MM,
+    LesionRules,
+    ScoredRegion,
+    ScoringProtocol,
+)
 from brats_seg.evaluation.surface_distance import Spacing, hausdorff95, surface_dice
 from brats_seg.voxels.box import Mask, bounding_box
 from brats_seg.voxels.components import Lesions, first_of_group, number_components
@@ -31,114 +33,47 @@ _TOUCHING = (
     ("rc", ("et", "netc")),
     ("snfh", ("et", "rc", "netc")),
 )
-"""Tissues in the order in which their lesions are joined, and the tissues that join them."""
-
-
-def number_lesions(mask: Mask, dilation: int) -> Lesions:
-    """Number the components of a mask, those whose dilations touch being one lesion."""
-    lesions = np.zeros(mask.shape, np.int32)
-    box = bounding_box(mask)
-    if box is not None:
-        # where two dilations meet outside the box, they meet at its edge as well
-        cut = mask[box.slices]
-        lesions[box.slices] = np.where(cut, number_components(dilated(cut, dilation)), 0)
-    return lesions
-
-
-def dilated(mask: Mask, steps: int) -> Mask:
-    """Grow a mask by so many steps, at least one, over its faces and edges."""
-    return ndimage.binary_dilation(mask, _DILATION, iterations=steps)
-
-
-def without_small(lesions: Lesions, minimum_mm3: float, voxel_mm3: float) -> Lesions:
-    """Drop the lesions of that volume and below."""
-    kept = np.bincount(lesions.ravel()) * voxel_mm3 > minimum_mm3
-    return np.where(kept[lesions], lesions, 0)
-
-
-def join_touching(lesions: Mapping[str, Lesions]) -> dict[str, Lesions]:
-    """Join the lesions of a tissue that touch the same lesion of another tissue.
-
-    Goes over `netc`, `et`, `rc` and `snfh` twice, as BraTS 2024 does for adult glioma, so that
-    lesions joined late join others; lesions of other regions stay as they are. Lesions linked by a
-    chain of shared neighbours all become one.
-    """
-    grown = {name: dilated(lesions[name] > 0, 1) for name, _ in _TOUCHING}
-    touched = {
-        (tissue, name): _touched(lesions[tissue], lesions[name], grown[name])
-        for tissue, neighbours in _TOUCHING
-        for name in neighbours
-    }
-    # the lesion that each lesion is part of by now
-    part_of = {name: list(range(int(lesions[name].max()) + 1)) for name, _ in _TOUCHING}
-    for _ in range(2):
-        for tissue, neighbours in _TOUCHING:
-            keys = [[(tissue, lesion)] for lesion in part_of[tissue]]
-            for name in neighbours:
-                for lesion, neighbour in touched[tissue, name]:
-                    keys[lesion].append((name, part_of[name][neighbour]))
-            part_of[tissue] = list(first_of_group(keys))
-    joined = {name: np.array(part_of[name], np.int32)[lesions[name]] for name in part_of}
-    return {name: joined.get(name, numbered) for name, numbered in lesions.items()}
-
-
-def _touched(lesions: Lesions, neighbours: Lesions, grown: Mask) -> list[tuple[int, int]]:
-    """Return the pairs of a lesion and a neighbour that one dilation of the latter reaches."""
-    near = np.argwhere(grown & (lesions > 0))
-    offsets = np.argwhere(_DILATION)
-    around = np.pad(neighbours, 1)[tuple((near[:, None] + offsets).transpose(2, 0, 1))]
-    here = np.broadcast_to(lesions[tuple(near.T)][:, None], around.shape)
-    return sorted(set(zip(here[around > 0].tolist(), around[around > 0].tolist(), strict=True)))
-
+"""Tissues in the order in which their lesions are joined, with the tissues that join them."""
 
 Slices = tuple[slice, slice, slice]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LesionScores:
-    """The lesions of one region of one case, scored."""
+    """The lesion-wise scores of one region of one case."""
 
     dice: float
-    """Mean over lesions and false positives; 1 without either."""
+    """Mean Dice over lesions and false positives; 1 without either."""
     hd95: float
-    """Mean in mm over the same; 0 without either."""
+    """Mean HD95 in mm over the same; 0 without either."""
     nsd: tuple[float, ...]
-    """Mean of the surface Dice at each of `NSD_TOLERANCES_MM`; 1 without either."""
+    """Mean surface Dice over the same, at each of `NSD_TOLERANCES_MM`; 1 without either."""
     n_lesions: int
-    """Lesions of the reference, but for the small ones."""
+    """Lesions of the reference, without the small ones."""
     n_false_positive: int
-    """Lesions of the prediction that belong to none of the reference."""
+    """Lesions of the prediction that match no lesion of the reference."""
     n_false_negative: int
-    """Lesions of the reference, but for the small ones, that nothing predicted belongs to."""
+    """Lesions of the reference, without the small ones, that no predicted lesion matches."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scale:
-    """Millimetres of an image."""
+    """Size of the voxels of an image, and the penalty in mm that goes with it."""
 
     spacing_mm: Spacing
     penalty_mm: float
-    """HD95 of a miss or a false alarm."""
+    """HD95 of a missed or a false positive lesion."""
 
     @property
     def voxel_mm3(self) -> float:
-        """Volume of a voxel."""
+        """Volume of a voxel in mm3."""
         return float(np.prod(self.spacing_mm))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Match:
-    """One lesion of the reference and what is predicted there."""
-
-    dice: float
-    hd95: float
-    nsd: tuple[float, ...]
 
 
 def score_lesions(
     reference: npt.NDArray[np.bool_],
     prediction: npt.NDArray[np.bool_],
-    protocol: Protocol,
+    protocol: ScoringProtocol,
     scale: Scale,
 ) -> tuple[LesionScores, ...]:
     """Score the region masks `(R, X, Y, Z)` of a protocol lesion by lesion."""
@@ -159,7 +94,7 @@ def score_lesions(
 def reference_lesions(
     masks: npt.NDArray[np.bool_], regions: Sequence[ScoredRegion], rules: LesionRules
 ) -> list[Lesions]:
-    """Return the lesions of each region of a reference, small ones among them."""
+    """Return the lesions of each region of a reference, including small ones."""
     lesions = {
         region.name: number_lesions(mask, region.dilation)
         for region, mask in zip(regions, masks, strict=True)
@@ -175,8 +110,8 @@ def predicted_lesions(
 ) -> list[Lesions]:
     """Return the lesions of each region of a prediction.
 
-    Where the rules merge them they are grouped as those of a reference, and small ones dropped
-    after that. Elsewhere every component is a lesion.
+    If the rules merge them, they are grouped as those of a reference, and small ones are removed
+    afterwards. Otherwise every component is a lesion.
     """
     if not rules.merges_predictions:
         return [number_components(mask) for mask in masks]
@@ -184,6 +119,63 @@ def predicted_lesions(
         without_small(lesions, region.minimum_mm3, voxel_mm3)
         for region, lesions in zip(regions, reference_lesions(masks, regions, rules), strict=True)
     ]
+
+
+def number_lesions(mask: Mask, dilation: int) -> Lesions:
+    """Number the components of a mask; components whose dilations touch are one lesion."""
+    lesions = np.zeros(mask.shape, np.int32)
+    box = bounding_box(mask)
+    if box is not None:
+        # two dilations that meet outside the box also meet at its edge
+        cut = mask[box.slices]
+        lesions[box.slices] = np.where(cut, number_components(dilated(cut, dilation)), 0)
+    return lesions
+
+
+def dilated(mask: Mask, steps: int) -> Mask:
+    """Dilate a mask by a number of steps, at least one, over faces and edges."""
+    return ndimage.binary_dilation(mask, _DILATION, iterations=steps)
+
+
+def without_small(lesions: Lesions, minimum_mm3: float, voxel_mm3: float) -> Lesions:
+    """Remove the lesions up to a volume."""
+    kept = np.bincount(lesions.ravel()) * voxel_mm3 > minimum_mm3
+    return np.where(kept[lesions], lesions, 0)
+
+
+def join_touching(lesions: Mapping[str, Lesions]) -> dict[str, Lesions]:
+    """Join the lesions of a tissue that touch the same lesion of another tissue.
+
+    Visits `netc`, `et`, `rc` and `snfh` twice, as BraTS 2024 does for adult glioma, so that lesions
+    that are joined late join others; lesions of other regions are not changed. Lesions linked by a
+    chain of shared neighbours all become one.
+    """
+    grown = {name: dilated(lesions[name] > 0, 1) for name, _ in _TOUCHING}
+    touched = {
+        (tissue, name): _touched(lesions[tissue], lesions[name], grown[name])
+        for tissue, neighbours in _TOUCHING
+        for name in neighbours
+    }
+    # the joined lesion that each lesion belongs to so far
+    part_of = {name: list(range(int(lesions[name].max()) + 1)) for name, _ in _TOUCHING}
+    for _ in range(2):
+        for tissue, neighbours in _TOUCHING:
+            keys = [[(tissue, lesion)] for lesion in part_of[tissue]]
+            for name in neighbours:
+                for lesion, neighbour in touched[tissue, name]:
+                    keys[lesion].append((name, part_of[name][neighbour]))
+            part_of[tissue] = list(first_of_group(keys))
+    joined = {name: np.array(part_of[name], np.int32)[lesions[name]] for name in part_of}
+    return {name: joined.get(name, numbered) for name, numbered in lesions.items()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Match:
+    """The scores of one lesion of the reference and the predicted lesions that match it."""
+
+    dice: float
+    hd95: float
+    nsd: tuple[float, ...]
 
 
 def _scored(
@@ -203,7 +195,7 @@ def _scored(
         lesion = lesions[near] == number
         found = np.unique(predicted[near][dilated(lesion, region.dilation)])
         numbers = found[found > 0].tolist()
-        # a predicted lesion that belongs to a small one is no false positive
+        # a predicted lesion that matches a small one is no false positive
         unmatched -= set(numbers)
         if np.count_nonzero(lesion) * scale.voxel_mm3 <= region.minimum_mm3:
             continue
@@ -257,3 +249,12 @@ def _union(boxes: Sequence[Slices]) -> Slices:
         for sides in zip(*boxes, strict=True)
     )
     return (x, y, z)
+
+
+def _touched(lesions: Lesions, neighbours: Lesions, grown: Mask) -> list[tuple[int, int]]:
+    """Return the pairs of a lesion and a neighbour whose dilation by one step overlaps it."""
+    near = np.argwhere(grown & (lesions > 0))
+    offsets = np.argwhere(_DILATION)
+    around = np.pad(neighbours, 1)[tuple((near[:, None] + offsets).transpose(2, 0, 1))]
+    here = np.broadcast_to(lesions[tuple(near.T)][:, None], around.shape)
+    return sorted(set(zip(here[around > 0].tolist(), around[around > 0].tolist(), strict=True)))

@@ -1,10 +1,10 @@
-"""What each challenge scores, and by which numbers: its regions, its lesions, its penalty.
+"""Define the scoring protocols of the challenges: regions, rules for lesions and penalties.
 
-`legacy` is how BraTS 2017 to 2022 scored whole regions; its HD95 is the one that the programs of
-2023 print beside their lesion-wise scores under that name. `lesionwise2023` and `lesionwise2024` score
-lesion by lesion, with parameters of their own for every task. The numbers are those of the
-challenges' published programs, slips included: SNFH of the adult glioma task of 2024 was meant to
-be dilated five times, and is dilated three times because its name is misspelt there.
+`legacy` scores whole regions, as BraTS 2017 to 2022 did; its HD95 is the one that the programs of
+2023 print under that name beside their lesion-wise scores. `lesionwise2023` and `lesionwise2024`
+score lesion by lesion, with separate parameters for every task. The numbers are those of the
+published programs, mistakes included: SNFH of the adult glioma task of 2024 was meant to be dilated
+five times, but is dilated three times because its name is misspelt there.
 """
 
 import math
@@ -14,12 +14,12 @@ from brats_seg.errors import ConfigError
 from brats_seg.labels import BRATS2024_PED, REGIONS, LabelConvention
 
 NSD_TOLERANCES_MM = (0.5, 1.0)
-"""Of the normalised surface Dice of lesions."""
+"""Tolerances of the normalised surface Dice of lesions."""
 
 BRATS2024_MEN_RT = LabelConvention(
     name="brats2024-men-rt", meanings=((1, "GTV"),), regions=((1,), (1,), (1,)), painted=(1, 1, 1)
 )
-"""Meningioma before radiotherapy: a gross tumour volume and nothing else."""
+"""Label convention of meningioma before radiotherapy: a gross tumour volume and nothing else."""
 
 _TISSUES = {
     "netc": frozenset({"NCR/NET", "NCR", "NET", "NETC"}),
@@ -29,19 +29,19 @@ _TISSUES = {
     "cc": frozenset({"CC"}),
     "gtv": frozenset({"GTV"}),
 }
-"""The names that a region of one tissue goes by in the label conventions."""
+"""Names of the tissue of a region in the label conventions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoredRegion:
-    """A region, and what makes a lesion of it."""
+    """A region, and how its lesions are defined."""
 
     name: str
-    """`wt`, `tc`, `et` or a tissue."""
+    """Name of the region: `wt`, `tc`, `et` or a tissue."""
     dilation: int = 0
-    """Lesions whose dilations by so many steps touch are one; matched within as many."""
+    """Steps of dilation: lesions whose dilations touch are one, and lesions are matched within it."""
     minimum_mm3: float = 0.0
-    """Lesions up to this volume are left out."""
+    """Volume up to which lesions are ignored."""
 
     def values(self, convention: LabelConvention) -> tuple[int, ...]:
         """Return the voxel values that make up the region; none if the convention lacks the tissue."""
@@ -53,10 +53,10 @@ class ScoredRegion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LesionRules:
-    """How the lesions of a prediction are counted."""
+    """Rules by which the lesions of a prediction are counted."""
 
     merges_predictions: bool
-    """Whether predicted lesions are merged by dilation and dropped when small, as those of the reference."""
+    """Whether predicted lesions are merged by dilation and dropped when small, as in the reference."""
     joins_touching: bool = False
     """Whether lesions that touch the same lesion of another tissue are one."""
     counts_false_positives: bool = True
@@ -64,36 +64,36 @@ class LesionRules:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Protocol:
-    """One way of scoring a case."""
+class ScoringProtocol:
+    """The rules by which a case is scored."""
 
     name: str
-    """`legacy`, `lesionwise2023` or `lesionwise2024`."""
+    """Name of the protocol: `legacy`, `lesionwise2023` or `lesionwise2024`."""
     task: str
-    """The task of the challenge; empty where all tasks are scored alike."""
+    """Task of the challenge; empty where all tasks are scored alike."""
     regions: tuple[ScoredRegion, ...]
-    """In the order of the table of scores."""
+    """Regions in the order of the table of scores."""
     penalty_mm: float | None
-    """HD95 of a miss or a false alarm; None for the diagonal of the image."""
+    """HD95 of a missed or a false positive region; None for the diagonal of the image."""
     lesions: LesionRules | None = None
-    """None for whole regions only."""
+    """Rules for lesions; None if whole regions only are scored."""
     labels: LabelConvention | None = None
-    """The numbering of a task that voxels cannot tell from others; None to detect it."""
+    """Label convention of a task that label values do not show; None to infer it."""
 
     @property
     def region_names(self) -> tuple[str, ...]:
-        """The names of the regions."""
+        """Names of the regions."""
         return tuple(region.name for region in self.regions)
 
     def hd95_penalty(self, shape: tuple[int, ...], spacing_mm: tuple[float, float, float]) -> float:
-        """Return the HD95 in mm of a miss or a false alarm, on an image of that size."""
+        """Return the HD95 in mm of a missed or a false positive region, for an image of that size."""
         if self.penalty_mm is not None:
             return self.penalty_mm
         return math.hypot(*(n * step for n, step in zip(shape, spacing_mm, strict=True)))
 
 
-def protocol_named(name: str, task: str = "GLI") -> Protocol:
-    """Return the protocol of a task, or raise `ConfigError` with those there are."""
+def protocol_named(name: str, task: str = "GLI") -> ScoringProtocol:
+    """Return the protocol of a task, or raise `ConfigError` with the known ones."""
     named = [protocol for protocol in PROTOCOLS if protocol.name == name]
     if not named:
         known = ", ".join(dict.fromkeys(protocol.name for protocol in PROTOCOLS))
@@ -113,8 +113,8 @@ def _regions(names: tuple[str, ...], dilation: int, minimum_mm3: float) -> tuple
     )
 
 
-def _of_2023(task: str, dilation: int, minimum_mm3: float) -> Protocol:
-    return Protocol(
+def _of_2023(task: str, dilation: int, minimum_mm3: float) -> ScoringProtocol:
+    return ScoringProtocol(
         name="lesionwise2023",
         task=task,
         regions=_regions(REGIONS, dilation, minimum_mm3),
@@ -123,7 +123,7 @@ def _of_2023(task: str, dilation: int, minimum_mm3: float) -> Protocol:
     )
 
 
-_ADULT_GLIOMA_2024 = Protocol(
+_ADULT_GLIOMA_2024 = ScoringProtocol(
     name="lesionwise2024",
     task="GLI",
     regions=(
@@ -138,7 +138,7 @@ _ADULT_GLIOMA_2024 = Protocol(
 )
 
 PROTOCOLS = (
-    Protocol(
+    ScoringProtocol(
         name="legacy",
         task="",
         regions=_regions(REGIONS, 0, 0),
@@ -151,14 +151,14 @@ PROTOCOLS = (
     _of_2023("MEN", 1, 50),
     _of_2023("MET", 1, 2),
     _ADULT_GLIOMA_2024,
-    Protocol(
+    ScoringProtocol(
         name="lesionwise2024",
         task="SSA",
         regions=_regions(REGIONS, 3, 50),
         penalty_mm=374.0,
         lesions=LesionRules(merges_predictions=True),
     ),
-    Protocol(
+    ScoringProtocol(
         name="lesionwise2024",
         task="PED",
         regions=_regions((*REGIONS, "netc", "cc", "ed"), 5, 10),
@@ -166,21 +166,21 @@ PROTOCOLS = (
         lesions=LesionRules(merges_predictions=True),
         labels=BRATS2024_PED,
     ),
-    Protocol(
+    ScoringProtocol(
         name="lesionwise2024",
         task="MEN",
         regions=_regions(REGIONS, 1, 50),
         penalty_mm=374.0,
         lesions=LesionRules(merges_predictions=False),
     ),
-    Protocol(
+    ScoringProtocol(
         name="lesionwise2024",
         task="MET",
         regions=_regions((*REGIONS, "rc"), 1, 2),
         penalty_mm=None,
         lesions=LesionRules(merges_predictions=True),
     ),
-    Protocol(
+    ScoringProtocol(
         name="lesionwise2024",
         task="MEN-RT",
         regions=_regions(("gtv",), 1, 50),

@@ -1,30 +1,30 @@
-"""Many cases, one after another: read ahead, written behind, and none of them stops the rest."""
+"""Predict many cases into one folder: read ahead, written behind, and no case stops the others.
 
-# DOC inference/work: What is done with one case of a batch, in three stages, and what is recorded of it.
-#
-# Every stage answers with what the next one needs, or with how the case ended. What is wrong with a
-# case ends that case; what is wrong with the machine or the command ends the batch.
-#
+A case is read, predicted and written, and each of these stages returns what the next one needs, or
+how the case ended. An error of a case ends that case; an error of the machine or of the command
+ends the batch.
+"""
 
-import logging
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import TypeVar
 
 from brats_seg.cases.case import Case, read_case_files
-from brats_seg.errors import CaseError, EnvironmentalError, UsageError
-from brats_seg.inference.model import Model
+from brats_seg.cases.inputs import find_inputs
+from brats_seg.cases.many import Failure, attempt_case
+from brats_seg.errors import BratsError, UsageError
+from brats_seg.inference.cluster import MAX_KILLED_WORKERS, cluster_results
 from brats_seg.inference.output import OutputFolder, Record, key_of
-from brats_seg.inference.predict import CaseResult, predict_scan
+from brats_seg.inference.predict import CaseResult, Predictor
 from brats_seg.inference.scan import Scan, read_scan
-from brats_seg.inference.settings import InferenceConfig
+from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
 from brats_seg.progress import Track, untracked
-
-log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -38,16 +38,168 @@ class CaseOutcome:
     """False for a case that an earlier batch had finished."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchOutcome:
+    """How a batch ended."""
+
+    n_predicted: int
+    n_skipped: int
+    """Cases that an earlier batch had finished."""
+    failures: tuple[Record, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Executor:
+    """Place where the cases of a batch are computed: this process, unless one of these is given."""
+
+    n_workers: int | None = None
+    """Processes of this machine, started by dask."""
+    scheduler: str | None = None
+    """Address of a dask cluster."""
+
+    def __post_init__(self) -> None:
+        if self.n_workers is not None and self.scheduler is not None:
+            msg = "--workers starts processes here, --scheduler uses a cluster that runs: give one"
+            raise UsageError(msg)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the cases are computed in this process."""
+        return self.n_workers is None and self.scheduler is None
+
+
+LOCAL = Executor()
+
+
+def _ignore(outcome: CaseOutcome) -> None:
+    pass
+
+
+def predict_folder(  # noqa: PLR0913 - everything that a person says of a batch
+    inputs: Sequence[Path],
+    models: Sequence[Path],
+    output: Path,
+    settings: PredictionSettings = DEFAULT_SETTINGS,
+    *,
+    n_workers: int | None = None,
+    scheduler: str | None = None,
+    on_case: Callable[[CaseOutcome], None] = _ignore,
+    track: Track = untracked,
+) -> BatchOutcome:
+    """Segment all cases of folders or tables of paths into an output folder.
+
+    Cases that an earlier call finished with the same scans, model and settings are kept. A case
+    that fails is listed in failures.csv of the output folder and does not stop the others.
+
+    Args:
+        inputs: Folders of scans of any layout, or .csv or .json tables of paths.
+        models: Runs, checkpoints or exported folders; the probabilities of several are averaged.
+        output: Folder to write to.
+        settings: Settings of prediction.
+        n_workers: Processes of this machine to share the cases out to, by dask.
+        scheduler: Address of a dask cluster to share the cases out to, instead.
+        on_case: Called with the outcome of each case as it ends.
+        track: Shows the progress.
+
+    Raises:
+        LayoutError: A folder holds no cases.
+        UsageError: The inputs, the models or the output folder cannot be used.
+        EnvironmentalError: The device is not there, or the output folder cannot be written to.
+
+    Example:
+        predict_folder([Path("scans")], [Path("runs/fold0")], Path("predictions"))
+    """
+    return predict_cases(
+        find_inputs(inputs),
+        models,
+        output,
+        settings,
+        executor=Executor(n_workers=n_workers, scheduler=scheduler),
+        on_case=on_case,
+        track=track,
+    )
+
+
+def predict_cases(
+    cases: Sequence[Case],
+    models: Sequence[Path],
+    output: Path,
+    settings: PredictionSettings = DEFAULT_SETTINGS,
+    *,
+    executor: Executor = LOCAL,
+    on_case: Callable[[CaseOutcome], None] = _ignore,
+    track: Track = untracked,
+) -> BatchOutcome:
+    """Segment cases into an output folder; see `predict_folder`."""
+    folder = OutputFolder(output)
+    check_apart(cases, folder)
+    predictor = Predictor.load(models, settings)
+    with folder.opened():
+        if executor.is_local:
+            work = CaseWork(predictor=predictor, output=folder, earlier=folder.records())
+            outcomes = local_outcomes(cases, work)
+        else:
+            job = Job(
+                model_paths=tuple(path.absolute() for path in models),
+                fingerprint=predictor.model.fingerprint,
+                settings=settings,
+                output_path=output.absolute(),
+            )
+            outcomes = cluster_outcomes(cases, job, executor)
+        return finish_batch(outcomes, folder, len(cases), on_case=on_case, track=track)
+
+
+def check_apart(inputs: Sequence[Case], output: OutputFolder) -> None:
+    """Raise `UsageError` if results would be written among the scans, and perhaps over one."""
+    places = {case.path_of(scan).resolve().parent for case in inputs for scan in case.images}
+    if output.path.resolve() in places:
+        msg = f"{output.path} holds scans: give another folder for the results with --output"
+        raise UsageError(msg)
+
+
+def finish_batch(
+    outcomes: Generator[CaseOutcome],
+    output: OutputFolder,
+    n_cases: int,
+    *,
+    on_case: Callable[[CaseOutcome], None] = _ignore,
+    track: Track = untracked,
+) -> BatchOutcome:
+    """Count the outcomes of a batch as they come, and write its tables, after an error too.
+
+    Args:
+        outcomes: Of `local_outcomes` or `cluster_outcomes`; cases that have begun when an error
+            comes are finished.
+        output: Folder of the tables.
+        n_cases: Number of the outcomes.
+        on_case: Called with each outcome.
+        track: Shows the progress.
+    """
+    n_predicted, n_skipped = 0, 0
+    failures: list[Record] = []
+    try:
+        with closing(outcomes):
+            for outcome in track(outcomes, what="predicting", total=n_cases):
+                if outcome.record.status == "failed":
+                    failures.append(outcome.record)
+                n_predicted += outcome.record.status == "done" and outcome.is_new
+                n_skipped += not outcome.is_new
+                on_case(outcome)
+    finally:
+        output.write_tables(sorted(failures, key=lambda record: record.case_id))
+    return BatchOutcome(n_predicted=n_predicted, n_skipped=n_skipped, failures=tuple(failures))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ReadCase:
-    """A case that the network can be given."""
+    """A case that has been read."""
 
     scan: Scan
     inputs: tuple[str, ...]
     """SHA-256 of the files."""
     key: str
     seconds: float
-    """Of reading."""
+    """Time of reading."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -60,13 +212,12 @@ class PredictedCase:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class CaseWork:
-    """Reads, predicts and writes cases of one batch."""
+    """Reads, predicts and writes the cases of one batch."""
 
-    model: Model
-    settings: InferenceConfig
+    predictor: Predictor
     output: OutputFolder
     earlier: Mapping[str, Record]
-    """What earlier batches recorded, by case id."""
+    """Records of earlier batches, by case id."""
 
     def run(self, case: Case) -> CaseOutcome:
         """Do all three stages."""
@@ -81,12 +232,10 @@ class CaseWork:
         return self._attempt(case.case_id, lambda: self._read(case))
 
     def predict(self, read: ReadCase) -> PredictedCase | CaseOutcome:
-        """Have the networks segment a case."""
+        """Segment a case."""
         return self._attempt(
             read.scan.case_id,
-            lambda: PredictedCase(
-                read=read, result=predict_scan(self.model, read.scan, self.settings)
-            ),
+            lambda: PredictedCase(read=read, result=self.predictor.predict_scan(read.scan)),
         )
 
     def write(self, predicted: PredictedCase) -> CaseOutcome:
@@ -97,20 +246,14 @@ class CaseWork:
         started_s = time.monotonic()
         if case.problems:
             return self._failed(case.case_id, "CaseError", "; ".join(case.problems))
-        try:
-            inputs = read_case_files(case, with_label=False).contents
-        except OSError as error:
-            found = f"that it cannot be read ({error.strerror})"
-            next_step = "Check its name, its rights and the disk."
-            raise CaseError(
-                case.case_id, str(error.filename), found, "a scan", next_step
-            ) from error
-        key = key_of(inputs, self.model.fingerprint, self.settings)
+        files = read_case_files(case, with_label=False)
+        key = key_of(files.contents, self.predictor.model.fingerprint, self.predictor.settings)
         earlier = self.earlier.get(case.case_id)
         if earlier is not None and self.output.is_finished(earlier, key):
             return CaseOutcome(record=earlier, is_new=False)
-        scan = read_scan(case, self.model.identity.spacing_mm)
-        return ReadCase(scan=scan, inputs=inputs, key=key, seconds=time.monotonic() - started_s)
+        scan = read_scan(case, self.predictor.spacing_mm, files=files)
+        seconds = time.monotonic() - started_s
+        return ReadCase(scan=scan, inputs=files.contents, key=key, seconds=seconds)
 
     def _write(self, predicted: PredictedCase) -> CaseOutcome:
         read, result = predicted.read, predicted.result
@@ -119,9 +262,9 @@ class CaseWork:
             status="done",
             key=read.key,
             inputs=read.inputs,
-            model=self.model.fingerprint,
-            settings=self.settings,
-            outputs=self.output.write_case(read.scan, result, self.settings),
+            model=self.predictor.model.fingerprint,
+            settings=self.predictor.settings,
+            outputs=self.output.write_case(read.scan, result, self.predictor.settings),
             convention=result.convention.name,
             volumes=result.volumes,
             warnings=result.warnings,
@@ -133,88 +276,19 @@ class CaseWork:
         return CaseOutcome(record=record)
 
     def _attempt(self, case_id: str, stage: Callable[[], Result]) -> Result | CaseOutcome:
-        try:
-            return stage()
-        except (EnvironmentalError, UsageError):
-            raise
-        except CaseError as error:
-            return self._failed(case_id, type(error).__name__, str(error))
-        except Exception as error:
-            # whatever a scan brings about, the night goes on; the trace tells where it was
-            log.exception("case %s", case_id)
-            message = (
-                f"case {case_id}: {error}. This is a mistake of the program: please report it."
-            )
-            return self._failed(case_id, type(error).__name__, message)
+        result = attempt_case(case_id, stage)
+        if isinstance(result, Failure):
+            return self._failed(case_id, result.error, result.message)
+        return result
 
     def _failed(self, case_id: str, error: str, message: str) -> CaseOutcome:
-        return CaseOutcome(
-            record=failure(case_id, error, message, self.model.fingerprint, self.settings)
-        )
+        fingerprint = self.predictor.model.fingerprint
+        record = _failure(case_id, error, message, fingerprint, self.predictor.settings)
+        return CaseOutcome(record=record)
 
 
-def failure(
-    case_id: str, error: str, message: str, model: str, settings: InferenceConfig
-) -> Record:
-    """Return the record of a case that could not be predicted."""
-    return Record(
-        case_id=case_id,
-        status="failed",
-        model=model,
-        settings=settings,
-        error=error,
-        message=message,
-        version=version("brats_seg"),
-    )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BatchOutcome:
-    """How a batch ended."""
-
-    n_predicted: int
-    n_skipped: int
-    """Finished by an earlier batch."""
-    failures: tuple[Record, ...]
-
-
-def finish_batch(
-    endings: Generator[CaseOutcome],
-    output: OutputFolder,
-    n_cases: int,
-    *,
-    report: Callable[[CaseOutcome], None],
-    track: Track = untracked,
-) -> BatchOutcome:
-    """Go through the endings of a batch as they come, and write the tables whatever happens.
-
-    Args:
-        endings: Of `local_endings` or of a cluster; what has begun when an error comes is finished.
-        output: Where the tables go.
-        n_cases: How many endings there will be.
-        report: Called with each.
-        track: Shows how far it is.
-    """
-    n_predicted, n_skipped = 0, 0
-    failures: list[Record] = []
-    try:
-        with closing(endings):
-            for ending in track(endings, what="predicting", total=n_cases):
-                if ending.record.status == "failed":
-                    failures.append(ending.record)
-                n_predicted += ending.record.status == "done" and ending.is_new
-                n_skipped += not ending.is_new
-                report(ending)
-    finally:
-        output.write_tables(sorted(failures, key=lambda record: record.case_id))
-    return BatchOutcome(n_predicted=n_predicted, n_skipped=n_skipped, failures=tuple(failures))
-
-
-def local_endings(inputs: Sequence[Case], work: CaseWork) -> Generator[CaseOutcome]:
-    """Predict cases in this process, yielding how each ended.
-
-    While the networks work on one case, the next is read and the last is written.
-    """
+def local_outcomes(inputs: Sequence[Case], work: CaseWork) -> Generator[CaseOutcome]:
+    """Predict cases in this process: one is predicted while the next is read and the last written."""
     with _one_thread() as reader, _one_thread() as writer:
         writing: Future[CaseOutcome] | None = None
         for read in _read_ahead(inputs, work, reader):
@@ -226,12 +300,77 @@ def local_endings(inputs: Sequence[Case], work: CaseWork) -> Generator[CaseOutco
             yield writing.result()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """Description of a batch for a worker, which loads the model itself."""
+
+    model_paths: tuple[Path, ...]
+    fingerprint: str
+    """Fingerprint of the model."""
+    settings: PredictionSettings
+    output_path: Path
+
+
+def cluster_outcomes(
+    inputs: Sequence[Case], job: Job, executor: Executor
+) -> Generator[CaseOutcome]:
+    """Predict cases on a cluster, in the order in which they are finished.
+
+    Raises:
+        EnvironmentalError: `distributed` is not installed, or the scheduler does not answer.
+    """
+    output = OutputFolder(job.output_path)
+    results = cluster_results(
+        partial(run_case, job=job),
+        inputs,
+        n_workers=executor.n_workers,
+        scheduler=executor.scheduler,
+    )
+    with closing(results):
+        for case, result in results:
+            outcome = result
+            if isinstance(outcome, BaseException):
+                outcome = _lost(case.case_id, outcome, job)
+            if outcome.is_new:
+                output.append(outcome.record)
+            yield outcome
+
+
+def run_case(case: Case, job: Job) -> CaseOutcome:
+    """Do one case in a worker."""
+    return _work(job).run(case)
+
+
+@lru_cache(maxsize=1)
+def _work(job: Job) -> CaseWork:
+    predictor = Predictor.load(job.model_paths, job.settings)
+    if predictor.model.fingerprint != job.fingerprint:
+        msg = "the model changed while the batch was running. Start the same command again."
+        raise UsageError(msg)
+    output = OutputFolder(job.output_path)
+    return CaseWork(predictor=predictor, output=output, earlier=output.records())
+
+
+def _lost(case_id: str, error: BaseException, job: Job) -> CaseOutcome:
+    """Return the outcome of a case that came back from its worker as an error."""
+    if isinstance(error, BratsError):
+        raise error
+    message = (
+        f"case {case_id}: its worker died {MAX_KILLED_WORKERS} times, most likely because memory "
+        "ran out. Predict it alone, or on a machine with more memory."
+    )
+    if type(error).__name__ != "KilledWorker":
+        message = f"case {case_id}: {error}"
+    record = _failure(case_id, type(error).__name__, message, job.fingerprint, job.settings)
+    return CaseOutcome(record=record)
+
+
 def _read_ahead(
     inputs: Sequence[Case], work: CaseWork, reader: ThreadPoolExecutor
 ) -> Iterator[ReadCase | CaseOutcome]:
     coming: Future[ReadCase | CaseOutcome] | None = None
     for case in (*inputs, None):
-        # asked for before the last one is handed out: it is read while the networks work on that
+        # submitted before the last one is yielded, so that it is read while that is predicted
         ready = coming
         coming = None if case is None else reader.submit(work.read, case)
         if ready is not None:
@@ -239,15 +378,15 @@ def _read_ahead(
 
 
 def _write(work: CaseWork, predicted: PredictedCase | CaseOutcome) -> CaseOutcome:
-    ending = predicted if isinstance(predicted, CaseOutcome) else work.write(predicted)
-    if ending.is_new:
-        work.output.append(ending.record)
-    return ending
+    outcome = predicted if isinstance(predicted, CaseOutcome) else work.write(predicted)
+    if outcome.is_new:
+        work.output.append(outcome.record)
+    return outcome
 
 
 @contextmanager
 def _one_thread() -> Iterator[ThreadPoolExecutor]:
-    """Give a thread that finishes what it has begun, and drops what waits."""
+    """Give a thread that finishes the task that has begun, and drops the waiting ones."""
     pool = ThreadPoolExecutor(1)
     try:
         yield pool
@@ -255,9 +394,16 @@ def _one_thread() -> Iterator[ThreadPoolExecutor]:
         pool.shutdown(cancel_futures=True)
 
 
-def check_apart(inputs: Sequence[Case], output: OutputFolder) -> None:
-    """Raise `UsageError` if results would lie among the scans, and perhaps replace one."""
-    places = {case.path_of(scan).resolve().parent for case in inputs for scan in case.images}
-    if output.path.resolve() in places:
-        msg = f"{output.path} holds scans: give another folder for the results with --output"
-        raise UsageError(msg)
+def _failure(
+    case_id: str, error: str, message: str, model: str, settings: PredictionSettings
+) -> Record:
+    """Return the record of a case that could not be predicted."""
+    return Record(
+        case_id=case_id,
+        status="failed",
+        model=model,
+        settings=settings,
+        error=error,
+        message=message,
+        version=version("brats_seg"),
+    )

@@ -1,139 +1,81 @@
-"""A model to hand out: one folder of weights and JSON, which runs no code when it is opened.
+"""Export trained networks to a folder that can be handed out and runs no code when it is opened.
 
-model.json             what the networks were taught, their settings, tables of labels, check sums
-member0.safetensors    the weights of the first network, and so on
+model.json             identity and settings of each network, tables of labels, check sums
+member0.safetensors    weights of the first network, and so on
 README.md              the model card
 """
 
-# DOC inference/card: The model card: what whoever is handed a model should read first.
-
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
-from brats_seg.config import Config
 from brats_seg.errors import UsageError
-from brats_seg.files import whole_file
+from brats_seg.files import whole_file, whole_folder
+from brats_seg.inference.model import build_single, read_together
 from brats_seg.labels import MODALITIES, REGIONS, LabelConvention, convention_named
-from brats_seg.runtime.weights import ModelIdentity, TrainedModel
+from brats_seg.runtime.device import choose_device
+from brats_seg.runtime.weights import (
+    FORMAT_VERSION,
+    MODEL_NAME,
+    NOT_FITTED,
+    PREDICTION,
+    ExportedModel,
+    ExportedNetwork,
+    TrainedModel,
+    fingerprint_of,
+    read_exported,
+    sha256_of,
+)
 
+CARD_NAME = "README.md"
 _WORDS = {"wt": "whole tumour", "tc": "tumour core", "et": "enhancing tumour"}
 
 
-def model_card(networks: Sequence[TrainedModel], fingerprint: str) -> str:
-    """Return the text of the card, in Markdown."""
-    identity = networks[0].identity
-    names = sorted({network.config.model.name for network in networks})
-    n_weights = sum(value.numel() for value in networks[0].weights.values())
-    return "\n".join(
-        [
-            "# Brain-tumour segmentation model",
-            "",
-            "**Research use only.** This is not a medical device, and its output is no diagnosis.",
-            "",
-            f"{len(networks)} network(s) {', '.join(names)} of {n_weights:,} numbers each; where "
-            "there are several, the mean of their probabilities is taken.",
-            "",
-            "## Use",
-            "",
-            "    brats-seg predict SCANS -o RESULTS --model THIS_FOLDER",
-            "",
-            f"Input: {', '.join(MODALITIES)} of one patient on one grid, skull-stripped, near "
-            f"{'x'.join(f'{mm:g}' for mm in identity.spacing_mm)} mm. Output: a label map on the "
-            "grid of the scan.",
-            "",
-            *_region_lines(networks),
-            "",
-            "## Training",
-            "",
-            f"- label conventions of the training cases: {', '.join(identity.conventions)}",
-            f"- normalisation: {identity.normalisation}",
-            *(
-                f"- network {place}: patches of {'x'.join(map(str, network.identity.patch))} "
-                f"voxels, training set {network.identity.fingerprint}"
-                for place, network in enumerate(networks)
-            ),
-            f"- fingerprint of this model: {fingerprint}",
-            "",
-            *_label_lines(identity.conventions),
-            "",
-            "## Limits",
-            "",
-            "It learnt on the cases named above and on no others: scanners, field strengths, ages "
-            "and treatments that these lack may be segmented badly without a sign of it. Look at "
-            "every result. Cite BraTS for the data (Menze 2015; Bakas 2017; Baid 2021).",
-            "",
-        ]
-    )
+def export_model(runs: Sequence[Path], folder: Path, *, replace: bool = False) -> ExportedModel:
+    """Export runs as one ensemble to a folder.
+
+    Args:
+        runs: Runs, checkpoints or exported folders.
+        folder: Folder to write; empty or missing.
+        replace: Whether an exported model may be there already. It is kept if it holds the same
+            networks, and replaced as a whole otherwise.
+
+    Returns:
+        The networks and their fingerprint.
+
+    Raises:
+        UsageError: The runs do not go together, or the folder holds something else.
+        EnvironmentalError: The folder cannot be written.
+    """
+    if replace:
+        check_replaceable(folder)
+    networks = read_together(runs)
+    for network in networks:
+        # refuses weights that are not those of the network that the settings name
+        build_single(network, choose_device("cpu", "fp32"))
+    exported = ExportedModel(networks=networks, fingerprint=fingerprint_of(networks))
+    if not replace:
+        write_exported(networks, exported.fingerprint, folder)
+    elif not _holds(folder, exported.fingerprint):
+        when_full = "Free some space and start the same command again."
+        with whole_folder(folder, when_full=when_full) as beside:
+            write_exported(networks, exported.fingerprint, beside)
+    return exported
 
 
-def _region_lines(networks: Sequence[TrainedModel]) -> list[str]:
-    identity = networks[0].identity
-    rows = zip(REGIONS, identity.thresholds, identity.smallest_mm3, strict=True)
-    return [
-        "| region | | probability above | components of at least, mm3 |",
-        "|---|---|---|---|",
-        *(
-            f"| {region.upper()} | {_WORDS[region]} | {threshold:g} | {smallest:g} |"
-            for region, threshold, smallest in rows
-        ),
-        "",
-        f"Less than {identity.smallest_et_mm3:g} mm3 of enhancing tumour in all becomes necrosis.",
-    ]
-
-
-def _label_lines(conventions: Sequence[str]) -> list[str]:
-    lines = ["| convention | value | tissue |", "|---|---|---|"]
-    for name in conventions:
-        for value, meaning in convention_named(name).meanings:
-            lines.append(f"| {name} | {value} | {meaning} |")
-    return lines
-
-
-MODEL_NAME = "model.json"
-CARD_NAME = "README.md"
-FORMAT_VERSION = 1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class ExportedModel:
-    """The networks of an exported folder."""
-
-    networks: tuple[TrainedModel, ...]
-    fingerprint: str
-    """As it was when they were exported."""
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class _Member(_Part):
-    weights: str
-    sha256: str
-    identity: ModelIdentity
-    config: Config
-
-
-class _Description(_Part):
-    """The content of `model.json`."""
-
-    format_version: int
-    brats_seg: str
-    fingerprint: str
-    labels: dict[str, dict[str, Any]]
-    members: list[_Member]
+def check_replaceable(folder: Path) -> None:
+    """Raise `UsageError` if a folder is there that is not an exported model."""
+    if folder.exists() and not (folder / MODEL_NAME).exists():
+        msg = f"{folder} is there and holds no model. Move it away, or choose another --output."
+        raise UsageError(msg)
 
 
 def write_exported(networks: Sequence[TrainedModel], fingerprint: str, folder: Path) -> None:
-    """Write networks to a folder that is empty or not there; its description comes last.
+    """Write networks to a folder that is empty or missing; the description comes last.
 
     Raises:
         UsageError: The folder holds something.
@@ -142,19 +84,7 @@ def write_exported(networks: Sequence[TrainedModel], fingerprint: str, folder: P
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         msg = f"{folder} is there already. Choose another place, or remove it first."
         raise UsageError(msg)
-    members = []
-    for place, network in enumerate(networks):
-        name = f"member{place}.safetensors"
-        with whole_file(folder / name) as beside:
-            save_file({key: value.contiguous() for key, value in network.weights.items()}, beside)
-        members.append(
-            {
-                "weights": name,
-                "sha256": _sha256(folder / name),
-                "identity": asdict(network.identity),
-                "config": network.config.model_dump(mode="json"),
-            }
-        )
+    members = [_written(network, place, folder) for place, network in enumerate(networks)]
     conventions = sorted({name for network in networks for name in network.identity.conventions})
     description = {
         "format_version": FORMAT_VERSION,
@@ -169,53 +99,52 @@ def write_exported(networks: Sequence[TrainedModel], fingerprint: str, folder: P
         beside.write_text(json.dumps(description, indent=1) + "\n")
 
 
-def read_exported(folder: Path) -> ExportedModel:
-    """Read what `write_exported` wrote.
-
-    Raises:
-        UsageError: The folder was written by another version, or a file of it is damaged.
-    """
-    description = _read_description(folder / MODEL_NAME)
-    networks = []
-    for member in description.members:
-        # a name alone: what is handed out must not reach for other files
-        path = folder / Path(member.weights).name
-        _check_sum(path, member.sha256)
-        networks.append(
-            TrainedModel(weights=load_file(path), identity=member.identity, config=member.config)
-        )
-    return ExportedModel(networks=tuple(networks), fingerprint=description.fingerprint)
-
-
-def _read_description(path: Path) -> _Description:
-    try:
-        content = json.loads(path.read_bytes())
-        found = content["format_version"]
-        if found == FORMAT_VERSION:
-            return TypeAdapter(_Description).validate_python(content)
-    except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
-        msg = f"{path} cannot be read as a model: {error}. Copy or export the model again."
-        raise UsageError(msg) from None
-    msg = (
-        f"{path}: found format version {found}; expected {FORMAT_VERSION}. Read it with the "
-        "version of brats_seg that wrote it."
+def model_card(networks: Sequence[TrainedModel], fingerprint: str) -> str:
+    """Return the text of the model card, in Markdown."""
+    identity = networks[0].identity
+    return "\n".join(
+        [
+            *_use_lines(networks),
+            "",
+            *_region_lines(networks),
+            "",
+            *_training_lines(networks, fingerprint),
+            "",
+            *_label_lines(identity.conventions),
+            "",
+            "## Limits",
+            "",
+            "It learnt on the cases named above and on no others: scanners, field strengths, ages "
+            "and treatments that these lack may be segmented badly without a sign of it. Look at "
+            "every result. Cite BraTS for the data (Menze 2015; Bakas 2017; Baid 2021).",
+            "",
+        ]
     )
-    raise UsageError(msg)
 
 
-def _check_sum(path: Path, expected: str) -> None:
-    found = _sha256(path) if path.is_file() else "no such file"
-    if found != expected:
-        msg = (
-            f"{path} is damaged: found the check sum {found}, expected {expected}. Copy or export "
-            "the model again."
-        )
-        raise UsageError(msg)
+def _holds(folder: Path, fingerprint: str) -> bool:
+    try:
+        return folder.exists() and read_exported(folder).fingerprint == fingerprint
+    except UsageError:
+        # damaged, or of another version
+        return False
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _written(network: TrainedModel, place: int, folder: Path) -> dict[str, Any]:
+    """Write the weights of a network, and return its entry of `model.json`."""
+    name = f"member{place}.safetensors"
+    with whole_file(folder / name) as beside:
+        save_file({key: value.contiguous() for key, value in network.weights.items()}, beside)
+    entry = ExportedNetwork(
+        weights=name,
+        sha256=sha256_of(folder / name),
+        identity=network.identity,
+        prediction=network.fitted,
+        config=network.config,
+    )
+    # so that earlier versions can read the model of a run that was not tuned
+    left_out = {PREDICTION} if network.fitted == NOT_FITTED else None
+    return entry.model_dump(mode="json", exclude=left_out)
 
 
 def _table(convention: LabelConvention) -> Mapping[str, Any]:
@@ -224,3 +153,63 @@ def _table(convention: LabelConvention) -> Mapping[str, Any]:
         "meanings": {str(value): meaning for value, meaning in convention.meanings},
         "regions": {"wt": wt, "tc": tc, "et": et},
     }
+
+
+def _use_lines(networks: Sequence[TrainedModel]) -> list[str]:
+    names = sorted({network.config.model.name for network in networks})
+    n_weights = sum(value.numel() for value in networks[0].weights.values())
+    spacing = "x".join(f"{mm:g}" for mm in networks[0].identity.spacing_mm)
+    return [
+        "# Brain-tumour segmentation model",
+        "",
+        "**Research use only.** This is not a medical device, and its output is no diagnosis.",
+        "",
+        f"{len(networks)} network(s) {', '.join(names)} of {n_weights:,} numbers each; where "
+        "there are several, the mean of their probabilities is taken.",
+        "",
+        "## Use",
+        "",
+        "    brats-seg predict SCANS -o RESULTS --model THIS_FOLDER",
+        "",
+        f"Input: {', '.join(MODALITIES)} of one patient on one grid, skull-stripped, near "
+        f"{spacing} mm. Output: a label map on the grid of the scan.",
+    ]
+
+
+def _training_lines(networks: Sequence[TrainedModel], fingerprint: str) -> list[str]:
+    identity = networks[0].identity
+    return [
+        "## Training",
+        "",
+        f"- label conventions of the training cases: {', '.join(identity.conventions)}",
+        f"- normalisation: {identity.normalisation}",
+        *(
+            f"- network {place}: patches of {'x'.join(map(str, network.identity.patch))} "
+            f"voxels, training set {network.identity.fingerprint}"
+            for place, network in enumerate(networks)
+        ),
+        f"- fingerprint of this model: {fingerprint}",
+    ]
+
+
+def _region_lines(networks: Sequence[TrainedModel]) -> list[str]:
+    decoding = networks[0].fitted.decoding
+    rows = zip(REGIONS, decoding.thresholds, decoding.smallest_mm3, strict=True)
+    return [
+        "| region | | probability above | components of at least, mm3 |",
+        "|---|---|---|---|",
+        *(
+            f"| {region.upper()} | {_WORDS[region]} | {threshold:g} | {smallest:g} |"
+            for region, threshold, smallest in rows
+        ),
+        "",
+        f"Less than {decoding.smallest_et_mm3:g} mm3 of enhancing tumour in all becomes necrosis.",
+    ]
+
+
+def _label_lines(conventions: Sequence[str]) -> list[str]:
+    lines = ["| convention | value | tissue |", "|---|---|---|"]
+    for name in conventions:
+        for value, meaning in convention_named(name).meanings:
+            lines.append(f"| {name} | {value} | {meaning} |")
+    return lines

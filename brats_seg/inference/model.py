@@ -1,10 +1,9 @@
-"""The networks that predict: runs or an exported folder, built and on a device."""
+"""Load trained networks, from runs or an exported folder, onto a device."""
 
-import hashlib
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from torch import nn
@@ -12,21 +11,24 @@ from torch import nn
 from brats_seg.cases.conventions import resolve
 from brats_seg.config import Config
 from brats_seg.errors import UsageError
-from brats_seg.inference.export import MODEL_NAME, read_exported
-from brats_seg.inference.postprocess import Decoding
-from brats_seg.inference.settings import InferenceConfig
+from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import BRATS2023, MODALITIES, REGIONS, LabelConvention, convention_named
 from brats_seg.models.build import build_model, size_multiple
 from brats_seg.models.norm import check_in_place
 from brats_seg.runtime.device import Device
-from brats_seg.runtime.weights import ModelIdentity, TrainedModel, load_trained, require_task
+from brats_seg.runtime.weights import (
+    NOT_FITTED,
+    Decoding,
+    FittedPrediction,
+    ModelIdentity,
+    TrainedModel,
+    entries_of,
+    fingerprint_of,
+    read_trained,
+    require_task,
+)
 
-BEST_NAME = "best.pt"
-"""The weights of a run that did best on its held-out cases."""
-
-_OPEN_RELEASES = ("unknown", "nnunet")
-_SHARED = ("spacing_mm", "thresholds", "smallest_mm3", "smallest_et_mm3")
-"""What the networks of an ensemble must agree on."""
+Triple: TypeAlias = tuple[int, int, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -34,21 +36,19 @@ class Member:
     """One network of an ensemble."""
 
     network: nn.Module
-    config: Config
-    """The settings of its run."""
-    patch: tuple[int, int, int]
-    """Voxels that it learnt on."""
-    window: tuple[int, int, int] | None
-    """What scored best, else the patch; None takes the brain crop in one pass, as it learnt."""
+    name: str
+    """Its `model.name`, for messages."""
+    patch: Triple
+    """Voxels of a training patch."""
+    window: Triple | None
+    """Window that it was trained on: the patch; None for whole brain crops."""
     channels: tuple[int, ...]
-    """Place in `MODALITIES` of each modality that it takes."""
+    """Place in `MODALITIES` of each input channel."""
     regions: tuple[int, ...]
-    """Place among its outputs of each region of `REGIONS`."""
-
-    @property
-    def multiple(self) -> tuple[int, int, int]:
-        """What the size of its input must be a multiple of."""
-        return size_multiple(self.config.model, self.patch)
+    """Place among the output channels of each region of `REGIONS`."""
+    multiple: Triple = (1, 1, 1)
+    """Numbers that the size of an input must be a multiple of, along each axis."""
+    fitted: FittedPrediction = NOT_FITTED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -57,33 +57,27 @@ class Model:
 
     members: tuple[Member, ...]
     identity: ModelIdentity
-    """Of the first member; the others agree with it in all that prediction depends on."""
+    """Identity of the first member; the others agree with it in all that prediction depends on."""
     fingerprint: str
-    """Changes with the weights and with how they are used, not with where they lie."""
+    """Hash that changes with the weights and how they are used, and not with their path."""
     device: Device
 
-    def decoding(self, settings: InferenceConfig) -> Decoding:
-        """Return how probabilities become labels: as asked for, else as stored with the model."""
-        own = self.identity
-        return Decoding(
-            thresholds=settings.thresholds or own.thresholds,
-            smallest_mm3=settings.smallest_mm3 or own.smallest_mm3,
-            smallest_et_mm3=own.smallest_et_mm3
-            if settings.smallest_et_mm3 is None
-            else settings.smallest_et_mm3,
-        )
+    def decoding(self, settings: PredictionSettings) -> Decoding:
+        """Return the decoding asked for, completed by the one stored with the model."""
+        return settings.over(self.members[0].fitted).decoding
 
-    def convention(self, settings: InferenceConfig, release: str) -> LabelConvention:
-        """Return the numbering to write a case of that release in.
+    def convention(self, settings: PredictionSettings, release: str) -> LabelConvention:
+        """Return the label convention to write a case of that release in.
 
-        Where the release leaves it open, it is that of the training cases, if they had one.
+        Where the release allows several, it is that of the training cases, if they had only one.
         """
         if settings.labels is not None:
             return convention_named(settings.labels)
-        if release in _OPEN_RELEASES or release.endswith("-ped"):
-            taught = self.identity.conventions
-            return convention_named(taught[0]) if len(taught) == 1 else BRATS2023
-        return resolve(release=release, shape=None, values=()).convention
+        found = resolve(release=release, shape=None, values=())
+        if not found.is_open:
+            return found.convention
+        own = self.identity.conventions
+        return convention_named(own[0]) if len(own) == 1 else BRATS2023
 
 
 def load_model(paths: Sequence[Path], device: Device) -> Model:
@@ -111,8 +105,49 @@ def read_together(paths: Sequence[Path]) -> tuple[TrainedModel, ...]:
     read = [(path, network) for path in paths for network in read_trained(path)]
     for path, network in read:
         require_task(network, "segmentation", path)
-        _check_identity(network.identity, read[0][1].identity)
+        _check_known(network.identity)
+        _check_agreement(network, read[0][1])
     return tuple(network for _, network in read)
+
+
+def wrap_network(
+    network: nn.Module,
+    identity: ModelIdentity,
+    device: Device,
+    *,
+    multiple: Triple = (1, 1, 1),
+    fitted: FittedPrediction = NOT_FITTED,
+) -> Model:
+    """Return a model of a network that was built elsewhere, with its weights loaded.
+
+    Args:
+        network: Turns `(1, C, X, Y, Z)` into logits `(1, R, X, Y, Z)` in evaluation mode.
+        identity: Its channels, its regions, and the data that it was trained on.
+        device: Device to compute on; the network is moved there.
+        multiple: Numbers that the size of an input must be a multiple of.
+        fitted: Window and decoding that were fitted to it.
+
+    Raises:
+        UsageError: It was trained on other modalities, regions or intensities than this package
+            prepares.
+    """
+    _check_known(identity)
+    member = Member(
+        network=_on_device(network, device),
+        name=type(network).__name__,
+        patch=identity.patch,
+        window=identity.patch,
+        channels=_channels(identity),
+        regions=_regions(identity),
+        multiple=multiple,
+        fitted=fitted,
+    )
+    trained = TrainedModel(
+        weights=network.state_dict(), identity=identity, config=Config(), fitted=fitted
+    )
+    return Model(
+        members=(member,), identity=identity, fingerprint=fingerprint_of([trained]), device=device
+    )
 
 
 def build_single(trained: TrainedModel, device: Device) -> Model:
@@ -125,57 +160,7 @@ def build_single(trained: TrainedModel, device: Device) -> Model:
     )
 
 
-def read_trained(path: Path) -> tuple[TrainedModel, ...]:
-    """Read the networks of a run's folder, a checkpoint or an exported folder.
-
-    Raises:
-        UsageError: There is none, or it is damaged.
-    """
-    if (path / MODEL_NAME).exists():
-        return read_checked(path)
-    file = path / BEST_NAME if path.is_dir() else path
-    if file.is_file():
-        return (load_trained(file),)
-    found = "a run without it: train to its first validation" if path.is_dir() else "nothing"
-    msg = (
-        f"{path} holds no model: expected {BEST_NAME} of a run, or {MODEL_NAME} of an exported "
-        f"model; found {found}."
-    )
-    raise UsageError(msg)
-
-
-def read_checked(path: Path) -> tuple[TrainedModel, ...]:
-    """Read an exported folder, and check that it is what was exported."""
-    exported = read_exported(path)
-    if fingerprint_of(exported.networks) != exported.fingerprint:
-        msg = (
-            f"{path / MODEL_NAME} is not what was exported: found fingerprint "
-            f"{fingerprint_of(exported.networks)}, expected {exported.fingerprint}. Copy or export "
-            "the model again."
-        )
-        raise UsageError(msg)
-    return exported.networks
-
-
-def fingerprint_of(networks: Sequence[TrainedModel]) -> str:
-    """Return a hash of weights, identities and architectures, in whatever order they come."""
-    return hashlib.sha256("\n".join(sorted(map(_fingerprint, networks))).encode()).hexdigest()[:32]
-
-
-def _fingerprint(trained: TrainedModel) -> str:
-    # without defaults: what a later version adds does not change the models of this one
-    defaults = {entry.name: entry.default for entry in fields(ModelIdentity)}
-    own = {k: v for k, v in asdict(trained.identity).items() if v != defaults[k]}
-    key = hashlib.sha256(json.dumps(own, sort_keys=True).encode())
-    key.update(trained.config.model.model_dump_json(exclude_defaults=True).encode())
-    key.update(str(trained.config.patch.size).encode())
-    for name, weights in sorted(trained.weights.items()):
-        key.update(f"{name} {weights.dtype} {tuple(weights.shape)}".encode())
-        key.update(weights.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy().data)
-    return key.hexdigest()
-
-
-def _check_identity(identity: ModelIdentity, first: ModelIdentity) -> None:
+def _check_known(identity: ModelIdentity) -> None:
     expected = ModelIdentity(conventions=(), patch=identity.patch, fingerprint="")
     for what, found, known in (
         ("modalities", sorted(identity.modalities), sorted(MODALITIES)),
@@ -184,43 +169,57 @@ def _check_identity(identity: ModelIdentity, first: ModelIdentity) -> None:
     ):
         if found != known:
             msg = (
-                f"the model was taught with {what} {found}; expected {known}. Use the version of "
+                f"the model was trained with {what} {found}; expected {known}. Use the version of "
                 "brats_seg that it was trained with."
             )
             raise UsageError(msg)
-    for what in _SHARED:
-        if getattr(identity, what) != getattr(first, what):
+
+
+def _check_agreement(network: TrainedModel, first: TrainedModel) -> None:
+    own, others = entries_of(network), entries_of(first)
+    for what in ("spacing_mm", *Decoding.model_fields):
+        if own[what] != others[what]:
             msg = (
-                f"the models do not go together: {what} is {getattr(first, what)} in one and "
-                f"{getattr(identity, what)} in another. Tune them together, or predict with one at "
-                "a time."
+                f"the models do not go together: {what} is {others[what]} in one and {own[what]} "
+                "in another. Tune them together, or predict with one at a time."
             )
             raise UsageError(msg)
 
 
 def _built(trained: TrainedModel, device: Device) -> Member:
     identity = trained.identity
-    window = identity.window or (
-        "whole" if trained.config.patch.size == "whole" else identity.patch
-    )
-    # the weights drawn first are not wanted, and nor is the change of torch's generator
+    # the weights drawn first are overwritten: torch's generator need not move for them
     with torch.random.fork_rng(devices=[]):
         network = build_model(trained.config.model, identity.patch)
     try:
         network.load_state_dict(trained.weights)
     except RuntimeError as error:
         msg = (
-            f"the weights are not those of model.name {trained.config.model.name!r}: {error}. A "
-            "network of your own can be predicted with from Python only."
+            f"the weights are not those of model.name {trained.config.model.name!r}: {error}. For "
+            "a network of your own, load them in Python and use Predictor.of_network."
         )
         raise UsageError(msg) from None
-    network.eval().to(device.torch_device)
-    check_in_place(network)
     return Member(
-        network=network,
-        config=trained.config,
+        network=_on_device(network, device),
+        name=trained.config.model.name,
         patch=identity.patch,
-        window=None if window == "whole" else window,
-        channels=tuple(MODALITIES.index(modality) for modality in identity.modalities),
-        regions=tuple(identity.regions.index(region) for region in REGIONS),
+        window=None if trained.config.patch.size == "whole" else identity.patch,
+        channels=_channels(identity),
+        regions=_regions(identity),
+        multiple=size_multiple(trained.config.model, identity.patch),
+        fitted=trained.fitted,
     )
+
+
+def _on_device(network: nn.Module, device: Device) -> nn.Module:
+    network.to(device.torch_device)
+    check_in_place(network)
+    return network.eval()
+
+
+def _channels(identity: ModelIdentity) -> tuple[int, ...]:
+    return tuple(MODALITIES.index(modality) for modality in identity.modalities)
+
+
+def _regions(identity: ModelIdentity) -> tuple[int, ...]:
+    return tuple(identity.regions.index(region) for region in REGIONS)

@@ -1,11 +1,9 @@
-"""What a run's network makes of the cases that it has never seen, kept on disk.
+"""Predict the held-out cases of a run and keep the probabilities on disk, for `tune`.
 
-A network is asked once for each case and window; every threshold is then tried on what it said. Of
-a case only the box is kept that holds its tumour and whatever could become one. The files lie in
-the run's folder, under a key that changes with the weights and the cases.
+A network predicts each case once for each window; every threshold is then tried on the stored
+probabilities. They are cut to the box that holds the tumour and all voxels that could become one.
+The files lie in the run's folder, under a key that changes with the weights and the cases.
 """
-
-# DOC inference/held_out: The cases that a run has never seen: what the settings of its predictions are fitted on.
 
 import hashlib
 import shutil
@@ -22,17 +20,19 @@ from brats_seg.data.loader import whole_case
 from brats_seg.data.store import open_case
 from brats_seg.errors import CaseError, UsageError
 from brats_seg.files import remove_leftovers, whole_file
-from brats_seg.inference.export import MODEL_NAME
-from brats_seg.inference.model import BEST_NAME, Model, build_single, fingerprint_of
+from brats_seg.inference.model import Model, build_single
 from brats_seg.inference.predict import PredictionFallback, crop_probabilities
-from brats_seg.inference.settings import InferenceConfig
+from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import RegionMasks
 from brats_seg.progress import Track
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.weights import (
-    ModelIdentity,
+    BEST_NAME,
+    MODEL_NAME,
+    NOT_FITTED,
     TrainedModel,
     Window,
+    fingerprint_of,
     load_trained,
     require_task,
 )
@@ -41,45 +41,31 @@ from brats_seg.voxels.box import Box, bounding_box
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class HeldOut:
-    """A run, and the prepared cases that were held out of it."""
+    """A run and the prepared cases that were held out of its training."""
 
     run: Path
     trained: TrainedModel
-    """With the identity that it has now; `untuned` is the one that training gave it."""
     data: FoldData
 
     @property
     def checkpoint_path(self) -> Path:
-        """Where weights and identity lie."""
+        """Checkpoint with the weights, the identity and what was fitted to them."""
         return self.run / BEST_NAME
 
     @property
-    def untuned(self) -> TrainedModel:
-        """The network as training left it."""
-        return replace(self.trained, identity=untuned(self.trained.identity))
-
-    @property
     def key(self) -> str:
-        """Changes with the weights and the training set, and not with what is fitted."""
-        return fingerprint_of([self.untuned])
-
-
-def untuned(identity: ModelIdentity) -> ModelIdentity:
-    """Return an identity without what was fitted."""
-    own = ("conventions", "patch", "fingerprint", "modalities", "regions", "normalisation")
-    return ModelIdentity(
-        **{name: getattr(identity, name) for name in own}, spacing_mm=identity.spacing_mm
-    )
+        """Hash of the weights and the training set, without what was fitted."""
+        return fingerprint_of([replace(self.trained, fitted=NOT_FITTED)])
 
 
 def open_held_out(run: Path, prepared: Path) -> HeldOut:
-    """Find the cases that a run has never seen among the prepared ones.
+    """Find the cases that were held out of a run among the prepared ones.
 
-    The fingerprint that training left vouches for cases, contents and split.
+    The fingerprint that training stored proves that cases, contents and split are the same.
 
     Raises:
         UsageError: It is no run, or the prepared cases are not those that it was trained on.
-        FoldError: The run does not say what was held out.
+        FoldError: The run does not say which cases were held out.
         ResumeError: Its checkpoint is damaged.
     """
     if (run / MODEL_NAME).exists():
@@ -113,20 +99,20 @@ def _opened(prepared: Path, split: Split) -> FoldData | None:
 
 
 FOLDER_NAME = "out-of-fold"
-"""Of a run's folder."""
+"""Folder below that of the run."""
 LOWEST_PROBABILITY = 0.2
-"""Below it nothing is kept: the lowest threshold that is tried."""
+"""Lowest threshold that is tried; boxes are cut to voxels above it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OutOfFoldPrediction:
-    """A case and what a network said that never saw it."""
+    """File with the probabilities of a case, from a network that was not trained on it."""
 
     case_id: str
     path: Path
 
     def read(self) -> "StoredPrediction":
-        """Read it from the disk."""
+        """Read the file."""
         with np.load(self.path) as stored:
             x, y, z = map(float, stored["spacing_mm"])
             return StoredPrediction(
@@ -138,7 +124,7 @@ class OutOfFoldPrediction:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StoredPrediction:
-    """Probabilities and reference of a case, cut to where either may hold tumour."""
+    """Probabilities and reference of a case, cut to the box where either may hold tumour."""
 
     probabilities: npt.NDArray[np.float32]
     """(3, x, y, z)"""
@@ -150,15 +136,15 @@ class StoredPrediction:
 def predict_held_out(
     held_out: HeldOut, windows: Sequence[Window], device: Device, track: Track
 ) -> dict[Window, tuple[OutOfFoldPrediction, ...]]:
-    """Predict a run's held-out cases with each window, where that has not been done before.
+    """Predict a run's held-out cases with each window, unless they are stored already.
 
-    A window that memory does not suffice for is left out.
+    A window that does not fit in memory is left out.
 
     Raises:
         CaseError: A case cannot be predicted.
     """
     folder = _own_folder(held_out, device)
-    model = build_single(held_out.untuned, device)
+    model = build_single(held_out.trained, device)
     found = {}
     for window in windows:
         cases = [
@@ -175,12 +161,12 @@ def predict_held_out(
 
 
 def words(window: Window) -> str:
-    """Return a window in words."""
+    """Return a window as text."""
     return window if window == "whole" else "x".join(map(str, window))
 
 
 def _own_folder(held_out: HeldOut, device: Device) -> Path:
-    """Return the folder of these weights and cases, and remove those of others."""
+    """Return the folder for these weights and cases, and remove the folders of others."""
     parts = f"{held_out.key} {held_out.data.fingerprint} {device.precision}"
     name = hashlib.sha256(parts.encode()).hexdigest()[:16]
     above = held_out.run / FOLDER_NAME
@@ -193,12 +179,12 @@ def _own_folder(held_out: HeldOut, device: Device) -> Path:
 
 
 def _predict(case: OutOfFoldPrediction, held_out: HeldOut, model: Model, window: Window) -> bool:
-    """Predict a case and keep it; return whether memory sufficed for the window."""
+    """Predict and store a case; return whether the window fitted in memory."""
     sample = whole_case(held_out.data.folder, case.case_id)
     if window == "whole":
-        settings = InferenceConfig(windows="whole")
+        settings = PredictionSettings(windows="whole")
     else:
-        settings = InferenceConfig(windows="sliding", window=window)
+        settings = PredictionSettings(windows="sliding", window=window)
     fallback = PredictionFallback(case.case_id, model.device)
     probabilities = crop_probabilities(
         model, case.case_id, sample.image.float().numpy(), settings, fallback

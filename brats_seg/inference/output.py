@@ -1,19 +1,14 @@
-"""The folder of results: what lies where, what is finished, and the tables over all cases.
+"""Write results to a folder: label maps, pictures, a record of each case, and tables over all cases.
 
-<case>.nii.gz                  the label map
+<case>.nii.gz                  label map
 probabilities/<case>-wt.nii.gz, -tc, -et
 uncertainty/<case>.nii.gz
-previews/<case>.png
-manifest.jsonl                 a line for each case, the last of a case counts
+previews/<case>.png            three planes through the tumour, with the outlines of the regions
+manifest.jsonl                 record of each case; the last line of a case counts
 volumes.csv, failures.csv
 """
 
-# DOC inference/record: What is written down about each case: one line of `manifest.jsonl`.
-# DOC inference/preview: A picture of a result: three planes through the tumour, with the outlines of the regions.
-
-import csv
 import hashlib
-import io
 import json
 import os
 import threading
@@ -27,6 +22,7 @@ import numpy.typing as npt
 from pydantic import ValidationError
 
 from brats_seg.cases.folders import OUTPUT_MARKER
+from brats_seg.cases.many import Failure, write_failures
 from brats_seg.cases.nifti import write_volume
 from brats_seg.config import Section
 from brats_seg.errors import UsageError
@@ -34,57 +30,179 @@ from brats_seg.files import explained, locked, remove_leftovers, whole_file
 from brats_seg.inference.postprocess import PARTS, PartVolume
 from brats_seg.inference.predict import CaseResult
 from brats_seg.inference.scan import Scan
-from brats_seg.inference.settings import InferenceConfig
+from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import MODALITIES, REGIONS, regions_of
+from brats_seg.tables import write_table
 from brats_seg.voxels.orientation import turn_of, turned
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+MANIFEST_NAME = "manifest.jsonl"
+_LOCK_NAME = ".predicting.lock"
+
+_VOLUME_COLUMNS = (
+    "case_id",
+    "convention",
+    *(f"{part}_{what}" for part in PARTS for what in ("ml", "components")),
+)
+
+
 class Record(Section):
-    """How one case ended."""
+    """How one case ended: a line of `manifest.jsonl`."""
 
     case_id: str
     status: Literal["done", "failed"]
     key: str = ""
-    """Changes with the scans, the model and the settings; empty where the scans could not be read."""
+    """Hash of scans, model and settings; empty if the scans could not be read."""
     inputs: tuple[str, ...] = ()
-    """SHA-256 of each modality's file, and the index of the volume in a 4-D file."""
+    """SHA-256 of the file of each modality, and the index of the volume in a 4-D file."""
     model: str
     """Fingerprint of the model."""
-    settings: InferenceConfig
+    settings: PredictionSettings
     outputs: tuple[str, ...] = ()
     """Files, relative to the output folder."""
     convention: str = ""
     """Label convention of the label map."""
     volumes: tuple[PartVolume, ...] = ()
     warnings: tuple[str, ...] = ()
-    """What was unusual."""
+    """What was unusual about the case."""
     error: str = ""
-    """Kind of error, where the case failed."""
+    """Name of the class of the error, if the case failed."""
     message: str = ""
     """What is wrong, and what to do."""
     seconds: float = 0.0
-    """Reading and computing; writing goes on beside the next case."""
+    """Time of reading and computing; the case is written while the next is computed."""
     peak_memory_mb: float = 0.0
     device: str = ""
     version: str = ""
-    """Of brats_seg."""
+    """Version of brats_seg."""
 
 
-def key_of(inputs: Sequence[str], model: str, settings: InferenceConfig) -> str:
-    """Return what changes with everything that a result depends on; the device is not part of it."""
+def key_of(inputs: Sequence[str], model: str, settings: PredictionSettings) -> str:
+    """Return a hash of all that a result depends on; the device is not part of it."""
     parts = [*inputs, model, settings.model_dump_json(exclude={"device"})]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
-_DPI = 100
+class OutputFolder:
+    """Folder with the results of a batch; any process writes cases, one writes the tables."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def opened(self) -> Iterator[Self]:
+        """Lock the folder for this process, and remove leftovers before and after.
+
+        Raises:
+            EnvironmentalError: The folder cannot be written to.
+            UsageError: Another process predicts into it.
+        """
+        self._mark(self.path)
+        msg = f"another process is predicting into {self.path}. Wait for it, or choose another."
+        with locked(self.path / _LOCK_NAME, when_taken=UsageError(msg)):
+            self._tidy_up()
+            yield self
+            # of workers that were killed
+            self._tidy_up()
+
+    def records(self) -> Mapping[str, Record]:
+        """Return the latest record of each case; lines that cannot be read are passed over."""
+        found = {}
+        path = self.path / MANIFEST_NAME
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        for line in lines:
+            try:
+                record = Record.model_validate_json(line)
+            except ValidationError:
+                # cut off, or of another version: the case is predicted again
+                continue
+            found[record.case_id] = record
+        return found
+
+    def is_finished(self, record: Record | None, key: str) -> bool:
+        """Tell whether a record has the same scans, model and settings, and its files are there."""
+        return (
+            record is not None
+            and record.status == "done"
+            and record.key == key
+            and all((self.path / name).exists() for name in record.outputs)
+        )
+
+    def write_case(
+        self, scan: Scan, result: CaseResult, settings: PredictionSettings
+    ) -> tuple[str, ...]:
+        """Write the files of a case, the label map last, and return their names."""
+        names = []
+        geometry, case_id = scan.geometry, result.case_id
+        if result.probabilities is not None:
+            self._mark(self.path / "probabilities")
+            for region, values in zip(REGIONS, result.probabilities, strict=True):
+                names.append(f"probabilities/{case_id}-{region}.nii.gz")
+                # NIfTI has no half precision, but values of that precision compress as well
+                rounded = values.astype(np.float16).astype(np.float32)
+                write_volume(self.path / names[-1], rounded, geometry)
+        if result.uncertainty is not None:
+            self._mark(self.path / "uncertainty")
+            names.append(f"uncertainty/{case_id}.nii.gz")
+            rounded = result.uncertainty.astype(np.float16).astype(np.float32)
+            write_volume(self.path / names[-1], rounded, geometry)
+        if settings.preview:
+            names.append(f"previews/{case_id}.png")
+            write_preview(scan, result, self.path / names[-1])
+        names.append(f"{case_id}.nii.gz")
+        write_volume(self.path / names[-1], result.label_map, geometry)
+        return tuple(names)
+
+    def append(self, record: Record) -> None:
+        """Append a line to the manifest, and sync it to the disk."""
+        line = f"{record.model_dump_json()}\n".encode()
+        try:
+            with self._lock, (self.path / MANIFEST_NAME).open("ab") as file:
+                if file.tell() and not self._ends_whole():
+                    line = b"\n" + line
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise explained(error, self.path / MANIFEST_NAME) from error
+
+    def write_tables(self, failures: Iterable[Record]) -> None:
+        """Write the volumes of all cases in the folder, and the failures of this batch."""
+        done = sorted(self.records().values(), key=lambda record: record.case_id)
+        volumes = [_volume_row(record) for record in done if record.status == "done"]
+        write_table(self.path / "volumes.csv", _VOLUME_COLUMNS, volumes)
+        rows = [
+            Failure(case_id=record.case_id, error=record.error, message=record.message)
+            for record in failures
+        ]
+        write_failures(rows, self.path / "failures.csv")
+
+    def _tidy_up(self) -> None:
+        for folder in (self.path, *filter(Path.is_dir, self.path.iterdir())):
+            remove_leftovers(folder)
+
+    def _ends_whole(self) -> bool:
+        with (self.path / MANIFEST_NAME).open("rb") as file:
+            file.seek(-1, os.SEEK_END)
+            return file.read() == b"\n"
+
+    def _mark(self, folder: Path) -> None:
+        """Mark a folder as results, so that no index reads them as scans."""
+        path = folder / OUTPUT_MARKER
+        if not path.exists():
+            with whole_file(path) as beside:
+                beside.write_text(json.dumps({"holds": "predictions"}) + "\n")
 
 
 def write_preview(scan: Scan, result: CaseResult, path: Path) -> None:
-    """PatchKey a case into a PNG, the patient's left on the right, as radiologists look at it."""
+    """Draw a case to a PNG file, with the patient's left on the right as radiologists see it."""
+    # matplotlib takes long to import
     from brats_seg.report.case_figures import SHOWN, planes_figure
+    from brats_seg.report.style import write_figure
 
     turn = turn_of(scan.geometry.affine)
     regions = regions_of(turned(result.label_map, turn), result.convention)
@@ -93,7 +211,15 @@ def write_preview(scan: Scan, result: CaseResult, path: Path) -> None:
     x, y, z = (stored[int(axis)] for axis in np.argsort(turn[:, 0]))
     figure = planes_figure(images, regions, (x, y, z))
     _add_words(figure, result)
-    figure.savefig(path, dpi=_DPI, format="png")
+    write_figure(figure, path)
+
+
+def _volume_row(record: Record) -> dict[str, str | float]:
+    row: dict[str, str | float] = {"case_id": record.case_id, "convention": record.convention}
+    for part in record.volumes:
+        row[f"{part.name}_ml"] = part.ml
+        row[f"{part.name}_components"] = part.n_components
+    return row
 
 
 def _on_grid(scan: Scan, modality: int, turn: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
@@ -110,145 +236,3 @@ def _add_words(figure: "Figure", result: CaseResult) -> None:
     add_dark_legend(figure, outline_key(words), f"{RESEARCH_USE}; {LEFT_IS_RIGHT}")
     title = f"{result.case_id}{'' if ml['wt'] else ': no tumour found'}"
     figure.suptitle(title, color="white", fontsize="medium")
-
-
-MANIFEST_NAME = "manifest.jsonl"
-_LOCK_NAME = ".predicting.lock"
-
-
-class OutputFolder:
-    """The results of a batch; several processes may write cases, one keeps the tables."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._lock = threading.Lock()
-
-    @contextmanager
-    def opened(self) -> Iterator[Self]:
-        """Have the folder for this process alone, and tidy it up before and after.
-
-        Raises:
-            EnvironmentalError: It cannot be written to.
-            UsageError: Another process predicts into it.
-        """
-        self._mark(self.path)
-        msg = f"another process is predicting into {self.path}. Wait for it, or choose another."
-        with locked(self.path / _LOCK_NAME, when_taken=UsageError(msg)):
-            self._tidy_up()
-            yield self
-            # a worker that was killed leaves something too
-            self._tidy_up()
-
-    def records(self) -> Mapping[str, Record]:
-        """Return the latest record of each case; a line that was cut off does not count."""
-        found = {}
-        path = self.path / MANIFEST_NAME
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        for line in lines:
-            try:
-                record = Record.model_validate_json(line)
-            except ValidationError:
-                # cut off, or of another version: the case is predicted again
-                continue
-            found[record.case_id] = record
-        return found
-
-    def is_finished(self, record: Record | None, key: str) -> bool:
-        """Tell whether a record is of the same scans, model and settings, and its files are there."""
-        return (
-            record is not None
-            and record.status == "done"
-            and record.key == key
-            and all((self.path / name).exists() for name in record.outputs)
-        )
-
-    def write_case(
-        self, scan: Scan, result: CaseResult, settings: InferenceConfig
-    ) -> tuple[str, ...]:
-        """Write the files of a case, the label map last, and return their names."""
-        names = []
-        geometry, case_id = scan.geometry, result.case_id
-        if result.probabilities is not None:
-            self._mark(self.path / "probabilities")
-            for region, values in zip(REGIONS, result.probabilities, strict=True):
-                names.append(f"probabilities/{case_id}-{region}.nii.gz")
-                # NIfTI knows no half precision, but what has no more of it packs as small
-                rounded = values.astype(np.float16).astype(np.float32)
-                write_volume(self.path / names[-1], rounded, geometry)
-        if result.uncertainty is not None:
-            self._mark(self.path / "uncertainty")
-            names.append(f"uncertainty/{case_id}.nii.gz")
-            rounded = result.uncertainty.astype(np.float16).astype(np.float32)
-            write_volume(self.path / names[-1], rounded, geometry)
-        if settings.preview:
-            names.append(f"previews/{case_id}.png")
-            with whole_file(self.path / names[-1]) as beside:
-                write_preview(scan, result, beside)
-        names.append(f"{case_id}.nii.gz")
-        write_volume(self.path / names[-1], result.label_map, geometry)
-        return tuple(names)
-
-    def append(self, record: Record) -> None:
-        """Write a line of the manifest, and wait until the disk has it."""
-        line = f"{record.model_dump_json()}\n".encode()
-        try:
-            with self._lock, (self.path / MANIFEST_NAME).open("ab") as file:
-                if file.tell() and not self._ends_whole():
-                    line = b"\n" + line
-                file.write(line)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise explained(error, self.path / MANIFEST_NAME) from error
-
-    def write_tables(self, failures: Iterable[Record]) -> None:
-        """Write the volumes of all cases in the folder, and the failures of this batch."""
-        done = sorted(self.records().values(), key=lambda record: record.case_id)
-        volumes = [_volume_row(record) for record in done if record.status == "done"]
-        _write_csv(self.path / "volumes.csv", _VOLUME_COLUMNS, volumes)
-        rows = [
-            {"case_id": one.case_id, "error": one.error, "message": one.message} for one in failures
-        ]
-        _write_csv(self.path / "failures.csv", ("case_id", "error", "message"), rows)
-
-    def _tidy_up(self) -> None:
-        for folder in (self.path, *filter(Path.is_dir, self.path.iterdir())):
-            remove_leftovers(folder)
-
-    def _ends_whole(self) -> bool:
-        with (self.path / MANIFEST_NAME).open("rb") as file:
-            file.seek(-1, os.SEEK_END)
-            return file.read() == b"\n"
-
-    def _mark(self, folder: Path) -> None:
-        """Mark a folder as results, so that no index takes them for scans."""
-        path = folder / OUTPUT_MARKER
-        if not path.exists():
-            with whole_file(path) as beside:
-                beside.write_text(json.dumps({"holds": "predictions"}) + "\n")
-
-
-_VOLUME_COLUMNS = (
-    "case_id",
-    "convention",
-    *(f"{part}_{what}" for part in PARTS for what in ("ml", "components")),
-)
-
-
-def _volume_row(record: Record) -> dict[str, str | float]:
-    row: dict[str, str | float] = {"case_id": record.case_id, "convention": record.convention}
-    for part in record.volumes:
-        row[f"{part.name}_ml"] = part.ml
-        row[f"{part.name}_components"] = part.n_components
-    return row
-
-
-def _write_csv(
-    path: Path, columns: tuple[str, ...], rows: Iterable[Mapping[str, str | float]]
-) -> None:
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    with whole_file(path) as beside:
-        beside.write_bytes(text.getvalue().encode())

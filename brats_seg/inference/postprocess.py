@@ -1,9 +1,8 @@
-"""From probabilities to a label map: thresholds, nesting, and what is too small to be true.
+"""Turn probabilities into a label map, and measure the parts of a tumour.
 
+Probabilities are thresholded, regions nested, and components below a volume removed.
 Probabilities and masks are `(3, x, y, z)` in the order of `REGIONS`.
 """
-
-# DOC inference/volumes: How large the parts of a tumour are, and in how many pieces.
 
 from dataclasses import dataclass
 
@@ -18,19 +17,8 @@ from brats_seg.labels import (
     label_map_of,
     regions_of,
 )
+from brats_seg.runtime.weights import Decoding
 from brats_seg.voxels.components import number_components
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Decoding:
-    """What decides which voxels belong to a region."""
-
-    thresholds: tuple[float, float, float] = (0.5, 0.5, 0.5)
-    """Probability above which a voxel belongs to WT, TC, ET."""
-    smallest_mm3: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """Volume below which a component of WT, TC, ET is left out."""
-    smallest_et_mm3: float = 0.0
-    """Volume of all ET together below which it becomes necrosis."""
 
 
 def decode(
@@ -39,7 +27,14 @@ def decode(
     convention: LabelConvention,
     voxel_mm3: float,
 ) -> LabelMap:
-    """Return the label map (x, y, z) of probabilities (3, x, y, z)."""
+    """Return the label map (x, y, z) of probabilities (3, x, y, z).
+
+    Example:
+        >>> from brats_seg.labels import BRATS2023
+        >>> probabilities = np.float32([[[[0.9]]], [[[0.8]]], [[[0.1]]]])  # WT and TC, not ET
+        >>> int(decode(probabilities, Decoding(), BRATS2023, voxel_mm3=1.0)[0, 0, 0])
+        1
+    """
     return label_map_of(decode_regions(probabilities, decoding, voxel_mm3), convention)
 
 
@@ -48,8 +43,8 @@ def decode_regions(
 ) -> RegionMasks:
     """Return nested region masks: ET in TC in WT.
 
-    A voxel of an inner region belongs to the outer ones whatever their probabilities. What is left
-    out of a region is left out of those inside it, and stays in those around it.
+    A voxel of an inner region belongs to the outer ones whatever their probabilities. A component
+    that is removed from a region is removed from those inside it, and stays in those around it.
     """
     thresholds = np.array(decoding.thresholds, dtype=np.float32)[:, None, None, None]
     regions = probabilities > thresholds
@@ -66,7 +61,7 @@ def decode_regions(
 
 
 def _drop_small(mask: npt.NDArray[np.bool_], smallest: float) -> None:
-    """Empty components of fewer voxels, in place; voxels that share a corner are together."""
+    """Empty components of fewer voxels, in place; voxels that share a corner are connected."""
     if smallest <= 1:
         return
     components = number_components(mask)
@@ -90,7 +85,7 @@ class PartVolume:
     """One of `PARTS`."""
     ml: float
     n_components: int
-    """Voxels that share a corner are together."""
+    """Connected components; voxels that share a corner are connected."""
 
 
 def measure(

@@ -1,6 +1,8 @@
-"""What an autoencoder makes of a scan, and how far from it that is."""
+"""Reconstruct scans with an autoencoder, and measure the error."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -9,19 +11,65 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from brats_seg.cases.case import Case
+from brats_seg.cases.inputs import find_inputs
+from brats_seg.cases.many import MappedCases, map_cases
+from brats_seg.config import OVERLAP
 from brats_seg.errors import CaseError, UsageError
-from brats_seg.inference.model import Member, build_single, read_trained
-from brats_seg.inference.scan import Scan
-from brats_seg.runtime.device import Device
+from brats_seg.inference.model import Member, build_single
+from brats_seg.inference.scan import Scan, read_scan
+from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
+from brats_seg.progress import Track, untracked
+from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.sliding_window import predict_logits
-from brats_seg.runtime.weights import require_task
+from brats_seg.runtime.weights import read_trained, require_task
 
 Image = npt.NDArray[np.float32]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DrawnCase:
+    """Error of a case, and the picture of its reconstruction."""
+
+    case_id: str
+    rmse: tuple[float, ...]
+    """Error of each modality; see `Reconstruction.rmse`."""
+    picture: Path
+    warnings: tuple[str, ...]
+    """Warnings about the scan."""
+
+
+def reconstruct_cases(
+    inputs: Sequence[Path],
+    run: Path,
+    output: Path,
+    settings: PredictionSettings = DEFAULT_SETTINGS,
+    *,
+    track: Track = untracked,
+) -> MappedCases[DrawnCase]:
+    """Reconstruct cases with an autoencoder, and draw each beside its reconstruction.
+
+    Args:
+        inputs: Folders of scans of any layout, or .csv or .json tables of paths.
+        run: Run or checkpoint of model.name `autoencoder`.
+        output: Folder for the pictures, `<case>.png`.
+        settings: Device, precision and overlap; the others are for segmentation.
+        track: Shows the progress.
+
+    Raises:
+        LayoutError: A folder holds no cases.
+        UsageError: The run or the inputs cannot be used.
+        EnvironmentalError: The device is not there, or the folder cannot be written to.
+    """
+    device = choose_device(settings.device, settings.precision)
+    reconstructor = Reconstructor.load(run, device, overlap=settings.overlap)
+    draw = partial(_drawn, reconstructor=reconstructor, output=output)
+    return map_cases(draw, find_inputs(inputs), "reconstructing", track=track)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Reconstruction:
-    """A scan, and what became of it."""
+    """A scan and its reconstruction."""
 
     case_id: str
     image: Image
@@ -29,7 +77,7 @@ class Reconstruction:
     reconstruction: Image
     """(4, x, y, z)"""
     warnings: tuple[str, ...]
-    """What was unusual about the scan."""
+    """Warnings about the scan."""
 
     @property
     def rmse(self) -> tuple[float, ...]:
@@ -46,16 +94,18 @@ class Reconstruction:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Reconstructor:
-    """An autoencoder that is ready."""
+    """A loaded autoencoder."""
 
     member: Member
     device: Device
     spacing_mm: tuple[float, float, float]
-    """Of the scans that it learnt on."""
+    """Voxel size of the training cases."""
+    overlap: float = OVERLAP
+    """Share that neighbouring windows have in common."""
 
     @classmethod
-    def load(cls, path: Path, device: Device) -> Self:
-        """Load a run or a checkpoint.
+    def load(cls, path: Path, device: Device | None = None, *, overlap: float = OVERLAP) -> Self:
+        """Load a run or a checkpoint; without a device, onto the GPU if there is one.
 
         Raises:
             UsageError: The path holds no autoencoder, several, or a damaged one.
@@ -66,14 +116,24 @@ class Reconstructor:
         if len(read) > 1:
             msg = f"{path} holds {len(read)} autoencoders; expected one"
             raise UsageError(msg)
+        device = device or choose_device("auto", "auto")
         (member,) = build_single(read[0], device).members
-        return cls(member=member, device=device, spacing_mm=read[0].identity.spacing_mm)
+        spacing_mm = read[0].identity.spacing_mm
+        return cls(member=member, device=device, spacing_mm=spacing_mm, overlap=overlap)
 
-    def reconstruct(self, scan: Scan) -> Reconstruction:
-        """Encode a scan and decode it again, as the network learnt: whole, or window by window.
+    def reconstruct(self, case: Case) -> Reconstruction:
+        """Read a case, and encode and decode it.
 
         Raises:
-            CaseError: What comes out is no number.
+            CaseError: The case cannot be used, or the reconstruction is not finite.
+        """
+        return self.reconstruct_scan(read_scan(case, self.spacing_mm))
+
+    def reconstruct_scan(self, scan: Scan) -> Reconstruction:
+        """Encode and decode a scan, whole or in windows as the network was trained.
+
+        Raises:
+            CaseError: The reconstruction is not finite.
         """
         order = list(self.member.channels)
         x, y, z = scan.image.shape[1:]
@@ -81,7 +141,7 @@ class Reconstructor:
             self._of_window,
             torch.from_numpy(scan.image)[order].to(self.device.torch_device),
             window=self.member.window or (x, y, z),
-            overlap=self.member.config.validation.overlap,
+            overlap=self.overlap,
         )
         reconstruction = np.empty_like(scan.image)
         reconstruction[order] = decoded.cpu().numpy()
@@ -102,3 +162,15 @@ class Reconstructor:
         with self.device.autocast():
             decoded: Tensor = self.member.network(window)
         return decoded
+
+
+def _drawn(case: Case, reconstructor: Reconstructor, output: Path) -> DrawnCase:
+    # matplotlib takes long to import
+    from brats_seg.report.case_figures import reconstruction_figure
+    from brats_seg.report.style import write_figure
+
+    made = reconstructor.reconstruct(case)
+    picture = output / f"{made.case_id}.png"
+    figure = reconstruction_figure(made.image, made.reconstruction, case_id=made.case_id)
+    write_figure(figure, picture)
+    return DrawnCase(case_id=made.case_id, rmse=made.rmse, picture=picture, warnings=made.warnings)

@@ -1,15 +1,12 @@
-"""A new case, checked and made ready for a network, and the way of its result back to the scan.
+"""Prepare a new case for a network, and put results back on the grid of its files.
 
-Shapes: the scan is `(X, Y, Z)` as stored; turned to the axes of BraTS, and resampled where its
-voxels are of another size, it is what training would have seen; the crop `(x, y, z)` holds the
-brain.
+The scan is `(X, Y, Z)` as stored. Turned to the axes of BraTS, and resampled where its voxels have
+another size, it is what a network is trained on; the crop `(x, y, z)` holds the brain.
+
+Findings are sentences about what is unusual in a scan that can be predicted all the same, for the
+person who looks at the result. Their limits were set on fifteen real cases of BraTS and TCGA, for
+none of which there is a finding.
 """
-
-# DOC inference/findings: What looks unusual about a scan that can be predicted all the same.
-#
-# Findings are sentences for the person who will look at the result. Every limit was set on fifteen
-# real cases of BraTS and TCGA, none of which it names.
-#
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,9 +18,18 @@ import nibabel as nib
 import numpy as np
 import numpy.typing as npt
 
-from brats_seg.cases.case import Case, check_all_different, check_right_angles, check_volumes
+from brats_seg.cases.case import (
+    Case,
+    CaseFiles,
+    LoadedCase,
+    check_all_different,
+    check_right_angles,
+    check_volumes,
+    load_case,
+)
 from brats_seg.cases.conventions import resolve
-from brats_seg.cases.nifti import Geometry, Volume, oriented, read_volume, resampled
+from brats_seg.cases.layouts import parse_case_id
+from brats_seg.cases.nifti import Geometry, Volume, oriented, resampled
 from brats_seg.data.brain import extract_brain
 from brats_seg.labels import MODALITIES
 from brats_seg.voxels.box import Box
@@ -33,12 +39,12 @@ from brats_seg.voxels.resampling import Resampling, Spacing
 LARGEST_BRAIN_ML = 2200.0
 """Adult brains take 1000 to 1800 ml, a head with its skull twice as much."""
 LARGEST_TURN_DEGREES = 10.0
-"""A scan that is registered to an atlas is not turned against its axes."""
+"""Scans that are registered to an atlas are turned by less."""
 MIXED_UP_MARGIN = 0.1
-"""How much better another order of the modalities must fit before it is mentioned."""
+"""Least gain in likeness by another order of the modalities for a finding."""
 
 _EVERY = 5
-"""Voxels are highly alike to their neighbours: a fifth of them tells as much as all."""
+"""One voxel in so many is used: neighbours are highly correlated."""
 _CORRELATIONS = np.array(
     [
         [0, 0.67, -0.21, 0.50],
@@ -49,16 +55,146 @@ _CORRELATIONS = np.array(
 )
 """Medians over fourteen real brains, in the order of `MODALITIES`."""
 _SKEWNESS_WEIGHT = 0.05
-"""Of how much longer the bright tail of T1 becomes by the contrast agent."""
+"""Weight of the increase in the skewness of T1 by the contrast agent."""
+
+
+_MM3_PER_ML = 1000.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Scan:
+    """A case prepared for a network."""
+
+    case_id: str
+    release: str
+    image: npt.NDArray[np.float32]
+    """(4, x, y, z): the brain crop, normalised as in training."""
+    box: Box
+    """Position of the crop in the turned and resampled scan."""
+    geometry: Geometry
+    """Grid of the files."""
+    resampling: Resampling | None
+    """None where the voxels have the size of those in training."""
+    warnings: tuple[str, ...]
+    """Remarks of loading, and findings."""
+
+    @property
+    def voxel_mm3(self) -> float:
+        """Volume of a voxel of the files."""
+        return prod(self.geometry.spacing_mm)
+
+    def on_scan_spacing(self, field: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Return values (n, x, y, z) of the crop at the spacing of the files.
+
+        The result is the crop itself, or the whole turned scan where it was resampled.
+        """
+        if self.resampling is None:
+            return field
+        whole = self.resampling.after
+        return np.stack([self.resampling.back(self.box.placed(values, whole)) for values in field])
+
+    def on_scan_grid(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return an array (x, y, z) of `on_scan_spacing` on the grid of the files, 0 around it."""
+        turn = turn_of(self.geometry.affine)
+        if self.resampling is None:
+            x, y, z = (self.geometry.shape[int(axis)] for axis in np.argsort(turn[:, 0]))
+            array = self.box.placed(array, (x, y, z))
+        return np.ascontiguousarray(turned_back(array, turn))
+
+
+def read_scan(case: Case, spacing_mm: Spacing, *, files: CaseFiles | None = None) -> Scan:
+    """Load the four modalities of a case, and prepare them as training does.
+
+    Args:
+        case: A case of `find_inputs` or of an index.
+        spacing_mm: Voxel size that the network was trained on.
+        files: Files of the case, if they have been read already.
+
+    Raises:
+        CaseError: The case cannot be predicted.
+    """
+    return prepare_scan(load_case(case, with_label=False, files=files), spacing_mm)
+
+
+def scan_of_arrays(
+    case_id: str,
+    images: npt.NDArray[Any],
+    affine: npt.NDArray[np.float64],
+    spacing_mm: Spacing,
+) -> Scan:
+    """Prepare a case given as arrays, as `read_scan` does.
+
+    Args:
+        case_id: Id of the case, which may name a release.
+        images: (4, X, Y, Z), in the order of `MODALITIES`.
+        affine: (4, 4), from voxel indices to millimetres.
+        spacing_mm: Voxel size that the network was trained on.
+
+    Raises:
+        CaseError: The case cannot be predicted.
+    """
+    name = parse_case_id(case_id)
+    geometry = Geometry(
+        shape=images.shape[1:], affine=affine, qform=affine, qform_code=1, sform_code=1
+    )
+    volumes = [
+        Volume(array=image, geometry=geometry, file=modality)
+        for modality, image in zip(MODALITIES, images, strict=False)
+    ]
+    check_volumes(case_id, volumes, None)
+    check_right_angles(case_id, volumes[0])
+    check_all_different(case_id, volumes)
+    loaded = LoadedCase(
+        case=Case(case_id=case_id, patient_id=name.patient_id, release=name.release),
+        volumes=tuple(oriented(volume) for volume in volumes),
+        label=None,
+        geometry=geometry,
+        release=resolve(release=name.release, shape=geometry.shape, values=()).release,
+        convention=None,
+        remarks=(),
+        contents=(),
+    )
+    return prepare_scan(loaded, spacing_mm)
+
+
+def prepare_scan(loaded: LoadedCase, spacing_mm: Spacing) -> Scan:
+    """Resample, crop and normalise a case that has been loaded.
+
+    Args:
+        loaded: The case; its label map is not used.
+        spacing_mm: Voxel size that the network was trained on.
+
+    Raises:
+        CaseError: There is no brain in it.
+    """
+    volumes, warnings = loaded.volumes, list(loaded.remarks)
+    turned = volumes[0].geometry
+    resampling = Resampling.needed(turned.shape, turned.spacing_mm, spacing_mm)
+    if resampling is not None:
+        volumes = tuple(resampled(volume, resampling) for volume in volumes)
+        warnings.append(_resampled_words(loaded.geometry, spacing_mm))
+    brain = extract_brain(loaded.case.case_id, volumes, None)
+    # prepared cases are stored in half precision: networks are not trained on anything finer
+    image = brain.image.astype(np.float16).astype(np.float32)
+    voxel_ml = prod(volumes[0].geometry.spacing_mm) / _MM3_PER_ML
+    return Scan(
+        case_id=loaded.case.case_id,
+        release=loaded.release,
+        image=image,
+        box=brain.box,
+        geometry=loaded.geometry,
+        resampling=resampling,
+        warnings=(*warnings, *findings(loaded.geometry, image, voxel_ml)),
+    )
 
 
 def findings(geometry: Geometry, image: npt.NDArray[np.float32], voxel_ml: float) -> Iterator[str]:
-    """Say what is unusual about a scan.
+    """Yield a sentence for everything that is unusual about a scan.
 
     Args:
-        geometry: Of the scan as it came.
-        image: (4, x, y, z), normalised; 0 around the brain.
-        voxel_ml: Of the image.
+        geometry: Grid of the files.
+        image: (4, x, y, z), normalised; 0 outside the brain.
+        voxel_ml: Volume of a voxel of the image.
     """
     angle = _turn_degrees(geometry)
     if angle > LARGEST_TURN_DEGREES:
@@ -84,10 +220,13 @@ def findings(geometry: Geometry, image: npt.NDArray[np.float32], voxel_ml: float
 
 
 def likeliest_order(values: npt.NDArray[np.float32]) -> tuple[str, ...]:
-    """Say what each of four modalities looks like, from their normalised values (4, n) in the brain.
+    """Return the modality that each of four images most likely is.
 
-    Fluid is dark in T1, bright in T2 and dark in FLAIR, so modalities resemble each other in a
-    pattern of their own. The order they came in is kept unless another fits clearly better.
+    Fluid is dark in T1, bright in T2 and dark in FLAIR, so that the correlations between modalities
+    have a typical pattern. The given order is kept unless another fits clearly better.
+
+    Args:
+        values: (4, n), normalised intensities in the brain.
     """
     some = values[:, ::_EVERY].astype(np.float64)
     if some.shape[1] < 2 or (some.std(axis=1) == 0).any():
@@ -107,6 +246,16 @@ def likeliest_order(values: npt.NDArray[np.float32]) -> tuple[str, ...]:
     return tuple(MODALITIES[place] for place in best)
 
 
+def _resampled_words(geometry: Geometry, spacing_mm: Spacing) -> str:
+    own, wanted = (
+        "x".join(f"{mm:.2f}" for mm in edges) for edges in (geometry.spacing_mm, spacing_mm)
+    )
+    return (
+        f"voxels of {own} mm were resampled to {wanted} mm for the network and the result back: "
+        "expect less than on scans of that size"
+    )
+
+
 def _skewness(values: npt.NDArray[np.float64]) -> float:
     return float(((values - values.mean()) ** 3).mean() / values.std() ** 3)
 
@@ -117,104 +266,3 @@ def _turn_degrees(geometry: Geometry) -> float:
     nearest = nib.orientations.io_orientation(geometry.affine)[:, 0].astype(int)
     cosines = np.abs(directions[nearest, range(3)])
     return float(np.degrees(np.arccos(cosines.min().clip(max=1))))
-
-
-_MM3_PER_ML = 1000.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Scan:
-    """A case that a network can be given."""
-
-    case_id: str
-    release: str
-    image: npt.NDArray[np.float32]
-    """(4, x, y, z): the brain crop, normalised as in training."""
-    box: Box
-    """Where the crop lies in the turned and resampled scan."""
-    geometry: Geometry
-    """Of the files."""
-    resampling: Resampling | None
-    """None where the voxels are those of training."""
-    warnings: tuple[str, ...]
-    """What was unusual, for the person who looks at the result."""
-
-    @property
-    def voxel_mm3(self) -> float:
-        """Volume of a voxel of the files."""
-        return prod(self.geometry.spacing_mm)
-
-    def on_scan_spacing(self, field: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Return values (n, x, y, z) of the crop at the spacing of the files.
-
-        That is the crop itself, or the whole turned scan where it was resampled.
-        """
-        if self.resampling is None:
-            return field
-        whole = self.resampling.after
-        return np.stack([self.resampling.back(self.box.placed(values, whole)) for values in field])
-
-    def on_scan_grid(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return an array (x, y, z) of `on_scan_spacing` as the files lie, 0 around it."""
-        turn = turn_of(self.geometry.affine)
-        if self.resampling is None:
-            x, y, z = (self.geometry.shape[int(axis)] for axis in np.argsort(turn[:, 0]))
-            array = self.box.placed(array, (x, y, z))
-        return np.ascontiguousarray(turned_back(array, turn))
-
-
-def read_scan(case: Case, spacing_mm: Spacing) -> Scan:
-    """Read the four modalities of a case, check them, and prepare them as training does.
-
-    Args:
-        case: A case and the place of its files.
-        spacing_mm: Of the scans that the network learnt on.
-
-    Raises:
-        CaseError: The case cannot be predicted.
-    """
-    volumes = _read(case)
-    check_volumes(case.case_id, volumes, None)
-    check_right_angles(case.case_id, volumes[0])
-    check_all_different(case.case_id, volumes)
-    geometry = volumes[0].geometry
-    resampling, warnings = None, list(case.remarks)
-    turned = [oriented(volume) for volume in volumes]
-    if needed := _resampling(turned[0].geometry, spacing_mm):
-        resampling = needed
-        turned = [resampled(volume, needed) for volume in turned]
-        warnings.append(_resampled_words(geometry, spacing_mm))
-    brain = extract_brain(case.case_id, turned, None)
-    # prepared cases are stored in half precision: networks have seen nothing finer
-    image = brain.image.astype(np.float16).astype(np.float32)
-    voxel_ml = prod(turned[0].geometry.spacing_mm) / _MM3_PER_ML
-    return Scan(
-        case_id=case.case_id,
-        release=resolve(release=case.release, shape=geometry.shape, values=()).release,
-        image=image,
-        box=brain.box,
-        geometry=geometry,
-        resampling=resampling,
-        warnings=(*warnings, *findings(geometry, image, voxel_ml)),
-    )
-
-
-def _resampling(geometry: Geometry, spacing_mm: Spacing) -> Resampling | None:
-    return Resampling.needed(geometry.shape, geometry.spacing_mm, spacing_mm)
-
-
-def _read(case: Case) -> list[Volume]:
-    return [
-        read_volume(case.path_of(scan), case_id=case.case_id, volume=scan.volume)
-        for scan in case.images
-    ]
-
-
-def _resampled_words(geometry: Geometry, spacing_mm: Spacing) -> str:
-    own, wanted = (
-        "x".join(f"{mm:.2f}" for mm in edges) for edges in (geometry.spacing_mm, spacing_mm)
-    )
-    return (
-        f"voxels of {own} mm were resampled to {wanted} mm for the network and the result back: "
-        "expect less than on scans of that size"
-    )

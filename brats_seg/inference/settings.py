@@ -1,38 +1,51 @@
-"""How new cases are predicted: every default, and how what a user asks for becomes settings."""
+"""Settings of prediction: defaults, what `tune` stored with a model, and what a user asks for."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
-from brats_seg.config import Fraction, PositiveInt, Section
+from brats_seg.config import OVERLAP, PositiveInt, Section
 from brats_seg.errors import ConfigError
 from brats_seg.labels import convention_named
+from brats_seg.runtime.weights import Decoding, FittedPrediction
 
-CubicMillimetres = Annotated[float, Field(ge=0)]
 
+class PredictionSettings(Section):
+    """Settings of a prediction.
 
-class InferenceConfig(Section):
-    """Settings of a prediction; where one is null, the model says."""
+    Window and decoding that are not given here are those stored with the model (see `over`), and
+    the defaults where nothing was fitted. Written to JSON, the settings of `decoding` stand beside
+    the others, null where they are not given.
+
+    Example:
+        >>> settings = PredictionSettings(tta=True, decoding=Decoding(thresholds=(0.4, 0.5, 0.5)))
+        >>> fitted = FittedPrediction(decoding=Decoding(smallest_et_mm3=50))
+        >>> settings.over(fitted).decoding
+        Decoding(thresholds=(0.4, 0.5, 0.5), smallest_mm3=(0.0, 0.0, 0.0), smallest_et_mm3=50.0)
+    """
 
     device: str = "auto"
     """`auto` takes the GPU when there is one; else `cpu`, `cuda`, `cuda:1`, `mps`."""
     precision: Literal["auto", "fp32", "fp16", "bf16"] = "auto"
     """`auto` takes what the device computes natively: bf16, else fp16 on a GPU, else fp32."""
     windows: Literal["auto", "whole", "sliding"] = "auto"
-    """`whole` takes the brain crop in one pass, `sliding` many windows; `auto`: as tuned, else as learnt."""
+    """`whole` takes the brain crop in one pass, `sliding` many windows; `auto`: as tuned, else as trained."""
     window: tuple[PositiveInt, PositiveInt, PositiveInt] | None = None
     """Voxels of a sliding window."""
-    overlap: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    overlap: Annotated[float, Field(ge=0, lt=1)] = OVERLAP
     """Share that neighbouring windows have in common."""
     tta: bool = False
     """Whether the mean is taken over all eight mirror images: eight times the work."""
-    thresholds: tuple[Fraction, Fraction, Fraction] | None = None
-    """Probability above which a voxel belongs to WT, TC, ET."""
-    smallest_mm3: tuple[CubicMillimetres, CubicMillimetres, CubicMillimetres] | None = None
-    """Volume below which a component of WT, TC, ET is left out."""
-    smallest_et_mm3: CubicMillimetres | None = None
-    """Volume of all ET together below which it becomes necrosis."""
+    decoding: Decoding = Decoding()
+    """How probabilities become a label map."""
     labels: str | None = None
     """Label convention to write; null takes that of the scan's release."""
     probabilities: bool = False
@@ -41,6 +54,33 @@ class InferenceConfig(Section):
     """Whether a map of the entropy over models and mirror images is written as well."""
     preview: bool = True
     """Whether a picture of each case is written as well."""
+
+    def over(self, fitted: FittedPrediction) -> Self:
+        """Return these settings, completed by what was fitted to a network."""
+        given = self.decoding.model_dump(exclude_unset=True)
+        decoding = Decoding(**{**fitted.decoding.model_dump(), **given})
+        windows, window = self.windows, self.window or fitted.window
+        if windows == "auto" and window == "whole":
+            windows = "whole"
+        if windows == "whole" or window == "whole":
+            window = None
+        return self.model_copy(update={"windows": windows, "window": window, "decoding": decoding})
+
+    def __eq__(self, other: object) -> bool:
+        # a threshold of one half that is asked for is not the same as none: it overrides
+        return isinstance(other, PredictionSettings) and self.model_dump() == other.model_dump()
+
+    def __hash__(self) -> int:
+        return hash(self.model_dump_json())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather_decoding(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        flat = {name: given[name] for name in Decoding.model_fields if given.get(name) is not None}
+        rest = {name: value for name, value in given.items() if name not in Decoding.model_fields}
+        return {**rest, "decoding": flat} if flat else rest
 
     @model_validator(mode="after")
     def _whole_has_no_window(self) -> Self:
@@ -56,17 +96,40 @@ class InferenceConfig(Section):
             convention_named(value)
         return value
 
+    @model_serializer(mode="wrap")
+    def _spread_decoding(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        flat: dict[str, Any] = {}
+        for name, value in handler(self).items():
+            if name == "decoding":
+                given = self.decoding.model_fields_set
+                flat.update({key: below if key in given else None for key, below in value.items()})
+            else:
+                flat[name] = value
+        return flat
 
-def inference_config(given: Mapping[str, Any]) -> InferenceConfig:
-    """Validate settings; those that are None keep their default.
 
-    Raises `ConfigError` naming the setting, what was got and what is allowed.
+DEFAULT_SETTINGS = PredictionSettings()
+
+
+def prediction_settings(given: Mapping[str, Any]) -> PredictionSettings:
+    """Validate settings, those of `Decoding` beside the others; None counts as not given.
+
+    Raises:
+        ConfigError: A setting is unknown or out of range; the message names it, what was got and
+            what is allowed.
+
+    Example:
+        >>> prediction_settings({"tta": True, "overlap": None, "smallest_et_mm3": 50}).overlap
+        0.5
     """
     try:
-        return InferenceConfig(**{key: value for key, value in given.items() if value is not None})
+        return PredictionSettings.model_validate(
+            {key: value for key, value in given.items() if value is not None}
+        )
     except ValidationError as error:
-        problems = [
-            f"setting {'.'.join(map(str, p['loc'])) or 'windows'}: {p['msg']} (got {p['input']!r})"
-            for p in error.errors()
-        ]
-        raise ConfigError("\n".join(problems)) from None
+        raise ConfigError("\n".join(map(_explained, error.errors()))) from None
+
+
+def _explained(problem: Mapping[str, Any]) -> str:
+    name = ".".join(str(part) for part in problem["loc"] if part != "decoding") or "windows"
+    return f"setting {name}: {problem['msg']} (got {problem['input']!r})"

@@ -1,25 +1,23 @@
-"""Settings of prediction that are fitted on out-of-fold predictions.
+"""Tune the settings of prediction on out-of-fold predictions.
 
-First the window: the training patch, larger ones, and the whole crop in one pass. Then, with the
-window that is best, one after another, the inner regions first because the outer ones hold them:
-the threshold of each region, its smallest component, and the volume of all ET below which it is
-necrosis. A default is left only where that is more than chance (see `choice`). Several runs are
-tuned together, since an ensemble has one set of thresholds; each case is predicted by the run that
-never saw it.
+The window is fitted first: the training patch, larger ones, and the whole crop in one pass. More
+context than in training may help a network, or harm it, because the statistics of its norms change.
+Then, with the chosen window, the decoding is fitted one setting after another, the inner regions
+first because the outer ones contain them: the threshold of each region, its smallest component, and
+the volume of all ET below which it is necrosis. A default is replaced only where the gain is more
+than chance (`evaluation.significance`). Several runs are tuned together, because an ensemble has one
+decoding; each case is predicted by the run that it was held out of.
+
+What was fitted is stored with the weights of each run, and `tuning.json` beside them says how.
 """
 
-# DOC inference/window_kinds: Windows that are worth trying: that of training, larger ones, and the whole crop in one pass.
-#
-# A network that learnt on patches may do better with more around a voxel than it ever saw, or worse,
-# because its norms take other statistics: which of the two is measured.
-#
-# DOC inference/tuned: What tuning found, as a value and on disk: the identity with the weights, the account beside them.
-
 import hashlib
+import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import ceil
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -30,7 +28,7 @@ from brats_seg.cases.many import map_cases
 from brats_seg.errors import CaseProblemsError, ConfigError
 from brats_seg.evaluation.lesionwise import Scale, score_lesions
 from brats_seg.evaluation.overlap import count_regions, dice
-from brats_seg.evaluation.protocols import Protocol, protocol_named
+from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
 from brats_seg.evaluation.significance import (
     LARGEST_CHANCE,
     SMALLEST_GAIN,
@@ -39,89 +37,60 @@ from brats_seg.evaluation.significance import (
     gain_of,
 )
 from brats_seg.files import whole_file
-from brats_seg.inference.out_of_fold import HeldOut, OutOfFoldPrediction, predict_held_out, words
-from brats_seg.inference.postprocess import Decoding, decode_regions
+from brats_seg.inference.out_of_fold import (
+    HeldOut,
+    OutOfFoldPrediction,
+    open_held_out,
+    predict_held_out,
+    words,
+)
+from brats_seg.inference.postprocess import decode_regions
 from brats_seg.labels import REGIONS
 from brats_seg.models.build import size_multiple
 from brats_seg.progress import Track, untracked
-from brats_seg.runtime.device import Device
-from brats_seg.runtime.weights import ModelIdentity, Window, store_identity
+from brats_seg.runtime.device import Device, choose_device
+from brats_seg.runtime.weights import Decoding, FittedPrediction, Window, store_fitted
 
+TUNING_NAME = "tuning.json"
 ENLARGEMENTS = (1.5, 2.0)
 """Windows tried, in training patches along each axis; the whole crop is tried besides."""
 
+THRESHOLDS = (0.45, 0.55, 0.4, 0.6, 0.35, 0.65, 0.3, 0.7, 0.25, 0.75, 0.8)
+"""Thresholds to try, nearest to the default first; none is below `LOWEST_PROBABILITY`."""
+SMALLEST_MM3 = (10.0, 25.0, 50.0, 100.0, 200.0, 500.0)
+"""Smallest components to try."""
+SMALLEST_ET_MM3 = (25.0, 50.0, 100.0, 200.0, 350.0, 500.0, 1000.0)
+"""Smallest volumes of all ET to try."""
+METRICS = ("dice", "lesionwise")
+_INNERMOST_FIRST = (2, 1, 0)
+
 Windows: TypeAlias = tuple[Window, ...]
 """One for each run."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WindowKind:
-    """One way to choose a window."""
-
-    name: str
-    windows: Windows
-    """What comes of it in each run."""
-
-
-def window_kinds(held_out: Sequence[HeldOut]) -> list[WindowKind]:
-    """Return the windows to try, that of training first; none that is larger than every crop."""
-    if any(own.trained.config.patch.size == "whole" for own in held_out):
-        learnt: Windows = tuple(
-            "whole" if own.trained.config.patch.size == "whole" else own.trained.identity.patch
-            for own in held_out
-        )
-        return [WindowKind(name="as in training", windows=learnt)]
-    kinds = [
-        WindowKind(
-            name=f"{factor:g} x the training patch" if factor != 1 else "the training patch",
-            windows=tuple(_enlarged(own, factor) for own in held_out),
-        )
-        for factor in (1.0, *ENLARGEMENTS)
-    ]
-    smaller = [kind for kind in kinds[1:] if not _all_covered(held_out, kind.windows)]
-    whole: Windows = tuple("whole" for _ in held_out)
-    return [kinds[0], *smaller, WindowKind(name="the whole crop", windows=whole)]
-
-
-def _enlarged(own: HeldOut, factor: float) -> tuple[int, int, int]:
-    patch = own.trained.identity.patch
-    multiple = size_multiple(own.trained.config.model, patch)
-    x, y, z = (ceil(n * factor / m) * m for n, m in zip(patch, multiple, strict=True))
-    return x, y, z
-
-
-def _all_covered(held_out: Sequence[HeldOut], windows: Windows) -> bool:
-    """Tell whether each window holds every crop of its run: that is the whole crop, and padding."""
-    return all(
-        window == "whole"
-        or all(n >= m for n, m in zip(window, own.data.largest_shape, strict=True))
-        for own, window in zip(held_out, windows, strict=True)
-    )
-
-
-TUNING_NAME = "tuning.json"
+Scores: TypeAlias = npt.NDArray[np.float64]
+Cases: TypeAlias = tuple[OutOfFoldPrediction, ...]
+Score: TypeAlias = Callable[[Cases, Sequence[Decoding]], Scores]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FittedSetting:
-    """One setting: what was tried, and what became of it."""
+    """Result for one setting."""
 
     setting: str
     default: str
     chosen: str
-    """The default where nothing else was surely better."""
+    """Value to use; the default if no other is significantly better."""
     best: str
-    """What gained most, surely or not; equal to the default if nothing gained."""
+    """Value with the highest score, significant or not."""
     gain: Gain
-    """Of the best over the default."""
+    """Gain of the best value over the default."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tuning:
-    """What was fitted, on what, and what it brought there."""
+    """Result of tuning."""
 
     key: str
-    """Changes with weights, cases, metric and candidates: to what this belongs."""
+    """Hash of weights, cases, metric and candidates."""
     metric: str
     n_cases: int
     runs: tuple[str, ...]
@@ -129,84 +98,63 @@ class Tuning:
     before: tuple[float, float, float]
     """Mean score of WT, TC, ET with the training patch and the defaults."""
     after: tuple[float, float, float]
-    """The same with what was chosen, on the cases that it was chosen on: more than new ones give."""
-    identities: tuple[ModelIdentity, ...]
-    """As stored with the weights of each run."""
+    """The same with the chosen settings, on the cases that they were chosen on, hence optimistic."""
+    fitted: tuple[FittedPrediction, ...]
+    """Settings stored with the weights of each run."""
 
 
-def store_tuning(tuning: Tuning, held_out: Sequence[HeldOut]) -> None:
-    """Store with each run's weights what was chosen for it, and beside them how it came about.
+def tune_runs(
+    runs: Sequence[Path],
+    *,
+    prepared_path: Path,
+    metric: str = "dice",
+    task: str = "GLI",
+    device: str = "auto",
+    precision: str = "auto",
+    track: Track = untracked,
+) -> Tuning:
+    """Fit window, thresholds and smallest volumes on held-out cases, and store them with the weights.
 
-    Raises:
-        EnvironmentalError: A file cannot be written.
-    """
-    content = TypeAdapter(Tuning).dump_json(tuning, indent=1) + b"\n"
-    for own, identity in zip(held_out, tuning.identities, strict=True):
-        if own.trained.identity != identity:
-            store_identity(own.checkpoint_path, identity)
-        with whole_file(own.run / TUNING_NAME) as beside:
-            beside.write_bytes(content)
-
-
-def stored_tuning(held_out: Sequence[HeldOut], key: str) -> Tuning | None:
-    """Return what an earlier tuning with that key stored, if all of it is still there."""
-    found = None
-    for place, own in enumerate(held_out):
-        try:
-            content = (own.run / TUNING_NAME).read_bytes()
-            found = TypeAdapter(Tuning).validate_json(content)
-        except (FileNotFoundError, ValidationError):
-            # none, or one of another version
-            return None
-        if found.key != key or found.identities[place] != own.trained.identity:
-            return None
-    return found
-
-
-THRESHOLDS = (0.45, 0.55, 0.4, 0.6, 0.35, 0.65, 0.3, 0.7, 0.25, 0.75, 0.8)
-"""Tried for each region, nearest to the default first; none is below `LOWEST_PROBABILITY`."""
-SMALLEST_MM3 = (10.0, 25.0, 50.0, 100.0, 200.0, 500.0)
-"""Of components, tried for each region."""
-SMALLEST_ET_MM3 = (25.0, 50.0, 100.0, 200.0, 350.0, 500.0, 1000.0)
-"""Of all ET, tried."""
-METRICS = ("dice", "lesionwise")
-_INNERMOST_FIRST = (2, 1, 0)
-
-Scores: TypeAlias = npt.NDArray[np.float64]
-Cases: TypeAlias = tuple[OutOfFoldPrediction, ...]
-Score: TypeAlias = Callable[[Cases, Sequence[Decoding]], Scores]
-
-
-def metric_named(name: str, task: str) -> Protocol:
-    """Return the protocol whose score is fitted to: plain Dice, or that of lesions of 2023.
+    Args:
+        runs: Folders of runs that are to be averaged; each predicts the cases held out of it.
+        prepared_path: Folder of the prepared cases that the runs were trained on.
+        metric: `dice` or `lesionwise`.
+        task: GLI, SSA, MEN, MET or PED, which decides the parameters of `lesionwise`.
+        device: `auto`, `cpu`, `cuda`, `cuda:1` or `mps`.
+        precision: `auto`, `fp32`, `fp16` or `bf16`.
+        track: Shows the progress.
 
     Raises:
-        ConfigError: There is no such metric or task.
+        UsageError: A folder is no run, or the runs were trained on other cases.
+        CaseError: A case cannot be predicted.
+        EnvironmentalError: The device is not there, a process was killed, or the disk is full.
     """
-    if name not in METRICS:
-        msg = f"metric {name!r} is unknown; there are {', '.join(METRICS)}"
-        raise ConfigError(msg)
-    return protocol_named("legacy" if name == "dice" else "lesionwise2023", task)
+    protocol = metric_named(metric, task)
+    where = choose_device(device, precision)
+    held_out = [open_held_out(run, prepared_path) for run in dict.fromkeys(runs)]
+    tuning = tune(held_out, protocol, where, n_workers=os.cpu_count() or 1, track=track)
+    store_tuning(tuning, held_out)
+    return tuning
 
 
 def tune(
     held_out: Sequence[HeldOut],
-    protocol: Protocol,
+    protocol: ScoringProtocol,
     device: Device,
     *,
     n_workers: int = 0,
     track: Track = untracked,
 ) -> Tuning:
-    """FittedSetting window and decoding of several runs to the mean score of their held-out cases.
+    """Fit window and decoding of several runs to the mean score of their held-out cases.
 
-    What an earlier call stored for the same weights and cases is returned as it is.
+    The result of an earlier call for the same weights and cases is returned as it was stored.
 
     Args:
         held_out: The runs.
-        protocol: Of `metric_named`.
-        device: Where the networks compute.
-        n_workers: Processes that score; what is found does not depend on it.
-        track: Shows how far the work is.
+        protocol: ScoringProtocol of `metric_named`.
+        device: Device of the networks.
+        n_workers: Processes that score; the result does not depend on them.
+        track: Shows the progress.
 
     Raises:
         CaseError: A case cannot be predicted.
@@ -228,17 +176,78 @@ def tune(
         fits=(window_fit, *fits),
         before=_triple(before.mean(axis=0)),
         after=_triple(after.mean(axis=0)),
-        identities=tuple(
-            replace(
-                own.untuned.identity,
-                window=window,
-                thresholds=decoding.thresholds,
-                smallest_mm3=decoding.smallest_mm3,
-                smallest_et_mm3=decoding.smallest_et_mm3,
-            )
-            for own, window in zip(held_out, windows, strict=True)
-        ),
+        fitted=tuple(FittedPrediction(window=window, decoding=decoding) for window in windows),
     )
+
+
+def metric_named(name: str, task: str) -> ScoringProtocol:
+    """Return the protocol whose score is fitted to: plain Dice, or that of lesions of 2023.
+
+    Raises:
+        ConfigError: There is no such metric or task.
+    """
+    if name not in METRICS:
+        msg = f"metric {name!r} is unknown; there are {', '.join(METRICS)}"
+        raise ConfigError(msg)
+    return protocol_named("legacy" if name == "dice" else "lesionwise2023", task)
+
+
+def store_tuning(tuning: Tuning, held_out: Sequence[HeldOut]) -> None:
+    """Store the chosen settings with the weights of each run, and `tuning.json` beside them.
+
+    Raises:
+        EnvironmentalError: A file cannot be written.
+    """
+    content = TypeAdapter(Tuning).dump_json(tuning, indent=1) + b"\n"
+    for own, fitted in zip(held_out, tuning.fitted, strict=True):
+        if own.trained.fitted != fitted:
+            store_fitted(own.checkpoint_path, fitted)
+        with whole_file(own.run / TUNING_NAME) as beside:
+            beside.write_bytes(content)
+
+
+def stored_tuning(held_out: Sequence[HeldOut], key: str) -> Tuning | None:
+    """Return the result of an earlier tuning with that key, if all of it is still stored."""
+    found = None
+    for place, own in enumerate(held_out):
+        try:
+            content = (own.run / TUNING_NAME).read_bytes()
+            found = TypeAdapter(Tuning).validate_json(content)
+        except (FileNotFoundError, ValidationError):
+            # none, or one of another version
+            return None
+        if found.key != key or found.fitted[place] != own.trained.fitted:
+            return None
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WindowKind:
+    """A candidate for the window."""
+
+    name: str
+    windows: Windows
+    """Window in each run."""
+
+
+def window_kinds(held_out: Sequence[HeldOut]) -> list[WindowKind]:
+    """Return the candidates, the window of training first, without those larger than every crop."""
+    if any(own.trained.config.patch.size == "whole" for own in held_out):
+        learnt: Windows = tuple(
+            "whole" if own.trained.config.patch.size == "whole" else own.trained.identity.patch
+            for own in held_out
+        )
+        return [WindowKind(name="as in training", windows=learnt)]
+    kinds = [
+        WindowKind(
+            name=f"{factor:g} x the training patch" if factor != 1 else "the training patch",
+            windows=tuple(_enlarged(own, factor) for own in held_out),
+        )
+        for factor in (1.0, *ENLARGEMENTS)
+    ]
+    smaller = [kind for kind in kinds[1:] if not _all_covered(held_out, kind.windows)]
+    whole: Windows = tuple("whole" for _ in held_out)
+    return [kinds[0], *smaller, WindowKind(name="the whole crop", windows=whole)]
 
 
 def _fit_window(
@@ -250,7 +259,7 @@ def _fit_window(
         predict_held_out(own, [kind.windows[place] for kind in kinds], device, track)
         for place, own in enumerate(held_out)
     ]
-    # what does not fit in memory is not among them
+    # windows that do not fit in memory have no predictions
     kinds = [
         kind
         for kind in kinds
@@ -287,14 +296,14 @@ def _fit_decoding(cases: Cases, score: Score) -> tuple[Decoding, list[FittedSett
 
     for region in _INNERMOST_FIRST:
         thresholds = [_with(decoding.thresholds, region, value) for value in THRESHOLDS]
-        candidates = [replace(decoding, thresholds=values) for values in thresholds]
+        candidates = [decoding.model_copy(update={"thresholds": one}) for one in thresholds]
         choose(f"threshold of {REGIONS[region].upper()}", (0.5, *THRESHOLDS), candidates)
     for region in _INNERMOST_FIRST:
         smallest = [_with(decoding.smallest_mm3, region, value) for value in SMALLEST_MM3]
-        candidates = [replace(decoding, smallest_mm3=values) for values in smallest]
+        candidates = [decoding.model_copy(update={"smallest_mm3": one}) for one in smallest]
         setting = f"smallest component of {REGIONS[region].upper()}, mm3"
         choose(setting, (0.0, *SMALLEST_MM3), candidates)
-    candidates = [replace(decoding, smallest_et_mm3=value) for value in SMALLEST_ET_MM3]
+    candidates = [decoding.model_copy(update={"smallest_et_mm3": one}) for one in SMALLEST_ET_MM3]
     choose("less ET than this is necrosis, mm3", (0.0, *SMALLEST_ET_MM3), candidates)
     return decoding, fits
 
@@ -316,7 +325,12 @@ def _fit(setting: str, names: Sequence[str], scores: Scores) -> tuple[FittedSett
 
 
 def _scores(
-    cases: Cases, decodings: Sequence[Decoding], *, protocol: Protocol, n_workers: int, track: Track
+    cases: Cases,
+    decodings: Sequence[Decoding],
+    *,
+    protocol: ScoringProtocol,
+    n_workers: int,
+    track: Track,
 ) -> Scores:
     """Return scores (decodings, cases, regions)."""
     score = partial(_score_case, decodings=decodings, protocol=protocol)
@@ -327,7 +341,7 @@ def _scores(
 
 
 def _score_case(
-    case: OutOfFoldPrediction, decodings: Sequence[Decoding], protocol: Protocol
+    case: OutOfFoldPrediction, decodings: Sequence[Decoding], protocol: ScoringProtocol
 ) -> Scores:
     said = case.read()
     scale = Scale(spacing_mm=said.spacing_mm, penalty_mm=0.0)
@@ -342,7 +356,7 @@ def _score_case(
     return np.stack(rows)
 
 
-def _key(held_out: Sequence[HeldOut], protocol: Protocol, device: Device) -> str:
+def _key(held_out: Sequence[HeldOut], protocol: ScoringProtocol, device: Device) -> str:
     tried = (ENLARGEMENTS, THRESHOLDS, SMALLEST_MM3, SMALLEST_ET_MM3)
     rule = (SMALLEST_GAIN, LARGEST_CHANCE)
     parts = [protocol.name, protocol.task, device.precision, str(tried), str(rule)]
@@ -362,3 +376,19 @@ def _with(
 def _triple(values: Scores) -> tuple[float, float, float]:
     wt, tc, et = map(float, values)
     return wt, tc, et
+
+
+def _enlarged(own: HeldOut, factor: float) -> tuple[int, int, int]:
+    patch = own.trained.identity.patch
+    multiple = size_multiple(own.trained.config.model, patch)
+    x, y, z = (ceil(n * factor / m) * m for n, m in zip(patch, multiple, strict=True))
+    return x, y, z
+
+
+def _all_covered(held_out: Sequence[HeldOut], windows: Windows) -> bool:
+    """Tell whether each window covers every crop of its run: it is the whole crop with padding."""
+    return all(
+        window == "whole"
+        or all(n >= m for n, m in zip(window, own.data.largest_shape, strict=True))
+        for own, window in zip(held_out, windows, strict=True)
+    )

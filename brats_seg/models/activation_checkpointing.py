@@ -1,8 +1,8 @@
-"""What becomes of activations between forward and backward: kept, computed again, or moved.
+"""Activation checkpointing: keep, recompute or offload the activations of a network.
 
-Each mode takes more time and less memory than the one before; gradients and state dict stay. A
-network has part in it that holds a `ActivationCheckpointing` in its attribute `checkpointing` and goes through
-its levels, the finest of which is 0, by `run_level`.
+Each mode takes more time and less memory than the one before; gradients and state dict are the same.
+A network supports it if its attribute `checkpointing` holds an `ActivationCheckpointing` and it calls
+its levels, the finest of which is 0, through `run_level`.
 """
 
 from collections.abc import Callable
@@ -16,29 +16,29 @@ from torch.utils.checkpoint import checkpoint
 
 
 class ActivationCheckpointing(Enum):
-    """The modes, in the order in which they are tried."""
+    """The modes, in the order in which they are tried when memory runs out."""
 
     NONE = "none"
-    """All activations stay where they were computed."""
+    """All activations are kept on the device."""
     TOP = "top"
-    """The finest level, which holds most of them, computes its own again in the backward pass."""
+    """The finest level, which has most of them, recomputes its own in the backward pass."""
     ALL = "all"
-    """Every level does; what stays is what goes into each."""
+    """Every level recomputes its own; only the input of each level is kept."""
     HOST = "host"
-    """That too waits in the memory of the host."""
+    """As `all`, with the inputs kept on the host."""
 
 
 @runtime_checkable
 class HasLevels(Protocol):
-    """A network whose levels know the modes."""
+    """A network that supports the modes."""
 
     checkpointing: ActivationCheckpointing
 
 
 def set_activation_checkpointing(network: nn.Module, mode: ActivationCheckpointing) -> bool:
-    """Take a mode, and tell whether the network and its device have it; if not, nothing changes.
+    """Set the mode of a network, and return whether it is supported; if not, nothing changes.
 
-    A network without levels has the first mode only, and one on the CPU not the last.
+    A network without levels supports the first mode only, and one on the CPU all but the last.
     """
     if not isinstance(network, HasLevels):
         return mode is ActivationCheckpointing.NONE
@@ -52,9 +52,9 @@ def set_activation_checkpointing(network: nn.Module, mode: ActivationCheckpointi
 def run_level(
     mode: ActivationCheckpointing, level: int, function: Callable[..., Tensor], *features: Tensor
 ) -> Tensor:
-    """Return `function(*features)` for a part of a level, as the mode has it.
+    """Return `function(*features)` for a part of a level, checkpointed if the mode says so.
 
-    Random layers draw the same numbers when a part is computed again.
+    Random layers draw the same numbers when a part is recomputed.
     """
     if mode is ActivationCheckpointing.NONE or (mode is ActivationCheckpointing.TOP and level > 0):
         return function(*features)

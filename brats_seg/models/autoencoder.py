@@ -1,10 +1,10 @@
-"""An autoencoder: a brain as one vector of numbers, and the image that they tell of.
+"""An autoencoder: encode a brain as one vector of numbers, and decode the image from it.
 
-Features are `(N, C, X, Y, Z)`. An image of any size is first brought to one grid, and in the end
+Features are `(N, C, X, Y, Z)`. An image of any size is first resampled to one grid, and the result
 back to its size: brains of all sizes fill the same grid, so that a number of the vector means the
-same place in each, and the work does not grow with the image. Nothing but the vector, and the size
-to give back, goes from the encoder to the decoder. What it tells is how an image differs from the
-mean image, which is learnt as it is.
+same place in each, and the cost does not grow with the image. Only the vector, and the size of the
+image, go from the encoder to the decoder. The vector encodes the difference to the mean image, which
+is a parameter of its own.
 """
 
 from collections.abc import Iterable
@@ -17,15 +17,17 @@ from brats_seg.models.activation_checkpointing import ActivationCheckpointing, r
 from brats_seg.models.unet import Block, Triple, initialise
 
 CELLS: Triple = (4, 4, 4)
-"""Places along X, Y and Z that the numbers are shared out to. What the numbers of one place say is
-learnt from all of them; a matrix from all features to all numbers learns a few hundred brains by
-heart."""
+"""Places along X, Y and Z that the numbers of the vector belong to.
+
+The weights are shared by all places: a matrix from all features to all numbers overfits to a few
+hundred brains.
+"""
 GRID: Triple = (64, 64, 64)
-"""Voxels of 2 to 3 mm in a brain: a few hundred numbers tell of nothing finer."""
+"""Size of the grid, in voxels of 2 to 3 mm: a few hundred numbers encode nothing finer."""
 _WIDTHS = (16, 32, 64, 128)
 """Channels of each level; the finest has half the voxels of the grid along each axis."""
 _MEAN_SPEED = 30.0
-"""How much faster the mean image moves than weights: it has farther to go, to the intensities."""
+"""Factor by which the mean image changes faster than weights, to reach the range of intensities."""
 
 
 class Autoencoder(nn.Module):
@@ -40,7 +42,7 @@ class Autoencoder(nn.Module):
             Block(lowest, lowest), nn.Conv3d(lowest, per_cell, 1), nn.AdaptiveAvgPool3d(CELLS)
         )
         self.from_cells = nn.Conv3d(per_cell, lowest, 1, bias=False)
-        # tells the places apart
+        # distinguishes the places
         self.places = nn.Parameter(torch.empty(lowest, *CELLS))
         below = (*_WIDTHS[1:], lowest)
         self.decoder = nn.ModuleList(map(_ascent, below, _WIDTHS, range(1, len(below) + 1)))
@@ -49,7 +51,7 @@ class Autoencoder(nn.Module):
         self.checkpointing = ActivationCheckpointing.NONE
         self.apply(initialise)
         nn.init.normal_(self.places)
-        nn.init.zeros_(self.head.weight)  # learning begins at the mean image
+        nn.init.zeros_(self.head.weight)  # training starts at the mean image
 
     def encode(self, image: Tensor) -> Tensor:
         """`(N, C, X, Y, Z)` of any size -> `(N, latent)`."""
@@ -60,7 +62,7 @@ class Autoencoder(nn.Module):
         return cells.flatten(1)
 
     def decode(self, latent: Tensor, size: Iterable[int]) -> Tensor:
-        """`(N, latent)` -> `(N, C, X, Y, Z)` of the size that is asked for."""
+        """`(N, latent)` -> `(N, C, X, Y, Z)` of the given size."""
         features = self.from_cells(latent.unflatten(1, (-1, *CELLS))) + self.places
         for level in reversed(range(len(self.decoder))):
             features = run_level(self.checkpointing, level, self.decoder[level], features)

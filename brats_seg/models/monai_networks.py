@@ -1,6 +1,6 @@
-"""MONAI's networks, answering as the package's own do.
+"""Build MONAI's networks with the interface of the package's own.
 
-To import this module is to import MONAI, which takes seconds: only `build_model` does.
+Importing this module imports MONAI, which takes seconds, so only `build_model` does.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -16,10 +16,10 @@ from brats_seg.models.output import TrainingOutput
 from brats_seg.models.unet import LEAKY_SLOPE, Triple
 
 Levels: TypeAlias = Sequence[tuple[nn.Module, ...]]
-"""The modules of each level, finest first, whose activations a rung may take away."""
+"""The modules of each level, finest first, whose activations are checkpointed together."""
 
 AUTOENCODER_WEIGHT = 0.1
-"""Of the autoencoder's loss beside that of the segmentation (Myronenko 2018)."""
+"""Weight of the loss of the autoencoder beside that of the segmentation (Myronenko 2018)."""
 # the sizes of MONAI's own bundle for BraTS
 _SEGRESNET = {
     "spatial_dims": 3,
@@ -32,7 +32,7 @@ _SWIN_WIDTH = 24  # a quarter of the memory of the published 48
 
 
 class MonaiNetwork(nn.Module):
-    """A network that returns its logits in either mode."""
+    """A network that returns its logits, as a `TrainingOutput` in training mode."""
 
     def __init__(self, network: nn.Module, levels: Levels) -> None:
         super().__init__()
@@ -47,9 +47,9 @@ class MonaiNetwork(nn.Module):
 
 
 class AutoencoderNetwork(nn.Module):
-    """SegResNet whose encoder must also serve to rebuild the image (Myronenko 2018).
+    """SegResNet whose encoder also reconstructs the image (Myronenko 2018).
 
-    The autoencoder has one size and works in training mode only.
+    The autoencoder takes patches of one size and works in training mode only.
     """
 
     def __init__(self, network: nn.Module, levels: Levels, patch: Triple) -> None:
@@ -101,7 +101,7 @@ def _levels_of_segresnet(network: SegResNet) -> Levels:
 def dynunet(
     n_in: int, n_out: int, *, widths: tuple[int, ...], strides: tuple[Triple, ...]
 ) -> MonaiNetwork:
-    """Build DynUNet in the shape of `UNet`: the same mathematics in MONAI's words."""
+    """Build DynUNet in the shape of `UNet`; it computes the same function."""
     network = DynUNet(
         spatial_dims=3,
         in_channels=n_in,
@@ -133,15 +133,15 @@ def swin_unetr(n_in: int, n_out: int) -> MonaiNetwork:
 
 
 def _beside(down: Iterable[nn.Module], up: Iterable[tuple[nn.Module, ...]]) -> Levels:
-    """Put what goes down through a level with what comes up through it; the lowest has no such."""
+    """Join the encoder modules of each level with its decoder modules; the lowest has no decoder."""
     return [(module, *modules) for module, modules in zip(down, (*up, ()), strict=True)]
 
 
 def _obey(network: HasLevels, levels: Levels) -> None:
-    """Have every module of a level do as the rung of the network says."""
+    """Let every module of a level follow the checkpointing mode of the network."""
     for level, modules in enumerate(levels):
         for module in modules:
-            # MONAI's own code calls it, so what it does is all that can be replaced
+            # MONAI's code calls the module, so only its forward method can be replaced
             forward = partial(type(module).forward, module)
             vars(module)["forward"] = partial(_run, network, level, forward)
 

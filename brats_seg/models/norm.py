@@ -1,7 +1,7 @@
 """Instance norm and LeakyReLU as one layer that keeps one tensor for the backward pass.
 
 The stock layers keep two: what goes into the norm and what comes out of the activation. Both
-layers can be undone, so the first is found again from the second, which the next layer keeps anyway
+layers can be inverted, so the first is recomputed from the second, which the next layer keeps anyway
 (the idea of Rota Bulo et al. 2018, there for batch norm). For the voxels of a channel of a patch,
 
     normalised = (features - mean) / deviation
@@ -27,21 +27,23 @@ from brats_seg.errors import ConfigError
 log = logging.getLogger(__name__)
 
 SMALLEST_WEIGHT = 1e-3
-"""A weight nearer to zero than this counts as this, with its own sign: by zero nothing is undone.
+"""Smallest absolute weight: a smaller one is replaced by it, because zero cannot be inverted.
 
-It is taught as if it were what it counts as, so that it can cross zero. Weights start at 1.
+The gradient is that of the replacement, so that a weight can cross zero. Weights start at 1.
 """
 _VOXELS_AT_A_TIME = {"cpu": 2**21, "gpu": 2**25}
-"""Of the channels that are undone together: few enough for small temporaries and a CPU's cache,
-enough to keep a GPU busy."""
+"""Voxels of the channels that are inverted together.
+
+They are few enough for small temporaries and the cache of a CPU, and enough to keep a GPU busy.
+"""
 
 
 class ActivatedNorm(nn.Module):
     """Normalise each channel of each patch, scale and shift it, and apply LeakyReLU.
 
-    Computes what `nn.InstanceNorm3d(affine=True)` and then `nn.LeakyReLU` do, and has the state
-    dict of the former. Overwrites its input, which must come from a layer that does not keep its
-    output, such as a convolution. Has no second derivative.
+    It computes the same as `nn.InstanceNorm3d(affine=True)` followed by `nn.LeakyReLU`, and has the
+    state dict of the former. It overwrites its input, which must come from a layer that does not
+    keep its output, such as a convolution. It has no second derivative.
     """
 
     def __init__(self, n_channels: int, slope: float, eps: float = 1e-5) -> None:
@@ -51,12 +53,15 @@ class ActivatedNorm(nn.Module):
         self.slope = slope
         self.eps = eps
         self.in_place = True
-        """False where the device computes the stock layers only; see `check_in_place`."""
+        """Whether the input is overwritten; False on devices that cannot, see `check_in_place`."""
 
     def forward(self, features: Tensor) -> Tensor:
         """`(N, C, X, Y, Z)` of any floating type -> the same tensor, overwritten.
 
-        Half precision has its statistics in float32. Raises `ConfigError` for a single voxel.
+        Statistics of half precision are computed in float32.
+
+        Raises:
+            ConfigError: The features have a single voxel.
         """
         if features.shape[2:].numel() == 1:
             msg = (
@@ -70,22 +75,22 @@ class ActivatedNorm(nn.Module):
         return _overwrite(features, self.weight, self.bias, self.slope, self.eps)
 
     def stock(self, features: Tensor) -> Tensor:
-        """Return the same by the stock layers, which keep two tensors and leave their input."""
+        """Compute the same with the stock layers, which keep two tensors and leave their input."""
         normalised = functional.instance_norm(
             features, weight=self.weight, bias=self.bias, eps=self.eps
         )
         return functional.leaky_relu(normalised, self.slope)
 
     def extra_repr(self) -> str:
-        """Return what printing the network shows of the layer."""
+        """Return the description of the layer in a printed network."""
         return f"{len(self.weight)}, slope={self.slope}, eps={self.eps}"
 
 
 def check_in_place(network: nn.Module) -> None:
-    """Let a network use the stock layers if its device does not compute the others as it should.
+    """Let a network use the stock layers if its device does not compute in place correctly.
 
-    The kernels are asked for what their authors may not have had in mind, output over input, and
-    devices differ: a small example is computed both ways on the network's own, once.
+    The kernels write their output over their input, which not every backend may support, so a small
+    example is computed both ways on the device of the network.
     """
     layers = [module for module in network.modules() if isinstance(module, ActivatedNorm)]
     if layers and not _agrees_with_stock(layers[0].weight.device):
@@ -174,9 +179,9 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the derivatives by features, weight and bias.
 
-    The kernel of batch norm divides what it is given by a deviation and multiplies its result by
-    weight / deviation. It is given what was already scaled, as features with the bias as mean and
-    the weight as deviation; the factor that is lacking then is weight / deviation of the features.
+    The kernel of batch norm divides its input by a deviation and multiplies its result by
+    weight / deviation. Its input here is already scaled, so the bias is passed as the mean and the
+    weight as the deviation; the missing factor is then weight / deviation of the features.
     """
     weight, bias, inverse_deviation = affine
     by_scaled = torch.ops.aten.leaky_relu_backward(by_output, output, slope, True)

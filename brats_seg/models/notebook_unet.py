@@ -1,7 +1,7 @@
 """The U-Net of the Kaggle notebook "BraTS20 3dUnet 3dAutoEncoder".
 
 Features are `(N, C, X, Y, Z)`. Sizes need not divide by anything: pooling rounds down, and what
-comes back up is padded to the size of what it joins.
+the decoder pads its features to the size of the skip connection.
 """
 
 from functools import partial
@@ -16,7 +16,7 @@ from brats_seg.models.output import TrainingOutput
 WIDTH = 24
 N_NORM_GROUPS = 8
 SMALLEST_PATCH = 16
-"""Voxels along an axis that are left with one after the four poolings."""
+"""Smallest patch along an axis: the four poolings leave one voxel of it."""
 
 
 class NotebookUNet(nn.Module):

@@ -1,4 +1,7 @@
-"""What a network gives while it learns."""
+"""The output of a network in training mode.
+
+A module of its own, because networks and losses share it.
+"""
 
 from dataclasses import dataclass
 
@@ -10,13 +13,13 @@ class TrainingOutput:
     """The output of a network in training mode; in evaluation mode networks give a plain tensor."""
 
     logits: tuple[Tensor, ...]
-    """Finest first: `(N, R, X, Y, Z)`, then the coarser levels that are taught as well."""
+    """Logits `(N, R, X, Y, Z)` of the finest level, then those of coarser levels."""
     penalty: Tensor | None = None
-    """`(N,)`, added to the loss of each patch as it is; None where the network asks for nothing."""
+    """`(N,)`, added to the loss of each patch; None where the network has none."""
 
 
 def as_output(value: Tensor | TrainingOutput) -> TrainingOutput:
-    """Take what any network returned: one that knows nothing of this package returns its logits."""
+    """Return the output of any network as a `TrainingOutput`; a plain tensor is its logits."""
     if isinstance(value, TrainingOutput):
         return value
     return TrainingOutput(logits=(value,))
@@ -29,7 +32,7 @@ def tensors_of(value: Tensor | TrainingOutput) -> tuple[Tensor, ...]:
 
 
 def output_from(tensors: tuple[Tensor, ...]) -> Tensor | TrainingOutput:
-    """Put the tensors of `tensors_of` together again: the penalty is the one with a single axis."""
+    """Return the output that `tensors_of` took apart; the penalty is the tensor with a single axis."""
     *logits, last = tensors
     if last.ndim == 1 and logits:
         return TrainingOutput(logits=tuple(logits), penalty=last)

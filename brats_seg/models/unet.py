@@ -17,18 +17,18 @@ from brats_seg.models.output import TrainingOutput
 
 Triple: TypeAlias = tuple[int, int, int]
 Run: TypeAlias = Callable[..., Tensor]
-"""Calls its first argument with the others, in the way that the network is on its mode."""
+"""Calls its first argument with the others, checkpointed as the mode of the network says."""
 
 SMALLEST_AXIS = 4
-"""Voxels that an axis keeps at the lowest level; InstanceNorm cannot learn from a single one."""
+"""Voxels that an axis keeps at the lowest level; InstanceNorm cannot be trained on a single one."""
 LEAKY_SLOPE = 0.01
 
 
 def level_strides(patch: Triple, n_levels: int) -> tuple[Triple, ...]:
     """Return the stride into each level, the first of them 1, for at most `n_levels` levels.
 
-    An axis that would fall below `SMALLEST_AXIS` voxels is no longer halved while the others go
-    on; there is no level below the one at which all axes have stopped.
+    An axis that would fall below `SMALLEST_AXIS` voxels is no longer halved, while the others are;
+    the lowest level is the one at which no axis is halved any more.
     """
     strides: list[Triple] = [(1, 1, 1)]
     for level in range(1, n_levels):
@@ -44,7 +44,7 @@ class Block(nn.Module):
 
     def __init__(self, n_in: int, n_out: int, stride: Triple = (1, 1, 1)) -> None:
         super().__init__()
-        # a bias would be taken away again by the norm, which has one of its own
+        # the norm would remove a bias, and has its own
         self.convolution = nn.Conv3d(n_in, n_out, 3, stride=stride, padding=1, bias=False)
         self.norm = ActivatedNorm(n_out, LEAKY_SLOPE)
 
@@ -55,14 +55,14 @@ class Block(nn.Module):
 
 
 class Level(nn.Sequential):
-    """Two blocks at one resolution; the first of them comes down from the level above."""
+    """Two blocks at one resolution; the first may have a stride, from the level above."""
 
     def __init__(self, n_in: int, n_out: int, stride: Triple = (1, 1, 1)) -> None:
         super().__init__(Block(n_in, n_out, stride), Block(n_out, n_out))
 
 
 class Decoder(nn.Module):
-    """Bring the features of the level below up to this one and join them with what went down."""
+    """Upsample the features of the level below, and join them with the skip connection."""
 
     def __init__(self, n_below: int, n_here: int, stride: Triple) -> None:
         super().__init__()
@@ -70,14 +70,14 @@ class Decoder(nn.Module):
         self.level = Level(2 * n_here, n_here)
 
     def join(self, below: Tensor, skip: Tensor) -> Tensor:
-        """Go up, and through the first block of the level; shapes as in `forward`.
+        """Upsample, join, and apply the first block of the level; shapes as in `forward`.
 
-        Each half of the channels is convolved alone and the two are added, which is the same: the
-        half that goes down need not be copied beside the other, into the largest tensor of all.
+        Each half of the channels is convolved separately and the two are added, which is the same:
+        the halves need not be copied into one tensor, which would be the largest of all.
         """
         first = cast(Block, self.level[0])
         for_raised, for_skip = first.convolution.weight.split(skip.shape[1], dim=1)
-        # backwards, the gradient of what was raised is used up before that of the skip is made
+        # in the backward pass, the upsampled gradient is used before that of the skip is computed
         joined = functional.conv3d(skip, for_skip, padding=1)
         joined += functional.conv3d(self.upsampling(below), for_raised, padding=1)
         normalised: Tensor = first.norm(joined)
@@ -89,7 +89,7 @@ class Decoder(nn.Module):
 
 
 class UNet(nn.Module):
-    """Encoder, decoder and a head per taught level.
+    """Encoder, decoder and a head for each level that has a loss.
 
     `strides` come from `level_strides`, one for each of `widths`. With deep supervision all levels
     but the two lowest have a head, as in nnU-Net; the coarser heads work only in training mode.
@@ -133,7 +133,7 @@ class UNet(nn.Module):
 
 
 def initialise(module: nn.Module) -> None:
-    """PatchKey the weights of a convolution as He et al. 2015, for the slope in use."""
+    """Draw the weights of a convolution as He et al. 2015, for the slope in use."""
     if isinstance(module, nn.Conv3d | nn.ConvTranspose3d):
         nn.init.kaiming_normal_(module.weight, a=LEAKY_SLOPE)
         if module.bias is not None:

@@ -1,6 +1,7 @@
-"""What every epoch measured: rows of `history.csv` and the picture `history.png`."""
+"""Draw the history of a run: as a figure, and live in a notebook.
 
-# DOC report/live: The history of a run as it grows, in a notebook.
+A history is a table with a row for each epoch and columns `train_<name>` and `val_<name>`.
+"""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -10,56 +11,58 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from brats_seg.labels import MODALITIES, REGIONS
-from brats_seg.progress import Item, untracked
+from brats_seg.progress import Item, tracked
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Row = Mapping[str, float]
-_PHASES = {"train": "training", "val": "validation"}
+PHASES = {"train": "training", "val": "validation"}
+"""Phases of an epoch, by their prefix in columns."""
 _COLOURS = {"train": "tab:blue", "val": "tab:orange"}
 _STYLES = ("--", "-.", ":", (0, (1, 4)))
-"""Of the parts of a curve, as many as there are modalities."""
+"""Line styles of the parts of a curve, as many as there are modalities."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curve:
-    """A number of every epoch, of either phase."""
+    """A number of every epoch, in both phases."""
 
     name: str
-    """Of its columns: `train_<name>`, `val_<name>`, and `val_<name>_<part>` for each part."""
+    """Name in its columns: `train_<name>`, `val_<name>`, and `val_<name>_<part>` for each part."""
     title: str
-    """What a person reads."""
+    """Title for the reader."""
     parts: tuple[str, ...] = ()
-    """What it is the mean of."""
+    """Names of the parts that it is the mean of."""
     limits: tuple[float, float] | None = None
-    """Of its axis; None fits it to the values."""
+    """Limits of its axis; None fits them to the values."""
     digits: int = 3
-    """Behind the point, in the line on screen."""
-    tells_parts: bool = False
-    """Whether that line has its parts too."""
+    """Digits after the point, in the line that is logged."""
+    shows_parts: bool = False
+    """Whether that line shows its parts too."""
 
 
 CURVES = (
     Curve(name="loss", title="loss", digits=4),
-    Curve(name="dice", title="Dice", parts=REGIONS, limits=(0, 1), tells_parts=True),
+    Curve(name="dice", title="Dice", parts=REGIONS, limits=(0, 1), shows_parts=True),
     Curve(name="jaccard", title="Jaccard", parts=REGIONS, limits=(0, 1)),
-    Curve(name="rmse", title="RMSE in the brain", parts=MODALITIES, tells_parts=True),
+    Curve(name="rmse", title="RMSE in the brain", parts=MODALITIES, shows_parts=True),
 )
-"""All that is ever measured; a history has those of its task."""
+"""All curves; a history has those of its task."""
 
 
-def _curves_of(columns: Collection[str]) -> tuple[Curve, ...]:
+def curves_of(columns: Collection[str]) -> tuple[Curve, ...]:
+    """Return the curves that a history with those columns has."""
     return tuple(curve for curve in CURVES if f"train_{curve.name}" in columns)
 
 
 def history_figure(table: pd.DataFrame) -> "Figure":
-    """PatchKey every curve of a history over its epochs, both phases."""
+    """Draw every curve of a history over its epochs, in both phases."""
     from matplotlib.figure import Figure
 
-    curves = _curves_of(table.columns)
-    # margins are set by hand: finding them takes as long as all the rest of the drawing
+    curves = curves_of(table.columns)
+    # margins are fixed: computing them takes as long as the rest of the drawing
     figure = Figure(figsize=(8, 3 * len(curves)))
     bottom = 0.24 / len(curves)
     figure.subplots_adjust(left=0.09, right=0.98, top=0.98, bottom=bottom, hspace=0.08)
@@ -73,7 +76,7 @@ def history_figure(table: pd.DataFrame) -> "Figure":
 
 
 def _draw_curve(axes: "Axes", table: pd.DataFrame, curve: Curve) -> None:
-    for phase, name in _PHASES.items():
+    for phase, name in PHASES.items():
         values = table[["epoch", f"{phase}_{curve.name}"]].dropna()
         axes.plot(*values.to_numpy().T, color=_COLOURS[phase], marker=".", label=name)
     for part, style in zip(curve.parts, _STYLES, strict=False):
@@ -94,32 +97,33 @@ def _draw_curve(axes: "Axes", table: pd.DataFrame, curve: Curve) -> None:
 
 @dataclass(kw_only=True, slots=True)
 class LiveHistory:
-    """Shows `history.png` of a run in a notebook, anew after every epoch.
+    """Show `history.png` of a run in a notebook, updated after every epoch, with progress bars.
 
-    Give it to a trainer, which keys the picture at the end of an epoch and tells when it begins the
-    next piece of work. In a text console it shows nothing.
+    It is given to a trainer as `track`, and called at the start of each phase of an epoch; call
+    `show` for the last epoch. In a text console it shows the progress bars alone.
 
         Trainer(data=data, config=config, run_path=run_path).run(track=LiveHistory(run_path=run_path))
     """
 
     run_path: Path
-    _seen_ns: int = field(default=0, init=False)
+    """Folder of the run."""
+    _shown_ns: int = field(default=0, init=False)
     _display: Any = field(default=None, init=False)
 
     def __call__(self, items: Iterable[Item], *, what: str, total: int) -> Iterable[Item]:
-        """Pass items through unchanged, once the picture is up to date."""
+        """Update the picture, and pass items through unchanged below a progress bar."""
         self.show()
-        return untracked(items, what=what, total=total)
+        return tracked(items, what=what, total=total)
 
     def show(self) -> None:
         """Show the picture if it has changed."""
         path = self.run_path / "history.png"
-        if not path.exists() or path.stat().st_mtime_ns == self._seen_ns:
+        if not path.exists() or path.stat().st_mtime_ns == self._shown_ns:
             return
-        # IPython is wherever a notebook runs, and nowhere else needed
+        # IPython is installed wherever a notebook runs, and needed nowhere else
         from IPython.display import Image, display
 
-        self._seen_ns = path.stat().st_mtime_ns
+        self._shown_ns = path.stat().st_mtime_ns
         picture = Image(data=path.read_bytes())
         if self._display is None:
             self._display = display(picture, display_id=True)

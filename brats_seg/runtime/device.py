@@ -1,4 +1,4 @@
-"""Where a run computes, and in which precision."""
+"""Choose the device to compute on, and its precision."""
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -10,24 +10,24 @@ from brats_seg.errors import ConfigError, EnvironmentalError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Device:
-    """A device with the precision that it computes in."""
+    """A device and the precision to compute in."""
 
     torch_device: torch.device
     autocast_dtype: torch.dtype | None = None
-    """Type that autocast computes in; none means float32 throughout."""
+    """Type that autocast computes in; None for float32 throughout."""
 
     @property
     def needs_scaler(self) -> bool:
-        """Whether gradients would underflow without a loss scale: float16 has five exponent bits."""
+        """Whether gradients need a loss scale: float16, with five exponent bits, underflows without."""
         return self.autocast_dtype is torch.float16
 
     @property
     def precision(self) -> str:
-        """The word for it in settings and checkpoints."""
+        """Name of the precision in settings and checkpoints."""
         return next(word for word, dtype in _DTYPES.items() if dtype is self.autocast_dtype)
 
     def autocast(self) -> AbstractContextManager[None]:
-        """Compute in the device's precision."""
+        """Return a context that computes in the precision of the device."""
         return torch.autocast(
             self.torch_device.type,
             dtype=self.autocast_dtype or torch.float32,
@@ -39,9 +39,19 @@ _DTYPES = {"fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def choose_device(name: str, precision: str) -> Device:
-    """Return the device of that name with the precision asked for, or its native one for `auto`.
+    """Return the device of a name, with a precision.
 
-    Raises `EnvironmentalError` if the machine lacks the device, or cannot run kernels on it.
+    Args:
+        name: `cpu`, `cuda`, `cuda:1`, `mps`, or `auto` for the GPU if there is one.
+        precision: `fp32`, `fp16`, `bf16`, or `auto` for the one that the device computes natively.
+
+    Raises:
+        ConfigError: The name or the precision does not suit.
+        EnvironmentalError: The machine lacks the device, or cannot run kernels on it.
+
+    Example:
+        >>> choose_device("cpu", "fp32").precision
+        'fp32'
     """
     device = _device_named(name)
     if precision == "auto":
@@ -75,8 +85,8 @@ def _check_cuda(device: torch.device) -> None:
         raise EnvironmentalError(msg)
     major, minor = torch.cuda.get_device_capability(device)
     built_for = torch.cuda.get_arch_list()
-    # a stock image may hold a torch without kernels for an old card: is_available() is true all the
-    # same, and the first operation dies (Kaggle/kaggle-cli#1151)
+    # torch may be built without kernels for an old card: is_available() is then still true, and the
+    # first operation fails (Kaggle/kaggle-cli#1151)
     if not any(_runs_on(architecture, major, minor) for architecture in built_for):
         msg = (
             f"{torch.cuda.get_device_name(device)} is sm_{major}{minor}, and this torch "
@@ -87,7 +97,7 @@ def _check_cuda(device: torch.device) -> None:
 
 
 def _runs_on(architecture: str, major: int, minor: int) -> bool:
-    """Binary code runs on later cards of its generation, intermediate code on all later ones."""
+    """Return whether code runs: binaries on later cards of a generation, PTX on all later ones."""
     kind, _, digits = architecture.rstrip("af").partition("_")
     built_major, built_minor = int(digits[:-1]), int(digits[-1])
     if kind == "sm":
@@ -96,13 +106,13 @@ def _runs_on(architecture: str, major: int, minor: int) -> bool:
 
 
 def native_dtype(device: torch.device) -> torch.dtype | None:
-    """Return the half precision that a device computes in itself, or None if it has none."""
+    """Return the half precision that a device computes natively, or None."""
     if device.type == "cuda":
-        # a T4 emulates bf16, slowly, and torch counts that as support unless told not to
+        # a T4 emulates bf16 slowly, which torch counts as support by default
         native = torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if native else torch.float16
     if device.type == "cpu":
-        # an older torch cannot tell, and computes in float32
+        # an older torch cannot report it, and then float32 is used
         capabilities: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
         native = capabilities.get("avx512_bf16") or capabilities.get("amx_bf16")
         return torch.bfloat16 if native else None

@@ -1,12 +1,17 @@
-"""A network over a volume that is larger than its window.
+"""Apply a network to a volume that is larger than its window.
 
-Windows overlap, and each voxel's logits are the mean over the windows that hold it, weighted by a
-Gaussian, because a network knows least at a window's border. Logits are averaged, not
-probabilities, as nnU-Net does (Isensee et al. 2021): the mean is taken once, and whoever wants
-probabilities takes the sigmoid of the result.
+Windows overlap, and the logits of a voxel are the mean over the windows that hold it, weighted by a
+Gaussian, because a network is least accurate near the border of its window. Logits are averaged and
+not probabilities, as in nnU-Net (Isensee et al. 2021).
 
-Windows stand on a grid, so the weights are products of one vector per axis. The vectors are
-normalised beforehand: no volume of weights is kept, and nothing is divided at the end.
+Windows stand on a grid, so that the weights are products of one vector per axis. The vectors are
+normalised beforehand: no volume of weights is held, and nothing is divided at the end.
+
+MONAI's `sliding_window_inference` takes the same time (ratio 0.99 to 1.04) and more memory for the
+sum of the windows: 48 against 38 MB for 141x175x137 voxels in windows of 64, 240 against 206 MB for
+240x240x155 in windows of 128 (`benchmarks/sliding_window.py`). It places windows at a fixed step and
+moves the last one back to the border, where these are evenly spaced; on sizes where both place the
+same windows the results agree.
 """
 
 from collections.abc import Callable
@@ -19,20 +24,20 @@ from torch import Tensor
 from torch.nn import functional
 
 SIGMA_FRACTION = 1 / 8
-"""Standard deviation of the Gaussian, as a share of the window (nnU-Net, MONAI)."""
+"""Standard deviation of the Gaussian, as a share of the window, as in nnU-Net and MONAI."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AxisWindow:
-    """What one window covers of one axis."""
+    """Part of one axis that a window covers."""
 
     start: int
     weights: Tensor
-    """`(length,)` float32; those of all axis_windows that hold a voxel sum to 1."""
+    """`(length,)` float32; the weights of all windows that hold a voxel sum to 1."""
 
     @property
     def slice(self) -> slice:
-        """The voxels of the axis."""
+        """Voxels of the axis."""
         return slice(self.start, self.start + len(self.weights))
 
 
@@ -46,15 +51,20 @@ def predict_logits(
 ) -> Tensor:
     """Return the logits `(R, X, Y, Z)` of an image `(C, X, Y, Z)`, in float32.
 
-    `network` maps `(1, C, *window)` to `(1, R, *window)`. The sum is kept where the image is:
-    for a volume too large for the GPU, pass it on the CPU and a function that moves each window.
-    A volume smaller than the window is surrounded by zeros, the value of background, and cut back.
+    The sum is held on the device of the image: for a volume too large for the GPU, give the image on
+    the CPU and a function that moves each window. A volume smaller than the window is padded with
+    zeros, the value of the background, and the result is cropped.
 
     Args:
-        network: Called once per window.
+        network: Turns `(1, C, *window)` into `(1, R, *window)`; called once per window.
         image: Normalised modalities.
         window: Voxels along X, Y and Z.
         overlap: Least share that neighbouring windows have in common, from 0 to below 1.
+
+    Example:
+        >>> image = torch.ones(4, 20, 18, 16)
+        >>> predict_logits(lambda window: window[:, :3], image, window=(8, 8, 8), overlap=0.5).shape
+        torch.Size([3, 20, 18, 16])
     """
     padded, inner = _padded(image, window)
     axes = [
@@ -75,7 +85,7 @@ def predict_logits(
 def axis_windows(
     size: int, length: int, overlap: float, device: torch.device | None = None
 ) -> tuple[AxisWindow, ...]:
-    """Cut an axis of `size` voxels into windows of `length`, evenly, from border to border."""
+    """Cover an axis of `size` voxels with evenly spaced windows of `length`, from border to border."""
     starts = window_starts(size, length, overlap)
     bell = _bell(length).to(device)
     total = torch.zeros(size, dtype=torch.float32, device=device)
@@ -87,7 +97,7 @@ def axis_windows(
 
 
 def window_starts(size: int, length: int, overlap: float) -> tuple[int, ...]:
-    """Return where windows begin: the fewest that overlap enough, at even distances."""
+    """Return the first voxel of each window: the fewest that overlap enough, evenly spaced."""
     step = max(1, round(length * (1 - overlap)))
     n_steps = ceil((size - length) / step)
     return tuple(round(i * (size - length) / max(1, n_steps)) for i in range(n_steps + 1))
@@ -101,7 +111,7 @@ def _bell(length: int) -> Tensor:
 def _padded(
     image: Tensor, window: tuple[int, int, int]
 ) -> tuple[Tensor, tuple[slice, slice, slice, slice]]:
-    """Surround a volume smaller than the window with zeros, and say where the volume lies."""
+    """Pad a volume smaller than the window with zeros, and return the box of the volume in it."""
     missing = [max(0, n - m) for n, m in zip(window, image.shape[1:], strict=True)]
     x, y, z = ((n // 2, n - n // 2) for n in missing)
     inner = (

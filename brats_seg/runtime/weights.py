@@ -1,28 +1,48 @@
-"""A trained network on disk: its weights, what it was taught, and the settings it was built from.
+"""Read trained networks from disk: weights, identity, and what was fitted to them afterwards.
 
-A checkpoint is a dictionary of plain values and tensors, read with `weights_only=True`, so that
-opening one runs no code. What prediction needs of it are the entries `model`, `identity`, `config`.
+A run holds a checkpoint, an exported model (see `inference.export`) several networks. A checkpoint
+is a dictionary of plain values and tensors, read with `weights_only=True`, so that
+opening one runs no code. Prediction reads four of its entries:
+
+model         state dict of the network
+identity      what the network learnt from; never changes
+config        settings of its run
+prediction    settings of prediction that `tune` fitted; missing before that
 """
 
+import hashlib
+import json
 import pickle
 import zipfile
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors.torch import load_file
 from torch import Tensor
 
-from brats_seg.config import Config, TaskName, config_of
+from brats_seg.config import Config, Fraction, PositiveInt, Section, TaskName, config_of
 from brats_seg.errors import ResumeError, UsageError
 from brats_seg.files import whole_file
 from brats_seg.labels import MODALITIES, REGIONS
 
+BEST_NAME = "best.pt"
+"""Checkpoint of a run with the best score on its held-out cases."""
+MODEL_NAME = "model.json"
+"""Description of the networks in an exported folder."""
 SCHEMA_VERSION = 2
+"""Version of checkpoints."""
 _READABLE = (1, SCHEMA_VERSION)
 """Versions differ in entries that only resuming a run reads; `training.checkpoints` converts them."""
+FORMAT_VERSION = 1
+"""Version of exported folders."""
+PREDICTION = "prediction"
+"""Entry of a checkpoint, and of a network in `model.json`, with what `tune` fitted."""
 _AVERAGED = "module."
-"""What torch puts before the names of averaged weights."""
+"""Prefix that torch gives the names of averaged weights."""
 _DAMAGE = (
     RuntimeError,
     EOFError,
@@ -31,52 +51,135 @@ _DAMAGE = (
     KeyError,
     zipfile.BadZipFile,
 )
-"""What torch and zipfile raise when a file is not what it should be."""
+"""Errors that torch and zipfile raise for a damaged file."""
 
-Window: TypeAlias = tuple[int, int, int] | Literal["whole"]
+Window: TypeAlias = tuple[PositiveInt, PositiveInt, PositiveInt] | Literal["whole"]
 """Voxels that a network is given at once; `whole` is the brain crop in one pass."""
+CubicMillimetres = Annotated[float, Field(ge=0)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelIdentity:
-    """What a network was taught, so that it is never fed anything else unawares."""
+    """Data that a network was trained on and how they were prepared; it never changes.
+
+    Example:
+        >>> identity = ModelIdentity(
+        ...     conventions=("brats2023",), patch=(64, 64, 64), fingerprint="my training set"
+        ... )
+        >>> identity.regions
+        ('wt', 'tc', 'et')
+    """
 
     conventions: tuple[str, ...]
-    """Label conventions of the training cases; regions were made by each case's own."""
+    """Label conventions of the training cases; each case's regions were made by its own."""
     patch: tuple[int, int, int]
-    """Voxels that the network learnt on."""
+    """Voxels of a training patch."""
     fingerprint: str
     """Hash of the training set: ids and prepared contents."""
     modalities: tuple[str, ...] = MODALITIES
+    """Input channels, in order."""
     regions: tuple[str, ...] = REGIONS
+    """Output channels, in order."""
     normalisation: str = "z-score of each modality inside the brain, background 0"
+    """Normalisation of the intensities."""
     spacing_mm: tuple[float, float, float] = (1.0, 1.0, 1.0)
-    thresholds: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    """Voxel size of the training cases."""
+
+
+class Decoding(Section):
+    """Settings that turn probabilities into region masks."""
+
+    thresholds: tuple[Fraction, Fraction, Fraction] = (0.5, 0.5, 0.5)
     """Probability above which a voxel belongs to WT, TC, ET."""
-    smallest_mm3: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """Volume below which a component of WT, TC, ET is taken for a mistake."""
-    smallest_et_mm3: float = 0.0
-    """Volume of all ET together below which it is taken for necrosis."""
+    smallest_mm3: tuple[CubicMillimetres, CubicMillimetres, CubicMillimetres] = (0.0, 0.0, 0.0)
+    """Volume below which a component of WT, TC, ET is removed."""
+    smallest_et_mm3: CubicMillimetres = 0.0
+    """Volume of all ET together below which it becomes necrosis."""
+
+
+class FittedPrediction(Section):
+    """Settings of prediction that `tune` fitted to a network on its held-out cases."""
+
     window: Window | None = None
-    """Window that scores best on unseen cases; none was looked for where it is None."""
+    """Window with the best score; None where no window was fitted."""
+    decoding: Decoding = Decoding()
+
+
+NOT_FITTED = FittedPrediction()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TrainedModel:
-    """One network, ready to be built."""
+    """Weights of one network, with all that is needed to build it and to predict with it."""
 
     weights: dict[str, Tensor]
     """State dict of the network."""
     identity: ModelIdentity
     config: Config
-    """The settings of its run."""
+    """Settings of its run."""
+    fitted: FittedPrediction = NOT_FITTED
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ExportedModel:
+    """Networks of an exported folder."""
+
+    networks: tuple[TrainedModel, ...]
+    fingerprint: str
+    """Fingerprint that they were exported with."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class ExportedNetwork(_Part):
+    """One entry of `members` in `model.json`."""
+
+    weights: str
+    """Name of the file of weights."""
+    sha256: str
+    """Check sum of that file."""
+    identity: ModelIdentity
+    prediction: FittedPrediction = NOT_FITTED
+    config: Config
+
+
+class ModelDescription(_Part):
+    """Content of `model.json`."""
+
+    format_version: int
+    brats_seg: str
+    fingerprint: str
+    labels: dict[str, dict[str, Any]]
+    members: list[ExportedNetwork]
+
+
+def read_trained(path: Path) -> tuple[TrainedModel, ...]:
+    """Read the networks of a run's folder, a checkpoint or an exported folder.
+
+    Raises:
+        UsageError: There is none, or it is damaged.
+    """
+    if (path / MODEL_NAME).exists():
+        return _read_checked(path)
+    file = path / BEST_NAME if path.is_dir() else path
+    if file.is_file():
+        return (load_trained(file),)
+    found = "a run without it: train to its first validation" if path.is_dir() else "nothing"
+    msg = (
+        f"{path} holds no model: expected {BEST_NAME} of a run, or {MODEL_NAME} of an exported "
+        f"model; found {found}."
+    )
+    raise UsageError(msg)
 
 
 def load_trained(path: Path) -> TrainedModel:
-    """Read from a checkpoint what prediction needs: the averaged weights, if the run kept some.
+    """Read the weights of a checkpoint, averaged if the run kept an average, and what goes with them.
 
-    Raises `ResumeError` as `read_checkpoint`, and `ConfigError` if a setting of its run is unknown
-    here.
+    Raises:
+        ResumeError: As `read_checkpoint`.
+        ConfigError: A setting of the run is unknown to this version.
     """
     content = read_checkpoint(path, torch.device("cpu"))
     weights = content["model"]
@@ -90,11 +193,35 @@ def load_trained(path: Path) -> TrainedModel:
         weights=weights,
         identity=ModelIdentity(**content["identity"]),
         config=config_of(content["config"]),
+        fitted=FittedPrediction.model_validate(content.get(PREDICTION, {})),
     )
 
 
+def read_exported(folder: Path) -> ExportedModel:
+    """Read the networks of an exported folder.
+
+    Raises:
+        UsageError: The folder was written by another version, or a file of it is damaged.
+    """
+    description = _read_description(folder / MODEL_NAME)
+    networks = []
+    for member in description.members:
+        # the name alone: a model from elsewhere must not reach for other files
+        path = folder / Path(member.weights).name
+        _check_sum(path, member.sha256)
+        networks.append(
+            TrainedModel(
+                weights=load_file(path),
+                identity=member.identity,
+                config=member.config,
+                fitted=member.prediction,
+            )
+        )
+    return ExportedModel(networks=tuple(networks), fingerprint=description.fingerprint)
+
+
 def require_task(trained: TrainedModel, task: TaskName, path: Path) -> None:
-    """Raise `UsageError` if what was read from `path` was taught something else."""
+    """Raise `UsageError` if the network read from `path` was trained for another task."""
     found = trained.config.model
     if found.task != task:
         msg = (
@@ -108,17 +235,44 @@ _INSTEAD: dict[TaskName, str] = {
     "segmentation": "An autoencoder gives no label maps: use it with `reconstruct` and `features`.",
     "reconstruction": "Train one with `brats-seg train --model autoencoder`.",
 }
-"""What to do where a run of that task is missing."""
+"""Advice where a run of the task is missing."""
 
 
-def store_identity(path: Path, identity: ModelIdentity) -> None:
-    """Rewrite a checkpoint with another identity, and all else as it was.
+def fingerprint_of(networks: Sequence[TrainedModel]) -> str:
+    """Return a hash of weights, identities, fitted settings and architectures, in any order."""
+    return hashlib.sha256("\n".join(sorted(map(_fingerprint, networks))).encode()).hexdigest()[:32]
 
-    What was fitted to weights lies in their file, so that the two cannot part. Raises `ResumeError`
-    as `read_checkpoint`.
+
+def _fingerprint(trained: TrainedModel) -> str:
+    # without defaults: what a later version adds does not change the models of this one
+    own = entries_of(trained)
+    defaults = {entry.name: entry.default for entry in fields(ModelIdentity)}
+    defaults |= {"window": None, **Decoding().model_dump()}
+    own = {name: value for name, value in own.items() if value != defaults[name]}
+    key = hashlib.sha256(json.dumps(own, sort_keys=True).encode())
+    key.update(trained.config.model.model_dump_json(exclude_defaults=True).encode())
+    key.update(str(trained.config.patch.size).encode())
+    for name, weights in sorted(trained.weights.items()):
+        key.update(f"{name} {weights.dtype} {tuple(weights.shape)}".encode())
+        key.update(weights.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return key.hexdigest()
+
+
+def entries_of(trained: TrainedModel) -> dict[str, Any]:
+    """Return identity and fitted settings as one mapping, for hashes and comparisons."""
+    fitted = trained.fitted
+    return {**asdict(trained.identity), "window": fitted.window, **fitted.decoding.model_dump()}
+
+
+def store_fitted(path: Path, fitted: FittedPrediction) -> None:
+    """Store with the weights of a checkpoint what was fitted to them; nothing else changes.
+
+    Raises:
+        ResumeError: As `read_checkpoint`.
+        EnvironmentalError: The file cannot be written.
     """
     content = read_checkpoint(path, torch.device("cpu"))
-    content["identity"] = asdict(identity)
+    content[PREDICTION] = fitted.model_dump()
     with whole_file(path) as beside:
         torch.save(content, beside)
 
@@ -126,10 +280,11 @@ def store_identity(path: Path, identity: ModelIdentity) -> None:
 def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
     """Read the entries of a checkpoint onto a device.
 
-    Raises `ResumeError` naming the file if it is damaged, of another make, or of a newer schema.
+    Raises:
+        ResumeError: The file is damaged, is no checkpoint, or has another schema version.
     """
     try:
-        _check_sums(path)
+        _check_entries(path)
         content = torch.load(path, map_location=device, weights_only=True)
     except _DAMAGE as error:
         reason = f"{error}".partition("\n")[0] or "it ends too soon"
@@ -142,11 +297,73 @@ def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
             "Read it with the version of brats_seg that wrote it."
         )
         raise ResumeError(msg)
-    return content
+    return separate_fitted(content)
 
 
-def _check_sums(path: Path) -> None:
-    """Raise `BadZipFile` if a byte has changed: torch writes check sums and does not look at them."""
+def separate_fitted(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Move fitted settings from the entry `identity`, where they once were, to `prediction`.
+
+    Args:
+        content: The entries of a checkpoint, or of a network in `model.json`.
+    """
+    identity = dict(content["identity"])
+    decoding = {name: identity.pop(name) for name in Decoding.model_fields if name in identity}
+    found = FittedPrediction.model_validate(
+        {"window": identity.pop("window", None), "decoding": decoding}
+    )
+    separated = {**content, "identity": identity}
+    if found != NOT_FITTED:
+        separated[PREDICTION] = found.model_dump()
+    return separated
+
+
+def _read_checked(path: Path) -> tuple[TrainedModel, ...]:
+    exported = read_exported(path)
+    if fingerprint_of(exported.networks) != exported.fingerprint:
+        msg = (
+            f"{path / MODEL_NAME} is not what was exported: found fingerprint "
+            f"{fingerprint_of(exported.networks)}, expected {exported.fingerprint}. Copy or export "
+            "the model again."
+        )
+        raise UsageError(msg)
+    return exported.networks
+
+
+def _read_description(path: Path) -> ModelDescription:
+    try:
+        content = json.loads(path.read_bytes())
+        found = content["format_version"]
+        if found == FORMAT_VERSION:
+            members = [separate_fitted(member) for member in content["members"]]
+            return ModelDescription.model_validate({**content, "members": members})
+    except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
+        msg = f"{path} cannot be read as a model: {error}. Copy or export the model again."
+        raise UsageError(msg) from None
+    msg = (
+        f"{path}: found format version {found}; expected {FORMAT_VERSION}. Read it with the "
+        "version of brats_seg that wrote it."
+    )
+    raise UsageError(msg)
+
+
+def _check_sum(path: Path, expected: str) -> None:
+    found = sha256_of(path) if path.is_file() else "no such file"
+    if found != expected:
+        msg = (
+            f"{path} is damaged: found the check sum {found}, expected {expected}. Copy or export "
+            "the model again."
+        )
+        raise UsageError(msg)
+
+
+def sha256_of(path: Path) -> str:
+    """Return the check sum of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _check_entries(path: Path) -> None:
+    """Raise `BadZipFile` if a byte has changed: torch writes check sums but does not verify them."""
     with zipfile.ZipFile(path) as archive:
         damaged = archive.testzip()
     if damaged is not None:

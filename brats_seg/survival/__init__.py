@@ -1,1 +1,1 @@
-"""Numbers about a case, and the days of survival that are learnt from them."""
+"""Extract features from cases, and predict survival from them."""

@@ -31,24 +31,32 @@ from brats_seg.survival.outcomes import GTR, STR, Outcomes
 from brats_seg.survival.table import AGE, FeatureTable, encoder_of
 
 Places = npt.NDArray[np.intp]
+Days = npt.NDArray[np.float64]
+
+SELECTED = "selected"
+"""Predictions of the family that did best on the inner folds: without hindsight."""
+N_INNER_FOLDS = 3
+FEWEST_DEATHS = 4
+"""Fewest patients known to have died with whom anything can be computed."""
+_FEWEST_TO_LEARN = FEWEST_DEATHS - 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Study:
-    """A table of features and what became of the patients."""
+    """A table of features and the outcomes of its patients."""
 
     table: FeatureTable
     outcomes: Outcomes
     columns: tuple[str, ...]
-    """The features that are used."""
+    """Names of the features that are used."""
     values: npt.NDArray[np.float64]
     """(cases, features)"""
     dropped: tuple[str, ...]
-    """Columns that say nothing: empty, or equal wherever they are known."""
+    """Columns without information: empty, or equal wherever they are known."""
 
     @classmethod
     def of(cls, table: FeatureTable, outcomes: Outcomes) -> Self:
-        """Put the two together; age and resection are features too."""
+        """Combine a table with its outcomes; age and resection become features."""
         resections = np.array(outcomes.resections)
         own = [name for name in table.columns if name != AGE]
         columns = (AGE, "resection_gtr", "resection_str", *own)
@@ -56,20 +64,20 @@ class Study:
         values = np.column_stack([*extra, *(table.column(name) for name in own)]).astype(np.float64)
         empty = np.isnan(values)
         lowest = np.where(empty, np.inf, values).min(axis=0)
-        tells = np.where(empty, -np.inf, values).max(axis=0) > lowest
-        # the baseline has nothing else
-        tells[0] = True
+        varies = np.where(empty, -np.inf, values).max(axis=0) > lowest
+        # the baseline has no other feature than the age
+        varies[0] = True
         return cls(
             table=table,
             outcomes=outcomes,
-            columns=tuple(name for name, kept in zip(columns, tells, strict=True) if kept),
-            values=values[:, tells],
-            dropped=tuple(name for name, kept in zip(columns, tells, strict=True) if not kept),
+            columns=tuple(name for name, kept in zip(columns, varies, strict=True) if kept),
+            values=values[:, varies],
+            dropped=tuple(name for name, kept in zip(columns, varies, strict=True) if not kept),
         )
 
     @property
     def encoders(self) -> Places:
-        """The autoencoder that has not seen each case, or the first one."""
+        """(cases,) the first autoencoder with the least leakage of each case; 0 without any."""
         if not self.table.n_encoders:
             return np.zeros(len(self.values), dtype=np.intp)
         return np.array([least_leakage(answers)[0][0] for answers in self.table.latent_leakage])
@@ -80,16 +88,6 @@ class Study:
             return self.values[:, :1]
         kept = [encoder_of(name) in (None, encoder) for name in self.columns]
         return self.values[:, kept]
-
-
-Days = npt.NDArray[np.float64]
-
-SELECTED = "selected"
-"""Predictions of the family that did best on the inner folds: without hindsight."""
-N_INNER_FOLDS = 3
-FEWEST_DEATHS = 4
-"""Fewest patients known to have died with whom anything can be computed."""
-_FEWEST_TO_LEARN = FEWEST_DEATHS - 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,7 +112,7 @@ class Predictions:
     days: npt.NDArray[np.float64]
     """(names, cases): held out where the outcome is known, else by a model of all deaths."""
     folds: tuple[int | None, ...]
-    """The outer fold of each case, in the first repeat; None for one that no fold holds."""
+    """The outer fold of each case in the first repeat; None for unknown outcomes."""
     chosen: tuple[tuple[str, int], ...]
     """How often each family was selected."""
     log_hazards: npt.NDArray[np.float64] | None = None

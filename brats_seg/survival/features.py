@@ -1,20 +1,24 @@
-"""The features of many cases: scans in, a row of numbers for each out."""
+"""Extract features from the cases of a folder: scans in, a row of numbers for each case out."""
 
 import json
-from dataclasses import dataclass
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
-from brats_seg.cases.case import Case, CaseIndex, ScanFile
-from brats_seg.cases.many import Failure, map_cases
-from brats_seg.cases.nifti import read_label_map
-from brats_seg.errors import CaseError, UnusableCaseError, UsageError
+from brats_seg.cases.case import Case, CaseIndex, load_case
+from brats_seg.cases.clinical import read_clinical_tables, with_clinical
+from brats_seg.cases.many import Failure, map_cases, write_failures
+from brats_seg.config import load_config
+from brats_seg.data.fold import open_index, prepared_path_of
+from brats_seg.errors import CaseError, UsageError
 from brats_seg.files import whole_file
-from brats_seg.inference.scan import Scan, read_scan
-from brats_seg.labels import convention_named
+from brats_seg.inference.scan import Scan, prepare_scan
 from brats_seg.progress import Track, untracked
-from brats_seg.survival.leakage import Leakage
+from brats_seg.runtime.device import choose_device
+from brats_seg.survival.leakage import Leakage, People
 from brats_seg.survival.networks import Networks
 from brats_seg.survival.radiomics import (
     Feature,
@@ -23,18 +27,83 @@ from brats_seg.survival.radiomics import (
     measure_shape,
     tumour_of,
 )
-from brats_seg.survival.table import AGE, FeatureRow
+from brats_seg.survival.table import AGE, FeatureRow, write_features
 
 REFERENCE, PREDICTION = "reference", "prediction"
-"""Where a label map came from."""
+"""Sources of a label map."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Extraction:
-    """What became of the cases of a data folder."""
+    """Features of the cases that could be measured, and the failures of the others."""
 
     rows: tuple[FeatureRow, ...]
     failures: tuple[Failure, ...]
+
+
+def features_of_folder(  # noqa: PLR0913 - each is a choice of its own
+    data: Path,
+    output: Path,
+    *,
+    autoencoders: Sequence[Path] = (),
+    segmentations: Sequence[Path] = (),
+    predicted: bool = False,
+    tables: Sequence[Path] = (),
+    labels: str | None = None,
+    prepared_path: Path | None = None,
+    device: str = "auto",
+    precision: str = "auto",
+    track: Track = untracked,
+) -> Extraction:
+    """Extract the features of all cases of a folder and write them as a table.
+
+    Beside the table are written `failures.csv` and, under the name of the table, a JSON file that
+    says what it was made from. Of several runs, a case is given to those that were not trained on
+    its patient.
+
+    Args:
+        data: Folder of scans, of any BraTS release.
+        output: The table, a CSV file.
+        autoencoders: Runs of autoencoders, for latent vectors.
+        segmentations: Runs that predict label maps where there is no reference.
+        predicted: Whether label maps of all cases are predicted.
+        tables: Tables of ages, resections or ids, besides those below `data`.
+        labels: Label convention of all cases, if detection is wrong.
+        prepared_path: Folder of prepared cases, which holds the index; by default
+            `prepared/<data name>`.
+        device: `auto`, `cpu`, `cuda`, `cuda:1` or `mps`.
+        precision: `auto`, `fp32`, `fp16` or `bf16`.
+        track: Shows progress.
+
+    Raises:
+        UsageError: A path holds no model, or one for another task; the models do not fit each
+            other; or label maps are to be predicted without a run for it.
+        LayoutError: The folder holds no cases.
+        EnvironmentalError: The table cannot be written, or the device is not there.
+
+    Example:
+        >>> found = features_of_folder(Path("data"), Path("features.csv"))
+        >>> len(found.rows), len(found.failures)
+        (6, 0)
+    """
+    config = load_config(values={} if labels is None else {"cases.labels": labels})
+    clinical = read_clinical_tables(data, tables)
+    cases_path = (prepared_path or prepared_path_of(data)) / "cases.csv"
+    index = open_index(data, cases_path, config, n_workers=os.cpu_count() or 1, track=track)
+    index = replace(index, cases=with_clinical(index.cases, clinical))
+    networks = Networks.load(
+        autoencoders,
+        segmentations,
+        choose_device(device, precision),
+        People(clinical=clinical),
+        index.cases,
+    )
+    # before the work, so that a folder that cannot be written to is noticed at once
+    write_origin(index, networks, output.with_suffix(".json"))
+    extraction = extract_features(index, networks, predicted=predicted, track=track)
+    write_failures(extraction.failures, output.with_name("failures.csv"))
+    write_features(extraction.rows, output)
+    return extraction
 
 
 def extract_features(
@@ -43,10 +112,10 @@ def extract_features(
     """Measure every case of an index; one that cannot be measured does not stop the others.
 
     Args:
-        index: The cases, with ages and resections where they are known.
-        networks: What latent vectors and predicted label maps come from.
+        index: Cases, with ages and resections where they are known.
+        networks: Networks for latent vectors and predicted label maps.
         predicted: Whether label maps are predicted even where there is a reference.
-        track: Shows how far the work is.
+        track: Shows progress.
 
     Raises:
         UsageError: Label maps are to be predicted, and there is no network for it.
@@ -54,28 +123,30 @@ def extract_features(
     if predicted and networks.segmenter is None:
         msg = "predicted label maps were asked for; expected a run to predict them: --segmentation"
         raise UsageError(msg)
-    extract = partial(extract_row, networks=networks, predicted=predicted)
-    # the networks are in this process
-    done = map_cases(extract, index.cases, "features", n_workers=0, track=track)
-    return Extraction(rows=done.results, failures=done.failures)
+    # in this process, which holds the networks on the device
+    found = map_cases(
+        partial(extract_row, networks=networks, predicted=predicted),
+        index.cases,
+        "features",
+        track=track,
+    )
+    return Extraction(rows=found.results, failures=found.failures)
 
 
-def extract_row(case: Case, networks: Networks, *, predicted: bool) -> FeatureRow:
+def extract_row(case: Case, *, networks: Networks, predicted: bool) -> FeatureRow:
     """Measure one case.
 
     Raises:
         CaseError: It cannot be read, has no label map and no network to predict one, or is not
             what the network expects.
     """
-    if case.problems:
-        raise UnusableCaseError(case.case_id, case.problems)
-    scan = read_scan(case, networks.spacing_mm)
+    loaded = load_case(case, with_label=not predicted)
+    scan = prepare_scan(loaded, networks.spacing_mm)
     keys = networks.people.keys(case.case_id, case.patient_id)
-    tumour, seen = (
-        _of_prediction(case, scan, networks, keys)
-        if predicted or case.label is None
-        else (_of_reference(case, case.label, scan), None)
-    )
+    if loaded.label is None or loaded.convention is None:
+        tumour, leakage = _of_prediction(scan, networks, keys)
+    else:
+        tumour, leakage = tumour_of(scan, loaded.label, loaded.convention), None
     latent = [
         feature
         for number, encoder in enumerate(networks.encoders)
@@ -86,8 +157,8 @@ def extract_row(case: Case, networks: Networks, *, predicted: bool) -> FeatureRo
     return FeatureRow(
         case_id=case.case_id,
         patient_id=case.patient_id,
-        labels_from=REFERENCE if seen is None else PREDICTION,
-        labels_leakage=seen,
+        labels_from=REFERENCE if leakage is None else PREDICTION,
+        labels_leakage=leakage,
         latent_leakage=tuple(encoder.training.leakage(keys) for encoder in networks.encoders),
         resection=clinical.resection if clinical else "",
         features=(
@@ -100,7 +171,7 @@ def extract_row(case: Case, networks: Networks, *, predicted: bool) -> FeatureRo
 
 
 def write_origin(index: CaseIndex, networks: Networks, path: Path) -> None:
-    """Write down as JSON what a table of features was made from.
+    """Write as JSON what a table of features is made from.
 
     Raises:
         EnvironmentalError: The file cannot be written.
@@ -115,17 +186,12 @@ def write_origin(index: CaseIndex, networks: Networks, path: Path) -> None:
         beside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _of_reference(case: Case, label: ScanFile, scan: Scan) -> Tumour:
-    labels = read_label_map(case.path_of(label), case_id=case.case_id)
-    return tumour_of(scan, labels, convention_named(case.label_convention))
-
-
 def _of_prediction(
-    case: Case, scan: Scan, networks: Networks, keys: frozenset[str]
-) -> tuple[Tumour, Leakage]:
+    scan: Scan, networks: Networks, keys: frozenset[str]
+) -> tuple[Tumour, Leakage | None]:
     if networks.segmenter is None:
         found, expected = "no label map", "one, or a network to predict it"
         next_step = "Give a run with --segmentation, or leave the case out."
-        raise CaseError(case.case_id, "(none)", found, expected, next_step)
-    labels, convention, seen = networks.segmenter.segment(scan, keys)
-    return tumour_of(scan, labels, convention), seen
+        raise CaseError(scan.case_id, "(none)", found, expected, next_step)
+    labels, convention, leakage = networks.segmenter.segment(scan, keys)
+    return tumour_of(scan, labels, convention), leakage

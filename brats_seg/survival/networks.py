@@ -1,4 +1,4 @@
-"""The networks that features are made with, and for each case those that have not seen it."""
+"""Load the networks that features are made with, and apply those that were not trained on a case."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,13 +9,13 @@ import numpy as np
 import torch
 
 from brats_seg.cases.case import Case
-from brats_seg.cases.nifti import Volume
+from brats_seg.cases.nifti import Volume, oriented
 from brats_seg.errors import CaseError, UsageError
 from brats_seg.inference.model import Model, load_model
 from brats_seg.inference.predict import predict_scan
 from brats_seg.inference.reconstruct import Reconstructor
 from brats_seg.inference.scan import Scan
-from brats_seg.inference.settings import InferenceConfig
+from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import LabelConvention
 from brats_seg.models.autoencoder import Autoencoder
 from brats_seg.runtime.device import Device
@@ -35,18 +35,18 @@ class Encoder:
     def encode(self, scan: Scan, number: int) -> tuple[Feature, ...]:
         """Return the latent vector of a scan, named after the number of the autoencoder.
 
-        In float32 whatever the device computes fastest in: a feature is to be told from its
-        neighbour, and one pass costs little.
+        It is computed in float32 on every device: one pass costs little, and features must be exact.
 
         Raises:
-            CaseError: It is not all numbers.
+            CaseError: The vector is not finite.
         """
         member, device = self.autoencoder.member, self.autoencoder.device.torch_device
         network = cast("Autoencoder", member.network)
         image = torch.from_numpy(scan.image)[list(member.channels)][None]
         values = network.encode(image.to(device))[0].cpu().numpy()
         if not np.isfinite(values).all():
-            found = f"a latent vector with {np.count_nonzero(~np.isfinite(values))} broken numbers"
+            n_broken = np.count_nonzero(~np.isfinite(values))
+            found = f"a latent vector with {n_broken} values that are NaN or infinite"
             next_step = "The model is broken: train it again."
             raise CaseError(scan.case_id, "(all)", found, "finite numbers", next_step)
         return tuple(
@@ -61,31 +61,34 @@ class Segmenter:
 
     paths: tuple[Path, ...]
     models: tuple[Model, ...]
-    """One for each path."""
+    """One model for each path."""
     trainings: tuple[TrainingCases, ...]
-    settings: InferenceConfig
+    settings: PredictionSettings
 
     def segment(self, scan: Scan, keys: frozenset[str]) -> tuple[Volume, LabelConvention, Leakage]:
-        """Predict a label map with the networks that know the patient least, averaged.
+        """Predict a label map by the mean of the networks with the least leakage.
 
         Args:
-            scan: What to segment.
-            keys: Of its patient.
+            scan: Scan to segment.
+            keys: Ids of its patient.
+
+        Returns:
+            Label map (X, Y, Z) in the axes of BraTS, its convention, and the leakage.
 
         Raises:
             CaseError: As `predict_scan`.
         """
-        places, seen = least_leakage([training.leakage(keys) for training in self.trainings])
+        places, leakage = least_leakage([training.leakage(keys) for training in self.trainings])
         members = tuple(m for place in places for m in self.models[place].members)
         model = replace(self.models[places[0]], members=members)
         result = predict_scan(model, scan, self.settings)
-        volume = Volume(array=result.label_map, geometry=scan.geometry, file="(predicted)")
-        return volume, result.convention, seen
+        labels = Volume(array=result.label_map, geometry=scan.geometry, file="(predicted)")
+        return oriented(labels), result.convention, leakage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Networks:
-    """All networks of one table of features."""
+    """Networks behind one table of features."""
 
     people: People
     encoders: tuple[Encoder, ...] = ()
@@ -100,7 +103,7 @@ class Networks:
         people: People,
         cases: Sequence[Case],
     ) -> Self:
-        """Load runs and what they were trained on.
+        """Load runs and the lists of cases that they were trained on.
 
         Raises:
             UsageError: A path holds no model, or one for another task; or the models do not go
@@ -114,7 +117,7 @@ class Networks:
         spacings = networks.spacings_mm
         if len(set(spacings)) > 1:
             msg = (
-                f"the runs learnt on scans of different voxels, {spacings} mm; expected one size. "
+                f"the runs were trained on scans of different spacings, {spacings} mm; expected one. "
                 "Give runs that were trained on the same data."
             )
             raise UsageError(msg)
@@ -122,7 +125,7 @@ class Networks:
 
     @property
     def spacings_mm(self) -> tuple[tuple[float, float, float], ...]:
-        """Of the scans that each network learnt on."""
+        """Spacing of the scans that each network was trained on."""
         models = self.segmenter.models if self.segmenter else ()
         return (
             *(encoder.autoencoder.spacing_mm for encoder in self.encoders),
@@ -131,12 +134,12 @@ class Networks:
 
     @property
     def spacing_mm(self) -> tuple[float, float, float]:
-        """Of the scans that the networks learnt on, and without networks what is usual."""
+        """Spacing of the scans that the networks were trained on; 1 mm without networks."""
         return next(iter(self.spacings_mm), _USUAL_SPACING_MM)
 
 
 _USUAL_SPACING_MM = (1.0, 1.0, 1.0)
-"""Of every BraTS release."""
+"""Spacing of every BraTS release."""
 
 
 def _encoder(path: Path, device: Device, people: People, cases: Sequence[Case]) -> Encoder:
@@ -144,8 +147,8 @@ def _encoder(path: Path, device: Device, people: People, cases: Sequence[Case]) 
     if autoencoder.member.window is not None:
         size = "x".join(map(str, autoencoder.member.window))
         msg = (
-            f"{path} learnt on patches of {size} voxels; expected an autoencoder of whole brains, "
-            "whose numbers tell of one. Train it with --patch whole."
+            f"{path} was trained on patches of {size} voxels; expected an autoencoder of whole "
+            "brains, whose latent vector describes one. Train it with --patch whole."
         )
         raise UsageError(msg)
     training = TrainingCases.of_run(path, people, cases)
@@ -155,11 +158,11 @@ def _encoder(path: Path, device: Device, people: People, cases: Sequence[Case]) 
 def _segmenter(
     paths: Sequence[Path], device: Device, people: People, cases: Sequence[Case]
 ) -> Segmenter:
-    # refuses what does not go together
+    # refuses models that do not fit each other
     load_model(paths, device)
     return Segmenter(
         paths=tuple(paths),
         models=tuple(load_model([path], device) for path in paths),
         trainings=tuple(TrainingCases.of_run(path, people, cases) for path in paths),
-        settings=InferenceConfig(),
+        settings=PredictionSettings(),
     )

@@ -1,8 +1,9 @@
-"""How long the patients of a table of features lived, as the tables of the releases have it.
+"""Read the survival of the patients of a table of features from the tables of the releases.
 
-A censored patient was alive when last heard of: the days are a lower bound, never an outcome. Such
-a case is left out of every fit and of every figure but one, which counts how many were predicted to
-die before a day on which they lived.
+A censored patient was alive when last heard of: the days are a lower bound of the survival. Models
+of days are not trained on such cases and their figures do not include them, except for the number
+of cases that were predicted to die before a day on which they lived. The Cox model is trained on
+them, and the concordance index includes them.
 """
 
 from collections.abc import Sequence
@@ -26,29 +27,30 @@ GTR, STR = "GTR", "STR"
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Outcomes:
-    """What is known of the patient of each row of a table of features."""
+    """Survival, age and resection of the patient of each row of a table of features."""
 
     days: npt.NDArray[np.float64]
-    """(n,) from the scan to death or to the last news; NaN where nothing is known."""
+    """(n,) days from the scan to death or to the last news; NaN where unknown."""
     censored: npt.NDArray[np.bool_]
-    """(n,) whether the patient was alive after them."""
+    """(n,) whether the patient was alive after these days."""
     ages: npt.NDArray[np.float64]
     """(n,) years, NaN where unknown."""
     resections: tuple[str, ...]
+    """`GTR`, `STR`, or empty where unknown."""
 
     @property
     def known(self) -> npt.NDArray[np.bool_]:
-        """The cases of which anything is known."""
+        """(n,) the cases whose survival is known, at least as a lower bound."""
         return np.isfinite(self.days)
 
     @property
     def died(self) -> npt.NDArray[np.bool_]:
-        """The cases whose survival is known: what is learnt from."""
+        """(n,) the cases that ended with death."""
         return self.known & ~self.censored
 
     @property
     def lived(self) -> npt.NDArray[np.bool_]:
-        """The censored cases."""
+        """(n,) the censored cases."""
         return self.known & self.censored
 
 
@@ -56,13 +58,13 @@ def read_outcomes(table: FeatureTable, path: Path, mappings: Sequence[Path] = ()
     """Find the outcome of every case of a table of features.
 
     Args:
-        table: Its ages and resections count where it has them.
-        path: A table of survival of any release.
-        mappings: Tables that say which ids of other years are one patient. Those called
+        table: Table of features; its ages and resections take precedence.
+        path: Table of survival of any release.
+        mappings: Tables that join the ids of one patient in several years. Those called
             `name_mapping*.csv` beside the table of survival are read as well.
 
     Raises:
-        UsageError: The table lacks columns, knows none of the cases, or no death.
+        UsageError: The table lacks columns, or has none of the cases, or no death.
     """
     check_columns(path, with_survival=True)
     known = read_clinical_files(dict.fromkeys([path, *mappings, *mapping_files(path.parent)]))
@@ -94,7 +96,7 @@ def read_outcomes(table: FeatureTable, path: Path, mappings: Sequence[Path] = ()
 
 
 def read_ids(path: Path) -> tuple[str, ...]:
-    """Return the ids that a table of patients has, in lower case.
+    """Return the ids in a table of patients, in lower case.
 
     Raises:
         UsageError: It cannot be read, or has no ids.

@@ -92,9 +92,8 @@ def study_survival(  # noqa: PLR0913 - each is a choice of its own
         EnvironmentalError: The folder cannot be written to.
 
     Example:
-        >>> found = study_survival(Path("features.csv"), Path("survival_info.csv"), Path("out"))
-        ... # doctest: +SKIP
-        >>> found.summary.verdict.heading  # doctest: +SKIP
+        >>> paths = Path("features.csv"), Path("survival_info.csv"), Path("survival")
+        >>> study_survival(*paths).summary.verdict.heading  # doctest: +SKIP
         'more than chance, better than age alone'
     """
     wanted = None if submit is None else read_ids(submit)

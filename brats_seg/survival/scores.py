@@ -114,6 +114,11 @@ def concordance(days: Days, died: npt.NDArray[np.bool_], predicted: Days) -> flo
         days: (n,) until death or the last news.
         died: (n,) whether they ended with death.
         predicted: (n,) any number that is larger for a longer survival.
+
+    Example:
+        >>> days, died = np.array([100.0, 200, 300]), np.array([True, False, True])
+        >>> concordance(days, died, predicted=np.array([150.0, 350, 250]))
+        1.0
     """
     from lifelines.utils import concordance_index
 

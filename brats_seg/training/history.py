@@ -1,23 +1,19 @@
-"""What every epoch measured: rows of `history.csv` and the picture `history.png`."""
+"""Write the history of a run: `history.csv`, a row for each epoch, and its picture `history.png`."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from brats_seg.errors import UsageError
 from brats_seg.files import whole_file
-from brats_seg.report.history import _PHASES, Curve, Row, _curves_of, history_figure
-
-if TYPE_CHECKING:
-    pass
+from brats_seg.report.history import PHASES, Curve, Row, curves_of, history_figure
 
 HISTORY_NAME = "history.csv"
 
 
 def phase_columns(phase: str, scores: Row) -> dict[str, float]:
-    """Return the columns of `history.csv` for `train` or `val`."""
+    """Return the columns of `history.csv` for a phase, `train` or `val`."""
     return {f"{phase}_{name}": value for name, value in scores.items()}
 
 
@@ -37,13 +33,13 @@ def read_history(run_path: Path) -> pd.DataFrame:
     """Read `history.csv` of a run.
 
     Raises:
-        UsageError: It is missing, or no history.
+        UsageError: The file is missing, or holds no history.
     """
     path = run_path / HISTORY_NAME
     try:
         table = pd.read_csv(path)
     except FileNotFoundError:
-        msg = f"{path} does not exist; expected the folder of a run that ended an epoch"
+        msg = f"{path} does not exist; expected the folder of a run with a finished epoch"
         raise UsageError(msg) from None
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
         msg = f"{path} is not a table ({error}); the next epoch of the run writes it anew"
@@ -54,30 +50,30 @@ def read_history(run_path: Path) -> pd.DataFrame:
     return table
 
 
-def _columns(row: Row) -> tuple[str, ...]:
-    # the curves first, then what they pooled, part by part
-    first = [f"{phase}_{curve.name}" for curve in _curves_of(row) for phase in _PHASES]
-    names = [key.removeprefix("train_") for key in row if key.startswith("train_")]
-    columns = [f"{phase}_{name}" for phase in _PHASES for name in names]
-    rest = [column for column in columns if column not in first]
-    return ("epoch", "step", *first, *rest, "lr", "seconds", "peak_memory_mb")
-
-
 def row_line(row: Row, n_epochs: int) -> str:
-    """Return the line on screen for an epoch."""
+    """Return the line that is logged for an epoch."""
     parts = [f"epoch {row['epoch']}/{n_epochs}"]
-    for phase, name in _PHASES.items():
+    for phase, name in PHASES.items():
         if f"{phase}_loss" in row:
-            words = (_words(row, phase, curve) for curve in _curves_of(row))
+            words = (_words(row, phase, curve) for curve in curves_of(row))
             parts.append(f"{name} {' '.join(words)}")
     parts.append(f"lr {row['lr']:.2g}, {row['seconds']:.0f} s, {row['peak_memory_mb']:.0f} MB")
     return " | ".join(parts)
 
 
+def _columns(row: Row) -> tuple[str, ...]:
+    # the curves first, then their parts
+    first = [f"{phase}_{curve.name}" for curve in curves_of(row) for phase in PHASES]
+    names = [key.removeprefix("train_") for key in row if key.startswith("train_")]
+    columns = [f"{phase}_{name}" for phase in PHASES for name in names]
+    rest = [column for column in columns if column not in first]
+    return ("epoch", "step", *first, *rest, "lr", "seconds", "peak_memory_mb")
+
+
 def _words(row: Row, phase: str, curve: Curve) -> str:
     column = f"{phase}_{curve.name}"
     words = f"{curve.title} {row[column]:.{curve.digits}f}"
-    if not curve.tells_parts:
+    if not curve.shows_parts:
         return words
     parts = (f"{part.upper()} {row[f'{column}_{part}']:.{curve.digits}f}" for part in curve.parts)
     return f"{words} ({' '.join(parts)})"

@@ -144,7 +144,7 @@ class LogitsLoss(nn.Module):
 
     Example:
         >>> loss = LogitsLoss(nn.BCEWithLogitsLoss())
-        >>> float(loss(torch.zeros(1, 3, 2, 2, 2), torch.ones(1, 3, 2, 2, 2)).round(decimals=3))
+        >>> round(float(loss(torch.zeros(1, 3, 2, 2, 2), torch.ones(1, 3, 2, 2, 2))), 3)
         0.693
     """
 

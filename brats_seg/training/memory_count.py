@@ -1,8 +1,12 @@
-"""What a step holds in memory at its peak, counted without taking it.
+"""Count the peak memory of a step without taking it.
 
 The step runs on fake tensors, which have shape, type and device, and no memory. The real modules
-run, so that norms in place, checkpointing and autocast ask for what they would ask for. What
-allocators and kernels take beside the tensors cannot be seen that way; see `Allowance`.
+run, so norms in place, activation checkpointing and autocast allocate as they would. The memory
+that allocators and kernels take beside the tensors is not visible that way; see `Allowance`.
+
+`FakeTensorMode` is imported from a private module of torch because there is no public one.
+`torch.distributed._tools.mem_tracker` is private as well, needs the same fake tensors, and would
+have to be told of every tensor that was made before it (torch 2.13), so `_LiveBytes` stays.
 """
 
 import weakref
@@ -34,32 +38,32 @@ from brats_seg.training.tasks import task_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Allowance:
-    """What is taken beside the tensors that a step asks for."""
+    """Memory that is taken beside the tensors of a step."""
 
     share: float
-    """Of them: what allocators keep in pieces, and kernels take inside themselves."""
+    """Share of the tensors that allocators and kernels take in addition."""
     fixed_mb: float
-    """Code that is loaded or compiled when it is first used."""
+    """Memory of code that is loaded or compiled when it is first used."""
 
 
 _ALLOWANCES = {
     # peaks of processes under glibc, patches of 48^3 to 96^3 of the default U-Net
     "cpu": Allowance(share=0.30, fixed_mb=160),
-    # cuDNN's workspaces; the context is no tensor, and is left out of a GPU's peak as well
+    # workspaces of cuDNN; the context is not part of the peak that torch reports for a GPU
     "cuda": Allowance(share=0.10, fixed_mb=0),
 }
 
 
 def predicted_bytes(counted: int, device: torch.device) -> int:
-    """Return the peak to expect of tensors of that many bytes."""
+    """Return the expected peak of a run whose tensors take that many bytes."""
     allowance = _ALLOWANCES.get(device.type, _ALLOWANCES["cpu"])
     return int(counted * (1 + allowance.share) + allowance.fixed_mb * MEGABYTE)
 
 
 class Footprint:
-    """A network, and all that training keeps beside it, on fake tensors.
+    """A network, and everything that training keeps beside it, on fake tensors.
 
-    The network given stays as it is, and so does torch's random state.
+    The given network is not changed, nor is the random state of torch.
     """
 
     def __init__(
@@ -73,7 +77,7 @@ class Footprint:
         self._live = _LiveBytes(device.type)
         with self._counting():
             fakes = _fakes_of(network, device)
-        # what is in the memo counts as copied: this takes no memory
+        # tensors in the memo count as copied already, so this takes no memory
         self._network = deepcopy(network, fakes).train()
         with self._counting():
             optimizer = build_optimizer(self._network, config.optimizer)
@@ -86,9 +90,12 @@ class Footprint:
         self._peak_of_update = self._live.peak
 
     def counted_bytes(self, patch: Size, mode: MemoryMode, device: Device) -> int:
-        """Return the most that tensors take at a time, in a window of patches of that size.
+        """Return the peak memory of all tensors, for batches of patches of that size.
 
-        Raises `ConfigError` for a network that looks at values on its way.
+        On the CPU the batch that the host holds counts too.
+
+        Raises:
+            ConfigError: The network or the loss uses the values of tensors.
         """
         set_activation_checkpointing(self._network, mode.checkpointing)
         try:
@@ -97,7 +104,7 @@ class Footprint:
                 self._run(patch, mode, device)
         except RuntimeError as error:
             msg = (
-                "what the network takes cannot be counted, because it, or the loss, needs values "
+                "the memory of the network cannot be counted, because it, or the loss, needs values "
                 f"and not only sizes: {error}. Train it without a plan."
             )
             raise ConfigError(msg) from error
@@ -122,7 +129,7 @@ class Footprint:
         with ExitStack() as stack:
             stack.enter_context(self._mode)
             stack.enter_context(self._live)
-            # the modes are of this thread
+            # dispatch modes apply to this thread only
             stack.enter_context(torch.autograd.set_multithreading_enabled(False))
             yield
 
@@ -138,7 +145,7 @@ def _step(
 
 
 def _fakes_of(network: nn.Module, device: torch.device) -> dict[int, Any]:
-    """Return a fake for every tensor of a network, by the id of that."""
+    """Return a fake tensor for every tensor of a network, by its id."""
     fakes: dict[int, Any] = {}
     for parameter in network.parameters():
         fake = torch.empty_like(parameter, device=device)
@@ -155,7 +162,7 @@ def _fake_sample(patch: Size, n_targets: int) -> Sample:
 
 
 class _LiveBytes(TorchDispatchMode):
-    """Adds up the memory of the tensors of a device while they live, each memory once."""
+    """Adds up the memory of the tensors of a device while they live, each storage once."""
 
     def __init__(self, device_type: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -164,7 +171,7 @@ class _LiveBytes(TorchDispatchMode):
         self.now = self.peak = 0
 
     def start(self) -> None:
-        """Look for the peak anew."""
+        """Reset the peak."""
         self.peak = self.now
 
     def __torch_dispatch__(

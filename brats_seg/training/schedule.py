@@ -1,4 +1,4 @@
-"""The learning rate over a run."""
+"""Set the learning rate over a run."""
 
 import math
 from collections.abc import Callable
@@ -11,19 +11,19 @@ from brats_seg.config import ScheduleConfig
 
 
 class Schedule(Protocol):
-    """What the trainer asks of a schedule."""
+    """The interface between the trainer and a schedule."""
 
     def after_step(self) -> None:
-        """Note an optimizer step that moved the weights."""
+        """Count an optimizer step that updated the weights."""
 
     def after_validation(self, value: float) -> None:
-        """Note the watched value of a validation."""
+        """Take the watched value of a validation."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what `load_state_dict` goes on from."""
+        """Return the state in plain values."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
+        """Restore a state."""
 
 
 class PlateauSchedule:
@@ -39,18 +39,18 @@ class PlateauSchedule:
         )
 
     def after_step(self) -> None:
-        """Nothing: steps do not count."""
+        """Do nothing: this schedule does not depend on steps."""
 
     def after_validation(self, value: float) -> None:
         """Lower the learning rate after more than `patience` validations without improvement."""
         self._plateau.step(value)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return best value, patience used up and the rates so far."""
+        """Return the best value, the validations without improvement and the learning rates."""
         return self._plateau.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
+        """Restore a state."""
         self._plateau.load_state_dict(state)
 
 
@@ -70,18 +70,18 @@ class StepSchedule:
         self._by_step = LambdaLR(optimizer, factor)
 
     def after_step(self) -> None:
-        """Move one step along the curve."""
+        """Set the learning rate of the next step."""
         self._by_step.step()
 
     def after_validation(self, value: float) -> None:
-        """Nothing: values do not count."""
+        """Do nothing: this schedule does not depend on values."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of steps and the rates so far."""
+        """Return the number of steps and the learning rates."""
         return self._by_step.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
+        """Restore a state."""
         self._by_step.load_state_dict(state)
 
 
@@ -94,7 +94,7 @@ _CURVES: dict[str, Callable[[float], float]] = {
 
 
 def build_schedule(optimizer: Optimizer, config: ScheduleConfig, n_steps: int) -> Schedule:
-    """Return the schedule of that name for a run of `n_steps` optimizer steps."""
+    """Return the schedule of the settings for a run of `n_steps` optimizer steps."""
     if config.name == "plateau":
         return PlateauSchedule(optimizer, config)
     return StepSchedule(optimizer, config, n_steps)

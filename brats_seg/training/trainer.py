@@ -115,17 +115,6 @@ def train_fold(  # noqa: PLR0913 - everything that a person says of a run
     return outcome
 
 
-def _log_outcome(outcome: Outcome, watched: str, run: Run) -> None:
-    if outcome.best is not None:
-        log.info("best %s %.4f, weights in %s", watched, outcome.best, run.best_path)
-    if outcome.finished:
-        n_epochs = len(outcome.history)
-        log.info("finished after %d epochs: %s. Research use only.", n_epochs, run.path)
-    else:
-        what = "stopped: %s. The same command continues from %s."
-        log.info(what, outcome.reason, run.last_path)
-
-
 class StopRequest:
     """Tells a run when to stop early: after a signal, or at the end of the time it was given.
 
@@ -378,3 +367,14 @@ class Trainer:
             history=tuple(self.state.history),
             best=self.state.best,
         )
+
+
+def _log_outcome(outcome: Outcome, watched: str, run: Run) -> None:
+    if outcome.best is not None:
+        log.info("best %s %.4f, weights in %s", watched, outcome.best, run.best_path)
+    if outcome.finished:
+        n_epochs = len(outcome.history)
+        log.info("finished after %d epochs: %s. Research use only.", n_epochs, run.path)
+    else:
+        what = "stopped: %s. The same command continues from %s."
+        log.info(what, outcome.reason, run.last_path)

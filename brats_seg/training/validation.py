@@ -1,4 +1,4 @@
-"""How well a network does on held-out cases while it trains."""
+"""Score a network on held-out cases during training."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from brats_seg.training.losses import whole_loss
 from brats_seg.training.tasks import RunningSums, Task, task_of
 
 Predict: TypeAlias = Callable[[nn.Module, Tensor], Tensor]
-"""Turns an image `(4, X, Y, Z)` into what the network makes of it, such as logits `(3, X, Y, Z)`."""
+"""Turns an image `(4, X, Y, Z)` into the output of a network, such as logits `(3, X, Y, Z)`."""
 
 
 def validate(
@@ -29,7 +29,7 @@ def validate(
     device: Device,
     predict: Predict,
 ) -> RunningSums:
-    """Add up the losses of samples and what is measured of them, one by one."""
+    """Return the sums of the losses and measurements of samples."""
     sums = RunningSums()
     network.eval()
     with torch.inference_mode():
@@ -45,7 +45,7 @@ def validate(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValidationPlan:
-    """What an epoch is validated on."""
+    """The samples that an epoch is validated on."""
 
     samples: Iterator[Sample]
     n_samples: int
@@ -55,7 +55,7 @@ class ValidationPlan:
 def plan_validation(
     data: FoldData, config: Config, case_ids: Sequence[str], epoch: int, device: Device
 ) -> ValidationPlan | None:
-    """Return whole cases every few epochs and in the last, patches or None in the others."""
+    """Return whole cases every `validation.every` epochs and in the last, patches or None in others."""
     validation = config.validation
     if (epoch + 1) % validation.every == 0 or epoch + 1 == config.training.n_epochs:
         target_of = task_of(config).target_of
@@ -79,7 +79,7 @@ def plan_validation(
 
 
 def patch_predictor(device: Device) -> Predict:
-    """Return a function that gives the logits of a patch."""
+    """Return a function that computes the logits of a patch."""
 
     def predict(network: nn.Module, image: Tensor) -> Tensor:
         with device.autocast():
@@ -89,9 +89,9 @@ def patch_predictor(device: Device) -> Predict:
 
 
 def case_predictor(config: Config, device: Device, patch: tuple[int, int, int]) -> Predict:
-    """Return a function that gives the logits of a whole case: window by window, as it learnt.
+    """Return a function that computes the logits of a whole case, in windows of the patch size.
 
-    A network that learnt on whole brain crops sees the crop in one window.
+    A network that was trained on whole brain crops gets the crop in one window.
     """
     multiple = size_multiple(config.model, patch)
 
@@ -100,11 +100,11 @@ def case_predictor(config: Config, device: Device, patch: tuple[int, int, int]) 
             with device.autocast():
                 return network(window)
 
-        whole = tuple(-(-n // m) * m for n, m in zip(image.shape[1:], multiple, strict=True))
+        x, y, z = (-(-n // m) * m for n, m in zip(image.shape[1:], multiple, strict=True))
         return predict_logits(
             of_window,
             image.to(device.torch_device).float(),
-            window=(whole[0], whole[1], whole[2]) if config.patch.size == "whole" else patch,
+            window=(x, y, z) if config.patch.size == "whole" else patch,
             overlap=config.validation.overlap,
         )
 

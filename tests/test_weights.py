@@ -11,13 +11,16 @@ from torch.optim.swa_utils import AveragedModel
 from brats_seg.config import Config, TaskName, load_config
 from brats_seg.errors import ConfigError, ResumeError, UsageError
 from brats_seg.runtime.weights import (
+    NOT_FITTED,
+    Decoding,
+    FittedPrediction,
     ModelIdentity,
     TrainedModel,
     load_trained,
     require_task,
-    store_identity,
+    store_fitted,
 )
-from brats_seg.training.checkpoints import Checkpoint, save_checkpoint
+from brats_seg.training.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from brats_seg.training.state import Position
 
 CHECKPOINT = Checkpoint(
@@ -53,20 +56,56 @@ def test_averaged_weights_are_taken_where_the_run_kept_them(tmp_path: Path) -> N
     assert bool((trained.weights["weight"] == 7).all())
 
 
-def test_another_identity_is_stored_and_nothing_else_changes(tmp_path: Path) -> None:
+def test_fitted_settings_are_stored_and_nothing_else_changes(tmp_path: Path) -> None:
     path = tmp_path / "best.pt"
     save_checkpoint(CHECKPOINT, path)
     before = torch.load(path, weights_only=True)
 
-    tuned = replace(CHECKPOINT.identity, thresholds=(0.4, 0.5, 0.6), window="whole")
-    store_identity(path, tuned)
+    fitted = FittedPrediction(window="whole", decoding=Decoding(thresholds=(0.4, 0.5, 0.6)))
+    store_fitted(path, fitted)
 
     after = torch.load(path, weights_only=True)
-    assert load_trained(path).identity == tuned
+    assert load_trained(path).fitted == fitted
     assert torch.equal(after.pop("model")["weight"], before.pop("model")["weight"])
-    del before["identity"], after["identity"]
+    del after["prediction"]
     assert before == after
     assert [entry.name for entry in tmp_path.iterdir()] == ["best.pt"]
+    assert load_checkpoint(path, torch.device("cpu")).identity == CHECKPOINT.identity
+
+
+@pytest.mark.parametrize(
+    ("stored", "fitted"),
+    [
+        ({}, NOT_FITTED),
+        (
+            {"window": (16, 8, 8), "thresholds": (0.4, 0.5, 0.6), "smallest_et_mm3": 25.0},
+            FittedPrediction(
+                window=(16, 8, 8),
+                decoding=Decoding(thresholds=(0.4, 0.5, 0.6), smallest_et_mm3=25.0),
+            ),
+        ),
+    ],
+)
+def test_a_checkpoint_of_before_keeps_fitted_settings_in_its_identity(
+    tmp_path: Path, stored: dict, fitted: FittedPrediction
+) -> None:
+    path = tmp_path / "best.pt"
+    save_checkpoint(CHECKPOINT, path)
+    content = torch.load(path, weights_only=True)
+    defaults = {
+        "thresholds": (0.5, 0.5, 0.5),
+        "smallest_mm3": (0.0, 0.0, 0.0),
+        "smallest_et_mm3": 0.0,
+        "window": None,
+    }
+    content["identity"] |= {**defaults, **stored}
+    torch.save(content, path)
+
+    trained = load_trained(path)
+
+    assert trained.identity == CHECKPOINT.identity
+    assert trained.fitted == fitted
+    assert load_checkpoint(path, torch.device("cpu")).identity == CHECKPOINT.identity
 
 
 @pytest.mark.parametrize("place", [0.2, 0.5, 0.7, 0.9])

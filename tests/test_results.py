@@ -7,10 +7,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from brats_seg.survival import results
 from brats_seg.survival.cross_validation import Predictions, Study
-from brats_seg.survival.results import Summary, write_predictions, write_submission, write_summary
+from brats_seg.survival.radiomics import Feature
+from brats_seg.survival.results import (
+    Summary,
+    study_survival,
+    write_predictions,
+    write_submission,
+    write_summary,
+)
+from brats_seg.survival.table import FeatureRow, write_features
 from brats_seg.survival.verdict import figures_of, judge, remarks_on
-from tests.survival_builders import make_feature_table, make_outcomes, make_plan
+from tests.survival_builders import RIDGE, make_feature_table, make_outcomes, make_plan
 
 
 @pytest.fixture
@@ -104,3 +113,37 @@ def test_with_a_cox_model_the_other_figures_are_the_same(study, predictions):
     )
 
     assert [family.estimates for family in one] == [family.estimates[:-1] for family in other[:-1]]
+
+
+def test_a_study_is_one_function_that_prints_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(results, "FAMILIES", (RIDGE,))
+    rng = np.random.default_rng(0)
+    names = [f"case{number}" for number in range(12)]
+    rows = [
+        FeatureRow(
+            case_id=name,
+            patient_id=name,
+            labels_from="reference",
+            labels_leakage=None,
+            latent_leakage=(),
+            resection="",
+            features=(Feature(name="wt_ml", value=rng.normal()),),
+        )
+        for name in names
+    ]
+    write_features(rows, tmp_path / "features.csv")
+    lines = [f"{name},60,{number * 50 + 100},GTR" for number, name in enumerate(names)]
+    header = "case_id,Age,Survival_days,Extent_of_Resection"
+    (tmp_path / "table.csv").write_text("\n".join([header, *lines]) + "\n")
+
+    found = study_survival(
+        tmp_path / "features.csv", tmp_path / "table.csv", tmp_path / "out", n_folds=3, n_repeats=1
+    )
+
+    assert found.study.table.case_ids == tuple(names)
+    assert found.predictions.held_out.all()
+    assert found.missing == ()
+    assert [one.name for one in found.summary.figures] == ["selected", "age", "ridge", "cox"]
+    files = {path.name for path in (tmp_path / "out").iterdir()}
+    assert files == {"predictions.csv", "summary.json", "submission.csv", "survival.png"}
+    assert capsys.readouterr().out == ""

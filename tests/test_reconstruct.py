@@ -56,7 +56,7 @@ def reconstructor_of(network: nn.Module, path: Path, size: object = "whole") -> 
     (member,) = build_single(load_trained(run / "best.pt"), CPU).members
     known = type(member)(
         network=network,
-        config=member.config,
+        name=member.name,
         patch=member.patch,
         window=member.window,
         channels=member.channels,
@@ -82,7 +82,7 @@ def test_the_error_is_computed_by_hand() -> None:
 def test_whole_crops_and_windows_give_what_the_network_gives(
     tmp_path: Path, scan: Scan, size: object
 ) -> None:
-    made = reconstructor_of(Darker(), tmp_path, size).reconstruct(scan)
+    made = reconstructor_of(Darker(), tmp_path, size).reconstruct_scan(scan)
 
     assert made.reconstruction.shape == scan.image.shape
     assert made.rmse == pytest.approx((0, 0.5, 0, 0), abs=1e-5)
@@ -96,7 +96,7 @@ def test_a_network_that_gives_no_numbers_is_an_error_of_the_case(
             return image / 0
 
     with pytest.raises(CaseError, match=r"voxels that are no numbers.*--precision fp32"):
-        reconstructor_of(Broken(), tmp_path).reconstruct(scan)
+        reconstructor_of(Broken(), tmp_path).reconstruct_scan(scan)
 
 
 def test_modalities_in_another_order_come_back_in_ours(tmp_path: Path, scan: Scan) -> None:
@@ -111,7 +111,7 @@ def test_modalities_in_another_order_come_back_in_ours(tmp_path: Path, scan: Sca
     with torch.inference_mode():
         decoded = network(torch.from_numpy(scan.image)[[3, 0, 2, 1]][None])[0]
 
-    made = found.reconstruct(scan).reconstruction
+    made = found.reconstruct_scan(scan).reconstruction
     assert np.allclose(made[3], decoded[0], atol=1e-5)
     assert np.allclose(made[1], decoded[3], atol=1e-5)
 

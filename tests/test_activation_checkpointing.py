@@ -81,19 +81,19 @@ def saved_bytes(network: nn.Module) -> int:
 
 @pytest.mark.parametrize("mode", LOWER)
 @pytest.mark.parametrize("name", PATCHES)
-def test_no_rung_changes_a_bit_of_the_gradient(name: str, mode: ActivationCheckpointing) -> None:
+def test_no_mode_changes_a_bit_of_the_gradient(name: str, mode: ActivationCheckpointing) -> None:
     """Nor of the loss, nor of what random layers draw afterwards."""
     network = make_network(name)
     before = gradients(network)
 
-    network.checkpointing = mode  # also the last one, which no ladder takes on a CPU
+    network.checkpointing = mode  # also the last one, which no fallback takes on a CPU
 
     assert all(map(torch.equal, before, gradients(network)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", LOWER)
-def test_no_rung_changes_swin_unetr(mode: ActivationCheckpointing) -> None:
+def test_no_mode_changes_swin_unetr(mode: ActivationCheckpointing) -> None:
     torch.manual_seed(0)
     network = build_model(ModelConfig(name="swin-unetr"), (64, 64, 64))
     image = torch.randn(1, 4, 64, 32, 32)
@@ -146,7 +146,7 @@ def test_two_passes_of_accumulation_replay_too(mode: ActivationCheckpointing) ->
 
 
 @pytest.mark.parametrize("name", PATCHES)
-def test_each_rung_keeps_less_than_the_one_before(name: str) -> None:
+def test_each_mode_keeps_less_than_the_one_before(name: str) -> None:
     network = make_network(name)
     kept = []
     for mode in ActivationCheckpointing:
@@ -188,7 +188,7 @@ def test_the_cpu_has_no_host_to_move_to() -> None:
     ("mode", "expected"),
     [(mode, mode is ActivationCheckpointing.NONE) for mode in ActivationCheckpointing],
 )
-def test_a_network_without_levels_has_no_lower_rung(
+def test_a_network_without_levels_has_no_lower_mode(
     mode: ActivationCheckpointing, expected: bool
 ) -> None:
     assert set_activation_checkpointing(nn.Conv3d(4, 3, 1), mode) is expected
@@ -219,9 +219,7 @@ def test_a_network_from_elsewhere_can_have_part_in_it() -> None:
 
 @pytest.mark.parametrize("name", PATCHES)
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda n: pickle.loads(pickle.dumps(n))])
-def test_a_copy_stands_on_its_own_rung(
-    name: str, duplicate: Callable[[nn.Module], nn.Module]
-) -> None:
+def test_a_copy_has_its_own_mode(name: str, duplicate: Callable[[nn.Module], nn.Module]) -> None:
     """An averaged model is a copy, made before the first mode is taken."""
     network = make_network(name)
     copied = duplicate(network)
@@ -238,7 +236,7 @@ def test_a_copy_stands_on_its_own_rung(
 
 
 @pytest.mark.parametrize("mode", LOWER)
-def test_evaluation_does_not_know_of_rungs(mode: ActivationCheckpointing) -> None:
+def test_evaluation_ignores_the_modes(mode: ActivationCheckpointing) -> None:
     network = make_network().eval()
     image = make_batch().image
     with torch.inference_mode():
@@ -250,7 +248,7 @@ def test_evaluation_does_not_know_of_rungs(mode: ActivationCheckpointing) -> Non
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("mode", LOWER)
-def test_a_gpu_has_every_rung(mode: ActivationCheckpointing) -> None:
+def test_a_gpu_has_every_mode(mode: ActivationCheckpointing) -> None:
     network = make_network().cuda()
     image = make_batch().image.cuda()
     found = []

@@ -169,3 +169,23 @@ def test_distances_of_surface_voxels_equal_those_of_monai(seed: int) -> None:
     tensors = (torch.from_numpy(mask)[None, None].float() for mask in (one, other))
     expected = compute_hausdorff_distance(*tensors, percentile=95).item()
     assert max(np.percentile(side, 95) for side in sides) == pytest.approx(expected)
+
+
+@pytest.mark.filterwarnings("ignore:.*always_return_as_numpy:FutureWarning")
+@pytest.mark.parametrize("spacing_mm", SPACINGS)
+@pytest.mark.parametrize("seed", range(3))
+def test_the_pooled_surface_dice_equals_that_of_monai(seed: int, spacing_mm: Spacing) -> None:
+    """MONAI pools the surface voxels of both sides; ours is the mean of the sides' shares."""
+    import torch
+    from monai.metrics import compute_surface_dice
+
+    one, other = boxes(seed, 0), boxes(seed, 1)
+    sides = voxel_surface_distances(one, other, spacing_mm)
+    pooled = np.concatenate(sides) <= 1.5
+
+    tensors = (torch.from_numpy(mask)[None, None].float() for mask in (one, other))
+    expected = compute_surface_dice(
+        *tensors, [1.5], include_background=True, spacing=spacing_mm
+    ).item()
+
+    assert pooled.mean() == pytest.approx(expected)

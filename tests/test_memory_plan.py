@@ -1,4 +1,4 @@
-"""What fits in memory: the rows, the patch that is suggested, and the rung of a run."""
+"""What fits in memory: the rows, the patch that is suggested, and the mode of a run."""
 
 import json
 import sys
@@ -146,7 +146,7 @@ def test_what_is_larger_than_the_machine_is_not_tried() -> None:
 
 
 def needs_of(state: RunState, config: Config) -> dict[MemoryMode, int]:
-    """The memory that every rung of a run is predicted to take."""
+    """The memory that every mode of a run is predicted to take."""
     accumulator = state.accumulator
     footprint = Footprint(state.network, accumulator.criterion, config, CPU)
     half = replace(accumulator.device, autocast_dtype=native_dtype(CPU))
@@ -159,7 +159,7 @@ def needs_of(state: RunState, config: Config) -> dict[MemoryMode, int]:
 
 
 @pytest.mark.parametrize("half", ["true", "false"])
-def test_a_run_starts_on_the_first_rung_that_fits(half: str) -> None:
+def test_a_run_starts_in_the_first_mode_that_fits(half: str) -> None:
     config = settings("training.micro_batch=2", f"training.half_if_needed={half}")
     state = state_of(config)
     needs = needs_of(state, config)
@@ -185,7 +185,7 @@ def test_a_run_that_plans_starts_where_the_free_memory_says(
     assert state.fallback.place == place
 
 
-def test_where_nothing_fits_a_run_still_tries_its_last_rung(
+def test_where_nothing_fits_a_run_still_tries_its_last_mode(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = settings()

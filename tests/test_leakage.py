@@ -1,4 +1,4 @@
-"""Whom a run has learnt on."""
+"""Leakage: whether a network was trained on a patient."""
 
 import logging
 from pathlib import Path
@@ -9,7 +9,24 @@ from brats_seg.cases.case import Case
 from brats_seg.cases.clinical import ClinicalTable, read_clinical_files
 from brats_seg.cases.folds import SPLIT_NAME, Split, write_split
 from brats_seg.cases.layouts import parse_case_id
-from brats_seg.survival.leakage import Leakage, People, TrainingCases
+from brats_seg.survival.leakage import Leakage, People, TrainingCases, least_leakage
+
+NO, UNKNOWN, YES = Leakage.NO, Leakage.UNKNOWN, Leakage.YES
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ([NO], ((0,), NO)),
+        ([YES, NO, YES, NO], ((1, 3), NO)),
+        ([YES, UNKNOWN, YES], ((1,), UNKNOWN)),
+        ([YES, YES], ((0, 1), YES)),
+        ([UNKNOWN, NO], ((1,), NO)),
+    ],
+)
+def test_those_that_know_it_least_are_taken(answers, expected):
+    assert least_leakage(answers) == expected
+
 
 NOBODY = People(clinical=ClinicalTable(rows={}))
 
@@ -18,20 +35,20 @@ def make_case(case_id: str, patient_id: str) -> Case:
     return Case(case_id=case_id, patient_id=patient_id, release="brats2023-gli")
 
 
-def learnt(tmp_path: Path, *train: str, people: People = NOBODY, cases=()) -> TrainingCases:
+def trained_on(tmp_path: Path, *train: str, people: People = NOBODY, cases=()) -> TrainingCases:
     write_split(Split(train=train, validation=("held",)), tmp_path / SPLIT_NAME)
     return TrainingCases.of_run(tmp_path, people, cases)
 
 
 def test_a_case_of_the_training_has_been_seen(tmp_path):
-    training = learnt(tmp_path, "A", "B")
+    training = trained_on(tmp_path, "A", "B")
 
     assert training.leakage(NOBODY.keys("A", "A")) == Leakage.YES
     assert training.leakage(NOBODY.keys("held", "held")) == Leakage.NO
 
 
 def test_another_time_point_of_a_patient_has_been_seen(tmp_path):
-    training = learnt(tmp_path, "BraTS-GLI-00005-000")
+    training = trained_on(tmp_path, "BraTS-GLI-00005-000")
 
     for case_id, seen in (
         ("BraTS-GLI-00005-001", Leakage.YES),
@@ -44,7 +61,7 @@ def test_the_patient_that_the_index_knows_counts(tmp_path):
     """The index joins cases of one person whose ids have nothing in common."""
     cases = [make_case("A", "person"), make_case("B", "person")]
 
-    training = learnt(tmp_path, "A", cases=cases)
+    training = trained_on(tmp_path, "A", cases=cases)
 
     assert training.leakage(NOBODY.keys("B", "person")) == Leakage.YES
 
@@ -56,7 +73,7 @@ def test_the_same_person_under_the_id_of_another_year_has_been_seen(tmp_path):
     )
     people = People(clinical=read_clinical_files([mapping]))
 
-    training = learnt(tmp_path, "Brats18_X_1", people=people)
+    training = trained_on(tmp_path, "Brats18_X_1", people=people)
 
     assert training.leakage(people.keys("BraTS20_Training_001", "another")) == Leakage.YES
     assert training.leakage(NOBODY.keys("BraTS20_Training_001", "another")) == Leakage.NO
@@ -72,7 +89,7 @@ def test_a_run_without_a_split_does_not_say(tmp_path, caplog):
 
 @pytest.mark.parametrize("name", ["best.pt", "last.pt"])
 def test_a_checkpoint_is_of_the_run_that_it_lies_in(tmp_path, name):
-    learnt(tmp_path, "A")
+    trained_on(tmp_path, "A")
     (tmp_path / name).touch()
 
     training = TrainingCases.of_run(tmp_path / name, NOBODY, ())

@@ -1,12 +1,15 @@
-"""The look: what colours must be told apart by."""
+"""The style of figures, and how they are written."""
 
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
 
-from brats_seg.report.style import REGION_COLOURS, RESEARCH_USE, light_figure
+from brats_seg.errors import EnvironmentalError, UsageError
+from brats_seg.report.style import REGION_COLOURS, RESEARCH_USE, light_figure, write_figure
 
 # Machado, Oliveira and Fernandes (2009), complete loss of one kind of cone, on linear light
 DEUTERANOPIA = [
@@ -52,3 +55,26 @@ def test_green_orange_and_red_would_not_be() -> None:
 
 def test_a_figure_of_numbers_says_what_it_is_for() -> None:
     assert light_figure(4, 4).get_supxlabel() == RESEARCH_USE
+
+
+@pytest.mark.parametrize(
+    ("name", "begins"), [("a.png", b"\x89PNG"), ("a.SVG", b"<?xml"), ("a.pdf", b"%PDF")]
+)
+def test_the_name_says_the_format(tmp_path: Path, name: str, begins: bytes) -> None:
+    write_figure(Figure(), tmp_path / "new" / name)
+
+    assert (tmp_path / "new" / name).read_bytes().startswith(begins)
+    assert [path.name for path in (tmp_path / "new").iterdir()] == [name]
+
+
+@pytest.mark.parametrize(("name", "ends"), [("a.jpg", ".jpg"), ("a", "nothing")])
+def test_other_names_are_refused(tmp_path: Path, name: str, ends: str) -> None:
+    with pytest.raises(UsageError, match=f"ends in {ends}; expected .* .png or .svg or .pdf"):
+        write_figure(Figure(), tmp_path / name)
+
+
+def test_a_folder_that_cannot_be_written_to_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(EnvironmentalError, match="cannot be written"):
+        write_figure(Figure(), tmp_path / "file" / "a.png")

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,15 +11,20 @@ import torch
 from brats_seg.errors import EnvironmentalError, UsageError
 from brats_seg.inference.export import write_exported
 from brats_seg.inference.model import fingerprint_of, load_model, read_trained
-from tests.inference_builders import CPU, IDENTITY, write_run
+from brats_seg.runtime.weights import NOT_FITTED, Decoding, FittedPrediction
+from tests.inference_builders import CPU, write_run
 
 
 @pytest.fixture
 def exported(tmp_path: Path) -> Path:
     """Two networks with settings of their own, in one folder."""
-    identity = replace(IDENTITY, thresholds=(0.4, 0.5, 0.6))
+    decoding = Decoding(thresholds=(0.4, 0.5, 0.6))
     runs = [
-        write_run(tmp_path / f"run{n}", seed=n, identity=replace(identity, window=window))
+        write_run(
+            tmp_path / f"run{n}",
+            seed=n,
+            fitted=FittedPrediction(window=window, decoding=decoding),
+        )
         for n, window in enumerate(((16, 16, 16), "whole"))
     ]
     networks = [network for run in runs for network in read_trained(run)]
@@ -36,7 +40,8 @@ def test_an_exported_model_is_its_runs(exported: Path) -> None:
     assert model.fingerprint == original.fingerprint
     assert model.identity == original.identity
     for one, other in zip(model.members, original.members, strict=True):
-        assert (one.config, one.window) == (other.config, other.window)
+        assert (one.name, one.window, one.multiple) == (other.name, other.window, other.multiple)
+        assert one.fitted == other.fitted
         for name, value in one.network.state_dict().items():
             assert torch.equal(value, other.network.state_dict()[name])
 
@@ -173,8 +178,31 @@ def test_a_setting_that_a_later_version_adds_does_not_make_the_model_another(
     description = json.loads(path.read_text())
     for member in description["members"]:
         # as if this version had added these
-        del member["identity"]["smallest_mm3"]
+        del member["prediction"]["decoding"]["smallest_mm3"]
         del member["config"]["model"]["name"]
     path.write_text(json.dumps(description))
 
     assert len(load_model([exported], CPU).members) == 2
+
+
+def test_a_model_of_before_keeps_fitted_settings_in_its_identities(exported: Path) -> None:
+    expected = [member.fitted for member in load_model([exported], CPU).members]
+    path = exported / "model.json"
+    description = json.loads(path.read_text())
+    for member in description["members"]:
+        fitted = member.pop("prediction")
+        member["identity"] |= {"window": fitted["window"], **fitted["decoding"]}
+    path.write_text(json.dumps(description))
+
+    # the fingerprint is checked as well
+    assert [member.fitted for member in load_model([exported], CPU).members] == expected
+
+
+def test_a_run_that_was_not_tuned_is_exported_without_fitted_settings(tmp_path: Path) -> None:
+    networks = read_trained(write_run(tmp_path / "run"))
+    write_exported(networks, fingerprint_of(networks), tmp_path / "model")
+
+    (member,) = json.loads((tmp_path / "model" / "model.json").read_text())["members"]
+
+    assert member.keys() == {"weights", "sha256", "identity", "config"}
+    assert load_model([tmp_path / "model"], CPU).members[0].fitted == NOT_FITTED

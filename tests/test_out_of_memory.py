@@ -1,6 +1,11 @@
-"""When memory runs out: the same window again one rung down, and the same weights in the end."""
+"""When memory runs out: the same batch again in a lower mode, and the same weights in the end."""
 
+import json
 import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,10 +17,12 @@ from brats_seg.errors import EnvironmentalError
 from brats_seg.models.activation_checkpointing import ActivationCheckpointing
 from brats_seg.models.build import build_model
 from brats_seg.training.accumulation import Accumulator, HalfUpdatedError
+from brats_seg.training.checkpoints import load_checkpoint
 from brats_seg.training.epoch import Batch
 from brats_seg.training.losses import BatchDiceBce, DiceBce
 from brats_seg.training.out_of_memory import MemoryMode, OutOfMemoryFallback
 from brats_seg.training.tasks import count_voxels
+from tests.builders import write_case
 
 WIDTHS = (4, 8)
 
@@ -52,7 +59,7 @@ def samples(n: int) -> Batch:
     )
 
 
-def ladder(
+def fallback_of(
     model: nn.Module, criterion: nn.Module, micro_batch: int = 1, lr: float = 0.1
 ) -> OutOfMemoryFallback:
     accumulator = Accumulator(model, criterion, torch.optim.SGD(model.parameters(), lr=lr))
@@ -72,35 +79,35 @@ def test_memory_that_runs_out_in_any_forward_pass_changes_no_bit(
 ) -> None:
     """Four micro-batches: four forward passes for one loss, seven for the other."""
     undisturbed, disturbed = network(), network()
-    expected = ladder(undisturbed, criterion).step(samples(4), count_voxels)
+    expected = fallback_of(undisturbed, criterion).step(samples(4), count_voxels)
     fuse = Fuse(n)
     disturbed.register_forward_pre_hook(fuse)
-    its_ladder = ladder(disturbed, criterion)
+    fallback = fallback_of(disturbed, criterion)
 
-    found = its_ladder.step(samples(4), count_voxels)
+    found = fallback.step(samples(4), count_voxels)
 
     assert fuse.n_left < 0
-    assert its_ladder.mode == MemoryMode(micro_batch=1, checkpointing=ActivationCheckpointing.TOP)
+    assert fallback.mode == MemoryMode(micro_batch=1, checkpointing=ActivationCheckpointing.TOP)
     assert torch.equal(weights(undisturbed), weights(disturbed))
     assert found.loss == expected.loss
     assert torch.equal(found.measured, expected.measured)
 
 
-def test_a_window_that_is_not_dropped_would_be_noticed() -> None:
+def test_gradients_that_are_not_dropped_would_be_noticed() -> None:
     """The negative control: gradients of the failed attempt, kept, do change the weights."""
     kept, undisturbed = network(), network()
-    its_ladder = ladder(kept, DiceBce())
-    window = samples(4)
-    its_ladder.accumulator.optimizer.zero_grad = lambda set_to_none=True: None  # type: ignore[method-assign]
+    fallback = fallback_of(kept, DiceBce())
+    batch = samples(4)
+    fallback.accumulator.optimizer.zero_grad = lambda set_to_none=True: None  # type: ignore[method-assign]
     kept.register_forward_pre_hook(Fuse(3))
 
-    its_ladder.step(window, count_voxels)
-    ladder(undisturbed, DiceBce()).step(window, count_voxels)
+    fallback.step(batch, count_voxels)
+    fallback_of(undisturbed, DiceBce()).step(batch, count_voxels)
 
     assert not torch.allclose(weights(kept), weights(undisturbed), rtol=1e-3)
 
 
-def test_dropout_draws_the_same_on_the_next_rung() -> None:
+def test_dropout_draws_the_same_in_the_next_mode() -> None:
     def dropping() -> nn.Module:
         torch.manual_seed(0)
         return nn.Sequential(nn.Conv3d(4, 8, 1), nn.Dropout3d(0.5), nn.Conv3d(8, 3, 1))
@@ -109,18 +116,18 @@ def test_dropout_draws_the_same_on_the_next_rung() -> None:
     disturbed.register_forward_pre_hook(Fuse(3))
     for model in (undisturbed, disturbed):
         torch.manual_seed(7)
-        its_ladder = ladder(model, DiceBce(), micro_batch=2)
+        fallback = fallback_of(model, DiceBce(), micro_batch=2)
         # two modes that compute alike: what the random layers drew before must be taken back
-        its_ladder.modes = (MemoryMode(micro_batch=1), MemoryMode(micro_batch=1, in_half=False))
-        its_ladder.step(samples(4), count_voxels)
+        fallback.modes = (MemoryMode(micro_batch=1), MemoryMode(micro_batch=1, in_half=False))
+        fallback.step(samples(4), count_voxels)
 
     assert torch.equal(weights(undisturbed), weights(disturbed))
 
 
-def test_the_rungs_go_from_smaller_micro_batches_to_checkpointing() -> None:
-    its_ladder = ladder(network(), DiceBce(), micro_batch=5)
+def test_the_modes_go_from_smaller_micro_batches_to_checkpointing() -> None:
+    fallback = fallback_of(network(), DiceBce(), micro_batch=5)
 
-    assert [str(mode) for mode in its_ladder.modes] == [
+    assert [str(mode) for mode in fallback.modes] == [
         "micro-batch 5",
         "micro-batch 3",
         "micro-batch 2",
@@ -132,19 +139,19 @@ def test_the_rungs_go_from_smaller_micro_batches_to_checkpointing() -> None:
 
 def test_a_smaller_micro_batch_learns_the_same_to_rounding() -> None:
     undisturbed, disturbed = network(), network()
-    ladder(undisturbed, DiceBce(), micro_batch=4).step(samples(6), count_voxels)
+    fallback_of(undisturbed, DiceBce(), micro_batch=4).step(samples(6), count_voxels)
     disturbed.register_forward_pre_hook(Fuse(2))
     before = weights(network())
 
-    its_ladder = ladder(disturbed, DiceBce(), micro_batch=4)
-    its_ladder.step(samples(6), count_voxels)
+    fallback = fallback_of(disturbed, DiceBce(), micro_batch=4)
+    fallback.step(samples(6), count_voxels)
 
-    assert its_ladder.mode == MemoryMode(micro_batch=2)
+    assert fallback.mode == MemoryMode(micro_batch=2)
     update, expected = weights(disturbed) - before, weights(undisturbed) - before
     assert float((update - expected).norm() / expected.norm()) <= 1e-5
 
 
-def test_half_precision_is_a_rung_only_if_it_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_precision_is_a_mode_only_if_it_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
     model = network()
     accumulator = Accumulator(model, DiceBce(), torch.optim.SGD(model.parameters(), lr=0.1))
@@ -158,7 +165,7 @@ def test_half_precision_is_a_rung_only_if_it_is_allowed(monkeypatch: pytest.Monk
     assert accumulator.device.precision == "bf16"
 
 
-def test_on_the_last_rung_the_error_says_what_was_tried_and_what_to_lower(
+def test_in_the_last_mode_the_error_says_what_was_tried_and_what_to_lower(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def always(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -175,7 +182,7 @@ def test_on_the_last_rung_the_error_says_what_was_tried_and_what_to_lower(
             match=r"micro-batch 2; .*checkpointing all\), at a peak of .* Lower patch\.size",
         ),
     ):
-        ladder(model, DiceBce(), micro_batch=2).step(samples(2), count_voxels)
+        fallback_of(model, DiceBce(), micro_batch=2).step(samples(2), count_voxels)
 
     assert "memory ran out with micro-batch 2: CUDA out of memory" in caplog.text
     assert torch.equal(before, weights(model))
@@ -184,30 +191,30 @@ def test_on_the_last_rung_the_error_says_what_was_tried_and_what_to_lower(
 def test_another_error_is_no_matter_of_memory() -> None:
     model = network()
     model.register_forward_pre_hook(Fuse(2, RuntimeError("shapes do not match")))
-    its_ladder = ladder(model, DiceBce())
+    fallback = fallback_of(model, DiceBce())
 
     with pytest.raises(RuntimeError, match="shapes do not match"):
-        its_ladder.step(samples(2), count_voxels)
+        fallback.step(samples(2), count_voxels)
 
-    assert its_ladder.place == 0
+    assert fallback.place == 0
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_memory_that_runs_out_while_the_weights_move_is_fatal() -> None:
     model = network()
-    its_ladder = ladder(model, DiceBce())
+    fallback = fallback_of(model, DiceBce())
 
     def fail(closure: object = None) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    its_ladder.accumulator.optimizer.step = fail  # type: ignore[method-assign,assignment]
+    fallback.accumulator.optimizer.step = fail  # type: ignore[method-assign,assignment]
 
     with pytest.raises(HalfUpdatedError, match=r"weights may be half updated.*last checkpoint"):
-        its_ladder.step(samples(2), count_voxels)
+        fallback.step(samples(2), count_voxels)
 
 
-def test_the_rung_is_kept_in_plain_values() -> None:
-    first, second = ladder(network(), DiceBce(), 2), ladder(network(), DiceBce(), 2)
+def test_the_mode_is_saved_in_plain_values() -> None:
+    first, second = fallback_of(network(), DiceBce(), 2), fallback_of(network(), DiceBce(), 2)
     first.move_to(first.modes[-1])
 
     second.load_state_dict(first.state_dict())
@@ -216,9 +223,80 @@ def test_the_rung_is_kept_in_plain_values() -> None:
     assert first.state_dict() == {"micro_batch": 1, "checkpointing": "all", "in_half": False}
 
 
-def test_a_rung_that_is_not_there_is_the_first() -> None:
-    its_ladder = ladder(network(), DiceBce())
+def test_a_mode_that_does_not_exist_is_the_first() -> None:
+    fallback = fallback_of(network(), DiceBce())
 
-    its_ladder.load_state_dict({"micro_batch": 8, "checkpointing": "none", "in_half": False})
+    fallback.load_state_dict({"micro_batch": 8, "checkpointing": "none", "in_half": False})
 
-    assert its_ladder.place == 0
+    assert fallback.place == 0
+
+
+ROOT = Path(__file__).parent.parent
+LIMITED_SETTINGS = [
+    "folds.n_folds=3",
+    "patch.size=[48, 48, 48]",
+    "patch.per_case=2",
+    "model.widths=[16, 32]",
+    "training.n_epochs=2",
+    "training.effective_batch=8",
+    "training.micro_batch=8",
+    "training.precision=fp32",
+    "training.n_workers=0",
+    "training.device=cpu",
+]
+
+
+@pytest.fixture(scope="module")
+def scans(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("scans")
+    for number in range(6):
+        write_case(root, f"BraTS2021_{number:05d}", seed=number, shape=(64, 64, 56))
+    return root
+
+
+def limited_run(scans: Path, run_path: Path, limit_mb: float) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, "-m", "tests.exhaustion_program"]
+    return subprocess.run(
+        [*program, str(scans), str(run_path), str(limit_mb), *LIMITED_SETTINGS],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def weights_of_run(run_path: Path) -> torch.Tensor:
+    model = load_checkpoint(run_path / "last.pt", torch.device("cpu")).model
+    return torch.cat([tensor.flatten() for tensor in model.values()])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="address space is limited and read on Linux")
+def test_a_run_under_half_of_what_it_takes_learns_the_same(scans: Path, tmp_path: Path) -> None:
+    free = limited_run(scans, tmp_path / "free", 0)
+    assert free.returncode == 0, free.stderr
+    outcome = json.loads(free.stdout)
+    assert outcome["mode"] == "micro-batch 8"
+
+    half = limited_run(scans, tmp_path / "half", outcome["taken_mb"] / 2)
+
+    assert half.returncode == 0, half.stderr
+    limited = json.loads(half.stdout)
+    assert limited["finished"]
+    assert limited["taken_mb"] <= outcome["taken_mb"] / 2
+    assert limited["mode"] in {"micro-batch 2", "micro-batch 1"}
+    assert "memory ran out with micro-batch 8" in half.stderr
+    expected = weights_of_run(tmp_path / "free")
+    difference = weights_of_run(tmp_path / "half") - expected
+    assert float(difference.norm() / expected.norm()) <= 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="address space is limited and read on Linux")
+def test_where_no_mode_fits_the_run_says_what_to_lower(scans: Path, tmp_path: Path) -> None:
+    ended = limited_run(scans, tmp_path / "run", 60)
+
+    assert ended.returncode == 1
+    assert "memory ran out in every mode (micro-batch 8; micro-batch 4" in ended.stderr
+    assert "Lower patch.size or model.widths" in ended.stderr

@@ -1,0 +1,168 @@
+"""Charts over many cases."""
+
+from pathlib import Path
+
+import pytest
+
+from brats_seg.cases.clinical import read_clinical_tables, with_clinical
+from brats_seg.cases.index import index_cases
+from brats_seg.errors import UsageError
+from brats_seg.evaluation.scores import Score
+from brats_seg.report.charts import (
+    bar_figure,
+    cohort_figure,
+    distributions_figure,
+    score_figure,
+    survival_figure,
+)
+from tests.builders import write_case
+
+
+def make_score(case_id: str, region: str, dice: float) -> Score:
+    return Score(
+        case_id=case_id,
+        region=region,
+        dice=dice,
+        jaccard=dice / (2 - dice),
+        hd95=12.0,
+        sensitivity=dice,
+        specificity=1.0,
+        reference_ml=5.0,
+        prediction_ml=6.0,
+    )
+
+
+def make_scores(n_cases: int = 4) -> list[Score]:
+    return [
+        make_score(f"case{k}", region, (k + 1) / 10)
+        for k in range(n_cases)
+        for region in ("wt", "tc", "et")
+    ]
+
+
+def test_every_case_is_drawn_at_its_score() -> None:
+    (axes,) = score_figure(make_scores()).axes
+
+    points = [line.get_ydata().tolist() for line in axes.lines if line.get_marker() == "o"]
+    assert points == [[0.1, 0.2, 0.3, 0.4]] * 3
+    # by hand: median and mean of 0.1, 0.2, 0.3, 0.4
+    assert next(t.get_text() for t in axes.get_xticklabels()) == "WT\nmedian 0.25\nmean 0.25"
+    assert axes.get_title() == "Dice, 4 cases"
+
+
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [("hd95", "HD95 (mm)"), ("reference_ml", "reference volume (ml)"), ("jaccard", "Jaccard")],
+)
+def test_any_column_of_the_table_can_be_drawn(column: str, words: str) -> None:
+    (axes,) = score_figure(make_scores(), column=column).axes
+
+    assert axes.get_ylabel() == words
+
+
+def test_bars_say_the_mean_in_per_cent() -> None:
+    """By hand: Dice 0.1 to 0.4; Jaccard 1/19, 2/18, 3/17, 4/16."""
+    (axes,) = bar_figure(make_scores()).axes
+
+    words = [text.get_text() for text in axes.texts]
+    assert words == ["25.0 %"] * 3 + ["14.8 %"] * 3
+
+
+def test_one_case_can_be_drawn() -> None:
+    score_figure(make_scores(1)).canvas.draw()
+
+
+def test_a_column_that_is_not_there_is_named() -> None:
+    with pytest.raises(UsageError, match="no column 'dyce'; there are dice, jaccard"):
+        score_figure(make_scores(), column="dyce")
+
+
+@pytest.mark.parametrize("draw", [score_figure, bar_figure])
+def test_no_scores_are_an_error(draw) -> None:
+    with pytest.raises(UsageError, match="no scores to draw"):
+        draw([])
+
+
+NAN = float("nan")
+
+
+def heights(axes) -> float:
+    return sum(bar.get_height() for bar in axes.patches)
+
+
+def test_each_histogram_says_how_many_are_known() -> None:
+    figure = distributions_figure(
+        age_years=[60, 70, NAN],
+        survival_days=[100, NAN, 300],
+        censored=[False, False, True],
+        tumour_ml=[10, 20, 60],
+    )
+
+    age, survival, volume = figure.axes
+    assert age.get_title() == "known for 2 of 3 cases, median 65"
+    assert survival.get_title() == "known for 2 of 3 cases, median 200"
+    assert [heights(axes) for axes in (age, survival, volume)] == [2, 2, 3]
+    words = [text.get_text() for text in survival.get_legend().get_texts()]
+    assert words == ["died then", "alive when last heard of"]
+
+
+def test_what_is_not_known_is_said() -> None:
+    figure = distributions_figure(
+        age_years=[NAN], survival_days=[NAN], censored=[False], tumour_ml=[3.0]
+    )
+
+    assert [text.get_text() for axes in figure.axes[:2] for text in axes.texts] == ["not known"] * 2
+    figure.canvas.draw()
+
+
+def test_a_cohort_of_which_nothing_is_known_is_an_error() -> None:
+    with pytest.raises(UsageError, match="of 1 cases neither age, survival nor label map"):
+        distributions_figure(
+            age_years=[NAN], survival_days=[NAN], censored=[False], tumour_ml=[NAN]
+        )
+
+
+def test_the_tables_beside_the_scans_are_used(tmp_path: Path) -> None:
+    for number in (1, 2):
+        write_case(tmp_path, f"BraTS20_Training_{number:03d}")
+    (tmp_path / "survival_info.csv").write_text(
+        "Brats20ID,Age,Survival_days,Extent_of_Resection\n"
+        "BraTS20_Training_001,60.5,289,GTR\n"
+        "BraTS20_Training_002,52.0,ALIVE (361 days later),NA\n"
+    )
+    table = read_clinical_tables(tmp_path)
+
+    figure = cohort_figure(with_clinical(index_cases(tmp_path).cases, table), table)
+
+    titles = [axes.get_title() for axes in figure.axes]
+    assert titles[0] == "known for 2 of 2 cases, median 56.2"
+    assert titles[1] == "known for 2 of 2 cases, median 325"
+    died, _alive = figure.axes[1].containers
+    assert sum(bar.get_height() for bar in died) == 1
+
+
+def test_each_case_is_a_point_and_the_censored_have_another_mark() -> None:
+    figure = survival_figure([100, 400, 900], [200, 300, 500], [False, True, False], title="ridge")
+
+    (axes,) = figure.axes
+    died, alive = axes.collections
+    assert died.get_offsets().tolist() == [[100, 200], [900, 500]]
+    assert alive.get_offsets().tolist() == [[400, 300]]
+    assert died.get_paths()[0].vertices.shape != alive.get_paths()[0].vertices.shape
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [
+        "died then (2)",
+        "alive when last heard of (1)",
+        "perfect",
+    ]
+    assert axes.get_title() == "ridge"
+
+
+def test_both_axes_reach_as_far_as_any_case() -> None:
+    (axes,) = survival_figure([100, 2000], [150, 300], [False, False], title="").axes
+
+    assert axes.get_xlim() == axes.get_ylim() == (0, 2100)
+
+
+def test_nobody_censored_and_nobody_at_all_can_be_drawn() -> None:
+    survival_figure([100.0], [100.0], [False], title="").canvas.draw()
+    survival_figure([], [], [], title="").canvas.draw()

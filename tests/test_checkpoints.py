@@ -1,0 +1,309 @@
+"""Checkpoints: what is read is what was written, and a failed write leaves the old file."""
+
+import os
+import random
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from brats_seg.config import load_config
+from brats_seg.data.fold import FoldData, open_fold
+from brats_seg.errors import EnvironmentalError, ResumeError
+from brats_seg.progress import untracked
+from brats_seg.runtime.weights import ModelIdentity
+from brats_seg.training.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
+from brats_seg.training.state import Position
+from brats_seg.training.tasks import RunningSums
+from brats_seg.training.trainer import Trainer
+from tests.builders import write_case
+
+CPU = torch.device("cpu")
+
+
+def make_checkpoint() -> Checkpoint:
+    sums = RunningSums(loss_sum=1.5, n_patches=2)
+    sums.add("a", [[1, 2, 3]] * 4)
+    return Checkpoint(
+        model={"weight": torch.arange(3.0)},
+        identity=ModelIdentity(conventions=("brats2017",), patch=(8, 8, 8), fingerprint="f"),
+        config={"training": {"seed": 1}},
+        position=Position(epoch=3, n_batches=2, n_steps=11),
+        sums=sums,
+        history=({"epoch": 1, "val_dice": 0.5},),
+        best=0.5,
+        optimizer={"state": {0: {"exp_avg": torch.ones(3)}}, "param_groups": [{"lr": 0.1}]},
+    )
+
+
+def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path) -> None:
+    written = make_checkpoint()
+
+    save_checkpoint(written, tmp_path / "last.pt")
+    read = load_checkpoint(tmp_path / "last.pt", CPU)
+
+    assert torch.equal(read.model["weight"], written.model["weight"])
+    empty = {"model": {}, "optimizer": None}
+    assert replace(read, **empty) == replace(written, **empty)
+
+
+def test_the_entry_model_is_the_plain_state_dict(tmp_path: Path) -> None:
+    """Whoever has only torch can use the weights."""
+    save_checkpoint(make_checkpoint(), tmp_path / "last.pt")
+
+    content = torch.load(tmp_path / "last.pt", weights_only=True)
+
+    assert torch.equal(content["model"]["weight"], torch.arange(3.0))
+
+
+def test_a_full_disk_leaves_the_old_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "last.pt"
+    save_checkpoint(make_checkpoint(), path)
+    before = path.read_bytes()
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(EnvironmentalError, match=r"disk is full: .*last\.pt"):
+        save_checkpoint(replace(make_checkpoint(), best=0.9), path)
+
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 torn"])
+def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "last.pt").write_bytes(content)
+
+    with pytest.raises(ResumeError, match=r"last\.pt is not a checkpoint"):
+        load_checkpoint(tmp_path / "last.pt", CPU)
+
+
+def test_a_torn_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "last.pt"
+    save_checkpoint(make_checkpoint(), path)
+    path.write_bytes(path.read_bytes()[:-100])
+
+    with pytest.raises(ResumeError, match=r"last\.pt is not a checkpoint"):
+        load_checkpoint(path, CPU)
+
+
+def test_a_checkpoint_that_would_run_code_is_refused(tmp_path: Path) -> None:
+    torch.save({"schema_version": 1, "model": Path("x")}, tmp_path / "last.pt")
+
+    with pytest.raises(ResumeError, match=r"last\.pt is not a checkpoint"):
+        load_checkpoint(tmp_path / "last.pt", CPU)
+
+
+@pytest.mark.parametrize("content", [{"schema_version": 99}, {"weight": torch.ones(1)}, [1]])
+def test_another_schema_is_refused(tmp_path: Path, content: object) -> None:
+    torch.save(content, tmp_path / "other.pt")
+
+    with pytest.raises(ResumeError, match=r"other\.pt: found schema version .*; expected 2"):
+        load_checkpoint(tmp_path / "other.pt", CPU)
+
+
+def test_a_checkpoint_of_schema_version_1_is_read(tmp_path: Path) -> None:
+    """Runs that were begun before batches, sums and fallback had these names go on."""
+    written = make_checkpoint()
+    save_checkpoint(written, tmp_path / "new.pt")
+    content = torch.load(tmp_path / "new.pt", weights_only=True)
+    content["schema_version"] = 1
+    content["tally"] = content.pop("sums")
+    content["ladder"] = content.pop("fallback")
+    content["position"] = {"epoch": 3, "n_windows": 2, "n_steps": 11}
+    torch.save(content, tmp_path / "last.pt")
+
+    read = load_checkpoint(tmp_path / "last.pt", CPU)
+
+    empty = {"model": {}, "optimizer": None}
+    assert replace(read, **empty) == replace(written, **empty)
+
+
+def test_what_was_fitted_to_the_weights_does_not_stop_a_run(tmp_path: Path) -> None:
+    """An entry that only prediction reads."""
+    save_checkpoint(make_checkpoint(), tmp_path / "last.pt")
+    content = torch.load(tmp_path / "last.pt", weights_only=True)
+    torch.save({**content, "prediction": {"window": "whole"}}, tmp_path / "last.pt")
+
+    assert load_checkpoint(tmp_path / "last.pt", CPU).best == 0.5
+
+
+SETTINGS = [
+    "folds.n_folds=3",
+    "patch.size=[8, 8, 8]",
+    "model.widths=[4, 8]",
+    "training.n_epochs=2",
+    "training.effective_batch=4",
+    "training.n_workers=0",
+    "training.precision=fp32",
+    "validation.every=2",
+    # as often as it can
+    "training.checkpoint_minutes=1e-9",
+]
+N_FORWARD = {"false": 8, "true": 14}
+"""Of two epochs with one batch of four: each micro-batch once, or all but the last twice."""
+
+
+class DiedError(BaseException):
+    """What nothing catches, as nothing catches `kill -9`."""
+
+
+class Death:
+    """Comes in the n-th forward pass of training."""
+
+    def __init__(self, n: int) -> None:
+        self.n_left = n
+
+    def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self.n_left -= module.training
+        if self.n_left == 0:
+            raise DiedError
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> FoldData:
+    """Six patients in three folds: four patches an epoch."""
+    root = tmp_path_factory.mktemp("scans")
+    for number in range(6):
+        write_case(root, f"BraTS2021_{number:05d}", seed=number)
+    config = load_config(assignments=SETTINGS)
+    return open_fold(root, fold=0, config=config, prepared_path=tmp_path_factory.mktemp("prepared"))
+
+
+def trainer_of(data: FoldData, run_path: Path, batch_dice: str) -> Trainer:
+    config = load_config(assignments=[*SETTINGS, f"loss.batch_dice={batch_dice}"])
+    return Trainer(data=data, config=config, run_path=run_path)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data: FoldData, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    runs = {loss: tmp_path_factory.mktemp("undisturbed") for loss in N_FORWARD}
+    for batch_dice, path in runs.items():
+        trainer_of(data, path, batch_dice).run(track=untracked)
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("batch_dice", "n"),
+    [(loss, n) for loss, count in N_FORWARD.items() for n in range(1, count + 1)],
+)
+def test_death_in_any_forward_pass_changes_no_bit(
+    data: FoldData, tmp_path: Path, undisturbed: dict[str, Path], batch_dice: str, n: int
+) -> None:
+    dying = trainer_of(data, tmp_path, batch_dice)
+    dying.network.register_forward_pre_hook(Death(n))
+    with pytest.raises(DiedError):
+        dying.run(track=untracked)
+
+    outcome = trainer_of(data, tmp_path, batch_dice).run(track=untracked)
+
+    assert outcome.finished
+    expected = load_checkpoint(undisturbed[batch_dice] / "last.pt", torch.device("cpu"))
+    found = load_checkpoint(tmp_path / "last.pt", torch.device("cpu"))
+    assert all(torch.equal(found.model[key], expected.model[key]) for key in expected.model)
+
+
+def test_there_are_no_more_forward_passes_than_those(data: FoldData, tmp_path: Path) -> None:
+    for batch_dice, count in N_FORWARD.items():
+        trainer = trainer_of(data, tmp_path / batch_dice, batch_dice)
+        death = Death(count + 1)
+        trainer.network.register_forward_pre_hook(death)
+        trainer.run(track=untracked)
+        assert death.n_left == 1
+
+
+KILL_SETTINGS = [
+    "--epochs",
+    "3",
+    "--patch",
+    "16,16,8",
+    "--effective-batch",
+    "3",
+    "--precision",
+    "fp32",
+    "--set",
+    "folds.n_folds=3",
+    "--set",
+    "patch.per_case=6",
+    "--set",
+    "model.widths=[8, 16]",
+    "--set",
+    "training.augment=full",
+    "--set",
+    "optimizer.ema=0.9",
+    # a checkpoint after every batch, so that most kills fall beside a write
+    "--set",
+    "training.checkpoint_minutes=0.0001",
+]
+
+
+def train_command(run: str) -> list[str]:
+    return [
+        sys.executable,
+        "-m",
+        "brats_seg",
+        "train",
+        "--data",
+        "scans",
+        "--run",
+        run,
+        *KILL_SETTINGS,
+    ]
+
+
+def wait_for_writes(process: subprocess.Popen[bytes], path: Path, n_writes: int) -> None:
+    """Wait until a file has changed that often, or the process has ended."""
+    last = changed_ns(path)
+    while n_writes and process.poll() is None:
+        time.sleep(0.002)
+        if (now := changed_ns(path)) != last:
+            n_writes, last = n_writes - 1, now
+
+
+def changed_ns(path: Path) -> int:
+    return path.stat().st_mtime_ns if path.exists() else 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0])
+def test_killed_ten_times_at_random_moments(tmp_path: Path, seed: int) -> None:
+    for number in range(6):
+        write_case(tmp_path / "scans", f"BraTS2021_{number:05d}", seed=number)
+    subprocess.run(train_command("undisturbed"), cwd=tmp_path, check=True, capture_output=True)
+
+    moments = random.Random(seed)
+    n_killed = 0
+    for _ in range(10):
+        process = subprocess.Popen(
+            train_command("killed"),
+            cwd=tmp_path,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        # of 24 batches; the clock would say nothing on a machine that is busy now and then
+        wait_for_writes(process, tmp_path / "killed" / "last.pt", moments.randint(0, 2))
+        time.sleep(moments.uniform(0, 0.2))
+        n_killed += process.poll() is None
+        process.kill()
+        process.wait()
+    subprocess.run(train_command("killed"), cwd=tmp_path, check=True, capture_output=True)
+
+    assert n_killed >= 8
+    for name in ("last.pt", "best.pt"):
+        expected = torch.load(tmp_path / "undisturbed" / name, weights_only=True)
+        found = torch.load(tmp_path / "killed" / name, weights_only=True)
+        assert all(
+            torch.equal(expected["model"][key], found["model"][key]) for key in expected["model"]
+        )
+        assert expected["position"] == found["position"]
+    # no half-written file is left over: temporary names begin with a dot
+    assert not [path for path in (tmp_path / "killed").iterdir() if path.name.startswith(".")]
