@@ -1,4 +1,4 @@
-"""The brain in a scan: which voxels are tissue, the box around them, and their intensities.
+"""Find the brain in a scan, crop to the box around it, and normalise its intensities.
 
 The brain is where any modality differs from its background: the four are skull-stripped alike, but
 each has a few voxels of zero inside. BraTS writes 0 around the brain; scans prepared elsewhere may
@@ -26,18 +26,18 @@ CHECK_SCAN = "Look at the scan, and export it again or leave the case out."
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Brain:
-    """A case cut to the brain, with comparable intensities."""
+    """A case cropped to the brain and normalised."""
 
     box: Box
-    """Where the crop lies in the scan."""
+    """Position of the crop in the scan."""
     image: npt.NDArray[np.float32]
     """(4, x, y, z): mean 0 and standard deviation 1 inside the brain, exactly 0 around it."""
     labels: LabelMap | None
     """(x, y, z), or None without a label map."""
     means: tuple[float, ...]
-    """Of each modality inside the brain, in the units of the scan."""
+    """Mean of each modality inside the brain, in the units of the scan."""
     stds: tuple[float, ...]
-    """Of each modality inside the brain, in the units of the scan."""
+    """Standard deviation of each modality inside the brain, in the units of the scan."""
 
 
 def extract_brain(case_id: str, volumes: Sequence[Volume], label: Volume | None) -> Brain:
@@ -97,7 +97,7 @@ def _differs_from_background(array: Array) -> Mask:
 
 
 def _normalise(case_id: str, volume: Volume, values: Array) -> tuple[Array, float, float]:
-    """Return the values with mean 0 and standard deviation 1, and what they were before."""
+    """Return the normalised values, and their mean and standard deviation before."""
     # float32 holds the 16-bit integers of scanners exactly; wider types go to float64
     values = values.astype(np.result_type(values.dtype, np.float32))
     mean = values.mean(dtype=np.float64)

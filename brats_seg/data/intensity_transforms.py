@@ -108,7 +108,7 @@ class RandIntensitiesd(Randomizable, MapTransform):
     """Apply the random changes of a list one after the other, those that are drawn.
 
     An image is converted to float32, and its brain found, once for all of them, and not at all if
-    none is drawn. FIGURE_GROUP
+    none is drawn.
     """
 
     def __init__(
@@ -155,7 +155,8 @@ class RandIntensitiesd(Randomizable, MapTransform):
 class RandBrainNoised(RandIntensityd):
     """Add Gaussian noise of one strength to all channels, independent between them.
 
-    FIGURE_NOISE
+    Instead of MONAI's `RandGaussianNoised`, with which a light patch takes 1.4 times as long and a
+    full one 1.1 times (167 ms against 42 ms where it is drawn).
     """
 
     def __init__(
@@ -182,7 +183,8 @@ class RandBrainSmoothd(RandIntensityd):
 
     At the border of the patch the weights add up over the voxels that there are.
 
-    FIGURE_SMOOTH
+    Instead of MONAI's `RandGaussianSmoothd`, which changes all channels or none, and with which a
+    full patch takes 1.25 times as long (440 ms for all channels against 45 ms for half of them).
     """
 
     def __init__(
@@ -209,7 +211,8 @@ class RandBrainSmoothd(RandIntensityd):
 class RandBrightnessd(RandIntensityd):
     """Multiply each channel by a random factor of its own.
 
-    FIGURE_BRIGHTNESS
+    The same as MONAI's `RandScaleIntensityd` with `channel_wise`, with which a light patch takes 1.1
+    times as long and a full one 1.02 times (29 ms against 8 ms where it is drawn).
     """
 
     def __init__(
@@ -229,7 +232,8 @@ class RandBrightnessd(RandIntensityd):
 class RandBrainContrastd(RandIntensityd):
     """Scale the distance of each channel from its mean, within the range that it had.
 
-    FIGURE_CONTRAST
+    Instead of MONAI's `RandScaleIntensityFixedMeand`, whose mean is that of the whole patch, and with
+    which a light patch takes 1.2 times as long and a full one 1.05 times (72 ms against 27 ms).
     """
 
     def __init__(
@@ -251,7 +255,8 @@ class RandBrainContrastd(RandIntensityd):
 class RandBrainLowResolutiond(RandIntensityd):
     """Keep only some voxels of some channels, and interpolate between them.
 
-    FIGURE_LOW
+    Instead of MONAI's `RandSimulateLowResolutiond`, which changes all channels or none, alike; it is
+    as fast (50 ms for all channels, drawn half as often, against 34 ms).
     """
 
     def __init__(
@@ -279,7 +284,9 @@ class RandBrainLowResolutiond(RandIntensityd):
 class RandBrainGammad(RandIntensityd):
     """Raise each channel, stretched from 0 to 1, to a power, and keep its mean and deviation.
 
-    FIGURE_GAMMA
+    Instead of MONAI's `RandAdjustContrastd`, which takes one exponent for all channels and the mean
+    and deviation of the whole patch, and with which a full patch takes 1.4 times as long, and 1.15
+    times for the inverted one (237 ms against 57 ms where it is drawn).
     """
 
     def __init__(

@@ -1,17 +1,13 @@
-"""Prepared cases on disk, read a box at a time.
+"""Read prepared cases from the disk, one box at a time.
 
-A case is a folder: `image` and `labels` (plain arrays or compressed ones), `foreground.npy`, and
-`case.json`. It is there whole or not at all (see `prepare`). Shapes: the crop is `(x, y, z)`,
-smaller than the scan `(X, Y, Z)`.
+A case is a folder: `image` and `labels` (plain arrays, or compressed in small blocks), of which a
+part is read without the rest, `foreground.npy`, and the manifest `case.json`, which says what the
+case was made from and where the crop lies in the scan. It is complete or missing (see `prepare`).
+The crop is `(x, y, z)`, smaller than the scan `(X, Y, Z)`.
+
+`Buffers` reuse memory: a patch of 128 voxels an edge takes 17 to 34 MB, and a new array of that size
+is returned to the system when it is freed; to get its pages again takes longer than to fill them.
 """
-
-# DOC data/arrays: Arrays on disk of which a part is read without the rest: plain, or compressed in small blocks.
-# DOC data/manifest: What is written beside a prepared case: what it was made from, and its way back to the scan.
-# DOC data/buffers: Memory that is used again as soon as nobody holds what was in it.
-#
-# A patch of 128 voxels an edge takes 32 MB, and a new array of that size is given back to the system
-# when it is freed: asking for its pages again takes longer than filling them.
-#
 
 import hashlib
 import json
@@ -41,13 +37,13 @@ from brats_seg.labels import (
 from brats_seg.voxels.box import Box, Triple
 
 _CHUNK = 64
-"""Edge in voxels of what blosc2 finds its way by; a block is what it unpacks at a time."""
+"""Edge of the chunks of blosc2 in voxels; a chunk is divided into blocks."""
 _BLOCK = 32
-"""A patch of 64 voxels an edge touches at most 27 blocks, a patch of 128 some 125."""
+"""Edge of a block, which is unpacked as a whole: a patch of 64 voxels an edge touches at most 27."""
 
 
 class StoredArray(Protocol):
-    """An array whose parts are read when they are asked for."""
+    """An array on disk, read by slicing."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -63,7 +59,7 @@ def array_name(stem: str, *, compressed: bool) -> str:
 
 
 def write_array(path: Path, array: npt.NDArray[Any]) -> None:
-    """Write an array in the form that the file name says, and wait until the disk has it."""
+    """Write an array in the format of the file name, and sync it to the disk."""
     with path.open("wb") as file:
         if path.suffix == ".b2nd":
             file.write(_compress(array))
@@ -126,14 +122,14 @@ def _blosc2() -> Any:
 
 
 FORMAT_VERSION = 2
-"""Raised whenever prepared cases change: what an older version wrote is prepared again."""
+"""Version of prepared cases; those of another version are prepared again."""
 
 MANIFEST_NAME = "case.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceFile:
-    """A file that a prepared case was made from, as it was then."""
+    """State of a file when a case was prepared from it."""
 
     name: str
     """Relative to the data folder, with `#2` for a volume of a 4-D file, as in the case table."""
@@ -150,7 +146,7 @@ class SourceFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """Everything about a prepared case but its voxels."""
+    """Description of a prepared case, without its voxels."""
 
     version: int = FORMAT_VERSION
     compressed: bool
@@ -161,17 +157,17 @@ class Manifest:
     contents: tuple[str, ...]
     """SHA-256 of each source, with the index of the volume in a 4-D file."""
     box: Box
-    """Where the crop lies in the scan, once that is turned as all cases are."""
+    """Position of the crop in the scan, in the axes of BraTS."""
     geometry: Geometry
-    """Of the scan, turned so."""
+    """Grid of the scan in the axes of BraTS."""
     means: tuple[float, ...]
-    """Of each modality inside the brain, before normalisation."""
+    """Mean of each modality inside the brain, before normalisation."""
     stds: tuple[float, ...]
-    """Of each modality inside the brain, before normalisation."""
+    """Standard deviation of each modality inside the brain, before normalisation."""
 
     @property
     def key(self) -> str:
-        """Changes with the scans and what is made of them, but not with how it lies on disk."""
+        """Hash of the scans and the convention; independent of file names and compression."""
         text = "\n".join([str(self.version), self.convention, *self.contents])
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -219,18 +215,18 @@ def _parse(values: dict[str, Any]) -> Manifest:
 Array = TypeVar("Array")
 Voxels: TypeAlias = npt.NDArray[np.int32]
 FOREGROUND_NAME = "foreground.npy"
-"""(n, 4) int32: index of the region, then the voxel in the crop."""
+"""File of an array (n, 4) int32: index of the region, then the voxel in the crop."""
 
 PREPARE_AGAIN = "Delete this folder and prepare the cases again."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PreparedCase:
-    """A case on disk, cut to the brain and normalised."""
+    """A case on disk, cropped to the brain and normalised."""
 
     case_id: str
     key: str
-    """Changes with the scans of the case and what is made of them."""
+    """Hash of the scans and the convention: see `Manifest.key`."""
     convention: LabelConvention | None
     """None without a label map."""
     box: Box
@@ -242,7 +238,7 @@ class PreparedCase:
     labels: StoredArray | None
     """(x, y, z) uint8, or None without a label map."""
     foreground: tuple[Voxels, ...]
-    """(n, 3) for each region: a selection of its voxels, counted in the crop."""
+    """(n, 3) for each region: indices in the crop of some of its voxels."""
 
     @property
     def shape(self) -> Triple:
@@ -254,8 +250,8 @@ class PreparedCase:
     ) -> npt.NDArray[np.float16]:
         """Return the image (4, ...) in a box of the crop, with 0 where the box reaches beyond it.
 
-        Writing to an `out` that was used before saves most of the time: a new array costs the
-        system more than the copy. `out` may be any view, such as one with an axis turned round.
+        An `out` that was used before saves most of the time: to allocate a new array costs more
+        than the copy. `out` may be any view, such as one with a reversed axis.
         """
         if out is None:
             out = np.empty((self.image.shape[0], *box.shape), dtype=np.float16)
@@ -287,7 +283,7 @@ class PreparedCase:
 
     def unlabelled(self) -> CaseError:
         """Return the error that the case has no label map."""
-        expected = "a label map to learn from or to compare with"
+        expected = "a label map to train on or to compare with"
         next_step = "Leave the case out, or add its label map and prepare it again."
         return CaseError(self.case_id, MANIFEST_NAME, "no label map", expected, next_step)
 
@@ -359,10 +355,10 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 class Buffers:
-    """Hands out arrays, and hands their memory out again when nothing refers to them any more.
+    """Allocate arrays, and reuse their memory when nothing refers to them any more.
 
-    Whoever holds an array, a view of it, or a tensor made from it has it alone. As much memory is
-    kept as was held at the same time.
+    Memory is not reused while there is an array, a view of it, or a tensor made from it. As much
+    memory is kept as was in use at the same time.
     """
 
     def __init__(self) -> None:
@@ -381,12 +377,12 @@ class Buffers:
         return block.lend(n_bytes).view(dtype).reshape(shape)
 
     def __reduce__(self) -> tuple[type[Self], tuple[()]]:
-        """Pickle nothing: in another process it begins with no memory."""
+        """Pickle no memory: a copy in another process starts empty."""
         return type(self), ()
 
 
 class _Block:
-    """A stretch of memory, and who has it."""
+    """A block of memory, and the array that uses it."""
 
     def __init__(self, n_bytes: int) -> None:
         # numpy makes every view refer to the array that owns the memory, but a memoryview stops it:
