@@ -28,8 +28,7 @@ from brats_seg.cases.many import map_cases
 from brats_seg.errors import CaseProblemsError, ConfigError
 from brats_seg.evaluation.lesionwise import Scale, score_lesions
 from brats_seg.evaluation.overlap import count_regions, dice
-from brats_seg.evaluation.protocols import ScoringProtocol
-from brats_seg.evaluation.protocols import protocol_named
+from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
 from brats_seg.evaluation.significance import (
     LARGEST_CHANCE,
     SMALLEST_GAIN,
@@ -234,11 +233,11 @@ class WindowKind:
 def window_kinds(held_out: Sequence[HeldOut]) -> list[WindowKind]:
     """Return the candidates, the window of training first, without those larger than every crop."""
     if any(own.trained.config.patch.size == "whole" for own in held_out):
-        learnt: Windows = tuple(
+        trained: Windows = tuple(
             "whole" if own.trained.config.patch.size == "whole" else own.trained.identity.patch
             for own in held_out
         )
-        return [WindowKind(name="as in training", windows=learnt)]
+        return [WindowKind(name="as in training", windows=trained)]
     kinds = [
         WindowKind(
             name=f"{factor:g} x the training patch" if factor != 1 else "the training patch",
@@ -326,7 +325,12 @@ def _fit(setting: str, names: Sequence[str], scores: Scores) -> tuple[FittedSett
 
 
 def _scores(
-    cases: Cases, decodings: Sequence[Decoding], *, protocol: ScoringProtocol, n_workers: int, track: Track
+    cases: Cases,
+    decodings: Sequence[Decoding],
+    *,
+    protocol: ScoringProtocol,
+    n_workers: int,
+    track: Track,
 ) -> Scores:
     """Return scores (decodings, cases, regions)."""
     score = partial(_score_case, decodings=decodings, protocol=protocol)
