@@ -84,12 +84,12 @@ class OutOfFoldResults:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CrossValidation:
-    """How a cross-validation ended."""
+    """Result of a cross-validation."""
 
     runs: tuple[Path, ...]
     """Folder of the run of each fold."""
     trainings: tuple[Outcome, ...]
-    """How the training of each fold ended; the last one may have been stopped."""
+    """Result of the training of each fold; the last one may have been stopped."""
     results: OutOfFoldResults | None
     """None if training was stopped; the same call continues it."""
 

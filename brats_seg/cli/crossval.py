@@ -119,7 +119,7 @@ def crossval(
             on_case=print_outcome,
         )
     except KeyboardInterrupt:
-        print("interrupted. The same command goes on.")
+        print("interrupted. The same command continues.")
         raise typer.Exit(128 + signal.SIGINT) from None
     if done.results is None:
         stopped_by = done.trainings[-1].signal

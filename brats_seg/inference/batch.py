@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CaseOutcome:
-    """How one case of a batch ended."""
+    """Result of one case of a batch."""
 
     record: Record
     is_new: bool = True
@@ -40,7 +40,7 @@ class CaseOutcome:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchOutcome:
-    """How a batch ended."""
+    """Result of a batch."""
 
     n_predicted: int
     n_skipped: int

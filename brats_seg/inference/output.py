@@ -50,7 +50,7 @@ _VOLUME_COLUMNS = (
 
 
 class Record(Section):
-    """How one case ended: a line of `manifest.jsonl`."""
+    """Record of a case: a line of `manifest.jsonl`."""
 
     case_id: str
     status: Literal["done", "failed"]

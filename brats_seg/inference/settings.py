@@ -45,7 +45,7 @@ class PredictionSettings(Section):
     tta: bool = False
     """Whether the mean is taken over all eight mirror images: eight times the work."""
     decoding: Decoding = Decoding()
-    """How probabilities become a label map."""
+    """Thresholds and smallest volumes, which turn probabilities into a label map."""
     labels: str | None = None
     """Label convention to write; null takes that of the scan's release."""
     probabilities: bool = False

@@ -233,11 +233,11 @@ class WindowKind:
 def window_kinds(held_out: Sequence[HeldOut]) -> list[WindowKind]:
     """Return the candidates, the window of training first, without those larger than every crop."""
     if any(own.trained.config.patch.size == "whole" for own in held_out):
-        learnt: Windows = tuple(
+        trained: Windows = tuple(
             "whole" if own.trained.config.patch.size == "whole" else own.trained.identity.patch
             for own in held_out
         )
-        return [WindowKind(name="as in training", windows=learnt)]
+        return [WindowKind(name="as in training", windows=trained)]
     kinds = [
         WindowKind(
             name=f"{factor:g} x the training patch" if factor != 1 else "the training patch",

@@ -5,7 +5,7 @@ is a dictionary of plain values and tensors, read with `weights_only=True`, so t
 opening one runs no code. Prediction reads four of its entries:
 
 model         state dict of the network
-identity      what the network learnt from; never changes
+identity      data that the network was trained on; never changes
 config        settings of its run
 prediction    settings of prediction that `tune` fitted; missing before that
 """
