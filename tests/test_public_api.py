@@ -75,7 +75,7 @@ def test_help_has_no_words_in_square_brackets() -> None:
     """They are taken for markup, and left out without a word."""
     texts = help_texts(typer.main.get_command(app))
 
-    assert "Which. (default: all there are)" in texts
+    assert "Folds to hold out. (default: all)" in texts
     assert not [text for text in texts if "[" in text]
 
 

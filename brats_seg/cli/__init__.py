@@ -1,7 +1,7 @@
-"""The command line: flags to settings to one call. The only place that prints and exits.
+"""Command line: flags become settings, settings go into one call of a function of the package.
 
-Modules that need torch or pandas are imported inside the command that needs them, so that help
-comes at once.
+This is the only package that prints and sets exit codes. Modules that need torch or pandas are
+imported inside the command that needs them, so that `--help` is fast.
 """
 
 import logging
@@ -11,10 +11,6 @@ import sys
 import typer
 
 from brats_seg.cli import crossval, evaluation, figure, prediction, scans, survival, training
-from brats_seg.cli import crossval as tuning
-from brats_seg.cli import prediction as reconstruction
-from brats_seg.cli import training as certificate
-from brats_seg.cli import training as planning
 from brats_seg.errors import BratsError
 
 app = typer.Typer(
@@ -27,14 +23,14 @@ app = typer.Typer(
 for command in (
     scans.index,
     scans.prepare,
-    planning.plan,
+    training.plan,
     training.train,
-    certificate.certify,
-    tuning.tune,
+    training.certify,
+    crossval.tune,
     crossval.crossval,
     prediction.predict,
     prediction.export,
-    reconstruction.reconstruct,
+    prediction.reconstruct,
     evaluation.evaluate,
     survival.features,
     survival.survival,

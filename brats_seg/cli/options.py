@@ -1,6 +1,7 @@
-"""Options that several commands share, and how flags become settings."""
+"""Define options that several commands share, and turn flags into settings.
 
-# DOC cli/data: Where the scans of a command are, and the cases prepared from them.
+Without `--data`, a command uses the scans under `data/`, or else phantom cases that it writes once.
+"""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -13,8 +14,16 @@ from brats_seg.config import PRESETS, Config, load_config
 from brats_seg.errors import ConfigError
 
 DEMO_CASES = 12
-"""Phantom cases of a demo set."""
+"""Number of phantom cases in the demo."""
+DEFAULT_PATH = Path("data")
+"""Folder of scans where no other is given."""
+DEMO_PATH = Path("prepared/demo-scans")
+"""Folder of the phantom cases of the demo."""
 
+DataOption = Annotated[
+    Path | None,
+    typer.Option(help="Folder of scans. (default: data/, or phantom cases if it is empty)"),
+]
 PreparedOption = Annotated[
     Path | None, typer.Option(help="Folder of prepared cases. (default: prepared/<data name>)")
 ]
@@ -22,22 +31,22 @@ PresetOption = Annotated[
     str | None, typer.Option(help=f"Settings to start from: {', '.join(PRESETS)}.")
 ]
 ConfigOption = Annotated[
-    Path | None, typer.Option(help="YAML file with settings, over the preset.")
+    Path | None, typer.Option(help="YAML file with settings, applied over the preset.")
 ]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="One setting; may be repeated."),
 ]
 LabelsOption = Annotated[
-    str | None, typer.Option(help="Label convention of all cases, if detection errs.")
+    str | None, typer.Option(help="Label convention of all cases, if the detection is wrong.")
 ]
-SkipBadOption = Annotated[bool, typer.Option("--skip-bad", help="Leave cases with problems out.")]
+SkipBadOption = Annotated[bool, typer.Option("--skip-bad", help="Skip cases with problems.")]
 
 
 def settings_of(
     preset: str | None, path: Path | None, assignments: list[str] | None, flags: dict[str, Any]
 ) -> Config:
-    """Flags win over `--set`, which wins over the file, which wins over the preset."""
+    """Return the settings; flags override `--set`, which overrides the file, then the preset."""
     try:
         text = "" if path is None else path.read_text()
     except OSError as error:
@@ -51,20 +60,11 @@ def settings_of(
     )
 
 
-DEFAULT_PATH = Path("data")
-DEMO_PATH = Path("prepared/demo-scans")
-
-DataOption = Annotated[
-    Path | None,
-    typer.Option(help="Folder of scans. Without it and with nothing under data/: a demo set."),
-]
-
-
 def data_or_demo(data: Path | None, preset: str | None) -> tuple[Path, str | None]:
-    """Return the folder of scans and the preset; a demo set, made once, where there are no scans."""
+    """Return the folder of scans and the preset; phantom cases if there are no scans."""
     if data is not None:
         return data, preset
-    if _holds_anything(DEFAULT_PATH):
+    if _holds_scans(DEFAULT_PATH):
         return DEFAULT_PATH, preset
     print(f"no --data, and nothing under {DEFAULT_PATH}/: training on {DEMO_CASES} phantom cases")
     if not DEMO_PATH.exists():
@@ -77,7 +77,7 @@ def data_or_demo(data: Path | None, preset: str | None) -> tuple[Path, str | Non
 
 
 def prepared_path(data: Path | None, prepared: Path | None) -> Path:
-    """Return the folder that `train` with the same flags prepares cases in."""
+    """Return the folder in which `train` with the same flags prepares cases."""
     from brats_seg.data.fold import prepared_path_of
 
     if prepared is not None:
@@ -86,10 +86,6 @@ def prepared_path(data: Path | None, prepared: Path | None) -> Path:
         return prepared_path_of(data)
     usual = prepared_path_of(DEFAULT_PATH)
     return usual if usual.exists() else prepared_path_of(DEMO_PATH)
-
-
-def _holds_anything(folder: Path) -> bool:
-    return folder.is_dir() and any(path.name != "README.md" for path in folder.iterdir())
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -113,3 +109,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     if not console.is_terminal:
         console = Console(width=10_000)
     console.print(table)
+
+
+def _holds_scans(folder: Path) -> bool:
+    return folder.is_dir() and any(path.name != "README.md" for path in folder.iterdir())
