@@ -10,6 +10,7 @@ from monai.losses import DiceLoss
 from monai.networks.nets import BasicUNet
 from monai.transforms import (
     Compose,
+    Lambdad,
     LoadImaged,
     RandFlipd,
     RandGaussianNoised,
@@ -17,14 +18,19 @@ from monai.transforms import (
     ScaleIntensityd,
 )
 
+from brats_seg.cases.folds import Split
 from brats_seg.cases.index import index_cases
 from brats_seg.cases.phantom import write_phantom_cases
-from brats_seg.config import PatchConfig, StoreConfig
+from brats_seg.config import PatchConfig, StoreConfig, load_config
+from brats_seg.data.fold import open_split
 from brats_seg.data.intensity_transforms import RandBrainGammad, RandBrainNoised
+from brats_seg.data.patches import PatchKey
 from brats_seg.data.prepare import prepare_cases
 from brats_seg.data.transforms import ReadPatchd, RegionsOfLabelsd
 from brats_seg.labels import BRATS2017, regions_of
+from brats_seg.runtime.device import Device
 from brats_seg.training.accumulation import Accumulator
+from brats_seg.training.epoch import epoch_batches, held_out_patches, read_batches
 from brats_seg.training.gradient import MicroBatch
 from tests.builders import make_label_map, make_volumes, write_nifti
 
@@ -96,3 +102,32 @@ def test_our_transforms_work_on_files_that_monai_reads(tmp_path: Path) -> None:
     background = (make_volumes() == 0).all(axis=0)
     assert not found["image"].numpy()[:, background].any()
     np.testing.assert_array_equal(found["label"], regions_of(make_label_map(), BRATS2017))
+
+
+def brighter() -> Lambdad:
+    """Return a transform as the settings name it."""
+    return Lambdad("image", lambda image: image + 1)
+
+
+def test_the_settings_name_a_transform_for_training_alone(folder: Path) -> None:
+    first, second = (item["case_id"] for item in items(folder))
+    data = open_split(folder, Split(train=(first,), validation=(second,)))
+    device = Device(torch_device=torch.device("cpu"))
+    values = {"training.augment": "none", "patch.size": (32, 32, 32)}
+    plain = load_config(preset="demo", values=values)
+    named = {**values, "training.transforms": ["tests.test_monai_user.brighter"]}
+    config = load_config(preset="demo", values=named)
+
+    batches = epoch_batches(config, data.split.train, 0)
+    [before, *_] = read_batches(data, plain, batches, device)
+    [after, *_] = read_batches(data, config, batches, device)
+    for one, other in zip(before.samples, after.samples, strict=True):
+        torch.testing.assert_close(other.image, (one.image.float() + 1).half())
+        assert torch.equal(one.target, other.target)
+    keys = [PatchKey(epoch=0, case_id=second, draw=0)]
+    for one, other in zip(
+        held_out_patches(data, plain, keys, device),
+        held_out_patches(data, config, keys, device),
+        strict=True,
+    ):
+        assert torch.equal(one.image, other.image)

@@ -391,6 +391,7 @@ class CropToBraind(MapTransform):
         cropped: Item = {}
         for key in self.key_iterator(data):
             brain = extract_brain(data["case_id"], data[key], None)
+            # prepared cases are stored in float16: networks are not trained on anything finer
             cropped[key] = brain.image.astype(np.float16).astype(np.float32)
             cropped["box"] = brain.box
         return {**data, **cropped}

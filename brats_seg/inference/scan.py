@@ -30,7 +30,7 @@ from brats_seg.cases.case import (
 from brats_seg.cases.conventions import resolve
 from brats_seg.cases.layouts import parse_case_id
 from brats_seg.cases.nifti import Geometry, Volume, oriented, resampled
-from brats_seg.data.brain import extract_brain
+from brats_seg.data.transforms import apply_transforms, prediction_transforms
 from brats_seg.labels import MODALITIES
 from brats_seg.voxels.box import Box
 from brats_seg.voxels.orientation import turn_of, turned_back
@@ -173,15 +173,15 @@ def prepare_scan(loaded: LoadedCase, spacing_mm: Spacing) -> Scan:
     if resampling is not None:
         volumes = tuple(resampled(volume, resampling) for volume in volumes)
         warnings.append(_resampled_words(loaded.geometry, spacing_mm))
-    brain = extract_brain(loaded.case.case_id, volumes, None)
-    # prepared cases are stored in half precision: networks are not trained on anything finer
-    image = brain.image.astype(np.float16).astype(np.float32)
+    case_id = loaded.case.case_id
+    data = apply_transforms(prediction_transforms(), {"case_id": case_id, "image": volumes})
+    image = data["image"]
     voxel_ml = prod(volumes[0].geometry.spacing_mm) / _MM3_PER_ML
     return Scan(
-        case_id=loaded.case.case_id,
+        case_id=case_id,
         release=loaded.release,
         image=image,
-        box=brain.box,
+        box=data["box"],
         geometry=loaded.geometry,
         resampling=resampling,
         warnings=(*warnings, *findings(loaded.geometry, image, voxel_ml)),
