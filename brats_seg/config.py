@@ -5,6 +5,7 @@ that names it. A number that can be derived from others is a property, not a set
 """
 
 from collections.abc import Iterable, Mapping
+from pkgutil import resolve_name
 from typing import Annotated, Any, Literal, Self
 
 import yaml
@@ -65,6 +66,23 @@ def _dotted_name(name: str) -> str:
 def is_dotted_name(name: str) -> bool:
     """Return whether a name has the form `package.module.attribute`."""
     return "." in name and all(part.isidentifier() for part in name.split("."))
+
+
+def import_by_name(name: str, setting: str) -> Any:
+    """Import the class or function with a dotted name, such as `monai.networks.nets.UNet`.
+
+    Raises:
+        ConfigError: It cannot be imported; the message names the setting.
+    """
+    try:
+        return resolve_name(name)
+    # a module of one's own may raise anything while it is imported
+    except Exception as error:
+        msg = (
+            f"{setting} {name!r} cannot be imported: {type(error).__name__}: {error}. Expected the "
+            "dotted name of a class or function of a package that is installed, or on PYTHONPATH"
+        )
+        raise ConfigError(msg) from error
 
 
 DottedName = Annotated[str, AfterValidator(_dotted_name)]

@@ -18,7 +18,6 @@ one 7.4 times as fast as with MONAI's pipeline on a `CacheDataset`.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
@@ -29,7 +28,7 @@ from monai.transforms import CastToTyped, Compose, EnsureTyped, MapTransform, Ra
 from torch import Tensor
 from torch.nn import functional
 
-from brats_seg.config import PatchConfig
+from brats_seg.config import PatchConfig, import_by_name
 from brats_seg.data.brain import extract_brain
 from brats_seg.data.intensity_transforms import (
     Item,
@@ -215,21 +214,21 @@ def transforms_named(names: Sequence[str]) -> tuple[Transform, ...]:
 
 
 def _transform_named(name: str) -> Transform:
-    module, _, attribute = name.rpartition(".")
+    make = import_by_name(name, "training.transforms")
+    expected = "a function or class that returns a MONAI dictionary transform without arguments"
     try:
-        transform = getattr(import_module(module), attribute)()
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        reason = str(error)
-    else:
-        if callable(transform):
-            return transform
-        reason = f"it returned {transform!r}"
-    msg = (
-        f"training.transforms has {name!r}, from which no transform can be made: {reason}. Expected "
-        "a function or class that returns a MONAI dictionary transform when it is called without "
-        "arguments"
-    )
-    raise ConfigError(msg)
+        transform = make()
+    # a transform of one's own may raise anything
+    except Exception as error:
+        msg = (
+            f"training.transforms {name!r} cannot be called: {type(error).__name__}: {error}. "
+            f"Expected {expected}"
+        )
+        raise ConfigError(msg) from error
+    if not callable(transform):
+        msg = f"training.transforms {name!r} returned {transform!r}; expected {expected}"
+        raise ConfigError(msg)
+    return transform
 
 
 class ReadPatchd(Randomizable, MapTransform):

@@ -6,8 +6,6 @@ order of MODALITIES, and returns logits of 3, in the order of REGIONS, on the gr
 """
 
 from collections.abc import Mapping
-from importlib import import_module
-from importlib.util import find_spec
 from inspect import isclass
 from math import gcd, prod
 from typing import Any, get_type_hints
@@ -15,7 +13,7 @@ from typing import Any, get_type_hints
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from brats_seg.config import NETWORKS, ModelConfig
+from brats_seg.config import NETWORKS, ModelConfig, import_by_name
 from brats_seg.errors import ConfigError
 from brats_seg.labels import MODALITIES, REGIONS
 from brats_seg.models.autoencoder import Autoencoder
@@ -94,7 +92,7 @@ def build_by_name(name: str, arguments: Mapping[str, Any], section: str) -> nn.M
         >>> build_by_name("torch.nn.Conv3d", {"in_channels": 4, "out_channels": 3, "kernel_size": 1}, "model")
         Conv3d(4, 3, kernel_size=(1, 1, 1), stride=(1, 1, 1))
     """
-    make = _imported(name, section)
+    make = import_by_name(name, f"{section}.name")
     if not _makes_modules(make):
         msg = (
             f"{section}.name {name!r} is neither a class derived from torch.nn.Module nor a function "
@@ -191,36 +189,6 @@ def has_batch_statistics(model: nn.Module) -> bool:
         isinstance(module, _BatchNorm) or getattr(module, "running_mean", None) is not None
         for module in model.modules()
     )
-
-
-def _imported(name: str, section: str) -> Any:
-    """Import an attribute by its dotted name; it may be one of a class of a module."""
-    parts = name.split(".")
-    n_module_parts = len(parts) - 1
-    try:
-        while not _is_module(parts[:n_module_parts]):
-            n_module_parts -= 1
-        found: Any = import_module(".".join(parts[:n_module_parts]))
-        for part in parts[n_module_parts:]:
-            found = getattr(found, part)
-    # a module of one's own may raise anything while it is imported
-    except Exception as error:
-        msg = (
-            f"{section}.name {name!r} cannot be imported: {type(error).__name__}: {error}. Expected "
-            "the dotted name of a class or function of a package that is installed, or on PYTHONPATH"
-        )
-        raise ConfigError(msg) from error
-    return found
-
-
-def _is_module(parts: list[str]) -> bool:
-    """Return whether the parts name a module; a single part is always taken for one."""
-    try:
-        return len(parts) == 1 or find_spec(".".join(parts)) is not None
-    except ModuleNotFoundError as error:  # the parent is no package
-        if error.name == ".".join(parts[:-1]) or "is not a package" in str(error):
-            return False
-        raise
 
 
 def _makes_modules(make: object) -> bool:
