@@ -1,1 +1,1 @@
-"""Scores of predictions against references, and what they prove."""
+"""Scores of predictions against references, and the statistics to compare them."""

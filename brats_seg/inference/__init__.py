@@ -1,1 +1,1 @@
-"""From new scans to label maps on their own grids."""
+"""Prediction: from new scans to label maps on their own grids."""

@@ -1,1 +1,1 @@
-"""Networks and their parts."""
+"""Networks, by name and by part."""

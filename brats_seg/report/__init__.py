@@ -1,1 +1,1 @@
-"""Pictures of cases, scores and cohorts: plain values in, a figure out."""
+"""Figures of cases, scores, cohorts and runs: values in, a matplotlib figure out."""

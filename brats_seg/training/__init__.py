@@ -1,1 +1,1 @@
-"""One run: the exact step, the epoch loop, and what it writes."""
+"""Training: the exact optimizer step, the epoch loop, and the files of a run."""
