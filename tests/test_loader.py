@@ -35,10 +35,10 @@ AUGMENTS = ("none", "light", "full")
 class DeadlyDataset(PatchDataset):
     """Ends the process that asks for the fourth draw of a case, as the system does for memory."""
 
-    def __getitem__(self, draw: PatchKey) -> Sample:
-        if draw.draw == 3:
+    def __getitem__(self, key: PatchKey) -> Sample:
+        if key.draw == 3:
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().__getitem__(draw)
+        return super().__getitem__(key)
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +60,10 @@ def test_patches_come_in_the_order_of_the_draws_whoever_makes_them(
     samples = list(patch_loader(dataset, keys, n_workers))
 
     assert len(samples) == 15
-    for draw, sample in zip(keys, samples, strict=True):
-        assert sample.case_id == draw.case_id
-        assert torch.equal(sample.image, dataset[draw].image)
-        assert torch.equal(sample.target, dataset[draw].target)
+    for key, sample in zip(keys, samples, strict=True):
+        assert sample.case_id == key.case_id
+        assert torch.equal(sample.image, dataset[key].image)
+        assert torch.equal(sample.target, dataset[key].target)
 
 
 @pytest.mark.parametrize("n_workers", [0, 2])
@@ -119,7 +119,8 @@ def test_too_little_shared_memory_is_explained(
     monkeypatch.setattr(torch.Tensor, "share_memory_", refuse)
 
     with pytest.raises(
-        EnvironmentalError, match=r"no room in shared memory \(unable .*n_workers lower.*--shm-size"
+        EnvironmentalError,
+        match=r"shared memory is too small .*\(unable .*n_workers lower.*--shm-size",
     ):
         list(patch_loader(make_dataset(folder), epoch_patches(IDS, 0, 1, 1), 1))
 
@@ -169,12 +170,12 @@ def test_transforms_of_a_user_give_the_same_patches_whoever_makes_them(
     samples = list(patch_loader(dataset(), keys, n_workers))
     alone = dataset()
 
-    for draw, sample in reversed(list(zip(keys, samples, strict=True))):
-        assert torch.equal(sample.image, alone[draw].image)
-        assert torch.equal(sample.target, alone[draw].target)
+    for key, sample in reversed(list(zip(keys, samples, strict=True))):
+        assert torch.equal(sample.image, alone[key].image)
+        assert torch.equal(sample.target, alone[key].target)
         assert (type(sample.image), sample.image.dtype) == (Tensor, torch.float16)
         assert (type(sample.target), sample.target.dtype) == (Tensor, torch.uint8)
-        assert not torch.equal(sample.image, plain[draw].image)
+        assert not torch.equal(sample.image, plain[key].image)
 
 
 def test_transforms_are_named_by_classes_and_functions() -> None:
@@ -244,10 +245,10 @@ def equal(one: Sample, other: Sample) -> bool:
 @pytest.mark.parametrize("augment", AUGMENTS)
 def test_a_patch_is_an_image_and_a_target_of_one_size(pair: Path, augment: str) -> None:
     dataset = dataset_of(pair, augment)
-    for draw in keys_of(20):
-        sample = dataset[draw]
+    for key in keys_of(20):
+        sample = dataset[key]
 
-        assert sample.case_id == draw.case_id
+        assert sample.case_id == key.case_id
         assert sample.image.shape == (4, 16, 24, 8)
         assert sample.target.shape == (3, 16, 24, 8)
         assert sample.image.dtype == torch.float16
@@ -272,19 +273,19 @@ def test_without_augmentation_a_patch_is_a_box_of_the_case(pair: Path) -> None:
 @pytest.mark.parametrize("augment", AUGMENTS)
 def test_the_same_key_is_the_same_patch_in_any_order(pair: Path, augment: str) -> None:
     dataset, other = dataset_of(pair, augment), dataset_of(pair, augment)
-    samples = {draw: dataset[draw] for draw in keys_of(12)}
+    samples = {key: dataset[key] for key in keys_of(12)}
 
-    assert all(equal(other[draw], samples[draw]) for draw in reversed(keys_of(12)))
+    assert all(equal(other[key], samples[key]) for key in reversed(keys_of(12)))
 
 
 @pytest.mark.parametrize("augment", AUGMENTS)
 def test_threads_change_no_bit(pair: Path, augment: str) -> None:
     dataset = dataset_of(pair, augment, size=(48, 48, 48))
-    alone = [dataset[draw] for draw in keys_of(12)]
+    alone = [dataset[key] for key in keys_of(12)]
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        together = [dataset[draw] for draw in keys_of(12)]
+        together = [dataset[key] for key in keys_of(12)]
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
@@ -293,22 +294,22 @@ def test_threads_change_no_bit(pair: Path, augment: str) -> None:
 
 
 def test_other_seeds_epochs_cases_and_draws_are_other_patches(pair: Path) -> None:
-    draw = PatchKey(epoch=0, case_id=PAIR[0], draw=0)
+    key = PatchKey(epoch=0, case_id=PAIR[0], draw=0)
     others = [
         dataset_of(pair)[PatchKey(epoch=1, case_id=PAIR[0], draw=0)],
         dataset_of(pair)[PatchKey(epoch=0, case_id=PAIR[1], draw=0)],
         dataset_of(pair)[PatchKey(epoch=0, case_id=PAIR[0], draw=1)],
-        dataset_of(pair, seed=2)[draw],
+        dataset_of(pair, seed=2)[key],
     ]
 
-    assert not any(equal(dataset_of(pair)[draw], other) for other in others)
+    assert not any(equal(dataset_of(pair)[key], other) for other in others)
 
 
 def test_augmentation_leaves_the_place_of_a_patch(pair: Path) -> None:
     """With and without it a case is seen at the same places: only what is seen changes."""
     plain, light = (dataset_of(pair, augment) for augment in ("none", "light"))
-    for draw in keys_of(10):
-        n_tumour = [int(dataset[draw].target[0].sum()) for dataset in (plain, light)]
+    for key in keys_of(10):
+        n_tumour = [int(dataset[key].target[0].sum()) for dataset in (plain, light)]
 
         assert n_tumour[0] == n_tumour[1]
 
@@ -316,10 +317,10 @@ def test_augmentation_leaves_the_place_of_a_patch(pair: Path) -> None:
 @pytest.mark.parametrize("augment", AUGMENTS)
 def test_a_sample_that_is_held_does_not_change(pair: Path, augment: str) -> None:
     dataset = dataset_of(pair, augment)
-    held = [dataset[draw] for draw in keys_of(8)]
+    held = [dataset[key] for key in keys_of(8)]
     copies = [(sample.image.clone(), sample.target.clone()) for sample in held]
-    for draw in keys_of(8):
-        dataset[draw].image.fill_(9)
+    for key in keys_of(8):
+        dataset[key].image.fill_(9)
 
     for sample, (image, target) in zip(held, copies, strict=True):
         assert torch.equal(sample.image, image)
@@ -328,7 +329,7 @@ def test_a_sample_that_is_held_does_not_change(pair: Path, augment: str) -> None
 
 def test_memory_is_used_again_when_a_sample_is_dropped(pair: Path) -> None:
     dataset = dataset_of(pair)
-    addresses = {dataset[draw].image.data_ptr() for draw in keys_of(6)}
+    addresses = {dataset[key].image.data_ptr() for key in keys_of(6)}
 
     assert len(addresses) == 1
 
@@ -336,7 +337,7 @@ def test_memory_is_used_again_when_a_sample_is_dropped(pair: Path) -> None:
 def test_patches_on_tumour_hold_tumour(pair: Path) -> None:
     dataset = dataset_of(pair, foreground=1.0)
 
-    assert all(dataset[draw].target[0].any() for draw in keys_of(10))
+    assert all(dataset[key].target[0].any() for key in keys_of(10))
 
 
 def test_a_whole_case_is_a_patch_of_a_size_that_the_network_takes(pair: Path) -> None:
@@ -384,5 +385,5 @@ def test_a_case_without_label_map_is_named(tmp_path: Path) -> None:
 def test_compressed_cases_give_the_same_patches(pair: Path, tmp_path: Path) -> None:
     packed = write_prepared(tmp_path, n_cases=2, shape=(48, 48, 48), compressed=True)
 
-    for draw in epoch_patches(PAIR, 0, 3, 1):
-        assert equal(dataset_of(packed, "full")[draw], dataset_of(pair, "full")[draw])
+    for key in epoch_patches(PAIR, 0, 3, 1):
+        assert equal(dataset_of(packed, "full")[key], dataset_of(pair, "full")[key])

@@ -192,7 +192,7 @@ def test_an_array_of_another_case_is_refused(folder: Path) -> None:
     case = open_case(folder, CASE)
     manifest.write_text(text.replace(f'"stop": [\n   {case.box.stop[0]}', '"stop": [\n   99'))
 
-    with pytest.raises(CaseError, match=r"found an array of shape .*; expected one of shape"):
+    with pytest.raises(CaseError, match=r"found an array of shape .*; expected shape"):
         open_case(folder, CASE)
 
 

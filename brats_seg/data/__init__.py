@@ -1,1 +1,1 @@
-"""Prepared cases on disk, and the patches that training keys from them."""
+"""Prepared cases on disk, and the patches that networks are trained on."""
