@@ -1,12 +1,12 @@
-"""Find cases: which files below a data folder are the scans of one case.
+"""Find the cases below a data folder, and the files that belong to each of them.
 
-A folder holds either one case or many. Files belong together when the same words precede their
-modality, and these words are the id of the case. If they follow no release, a folder with one file
-of each modality is one case with the name of the folder: names such as `AX_T1_POST_12_t1c` and
-`AX_T2_3_t2`, as scanners give them, have nothing in common.
+A folder contains one case or many. Files belong together if the same text precedes the modality in
+their names, and this text is the id of the case. If it is the id of no release, a folder with one
+file of each modality is one case with the name of the folder, because file names from scanners, such
+as `AX_T1_POST_12_t1c` and `AX_T2_3_t2`, have nothing in common.
 
-Folders with a `dataset.json`, of the Medical Segmentation Decathlon or raw data of nnU-Net, describe
-themselves:
+Folders with a `dataset.json`, of the Medical Segmentation Decathlon or raw data of nnU-Net, are read
+as the file describes:
 
     dataset.json               the modalities in their order, and the labels
     imagesTr/, imagesTs/       one 4-D file CASE.nii.gz per case in the decathlon,
@@ -42,11 +42,11 @@ from brats_seg.labels import CONVENTIONS, MODALITIES
 
 log = logging.getLogger(__name__)
 
-DATASET_FOLDERS = ("imagesTr", "labelsTr", "imagesTs", "labelsTs")
+_DATASET_FOLDERS = ("imagesTr", "labelsTr", "imagesTs", "labelsTs")
 
 _DESCRIPTION = "dataset.json"
 _CHANNEL = re.compile(r"(?P<case>.+)_(?P<channel>\d{4})")
-_WHY_IGNORED = "their names tell no modality, or others of their case were taken instead"
+_WHY_IGNORED = "their names contain no modality, or their case has other files for it"
 _EXPECTED_NAMES = "CASE_t1, CASE_t1ce, CASE_t2 and CASE_flair, or CASE-t1n, -t1c, -t2w and -t2f"
 
 
@@ -55,7 +55,7 @@ class Discovery:
     """The cases below a data folder."""
 
     cases: tuple[Case, ...]
-    """Cases by id; none of their files has been opened yet."""
+    """Cases in the order of their ids; no file has been opened."""
     notices: tuple[str, ...]
     """Files that were ignored although they may be scans."""
 
@@ -64,7 +64,7 @@ def find_cases(root: Path) -> Discovery:
     """Find the cases of all layouts below a folder, without opening their files.
 
     Raises:
-        LayoutError: The folder does not exist, or nothing in it is a case.
+        LayoutError: The folder does not exist or contains no case.
 
     Example:
         >>> import tempfile
@@ -103,8 +103,8 @@ def find_cases(root: Path) -> Discovery:
 def find_data(places: Iterable[Path]) -> Path | None:
     """Return the folder that contains the labelled cases of one release, or None without any.
 
-    The first place with labelled cases is taken, and in it the release with most of them: a mount
-    may contain several data sets, at any depth.
+    In the first place with labelled cases, the release with most of them is chosen: a mount may
+    contain several data sets, at any depth.
 
     Args:
         places: Folders to search, such as `/kaggle/input`; they need not exist.
@@ -124,13 +124,13 @@ def find_data(places: Iterable[Path]) -> Path | None:
     return None
 
 
-def is_dataset(folder: Folder, folders: Mapping[Path, Folder]) -> bool:
+def _is_dataset(folder: Folder, folders: Mapping[Path, Folder]) -> bool:
     """Return whether a folder has a `dataset.json` and images for training."""
     return _DESCRIPTION in folder.others and folder.path / "imagesTr" in folders
 
 
-def read_dataset(root: Path, folder: Folder, folders: Mapping[Path, Folder]) -> Iterator[Case]:
-    """Find the cases of a folder with a `dataset.json`; none if it names no MRI modality of BraTS.
+def _cases_of_dataset(root: Path, folder: Folder, folders: Mapping[Path, Folder]) -> Iterator[Case]:
+    """Yield the cases of a folder with a `dataset.json`; none if it has no modality of BraTS.
 
     Raises:
         LayoutError: The `dataset.json` is not valid.
@@ -140,7 +140,7 @@ def read_dataset(root: Path, folder: Folder, folders: Mapping[Path, Folder]) -> 
         return
     empty = Folder(path=folder.path)
     training, training_labels, test, test_labels = (
-        folders.get(folder.path / name, empty).scans for name in DATASET_FOLDERS
+        folders.get(folder.path / name, empty).scans for name in _DATASET_FOLDERS
     )
     yield from _cases(description, training, training_labels)
     yield from _cases(description, test, test_labels)
@@ -149,9 +149,9 @@ def read_dataset(root: Path, folder: Folder, folders: Mapping[Path, Folder]) -> 
 def _cases_in(folders: Mapping[Path, Folder], root: Path) -> Iterator[Case]:
     of_datasets: set[Path] = set()
     for path, folder in folders.items():
-        if is_dataset(folder, folders):
-            of_datasets |= {path / name for name in DATASET_FOLDERS}
-            yield from read_dataset(root, folder, folders)
+        if _is_dataset(folder, folders):
+            of_datasets |= {path / name for name in _DATASET_FOLDERS}
+            yield from _cases_of_dataset(root, folder, folders)
         elif path not in of_datasets:
             yield from _cases_of(folder, (root.resolve() / path).name)
 
@@ -168,13 +168,13 @@ def _cases_of(folder: Folder, name: str) -> Iterator[Case]:
 
 
 def _grouped(folder: Folder, name: str) -> Mapping[str, Sequence[NiftiFile]]:
-    """Group scans by case; `name` is the name of the folder."""
+    """Group the scans of a folder by case id; `name` is the name of the folder."""
     groups: defaultdict[str, list[NiftiFile]] = defaultdict(list)
     for scan in folder.scans:
         if scan.name.kind:
             groups[scan.name.case or name].append(scan)
     if name in groups and parse_case_id(name).release != UNKNOWN:
-        # the folder of one case: other files were derived from it
+        # the folder of one case: files with other names are derived from it
         return {name: groups[name]}
     if any(parse_case_id(case_id).release != UNKNOWN for case_id in groups):
         return groups
@@ -252,7 +252,7 @@ def _misnamed_label(case_id: str, unnamed: Sequence[NiftiFile]) -> NiftiFile | N
 
 
 def _completed(case: Case, root: Path) -> Case:
-    """Add what is derived in the same way for all layouts."""
+    """Add the fields that do not depend on the layout."""
     folder = case.images[0].path.parent
     return replace(
         case,
@@ -266,7 +266,7 @@ def _completed(case: Case, root: Path) -> Case:
 def _missing(case: Case, folder: Path) -> Iterator[str]:
     missing = [modality for modality in MODALITIES if getattr(case, modality) is None]
     found, expected = f"no {', '.join(missing)}", f"{', '.join(MODALITIES)}"
-    next_step = "Add what is missing, or leave the case out."
+    next_step = "Add the missing files, or leave the case out."
     if case.release == MEN_RT:
         found = "a case of the radiotherapy task, which has one modality and another target"
         next_step = "Leave it out: this task is not supported."
@@ -275,7 +275,7 @@ def _missing(case: Case, folder: Path) -> Iterator[str]:
 
 
 def _files_key(case: Case, root: Path) -> str:
-    """Hash names, sizes and times of change: cheap, and sensitive to any ordinary change."""
+    """Hash names, sizes and times of change of the files of a case."""
     key = hashlib.sha256()
     for kind in (*MODALITIES, LABEL):
         scan: ScanFile | None = getattr(case, kind)
@@ -316,11 +316,11 @@ class _Description(BaseModel):
     channels: dict[int, str] = Field(validation_alias=AliasChoices("channel_names", "modality"))
     """Modality by index along the fourth axis, or by the number in the file name."""
     labels: dict[str, str | int | list[int]]
-    """Tissue by value or value by tissue; or the values of a region."""
+    """Tissue by value, value by tissue, or values by region."""
 
     @property
     def modalities(self) -> dict[int, str | None]:
-        """Modality at each index; None if it is none of BraTS."""
+        """Modality at each index; None for one that BraTS does not have."""
         return {place: modality_named(name) for place, name in self.channels.items()}
 
 

@@ -24,23 +24,23 @@ _FORBIDDEN = frozenset('/\\:*?"<>|\0')
 def find_inputs(paths: Sequence[Path]) -> tuple[Case, ...]:
     """Return the cases in folders and tables of paths, sorted by id.
 
-    Their roots are absolute, so that a worker on another machine finds the files. What is wrong with
-    a case is among its problems.
+    Their roots are absolute, so that a worker on another machine finds the files. Errors of a case
+    are listed in its `problems`.
 
     Raises:
         LayoutError: A folder contains no cases.
         UsageError: A path is neither a folder nor a table, or a table cannot be read.
     """
     found = [case for path in paths for case in _inputs_of(path)]
-    places = Counter(case.case_id for case in found)
-    checked = [_checked(case, places) for case in found]
+    n_of_id = Counter(case.case_id for case in found)
+    checked = [_checked(case, n_of_id) for case in found]
     return tuple(sorted(checked, key=lambda case: (case.case_id, str(case.images[:1]))))
 
 
 def single_input(case_id: str | None, files: Mapping[str, Path]) -> Case:
     """Return the case of four files, given by modality.
 
-    Without an id, the part of the file names before the modality is taken, or else the name of the
+    The default id is the common part of the file names before the modality, or else the name of the
     folder.
     """
     if case_id is None:
@@ -123,25 +123,27 @@ def _case(case_id: str, scans: Mapping[str, ScanFile], root: Path) -> Case:
     )
 
 
-def _checked(case: Case, places: Mapping[str, int]) -> Case:
-    problems = [*case.problems, *_problems(case, places)]
+def _checked(case: Case, n_of_id: Mapping[str, int]) -> Case:
+    problems = [*case.problems, *_problems(case, n_of_id)]
     return replace(case, problems=tuple(problems))
 
 
-def _problems(case: Case, places: Mapping[str, int]) -> Iterator[str]:
+def _problems(case: Case, n_of_id: Mapping[str, int]) -> Iterator[str]:
     files = " and ".join(map(str, case.images)) or "(none)"
     if missing := [modality for modality in MODALITIES if getattr(case, modality) is None]:
         found = f"no {', '.join(missing)}"
         if not case.problems:
             yield str(
-                CaseError(case.case_id, files, found, ", ".join(MODALITIES), "Add what is missing.")
+                CaseError(
+                    case.case_id, files, found, ", ".join(MODALITIES), "Add the missing files."
+                )
             )
     name = case.case_id
     if not name or name.startswith(".") or name != name.strip() or _FORBIDDEN & set(name):
         found = f"the id {name!r}, which cannot be the name of a file"
-        expected, next_step = "a name without path or sign", "Give the case another id."
+        expected, next_step = "a file name without special characters", "Give the case another id."
         yield str(CaseError(name, files, found, expected, next_step))
-    if places[name] > 1:
-        found = f"{places[name]} cases of this id"
+    if n_of_id[name] > 1:
+        found = f"{n_of_id[name]} cases of this id"
         next_step = "Rename or omit all but one: their results would have the same name."
         yield str(CaseError(name, files, found, "one", next_step))
