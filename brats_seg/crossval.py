@@ -99,8 +99,12 @@ class CrossValidation:
         return self.results.scores if self.results else ()
 
 
-def _ignore(outcome: CaseOutcome) -> None:
-    pass
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldOutCases:
+    """The cases that were held out of one run, with their scans."""
+
+    run: Path
+    cases: tuple[Case, ...]
 
 
 def cross_validate(  # noqa: PLR0913 - the settings of a whole cross-validation
@@ -115,7 +119,7 @@ def cross_validate(  # noqa: PLR0913 - the settings of a whole cross-validation
     prepared_path: Path | None = None,
     max_hours: float | None = None,
     track: Track = untracked,
-    on_case: Callable[[CaseOutcome], None] = _ignore,
+    on_case: Callable[[CaseOutcome], None] = lambda _: None,
 ) -> CrossValidation:
     """Train every fold, then predict, score and export with the runs.
 
@@ -178,14 +182,6 @@ def cross_validate(  # noqa: PLR0913 - the settings of a whole cross-validation
         fingerprint=exported.fingerprint,
     )
     return CrossValidation(runs=paths, trainings=trainings, results=results)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HeldOutCases:
-    """The cases that were held out of one run, with their scans."""
-
-    run: Path
-    cases: tuple[Case, ...]
 
 
 def held_out_cases(held_out: Sequence[HeldOut], index: CaseIndex) -> tuple[HeldOutCases, ...]:

@@ -13,6 +13,7 @@ import nibabel as nib
 import numpy as np
 
 from brats_seg.cases.conventions import Resolution, check_values, resolve
+from brats_seg.cases.layouts import LABEL, parse_case_id
 from brats_seg.cases.nifti import (
     Geometry,
     Volume,
@@ -87,6 +88,27 @@ class Case:
     """Hash of the voxels of the first modality: equal for the same scan under two ids."""
     files_key: str = ""
     """Hash of names, sizes and times of change: differs if a file of the case is replaced."""
+
+    @classmethod
+    def named(cls, case_id: str, files: Mapping[str, ScanFile]) -> Self:
+        """Return a case whose release, patient and time point are parsed from its id.
+
+        Args:
+            case_id: Id of the case.
+            files: Files by modality, and under `LABEL` the label map.
+        """
+        name = parse_case_id(case_id)
+        return cls(
+            case_id=case_id,
+            patient_id=name.patient_id,
+            timepoint=name.timepoint,
+            release=name.release,
+            t1n=files.get("t1n"),
+            t1c=files.get("t1c"),
+            t2w=files.get("t2w"),
+            t2f=files.get("t2f"),
+            label=files.get(LABEL),
+        )
 
     @property
     def images(self) -> tuple[ScanFile, ...]:

@@ -41,9 +41,7 @@ from brats_seg.errors import CaseError, LayoutError
 from brats_seg.labels import CONVENTIONS, MODALITIES
 
 log = logging.getLogger(__name__)
-
 _DATASET_FOLDERS = ("imagesTr", "labelsTr", "imagesTs", "labelsTs")
-
 _DESCRIPTION = "dataset.json"
 _CHANNEL = re.compile(r"(?P<case>.+)_(?P<channel>\d{4})")
 _WHY_IGNORED = "their names contain no modality, or their case has other files for it"
@@ -58,6 +56,20 @@ class Discovery:
     """Cases in the order of their ids; no file has been opened."""
     notices: tuple[str, ...]
     """Files that were ignored although they may be scans."""
+
+
+class _Description(BaseModel):
+    """The parts of a `dataset.json` that are used."""
+
+    channels: dict[int, str] = Field(validation_alias=AliasChoices("channel_names", "modality"))
+    """Modality by index along the fourth axis, or by the number in the file name."""
+    labels: dict[str, str | int | list[int]]
+    """Tissue by value, value by tissue, or values by region."""
+
+    @property
+    def modalities(self) -> dict[int, str | None]:
+        """Modality at each index; None for one that BraTS does not have."""
+        return {place: modality_named(name) for place, name in self.channels.items()}
 
 
 def find_cases(root: Path) -> Discovery:
@@ -124,6 +136,16 @@ def find_data(places: Iterable[Path]) -> Path | None:
     return None
 
 
+def _cases_in(folders: Mapping[Path, Folder], root: Path) -> Iterator[Case]:
+    of_datasets: set[Path] = set()
+    for path, folder in folders.items():
+        if _is_dataset(folder, folders):
+            of_datasets |= {path / name for name in _DATASET_FOLDERS}
+            yield from _cases_of_dataset(root, folder, folders)
+        elif path not in of_datasets:
+            yield from _cases_of(folder, (root.resolve() / path).name)
+
+
 def _is_dataset(folder: Folder, folders: Mapping[Path, Folder]) -> bool:
     """Return whether a folder has a `dataset.json` and images for training."""
     return _DESCRIPTION in folder.others and folder.path / "imagesTr" in folders
@@ -142,18 +164,69 @@ def _cases_of_dataset(root: Path, folder: Folder, folders: Mapping[Path, Folder]
     training, training_labels, test, test_labels = (
         folders.get(folder.path / name, empty).scans for name in _DATASET_FOLDERS
     )
-    yield from _cases(description, training, training_labels)
-    yield from _cases(description, test, test_labels)
+    yield from _cases_described(description, training, training_labels)
+    yield from _cases_described(description, test, test_labels)
 
 
-def _cases_in(folders: Mapping[Path, Folder], root: Path) -> Iterator[Case]:
-    of_datasets: set[Path] = set()
-    for path, folder in folders.items():
-        if _is_dataset(folder, folders):
-            of_datasets |= {path / name for name in _DATASET_FOLDERS}
-            yield from _cases_of_dataset(root, folder, folders)
-        elif path not in of_datasets:
-            yield from _cases_of(folder, (root.resolve() / path).name)
+def _read_description(path: Path) -> _Description:
+    try:
+        return _Description.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        found = ", ".join(
+            f"{'.'.join(map(str, part['loc'])) or 'file'}: {part['msg']}" for part in error.errors()
+        )
+        msg = (
+            f"{path} is not valid ({found}). Expected the names of the modalities by their "
+            "index under 'modality' or 'channel_names', and the values under 'labels'."
+        )
+        raise LayoutError(msg) from error
+
+
+def _cases_described(
+    description: _Description, images: Sequence[NiftiFile], labels: Sequence[NiftiFile]
+) -> Iterator[Case]:
+    label_of = {scan.name.stem: ScanFile(path=scan.path) for scan in labels}
+    files: defaultdict[str, dict[str, ScanFile]] = defaultdict(dict)
+    for scan in images:
+        channel = _CHANNEL.fullmatch(scan.name.stem)
+        for place, modality in description.modalities.items():
+            if modality and channel and int(channel["channel"]) == place:
+                files[channel["case"]][modality] = ScanFile(path=scan.path)
+            elif modality and not channel:
+                files[scan.name.stem][modality] = ScanFile(path=scan.path, volume=place)
+    for case_id, found in files.items():
+        label = label_of.get(case_id)
+        is_msd = any(scan.volume is not None for scan in found.values())
+        yield replace(
+            Case.named(case_id, found),
+            release=DECATHLON if is_msd else NNUNET,
+            label_convention=_convention_of(description.labels) if label else "",
+            label=label,
+        )
+
+
+def _convention_of(labels: Mapping[str, str | int | list[int]]) -> str:
+    """Return the convention with the same values for oedema and enhancing tumour, or nothing."""
+    values = dict(map(_name_and_values, labels.items()))
+    enhancing = [v for name, v in values.items() if name.startswith("enhancing") or name == "et"]
+    oedema = [v for name, v in values.items() if "edema" in name or name in {"ed", "snfh"}]
+    if not oedema and len(values) > 1:
+        # labels are regions: the whole tumour is the core and the oedema
+        core, whole = sorted(values.values(), key=len)[-2:]
+        oedema = [whole - core]
+    for convention in CONVENTIONS:
+        wt, tc, et = map(frozenset, convention.regions)
+        all_known = frozenset().union(*values.values()) <= convention.values
+        if enhancing == [et] and oedema == [wt - tc] and all_known:
+            return convention.name
+    return ""
+
+
+def _name_and_values(label: tuple[str, str | int | list[int]]) -> tuple[str, frozenset[int]]:
+    key, value = label
+    if isinstance(value, str):
+        return value.lower(), frozenset({int(key)} if key.isdecimal() else ())
+    return key.lower(), frozenset(value if isinstance(value, list) else {value})
 
 
 def _cases_of(folder: Folder, name: str) -> Iterator[Case]:
@@ -185,7 +258,6 @@ def _grouped(folder: Folder, name: str) -> Mapping[str, Sequence[NiftiFile]]:
 
 
 def _assembled(case_id: str, scans: Sequence[NiftiFile], unnamed: Sequence[NiftiFile]) -> Case:
-    name = parse_case_id(case_id)
     candidates = {
         kind: _plainest([scan for scan in scans if scan.name.kind == kind])
         for kind in (*MODALITIES, LABEL)
@@ -207,19 +279,8 @@ def _assembled(case_id: str, scans: Sequence[NiftiFile], unnamed: Sequence[Nifti
         remarks.append(
             f"{label.path.name} was taken as the label map, although its name does not say so"
         )
-    return Case(
-        case_id=case_id,
-        patient_id=name.patient_id,
-        timepoint=name.timepoint,
-        release=name.release,
-        t1n=files.get("t1n"),
-        t1c=files.get("t1c"),
-        t2w=files.get("t2w"),
-        t2f=files.get("t2f"),
-        label=files.get(LABEL),
-        problems=tuple(problems),
-        remarks=tuple(remarks),
-    )
+    case = Case.named(case_id, files)
+    return replace(case, problems=tuple(problems), remarks=tuple(remarks))
 
 
 def _plainest(scans: Sequence[NiftiFile]) -> list[NiftiFile]:
@@ -308,85 +369,3 @@ def _folder_of(place: Path, cases: Sequence[Case]) -> Path:
     # the tables of a release are beside its case folders, not in them
     above = folders if len(folders) < len(chosen) else {folder.parent for folder in folders}
     return Path(os.path.commonpath(above))
-
-
-class _Description(BaseModel):
-    """The parts of a `dataset.json` that are used."""
-
-    channels: dict[int, str] = Field(validation_alias=AliasChoices("channel_names", "modality"))
-    """Modality by index along the fourth axis, or by the number in the file name."""
-    labels: dict[str, str | int | list[int]]
-    """Tissue by value, value by tissue, or values by region."""
-
-    @property
-    def modalities(self) -> dict[int, str | None]:
-        """Modality at each index; None for one that BraTS does not have."""
-        return {place: modality_named(name) for place, name in self.channels.items()}
-
-
-def _read_description(path: Path) -> _Description:
-    try:
-        return _Description.model_validate_json(path.read_bytes())
-    except ValidationError as error:
-        found = ", ".join(
-            f"{'.'.join(map(str, part['loc'])) or 'file'}: {part['msg']}" for part in error.errors()
-        )
-        msg = (
-            f"{path} is not valid ({found}). Expected the names of the modalities by their "
-            "index under 'modality' or 'channel_names', and the values under 'labels'."
-        )
-        raise LayoutError(msg) from error
-
-
-def _cases(
-    description: _Description, images: Sequence[NiftiFile], labels: Sequence[NiftiFile]
-) -> Iterator[Case]:
-    label_of = {scan.name.stem: ScanFile(path=scan.path) for scan in labels}
-    files: defaultdict[str, dict[str, ScanFile]] = defaultdict(dict)
-    for scan in images:
-        channel = _CHANNEL.fullmatch(scan.name.stem)
-        for place, modality in description.modalities.items():
-            if modality and channel and int(channel["channel"]) == place:
-                files[channel["case"]][modality] = ScanFile(path=scan.path)
-            elif modality and not channel:
-                files[scan.name.stem][modality] = ScanFile(path=scan.path, volume=place)
-    for case_id, found in files.items():
-        name = parse_case_id(case_id)
-        label = label_of.get(case_id)
-        is_msd = any(scan.volume is not None for scan in found.values())
-        yield Case(
-            case_id=case_id,
-            patient_id=name.patient_id,
-            timepoint=name.timepoint,
-            release=DECATHLON if is_msd else NNUNET,
-            label_convention=_convention_of(description.labels) if label else "",
-            t1n=found.get("t1n"),
-            t1c=found.get("t1c"),
-            t2w=found.get("t2w"),
-            t2f=found.get("t2f"),
-            label=label,
-        )
-
-
-def _convention_of(labels: Mapping[str, str | int | list[int]]) -> str:
-    """Return the convention with the same values for oedema and enhancing tumour, or nothing."""
-    values = dict(map(_name_and_values, labels.items()))
-    enhancing = [v for name, v in values.items() if name.startswith("enhancing") or name == "et"]
-    oedema = [v for name, v in values.items() if "edema" in name or name in {"ed", "snfh"}]
-    if not oedema and len(values) > 1:
-        # labels are regions: the whole tumour is the core and the oedema
-        core, whole = sorted(values.values(), key=len)[-2:]
-        oedema = [whole - core]
-    for convention in CONVENTIONS:
-        wt, tc, et = map(frozenset, convention.regions)
-        all_known = frozenset().union(*values.values()) <= convention.values
-        if enhancing == [et] and oedema == [wt - tc] and all_known:
-            return convention.name
-    return ""
-
-
-def _name_and_values(label: tuple[str, str | int | list[int]]) -> tuple[str, frozenset[int]]:
-    key, value = label
-    if isinstance(value, str):
-        return value.lower(), frozenset({int(key)} if key.isdecimal() else ())
-    return key.lower(), frozenset(value if isinstance(value, list) else {value})

@@ -10,7 +10,7 @@ from typing import Any
 
 from brats_seg.cases.case import Case, ScanFile
 from brats_seg.cases.discovery import find_cases
-from brats_seg.cases.layouts import modality_named, parse_case_id, parse_file_name
+from brats_seg.cases.layouts import modality_named, parse_file_name
 from brats_seg.errors import CaseError, UsageError
 from brats_seg.labels import MODALITIES
 from brats_seg.tables import read_table
@@ -49,7 +49,7 @@ def single_input(case_id: str | None, files: Mapping[str, Path]) -> Case:
         folder = next(iter(files.values())).absolute().parent.name
         case_id = (ids.pop() if len(ids) == 1 else "") or folder
     scans = {modality: ScanFile(path=path.absolute()) for modality, path in files.items()}
-    case = _case(case_id, scans, Path("/"))
+    case = replace(Case.named(case_id, scans), root=Path("/"))
     return _checked(case, Counter([case_id]))
 
 
@@ -79,7 +79,7 @@ def _table_inputs(path: Path) -> Iterator[Case]:
                 for name, cell in cells.items()
                 if (modality := modality_named(name))
             }
-            yield _case(cells["case_id"], scans, path.absolute().parent)
+            yield replace(Case.named(cells["case_id"], scans), root=path.absolute().parent)
     except (OSError, UsageError, ValueError, AttributeError, KeyError, TypeError) as error:
         msg = (
             f"{path} cannot be read as a table of cases ({type(error).__name__}: {error}). "
@@ -106,21 +106,6 @@ def _json_rows(path: Path) -> Sequence[Mapping[Any, Any]]:
 
 
 _TABLES = {".csv": _csv_rows, ".json": _json_rows}
-
-
-def _case(case_id: str, scans: Mapping[str, ScanFile], root: Path) -> Case:
-    name = parse_case_id(case_id)
-    return Case(
-        case_id=case_id,
-        patient_id=name.patient_id,
-        root=root,
-        timepoint=name.timepoint,
-        release=name.release,
-        t1n=scans.get("t1n"),
-        t1c=scans.get("t1c"),
-        t2w=scans.get("t2w"),
-        t2f=scans.get("t2f"),
-    )
 
 
 def _checked(case: Case, n_of_id: Mapping[str, int]) -> Case:
