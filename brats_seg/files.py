@@ -149,8 +149,8 @@ def writable_folder(wanted: Path) -> Path:
     except OSError as error:
         instead = Path(tempfile.mkdtemp(prefix=f"{wanted.name}-"))
         log.warning(
-            "%s cannot be written to (%s): results go to %s, which may not last. Name a folder that "
-            "is yours to write.",
+            "%s cannot be written to (%s): results are written to %s, which may be deleted later. "
+            "Choose a folder that you can write to.",
             wanted.absolute(),
             error.strerror,
             instead,
@@ -185,6 +185,6 @@ def explained(error: OSError, path: Path, *, when_full: str = _WHEN_FULL) -> Exc
         return EnvironmentalError(f"the disk is full: {path} could not be written. {when_full}")
     if error.errno in _NOT_WRITABLE:
         return EnvironmentalError(
-            f"{path} cannot be written: {error.strerror}. Choose a folder that is yours to write."
+            f"{path} cannot be written: {error.strerror}. Choose a folder that you can write to."
         )
     return error

@@ -44,7 +44,7 @@ def written(root: Path, case_id: str = "BraTS2021_00000", **values: object) -> C
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each file has been read."""
+    """Return a counter of how often each file is read."""
     counts: Counter[str] = Counter()
     read_bytes = Path.read_bytes
 

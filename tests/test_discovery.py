@@ -666,7 +666,7 @@ def test_a_description_without_images_describes_nothing(tmp_path: Path) -> None:
 
 
 def test_the_folder_above_the_case_folders_is_found_at_any_depth(tmp_path: Path) -> None:
-    """As BraTS 2020 lies on Kaggle, whose newer mounts put the owner in between."""
+    """The layout of BraTS 2020 on Kaggle, where newer mounts have a folder for the owner."""
     scans = (
         tmp_path / "input" / "datasets" / "owner" / "brats20" / "BraTS2020_TrainingData" / "MICCAI"
     )

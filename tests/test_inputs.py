@@ -111,7 +111,7 @@ def test_a_name_that_leaves_the_output_folder_is_a_problem(tmp_path: Path, name:
 
 
 def test_two_cases_of_one_id_are_both_refused(tmp_path: Path) -> None:
-    """Their results would have one name, and one of them would be lost."""
+    """One of the results would overwrite the other."""
     for place in ("a", "b"):
         write_case(tmp_path / place)
 

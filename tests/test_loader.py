@@ -33,7 +33,7 @@ AUGMENTS = ("none", "light", "full")
 
 
 class DeadlyDataset(PatchDataset):
-    """Ends the process that asks for the fourth draw of a case, as the system does for memory."""
+    """Kills the process that loads the fourth patch of a case, as the system does if memory runs out."""
 
     def __getitem__(self, key: PatchKey) -> Sample:
         if key.draw == 3:
@@ -219,7 +219,7 @@ def test_an_error_in_a_transform_of_a_user_names_the_transform(folder: Path) -> 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two prepared cases of some 45 voxels an edge."""
+    """Two prepared cases of about 45 voxels an edge."""
     return write_prepared(tmp_path_factory.mktemp("data"), n_cases=2, shape=(48, 48, 48))
 
 
@@ -306,7 +306,7 @@ def test_other_seeds_epochs_cases_and_draws_are_other_patches(pair: Path) -> Non
 
 
 def test_augmentation_leaves_the_place_of_a_patch(pair: Path) -> None:
-    """With and without it a case is seen at the same places: only what is seen changes."""
+    """Patches are at the same places with and without augmentation."""
     plain, light = (dataset_of(pair, augment) for augment in ("none", "light"))
     for key in keys_of(10):
         n_tumour = [int(dataset[key].target[0].sum()) for dataset in (plain, light)]

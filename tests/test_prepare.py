@@ -75,7 +75,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def stamps(folder: Path) -> dict[str, tuple[int, int]]:
-    """Tell each case's image apart from one written anew."""
+    """Return inode and time of change of each image, which differ if it is written again."""
     status = {case_id: next((folder / case_id).glob("image.*")).stat() for case_id in IDS}
     return {case_id: (found.st_ino, found.st_mtime_ns) for case_id, found in status.items()}
 
@@ -395,7 +395,7 @@ def test_real_cases_return_to_their_grid(real_data: Path, tmp_path: Path) -> Non
 
 
 def test_scans_stored_in_another_orientation_are_prepared_alike(tmp_path: Path) -> None:
-    """A network learns in one orientation; the same scan turned round gives the same crop."""
+    """The same scan in another orientation gives the same crop."""
     as_brats = write_case(tmp_path / "scans", "BraTS2021_00000")
     turned = tmp_path / "scans" / "BraTS2021_00001"
     for path in as_brats.iterdir():
@@ -458,7 +458,7 @@ def test_small_volumes_are_counted_whole(tmp_path: Path) -> None:
 def test_of_large_volumes_a_brain_is_counted(
     tmp_path: Path, spacing_mm: float, n_voxels: int
 ) -> None:
-    """A 200 mm cube holds more than a brain at 1 mm; 400 mm in 2 mm voxels likewise."""
+    """A cube of 200 or 400 mm is larger than a brain."""
     write_case(tmp_path / "scans")
     index = index_cases(tmp_path / "scans")
     # an empty volume packs well: only its header is read

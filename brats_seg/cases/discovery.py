@@ -41,6 +41,7 @@ from brats_seg.errors import CaseError, LayoutError
 from brats_seg.labels import CONVENTIONS, MODALITIES
 
 log = logging.getLogger(__name__)
+
 _DATASET_FOLDERS = ("imagesTr", "labelsTr", "imagesTs", "labelsTs")
 _DESCRIPTION = "dataset.json"
 _CHANNEL = re.compile(r"(?P<case>.+)_(?P<channel>\d{4})")
@@ -102,9 +103,9 @@ def find_cases(root: Path) -> Discovery:
         *describe("NIfTI files were ignored", unused, _WHY_IGNORED),
     ]
     if not cases:
-        seen = "; ".join(notices) or "it holds no scans"
+        reason = "; ".join(notices) or "it holds no scans"
         msg = (
-            f"{root} holds no cases: {seen}. Expected a release of BraTS, the decathlon's "
+            f"{root} holds no cases: {reason}. Expected a release of BraTS, the decathlon's "
             f"Task01_BrainTumour, or NIfTI files called {_EXPECTED_NAMES}."
         )
         raise LayoutError(msg)

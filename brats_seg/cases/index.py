@@ -292,7 +292,7 @@ def _resolved(group: Sequence[OpenedCase], labels: str) -> Iterator[Case]:
     if found.is_open:
         remarks = (
             f"the label values {' '.join(map(str, sorted(values)))} were read as "
-            f"{found.convention.name}, but the names leave it open: if that is wrong, name the "
+            f"{found.convention.name}, but the names do not confirm it: if that is wrong, name the "
             "convention with --labels",
         )
     for one in group:

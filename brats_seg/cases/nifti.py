@@ -235,7 +235,7 @@ class PackedFile:
             raise self._unreadable(error) from error
 
     def read_head(self, n_bytes: int) -> bytes:
-        """Read the first bytes of the unpacked content, fewer if it is shorter."""
+        """Return the first bytes of the decompressed content, fewer if it is shorter."""
         try:
             with self.path.open("rb") as stream:
                 return self._head(stream, n_bytes)
@@ -243,13 +243,13 @@ class PackedFile:
             raise self._unreadable(error) from error
 
     def head_of(self, packed: bytes, n_bytes: int) -> bytes:
-        """Return the same as `read_head`, given the result of `read_bytes`."""
+        """Return the first bytes of the decompressed content, given the result of `read_bytes`."""
         return self._head(BytesIO(packed), n_bytes)
 
     def check_length(self, n_bytes: int) -> None:
         """Raise `CaseError` if the unpacked content is shorter than `n_bytes`.
 
-        The last bytes state its length; the file is unpacked only if they look wrong.
+        The last bytes of a gzip file state the length; it is decompressed only if they are implausible.
         """
         try:
             with self.path.open("rb") as stream:
