@@ -99,11 +99,15 @@ class CrossValidation:
         return self.results.scores if self.results else ()
 
 
-def _ignore(outcome: CaseOutcome) -> None:
-    pass
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldOutCases:
+    """The cases that were held out of one run, with their scans."""
+
+    run: Path
+    cases: tuple[Case, ...]
 
 
-def cross_validate(  # noqa: PLR0913 - everything that a person says of a cross-validation
+def cross_validate(  # noqa: PLR0913 - the settings of a whole cross-validation
     data: Path,
     *,
     folds: Sequence[int] | None = None,
@@ -115,7 +119,7 @@ def cross_validate(  # noqa: PLR0913 - everything that a person says of a cross-
     prepared_path: Path | None = None,
     max_hours: float | None = None,
     track: Track = untracked,
-    on_case: Callable[[CaseOutcome], None] = _ignore,
+    on_case: Callable[[CaseOutcome], None] = lambda _: None,
 ) -> CrossValidation:
     """Train every fold, then predict, score and export with the runs.
 
@@ -127,16 +131,16 @@ def cross_validate(  # noqa: PLR0913 - everything that a person says of a cross-
         folds: Folds to hold out; by default all of the fold table.
         output: Folder to write to.
         runs: Folder of the runs `fold0`, `fold1` and so on.
-        protocol: ScoringProtocol of the scores, as `protocol_named` returns it.
+        protocol: Scoring protocol, as `protocol_named` returns it.
         metric: Metric to tune for, `dice` or `lesionwise`; by default that of the protocol.
-        config: Settings of training; device and precision are those of prediction too.
+        config: Settings of training; its device and precision are used for prediction too.
         prepared_path: Folder of prepared cases; by default the one that training uses.
         max_hours: Hours after which training stops; the next call continues it.
         track: Shows the progress.
         on_case: Called with the outcome of each held-out case that is predicted.
 
     Raises:
-        UsageError: A setting or a folder cannot be used; this is found before anything is trained.
+        UsageError: A setting or a folder cannot be used; this is checked before training.
         CaseProblemsError: Cases cannot be used.
         EnvironmentalError: A folder cannot be written to, or memory or the device fails.
     """
@@ -178,14 +182,6 @@ def cross_validate(  # noqa: PLR0913 - everything that a person says of a cross-
         fingerprint=exported.fingerprint,
     )
     return CrossValidation(runs=paths, trainings=trainings, results=results)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HeldOutCases:
-    """Cases that were held out of one run, with their scans."""
-
-    run: Path
-    cases: tuple[Case, ...]
 
 
 def held_out_cases(held_out: Sequence[HeldOut], index: CaseIndex) -> tuple[HeldOutCases, ...]:
@@ -235,7 +231,7 @@ def reference_pairs(parts: Sequence[HeldOutCases], predictions: Path) -> Pairing
 def score_predictions(
     pairing: Pairing, protocol: ScoringProtocol, folder: Path, *, n_workers: int, track: Track
 ) -> Evaluation | None:
-    """Write the scores of all pairs, or return None if they are there already.
+    """Score all pairs and write the scores, or return None if that has been done already.
 
     Raises:
         EnvironmentalError: A process was killed, or the folder cannot be written to.
@@ -244,7 +240,7 @@ def score_predictions(
     if (folder / SCORES_NAME).exists() and _stored_key(folder) == key:
         return None
     evaluation = evaluate_pairs(pairing, protocol, n_workers=n_workers, track=track)
-    # no key in between: killed here, the scores are computed again
+    # remove the key first: if the process is killed here, the scores are computed again
     (folder / _KEY_NAME).unlink(missing_ok=True)
     write_scores(evaluation.scores, folder / SCORES_NAME)
     if not evaluation.failures:

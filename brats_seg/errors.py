@@ -10,7 +10,7 @@ BratsError                1  something about the data is wrong
 |  |- ConfigError         2  a setting is unknown or out of range
 |  |- FoldError           2  the fold table leaks, or lacks the requested fold
 |  `- ResumeError         2  a run cannot be resumed with the given settings
-`- EnvironmentalError     3  disk, permissions, device or memory do not allow it
+`- EnvironmentalError     3  disk, permissions, device or memory prevent the work
 """
 
 from collections.abc import Sequence
@@ -71,7 +71,7 @@ class UnusableCaseError(CaseError):
 
 
 class LabelError(CaseError):
-    """A label map contains values that its convention does not know."""
+    """A label map has values that its convention does not contain."""
 
 
 class LayoutError(BratsError):
@@ -99,6 +99,6 @@ class ResumeError(UsageError):
 
 
 class EnvironmentalError(BratsError):
-    """Disk, permissions, device or memory do not allow it."""
+    """Disk, permissions, device or memory prevent the work."""
 
     exit_code = 3

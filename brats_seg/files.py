@@ -1,8 +1,8 @@
 """Write whole files and folders, lock folders, and report disk space.
 
-Files and folders are written under a temporary name beside their place, synced, and then renamed: a
-reader never sees half of one. The temporary name starts with a dot and the number of
-the process; `remove_leftovers` removes what a killed process has left.
+Files and folders are written under a temporary name in the same folder, synced, and then renamed: a
+reader never sees an incomplete one. The temporary name starts with a dot and the process id;
+`remove_leftovers` removes the files or folders that a killed process has left.
 """
 
 import errno
@@ -62,9 +62,9 @@ def whole_file(path: Path) -> Iterator[Path]:
 def whole_folder(path: Path, *, when_full: str = _WHEN_FULL) -> Iterator[Path]:
     """Provide an empty folder beside `path` to fill, and move it to `path` at the end.
 
-    An exception inside leaves an earlier folder as it was. The caller must sync the files
-    inside. If the process is killed, the earlier folder exists, or the new one, or
-    neither; `remove_leftovers` removes the rest.
+    An exception inside leaves an earlier folder as it was. The caller must sync the files inside. If
+    the process is killed, the earlier folder exists, or the new one, or neither; `remove_leftovers`
+    removes the temporary ones.
 
     Args:
         path: Folder to create or to replace.
@@ -93,9 +93,13 @@ def whole_folder(path: Path, *, when_full: str = _WHEN_FULL) -> Iterator[Path]:
 
 
 def remove_leftovers(folder: Path, *, folders: bool = False) -> None:
-    """Remove the files, or else the folders, that killed processes have left in a folder.
+    """Remove the temporary files that killed processes have left in a folder.
 
-    No other process may be writing files, or else folders, there at the same time.
+    No other process may be writing there at the same time.
+
+    Args:
+        folder: Folder to clean.
+        folders: Whether to remove temporary folders instead of files.
     """
     for path in folder.iterdir():
         if _LEFTOVER.fullmatch(path.name) and path.is_dir() == folders:
@@ -107,7 +111,7 @@ def remove_leftovers(folder: Path, *, folders: bool = False) -> None:
 
 @contextmanager
 def locked(path: Path, *, when_taken: Exception | None = None) -> Iterator[None]:
-    """Hold a lock, which the system releases when the process ends, however it ends.
+    """Hold a lock, which the system releases when the process ends, even if it is killed.
 
     Args:
         path: File of the lock; its folder is created if it does not exist.
@@ -145,8 +149,8 @@ def writable_folder(wanted: Path) -> Path:
     except OSError as error:
         instead = Path(tempfile.mkdtemp(prefix=f"{wanted.name}-"))
         log.warning(
-            "%s cannot be written to (%s): results go to %s, which may not last. Name a folder that "
-            "is yours to write.",
+            "%s cannot be written to (%s): results are written to %s, which may be deleted later. "
+            "Choose a folder that you can write to.",
             wanted.absolute(),
             error.strerror,
             instead,
@@ -181,6 +185,6 @@ def explained(error: OSError, path: Path, *, when_full: str = _WHEN_FULL) -> Exc
         return EnvironmentalError(f"the disk is full: {path} could not be written. {when_full}")
     if error.errno in _NOT_WRITABLE:
         return EnvironmentalError(
-            f"{path} cannot be written: {error.strerror}. Choose a folder that is yours to write."
+            f"{path} cannot be written: {error.strerror}. Choose a folder that you can write to."
         )
     return error

@@ -2,7 +2,7 @@
 
 A label map is an integer array `(X, Y, Z)`. Region masks are boolean `(3, X, Y, Z)` in the order
 of `REGIONS`: the enhancing tumour is inside the tumour core, the core inside the whole tumour. The
-tables are those that BraTS 2017-2025 and the Medical Segmentation Decathlon have published.
+conventions are those of BraTS 2017-2025 and of the Medical Segmentation Decathlon.
 """
 
 from dataclasses import dataclass
@@ -76,7 +76,7 @@ CONVENTIONS = (BRATS2017, BRATS2023, BRATS2024, BRATS2024_PED, MSD)
 
 
 def convention_named(name: str) -> LabelConvention:
-    """Return the convention of a name, or raise `ConfigError` with the names that exist.
+    """Return the convention of a name; raise `ConfigError` with the known names if there is none.
 
     Example:
         >>> convention_named("brats2017").regions

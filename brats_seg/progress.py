@@ -41,7 +41,7 @@ def _bar(console: Console) -> Iterator[Progress]:
         MofNCompleteColumn(),
         TimeRemainingColumn(),
     )
-    # in a notebook rich needs widgets, and prints a warning for every bar without them
+    # rich needs ipywidgets in a notebook, and prints a warning for every bar without them
     in_notebook = console.is_jupyter and find_spec("ipywidgets") is not None
     visible = console.is_terminal or in_notebook
     with Progress(*columns, console=console, transient=True, disable=not visible) as bar:

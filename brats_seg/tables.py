@@ -1,4 +1,4 @@
-"""CSV tables: written and read by pandas, safe to open in a spreadsheet.
+"""Write and read CSV tables, which are safe to open in a spreadsheet.
 
 A text cell that begins with `=`, `+`, `-` or `@` is a formula to a spreadsheet. Such cells are
 written with an apostrophe in front, which spreadsheets do not show, and read without it (OWASP,
@@ -26,7 +26,7 @@ def write_table(
     *,
     header: bool = True,
 ) -> None:
-    """Write rows as CSV; a reader never sees half of the file.
+    """Write rows as CSV; a reader never sees an incomplete file.
 
     Args:
         path: The file.
@@ -38,7 +38,6 @@ def write_table(
     Raises:
         EnvironmentalError: The file cannot be written.
     """
-    # object: pandas would turn a column of whole numbers with a gap into floats
     cells = [
         [row.get(column) for column in columns] if isinstance(row, Mapping) else row for row in rows
     ]
@@ -58,7 +57,7 @@ def read_table(
     separator: str = ",",
     short_rows: bool = True,
 ) -> pd.DataFrame:
-    """Read a CSV file with a header; every cell is a text, an empty one the empty text.
+    """Read a CSV file with a header; every cell is a str.
 
     Args:
         path: The file; a byte order mark, as Excel writes it, is skipped.
@@ -71,7 +70,7 @@ def read_table(
     """
     try:
         with warnings.catch_warnings():
-            # a row that is too long is cut with no more than a warning
+            # pandas cuts rows that are too long, and only warns
             warnings.simplefilter("error", pd.errors.ParserWarning)
             frame = pd.read_csv(
                 path,

@@ -44,7 +44,7 @@ def written(root: Path, case_id: str = "BraTS2021_00000", **values: object) -> C
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each file has been read."""
+    """Return a counter of how often each file is read."""
     counts: Counter[str] = Counter()
     read_bytes = Path.read_bytes
 
@@ -194,7 +194,7 @@ def test_a_file_that_is_gone_is_refused(tmp_path: Path) -> None:
     case = written(tmp_path)
     case.path_of(case.images[2]).unlink()
 
-    with pytest.raises(CaseError, match=r"_t2\.nii\.gz: found that it cannot be read"):
+    with pytest.raises(CaseError, match=r"_t2\.nii\.gz: found a file that cannot be read"):
         load_case(case)
 
 
@@ -275,7 +275,7 @@ def test_three_modalities_are_too_few() -> None:
     with pytest.raises(
         CaseError,
         match=r"case_1, file t1\.nii\.gz, t1ce\.nii\.gz, t2\.nii\.gz: found 3 modalities; expected "
-        "the four t1n, t1c, t2w, t2f. Add what is missing",
+        "the four t1n, t1c, t2w, t2f. Add the missing files",
     ):
         check_volumes("case_1", volumes()[:3], None)
 

@@ -285,7 +285,7 @@ def test_scans_without_label_maps_are_refused(run: Callable[..., Done], tmp_path
     done = run("train", "--data", "scans", *QUICK)
 
     assert done.returncode == 2
-    assert "none with a label map" in done.stderr
+    assert "none of them with a usable label map" in done.stderr
 
 
 def test_a_folder_without_scans_is_refused(run: Callable[..., Done], tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_any_id_of_a_patient_finds_what_is_known_under_another(tmp_path, case_id
 
 
 def test_patients_without_older_ids_stay_apart(tmp_path):
-    """NA is no id that they share."""
+    """NA does not count as a common id."""
     mapping = "Grade,BraTS_2018_subject_ID,BraTS_2019_subject_ID\nHGG,NA,A\nLGG,NA,B\n"
 
     table = read(tmp_path, name_mapping=mapping)
@@ -223,7 +223,7 @@ def test_what_a_case_knows_already_stays(tmp_path):
 
 
 def test_one_person_under_two_ids_becomes_one_patient(tmp_path):
-    """Or a folder with two years of BraTS would leak between folds."""
+    """Otherwise a folder with two years of BraTS would leak between folds."""
     table = read(tmp_path, name_mapping=MAPPING_2020)
     ids = ["Brats18_TCIA02_606_1", "BraTS20_Training_002", "BraTS20_Training_001", "other"]
 

@@ -40,7 +40,7 @@ N_CASES = 4
 
 @pytest.fixture
 def held_out(tmp_path: Path) -> list[HeldOut]:
-    """Two runs with random weights, each of which held two of four cases out."""
+    """Two runs with random weights; each held out two of four cases."""
     prepared = write_prepared(tmp_path, n_cases=N_CASES)
     ids = [f"BraTS2021_{number:05d}" for number in range(N_CASES)]
     runs = []

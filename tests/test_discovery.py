@@ -273,8 +273,8 @@ def test_label_maps_without_scans_are_no_cases(tmp_path: Path) -> None:
     assert discovery.cases[0].label is None
     assert discovery.notices == (
         "NIfTI files were ignored, such as "
-        "labels_1_2_3/BraTS2021_00000_seg_labels_1_2_3.nii.gz (3 in all): their names tell no "
-        "modality, or others of their case were taken instead",
+        "labels_1_2_3/BraTS2021_00000_seg_labels_1_2_3.nii.gz (3 in all): their names contain no "
+        "modality, or their case has other files for it",
     )
 
 
@@ -335,7 +335,7 @@ def test_a_missing_modality_is_a_problem_of_a_listed_case(tmp_path: Path) -> Non
 
     assert case.problems == (
         "case BraTS2021_00000, file a/BraTS2021_00000/: found no t1c, t2w; expected t1n, t1c, t2w, "
-        "t2f. Add what is missing, or leave the case out.",
+        "t2f. Add the missing files, or leave the case out.",
     )
     assert case.t1c is None
 
@@ -666,7 +666,7 @@ def test_a_description_without_images_describes_nothing(tmp_path: Path) -> None:
 
 
 def test_the_folder_above_the_case_folders_is_found_at_any_depth(tmp_path: Path) -> None:
-    """As BraTS 2020 lies on Kaggle, whose newer mounts put the owner in between."""
+    """The layout of BraTS 2020 on Kaggle, where newer mounts have a folder for the owner."""
     scans = (
         tmp_path / "input" / "datasets" / "owner" / "brats20" / "BraTS2020_TrainingData" / "MICCAI"
     )

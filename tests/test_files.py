@@ -71,7 +71,7 @@ def test_other_errors_of_the_system_stay_what_they_are(tmp_path: Path) -> None:
 
 
 def test_the_clean_up_does_not_hide_the_error(tmp_path: Path, monkeypatch) -> None:
-    """In a current folder that has been removed, as a notebook's may be."""
+    """The current folder of a notebook may have been removed."""
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
@@ -113,8 +113,8 @@ def test_work_goes_elsewhere_where_it_cannot_be_written(
 
     assert instead.is_dir()
     assert instead.name.startswith("work-")
-    assert "cannot be written to (Not a directory): results go to" in caplog.text
-    assert "Name a folder that is yours to write" in caplog.text
+    assert "cannot be written to (Not a directory): results are written to" in caplog.text
+    assert "Choose a folder that you can write to" in caplog.text
 
 
 def test_a_folder_that_is_there_but_takes_no_files_is_not_taken(

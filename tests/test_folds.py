@@ -46,7 +46,7 @@ def write(path: Path, *lines: str) -> Path:
     [(0, ("B", "C"), ("A1", "A2")), (1, ("A1", "A2", "C"), ("B",)), (2, ("A1", "A2", "B"), ("C",))],
 )
 def test_a_split_holds_one_fold_out(fold, train, validation):
-    """A case without a fold is on neither side."""
+    """A case without a fold is neither trained on nor validated."""
     split = TABLE.split(fold)
 
     assert split.train == train
@@ -91,7 +91,7 @@ def test_a_written_table_is_read_back(tmp_path):
 
 
 def test_a_table_that_is_there_already_stays_untouched(tmp_path):
-    """Also when its lines are in another order: a person may have sorted it."""
+    """Even if its lines are in another order: it may have been sorted."""
     path = write(tmp_path / "folds.csv", "A1,a,0", "A2,a,0", "B,b,1", "C,c,2", "D,d,")
     before = path.stat().st_mtime_ns
 
@@ -117,7 +117,7 @@ def test_a_folder_that_cannot_be_written_to_is_told(tmp_path):
 
 
 def test_a_leak_in_a_file_is_refused_with_file_patient_and_folds(tmp_path):
-    """What a careless edit does."""
+    """A manual edit may separate the scans of a patient."""
     cases = [
         Case(case_id=f"P{n}-{scan}", patient_id=f"P{n}", release="brats2024-gli")
         for n in range(6)
@@ -201,7 +201,7 @@ def test_cases_that_the_table_lacks_are_named(case_ids, match):
     "known", [{"patient_id": "a"}, {"voxel_hash": "same"}], ids=["patient", "scan"]
 )
 def test_cases_found_to_belong_together_later_leak(known):
-    """A mapping of ids, or a second copy of a scan, came after the table was written."""
+    """A mapping of ids, or a duplicate of a scan, was added after the table was written."""
     cases = [replace(case, **known) for case in make_cases("A1", "C", "D")]
 
     with pytest.raises(FoldError, match=r"cases A1, C are scans of one patient, .* folds 0, 2"):
@@ -419,7 +419,7 @@ def make_brats2020(seed: int) -> list[Case]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_notebook_scheme_is_that_of_the_notebook(seed):
-    """An oracle after the description of the notebook, on a table in the order of its rows."""
+    """Reference implementation of the notebook, on a table in the order of its rows."""
     cases = make_brats2020(seed)
     frame = pd.DataFrame({"id": [c.case_id for c in cases], "age": [c.age_years for c in cases]})
     frame = frame[frame["age"].notna() & (frame["id"] != "BraTS20_Training_355")]

@@ -45,7 +45,7 @@ def by_id(index: CaseIndex) -> dict[str, Case]:
 
 
 def count_inspections(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Note the ids of the cases that are opened from now on."""
+    """Return a list to which the ids of opened cases are added."""
     opened: list[str] = []
 
     def inspect_and_note(case: Case) -> Inspection:
@@ -592,7 +592,7 @@ def opened(
     shape: tuple[int, int, int] = (240, 240, 155),
     declared: str = "",
 ) -> OpenedCase:
-    """A case of whose label values there are as many voxels, in litres, as the value says."""
+    """Return a case in which each label value takes as many litres as the value."""
     name = parse_case_id(case_id)
     case = Case(
         case_id=case_id,
@@ -718,11 +718,11 @@ def test_a_guess_is_told() -> None:
         opened("BraTS-MEN-00000-000", (0, 1, 2, 3)),
     )
 
-    told = (
-        "the label values 0 1 2 3 were read as brats2023, but the names leave it open: if that is "
+    remark = (
+        "the label values 0 1 2 3 were read as brats2023, but the names do not confirm it: if that is "
         "wrong, name the convention with --labels",
     )
-    assert [case.remarks for case in found.values()] == [told, (), told, ()]
+    assert [case.remarks for case in found.values()] == [remark, (), remark, ()]
 
 
 def test_unknown_scans_of_two_folders_are_told_apart() -> None:

@@ -93,7 +93,7 @@ def test_a_missing_modality_is_a_problem_of_its_case(tmp_path: Path) -> None:
 
     assert found.problems == (
         "case a, file 1.nii and 2.nii and 4.nii: found no t2w; expected t1n, t1c, t2w, t2f. "
-        "Add what is missing.",
+        "Add the missing files.",
     )
 
 
@@ -104,11 +104,14 @@ def test_a_name_that_leaves_the_output_folder_is_a_problem(tmp_path: Path, name:
 
     (found,) = find_inputs([tmp_path / "cases.json"])
 
-    assert "cannot be the name of a file; expected a name without path" in found.problems[0]
+    assert (
+        "cannot be the name of a file; expected a file name without special characters"
+        in found.problems[0]
+    )
 
 
 def test_two_cases_of_one_id_are_both_refused(tmp_path: Path) -> None:
-    """Their results would have one name, and one of them would be lost."""
+    """One of the results would overwrite the other."""
     for place in ("a", "b"):
         write_case(tmp_path / place)
 

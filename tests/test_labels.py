@@ -92,7 +92,7 @@ def test_regions_give_the_label_map_back(convention, seed):
 @by_convention
 @pytest.mark.parametrize("seed", range(5))
 def test_a_label_map_gives_the_regions_back(convention, seed):
-    """Also where tissues merge: what is written has the regions that were asked for."""
+    """The label map has the given regions, even if tissues are merged."""
     regions = regions_of(random_label_map(convention, seed), convention)
 
     written = label_map_of(regions, convention)

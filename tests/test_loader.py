@@ -3,6 +3,7 @@ import os
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from monai.transforms import (
@@ -16,22 +17,28 @@ from monai.transforms import (
 from torch import Tensor
 
 from brats_seg.config import PatchConfig
-from brats_seg.data.loader import PatchDataset, Sample, patch_loader
+from brats_seg.data.loader import PatchDataset, Sample, patch_loader, whole_case
 from brats_seg.data.patches import PatchKey, epoch_patches
+from brats_seg.data.store import open_case
 from brats_seg.data.transforms import KEYS, transforms_named
 from brats_seg.errors import CaseError, ConfigError, EnvironmentalError
+from brats_seg.labels import BRATS2017, regions_of
+from brats_seg.voxels.box import Box
+from tests.builders import make_label_map
 from tests.prepared import write_prepared
 
 IDS = ("BraTS2021_00000", "BraTS2021_00001", "BraTS2021_00002")
+PAIR = IDS[:2]
+AUGMENTS = ("none", "light", "full")
 
 
 class DeadlyDataset(PatchDataset):
-    """Ends the process that asks for the fourth draw of a case, as the system does for memory."""
+    """Kills the process that loads the fourth patch of a case, as the system does if memory runs out."""
 
-    def __getitem__(self, draw: PatchKey) -> Sample:
-        if draw.draw == 3:
+    def __getitem__(self, key: PatchKey) -> Sample:
+        if key.draw == 3:
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().__getitem__(draw)
+        return super().__getitem__(key)
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +60,10 @@ def test_patches_come_in_the_order_of_the_draws_whoever_makes_them(
     samples = list(patch_loader(dataset, keys, n_workers))
 
     assert len(samples) == 15
-    for draw, sample in zip(keys, samples, strict=True):
-        assert sample.case_id == draw.case_id
-        assert torch.equal(sample.image, dataset[draw].image)
-        assert torch.equal(sample.target, dataset[draw].target)
+    for key, sample in zip(keys, samples, strict=True):
+        assert sample.case_id == key.case_id
+        assert torch.equal(sample.image, dataset[key].image)
+        assert torch.equal(sample.target, dataset[key].target)
 
 
 @pytest.mark.parametrize("n_workers", [0, 2])
@@ -112,7 +119,8 @@ def test_too_little_shared_memory_is_explained(
     monkeypatch.setattr(torch.Tensor, "share_memory_", refuse)
 
     with pytest.raises(
-        EnvironmentalError, match=r"no room in shared memory \(unable .*n_workers lower.*--shm-size"
+        EnvironmentalError,
+        match=r"shared memory is too small .*\(unable .*n_workers lower.*--shm-size",
     ):
         list(patch_loader(make_dataset(folder), epoch_patches(IDS, 0, 1, 1), 1))
 
@@ -162,12 +170,12 @@ def test_transforms_of_a_user_give_the_same_patches_whoever_makes_them(
     samples = list(patch_loader(dataset(), keys, n_workers))
     alone = dataset()
 
-    for draw, sample in reversed(list(zip(keys, samples, strict=True))):
-        assert torch.equal(sample.image, alone[draw].image)
-        assert torch.equal(sample.target, alone[draw].target)
+    for key, sample in reversed(list(zip(keys, samples, strict=True))):
+        assert torch.equal(sample.image, alone[key].image)
+        assert torch.equal(sample.target, alone[key].target)
         assert (type(sample.image), sample.image.dtype) == (Tensor, torch.float16)
         assert (type(sample.target), sample.target.dtype) == (Tensor, torch.uint8)
-        assert not torch.equal(sample.image, plain[draw].image)
+        assert not torch.equal(sample.image, plain[key].image)
 
 
 def test_transforms_are_named_by_classes_and_functions() -> None:
@@ -207,3 +215,175 @@ def test_an_error_in_a_transform_of_a_user_names_the_transform(folder: Path) -> 
 
     with pytest.raises(RuntimeError, match=r"applying transform .*RandFlipd"):
         dataset[PatchKey(epoch=0, case_id=IDS[0], draw=0)]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two prepared cases of about 45 voxels an edge."""
+    return write_prepared(tmp_path_factory.mktemp("data"), n_cases=2, shape=(48, 48, 48))
+
+
+def dataset_of(
+    pair: Path, augment: str = "none", *, size=(16, 24, 8), foreground: float = 0.5, seed: int = 1
+) -> PatchDataset:
+    patch = PatchConfig(size=size, foreground=foreground)
+    return PatchDataset(pair, patch=patch, multiple=(16, 16, 32), augment=augment, seed=seed)
+
+
+def keys_of(n: int) -> list[PatchKey]:
+    return [PatchKey(epoch=0, case_id=PAIR[number % 2], draw=number) for number in range(n)]
+
+
+def equal(one: Sample, other: Sample) -> bool:
+    return (
+        one.case_id == other.case_id
+        and torch.equal(one.image, other.image)
+        and torch.equal(one.target, other.target)
+    )
+
+
+@pytest.mark.parametrize("augment", AUGMENTS)
+def test_a_patch_is_an_image_and_a_target_of_one_size(pair: Path, augment: str) -> None:
+    dataset = dataset_of(pair, augment)
+    for key in keys_of(20):
+        sample = dataset[key]
+
+        assert sample.case_id == key.case_id
+        assert sample.image.shape == (4, 16, 24, 8)
+        assert sample.target.shape == (3, 16, 24, 8)
+        assert sample.image.dtype == torch.float16
+        assert sample.target.dtype == torch.uint8
+        assert sample.image.isfinite().all()
+        # ET lies in TC, TC in WT
+        wt, tc, et = sample.target
+        assert (et <= tc).all()
+        assert (tc <= wt).all()
+
+
+def test_without_augmentation_a_patch_is_a_box_of_the_case(pair: Path) -> None:
+    sample = dataset_of(pair, size=(60, 60, 60))[keys_of(1)[0]]
+
+    case = open_case(pair, PAIR[0])
+    start = tuple((n - 60) // 2 for n in case.shape)
+    np.testing.assert_array_equal(sample.image, case.read_image(Box.at(start, (60, 60, 60))))
+    labels = case.read_labels(Box.at(start, (60, 60, 60)))
+    np.testing.assert_array_equal(sample.target, regions_of(labels, BRATS2017))
+
+
+@pytest.mark.parametrize("augment", AUGMENTS)
+def test_the_same_key_is_the_same_patch_in_any_order(pair: Path, augment: str) -> None:
+    dataset, other = dataset_of(pair, augment), dataset_of(pair, augment)
+    samples = {key: dataset[key] for key in keys_of(12)}
+
+    assert all(equal(other[key], samples[key]) for key in reversed(keys_of(12)))
+
+
+@pytest.mark.parametrize("augment", AUGMENTS)
+def test_threads_change_no_bit(pair: Path, augment: str) -> None:
+    dataset = dataset_of(pair, augment, size=(48, 48, 48))
+    alone = [dataset[key] for key in keys_of(12)]
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        together = [dataset[key] for key in keys_of(12)]
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+    assert all(map(equal, alone, together))
+
+
+def test_other_seeds_epochs_cases_and_draws_are_other_patches(pair: Path) -> None:
+    key = PatchKey(epoch=0, case_id=PAIR[0], draw=0)
+    others = [
+        dataset_of(pair)[PatchKey(epoch=1, case_id=PAIR[0], draw=0)],
+        dataset_of(pair)[PatchKey(epoch=0, case_id=PAIR[1], draw=0)],
+        dataset_of(pair)[PatchKey(epoch=0, case_id=PAIR[0], draw=1)],
+        dataset_of(pair, seed=2)[key],
+    ]
+
+    assert not any(equal(dataset_of(pair)[key], other) for other in others)
+
+
+def test_augmentation_leaves_the_place_of_a_patch(pair: Path) -> None:
+    """Patches are at the same places with and without augmentation."""
+    plain, light = (dataset_of(pair, augment) for augment in ("none", "light"))
+    for key in keys_of(10):
+        n_tumour = [int(dataset[key].target[0].sum()) for dataset in (plain, light)]
+
+        assert n_tumour[0] == n_tumour[1]
+
+
+@pytest.mark.parametrize("augment", AUGMENTS)
+def test_a_sample_that_is_held_does_not_change(pair: Path, augment: str) -> None:
+    dataset = dataset_of(pair, augment)
+    held = [dataset[key] for key in keys_of(8)]
+    copies = [(sample.image.clone(), sample.target.clone()) for sample in held]
+    for key in keys_of(8):
+        dataset[key].image.fill_(9)
+
+    for sample, (image, target) in zip(held, copies, strict=True):
+        assert torch.equal(sample.image, image)
+        assert torch.equal(sample.target, target)
+
+
+def test_memory_is_used_again_when_a_sample_is_dropped(pair: Path) -> None:
+    dataset = dataset_of(pair)
+    addresses = {dataset[key].image.data_ptr() for key in keys_of(6)}
+
+    assert len(addresses) == 1
+
+
+def test_patches_on_tumour_hold_tumour(pair: Path) -> None:
+    dataset = dataset_of(pair, foreground=1.0)
+
+    assert all(dataset[key].target[0].any() for key in keys_of(10))
+
+
+def test_a_whole_case_is_a_patch_of_a_size_that_the_network_takes(pair: Path) -> None:
+    sample = dataset_of(pair, size="whole")[keys_of(1)[0]]
+
+    case = open_case(pair, PAIR[0])
+    x, y, z = case.shape
+    assert all(32 < n < 48 for n in case.shape)
+    assert sample.image.shape == (4, 48, 48, 64)
+    np.testing.assert_array_equal(
+        sample.image[:, :x, :y, :z], case.read_image(Box.at((0, 0, 0), case.shape))
+    )
+    assert not sample.image[:, x:].any()
+    assert not sample.image[..., z:].any()
+
+
+def test_a_held_out_case_is_its_brain_crop(pair: Path) -> None:
+    sample = whole_case(pair, PAIR[0])
+
+    case = open_case(pair, PAIR[0])
+    assert sample.case_id == PAIR[0]
+    assert sample.image.dtype == torch.float16
+    np.testing.assert_array_equal(sample.image, case.read_image(Box.at((0, 0, 0), case.shape)))
+    labels = make_label_map((48, 48, 48), seed=0)[case.box.slices]
+    np.testing.assert_array_equal(sample.target, regions_of(labels, BRATS2017))
+
+
+def test_an_absent_case_is_named(pair: Path) -> None:
+    with pytest.raises(CaseError, match=r"case b, .*found no prepared case"):
+        dataset_of(pair)[PatchKey(epoch=0, case_id="b", draw=0)]
+    with pytest.raises(CaseError, match=r"case b, .*found no prepared case"):
+        whole_case(pair, "b")
+
+
+def test_a_case_without_label_map_is_named(tmp_path: Path) -> None:
+    pair = write_prepared(tmp_path, labelled=False)
+
+    for augment in AUGMENTS:
+        with pytest.raises(CaseError, match=f"case {PAIR[0]}, .*found no label map"):
+            dataset_of(pair, augment)[keys_of(1)[0]]
+    with pytest.raises(CaseError, match=f"case {PAIR[0]}, .*found no label map"):
+        whole_case(pair, PAIR[0])
+
+
+def test_compressed_cases_give_the_same_patches(pair: Path, tmp_path: Path) -> None:
+    packed = write_prepared(tmp_path, n_cases=2, shape=(48, 48, 48), compressed=True)
+
+    for key in epoch_patches(PAIR, 0, 3, 1):
+        assert equal(dataset_of(packed, "full")[key], dataset_of(pair, "full")[key])

@@ -76,7 +76,7 @@ def test_a_case_that_fails_does_not_stop_the_others(n_workers: int) -> None:
 def test_a_foreign_exception_is_a_failure_that_asks_for_a_report(n_workers: int) -> None:
     done = map_cases(divide_by_zero, CASES, "dividing", n_workers=n_workers)
 
-    message = "case b: division by zero. This is a mistake of the program: please report it."
+    message = "case b: division by zero. This is a bug of brats_seg: please report it."
     assert done.results == (-1.0, 1.0, 0.5)
     assert done.failures == (Failure(case_id="b", error="ZeroDivisionError", message=message),)
 

@@ -501,11 +501,17 @@ def test_an_empty_file_is_refused(tmp_path: Path) -> None:
 def test_a_file_that_is_gone_is_a_problem_of_its_case(tmp_path: Path) -> None:
     file = PackedFile(case_id="case_1", path=tmp_path / "gone.nii")
 
-    with pytest.raises(CaseError, match=r"gone\.nii: found that it cannot be read \(No such file"):
+    with pytest.raises(
+        CaseError, match=r"gone\.nii: found a file that cannot be read \(No such file"
+    ):
         file.read_bytes()
-    with pytest.raises(CaseError, match=r"gone\.nii: found that it cannot be read \(No such file"):
+    with pytest.raises(
+        CaseError, match=r"gone\.nii: found a file that cannot be read \(No such file"
+    ):
         file.read_head(540)
-    with pytest.raises(CaseError, match=r"gone\.nii: found that it cannot be read \(No such file"):
+    with pytest.raises(
+        CaseError, match=r"gone\.nii: found a file that cannot be read \(No such file"
+    ):
         file.check_length(1)
 
 

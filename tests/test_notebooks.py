@@ -83,7 +83,7 @@ def test_a_machine_without_scans_and_rights_is_told_what_to_set(
     exec(settings.replace("/kaggle/input", str(tmp_path / "kaggle")), names)
 
     assert "cannot be written to" in caplog.text
-    assert "Name a folder that is yours to write" in caplog.text
+    assert "Choose a folder that you can write to" in caplog.text
     assert "demo-scans (phantoms)" in capsys.readouterr().out
     assert Path(str(names["WORK"])).parent == tmp_path
 

@@ -27,7 +27,7 @@ def boxes(n: int, *, fraction: float, foreground=NONE, shape=SHAPE, size=SIZE) -
 
 
 def test_a_seed_never_changes() -> None:
-    """Otherwise runs would go on with other patches than they began with."""
+    """Otherwise resumed runs would be trained on other patches."""
     assert stable_seed(55, 0, "BraTS2021_00000") == 7657059870038276205
 
 
@@ -41,8 +41,8 @@ def test_a_seed_depends_on_every_part(one: tuple, other: tuple) -> None:
 
 
 def test_a_draw_has_randomness_of_its_own_for_every_purpose() -> None:
-    def first(seed: int, draw: PatchKey, purpose: str) -> float:
-        return np.random.default_rng(patch_seed(seed, draw, purpose)).random()
+    def first(seed: int, key: PatchKey, purpose: str) -> float:
+        return np.random.default_rng(patch_seed(seed, key, purpose)).random()
 
     others = [
         first(56, DRAW, "place"),
@@ -60,10 +60,10 @@ def test_an_epoch_has_every_case_equally_often_in_random_order() -> None:
     ids = [f"case{number}" for number in range(20)]
     keys = epoch_patches(ids, 2, 3, 55)
 
-    assert Counter(draw.case_id for draw in keys) == dict.fromkeys(ids, 3)
+    assert Counter(key.case_id for key in keys) == dict.fromkeys(ids, 3)
     assert len(set(keys)) == 60
-    assert {draw.draw for draw in keys} == {0, 1, 2}
-    assert list(keys) != sorted(keys, key=lambda draw: (draw.case_id, draw.draw))
+    assert {key.draw for key in keys} == {0, 1, 2}
+    assert list(keys) != sorted(keys, key=lambda patch: (patch.case_id, patch.draw))
 
 
 def test_the_order_of_an_epoch_is_a_function_of_seed_and_epoch_alone() -> None:
@@ -71,7 +71,7 @@ def test_the_order_of_an_epoch_is_a_function_of_seed_and_epoch_alone() -> None:
 
     assert epoch_patches(ids, 2, 3, 55) == epoch_patches(ids[::-1], 2, 3, 55)
     orders = {
-        tuple(draw.case_id for draw in epoch_patches(ids, epoch, 3, seed))
+        tuple(key.case_id for key in epoch_patches(ids, epoch, 3, seed))
         for epoch, seed in ((2, 55), (3, 55), (2, 56))
     }
     assert len(orders) == 3

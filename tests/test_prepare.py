@@ -1,5 +1,6 @@
 import errno
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -20,10 +21,17 @@ from brats_seg.cases.index import index_cases
 from brats_seg.cases.nifti import read_label_map
 from brats_seg.config import StoreConfig
 from brats_seg.data import prepare as prepare_module
-from brats_seg.data import prepare as space
-from brats_seg.data.prepare import FOREGROUND_VOXELS, prepare_cases, select_foreground
+from brats_seg.data.prepare import (
+    FOREGROUND_VOXELS,
+    LARGEST_BRAIN_MM3,
+    check_space,
+    prepare_cases,
+    required_bytes,
+    select_foreground,
+)
 from brats_seg.data.store import open_case
 from brats_seg.errors import EnvironmentalError
+from brats_seg.files import folder_bytes
 from brats_seg.labels import BRATS2017, regions_of
 from brats_seg.voxels.box import Box
 from tests.builders import BRATS_AFFINE, write_case, write_nifti
@@ -51,6 +59,7 @@ os.fsync = fsync_or_die
 from tests.prepared import prepare
 prepare(Path(sys.argv[1]), Path(sys.argv[2]))
 """
+PLAIN, COMPRESSED = StoreConfig(compressed=False), StoreConfig(compressed=True)
 
 
 @pytest.fixture
@@ -66,7 +75,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def stamps(folder: Path) -> dict[str, tuple[int, int]]:
-    """Tell each case's image apart from one written anew."""
+    """Return inode and time of change of each image, which differ if it is written again."""
     status = {case_id: next((folder / case_id).glob("image.*")).stat() for case_id in IDS}
     return {case_id: (found.st_ino, found.st_mtime_ns) for case_id, found in status.items()}
 
@@ -256,10 +265,10 @@ def test_progress_counts_what_is_to_be_done(root: Path, folder: Path) -> None:
     assert seen == [("preparing cases", 1)]
 
 
-def test_too_little_room_is_refused_before_anything_is_written(
+def test_too_little_space_is_refused_before_anything_is_written(
     root: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(space, "free_bytes", lambda _: 10**5)
+    monkeypatch.setattr(prepare_module, "free_bytes", lambda _: 10**5)
 
     with pytest.raises(EnvironmentalError, match="preparing 3 cases needs about"):
         prepare(root, folder)
@@ -386,7 +395,7 @@ def test_real_cases_return_to_their_grid(real_data: Path, tmp_path: Path) -> Non
 
 
 def test_scans_stored_in_another_orientation_are_prepared_alike(tmp_path: Path) -> None:
-    """A network learns in one orientation; the same scan turned round gives the same crop."""
+    """The same scan in another orientation gives the same crop."""
     as_brats = write_case(tmp_path / "scans", "BraTS2021_00000")
     turned = tmp_path / "scans" / "BraTS2021_00001"
     for path in as_brats.iterdir():
@@ -432,3 +441,100 @@ def test_a_sheared_grid_is_refused_as_prediction_refuses_it(root: Path, folder: 
     assert failure.case_id == IDS[0]
     assert failure.error == "CaseError"
     assert "sheared" in failure.message
+
+
+def required(index: CaseIndex, folder: Path, config: StoreConfig = PLAIN) -> int:
+    return required_bytes(index.cases, folder, config)
+
+
+def test_small_volumes_are_counted_whole(tmp_path: Path) -> None:
+    write_case(tmp_path / "scans", shape=(24, 24, 16))
+    index = index_cases(tmp_path / "scans")
+
+    assert required(index, tmp_path) == 24 * 24 * 16 * (4 * 2 + 1) + 2**18
+
+
+@pytest.mark.parametrize(("spacing_mm", "n_voxels"), [(1, LARGEST_BRAIN_MM3), (2, 200**3)])
+def test_of_large_volumes_a_brain_is_counted(
+    tmp_path: Path, spacing_mm: float, n_voxels: int
+) -> None:
+    """A cube of 200 or 400 mm is larger than a brain."""
+    write_case(tmp_path / "scans")
+    index = index_cases(tmp_path / "scans")
+    # an empty volume packs well: only its header is read
+    header_only = np.zeros((200, 200, 200), dtype=np.uint8)
+    affine = np.diag([spacing_mm, spacing_mm, spacing_mm, 1.0])
+    write_nifti(tmp_path / "scans" / index.cases[0].images[0].path, header_only, affine)
+
+    expected = min(n_voxels, LARGEST_BRAIN_MM3 / spacing_mm**3) * 9 + 2**18
+
+    assert required(index, tmp_path) == int(expected)
+
+
+def test_compressed_cases_need_less(tmp_path: Path) -> None:
+    write_case(tmp_path / "scans", shape=(64, 64, 64))
+    index = index_cases(tmp_path / "scans")
+
+    assert required(index, tmp_path, COMPRESSED) < 0.5 * required(index, tmp_path)
+
+
+@pytest.mark.parametrize("config", [PLAIN, COMPRESSED])
+def test_the_estimate_is_no_less_than_what_is_written(tmp_path: Path, config: StoreConfig) -> None:
+    write_case(tmp_path / "scans", shape=(48, 48, 32))
+    index = index_cases(tmp_path / "scans")
+    needed = required(index, tmp_path / "prepared", config)
+    prepare(tmp_path / "scans", tmp_path / "prepared", compressed=config.compressed)
+
+    written = folder_bytes(tmp_path / "prepared" / index.cases[0].case_id)
+
+    assert 0.2 * needed < written <= needed
+
+
+def test_what_is_replaced_needs_no_more_space(tmp_path: Path) -> None:
+    write_case(tmp_path / "scans")
+    index = index_cases(tmp_path / "scans")
+    needed = required(index, tmp_path / "prepared")
+    prepare(tmp_path / "scans", tmp_path / "prepared")
+    there = folder_bytes(tmp_path / "prepared" / index.cases[0].case_id)
+
+    assert required(index, tmp_path / "prepared") == needed - there
+
+
+def test_an_unreadable_scan_needs_no_space(tmp_path: Path) -> None:
+    write_case(tmp_path / "scans")
+    index = index_cases(tmp_path / "scans")
+    (index.root / index.cases[0].images[0].path).write_text("not a scan")
+
+    assert required(index, tmp_path) == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "advice"),
+    [(PLAIN, "or set store.compressed to true"), (COMPRESSED, r"on a larger disk\.$")],
+)
+def test_too_little_space_is_refused_with_what_is_needed_and_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: StoreConfig, advice: str
+) -> None:
+    write_case(tmp_path / "scans", shape=(64, 64, 64))
+    index = index_cases(tmp_path / "scans")
+    monkeypatch.setattr(prepare_module, "free_bytes", lambda _: 0)
+
+    with pytest.raises(
+        EnvironmentalError,
+        match=rf"preparing 1 cases needs about [13] MB in .*{tmp_path.name}.*0 MB are free.*{advice}",
+    ):
+        check_space(index.cases, tmp_path, config)
+
+
+def test_the_space_that_is_needed_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_case(tmp_path / "scans")
+    index = index_cases(tmp_path / "scans")
+    caplog.set_level("INFO")
+
+    check_space(index.cases, tmp_path, PLAIN)
+
+    assert re.fullmatch(
+        r"preparing 1 cases needs about 0 MB in .*, where .* are free", caplog.messages[-1]
+    )

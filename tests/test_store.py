@@ -1,11 +1,31 @@
 import errno
+import json
+import os
+import pickle
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from brats_seg.data.store import MANIFEST_NAME, open_case
+from brats_seg.cases.case import Case, ScanFile, read_case_files
+from brats_seg.cases.nifti import Geometry
+from brats_seg.data.store import (
+    FORMAT_VERSION,
+    MANIFEST_NAME,
+    Buffers,
+    Manifest,
+    SourceFile,
+    array_name,
+    check_compression,
+    open_array,
+    open_case,
+    read_manifest,
+    sources_of,
+    write_array,
+)
 from brats_seg.errors import CaseError, EnvironmentalError
 from brats_seg.labels import BRATS2017, regions_of
 from brats_seg.voxels.box import Box
@@ -13,6 +33,23 @@ from tests.builders import make_label_map, make_volumes
 from tests.prepared import write_prepared
 
 CASE = "BraTS2021_00000"
+MANIFEST = Manifest(
+    version=FORMAT_VERSION,
+    compressed=False,
+    convention="brats2017",
+    sources=(SourceFile(name="a/b.nii.gz#2", n_bytes=7, mtime_ns=1234567890123456789),),
+    contents=("abc#2",),
+    box=Box(start=(1, 2, 3), stop=(4, 5, 6)),
+    geometry=Geometry(
+        shape=(240, 240, 155),
+        affine=np.diag([-1, -1, 1 / 3, 1]),
+        qform=np.diag([-1, -1, 0.1 + 0.2, 1]),
+        qform_code=1,
+        sform_code=2,
+    ),
+    means=(1.5, 2.0, 3.0, 4.0),
+    stds=(1 / 3, 2.0, 3.0, 4.0),
+)
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "compressed"])
@@ -155,7 +192,7 @@ def test_an_array_of_another_case_is_refused(folder: Path) -> None:
     case = open_case(folder, CASE)
     manifest.write_text(text.replace(f'"stop": [\n   {case.box.stop[0]}', '"stop": [\n   99'))
 
-    with pytest.raises(CaseError, match=r"found an array of shape .*; expected one of shape"):
+    with pytest.raises(CaseError, match=r"found an array of shape .*; expected shape"):
         open_case(folder, CASE)
 
 
@@ -165,3 +202,205 @@ def test_a_compressed_case_needs_blosc2(tmp_path: Path, monkeypatch: pytest.Monk
 
     with pytest.raises(EnvironmentalError, match="need the package blosc2"):
         open_case(folder, CASE)
+
+
+def case_of(root: Path, *scans: ScanFile, label: ScanFile | None = None) -> Case:
+    modalities = dict(zip(("t1n", "t1c", "t2w", "t2f"), scans, strict=True))
+    return Case(
+        case_id="a", patient_id="a", release="unknown", root=root, label=label, **modalities
+    )
+
+
+def four(root: Path) -> list[ScanFile]:
+    scans = [ScanFile(path=Path(f"{name}.nii")) for name in "abcd"]
+    for scan in scans:
+        (root / scan.path).write_text(scan.path.name)
+    return scans
+
+
+def test_reading_gives_what_was_written_to_the_last_bit(tmp_path: Path) -> None:
+    (tmp_path / MANIFEST_NAME).write_text(MANIFEST.to_json())
+
+    assert read_manifest(tmp_path) == MANIFEST
+
+
+def test_there_may_be_no_manifest(tmp_path: Path) -> None:
+    assert read_manifest(tmp_path) is None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"version": 1}', "\x00"])
+def test_a_damaged_manifest_counts_as_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / MANIFEST_NAME).write_text(text)
+
+    assert read_manifest(tmp_path) is None
+
+
+def test_a_manifest_of_another_version_counts_as_none(tmp_path: Path) -> None:
+    values = json.loads(MANIFEST.to_json()) | {"version": FORMAT_VERSION + 1}
+    (tmp_path / MANIFEST_NAME).write_text(json.dumps(values))
+
+    assert read_manifest(tmp_path) is None
+
+
+def test_the_key_changes_with_contents_and_convention_but_not_with_files_or_storage() -> None:
+    same = replace(MANIFEST, sources=(), compressed=True)
+
+    assert same.key == MANIFEST.key
+    assert replace(MANIFEST, contents=("abd#2",)).key != MANIFEST.key
+    assert replace(MANIFEST, convention="brats2023").key != MANIFEST.key
+
+
+def test_sources_are_the_modalities_in_order_and_then_the_label_map(tmp_path: Path) -> None:
+    scans, label = four(tmp_path), ScanFile(path=Path("seg.nii"))
+    (tmp_path / "seg.nii").write_text("labels")
+
+    for case, expected in (
+        (case_of(tmp_path, *scans), [*scans]),
+        (case_of(tmp_path, *scans, label=label), [*scans, label]),
+    ):
+        assert [source.name for source in sources_of(case)] == list(map(str, expected))
+
+
+def test_sources_have_name_size_and_time(tmp_path: Path) -> None:
+    scans = four(tmp_path)
+    sources = sources_of(case_of(tmp_path, *scans))
+
+    status = (tmp_path / "a.nii").stat()
+    assert sources[0] == SourceFile(name="a.nii", n_bytes=5, mtime_ns=status.st_mtime_ns)
+    assert [source.name for source in sources] == ["a.nii", "b.nii", "c.nii", "d.nii"]
+
+
+def test_contents_distinguish_files_and_volumes(tmp_path: Path) -> None:
+    (tmp_path / "four.nii").write_text("voxels")
+    (tmp_path / "copy.nii").write_text("voxels")
+    (tmp_path / "other.nii").write_text("other voxels")
+    in_one = [ScanFile(path=Path("four.nii"), volume=n) for n in range(2)]
+    alone, copy, other = (ScanFile(path=Path(f"{name}.nii")) for name in ("four", "copy", "other"))
+
+    contents = read_case_files(case_of(tmp_path, *in_one, alone, copy, label=other)).contents
+
+    assert contents[2] == contents[3]
+    assert len(set(contents)) == 4
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("shape", [(4, 70, 33, 20), (4, 3, 2, 1), (40, 65, 5)])
+def test_what_was_written_is_read_also_in_parts(
+    tmp_path: Path, rng: np.random.Generator, shape: tuple[int, ...], *, compressed: bool
+) -> None:
+    array = rng.normal(size=shape).astype(np.float16)
+    path = tmp_path / array_name("image", compressed=compressed)
+
+    write_array(path, array)
+    stored = open_array(path)
+
+    assert tuple(stored.shape) == shape
+    part = (*(slice(None) for _ in shape[:-3]), slice(1, 3), slice(0, 2), slice(0, 1))
+    np.testing.assert_array_equal(stored[part], array[part])
+    np.testing.assert_array_equal(stored[(slice(None),) * len(shape)], array)
+
+
+def test_plain_arrays_are_those_of_numpy(tmp_path: Path) -> None:
+    array = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
+    write_array(tmp_path / "labels.npy", array[:, ::-1])
+
+    np.testing.assert_array_equal(np.load(tmp_path / "labels.npy"), array[:, ::-1])
+
+
+def test_compression_makes_smooth_images_smaller(tmp_path: Path) -> None:
+    x, y, z = np.ogrid[:64, :64, :64]
+    image = np.sin(x / 9 + y / 7 + z / 8).round(2).astype(np.float16)[None]
+    for name in ("image.npy", "image.b2nd"):
+        write_array(tmp_path / name, image)
+
+    plain, packed = ((tmp_path / name).stat().st_size for name in ("image.npy", "image.b2nd"))
+
+    assert packed < 0.5 * plain
+
+
+def test_a_full_disk_is_recognisable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+
+    with pytest.raises(OSError, match="No space left") as caught:
+        write_array(tmp_path / "image.npy", np.zeros((2, 2, 2), dtype=np.float16))
+
+    assert caught.value.errno == errno.ENOSPC
+
+
+def test_compression_without_blosc2_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "blosc2", None)
+
+    with pytest.raises(EnvironmentalError, match=r"pip install brats_seg\[compressed\]"):
+        check_compression()
+    with pytest.raises(EnvironmentalError, match=r"set store\.compressed to false"):
+        open_array(tmp_path / "image.b2nd")
+
+
+def address(array: np.ndarray) -> int:
+    return array.ctypes.data
+
+
+def test_arrays_have_the_shape_and_type_asked_for() -> None:
+    array = Buffers().take((3, 5, 2), np.float16)
+    array[...] = 1
+
+    assert array.shape == (3, 5, 2)
+    assert array.dtype == np.float16
+    assert array.flags.c_contiguous
+
+
+def test_memory_is_used_again_once_it_is_free() -> None:
+    buffers = Buffers()
+    first = address(buffers.take((10, 10), np.float32))
+
+    assert address(buffers.take((10, 10), np.float32)) == first
+    # of the same power of two
+    assert address(buffers.take((9, 13), np.float32)) == first
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda array: array,
+        lambda array: array[1:, ::-1],
+        lambda array: array.view(np.int32).reshape(-1)[3:],
+        torch.from_numpy,
+        lambda array: torch.from_numpy(array)[2:5].permute(1, 0),
+        lambda array: torch.from_numpy(array)[1].numpy()[2:],
+    ],
+    ids=["array", "view", "other type", "tensor", "tensor view", "array of tensor"],
+)
+def test_memory_that_anything_refers_to_is_not_handed_out(hold) -> None:
+    buffers = Buffers()
+    held = hold(buffers.take((10, 10), np.float32))
+    held[...] = 3
+    before = held.tolist()
+
+    other = buffers.take((10, 10), np.float32)
+    other[...] = 7
+
+    assert held.tolist() == before
+
+
+def test_several_may_be_held_at_once() -> None:
+    buffers = Buffers()
+    arrays = [buffers.take((4, 4), np.uint8) for _ in range(5)]
+    for value, array in enumerate(arrays):
+        array[...] = value
+
+    assert [array.max() for array in arrays] == [0, 1, 2, 3, 4]
+
+
+def test_no_memory_goes_to_another_process() -> None:
+    buffers = Buffers()
+    buffers.take((1000, 1000), np.float32)[...] = 1
+
+    packed = pickle.dumps(buffers)
+
+    assert len(packed) < 200
+    assert pickle.loads(packed).take((2, 2), np.uint8).shape == (2, 2)

@@ -59,7 +59,7 @@ def make_case(image: np.ndarray, labels: np.ndarray) -> PreparedCase:
 
 @pytest.fixture
 def case(rng: np.random.Generator) -> PreparedCase:
-    """Noise, which shows every voxel that is out of place."""
+    """Return an image of noise, in which every displaced voxel is visible."""
     return make_case(rng.normal(size=(4, *SHAPE)), rng.choice([0, 1, 2, 4], SHAPE).astype(np.uint8))
 
 
@@ -132,7 +132,7 @@ def test_a_quarter_turn_moves_whole_voxels(case: PreparedCase, axis: int) -> Non
         case, box, SpatialTransform(mirrored=STILL, matrix=rotation_matrix(angles))
     )
 
-    # the voxels come from a quarter turn on, so what is seen has turned back
+    # voxels are read from positions turned by 90 degrees, so the image is turned back by 90 degrees
     plane = ((axis + 1) % 3, (axis + 2) % 3)
     np.testing.assert_array_equal(labels, np.rot90(case.read_labels(box), -1, plane))
     expected = np.rot90(case.read_image(box), -1, [n + 1 for n in plane])
@@ -211,12 +211,12 @@ def test_rotations_are_about_x_then_y_then_z(seed: int) -> None:
     np.testing.assert_allclose(rotation_matrix(angles), expected, atol=1e-12)
 
 
-def test_motions_come_as_often_and_as_far_as_the_list_says() -> None:
+def test_spatial_transforms_have_the_given_probabilities_and_ranges() -> None:
     rng = np.random.default_rng(0)
-    motions = [draw_spatial_transform(FULL, rng) for _ in range(4000)]
+    transforms = [draw_spatial_transform(FULL, rng) for _ in range(4000)]
 
-    assert np.mean([transform.mirrored for transform in motions]) == pytest.approx(0.5, abs=0.02)
-    matrices = [transform.matrix for transform in motions if transform.matrix is not None]
+    assert np.mean([transform.mirrored for transform in transforms]) == pytest.approx(0.5, abs=0.02)
+    matrices = [transform.matrix for transform in transforms if transform.matrix is not None]
     # either of two chances of a fifth
     assert len(matrices) / 4000 == pytest.approx(0.36, abs=0.025)
     scales = np.cbrt(np.linalg.det(matrices))
@@ -260,7 +260,7 @@ def test_light_is_a_part_of_full() -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One prepared case of some 45 voxels an edge."""
+    """One prepared case of about 45 voxels an edge."""
     return write_prepared(tmp_path_factory.mktemp("data"), shape=(48, 48, 48))
 
 

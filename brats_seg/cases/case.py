@@ -13,6 +13,7 @@ import nibabel as nib
 import numpy as np
 
 from brats_seg.cases.conventions import Resolution, check_values, resolve
+from brats_seg.cases.layouts import LABEL, parse_case_id
 from brats_seg.cases.nifti import (
     Geometry,
     Volume,
@@ -73,9 +74,9 @@ class Case:
     t2f: ScanFile | None = None
     label: ScanFile | None = None
     problems: tuple[str, ...] = ()
-    """Why the case cannot be used; empty when it can."""
+    """Reasons why the case cannot be used; empty if it can."""
     remarks: tuple[str, ...] = ()
-    """What was unusual and could be dealt with, such as a label map with an unusual name."""
+    """Irregularities that do not prevent its use, such as a label map with an unusual name."""
     label_values: tuple[int, ...] = ()
     """Voxel values that occur in the label map."""
     grade: str = ""
@@ -87,6 +88,27 @@ class Case:
     """Hash of the voxels of the first modality: equal for the same scan under two ids."""
     files_key: str = ""
     """Hash of names, sizes and times of change: differs if a file of the case is replaced."""
+
+    @classmethod
+    def named(cls, case_id: str, files: Mapping[str, ScanFile]) -> Self:
+        """Return a case whose release, patient and time point are parsed from its id.
+
+        Args:
+            case_id: Id of the case.
+            files: Files by modality, and under `LABEL` the label map.
+        """
+        name = parse_case_id(case_id)
+        return cls(
+            case_id=case_id,
+            patient_id=name.patient_id,
+            timepoint=name.timepoint,
+            release=name.release,
+            t1n=files.get("t1n"),
+            t1c=files.get("t1c"),
+            t2w=files.get("t2w"),
+            t2f=files.get("t2f"),
+            label=files.get(LABEL),
+        )
 
     @property
     def images(self) -> tuple[ScanFile, ...]:
@@ -125,10 +147,10 @@ class CaseIndex:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class CaseFiles:
-    """The files of a case as they are on the disk, each read once."""
+    """The content of the files of a case, as stored on the disk."""
 
     packed: Mapping[Path, bytes]
-    """Content by the path of `ScanFile`, not decompressed."""
+    """Content of each file, still compressed, by the path in `ScanFile`."""
     contents: tuple[str, ...]
     """SHA-256 of each modality and then of the label map, with the index in a 4-D file."""
 
@@ -149,7 +171,7 @@ class LoadedCase:
     convention: LabelConvention | None
     """Convention of the label map; None without one."""
     remarks: tuple[str, ...]
-    """What was unusual and could be dealt with."""
+    """Irregularities that do not prevent its use."""
     contents: tuple[str, ...]
     """SHA-256 of each modality and then of the label map, with the index in a 4-D file."""
 
@@ -157,7 +179,7 @@ class LoadedCase:
 def load_case(
     case: Case, *, labels: str = "", with_label: bool = True, files: CaseFiles | None = None
 ) -> LoadedCase:
-    """Read a case, check it, turn it to the axes of BraTS, and find its label convention.
+    """Read a case, check it, reorient it to the axes of BraTS, and find its label convention.
 
     Args:
         case: A case of `find_cases`, `read_index` or `find_inputs`.
@@ -241,7 +263,7 @@ def check_volumes(case_id: str, volumes: Sequence[Volume], label: Volume | None)
     if len(volumes) != len(MODALITIES):
         files = ", ".join(volume.file for volume in volumes)
         found, expected = f"{len(volumes)} modalities", f"the four {', '.join(MODALITIES)}"
-        raise CaseError(case_id, files, found, expected, "Add what is missing.")
+        raise CaseError(case_id, files, found, expected, "Add the missing files.")
     all_volumes = [*volumes, label] if label else list(volumes)
     check_one_grid(case_id, [(volume.file, volume.geometry) for volume in all_volumes])
     for volume in volumes:
@@ -326,6 +348,6 @@ def _described(grid: Geometry, first: Geometry) -> str:
     axes = "".join(nib.aff2axcodes(grid.affine))
     origin = ", ".join(f"{mm:.2f}" for mm in grid.affine[:3, 3])
     off = np.abs(grid.affine - first.affine).max()
-    # this may be the only visible difference: the other numbers are rounded
+    # the other numbers are rounded, so this may be the only visible difference
     apart = f", affine off by up to {off:.3g}" if grid.shape == first.shape and off else ""
     return f"{voxels} voxels of {spacing} mm, axes {axes}, origin ({origin}){apart}"

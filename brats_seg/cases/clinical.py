@@ -1,8 +1,8 @@
 """Read grade, age and survival of patients from the tables that come with BraTS 2017 to 2020.
 
-Every year has new ids for earlier patients. `name_mapping*.csv` contains grades and the ids of one
-person in each year; `survival_*.csv` contains age and survival under the ids of its year. The rows
-of a patient are found under any id.
+Each year gives new ids to the patients of earlier years. `name_mapping*.csv` contains the grade of
+each patient and the ids of all years; `survival_*.csv` contains age and survival under the ids of its
+year. The data of a patient are found under any of the ids.
 
 The names of the columns differ between years: `Brats17ID`, `BraTS20ID`, `BraTS_2019_subject_ID`;
 `Survival`, `Survival_days`; `ResectionStatus`, `Extent_of_Resection`. A table of another source may
@@ -31,7 +31,7 @@ _MAX_DEPTH = 5
 _TABLE_NAME = re.compile(r"(name_mapping.*|survival_.*)\.csv", re.IGNORECASE)
 
 SURVIVAL_CLASS_DAYS = (300.0, 450.0)
-"""Bounds of the mid survivors: 10 and 15 months of 30 days, as in the challenge."""
+"""Bounds of the mid-survivors in days: 10 and 15 months of 30 days, as in the challenge."""
 
 _ID_COLUMN = re.compile(r"caseid|brats\d+(id|subjectid)|tcgatciasubjectid")
 _SURVIVAL_COLUMNS = ("survival", "survivaldays")
@@ -77,12 +77,12 @@ def read_clinical_tables(root: Path, named: Iterable[Path] = ()) -> ClinicalTabl
     """Read every `name_mapping*.csv` and `survival_*.csv` below a data folder.
 
     A file without a column of BraTS ids is ignored; a data folder without tables has an empty
-    table. If two files contradict each other, those that were named take precedence, then the first
-    by path.
+    table. If two files contradict each other, those in `named` take precedence, then the first by
+    path.
 
     Raises:
         CaseError: An age or a survival cannot be parsed.
-        UsageError: A table that was named cannot be read, or has no column of ids.
+        UsageError: A table in `named` cannot be read, or has no column of ids.
     """
     records = _records_of(named)
     records += [record for path in _table_paths(root) for record in read_records(path, root)]
@@ -93,7 +93,7 @@ def read_clinical_files(paths: Iterable[Path]) -> ClinicalTable:
     """Read tables with any names; if two contradict each other, the first takes precedence.
 
     Raises:
-        UsageError: One of them cannot be read, or has no column of ids.
+        UsageError: A table cannot be read, or has no column of ids.
         CaseError: An age or a survival cannot be parsed.
     """
     return _joined(_records_of(paths))
@@ -163,11 +163,11 @@ class ClinicalRecord:
 
 
 def read_records(path: Path, root: Path) -> Iterator[ClinicalRecord]:
-    """Yield the rows that have an id; none of a file without a column of ids.
+    """Yield the rows of a table that have an id; none if the table has no column of ids.
 
     Args:
         path: A CSV file.
-        root: Folder that its name in messages is relative to.
+        root: Folder that the file name in messages is relative to.
 
     Raises:
         CaseError: An age or a survival cannot be parsed.
@@ -247,7 +247,7 @@ def _rows_of(records: Sequence[ClinicalRecord]) -> Iterator[ClinicalRow]:
 
 
 def _plain(name: str) -> str:
-    """Return the name of a column in lower case without signs, which some spreadsheets add."""
+    """Return the name of a column in lower case, with letters and digits only."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 

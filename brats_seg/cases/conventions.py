@@ -1,8 +1,8 @@
-"""Decide which label convention a label map is stored in.
+"""Infer the label convention of label maps.
 
-The release, as the names of files tell it, says how tissues are numbered; the voxels confirm it,
-because copies of one release exist in the numbering of another. Everything that reads label maps
-asks here: `index`, `prepare`, `predict`, `evaluate`, `figure` and `features`.
+The file names give the release, and the release gives the convention. The label values confirm it,
+because some copies of a release have been converted to the convention of another. Everything that
+reads label maps uses these rules: `index`, `prepare`, `predict`, `evaluate`, `figure` and `features`.
 """
 
 import re
@@ -41,7 +41,7 @@ class Resolution:
     """The release and the label convention of a label map."""
 
     release: str
-    """The release that the name gave, or the one that the shape of the volume showed."""
+    """Release by the name of the case, corrected by the shape of the volume."""
     convention: LabelConvention
     is_open: bool
     """Whether another convention could have given the same label values."""
@@ -49,10 +49,10 @@ class Resolution:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LabelContent:
-    """What the convention of a label map is inferred from."""
+    """Shape and values of a label map, from which its convention is inferred."""
 
     shape: Shape
-    """Voxels as stored."""
+    """Voxels along X, Y and Z, as stored."""
     values: frozenset[int]
     """Label values that occur."""
 
@@ -62,15 +62,15 @@ def resolve(
 ) -> Resolution:
     """Return the release and the label convention of a case.
 
-    An unexpected value in one case does not change how the others are read: a value that no
-    convention of the release knows is left for `check_values` to report.
+    An unexpected value in one case does not change the convention of the others; `check_values`
+    reports values that the convention does not contain.
 
     Args:
-        release: The release by the names of the files, as `parse_case_id` returns it.
+        release: Release by the case id, as `parse_case_id` returns it.
         shape: Voxels of the volume as stored; None if they are not known.
         values: Label values that occur, in all cases with the same convention.
-        declared: Name of the convention given by a flag, a `dataset.json` or a protocol; it is
-            taken as it is.
+        declared: Name of the convention given by a flag, a `dataset.json` or a protocol; it
+            takes precedence.
 
     Raises:
         ConfigError: No convention has the declared name.
@@ -98,13 +98,13 @@ def resolve_all(
 ) -> dict[str, Resolution]:
     """Return the release and the label convention of every label map of a folder, by case id.
 
-    A label map that holds both 3 and 4 shows that its folder distinguishes four tissues; all label
-    maps of the folder are then resolved together. Otherwise each label map is resolved alone, so that a
-    folder in which one case has 3 for enhancing tumour and another has 4 is read correctly.
+    If a label map contains both 3 and 4, the folder distinguishes four tissues, and all its label maps
+    are resolved together. Otherwise each label map is resolved alone, so that a folder in which some
+    cases have 3 for enhancing tumour and others have 4 is read correctly.
 
     Args:
         label_maps: Shape and label values of each label map.
-        declared: Name of the convention of a task that prescribes one.
+        declared: Name of the convention, if the task prescribes one.
 
     Raises:
         ConfigError: No convention has the declared name.
@@ -125,7 +125,7 @@ def resolve_all(
 def check_values(
     values: Collection[int], convention: LabelConvention, case_id: str, file: str = "label map"
 ) -> None:
-    """Raise `LabelError` if a case holds a value that its convention does not know."""
+    """Raise `LabelError` if a case has a value that its convention does not contain."""
     unknown = sorted(set(values) - convention.values)
     if unknown:
         raise LabelError(
@@ -141,10 +141,10 @@ def _convention_of(release: str, values: Collection[int]) -> LabelConvention:
     has_3, has_4 = 3 in values, 4 in values
     match release:
         case "msd":
-            # three tissues in an order of its own, which only the layout shows
+            # the three tissues have another order, which the values do not show
             return MSD
         case "brats2024-gli":
-            # after treatment, 4 is the resection cavity, also where no tumour enhances
+            # 4 is the resection cavity, which also occurs in cases without enhancing tumour
             return BRATS2024
         case "brats-ped":
             return BRATS2024_PED if has_4 else BRATS2023

@@ -1,12 +1,12 @@
-"""Find cases: which files below a data folder are the scans of one case.
+"""Find the cases below a data folder, and the files that belong to each of them.
 
-A folder holds either one case or many. Files belong together when the same words precede their
-modality, and these words are the id of the case. If they follow no release, a folder with one file
-of each modality is one case with the name of the folder: names such as `AX_T1_POST_12_t1c` and
-`AX_T2_3_t2`, as scanners give them, have nothing in common.
+A folder contains one case or many. Files belong together if the same text precedes the modality in
+their names, and this text is the id of the case. If it is the id of no release, a folder with one
+file of each modality is one case with the name of the folder, because file names from scanners, such
+as `AX_T1_POST_12_t1c` and `AX_T2_3_t2`, have nothing in common.
 
-Folders with a `dataset.json`, of the Medical Segmentation Decathlon or raw data of nnU-Net, describe
-themselves:
+Folders with a `dataset.json`, of the Medical Segmentation Decathlon or raw data of nnU-Net, are read
+as the file describes:
 
     dataset.json               the modalities in their order, and the labels
     imagesTr/, imagesTs/       one 4-D file CASE.nii.gz per case in the decathlon,
@@ -42,11 +42,10 @@ from brats_seg.labels import CONVENTIONS, MODALITIES
 
 log = logging.getLogger(__name__)
 
-DATASET_FOLDERS = ("imagesTr", "labelsTr", "imagesTs", "labelsTs")
-
+_DATASET_FOLDERS = ("imagesTr", "labelsTr", "imagesTs", "labelsTs")
 _DESCRIPTION = "dataset.json"
 _CHANNEL = re.compile(r"(?P<case>.+)_(?P<channel>\d{4})")
-_WHY_IGNORED = "their names tell no modality, or others of their case were taken instead"
+_WHY_IGNORED = "their names contain no modality, or their case has other files for it"
 _EXPECTED_NAMES = "CASE_t1, CASE_t1ce, CASE_t2 and CASE_flair, or CASE-t1n, -t1c, -t2w and -t2f"
 
 
@@ -55,16 +54,30 @@ class Discovery:
     """The cases below a data folder."""
 
     cases: tuple[Case, ...]
-    """Cases by id; none of their files has been opened yet."""
+    """Cases in the order of their ids; no file has been opened."""
     notices: tuple[str, ...]
     """Files that were ignored although they may be scans."""
+
+
+class _Description(BaseModel):
+    """The parts of a `dataset.json` that are used."""
+
+    channels: dict[int, str] = Field(validation_alias=AliasChoices("channel_names", "modality"))
+    """Modality by index along the fourth axis, or by the number in the file name."""
+    labels: dict[str, str | int | list[int]]
+    """Tissue by value, value by tissue, or values by region."""
+
+    @property
+    def modalities(self) -> dict[int, str | None]:
+        """Modality at each index; None for one that BraTS does not have."""
+        return {place: modality_named(name) for place, name in self.channels.items()}
 
 
 def find_cases(root: Path) -> Discovery:
     """Find the cases of all layouts below a folder, without opening their files.
 
     Raises:
-        LayoutError: The folder does not exist, or nothing in it is a case.
+        LayoutError: The folder does not exist or contains no case.
 
     Example:
         >>> import tempfile
@@ -90,9 +103,9 @@ def find_cases(root: Path) -> Discovery:
         *describe("NIfTI files were ignored", unused, _WHY_IGNORED),
     ]
     if not cases:
-        seen = "; ".join(notices) or "it holds no scans"
+        reason = "; ".join(notices) or "it holds no scans"
         msg = (
-            f"{root} holds no cases: {seen}. Expected a release of BraTS, the decathlon's "
+            f"{root} holds no cases: {reason}. Expected a release of BraTS, the decathlon's "
             f"Task01_BrainTumour, or NIfTI files called {_EXPECTED_NAMES}."
         )
         raise LayoutError(msg)
@@ -103,8 +116,8 @@ def find_cases(root: Path) -> Discovery:
 def find_data(places: Iterable[Path]) -> Path | None:
     """Return the folder that contains the labelled cases of one release, or None without any.
 
-    The first place with labelled cases is taken, and in it the release with most of them: a mount
-    may contain several data sets, at any depth.
+    In the first place with labelled cases, the release with most of them is chosen: a mount may
+    contain several data sets, at any depth.
 
     Args:
         places: Folders to search, such as `/kaggle/input`; they need not exist.
@@ -124,13 +137,23 @@ def find_data(places: Iterable[Path]) -> Path | None:
     return None
 
 
-def is_dataset(folder: Folder, folders: Mapping[Path, Folder]) -> bool:
+def _cases_in(folders: Mapping[Path, Folder], root: Path) -> Iterator[Case]:
+    of_datasets: set[Path] = set()
+    for path, folder in folders.items():
+        if _is_dataset(folder, folders):
+            of_datasets |= {path / name for name in _DATASET_FOLDERS}
+            yield from _cases_of_dataset(root, folder, folders)
+        elif path not in of_datasets:
+            yield from _cases_of(folder, (root.resolve() / path).name)
+
+
+def _is_dataset(folder: Folder, folders: Mapping[Path, Folder]) -> bool:
     """Return whether a folder has a `dataset.json` and images for training."""
     return _DESCRIPTION in folder.others and folder.path / "imagesTr" in folders
 
 
-def read_dataset(root: Path, folder: Folder, folders: Mapping[Path, Folder]) -> Iterator[Case]:
-    """Find the cases of a folder with a `dataset.json`; none if it names no MRI modality of BraTS.
+def _cases_of_dataset(root: Path, folder: Folder, folders: Mapping[Path, Folder]) -> Iterator[Case]:
+    """Yield the cases of a folder with a `dataset.json`; none if it has no modality of BraTS.
 
     Raises:
         LayoutError: The `dataset.json` is not valid.
@@ -140,20 +163,71 @@ def read_dataset(root: Path, folder: Folder, folders: Mapping[Path, Folder]) -> 
         return
     empty = Folder(path=folder.path)
     training, training_labels, test, test_labels = (
-        folders.get(folder.path / name, empty).scans for name in DATASET_FOLDERS
+        folders.get(folder.path / name, empty).scans for name in _DATASET_FOLDERS
     )
-    yield from _cases(description, training, training_labels)
-    yield from _cases(description, test, test_labels)
+    yield from _cases_described(description, training, training_labels)
+    yield from _cases_described(description, test, test_labels)
 
 
-def _cases_in(folders: Mapping[Path, Folder], root: Path) -> Iterator[Case]:
-    of_datasets: set[Path] = set()
-    for path, folder in folders.items():
-        if is_dataset(folder, folders):
-            of_datasets |= {path / name for name in DATASET_FOLDERS}
-            yield from read_dataset(root, folder, folders)
-        elif path not in of_datasets:
-            yield from _cases_of(folder, (root.resolve() / path).name)
+def _read_description(path: Path) -> _Description:
+    try:
+        return _Description.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        found = ", ".join(
+            f"{'.'.join(map(str, part['loc'])) or 'file'}: {part['msg']}" for part in error.errors()
+        )
+        msg = (
+            f"{path} is not valid ({found}). Expected the names of the modalities by their "
+            "index under 'modality' or 'channel_names', and the values under 'labels'."
+        )
+        raise LayoutError(msg) from error
+
+
+def _cases_described(
+    description: _Description, images: Sequence[NiftiFile], labels: Sequence[NiftiFile]
+) -> Iterator[Case]:
+    label_of = {scan.name.stem: ScanFile(path=scan.path) for scan in labels}
+    files: defaultdict[str, dict[str, ScanFile]] = defaultdict(dict)
+    for scan in images:
+        channel = _CHANNEL.fullmatch(scan.name.stem)
+        for place, modality in description.modalities.items():
+            if modality and channel and int(channel["channel"]) == place:
+                files[channel["case"]][modality] = ScanFile(path=scan.path)
+            elif modality and not channel:
+                files[scan.name.stem][modality] = ScanFile(path=scan.path, volume=place)
+    for case_id, found in files.items():
+        label = label_of.get(case_id)
+        is_msd = any(scan.volume is not None for scan in found.values())
+        yield replace(
+            Case.named(case_id, found),
+            release=DECATHLON if is_msd else NNUNET,
+            label_convention=_convention_of(description.labels) if label else "",
+            label=label,
+        )
+
+
+def _convention_of(labels: Mapping[str, str | int | list[int]]) -> str:
+    """Return the convention with the same values for oedema and enhancing tumour, or nothing."""
+    values = dict(map(_name_and_values, labels.items()))
+    enhancing = [v for name, v in values.items() if name.startswith("enhancing") or name == "et"]
+    oedema = [v for name, v in values.items() if "edema" in name or name in {"ed", "snfh"}]
+    if not oedema and len(values) > 1:
+        # labels are regions: the whole tumour is the core and the oedema
+        core, whole = sorted(values.values(), key=len)[-2:]
+        oedema = [whole - core]
+    for convention in CONVENTIONS:
+        wt, tc, et = map(frozenset, convention.regions)
+        all_known = frozenset().union(*values.values()) <= convention.values
+        if enhancing == [et] and oedema == [wt - tc] and all_known:
+            return convention.name
+    return ""
+
+
+def _name_and_values(label: tuple[str, str | int | list[int]]) -> tuple[str, frozenset[int]]:
+    key, value = label
+    if isinstance(value, str):
+        return value.lower(), frozenset({int(key)} if key.isdecimal() else ())
+    return key.lower(), frozenset(value if isinstance(value, list) else {value})
 
 
 def _cases_of(folder: Folder, name: str) -> Iterator[Case]:
@@ -168,13 +242,13 @@ def _cases_of(folder: Folder, name: str) -> Iterator[Case]:
 
 
 def _grouped(folder: Folder, name: str) -> Mapping[str, Sequence[NiftiFile]]:
-    """Group scans by case; `name` is the name of the folder."""
+    """Group the scans of a folder by case id; `name` is the name of the folder."""
     groups: defaultdict[str, list[NiftiFile]] = defaultdict(list)
     for scan in folder.scans:
         if scan.name.kind:
             groups[scan.name.case or name].append(scan)
     if name in groups and parse_case_id(name).release != UNKNOWN:
-        # the folder of one case: other files were derived from it
+        # the folder of one case: files with other names are derived from it
         return {name: groups[name]}
     if any(parse_case_id(case_id).release != UNKNOWN for case_id in groups):
         return groups
@@ -185,7 +259,6 @@ def _grouped(folder: Folder, name: str) -> Mapping[str, Sequence[NiftiFile]]:
 
 
 def _assembled(case_id: str, scans: Sequence[NiftiFile], unnamed: Sequence[NiftiFile]) -> Case:
-    name = parse_case_id(case_id)
     candidates = {
         kind: _plainest([scan for scan in scans if scan.name.kind == kind])
         for kind in (*MODALITIES, LABEL)
@@ -207,19 +280,8 @@ def _assembled(case_id: str, scans: Sequence[NiftiFile], unnamed: Sequence[Nifti
         remarks.append(
             f"{label.path.name} was taken as the label map, although its name does not say so"
         )
-    return Case(
-        case_id=case_id,
-        patient_id=name.patient_id,
-        timepoint=name.timepoint,
-        release=name.release,
-        t1n=files.get("t1n"),
-        t1c=files.get("t1c"),
-        t2w=files.get("t2w"),
-        t2f=files.get("t2f"),
-        label=files.get(LABEL),
-        problems=tuple(problems),
-        remarks=tuple(remarks),
-    )
+    case = Case.named(case_id, files)
+    return replace(case, problems=tuple(problems), remarks=tuple(remarks))
 
 
 def _plainest(scans: Sequence[NiftiFile]) -> list[NiftiFile]:
@@ -252,7 +314,7 @@ def _misnamed_label(case_id: str, unnamed: Sequence[NiftiFile]) -> NiftiFile | N
 
 
 def _completed(case: Case, root: Path) -> Case:
-    """Add what is derived in the same way for all layouts."""
+    """Add the fields that do not depend on the layout."""
     folder = case.images[0].path.parent
     return replace(
         case,
@@ -266,7 +328,7 @@ def _completed(case: Case, root: Path) -> Case:
 def _missing(case: Case, folder: Path) -> Iterator[str]:
     missing = [modality for modality in MODALITIES if getattr(case, modality) is None]
     found, expected = f"no {', '.join(missing)}", f"{', '.join(MODALITIES)}"
-    next_step = "Add what is missing, or leave the case out."
+    next_step = "Add the missing files, or leave the case out."
     if case.release == MEN_RT:
         found = "a case of the radiotherapy task, which has one modality and another target"
         next_step = "Leave it out: this task is not supported."
@@ -275,7 +337,7 @@ def _missing(case: Case, folder: Path) -> Iterator[str]:
 
 
 def _files_key(case: Case, root: Path) -> str:
-    """Hash names, sizes and times of change: cheap, and sensitive to any ordinary change."""
+    """Hash names, sizes and times of change of the files of a case."""
     key = hashlib.sha256()
     for kind in (*MODALITIES, LABEL):
         scan: ScanFile | None = getattr(case, kind)
@@ -308,85 +370,3 @@ def _folder_of(place: Path, cases: Sequence[Case]) -> Path:
     # the tables of a release are beside its case folders, not in them
     above = folders if len(folders) < len(chosen) else {folder.parent for folder in folders}
     return Path(os.path.commonpath(above))
-
-
-class _Description(BaseModel):
-    """The parts of a `dataset.json` that are used."""
-
-    channels: dict[int, str] = Field(validation_alias=AliasChoices("channel_names", "modality"))
-    """Modality by index along the fourth axis, or by the number in the file name."""
-    labels: dict[str, str | int | list[int]]
-    """Tissue by value or value by tissue; or the values of a region."""
-
-    @property
-    def modalities(self) -> dict[int, str | None]:
-        """Modality at each index; None if it is none of BraTS."""
-        return {place: modality_named(name) for place, name in self.channels.items()}
-
-
-def _read_description(path: Path) -> _Description:
-    try:
-        return _Description.model_validate_json(path.read_bytes())
-    except ValidationError as error:
-        found = ", ".join(
-            f"{'.'.join(map(str, part['loc'])) or 'file'}: {part['msg']}" for part in error.errors()
-        )
-        msg = (
-            f"{path} is not valid ({found}). Expected the names of the modalities by their "
-            "index under 'modality' or 'channel_names', and the values under 'labels'."
-        )
-        raise LayoutError(msg) from error
-
-
-def _cases(
-    description: _Description, images: Sequence[NiftiFile], labels: Sequence[NiftiFile]
-) -> Iterator[Case]:
-    label_of = {scan.name.stem: ScanFile(path=scan.path) for scan in labels}
-    files: defaultdict[str, dict[str, ScanFile]] = defaultdict(dict)
-    for scan in images:
-        channel = _CHANNEL.fullmatch(scan.name.stem)
-        for place, modality in description.modalities.items():
-            if modality and channel and int(channel["channel"]) == place:
-                files[channel["case"]][modality] = ScanFile(path=scan.path)
-            elif modality and not channel:
-                files[scan.name.stem][modality] = ScanFile(path=scan.path, volume=place)
-    for case_id, found in files.items():
-        name = parse_case_id(case_id)
-        label = label_of.get(case_id)
-        is_msd = any(scan.volume is not None for scan in found.values())
-        yield Case(
-            case_id=case_id,
-            patient_id=name.patient_id,
-            timepoint=name.timepoint,
-            release=DECATHLON if is_msd else NNUNET,
-            label_convention=_convention_of(description.labels) if label else "",
-            t1n=found.get("t1n"),
-            t1c=found.get("t1c"),
-            t2w=found.get("t2w"),
-            t2f=found.get("t2f"),
-            label=label,
-        )
-
-
-def _convention_of(labels: Mapping[str, str | int | list[int]]) -> str:
-    """Return the convention with the same values for oedema and enhancing tumour, or nothing."""
-    values = dict(map(_name_and_values, labels.items()))
-    enhancing = [v for name, v in values.items() if name.startswith("enhancing") or name == "et"]
-    oedema = [v for name, v in values.items() if "edema" in name or name in {"ed", "snfh"}]
-    if not oedema and len(values) > 1:
-        # labels are regions: the whole tumour is the core and the oedema
-        core, whole = sorted(values.values(), key=len)[-2:]
-        oedema = [whole - core]
-    for convention in CONVENTIONS:
-        wt, tc, et = map(frozenset, convention.regions)
-        all_known = frozenset().union(*values.values()) <= convention.values
-        if enhancing == [et] and oedema == [wt - tc] and all_known:
-            return convention.name
-    return ""
-
-
-def _name_and_values(label: tuple[str, str | int | list[int]]) -> tuple[str, frozenset[int]]:
-    key, value = label
-    if isinstance(value, str):
-        return value.lower(), frozenset({int(key)} if key.isdecimal() else ())
-    return key.lower(), frozenset(value if isinstance(value, list) else {value})

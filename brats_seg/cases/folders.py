@@ -1,7 +1,7 @@
 """List the folders below a data folder with the NIfTI files in each, and unread files.
 
-Hidden files and folders are ignored, and so is a folder that contains a file `brats_seg.json`, with
-everything below it: the package marks its own results so.
+Hidden files and folders are ignored. Folders that contain a file `brats_seg.json`, which marks the
+results of this package, are ignored with everything below them.
 """
 
 import os
@@ -14,7 +14,7 @@ from brats_seg.cases.layouts import FileName, parse_file_name
 OUTPUT_MARKER = "brats_seg.json"
 """Name of the file that marks a folder of results."""
 
-_MAC_COPIES = "__MACOSX"
+_MAC_FOLDER = "__MACOSX"
 
 _ARCHIVES = (".tar", ".tgz", ".zip", ".gz", ".bz2", ".xz", ".7z", ".rar")
 _SLICES = (".h5", ".hdf5")
@@ -52,7 +52,7 @@ class Folder:
     others: tuple[str, ...] = ()
     """Names of the files that are not NIfTI."""
     refused: str = ""
-    """Why the folder cannot be listed; empty if it can."""
+    """Reason why the folder cannot be listed; empty if it can."""
 
 
 def walk_folders(root: Path) -> Iterator[Folder]:
@@ -100,7 +100,7 @@ def describe(what: str, paths: Sequence[Path], next_step: str) -> Iterator[str]:
 
 
 def _is_output(path: Path, entries: list[os.DirEntry[str]]) -> bool:
-    # the data folder itself was given by the user, who wants its content
+    # the data folder itself is read in any case: the user has named it
     return path != Path() and any(entry.name == OUTPUT_MARKER for entry in entries)
 
 
@@ -108,8 +108,8 @@ def _sorted_out(path: Path, entries: list[os.DirEntry[str]]) -> tuple[Folder, li
     """Separate scans, other files and the folders to visit."""
     scans, others, below = [], [], []
     for entry in entries:
-        # copies made on a Mac contain a `._x.nii.gz` beside every `x.nii.gz`
-        if entry.name.startswith(".") or entry.name == _MAC_COPIES:
+        # archives made on a Mac contain a `._x.nii.gz` beside every `x.nii.gz`
+        if entry.name.startswith(".") or entry.name == _MAC_FOLDER:
             continue
         name = parse_file_name(entry.name)
         if not entry.is_dir():

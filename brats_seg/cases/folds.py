@@ -1,7 +1,7 @@
-"""Make and keep the fold table: which patients are held out together.
+"""Make, write and check the fold table, which assigns the cases to folds of cross-validation.
 
 All cases of a patient, and scans that occur under two ids, are in one fold. The table is made once
-and written to `folds.csv`: every later command reads it, and refuses it if it leaks.
+and written to `folds.csv`; every later command reads it, and rejects it if it leaks.
 """
 
 import warnings
@@ -20,12 +20,12 @@ from brats_seg.tables import read_table, write_table
 from brats_seg.voxels.components import first_of_group
 
 SPLIT_NAME = "split.csv"
-"""File in the folder of a run with the cases that it is trained on and those held out."""
+"""File in the folder of a run that lists its training and validation cases."""
 _COLUMNS = ("case_id", "patient_id", "fold")
 _SPLIT_COLUMNS = ("case_id", "role")
 _ROLES = ("train", "validation")
 _N_NAMED = 5
-"""Number of cases that a message names before it counts the rest."""
+"""Largest number of cases that a message names."""
 
 _NOTEBOOK_FOLDS = 7
 _NOTEBOOK_SEED = 55
@@ -100,11 +100,11 @@ def make_folds(cases: Sequence[Case], config: FoldConfig) -> FoldTable:
         (2, 2)
     """
     ordered = sorted(cases, key=lambda case: case.case_id)
-    groups = kept_together(ordered)
+    groups = _groups_of(ordered)
     if config.scheme == "notebook":
-        folds = notebook_folds(groups)
+        folds = _notebook_folds(groups)
     else:
-        folds = stratified_folds(groups, config.n_folds, config.seed)
+        folds = _stratified_folds(groups, config.n_folds, config.seed)
     return FoldTable(
         rows=tuple(
             FoldRow(case_id=c.case_id, patient_id=c.patient_id, fold=folds.get(c.case_id))
@@ -129,7 +129,7 @@ def check_covers(table: FoldTable, cases: Sequence[Case]) -> None:
             "fold to leave it out; or remove the table to have new folds made of all cases"
         )
         raise FoldError(msg)
-    for group in kept_together(cases):
+    for group in _groups_of(cases):
         used = {c.case_id: fold for c in group if (fold := fold_of[c.case_id]) is not None}
         folds = sorted(set(used.values()))
         if len(folds) > 1:
@@ -209,14 +209,14 @@ def read_split(path: Path) -> Split:
 
 
 def write_split(split: Split, path: Path) -> None:
-    """Write the cases to train on and those held out as CSV."""
+    """Write the training and validation cases as CSV."""
     sides = zip(_ROLES, (split.train, split.validation), strict=True)
     rows = [(case_id, role) for role, case_ids in sides for case_id in case_ids]
     write_table(path, _SPLIT_COLUMNS, rows)
 
 
-def kept_together(ordered: Sequence[Case]) -> list[list[Case]]:
-    """Group the cases of a patient, and of patients who share a scan."""
+def _groups_of(ordered: Sequence[Case]) -> list[list[Case]]:
+    """Group the cases of each patient, and of patients who share a scan."""
     keys: list[list[Hashable]] = [
         [("patient", case.patient_id), *([("voxels", case.voxel_hash)] if case.voxel_hash else [])]
         for case in ordered
@@ -227,11 +227,12 @@ def kept_together(ordered: Sequence[Case]) -> list[list[Case]]:
     return list(groups.values())
 
 
-def stratified_folds(groups: Sequence[list[Case]], n_folds: int, seed: int) -> dict[str, int]:
-    """Return the fold of each case: the groups of each stratum go to the fold with the least of it.
+def _stratified_folds(groups: Sequence[list[Case]], n_folds: int, seed: int) -> dict[str, int]:
+    """Return the fold of each case.
 
-    scikit-learn's StratifiedGroupKFold warns or leaves folds empty if there are few patients; here
-    an empty fold always comes first.
+    Each group of a stratum is assigned to the fold with the fewest cases of the stratum, and of those
+    to the smallest. scikit-learn's StratifiedGroupKFold warns or leaves folds empty if there are few
+    patients.
     """
     _check_enough(groups, n_folds)
     rng = np.random.default_rng(seed)
@@ -239,7 +240,7 @@ def stratified_folds(groups: Sequence[list[Case]], n_folds: int, seed: int) -> d
     folds: dict[str, int] = {}
     for stratum in _strata(groups, n_folds):
         counts = [0] * n_folds
-        # the largest first, so that the small ones even out the differences
+        # the largest groups first, so that the small ones even out the differences
         shuffled = sorted((stratum[i] for i in rng.permutation(len(stratum))), key=len)
         for group in reversed(shuffled):
             fold = min(range(n_folds), key=lambda f: (counts[f], totals[f], f))
@@ -249,12 +250,12 @@ def stratified_folds(groups: Sequence[list[Case]], n_folds: int, seed: int) -> d
     return folds
 
 
-def notebook_folds(groups: Sequence[list[Case]]) -> dict[str, int]:
+def _notebook_folds(groups: Sequence[list[Case]]) -> dict[str, int]:
     """Return the folds of the Kaggle notebook: cases with an age, in seven folds by decade of age.
 
     The notebook uses the rows of `name_mapping.csv`, which are in the order of the 2020 ids. It
-    distributes cases, not patients: where it would separate a group, all of the group goes to the
-    fold of its first case here. BraTS 2020 has one case per patient, so its folds are the same.
+    distributes cases; here all cases of a group are in the fold of the first one. BraTS 2020 has one
+    case per patient, so the folds are those of the notebook.
     """
     cases = sorted((case for group in groups for case in group), key=lambda case: case.case_id)
     aged = [c for c in cases if c.age_years is not None and c.case_id != _NOTEBOOK_DROPPED]

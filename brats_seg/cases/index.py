@@ -1,7 +1,7 @@
 """Index a data folder: find its cases, open their files, and report what is wrong with them.
 
-Of each case the label map and the first modality are read, of the other modalities the headers.
-The index is kept as `cases.csv`, see `case_table`.
+The label map and the first modality of each case are read, and the headers of the other modalities.
+`case_table` stores the index as `cases.csv`.
 """
 
 import hashlib
@@ -49,13 +49,13 @@ def index_cases(
         root: The data folder.
         previous: An earlier index of the folder. Its cases without problems are not opened again
             unless their files have changed.
-        labels: Name of the label convention, where names and values do not identify the right one.
+        labels: Name of the label convention, if names and values do not identify the right one.
         n_workers: Threads that open files; 0 opens them in this thread. Decompressing and hashing
             release the interpreter lock.
         track: Shows the progress.
 
     Raises:
-        LayoutError: Nothing below the folder is a case.
+        LayoutError: The folder contains no case.
         ConfigError: No convention has the given name.
 
     Example:
@@ -100,7 +100,7 @@ class Inspection:
     label_voxel_mm3: float
     """Volume of a voxel of the label map."""
     problems: tuple[str, ...]
-    """Everything that is wrong, file by file."""
+    """Everything that is wrong with the files."""
 
     @property
     def label_values(self) -> tuple[int, ...]:
@@ -149,15 +149,15 @@ class OpenedCase:
     """A case whose label values are known, but not yet its label convention."""
 
     case: Case
-    """The case; its convention is the one that the layout declares, if it does."""
+    """The case; its convention is that of its `dataset.json`, if there is one."""
     inspection: Inspection | None
-    """Content of the files; None if an earlier index knows the case."""
+    """Content of the files; None if an earlier index contains the case."""
     previous: Case | None = None
     """The case in the earlier index."""
 
     @classmethod
     def inspected(cls, case: Case, inspection: Inspection) -> Self:
-        """Combine what the names of the files show with their content."""
+        """Add the content of the files to a case."""
         found = resolve(
             release=case.release, shape=inspection.shape, values=inspection.label_values
         )
@@ -189,7 +189,7 @@ class OpenedCase:
 
 
 def with_conventions(opened: Iterable[OpenedCase], labels: str) -> tuple[Case, ...]:
-    """Return the cases with their label convention, and with a problem if their values do not fit.
+    """Return the cases with their label convention; values outside it become a problem.
 
     Cases of one release are resolved together.
 
@@ -206,9 +206,9 @@ def with_conventions(opened: Iterable[OpenedCase], labels: str) -> tuple[Case, .
 def without_duplicates(cases: Iterable[Case]) -> tuple[Case, ...]:
     """Return the cases by id, one of each set of duplicates; duplicates that differ get a problem.
 
-    Duplicates are equal if the voxels of their first modality are, and their label maps as far as
-    they have one: values and volume of the tumour. Of equal duplicates the first by path is kept, a
-    labelled one if there is one. Duplicates with problems of their own are all kept.
+    Duplicates are equal if the voxels of their first modality are equal, and the values and tumour
+    volumes of the label maps of those that have one. The first of equal duplicates by path is kept,
+    preferably one with a label map. Duplicates with other problems are all kept.
     """
     kept: list[Case] = []
     by_id = sorted(cases, key=lambda case: case.case_id)
@@ -292,7 +292,7 @@ def _resolved(group: Sequence[OpenedCase], labels: str) -> Iterator[Case]:
     if found.is_open:
         remarks = (
             f"the label values {' '.join(map(str, sorted(values)))} were read as "
-            f"{found.convention.name}, but the names leave it open: if that is wrong, name the "
+            f"{found.convention.name}, but the names do not confirm it: if that is wrong, name the "
             "convention with --labels",
         )
     for one in group:

@@ -10,7 +10,7 @@ from typing import Any
 
 from brats_seg.cases.case import Case, ScanFile
 from brats_seg.cases.discovery import find_cases
-from brats_seg.cases.layouts import modality_named, parse_case_id, parse_file_name
+from brats_seg.cases.layouts import modality_named, parse_file_name
 from brats_seg.errors import CaseError, UsageError
 from brats_seg.labels import MODALITIES
 from brats_seg.tables import read_table
@@ -24,23 +24,23 @@ _FORBIDDEN = frozenset('/\\:*?"<>|\0')
 def find_inputs(paths: Sequence[Path]) -> tuple[Case, ...]:
     """Return the cases in folders and tables of paths, sorted by id.
 
-    Their roots are absolute, so that a worker on another machine finds the files. What is wrong with
-    a case is among its problems.
+    Their roots are absolute, so that a worker on another machine finds the files. Errors of a case
+    are listed in its `problems`.
 
     Raises:
         LayoutError: A folder contains no cases.
         UsageError: A path is neither a folder nor a table, or a table cannot be read.
     """
     found = [case for path in paths for case in _inputs_of(path)]
-    places = Counter(case.case_id for case in found)
-    checked = [_checked(case, places) for case in found]
+    n_of_id = Counter(case.case_id for case in found)
+    checked = [_checked(case, n_of_id) for case in found]
     return tuple(sorted(checked, key=lambda case: (case.case_id, str(case.images[:1]))))
 
 
 def single_input(case_id: str | None, files: Mapping[str, Path]) -> Case:
     """Return the case of four files, given by modality.
 
-    Without an id, the part of the file names before the modality is taken, or else the name of the
+    The default id is the common part of the file names before the modality, or else the name of the
     folder.
     """
     if case_id is None:
@@ -49,7 +49,7 @@ def single_input(case_id: str | None, files: Mapping[str, Path]) -> Case:
         folder = next(iter(files.values())).absolute().parent.name
         case_id = (ids.pop() if len(ids) == 1 else "") or folder
     scans = {modality: ScanFile(path=path.absolute()) for modality, path in files.items()}
-    case = _case(case_id, scans, Path("/"))
+    case = replace(Case.named(case_id, scans), root=Path("/"))
     return _checked(case, Counter([case_id]))
 
 
@@ -79,7 +79,7 @@ def _table_inputs(path: Path) -> Iterator[Case]:
                 for name, cell in cells.items()
                 if (modality := modality_named(name))
             }
-            yield _case(cells["case_id"], scans, path.absolute().parent)
+            yield replace(Case.named(cells["case_id"], scans), root=path.absolute().parent)
     except (OSError, UsageError, ValueError, AttributeError, KeyError, TypeError) as error:
         msg = (
             f"{path} cannot be read as a table of cases ({type(error).__name__}: {error}). "
@@ -108,40 +108,27 @@ def _json_rows(path: Path) -> Sequence[Mapping[Any, Any]]:
 _TABLES = {".csv": _csv_rows, ".json": _json_rows}
 
 
-def _case(case_id: str, scans: Mapping[str, ScanFile], root: Path) -> Case:
-    name = parse_case_id(case_id)
-    return Case(
-        case_id=case_id,
-        patient_id=name.patient_id,
-        root=root,
-        timepoint=name.timepoint,
-        release=name.release,
-        t1n=scans.get("t1n"),
-        t1c=scans.get("t1c"),
-        t2w=scans.get("t2w"),
-        t2f=scans.get("t2f"),
-    )
-
-
-def _checked(case: Case, places: Mapping[str, int]) -> Case:
-    problems = [*case.problems, *_problems(case, places)]
+def _checked(case: Case, n_of_id: Mapping[str, int]) -> Case:
+    problems = [*case.problems, *_problems(case, n_of_id)]
     return replace(case, problems=tuple(problems))
 
 
-def _problems(case: Case, places: Mapping[str, int]) -> Iterator[str]:
+def _problems(case: Case, n_of_id: Mapping[str, int]) -> Iterator[str]:
     files = " and ".join(map(str, case.images)) or "(none)"
     if missing := [modality for modality in MODALITIES if getattr(case, modality) is None]:
         found = f"no {', '.join(missing)}"
         if not case.problems:
             yield str(
-                CaseError(case.case_id, files, found, ", ".join(MODALITIES), "Add what is missing.")
+                CaseError(
+                    case.case_id, files, found, ", ".join(MODALITIES), "Add the missing files."
+                )
             )
     name = case.case_id
     if not name or name.startswith(".") or name != name.strip() or _FORBIDDEN & set(name):
         found = f"the id {name!r}, which cannot be the name of a file"
-        expected, next_step = "a name without path or sign", "Give the case another id."
+        expected, next_step = "a file name without special characters", "Give the case another id."
         yield str(CaseError(name, files, found, expected, next_step))
-    if places[name] > 1:
-        found = f"{places[name]} cases of this id"
+    if n_of_id[name] > 1:
+        found = f"{n_of_id[name]} cases of this id"
         next_step = "Rename or omit all but one: their results would have the same name."
         yield str(CaseError(name, files, found, "one", next_step))

@@ -49,9 +49,9 @@ class MappedCases(Generic[Result]):
     """The results of the cases that could be processed, and the failures of the others."""
 
     results: tuple[Result, ...]
-    """In the order of the cases."""
+    """Results in the order of the cases."""
     failures: tuple[Failure, ...]
-    """In the order of the cases."""
+    """Failures in the order of the cases."""
 
 
 def map_cases(
@@ -92,10 +92,9 @@ def map_cases(
 
 
 def attempt_case(case_id: str, work: Callable[[], Result]) -> Result | Failure:
-    """Do something with one case, and return its failure if it cannot be done.
+    """Return the result of `work` for one case, or a failure if it raises an error.
 
-    An exception that is none of the package is a mistake of the program: it is logged with its
-    traceback, and the message asks for a report.
+    An exception that is not a `BratsError` is a bug: it is logged with its traceback.
 
     Raises:
         EnvironmentalError: The work raised it: no other case would succeed.
@@ -109,7 +108,7 @@ def attempt_case(case_id: str, work: Callable[[], Result]) -> Result | Failure:
         return Failure(case_id=case_id, error=type(error).__name__, message=str(error))
     except Exception as error:
         log.exception("case %s", case_id)
-        message = f"case {case_id}: {error}. This is a mistake of the program: please report it."
+        message = f"case {case_id}: {error}. This is a bug of brats_seg: please report it."
         return Failure(case_id=case_id, error=type(error).__name__, message=message)
 
 
@@ -128,12 +127,12 @@ def worker_pool(
 ) -> Iterator[ProcessPoolExecutor]:
     """Provide a pool of processes, and end them afterwards, also after an error.
 
-    Work that has begun is finished first; work that waits is dropped. The processes ignore Ctrl-C,
-    which this process handles, and end when this process is killed.
+    Tasks in progress are finished first; pending tasks are cancelled. The processes ignore Ctrl-C,
+    which this process handles, and end if this process is killed.
 
     Args:
-        n_workers: Processes; they are started when there is work.
-        set_up: Called once in each of them; must be picklable where processes are not forked.
+        n_workers: Largest number of processes.
+        set_up: Called once in each process; must be picklable where processes are not forked.
         when_killed: What to do if the system kills one, for the message.
 
     Raises:
@@ -150,7 +149,7 @@ def worker_pool(
 
 
 def _begin(set_up: Callable[[], None]) -> None:
-    # forked processes inherit handlers, such as those of a trainer, which do not end the process
+    # forked processes inherit signal handlers, and those of a trainer do not end the process
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -158,7 +157,7 @@ def _begin(set_up: Callable[[], None]) -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process when its parent is gone; otherwise it would wait for work for ever."""
+    """End this process when its parent has ended; otherwise it would wait for tasks for ever."""
     parent = parent_process()
     if parent is not None:
         parent.join()

@@ -1,9 +1,8 @@
 """Read and write NIfTI volumes with their position in space.
 
-The content of a file decides whether it is compressed, not its name: `.nii` files that are
-compressed and `.nii.gz` files that are not both occur in copies of the releases. Files are read by
-code of our own because nibabel's zlib takes 2.6 to 3.1 times as long to decompress them as
-libdeflate; headers are parsed by nibabel.
+The content of a file shows whether it is compressed, not its name: some copies of the releases have
+compressed `.nii` files or uncompressed `.nii.gz` files. Files are decompressed with libdeflate, because
+zlib, which nibabel uses, takes 2.6 to 3.1 times as long. nibabel parses the headers.
 """
 
 import gzip
@@ -118,7 +117,7 @@ def read_label_map(path: Path, *, case_id: str) -> Volume:
     """Read a label map as uint8; its whole numbers may be stored in any type.
 
     Raises:
-        CaseError: As `read_volume`, and for fractions, negative values and values over 255.
+        CaseError: The file cannot be read, or has fractions, negative values or values over 255.
     """
     packed = read_packed(path, case_id=case_id)
     return unpack_label_map(packed, path, case_id=case_id)
@@ -159,7 +158,10 @@ def unpack_label_map(packed: bytes, path: Path, *, case_id: str) -> Volume:
 
 
 def read_geometry(path: Path, *, case_id: str, volume: int | None = None) -> Geometry:
-    """Read the header only, and check that the file is complete; otherwise like `read_volume`."""
+    """Return the grid of a volume from the header, and check that the file is complete.
+
+    The arguments and errors are those of `read_volume`.
+    """
     file = PackedFile(case_id=case_id, path=path)
     header = _parse_header(file.read_head(_HEADER_BYTES), file)
     geometry = _geometry(header, volume, file)
@@ -233,7 +235,7 @@ class PackedFile:
             raise self._unreadable(error) from error
 
     def read_head(self, n_bytes: int) -> bytes:
-        """Read the first bytes of the unpacked content, fewer if it is shorter."""
+        """Return the first bytes of the decompressed content, fewer if it is shorter."""
         try:
             with self.path.open("rb") as stream:
                 return self._head(stream, n_bytes)
@@ -241,13 +243,13 @@ class PackedFile:
             raise self._unreadable(error) from error
 
     def head_of(self, packed: bytes, n_bytes: int) -> bytes:
-        """Return the same as `read_head`, given the result of `read_bytes`."""
+        """Return the first bytes of the decompressed content, given the result of `read_bytes`."""
         return self._head(BytesIO(packed), n_bytes)
 
     def check_length(self, n_bytes: int) -> None:
         """Raise `CaseError` if the unpacked content is shorter than `n_bytes`.
 
-        The last bytes state its length; the file is unpacked only if they look wrong.
+        The last bytes of a gzip file state the length; it is decompressed only if they are implausible.
         """
         try:
             with self.path.open("rb") as stream:
@@ -304,9 +306,9 @@ class PackedFile:
 
     def _unreadable(self, error: OSError) -> CaseError:
         return self.refuse(
-            found=f"that it cannot be read ({error.strerror})",
+            found=f"a file that cannot be read ({error.strerror})",
             expected="a NIfTI file",
-            next_step="Check its name, its rights and the disk.",
+            next_step="Check its name, its permissions and the disk.",
         )
 
 
@@ -315,7 +317,7 @@ def _parse_header(head: bytes, file: PackedFile) -> _Header:
         if kind.may_contain_header(head):
             header = kind(head[: kind.sizeof_hdr], check=False)
             if header["magic"].item() in _SINGLE_FILE_MAGICS:
-                # the standard takes any value but -1 as 1 here, nibabel refuses it
+                # the standard reads any value but -1 as 1 here, where nibabel raises an error
                 header["pixdim"][0] = -1 if header["pixdim"][0] == -1 else 1
                 return header
     found = f"no NIfTI header (the file begins with {head[:16]!r})"

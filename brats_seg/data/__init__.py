@@ -1,1 +1,1 @@
-"""Prepared cases on disk, and the pipelines that read training patches from them."""
+"""Prepared cases on disk, and the patches that networks are trained on."""

@@ -1,10 +1,10 @@
 """Find the brain in a scan, crop to the box around it, and normalise its intensities.
 
-The brain is where any modality differs from its background: the four are skull-stripped alike, but
-each has a few voxels of zero inside. BraTS writes 0 around the brain; scans prepared elsewhere may
-have another constant there, and values below it inside. So the background is what most voxels on
-the twelve edges of the volume hold, where even a tight crop has no brain. Where no value fills half
-of the edges the skull was left on, and the background is 0, as in BraTS.
+A voxel belongs to the brain if any modality differs from its background there: all four are
+skull-stripped alike, but each has a few zeros inside. BraTS writes 0 around the brain; scans from
+other sources may have another constant there, and lower values inside. The background is therefore
+the most frequent value on the twelve edges of the volume, where even a tight crop has no brain. If
+that value fills less than half of the edges, the skull was not removed, and the background is 0.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from brats_seg.voxels.box import Box, Mask, bounding_box
 
 Array: TypeAlias = npt.NDArray[Any]
 
-CHECK_SCAN = "Look at the scan, and export it again or leave the case out."
+_CHECK_SCAN = "View the scan, and export it again or leave the case out."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -31,9 +31,9 @@ class Brain:
     box: Box
     """Position of the crop in the scan."""
     image: npt.NDArray[np.float32]
-    """(4, x, y, z): mean 0 and standard deviation 1 inside the brain, exactly 0 around it."""
+    """Image (4, x, y, z), mean 0 and standard deviation 1 inside the brain, exactly 0 around it."""
     labels: LabelMap | None
-    """(x, y, z), or None without a label map."""
+    """Label map (x, y, z); None without one."""
     means: tuple[float, ...]
     """Mean of each modality inside the brain, in the units of the scan."""
     stds: tuple[float, ...]
@@ -43,7 +43,7 @@ class Brain:
 def extract_brain(case_id: str, volumes: Sequence[Volume], label: Volume | None) -> Brain:
     """Crop checked volumes of one grid to the brain and normalise them.
 
-    The box is wide enough for all labels, also for those outside the brain.
+    The box contains all labels, including those outside the brain.
 
     Raises:
         CaseError: There is no brain, or a modality has no contrast inside it.
@@ -52,11 +52,11 @@ def extract_brain(case_id: str, volumes: Sequence[Volume], label: Volume | None)
     box = bounding_box(mask)
     if box is None:
         found = "no voxel that differs from the background"
-        raise CaseError(case_id, volumes[0].file, found, "a brain", CHECK_SCAN)
+        raise CaseError(case_id, volumes[0].file, found, "a brain", _CHECK_SCAN)
     if label is not None:
         labelled = bounding_box(label.array > 0)
         box = box if labelled is None else box.joined(labelled)
-    # files keep x fastest: axes are reversed where order does not matter, to walk along the memory
+    # x varies fastest in files; with reversed axes the arrays are read in the order of the memory
     inside = np.ascontiguousarray(mask[box.slices].T)
     image = np.empty((len(volumes), *box.shape), dtype=np.float32)
     normalised = np.zeros(inside.shape, dtype=np.float32)
@@ -77,14 +77,15 @@ def extract_brain(case_id: str, volumes: Sequence[Volume], label: Volume | None)
 
 def brain_mask(volumes: Sequence[Volume]) -> Mask:
     """Return the voxels (X, Y, Z) that are not background in at least one modality."""
-    mask = _differs_from_background(volumes[0].array)
-    for volume in volumes[1:]:
-        mask |= _differs_from_background(volume.array)
+    first, *others = (volume.array for volume in volumes)
+    mask: Mask = first != background_of(first)
+    for array in others:
+        mask |= array != background_of(array)
     return mask
 
 
 def background_of(array: Array) -> Array:
-    """Return the value around the brain in a volume (X, Y, Z), as an array of no axes."""
+    """Return the value around the brain in a volume (X, Y, Z), as an array without axes."""
     corners = ([0, 0, -1, -1], [0, -1, 0, -1])
     edges = [np.moveaxis(array, axis, -1)[corners].ravel() for axis in range(3)]
     values, counts = np.unique(np.concatenate(edges), return_counts=True)
@@ -92,12 +93,8 @@ def background_of(array: Array) -> Array:
     return values[most] if 2 * counts[most] >= counts.sum() else np.zeros_like(values[most])
 
 
-def _differs_from_background(array: Array) -> Mask:
-    return array != background_of(array)
-
-
 def _normalise(case_id: str, volume: Volume, values: Array) -> tuple[Array, float, float]:
-    """Return the normalised values, and their mean and standard deviation before."""
+    """Return the normalised values, with the mean and the standard deviation before."""
     # float32 holds the 16-bit integers of scanners exactly; wider types go to float64
     values = values.astype(np.result_type(values.dtype, np.float32))
     mean = values.mean(dtype=np.float64)
@@ -105,6 +102,6 @@ def _normalise(case_id: str, volume: Volume, values: Array) -> tuple[Array, floa
     std = np.sqrt(np.einsum("i,i->", values, values, dtype=np.float64) / values.size)
     if std == 0:
         found = f"the value {mean:g} in the whole brain"
-        raise CaseError(case_id, volume.file, found, "a scan with contrast", CHECK_SCAN)
+        raise CaseError(case_id, volume.file, found, "a scan with contrast", _CHECK_SCAN)
     values /= std.astype(values.dtype)
     return values, float(mean), float(std)

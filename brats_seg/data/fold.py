@@ -1,7 +1,7 @@
 """Index a folder of scans, make folds, prepare the cases, and open one fold for training.
 
-Each stage is a file below one folder, `cases.csv`, `folds.csv` and a folder per case, and is done
-again only where scans or settings have changed.
+The results are files in one folder: `cases.csv`, `folds.csv`, and a folder for each case. They are
+updated only where scans or settings have changed.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ class PreparedData:
     """Folder of the prepared cases."""
     folds: FoldTable
     case_ids: frozenset[str]
-    """Cases that are prepared; those that could not be are missing."""
+    """Cases that could be prepared."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,11 +53,11 @@ class FoldData:
     """Folder of the prepared cases."""
     split: Split
     conventions: tuple[str, ...]
-    """Label conventions that occur."""
+    """Names of the label conventions that occur."""
     fingerprint: str
     """Hash of the cases, their contents and the split."""
     largest_shape: tuple[int, int, int]
-    """Voxels along X, Y, Z that hold the brain crop of any case."""
+    """Largest number of voxels of the brain crops along X, Y and Z."""
 
 
 def open_fold(
@@ -95,7 +95,7 @@ def open_fold(
     if missing and not config.cases.skip_bad:
         msg = (
             f"{prepared.folder / 'folds.csv'} has cases that are not in {root}: "
-            f"{', '.join(missing)}. Bring them back, or leave them out with --skip-bad."
+            f"{', '.join(missing)}. Restore them, or leave them out with --skip-bad."
         )
         raise FoldError(msg)
     return _fold_data(prepared, split)
@@ -153,7 +153,7 @@ def open_index(
         root: Folder of scans, of any BraTS release.
         path: File of the table, such as `cases.csv`.
         config: Settings; those of `cases` are used.
-        n_workers: Processes; 0 works in this process.
+        n_workers: Threads that open files; 0 opens them in this thread.
         track: Shows the progress.
 
     Raises:
@@ -176,11 +176,11 @@ def open_index(
 
 
 def open_folds(cases: Sequence[Case], path: Path, config: Config) -> FoldTable:
-    """Read the fold table at `path`, or make it there; it is written once and never changed.
+    """Read the fold table at `path`; make it if it does not exist. It is never changed afterwards.
 
     Raises:
-        FoldError: The table lacks a case or has another number of folds than the settings, or folds
-            cannot be made of the cases.
+        FoldError: The table lacks a case or has another number of folds than the settings, or the
+            cases cannot be divided into folds.
     """
     if not path.exists():
         write_folds(make_folds(cases, config.folds), path)
@@ -226,8 +226,8 @@ def _labelled(index: CaseIndex, *, skip_bad: bool) -> tuple[Case, ...]:
     usable = tuple(case for case in labelled if case.usable)
     if not usable:
         msg = (
-            f"{index.root} has {len(index.cases)} cases and none with a label map that can be "
-            "used; training needs some. `brats-seg index` shows what was found."
+            f"{index.root} has {len(index.cases)} cases, none of them with a usable label map; "
+            "training needs label maps. `brats-seg index` shows what was found."
         )
         raise LayoutError(msg)
     return usable
@@ -241,6 +241,6 @@ def _fold_data(prepared: PreparedData, split: Split) -> FoldData:
     )
     if not train or not validation:
         purpose = "train on" if not train else "validate on"
-        msg = f"of the fold's cases none is left to {purpose}"
+        msg = f"no case of the fold is left to {purpose}"
         raise FoldError(msg)
     return open_split(prepared.folder, Split(train=train, validation=validation))

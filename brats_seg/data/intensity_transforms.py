@@ -1,12 +1,13 @@
 """Random changes of intensities inside the brain, as MONAI dictionary transforms.
 
-Chances and ranges are those of nnU-Net v2 (Isensee et al. 2021). As there, the background is set
-back to 0 after every change, because it is 0 in every case that a network predicts. Means and
+Probabilities and ranges are those of nnU-Net v2 (Isensee et al. 2021). As there, the background is
+reset to 0 after every change, because it is 0 in every case that a network predicts. Means and
 standard deviations are those of the brain in the patch, so that a change is as strong at the border
-of the brain as inside: because the background is 0, sums over the patch are sums over the brain.
+of the brain as inside. They are computed from sums over the patch, whose background is 0.
 
-The transforms take numpy arrays, tensors and MetaTensors (C, X, Y, Z) and change float32 in place:
-new memory for a patch costs more than most changes. A channel is a tensor (X, Y, Z) in float32.
+The transforms take numpy arrays, tensors and MetaTensors (C, X, Y, Z) and change float32 in place,
+because allocating memory for a patch takes longer than most changes. A channel is a tensor (X, Y, Z)
+in float32.
 """
 
 import math
@@ -25,7 +26,7 @@ from brats_seg.data.store import Buffers
 
 Range: TypeAlias = tuple[float, float]
 Item: TypeAlias = dict[str, Any]
-"""The dictionary that transforms hand each other."""
+"""The dictionary that transforms take and return."""
 Transform: TypeAlias = Callable[[Any], Any]
 """A dictionary transform, MONAI's or any other callable that takes and returns a dictionary."""
 
@@ -34,20 +35,20 @@ NOISE_STD = (0.0, 0.1)
 BLUR_SIGMA = (0.5, 1.0)
 """Standard deviation of the Gaussian along each axis, in voxels."""
 BRIGHTNESS = (0.75, 1.25)
-"""Factor of all intensities."""
+"""Factor by which all intensities are multiplied."""
 CONTRAST = (0.75, 1.25)
-"""Factor of the distance from the mean."""
+"""Factor by which the distance from the mean is multiplied."""
 RESOLUTION = (0.5, 1.0)
-"""Share of the voxels along each axis that is kept."""
+"""Fraction of the voxels along each axis that is kept."""
 GAMMA = (0.7, 1.5)
-"""Exponent of the intensities, stretched from 0 to 1."""
+"""Exponent of the intensities, which are rescaled to 0 to 1 before."""
 CHANNEL_CHANCE = 0.5
-"""Chance of each channel, when blur or low resolution is drawn."""
+"""Probability of each channel if blur or low resolution is drawn."""
 
 _BLUR_RADIUS = 3
-"""Reach of the Gaussian in voxels: three standard deviations of the widest."""
+"""Radius of the Gaussian in voxels: three standard deviations of the widest."""
 _SMALLEST = 1e-7
-"""Keeps a channel without contrast from dividing by 0."""
+"""Lower bound of a divisor, for channels without contrast."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,12 +56,13 @@ class BrainMask:
     """The brain in a patch."""
 
     mask: Tensor
-    """(X, Y, Z) float32: 1 inside, 0 in the background."""
+    """Mask (X, Y, Z) in float32: 1 inside, 0 in the background."""
     n_voxels: int
+    """Voxels inside."""
 
     @classmethod
     def of(cls, image: Tensor) -> Self:
-        """Find it in an image (4, X, Y, Z): where any channel is not 0."""
+        """Return the brain of an image (4, X, Y, Z): the voxels where any channel is not 0."""
         # numpy compares eight times as fast as torch
         array = image.numpy()
         mask = array[0] != 0
@@ -70,7 +72,7 @@ class BrainMask:
         return cls(mask=as_float, n_voxels=int(np.count_nonzero(mask)))
 
     def mean_and_std(self, channel: Tensor) -> tuple[float, float]:
-        """Return them over the brain, for a channel (X, Y, Z) whose background is 0."""
+        """Return both over the brain, for a channel (X, Y, Z) whose background is 0."""
         n_voxels = max(self.n_voxels, 1)
         mean = float(channel.sum()) / n_voxels
         mean_square = float(torch.linalg.vector_norm(channel)) ** 2 / n_voxels
@@ -78,7 +80,7 @@ class BrainMask:
 
 
 class RandIntensityd(RandomizableTransform, MapTransform):
-    """Base of the random changes of intensities, which work in place."""
+    """Base of the random changes of intensities, which change the image in place."""
 
     def __init__(self, keys: str | Sequence[str], prob: float) -> None:
         MapTransform.__init__(self, keys)
@@ -90,7 +92,7 @@ class RandIntensityd(RandomizableTransform, MapTransform):
         return self._do_transform
 
     def __call__(self, data: Mapping[str, Any]) -> Item:
-        """Change the images (C, X, Y, Z) with the chance `prob`."""
+        """Change the images (C, X, Y, Z) with the probability `prob`."""
         changed = dict(data)
         self.randomize(None)
         if self.is_drawn:
@@ -105,10 +107,10 @@ class RandIntensityd(RandomizableTransform, MapTransform):
 
 
 class RandIntensitiesd(Randomizable, MapTransform):
-    """Apply the random changes of a list one after the other, those that are drawn.
+    """Apply several random changes, each with its own probability.
 
-    An image is converted to float32, and its brain found, once for all of them, and not at all if
-    none is drawn.
+    An image is converted to float32 and its brain is found once for all changes, and only if any of
+    them is drawn.
     """
 
     def __init__(
@@ -118,7 +120,7 @@ class RandIntensitiesd(Randomizable, MapTransform):
         *,
         buffers: Buffers | None = None,
     ) -> None:
-        """Take the changes, and memory for images that is perhaps shared with other transforms."""
+        """Apply `changes`; `buffers` is memory for images, which other transforms may share."""
         MapTransform.__init__(self, keys)
         self.changes = tuple(changes)
         self._buffers = buffers or Buffers()
@@ -153,16 +155,16 @@ class RandIntensitiesd(Randomizable, MapTransform):
 
 
 class RandBrainNoised(RandIntensityd):
-    """Add Gaussian noise of one strength to all channels, independent between them.
+    """Add independent Gaussian noise of the same standard deviation to all channels.
 
-    Instead of MONAI's `RandGaussianNoised`, with which a light patch takes 1.4 times as long and a
-    full one 1.1 times (167 ms against 42 ms where it is drawn).
+    With MONAI's `RandGaussianNoised` a light patch takes 1.4 times as long and a full one 1.1 times
+    (167 ms instead of 42 ms if it is drawn).
     """
 
     def __init__(
         self, keys: str | Sequence[str], prob: float = 0.1, std: Range = NOISE_STD
     ) -> None:
-        """Take the range of the standard deviation, in the units of the image."""
+        """Set the range of the standard deviation, in the units of the image."""
         super().__init__(keys, prob)
         self.std = std
 
@@ -179,12 +181,12 @@ class RandBrainNoised(RandIntensityd):
 
 
 class RandBrainSmoothd(RandIntensityd):
-    """Smooth some channels with a Gaussian, of another random width along each axis.
+    """Smooth random channels with a Gaussian of a random width along each axis.
 
-    At the border of the patch the weights add up over the voxels that there are.
+    At the border of the patch the weights are normalised over the voxels inside.
 
-    Instead of MONAI's `RandGaussianSmoothd`, which changes all channels or none, and with which a
-    full patch takes 1.25 times as long (440 ms for all channels against 45 ms for half of them).
+    MONAI's `RandGaussianSmoothd` changes all channels or none; with it a full patch takes 1.25 times
+    as long (440 ms for all channels instead of 45 ms for half of them).
     """
 
     def __init__(
@@ -194,7 +196,7 @@ class RandBrainSmoothd(RandIntensityd):
         sigma: Range = BLUR_SIGMA,
         channel_prob: float = CHANNEL_CHANCE,
     ) -> None:
-        """Take the range of the standard deviation in voxels, and the chance of each channel."""
+        """Set the range of the standard deviation in voxels, and the probability of each channel."""
         super().__init__(keys, prob)
         self.sigma = sigma
         self.channel_prob = channel_prob
@@ -211,35 +213,35 @@ class RandBrainSmoothd(RandIntensityd):
 class RandBrightnessd(RandIntensityd):
     """Multiply each channel by a random factor of its own.
 
-    The same as MONAI's `RandScaleIntensityd` with `channel_wise`, with which a light patch takes 1.1
-    times as long and a full one 1.02 times (29 ms against 8 ms where it is drawn).
+    MONAI's `RandScaleIntensityd` with `channel_wise` gives the same; with it a light patch takes 1.1
+    times as long and a full one 1.02 times (29 ms instead of 8 ms if it is drawn).
     """
 
     def __init__(
         self, keys: str | Sequence[str], prob: float = 0.1, factors: Range = BRIGHTNESS
     ) -> None:
-        """Take the range of the factor."""
+        """Set the range of the factor."""
         super().__init__(keys, prob)
         self.factors = factors
 
     def change(self, image: Tensor, brain: BrainMask) -> None:
         """Multiply in place."""
-        # a factor leaves the background 0 without a mask
+        # the background stays 0 without a mask
         for channel in image:
             channel.mul_(_around_one(self.factors, self.R))
 
 
 class RandBrainContrastd(RandIntensityd):
-    """Scale the distance of each channel from its mean, within the range that it had.
+    """Scale the distance of each channel from its mean, and clip it to its former range.
 
-    Instead of MONAI's `RandScaleIntensityFixedMeand`, whose mean is that of the whole patch, and with
-    which a light patch takes 1.2 times as long and a full one 1.05 times (72 ms against 27 ms).
+    MONAI's `RandScaleIntensityFixedMeand` uses the mean of the whole patch; with it a light patch takes
+    1.2 times as long and a full one 1.05 times (72 ms instead of 27 ms).
     """
 
     def __init__(
         self, keys: str | Sequence[str], prob: float = 0.1, factors: Range = CONTRAST
     ) -> None:
-        """Take the range of the factor."""
+        """Set the range of the factor."""
         super().__init__(keys, prob)
         self.factors = factors
 
@@ -253,10 +255,10 @@ class RandBrainContrastd(RandIntensityd):
 
 
 class RandBrainLowResolutiond(RandIntensityd):
-    """Keep only some voxels of some channels, and interpolate between them.
+    """Subsample random channels, and interpolate between the voxels that are kept.
 
-    Instead of MONAI's `RandSimulateLowResolutiond`, which changes all channels or none, alike; it is
-    as fast (50 ms for all channels, drawn half as often, against 34 ms).
+    MONAI's `RandSimulateLowResolutiond` changes all channels or none, by the same factor; it is as
+    fast (50 ms for all channels, drawn half as often, instead of 34 ms).
     """
 
     def __init__(
@@ -266,7 +268,7 @@ class RandBrainLowResolutiond(RandIntensityd):
         zoom_range: Range = RESOLUTION,
         channel_prob: float = CHANNEL_CHANCE,
     ) -> None:
-        """Take the range of the share of voxels kept along an axis, and the chance of a channel."""
+        """Set the range of the fraction of voxels kept along an axis, and the probability of a channel."""
         super().__init__(keys, prob)
         self.zoom_range = zoom_range
         self.channel_prob = channel_prob
@@ -282,11 +284,11 @@ class RandBrainLowResolutiond(RandIntensityd):
 
 
 class RandBrainGammad(RandIntensityd):
-    """Raise each channel, stretched from 0 to 1, to a power, and keep its mean and deviation.
+    """Rescale each channel to 0 to 1, raise it to a power, and restore its mean and deviation.
 
-    Instead of MONAI's `RandAdjustContrastd`, which takes one exponent for all channels and the mean
-    and deviation of the whole patch, and with which a full patch takes 1.4 times as long, and 1.15
-    times for the inverted one (237 ms against 57 ms where it is drawn).
+    MONAI's `RandAdjustContrastd` uses one exponent for all channels, and the mean and deviation of the
+    whole patch; with it a full patch takes 1.4 times as long, and 1.15 times for the inverted one
+    (237 ms instead of 57 ms if it is drawn).
     """
 
     def __init__(
@@ -297,7 +299,7 @@ class RandBrainGammad(RandIntensityd):
         *,
         invert_image: bool = False,
     ) -> None:
-        """Take the range of the exponent, and whether the negative is changed instead."""
+        """Set the range of the exponent, and whether the negative of the image is changed."""
         super().__init__(keys, prob)
         self.gamma = gamma
         self.invert_image = invert_image
@@ -313,7 +315,7 @@ class RandBrainGammad(RandIntensityd):
 
 
 def in_float32(image: Tensor, buffers: Buffers) -> Tensor:
-    """Return an image in float32: itself, or a copy in memory from the buffers."""
+    """Return an image in float32: the same tensor, or a copy in memory of the buffers."""
     if image.dtype == torch.float32:
         return image
     single = torch.from_numpy(buffers.take(tuple(image.shape), np.float32))
@@ -326,9 +328,9 @@ def plain_tensor(image: Any) -> Tensor:
 
 
 def adjust_gamma(channel: Tensor, brain: BrainMask, exponent: float) -> None:
-    """Raise a channel (X, Y, Z), stretched from 0 to 1, to a power, in place.
+    """Rescale a channel (X, Y, Z) to 0 to 1, and raise it to a power, in place.
 
-    Its mean and standard deviation over the brain are kept.
+    Its mean and standard deviation over the brain are restored.
     """
     mean, std = brain.mean_and_std(channel)
     low, high = channel.aminmax()
@@ -338,12 +340,12 @@ def adjust_gamma(channel: Tensor, brain: BrainMask, exponent: float) -> None:
     channel.sub_(new_mean).mul_(std / max(new_std, _SMALLEST)).add_(mean).mul_(brain.mask)
 
 
-def _some_channels(image: Tensor, chance: float, random: np.random.RandomState) -> list[Tensor]:
-    return [channel for channel in image if random.uniform() < chance]
+def _some_channels(image: Tensor, prob: float, random: np.random.RandomState) -> list[Tensor]:
+    return [channel for channel in image if random.uniform() < prob]
 
 
 def _around_one(bounds: Range, random: np.random.RandomState) -> float:
-    """Draw a factor that is as likely below 1 as above, however far the bounds are from it."""
+    """Draw a factor that is below 1 as often as above, wherever the bounds are."""
     low, high = bounds
     return random.uniform(low, 1) if random.uniform() < 0.5 else random.uniform(1, high)
 

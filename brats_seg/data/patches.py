@@ -1,7 +1,7 @@
 """Choose the patches of an epoch, and the place of each of them in its case.
 
-Everything is a function of the seed of the run, the epoch, the case and the draw: the number of
-workers, restarts, and the order of the cases change nothing.
+The choice depends only on the seed of the run, the epoch, the case and the number of the patch, not
+on the number of workers, on restarts, or on the order of the cases.
 """
 
 import hashlib
@@ -28,13 +28,13 @@ class PatchKey:
 
 def stable_seed(*parts: int | str) -> int:
     """Return a seed of 63 bits that depends on every part, the same in every process."""
-    # repr keeps 1 and "1" apart, and where one part ends
+    # repr distinguishes 1 from "1", and separates the parts
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def patch_seed(seed: int, key: PatchKey, purpose: str) -> int:
-    """Return the seed of a patch, a separate one for every purpose."""
+    """Return the seed of a patch for one purpose, such as its place."""
     return stable_seed(seed, key.epoch, key.case_id, key.draw, purpose)
 
 
@@ -61,29 +61,29 @@ def choose_box(
 ) -> Box:
     """Place a patch in a case.
 
-    A share of the patches is centred on a random voxel of a random region that the case has, as far
-    as the border allows; the others lie anywhere. Where the case is smaller than the patch, the
-    patch reaches beyond it on both sides.
+    A fraction of the patches is centred on a random voxel of a random region of the case, and then
+    shifted into the case; the others are placed uniformly. If the case is smaller than the patch,
+    the patch extends beyond it on both sides.
 
     Args:
         rng: Generator of this patch.
         shape: Voxels of the case.
         size: Voxels of the patch.
-        foreground_fraction: Chance of a patch on tumour; a case without tumour has none.
+        foreground_fraction: Probability of a patch on tumour, if the case has any.
         foreground: Voxels (n, 3) of every region.
     """
-    room = np.subtract(shape, size)
+    slack = np.subtract(shape, size)
     present = [voxels for voxels in foreground if len(voxels)]
     if rng.random() < foreground_fraction and present:
         voxels = present[rng.integers(len(present))]
         start = voxels[rng.integers(len(voxels))] - np.floor_divide(size, 2)
     else:
-        start = rng.integers(np.maximum(room, 0), endpoint=True)
-    start = np.where(room < 0, room // 2, np.clip(start, 0, np.maximum(room, 0)))
+        start = rng.integers(np.maximum(slack, 0), endpoint=True)
+    start = np.where(slack < 0, slack // 2, np.clip(start, 0, np.maximum(slack, 0)))
     return Box.at((int(start[0]), int(start[1]), int(start[2])), size)
 
 
 def whole_box(shape: Triple, multiple: Triple) -> Box:
-    """Return the box of a whole case, made larger to a size that a network takes."""
+    """Return the box of a whole case, its size rounded up to multiples that a network takes."""
     x, y, z = (-(-n // m) * m for n, m in zip(shape, multiple, strict=True))
     return Box.at(ORIGIN, (x, y, z))

@@ -1,8 +1,8 @@
 """Prepare cases: crop them to the brain, normalise them, and keep them up to date.
 
-A case is prepared again when its files or the settings have changed, and only then. Files of
-unchanged name, size and time of change are trusted; otherwise their contents are compared, so that
-a data folder may be copied or touched. Every file is read once.
+A case is prepared again only if its files or the settings have changed. Files with the same name,
+size and time of change count as unchanged; otherwise the hashes of their contents are compared, so
+that a data folder may be copied. Every file is read once.
 """
 
 import logging
@@ -46,16 +46,16 @@ from brats_seg.progress import Track, untracked
 log = logging.getLogger(__name__)
 
 LARGEST_BRAIN_MM3 = 150 * 190 * 150
-"""Box around an adult brain; the largest of fourteen BraTS cases took 3.6 of its 4.3 l."""
+"""Volume of a box around an adult brain, 4.3 l; the largest of fourteen BraTS cases took 3.6 l."""
 COMPRESSED_SHARE = 0.4
-"""Size of compressed arrays as a share of plain ones; real cases take a third."""
+"""Size of compressed arrays as a fraction of plain ones; real cases take a third."""
 BYTES_PER_VOXEL = 2 * len(MODALITIES) + 1
-"""Four modalities in float16 and the labels."""
+"""Bytes of four modalities in float16 and the labels."""
 FOREGROUND_VOXELS = 4096
-"""Most voxels of a region that are kept to place patches on."""
+"""Largest number of voxels of a region that are kept to place patches on."""
 
 _BYTES_BESIDES = 2**18
-"""Bytes of a prepared case that are not voxels."""
+"""Largest number of bytes of a prepared case that are not voxels."""
 _LOCK_NAME = ".preparing.lock"
 _WHEN_KILLED = "Close other programs, or prepare the cases on a machine with more memory."
 
@@ -89,17 +89,17 @@ def prepare_cases(
     """Prepare the cases that are not up to date, each into a folder of its own below `folder`.
 
     If the process is stopped, every prepared case is complete, and the next call prepares the rest.
-    A second process that prepares into the same folder waits for the first.
+    A second process waits until the first has finished with the folder.
 
     Args:
         cases: Cases without problems, from `find_cases`, `index_cases` or `read_index`.
         folder: Folder of all prepared cases; created if it does not exist.
-        config: Plain or compressed arrays.
-        n_workers: Processes, of up to 300 MB each; 0 works in this process.
+        config: Settings of the store: plain or compressed arrays.
+        n_workers: Processes, which take up to 300 MB each; 0 works in this process.
         track: Shows the progress.
 
     Returns:
-        The cases that could not be prepared, in their order.
+        The cases that could not be prepared, in the order of `cases`.
 
     Raises:
         EnvironmentalError: The disk has too little free space, the folder cannot be written to, a
@@ -136,8 +136,8 @@ def prepare_cases(
 def required_bytes(cases: Sequence[Case], folder: Path, config: StoreConfig) -> int:
     """Return the disk space that preparing the cases takes, estimated from the headers of scans.
 
-    A case is taken to fill a box as large as the largest brain, or its volume if that is smaller;
-    the size of what is replaced is subtracted. Real cases take about three quarters of the estimate.
+    Each case counts as a box of `LARGEST_BRAIN_MM3`, or as its whole volume if that is smaller, minus
+    the size of an earlier version. Real cases take about three quarters of the estimate.
     """
     return sum(
         max(0, _case_bytes(case, config) - folder_bytes(folder / case.case_id)) for case in cases
@@ -148,7 +148,7 @@ def check_space(cases: Sequence[Case], folder: Path, config: StoreConfig) -> Non
     """Log the disk space that the prepared cases need.
 
     Raises:
-        EnvironmentalError: There is not enough.
+        EnvironmentalError: The disk has too little free space.
     """
     needed, free = required_bytes(cases, folder, config), free_bytes(folder)
     claim = (
@@ -164,7 +164,7 @@ def check_space(cases: Sequence[Case], folder: Path, config: StoreConfig) -> Non
 def select_foreground(labels: LabelMap, convention: LabelConvention) -> Voxels:
     """Return voxels of every region as rows (n, 4): index of the region, then the voxel.
 
-    Large regions are thinned evenly.
+    Of large regions, evenly spaced voxels are kept.
     """
     rows = []
     for region, mask in enumerate(regions_of(labels, convention)):
@@ -197,7 +197,7 @@ def _case_bytes(case: Case, config: StoreConfig) -> int:
     try:
         geometry = read_geometry(case.path_of(scan), case_id=case.case_id, volume=scan.volume)
     except CaseError:
-        # preparing it will fail and report the reason
+        # preparing the case fails and reports the reason
         return 0
     n_voxels = min(prod(geometry.shape), LARGEST_BRAIN_MM3 / prod(geometry.spacing_mm))
     share = COMPRESSED_SHARE if config.compressed else 1
@@ -217,7 +217,7 @@ def _when_full(config: StoreConfig) -> str:
 
 def _prepare(job: _Job) -> None:
     try:
-        # before reading: a file that changes in between is prepared again by the next call
+        # before reading: if a file changes in between, the next call prepares the case again
         sources = sources_of(job.case)
     except OSError as error:
         found = f"a file that cannot be read ({error.strerror})"
@@ -234,10 +234,10 @@ def _prepare(job: _Job) -> None:
         with whole_file(job.path / MANIFEST_NAME) as beside:
             beside.write_text(replace(manifest, sources=sources).to_json())
     else:
-        _make(job, sources, files)
+        _prepare_voxels(job, sources, files)
 
 
-def _make(job: _Job, sources: tuple[SourceFile, ...], files: CaseFiles) -> None:
+def _prepare_voxels(job: _Job, sources: tuple[SourceFile, ...], files: CaseFiles) -> None:
     loaded = load_case(job.case, files=files)
     brain = extract_brain(job.case_id, loaded.volumes, loaded.label)
     manifest = Manifest(
@@ -257,7 +257,7 @@ def _make(job: _Job, sources: tuple[SourceFile, ...], files: CaseFiles) -> None:
 
 def _write(folder: Path, manifest: Manifest, brain: Brain) -> None:
     compressed = manifest.compressed
-    # n values of standard deviation 1 lie within sqrt(n): float16, up to 65504, holds any brain
+    # n values of standard deviation 1 are at most sqrt(n): any brain fits into float16 (65504)
     image = brain.image.astype(np.float16)
     write_array(folder / array_name("image", compressed=compressed), image)
     foreground = np.empty((0, 4), dtype=np.int32)

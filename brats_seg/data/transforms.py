@@ -1,18 +1,18 @@
-"""MONAI dictionary transforms for training, validation and prediction, and the pipelines of them.
+"""MONAI dictionary transforms for training, validation and prediction, and their pipelines.
 
-A dictionary holds `case_id` at first. Reading adds `image`, a tensor (4, X, Y, Z) with exactly 0
-around the brain, `label`, a label map (1, X, Y, Z) in uint8, and `convention`, the name of the
-label convention. Each transform works in other pipelines too: it takes numpy arrays, tensors and
+A dictionary has a `case_id` at first. Reading adds `image`, a tensor (4, X, Y, Z) with exactly 0
+around the brain; `label`, a label map (1, X, Y, Z) in uint8; and `convention`, the name of the
+label convention. Each transform also works in other pipelines: it takes numpy arrays, tensors and
 MetaTensors.
 
-Chances and ranges are those of nnU-Net v2 (Isensee et al. 2021). Its elastic deformation is off by
-default and left out.
+Probabilities and ranges are those of nnU-Net v2 (Isensee et al. 2021), without its elastic
+deformation, which is off by default.
 
-MONAI has transforms for flips, rotation and each change of intensities. Ours replace them where
-they do another thing or are faster; the docstring of each has the figure. Figures are those of
-`benchmarks/patches.py` on one core: CPU time of a patch of 128x128x128 in our pipeline, with one of
-our transforms exchanged for MONAI's. All of them together make a light patch 3.1 times and a full
-one 7.4 times as fast as with MONAI's pipeline on a `CacheDataset`.
+Transforms of this package replace those of MONAI for flips, rotation and intensities where they
+behave differently or are faster; the docstring of each has the figure, from
+`benchmarks/patches.py` on one core: CPU time of a patch of 128x128x128 with one transform exchanged
+for MONAI's. Together they make a light patch 3.1 times and a full patch 7.4 times as fast as MONAI's
+pipeline on a `CacheDataset`.
 """
 
 import math
@@ -51,15 +51,22 @@ from brats_seg.labels import MODALITIES, LabelMap, convention_named, regions_of
 from brats_seg.voxels.box import Box, Triple
 
 KEYS = ("image", "label")
-"""The items of a dictionary that transforms change."""
+"""Keys of the dictionary whose items the transforms change."""
+ROTATION_DEGREES = 30.0
+"""Largest angle about each axis, in either direction."""
+SCALING = (0.7, 1.4)
+"""Range of the voxels of the case per voxel of the patch: above 1 the brain becomes smaller."""
+_N_MODALITIES = len(MODALITIES)
+_SLAB = 8
+"""Planes that are interpolated at a time, so that their coordinates stay in the cache."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Augmentation:
-    """The chance of every change per patch; a change that is left out never happens."""
+    """Probability of each transform, per patch."""
 
     mirror: float = 0
-    """Chance per axis."""
+    """Probability per axis."""
     rotation: float = 0
     scaling: float = 0
     noise: float = 0
@@ -73,7 +80,7 @@ class Augmentation:
 
 NONE = Augmentation()
 LIGHT = Augmentation(mirror=0.5, noise=0.1, brightness=0.15, contrast=0.15)
-"""The cheap changes: about four times as many patches a second as the full list."""
+"""The fast transforms: about four times as many patches a second as with all of them."""
 FULL = Augmentation(
     mirror=0.5,
     rotation=0.2,
@@ -87,7 +94,7 @@ FULL = Augmentation(
     gamma=0.3,
 )
 AUGMENTATIONS = {"none": NONE, "light": LIGHT, "full": FULL}
-"""Lists of changes by their name in the settings."""
+"""Augmentations by their name in the settings."""
 
 
 def training_transforms(
@@ -100,15 +107,15 @@ def training_transforms(
 ) -> Compose:
     """Return the pipeline that turns `{"case_id": ...}` into a patch and its region masks.
 
-    Seed it with `seed_patch`: what it returns is a function of that seed alone.
+    The result depends on the seed alone that `seed_patch` sets.
 
     Args:
         folder: Folder of the prepared cases.
         patch: Size and placement of patches.
         multiple: Multiple that the size of a whole case is rounded up to.
         augment: A name in `AUGMENTATIONS`.
-        extra: More transforms, applied after those of `augment`, to an image (4, X, Y, Z) in
-            float32 and a label map (1, X, Y, Z) in uint8. They must draw from their `self.R` alone.
+        extra: Transforms to apply after those of `augment`, to an image (4, X, Y, Z) in float32
+            and a label map (1, X, Y, Z) in uint8. Their randomness must come from `self.R` alone.
 
     Example:
         >>> pipeline = training_transforms(
@@ -117,40 +124,22 @@ def training_transforms(
         >>> [type(transform).__name__ for transform in pipeline.transforms][:3]
         ['ReadPatchd', 'RandIntensitiesd', 'RegionsOfLabelsd']
     """
-    chances, buffers = AUGMENTATIONS[augment], Buffers()
+    augmentation, buffers = AUGMENTATIONS[augment], Buffers()
     return Compose(
         [
             ReadPatchd(
                 folder=folder,
                 patch=patch,
                 multiple=multiple,
-                augmentation=chances,
+                augmentation=augmentation,
                 dtype=torch.float16,
                 buffers=buffers,
             ),
-            RandIntensitiesd("image", intensity_changes(chances), buffers=buffers),
+            RandIntensitiesd("image", intensity_changes(augmentation), buffers=buffers),
             *_for_others(extra),
             *_last_transforms(),
         ]
     )
-
-
-def intensity_changes(augmentation: Augmentation) -> tuple[RandIntensityd, ...]:
-    """Return the changes of intensities of a list, in the order of nnU-Net."""
-    return (
-        RandBrainNoised("image", prob=augmentation.noise),
-        RandBrainSmoothd("image", prob=augmentation.blur),
-        RandBrightnessd("image", prob=augmentation.brightness),
-        RandBrainContrastd("image", prob=augmentation.contrast),
-        RandBrainLowResolutiond("image", prob=augmentation.low_resolution),
-        RandBrainGammad("image", prob=augmentation.inverted_gamma, invert_image=True),
-        RandBrainGammad("image", prob=augmentation.gamma),
-    )
-
-
-def _for_others(extra: Sequence[Transform]) -> list[Transform]:
-    # few operations of torch and MONAI take float16 on the CPU
-    return [CastToTyped("image", dtype=torch.float32), *extra] if extra else []
 
 
 def validation_transforms(folder: Path) -> Compose:
@@ -159,24 +148,17 @@ def validation_transforms(folder: Path) -> Compose:
 
 
 def prediction_transforms() -> Compose:
-    """Return the pipeline that turns the volumes of a scan into the image that a network sees.
+    """Return the pipeline that turns the volumes of a scan into the input of a network.
 
     It takes `{"case_id": ..., "image": four volumes in the axes of BraTS}`.
     """
     return Compose([CropToBraind()])
 
 
-def _last_transforms() -> list[Transform]:
-    # the store holds float16: nothing finer needs to travel to the device
-    as_stored = EnsureTyped(KEYS, dtype=(torch.float16, torch.uint8), track_meta=False)
-    return [RegionsOfLabelsd("label"), as_stored]
-
-
 def apply_transforms(pipeline: Compose, data: Item) -> Item:
-    """Apply a pipeline to a dictionary, and raise the errors of this package as they are.
+    """Apply a pipeline to a dictionary, and raise the errors of this package unchanged.
 
-    `Compose` reports every error of a transform as a `RuntimeError`, without the message that says
-    what is wrong with the case.
+    `Compose` raises every error of a transform as a `RuntimeError` without the original message.
     """
     try:
         return pipeline(data)
@@ -189,8 +171,7 @@ def apply_transforms(pipeline: Compose, data: Item) -> Item:
 def seed_patch(pipeline: Compose, *, place: int, augment: int) -> None:
     """Seed every random transform of a pipeline of patches.
 
-    The place has a seed of its own, so that a case is seen at the same places with any list of
-    changes.
+    The place has a seed of its own, so that patches are at the same places with any augmentation.
     """
     pipeline.set_random_state(seed=augment % 2**32)
     for transform in pipeline.transforms:
@@ -201,48 +182,44 @@ def seed_patch(pipeline: Compose, *, place: int, augment: int) -> None:
 def transforms_named(names: Sequence[str]) -> tuple[Transform, ...]:
     """Import transforms by dotted name, as `training.transforms` gives them.
 
-    A name is that of a function or class that returns a dictionary transform when it is called
-    without arguments. So a transform that needs arguments is wrapped in a function:
+    Each name is a function or class that returns a dictionary transform when it is called without
+    arguments. A transform that needs arguments is wrapped in a function:
 
         def elastic():
             return RandAffined(("image", "label"), prob=0.2, mode=("bilinear", "nearest"))
 
     Raises:
-        ConfigError: A name cannot be imported, or what it names cannot be called so.
+        ConfigError: A name cannot be imported or called without arguments, or does not return a
+            transform.
     """
     return tuple(map(_transform_named, names))
 
 
-def _transform_named(name: str) -> Transform:
-    make = import_by_name(name, "training.transforms")
-    expected = "a function or class that returns a MONAI dictionary transform without arguments"
-    try:
-        transform = make()
-    # a transform of one's own may raise anything
-    except Exception as error:
-        msg = (
-            f"training.transforms {name!r} cannot be called: {type(error).__name__}: {error}. "
-            f"Expected {expected}"
-        )
-        raise ConfigError(msg) from error
-    if not callable(transform):
-        msg = f"training.transforms {name!r} returned {transform!r}; expected {expected}"
-        raise ConfigError(msg)
-    return transform
+def intensity_changes(augmentation: Augmentation) -> tuple[RandIntensityd, ...]:
+    """Return the intensity transforms of an augmentation, in the order of nnU-Net."""
+    return (
+        RandBrainNoised("image", prob=augmentation.noise),
+        RandBrainSmoothd("image", prob=augmentation.blur),
+        RandBrightnessd("image", prob=augmentation.brightness),
+        RandBrainContrastd("image", prob=augmentation.contrast),
+        RandBrainLowResolutiond("image", prob=augmentation.low_resolution),
+        RandBrainGammad("image", prob=augmentation.inverted_gamma, invert_image=True),
+        RandBrainGammad("image", prob=augmentation.gamma),
+    )
 
 
 class ReadPatchd(Randomizable, MapTransform):
     """Read a random patch of a prepared case, mirrored, rotated and scaled.
 
     Sets `image` (4, X, Y, Z) in float32, `label` (1, X, Y, Z) in uint8, and `convention` in a
-    dictionary with `case_id`. The place is drawn first, then the spatial transform. Mirroring costs
-    next to nothing, because the patch is read into its own mirror image. Rotation and scaling are
-    computed only where they are drawn, on the box of voxels that the patch touches, and every voxel
-    is interpolated once. The image lies in memory that is used again when nothing refers to it.
+    dictionary with `case_id`. The place is drawn first, then the spatial transform. Mirroring is
+    almost free, because the patch is read into a reversed view. Rotation and scaling are computed only
+    if they are drawn, on the box of voxels that the patch covers, and every voxel is interpolated
+    once. The memory of the image is reused when nothing refers to it.
 
-    With MONAI's `RandFlipd` after the reading a light patch takes 2.1 times as long and a full one 1.24
-    times (73 ms against 6 ms for three axes); with `RandAffined` for the rotation a full patch takes
-    1.55 times as long (620 ms against 243 ms), and its corners are empty.
+    With MONAI's `RandFlipd` after reading, a light patch takes 2.1 times as long and a full one 1.24
+    times (73 ms instead of 6 ms for three axes); with `RandAffined` for the rotation, a full patch
+    takes 1.55 times as long (620 ms instead of 243 ms), and its corners are empty.
     """
 
     def __init__(
@@ -256,17 +233,16 @@ class ReadPatchd(Randomizable, MapTransform):
         dtype: torch.dtype = torch.float32,
         buffers: Buffers | None = None,
     ) -> None:
-        """Take patches from the prepared cases of a folder.
+        """Read patches of the prepared cases of a folder.
 
         Args:
-            keys: Where the image and the label map go.
+            keys: Keys of the image and the label map.
             folder: Folder of all prepared cases.
             patch: Size and placement.
             multiple: Multiple that the size of a whole case is rounded up to.
-            augmentation: Its chances of mirroring, rotation and scaling are used.
-            dtype: Type of the image: float32, or float16 to leave it as the store has it where
-                nothing is interpolated.
-            buffers: Memory for images, perhaps shared with other transforms.
+            augmentation: Probabilities of mirroring, rotation and scaling.
+            dtype: Type of the image: float32, or float16 to convert only interpolated images.
+            buffers: Memory for images, which other transforms may share.
         """
         MapTransform.__init__(self, keys)
         self.folder = folder
@@ -288,7 +264,7 @@ class ReadPatchd(Randomizable, MapTransform):
         return self
 
     def randomize(self, data: PreparedCase) -> None:
-        """Draw the box of the next patch and how it is moved."""
+        """Draw the box and the spatial transform of the next patch."""
         if self.patch.size == "whole":
             self.box = whole_box(data.shape, self.multiple)
         else:
@@ -316,7 +292,7 @@ class ReadPatchd(Randomizable, MapTransform):
 
 
 class ReadCased(MapTransform):
-    """Read the brain crop of a prepared case as it is, as `ReadPatchd` reads a patch."""
+    """Read the whole brain crop of a prepared case; the items are those of `ReadPatchd`."""
 
     def __init__(self, keys: tuple[str, str] = KEYS, *, folder: Path) -> None:
         super().__init__(keys)
@@ -334,30 +310,17 @@ class ReadCased(MapTransform):
         return _with_patch(data, self.keys, case, image, case.read_labels(box))
 
 
-def _with_patch(
-    data: Mapping[str, Any],
-    keys: tuple[str, str],
-    case: PreparedCase,
-    image: Tensor,
-    labels: LabelMap,
-) -> Item:
-    if case.convention is None:
-        raise case.unlabelled()
-    read = {keys[0]: image, keys[1]: torch.from_numpy(labels)[None]}
-    return {**data, **read, "convention": case.convention.name}
-
-
 class RegionsOfLabelsd(MapTransform):
-    """Turn label maps (1, X, Y, Z) into region masks (3, X, Y, Z): WT, TC, ET, 1 inside, uint8.
+    """Convert label maps (1, X, Y, Z) to region masks (3, X, Y, Z) in uint8: WT, TC, ET, 1 inside.
 
-    MONAI's `ConvertToMultiChannelBasedOnBratsClassesd` returns TC, WT, ET and knows one convention,
-    in which a label map of BraTS 2023 or later has no enhancing tumour.
+    MONAI's `ConvertToMultiChannelBasedOnBratsClassesd` returns TC, WT, ET and supports only the
+    convention before BraTS 2023, in which later label maps have no enhancing tumour.
     """
 
     def __init__(
         self, keys: str | Sequence[str] = "label", *, convention: str | None = None
     ) -> None:
-        """Take the convention by name; None for the one that the dictionary names."""
+        """Use the convention of this name; None for the one under `convention` in the dictionary."""
         super().__init__(keys)
         self.convention = convention
 
@@ -374,8 +337,8 @@ class RegionsOfLabelsd(MapTransform):
 class CropToBraind(MapTransform):
     """Crop the four volumes of a scan to the brain and normalise them, as prepared cases are.
 
-    Replaces a sequence of four volumes in the axes of BraTS by an array (4, x, y, z) in float32
-    with values that float16 holds, as in prepared cases, and sets `box`, where the crop lies.
+    Replaces a sequence of four volumes in the axes of BraTS by an array (4, x, y, z) in float32,
+    rounded to float16 as in prepared cases, and sets `box`, the position of the crop.
     """
 
     def __init__(self, keys: str | Sequence[str] = "image") -> None:
@@ -390,35 +353,27 @@ class CropToBraind(MapTransform):
         cropped: Item = {}
         for key in self.key_iterator(data):
             brain = extract_brain(data["case_id"], data[key], None)
-            # prepared cases are stored in float16: networks are not trained on anything finer
+            # networks are trained on prepared cases, which are float16
             cropped[key] = brain.image.astype(np.float16).astype(np.float32)
             cropped["box"] = brain.box
         return {**data, **cropped}
 
 
-ROTATION_DEGREES = 30.0
-"""Largest angle about each axis, to either side."""
-SCALING = (0.7, 1.4)
-"""Voxels of the case to a voxel of the patch: above 1 the brain becomes smaller."""
-_N_MODALITIES = len(MODALITIES)
-_SLAB = 8
-"""Planes that are interpolated at a time: their coordinates stay in the cache."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SpatialTransform:
-    """The mirroring and the affine map of a patch within its case."""
+    """Mirroring, rotation and scaling of a patch within its case."""
 
     mirrored: tuple[bool, bool, bool]
-    """Whether X, Y and Z of the patch run against those of the case."""
+    """Whether X, Y and Z of the patch are reversed."""
     matrix: npt.NDArray[np.float64] | None
-    """(3, 3): offset from the centre, from patch to case, before mirroring; None: equal."""
+    """Rotation and scaling (3, 3): maps offsets from the centre in the unmirrored patch to offsets in
+    the case; None for the identity."""
 
 
 def draw_spatial_transform(
     augmentation: Augmentation, rng: np.random.Generator
 ) -> SpatialTransform:
-    """Draw how a patch is moved."""
+    """Draw the spatial transform of a patch."""
     x, y, z = (bool(flip) for flip in rng.random(3) < augmentation.mirror)
     turned, scaled = rng.random(2) < (augmentation.rotation, augmentation.scaling)
     matrix = None
@@ -444,15 +399,15 @@ def rotation_matrix(angles_degrees: npt.NDArray[np.float64]) -> npt.NDArray[np.f
 def read_transformed(
     case: PreparedCase, box: Box, transform: SpatialTransform, buffers: Buffers
 ) -> tuple[Tensor, LabelMap]:
-    """Return the image (4, ...) and the labels of a patch, both on the same grid.
+    """Return the image (4, ...) and the labels of a patch on one grid.
 
-    The image is float16 as stored, or float32 where it is interpolated.
+    The image is float16 as stored, or float32 if it is interpolated.
 
     Args:
-        case: With a label map.
-        box: The patch before it is moved about its centre.
-        transform: How it is moved.
-        buffers: Where the image lies.
+        case: Case with a label map.
+        box: Voxels of the patch without the transform, which is about the centre of the box.
+        transform: Mirroring, rotation and scaling.
+        buffers: Memory for the image.
     """
     if transform.matrix is None:
         return _read_mirrored(case, box, transform.mirrored, buffers)
@@ -461,15 +416,53 @@ def read_transformed(
 
 
 def touched_box(box: Box, matrix: npt.NDArray[np.float64]) -> Box:
-    """Return the smallest box of all voxels between which a turned patch is interpolated."""
+    """Return the smallest box of all voxels that a transformed patch is interpolated from."""
     reach = np.abs(matrix) @ (np.array(box.shape) - 1) / 2
     x, y, z = (math.floor(n) for n in _centre(box) - reach)
     right, front, top = (math.ceil(n) + 1 for n in _centre(box) + reach)
     return Box(start=(x, y, z), stop=(right, front, top))
 
 
-def _centre(box: Box) -> npt.NDArray[np.float64]:
-    return np.array(box.start) + (np.array(box.shape) - 1) / 2
+def _for_others(extra: Sequence[Transform]) -> list[Transform]:
+    # few operations of torch and MONAI take float16 on the CPU
+    return [CastToTyped("image", dtype=torch.float32), *extra] if extra else []
+
+
+def _last_transforms() -> list[Transform]:
+    # prepared cases are float16, so patches go to the device in float16 too
+    as_stored = EnsureTyped(KEYS, dtype=(torch.float16, torch.uint8), track_meta=False)
+    return [RegionsOfLabelsd("label"), as_stored]
+
+
+def _transform_named(name: str) -> Transform:
+    make = import_by_name(name, "training.transforms")
+    expected = "a function or class that returns a MONAI dictionary transform without arguments"
+    try:
+        transform = make()
+    # code of a user may raise anything
+    except Exception as error:
+        msg = (
+            f"training.transforms {name!r} cannot be called: {type(error).__name__}: {error}. "
+            f"Expected {expected}"
+        )
+        raise ConfigError(msg) from error
+    if not callable(transform):
+        msg = f"training.transforms {name!r} returned {transform!r}. Expected {expected}"
+        raise ConfigError(msg)
+    return transform
+
+
+def _with_patch(
+    data: Mapping[str, Any],
+    keys: tuple[str, str],
+    case: PreparedCase,
+    image: Tensor,
+    labels: LabelMap,
+) -> Item:
+    if case.convention is None:
+        raise case.unlabelled()
+    read = {keys[0]: image, keys[1]: torch.from_numpy(labels)[None]}
+    return {**data, **read, "convention": case.convention.name}
 
 
 def _read_mirrored(
@@ -502,9 +495,9 @@ def _read_turned(
 def _places(
     box: Box, matrix: npt.NDArray[np.float64], touched: Box
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield where the voxels of the patch lie in the touched box, planes (n, Y, Z, 3) at a time.
+    """Yield the coordinates of the patch in the touched box, (n, Y, Z, 3) for n planes at a time.
 
-    Last axis Z, Y, X, from -1 to 1 between the outer faces of the box, as `grid_sample` counts.
+    As `grid_sample` takes them: the last axis is Z, Y, X, from -1 to 1 between the outer faces.
     """
     offset = _centre(box) - touched.start - matrix @ (np.array(box.shape) - 1) / 2
     per_voxel = 2 / np.array(touched.shape)
@@ -518,7 +511,11 @@ def _places(
 
 
 def _sample(source: Tensor, places: Tensor, mode: str) -> Tensor:
-    """Return the values of a source (C, ...) at places (n, Y, Z, 3); beyond it lies background."""
+    """Interpolate a source (C, ...) at coordinates (n, Y, Z, 3); the background beyond it is 0."""
     return functional.grid_sample(
         source[None], places[None], mode=mode, padding_mode="zeros", align_corners=False
     )[0]
+
+
+def _centre(box: Box) -> npt.NDArray[np.float64]:
+    return np.array(box.start) + (np.array(box.shape) - 1) / 2

@@ -1,4 +1,4 @@
-"""Connected components: of the voxels of a mask, and of items that share a key."""
+"""Number the connected components of a mask, and group items that share a key."""
 
 from collections.abc import Hashable, Iterable, Sequence
 

@@ -1,8 +1,8 @@
-"""Permute and reverse the axes of a volume, to those of BraTS and back.
+"""Reorient volumes to the axes of BraTS and back.
 
 BraTS stores volumes with X towards the patient's left, Y towards the back and Z towards the head.
-Scans stored in another orientation are turned for the network, and its output is turned back. Axes
-are only permuted and reversed: no voxel is interpolated.
+Scans in another orientation are reoriented for the network, and its output is reoriented back. Axes
+are only permuted and reversed, without interpolation.
 """
 
 from typing import TypeAlias, TypeVar
@@ -23,7 +23,7 @@ _UNTURNED: Turn = np.array([[0.0, 1.0], [1.0, 1.0], [2.0, 1.0]])
 
 
 def turn_of(affine: Affine) -> Turn:
-    """Return the transform from the axes of a volume to those of BraTS, each to the nearest one."""
+    """Return the transform from the axes of a volume to the nearest axes of BraTS."""
     stored = nib.orientations.io_orientation(affine)
     return nib.orientations.ornt_transform(stored, nib.orientations.axcodes2ornt(AXES))
 

@@ -1,7 +1,7 @@
 """Resample volumes to another voxel spacing and back.
 
 Both grids share the outer borders of the volume. Interpolation is linear: higher orders overshoot
-at the border of the brain, where the background must keep its value.
+at the border of the brain, and the background must keep its value.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ SPACING_TOLERANCE = 0.05
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resampling:
-    """Two grids on one volume: that of the scan, and that of another spacing."""
+    """Shapes of a scan before and after resampling to another spacing."""
 
     before: Triple
     """Shape of the scan."""
@@ -32,7 +32,7 @@ class Resampling:
 
     @classmethod
     def needed(cls, shape: Triple, spacing_mm: Spacing, wanted_mm: Spacing) -> Self | None:
-        """Return the resampling of a scan to the wanted spacing, or None if it is close enough."""
+        """Return the resampling of a scan to the wanted spacing, or None if its own is close enough."""
         factors = np.divide(spacing_mm, wanted_mm)
         if np.abs(factors - 1).max() <= SPACING_TOLERANCE:
             return None
