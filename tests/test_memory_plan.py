@@ -135,7 +135,9 @@ def test_too_little_memory_says_what_to_lower() -> None:
     assert plan.suggested is None
     assert not any(row.fits for row in plan.rows)
     least = min(row.predicted_mib for row in plan.rows)
-    assert plan.what_to_lower().startswith("nothing fits in 50 MiB: the least, a patch of 32x32x32")
+    assert plan.what_to_lower().startswith(
+        "nothing fits in 50 MiB: the row that takes least, a patch of 32x32x32"
+    )
     assert f"needs {least}. Lower model.widths or patch.size" in plan.what_to_lower()
 
 

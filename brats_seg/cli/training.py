@@ -128,7 +128,7 @@ def plan(
 
 
 def _print_plan(found: "MemoryPlan") -> None:
-    from brats_seg.training.memory_plan import size_words
+    from brats_seg.models.build import size_words
 
     columns = (
         *("patch", "micro-batch", "precision", "checkpointing"),

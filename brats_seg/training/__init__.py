@@ -1,1 +1,1 @@
-"""One run: the exact step, the epoch loop, and what it writes."""
+"""Train a network: losses, the accumulated gradient, the epoch loop and the files of a run."""
