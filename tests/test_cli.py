@@ -111,7 +111,7 @@ def test_train_writes_a_run_and_goes_on_with_it(
     again = run(*command)
 
     assert stopped.returncode == 0, stopped.stderr
-    assert "the 0.0 hours given are over" in stopped.stdout
+    assert "the time limit of 0.0 hours was reached" in stopped.stdout
     assert finished.returncode == 0, finished.stderr
     assert "4 cases to train on, 2 held out" in finished.stdout
     assert "epoch 1/1 | training loss" in finished.stdout
@@ -360,7 +360,7 @@ def test_evaluate_scores_a_folder_in_another_convention(
     done = run("evaluate", scans, "made", "-o", "s.csv", "--protocol", "lesionwise2023")
 
     assert done.returncode == 1
-    assert "BraTS2021_00005: no prediction, scored as the worst there is" in done.stdout
+    assert "BraTS2021_00005: no prediction, given the worst scores" in done.stdout
     assert "labels brats2023, against brats2017 of the references" in done.stdout
     table = pd.read_csv(tmp_path / "s.csv")
     assert list(table.columns) == [

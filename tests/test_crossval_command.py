@@ -118,7 +118,7 @@ def test_a_case_that_cannot_be_predicted_is_named_and_ends_it_with_one(root: Pat
 
     assert done.returncode == 1, done.stderr
     assert "FAILED  case BraTS2021_00003" in done.stdout
-    assert "BraTS2021_00003: no prediction, scored as the worst there is" in done.stdout
+    assert "BraTS2021_00003: no prediction, given the worst scores" in done.stdout
     assert "BraTS2021_00003" in (root / "crossval/predictions/failures.csv").read_text()
 
 

@@ -138,7 +138,7 @@ def test_too_little_memory_says_what_to_lower() -> None:
     assert plan.what_to_lower().startswith(
         "nothing fits in 50 MiB: the row that takes least, a patch of 32x32x32"
     )
-    assert f"needs {least}. Lower model.widths or patch.size" in plan.what_to_lower()
+    assert f"needs {least} MiB. Lower model.widths or patch.size" in plan.what_to_lower()
 
 
 def test_what_is_larger_than_the_machine_is_not_tried() -> None:

@@ -230,7 +230,7 @@ def test_a_fold_is_trained_from_a_folder_of_scans(
         stopped, finished = call(0), call(None)
 
     assert (stopped.finished, stopped.signal) == (False, None)
-    assert stopped.reason == "the 0 hours given are over"
+    assert stopped.reason == "the time limit of 0 hours was reached"
     assert finished.finished
     assert "4 cases to train on, 2 held out" in caplog.text
     assert "The same command continues from" in caplog.text
@@ -253,7 +253,7 @@ def test_dropout_draws_the_same_after_a_restart(data: FoldData, tmp_path: Path) 
 def test_a_run_without_time_loses_nothing(data: FoldData, tmp_path: Path) -> None:
     outcome = train(data, tmp_path / "run", settings(), StopRequest(max_hours=0))
 
-    assert outcome.reason == "the 0 hours given are over"
+    assert outcome.reason == "the time limit of 0 hours was reached"
     assert train(data, tmp_path / "run", settings()).finished
 
 

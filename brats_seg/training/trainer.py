@@ -137,7 +137,7 @@ class StopRequest:
         if self._signal is not None:
             return f"{self._signal.name} was received"
         if self._deadline_s is not None and time.monotonic() >= self._deadline_s:
-            return f"the {self._max_hours} hours given are over"
+            return f"the time limit of {self._max_hours} hours was reached"
         return None
 
     @contextmanager
