@@ -1,4 +1,4 @@
-"""Commands as a person types them: what they print, what they write, how they end."""
+"""Test commands as a user types them: their output, their files and their exit codes."""
 
 import os
 import re
@@ -101,7 +101,7 @@ def test_index_of_a_folder_with_a_bad_case_lists_it_and_ends_with_1(
     assert len(pd.read_csv(tmp_path / "cases.csv")) == 6
 
 
-def test_train_writes_a_run_and_goes_on_with_it(
+def test_train_writes_a_run_and_resumes_it(
     run: Callable[..., Done], scans: Path, tmp_path: Path
 ) -> None:
     command = ["train", "--data", scans, "--fold", "1", *QUICK]
@@ -309,7 +309,7 @@ def test_a_read_only_place_for_the_run_is_an_error_of_the_machine(
     assert "cannot be written" in done.stderr
 
 
-def test_two_numberings_of_labels_are_trained_on_together(
+def test_two_label_conventions_are_trained_on_together(
     run: Callable[..., Done], scans: Path, tmp_path: Path
 ) -> None:
     """Each case is read by the convention of its own release."""
@@ -335,7 +335,7 @@ def test_a_case_that_vanished_is_missed(
     assert "BraTS2021_00004" in done.stderr
 
 
-def test_a_new_case_is_not_trained_on_unawares(
+def test_a_new_case_is_an_error_until_folds_are_made_again(
     run: Callable[..., Done], scans: Path, tmp_path: Path
 ) -> None:
     run("prepare", scans, "--set", "folds.n_folds=3")

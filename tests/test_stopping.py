@@ -1,4 +1,4 @@
-"""Stop requests: signals and the time given."""
+"""Test stop requests: signals and the time limit."""
 
 import os
 import signal
