@@ -1,13 +1,13 @@
 """Time the exact step, and compare it with a plain loop over micro-batches.
 
 A step is a batch of micro-batches: forward, backward, clipping, optimizer. Both run in turn in one
-process. Shown are the median CPU time over rounds, and the quartiles over rounds of the ratio of ours
-to the loop. Micro-batches hold two patches, because torch computes a small single patch with kernels
-that are several times slower.
+process. Shown are the median CPU time over rounds, and the quartiles over rounds of the ratio of
+ours to the loop. Micro-batches hold two patches, because torch computes a small single patch with
+kernels that are several times slower.
 
 - A loss that is a mean over patches takes one pass: the loop computes the same gradient.
-- Batch Dice, and a loss that declares nothing, take two passes, with all forward passes but one made
-  twice. The loop accumulates in the ordinary way, which is faster, and wrong.
+- Batch Dice, and a loss that declares nothing, take two passes, with all forward passes but one
+  made twice. The loop accumulates in the ordinary way, which is faster, and wrong.
 
     python benchmarks/accumulation_cost.py --patch 32 --widths 16 32 64 --micro-batches 4
 """

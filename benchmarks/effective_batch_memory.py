@@ -1,9 +1,9 @@
 """Measure the memory of a step on the device, at effective batches from 1 to 32 of single patches.
 
-The host holds the batch, whose size is listed separately. Each effective batch is measured in a process
-of its own, in the second step, because the first also allocates memory that is kept. On a GPU the peak
-is that of torch. On the CPU, where the device is the host, it is the rise of the peak of the process
-during the step (Linux), including the batch.
+The host holds the batch, whose size is listed separately. Each effective batch is measured in a
+process of its own, in the second step, because the first also allocates memory that is kept. On a
+GPU the peak is that of torch. On the CPU, where the device is the host, it is the rise of the peak
+of the process during the step (Linux), including the batch.
 
     python benchmarks/effective_batch_memory.py --patch 48 --device cpu
 """

@@ -1,9 +1,9 @@
 """Time cases and training patches of the prepared store, and those of MONAI's dictionary pipeline.
 
-All run in turn in one process and one thread, with files in the page cache. A table shows the median
-CPU time per patch over rounds, and the median over rounds of its ratio to the first line. MONAI
-transforms patches as often and as much; its rotation fills the corners of a patch, where ours reads
-the voxels around it.
+All run in turn in one process and one thread, with files in the page cache. A table shows the
+median CPU time per patch over rounds, and the median over rounds of its ratio to the first line.
+MONAI transforms patches as often and as much; its rotation fills the corners of a patch, where ours
+reads the voxels around it.
 
 The last table replaces one of our transforms at a time by MONAI's: it shows the CPU time of either,
 and the ratio of the mean time of a whole patch with MONAI's transform to that with ours.

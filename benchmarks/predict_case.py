@@ -1,9 +1,9 @@
 """Time the prediction of one case by nnU-Net's predictor, by MONAI's sliding window, and by ours.
 
-All get the same network, weights and normalised brain crop, and one thread, and run in turn. nnU-Net
-computes in float32 on the CPU, its default there, and without mirroring; MONAI computes in bf16, as
-ours does. Shown are the median CPU time, the median and range over rounds of the ratio of the first
-row's time to it, and the Dice of the regions.
+All get the same network, weights and normalised brain crop, and one thread, and run in turn.
+nnU-Net computes in float32 on the CPU, its default there, and without mirroring; MONAI computes in
+bf16, as ours does. Shown are the median CPU time, the median and range over rounds of the ratio of
+the first row's time to it, and the Dice of the regions.
 
 nnU-Net needs an environment of its own, because it may change the version of torch:
 

@@ -1,7 +1,7 @@
 """Time the reading of the four volumes of a case, and compare it with nibabel.
 
-Both run in turn in one process and one thread, with files in the page cache. Shown are the median CPU
-time over rounds, and the median over rounds of the ratio.
+Both run in turn in one process and one thread, with files in the page cache. Shown are the median
+CPU time over rounds, and the median over rounds of the ratio.
 
     python benchmarks/read_case.py ../scans --cases 5
 

@@ -1,9 +1,9 @@
 """Time the prediction of a volume larger than the window: MONAI's sliding window, and ours.
 
 Both get the same network, volume, windows of the same size and overlap, Gaussian weights and one
-thread, and run in turn. Shown are the median CPU time, the median and range over rounds of the ratio
-of MONAI's time to ours, and the peak memory of a process beyond the volume (Linux only), with a
-network that takes almost no memory itself.
+thread, and run in turn. Shown are the median CPU time, the median and range over rounds of the
+ratio of MONAI's time to ours, and the peak memory of a process beyond the volume (Linux only), with
+a network that takes almost no memory itself.
 
     python benchmarks/sliding_window.py --shape 141 175 137 --window 64
 """

@@ -1,7 +1,7 @@
 """Time one training step of the default U-Net and of MONAI's DynUNet of the same shape.
 
-Both compute forward and backward of one patch, in turn in one process. Shown are the median CPU time
-over rounds, the median over rounds of the speed-up over the first row, and the floating-point
+Both compute forward and backward of one patch, in turn in one process. Shown are the median CPU
+time over rounds, the median over rounds of the speed-up over the first row, and the floating-point
 operations per second as a share of those of a big matrix product.
 
     python benchmarks/step.py --patch 64 --widths 16 32 64 128 160 --threads 2

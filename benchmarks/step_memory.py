@@ -1,9 +1,9 @@
-"""Measure the memory of one training step of the default U-Net, and of the same net of stock layers.
+"""Measure the memory of a training step of the default U-Net, with its own and stock layers.
 
-Each row is a step in a process of its own: forward, loss and backward of one patch. `tensors` is the
-peak of the memory that torch has allocated, without the weights; `process` is the rise of the peak of
-the process during the step; `saved` is the memory that the graph keeps from forward to backward. The
-CPU time is of a single step; step.py measures it over rounds.
+Each row is a step in a process of its own: forward, loss and backward of one patch. `tensors` is
+the peak of the memory that torch has allocated, without the weights; `process` is the rise of the
+peak of the process during the step; `saved` is the memory that the graph keeps from forward to
+backward. The CPU time is of a single step; step.py measures it over rounds.
 
     python benchmarks/step_memory.py --patch 64 --threads 2
 """

@@ -1,7 +1,7 @@
 """Cross-validate: train every fold, tune, predict and score the held-out cases, export the ensemble.
 
-Each step keeps the results of an earlier call, so that an interrupted cross-validation continues. The
-output folder holds
+Each step keeps the results of an earlier call, so that an interrupted cross-validation continues.
+The output folder holds
 
 predictions/    label map of each case by the run that it was held out of; see `inference.output`
 scores.csv      a row for each case and region

@@ -17,7 +17,7 @@ SHARES = {"equal": (2, 2), "unequal": (3, 1), "one empty": (4, 0)}
 def ordinary(
     network: nn.Module, micro_batches: list, criterion: object, ranks: Ranks
 ) -> torch.Tensor:
-    """Compute the gradient as DDP does: as the mean of the ranks' gradients of their mean losses."""
+    """Compute the gradient as DDP does: the mean over ranks of the gradients of mean losses."""
     network.zero_grad()
     for micro_batch in micro_batches:
         loss = criterion(network(micro_batch.image), micro_batch.target).mean()

@@ -127,7 +127,7 @@ def export(
     runs: Annotated[list[Path], typer.Argument(help="Runs, checkpoints or exported folders.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write to.")],
 ) -> None:
-    """Export networks to one folder: weights, settings, tables and a model card, without pickles."""
+    """Export networks to a folder: weights, settings, tables and a model card, without pickles."""
     from brats_seg.inference.export import export_model
 
     exported = export_model(runs, output)

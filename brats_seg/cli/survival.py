@@ -118,8 +118,8 @@ def survival(
     """Predict days of survival, and test the predictions against chance.
 
     Nested cross-validation: no case is predicted by a model that was trained on it or its patient.
-    Days are learnt from deaths. If lifelines is installed (extra `survival`), a Cox model also learns
-    from censored cases (alive at the last follow-up), which count in the concordance index.
+    Days are learnt from deaths. If lifelines is installed (extra `survival`), a Cox model also
+    learns from censored cases (alive at the last follow-up), which count in the concordance index.
     """
     from brats_seg.survival.results import study_survival
 

@@ -1,8 +1,8 @@
 """Activation checkpointing: keep, recompute or offload the activations of a network.
 
-Each mode takes more time and less memory than the one before; gradients and state dict do not change.
-A network supports the modes if its attribute `checkpointing` holds an `ActivationCheckpointing` and it calls
-its levels, the finest of which is 0, through `run_level`.
+Each mode takes more time and less memory than the one before; gradients and state dict do not
+change. A network supports the modes if its attribute `checkpointing` holds an
+`ActivationCheckpointing` and it calls its levels, the finest of which is 0, through `run_level`.
 """
 
 from collections.abc import Callable

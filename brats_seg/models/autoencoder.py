@@ -3,8 +3,8 @@
 Features are `(N, C, X, Y, Z)`. An image of any size is first resampled to one grid, and the result
 back to its size: brains of all sizes fill the same grid, so that a number of the vector means the
 same place in each, and the cost does not grow with the image. Only the vector, and the size of the
-image, go from the encoder to the decoder. The vector encodes the difference to the mean image, which
-is a parameter of its own.
+image, go from the encoder to the decoder. The vector encodes the difference to the mean image,
+which is a parameter of its own.
 """
 
 from collections.abc import Iterable

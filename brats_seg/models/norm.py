@@ -1,8 +1,8 @@
 """Instance norm and LeakyReLU as one layer that keeps one tensor for the backward pass.
 
-The stock layers keep two: the input of the norm and the output of the activation. Both
-layers can be inverted, so the first is recomputed from the second, which the next layer keeps anyway
-(the idea of Rota Bulo et al. 2018, there for batch norm). For the voxels of a channel of a patch,
+The stock layers keep two: the input of the norm and the output of the activation. Both layers can
+be inverted, so the first is recomputed from the second, which the next layer keeps anyway (the idea
+of Rota Bulo et al. 2018, there for batch norm). For the voxels of a channel of a patch,
 
     normalised = (features - mean) / deviation
     scaled = weight * normalised + bias

@@ -1,7 +1,7 @@
 """The U-Net of the Kaggle notebook "BraTS20 3dUnet 3dAutoEncoder".
 
-Features are `(N, C, X, Y, Z)`. Inputs may have any size: pooling rounds down, and the decoder pads its
-features to the size of the skip connection.
+Features are `(N, C, X, Y, Z)`. Inputs may have any size: pooling rounds down, and the decoder pads
+its features to the size of the skip connection.
 """
 
 from functools import partial

@@ -9,9 +9,9 @@ normalised beforehand: no volume of weights is held, and nothing is divided at t
 
 MONAI's `sliding_window_inference` takes the same time (ratio 0.99 to 1.04) and more memory for the
 sum of the windows: 48 against 38 MB for 141x175x137 voxels in windows of 64, 240 against 206 MB for
-240x240x155 in windows of 128 (`benchmarks/sliding_window.py`). It places windows at a fixed step and
-moves the last one back to the border, whereas windows here are evenly spaced; where both place the
-same windows, the results agree.
+240x240x155 in windows of 128 (`benchmarks/sliding_window.py`). It places windows at a fixed step
+and moves the last one back to the border, whereas windows here are evenly spaced; where both place
+the same windows, the results agree.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
 """Read trained networks from disk: weights, identity, and fitted settings of prediction.
 
 A run holds a checkpoint, and an exported model (see `inference.export`) holds several networks. A
-checkpoint is a dictionary of plain values and tensors, read with `weights_only=True`, so that opening
-one runs no code. Prediction reads four of its entries:
+checkpoint is a dictionary of plain values and tensors, read with `weights_only=True`, so that
+opening one runs no code. Prediction reads four of its entries:
 
 model         state dict of the network
 identity      data that the network was trained on; never changes
@@ -301,7 +301,7 @@ def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
 
 
 def separate_fitted(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Move fitted settings to the entry `prediction` from `identity`, where older versions store them.
+    """Move fitted settings from `identity`, where older versions store them, to `prediction`.
 
     Args:
         content: The entries of a checkpoint, or of a network in `model.json`.

@@ -156,7 +156,8 @@ def certify_run(
     own = probe.config.training
     where = choose_device(device or own.device, precision or own.precision)
     certificate = certificate_of(probe, where)
-    write_certificate(certificate, run_path / "certificate.json")
+    with whole_file(run_path / "certificate.json") as beside:
+        beside.write_text(json.dumps(asdict(certificate), indent=2) + "\n")
     return certificate
 
 
@@ -187,12 +188,6 @@ def certificate_of(probe: Probe, device: Device) -> Certificate:
         environment=environment_of(device),
         rows=certify(probe.network, probe.config.loss, probe.patches, device),
     )
-
-
-def write_certificate(certificate: Certificate, path: Path) -> None:
-    """Write a certificate as JSON."""
-    with whole_file(path) as beside:
-        beside.write_text(json.dumps(asdict(certificate), indent=2) + "\n")
 
 
 def certify(
@@ -254,7 +249,7 @@ def probe_run(path: Path, prepared: Path, n_patches: int) -> Probe:
         network.load_state_dict(trained.weights)
     except RuntimeError:
         msg = (
-            f"{file} holds another network than its settings build. Certify a network of your own in "
+            f"{file} holds another network than its settings build. Certify your own network in "
             "Python, with brats_seg.training.certificate.certify."
         )
         raise ResumeError(msg) from None
@@ -280,7 +275,7 @@ def probe_settings(config: Config, n_patches: int, device: Device, track: Track)
     if config.model.task != "segmentation":
         msg = (
             f"model.name is {config.model.name!r}; expected a network that segments, as the losses "
-            "that are measured do. The loss of an autoencoder is a mean over patches, as patch Dice is"
+            "that are measured do. The loss of an autoencoder is a mean over patches, like patch Dice"
         )
         raise ConfigError(msg)
     longest = (LONGEST_AXIS, LONGEST_AXIS, LONGEST_AXIS)
@@ -322,7 +317,7 @@ def prepared_patches(folder: Path, config: Config, size: Size, n_patches: int) -
 
 
 def phantom_patches(n_patches: int, size: Size, seed: int = 0) -> MicroBatch:
-    """Make phantom patches, each with a spherical tumour: radii grow fourfold, two in five lack ET."""
+    """Make phantom patches with spherical tumours: radii grow fourfold, two in five lack ET."""
     generator = torch.Generator().manual_seed(seed)
     axes = [torch.linspace(-1, 1, n) for n in size]
     places = torch.stack(torch.meshgrid(*axes, indexing="ij"))

@@ -241,7 +241,7 @@ class Checkpoint:
     schema_version: int = SCHEMA_VERSION
 
     def for_prediction(self, model: dict[str, Tensor]) -> Self:
-        """Return a checkpoint with those weights, and without the entries that only training needs."""
+        """Return a checkpoint with those weights, without the entries that only training needs."""
         return replace(
             self, model=model, optimizer=None, schedule=None, fallback=None, scaler=None, ema=None
         )

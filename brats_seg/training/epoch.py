@@ -96,7 +96,7 @@ def held_out_patches(
 
 
 def patch_shape(config: Config, data: FoldData) -> tuple[int, int, int]:
-    """Return the size that the network is built for: `patch.size`, or what holds the largest case."""
+    """Return the size that the network is built for; `whole` means that of the largest case."""
     if config.patch.size != "whole":
         return config.patch.size
     return padded_size(config.model, data.largest_shape)

@@ -209,7 +209,7 @@ class BatchGradient:
             raise ConfigError(msg)
 
     def _together(self, work: Callable[[], Value]) -> Value:
-        """Return the result of this rank's work; if memory runs out on one rank, every rank raises."""
+        """Return the result of this rank's work; if memory runs out on any rank, all raise."""
         error: Exception | None = None
         try:
             value = work()

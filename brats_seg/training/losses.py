@@ -1,18 +1,19 @@
 """Compute losses of segmentation and reconstruction.
 
-A loss is any callable that takes the output of a network and a target. Its attribute `reduces` declares how
-the losses of patches combine to that of the batch, which decides how its gradient is computed:
+A loss is any callable that takes the output of a network and a target. Its attribute `reduces`
+declares how the losses of patches combine to that of the batch, which decides how its gradient is
+computed:
 
-- `reduces = "patches"`: the loss returns one number for each patch, `(N,)`, and the loss of the batch
-  is their mean.
-- `reduces = "sums"`: the loss is a function of sums over patches, such as batch Dice. It has the two
-  methods of `SumsLoss`.
-- without that attribute nothing is assumed: the loss is called once with all outputs and targets
-  of the batch and returns a scalar, as the losses of torch and MONAI do.
+- `reduces = "patches"`: the loss returns one number for each patch, `(N,)`, and the loss of the
+  batch is their mean.
+- `reduces = "sums"`: the loss is a function of sums over patches, such as batch Dice. It has the
+  two methods of `SumsLoss`.
+- without that attribute nothing is assumed: the loss is called once with all outputs and targets of
+  the batch and returns a scalar, as the losses of torch and MONAI do.
 
-N patches, R regions, L levels of deep supervision, C modalities, X Y Z voxels. Networks give logits,
-never probabilities; targets are 0 or 1. Coarser logits are compared with the target on their own
-grid, and each level weighs half as much as the one above it (nnU-Net; Isensee 2021).
+N patches, R regions, L levels of deep supervision, C modalities, X Y Z voxels. Networks give
+logits, never probabilities; targets are 0 or 1. Coarser logits are compared with the target on
+their own grid, and each level weighs half as much as the one above it (nnU-Net; Isensee 2021).
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
 """Recover when memory runs out: compute the same batch again in a mode that takes less.
 
-A smaller micro-batch and activation checkpointing give the same gradient to rounding. Half precision
-changes the arithmetic, and is used only if the settings allow it. The effective batch and the patch
-are never changed.
+A smaller micro-batch and activation checkpointing give the same gradient to rounding. Half
+precision changes the arithmetic, and is used only if the settings allow it. The effective batch and
+the patch are never changed.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""Hold the state of a run, everything that changes while it runs, and build it from the settings."""
+"""Build the state of a run from the settings: everything that changes while it runs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -78,15 +78,15 @@ def build_network(config: Config, patch: tuple[int, int, int]) -> nn.Module:
 
 
 def check_network(network: nn.Module, config: TrainingConfig) -> None:
-    """Raise `ConfigError` if batches are cut into micro-batches and the network normalises over them."""
+    """Raise `ConfigError` if the network has batch statistics and batches are cut."""
     batches = config.effective_batch
     largest = batches if isinstance(batches, int) else max(batches.values())
     if config.micro_batch < largest and has_batch_statistics(network):
         msg = (
             f"the network normalises over the batch, and training.micro_batch is "
-            f"{config.micro_batch} of an effective batch of {largest}: the result would differ from "
-            "that of the whole batch. Use a network with instance or group norm, or a micro-batch as "
-            "large as the effective batch."
+            f"{config.micro_batch} of an effective batch of {largest}: the result would differ "
+            "from that of the whole batch. Use a network with instance or group norm, or a "
+            "micro-batch as large as the effective batch."
         )
         raise ConfigError(msg)
 

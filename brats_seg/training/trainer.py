@@ -245,7 +245,7 @@ class Trainer:
         stop: StopRequest | None = None,
         track: Track = tracked,
     ) -> Outcome:
-        """Train to the last epoch, or until a stop is requested; a new trainer of the run continues it.
+        """Train to the last epoch, or until a stop is requested; a new trainer continues the run.
 
         Args:
             fresh: Rename an earlier run of that name instead of resuming it.
