@@ -1,13 +1,13 @@
-"""Cost of the exact step over a plain loop that computes the same, or accumulates the ordinary way.
+"""Time the exact step, and compare it with a plain loop over micro-batches.
 
-A step is a batch of micro-batches: forward, backward, clipping, optimizer. A B A B in one process:
-CPU time, the median over rounds, and the ratio to the loop beside it, taken round by round, with
-its quartiles. Micro-batches hold two patches, because torch gives a small single one to kernels
-that are several times slower than those that other sizes get.
+A step is a batch of micro-batches: forward, backward, clipping, optimizer. Both run in turn in one
+process. Shown are the median CPU time over rounds, and the quartiles over rounds of the ratio of
+ours to the loop. Micro-batches hold two patches, because torch computes a small single patch with
+kernels that are several times slower.
 
-- A loss that is a mean over patches takes one pass: a plain loop computes the same.
-- Batch Dice, and a loss that declares nothing, take two passes, and all forward passes but one are
-  made twice. Ordinary accumulation is faster by that, and wrong.
+- A loss that is a mean over patches takes one pass: the loop computes the same gradient.
+- Batch Dice, and a loss that declares nothing, take two passes, with all forward passes but one
+  made twice. The loop accumulates in the ordinary way, which is faster, and wrong.
 
     python benchmarks/accumulation_cost.py --patch 32 --widths 16 32 64 --micro-batches 4
 """
@@ -22,6 +22,7 @@ from functools import partial
 from time import process_time
 
 import torch
+from machine import matrix_product_rate
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
@@ -48,7 +49,7 @@ CLIP_NORM = 12.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
-    """Our step, and the loop that it is held against."""
+    """Our step, and the loop that it is compared with."""
 
     name: str
     ours: Callable[[], object]
@@ -67,7 +68,7 @@ def main() -> None:
     micro_batches = [MicroBatch(*pair) for pair in zip(*parts, strict=True)]
     print(
         f"{platform.machine()}, torch {torch.__version__}, {arguments.threads} threads, "
-        f"{_matrix_product_rate() / 1e9:.0f} GFLOP/s in a matrix product; patch {patch}, widths "
+        f"{matrix_product_rate() / 1e9:.0f} GFLOP/s in a matrix product; patch {patch}, widths "
         f"{arguments.widths}, batches of {arguments.micro_batches} x {arguments.micro_batch} patches, "
         f"{arguments.rounds} rounds"
     )
@@ -80,7 +81,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--patch", type=int, default=32, help="voxels along each axis")
     parser.add_argument("--widths", type=int, nargs="+", default=[16, 32, 64])
-    parser.add_argument("--micro-batches", type=int, default=4, help="micro-batches behind a step")
+    parser.add_argument("--micro-batches", type=int, default=4, help="micro-batches in a batch")
     parser.add_argument("--micro-batch", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=7)
@@ -153,12 +154,6 @@ def _seconds(step: Callable[[], object]) -> float:
     start = process_time()
     step()
     return process_time() - start
-
-
-def _matrix_product_rate(n: int = 2048) -> float:
-    """Return floating-point operations per second of CPU time."""
-    a, b = torch.randn(2, n, n)
-    return max(2 * n**3 / _seconds(partial(torch.matmul, a, b)) for _ in range(5))
 
 
 if __name__ == "__main__":

@@ -1,18 +1,18 @@
-"""Where an epoch of gradient accumulation leaves the weights, beside the whole batch.
+"""Compare the weights after an epoch of gradient accumulation with those of whole batches.
 
-Ten patches at an effective batch of four make batches of 4, 4 and 2. Each way takes them one patch
-at a time, in order, with plain SGD, from weights that Adam has trained for a while: at random ones
-patches look alike, and the fault hides. Tumours grow fourfold in radius, and four patches in ten
-lack enhancing tumour. Shown is ||theta - whole|| / ||whole - start||: how far the weights end from
-those of the whole batch, as a share of the way that these went.
+Ten patches at an effective batch of four make batches of 4, 4 and 2. Each method gets them one
+patch at a time, in order, with plain SGD, from weights that Adam has trained for a while: at random
+weights all patches look alike, and the error is small. The radii of tumours grow fourfold, and four
+patches in ten lack enhancing tumour. Shown is ||theta - whole|| / ||whole - start||: the distance
+of the weights from those of whole batches, as a share of the distance that these have moved.
 
-The others live in an environment of their own, so that torch stays what it is:
+The other frameworks need an environment of their own, because they may change the version of torch:
 
     python -m venv peers
     peers/bin/pip install -c constraints.txt . lightning accelerate pytorch-ignite
     peers/bin/python benchmarks/accumulation_error.py
 
-What is not installed is listed as such.
+Frameworks that are missing are listed as not installed.
 """
 
 import argparse
@@ -22,9 +22,9 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 
 import torch
+from machine import version_of
 from monai.networks.nets import UNet
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector
@@ -38,7 +38,7 @@ from brats_seg.training.losses import BatchDiceBce, Criterion, DiceBce, whole_lo
 
 N_PATCHES, EFFECTIVE_BATCH = 10, 4
 LR = 0.03
-"""Weights move by less than a thousandth of their length: at a lower one float32 hides the steps."""
+"""Learning rate. At a lower one, steps would vanish in the rounding of float32."""
 CRITERIA: dict[str, Criterion] = {
     "BCE": DiceBce(LossConfig(dice=0)),
     "patch Dice + BCE": DiceBce(),
@@ -49,7 +49,7 @@ PACKAGES = ("torch", "lightning", "accelerate", "monai", "pytorch-ignite")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Epoch:
-    """What every way is given."""
+    """Network, optimizer, loss and patches that every method is given."""
 
     network: nn.Module
     optimizer: torch.optim.Optimizer
@@ -66,13 +66,13 @@ class Epoch:
         return (MicroBatch(*pair) for pair in zip(*parts, strict=True))
 
     def micro_batches(self) -> Iterator[list[MicroBatch]]:
-        """Yield the micro-batches behind each step of the whole batch."""
+        """Yield the micro-batches of each effective batch."""
         for image, target in self.batches(EFFECTIVE_BATCH):
             parts = zip(image.split(1), target.split(1), strict=True)
             yield [MicroBatch(*pair) for pair in parts]
 
     def loader(self) -> DataLoader[tuple[Tensor, Tensor]]:
-        """Return the patches one by one, as frameworks want them."""
+        """Return a loader of single patches, for frameworks."""
         return DataLoader(list(zip(*self.patches, strict=True)))
 
 
@@ -83,10 +83,10 @@ def main() -> None:
     """Print a table for each precision."""
     arguments = _arguments()
     torch.set_num_threads(1)
-    # the others talk a lot
+    # the other frameworks log a lot
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    print(", ".join(f"{package} {_version(package)}" for package in PACKAGES))
+    print(", ".join(f"{package} {version_of(package)}" for package in PACKAGES))
     patches = phantom_patches(N_PATCHES, (arguments.size,) * 3)
     network = _warm(patches, arguments.warm_steps)
     for dtype in (torch.float32, torch.float64):
@@ -205,13 +205,6 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
-
-
 def _warm(patches: MicroBatch, n_steps: int) -> nn.Module:
     torch.manual_seed(0)
     network = UNet(
@@ -227,7 +220,7 @@ def _warm(patches: MicroBatch, n_steps: int) -> nn.Module:
 
 
 def _cell(way: Way, start: nn.Module, criterion: Criterion, patches: MicroBatch) -> tuple[str, str]:
-    """Return the optimizer steps that a way took, and the error it ended with."""
+    """Return the number of optimizer steps of a method, and the error of its weights."""
     begin = parameters_to_vector(start.parameters()).detach()
     wanted, _ = _end(whole_batch, start, criterion, patches)
     try:

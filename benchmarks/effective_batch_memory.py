@@ -1,9 +1,9 @@
-"""Memory of a step on the device at effective batches from 1 to 32, one patch at a time.
+"""Measure the memory of a step on the device, at effective batches from 1 to 32 of single patches.
 
-The host holds the batch, so its bytes are listed apart. Each effective batch is measured in a process
-of its own, in the second step, because the first also allocates what stays. On a GPU the peak is that
-of torch. On the CPU, where the device is the host, it is the peak of the process (Linux) over what it
-held before the step, the batch included.
+The host holds the batch, whose size is listed separately. Each effective batch is measured in a
+process of its own, in the second step, because the first also allocates memory that is kept. On a
+GPU the peak is that of torch. On the CPU, where the device is the host, it is the rise of the peak
+of the process during the step (Linux), including the batch.
 
     python benchmarks/effective_batch_memory.py --patch 48 --device cpu
 """
@@ -21,7 +21,7 @@ from brats_seg.config import LossConfig, ModelConfig, TrainingConfig
 from brats_seg.data.loader import Sample
 from brats_seg.models.build import build_model
 from brats_seg.runtime.device import Device
-from brats_seg.runtime.memory import MEGABYTE
+from brats_seg.runtime.memory import MEGABYTE, read_numbers
 from brats_seg.training.accumulation import Accumulator
 from brats_seg.training.certificate import phantom_patches
 from brats_seg.training.epoch import Batch
@@ -120,9 +120,7 @@ def _peak_now_mb(device: torch.device) -> float:
 
 
 def _of_process_mb(name: str) -> float:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    (kilobytes,) = (line.split()[1] for line in lines if line.startswith(f"{name}:"))
-    return int(kilobytes) / 1024
+    return read_numbers(Path("/proc/self/status"))[name] / 1024
 
 
 if __name__ == "__main__":

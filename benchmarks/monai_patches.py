@@ -1,4 +1,4 @@
-"""The patches of MONAI's dictionary transforms, changed as often and as much as ours."""
+"""Make patches with MONAI's dictionary transforms, as often and as strongly augmented as ours."""
 
 import math
 from collections.abc import Callable
@@ -20,7 +20,7 @@ def items(index: CaseIndex, *, labels: bool) -> list[dict[str, str]]:
 
 
 def deterministic(*, labels: bool) -> list[Callable]:
-    """Read a case, crop it to the brain and normalise it: what a cache holds."""
+    """Read a case, crop it to the brain and normalise it; a cache holds the result."""
     keys = (*IMAGES, "label") if labels else IMAGES
     cropped = BOTH if labels else ("image",)
     return [
@@ -101,7 +101,7 @@ def full() -> list[Callable]:
             BOTH, prob=0.2, scale_range=((-0.3, 0.4),) * 3, mode=("bilinear", "nearest")
         ),
         change("noise", 0.1),
-        # half of the channels in half as many patches more: nnU-Net draws for each channel
+        # half the probability of nnU-Net, which changes only half of the channels
         change("blur", 0.1),
         change("brightness", 0.15),
         change("contrast", 0.15),

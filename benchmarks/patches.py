@@ -1,16 +1,16 @@
-"""Cases and training patches from the prepared store, beside MONAI's dictionary pipeline.
+"""Time cases and training patches of the prepared store, and those of MONAI's dictionary pipeline.
 
-A B A B in one process and one thread, files in the page cache: CPU time per patch, the median over
-rounds, and how many times as long the others take as the first line of each table, the median of
-the ratios taken round by round. MONAI changes patches as often and as much; it rotates a patch
-within itself, where ours reads what comes in from outside.
+All run in turn in one process and one thread, with files in the page cache. A table shows the
+median CPU time per patch over rounds, and the median over rounds of its ratio to the first line.
+MONAI transforms patches as often and as much; its rotation fills the corners of a patch, where ours
+reads the voxels around it.
 
-The last table exchanges one of our transforms at a time for MONAI's: CPU time of either where it is
-drawn, and how many times as long a whole patch takes on average with MONAI's in our pipeline.
+The last table replaces one of our transforms at a time by MONAI's: it shows the CPU time of either,
+and the ratio of the mean time of a whole patch with MONAI's transform to that with ours.
 
     python benchmarks/patches.py --size 128 --cases 2 --rounds 5
 
-Phantom cases of full size are made for the purpose.
+It generates phantom cases of full size.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from time import process_time
 import monai_patches as peer
 import numpy as np
 import torch
+from machine import matrix_product_rate
 from monai.data import CacheDataset, PersistentDataset
 from monai.data import Dataset as PlainDataset
 from monai.transforms import Compose
@@ -51,7 +52,7 @@ class Contender:
     name: str
     make: Callable[[], object]
     n_made: int
-    """How many are made in a round."""
+    """Number that is made in a round."""
 
 
 def main() -> None:
@@ -69,7 +70,8 @@ def main() -> None:
             store = folder / f"compressed-{compressed}"
             prepare_cases(index.cases, store, StoreConfig(compressed=compressed), n_workers=0)
         print(
-            f"patches of {size}, {len(index.cases)} cases, matrix product {_gigaflops():.0f} GFLOP/s"
+            f"patches of {size}, {len(index.cases)} cases, "
+            f"matrix product {matrix_product_rate() / 1e9:.0f} GFLOP/s"
         )
         print(f"difference of a case from MONAI's: {_largest_difference(index):.1e}")
         n = arguments.patches
@@ -116,14 +118,6 @@ def _measured(contenders: Sequence[Contender], rounds: int) -> dict[str, list[fl
                 contender.make()
             seconds[contender.name].append((process_time() - start) / contender.n_made)
     return seconds
-
-
-def _gigaflops() -> float:
-    matrix = torch.randn(2048, 2048)
-    start = process_time()
-    for _ in range(5):
-        matrix @ matrix
-    return 5 * 2 * 2048**3 / (process_time() - start) / 1e9
 
 
 def _cases(index: CaseIndex) -> list[Contender]:
@@ -198,10 +192,10 @@ def _full(
 def _print_exchanges(
     folder: Path, index: CaseIndex, size: tuple[int, int, int], n_patches: int
 ) -> None:
-    """Print what each of our transforms saves."""
+    """Print the time that each of our transforms saves."""
     whole = {}
     for augment in ("light", "full"):
-        # many: what is drawn differs from patch to patch
+        # many, because the transforms are drawn anew for each patch
         ours = _ours(folder, index, size, augment, 10 * n_patches)
         whole[augment] = _measured([ours], 1)[ours.name][0]
     case = open_case(folder, index.cases[0].case_id)
@@ -231,14 +225,14 @@ def _print_exchanges(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exchange:
-    """One of our transforms, and MONAI's in its place; both certain to happen."""
+    """One of our transforms, and MONAI's in its place; both with probability 1."""
 
     name: str
-    """Its chance in `Augmentation`."""
+    """Name of its probability in `Augmentation`."""
     ours: Callable[[dict[str, torch.Tensor]], object]
     theirs: Callable[[dict[str, torch.Tensor]], object]
     share: float = 1.0
-    """How often MONAI's is drawn for each time that ours is."""
+    """Probability of MONAI's transform, as a share of that of ours."""
     is_masked: bool = True
     """Whether the background must be set to 0 after MONAI's."""
 
@@ -262,7 +256,7 @@ def _spatial_exchanges(case: PreparedCase, size: tuple[int, int, int]) -> list[E
         Exchange(
             name="mirror",
             ours=read(mirrored),
-            # three axes, each with the chance of a half
+            # three axes, each with a probability of one half
             theirs=read_and(peer.certain_flips()),
             is_masked=False,
         ),
@@ -277,7 +271,7 @@ def _intensity_exchanges() -> list[Exchange]:
         **dict.fromkeys(transforms.Augmentation.__dataclass_fields__, 1.0)
     )
     ours = dict(zip(peer.CHANGES, transforms.intensity_changes(certain), strict=True))
-    # of the channels that blur and low resolution change, MONAI takes all, and ours a half
+    # MONAI changes all channels by blur and low resolution, and ours half of them
     return [
         Exchange(
             name=name,

@@ -1,17 +1,17 @@
-"""One case through a trained network: nnU-Net's predictor, MONAI's windows, and ours.
+"""Time the prediction of one case by nnU-Net's predictor, by MONAI's sliding window, and by ours.
 
-All get the same network, weights and normalised brain crop, and one thread. nnU-Net computes on the
-CPU in float32, which is its own default there, and does not mirror; MONAI gets bf16 as ours does. Rounds
-are A B C ...; shown are the median CPU time, the ratio of nnU-Net's to it taken round by round with
-its range, and plain Dice against the reference.
+All get the same network, weights and normalised brain crop, and one thread, and run in turn.
+nnU-Net computes in float32 on the CPU, its default there, and without mirroring; MONAI computes in
+bf16, as ours does. Shown are the median CPU time, the median and range over rounds of the ratio of
+the first row's time to it, and the Dice of the regions.
 
-nnU-Net lives in an environment of its own, so that torch stays what it is:
+nnU-Net needs an environment of its own, because it may change the version of torch:
 
     python -m venv peers && peers/bin/pip install -c constraints.txt . nnunetv2
     peers/bin/python benchmarks/predict_case.py --model runs/fold0 --prepared prepared/BraTS \
         --case BraTS2021_00006 --window 128
 
-What is not installed is left out.
+Without nnU-Net its row is left out.
 """
 
 import argparse
@@ -19,13 +19,13 @@ import os
 import statistics
 from collections.abc import Callable
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import process_time
 from types import SimpleNamespace
 
 import numpy as np
 import torch
+from machine import version_of
 from monai.inferers.utils import sliding_window_inference
 from torch import Tensor
 
@@ -57,7 +57,7 @@ def main() -> None:
             started_s = process_time()
             found[name] = predict(image)
             seconds[name].append(process_time() - started_s)
-    versions = ", ".join(f"{name} {_version_of(name)}" for name in PEERS)
+    versions = ", ".join(f"{name} {version_of(name)}" for name in PEERS)
     print(f"{versions}; crop {case.shape}, window {arguments.window}^3, {arguments.rounds} rounds")
     print(f"{'':34} CPU s  first/this  range            {'  '.join(REGIONS).upper()}")
     first = next(iter(seconds.values()))
@@ -80,13 +80,6 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _version_of(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
-
-
 def _ways(run: Path, window: tuple[int, int, int]) -> dict[str, Callable[[Tensor], np.ndarray]]:
     in_fp32, in_half = (load_model([run], choose_device("cpu", p)) for p in ("fp32", "auto"))
     whole, sliding = PredictionSettings(windows="whole"), PredictionSettings(window=window)
@@ -96,7 +89,7 @@ def _ways(run: Path, window: tuple[int, int, int]) -> dict[str, Callable[[Tensor
         "ours, windows, half": partial(_by_us, in_half, sliding),
         "ours, one pass, half": partial(_by_us, in_half, whole),
     }
-    if _version_of("nnunetv2") == "not installed":
+    if version_of("nnunetv2") == "not installed":
         return ways
     return {"nnU-Net, windows, float32": _nnunet(in_fp32, window), **ways}
 

@@ -1,11 +1,11 @@
-"""Reading the four volumes of a case, beside nibabel.
+"""Time the reading of the four volumes of a case, and compare it with nibabel.
 
-A B A B in one process and one thread, files in the page cache: CPU time, the median over rounds,
-and the median of the ratios taken round by round.
+Both run in turn in one process and one thread, with files in the page cache. Shown are the median
+CPU time over rounds, and the median over rounds of the ratio.
 
     python benchmarks/read_case.py ../scans --cases 5
 
-Without a folder, nor one in BRATS_REAL_DATA, a phantom case of full size is made for the purpose.
+Without a folder, here or in BRATS_REAL_DATA, a phantom case of full size is generated.
 """
 
 import argparse
@@ -58,9 +58,9 @@ def _data_folder(given: str | None) -> Iterator[Path]:
 
 
 def _print_line(paths: Sequence[Path], rounds: int) -> float:
-    """Time one case and return how many times faster it is read."""
+    """Time one case and return the ratio of nibabel's time to ours."""
     for path in paths:
-        # the warm-up is the check that both read the same
+        # also the warm-up
         np.testing.assert_array_equal(_read_ours(path), _read_nibabel(path))
     theirs, ours = [], []
     for _ in range(rounds):

@@ -1,9 +1,9 @@
-"""Predict a volume larger than the window of a network: MONAI's sliding window, and ours.
+"""Time the prediction of a volume larger than the window: MONAI's sliding window, and ours.
 
 Both get the same network, volume, windows of the same size and overlap, Gaussian weights and one
-thread. Rounds are A B A B ...; shown are the median CPU time, MONAI's time over ours taken round by
-round with its range, and, with a network that takes next to none itself, the memory that a process
-takes at its peak beyond the volume (Linux only).
+thread, and run in turn. Shown are the median CPU time, the median and range over rounds of the
+ratio of MONAI's time to ours, and the peak memory of a process beyond the volume (Linux only), with
+a network that takes almost no memory itself.
 
     python benchmarks/sliding_window.py --shape 141 175 137 --window 64
 """
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from brats_seg.config import ModelConfig
 from brats_seg.models.build import build_model
+from brats_seg.runtime.memory import read_numbers
 from brats_seg.runtime.sliding_window import predict_logits
 
 OVERLAP = 0.5
@@ -63,16 +64,12 @@ def _arguments() -> argparse.Namespace:
 def _peak_mb(name: str, image: Tensor, window: tuple[int, int, int]) -> float:
     """Return the memory taken at the peak, in MB, beyond what was taken before."""
     network = torch.nn.Conv3d(4, 3, kernel_size=1)
-    Path("/proc/self/clear_refs").write_text("5")  # starts the peak anew
-    before = _status_kb("VmHWM")
+    status = Path("/proc/self/status")
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    before = read_numbers(status)["VmHWM"]
     with torch.inference_mode():
         WAYS[name](network, image, window)
-    return (_status_kb("VmHWM") - before) / 1024
-
-
-def _status_kb(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(name))
+    return (read_numbers(status)["VmHWM"] - before) / 1024
 
 
 def _by_monai(network: Callable[[Tensor], Tensor], image: Tensor, window: tuple[int, ...]) -> None:

@@ -1,7 +1,8 @@
-"""One training step of the default U-Net beside MONAI's DynUNet of the same shape.
+"""Time one training step of the default U-Net and of MONAI's DynUNet of the same shape.
 
-Forward and backward of one patch, A B A B in one process: CPU time, the median over rounds, the
-ratio to the first row taken round by round, and the share of what a big matrix product reaches.
+Both compute forward and backward of one patch, in turn in one process. Shown are the median CPU
+time over rounds, the median over rounds of the speed-up over the first row, and the floating-point
+operations per second as a share of those of a big matrix product.
 
     python benchmarks/step.py --patch 64 --widths 16 32 64 128 160 --threads 2
 """
@@ -14,6 +15,7 @@ from functools import partial
 from time import process_time
 
 import torch
+from machine import matrix_product_rate
 from torch import nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
@@ -44,7 +46,7 @@ def main() -> None:
     steps = {c.name: partial(_step, c, image, target) for c in contenders}
     n_flops = {name: _flops(step) for name, step in steps.items()}  # also the warm-up
     seconds = _measured(steps, arguments.rounds)
-    peaks = {dtype: _matrix_product_rate(dtype) for dtype in (torch.float32, torch.bfloat16)}
+    peaks = {dtype: matrix_product_rate(dtype) for dtype in (torch.float32, torch.bfloat16)}
     first = seconds[contenders[0].name]
     print(f"patch {patch}, widths {arguments.widths}, {arguments.threads} threads")
     print(f"{'':34}  CPU ms  speed-up  of GEMM")
@@ -84,7 +86,7 @@ def _step(contender: Contender, image: torch.Tensor, target: torch.Tensor) -> No
     contender.network.zero_grad()
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=contender.dtype == torch.bfloat16):
         output = as_output(contender.network(image))
-    # a cheap loss: what is measured is the network
+    # a cheap loss, because the network is measured
     losses = [
         functional.binary_cross_entropy_with_logits(
             logits.float(), functional.interpolate(target, logits.shape[2:])
@@ -108,17 +110,6 @@ def _measured(steps: dict[str, Callable[[], None]], n_rounds: int) -> dict[str, 
             step()
             seconds[name].append(process_time() - start)
     return seconds
-
-
-def _matrix_product_rate(dtype: torch.dtype, n: int = 2048) -> float:
-    """Return floating-point operations per second of CPU time."""
-    a, b = torch.randn(2, n, n).to(dtype)
-    rates = []
-    for _ in range(7):
-        start = process_time()
-        a @ b
-        rates.append(2 * n**3 / (process_time() - start))
-    return max(rates)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
-"""Memory of one training step of the default U-Net, beside the same network of stock layers.
+"""Measure the memory of a training step of the default U-Net, with its own and stock layers.
 
-Each row is a step in a process of its own: forward, loss, backward of one patch. `tensors` is the
-most that torch had allocated at a time, as a running sum over its allocations without the weights;
-`process` is how far the peak of the process rose above where it stood before the step; `saved` is
-what the graph keeps from forward to backward. The CPU time is of single steps: for a fair one see
-step.py.
+Each row is a step in a process of its own: forward, loss and backward of one patch. `tensors` is
+the peak of the memory that torch has allocated, without the weights; `process` is the rise of the
+peak of the process during the step; `saved` is the memory that the graph keeps from forward to
+backward. The CPU time is of a single step; step.py measures it over rounds.
 
     python benchmarks/step_memory.py --patch 64 --threads 2
 """
@@ -48,14 +47,14 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """What the row is called."""
+        """Name of the row."""
         levels = {"none": "", "top": ", top recomputed", "all": ", all recomputed"}
         return f"{self.precision} {self.layers}{levels[self.checkpointing]}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """What a step took."""
+    """Measurements of a step."""
 
     loss: float
     saved_mb: float
@@ -105,7 +104,7 @@ def _settings(arguments: argparse.Namespace) -> list[Setting]:
 def _in_a_process(setting: Setting) -> Measured:
     command = [sys.executable, __file__, "--setting", json.dumps(asdict(setting))]
     result = subprocess.run(command, check=False, capture_output=True, text=True)
-    if result.returncode:  # the profiler talks on stderr even when all is well
+    if result.returncode:  # shown only then, because the profiler always writes to stderr
         sys.exit(result.stderr)
     return Measured(**json.loads(result.stdout))
 
@@ -176,7 +175,7 @@ def _concatenate(decoder: Decoder, below: Tensor, skip: Tensor) -> Tensor:
 
 
 class _Saved:
-    """What a graph keeps: each memory once, and no parameters."""
+    """Memory that a graph keeps, each storage once, without parameters."""
 
     def __init__(self, network: nn.Module) -> None:
         self._sizes = {p.untyped_storage().data_ptr(): 0 for p in network.parameters()}
@@ -192,7 +191,7 @@ class _Saved:
 
 
 def _allocated_mb(step: Callable[[], float]) -> float:
-    """Return the most that was allocated at a time, gradients of the weights included."""
+    """Return the peak of the allocated memory, including gradients of the weights."""
     with profile(profile_memory=True) as profiler:
         step()
     changes = [

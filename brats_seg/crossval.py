@@ -1,7 +1,7 @@
 """Cross-validate: train every fold, tune, predict and score the held-out cases, export the ensemble.
 
-Each step keeps what an earlier call has finished, so that an interrupted cross-validation continues
-where it was. The output folder holds
+Each step keeps the results of an earlier call, so that an interrupted cross-validation continues.
+The output folder holds
 
 predictions/    label map of each case by the run that it was held out of; see `inference.output`
 scores.csv      a row for each case and region
@@ -63,7 +63,7 @@ _KEY_NAME = "scored.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OutOfFoldResults:
-    """Predictions and scores of the cases by the runs that they were held out of."""
+    """Predictions and scores of cases, each by the run that it was held out of."""
 
     tuning: Tuning
     batch: BatchOutcome
@@ -107,7 +107,7 @@ class HeldOutCases:
     cases: tuple[Case, ...]
 
 
-def cross_validate(  # noqa: PLR0913 - the settings of a whole cross-validation
+def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
     data: Path,
     *,
     folds: Sequence[int] | None = None,
@@ -140,7 +140,7 @@ def cross_validate(  # noqa: PLR0913 - the settings of a whole cross-validation
         on_case: Called with the outcome of each held-out case that is predicted.
 
     Raises:
-        UsageError: A setting or a folder cannot be used; this is checked before training.
+        UsageError: A setting or a folder cannot be used; raised before anything is trained.
         CaseProblemsError: Cases cannot be used.
         EnvironmentalError: A folder cannot be written to, or memory or the device fails.
     """
@@ -231,7 +231,7 @@ def reference_pairs(parts: Sequence[HeldOutCases], predictions: Path) -> Pairing
 def score_predictions(
     pairing: Pairing, protocol: ScoringProtocol, folder: Path, *, n_workers: int, track: Track
 ) -> Evaluation | None:
-    """Score all pairs and write the scores, or return None if that has been done already.
+    """Write and return the scores of all pairs, or return None if they are up to date.
 
     Raises:
         EnvironmentalError: A process was killed, or the folder cannot be written to.
@@ -240,7 +240,7 @@ def score_predictions(
     if (folder / SCORES_NAME).exists() and _stored_key(folder) == key:
         return None
     evaluation = evaluate_pairs(pairing, protocol, n_workers=n_workers, track=track)
-    # remove the key first: if the process is killed here, the scores are computed again
+    # without a key, scores that were not completely written are computed again
     (folder / _KEY_NAME).unlink(missing_ok=True)
     write_scores(evaluation.scores, folder / SCORES_NAME)
     if not evaluation.failures:

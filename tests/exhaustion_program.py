@@ -26,7 +26,7 @@ def space_mb(name: str) -> float:
 
 
 def warm_up() -> None:
-    """Have kernels and threads come to life: they are no part of a run."""
+    """Load kernels and start threads, whose memory is not that of a run."""
     image = torch.zeros(2, 4, 8, 8, 8)
     nn.Sequential(nn.Conv3d(4, 4, 3), nn.Conv3d(4, 4, 2, 2))(image).sum().backward()
 

@@ -1,4 +1,4 @@
-"""What two processes compute of one micro_batches, against one that has all of it; started by torchrun."""
+"""Compare the steps of two processes, started by torchrun, with that of one process."""
 
 import json
 import sys
@@ -17,7 +17,7 @@ SHARES = {"equal": (2, 2), "unequal": (3, 1), "one empty": (4, 0)}
 def ordinary(
     network: nn.Module, micro_batches: list, criterion: object, ranks: Ranks
 ) -> torch.Tensor:
-    """What DDP does: every rank takes the mean of its own losses, and gradients are averaged."""
+    """Compute the gradient as DDP does: the mean over ranks of the gradients of mean losses."""
     network.zero_grad()
     for micro_batch in micro_batches:
         loss = criterion(network(micro_batch.image), micro_batch.target).mean()

@@ -24,7 +24,7 @@ PARTITIONS = [(6,), (1, 2, 3), (4, 2), (1, 1, 1, 1, 1, 1), (5, 1)]
 
 
 def flat_dice(output: Tensor | TrainingOutput, target: Tensor) -> Tensor:
-    """A loss that says nothing of itself: Dice over everything in the batch at once."""
+    """A loss that declares nothing: Dice over the whole batch."""
     logits = output.logits[0] if isinstance(output, TrainingOutput) else output
     probabilities = torch.sigmoid(logits)
     both = (probabilities * target).sum()
@@ -32,7 +32,7 @@ def flat_dice(output: Tensor | TrainingOutput, target: Tensor) -> Tensor:
 
 
 def hardest_voxels(output: Tensor | TrainingOutput, target: Tensor) -> Tensor:
-    """A loss that no sum over patches makes: the mean of the hardest of all voxels."""
+    """A loss that is no function of sums over patches: the mean over the hardest voxels."""
     logits = output.logits[0] if isinstance(output, TrainingOutput) else output
     losses = nn.functional.binary_cross_entropy_with_logits(
         logits, target.to(logits.dtype), reduction="none"
@@ -130,7 +130,7 @@ def _trained(make: Callable[[], nn.Module], dtype: torch.dtype) -> nn.Module:
 
 
 def trained(dtype: torch.dtype, make: Callable[[], nn.Module] = small_network) -> nn.Module:
-    """Return a network that has learnt a little, so that patches differ in what they ask for."""
+    """Return a network after a few steps of training, so that the gradients of patches differ."""
     return deepcopy(_trained(make, dtype))
 
 
@@ -150,7 +150,7 @@ def accumulated_gradient(
 def whole_gradient(
     network: nn.Module, criterion: Callable[..., Tensor], batch: MicroBatch
 ) -> tuple[Tensor, float]:
-    """The plain way, with nothing of the accumulator: one forward, one backward."""
+    """Compute the gradient by one forward and one backward pass, without the accumulator."""
     network.zero_grad()
     loss = whole_loss(criterion, network(batch.image), batch.target)
     loss.backward()
@@ -181,7 +181,7 @@ def test_every_partition_gives_the_gradient_and_loss_of_the_whole_batch(
     "name", ["batch Dice", "undeclared Dice", "hardest voxels", "marked voxels"]
 )
 def test_ordinary_accumulation_misses_by_far(name: str) -> None:
-    """The negative control: the state and the patches do tell exact from ordinary."""
+    """The negative control: with this state and these patches, ordinary accumulation differs."""
     network, batch = trained(torch.float64), patches(6, torch.float64)
     criterion = CRITERIA[name]
 
@@ -230,7 +230,7 @@ def test_two_passes_keep_the_graph_of_the_last_micro_batch() -> None:
 
 @pytest.mark.parametrize("name", ["batch Dice", "hardest voxels"])
 def test_random_layers_draw_the_same_in_the_second_pass(name: str) -> None:
-    """The gradient is that of the outputs which the loss was taken of."""
+    """The gradient belongs to the outputs that the loss was computed from."""
     network = trained(torch.float64, dropping_network)
     micro_batches = cut(patches(3, torch.float64), (1, 1, 1))
 
@@ -251,7 +251,7 @@ def test_random_layers_draw_the_same_in_the_second_pass(name: str) -> None:
 
 
 class Forgetful(nn.Module):
-    """Draws from a generator of its own, which nobody sets back."""
+    """Draws from a generator of its own, which is not restored for the second pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -294,7 +294,7 @@ def test_every_short_batch_counts_for_what_it_holds(name: str, n_patches: int) -
 
 
 class OnDevice:
-    """Counts how many images that the network was given live at a time."""
+    """Counts the images of the network that are in memory at a time."""
 
     def __init__(self) -> None:
         self.n_given = 0
@@ -309,7 +309,7 @@ class OnDevice:
 
 @pytest.mark.parametrize(("name", "n_given"), [("patch Dice", 6), ("batch Dice", 11)])
 def test_the_device_never_holds_the_whole_batch(name: str, n_given: int) -> None:
-    """The host holds it, in float16; what is moved to the device is float32, and let go again."""
+    """The host holds it in float16; each micro-batch is moved to the device, and then freed."""
     network, batch = trained(torch.float32), patches(6, torch.float16)
     on_device = OnDevice()
     network.register_forward_pre_hook(on_device)
@@ -317,7 +317,7 @@ def test_the_device_never_holds_the_whole_batch(name: str, n_given: int) -> None
     accumulated_gradient(network, CRITERIA[name], cut(batch, [1] * 6))
 
     assert on_device.n_given == n_given
-    # the graph of the one before, which holds its image, is let go when the next has its own
+    # the graph of the previous micro-batch is freed only when the next one has its own
     assert on_device.most_living <= 2
 
 
@@ -345,7 +345,7 @@ def test_an_iterator_of_micro_batches_will_do(name: str) -> None:
 
 
 class Counting(nn.Module):
-    """A network with a buffer that every forward pass moves, and a random layer."""
+    """A network with a random layer and a buffer that every forward pass changes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -462,7 +462,7 @@ def test_a_loss_that_claims_patches_and_gives_a_scalar_is_refused() -> None:
 
 
 class Undeclared(nn.Module):
-    """Has the methods of a loss of sums, and does not declare to be one."""
+    """Has the methods of a loss of sums, but does not declare it."""
 
     def sums(self, output: Tensor, target: Tensor) -> Tensor:
         raise NotImplementedError

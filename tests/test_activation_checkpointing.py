@@ -1,4 +1,4 @@
-"""Activations that are computed again, or wait on the host, instead of being kept."""
+"""Test activation checkpointing: recomputed or offloaded activations."""
 
 import copy
 import pickle
@@ -54,19 +54,19 @@ def make_batch(n_patches: int = 2, seed: int = 1) -> MicroBatch:
 
 
 def gradients(network: nn.Module, precision: torch.dtype = torch.float32) -> list[Tensor]:
-    """After one backward pass, with the same random state before it each time."""
+    """Return loss, gradients and a random number after a backward pass from a fixed seed."""
     network.zero_grad()
     torch.manual_seed(3)
     image, target = make_batch()
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == torch.bfloat16):
         loss = DiceBce()(network(image), target).sum()
     loss.backward()
-    taught = [p.grad for p in network.parameters() if p.grad is not None]
-    return [loss, *taught, torch.rand(1)]
+    found = [p.grad for p in network.parameters() if p.grad is not None]
+    return [loss, *found, torch.rand(1)]
 
 
 def saved_bytes(network: nn.Module) -> int:
-    """Of distinct memory that the graph keeps."""
+    """Return the bytes that the graph keeps, each storage once."""
     kept: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ def saved_bytes(network: nn.Module) -> int:
 @pytest.mark.parametrize("mode", LOWER)
 @pytest.mark.parametrize("name", PATCHES)
 def test_no_mode_changes_a_bit_of_the_gradient(name: str, mode: ActivationCheckpointing) -> None:
-    """Nor of the loss, nor of what random layers draw afterwards."""
+    """The loss and later random numbers are the same, too."""
     network = make_network(name)
     before = gradients(network)
 
@@ -98,15 +98,15 @@ def test_no_mode_changes_swin_unetr(mode: ActivationCheckpointing) -> None:
     network = build_model(ModelConfig(name="swin-unetr"), (64, 64, 64))
     image = torch.randn(1, 4, 64, 32, 32)
 
-    def taught() -> list[Tensor]:
+    def gradients() -> list[Tensor]:
         network.zero_grad()
         network(image).logits[0].square().mean().backward()
         return [p.grad for p in network.parameters() if p.grad is not None]
 
-    before = taught()
+    before = gradients()
     network.checkpointing = mode
 
-    assert all(map(torch.equal, before, taught()))
+    assert all(map(torch.equal, before, gradients()))
 
 
 @pytest.mark.parametrize("mode", LOWER)
@@ -121,7 +121,7 @@ def test_random_layers_replay(mode: ActivationCheckpointing, precision: torch.dt
 
 
 def test_another_random_state_would_show() -> None:
-    """The test of the tests."""
+    """The negative control."""
     network = with_dropout(make_network())
     before = gradients(network)
     network.encoder[0].dropout.p = 0.31
@@ -156,7 +156,7 @@ def test_each_mode_keeps_less_than_the_one_before(name: str) -> None:
     assert all(more > less for more, less in pairwise(kept))
 
 
-def test_one_can_go_back_up() -> None:
+def test_an_earlier_mode_can_be_set_again() -> None:
     network = make_network()
     before = saved_bytes(network)
 
@@ -195,7 +195,7 @@ def test_a_network_without_levels_has_no_lower_mode(
 
 
 class OwnNetwork(nn.Module):
-    """What the module asks of a network from elsewhere."""
+    """A network of somebody else that supports the modes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -208,7 +208,7 @@ class OwnNetwork(nn.Module):
         return TrainingOutput(logits=(self.head(features),))
 
 
-def test_a_network_from_elsewhere_can_have_part_in_it() -> None:
+def test_a_network_from_elsewhere_can_support_the_modes() -> None:
     network = OwnNetwork()
     before, kept = gradients(network), saved_bytes(network)
 

@@ -1,4 +1,4 @@
-"""The autoencoder: one vector between image and reconstruction, for every size."""
+"""Test the autoencoder, and the training of one."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -32,7 +32,7 @@ from tests.training_builders import StopAtCheck, train
 
 @pytest.fixture(scope="module")
 def network() -> Autoencoder:
-    """One that has left the mean image behind, which learning begins at."""
+    """A network whose reconstructions differ from the mean image, at which training starts."""
     torch.manual_seed(0)
     network = Autoencoder(n_channels=4, latent=512)
     nn.init.normal_(network.head.weight)
@@ -40,7 +40,7 @@ def network() -> Autoencoder:
 
 
 def make_image(*shape: int, seed: int = 0) -> Tensor:
-    """A rough image: the grid of the network takes fine noise away."""
+    """A coarse image: the grid of the network smooths fine noise away."""
     coarse = torch.randn(1, 4, 5, 5, 5, generator=torch.Generator().manual_seed(seed))
     return nn.functional.interpolate(coarse, size=shape, mode="trilinear")
 
@@ -130,7 +130,7 @@ def gradients(network: Autoencoder) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("mode", list(ActivationCheckpointing)[1:])
-def test_no_rung_changes_a_bit_of_the_gradient(
+def test_no_checkpointing_mode_changes_a_bit_of_the_gradient(
     network: Autoencoder, mode: ActivationCheckpointing
 ) -> None:
     before = gradients(network)
@@ -142,7 +142,7 @@ def test_no_rung_changes_a_bit_of_the_gradient(
     assert all(map(torch.equal, before, after))
 
 
-def test_each_rung_keeps_less_than_the_one_before(network: Autoencoder) -> None:
+def test_each_checkpointing_mode_keeps_less_than_the_one_before(network: Autoencoder) -> None:
     kept = []
     for mode in ActivationCheckpointing:
         network.checkpointing = mode
@@ -167,7 +167,7 @@ def test_the_settings_say_how_many_numbers(latent: int) -> None:
     assert network.encode(torch.zeros(1, 4, 9, 11, 13)).shape == (1, latent)
 
 
-def test_numbers_that_cannot_be_shared_out_are_refused() -> None:
+def test_a_vector_that_is_no_multiple_of_the_cells_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"model\.latent: .*multiple of 64 \(got 500\)"):
         load_config(assignments=["model.name=autoencoder", "model.latent=500"])
 
@@ -275,7 +275,7 @@ def test_the_micro_batch_does_not_change_what_is_learnt(data: FoldData, tmp_path
             "patch.size=[16, 16, 16]",
             f"training.micro_batch={micro_batch}",
             "training.n_epochs=1",
-            # Adam divides by the gradient's size: where it is next to zero, rounding decides
+            # Adam divides by the size of the gradient: where it is almost zero, rounding dominates
             "optimizer.name=sgd",
         )
         train(data, tmp_path / f"run{micro_batch}", config)

@@ -1,4 +1,4 @@
-"""Networks by name, and the patches they can take."""
+"""Test networks by name, and the patch sizes that they take."""
 
 import subprocess
 import sys
@@ -248,7 +248,7 @@ def test_a_function_that_is_annotated_builds_a_network() -> None:
             r"model\.name 'monai.* cannot be built with model\.arguments {'spatial_dims': 3}: "
             r"TypeError: .*4 channels in and 3 channels out",
         ),
-        # a checkpoint of somebody else names what is called: only what makes a network may be
+        # a checkpoint from elsewhere can name anything: only what makes a network is called
         ("os.system", {"command": "exit"}, r"neither a class derived from torch\.nn\.Module nor"),
         (f"{__name__}.build_undeclared", {}, r"annotated to return one"),
     ],

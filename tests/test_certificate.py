@@ -1,4 +1,4 @@
-"""The certificate: what it measures, that it can fail, and the command that prints it."""
+"""Test the certificate: its measurements, that it can fail, and the command that prints it."""
 
 import json
 import sys
@@ -55,7 +55,7 @@ SMALL = [
 
 @pytest.fixture(scope="module")
 def probe() -> Probe:
-    """A small network after its moment of training."""
+    """A small network after a few steps of training."""
     config = load_config(assignments=[*SMALL, "patch.size=[16, 16, 16]"])
     return probe_settings(config, 4, CPU, untracked)
 
@@ -96,8 +96,8 @@ def test_ours_is_the_whole_batch_to_rounding(rows: tuple[CertificateRow, ...]) -
     assert all(row.passed for row in rows if row.method == "exact")
 
 
-def test_ordinary_accumulation_is_seen_to_miss(rows: tuple[CertificateRow, ...]) -> None:
-    """The negative control: after a moment of training the patches do tell the two apart."""
+def test_ordinary_accumulation_is_not_exact(rows: tuple[CertificateRow, ...]) -> None:
+    """The negative control: after a few steps of training the two methods differ."""
     ordinary = errors(rows, "ordinary")
 
     assert ordinary[PATCH_DICE] <= 1e-12  # a mean over patches of one size: right in any way
@@ -137,7 +137,7 @@ def test_the_angle_between_gradients_is_theirs(rows: tuple[CertificateRow, ...])
 
 
 class Crowded(nn.Module):
-    """Runs out of memory for more patches at once than it has room for."""
+    """Runs out of memory for more patches at once than fit."""
 
     def __init__(self, room: int, room_in_float64: int) -> None:
         super().__init__()

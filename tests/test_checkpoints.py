@@ -53,7 +53,7 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 def test_the_entry_model_is_the_plain_state_dict(tmp_path: Path) -> None:
-    """Whoever has only torch can use the weights."""
+    """The weights can be used with torch alone."""
     save_checkpoint(make_checkpoint(), tmp_path / "last.pt")
 
     content = torch.load(tmp_path / "last.pt", weights_only=True)
@@ -112,7 +112,7 @@ def test_another_schema_is_refused(tmp_path: Path, content: object) -> None:
 
 
 def test_a_checkpoint_of_schema_version_1_is_read(tmp_path: Path) -> None:
-    """Runs that were begun before batches, sums and fallback had these names go on."""
+    """Its entries had other names."""
     written = make_checkpoint()
     save_checkpoint(written, tmp_path / "new.pt")
     content = torch.load(tmp_path / "new.pt", weights_only=True)
@@ -150,15 +150,15 @@ SETTINGS = [
     "training.checkpoint_minutes=1e-9",
 ]
 N_FORWARD = {"false": 8, "true": 14}
-"""Of two epochs with one batch of four: each micro-batch once, or all but the last twice."""
+"""Forward passes of two epochs of one batch of four: one per micro-batch, or all but one twice."""
 
 
 class DiedError(BaseException):
-    """What nothing catches, as nothing catches `kill -9`."""
+    """An error that no code catches, like `kill -9`."""
 
 
 class Death:
-    """Comes in the n-th forward pass of training."""
+    """Raises it in the n-th forward pass of training."""
 
     def __init__(self, n: int) -> None:
         self.n_left = n
@@ -289,7 +289,7 @@ def test_killed_ten_times_at_random_moments(tmp_path: Path, seed: int) -> None:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        # of 24 batches; the clock would say nothing on a machine that is busy now and then
+        # of 24 batches; counted by files, because the machine may be busy with other work
         wait_for_writes(process, tmp_path / "killed" / "last.pt", moments.randint(0, 2))
         time.sleep(moments.uniform(0, 0.2))
         n_killed += process.poll() is None

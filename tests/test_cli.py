@@ -1,4 +1,4 @@
-"""Commands as a person types them: what they print, what they write, how they end."""
+"""Test commands as a user types them: their output, their files and their exit codes."""
 
 import os
 import re
@@ -101,7 +101,7 @@ def test_index_of_a_folder_with_a_bad_case_lists_it_and_ends_with_1(
     assert len(pd.read_csv(tmp_path / "cases.csv")) == 6
 
 
-def test_train_writes_a_run_and_goes_on_with_it(
+def test_train_writes_a_run_and_resumes_it(
     run: Callable[..., Done], scans: Path, tmp_path: Path
 ) -> None:
     command = ["train", "--data", scans, "--fold", "1", *QUICK]
@@ -111,7 +111,7 @@ def test_train_writes_a_run_and_goes_on_with_it(
     again = run(*command)
 
     assert stopped.returncode == 0, stopped.stderr
-    assert "the 0.0 hours given are over" in stopped.stdout
+    assert "the time limit of 0.0 hours was reached" in stopped.stdout
     assert finished.returncode == 0, finished.stderr
     assert "4 cases to train on, 2 held out" in finished.stdout
     assert "epoch 1/1 | training loss" in finished.stdout
@@ -309,7 +309,7 @@ def test_a_read_only_place_for_the_run_is_an_error_of_the_machine(
     assert "cannot be written" in done.stderr
 
 
-def test_two_numberings_of_labels_are_trained_on_together(
+def test_two_label_conventions_are_trained_on_together(
     run: Callable[..., Done], scans: Path, tmp_path: Path
 ) -> None:
     """Each case is read by the convention of its own release."""
@@ -335,7 +335,7 @@ def test_a_case_that_vanished_is_missed(
     assert "BraTS2021_00004" in done.stderr
 
 
-def test_a_new_case_is_not_trained_on_unawares(
+def test_a_new_case_is_an_error_until_folds_are_made_again(
     run: Callable[..., Done], scans: Path, tmp_path: Path
 ) -> None:
     run("prepare", scans, "--set", "folds.n_folds=3")
@@ -360,7 +360,7 @@ def test_evaluate_scores_a_folder_in_another_convention(
     done = run("evaluate", scans, "made", "-o", "s.csv", "--protocol", "lesionwise2023")
 
     assert done.returncode == 1
-    assert "BraTS2021_00005: no prediction, scored as the worst there is" in done.stdout
+    assert "BraTS2021_00005: no prediction, given the worst scores" in done.stdout
     assert "labels brats2023, against brats2017 of the references" in done.stdout
     table = pd.read_csv(tmp_path / "s.csv")
     assert list(table.columns) == [

@@ -1,4 +1,4 @@
-"""Cross-validation: each case by the run that never saw it, nothing done twice, one model at the end."""
+"""Test the steps of a cross-validation: prediction, scores and export."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -66,7 +66,7 @@ def predict(cases: Sequence[HeldOutCases], path: Path) -> BatchOutcome:
         return finish_batch(outcomes, output, N_CASES)
 
 
-def test_each_case_is_predicted_by_the_run_that_never_saw_it(
+def test_each_case_is_predicted_by_the_run_that_it_was_held_out_of(
     cases: tuple[HeldOutCases, ...], tmp_path: Path
 ) -> None:
     outcome = predict(cases, tmp_path / "out")

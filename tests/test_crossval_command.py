@@ -1,4 +1,4 @@
-"""`tune` and `crossval` as a person types them: what they write, and that they go on from anywhere."""
+"""Test the commands `tune` and `crossval`: their files, and that they resume from any stage."""
 
 import json
 import os
@@ -87,8 +87,8 @@ def test_from_a_folder_of_scans_to_scores_and_a_model(root: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_second_start_does_nothing_anew_and_a_fold_can_come_later(root: Path) -> None:
-    """What `train` has finished is taken as it is."""
+def test_a_second_start_repeats_nothing_and_a_fold_can_be_added(root: Path) -> None:
+    """Runs that `train` has finished are kept."""
     first = run(root, "train", "--fold", "1", "--data", "scans", *SETTINGS)
     times = {path: path.stat().st_mtime_ns for path in (root / "runs/fold1").glob("last.pt")}
 
@@ -105,7 +105,7 @@ def test_a_second_start_does_nothing_anew_and_a_fold_can_come_later(root: Path) 
 @pytest.mark.slow
 def test_a_case_that_cannot_be_predicted_is_named_and_ends_it_with_one(root: Path) -> None:
     run(root, *CROSSVAL)
-    # looked at again, the scan is damaged; the prepared case is as it was
+    # the scan is damaged, and the prepared case is not
     shutil.rmtree(root / "crossval")
     path = root / "scans" / "BraTS2021_00003" / "BraTS2021_00003_t2.nii.gz"
     times = path.stat().st_atime_ns, path.stat().st_mtime_ns
@@ -118,13 +118,13 @@ def test_a_case_that_cannot_be_predicted_is_named_and_ends_it_with_one(root: Pat
 
     assert done.returncode == 1, done.stderr
     assert "FAILED  case BraTS2021_00003" in done.stdout
-    assert "BraTS2021_00003: no prediction, scored as the worst there is" in done.stdout
+    assert "BraTS2021_00003: no prediction, given the worst scores" in done.stdout
     assert "BraTS2021_00003" in (root / "crossval/predictions/failures.csv").read_text()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0])
-def test_killed_in_every_stage_it_goes_on_to_the_same_files(root: Path, seed: int) -> None:
+def test_killed_in_every_stage_it_resumes_and_writes_the_same_files(root: Path, seed: int) -> None:
     """Killed without warning, a moment after the first file of each stage is there."""
     undisturbed, killed = root / "undisturbed", root / "killed"
     for folder in (undisturbed, killed):
@@ -152,7 +152,7 @@ def test_killed_in_every_stage_it_goes_on_to_the_same_files(root: Path, seed: in
 
 
 @pytest.mark.slow
-def test_ctrl_c_says_how_it_goes_on(root: Path) -> None:
+def test_ctrl_c_prints_how_to_resume(root: Path) -> None:
     process = subprocess.Popen(
         command(*CROSSVAL[:-2], "--set", "training.n_epochs=9999"),
         cwd=root,
@@ -229,7 +229,7 @@ def test_a_place_that_cannot_be_used_is_found_before_anything_is_trained(
 
 
 def main_exits(root: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> object:
-    """Return what the program ends with, run in this process."""
+    """Run the program in this process, and return its exit code."""
     monkeypatch.chdir(root)
     monkeypatch.setattr(sys, "argv", ["brats-seg", *arguments])
     with pytest.raises(SystemExit) as ended:

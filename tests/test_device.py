@@ -1,4 +1,4 @@
-"""Devices and precisions."""
+"""Test the choice of device and precision."""
 
 import pytest
 import torch

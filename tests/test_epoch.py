@@ -1,4 +1,4 @@
-"""The patches of an epoch: which belong to which step, made once, held once, cut in any way."""
+"""Test the batches of an epoch: their patches, read once and cut into micro-batches."""
 
 import pytest
 import torch
@@ -85,7 +85,7 @@ def test_batches_hold_the_patches_of_their_keys(data: FoldData, n_workers: int) 
 
 
 def test_every_patch_is_made_once(data: FoldData, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also for a loss that goes through the batch twice: the second pass reads the held batch."""
+    """This also holds for a loss of two passes: the second pass uses the batch on the host."""
     made: list[PatchKey] = []
     make = PatchDataset.__getitem__
 
@@ -105,7 +105,7 @@ def test_every_patch_is_made_once(data: FoldData, monkeypatch: pytest.MonkeyPatc
 
 
 def test_nothing_is_made_before_it_is_asked_for(data: FoldData) -> None:
-    """A run that stops after some batches has not paid for those after them."""
+    """A run that stops after some batches has not read the next ones."""
     config = settings("training.n_workers=0")
     missing = PatchKey(epoch=0, case_id="missing", draw=0)
     keys = epoch_batches(config, data.split.train, 0)

@@ -1,4 +1,4 @@
-"""What a run has measured, as a table, a picture and a line on screen."""
+"""Test the history of a run: its table, its picture and the line that is logged."""
 
 import os
 import sys
@@ -110,7 +110,7 @@ def test_a_folder_without_history_is_said(tmp_path: Path, text: str | None, expe
 
 
 class Shown:
-    """A cell of a notebook: what was displayed there, one after the other."""
+    """A cell of a notebook, which records what is displayed."""
 
     def __init__(self) -> None:
         self.pictures: list[bytes] = []
@@ -137,15 +137,15 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> Shown:
 def test_the_picture_follows_the_epochs(tmp_path: Path, shown: Shown) -> None:
     live, path = LiveHistory(run_path=tmp_path), tmp_path / "history.png"
 
-    seen = []
+    found = []
     for epoch in range(3):
-        seen += live(range(2), what=f"epoch {epoch}", total=2)
+        found += live(range(2), what=f"epoch {epoch}", total=2)
         path.write_bytes(b"%d" % epoch)
         os.utime(path, ns=(epoch, epoch + 1))
         live(range(2), what="validation", total=2)
     live.show()
 
-    assert seen == [0, 1] * 3
+    assert found == [0, 1] * 3
     assert shown.pictures == [b"0", b"1", b"2"]
 
 

@@ -1,4 +1,4 @@
-"""Losses: hand-computed values, and how they add up."""
+"""Test losses against hand-computed values, and their sums over patches."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""How much memory is taken, and how it is told that there is none left."""
+"""Test the measurement of memory, and the recognition of out-of-memory errors."""
 
 import resource
 import subprocess
@@ -28,12 +28,12 @@ from brats_seg.runtime.memory import (
         (ValueError("out of memory"), False),
     ],
 )
-def test_the_lack_of_memory_is_told_from_other_errors(error: Exception, expected: bool) -> None:
+def test_out_of_memory_errors_are_recognised(error: Exception, expected: bool) -> None:
     assert is_out_of_memory(error) is expected
 
 
 def test_what_the_cpu_raises_is_recognised() -> None:
-    """More than any machine has: the allocator refuses at once."""
+    """The size is larger than any machine has, so the allocator refuses it."""
     with pytest.raises(RuntimeError) as refused:
         torch.empty(2**60, dtype=torch.uint8)
 
@@ -60,7 +60,7 @@ def test_sizes_are_read(text: str, expected: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["15", "GiB", "-1GiB", "15 parsecs", "0GiB", "1e3MB", "", "15G"])
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_an_invalid_size_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not a size; expected for example 15GiB"):
         parse_memory(text)
 

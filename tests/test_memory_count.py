@@ -1,4 +1,4 @@
-"""What a step would take, counted on tensors without memory."""
+"""Test the memory of a step, counted on fake tensors."""
 
 import pytest
 import torch
@@ -38,14 +38,14 @@ def mean_of_output(output: Tensor | TrainingOutput, target: Tensor) -> Tensor:
 
 
 def chain(n_hidden: int) -> nn.Module:
-    """1x1x1 convolutions with ten channels between them; each keeps what goes in."""
+    """1x1x1 convolutions with ten channels between them; each keeps its input."""
     middle = [nn.Conv3d(10, 10, 1) for _ in range(n_hidden - 1)]
     return nn.Sequential(nn.Conv3d(4, 10, 1), *middle, nn.Conv3d(10, 3, 1))
 
 
 @pytest.mark.parametrize("n_hidden", [1, 2, 5])
 def test_a_chain_takes_what_it_takes_by_hand(n_hidden: int) -> None:
-    """Bytes per voxel, at the peak, which is where the last convolution goes backwards."""
+    """Bytes per voxel at the peak, in the backward pass of the last convolution."""
     n_voxels = 40**3
     sample = 4 * 2 + 3 * 1
     # as float32 on the device
@@ -62,7 +62,7 @@ def test_a_chain_takes_what_it_takes_by_hand(n_hidden: int) -> None:
 
 
 def test_the_count_forgets_what_is_freed() -> None:
-    """The control of the one above: without a gradient nothing is kept from layer to layer."""
+    """The control of the test above: without a gradient no activation is kept."""
     counts = []
     for n_hidden in (2, 6):
         network = chain(n_hidden).requires_grad_(False)

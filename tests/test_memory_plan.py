@@ -1,4 +1,4 @@
-"""What fits in memory: the rows, the patch that is suggested, and the mode of a run."""
+"""Test memory plans: their rows, the suggested patch, and the memory mode of a run."""
 
 import json
 import sys
@@ -135,11 +135,13 @@ def test_too_little_memory_says_what_to_lower() -> None:
     assert plan.suggested is None
     assert not any(row.fits for row in plan.rows)
     least = min(row.predicted_mib for row in plan.rows)
-    assert plan.what_to_lower().startswith("nothing fits in 50 MiB: the least, a patch of 32x32x32")
-    assert f"needs {least}. Lower model.widths or patch.size" in plan.what_to_lower()
+    assert plan.what_to_lower().startswith(
+        "nothing fits in 50 MiB: the row that takes least, a patch of 32x32x32"
+    )
+    assert f"needs {least} MiB. Lower model.widths or patch.size" in plan.what_to_lower()
 
 
-def test_what_is_larger_than_the_machine_is_not_tried() -> None:
+def test_a_row_that_is_larger_than_the_machine_is_not_tried() -> None:
     plan = plan_of(row_of(64, predicted_mib=2**40, suggested=True))
 
     assert try_plan(plan, settings()) == plan
@@ -229,7 +231,7 @@ def test_the_command_prints_rows_as_json(
     assert {"micro_batch", "precision", "checkpointing", "predicted_mib", "fits"} <= rows[0].keys()
 
 
-def test_a_size_that_is_none_is_refused(
+def test_an_invalid_size_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_plan(monkeypatch, "--memory", "much") == 2

@@ -39,7 +39,7 @@ def random_features(shape: tuple[int, ...] = SHAPE, seed: int = 1) -> Tensor:
 
 
 def gradients(layer: nn.Module, features: Tensor) -> tuple[Tensor, ...]:
-    """Of a loss that weighs every voxel differently, by the features and the parameters."""
+    """Return derivatives by features and parameters, of a loss with a weight for each voxel."""
     features = features.clone().requires_grad_()
     output = layer(features.clone())
     by_output = random_features(tuple(output.shape), seed=2).to(output.dtype)
@@ -130,7 +130,7 @@ def test_gradients_do_not_depend_on_the_channels_undone_together(
 
 
 def saved_bytes(network: nn.Module, image: Tensor) -> int:
-    """Of distinct memory that the graph keeps, parameters left out."""
+    """Return the bytes that the graph keeps, each storage once, without parameters."""
     own = {p.untyped_storage().data_ptr() for p in network.parameters()}
     kept: dict[int, int] = {}
 
@@ -169,7 +169,7 @@ def test_the_output_lies_where_the_input_lay() -> None:
 
 
 def test_the_backward_pass_leaves_the_output_alone() -> None:
-    """A graph that is kept can be gone through again, and others may still read the output."""
+    """A retained graph can be used again, and other code may still read the output."""
     features = random_features().requires_grad_()
     output = make_layer(dtype=torch.float64)(features.clone())
     before = output.detach().clone()
@@ -214,7 +214,7 @@ def test_a_weight_near_zero_counts_as_the_smallest_of_its_sign() -> None:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.bfloat16, 0.3)])
 def test_the_smallest_weight_leaves_a_usable_gradient(dtype: torch.dtype, tolerance: float) -> None:
-    """By a bias a hundred times as large: the roundings of what is undone are at their worst."""
+    """The bias is a hundred times as large, so that inverting the layer rounds most."""
     layer = make_layer(4)
     with torch.no_grad():
         layer.weight.fill_(SMALLEST_WEIGHT)
@@ -237,7 +237,7 @@ def test_a_channel_of_one_value_has_the_stock_gradient() -> None:
 
 
 def test_half_precision_has_its_statistics_in_float32() -> None:
-    """Sums of bfloat16 numbers in bfloat16 would stand still at a few hundred."""
+    """Sums in bfloat16 would stop growing at a few hundred."""
     features = (random_features((1, 2, 32, 32, 32)) + 50).bfloat16()
     layer = make_layer(2)
 
@@ -276,10 +276,10 @@ def test_autocast_gives_what_the_stock_layers_give(inside: bool) -> None:
 def test_evaluation_gives_the_same(without_graph: Callable[[], torch.no_grad]) -> None:
     network = block(make_layer())
     image = random_features((1, 4, 9, 8, 8)).float()
-    taught = network(image)
+    trained = network(image)
 
     with without_graph():
-        assert torch.equal(network.eval()(image), taught)
+        assert torch.equal(network.eval()(image), trained)
 
 
 def test_a_recomputed_block_has_the_same_gradients() -> None:
@@ -333,7 +333,7 @@ def test_a_gpu_gives_what_the_stock_layers_give(
 
 
 def test_functional_leaky_relu_is_undone_by_the_inverse_slope() -> None:
-    """What the layer rests on."""
+    """The layer relies on it."""
     scaled = random_features()
 
     undone = functional.leaky_relu(functional.leaky_relu(scaled, SLOPE), 1 / SLOPE)
@@ -344,7 +344,7 @@ def test_functional_leaky_relu_is_undone_by_the_inverse_slope() -> None:
 def test_a_device_that_computes_it_wrongly_gets_the_stock_layers(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What the check is for: a kernel that does not bear output over input."""
+    """The kernel computes wrongly when its output overwrites its input."""
     network = nn.Sequential(nn.Conv3d(1, 3, 1), ActivatedNorm(3, slope=0.1))
     image = torch.randn(1, 1, 4, 4, 4)
     expected = network(image)

@@ -37,7 +37,7 @@ def test_has_the_widths_of_the_notebook() -> None:
 
 
 def described(network: NotebookUNet, image: Tensor) -> Tensor:
-    """The network as its description in words has it, for the weights of `network`."""
+    """The network as the notebook describes it, with the weights of `network`."""
 
     def double_convolution(features: Tensor) -> Tensor:
         for _ in range(2):
@@ -85,7 +85,7 @@ def test_any_size_from_sixteen_on_comes_back(shape: tuple[int, int, int]) -> Non
     assert isinstance(output, TrainingOutput)
     assert type(logits) is Tensor
     assert logits.shape == (1, 3, *shape)
-    assert [torch.equal(taught, logits) for taught in output.logits] == [True]
+    assert [torch.equal(trained, logits) for trained in output.logits] == [True]
 
 
 def test_every_parameter_learns() -> None:

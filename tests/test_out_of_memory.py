@@ -1,4 +1,4 @@
-"""When memory runs out: the same batch again in a lower mode, and the same weights in the end."""
+"""Test the out-of-memory fallback: the batch is repeated, and the weights are the same."""
 
 import json
 import logging
@@ -94,7 +94,7 @@ def test_memory_that_runs_out_in_any_forward_pass_changes_no_bit(
 
 
 def test_gradients_that_are_not_dropped_would_be_noticed() -> None:
-    """The negative control: gradients of the failed attempt, kept, do change the weights."""
+    """The negative control: keeping the gradients of the failed attempt changes the weights."""
     kept, undisturbed = network(), network()
     fallback = fallback_of(kept, DiceBce())
     batch = samples(4)
@@ -117,7 +117,7 @@ def test_dropout_draws_the_same_in_the_next_mode() -> None:
     for model in (undisturbed, disturbed):
         torch.manual_seed(7)
         fallback = fallback_of(model, DiceBce(), micro_batch=2)
-        # two modes that compute alike: what the random layers drew before must be taken back
+        # the random state of the failed attempt must be restored
         fallback.modes = (MemoryMode(micro_batch=1), MemoryMode(micro_batch=1, in_half=False))
         fallback.step(samples(4), count_voxels)
 
@@ -188,7 +188,7 @@ def test_in_the_last_mode_the_error_says_what_was_tried_and_what_to_lower(
     assert torch.equal(before, weights(model))
 
 
-def test_another_error_is_no_matter_of_memory() -> None:
+def test_another_error_is_raised() -> None:
     model = network()
     model.register_forward_pre_hook(Fuse(2, RuntimeError("shapes do not match")))
     fallback = fallback_of(model, DiceBce())
@@ -200,7 +200,7 @@ def test_another_error_is_no_matter_of_memory() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_memory_that_runs_out_while_the_weights_move_is_fatal() -> None:
+def test_memory_that_runs_out_in_the_update_is_fatal() -> None:
     model = network()
     fallback = fallback_of(model, DiceBce())
 

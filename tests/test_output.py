@@ -1,4 +1,4 @@
-"""What networks give while they learn."""
+"""Test the output of networks in training mode."""
 
 import torch
 

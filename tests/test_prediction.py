@@ -154,7 +154,7 @@ def test_an_exported_model_predicts_the_same(
         (["scans", "--model", "run", "--t1n", "a.nii"], "give either INPUTS, or one case by"),
         (["--model", "run"], "give either INPUTS, or one case by"),
         (["--t1n", "a.nii", "--model", "run"], "missing: --t1c, --t2w, --t2f"),
-        (["scans", "--model", "run", "--case-id", "me"], "--case-id names the one case of"),
+        (["scans", "--model", "run", "--case-id", "me"], "--case-id needs one case by --t1n"),
         (["scans", "--model", "nothing"], "nothing holds no model"),
         (["empty", "--model", "run"], "empty holds no cases"),
         (["nowhere", "--model", "run"], "nowhere does not exist"),

@@ -1,4 +1,4 @@
-"""Several processes make the step that one would make of the whole batch."""
+"""Test that several processes make the same step as one process."""
 
 import json
 import subprocess
@@ -64,7 +64,7 @@ def test_two_ranks_make_the_step_of_one(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_fold_is_trained_by_two_ranks_as_by_one(tmp_path: Path) -> None:
-    """What README shows; stopped and continued, too. torchrun takes `--run` for its own."""
+    """As README shows it, also stopped and resumed. torchrun takes `--run` for its own option."""
     for number in range(6):
         write_case(tmp_path / "scans", f"BraTS2021_{number:05d}", seed=number)
     arguments = [

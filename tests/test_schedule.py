@@ -1,4 +1,4 @@
-"""Learning rates step by step."""
+"""Test the learning rate of each step."""
 
 import pytest
 import torch

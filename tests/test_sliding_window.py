@@ -1,4 +1,4 @@
-"""A network over a volume larger than its window."""
+"""Test the sliding window over a volume larger than it."""
 
 from collections.abc import Callable
 from itertools import pairwise, product
@@ -19,7 +19,7 @@ def random_image(shape: Triple, seed: int = 0) -> Tensor:
 
 
 def counting() -> Callable[[Tensor], Tensor]:
-    """A network whose n-th answer is n everywhere."""
+    """A network whose n-th output is n everywhere."""
     n_calls = 0
 
     def network(window: Tensor) -> Tensor:
@@ -137,16 +137,16 @@ def test_equals_the_sliding_window_of_monai_with_the_same_weights(shape: Triple)
 
 
 def test_the_network_sees_one_whole_window_at_a_time() -> None:
-    seen = []
+    shapes = []
 
     def network(window: Tensor) -> Tensor:
-        seen.append(tuple(window.shape))
+        shapes.append(tuple(window.shape))
         return window[:, :3]
 
     logits = predict_logits(network, random_image((10, 8, 3)), window=(8, 4, 4), overlap=0.5)
 
     assert logits.shape == (3, 10, 8, 3)
-    assert seen == [(1, 4, 8, 4, 4)] * (2 * 3 * 1)
+    assert shapes == [(1, 4, 8, 4, 4)] * (2 * 3 * 1)
 
 
 def test_a_volume_smaller_than_the_window_lies_amid_zeros() -> None:

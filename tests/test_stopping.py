@@ -1,4 +1,4 @@
-"""Stop requests: signals and the time given."""
+"""Test stop requests: signals and the time limit."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ def test_a_second_ctrl_c_is_not_held_back() -> None:
 
 
 def test_the_hours_given_run_out() -> None:
-    assert StopRequest(max_hours=0).reason == "the 0 hours given are over"
+    assert StopRequest(max_hours=0).reason == "the time limit of 0 hours was reached"
     assert StopRequest(max_hours=1).reason is None
     assert StopRequest().reason is None
 
@@ -50,4 +50,4 @@ def test_in_another_thread_the_deadline_still_counts() -> None:
     thread.start()
     thread.join()
 
-    assert reasons == ["the 0 hours given are over"]
+    assert reasons == ["the time limit of 0 hours was reached"]

@@ -1,4 +1,4 @@
-"""Voxels per patch, and the scores of an epoch: sums first, ratios once."""
+"""Test the voxel counts of patches and the scores of an epoch."""
 
 import math
 
@@ -132,7 +132,7 @@ def test_a_perfect_reconstruction_costs_nothing(ssim: float) -> None:
 
 
 def test_structural_similarity_prefers_a_brighter_image_to_a_noisy_one() -> None:
-    """Of two reconstructions with one squared error, that with the structure costs less."""
+    """Of two reconstructions with equal squared error, the one with the structure has less loss."""
     generator = torch.Generator().manual_seed(0)
     image = torch.randn(1, 4, 12, 12, 12, generator=generator)
     brighter = image + 0.5
@@ -147,7 +147,7 @@ def test_structural_similarity_prefers_a_brighter_image_to_a_noisy_one() -> None
     assert with_ssim[0] < with_ssim[1] - 0.05
 
 
-def test_structural_similarity_is_taught() -> None:
+def test_structural_similarity_is_learnt() -> None:
     reconstructions, images = random_pair(1)
     leaf = reconstructions.float().requires_grad_()
 

@@ -1,4 +1,4 @@
-"""The epoch loop: what a run writes, and that nothing is lost when it is interrupted."""
+"""Test the epoch loop: the files of a run, and that nothing is lost when it is interrupted."""
 
 import logging
 import shutil
@@ -120,7 +120,7 @@ def undisturbed(
 def test_a_stopped_run_ends_with_the_weights_of_an_undisturbed_one(
     data: FoldData, tmp_path: Path, undisturbed: tuple[Path, Config], n_checks: int
 ) -> None:
-    """Stopped before every batch and every validation case of two epochs in turn."""
+    """The run is stopped before every batch and every validation case of two epochs in turn."""
     expected_path, config = undisturbed
 
     stopped = train(data, tmp_path / "run", config, StopAtCheck(n_checks))
@@ -155,7 +155,7 @@ def test_a_resume_that_forgets_the_optimizer_would_be_noticed(
     )
 
 
-def test_a_run_of_an_older_version_goes_on(data: FoldData, tmp_path: Path) -> None:
+def test_a_run_of_an_older_version_is_resumed(data: FoldData, tmp_path: Path) -> None:
     """Checkpoints of schema version 1 have other names for the same values."""
     train(data, tmp_path / "undisturbed", settings())
     train(data, tmp_path / "run", settings(), StopAtCheck(2))
@@ -211,7 +211,7 @@ def test_a_network_and_a_loss_by_dotted_name_are_trained_and_predicted_with(
 def test_a_fold_is_trained_from_a_folder_of_scans(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What the command does, as a function: stopped in time, and continued by the same call."""
+    """A call that reaches its time limit is continued by the same call."""
     for number in range(6):
         write_case(tmp_path / "scans", f"BraTS2021_{number:05d}", seed=number)
 
@@ -230,7 +230,7 @@ def test_a_fold_is_trained_from_a_folder_of_scans(
         stopped, finished = call(0), call(None)
 
     assert (stopped.finished, stopped.signal) == (False, None)
-    assert stopped.reason == "the 0 hours given are over"
+    assert stopped.reason == "the time limit of 0 hours was reached"
     assert finished.finished
     assert "4 cases to train on, 2 held out" in caplog.text
     assert "The same command continues from" in caplog.text
@@ -253,7 +253,7 @@ def test_dropout_draws_the_same_after_a_restart(data: FoldData, tmp_path: Path) 
 def test_a_run_without_time_loses_nothing(data: FoldData, tmp_path: Path) -> None:
     outcome = train(data, tmp_path / "run", settings(), StopRequest(max_hours=0))
 
-    assert outcome.reason == "the 0 hours given are over"
+    assert outcome.reason == "the time limit of 0 hours was reached"
     assert train(data, tmp_path / "run", settings()).finished
 
 
@@ -296,7 +296,7 @@ def test_the_micro_batch_does_not_change_what_is_learnt(
             "training.effective_batch=4",
             f"training.micro_batch={micro_batch}",
             f"loss.batch_dice={batch_dice}",
-            # Adam divides by the gradient's size: where it is next to zero, rounding decides
+            # Adam divides by the size of the gradient: where it is almost zero, rounding dominates
             "optimizer.name=sgd",
             "optimizer.momentum=0.9",
         )
@@ -333,7 +333,7 @@ def test_another_setting_is_refused_with_the_difference(data: FoldData, tmp_path
         train(data, tmp_path / "run", settings("optimizer.lr=0.02"))
 
 
-def test_what_leaves_the_mathematics_alone_may_change(data: FoldData, tmp_path: Path) -> None:
+def test_settings_that_do_not_change_the_result_may_change(data: FoldData, tmp_path: Path) -> None:
     train(data, tmp_path / "run", settings(), StopAtCheck(2))
 
     changed = settings("training.micro_batch=2", "training.n_epochs=3", "training.n_workers=1")
@@ -450,7 +450,7 @@ def test_every_optimizer_moves_the_weights(data: FoldData, tmp_path: Path, optim
 
 
 def test_a_lost_history_is_written_again(data: FoldData, tmp_path: Path) -> None:
-    """The table and the picture are drawn from the checkpoint, which is the truth."""
+    """The table and the picture are made from the history in the checkpoint."""
     train(data, tmp_path / "run", settings(), StopAtCheck(6))
     shutil.copy(tmp_path / "run" / "last.pt", tmp_path / "last.pt")
     train(data, tmp_path / "run", settings())

@@ -149,7 +149,7 @@ def test_equals_dynunet_of_monai_with_the_same_weights(patch: Triple) -> None:
 
 
 def test_a_join_is_the_block_of_what_was_raised_beside_the_skip() -> None:
-    """Value and every derivative, though nothing is put side by side."""
+    """Value and all derivatives agree, although no features are concatenated."""
     decoder = make_unet().decoder[0].double()
     below = torch.randn(2, 6, 4, 5, 3, dtype=torch.float64, requires_grad=True)
     skip = torch.randn(2, 4, 8, 10, 6, dtype=torch.float64, requires_grad=True)

@@ -1,4 +1,4 @@
-"""What prediction reads of a checkpoint."""
+"""Test the entries of a checkpoint that prediction reads."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -110,7 +110,7 @@ def test_a_checkpoint_of_before_keeps_fitted_settings_in_its_identity(
 
 @pytest.mark.parametrize("place", [0.2, 0.5, 0.7, 0.9])
 def test_a_flipped_byte_is_found(tmp_path: Path, place: float) -> None:
-    """Torch itself loads such weights without a word."""
+    """Torch itself loads such weights without an error."""
     path = tmp_path / "best.pt"
     save_checkpoint(CHECKPOINT, path)
     content = bytearray(path.read_bytes())

@@ -24,6 +24,6 @@ class StopAtCheck(StopRequest):
 def train(
     data: FoldData, run_path: Path, config: Config, stop: StopRequest | None = None, **given: object
 ) -> Outcome:
-    """Train, or resume; what else is given goes to the trainer."""
+    """Train, or resume; further arguments are passed to the trainer."""
     trainer = Trainer(data=data, config=config, run_path=run_path, **given)  # type: ignore[arg-type]
     return trainer.run(stop=stop, track=untracked)

@@ -1,4 +1,4 @@
-"""Commands that fit settings of prediction, and that cross-validate."""
+"""Commands `tune` and `crossval`: fit settings of prediction, and cross-validate."""
 
 import signal
 from pathlib import Path
@@ -10,13 +10,18 @@ from brats_seg.cli.evaluation import print_remarks, print_summaries
 from brats_seg.cli.options import (
     ConfigOption,
     DataOption,
+    DeviceOption,
     LabelsOption,
+    PrecisionOption,
     PreparedOption,
     PresetOption,
+    ProtocolOption,
     SetOption,
     SkipBadOption,
+    TaskOption,
     data_or_demo,
     prepared_path,
+    print_table,
     settings_of,
 )
 from brats_seg.cli.prediction import print_outcome
@@ -25,24 +30,22 @@ from brats_seg.progress import tracked
 
 if TYPE_CHECKING:
     from brats_seg.crossval import OutOfFoldResults
-    from brats_seg.inference.tuning import FittedSetting, Tuning
+    from brats_seg.inference.tuning import Tuning
 
 
 def tune(
     runs: Annotated[list[Path], typer.Argument(help="Runs, such as the folds of one data set.")],
     metric: Annotated[str, typer.Option(help="Metric to tune for: dice or lesionwise.")] = "dice",
-    task: Annotated[
-        str, typer.Option(help="GLI, SSA, MEN, MET or PED: the parameters of lesionwise.")
-    ] = "GLI",
+    task: TaskOption = "GLI",
     data: DataOption = None,
     prepared: PreparedOption = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
-    precision: Annotated[str, typer.Option(help="auto, fp32, fp16, bf16.")] = "auto",
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
 ) -> None:
     """Fit window, thresholds and smallest volumes on held-out cases, and store them with the model.
 
-    Every case is predicted by the run that it was held out of. A default is replaced only where
-    another value is better by more than chance. Give all runs that are to be averaged at once.
+    Every case is predicted by the run that it was held out of. A default is replaced only if the
+    gain is statistically significant. Give all runs whose predictions are to be averaged together.
     """
     from brats_seg.inference.tuning import tune_runs
 
@@ -67,21 +70,21 @@ def crossval(
         "crossval"
     ),
     runs: Annotated[Path, typer.Option(help="Folder of the runs fold0, fold1, ...")] = Path("runs"),
-    protocol: Annotated[
-        str, typer.Option(help="legacy, lesionwise2023 or lesionwise2024.")
-    ] = "legacy",
-    task: Annotated[str, typer.Option(help="GLI, SSA, MEN, MET or PED, of a protocol.")] = "GLI",
+    protocol: ProtocolOption = "legacy",
+    task: TaskOption = "GLI",
     metric: Annotated[
         str | None,
-        typer.Option(help="Metric to tune for: dice or lesionwise. (default: as the protocol)"),
+        typer.Option(
+            help="Metric to tune for: dice or lesionwise. (default: that of the protocol)"
+        ),
     ] = None,
     preset: PresetOption = None,
     config: ConfigOption = None,
-    device: Annotated[str | None, typer.Option(help="training.device")] = None,
-    precision: Annotated[str | None, typer.Option(help="training.precision")] = None,
+    device: Annotated[str | None, typer.Option(help="Set training.device.")] = None,
+    precision: Annotated[str | None, typer.Option(help="Set training.precision.")] = None,
     max_hours: Annotated[
         float | None,
-        typer.Option(min=0, help="Stop training in time; the same command continues it."),
+        typer.Option(min=0, help="Stop training after this time; the same command continues."),
     ] = None,
     settings: SetOption = None,
     labels: LabelsOption = None,
@@ -90,8 +93,8 @@ def crossval(
 ) -> None:
     """Train every fold, predict and score its held-out cases, and export the ensemble.
 
-    Runs that `train` has begun or finished are continued or kept. Whenever it is stopped, the same
-    command continues. Exit code 1: some cases could not be predicted or scored.
+    Runs that `train` has begun or finished are continued or kept. If it is interrupted, the same
+    command continues it. Exit code 1: some cases could not be predicted or scored.
     """
     from brats_seg.crossval import cross_validate
     from brats_seg.evaluation.protocols import protocol_named
@@ -130,33 +133,34 @@ def crossval(
 
 
 def _print_tuning(tuning: "Tuning") -> None:
-    """Print what was fitted, and how much of the gain may be chance."""
+    """Print the fitted settings with their gain, and the scores before and after."""
     print(
         f"tuned on {tuning.n_cases} held-out cases of {len(tuning.runs)} runs, for the mean "
         f"{'lesion-wise ' if tuning.metric != 'legacy' else ''}Dice of WT, TC and ET"
     )
-    for fit in tuning.fits:
-        print(f"  {fit.setting}: {_outcome(fit)}")
+    print_table(
+        ("setting", "default", "best", "gain", "better", "worse", "p", "stored"),
+        [
+            (
+                fit.setting,
+                fit.default,
+                fit.best,
+                f"{fit.gain.mean:+.4f}",
+                fit.gain.n_raised,
+                fit.gain.n_lowered,
+                f"{fit.gain.p_value:.2g}",
+                fit.chosen,
+            )
+            for fit in tuning.fits
+        ],
+    )
     before, after = (
         ", ".join(f"{score:.4f}" for score in scores) for scores in (tuning.before, tuning.after)
     )
     print(f"WT, TC, ET: {before} before, {after} after.")
     if tuning.before != tuning.after:
-        print("It was fitted to these very cases: on new ones expect less of the gain.")
+        print("Fitted and scored on the same cases: expect a smaller gain on new cases.")
     print(f"Stored with the weights of {', '.join(tuning.runs)}. Research use only.")
-
-
-def _outcome(fit: "FittedSetting") -> str:
-    gain = fit.gain
-    what = (
-        f"{gain.mean:+.4f}, {gain.n_raised} cases better and {gain.n_lowered} worse, "
-        f"p {gain.p_value:.2g}"
-    )
-    if fit.chosen != fit.default:
-        return f"{fit.chosen} instead of {fit.default}, {what}"
-    if fit.best == fit.default:
-        return f"{fit.default} stays, nothing is better"
-    return f"{fit.default} stays, the gain of {fit.best} may be chance: {what}"
 
 
 def _print_results(results: "OutOfFoldResults", n_networks: int, output: Path) -> None:

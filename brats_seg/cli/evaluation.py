@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from brats_seg.cli.options import print_table
+from brats_seg.cli.options import ProtocolOption, TaskOption, print_table
 from brats_seg.errors import UsageError
 from brats_seg.progress import tracked
 
@@ -18,30 +18,30 @@ if TYPE_CHECKING:
     from brats_seg.evaluation.scores import RegionSummary
 
 _SHOWN = ("dice", "hd95", "lesionwise_dice", "lesionwise_hd95", "lesionwise_nsd_1.0")
-"""Scores that are printed; the file has all of them."""
+"""Scores that are printed; the table has all of them."""
 
 
 def evaluate(
     reference: Annotated[
-        Path, typer.Argument(help="Folder of <case>.nii.gz or of case folders, or one label map.")
+        Path,
+        typer.Argument(
+            help="References: a folder of <case>.nii.gz or of case folders, or one label map."
+        ),
     ],
     prediction: Annotated[
-        Path | None, typer.Argument(help="The same, of predictions; in any label convention.")
+        Path | None, typer.Argument(help="Predictions in the same form, in any label convention.")
     ] = None,
-    output: Annotated[Path, typer.Option("-o", "--output", help="The table.")] = Path("scores.csv"),
-    protocol: Annotated[
-        str, typer.Option(help="legacy, lesionwise2023 or lesionwise2024.")
-    ] = "legacy",
-    task: Annotated[
-        str,
-        typer.Option(help="GLI, SSA, MEN, MET or PED: the parameters of a lesion-wise protocol."),
-    ] = "GLI",
+    output: Annotated[Path, typer.Option("-o", "--output", help="Table to write.")] = Path(
+        "scores.csv"
+    ),
+    protocol: ProtocolOption = "legacy",
+    task: TaskOption = "GLI",
     compare: Annotated[
         tuple[Path, Path] | None,
-        typer.Option(metavar="A B", help="Two sets of predictions, case by case, instead of one."),
+        typer.Option(metavar="A B", help="Compare two sets of predictions, case by case."),
     ] = None,
 ) -> None:
-    """Score predictions as the challenges do, with a summary beside the table."""
+    """Score predictions as the challenges do, and write a table and a summary."""
     from brats_seg.evaluation.protocols import protocol_named
 
     chosen = protocol_named(protocol, task)
@@ -55,7 +55,7 @@ def evaluate(
 
 
 def print_remarks(evaluation: "Evaluation", prediction: Path) -> None:
-    """Print what was scored, and what was unusual about it."""
+    """Print the number of cases that were scored, and remarks on single cases."""
     n_cases = len({score.case_id for score in evaluation.scores})
     print(
         f"{prediction}: {n_cases} cases, labels {', '.join(evaluation.prediction_labels)}, "
@@ -64,11 +64,11 @@ def print_remarks(evaluation: "Evaluation", prediction: Path) -> None:
     for remark in evaluation.remarks:
         print(remark)
     for case_id in evaluation.missing:
-        print(f"{case_id}: no prediction, scored as the worst there is")
+        print(f"{case_id}: no prediction, given the worst scores")
     for failure in evaluation.failures:
         print(f"{failure.case_id}: not scored: {failure.message}")
     for case_id in evaluation.without_reference:
-        print(f"{case_id}: no reference, passed over")
+        print(f"{case_id}: no reference, not scored")
 
 
 def print_summaries(summaries: "Sequence[RegionSummary]") -> None:
@@ -128,5 +128,9 @@ def _print_comparison(comparison: "Comparison") -> None:
         ],
     )
     for standing in comparison.ranking:
-        chance = "" if standing.p_value is None else f", lead by chance p {standing.p_value:.3g}"
+        chance = (
+            ""
+            if standing.p_value is None
+            else f", p {standing.p_value:.3g} that its lead is chance"
+        )
         print(f"{standing.name}: mean rank {standing.mean_rank:.3f}{chance}")

@@ -1,4 +1,4 @@
-"""Commands that draw: one kind of figure each."""
+"""Commands `figure ...`, one for each kind of figure."""
 
 import os
 from pathlib import Path
@@ -11,7 +11,7 @@ from brats_seg.cli.options import LabelsOption
 from brats_seg.errors import UsageError
 
 OutputOption = Annotated[
-    Path, typer.Option("-o", "--output", help="The picture: a name in .png, .svg or .pdf.")
+    Path, typer.Option("-o", "--output", help="Picture to write: .png, .svg or .pdf.")
 ]
 DataArgument = Annotated[Path, typer.Argument(help="Folder of scans, of any layout.")]
 CaseOption = Annotated[
@@ -20,11 +20,11 @@ CaseOption = Annotated[
 PredictionOption = Annotated[
     Path | None, typer.Option(help="A label map, or a folder of <case>.nii.gz.")
 ]
-ScoresArgument = Annotated[Path, typer.Argument(help="The table that `evaluate` wrote.")]
+ScoresArgument = Annotated[Path, typer.Argument(help="Table that `evaluate` wrote.")]
 
 
 class _Kinds(TyperGroup):
-    """Lists the kinds of figures when an unknown one is asked for."""
+    """Group of commands whose error for an unknown kind of figure lists the known ones."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] not in self.commands:
@@ -53,7 +53,7 @@ def montage(
     output: OutputOption,
     prediction: PredictionOption = None,
     case: CaseOption = None,
-    modality: Annotated[str, typer.Option(help="t1n, t1c, t2w or t2f.")] = "t2f",
+    modality: Annotated[str, typer.Option(help="Modality to draw: t1n, t1c, t2w or t2f.")] = "t2f",
     labels: LabelsOption = None,
 ) -> None:
     """Draw sections through the tumour, reference and prediction side by side."""
@@ -84,12 +84,18 @@ def preview(
 def surface(
     data: DataArgument,
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="A turning .gif, or a .png, .svg or .pdf.")
+        Path,
+        typer.Option(
+            "-o", "--output", help="Picture to write: a turning .gif, or .png, .svg or .pdf."
+        ),
     ],
     prediction: PredictionOption = None,
     case: CaseOption = None,
     azimuth: Annotated[
-        float, typer.Option(help="Degrees from the patient's front to the left; not for a GIF.")
+        float,
+        typer.Option(
+            help="Viewpoint, in degrees from the patient's front to the left; not for a GIF."
+        ),
     ] = 30.0,
     labels: LabelsOption = None,
 ) -> None:
@@ -149,7 +155,7 @@ def distributions(
 def history(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")], output: OutputOption
 ) -> None:
-    """Draw what every epoch of a run measured."""
+    """Draw the history of a run: loss and scores of every epoch."""
     from brats_seg.report.history import history_figure
     from brats_seg.report.style import write_figure
     from brats_seg.training.history import read_history

@@ -16,9 +16,12 @@ from brats_seg.errors import ConfigError
 DEMO_CASES = 12
 """Number of phantom cases in the demo."""
 DEFAULT_PATH = Path("data")
-"""Folder of scans where no other is given."""
+"""Default folder of scans."""
 DEMO_PATH = Path("prepared/demo-scans")
 """Folder of the phantom cases of the demo."""
+
+DEVICES = "Device: auto, cpu, cuda, cuda:1 or mps."
+PRECISIONS = "Precision: auto, fp32, fp16 or bf16."
 
 DataOption = Annotated[
     Path | None,
@@ -38,7 +41,16 @@ SetOption = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="One setting; may be repeated."),
 ]
 LabelsOption = Annotated[
-    str | None, typer.Option(help="Label convention of all cases, if the detection is wrong.")
+    str | None, typer.Option(help="Label convention of all cases, instead of the detected one.")
+]
+DeviceOption = Annotated[str, typer.Option(help=DEVICES)]
+PrecisionOption = Annotated[str, typer.Option(help=PRECISIONS)]
+ProtocolOption = Annotated[
+    str, typer.Option(help="Scoring protocol: legacy, lesionwise2023 or lesionwise2024.")
+]
+TaskOption = Annotated[
+    str,
+    typer.Option(help="Challenge task of the lesion-wise parameters: GLI, SSA, MEN, MET or PED."),
 ]
 SkipBadOption = Annotated[bool, typer.Option("--skip-bad", help="Skip cases with problems.")]
 
@@ -61,7 +73,7 @@ def settings_of(
 
 
 def data_or_demo(data: Path | None, preset: str | None) -> tuple[Path, str | None]:
-    """Return the folder of scans and the preset; phantom cases if there are no scans."""
+    """Return the folder of scans and the preset; those of the demo if there are no scans."""
     if data is not None:
         return data, preset
     if _holds_scans(DEFAULT_PATH):
@@ -77,7 +89,7 @@ def data_or_demo(data: Path | None, preset: str | None) -> tuple[Path, str | Non
 
 
 def prepared_path(data: Path | None, prepared: Path | None) -> Path:
-    """Return the folder in which `train` with the same flags prepares cases."""
+    """Return the folder of prepared cases that `train` uses with the same flags."""
     from brats_seg.data.fold import prepared_path_of
 
     if prepared is not None:
@@ -89,7 +101,7 @@ def prepared_path(data: Path | None, prepared: Path | None) -> Path:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print rows of cells under their headings; numbers are set flush right.
+    """Print rows of cells under their headings; numbers are right-aligned.
 
     On a terminal the table is fitted to its width; elsewhere no cell is cut or wrapped.
     """

@@ -1,4 +1,4 @@
-"""Commands that use trained models: predict, export, reconstruct."""
+"""Commands `predict`, `export` and `reconstruct`, which use trained models."""
 
 import json
 import logging
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from brats_seg.cli.options import DEVICES, PRECISIONS, DeviceOption, PrecisionOption
 from brats_seg.errors import UsageError
 from brats_seg.progress import tracked
 
@@ -32,15 +33,15 @@ def predict(
         list[Path] | None,
         typer.Argument(help="Folders of scans of any layout, or .csv or .json tables of paths."),
     ] = None,
-    t1n: Annotated[Path | None, typer.Option(help="One case: its T1.")] = None,
-    t1c: Annotated[Path | None, typer.Option(help="One case: its T1 with contrast agent.")] = None,
-    t2w: Annotated[Path | None, typer.Option(help="One case: its T2.")] = None,
-    t2f: Annotated[Path | None, typer.Option(help="One case: its FLAIR.")] = None,
-    case_id: Annotated[str | None, typer.Option(help="One case: its id.")] = None,
+    t1n: Annotated[Path | None, typer.Option(help="Single case: T1.")] = None,
+    t1c: Annotated[Path | None, typer.Option(help="Single case: T1 with contrast agent.")] = None,
+    t2w: Annotated[Path | None, typer.Option(help="Single case: T2.")] = None,
+    t2f: Annotated[Path | None, typer.Option(help="Single case: FLAIR.")] = None,
+    case_id: Annotated[str | None, typer.Option(help="Single case: its id.")] = None,
     labels: Annotated[
-        str | None, typer.Option(help="Label convention to write. (default: the scan's release's)")
+        str | None, typer.Option(help="Label convention to write. (default: that of its release)")
     ] = None,
-    windows: Annotated[str | None, typer.Option(help="auto, whole or sliding.")] = None,
+    windows: Annotated[str | None, typer.Option(help="Windows: auto, whole or sliding.")] = None,
     window: Annotated[
         str | None, typer.Option(metavar="X,Y,Z", help="Voxels of a sliding window.")
     ] = None,
@@ -49,29 +50,33 @@ def predict(
     ] = None,
     tta: Annotated[bool, typer.Option("--tta", help="Average over 8 mirror images.")] = False,
     threshold: Annotated[
-        str | None, typer.Option(metavar="WT,TC,ET", help="Probability that makes a voxel tumour.")
+        str | None,
+        typer.Option(metavar="WT,TC,ET", help="Probabilities above which a voxel is tumour."),
     ] = None,
     smallest: Annotated[
-        str | None, typer.Option(metavar="WT,TC,ET", help="Smallest component, mm3.")
+        str | None, typer.Option(metavar="WT,TC,ET", help="Volume of the smallest component, mm3.")
     ] = None,
     smallest_et: Annotated[
-        float | None, typer.Option(help="Less ET than this in all, mm3, becomes necrosis.")
+        float | None, typer.Option(help="Total ET volume, mm3, below which ET becomes necrosis.")
     ] = None,
-    probabilities: Annotated[bool, typer.Option("--probabilities", help="Write them too.")] = False,
+    probabilities: Annotated[
+        bool, typer.Option("--probabilities", help="Write probability maps too.")
+    ] = False,
     uncertainty: Annotated[
         bool, typer.Option("--uncertainty", help="Write a map of the entropy too.")
     ] = False,
     preview: Annotated[bool, typer.Option(help="Write a picture of each case.")] = True,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = None,
-    precision: Annotated[str | None, typer.Option(help="auto, fp32, fp16, bf16.")] = None,
+    device: Annotated[str | None, typer.Option(help=DEVICES)] = None,
+    precision: Annotated[str | None, typer.Option(help=PRECISIONS)] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Share the cases out to processes (dask).")
+        int | None,
+        typer.Option(min=1, help="Number of processes (dask) to distribute the cases to."),
     ] = None,
     scheduler: Annotated[
-        str | None, typer.Option(help="Share the cases out to a dask cluster at this address.")
+        str | None, typer.Option(help="Address of a dask cluster to distribute the cases to.")
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print a line of JSON for each case, for machines.")
+        bool, typer.Option("--json", help="Print a line of JSON for each case.")
     ] = False,
 ) -> None:
     """Segment new scans: label maps on their own grids, volumes, pictures and a record of each.
@@ -122,7 +127,7 @@ def export(
     runs: Annotated[list[Path], typer.Argument(help="Runs, checkpoints or exported folders.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write to.")],
 ) -> None:
-    """Write a folder to hand out: weights, settings, tables and a model card, and no pickle."""
+    """Export networks to a folder: weights, settings, tables and a model card, without pickles."""
     from brats_seg.inference.export import export_model
 
     exported = export_model(runs, output)
@@ -133,15 +138,15 @@ def export(
 
 
 def reconstruct(
-    run: Annotated[Path, typer.Argument(help="A run of model.name autoencoder.")],
+    run: Annotated[Path, typer.Argument(help="Folder of a run with model.name autoencoder.")],
     case: Annotated[
-        Path, typer.Argument(help="Folder of a case, or of several, of any layout; or a table.")
+        Path, typer.Argument(help="Folder of one case or several, of any layout; or a table.")
     ],
     output: Annotated[
         Path, typer.Option("-o", "--output", help="Folder for the pictures, <case>.png.")
     ] = Path("reconstructions"),
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
-    precision: Annotated[str, typer.Option(help="auto, fp32, fp16, bf16.")] = "auto",
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print a line of JSON for each case.")
     ] = False,
@@ -169,7 +174,7 @@ def reconstruct(
 
 
 def print_outcome(outcome: "CaseOutcome") -> None:
-    """Print how a case ended."""
+    """Print the result of a case."""
     record = outcome.record
     if record.status == "failed":
         print(f"FAILED  {record.message}", flush=True)
@@ -186,7 +191,7 @@ def print_outcome(outcome: "CaseOutcome") -> None:
 
 
 def log_to_stderr() -> None:
-    """Keep the standard output for lines that machines read."""
+    """Log to stderr, so that stdout has only lines of JSON."""
     for handler in logging.getLogger("brats_seg").handlers:
         if isinstance(handler, logging.StreamHandler):
             handler.setStream(sys.stderr)
@@ -203,7 +208,7 @@ def _cases(
         raise UsageError(msg)
     if paths:
         if case_id is not None:
-            msg = "--case-id names the one case of --t1n, --t1c, --t2w and --t2f"
+            msg = "--case-id needs one case by --t1n, --t1c, --t2w and --t2f instead of INPUTS"
             raise UsageError(msg)
         return find_inputs(paths)
     if missing := [f"--{modality}" for modality in files if modality not in given]:

@@ -21,7 +21,7 @@ from brats_seg.progress import tracked
 
 def index(
     data: Annotated[Path, typer.Argument(help="Folder of scans, of any BraTS release.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Case table to write.")] = Path(
+    output: Annotated[Path, typer.Option("-o", "--output", help="Table of cases to write.")] = Path(
         "cases.csv"
     ),
     labels: LabelsOption = None,

@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from brats_seg.cli.options import LabelsOption, PreparedOption, print_table
+from brats_seg.cli.options import (
+    DeviceOption,
+    LabelsOption,
+    PrecisionOption,
+    PreparedOption,
+    print_table,
+)
 from brats_seg.progress import tracked
 
 if TYPE_CHECKING:
@@ -22,12 +28,12 @@ _SHOWN = (
     ("mae_days", "mean error (days)", 1.0, 0),
     ("concordance", "concordance", 1.0, 2),
 )
-"""Figures that are printed, their headings, units and digits; the summary has all."""
+"""Scores that are printed: name, heading, unit and digits; the summary has all scores."""
 
 
 def features(
     data: Annotated[Path, typer.Argument(help="Folder of scans, of any BraTS release.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="The table.")] = Path(
+    output: Annotated[Path, typer.Option("-o", "--output", help="Table to write.")] = Path(
         "features.csv"
     ),
     autoencoder: Annotated[
@@ -49,13 +55,13 @@ def features(
     ] = None,
     labels: LabelsOption = None,
     prepared: PreparedOption = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
-    precision: Annotated[str, typer.Option(help="auto, fp32, fp16, bf16.")] = "auto",
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
 ) -> None:
     """Measure each case: size, shape and intensities of the tumour, and its latent vector.
 
-    Of several runs, a case is given to those that were not trained on its patient. Exit code 1:
-    some cases failed, listed in failures.csv beside the table.
+    With several runs, a case is predicted by those that were not trained on its patient. Exit code
+    1: some cases failed; they are listed in failures.csv beside the table.
     """
     from brats_seg.survival.features import features_of_folder
 
@@ -82,7 +88,7 @@ def features(
 
 
 def survival(
-    features: Annotated[Path, typer.Argument(help="What `features` wrote.")],
+    features: Annotated[Path, typer.Argument(help="Table that `features` wrote.")],
     table: Annotated[Path, typer.Option(help="Table of survival, of any BraTS release.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write to.")] = Path(
         "survival"
@@ -90,28 +96,30 @@ def survival(
     mapping: Annotated[
         list[Path] | None,
         typer.Option(
-            help="name_mapping.csv, if the features have ids of another year than the table. "
-            "One beside the table is found."
+            help="name_mapping.csv, if features and table have ids of different years. "
+            "One beside the table is found by itself."
         ),
     ] = None,
     folds: Annotated[
-        Path | None, typer.Option(help="folds.csv of the project; without it, new folds.")
+        Path | None, typer.Option(help="folds.csv to use; without it, new folds are made.")
     ] = None,
-    n_folds: Annotated[int, typer.Option(min=2, help="How many new folds.")] = 5,
-    repeats: Annotated[int, typer.Option(min=1, help="Cross-validations to average.")] = 3,
+    n_folds: Annotated[int, typer.Option(min=2, help="Number of new folds.")] = 5,
+    repeats: Annotated[
+        int, typer.Option(min=1, help="Number of cross-validations to average.")
+    ] = 3,
     seed: Annotated[int, typer.Option(help="The same seed gives the same result.")] = 55,
     submit: Annotated[
         Path | None,
         typer.Option(
-            help="Table of the cases to submit, as survival_evaluation.csv; without it, all."
+            help="Table of the cases to submit, such as survival_evaluation.csv. (default: all)"
         ),
     ] = None,
 ) -> None:
     """Predict days of survival, and test the predictions against chance.
 
     Nested cross-validation: no case is predicted by a model that was trained on it or its patient.
-    Days are learnt from deaths. Where lifelines is installed (extra `survival`), a Cox model also
-    learns from censored cases (alive when last heard of), and they count in the concordance index.
+    Days are learnt from deaths. If lifelines is installed (extra `survival`), a Cox model also
+    learns from censored cases (alive at the last follow-up), which count in the concordance index.
     """
     from brats_seg.survival.results import study_survival
 
@@ -130,7 +138,7 @@ def survival(
     _print_study(found)
     print(f"wrote predictions, figures, picture and submission to {output}. Research use only.")
     if found.missing:
-        print(f"no features, so not in the submission: {', '.join(found.missing)}")
+        print(f"not in the submission, because they have no features: {', '.join(found.missing)}")
         raise typer.Exit(1)
 
 

@@ -9,6 +9,8 @@ import typer
 import yaml
 
 from brats_seg.cli.options import (
+    DEVICES,
+    PRECISIONS,
     ConfigOption,
     DataOption,
     LabelsOption,
@@ -31,25 +33,26 @@ if TYPE_CHECKING:
 
 def train(
     data: DataOption = None,
-    fold: Annotated[int, typer.Option(min=0, help="The fold that is held out.")] = 0,
+    fold: Annotated[int, typer.Option(min=0, help="Index of the fold that is held out.")] = 0,
     run: Annotated[
-        # torchrun of Python 3.11 takes --run for an abbreviation of its own options
+        # -r, because torchrun under Python 3.11 takes --run for an abbreviation of its own options
         Path | None, typer.Option("-r", "--run", help="Folder to write to. (default: runs/fold<K>)")
     ] = None,
     preset: PresetOption = None,
     config: ConfigOption = None,
-    model: Annotated[str | None, typer.Option(help="model.name")] = None,
-    epochs: Annotated[int | None, typer.Option(help="training.n_epochs")] = None,
+    model: Annotated[str | None, typer.Option(help="Set model.name.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Set training.n_epochs.")] = None,
     effective_batch: Annotated[
-        str | None, typer.Option(help="training.effective_batch: 8, or by epoch '{0: 8, 40: 16}'")
+        str | None,
+        typer.Option(help="Set training.effective_batch: 8, or by epoch '{0: 8, 40: 16}'."),
     ] = None,
-    micro_batch: Annotated[int | None, typer.Option(help="training.micro_batch")] = None,
+    micro_batch: Annotated[int | None, typer.Option(help="Set training.micro_batch.")] = None,
     patch: Annotated[
-        str | None, typer.Option(metavar="X,Y,Z", help="patch.size, or 'whole'")
+        str | None, typer.Option(metavar="X,Y,Z", help="Set patch.size; may be 'whole'.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="training.seed")] = None,
-    device: Annotated[str | None, typer.Option(help="training.device")] = None,
-    precision: Annotated[str | None, typer.Option(help="training.precision")] = None,
+    seed: Annotated[int | None, typer.Option(help="Set training.seed.")] = None,
+    device: Annotated[str | None, typer.Option(help="Set training.device.")] = None,
+    precision: Annotated[str | None, typer.Option(help="Set training.precision.")] = None,
     max_hours: Annotated[
         float | None, typer.Option(min=0, help="Stop after this time; the same command continues.")
     ] = None,
@@ -98,7 +101,8 @@ def plan(
     memory: Annotated[
         str | None,
         typer.Option(
-            metavar="SIZE", help="15GiB, 15GB, 900MB. (default: what is free on the device now)"
+            metavar="SIZE",
+            help="Memory, such as 15GiB or 900MB. (default: free memory of the device)",
         ),
     ] = None,
     preset: PresetOption = None,
@@ -119,7 +123,7 @@ def plan(
     if as_json:
         print(json.dumps([asdict(row) for row in found.rows], indent=2))
     else:
-        left = "" if memory is None else f", beside {RESERVED_MIB} MiB for torch itself"
+        left = "" if memory is None else f", besides {RESERVED_MIB} MiB for torch itself"
         device = found.device.torch_device
         print(f"{chosen.model.name} on {device}: {found.memory_mib} MiB{left}")
         _print_plan(found)
@@ -128,7 +132,7 @@ def plan(
 
 
 def _print_plan(found: "MemoryPlan") -> None:
-    from brats_seg.training.memory_plan import size_words
+    from brats_seg.models.build import size_words
 
     columns = (
         *("patch", "micro-batch", "precision", "checkpointing"),
@@ -159,22 +163,25 @@ def _print_plan(found: "MemoryPlan") -> None:
 
 def certify(
     run: Annotated[
-        Path | None, typer.Option(help="A run: its weights, loss, precision and cases.")
+        Path | None,
+        typer.Option(help="Folder of a run; its weights, loss, precision and cases are used."),
     ] = None,
     preset: PresetOption = None,
     config: ConfigOption = None,
     settings: SetOption = None,
-    patches: Annotated[int, typer.Option(min=2, help="In the batch; each a micro-batch.")] = 4,
+    patches: Annotated[
+        int, typer.Option(min=2, help="Number of patches in the batch, each a micro-batch.")
+    ] = 4,
     data: DataOption = None,
     prepared: PreparedOption = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = None,
-    precision: Annotated[str | None, typer.Option(help="auto, fp32, fp16, bf16.")] = None,
+    device: Annotated[str | None, typer.Option(help=DEVICES)] = None,
+    precision: Annotated[str | None, typer.Option(help=PRECISIONS)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
 ) -> None:
-    """Measure how far accumulated gradients are from those of the whole batch, ours and ordinary.
+    """Measure how far accumulated gradients, exact and ordinary, are from that of the whole batch.
 
     With --run the table is also written to certificate.json there. Without it, the network of the
-    settings is first trained on phantom patches for a few steps. Exit code 1: ours is not exact.
+    settings is first trained on phantom patches for a few steps. Exit code 1: it is not exact.
     """
     if (run is None) == (preset is None and config is None and settings is None):
         msg = "give either --run, or settings by --preset, --config or --set"
@@ -221,4 +228,4 @@ def _print_certificate(certificate: "Certificate") -> None:
     if certificate.exact:
         print("exact: the accumulated gradient is that of the whole batch, to rounding")
     else:
-        print("NOT exact: the accumulated gradient misses that of the whole batch")
+        print("NOT exact: the accumulated gradient differs from that of the whole batch")

@@ -1,8 +1,8 @@
 """Activation checkpointing: keep, recompute or offload the activations of a network.
 
-Each mode takes more time and less memory than the one before; gradients and state dict are the same.
-A network supports it if its attribute `checkpointing` holds an `ActivationCheckpointing` and it calls
-its levels, the finest of which is 0, through `run_level`.
+Each mode takes more time and less memory than the one before; gradients and state dict do not
+change. A network supports the modes if its attribute `checkpointing` holds an
+`ActivationCheckpointing` and it calls its levels, the finest of which is 0, through `run_level`.
 """
 
 from collections.abc import Callable
@@ -21,11 +21,11 @@ class ActivationCheckpointing(Enum):
     NONE = "none"
     """All activations are kept on the device."""
     TOP = "top"
-    """The finest level, which has most of them, recomputes its own in the backward pass."""
+    """The finest level, which has most activations, recomputes them in the backward pass."""
     ALL = "all"
-    """Every level recomputes its own; only the input of each level is kept."""
+    """Every level recomputes its activations; only the input of each level is kept."""
     HOST = "host"
-    """As `all`, with the inputs kept on the host."""
+    """As `ALL`, with the inputs kept on the host."""
 
 
 @runtime_checkable
@@ -36,9 +36,9 @@ class HasLevels(Protocol):
 
 
 def set_activation_checkpointing(network: nn.Module, mode: ActivationCheckpointing) -> bool:
-    """Set the mode of a network, and return whether it is supported; if not, nothing changes.
+    """Set the mode of a network if it supports it, and return whether it does.
 
-    A network without levels supports the first mode only, and one on the CPU all but the last.
+    A network without levels supports `NONE` only, and a network on the CPU all modes but `HOST`.
     """
     if not isinstance(network, HasLevels):
         return mode is ActivationCheckpointing.NONE
@@ -47,6 +47,15 @@ def set_activation_checkpointing(network: nn.Module, mode: ActivationCheckpointi
         return False
     network.checkpointing = mode
     return True
+
+
+def supported_checkpointing(network: nn.Module) -> list[ActivationCheckpointing]:
+    """Return the modes that a network supports, the first of them `NONE`, which is set."""
+    modes = [
+        mode for mode in ActivationCheckpointing if set_activation_checkpointing(network, mode)
+    ]
+    set_activation_checkpointing(network, ActivationCheckpointing.NONE)
+    return modes
 
 
 def run_level(

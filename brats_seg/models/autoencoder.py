@@ -3,8 +3,8 @@
 Features are `(N, C, X, Y, Z)`. An image of any size is first resampled to one grid, and the result
 back to its size: brains of all sizes fill the same grid, so that a number of the vector means the
 same place in each, and the cost does not grow with the image. Only the vector, and the size of the
-image, go from the encoder to the decoder. The vector encodes the difference to the mean image, which
-is a parameter of its own.
+image, go from the encoder to the decoder. The vector encodes the difference to the mean image,
+which is a parameter of its own.
 """
 
 from collections.abc import Iterable
@@ -17,9 +17,9 @@ from brats_seg.models.activation_checkpointing import ActivationCheckpointing, r
 from brats_seg.models.unet import Block, Triple, initialise
 
 CELLS: Triple = (4, 4, 4)
-"""Places along X, Y and Z that the numbers of the vector belong to.
+"""Cells along X, Y and Z that the numbers of the vector belong to.
 
-The weights are shared by all places: a matrix from all features to all numbers overfits to a few
+The weights are shared by all cells: a matrix from all features to all numbers overfits to a few
 hundred brains.
 """
 GRID: Triple = (64, 64, 64)
@@ -31,7 +31,7 @@ _MEAN_SPEED = 30.0
 
 
 class Autoencoder(nn.Module):
-    """Encode an image in `latent` numbers, a multiple of the cells, and decode it from them."""
+    """Encode an image as `latent` numbers, a multiple of the number of cells, and decode it."""
 
     def __init__(self, *, n_channels: int, latent: int) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Autoencoder(nn.Module):
             Block(lowest, lowest), nn.Conv3d(lowest, per_cell, 1), nn.AdaptiveAvgPool3d(CELLS)
         )
         self.from_cells = nn.Conv3d(per_cell, lowest, 1, bias=False)
-        # distinguishes the places
+        # distinguishes the cells
         self.places = nn.Parameter(torch.empty(lowest, *CELLS))
         below = (*_WIDTHS[1:], lowest)
         self.decoder = nn.ModuleList(map(_ascent, below, _WIDTHS, range(1, len(below) + 1)))
@@ -54,7 +54,7 @@ class Autoencoder(nn.Module):
         nn.init.zeros_(self.head.weight)  # training starts at the mean image
 
     def encode(self, image: Tensor) -> Tensor:
-        """`(N, C, X, Y, Z)` of any size -> `(N, latent)`."""
+        """Encode images `(N, C, X, Y, Z)` of any size as `(N, latent)`."""
         features = functional.adaptive_avg_pool3d(image, GRID)
         for level, encode in enumerate(self.encoder):
             features = run_level(self.checkpointing, level, encode, features)
@@ -62,7 +62,7 @@ class Autoencoder(nn.Module):
         return cells.flatten(1)
 
     def decode(self, latent: Tensor, size: Iterable[int]) -> Tensor:
-        """`(N, latent)` -> `(N, C, X, Y, Z)` of the given size."""
+        """Decode `(N, latent)` into images `(N, C, X, Y, Z)` of the given size."""
         features = self.from_cells(latent.unflatten(1, (-1, *CELLS))) + self.places
         for level in reversed(range(len(self.decoder))):
             features = run_level(self.checkpointing, level, self.decoder[level], features)
@@ -70,7 +70,7 @@ class Autoencoder(nn.Module):
         return functional.interpolate(image, size=tuple(size), mode="trilinear")
 
     def forward(self, image: Tensor) -> Tensor:
-        """`(N, C, X, Y, Z)` -> its reconstruction, of the same shape, in either mode."""
+        """Return the reconstruction of an image `(N, C, X, Y, Z)`, of the same shape."""
         return self.decode(self.encode(image), image.shape[2:])
 
 

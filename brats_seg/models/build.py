@@ -1,4 +1,4 @@
-"""Build the network that the settings name, and check which patches it takes.
+"""Build the network of the settings, and check that it takes the patch size.
 
 A network has a short name, or is given by the dotted name of any class or function that makes one,
 with `model.arguments` as its keyword arguments. Such a network gets images of 4 channels, in the
@@ -24,10 +24,10 @@ from brats_seg.models.unet import SMALLEST_AXIS, Triple, UNet, level_strides
 OWN_MULTIPLE = 32
 """Voxels that the size of an input is a multiple of, for a network by dotted name.
 
-It is enough for the five halvings of most such networks. A patch that is a multiple of less is taken
-as it is given.
+It is enough for the five halvings of most such networks. A patch that is a multiple of less is used
+as it is.
 """
-_DYNUNET_LEVELS = 3  # MONAI builds none with fewer
+_DYNUNET_LEVELS = 3  # the fewest that MONAI builds
 
 
 def build_model(config: ModelConfig, patch: Triple) -> nn.Module:
@@ -149,10 +149,10 @@ class OwnNetwork(nn.Module):
 
 
 def size_multiple(config: ModelConfig, patch: Triple) -> Triple:
-    """Return what the size of every input must be a multiple of, along X, Y and Z.
+    """Return the voxels of which the size of every input must be a multiple, along X, Y and Z.
 
-    Depends on the patch, because long axes are halved more often. A size rounded up to the
-    multiple is one that the network can be built for. For a network by dotted name it is the
+    They depend on the patch, because long axes are halved more often. The network can be built for
+    any size rounded up to the multiple. For a network by dotted name it is the
     largest power of two that the patch is a multiple of, up to `OWN_MULTIPLE`.
     """
     match config.name:
@@ -178,6 +178,11 @@ def padded_size(config: ModelConfig, shape: Triple) -> Triple:
     multiple = own if config.name not in NETWORKS else size_multiple(config, shape)
     x, y, z = (-(-n // m) * m for n, m in zip(shape, multiple, strict=True))
     return x, y, z
+
+
+def size_words(size: tuple[int, ...]) -> str:
+    """Return a size as `128x128x128`."""
+    return "x".join(map(str, size))
 
 
 def has_batch_statistics(model: nn.Module) -> bool:
@@ -214,7 +219,7 @@ def _monai_network(config: ModelConfig, patch: Triple) -> nn.Module:
     strides = level_strides(patch, len(config.widths))
     if len(strides) < _DYNUNET_LEVELS:
         msg = (
-            f"model.name 'dynunet' with {len(config.widths)} widths and patch {_words(patch)} has "
+            f"model.name 'dynunet' with {len(config.widths)} widths and patch {size_words(patch)} has "
             f"{len(strides)} levels; expected at least {_DYNUNET_LEVELS}. Give more widths or a "
             "larger patch, or take 'unet'."
         )
@@ -228,13 +233,13 @@ def _check_patch(config: ModelConfig, patch: Triple) -> None:
     if all(n >= smallest and n % m == 0 for n, m in zip(patch, multiple, strict=True)):
         return
     below, above = (
-        _words(tuple(max(smallest, n // m * m) for n, m in zip(sizes, multiple, strict=True)))
+        size_words(tuple(max(smallest, n // m * m) for n, m in zip(sizes, multiple, strict=True)))
         for sizes in (patch, tuple(n + m - 1 for n, m in zip(patch, multiple, strict=True)))
     )
     nearest = above if below == above else f"{below} and {above}"
     msg = (
-        f"patch.size {_words(patch)} does not fit model.name {config.name!r}; expected multiples "
-        f"of {_words(multiple)}, at least {smallest} along each axis. Nearest: {nearest}."
+        f"patch.size {size_words(patch)} does not fit model.name {config.name!r}; expected multiples "
+        f"of {size_words(multiple)}, at least {smallest} along each axis. Nearest: {nearest}."
     )
     raise ConfigError(msg)
 
@@ -253,7 +258,3 @@ def _smallest_axis(config: ModelConfig) -> int:
             return 64  # its InstanceNorm at 1/32 of the size cannot be trained on a single voxel
         case _:
             return 1
-
-
-def _words(size: tuple[int, ...]) -> str:
-    return "x".join(map(str, size))

@@ -1,6 +1,6 @@
-"""Build MONAI's networks with the interface of the package's own.
+"""Build MONAI's networks with the interface of the package's own networks.
 
-Importing this module imports MONAI, which takes seconds, so only `build_model` does.
+This module imports MONAI, which takes seconds, so `build_model` imports it only when needed.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -38,10 +38,10 @@ class MonaiNetwork(nn.Module):
         super().__init__()
         self.network = network
         self.checkpointing = ActivationCheckpointing.NONE
-        _obey(self, levels)
+        _follow_checkpointing(self, levels)
 
     def forward(self, image: Tensor) -> Tensor | TrainingOutput:
-        """Give logits: a `TrainingOutput` in training mode, else `(N, n_out, X, Y, Z)`."""
+        """Return logits: a `TrainingOutput` in training mode, else `(N, n_out, X, Y, Z)`."""
         logits: Tensor = self.network(image)
         return TrainingOutput(logits=(logits,)) if self.training else logits
 
@@ -57,12 +57,12 @@ class AutoencoderNetwork(nn.Module):
         self.network = network
         self.patch = patch
         self.checkpointing = ActivationCheckpointing.NONE
-        _obey(self, levels)
+        _follow_checkpointing(self, levels)
 
     def forward(self, image: Tensor) -> Tensor | TrainingOutput:
-        """Give logits: a `TrainingOutput` in training mode, else `(N, n_out, X, Y, Z)`.
+        """Return logits: a `TrainingOutput` in training mode, else `(N, n_out, X, Y, Z)`.
 
-        Each entry of the penalty is the mean over the patches, so their sum is right.
+        MONAI returns the mean loss over patches, which the penalty repeats for each of them.
         """
         if self.training and tuple(image.shape[2:]) != self.patch:
             msg = (
@@ -137,7 +137,7 @@ def _beside(down: Iterable[nn.Module], up: Iterable[tuple[nn.Module, ...]]) -> L
     return [(module, *modules) for module, modules in zip(down, (*up, ()), strict=True)]
 
 
-def _obey(network: HasLevels, levels: Levels) -> None:
+def _follow_checkpointing(network: HasLevels, levels: Levels) -> None:
     """Let every module of a level follow the checkpointing mode of the network."""
     for level, modules in enumerate(levels):
         for module in modules:

@@ -1,8 +1,8 @@
 """Instance norm and LeakyReLU as one layer that keeps one tensor for the backward pass.
 
-The stock layers keep two: what goes into the norm and what comes out of the activation. Both
-layers can be inverted, so the first is recomputed from the second, which the next layer keeps anyway
-(the idea of Rota Bulo et al. 2018, there for batch norm). For the voxels of a channel of a patch,
+The stock layers keep two: the input of the norm and the output of the activation. Both layers can
+be inverted, so the first is recomputed from the second, which the next layer keeps anyway (the idea
+of Rota Bulo et al. 2018, there for batch norm). For the voxels of a channel of a patch,
 
     normalised = (features - mean) / deviation
     scaled = weight * normalised + bias
@@ -87,7 +87,7 @@ class ActivatedNorm(nn.Module):
 
 
 def check_in_place(network: nn.Module) -> None:
-    """Let a network use the stock layers if its device does not compute in place correctly.
+    """Switch a network to the stock layers if its device does not compute correctly in place.
 
     The kernels write their output over their input, which not every backend may support, so a small
     example is computed both ways on the device of the network.
@@ -165,12 +165,12 @@ def _away_from_zero(weight: Tensor) -> Tensor:
 
 def _groups_of_channels(output: Tensor) -> list[slice]:
     n_channels, n_voxels = output.shape[1], output.shape[2:].numel()
-    if not output.is_contiguous():  # channels last: they cannot be taken apart cheaply
+    if not output.is_contiguous():  # with channels last, splitting them would copy
         return [slice(None)]
     on_cpu = output.device.type == "cpu"
     size = max(1, _VOXELS_AT_A_TIME["cpu" if on_cpu else "gpu"] // n_voxels)
     if on_cpu:
-        size = max(size, torch.get_num_threads())  # which share out channels
+        size = max(size, torch.get_num_threads())  # threads work on different channels
     return [slice(start, start + size) for start in range(0, n_channels, size)]
 
 

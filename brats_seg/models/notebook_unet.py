@@ -1,7 +1,7 @@
 """The U-Net of the Kaggle notebook "BraTS20 3dUnet 3dAutoEncoder".
 
-Features are `(N, C, X, Y, Z)`. Sizes need not divide by anything: pooling rounds down, and what
-the decoder pads its features to the size of the skip connection.
+Features are `(N, C, X, Y, Z)`. Inputs may have any size: pooling rounds down, and the decoder pads
+its features to the size of the skip connection.
 """
 
 from functools import partial
@@ -16,7 +16,7 @@ from brats_seg.models.output import TrainingOutput
 WIDTH = 24
 N_NORM_GROUPS = 8
 SMALLEST_PATCH = 16
-"""Smallest patch along an axis: the four poolings leave one voxel of it."""
+"""Voxels of the smallest patch along an axis, of which four poolings leave one."""
 
 
 class NotebookUNet(nn.Module):
@@ -34,7 +34,7 @@ class NotebookUNet(nn.Module):
         self.checkpointing = ActivationCheckpointing.NONE
 
     def forward(self, image: Tensor) -> Tensor | TrainingOutput:
-        """Give logits: a `TrainingOutput` in training mode, else `(N, n_out, X, Y, Z)`."""
+        """Return logits: a `TrainingOutput` in training mode, else `(N, n_out, X, Y, Z)`."""
         run = partial(run_level, self.checkpointing)
         features = run(0, self.encoder[0], image)
         skips = []

@@ -1,7 +1,4 @@
-"""The output of a network in training mode.
-
-A module of its own, because networks and losses share it.
-"""
+"""Define the output of a network in training mode, which networks and losses share."""
 
 from dataclasses import dataclass
 
@@ -10,7 +7,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingOutput:
-    """The output of a network in training mode; in evaluation mode networks give a plain tensor."""
+    """Output of a network in training mode; in evaluation mode networks return a plain tensor."""
 
     logits: tuple[Tensor, ...]
     """Logits `(N, R, X, Y, Z)` of the finest level, then those of coarser levels."""

@@ -20,7 +20,7 @@ Run: TypeAlias = Callable[..., Tensor]
 """Calls its first argument with the others, checkpointed as the mode of the network says."""
 
 SMALLEST_AXIS = 4
-"""Voxels that an axis keeps at the lowest level; InstanceNorm cannot be trained on a single one."""
+"""Fewest voxels of an axis at the lowest level; InstanceNorm cannot be trained on a single one."""
 LEAKY_SLOPE = 0.01
 
 
@@ -40,7 +40,7 @@ def level_strides(patch: Triple, n_levels: int) -> tuple[Triple, ...]:
 
 
 class Block(nn.Module):
-    """Convolve 3x3x3, normalise each channel of each patch, and rectify."""
+    """Convolution of 3x3x3, norm of each channel of each patch, and LeakyReLU."""
 
     def __init__(self, n_in: int, n_out: int, stride: Triple = (1, 1, 1)) -> None:
         super().__init__()
@@ -72,8 +72,8 @@ class Decoder(nn.Module):
     def join(self, below: Tensor, skip: Tensor) -> Tensor:
         """Upsample, join, and apply the first block of the level; shapes as in `forward`.
 
-        Each half of the channels is convolved separately and the two are added, which is the same:
-        the halves need not be copied into one tensor, which would be the largest of all.
+        Convolving each half of the channels and adding the results is the same as convolving both
+        together, and avoids copying them into one tensor, which would be the largest of all.
         """
         first = cast(Block, self.level[0])
         for_raised, for_skip = first.convolution.weight.split(skip.shape[1], dim=1)
@@ -114,7 +114,7 @@ class UNet(nn.Module):
         self.apply(initialise)
 
     def forward(self, image: Tensor) -> Tensor | TrainingOutput:
-        """Give logits: a `TrainingOutput` in training mode, else `(N, n_out, X, Y, Z)`."""
+        """Return logits: a `TrainingOutput` in training mode, else `(N, n_out, X, Y, Z)`."""
         features, skips = image, []
         for level, encode in enumerate(self.encoder):
             features = run_level(self.checkpointing, level, encode, features)

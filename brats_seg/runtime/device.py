@@ -18,7 +18,7 @@ class Device:
 
     @property
     def needs_scaler(self) -> bool:
-        """Whether gradients need a loss scale: float16, with five exponent bits, underflows without."""
+        """Whether gradients need a loss scale, without which float16 underflows."""
         return self.autocast_dtype is torch.float16
 
     @property
@@ -46,7 +46,7 @@ def choose_device(name: str, precision: str) -> Device:
         precision: `fp32`, `fp16`, `bf16`, or `auto` for the one that the device computes natively.
 
     Raises:
-        ConfigError: The name or the precision does not suit.
+        ConfigError: The name is unknown, or the device has no fast kernels for the precision.
         EnvironmentalError: The machine lacks the device, or cannot run kernels on it.
 
     Example:
@@ -97,7 +97,7 @@ def _check_cuda(device: torch.device) -> None:
 
 
 def _runs_on(architecture: str, major: int, minor: int) -> bool:
-    """Return whether code runs: binaries on later cards of a generation, PTX on all later ones."""
+    """Return whether kernels run: binaries on later cards of a generation, PTX on all later."""
     kind, _, digits = architecture.rstrip("af").partition("_")
     built_major, built_minor = int(digits[:-1]), int(digits[-1])
     if kind == "sm":

@@ -1,4 +1,4 @@
-"""Memory of devices: what is taken, what is free, and whether an error means that it ran out."""
+"""Measure peak and free memory of devices, and recognise errors that mean it ran out."""
 
 import ctypes
 import gc
@@ -32,7 +32,7 @@ _UNLIMITED = 2**60
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Reset the peak of a GPU; that of a process cannot be reset."""
+    """Reset the peak memory of a GPU; that of a process cannot be reset."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
@@ -63,10 +63,10 @@ def give_back_memory(device: torch.device) -> None:
 
 
 def keep_to_limit_of_address_space() -> None:
-    """Let every tensor return its addresses when it is freed, under a limit on them (`ulimit -v`).
+    """Return the address space of every tensor when it is freed, if it is limited (`ulimit -v`).
 
     The heap of glibc keeps the addresses of freed blocks below one that is in use. Mapping each
-    tensor separately is slower, so it is done under such a limit only.
+    tensor separately is slower, so it is done only under such a limit.
     """
     if sys.platform != "linux":
         return

@@ -9,9 +9,9 @@ normalised beforehand: no volume of weights is held, and nothing is divided at t
 
 MONAI's `sliding_window_inference` takes the same time (ratio 0.99 to 1.04) and more memory for the
 sum of the windows: 48 against 38 MB for 141x175x137 voxels in windows of 64, 240 against 206 MB for
-240x240x155 in windows of 128 (`benchmarks/sliding_window.py`). It places windows at a fixed step and
-moves the last one back to the border, where these are evenly spaced; on sizes where both place the
-same windows the results agree.
+240x240x155 in windows of 128 (`benchmarks/sliding_window.py`). It places windows at a fixed step
+and moves the last one back to the border, whereas windows here are evenly spaced; where both place
+the same windows, the results agree.
 """
 
 from collections.abc import Callable
@@ -59,7 +59,7 @@ def predict_logits(
         network: Turns `(1, C, *window)` into `(1, R, *window)`; called once per window.
         image: Normalised modalities.
         window: Voxels along X, Y and Z.
-        overlap: Least share that neighbouring windows have in common, from 0 to below 1.
+        overlap: Smallest overlap of neighbouring windows, as a share of the window, in [0, 1).
 
     Example:
         >>> image = torch.ones(4, 20, 18, 16)

@@ -1,7 +1,7 @@
-"""Read trained networks from disk: weights, identity, and what was fitted to them afterwards.
+"""Read trained networks from disk: weights, identity, and fitted settings of prediction.
 
-A run holds a checkpoint, an exported model (see `inference.export`) several networks. A checkpoint
-is a dictionary of plain values and tensors, read with `weights_only=True`, so that
+A run holds a checkpoint, and an exported model (see `inference.export`) holds several networks. A
+checkpoint is a dictionary of plain values and tensors, read with `weights_only=True`, so that
 opening one runs no code. Prediction reads four of its entries:
 
 model         state dict of the network
@@ -36,11 +36,11 @@ MODEL_NAME = "model.json"
 SCHEMA_VERSION = 2
 """Version of checkpoints."""
 _READABLE = (1, SCHEMA_VERSION)
-"""Versions differ in entries that only resuming a run reads; `training.checkpoints` converts them."""
+"""Versions that can be read: they differ in entries that `training.checkpoints` converts."""
 FORMAT_VERSION = 1
 """Version of exported folders."""
 PREDICTION = "prediction"
-"""Entry of a checkpoint, and of a network in `model.json`, with what `tune` fitted."""
+"""Entry of a checkpoint, and of a network in `model.json`, with the settings that `tune` fitted."""
 _AVERAGED = "module."
 """Prefix that torch gives the names of averaged weights."""
 _DAMAGE = (
@@ -54,7 +54,7 @@ _DAMAGE = (
 """Errors that torch and zipfile raise for a damaged file."""
 
 Window: TypeAlias = tuple[PositiveInt, PositiveInt, PositiveInt] | Literal["whole"]
-"""Voxels that a network is given at once; `whole` is the brain crop in one pass."""
+"""Voxels of a window; `whole` is the brain crop in one pass."""
 CubicMillimetres = Annotated[float, Field(ge=0)]
 
 
@@ -110,7 +110,7 @@ NOT_FITTED = FittedPrediction()
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TrainedModel:
-    """Weights of one network, with all that is needed to build it and to predict with it."""
+    """Weights of a network, and everything that is needed to build it and to predict with it."""
 
     weights: dict[str, Tensor]
     """State dict of the network."""
@@ -159,7 +159,7 @@ def read_trained(path: Path) -> tuple[TrainedModel, ...]:
     """Read the networks of a run's folder, a checkpoint or an exported folder.
 
     Raises:
-        UsageError: There is none, or it is damaged.
+        UsageError: The path holds no model, or a damaged one.
     """
     if (path / MODEL_NAME).exists():
         return _read_checked(path)
@@ -175,7 +175,7 @@ def read_trained(path: Path) -> tuple[TrainedModel, ...]:
 
 
 def load_trained(path: Path) -> TrainedModel:
-    """Read the weights of a checkpoint, averaged if the run kept an average, and what goes with them.
+    """Read a network from a checkpoint; its weights are averaged if the run kept an average.
 
     Raises:
         ResumeError: As `read_checkpoint`.
@@ -206,7 +206,7 @@ def read_exported(folder: Path) -> ExportedModel:
     description = _read_description(folder / MODEL_NAME)
     networks = []
     for member in description.members:
-        # the name alone: a model from elsewhere must not reach for other files
+        # the name alone: a model from elsewhere must not read files outside its folder
         path = folder / Path(member.weights).name
         _check_sum(path, member.sha256)
         networks.append(
@@ -244,7 +244,7 @@ def fingerprint_of(networks: Sequence[TrainedModel]) -> str:
 
 
 def _fingerprint(trained: TrainedModel) -> str:
-    # without defaults: what a later version adds does not change the models of this one
+    # without defaults: entries that a later version adds do not change fingerprints of this one
     own = entries_of(trained)
     defaults = {entry.name: entry.default for entry in fields(ModelIdentity)}
     defaults |= {"window": None, **Decoding().model_dump()}
@@ -265,7 +265,7 @@ def entries_of(trained: TrainedModel) -> dict[str, Any]:
 
 
 def store_fitted(path: Path, fitted: FittedPrediction) -> None:
-    """Store with the weights of a checkpoint what was fitted to them; nothing else changes.
+    """Store fitted settings of prediction in a checkpoint, and leave its other entries unchanged.
 
     Raises:
         ResumeError: As `read_checkpoint`.
@@ -301,7 +301,7 @@ def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
 
 
 def separate_fitted(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Move fitted settings from the entry `identity`, where they once were, to `prediction`.
+    """Move fitted settings from `identity`, where older versions store them, to `prediction`.
 
     Args:
         content: The entries of a checkpoint, or of a network in `model.json`.

@@ -1,1 +1,1 @@
-"""Training: the exact optimizer step, the epoch loop, and the files of a run."""
+"""Train a network: losses, the accumulated gradient, the epoch loop and the files of a run."""

@@ -30,14 +30,14 @@ class StepResult:
     """The outcome of one optimizer step."""
 
     loss: float
-    """Loss of the effective batch, as the whole batch would give it."""
+    """Loss of the effective batch."""
     n_patches: int
     gradient_norm: float
     """Norm of the gradient of the whole batch, before clipping."""
     skipped: bool
-    """Whether the gradient was not finite, so that the weights were left alone."""
+    """Whether the gradient was not finite, so that the weights were not updated."""
     measured: Tensor
-    """`(n_patches, ...)`, what the step was asked to measure of each patch's output."""
+    """`(n_patches, ...)`, the result of `measure` for each patch."""
 
 
 class Accumulator:
@@ -67,8 +67,8 @@ class Accumulator:
         """Set up the step.
 
         Args:
-            network: Already on its device.
-            criterion: Loss; `losses` says how it may declare that it reduces over patches.
+            network: Network, already on its device.
+            criterion: Loss; see `losses` for the attribute by which it declares how it reduces.
             optimizer: Any optimizer of the network's parameters.
             device: Device and precision; by default those of the network, in float32.
             clip_norm: Largest norm of the gradient of an effective batch.
@@ -96,16 +96,16 @@ class Accumulator:
         into other micro-batches.
 
         Args:
-            micro_batches: Any iterable; they may differ in size and lie on the host, from where each
-                is moved to the device for its forward pass. A loss that is a mean over patches goes
-                through them once and keeps none; other losses keep them all, for a second pass.
-                With several ranks each gives its share of the batch, perhaps an empty one.
-            measure: Called with the output of each micro-batch once, without a graph.
+            micro_batches: Any iterable of micro-batches, of equal size or not. Each is moved to the
+                device for its forward pass. A loss that is a mean over patches iterates over them
+                once and keeps none; other losses keep them all, for a second pass. With several
+                ranks each gives its share of the batch, perhaps an empty one.
+            measure: Called once with the output of each micro-batch, without a graph.
 
         Raises:
             ConfigError: The network has batch statistics, so that its output depends on how the
                 batch is cut; or the loss does not do what it declares.
-            ReplayError: The loss needs two passes, and the network does not repeat itself.
+            ReplayError: The loss needs two passes, and the network gave different outputs in them.
             HalfUpdatedError: The optimizer failed, for example because memory ran out.
         """
         random_state = RandomState.capture(self.device.torch_device)

@@ -1,11 +1,11 @@
-"""Measure how exact the accumulated gradient is, on one's own network, loss, precision and device.
+"""Measure how exact the accumulated gradient is for a given network, loss, precision and device.
 
 The gradient of a batch cut into micro-batches is compared with that of the same patches in one
-batch, which plain torch computes without the accumulator. Beside it stands ordinary accumulation:
-the loss of each micro-batch divided by their number.
+batch, which plain torch computes without the accumulator. Ordinary accumulation, which divides the
+loss of each micro-batch by their number, is measured for comparison.
 
-The network is at trained weights, and the patches have tumours of different size, some without
-enhancing tumour: at random weights all patches look alike, and every accumulation seems exact.
+The network has trained weights, and the patches have tumours of different size, some without
+enhancing tumour: with random weights all patches look alike, and every accumulation seems exact.
 """
 
 import json
@@ -21,13 +21,13 @@ from monai.losses import GeneralizedDiceLoss
 from torch import Tensor, nn
 
 from brats_seg.cases.folds import read_folds
-from brats_seg.config import Config, LossConfig
+from brats_seg.config import Config, LossConfig, Size
 from brats_seg.data.loader import PatchDataset
 from brats_seg.data.patches import epoch_patches
 from brats_seg.errors import BratsError, ConfigError, EnvironmentalError, ResumeError, UsageError
 from brats_seg.files import whole_file
 from brats_seg.labels import REGIONS
-from brats_seg.models.build import build_model, has_batch_statistics, size_multiple
+from brats_seg.models.build import build_model, has_batch_statistics, size_multiple, size_words
 from brats_seg.models.output import as_output, output_from, tensors_of
 from brats_seg.progress import Track, untracked
 from brats_seg.runtime.device import Device, choose_device
@@ -66,8 +66,6 @@ _LACKING_ET = (0, 2)
 _SIGNAL = ((0.2, 0.1, 0.3, 1.0), (-0.2, 0.2, 0.3, -0.3), (0.1, 1.0, -0.3, 0.1))
 _NOISE = 0.7
 
-Size = tuple[int, int, int]
-
 PATCH_DICE = "patch Dice + BCE"
 BATCH_DICE = "batch Dice + BCE"
 UNDECLARED = "generalized Dice, undeclared"
@@ -79,16 +77,16 @@ FLOAT64_LIMIT, ROUNDING_LIMIT = 1e-9, 0.05
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Probe:
-    """A network at trained weights, with the patches of one batch."""
+    """A network with trained weights, and the patches of one batch."""
 
     network: nn.Module
     config: Config
     """Settings of the network."""
     network_from: str
-    """Source of the weights, for the reader."""
+    """Source of the weights, in words."""
     patches: MicroBatch
     patches_from: str
-    """Source of the patches, for the reader."""
+    """Source of the patches, in words."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,7 +98,7 @@ class CertificateRow:
     own: bool
     """Whether it is the loss of the settings."""
     method: str
-    """`exact`, which is ours, or `ordinary`."""
+    """`exact`, by the accumulator, or `ordinary`."""
     precision: str
     n_patches: int
     """Patches in the batch; each is a micro-batch."""
@@ -130,7 +128,7 @@ class Certificate:
 
     @property
     def exact(self) -> bool:
-        """Whether the error of every row of ours is rounding."""
+        """Whether the error of the accumulator is rounding in every row."""
         return all(row.passed for row in self.rows if row.method == "exact")
 
 
@@ -142,11 +140,11 @@ def certify_run(
     device: str | None = None,
     precision: str | None = None,
 ) -> Certificate:
-    """Measure on the weights, loss and cases of a run, and write `certificate.json` into it.
+    """Measure with the weights, loss and cases of a run, and write `certificate.json` into it.
 
     Args:
         run_path: Folder of the run.
-        prepared_path: Folder of the prepared cases; without any there, phantom patches are taken.
+        prepared_path: Folder of the prepared cases; if it has none, phantom patches are used.
         n_patches: Patches in the batch, each a micro-batch.
         device: As `training.device`; that of the run by default.
         precision: As `training.precision`; that of the run by default.
@@ -158,14 +156,15 @@ def certify_run(
     own = probe.config.training
     where = choose_device(device or own.device, precision or own.precision)
     certificate = certificate_of(probe, where)
-    write_certificate(certificate, run_path / "certificate.json")
+    with whole_file(run_path / "certificate.json") as beside:
+        beside.write_text(json.dumps(asdict(certificate), indent=2) + "\n")
     return certificate
 
 
 def certify_settings(
     config: Config, *, n_patches: int = 4, track: Track = untracked
 ) -> Certificate:
-    """Measure on the network of the settings, after a few steps of training on phantom patches.
+    """Measure with the network of the settings, after a few steps of training on phantom patches.
 
     Raises:
         BratsError: As `probe_settings` and `certify`.
@@ -175,26 +174,20 @@ def certify_settings(
 
 
 def certificate_of(probe: Probe, device: Device) -> Certificate:
-    """Measure on a probe.
+    """Measure with the network and the patches of a probe.
 
     Raises:
         BratsError: As `certify`.
     """
     et = probe.patches.target[:, REGIONS.index("et")].flatten(1)
     n_lacking = int((et.sum(1) == 0).sum())
-    x, y, z = probe.patches.image.shape[2:]
+    size = size_words(probe.patches.image.shape[2:])
     return Certificate(
         network=probe.network_from,
-        patches=f"{len(et)} patches of {x}x{y}x{z} from {probe.patches_from}, {n_lacking} without ET",
+        patches=f"{len(et)} patches of {size} from {probe.patches_from}, {n_lacking} without ET",
         environment=environment_of(device),
         rows=certify(probe.network, probe.config.loss, probe.patches, device),
     )
-
-
-def write_certificate(certificate: Certificate, path: Path) -> None:
-    """Write a certificate as JSON."""
-    with whole_file(path) as beside:
-        beside.write_text(json.dumps(asdict(certificate), indent=2) + "\n")
 
 
 def certify(
@@ -206,7 +199,7 @@ def certify(
     two fit. The network is not changed.
 
     Args:
-        network: Network at trained weights.
+        network: Network with trained weights.
         config: Loss of the settings; its row is marked as own.
         patches: Patches of one batch, with tumours of different size and empty regions.
         device: Device and precision.
@@ -224,9 +217,9 @@ def certify(
         raise ConfigError(msg)
     rows = _rows_that_fit(deepcopy(network), config, patches, device)
     if not rows:
-        x, y, z = patches.image.shape[2:]
+        size = size_words(patches.image.shape[2:])
         msg = (
-            f"two patches of {x}x{y}x{z} in one batch do not fit in memory here, and without a "
+            f"two patches of {size} in one batch do not fit in memory here, and without a "
             "whole batch there is nothing to compare with. Try --device cpu."
         )
         raise EnvironmentalError(msg)
@@ -256,8 +249,8 @@ def probe_run(path: Path, prepared: Path, n_patches: int) -> Probe:
         network.load_state_dict(trained.weights)
     except RuntimeError:
         msg = (
-            f"{file} holds another network than its settings build. One of your own is measured in "
-            "Python, by brats_seg.training.certificate.certify."
+            f"{file} holds another network than its settings build. Certify your own network in "
+            "Python, with brats_seg.training.certificate.certify."
         )
         raise ResumeError(msg) from None
     size = _measured_size(trained.config, trained.identity.patch)
@@ -282,7 +275,7 @@ def probe_settings(config: Config, n_patches: int, device: Device, track: Track)
     if config.model.task != "segmentation":
         msg = (
             f"model.name is {config.model.name!r}; expected a network that segments, as the losses "
-            "that are measured do. An autoencoder's is a mean over patches, like that of patch Dice"
+            "that are measured do. The loss of an autoencoder is a mean over patches, like patch Dice"
         )
         raise ConfigError(msg)
     longest = (LONGEST_AXIS, LONGEST_AXIS, LONGEST_AXIS)
@@ -317,14 +310,14 @@ def prepared_patches(folder: Path, config: Config, size: Size, n_patches: int) -
     )
     per_case = ceil(n_candidates / len(case_ids))
     keys = epoch_patches(case_ids, 0, per_case, config.training.seed)[:n_candidates]
-    samples = sorted((dataset[draw] for draw in keys), key=lambda sample: int(sample.target.sum()))
+    samples = sorted((dataset[key] for key in keys), key=lambda sample: int(sample.target.sum()))
     chosen = [samples[i * (len(samples) - 1) // (n_patches - 1)] for i in range(n_patches)]
     (patches,) = Batch(samples=tuple(chosen)).micro_batches(n_patches)
     return patches.to(torch.device("cpu"))
 
 
 def phantom_patches(n_patches: int, size: Size, seed: int = 0) -> MicroBatch:
-    """Make patches with a ball of tumour each, its radius growing fourfold; two in five lack ET."""
+    """Make phantom patches with spherical tumours: radii grow fourfold, two in five lack ET."""
     generator = torch.Generator().manual_seed(seed)
     axes = [torch.linspace(-1, 1, n) for n in size]
     places = torch.stack(torch.meshgrid(*axes, indexing="ij"))
@@ -348,7 +341,7 @@ def gradient_of(
     micro_batches: Sequence[MicroBatch],
     device: Device,
 ) -> Tensor:
-    """Return the gradient that a backward pass leaves, `(n_parameters,)`, in float64 on the CPU.
+    """Return the gradient of a backward pass, `(n_parameters,)`, in float64 on the CPU.
 
     Each call draws the same random numbers as the one before it.
     """
@@ -369,7 +362,7 @@ def whole(
     """Compute the gradient of all patches in one batch, without the accumulator."""
     image, target = (torch.cat(parts) for parts in zip(*micro_batches, strict=True))
     with device.autocast():
-        if _draws(network, micro_batches[0], device):
+        if _has_random_layers(network, micro_batches[0], device):
             # random layers draw patch by patch, as they do in micro-batches
             outputs = [tensors_of(network(part.image)) for part in micro_batches]
             output = output_from(tuple(torch.cat(parts) for parts in zip(*outputs, strict=True)))
@@ -407,7 +400,7 @@ _METHODS = {"exact": exact, "ordinary": ordinary}
 def _rows_that_fit(
     network: nn.Module, config: LossConfig, patches: MicroBatch, device: Device
 ) -> tuple[CertificateRow, ...]:
-    """Return the rows of one precision, none if not even two patches fit."""
+    """Return the rows of one precision, or none if not even two patches fit in memory."""
     network.to(device.torch_device).train()
     n_all = n_patches = len(patches.image)
     while n_patches > 1:
@@ -496,8 +489,8 @@ def _loss_scale(device: Device) -> float:
     return _LOSS_SCALE if device.needs_scaler else 1.0
 
 
-def _draws(network: nn.Module, micro_batch: MicroBatch, device: Device) -> bool:
-    """Return whether the network has random layers; the generators stay as they were."""
+def _has_random_layers(network: nn.Module, micro_batch: MicroBatch, device: Device) -> bool:
+    """Return whether a forward pass draws random numbers; the generators are restored."""
     before = RandomState.capture(device.torch_device)
     with torch.no_grad():
         network(micro_batch.image)

@@ -1,4 +1,4 @@
-"""Save and restore a run: its checkpoints and the folder that they lie in.
+"""Save and restore a run: its checkpoints, and the other files of its folder.
 
 config.yaml       the settings
 split.csv         training and validation cases
@@ -31,7 +31,7 @@ from brats_seg.data.fold import FoldData
 from brats_seg.errors import ResumeError
 from brats_seg.files import remove_leftovers, whole_file
 from brats_seg.runtime.device import Device
-from brats_seg.runtime.weights import SCHEMA_VERSION, ModelIdentity, read_checkpoint
+from brats_seg.runtime.weights import BEST_NAME, SCHEMA_VERSION, ModelIdentity, read_checkpoint
 from brats_seg.training.history import write_history
 from brats_seg.training.ranks import Ranks
 from brats_seg.training.state import Position, RunState
@@ -49,7 +49,7 @@ FREE_SETTINGS = frozenset(
     }
 )
 """Settings that may change when a run is resumed, because they do not change its mathematics."""
-_WAYS_OUT = "Give the old ones, choose another --run, or start anew with --fresh."
+_WAYS_OUT = "Use those, choose another --run, or start anew with --fresh."
 
 
 @dataclass(kw_only=True, slots=True)
@@ -70,7 +70,7 @@ class Checkpointer:
 
     @property
     def epoch_s(self) -> float:
-        """Seconds that the epoch has taken, those before an interruption included."""
+        """Seconds that the epoch has taken, including those before an interruption."""
         return time.monotonic() - self._started_s
 
     @property
@@ -102,7 +102,7 @@ class Checkpointer:
         return checkpoint is not None
 
     def begin_epoch(self) -> None:
-        """Start the clock of an epoch, at the time that it has taken before an interruption."""
+        """Start the clock of an epoch, from the time that it had taken before an interruption."""
         self._started_s = time.monotonic() - self.state.sums.seconds
 
     def save(self) -> None:
@@ -141,7 +141,7 @@ class Checkpointer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """The files of one training."""
+    """The folder of a run, with its files."""
 
     path: Path
 
@@ -153,7 +153,7 @@ class Run:
     @property
     def best_path(self) -> Path:
         """The weights with the best watched value on the held-out cases."""
-        return self.path / "best.pt"
+        return self.path / BEST_NAME
 
     def begin(self, config: Config, split: Split, device: Device) -> None:
         """Write the settings, the cases and the environment."""
@@ -241,7 +241,7 @@ class Checkpoint:
     schema_version: int = SCHEMA_VERSION
 
     def for_prediction(self, model: dict[str, Tensor]) -> Self:
-        """Return it with those weights, and without what only training needs."""
+        """Return a checkpoint with those weights, without the entries that only training needs."""
         return replace(
             self, model=model, optimizer=None, schedule=None, fallback=None, scaler=None, ema=None
         )
@@ -306,7 +306,7 @@ def restore(state: RunState, checkpoint: Checkpoint) -> None:
     state.accumulator.optimizer.load_state_dict(checkpoint.optimizer)
     state.schedule.load_state_dict(checkpoint.schedule)
     if checkpoint.fallback is not None:
-        # first, because it may change the precision, which the loss scale belongs to
+        # before the loss scale, which belongs to the precision that this may change
         state.fallback.load_state_dict(checkpoint.fallback)
     if checkpoint.scaler:  # empty when the run computed without one
         state.accumulator.scaler.load_state_dict(checkpoint.scaler)
@@ -319,7 +319,7 @@ def restore(state: RunState, checkpoint: Checkpoint) -> None:
 
 
 def environment_of(device: Device) -> dict[str, str]:
-    """Return versions and device, as they are written into the run and its checkpoints."""
+    """Return versions and device, which are stored in the run and its checkpoints."""
     kind = device.torch_device
     name = torch.cuda.get_device_name(kind) if kind.type == "cuda" else platform.processor()
     packages = ("brats_seg", "torch", "monai", "numpy", "nibabel")

@@ -1,8 +1,8 @@
 """Read the patches of an epoch, one effective batch after another.
 
-Which patches belong to which optimizer step is a pure function of the settings, the cases and the
-epoch. `Batch` holds the patches of one step on the host, as the loader made them, and cuts them into
-micro-batches; the device never holds more than one micro-batch of them.
+The patches of each optimizer step are a pure function of the settings, the cases and the epoch.
+`Batch` holds the patches of one step on the host, as the loader made them, and cuts them into
+micro-batches; the device holds one micro-batch at a time.
 
 N patches, C modalities, R targets, X Y Z voxels.
 """
@@ -33,7 +33,7 @@ MAX_AUTO_WORKERS = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Batch:
-    """The patches of one effective batch, held on the host as they were read.
+    """The patches of one effective batch, held on the host in the types in which they were read.
 
     With a float16 image and uint8 regions a patch of 128x128x128 takes 23 MB.
     """
@@ -73,7 +73,7 @@ def epoch_batches(
 def read_batches(
     data: FoldData, config: Config, batches: Sequence[Sequence[PatchKey]], device: Device
 ) -> Iterator[Batch]:
-    """Yield the batch of each group of keys; every patch is made once.
+    """Yield the batch of each group of keys; every patch is read once.
 
     Raises:
         CaseError: A case was not prepared, or has no label map.
@@ -96,10 +96,7 @@ def held_out_patches(
 
 
 def patch_shape(config: Config, data: FoldData) -> tuple[int, int, int]:
-    """Return the voxels that the network is built for.
-
-    They are those of the patch, or for `whole` those that hold the largest case.
-    """
+    """Return the size that the network is built for; `whole` means that of the largest case."""
     if config.patch.size != "whole":
         return config.patch.size
     return padded_size(config.model, data.largest_shape)
@@ -133,6 +130,6 @@ def _dataset(
 def _n_workers(setting: int | Literal["auto"], device: Device) -> int:
     if setting != "auto":
         return setting
-    # on a machine without a GPU the processors are busy with the training itself
+    # on a machine without a GPU, training itself keeps the processors busy
     on_cpu = device.torch_device.type == "cpu"
     return 0 if on_cpu else min(MAX_AUTO_WORKERS, os.cpu_count() or 1)

@@ -1,7 +1,6 @@
 """Compute the gradient of an effective batch from its micro-batches, equal to that of the whole batch.
 
-How many passes that takes follows from the loss (see `losses.reduction_of`), and is decided here
-alone:
+The number of passes depends on the loss (see `losses.reduction_of`):
 
 - a mean over patches takes one pass: the gradients of all patches are added, and the sum is divided
   by the number of patches in the batch.
@@ -12,8 +11,8 @@ alone:
   2021, arXiv 2101.06983, there for contrastive losses).
 
 The graph of the last micro-batch of a first pass is kept for the second, so n micro-batches take
-2n - 1 forward passes at most, and one takes one. Only one graph exists at a time, and of a loss of
-the first two kinds the device holds one micro-batch at a time, whatever the effective batch.
+2n - 1 forward passes at most. Only one graph exists at a time, and with a loss of the first two
+kinds the device holds one micro-batch at a time, whatever the effective batch.
 
 N patches, C channels, R regions, X Y Z voxels.
 """
@@ -69,10 +68,10 @@ class MicroBatch(NamedTuple):
     image: Tensor
     """`(N, C, X, Y, Z)` of any floating type."""
     target: Tensor
-    """What the loss compares with; its first axis counts patches too."""
+    """Target of the loss; its first axis counts patches too."""
 
     def to(self, device: torch.device) -> "MicroBatch":
-        """Return it on a device, in the types that networks and losses compute with.
+        """Return the micro-batch on a device, in the types that networks and losses compute with.
 
         The image becomes float32 unless it is float64. The target becomes float32, as losses of
         torch and MONAI expect, if it is uint8 or in half precision.
@@ -210,7 +209,7 @@ class BatchGradient:
             raise ConfigError(msg)
 
     def _together(self, work: Callable[[], Value]) -> Value:
-        """Do this rank's work; if memory runs out on one rank, every rank raises."""
+        """Return the result of this rank's work; if memory runs out on any rank, all raise."""
         error: Exception | None = None
         try:
             value = work()
@@ -260,7 +259,7 @@ def check_replay(first: Sequence[Tensor], second: Sequence[Tensor]) -> None:
     """Raise `ReplayError` unless both passes over a micro-batch gave the same values.
 
     Kernels that add in no fixed order (some of cuDNN) differ in the last digits between passes, so
-    values are compared to `REPLAY_TOLERANCE`; a dropout mask that is drawn anew differs by far more.
+    values may differ by `REPLAY_TOLERANCE`; another dropout mask makes them differ by far more.
     """
     for before, after in zip(first, second, strict=True):
         # a value that is not finite makes the whole step be skipped, with a warning of its own
@@ -282,18 +281,18 @@ def check_replay(first: Sequence[Tensor], second: Sequence[Tensor]) -> None:
 
 
 class LossReduction(Protocol):
-    """Computes the loss of a batch from what was carried of its micro-batches."""
+    """Computes the loss of a batch from tensors that were carried over from its micro-batches."""
 
     def carry(self, output: Output, target: Tensor) -> Carried:
         """Return the tensors of a micro-batch that the loss is computed from."""
 
     def gather(self, carried: Sequence[Carried]) -> Any:
-        """Collect what all ranks carried, in one exchange."""
+        """Collect the carried tensors of all ranks, in one exchange."""
 
     def differentiate(
         self, gathered: Any, carried: Sequence[Carried], n_patches: int
     ) -> tuple[float, Gradients]:
-        """Return the loss of the batch and its derivatives with respect to what this rank carried."""
+        """Return the loss of the batch and its derivatives with respect to this rank's tensors."""
 
 
 def loss_reduction(

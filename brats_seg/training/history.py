@@ -1,4 +1,4 @@
-"""Write the history of a run: `history.csv`, a row for each epoch, and its picture `history.png`."""
+"""Write and read `history.csv` of a run, a row for each epoch, and draw it as `history.png`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,10 +42,10 @@ def read_history(run_path: Path) -> pd.DataFrame:
         msg = f"{path} does not exist; expected the folder of a run with a finished epoch"
         raise UsageError(msg) from None
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
-        msg = f"{path} is not a table ({error}); the next epoch of the run writes it anew"
+        msg = f"{path} is not a table ({error}); the run writes it again after its next epoch"
         raise UsageError(msg) from None
     if table.empty or not {"epoch", "train_loss", "val_loss"} <= {*table.columns}:
-        msg = f"{path} holds no epochs; the next epoch of the run writes it anew"
+        msg = f"{path} holds no epochs; the run writes it again after its next epoch"
         raise UsageError(msg)
     return table
 

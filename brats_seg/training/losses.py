@@ -1,18 +1,19 @@
-"""Losses of segmentation and reconstruction, and how the loss of a batch follows from its patches.
+"""Compute losses of segmentation and reconstruction.
 
-A loss is any callable of what a network returns and a target. Its attribute `reduces` declares how
-the losses of patches make up that of the batch, which decides how its gradient is computed:
+A loss is any callable that takes the output of a network and a target. Its attribute `reduces`
+declares how the losses of patches combine to that of the batch, which decides how its gradient is
+computed:
 
-- `reduces = "patches"`: the loss returns one number for each patch, `(N,)`, and the loss of the batch
-  is their mean.
-- `reduces = "sums"`: the loss is a function of sums over patches, such as batch Dice. It has the two
-  methods of `SumsLoss`.
-- without that attribute nothing is assumed: the loss is called once with all outputs and targets
-  of the batch and returns a scalar, as the losses of torch and MONAI do.
+- `reduces = "patches"`: the loss returns one number for each patch, `(N,)`, and the loss of the
+  batch is their mean.
+- `reduces = "sums"`: the loss is a function of sums over patches, such as batch Dice. It has the
+  two methods of `SumsLoss`.
+- without that attribute nothing is assumed: the loss is called once with all outputs and targets of
+  the batch and returns a scalar, as the losses of torch and MONAI do.
 
-N patches, R regions, L levels of deep supervision, C modalities, X Y Z voxels. Networks give logits,
-never probabilities; targets are 0 or 1. Coarser logits are compared with the target on their own
-grid, and each level weighs half as much as the one above it (nnU-Net; Isensee 2021).
+N patches, R regions, L levels of deep supervision, C modalities, X Y Z voxels. Networks give
+logits, never probabilities; targets are 0 or 1. Coarser logits are compared with the target on
+their own grid, and each level weighs half as much as the one above it (nnU-Net; Isensee 2021).
 """
 
 from collections.abc import Callable
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 Output: TypeAlias = Tensor | TrainingOutput
 Criterion: TypeAlias = Callable[[Output, Tensor], Tensor]
 Measure: TypeAlias = Callable[[Output, Tensor], Tensor]
-"""Output and target of a micro-batch to a tensor with a row for each patch."""
+"""Maps output and target of a micro-batch to a tensor with a row for each patch."""
 Reduction: TypeAlias = Literal["patches", "sums", "outputs"]
 
 SMOOTH_VOXELS = 1.0
@@ -64,7 +65,7 @@ class SumsLoss(Protocol):
     """A loss that is a function of sums over all patches, such as batch Dice."""
 
     def sums(self, output: Output, target: Tensor) -> Tensor:
-        """Return what adds up over patches, in any shape."""
+        """Return the sums over the given patches, in any shape."""
 
     def of_sums(self, sums: Tensor, n_patches: int) -> Tensor:
         """Return the loss of the batch, a scalar."""
@@ -126,18 +127,18 @@ def build_criterion(config: LossConfig) -> Criterion:
 def own_criterion(name: str, arguments: dict[str, Any]) -> Criterion:
     """Build a loss by its dotted name, such as `monai.losses.DiceFocalLoss`.
 
-    A loss that declares `reduces` is used as it is, and gets what the network returns. Any other is
+    A loss that declares `reduces` is called with the output of the network. Any other is
     called with logits and targets `(N, R, X, Y, Z)` in float32, see `LogitsLoss`.
 
     Raises:
-        ConfigError: It cannot be imported, or not be called with those arguments.
+        ConfigError: It cannot be imported, or not called with those arguments.
     """
     loss = build_by_name(name, arguments, "loss")
     return loss if reduction_of(loss) != "outputs" else LogitsLoss(loss)
 
 
 class LogitsLoss(nn.Module):
-    """Apply a loss of plain logits to whatever a network returns.
+    """Apply a loss of plain logits to the output of any network.
 
     With deep supervision the loss of each level is weighted as in `DiceBce`, and the penalty that a
     network may have is added.
@@ -156,11 +157,11 @@ class LogitsLoss(nn.Module):
         """Return the loss of all patches together, a scalar."""
         output = as_output(output)
         with torch.autocast(target.device.type, enabled=False):
-            losses = torch.stack([self._of_level(logits, target) for logits in output.logits])
+            losses = torch.stack([self._level_loss(logits, target) for logits in output.logits])
             loss = torch.tensordot(_level_weights(losses), losses, dims=1)
         return loss if output.penalty is None else loss + output.penalty.mean()
 
-    def _of_level(self, logits: Tensor, target: Tensor) -> Tensor:
+    def _level_loss(self, logits: Tensor, target: Tensor) -> Tensor:
         logits = in_float(logits)
         loss: Tensor = self.loss(logits, _on_grid_of(logits, target))
         if loss.ndim:
@@ -212,7 +213,7 @@ class BatchDiceBce(nn.Module):
         self.config = config or LossConfig()
 
     def sums(self, output: Tensor | TrainingOutput, target: Tensor) -> Tensor:
-        """Return what adds up over patches, `(L * R * 3 + 1,)`; the penalty comes last."""
+        """Return the sums over the given patches, `(L * R * 3 + 1,)`; the penalty comes last."""
         output = as_output(output)
         terms = torch.stack([_terms(logits, target) for logits in output.logits])
         penalty = terms.new_zeros(1) if output.penalty is None else output.penalty.sum().view(1)
@@ -258,7 +259,7 @@ class ReconstructionLoss(nn.Module):
 
 
 def brain_of(image: Tensor) -> Tensor:
-    """Return where an image `(N, C, X, Y, Z)` is not background, `(N, 1, X, Y, Z)`."""
+    """Return the mask `(N, 1, X, Y, Z)` of an image `(N, C, X, Y, Z)` that is not background."""
     return (image != 0).any(1, keepdim=True)
 
 

@@ -1,4 +1,4 @@
-"""Count the peak memory of a step without taking it.
+"""Predict the peak memory of a training step without allocating it.
 
 The step runs on fake tensors, which have shape, type and device, and no memory. The real modules
 run, so norms in place, activation checkpointing and autocast allocate as they would. The memory
@@ -6,7 +6,7 @@ that allocators and kernels take beside the tensors is not visible that way; see
 
 `FakeTensorMode` is imported from a private module of torch because there is no public one.
 `torch.distributed._tools.mem_tracker` is private as well, needs the same fake tensors, and would
-have to be told of every tensor that was made before it (torch 2.13), so `_LiveBytes` stays.
+need to be given every tensor that was made before it (torch 2.13), so `_LiveBytes` counts instead.
 """
 
 import weakref
@@ -92,10 +92,10 @@ class Footprint:
     def counted_bytes(self, patch: Size, mode: MemoryMode, device: Device) -> int:
         """Return the peak memory of all tensors, for batches of patches of that size.
 
-        On the CPU the batch that the host holds counts too.
+        On the CPU this includes the batch that the host holds.
 
         Raises:
-            ConfigError: The network or the loss uses the values of tensors.
+            ConfigError: The network or the loss needs values of tensors, which fake tensors lack.
         """
         set_activation_checkpointing(self._network, mode.checkpointing)
         try:
@@ -105,7 +105,7 @@ class Footprint:
         except RuntimeError as error:
             msg = (
                 "the memory of the network cannot be counted, because it, or the loss, needs values "
-                f"and not only sizes: {error}. Train it without a plan."
+                f"and not only sizes: {error}. Train it with training.memory null."
             )
             raise ConfigError(msg) from error
         return max(self._live.peak, self._peak_of_update)

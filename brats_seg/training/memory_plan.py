@@ -24,8 +24,9 @@ from brats_seg.errors import ConfigError, EnvironmentalError
 from brats_seg.labels import MODALITIES
 from brats_seg.models.activation_checkpointing import (
     ActivationCheckpointing,
-    set_activation_checkpointing,
+    supported_checkpointing,
 )
+from brats_seg.models.build import size_words
 from brats_seg.models.norm import check_in_place
 from brats_seg.progress import Track, untracked
 from brats_seg.runtime.device import Device, choose_device, native_dtype
@@ -102,19 +103,15 @@ class MemoryPlan:
         return next((row for row in self.rows if row.suggested), None)
 
     def what_to_lower(self) -> str:
-        """Return the advice for a plan in which nothing fits."""
+        """Return an error message with advice, for a plan in which nothing fits."""
         least = min(self.rows, key=lambda row: row.measured_mib or row.predicted_mib)
         return (
-            f"nothing fits in {self.memory_mib} MiB: the least, a patch of {size_words(least.patch)} "
-            f"in {least.precision} with checkpointing {least.checkpointing}, needs "
-            f"{least.measured_mib or least.predicted_mib}. Lower model.widths or patch.size, take "
-            "optimizer.name sgd, which keeps less than adam, or a smaller model.name"
+            f"nothing fits in {self.memory_mib} MiB: the row that takes least, a patch of "
+            f"{size_words(least.patch)} in {least.precision} with checkpointing "
+            f"{least.checkpointing}, needs {least.measured_mib or least.predicted_mib} MiB. Lower "
+            "model.widths or patch.size, use optimizer.name sgd, which keeps less state than adam, "
+            "or choose a smaller model.name"
         )
-
-
-def size_words(patch: Size) -> str:
-    """Return `128x128x128`."""
-    return "x".join(map(str, patch))
 
 
 def plan_memory(
@@ -246,25 +243,24 @@ class _Counter:
 
     def every_way(self, patch: Size) -> Iterator[PlanRow]:
         """Yield rows of all precisions and checkpointing, micro-batches until one does not fit."""
-        footprint, modes = self._footprint(patch)
+        footprint, kinds = self._footprint(patch)
         for device in (self.device, *self._other_precision()):
             for micro_batch in self._micro_batches():
                 row = self._row(footprint, patch, MemoryMode(micro_batch=micro_batch), device)
                 yield row
                 if not row.fits:
                     break
-            for mode in modes[1:]:
-                yield self._row(
-                    footprint, patch, MemoryMode(micro_batch=1, checkpointing=mode), device
-                )
+            for kind in kinds[1:]:
+                mode = MemoryMode(micro_batch=1, checkpointing=kind)
+                yield self._row(footprint, patch, mode, device)
 
     def first_fitting(self, patch: Size) -> Iterator[PlanRow]:
         """Yield rows of ever more checkpointing until one fits; none if the network refuses the patch."""
         try:
-            footprint, modes = self._footprint(patch)
+            footprint, kinds = self._footprint(patch)
         except ConfigError:
             return
-        for kind in modes:
+        for kind in kinds:
             mode = MemoryMode(micro_batch=1, checkpointing=kind)
             row = self._row(footprint, patch, mode, self.device)
             yield row
@@ -275,11 +271,9 @@ class _Counter:
         device = self.device.torch_device
         network = build_network(self.config, patch).to(device)
         check_in_place(network)
-        modes = [
-            mode for mode in ActivationCheckpointing if set_activation_checkpointing(network, mode)
-        ]
         criterion = task_of(self.config).criterion
-        return Footprint(network, criterion, self.config, device), modes
+        footprint = Footprint(network, criterion, self.config, device)
+        return footprint, supported_checkpointing(network)
 
     def _row(self, footprint: Footprint, patch: Size, mode: MemoryMode, device: Device) -> PlanRow:
         counted = footprint.counted_bytes(patch, mode, device)

@@ -1,8 +1,8 @@
 """Recover when memory runs out: compute the same batch again in a mode that takes less.
 
-No mode changes what is learnt: a smaller micro-batch and activation checkpointing give the same
-gradient to rounding. Half precision changes the arithmetic, and is used only if the settings allow
-it. Effective batch and patch stay what they are.
+A smaller micro-batch and activation checkpointing give the same gradient to rounding. Half
+precision changes the arithmetic, and is used only if the settings allow it. The effective batch and
+the patch are never changed.
 """
 
 import logging
@@ -14,6 +14,7 @@ from brats_seg.errors import EnvironmentalError
 from brats_seg.models.activation_checkpointing import (
     ActivationCheckpointing,
     set_activation_checkpointing,
+    supported_checkpointing,
 )
 from brats_seg.runtime.device import native_dtype
 from brats_seg.runtime.memory import give_back_memory, is_out_of_memory, peak_memory_mb
@@ -31,7 +32,7 @@ class MemoryMode:
     micro_batch: int
     """Patches in one forward pass."""
     checkpointing: ActivationCheckpointing = ActivationCheckpointing.NONE
-    """Which activations are recomputed in the backward pass, or kept on the host."""
+    """Activations that are recomputed in the backward pass, or kept on the host."""
     in_half: bool = False
     """Whether half precision replaces float32."""
 
@@ -43,7 +44,10 @@ class MemoryMode:
 
 
 class OutOfMemoryFallback:
-    """The memory modes of a run, from the one in the settings to the one that takes least."""
+    """Makes optimizer steps, in a mode that takes less memory from when memory runs out.
+
+    `modes` begin with that of the settings, and end with the one that takes least.
+    """
 
     def __init__(self, accumulator: Accumulator, config: TrainingConfig) -> None:
         self.accumulator = accumulator
@@ -83,7 +87,7 @@ class OutOfMemoryFallback:
             self.move_to(mode)
 
     def step(self, batch: Batch, measure: Measure) -> StepResult:
-        """Make one optimizer step, in a lower mode if memory runs out in this one.
+        """Make one optimizer step; if memory runs out, repeat it in the next mode.
 
         Raises:
             EnvironmentalError: Memory ran out in the last mode.
@@ -95,9 +99,9 @@ class OutOfMemoryFallback:
                 if not is_out_of_memory(error):
                     raise
                 reason = str(error).partition("\n")[0]
-            self._descend(reason)
+            self._use_next_mode(reason)
 
-    def _descend(self, reason: str) -> None:
+    def _use_next_mode(self, reason: str) -> None:
         device = self.accumulator.device.torch_device
         # the error and its graph are gone by now, so the memory that they held can be returned
         give_back_memory(device)
@@ -118,11 +122,7 @@ def _modes(accumulator: Accumulator, config: TrainingConfig) -> tuple[MemoryMode
     while sizes[-1] > 1:
         sizes.append(-(-sizes[-1] // 2))
     modes = [MemoryMode(micro_batch=size) for size in sizes]
-    network = accumulator.network
-    kinds = [
-        kind for kind in ActivationCheckpointing if set_activation_checkpointing(network, kind)
-    ]
-    set_activation_checkpointing(network, ActivationCheckpointing.NONE)
+    kinds = supported_checkpointing(accumulator.network)
     modes += [MemoryMode(micro_batch=1, checkpointing=kind) for kind in kinds[1:]]
     device = accumulator.device
     if (

@@ -1,7 +1,7 @@
 """Exchange values and gradients between the processes of one run, one per device.
 
 `torchrun` starts the processes and sets their number in the environment; without it a run has one
-process, and nothing here costs anything. Gradients are not averaged by torch's DDP: ranks hold
+process, and nothing is exchanged. Gradients are not averaged by torch's DDP: ranks hold
 unequal shares of a batch, and a loss of sums needs the sums of all ranks between its two passes, so
 the one exchange of gradients that a batch needs is made here.
 """
@@ -23,7 +23,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranks:
-    """This process among those of the run."""
+    """Index of this process, and number of processes of the run."""
 
     rank: int = 0
     n_ranks: int = 1
@@ -47,7 +47,7 @@ class Ranks:
         return total
 
     def any(self, flag: bool) -> bool:
-        """Tell whether the flag is set on some rank."""
+        """Return whether the flag is set on any rank."""
         if self.n_ranks == 1:
             return flag
         return bool(self.sum(torch.tensor(float(flag))))
@@ -142,6 +142,6 @@ def joined_ranks() -> Iterator[Ranks]:
 
 
 def _exchange_device() -> torch.device:
-    """Return the device that small values are exchanged on: NCCL has no tensors of the CPU."""
+    """Return the device that small values are exchanged on: NCCL takes no CPU tensors."""
     on_gpu = distributed.get_backend() == "nccl"
     return torch.device("cuda" if on_gpu else "cpu")

@@ -1,4 +1,4 @@
-"""The state of a run: everything that changes while it runs, and how it is built from settings."""
+"""Build the state of a run from the settings: everything that changes while it runs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -22,7 +22,7 @@ from brats_seg.training.tasks import RunningSums
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Position:
-    """How far a run is."""
+    """Progress of a run."""
 
     epoch: int = 0
     """Index of the current epoch."""
@@ -34,12 +34,12 @@ class Position:
 
 @dataclass(kw_only=True, slots=True)
 class RunState:
-    """Weights, everything that updates them, and how far the run is."""
+    """Weights, everything that updates them, and the progress of the run."""
 
     network: nn.Module
     accumulator: Accumulator
     fallback: OutOfMemoryFallback
-    """Cuts batches into micro-batches, and takes a lower mode when memory runs out."""
+    """Cuts batches into micro-batches, and uses the next memory mode when memory runs out."""
     schedule: Schedule
     ema: AveragedModel | None
     """Moving average of the weights, if the settings ask for one."""
@@ -53,7 +53,7 @@ class RunState:
 
     @property
     def evaluated(self) -> nn.Module:
-        """The network that is validated and saved as the best: the averaged one, if there is one."""
+        """Network that is validated and saved as the best: the average of the weights, if kept."""
         return self.network if self.ema is None else self.ema.module
 
     def after_batch(self, result: StepResult) -> None:
@@ -78,14 +78,14 @@ def build_network(config: Config, patch: tuple[int, int, int]) -> nn.Module:
 
 
 def check_network(network: nn.Module, config: TrainingConfig) -> None:
-    """Raise `ConfigError` for a network with batch statistics if batches are cut into micro-batches."""
+    """Raise `ConfigError` if the network has batch statistics and batches are cut."""
     batches = config.effective_batch
     largest = batches if isinstance(batches, int) else max(batches.values())
     if config.micro_batch < largest and has_batch_statistics(network):
         msg = (
             f"the network normalises over the batch, and training.micro_batch is "
-            f"{config.micro_batch} of an effective batch of {largest}: it would be "
-            "trained differently than by the whole batch. Use a network with instance or group norm, or a "
+            f"{config.micro_batch} of an effective batch of {largest}: the result would differ "
+            "from that of the whole batch. Use a network with instance or group norm, or a "
             "micro-batch as large as the effective batch."
         )
         raise ConfigError(msg)
@@ -125,7 +125,7 @@ def build_state(
 
 
 def build_optimizer(network: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """Return the optimizer of that name over all parameters."""
+    """Return the optimizer of the settings, for all parameters of a network."""
     parameters, lr, decay = network.parameters(), config.lr, config.weight_decay
     if config.name == "adam":
         return torch.optim.Adam(parameters, lr=lr, weight_decay=decay)

@@ -1,8 +1,7 @@
-"""The two tasks that a network is trained for: finding regions, or reconstructing the image.
+"""Define the two tasks that a network is trained for: segmentation and reconstruction.
 
-A task says what the target of a patch is, how it is scored, and which loss the settings name. What
-is measured of patches travels as sums (`RunningSums`); ratios are taken once, at the end of an
-epoch.
+A task defines the target of a patch, the loss and the scores. Measurements of patches are added up
+(`RunningSums`), and ratios are taken once, at the end of an epoch.
 
 N patches, R regions, C modalities, X Y Z voxels.
 """
@@ -42,7 +41,7 @@ class RunningSums:
     """Sum of the losses of patches."""
     n_patches: int = 0
     counts: dict[str, list[list[float]]] = field(default_factory=dict)
-    """Measurements by case, as rows whose meaning the task knows."""
+    """Measurements by case, as rows that the task defines (see `Task.measure`)."""
 
     @property
     def loss(self) -> float:
@@ -65,7 +64,7 @@ class RunningSums:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """Everything in which one task differs from another."""
+    """Target, loss and scores of a task."""
 
     target_of: TargetOf
     """Makes the target of a patch."""
@@ -152,7 +151,7 @@ def overlap_columns(sums: RunningSums) -> dict[str, float]:
 
 
 def scores_of(loss: float, counts: Sequence[RegionCounts]) -> OverlapScores:
-    """Take the ratios of each case once, and their mean over cases."""
+    """Return the overlap of each case, averaged over cases."""
     return OverlapScores(
         loss=loss,
         dice=np.mean([dice(case) for case in counts], axis=0),

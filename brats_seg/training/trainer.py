@@ -1,7 +1,7 @@
-"""Train a network on one fold: the loop over epochs, and when it stops.
+"""Train a network on one fold.
 
-`train_fold` goes from a folder of scans to a trained run; `Trainer` is the loop alone, for data, a
-network or a loss that are given in Python.
+`train_fold` indexes and prepares a folder of scans, and trains on it. `Trainer` is the loop over
+epochs alone, for data, a network or a loss that are given in Python.
 """
 
 import logging
@@ -57,12 +57,12 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """The end of a run, or of one call of it."""
+    """Result of one call that trains a run."""
 
     finished: bool
     """Whether all epochs are done; otherwise the same call continues the run."""
     reason: str
-    """Why it ended."""
+    """Reason why it ended."""
     signal: Signals | None = None
     """Signal that stopped it, if one did."""
     history: tuple[Row, ...]
@@ -71,7 +71,7 @@ class Outcome:
     """Best watched value."""
 
 
-def train_fold(  # noqa: PLR0913 - everything that a person says of a run
+def train_fold(  # noqa: PLR0913 - the options of a run
     data: Path,
     fold: int,
     *,
@@ -97,7 +97,7 @@ def train_fold(  # noqa: PLR0913 - everything that a person says of a run
         track: Shows the progress.
 
     Raises:
-        BratsError: A subclass says what is wrong with scans, settings, run or machine.
+        BratsError: Scans, settings, run or machine cannot be used; the subclass says which.
     """
     stop = StopRequest(max_hours)
     run_path = run_path or Path(f"runs/fold{fold}")
@@ -116,9 +116,9 @@ def train_fold(  # noqa: PLR0913 - everything that a person says of a run
 
 
 class StopRequest:
-    """Tells a run when to stop early: after a signal, or at the end of the time it was given.
+    """Asks a run to stop early: after a signal, or at the end of its time limit.
 
-    The run asks between batches and between cases, and saves its state before it stops.
+    The run checks it between batches and between cases, and saves its state before it stops.
     """
 
     def __init__(self, max_hours: float | None = None) -> None:
@@ -128,7 +128,7 @@ class StopRequest:
 
     @property
     def signal(self) -> Signals | None:
-        """The signal that was received, if one was."""
+        """The signal that was received, or None."""
         return self._signal
 
     @property
@@ -137,7 +137,7 @@ class StopRequest:
         if self._signal is not None:
             return f"{self._signal.name} was received"
         if self._deadline_s is not None and time.monotonic() >= self._deadline_s:
-            return f"the {self._max_hours} hours given are over"
+            return f"the time limit of {self._max_hours} hours was reached"
         return None
 
     @contextmanager
@@ -245,11 +245,11 @@ class Trainer:
         stop: StopRequest | None = None,
         track: Track = tracked,
     ) -> Outcome:
-        """Train to the last epoch, or until asked to stop; a new trainer of the run continues it.
+        """Train to the last epoch, or until a stop is requested; a new trainer continues the run.
 
         Args:
             fresh: Rename an earlier run of that name instead of resuming it.
-            stop: Asked between batches and between cases.
+            stop: Request to stop, which is checked between batches and between cases.
             track: Shows the progress.
 
         Raises:
@@ -291,14 +291,14 @@ class Trainer:
         except HalfUpdatedError:
             raise
         except EnvironmentalError:
-            # a signal to the whole process group, as of SLURM, ends the workers too
+            # a signal to the whole process group, as SLURM sends it, ends the workers too
             self._stop_if_asked(stop)
             raise
         self._stop_if_asked(stop)
 
     def _train_batch(self, batch: Batch) -> None:
         state, position = self.state, self.state.position
-        # random layers draw from torch's generator, as a function of the place of the batch alone
+        # random layers draw from torch's generator: their numbers depend on the position alone
         seed = self.config.training.seed
         torch.manual_seed(stable_seed(seed, position.epoch, position.n_batches, self.ranks.rank))
         result = state.fallback.step(batch, self.task.measure)
@@ -349,7 +349,7 @@ class Trainer:
 
     def _until_stopped(self, samples: Iterable[Sample], stop: StopRequest) -> Iterator[Sample]:
         for sample in samples:
-            # ranks must ask together, and hold different numbers of cases
+            # ranks must check together, and have different numbers of cases
             if self.ranks.n_ranks == 1:
                 self._stop_if_asked(stop)
             yield sample

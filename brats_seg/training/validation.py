@@ -19,7 +19,7 @@ from brats_seg.training.losses import whole_loss
 from brats_seg.training.tasks import RunningSums, Task, task_of
 
 Predict: TypeAlias = Callable[[nn.Module, Tensor], Tensor]
-"""Turns an image `(4, X, Y, Z)` into the output of a network, such as logits `(3, X, Y, Z)`."""
+"""Maps an image `(4, X, Y, Z)` to the output of a network, such as logits `(3, X, Y, Z)`."""
 
 
 def validate(
@@ -55,7 +55,11 @@ class ValidationPlan:
 def plan_validation(
     data: FoldData, config: Config, case_ids: Sequence[str], epoch: int, device: Device
 ) -> ValidationPlan | None:
-    """Return whole cases every `validation.every` epochs and in the last, patches or None in others."""
+    """Return the samples that an epoch is validated on, or None if it is not.
+
+    They are whole cases every `validation.every` epochs and in the last epoch, and patches in the
+    others if `validation.patches_between` is set.
+    """
     validation = config.validation
     if (epoch + 1) % validation.every == 0 or epoch + 1 == config.training.n_epochs:
         target_of = task_of(config).target_of
@@ -96,13 +100,13 @@ def case_predictor(config: Config, device: Device, patch: tuple[int, int, int]) 
     multiple = size_multiple(config.model, patch)
 
     def predict(network: nn.Module, image: Tensor) -> Tensor:
-        def of_window(window: Tensor) -> Tensor:
+        def window_logits(window: Tensor) -> Tensor:
             with device.autocast():
                 return network(window)
 
         x, y, z = (-(-n // m) * m for n, m in zip(image.shape[1:], multiple, strict=True))
         return predict_logits(
-            of_window,
+            window_logits,
             image.to(device.torch_device).float(),
             window=(x, y, z) if config.patch.size == "whole" else patch,
             overlap=config.validation.overlap,
