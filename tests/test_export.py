@@ -142,7 +142,7 @@ def test_a_file_outside_of_the_folder_is_not_read(exported: Path) -> None:
 def test_a_folder_that_holds_something_is_left_alone(exported: Path) -> None:
     networks = read_trained(exported)
 
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="exists already"):
         write_exported(networks, "", exported)
 
 

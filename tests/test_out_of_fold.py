@@ -47,7 +47,7 @@ def test_a_split_that_was_changed_is_refused(tmp_path: Path, prepared: Path) -> 
     path = run / SPLIT_NAME
     path.write_text(path.read_text().replace(f"{CASES[0]},train", f"{CASES[0]},validation"))
 
-    with pytest.raises(UsageError, match="was not trained on what is prepared in"):
+    with pytest.raises(UsageError, match="was not trained on the cases prepared in"):
         open_held_out(run, prepared)
 
 

@@ -69,7 +69,7 @@ def test_ids_of_another_year_are_found_through_the_mapping_beside_the_table(tmp_
 
 def test_a_table_of_others_is_refused_with_both_spellings(tmp_path):
     message = (
-        r"knows none of the 1 cases of the features: those are called Brats18_X_1, the table has "
+        r"has none of the 1 cases of the features\. The features are of Brats18_X_1, the table has "
         r"BraTS20_Training_001\. .*--mapping"
     )
 

@@ -222,7 +222,7 @@ def test_a_network_that_gives_no_numbers_is_not_taken_for_one_that_finds_nothing
     network = Pointwise()
     network.steepness.data[...] = np.nan
 
-    with pytest.raises(CaseError, match=r"probabilities that are no numbers.*--precision fp32"):
+    with pytest.raises(CaseError, match=r"probabilities that are NaN or infinite.*--precision fp32"):
         predict(write_case(tmp_path), make_model(network))
 
 

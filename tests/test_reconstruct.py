@@ -95,7 +95,7 @@ def test_a_network_that_gives_no_numbers_is_an_error_of_the_case(
         def forward(self, image: Tensor) -> Tensor:
             return image / 0
 
-    with pytest.raises(CaseError, match=r"voxels that are no numbers.*--precision fp32"):
+    with pytest.raises(CaseError, match=r"voxels that are NaN or infinite.*--precision fp32"):
         reconstructor_of(Broken(), tmp_path).reconstruct_scan(scan)
 
 

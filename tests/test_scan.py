@@ -284,7 +284,7 @@ def test_more_tissue_than_a_brain_has_is_mentioned() -> None:
 
     (found,) = findings(geometry(), values, voxel_ml=0.2)
 
-    assert found.startswith("what differs from the background measures 4000 ml")
+    assert found.startswith("the foreground measures 4000 ml")
     assert "skull does not seem to be stripped" in found
 
 

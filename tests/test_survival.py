@@ -267,8 +267,8 @@ def test_the_cases_to_submit_can_be_named(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        (f"{HEADER}\nother,60,300,GTR\n", "knows none of the 30 cases of the features"),
-        (f"{HEADER}\ncase01,60,ALIVE (9 days later),GTR\n", "knows no death among the 1 cases"),
+        (f"{HEADER}\nother,60,300,GTR\n", "has none of the 30 cases of the features"),
+        (f"{HEADER}\ncase01,60,ALIVE (9 days later),GTR\n", "has no death among the 1 cases"),
         ("case_id,Age\ncase01,60\n", "has no column of survival; found case_id, Age. Expected"),
         (f"{HEADER}\ncase01,60,300,GTR\n", "1 patients .* too few for 5 folds; expected 5"),
     ],

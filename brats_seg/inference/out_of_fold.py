@@ -49,33 +49,33 @@ class HeldOut:
 
     @property
     def checkpoint_path(self) -> Path:
-        """Checkpoint with the weights, the identity and what was fitted to them."""
+        """Checkpoint with the weights, the identity and the fitted settings."""
         return self.run / BEST_NAME
 
     @property
     def key(self) -> str:
-        """Hash of the weights and the training set, without what was fitted."""
+        """Hash of the weights and the training set, without the fitted settings."""
         return fingerprint_of([replace(self.trained, fitted=NOT_FITTED)])
 
 
 def open_held_out(run: Path, prepared: Path) -> HeldOut:
-    """Find the cases that were held out of a run among the prepared ones.
+    """Find the held-out cases of a run among the prepared ones.
 
     The fingerprint that training stored proves that cases, contents and split are the same.
 
     Raises:
-        UsageError: It is no run, or the prepared cases are not those that it was trained on.
-        FoldError: The run does not say which cases were held out.
-        ResumeError: Its checkpoint is damaged.
+        UsageError: The folder is not a run, or the run was not trained on the prepared cases.
+        FoldError: The run has no record of the held-out cases.
+        ResumeError: The checkpoint of the run is damaged.
     """
     if (run / MODEL_NAME).exists():
         msg = (
-            f"{run} is an exported model, which does not say what it has never seen. Give the runs "
-            "that it was made of, and export them again."
+            f"{run} is an exported model, which does not list its held-out cases. Give the runs "
+            "that it was exported from, and export them again."
         )
         raise UsageError(msg)
     if not (run / BEST_NAME).is_file():
-        msg = f"{run} has no {BEST_NAME}: give the folder of a run, trained to its first validation"
+        msg = f"{run} has no {BEST_NAME}: give the folder of a run that has been validated at least once"
         raise UsageError(msg)
     trained = load_trained(run / BEST_NAME)
     require_task(trained, "segmentation", run)
@@ -84,7 +84,7 @@ def open_held_out(run: Path, prepared: Path) -> HeldOut:
         return HeldOut(run=run, trained=trained, data=data)
     found = "other cases" if data is None else f"cases of the fingerprint {data.fingerprint}"
     msg = (
-        f"{run} was not trained on what is prepared in {prepared}: found {found}, expected "
+        f"{run} was not trained on the cases prepared in {prepared}: found {found}, expected "
         f"{trained.identity.fingerprint}. Give --data or --prepared as in its training."
     )
     raise UsageError(msg)

@@ -226,7 +226,7 @@ def _draw_row(
     air = before == 0
     pictures = (
         (np.where(air, low, before), low, high),
-        # the reconstruction outside the brain is no part of the case
+        # the reconstruction is not shown outside the brain
         (np.where(air, low, after), low, high),
         (np.where(air, 0, np.abs(after - before)), 0.0, high - low),
     )

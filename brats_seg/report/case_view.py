@@ -35,7 +35,7 @@ class Labelled:
 
     @property
     def regions(self) -> RegionMasks:
-        """Its region masks (3, X, Y, Z)."""
+        """Region masks (3, X, Y, Z)."""
         return regions_of(self.label_map, self.convention)
 
 
@@ -76,7 +76,7 @@ def open_view(root: Path, case_id: str | None = None, *, labels: str | None = No
 
     Raises:
         LayoutError: The folder holds no cases.
-        UsageError: It does not hold that case.
+        UsageError: The folder does not hold that case.
         CaseError: The case lacks a modality, or a file of it cannot be used.
     """
     loaded = load_case(_chosen(find_cases(root).cases, root, case_id), labels=labels or "")
@@ -94,11 +94,11 @@ def open_view(root: Path, case_id: str | None = None, *, labels: str | None = No
 
 
 def with_prediction(view: CaseView, path: Path, *, labels: str | None = None) -> CaseView:
-    """Add what was predicted for a case: a label map, or a folder that holds one of its name.
+    """Add the prediction of a case: a label map, or a folder that holds one named after the case.
 
     Raises:
-        UsageError: There is none.
-        CaseError: It cannot be read, or lies on another grid.
+        UsageError: The label map does not exist.
+        CaseError: The label map cannot be read, or has another grid than the scans.
     """
     if path.is_dir():
         found = label_maps_in(path)
@@ -118,7 +118,7 @@ def drawn_of(view: CaseView) -> tuple[tuple[str, RegionMasks], ...]:
     """Return the label maps of a case by name, `reference` and `prediction`, as region masks.
 
     Raises:
-        CaseError: There is neither.
+        CaseError: The case has neither.
     """
     sides = (("reference", view.reference), ("prediction", view.prediction))
     drawn = tuple((words, side.regions) for words, side in sides if side is not None)

@@ -25,7 +25,7 @@ from brats_seg.survival.radiomics import Feature
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Encoder:
-    """One autoencoder."""
+    """An autoencoder and the patients that it was trained on."""
 
     path: Path
     autoencoder: Reconstructor
@@ -57,7 +57,7 @@ class Encoder:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Segmenter:
-    """One segmentation run or several."""
+    """Segmentation runs and the patients that they were trained on."""
 
     paths: tuple[Path, ...]
     models: tuple[Model, ...]
@@ -158,7 +158,7 @@ def _encoder(path: Path, device: Device, people: People, cases: Sequence[Case]) 
 def _segmenter(
     paths: Sequence[Path], device: Device, people: People, cases: Sequence[Case]
 ) -> Segmenter:
-    # refuses models that do not fit each other
+    # raises if the models do not fit each other
     load_model(paths, device)
     return Segmenter(
         paths=tuple(paths),

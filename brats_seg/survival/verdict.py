@@ -1,4 +1,4 @@
-"""Judge predicted survival: figures of every family, and whether they are more than chance."""
+"""Score predicted survival of every family, and test it against chance and age alone."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -212,6 +212,6 @@ def _census(outcomes: Outcomes, *, with_cox: bool) -> str:
     )
     return (
         f"{len(outcomes.days)} cases: {n_died} deaths, which are learnt from; {n_lived} censored "
-        f"(alive when last heard of), {use}; "
+        f"(alive at last contact), {use}; "
         f"{len(outcomes.days) - n_died - n_lived} of unknown outcome, predicted only"
     )
