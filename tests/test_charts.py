@@ -1,4 +1,4 @@
-"""Charts over many cases."""
+"""Test charts over many cases."""
 
 from pathlib import Path
 

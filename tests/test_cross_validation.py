@@ -1,4 +1,4 @@
-"""Studies of survival, and nested cross-validation."""
+"""Test studies of survival and nested cross-validation."""
 
 from dataclasses import replace
 
@@ -175,7 +175,7 @@ def test_all_cases_of_a_patient_are_held_out_together(fitted):
 
 
 def test_each_case_is_predicted_from_an_autoencoder_that_has_not_seen_it(fitted):
-    """The trap: vectors of two networks in one column mean different things."""
+    """Latent vectors of two networks in one column would have different meanings."""
     yes, no = Leakage.YES, Leakage.NO
     seen = [(no, yes) if number % 2 else (yes, no) for number in range(12)]
     values = np.stack([np.arange(12) + 100, np.arange(12) + 200], axis=1)

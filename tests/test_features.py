@@ -1,4 +1,4 @@
-"""Features of the cases of a data folder, with networks and without."""
+"""Test features of the cases of a folder, with and without networks."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ NO, YES, UNKNOWN = Leakage.NO, Leakage.YES, Leakage.UNKNOWN
 
 @pytest.fixture(autouse=True)
 def small_grid(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the autoencoder of these tests look at less."""
+    """Use a smaller grid for the autoencoder of these tests."""
     monkeypatch.setattr(autoencoder, "GRID", (32, 32, 32))
 
 
@@ -159,7 +159,7 @@ def test_every_autoencoder_gives_a_vector_and_says_whom_it_has_seen(root, tmp_pa
 
 
 def test_modalities_reach_the_autoencoder_in_the_order_that_it_learnt(root, tmp_path):
-    """The notebook taught one order and asked in another."""
+    """The notebook trained on one order of the modalities and predicted with another."""
     other = ModelIdentity(
         conventions=("brats2017",),
         patch=(8, 8, 8),
@@ -205,7 +205,7 @@ def test_runs_of_other_voxels_are_refused(root, tmp_path):
 
 
 def test_an_autoencoder_of_patches_is_refused(root, tmp_path):
-    """It has never seen a whole brain."""
+    """It was never trained on whole brains."""
     config = AUTOENCODER.model_copy(update={"patch": PatchConfig(size=(8, 8, 8))})
     run = write_trained(tmp_path / "run", config=config)
 

@@ -1,4 +1,4 @@
-"""What a run has measured, as a table, a picture and a line on screen."""
+"""Test the history of a run as a table, a figure and a line of the log."""
 
 import os
 import sys
@@ -110,7 +110,7 @@ def test_a_folder_without_history_is_said(tmp_path: Path, text: str | None, expe
 
 
 class Shown:
-    """A cell of a notebook: what was displayed there, one after the other."""
+    """Record what a cell of a notebook displays, in order."""
 
     def __init__(self) -> None:
         self.pictures: list[bytes] = []

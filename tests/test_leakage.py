@@ -1,4 +1,4 @@
-"""Leakage: whether a network was trained on a patient."""
+"""Test whether a network was trained on a patient."""
 
 import logging
 from pathlib import Path

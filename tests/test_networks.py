@@ -1,4 +1,4 @@
-"""Networks applied to one scan: inputs and names of the features."""
+"""Test networks applied to one scan: inputs and names of the features."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ class Means(nn.Module):
 
 
 class Broken(nn.Module):
-    """Encodes an image as what is no number."""
+    """Encodes an image as NaN."""
 
     def encode(self, image: Tensor) -> Tensor:
         return torch.tensor([[1.0, torch.nan, torch.inf]])
@@ -52,7 +52,7 @@ def make_encoder(network: nn.Module, channels=(0, 1, 2, 3)) -> Encoder:
 
 
 def test_an_image_is_given_in_the_order_that_the_network_learnt(scan):
-    """The notebook taught one order of modalities and asked in another."""
+    """The notebook trained on one order of the modalities and predicted with another."""
     latent = make_encoder(Means(), channels=(3, 0, 1, 2)).encode(scan, 0)
 
     means = scan.image.mean(axis=(1, 2, 3))

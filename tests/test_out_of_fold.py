@@ -1,4 +1,4 @@
-"""Which cases a run has never seen, and what is refused."""
+"""Test which cases were held out of a run, and the folders that are refused."""
 
 from dataclasses import replace
 from pathlib import Path

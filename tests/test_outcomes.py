@@ -1,4 +1,4 @@
-"""What became of the patients of a table of features."""
+"""Test reading the survival of the patients of a table of features."""
 
 from math import isnan
 from pathlib import Path

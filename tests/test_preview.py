@@ -1,4 +1,4 @@
-"""The picture of a case: drawn for every kind of result, with its words."""
+"""Test the preview of a case."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`reconstruct` as a person types it: what it prints, keys, and ends with."""
+"""Test reconstruction and the command `reconstruct`: output, files and exit codes."""
 
 import json
 from pathlib import Path
@@ -44,14 +44,14 @@ def scan(tmp_path: Path) -> Scan:
 
 
 class Darker(nn.Module):
-    """Gives back what it gets, with the second modality less by a half."""
+    """Returns its input, with the second modality reduced by a half."""
 
     def forward(self, image: Tensor) -> Tensor:
         return image - 0.5 * torch.tensor([0.0, 1, 0, 0]).view(1, 4, 1, 1, 1)
 
 
 def reconstructor_of(network: nn.Module, path: Path, size: object = "whole") -> Reconstructor:
-    """Return one with a network whose answer is known."""
+    """Return a reconstructor with a network whose output is known."""
     run = write_run(path / "run", identity=IDENTITY, config=config_of(size))
     (member,) = build_single(load_trained(run / "best.pt"), CPU).members
     known = type(member)(

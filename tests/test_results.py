@@ -1,4 +1,4 @@
-"""The files of a survival study."""
+"""Test the files of a survival study."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""New cases: checked, prepared, put back on their grid, and what is unusual about them."""
+"""Test the preparation of new cases, the way back to their grid, and findings."""
 
 from itertools import permutations
 from pathlib import Path
@@ -213,7 +213,7 @@ def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_shape_tells_the_release_of_2024(tmp_path: Path) -> None:
-    """Names of 2023 and 2024 may be equal; the numbering is not."""
+    """Names of 2023 and 2024 may be equal, though their conventions differ."""
     shape = (182, 218, 182)
     images = np.zeros((4, *shape), dtype=np.int16)
     images[:, 80:100, 80:100, 80:100] = np.arange(1, 5)[:, None, None, None]

@@ -1,4 +1,4 @@
-"""`features` and `survival` as a person types them: what they print, write, and end with."""
+"""Test the commands `features` and `survival`: output, files and exit codes."""
 
 import csv
 import json
@@ -23,7 +23,7 @@ HEADER = "case_id,Age,Survival_days,Extent_of_Resection"
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let one quick family stand for all."""
+    """Use one quick family instead of all."""
     monkeypatch.setattr(results, "FAMILIES", (RIDGE,))
 
 
@@ -144,7 +144,7 @@ def test_an_effect_is_found_and_written_down(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_without_an_effect_it_says_so(run: Run, tmp_path: Path) -> None:
-    """The negative control. Of 150 cohorts without an effect, 3 were taken for more than chance."""
+    """The negative control: of 150 cohorts without an effect, 3 were significant."""
     write_cohort(tmp_path, effect=0.0, seed=1)
 
     code, shown, _ = run(*SURVIVAL)
@@ -301,7 +301,7 @@ def test_an_empty_table_of_features_is_wrong_use(run: Run, tmp_path: Path) -> No
 def test_phantoms_whose_volume_drives_survival_or_does_not(
     run: Run, tmp_path: Path, volume_matters: bool
 ) -> None:
-    """The whole way with every family: an effect is found, and nothing is not made one."""
+    """Run with every family: an effect is found where there is one, and none otherwise."""
     write_phantom_cases(tmp_path / "scans", n_cases=40, seed=0, shape=(40, 40, 32))
     assert run("features", "scans")[0] == 0
     table = read_features(tmp_path / "features.csv")
@@ -328,7 +328,7 @@ def test_phantoms_whose_volume_drives_survival_or_does_not(
 def test_real_cases_get_features_and_an_honest_verdict(
     run: Run, real_data: Path, tmp_path: Path
 ) -> None:
-    """Nine patients of 2018, found in the tables of 2019; five deaths prove nothing."""
+    """Nine patients of 2018 are found in the tables of 2019; five deaths are not significant."""
     tables = real_data / "tables"
     survival, mapping = tables / "survival_data.csv", tables / "name_mapping.csv"
     scans = real_data / "BraTS2018"

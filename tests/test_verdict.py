@@ -1,4 +1,4 @@
-"""What is said of predicted survival."""
+"""Test the figures, verdict and remarks on predicted survival."""
 
 import numpy as np
 import pytest

@@ -249,7 +249,7 @@ class CaseWork:
         files = read_case_files(case, with_label=False)
         key = key_of(files.contents, self.predictor.model.fingerprint, self.predictor.settings)
         earlier = self.earlier.get(case.case_id)
-        if earlier is not None and self.output.is_finished(earlier, key):
+        if earlier and self.output.is_finished(earlier, key):
             return CaseOutcome(record=earlier, is_new=False)
         scan = read_scan(case, self.predictor.spacing_mm, files=files)
         seconds = time.monotonic() - started_s

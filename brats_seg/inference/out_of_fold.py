@@ -38,6 +38,11 @@ from brats_seg.runtime.weights import (
 )
 from brats_seg.voxels.box import Box, bounding_box
 
+FOLDER_NAME = "out-of-fold"
+"""Folder below that of the run."""
+LOWEST_PROBABILITY = 0.2
+"""Lowest threshold that is tried; boxes are cut to voxels above it."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class HeldOut:
@@ -90,20 +95,6 @@ def open_held_out(run: Path, prepared: Path) -> HeldOut:
     raise UsageError(msg)
 
 
-def _opened(prepared: Path, split: Split) -> FoldData | None:
-    """Return the prepared cases of a split, or None if one is not there."""
-    try:
-        return open_split(prepared, split)
-    except CaseError:
-        return None
-
-
-FOLDER_NAME = "out-of-fold"
-"""Folder below that of the run."""
-LOWEST_PROBABILITY = 0.2
-"""Lowest threshold that is tried; boxes are cut to voxels above it."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OutOfFoldPrediction:
     """File with the probabilities of a case, from a network that was not trained on it."""
@@ -148,10 +139,12 @@ def predict_held_out(
     found = {}
     for window in windows:
         cases = [
-            OutOfFoldPrediction(case_id=case_id, path=folder / words(window) / f"{case_id}.npz")
+            OutOfFoldPrediction(
+                case_id=case_id, path=folder / window_text(window) / f"{case_id}.npz"
+            )
             for case_id in held_out.data.split.validation
         ]
-        what = f"{held_out.run.name}, window {words(window)}"
+        what = f"{held_out.run.name}, window {window_text(window)}"
         fits = True
         for case in track(cases, what=what, total=len(cases)):
             fits = fits and (case.path.exists() or _predict(case, held_out, model, window))
@@ -160,9 +153,17 @@ def predict_held_out(
     return found
 
 
-def words(window: Window) -> str:
+def window_text(window: Window) -> str:
     """Return a window as text."""
     return window if window == "whole" else "x".join(map(str, window))
+
+
+def _opened(prepared: Path, split: Split) -> FoldData | None:
+    """Return the prepared cases of a split, or None if one is not there."""
+    try:
+        return open_split(prepared, split)
+    except CaseError:
+        return None
 
 
 def _own_folder(held_out: HeldOut, device: Device) -> Path:

@@ -123,11 +123,10 @@ class OutputFolder:
             found[record.case_id] = record
         return found
 
-    def is_finished(self, record: Record | None, key: str) -> bool:
+    def is_finished(self, record: Record, key: str) -> bool:
         """Tell whether a record has the same scans, model and settings, and its files are there."""
         return (
-            record is not None
-            and record.status == "done"
+            record.status == "done"
             and record.key == key
             and all((self.path / name).exists() for name in record.outputs)
         )

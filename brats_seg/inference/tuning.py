@@ -42,7 +42,7 @@ from brats_seg.inference.out_of_fold import (
     OutOfFoldPrediction,
     open_held_out,
     predict_held_out,
-    words,
+    window_text,
 )
 from brats_seg.inference.postprocess import decode_regions
 from brats_seg.labels import REGIONS
@@ -278,7 +278,8 @@ def _fit_window(
     ]
     scores = np.stack([score(of_kind, [Decoding()])[0] for of_kind in cases])
     names = [
-        f"{kind.name} ({', '.join(dict.fromkeys(map(words, kind.windows)))})" for kind in kinds
+        f"{kind.name} ({', '.join(dict.fromkeys(map(window_text, kind.windows)))})"
+        for kind in kinds
     ]
     fit, place = _fit("window", names, scores)
     return fit, kinds[place].windows, (cases[0], cases[place])

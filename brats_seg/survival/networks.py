@@ -22,6 +22,9 @@ from brats_seg.runtime.device import Device
 from brats_seg.survival.leakage import Leakage, People, TrainingCases, least_leakage
 from brats_seg.survival.radiomics import Feature
 
+_USUAL_SPACING_MM = (1.0, 1.0, 1.0)
+"""Spacing of every BraTS release."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Encoder:
@@ -136,10 +139,6 @@ class Networks:
     def spacing_mm(self) -> tuple[float, float, float]:
         """Spacing of the scans that the networks were trained on; 1 mm without networks."""
         return next(iter(self.spacings_mm), _USUAL_SPACING_MM)
-
-
-_USUAL_SPACING_MM = (1.0, 1.0, 1.0)
-"""Spacing of every BraTS release."""
 
 
 def _encoder(path: Path, device: Device, people: People, cases: Sequence[Case]) -> Encoder:

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from brats_seg.evaluation.significance import CONFIDENCE
 from brats_seg.survival.cross_validation import SELECTED, Predictions, Study
-from brats_seg.survival.leakage import Leakage
+from brats_seg.survival.leakage import Leakage, least_leakage
 from brats_seg.survival.models import BASELINE
 from brats_seg.survival.outcomes import Outcomes
 from brats_seg.survival.scores import (
@@ -184,8 +184,8 @@ def _remarks(study: Study, *, with_cox: bool) -> Iterator[str]:
         named = ", ".join(study.dropped[:5]) + (", ..." if len(study.dropped) > 5 else "")
         yield f"{len(study.dropped)} features empty or equal in all cases, left out: {named}"
     for what, answers in (
-        ("the latent vector", [_least(seen) for seen in table.latent_leakage if seen]),
-        ("the label map", [seen for seen in table.labels_leakage if seen]),
+        ("the latent vector", [least_leakage(one)[1] for one in table.latent_leakage if one]),
+        ("the label map", [one for one in table.labels_leakage if one]),
     ):
         for answer, words in _NOT_HELD_OUT.items():
             n_such = answers.count(answer)
@@ -197,10 +197,6 @@ _NOT_HELD_OUT = {
     Leakage.YES: "networks that were trained on their patients, so the figures may be too good",
     Leakage.UNKNOWN: "networks without a record of the patients they were trained on",
 }
-
-
-def _least(answers: tuple[Leakage, ...]) -> Leakage:
-    return min(answers, key=list(Leakage).index)
 
 
 def _census(outcomes: Outcomes, *, with_cox: bool) -> str:
