@@ -503,11 +503,12 @@ def test_two_files_are_a_pair_whatever_they_are_called(tmp_path: Path) -> None:
 
 
 def test_folders_without_a_case_in_common_are_refused_with_examples(tmp_path: Path) -> None:
-    touch(tmp_path / "a", "x1.nii.gz", "x2.nii.gz", "x3.nii.gz", "x4.nii.gz")
+    touch(tmp_path / "a", *(f"x{number}.nii.gz" for number in range(1, 7)))
     touch(tmp_path / "b", "x1_final.nii.gz")
 
     with pytest.raises(
-        LayoutError, match=r"a has x1, x2, x3 and 1 more, .*b has x1_final.*as its case.*x1\.nii"
+        LayoutError,
+        match=r"a has x1, x2, x3, x4, x5 and 1 more, .*b has x1_final.*as its case.*x1\.nii",
     ):
         find_pairs(tmp_path / "a", tmp_path / "b")
 

@@ -20,7 +20,7 @@ from brats_seg.cases.folders import walk_folders
 from brats_seg.cases.layouts import LABEL, parse_file_name
 from brats_seg.cases.many import Failure, map_cases
 from brats_seg.cases.nifti import Geometry, read_label_map
-from brats_seg.errors import LayoutError, UsageError
+from brats_seg.errors import LayoutError, UsageError, some_of
 from brats_seg.evaluation.lesionwise import LesionScores, Scale, score_lesions
 from brats_seg.evaluation.overlap import BOTH_EMPTY, RegionCounts, count_regions, dice, jaccard
 from brats_seg.evaluation.protocols import ScoringProtocol
@@ -244,8 +244,8 @@ def find_pairs(reference: Path, prediction: Path) -> Pairing:
     references, predictions = label_maps_in(reference), label_maps_in(prediction)
     if not references.keys() & predictions.keys():
         msg = (
-            f"no case is in both folders: {reference} has {_some(references)}, {prediction} has "
-            f"{_some(predictions)}. Name each prediction as its case, for example "
+            f"no case is in both folders: {reference} has {some_of(references)}, {prediction} has "
+            f"{some_of(predictions)}. Name each prediction as its case, for example "
             f"{next(iter(references))}.nii.gz."
         )
         raise LayoutError(msg)
@@ -400,12 +400,6 @@ def _case_of(path: Path) -> str:
         msg = f"{path} is not a NIfTI file by its name; expected .nii or .nii.gz"
         raise UsageError(msg)
     return (name.case or path.parent.name) if name.kind == LABEL else name.stem
-
-
-def _some(cases: dict[str, Path]) -> str:
-    shown = list(cases)[:3]
-    more = f" and {len(cases) - len(shown)} more" if len(cases) > len(shown) else ""
-    return ", ".join(shown) + more
 
 
 def _packed(path: Path, case_id: str) -> PackedLabelMap:

@@ -74,15 +74,7 @@ class Score:
     @property
     def values(self) -> tuple[float, ...]:
         """The values, in the order of `columns`."""
-        region = (
-            self.dice,
-            self.jaccard,
-            self.hd95,
-            self.sensitivity,
-            self.specificity,
-            self.reference_ml,
-            self.prediction_ml,
-        )
+        region = tuple(getattr(self, column) for column in REGION_COLUMNS)
         if self.lesions is None:
             return region
         found = self.lesions

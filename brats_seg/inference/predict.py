@@ -284,12 +284,7 @@ def crop_probabilities(
 def predict_probabilities(
     model: Model, image: Field, settings: PredictionSettings, fallback: PredictionFallback
 ) -> Field:
-    """Return the mean probabilities of an image.
-
-    Raises:
-        CaseError: Memory runs out even in the last mode of the fallback.
-        ConfigError: A network cannot take the window that the settings ask for.
-    """
+    """Return the mean probabilities of an image; raises as `predict_scan`."""
     mirrors = list(product((False, True), repeat=3)) if settings.tta else [(False,) * 3]
     total = torch.zeros(len(model.members[0].regions), *image.shape[1:])
     for member in model.members:

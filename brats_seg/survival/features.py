@@ -170,11 +170,7 @@ def extract_row(case: Case, *, networks: Networks, predicted: bool) -> FeatureRo
 
 
 def write_origin(index: CaseIndex, networks: Networks, path: Path) -> None:
-    """Write the sources of a table of features as JSON.
-
-    Raises:
-        EnvironmentalError: The file cannot be written.
-    """
+    """Write the sources of a table of features as JSON."""
     content = {
         "data": str(index.root),
         "autoencoders": [str(encoder.path) for encoder in networks.encoders],

@@ -19,7 +19,7 @@ from brats_seg.cases.clinical import (
     mapping_files,
     read_clinical_files,
 )
-from brats_seg.errors import UsageError
+from brats_seg.errors import UsageError, some_of
 from brats_seg.survival.table import AGE, FeatureTable
 
 GTR, STR = "GTR", "STR"
@@ -116,10 +116,6 @@ def _no_match(table: FeatureTable, known: ClinicalTable, path: Path) -> UsageErr
     theirs = [row.case_id for row in known.rows.values()]
     return UsageError(
         f"{path} has none of the {len(table.case_ids)} cases of the features. The features are of "
-        f"{_some(table.case_ids)}, the table has {_some(theirs) or 'no rows'}. Give the table of "
+        f"{some_of(table.case_ids)}, the table has {some_of(theirs) or 'no rows'}. Give the table of "
         "the same year, or with --mapping the name_mapping.csv that joins the ids of the years."
     )
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

@@ -117,11 +117,7 @@ def study_survival(  # noqa: PLR0913 - each is a choice of its own
 
 
 def write_predictions(study: Study, predictions: Predictions, path: Path) -> None:
-    """Write a row for each case.
-
-    Raises:
-        EnvironmentalError: The file cannot be written.
-    """
+    """Write a row for each case."""
     columns = ["case_id", "patient_id", "fold", "reported_days", "censored"]
     columns += [f"{name}_days" for name in predictions.names]
     if predictions.log_hazards is not None:
@@ -141,9 +137,6 @@ def write_submission(
 
     Returns:
         The wanted cases without a prediction.
-
-    Raises:
-        EnvironmentalError: The file cannot be written.
     """
     rows = [
         (case_id, round(float(days)))
@@ -158,11 +151,7 @@ def write_submission(
 def write_summary(
     summary: Summary, study: Study, predictions: Predictions, plan: CrossValidationPlan, path: Path
 ) -> None:
-    """Write figures, verdict and settings as JSON.
-
-    Raises:
-        EnvironmentalError: The file cannot be written.
-    """
+    """Write figures, verdict and settings as JSON."""
     outcomes, verdict = study.outcomes, summary.verdict
     content = {
         "research_use_only": True,
