@@ -89,7 +89,7 @@ def test_one_bad_case_is_one_row_and_the_others_are_predicted(tmp_path: Path) ->
     assert label_maps == [f"BraTS2021_{n:05d}.nii.gz" for n in range(4)]
 
 
-def test_the_tables_say_what_was_found(tmp_path: Path) -> None:
+def test_the_tables_hold_volumes_and_failures(tmp_path: Path) -> None:
     write_case(tmp_path / "scans", seed=1)
 
     _, (ending,) = run([tmp_path / "scans"], tmp_path / "out")
@@ -266,7 +266,7 @@ def test_a_disk_that_fills_ends_the_batch_and_loses_nothing(
 def test_two_batches_do_not_write_into_one_folder(tmp_path: Path) -> None:
     with (
         OutputFolder(tmp_path).opened(),
-        pytest.raises(UsageError, match="another process is predicting into"),
+        pytest.raises(UsageError, match="another process predicts into"),
         OutputFolder(tmp_path).opened(),
     ):
         pass

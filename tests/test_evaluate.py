@@ -61,7 +61,7 @@ def dices(evaluation: Evaluation, region: str = "wt") -> dict[str, float]:
     return {s.case_id: s.dice for s in evaluation.scores if s.region == region}
 
 
-def test_scores_every_case_and_tells_the_conventions(brats_root: Path, predictions: Path) -> None:
+def test_scores_every_case_and_names_the_conventions(brats_root: Path, predictions: Path) -> None:
     found = evaluate_folders(brats_root, predictions, LEGACY)
 
     assert [(s.case_id, s.region) for s in found.scores] == [

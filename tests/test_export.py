@@ -185,7 +185,7 @@ def test_a_setting_that_a_later_version_adds_does_not_make_the_model_another(
     assert len(load_model([exported], CPU).members) == 2
 
 
-def test_a_model_of_before_keeps_fitted_settings_in_its_identities(exported: Path) -> None:
+def test_an_earlier_model_keeps_fitted_settings_in_its_identities(exported: Path) -> None:
     expected = [member.fitted for member in load_model([exported], CPU).members]
     path = exported / "model.json"
     description = json.loads(path.read_text())

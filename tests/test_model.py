@@ -69,7 +69,7 @@ def test_the_fingerprint_follows_what_the_model_does_and_not_where_it_lies(tmp_p
         ),
         (
             {"identity": replace(IDENTITY, spacing_mm=(2.0, 2.0, 2.0))},
-            r"do not go together: spacing_mm",
+            r"cannot be averaged: spacing_mm",
         ),
     ],
 )
@@ -164,7 +164,9 @@ def test_what_is_asked_for_wins_over_what_is_stored() -> None:
         ("nnunet", ("msd",), MSD),
     ],
 )
-def test_labels_are_numbered_as_in_the_release_of_the_scan(release, trained, expected) -> None:
+def test_labels_are_in_the_convention_of_the_release_of_the_scan(
+    release, trained, expected
+) -> None:
     model = make_model(identity=replace(IDENTITY, conventions=trained))
 
     assert model.convention(PredictionSettings(), release) == expected

@@ -51,7 +51,7 @@ def make_encoder(network: nn.Module, channels=(0, 1, 2, 3)) -> Encoder:
     return Encoder(path=Path("run"), autoencoder=autoencoder, training=TrainingCases(people=None))
 
 
-def test_an_image_is_given_in_the_order_that_the_network_learnt(scan):
+def test_channels_are_in_the_order_of_training(scan):
     """The notebook trained on one order of the modalities and predicted with another."""
     latent = make_encoder(Means(), channels=(3, 0, 1, 2)).encode(scan, 0)
 
@@ -59,13 +59,13 @@ def test_an_image_is_given_in_the_order_that_the_network_learnt(scan):
     assert [one.value for one in latent] == pytest.approx(means[[3, 0, 1, 2]].tolist(), abs=1e-6)
 
 
-def test_numbers_are_called_after_their_autoencoder(scan):
+def test_features_are_named_after_their_autoencoder(scan):
     latent = make_encoder(Means()).encode(scan, 2)
 
     assert [one.name for one in latent] == [f"latent2_00{place}" for place in range(4)]
 
 
-def test_a_vector_that_is_no_number_is_an_error_of_the_case(scan):
+def test_a_vector_that_is_not_finite_is_an_error_of_the_case(scan):
     with pytest.raises(
         CaseError, match="a latent vector with 2 values that are NaN or infinite; expected finite"
     ):

@@ -20,7 +20,7 @@ def outcomes(tmp_path: Path, *rows: str, header: str = HEADER, ids=IDS, **values
     return read_outcomes(table, path)
 
 
-def test_deaths_censored_and_unknown_are_told_apart(tmp_path):
+def test_deaths_censored_and_unknown_outcomes_are_distinguished(tmp_path):
     found = outcomes(
         tmp_path,
         f"{IDS[0]},60,289,GTR",
@@ -77,7 +77,7 @@ def test_a_table_of_others_is_refused_with_both_spellings(tmp_path):
         outcomes(tmp_path, f"{IDS[0]},60,289,GTR", ids=["Brats18_X_1"])
 
 
-def test_without_a_death_there_is_nothing_to_learn(tmp_path):
+def test_a_table_without_a_death_is_refused(tmp_path):
     rows = [f"{IDS[0]},50,ALIVE (9 days later),NA", f"{IDS[1]},50,ALIVE (361 days later),NA"]
 
     with pytest.raises(UsageError, match=r"no death among the 2 cases.*2 patients were alive"):

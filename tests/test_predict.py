@@ -216,7 +216,7 @@ def test_a_case_is_predicted_as_the_trainer_validated_it(tmp_path: Path) -> None
     assert np.array_equal(found[0], expected.any(axis=0))
 
 
-def test_a_network_that_gives_no_numbers_is_not_taken_for_one_that_finds_nothing(
+def test_probabilities_that_are_not_finite_are_no_empty_label_map(
     tmp_path: Path,
 ) -> None:
     network = Pointwise()
@@ -418,14 +418,14 @@ def member_trained_on(size: object):
         ("whole", {"window": (10, 10, 10)}, (10, 10, 10)),
     ],
 )
-def test_the_window_is_what_was_learnt_unless_asked_otherwise(size, settings, expected):
+def test_the_window_is_that_of_training_unless_another_is_given(size, settings, expected):
     """The network halves once: sizes are even."""
     config = PredictionSettings.model_validate(settings)
 
     assert window_of(member_trained_on(size), config, (13, 11, 10)) == expected
 
 
-def test_a_window_that_scored_best_is_taken_whatever_was_learnt_on():
+def test_a_fitted_window_replaces_that_of_training():
     fitted = FittedPrediction(window=(16, 16, 16))
     config = Config(model=CONFIG.model, patch=PatchConfig(size="whole"))
     member = make_model(fitted=fitted, config=config).members[0]
@@ -486,7 +486,9 @@ def test_with_enough_memory_nothing_changes() -> None:
     assert fallback.warnings == ()
 
 
-def test_a_gpu_gives_way_step_by_step_to_the_cpu(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_fallback_goes_from_the_gpu_step_by_step_to_the_cpu(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     work, tried = runs_out_until(1, on_cpu=True)
     fallback = PredictionFallback("a", GPU)
 

@@ -88,7 +88,7 @@ def test_whole_crops_and_windows_give_what_the_network_gives(
     assert made.rmse == pytest.approx((0, 0.5, 0, 0), abs=1e-5)
 
 
-def test_a_network_that_gives_no_numbers_is_an_error_of_the_case(
+def test_a_reconstruction_that_is_not_finite_is_an_error_of_the_case(
     tmp_path: Path, scan: Scan
 ) -> None:
     class Broken(nn.Module):
@@ -116,7 +116,7 @@ def test_modalities_in_another_order_come_back_in_ours(tmp_path: Path, scan: Sca
     assert np.allclose(made[1], decoded[3], atol=1e-5)
 
 
-def test_it_draws_a_case_and_tells_the_error_of_each_modality(
+def test_it_draws_a_case_and_prints_the_error_of_each_modality(
     run: Run, autoencoder: Path, tmp_path: Path
 ) -> None:
     folder = write_case(tmp_path / "scans")

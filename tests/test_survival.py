@@ -99,9 +99,7 @@ def test_a_bad_case_is_a_row_of_failures_and_ends_it_with_one(
     assert len(read_features(tmp_path / "features.csv").case_ids) == 5
 
 
-def test_networks_that_do_not_say_whom_they_saw_are_noted(
-    run: Run, brats_root: Path, tmp_path: Path
-) -> None:
+def test_networks_without_a_split_are_noted(run: Run, brats_root: Path, tmp_path: Path) -> None:
     model = write_run(tmp_path / "run")
 
     code, shown, _ = run("features", brats_root, "--segmentation", model, "--predicted")
@@ -143,7 +141,7 @@ def test_an_effect_is_found_and_written_down(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_without_an_effect_it_says_so(run: Run, tmp_path: Path) -> None:
+def test_without_an_effect_the_verdict_is_not_significant(run: Run, tmp_path: Path) -> None:
     """The negative control: of 150 cohorts without an effect, 3 were significant."""
     write_cohort(tmp_path, effect=0.0, seed=1)
 

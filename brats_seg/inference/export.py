@@ -48,7 +48,7 @@ def export_model(runs: Sequence[Path], folder: Path, *, replace: bool = False) -
         The networks and their fingerprint.
 
     Raises:
-        UsageError: The runs do not go together, or the folder holds something else.
+        UsageError: The runs cannot be averaged, or the folder holds something else.
         EnvironmentalError: The folder cannot be written.
     """
     if replace:

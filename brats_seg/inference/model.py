@@ -85,8 +85,8 @@ def load_model(paths: Sequence[Path], device: Device) -> Model:
     """Load runs, checkpoints or exported folders as one ensemble.
 
     Raises:
-        UsageError: A path holds no model, or one that does not segment, or is damaged; or they do
-            not go together.
+        UsageError: A path holds no model, or one that does not segment, or is damaged; or they
+            cannot be averaged.
     """
     trained = read_together(paths)
     members = [_built(network, device) for network in trained]
@@ -181,7 +181,7 @@ def _check_agreement(network: TrainedModel, first: TrainedModel) -> None:
     for what in ("spacing_mm", *Decoding.model_fields):
         if own[what] != others[what]:
             msg = (
-                f"the models do not go together: {what} is {others[what]} in one and {own[what]} "
+                f"the models cannot be averaged: {what} is {others[what]} in one and {own[what]} "
                 "in another. Tune them together, or predict with one at a time."
             )
             raise UsageError(msg)

@@ -90,7 +90,7 @@ class Predictor:
 
         Raises:
             UsageError: A path holds no model, or one that does not segment, or is damaged; or they
-                do not go together.
+                cannot be averaged.
             EnvironmentalError: The device of the settings is not available.
         """
         device = choose_device(settings.device, settings.precision)

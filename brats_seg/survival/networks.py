@@ -109,8 +109,8 @@ class Networks:
         """Load runs and the lists of cases that they were trained on.
 
         Raises:
-            UsageError: A path holds no model, or one for another task; or the models do not go
-                together.
+            UsageError: A path holds no model, or one for another task; or the models do
+                not fit each other.
         """
         networks = cls(
             people=people,
