@@ -13,7 +13,11 @@ BratsError                1  something about the data is wrong
 `- EnvironmentalError     3  disk, permissions, device or memory prevent the work
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import islice
+
+_N_NAMED = 5
+"""Names that a message lists at most."""
 
 
 class BratsError(Exception):
@@ -102,3 +106,9 @@ class EnvironmentalError(BratsError):
     """Disk, permissions, device or memory prevent the work."""
 
     exit_code = 3
+
+
+def some_of(names: Collection[str]) -> str:
+    """Return the first names as text for a message, and how many more there are."""
+    more = f" and {len(names) - _N_NAMED} more" if len(names) > _N_NAMED else ""
+    return ", ".join(islice(names, _N_NAMED)) + more

@@ -1,4 +1,4 @@
-"""Models for tests of inference: small real ones on disk, and ones whose answer is known."""
+"""Build models for tests of inference: small real ones on disk, and ones of known output."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def write_run(
     config: Config = CONFIG,
     fitted: FittedPrediction = NOT_FITTED,
 ) -> Path:
-    """Write the best checkpoint of a run that never was, with random weights."""
+    """Write the best checkpoint of a run, with random weights."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         network = build_model(config.model, identity.patch)

@@ -1,4 +1,4 @@
-"""Tables of features, outcomes and tumours for tests: plain functions with a default for all."""
+"""Build tables of features, outcomes and tumours for tests."""
 
 from collections.abc import Sequence
 
@@ -28,7 +28,7 @@ def make_feature_table(
     labels_leakage: Sequence[Leakage | None] | None = None,
     resections: Sequence[str] | None = None,
 ) -> FeatureTable:
-    """Return a table of values (cases, features), called `f0`, `f1`, ... if not told otherwise."""
+    """Return a table of values (cases, features), called `f0`, `f1`, ... by default."""
     values = np.asarray(values, dtype=np.float64)
     n_cases, n_columns = values.shape
     ids = tuple(case_ids or (f"case{number:03d}" for number in range(n_cases)))
@@ -51,7 +51,7 @@ def make_outcomes(
     ages: npt.ArrayLike | None = None,
     resections: Sequence[str] | None = None,
 ) -> Outcomes:
-    """Return outcomes of patients who all died, aged 60, if not told otherwise."""
+    """Return outcomes of patients who by default all died, aged 60."""
     days = np.asarray(days, dtype=np.float64)
     return Outcomes(
         days=days,
@@ -62,7 +62,7 @@ def make_outcomes(
 
 
 def make_study(seed: int = 0, *, n_cases: int = 40, effect: float = 0.0) -> Study:
-    """Return a study of ten features, the first of which explains survival as far as told."""
+    """Return a study of ten features, the first of which explains survival to a given degree."""
     rng = np.random.default_rng([seed, 2])
     values = rng.normal(size=(n_cases, 10))
     noise = rng.normal(size=n_cases)
@@ -81,7 +81,7 @@ def make_tumour(
     image: npt.NDArray[np.float32] | None = None,
     spacing_mm: tuple[float, float, float] = (1.0, 1.0, 1.0),
 ) -> Tumour:
-    """Return a tumour in the numbering of BraTS 2017, in a brain of ones that fills everything."""
+    """Return a tumour in the convention of BraTS 2017, in a brain of ones that fills everything."""
     ones = np.ones((4, *label_map.shape), dtype=np.float32)
     return Tumour(
         image=ones if image is None else image,

@@ -1,4 +1,4 @@
-"""Many cases: none stops the rest, nothing is done twice, and what is written is whole."""
+"""Test batches: failures stay with their case, finished cases are kept, files are written whole."""
 
 import errno
 import json
@@ -65,7 +65,7 @@ def case_ids(endings: list[CaseOutcome]) -> list[str]:
 
 
 def test_one_bad_case_is_one_row_and_the_others_are_predicted(tmp_path: Path) -> None:
-    """Ten bad cases in ten ways among four good ones."""
+    """Write four good cases and ten bad ones, each with another defect."""
     for number in range(4):
         write_case(tmp_path / "scans", f"BraTS2021_{number:05d}", seed=number)
     break_in_ten_ways(tmp_path / "scans")
@@ -89,7 +89,7 @@ def test_one_bad_case_is_one_row_and_the_others_are_predicted(tmp_path: Path) ->
     assert label_maps == [f"BraTS2021_{n:05d}.nii.gz" for n in range(4)]
 
 
-def test_the_tables_say_what_was_found(tmp_path: Path) -> None:
+def test_the_tables_hold_volumes_and_failures(tmp_path: Path) -> None:
     write_case(tmp_path / "scans", seed=1)
 
     _, (ending,) = run([tmp_path / "scans"], tmp_path / "out")
@@ -188,7 +188,7 @@ def test_a_manifest_line_that_was_cut_off_costs_its_case(brats_root: Path, tmp_p
 
 
 def test_results_are_not_taken_for_scans(brats_root: Path, tmp_path: Path) -> None:
-    """A results folder among the scans, given again, or given alone."""
+    """The folder of results lies among the scans, or is given as input again, or alone."""
     settings = PredictionSettings(preview=False, probabilities=True, uncertainty=True)
     run([brats_root], brats_root / "out", settings=settings)
 
@@ -266,7 +266,7 @@ def test_a_disk_that_fills_ends_the_batch_and_loses_nothing(
 def test_two_batches_do_not_write_into_one_folder(tmp_path: Path) -> None:
     with (
         OutputFolder(tmp_path).opened(),
-        pytest.raises(UsageError, match="another process is predicting into"),
+        pytest.raises(UsageError, match="another process predicts into"),
         OutputFolder(tmp_path).opened(),
     ):
         pass
@@ -305,7 +305,7 @@ def test_ctrl_c_leaves_only_whole_files(brats_root: Path, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_killed_at_any_moment_the_next_start_finishes_and_repeats_nothing(tmp_path: Path) -> None:
-    """Killed without warning after the first, second, ... label map."""
+    """The process is killed after the first, second, ... label map."""
     for number in range(8):
         write_case(tmp_path / "scans", f"BraTS2021_{number:05d}", seed=number, shape=(40, 40, 32))
     model, out = write_run(tmp_path / "run"), tmp_path / "out"

@@ -1,4 +1,4 @@
-"""Figures of one case: its modalities, its label maps, its reconstruction."""
+"""Test figures of one case: modalities, label maps and reconstruction."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A case read for pictures: turned to the axes of BraTS, with what its labels mean."""
+"""Test reading a case for figures: axes of BraTS and label conventions."""
 
 from pathlib import Path
 

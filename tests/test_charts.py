@@ -1,4 +1,4 @@
-"""Charts over many cases."""
+"""Test charts over many cases."""
 
 from pathlib import Path
 
@@ -103,7 +103,7 @@ def test_each_histogram_says_how_many_are_known() -> None:
     assert survival.get_title() == "known for 2 of 3 cases, median 200"
     assert [heights(axes) for axes in (age, survival, volume)] == [2, 2, 3]
     words = [text.get_text() for text in survival.get_legend().get_texts()]
-    assert words == ["died then", "alive when last heard of"]
+    assert words == ["died", "alive at last contact"]
 
 
 def test_what_is_not_known_is_said() -> None:
@@ -150,8 +150,8 @@ def test_each_case_is_a_point_and_the_censored_have_another_mark() -> None:
     assert alive.get_offsets().tolist() == [[400, 300]]
     assert died.get_paths()[0].vertices.shape != alive.get_paths()[0].vertices.shape
     assert [text.get_text() for text in axes.get_legend().get_texts()] == [
-        "died then (2)",
-        "alive when last heard of (1)",
+        "died (2)",
+        "alive at last contact (1)",
         "perfect",
     ]
     assert axes.get_title() == "ridge"

@@ -1,4 +1,4 @@
-"""The same batch by dask: the same results, whatever dies."""
+"""Test batches on dask: the same results as in one process, also when workers die."""
 
 import builtins
 import os
@@ -52,7 +52,7 @@ def run_locally(root: Path, job: Job, path: Path) -> None:
 
 
 def killed_once(case: Case, job: Job) -> CaseOutcome:
-    """Die over the third case, the first time."""
+    """End the worker at the third case, the first time."""
     sign = job.output_path / "died"
     if case.case_id.endswith("2") and not sign.exists():
         sign.touch()
@@ -61,7 +61,7 @@ def killed_once(case: Case, job: Job) -> CaseOutcome:
 
 
 def killed_always(case: Case, job: Job) -> CaseOutcome:
-    """Die over the third case, each time, and count."""
+    """End the worker at the third case every time, and count."""
     if case.case_id.endswith("2"):
         with (job.output_path / "deaths").open("a") as file:
             file.write("x")

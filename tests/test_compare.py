@@ -1,4 +1,4 @@
-"""Two sets of predictions, case by case."""
+"""Test the comparison of two sets of predictions."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ NO_LESIONS = LesionScores(
 
 
 def named(name: str, dices: Sequence[float], hd95s: Sequence[float] | None = None) -> NamedScores:
-    """A set with one region; HD95 is a tie everywhere unless it is given."""
+    """Return a set with one region; HD95 is tied everywhere unless it is given."""
     distances = hd95s or [1.0] * len(dices)
     rows = [
         replace(score(f"{k:03d}", dice), hd95=hd95)
@@ -111,7 +111,7 @@ def test_chance_rarely_leads_in_every_case_and_often_in_none() -> None:
 
 
 def test_lesionwise_sets_are_ranked_by_their_lesions(rng: np.random.Generator) -> None:
-    """Though whole regions say the opposite."""
+    """The scores of whole regions rank them the other way."""
     sets = [
         NamedScores(
             name=name,

@@ -125,6 +125,30 @@ def test_maps_of_two_conventions_in_one_folder_are_each_read_in_their_own() -> N
     assert conventions(values) == {"a": BRATS2017, "b": BRATS2023}
 
 
+@pytest.mark.parametrize(("release", "convention"), [("PED", BRATS2024_PED), ("MET", BRATS2024)])
+def test_one_map_with_4_tells_the_convention_of_its_release(
+    release: str, convention: LabelConvention
+) -> None:
+    """Otherwise the tumour core of a paediatric case without enhancing tumour would lose a label."""
+    first, second = f"BraTS-{release}-00001-000", f"BraTS-{release}-00002-000"
+    values = {first: {0, 1, 2, 4}, second: {0, 1, 2}, "BraTS-GLI-00001-000": {0, 1, 2, 3}}
+
+    assert conventions(values) == {
+        first: convention,
+        second: convention,
+        "BraTS-GLI-00001-000": BRATS2023,
+    }
+
+
+def test_4_in_another_release_tells_nothing_about_paediatric_maps() -> None:
+    values = {"BraTS-PED-00001-000": {0, 1, 2}, "BraTS-GLI-00005-100": {0, 1, 2, 3, 4}}
+
+    assert conventions(values) == {
+        "BraTS-PED-00001-000": BRATS2023,
+        "BraTS-GLI-00005-100": BRATS2024,
+    }
+
+
 def test_a_task_with_its_own_numbering_is_read_in_it() -> None:
     """Without the fourth label paediatric maps look like those of 2023."""
     protocol = protocol_named("lesionwise2024", "PED")

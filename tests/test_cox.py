@@ -1,4 +1,4 @@
-"""The Cox model, fitted to deaths and censored patients."""
+"""Test the Cox model on deaths and censored patients."""
 
 import sys
 import warnings
@@ -135,7 +135,7 @@ def test_nothing_of_unseen_cases_is_learnt():
 
 
 def test_the_strongest_features_are_those_of_the_score_test():
-    """Against an oracle: the score of the partial likelihood at 0, by a loop over the deaths."""
+    """Compare with the score of the partial likelihood at 0, by a loop over the deaths."""
     features, days, died = cohort(30)
     scores = np.zeros(6)
     for place in np.flatnonzero(died):

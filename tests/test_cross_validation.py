@@ -1,4 +1,4 @@
-"""Studies of survival, and nested cross-validation."""
+"""Test studies of survival and nested cross-validation."""
 
 from dataclasses import replace
 
@@ -37,7 +37,7 @@ def test_the_age_of_the_outcomes_takes_the_place_of_that_of_the_table():
     assert study.values[:, 0].tolist() == [50, 60, 70]
 
 
-def test_columns_that_say_nothing_are_left_out_by_name():
+def test_columns_without_information_are_dropped_and_named():
     nan = np.nan
     values = [[7.0, nan, 7, 1], [7, nan, nan, 2], [7, nan, 7, nan]]
 
@@ -53,7 +53,7 @@ def test_the_baseline_has_the_age_and_nothing_else():
     assert study.features_of(0, age_only=BASELINE.age_only).tolist() == [[50], [60], [70]]
 
 
-def test_the_baseline_keeps_an_age_that_says_nothing():
+def test_the_baseline_keeps_an_age_without_information():
     outcomes = make_outcomes([1, 2], ages=[np.nan, np.nan])
 
     study = Study.of(make_feature_table([[1.0], [2]]), outcomes)
@@ -69,7 +69,7 @@ def test_the_vectors_of_two_autoencoders_are_never_mixed(encoder, expected):
     assert study.features_of(encoder)[0].tolist() == [50, *expected]
 
 
-def test_each_case_has_the_autoencoder_that_has_not_seen_it():
+def test_each_case_has_the_autoencoder_that_was_not_trained_on_it():
     seen = [(NO, YES), (YES, NO), (YES, UNKNOWN)]
     study = study_of([[1.0], [2], [3]], ["x"], latent_leakage=seen)
 
@@ -133,7 +133,7 @@ def test_no_case_is_predicted_by_a_model_that_saw_it(fitted):
     assert trained == [set(range(12)) - held for held in held_out]
 
 
-def test_a_censored_case_is_predicted_and_never_learnt_from(fitted):
+def test_a_censored_case_is_predicted_and_never_trained_on(fitted):
     censored = [number in {2, 5} for number in range(12)]
     study = numbered(censored=censored)
 
@@ -174,8 +174,8 @@ def test_all_cases_of_a_patient_are_held_out_together(fitted):
                 assert not {of_row[row] for row in train} & {of_row[row] for row in held}
 
 
-def test_each_case_is_predicted_from_an_autoencoder_that_has_not_seen_it(fitted):
-    """The trap: vectors of two networks in one column mean different things."""
+def test_each_case_is_predicted_from_an_autoencoder_not_trained_on_it(fitted):
+    """Latent vectors of two networks in one column would have different meanings."""
     yes, no = Leakage.YES, Leakage.NO
     seen = [(no, yes) if number % 2 else (yes, no) for number in range(12)]
     values = np.stack([np.arange(12) + 100, np.arange(12) + 200], axis=1)
@@ -241,7 +241,7 @@ def test_too_few_deaths_are_refused(n_cases, message):
         cross_validate(make_study(n_cases=n_cases), make_plan(n_folds=max(4, n_cases + 1)))
 
 
-def test_folds_that_hold_all_deaths_leave_nothing_to_learn_from():
+def test_a_fold_that_holds_all_deaths_is_an_error():
     study = numbered(censored=[number % 3 != 0 for number in range(12)])
 
     with pytest.raises(

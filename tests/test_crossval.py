@@ -187,7 +187,7 @@ def test_another_folder_of_that_name_is_left_alone(held_out: list[HeldOut], tmp_
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "mine.txt").touch()
 
-    with pytest.raises(UsageError, match="model is there and holds no model"):
+    with pytest.raises(UsageError, match="model exists and holds no exported model"):
         export_model([own.run for own in held_out], tmp_path / "model", replace=True)
 
     assert (tmp_path / "model" / "mine.txt").exists()

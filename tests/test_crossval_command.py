@@ -180,7 +180,7 @@ def test_tune_stores_what_it_fits(root: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "tuned on 6 held-out cases of 2 runs, for the mean lesion-wise Dice" in done.stdout
     assert refused.returncode == 2
-    assert "is an exported model, which does not say what it has never seen" in refused.stderr
+    assert "is an exported model, which does not list its held-out cases" in refused.stderr
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_wrong_use_is_refused_before_anything_is_trained(
 @pytest.mark.parametrize(
     ("taken", "code", "message"),
     [
-        ("crossval/model/mine.txt", 2, "crossval/model is there and holds no model"),
+        ("crossval/model/mine.txt", 2, "crossval/model exists and holds no exported model"),
         ("crossval", 3, "cannot be written"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Folders in, a table of scores and a list of failures out."""
+"""Test the scores, failures and remarks of folders of label maps."""
 
 import json
 import shutil
@@ -61,14 +61,14 @@ def dices(evaluation: Evaluation, region: str = "wt") -> dict[str, float]:
     return {s.case_id: s.dice for s in evaluation.scores if s.region == region}
 
 
-def test_scores_every_case_and_tells_the_conventions(brats_root: Path, predictions: Path) -> None:
+def test_scores_every_case_and_names_the_conventions(brats_root: Path, predictions: Path) -> None:
     found = evaluate_folders(brats_root, predictions, LEGACY)
 
     assert [(s.case_id, s.region) for s in found.scores] == [
         (case_id, region) for case_id in CASES for region in ("wt", "tc", "et")
     ]
     assert found.reference_labels == ("brats2017",)
-    # the map of a case without ET speaks for no other numbering than that of its release
+    # a label map without ET is read in the convention of its release
     assert found.prediction_labels == ("brats2017", "brats2023")
     assert (found.missing, found.failures, found.remarks) == ((), (), ())
     for number, (case_id, dice) in enumerate(dices(found, "et").items()):
@@ -354,7 +354,7 @@ def test_a_tumour_that_fills_the_volume_can_be_scored(tmp_path: Path) -> None:
 
 
 def test_without_a_prediction_everything_is_the_worst_there_is(tmp_path: Path) -> None:
-    """A region that the reference lacks too: nothing handed in earns no full marks."""
+    """A region that the reference lacks too scores worst: a missing prediction earns nothing."""
     label_map = make_label_map((24, 24, 16))
 
     scores = scored(tmp_path, label_map, None, LESIONWISE).scores
@@ -381,7 +381,7 @@ def test_without_a_prediction_everything_is_the_worst_there_is(tmp_path: Path) -
 
 
 def test_cutting_to_the_tumour_changes_no_score(tmp_path: Path) -> None:
-    """Dilations that reach the edge of the volume, and others that have room."""
+    """Test dilations that reach the edge of the volume, and others that do not."""
     maps = [make_label_map((24, 24, 16), BRATS2023, seed) for seed in (0, 1)]
     roomy = [np.pad(label_map, ((9, 3), (0, 12), (7, 7))) for label_map in maps]
     conventions = PairConventions(reference=BRATS2024, prediction=BRATS2024)
@@ -503,11 +503,12 @@ def test_two_files_are_a_pair_whatever_they_are_called(tmp_path: Path) -> None:
 
 
 def test_folders_without_a_case_in_common_are_refused_with_examples(tmp_path: Path) -> None:
-    touch(tmp_path / "a", "x1.nii.gz", "x2.nii.gz", "x3.nii.gz", "x4.nii.gz")
+    touch(tmp_path / "a", *(f"x{number}.nii.gz" for number in range(1, 7)))
     touch(tmp_path / "b", "x1_final.nii.gz")
 
     with pytest.raises(
-        LayoutError, match=r"a has x1, x2, x3 and 1 more, .*b has x1_final.*as its case.*x1\.nii"
+        LayoutError,
+        match=r"a has x1, x2, x3, x4, x5 and 1 more, .*b has x1_final.*as its case.*x1\.nii",
     ):
         find_pairs(tmp_path / "a", tmp_path / "b")
 

@@ -1,4 +1,4 @@
-"""A model to hand out: the same as the runs it was made of, or refused."""
+"""Test that an exported model predicts as its runs do, and that damaged ones are refused."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ from tests.inference_builders import CPU, write_run
 
 @pytest.fixture
 def exported(tmp_path: Path) -> Path:
-    """Two networks with settings of their own, in one folder."""
+    """Export two networks with their own settings to one folder."""
     decoding = Decoding(thresholds=(0.4, 0.5, 0.6))
     runs = [
         write_run(
@@ -82,7 +82,7 @@ def test_a_flipped_byte_of_the_weights_is_found(exported: Path, place: int) -> N
 
 
 def test_a_changed_setting_is_found(exported: Path) -> None:
-    """A threshold that somebody edited, or that a broken disk did."""
+    """A threshold was edited, or damaged on disk."""
     path = exported / "model.json"
     path.write_text(path.read_text().replace("0.6", "0.7"))
 
@@ -142,7 +142,7 @@ def test_a_file_outside_of_the_folder_is_not_read(exported: Path) -> None:
 def test_a_folder_that_holds_something_is_left_alone(exported: Path) -> None:
     networks = read_trained(exported)
 
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="exists already"):
         write_exported(networks, "", exported)
 
 
@@ -173,7 +173,7 @@ def test_reading_it_imports_no_pickled_code(exported: Path) -> None:
 def test_a_setting_that_a_later_version_adds_does_not_make_the_model_another(
     exported: Path,
 ) -> None:
-    """Such a file lacks the setting, and the default is what it was made with."""
+    """Such a file lacks the setting: the default was in force when it was written."""
     path = exported / "model.json"
     description = json.loads(path.read_text())
     for member in description["members"]:
@@ -185,7 +185,7 @@ def test_a_setting_that_a_later_version_adds_does_not_make_the_model_another(
     assert len(load_model([exported], CPU).members) == 2
 
 
-def test_a_model_of_before_keeps_fitted_settings_in_its_identities(exported: Path) -> None:
+def test_an_earlier_model_keeps_fitted_settings_in_its_identities(exported: Path) -> None:
     expected = [member.fitted for member in load_model([exported], CPU).members]
     path = exported / "model.json"
     description = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""Features of the cases of a data folder, with networks and without."""
+"""Test features of the cases of a folder, with and without networks."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ NO, YES, UNKNOWN = Leakage.NO, Leakage.YES, Leakage.UNKNOWN
 
 @pytest.fixture(autouse=True)
 def small_grid(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the autoencoder of these tests look at less."""
+    """Use a smaller grid for the autoencoder of these tests."""
     monkeypatch.setattr(autoencoder, "GRID", (32, 32, 32))
 
 
@@ -114,7 +114,7 @@ def test_a_label_map_is_predicted_where_there_is_no_reference(root, tmp_path):
     assert [row.labels_leakage for row in extraction.rows] == [None, None, NO]
 
 
-def test_predictions_can_be_asked_for_and_say_who_was_seen(root, tmp_path):
+def test_label_maps_can_be_predicted_and_their_leakage_is_noted(root, tmp_path):
     runs = [write_trained(tmp_path / f"fold{n}", IDS[n], IDS[2], seed=n) for n in range(2)]
 
     rows = extract(root, segmentations=runs, predicted=True).rows
@@ -123,7 +123,7 @@ def test_predictions_can_be_asked_for_and_say_who_was_seen(root, tmp_path):
     assert [row.labels_leakage for row in rows] == [NO, NO, YES]
 
 
-def test_a_case_is_segmented_by_the_run_that_has_not_seen_it(root, tmp_path):
+def test_a_case_is_segmented_by_the_run_that_was_not_trained_on_it(root, tmp_path):
     """Two runs with other weights: with both, the case is measured as with the right one alone."""
     seen = write_trained(tmp_path / "seen", IDS[0], seed=1)
     unseen = write_trained(tmp_path / "unseen", IDS[1], seed=2)
@@ -141,7 +141,7 @@ def test_predicted_label_maps_need_a_run(root):
         extract(root, predicted=True)
 
 
-def test_every_autoencoder_gives_a_vector_and_says_whom_it_has_seen(root, tmp_path):
+def test_every_autoencoder_has_a_vector_and_its_leakage(root, tmp_path):
     runs = [
         write_trained(tmp_path / "ae0", IDS[0], config=AUTOENCODER, seed=0),
         write_run(tmp_path / "ae1", config=AUTOENCODER, seed=1),
@@ -158,8 +158,8 @@ def test_every_autoencoder_gives_a_vector_and_says_whom_it_has_seen(root, tmp_pa
     assert [one.value for one in second.features][-128:] != [*latent.values()]
 
 
-def test_modalities_reach_the_autoencoder_in_the_order_that_it_learnt(root, tmp_path):
-    """The notebook taught one order and asked in another."""
+def test_modalities_reach_the_autoencoder_in_the_order_of_its_training(root, tmp_path):
+    """The notebook trained on one order of the modalities and predicted with another."""
     other = ModelIdentity(
         conventions=("brats2017",),
         patch=(8, 8, 8),
@@ -205,7 +205,7 @@ def test_runs_of_other_voxels_are_refused(root, tmp_path):
 
 
 def test_an_autoencoder_of_patches_is_refused(root, tmp_path):
-    """It has never seen a whole brain."""
+    """It was never trained on whole brains."""
     config = AUTOENCODER.model_copy(update={"patch": PatchConfig(size=(8, 8, 8))})
     run = write_trained(tmp_path / "run", config=config)
 

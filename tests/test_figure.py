@@ -1,4 +1,4 @@
-"""`brats-seg figure KIND`: what it draws, and what it says when it cannot."""
+"""Test the command `figure`: files and error messages."""
 
 import sys
 from collections.abc import Callable
@@ -19,7 +19,7 @@ Run = Callable[..., tuple[int, str]]
 def figure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Run:
-    """The command in this process; gives its exit code and what it said."""
+    """Run the command in this process; return its exit code and output."""
 
     def run_here(*arguments: str | Path) -> tuple[int, str]:
         monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Test the history of a run: its table, its picture and the line that is logged."""
+"""Test the history of a run as a table, a figure and a line of the log."""
 
 import os
 import sys
@@ -75,7 +75,7 @@ def test_the_history_of_an_autoencoder_shows_loss_and_error_and_no_dice(tmp_path
     assert titles == ["loss", "RMSE in the brain"]
 
 
-def test_the_line_on_screen_says_what_was_measured() -> None:
+def test_the_line_of_the_log_shows_the_values() -> None:
     assert row_line(row(1, validated=False), 5).startswith("epoch 1/5 | training loss 1.0000 Dice")
     assert "validation loss 1.0000 Dice 0.722 (WT 0.500 TC 0.500 ET 0.500) Jaccard 0.500 | lr" in (
         row_line(row(2, validated=True), 5)
@@ -110,7 +110,7 @@ def test_a_folder_without_history_is_said(tmp_path: Path, text: str | None, expe
 
 
 class Shown:
-    """A cell of a notebook, which records what is displayed."""
+    """Record what a cell of a notebook displays, in order."""
 
     def __init__(self) -> None:
         self.pictures: list[bytes] = []

@@ -1,4 +1,4 @@
-"""Leakage: whether a network was trained on a patient."""
+"""Test whether a network was trained on a patient."""
 
 import logging
 from pathlib import Path
@@ -40,14 +40,14 @@ def trained_on(tmp_path: Path, *train: str, people: People = NOBODY, cases=()) -
     return TrainingCases.of_run(tmp_path, people, cases)
 
 
-def test_a_case_of_the_training_has_been_seen(tmp_path):
+def test_a_training_case_leaks(tmp_path):
     training = trained_on(tmp_path, "A", "B")
 
     assert training.leakage(NOBODY.keys("A", "A")) == Leakage.YES
     assert training.leakage(NOBODY.keys("held", "held")) == Leakage.NO
 
 
-def test_another_time_point_of_a_patient_has_been_seen(tmp_path):
+def test_another_time_point_of_a_training_patient_leaks(tmp_path):
     training = trained_on(tmp_path, "BraTS-GLI-00005-000")
 
     for case_id, seen in (
@@ -66,7 +66,7 @@ def test_the_patient_that_the_index_knows_counts(tmp_path):
     assert training.leakage(NOBODY.keys("B", "person")) == Leakage.YES
 
 
-def test_the_same_person_under_the_id_of_another_year_has_been_seen(tmp_path):
+def test_a_training_patient_leaks_under_the_id_of_another_year(tmp_path):
     mapping = tmp_path / "name_mapping.csv"
     mapping.write_text(
         "BraTS_2018_subject_ID,BraTS_2020_subject_ID\nBrats18_X_1,BraTS20_Training_001\n"
@@ -79,7 +79,7 @@ def test_the_same_person_under_the_id_of_another_year_has_been_seen(tmp_path):
     assert training.leakage(NOBODY.keys("BraTS20_Training_001", "another")) == Leakage.NO
 
 
-def test_a_run_without_a_split_does_not_say(tmp_path, caplog):
+def test_the_leakage_of_a_run_without_a_split_is_unknown(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         training = TrainingCases.of_run(tmp_path, NOBODY, ())
 

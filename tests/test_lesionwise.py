@@ -1,4 +1,4 @@
-"""The tables T1-T13 and G1-G10 are output of the challenges' own programs for 2023 and 2024."""
+"""Test lesion-wise scores; T1-T13 and G1-G10 are output of the challenges' programs."""
 
 import math
 
@@ -33,7 +33,7 @@ BAR: Box = ((14, 14, 20), (2, 2, 20))
 
 
 def cubes(*boxes: Box, n: int = 64) -> npt.NDArray[np.bool_]:
-    """Ones in boxes given by origin and size."""
+    """Return a mask of boxes given by origin and size."""
     mask = np.zeros((n, n, n), dtype=bool)
     for origin, size in boxes:
         mask[tuple(slice(o, o + s) for o, s in zip(origin, size, strict=True))] = True
@@ -41,7 +41,7 @@ def cubes(*boxes: Box, n: int = 64) -> npt.NDArray[np.bool_]:
 
 
 def painted(*boxes: tuple[int, Box]) -> npt.NDArray[np.uint8]:
-    """A label map of boxes with their values, later ones on top."""
+    """Return a label map of boxes with their values, later ones on top."""
     label_map = np.zeros((64, 64, 64), dtype=np.uint8)
     for value, box in boxes:
         label_map[cubes(box)] = value
@@ -198,7 +198,7 @@ def slow_scores(
     *,
     merges: bool,
 ) -> tuple[float, float, int, int, int]:
-    """The steps of the challenges one by one, on whole volumes: Dice, HD95 and three counts."""
+    """Compute the steps of the challenges one by one on whole volumes: Dice, HD95, three counts."""
     full, grow = np.ones((3, 3, 3)), ndimage.generate_binary_structure(3, 2)
 
     def parts(mask: npt.NDArray[np.bool_], *, merged: bool) -> list[npt.NDArray[np.bool_]]:
@@ -229,7 +229,7 @@ def slow_scores(
 
 
 def speckled(rng: np.random.Generator) -> npt.NDArray[np.bool_]:
-    """Lumps of all sizes, so that many are near the limits."""
+    """Return lumps of all sizes, many of them near the limits."""
     noise = ndimage.uniform_filter(rng.random((22, 20, 18)), 3)
     return noise > np.quantile(noise, rng.uniform(0.9, 0.99))
 
@@ -315,7 +315,7 @@ def row(text: str) -> Lesions:
 
 
 def groups(lesions: Lesions) -> list[int]:
-    """How many lesions there are before each voxel of a row is seen: 0 outside, then 1, 2, ..."""
+    """Number the lesions along a row: 0 outside, then 1, 2, ..."""
     numbers = lesions[:, 0, 0].tolist()
     order = list(dict.fromkeys(number for number in numbers if number))
     return [order.index(number) + 1 if number else 0 for number in numbers]

@@ -1,4 +1,4 @@
-"""Surfaces of masks: closed, facing outwards, and where the mask is."""
+"""Test surfaces of masks: closed, facing outwards, and in the right place."""
 
 import numpy as np
 import pytest

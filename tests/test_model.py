@@ -1,4 +1,4 @@
-"""Loading models: what goes together, what it is told apart by, and what labels it writes."""
+"""Test loading models: agreement of members, fingerprints and label conventions."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -69,7 +69,7 @@ def test_the_fingerprint_follows_what_the_model_does_and_not_where_it_lies(tmp_p
         ),
         (
             {"identity": replace(IDENTITY, spacing_mm=(2.0, 2.0, 2.0))},
-            r"do not go together: spacing_mm",
+            r"cannot be averaged: spacing_mm",
         ),
     ],
 )
@@ -91,7 +91,7 @@ def test_models_that_do_not_go_together_are_refused(
         ({"normalisation": "none"}, r"normalisation none; expected z-score"),
     ],
 )
-def test_a_model_that_was_taught_something_else_is_refused(
+def test_a_model_that_was_trained_on_other_inputs_is_refused(
     tmp_path: Path, change: dict, message: str
 ) -> None:
     run = write_run(tmp_path / "run", identity=replace(IDENTITY, **change))
@@ -152,7 +152,7 @@ def test_what_is_asked_for_wins_over_what_is_stored() -> None:
 
 
 @pytest.mark.parametrize(
-    ("release", "taught", "expected"),
+    ("release", "trained", "expected"),
     [
         ("brats2021", ("brats2023",), BRATS2017),
         ("brats2023-gli", ("brats2017",), BRATS2023),
@@ -164,8 +164,10 @@ def test_what_is_asked_for_wins_over_what_is_stored() -> None:
         ("nnunet", ("msd",), MSD),
     ],
 )
-def test_labels_are_numbered_as_in_the_release_of_the_scan(release, taught, expected) -> None:
-    model = make_model(identity=replace(IDENTITY, conventions=taught))
+def test_labels_are_in_the_convention_of_the_release_of_the_scan(
+    release, trained, expected
+) -> None:
+    model = make_model(identity=replace(IDENTITY, conventions=trained))
 
     assert model.convention(PredictionSettings(), release) == expected
     assert model.convention(PredictionSettings(labels="msd"), release) == MSD

@@ -1,4 +1,4 @@
-"""One family of models, fitted."""
+"""Test fitting one family of models."""
 
 import numpy as np
 import pytest
@@ -53,7 +53,7 @@ def test_few_cases_with_empty_and_constant_columns_are_fitted(family, n_cases, r
 
 
 def test_nothing_of_unseen_cases_is_learnt(features):
-    """Scale and medians are those of the training cases: what is predicted beside changes nothing."""
+    """Scale and medians are those of the training cases, and not of the predicted ones."""
     family = FAMILIES[1]
     fit = fit_family(family, features, days_of(features[:, 0]), splits_of(30), seed=0)
 

@@ -1,4 +1,4 @@
-"""Networks applied to one scan: inputs and names of the features."""
+"""Test networks applied to one scan: inputs and names of the features."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ class Means(nn.Module):
 
 
 class Broken(nn.Module):
-    """Encodes an image as what is no number."""
+    """Encodes an image as NaN."""
 
     def encode(self, image: Tensor) -> Tensor:
         return torch.tensor([[1.0, torch.nan, torch.inf]])
@@ -51,21 +51,21 @@ def make_encoder(network: nn.Module, channels=(0, 1, 2, 3)) -> Encoder:
     return Encoder(path=Path("run"), autoencoder=autoencoder, training=TrainingCases(people=None))
 
 
-def test_an_image_is_given_in_the_order_that_the_network_learnt(scan):
-    """The notebook taught one order of modalities and asked in another."""
+def test_channels_are_in_the_order_of_training(scan):
+    """The notebook trained on one order of the modalities and predicted with another."""
     latent = make_encoder(Means(), channels=(3, 0, 1, 2)).encode(scan, 0)
 
     means = scan.image.mean(axis=(1, 2, 3))
     assert [one.value for one in latent] == pytest.approx(means[[3, 0, 1, 2]].tolist(), abs=1e-6)
 
 
-def test_numbers_are_called_after_their_autoencoder(scan):
+def test_features_are_named_after_their_autoencoder(scan):
     latent = make_encoder(Means()).encode(scan, 2)
 
     assert [one.name for one in latent] == [f"latent2_00{place}" for place in range(4)]
 
 
-def test_a_vector_that_is_no_number_is_an_error_of_the_case(scan):
+def test_a_vector_that_is_not_finite_is_an_error_of_the_case(scan):
     with pytest.raises(
         CaseError, match="a latent vector with 2 values that are NaN or infinite; expected finite"
     ):

@@ -1,4 +1,4 @@
-"""Which cases a run has never seen, and what is refused."""
+"""Test which cases were held out of a run, and the folders that are refused."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +31,7 @@ def write_run_of(path: Path, prepared: Path, held_out: tuple[str, ...]) -> Path:
     return path
 
 
-def test_the_run_says_what_was_held_out(tmp_path: Path, prepared: Path) -> None:
+def test_held_out_cases_come_from_the_split_of_the_run(tmp_path: Path, prepared: Path) -> None:
     run = write_run_of(tmp_path / "run", prepared, (CASES[1], CASES[3]))
 
     held_out = open_held_out(run, prepared)
@@ -47,7 +47,7 @@ def test_a_split_that_was_changed_is_refused(tmp_path: Path, prepared: Path) -> 
     path = run / SPLIT_NAME
     path.write_text(path.read_text().replace(f"{CASES[0]},train", f"{CASES[0]},validation"))
 
-    with pytest.raises(UsageError, match="was not trained on what is prepared in"):
+    with pytest.raises(UsageError, match="was not trained on the cases prepared in"):
         open_held_out(run, prepared)
 
 
@@ -58,9 +58,7 @@ def test_other_prepared_cases_are_refused(tmp_path: Path, prepared: Path) -> Non
         open_held_out(run, tmp_path / "nowhere")
 
 
-def test_a_run_that_does_not_say_what_was_held_out_is_refused(
-    tmp_path: Path, prepared: Path
-) -> None:
+def test_a_run_without_a_split_is_refused(tmp_path: Path, prepared: Path) -> None:
     with pytest.raises(FoldError, match=r"split\.csv: it is written when the run is trained"):
         open_held_out(write_run(tmp_path / "run"), prepared)
 

@@ -1,4 +1,4 @@
-"""What became of the patients of a table of features."""
+"""Test reading the survival of the patients of a table of features."""
 
 from math import isnan
 from pathlib import Path
@@ -20,7 +20,7 @@ def outcomes(tmp_path: Path, *rows: str, header: str = HEADER, ids=IDS, **values
     return read_outcomes(table, path)
 
 
-def test_deaths_censored_and_unknown_are_told_apart(tmp_path):
+def test_deaths_censored_and_unknown_outcomes_are_distinguished(tmp_path):
     found = outcomes(
         tmp_path,
         f"{IDS[0]},60,289,GTR",
@@ -69,7 +69,7 @@ def test_ids_of_another_year_are_found_through_the_mapping_beside_the_table(tmp_
 
 def test_a_table_of_others_is_refused_with_both_spellings(tmp_path):
     message = (
-        r"knows none of the 1 cases of the features: those are called Brats18_X_1, the table has "
+        r"has none of the 1 cases of the features\. The features are of Brats18_X_1, the table has "
         r"BraTS20_Training_001\. .*--mapping"
     )
 
@@ -77,7 +77,7 @@ def test_a_table_of_others_is_refused_with_both_spellings(tmp_path):
         outcomes(tmp_path, f"{IDS[0]},60,289,GTR", ids=["Brats18_X_1"])
 
 
-def test_without_a_death_there_is_nothing_to_learn(tmp_path):
+def test_a_table_without_a_death_is_refused(tmp_path):
     rows = [f"{IDS[0]},50,ALIVE (9 days later),NA", f"{IDS[1]},50,ALIVE (361 days later),NA"]
 
     with pytest.raises(UsageError, match=r"no death among the 2 cases.*2 patients were alive"):

@@ -1,4 +1,4 @@
-"""Counts, Dice and Jaccard of region masks."""
+"""Test counts, Dice and Jaccard of region masks."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +29,7 @@ REAL_DICE = {
 
 
 def row_masks(*rows: str) -> RegionMasks:
-    """Region masks (3, n, 1, 1) from a text per region, `#` where it is."""
+    """Return region masks (3, n, 1, 1) from a text per region, with `#` inside."""
     masks = np.array([[letter == "#" for letter in row] for row in rows])
     return masks[:, :, None, None]
 

@@ -1,4 +1,4 @@
-"""Probabilities to label maps by hand-computed examples, and volumes of regions and tissues."""
+"""Test decoding on examples computed by hand, and volumes of regions and tissues."""
 
 import numpy as np
 import pytest

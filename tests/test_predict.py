@@ -1,4 +1,4 @@
-"""One case from files to a label map, the mean over networks and mirror images, and out of memory."""
+"""Test the prediction of one case, the mean over networks and mirror images, and running out of memory."""
 
 import logging
 from dataclasses import replace
@@ -86,7 +86,7 @@ def turned_scans(folder: Path) -> list[Path]:
 
 
 def test_every_orientation_gives_the_same_tumour_in_the_same_place(tmp_path: Path) -> None:
-    """With a network to which the direction of the axes matters."""
+    """The result of this network depends on the direction of the axes."""
     images = [written(folder, tmp_path / f"{folder.name}-out") for folder in turned_scans(tmp_path)]
 
     reference = nib.as_closest_canonical(images[0])
@@ -147,7 +147,7 @@ def test_volumes_count_the_voxels_of_the_scan(tmp_path: Path) -> None:
 
 
 def test_nothing_is_found_in_the_air(tmp_path: Path) -> None:
-    """Whatever a network makes of zeros; here everything is tumour."""
+    """This network returns tumour everywhere."""
     folder = write_case(tmp_path, labelled=False)
 
     _, result = predict(
@@ -216,13 +216,15 @@ def test_a_case_is_predicted_as_the_trainer_validated_it(tmp_path: Path) -> None
     assert np.array_equal(found[0], expected.any(axis=0))
 
 
-def test_a_network_that_gives_no_numbers_is_not_taken_for_one_that_finds_nothing(
+def test_probabilities_that_are_not_finite_are_no_empty_label_map(
     tmp_path: Path,
 ) -> None:
     network = Pointwise()
     network.steepness.data[...] = np.nan
 
-    with pytest.raises(CaseError, match=r"probabilities that are no numbers.*--precision fp32"):
+    with pytest.raises(
+        CaseError, match=r"probabilities that are NaN or infinite.*--precision fp32"
+    ):
         predict(write_case(tmp_path), make_model(network))
 
 
@@ -276,7 +278,7 @@ def test_a_predictor_refuses_arrays_that_are_no_scan() -> None:
 
 
 def test_a_network_of_ones_own_predicts_with_the_identity_of_its_run(tmp_path: Path) -> None:
-    """The run says what it was trained on; the network is built by whoever knows how."""
+    """The run has the identity; the network is built by the caller."""
     folder = write_case(tmp_path / "scans", labelled=False)
     run = write_run(tmp_path / "run")
     trained = load_trained(run / "best.pt")
@@ -298,7 +300,7 @@ IMAGE = np.random.default_rng(0).standard_normal((4, 12, 10, 9)).astype(np.float
 
 
 class Constant(nn.Module):
-    """Three logits, whatever the image."""
+    """Three logits that do not depend on the image."""
 
     def __init__(self, *logits: float) -> None:
         super().__init__()
@@ -329,7 +331,7 @@ def test_probabilities_not_logits_are_averaged():
 
 
 def test_mirror_images_are_turned_back():
-    """A network that sees each voxel alone gives the same with and without them."""
+    """A pointwise network gives the same result with and without them."""
 
     class Alone(nn.Module):
         def __init__(self) -> None:
@@ -343,7 +345,7 @@ def test_mirror_images_are_turned_back():
 
 
 def test_all_eight_mirror_images_are_averaged():
-    """Against a slow loop, with a network to which directions matter."""
+    """Compare with a slow loop, for a network whose result depends on directions."""
     network = Pointwise()
     expected = np.zeros((3, *IMAGE.shape[1:]))
     for mirror in np.ndindex(2, 2, 2):
@@ -416,14 +418,14 @@ def member_trained_on(size: object):
         ("whole", {"window": (10, 10, 10)}, (10, 10, 10)),
     ],
 )
-def test_the_window_is_what_was_learnt_unless_asked_otherwise(size, settings, expected):
+def test_the_window_is_that_of_training_unless_another_is_given(size, settings, expected):
     """The network halves once: sizes are even."""
     config = PredictionSettings.model_validate(settings)
 
     assert window_of(member_trained_on(size), config, (13, 11, 10)) == expected
 
 
-def test_a_window_that_scored_best_is_taken_whatever_was_learnt_on():
+def test_a_fitted_window_replaces_that_of_training():
     fitted = FittedPrediction(window=(16, 16, 16))
     config = Config(model=CONFIG.model, patch=PatchConfig(size="whole"))
     member = make_model(fitted=fitted, config=config).members[0]
@@ -484,7 +486,9 @@ def test_with_enough_memory_nothing_changes() -> None:
     assert fallback.warnings == ()
 
 
-def test_a_gpu_gives_way_step_by_step_to_the_cpu(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_fallback_goes_from_the_gpu_step_by_step_to_the_cpu(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     work, tried = runs_out_until(1, on_cpu=True)
     fallback = PredictionFallback("a", GPU)
 

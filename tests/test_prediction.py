@@ -1,4 +1,4 @@
-"""`predict` and `export` as a person types them: what they print, write, and end with."""
+"""Test the commands `predict` and `export`: output, files and exit codes."""
 
 import json
 import logging
@@ -218,7 +218,7 @@ def test_a_device_that_is_not_there_ends_it_with_three(
 
 @pytest.mark.slow
 def test_it_needs_no_network(brats_root: Path, model: Path, tmp_path: Path) -> None:
-    """No socket can be made at all."""
+    """Make every socket fail."""
     program = (
         "import socket, sys\n"
         "class Refused(socket.socket):\n"

@@ -1,4 +1,4 @@
-"""The picture of a case: drawn for every kind of result, with its words."""
+"""Test the preview of a case."""
 
 from pathlib import Path
 
@@ -47,7 +47,7 @@ def test_scans_of_any_grid_are_drawn(tmp_path: Path, affine: np.ndarray) -> None
     assert n_coloured(draw(tmp_path / "scan", tmp_path / "a.png", PredictionSettings())) > 0
 
 
-def test_it_says_what_it_is_for(tmp_path: Path) -> None:
+def test_it_is_marked_for_research_use(tmp_path: Path) -> None:
     from matplotlib.figure import Figure
 
     (found,) = find_inputs([write_case(tmp_path, labelled=False)])

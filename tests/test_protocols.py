@@ -1,4 +1,4 @@
-"""The numbers of the challenges."""
+"""Test the parameters of the scoring protocols."""
 
 import pytest
 

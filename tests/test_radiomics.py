@@ -1,4 +1,4 @@
-"""Tumours: sizes, shapes, places and intensities of their regions."""
+"""Test sizes, shapes, places and intensities of the regions of a tumour."""
 
 from math import isnan, nan
 from pathlib import Path
@@ -35,7 +35,7 @@ def read_tumour(root: Path, labels: str = "", spacing_mm=MM) -> Tumour:
 
 
 def write_turned(root: Path, affine, turn=lambda array: array, spacing=(1, 1, 1)) -> None:
-    """Write the small case as another scanner would have stored it."""
+    """Write the small case as another scanner would store it."""
     folder = root / "BraTS2021_00000"
     affine = affine @ np.diag([*spacing, 1.0])
     for suffix, image in zip(SUFFIXES, make_volumes(), strict=True):

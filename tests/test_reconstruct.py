@@ -1,4 +1,4 @@
-"""`reconstruct` as a person types it: what it prints, keys, and ends with."""
+"""Test reconstruction and the command `reconstruct`: output, files and exit codes."""
 
 import json
 from pathlib import Path
@@ -44,14 +44,14 @@ def scan(tmp_path: Path) -> Scan:
 
 
 class Darker(nn.Module):
-    """Gives back what it gets, with the second modality less by a half."""
+    """Returns its input, with the second modality reduced by a half."""
 
     def forward(self, image: Tensor) -> Tensor:
         return image - 0.5 * torch.tensor([0.0, 1, 0, 0]).view(1, 4, 1, 1, 1)
 
 
 def reconstructor_of(network: nn.Module, path: Path, size: object = "whole") -> Reconstructor:
-    """Return one with a network whose answer is known."""
+    """Return a reconstructor with a network whose output is known."""
     run = write_run(path / "run", identity=IDENTITY, config=config_of(size))
     (member,) = build_single(load_trained(run / "best.pt"), CPU).members
     known = type(member)(
@@ -88,14 +88,14 @@ def test_whole_crops_and_windows_give_what_the_network_gives(
     assert made.rmse == pytest.approx((0, 0.5, 0, 0), abs=1e-5)
 
 
-def test_a_network_that_gives_no_numbers_is_an_error_of_the_case(
+def test_a_reconstruction_that_is_not_finite_is_an_error_of_the_case(
     tmp_path: Path, scan: Scan
 ) -> None:
     class Broken(nn.Module):
         def forward(self, image: Tensor) -> Tensor:
             return image / 0
 
-    with pytest.raises(CaseError, match=r"voxels that are no numbers.*--precision fp32"):
+    with pytest.raises(CaseError, match=r"voxels that are NaN or infinite.*--precision fp32"):
         reconstructor_of(Broken(), tmp_path).reconstruct_scan(scan)
 
 
@@ -116,7 +116,7 @@ def test_modalities_in_another_order_come_back_in_ours(tmp_path: Path, scan: Sca
     assert np.allclose(made[1], decoded[3], atol=1e-5)
 
 
-def test_it_draws_a_case_and_tells_the_error_of_each_modality(
+def test_it_draws_a_case_and_prints_the_error_of_each_modality(
     run: Run, autoencoder: Path, tmp_path: Path
 ) -> None:
     folder = write_case(tmp_path / "scans")

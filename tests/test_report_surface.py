@@ -1,4 +1,4 @@
-"""The regions in space, still and turning."""
+"""Test surface figures and rotating GIFs."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -70,7 +70,7 @@ def test_a_case_without_label_map_is_an_error(brats_root: Path) -> None:
 
 
 def test_a_colour_that_only_a_later_frame_has_is_kept() -> None:
-    """A tumour may come round the corner."""
+    """A colour may appear only when the models have turned."""
     shades = [Image.linear_gradient("L").convert("RGB") for _ in range(8)]
     shades[5].paste((213, 94, 0), (0, 0, 128, 128))
 

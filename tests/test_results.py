@@ -1,4 +1,4 @@
-"""The files of a survival study."""
+"""Test the files of a survival study."""
 
 import csv
 import json
@@ -35,7 +35,7 @@ def predictions():
     return Predictions(names=("selected", "age"), days=days, folds=(0, 1, None, 1), chosen=chosen)
 
 
-def test_every_case_has_a_row_that_says_how_it_was_predicted(study, predictions, tmp_path):
+def test_every_case_has_a_row_with_its_fold_and_predictions(study, predictions, tmp_path):
     write_predictions(study, predictions, tmp_path / "p.csv")
 
     rows = list(csv.DictReader((tmp_path / "p.csv").read_text().splitlines()))

@@ -1,4 +1,4 @@
-"""New cases: checked, prepared, put back on their grid, and what is unusual about them."""
+"""Test the preparation of new cases, the way back to their grid, and findings."""
 
 from itertools import permutations
 from pathlib import Path
@@ -212,8 +212,8 @@ def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
         read(folder)
 
 
-def test_the_shape_tells_the_release_of_2024(tmp_path: Path) -> None:
-    """Names of 2023 and 2024 may be equal; the numbering is not."""
+def test_the_shape_identifies_the_release_of_2024(tmp_path: Path) -> None:
+    """Names of 2023 and 2024 may be equal, though their conventions differ."""
     shape = (182, 218, 182)
     images = np.zeros((4, *shape), dtype=np.int16)
     images[:, 80:100, 80:100, 80:100] = np.arange(1, 5)[:, None, None, None]
@@ -255,7 +255,7 @@ def typical_values(seed: int = 0) -> np.ndarray:
 
 
 @pytest.mark.parametrize("order", list(permutations(range(4))))
-def test_every_mix_up_of_a_typical_brain_is_seen(order: tuple[int, ...]) -> None:
+def test_every_mix_up_of_a_typical_brain_is_noticed(order: tuple[int, ...]) -> None:
     # enhancement gives T1 with contrast agent a tail of bright voxels
     values = typical_values()
     values[1] = np.where(values[1] > 1.5, values[1] * 2, values[1])
@@ -271,7 +271,7 @@ def test_modalities_that_do_not_resemble_each_other_are_left_in_peace() -> None:
     assert likeliest_order(np.ones((4, 1), dtype=np.float32)) == MODALITIES
 
 
-def test_a_mix_up_is_said_in_words() -> None:
+def test_a_mix_up_is_a_finding() -> None:
     values = typical_values()[[3, 1, 2, 0]].reshape(4, 20, 100, 10)
 
     (found,) = findings(geometry(), values, voxel_ml=0.001)
@@ -284,7 +284,7 @@ def test_more_tissue_than_a_brain_has_is_mentioned() -> None:
 
     (found,) = findings(geometry(), values, voxel_ml=0.2)
 
-    assert found.startswith("what differs from the background measures 4000 ml")
+    assert found.startswith("the foreground measures 4000 ml")
     assert "skull does not seem to be stripped" in found
 
 

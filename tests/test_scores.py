@@ -1,4 +1,4 @@
-"""The table of scores, and its summary over cases."""
+"""Test the table of scores and its summary over cases."""
 
 import json
 from pathlib import Path

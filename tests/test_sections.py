@@ -1,4 +1,4 @@
-"""Sections through a scan: where they are, which way up, and what is outlined."""
+"""Test sections through a scan: position, orientation and outlines."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def drawn_axes(image: np.ndarray, axis: int, index: int, spacing=ONE_MM):
 
 
 def test_the_planes_go_through_the_largest_sections() -> None:
-    """By hand: a bar along X at y = 1, z = 2 with a voxel beside it, and a square far away."""
+    """Expected by hand: a bar along X at y = 1, z = 2 with a voxel beside it, and a far square."""
     regions = np.zeros((3, 4, 6, 6), dtype=bool)
     regions[0, :, 1, 2] = True
     regions[0, 3, 2, 2] = True

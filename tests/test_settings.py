@@ -1,4 +1,4 @@
-"""Settings of prediction: what is asked for, what is stored with the model, and the defaults."""
+"""Test how settings of the user, fitted settings and defaults are combined."""
 
 import json
 import pickle
@@ -49,7 +49,7 @@ def test_windows_are_completed_by_the_one_that_was_fitted(given, fitted, expecte
 
 
 def test_a_default_that_is_asked_for_is_not_the_same_as_none() -> None:
-    """It overrides what is stored, so that caches and records must tell the two apart."""
+    """It overrides the stored value, so that caches and records must distinguish the two."""
     asked = PredictionSettings(decoding=Decoding(smallest_et_mm3=0))
 
     assert asked != PredictionSettings()

@@ -1,4 +1,4 @@
-"""Intervals and p values, and when a default is left for another value."""
+"""Test intervals, p values and the choice between settings."""
 
 from itertools import permutations, product
 

@@ -1,4 +1,4 @@
-"""The style of figures, and how they are written."""
+"""Test the style of figures, and writing them."""
 
 from itertools import combinations
 from pathlib import Path
@@ -49,7 +49,7 @@ def test_regions_are_told_apart_with_any_colour_vision(vision: list[list[float]]
 
 
 def test_green_orange_and_red_would_not_be() -> None:
-    """The test of the test: colours that are often taken."""
+    """The check must fail for colours that are often used."""
     assert smallest_difference(("tab:green", "tab:orange", "tab:red"), DEUTERANOPIA) < 0.2
 
 

@@ -1,4 +1,4 @@
-"""HD95 and surface Dice, against pairwise distances, other programs and values worked out by hand."""
+"""Test HD95 and surface Dice against pairwise distances, other programs and values by hand."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""`features` and `survival` as a person types them: what they print, write, and end with."""
+"""Test the commands `features` and `survival`: output, files and exit codes."""
 
 import csv
 import json
@@ -23,7 +23,7 @@ HEADER = "case_id,Age,Survival_days,Extent_of_Resection"
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let one quick family stand for all."""
+    """Use one quick family instead of all."""
     monkeypatch.setattr(results, "FAMILIES", (RIDGE,))
 
 
@@ -99,9 +99,7 @@ def test_a_bad_case_is_a_row_of_failures_and_ends_it_with_one(
     assert len(read_features(tmp_path / "features.csv").case_ids) == 5
 
 
-def test_networks_that_do_not_say_whom_they_saw_are_noted(
-    run: Run, brats_root: Path, tmp_path: Path
-) -> None:
+def test_networks_without_a_split_are_noted(run: Run, brats_root: Path, tmp_path: Path) -> None:
     model = write_run(tmp_path / "run")
 
     code, shown, _ = run("features", brats_root, "--segmentation", model, "--predicted")
@@ -143,8 +141,8 @@ def test_an_effect_is_found_and_written_down(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_without_an_effect_it_says_so(run: Run, tmp_path: Path) -> None:
-    """The negative control. Of 150 cohorts without an effect, 3 were taken for more than chance."""
+def test_without_an_effect_the_verdict_is_not_significant(run: Run, tmp_path: Path) -> None:
+    """The negative control: of 150 cohorts without an effect, 3 were significant."""
     write_cohort(tmp_path, effect=0.0, seed=1)
 
     code, shown, _ = run(*SURVIVAL)
@@ -267,8 +265,8 @@ def test_the_cases_to_submit_can_be_named(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        (f"{HEADER}\nother,60,300,GTR\n", "knows none of the 30 cases of the features"),
-        (f"{HEADER}\ncase01,60,ALIVE (9 days later),GTR\n", "knows no death among the 1 cases"),
+        (f"{HEADER}\nother,60,300,GTR\n", "has none of the 30 cases of the features"),
+        (f"{HEADER}\ncase01,60,ALIVE (9 days later),GTR\n", "has no death among the 1 cases"),
         ("case_id,Age\ncase01,60\n", "has no column of survival; found case_id, Age. Expected"),
         (f"{HEADER}\ncase01,60,300,GTR\n", "1 patients .* too few for 5 folds; expected 5"),
     ],
@@ -301,7 +299,7 @@ def test_an_empty_table_of_features_is_wrong_use(run: Run, tmp_path: Path) -> No
 def test_phantoms_whose_volume_drives_survival_or_does_not(
     run: Run, tmp_path: Path, volume_matters: bool
 ) -> None:
-    """The whole way with every family: an effect is found, and nothing is not made one."""
+    """Run with every family: an effect is found where there is one, and none otherwise."""
     write_phantom_cases(tmp_path / "scans", n_cases=40, seed=0, shape=(40, 40, 32))
     assert run("features", "scans")[0] == 0
     table = read_features(tmp_path / "features.csv")
@@ -328,7 +326,7 @@ def test_phantoms_whose_volume_drives_survival_or_does_not(
 def test_real_cases_get_features_and_an_honest_verdict(
     run: Run, real_data: Path, tmp_path: Path
 ) -> None:
-    """Nine patients of 2018, found in the tables of 2019; five deaths prove nothing."""
+    """Nine patients of 2018 are found in the tables of 2019; five deaths are not significant."""
     tables = real_data / "tables"
     survival, mapping = tables / "survival_data.csv", tables / "name_mapping.csv"
     scans = real_data / "BraTS2018"

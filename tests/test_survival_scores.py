@@ -1,4 +1,4 @@
-"""Figures of predicted days."""
+"""Test the figures of predicted survival."""
 
 import numpy as np
 import pytest
@@ -100,7 +100,7 @@ def test_a_clear_order_is_no_chance_and_a_shuffled_one_is():
 
 
 def test_one_of_the_possible_orders_is_the_one_that_was_found():
-    """Of two cases half of all orders are right: nothing can be told."""
+    """Of two cases half of all orders are right, so that no p value is below 0.5."""
     two = np.array([100.0, 200.0])
 
     assert chance_of_ranks(two, two, np.random.default_rng(0)) == pytest.approx(0.5, abs=0.03)
@@ -120,7 +120,7 @@ def test_a_gain_over_the_baseline_is_judged_case_by_case():
     "figure", [chance_of_ranks, lambda a, b, r: chance_of_gain(a, b, a + 300, r)]
 )
 def test_p_values_of_pure_chance_are_even(figure):
-    """The test of the tests: without an effect five in a hundred fall below 0.05."""
+    """Without an effect, five p values in a hundred are below 0.05."""
     rng = np.random.default_rng(0)
     values = []
     for _ in range(200):

@@ -1,4 +1,4 @@
-"""The table of features on disk."""
+"""Test writing and reading the table of features."""
 
 from math import isnan, nan
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Fitting on out-of-fold predictions: the right values, only where sure, and stored with the weights."""
+"""Test tuning on out-of-fold predictions: choice, significance and storage with the weights."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -73,7 +73,7 @@ def nested() -> np.ndarray:
 
 
 def test_a_region_that_reaches_too_far_gets_a_higher_threshold(tmp_path: Path) -> None:
-    """ET has a rim of probability 0.62 that is none: 0.65 is the nearest threshold without it."""
+    """ET has a false rim of probability 0.62: 0.65 is the nearest threshold without it."""
     cases = []
     for number in range(N_CASES):
         said = nested() * 0.9
@@ -104,7 +104,7 @@ def test_specks_are_dropped_by_the_smallest_volume_that_does(tmp_path: Path) -> 
 
 
 def test_little_et_becomes_necrosis_where_there_was_none(tmp_path: Path) -> None:
-    """27 mm3 of ET that are none in 10 of 14 cases; the others have 64 mm3 that are true."""
+    """10 of 14 cases have 27 mm3 of false ET, the others 64 mm3 of true ET."""
     cases = []
     for number in range(14):
         reference, said = nested(), nested() * 0.9
@@ -156,7 +156,7 @@ def test_an_unknown_metric_is_refused() -> None:
 
 
 def write_held_out(root: Path, n_cases: int = 6) -> list[HeldOut]:
-    """Write two runs with random weights, each of which held half of the cases out."""
+    """Write two runs with random weights, each with half of the cases held out."""
     prepared = write_prepared(root, n_cases=n_cases)
     ids = [f"BraTS2021_{number:05d}" for number in range(n_cases)]
     runs = []
@@ -177,7 +177,7 @@ def held_out(tmp_path: Path) -> list[HeldOut]:
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[HeldOut], Tuning]:
-    """Runs as they were before they were tuned, and what was stored with them."""
+    """Return two runs as they were before tuning, and the result that was stored with them."""
     held_out = write_held_out(tmp_path_factory.mktemp("tuned"))
     tuning = tune(held_out, DICE, CPU)
     store_tuning(tuning, held_out)
@@ -208,7 +208,7 @@ def test_a_network_of_whole_crops_has_no_other_window(held_out: list[HeldOut]) -
 
 
 def test_the_window_that_scores_best_is_found(tmp_path: Path) -> None:
-    """By scores that are made up: the whole crop is best in every case."""
+    """The scores are made up: the whole crop is best in every case."""
     held_out = write_held_out(tmp_path, n_cases=10)
 
     def score(cases, decodings):
@@ -225,7 +225,7 @@ def test_the_window_that_scores_best_is_found(tmp_path: Path) -> None:
 
 
 def test_a_case_is_asked_for_once(held_out: list[HeldOut]) -> None:
-    """Interrupted or not, a second start reads what the first one kept."""
+    """A second start reads the stored predictions of the first, also of an interrupted one."""
     (cases,) = predict_held_out(held_out[0], [(8, 8, 8)], CPU, untracked).values()
     times = [case.path.stat().st_mtime_ns for case in cases]
     cases[1].path.unlink()

@@ -1,4 +1,4 @@
-"""What is said of predicted survival."""
+"""Test the figures, verdict and remarks on predicted survival."""
 
 import numpy as np
 import pytest
@@ -89,7 +89,7 @@ def test_cases_that_no_fold_holds_are_not_scored():
     assert found.of("mae_days").value == 0
 
 
-def test_the_report_says_what_it_rests_on():
+def test_the_remarks_describe_the_data():
     study = Study.of(
         make_feature_table(
             [[1.0, 7], [2, 7], [3, 7], [4, 7]],

@@ -6,6 +6,7 @@ reads label maps uses these rules: `index`, `prepare`, `predict`, `evaluate`, `f
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -33,6 +34,8 @@ Shape: TypeAlias = tuple[int, int, int]
 
 _GLI_2024_SHAPE = (182, 218, 182)
 """Voxels of the GLI cases of 2024, and of no other GLI release."""
+_RESOLVED_TOGETHER = frozenset({"brats-ped", "brats-met"})
+"""Releases whose convention depends on whether 4 occurs in any of their cases."""
 _DECATHLON_CASE = re.compile(r"BRATS_\d{3}")
 
 
@@ -98,9 +101,11 @@ def resolve_all(
 ) -> dict[str, Resolution]:
     """Return the release and the label convention of every label map of a folder, by case id.
 
-    If a label map contains both 3 and 4, the folder distinguishes four tissues, and all its label maps
-    are resolved together. Otherwise each label map is resolved alone, so that a folder in which some
-    cases have 3 for enhancing tumour and others have 4 is read correctly.
+    Whether 4 occurs anywhere in a release of `_RESOLVED_TOGETHER` decides its convention, so that its
+    label maps are resolved together. A label map that holds both 3 and 4 shows that its folder
+    distinguishes four tissues; all other label maps of the folder are then resolved together as
+    well. Otherwise each is resolved alone, so that a folder in which one case has 3 for enhancing
+    tumour and another has 4 is read correctly.
 
     Args:
         label_maps: Shape and label values of each label map.
@@ -109,17 +114,22 @@ def resolve_all(
     Raises:
         ConfigError: No convention has the declared name.
     """
+    releases = {case_id: _release_of(case_id) for case_id in label_maps}
+    of_release: defaultdict[str, set[int]] = defaultdict(set)
+    for case_id, content in label_maps.items():
+        of_release[releases[case_id]] |= content.values
     has_four_tissues = any({3, 4} <= content.values for content in label_maps.values())
-    all_values = frozenset[int]().union(*(content.values for content in label_maps.values()))
-    return {
-        case_id: resolve(
-            release=_release_of(case_id),
-            shape=content.shape,
-            values=all_values if has_four_tissues else content.values,
-            declared=declared,
+    of_folder = set[int]().union(*of_release.values())
+    found = {}
+    for case_id, content in label_maps.items():
+        release = releases[case_id]
+        values: Collection[int] = of_folder if has_four_tissues else content.values
+        if release in _RESOLVED_TOGETHER:
+            values = of_release[release]
+        found[case_id] = resolve(
+            release=release, shape=content.shape, values=values, declared=declared
         )
-        for case_id, content in label_maps.items()
-    }
+    return found
 
 
 def check_values(

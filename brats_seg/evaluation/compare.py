@@ -1,7 +1,7 @@
 """Compare sets of predictions case by case, and rank them.
 
 The ranking is that of the BraTS challenges: sets are ranked within every case, region and score,
-the ranks are averaged over all of them, and a permutation test gives the chance of as large a lead
+the ranks are averaged over all of them, and a permutation test gives the p value of each lead
 (Bakas et al. 2018, arXiv 1811.02629).
 """
 
@@ -97,7 +97,7 @@ def compare_folders(
     Args:
         reference: A folder of `<case>.nii.gz` or of case folders.
         predictions: The two folders of predictions.
-        protocol: What is scored, and how.
+        protocol: Regions and rules of the scores.
         n_workers: Processes; 0 works in this one.
         track: Shows the progress.
 

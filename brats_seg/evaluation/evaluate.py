@@ -1,8 +1,8 @@
 """Score the label maps in one folder against the references in another.
 
 Each prediction is paired with the reference of its case by the names of files and folders. Every
-label map is read once: what is labelled is kept packed until the label conventions of both folders
-are known, which takes all of their cases.
+label map is read once: its labelled voxels are kept compressed until all cases have been read,
+because the label convention of a case may depend on the others.
 """
 
 import zlib
@@ -20,7 +20,7 @@ from brats_seg.cases.folders import walk_folders
 from brats_seg.cases.layouts import LABEL, parse_file_name
 from brats_seg.cases.many import Failure, map_cases
 from brats_seg.cases.nifti import Geometry, read_label_map
-from brats_seg.errors import LayoutError, UsageError
+from brats_seg.errors import LayoutError, UsageError, some_of
 from brats_seg.evaluation.lesionwise import LesionScores, Scale, score_lesions
 from brats_seg.evaluation.overlap import BOTH_EMPTY, RegionCounts, count_regions, dice, jaccard
 from brats_seg.evaluation.protocols import ScoringProtocol
@@ -61,7 +61,7 @@ class Pairing:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PackedLabelMap:
-    """A label map in little memory: the box around what is labelled, compressed."""
+    """A compressed label map: the box around its labelled voxels."""
 
     file: str
     """Name of the file."""
@@ -74,7 +74,7 @@ class PackedLabelMap:
     """The voxels of the box, compressed by zlib."""
 
     def within(self, box: Box) -> LabelMap:
-        """Return the voxels in a box that holds everything labelled."""
+        """Return the voxels in a box that holds all labelled ones."""
         if self.box is None:
             return np.zeros(box.shape, np.uint8)
         voxels = np.frombuffer(zlib.decompress(self.packed), np.uint8).reshape(self.box.shape)
@@ -119,7 +119,7 @@ class Evaluation:
     missing: tuple[str, ...]
     """Cases without a prediction."""
     failures: tuple[Failure, ...]
-    """Cases that are not in the scores."""
+    """Cases that could not be read or scored."""
     without_reference: tuple[str, ...]
     """Predicted cases that were left out."""
     reference_labels: tuple[str, ...]
@@ -153,7 +153,7 @@ def score_folders(
         reference: A folder of `<case>.nii.gz` or of case folders, or one label map.
         prediction: The same. The two may be in different label conventions.
         output: The table, a `.csv`; the summary is written beside it as `.json`.
-        protocol: What is scored, and how.
+        protocol: Regions and rules of the scores.
         n_workers: Processes; 0 works in this one. The scores do not depend on it.
         track: Shows the progress.
 
@@ -244,8 +244,8 @@ def find_pairs(reference: Path, prediction: Path) -> Pairing:
     references, predictions = label_maps_in(reference), label_maps_in(prediction)
     if not references.keys() & predictions.keys():
         msg = (
-            f"no case is in both folders: {reference} has {_some(references)}, {prediction} has "
-            f"{_some(predictions)}. Name each prediction as its case, for example "
+            f"no case is in both folders: {reference} has {some_of(references)}, {prediction} has "
+            f"{some_of(predictions)}. Name each prediction as its case, for example "
             f"{next(iter(references))}.nii.gz."
         )
         raise LayoutError(msg)
@@ -327,7 +327,7 @@ class _Task:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Sides:
-    """The regions of both sides, cut to the box around what is labelled on either."""
+    """The regions of both sides, cut to the box around the labelled voxels of both."""
 
     reference: Mask
     """(R, X, Y, Z)"""
@@ -347,7 +347,7 @@ def _with_conventions(pairs: Sequence[LabelPair], protocol: ScoringProtocol) -> 
             pair=pair,
             conventions=PairConventions(
                 reference=of_references[pair.case_id],
-                # without a prediction nothing is read in it
+                # not used without a prediction
                 prediction=of_predictions.get(pair.case_id, of_references[pair.case_id]),
             ),
         )
@@ -369,7 +369,7 @@ def _conventions(
 
 def _score(task: _Task, protocol: ScoringProtocol) -> CaseScores:
     pair, conventions = task.pair, task.conventions
-    # both sides may have one file name
+    # both files may have the same name
     file = f"reference {pair.reference.file}"
     check_values(pair.reference.values, conventions.reference, pair.case_id, file)
     if pair.prediction is not None:
@@ -400,12 +400,6 @@ def _case_of(path: Path) -> str:
         msg = f"{path} is not a NIfTI file by its name; expected .nii or .nii.gz"
         raise UsageError(msg)
     return (name.case or path.parent.name) if name.kind == LABEL else name.stem
-
-
-def _some(cases: dict[str, Path]) -> str:
-    shown = list(cases)[:3]
-    more = f" and {len(cases) - len(shown)} more" if len(cases) > len(shown) else ""
-    return ", ".join(shown) + more
 
 
 def _packed(path: Path, case_id: str) -> PackedLabelMap:

@@ -1,6 +1,6 @@
 """Compute the lesion-wise scores of the BraTS challenges of 2023 and 2024.
 
-Each lesion of the reference is compared with the whole of all predicted lesions that overlap its
+Each lesion of the reference is compared with the union of all predicted lesions that overlap its
 dilation; missed lesions and false positive lesions get the worst score. Written from a description
 of the programs of the challenges and checked against their output; MONAI has no such metric.
 

@@ -1,9 +1,9 @@
 """Compute the overlap of region masks: counts first, ratios once, at the end.
 
 Arrays `(3,)` hold one number per region, in the order of `REGIONS`. Dice and Jaccard equal
-`compute_dice` and `compute_iou` of MONAI with `ignore_empty=False`. They are our own because the
-counts travel from case to case, and because counting in boolean arrays takes 0.012 s for a case of
-240x240x155 where those take 0.35 s.
+`compute_dice` and `compute_iou` of MONAI with `ignore_empty=False`. They are implemented here
+because other scores are ratios of the same counts, and because counting in boolean arrays takes
+0.012 s for a case of 240x240x155 where MONAI takes 0.35 s.
 """
 
 from dataclasses import dataclass

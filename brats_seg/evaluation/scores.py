@@ -1,4 +1,4 @@
-"""The table of scores, a row per case and region, and its summary over cases."""
+"""Write, read and summarise the table of scores, which has a row per case and region."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,7 +39,7 @@ LESION_COLUMNS = (
 )
 """Columns that the lesion-wise protocols add."""
 _N_COUNTS = 3
-"""Number of counts, at the end of them."""
+"""Number of counts at the end of `LESION_COLUMNS`."""
 
 LOWER_IS_BETTER = frozenset({"hd95", "lesionwise_hd95"})
 """Scores of which a smaller value is better; of the other scores a larger one is."""
@@ -74,15 +74,7 @@ class Score:
     @property
     def values(self) -> tuple[float, ...]:
         """The values, in the order of `columns`."""
-        region = (
-            self.dice,
-            self.jaccard,
-            self.hd95,
-            self.sensitivity,
-            self.specificity,
-            self.reference_ml,
-            self.prediction_ml,
-        )
+        region = tuple(getattr(self, column) for column in REGION_COLUMNS)
         if self.lesions is None:
             return region
         found = self.lesions
@@ -96,7 +88,7 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spread:
-    """One score of one region over cases."""
+    """Distribution of one score of one region over cases."""
 
     column: str
     mean: float
@@ -110,7 +102,7 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RegionSummary:
-    """One region over cases."""
+    """Summary of one region over cases."""
 
     region: str
     n_cases: int
@@ -125,7 +117,7 @@ class RegionSummary:
 
 
 def write_scores(scores: Iterable[Score], path: Path) -> None:
-    """Write the table as CSV, to six decimals; a reader never sees half of it.
+    """Write the table as CSV with six decimals, atomically.
 
     Raises:
         EnvironmentalError: The file cannot be written.
@@ -164,7 +156,7 @@ def summarise_scores(
 
 
 def write_summary(summaries: Iterable[RegionSummary], path: Path) -> None:
-    """Write summaries as JSON, by region and column; a reader never sees half of it.
+    """Write summaries as JSON, by region and column, atomically.
 
     Raises:
         EnvironmentalError: The file cannot be written.

@@ -1,7 +1,6 @@
-"""Tell gains from chance: bootstrap intervals, permutation tests and the signed-rank test.
+"""Compute bootstrap intervals, permutation tests and the Wilcoxon signed-rank test.
 
-Every interval and p value of the package comes from here, computed by `scipy.stats`. Randomness
-comes in as a generator. A statistic is a function that reduces arrays `(..., n)` over their last
+Every interval and p value of the package comes from here, computed by `scipy.stats`. A statistic is a function that reduces arrays `(..., n)` over their last
 axis, the cases, to `(...)`, so that all resamples are computed in a few calls.
 """
 
@@ -16,13 +15,13 @@ from scipy import stats
 CONFIDENCE = 0.95
 """Confidence level of an interval."""
 N_RESAMPLES = 2000
-"""Bootstrap resamples behind an interval."""
+"""Bootstrap resamples for an interval."""
 N_PERMUTATIONS = 10_000
-"""Permutations behind a p value; where there are no more than that, all of them."""
+"""Permutations for a p value; if there are no more in all, the test is exact."""
 SMALLEST_GAIN = 0.001
-"""Gain of the mean score below which another setting is not worth it."""
+"""Smallest gain of the mean score for which a setting is changed."""
 LARGEST_CHANCE = 0.002
-"""Largest p value of a sure gain; on eight cases it is larger even if all of them gain."""
+"""Largest p value of a sure gain; with fewer than nine cases no gain is sure."""
 
 _BATCH_VALUES = 10_000_000
 """Values that are resampled at a time: 80 MB."""
@@ -131,7 +130,7 @@ def permutation_p_value(
     permutation_type: Literal["samples", "pairings"],
     n_permutations: int = N_PERMUTATIONS,
 ) -> float:
-    """Return the chance of a statistic at least as large as that of the values.
+    """Return the p value of a statistic: the chance of one as large under permutations.
 
     Args:
         statistic: Called with an array `(..., n)`; returns `(...)`.
@@ -140,8 +139,7 @@ def permutation_p_value(
         permutation_type: `samples` flips signs, which exchanges the two sides of paired
             differences; `pairings` shuffles the values, for a statistic that compares them with
             others in a fixed order.
-        n_permutations: Number of permutations; if there are no more, all of them are used and the
-            p value is exact.
+        n_permutations: Number of permutations; if there are no more in all, the p value is exact.
 
     Example:
         >>> gains = np.array([0.02, 0.01, 0.03])
@@ -154,7 +152,7 @@ def permutation_p_value(
         0.125
     """
     if len(values) == 1:
-        # scipy wants two values at least
+        # scipy needs at least two values
         permuted = [values, -values] if permutation_type == "samples" else [values]
         return float(np.mean(statistic(np.array(permuted)) >= statistic(values)))
     found = stats.permutation_test(
@@ -196,8 +194,8 @@ def best_candidate(default: Values, candidates: Sequence[Values]) -> int | None:
     """Return the index of the candidate with the largest sure gain, the first of equals, or None.
 
     The best of several candidates looks better than it is, most of all on few cases. So a candidate
-    replaces the default only if its mean gain matters and a signed-rank test all but excludes
-    chance. Of twelve candidates that are no better than the default, one passes in 3 of 100 trials,
+    replaces the default only if its mean gain is large enough and the signed-rank test makes chance
+    unlikely. Of twelve candidates that are no better than the default, one passes in 3 of 100 trials,
     on ten cases as on a hundred.
 
     Args:

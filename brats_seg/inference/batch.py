@@ -1,8 +1,8 @@
-"""Predict many cases into one folder: read ahead, written behind, and no case stops the others.
+"""Predict many cases into one folder.
 
-A case is read, predicted and written, and each of these stages returns what the next one needs, or
-how the case ended. An error of a case ends that case; an error of the machine or of the command
-ends the batch.
+The next case is read while one is predicted and the previous one is written. Each stage returns the
+input of the next, or the outcome of a case that has ended. An error of a case ends that case only;
+an error of the machine or of the command ends the batch.
 """
 
 import time
@@ -50,7 +50,7 @@ class BatchOutcome:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Executor:
-    """Place where the cases of a batch are computed: this process, unless one of these is given."""
+    """Place where the cases of a batch are computed: this process if no field is set."""
 
     n_workers: int | None = None
     """Processes of this machine, started by dask."""
@@ -59,7 +59,7 @@ class Executor:
 
     def __post_init__(self) -> None:
         if self.n_workers is not None and self.scheduler is not None:
-            msg = "--workers starts processes here, --scheduler uses a cluster that runs: give one"
+            msg = "--workers starts processes here, --scheduler uses a running cluster: give one of them"
             raise UsageError(msg)
 
     @property
@@ -75,7 +75,7 @@ def _ignore(outcome: CaseOutcome) -> None:
     pass
 
 
-def predict_folder(  # noqa: PLR0913 - everything that a person says of a batch
+def predict_folder(  # noqa: PLR0913 - each is a choice of its own
     inputs: Sequence[Path],
     models: Sequence[Path],
     output: Path,
@@ -96,15 +96,15 @@ def predict_folder(  # noqa: PLR0913 - everything that a person says of a batch
         models: Runs, checkpoints or exported folders; the probabilities of several are averaged.
         output: Folder to write to.
         settings: Settings of prediction.
-        n_workers: Processes of this machine to share the cases out to, by dask.
-        scheduler: Address of a dask cluster to share the cases out to, instead.
+        n_workers: Processes to start on this machine with dask, which share the cases.
+        scheduler: Address of a running dask cluster to use instead.
         on_case: Called with the outcome of each case as it ends.
         track: Shows the progress.
 
     Raises:
         LayoutError: A folder holds no cases.
         UsageError: The inputs, the models or the output folder cannot be used.
-        EnvironmentalError: The device is not there, or the output folder cannot be written to.
+        EnvironmentalError: The device is not available, or the output folder cannot be written to.
 
     Example:
         predict_folder([Path("scans")], [Path("runs/fold0")], Path("predictions"))
@@ -165,11 +165,11 @@ def finish_batch(
     on_case: Callable[[CaseOutcome], None] = _ignore,
     track: Track = untracked,
 ) -> BatchOutcome:
-    """Count the outcomes of a batch as they come, and write its tables, after an error too.
+    """Count the outcomes of a batch as they arrive, and write its tables, also after an error.
 
     Args:
-        outcomes: Of `local_outcomes` or `cluster_outcomes`; cases that have begun when an error
-            comes are finished.
+        outcomes: Generator from `local_outcomes` or `cluster_outcomes`; after an error, cases that
+            have been started are finished.
         output: Folder of the tables.
         n_cases: Number of the outcomes.
         on_case: Called with each outcome.
@@ -249,7 +249,7 @@ class CaseWork:
         files = read_case_files(case, with_label=False)
         key = key_of(files.contents, self.predictor.model.fingerprint, self.predictor.settings)
         earlier = self.earlier.get(case.case_id)
-        if earlier is not None and self.output.is_finished(earlier, key):
+        if earlier and self.output.is_finished(earlier, key):
             return CaseOutcome(record=earlier, is_new=False)
         scan = read_scan(case, self.predictor.spacing_mm, files=files)
         seconds = time.monotonic() - started_s
@@ -370,7 +370,7 @@ def _read_ahead(
 ) -> Iterator[ReadCase | CaseOutcome]:
     coming: Future[ReadCase | CaseOutcome] | None = None
     for case in (*inputs, None):
-        # submitted before the last one is yielded, so that it is read while that is predicted
+        # submitted before the previous one is yielded, to be read while that one is predicted
         ready = coming
         coming = None if case is None else reader.submit(work.read, case)
         if ready is not None:
@@ -386,7 +386,7 @@ def _write(work: CaseWork, predicted: PredictedCase | CaseOutcome) -> CaseOutcom
 
 @contextmanager
 def _one_thread() -> Iterator[ThreadPoolExecutor]:
-    """Give a thread that finishes the task that has begun, and drops the waiting ones."""
+    """Yield a pool of one thread, which finishes its task at the end and drops the waiting ones."""
     pool = ThreadPoolExecutor(1)
     try:
         yield pool

@@ -31,7 +31,7 @@ def cluster_results(
         function: Function that can be pickled.
         items: Items that can be pickled.
         n_workers: Processes to start on this machine.
-        scheduler: Address of a scheduler that is running, instead.
+        scheduler: Address of a running scheduler to use instead.
 
     Raises:
         EnvironmentalError: `distributed` is not installed, or the scheduler does not answer.
@@ -41,7 +41,7 @@ def cluster_results(
         item_of = {client.submit(function, item, pure=False): item for item in items}
         for future in distributed.as_completed(list(item_of)):
             error = future.exception()
-            # the future goes with it: the cluster need not keep its result
+            # the future is dropped, so that the cluster can free its result
             yield item_of.pop(future), future.result() if error is None else error
 
 
@@ -64,7 +64,7 @@ def _client(n_workers: int | None, scheduler: str | None) -> Iterator[Any]:
 
     n_threads = max(1, (os.cpu_count() or 1) // (n_workers or 1))
     options = {
-        # the scheduler gives up when there were more deaths than are allowed
+        # the scheduler gives an item up after more deaths than this
         "distributed.scheduler.allowed-failures": MAX_KILLED_WORKERS - 1,
         # an item that waits at a worker would be blamed for its death
         "distributed.scheduler.worker-saturation": 1.0,
@@ -86,7 +86,7 @@ def _distributed() -> Any:
     except ImportError as error:
         msg = (
             "--workers and --scheduler need dask, which is not installed. Run "
-            "`pip install brats_seg[cluster]`, or leave them out."
+            "`pip install brats_seg[cluster]`, or leave these options out."
         )
         raise EnvironmentalError(msg) from error
     return distributed

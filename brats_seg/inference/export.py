@@ -1,6 +1,6 @@
-"""Export trained networks to a folder that can be handed out and runs no code when it is opened.
+"""Export trained networks to a folder that can be shared and runs no code when it is loaded.
 
-model.json             identity and settings of each network, tables of labels, check sums
+model.json             identity and settings of each network, tables of labels, checksums
 member0.safetensors    weights of the first network, and so on
 README.md              the model card
 """
@@ -48,14 +48,14 @@ def export_model(runs: Sequence[Path], folder: Path, *, replace: bool = False) -
         The networks and their fingerprint.
 
     Raises:
-        UsageError: The runs do not go together, or the folder holds something else.
+        UsageError: The runs cannot be averaged, or the folder holds something else.
         EnvironmentalError: The folder cannot be written.
     """
     if replace:
         check_replaceable(folder)
     networks = read_together(runs)
     for network in networks:
-        # refuses weights that are not those of the network that the settings name
+        # raises if the weights do not fit the network of the settings
         build_single(network, choose_device("cpu", "fp32"))
     exported = ExportedModel(networks=networks, fingerprint=fingerprint_of(networks))
     if not replace:
@@ -70,7 +70,7 @@ def export_model(runs: Sequence[Path], folder: Path, *, replace: bool = False) -
 def check_replaceable(folder: Path) -> None:
     """Raise `UsageError` if a folder is there that is not an exported model."""
     if folder.exists() and not (folder / MODEL_NAME).exists():
-        msg = f"{folder} is there and holds no model. Move it away, or choose another --output."
+        msg = f"{folder} exists and holds no exported model. Move it away, or choose another --output."
         raise UsageError(msg)
 
 
@@ -82,7 +82,7 @@ def write_exported(networks: Sequence[TrainedModel], fingerprint: str, folder: P
         EnvironmentalError: It cannot be written.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        msg = f"{folder} is there already. Choose another place, or remove it first."
+        msg = f"{folder} exists already. Choose another folder, or remove it first."
         raise UsageError(msg)
     members = [_written(network, place, folder) for place, network in enumerate(networks)]
     conventions = sorted({name for network in networks for name in network.identity.conventions})

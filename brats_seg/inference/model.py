@@ -37,11 +37,11 @@ class Member:
 
     network: nn.Module
     name: str
-    """Its `model.name`, for messages."""
+    """`model.name` of the network, for messages."""
     patch: Triple
     """Voxels of a training patch."""
     window: Triple | None
-    """Window that it was trained on: the patch; None for whole brain crops."""
+    """Window of training, which is the patch; None for whole brain crops."""
     channels: tuple[int, ...]
     """Place in `MODALITIES` of each input channel."""
     regions: tuple[int, ...]
@@ -49,6 +49,7 @@ class Member:
     multiple: Triple = (1, 1, 1)
     """Numbers that the size of an input must be a multiple of, along each axis."""
     fitted: FittedPrediction = NOT_FITTED
+    """Window and decoding that were fitted to the network."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -84,8 +85,8 @@ def load_model(paths: Sequence[Path], device: Device) -> Model:
     """Load runs, checkpoints or exported folders as one ensemble.
 
     Raises:
-        UsageError: A path holds no model, or one that does not segment, or is damaged; or they do
-            not go together.
+        UsageError: A path holds no model, or one that does not segment, or is damaged; or they
+            cannot be averaged.
     """
     trained = read_together(paths)
     members = [_built(network, device) for network in trained]
@@ -122,10 +123,10 @@ def wrap_network(
 
     Args:
         network: Turns `(1, C, X, Y, Z)` into logits `(1, R, X, Y, Z)` in evaluation mode.
-        identity: Its channels, its regions, and the data that it was trained on.
+        identity: Channels and regions of the network, and the data that it was trained on.
         device: Device to compute on; the network is moved there.
         multiple: Numbers that the size of an input must be a multiple of.
-        fitted: Window and decoding that were fitted to it.
+        fitted: Window and decoding that were fitted to the network.
 
     Raises:
         UsageError: It was trained on other modalities, regions or intensities than this package
@@ -180,7 +181,7 @@ def _check_agreement(network: TrainedModel, first: TrainedModel) -> None:
     for what in ("spacing_mm", *Decoding.model_fields):
         if own[what] != others[what]:
             msg = (
-                f"the models do not go together: {what} is {others[what]} in one and {own[what]} "
+                f"the models cannot be averaged: {what} is {others[what]} in one and {own[what]} "
                 "in another. Tune them together, or predict with one at a time."
             )
             raise UsageError(msg)
@@ -188,7 +189,7 @@ def _check_agreement(network: TrainedModel, first: TrainedModel) -> None:
 
 def _built(trained: TrainedModel, device: Device) -> Member:
     identity = trained.identity
-    # the weights drawn first are overwritten: torch's generator need not move for them
+    # the initial weights are overwritten: drawing them must not advance torch's generator
     with torch.random.fork_rng(devices=[]):
         network = build_model(trained.config.model, identity.patch)
     try:

@@ -38,6 +38,11 @@ from brats_seg.runtime.weights import (
 )
 from brats_seg.voxels.box import Box, bounding_box
 
+FOLDER_NAME = "out-of-fold"
+"""Folder below that of the run."""
+LOWEST_PROBABILITY = 0.2
+"""Lowest threshold that is tried; boxes are cut to voxels above it."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class HeldOut:
@@ -49,33 +54,33 @@ class HeldOut:
 
     @property
     def checkpoint_path(self) -> Path:
-        """Checkpoint with the weights, the identity and what was fitted to them."""
+        """Checkpoint with the weights, the identity and the fitted settings."""
         return self.run / BEST_NAME
 
     @property
     def key(self) -> str:
-        """Hash of the weights and the training set, without what was fitted."""
+        """Hash of the weights and the training set, without the fitted settings."""
         return fingerprint_of([replace(self.trained, fitted=NOT_FITTED)])
 
 
 def open_held_out(run: Path, prepared: Path) -> HeldOut:
-    """Find the cases that were held out of a run among the prepared ones.
+    """Find the held-out cases of a run among the prepared ones.
 
     The fingerprint that training stored proves that cases, contents and split are the same.
 
     Raises:
-        UsageError: It is no run, or the prepared cases are not those that it was trained on.
-        FoldError: The run does not say which cases were held out.
-        ResumeError: Its checkpoint is damaged.
+        UsageError: The folder is not a run, or the run was not trained on the prepared cases.
+        FoldError: The run has no record of the held-out cases.
+        ResumeError: The checkpoint of the run is damaged.
     """
     if (run / MODEL_NAME).exists():
         msg = (
-            f"{run} is an exported model, which does not say what it has never seen. Give the runs "
-            "that it was made of, and export them again."
+            f"{run} is an exported model, which does not list its held-out cases. Give the runs "
+            "that it was exported from, and export them again."
         )
         raise UsageError(msg)
     if not (run / BEST_NAME).is_file():
-        msg = f"{run} has no {BEST_NAME}: give the folder of a run, trained to its first validation"
+        msg = f"{run} has no {BEST_NAME}: give the folder of a run that has been validated at least once"
         raise UsageError(msg)
     trained = load_trained(run / BEST_NAME)
     require_task(trained, "segmentation", run)
@@ -84,24 +89,10 @@ def open_held_out(run: Path, prepared: Path) -> HeldOut:
         return HeldOut(run=run, trained=trained, data=data)
     found = "other cases" if data is None else f"cases of the fingerprint {data.fingerprint}"
     msg = (
-        f"{run} was not trained on what is prepared in {prepared}: found {found}, expected "
+        f"{run} was not trained on the cases prepared in {prepared}: found {found}, expected "
         f"{trained.identity.fingerprint}. Give --data or --prepared as in its training."
     )
     raise UsageError(msg)
-
-
-def _opened(prepared: Path, split: Split) -> FoldData | None:
-    """Return the prepared cases of a split, or None if one is not there."""
-    try:
-        return open_split(prepared, split)
-    except CaseError:
-        return None
-
-
-FOLDER_NAME = "out-of-fold"
-"""Folder below that of the run."""
-LOWEST_PROBABILITY = 0.2
-"""Lowest threshold that is tried; boxes are cut to voxels above it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,10 +139,12 @@ def predict_held_out(
     found = {}
     for window in windows:
         cases = [
-            OutOfFoldPrediction(case_id=case_id, path=folder / words(window) / f"{case_id}.npz")
+            OutOfFoldPrediction(
+                case_id=case_id, path=folder / window_text(window) / f"{case_id}.npz"
+            )
             for case_id in held_out.data.split.validation
         ]
-        what = f"{held_out.run.name}, window {words(window)}"
+        what = f"{held_out.run.name}, window {window_text(window)}"
         fits = True
         for case in track(cases, what=what, total=len(cases)):
             fits = fits and (case.path.exists() or _predict(case, held_out, model, window))
@@ -160,9 +153,17 @@ def predict_held_out(
     return found
 
 
-def words(window: Window) -> str:
+def window_text(window: Window) -> str:
     """Return a window as text."""
     return window if window == "whole" else "x".join(map(str, window))
+
+
+def _opened(prepared: Path, split: Split) -> FoldData | None:
+    """Return the prepared cases of a split, or None if one is not there."""
+    try:
+        return open_split(prepared, split)
+    except CaseError:
+        return None
 
 
 def _own_folder(held_out: HeldOut, device: Device) -> Path:

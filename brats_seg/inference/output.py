@@ -67,11 +67,11 @@ class Record(Section):
     """Label convention of the label map."""
     volumes: tuple[PartVolume, ...] = ()
     warnings: tuple[str, ...] = ()
-    """What was unusual about the case."""
+    """Remarks on unusual properties of the case."""
     error: str = ""
     """Name of the class of the error, if the case failed."""
     message: str = ""
-    """What is wrong, and what to do."""
+    """Message of the error."""
     seconds: float = 0.0
     """Time of reading and computing; the case is written while the next is computed."""
     peak_memory_mb: float = 0.0
@@ -81,7 +81,7 @@ class Record(Section):
 
 
 def key_of(inputs: Sequence[str], model: str, settings: PredictionSettings) -> str:
-    """Return a hash of all that a result depends on; the device is not part of it."""
+    """Return a hash of everything that a result depends on, except the device."""
     parts = [*inputs, model, settings.model_dump_json(exclude={"device"})]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
@@ -95,22 +95,22 @@ class OutputFolder:
 
     @contextmanager
     def opened(self) -> Iterator[Self]:
-        """Lock the folder for this process, and remove leftovers before and after.
+        """Lock the folder for this process, and remove temporary files before and after.
 
         Raises:
             EnvironmentalError: The folder cannot be written to.
             UsageError: Another process predicts into it.
         """
         self._mark(self.path)
-        msg = f"another process is predicting into {self.path}. Wait for it, or choose another."
+        msg = f"another process predicts into {self.path}. Wait for it, or choose another folder."
         with locked(self.path / _LOCK_NAME, when_taken=UsageError(msg)):
             self._tidy_up()
             yield self
-            # of workers that were killed
+            # temporary files of workers that were killed
             self._tidy_up()
 
     def records(self) -> Mapping[str, Record]:
-        """Return the latest record of each case; lines that cannot be read are passed over."""
+        """Return the latest record of each case; lines that cannot be read are skipped."""
         found = {}
         path = self.path / MANIFEST_NAME
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
@@ -118,16 +118,15 @@ class OutputFolder:
             try:
                 record = Record.model_validate_json(line)
             except ValidationError:
-                # cut off, or of another version: the case is predicted again
+                # truncated, or of another version: the case is predicted again
                 continue
             found[record.case_id] = record
         return found
 
-    def is_finished(self, record: Record | None, key: str) -> bool:
+    def is_finished(self, record: Record, key: str) -> bool:
         """Tell whether a record has the same scans, model and settings, and its files are there."""
         return (
-            record is not None
-            and record.status == "done"
+            record.status == "done"
             and record.key == key
             and all((self.path / name).exists() for name in record.outputs)
         )

@@ -20,6 +20,12 @@ from brats_seg.labels import (
 from brats_seg.runtime.weights import Decoding
 from brats_seg.voxels.components import number_components
 
+TISSUES = ("ed", "ncr")
+"""Oedema (WT without TC) and necrosis (TC without ET); the third tissue is the region ET."""
+PARTS = (*REGIONS, *TISSUES)
+
+_MM3_PER_ML = 1000.0
+
 
 def decode(
     probabilities: npt.NDArray[np.float32],
@@ -60,23 +66,6 @@ def decode_regions(
     return regions
 
 
-def _drop_small(mask: npt.NDArray[np.bool_], smallest: float) -> None:
-    """Empty components of fewer voxels, in place; voxels that share a corner are connected."""
-    if smallest <= 1:
-        return
-    components = number_components(mask)
-    kept = np.bincount(components.ravel()) >= smallest
-    kept[0] = False
-    mask[...] = kept[components]
-
-
-TISSUES = ("ed", "ncr")
-"""Oedema (WT without TC) and necrosis (TC without ET); the third tissue is the region ET."""
-PARTS = (*REGIONS, *TISSUES)
-
-_MM3_PER_ML = 1000.0
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartVolume:
     """One region or tissue of a case."""
@@ -95,6 +84,16 @@ def measure(
     wt, tc, et = regions_of(label_map, convention)
     masks = zip(PARTS, (wt, tc, et, wt & ~tc, tc & ~et), strict=True)
     return tuple(_measured(name, mask, voxel_mm3) for name, mask in masks)
+
+
+def _drop_small(mask: npt.NDArray[np.bool_], smallest: float) -> None:
+    """Empty components of fewer voxels, in place; voxels that share a corner are connected."""
+    if smallest <= 1:
+        return
+    components = number_components(mask)
+    kept = np.bincount(components.ravel()) >= smallest
+    kept[0] = False
+    mask[...] = kept[components]
 
 
 def _measured(name: str, mask: npt.NDArray[np.bool_], voxel_mm3: float) -> PartVolume:

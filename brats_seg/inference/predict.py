@@ -4,9 +4,9 @@ Probabilities are the mean over networks and mirror images. An image is `(4, x, 
 probabilities are `(3, x, y, z)` in the order of `REGIONS`. Two float32 volumes of them are held: the
 sum, and the part that is being added.
 
-When memory runs out, a case is computed again in a mode that takes less. The first fallback keeps
-the sum of the windows in the memory of the host, the next ones take smaller windows, and the last
-computes on the CPU. The next case starts in the first mode again.
+When memory runs out, a case is computed again in a mode that needs less: first with the sum of the
+windows in the memory of the host, then with smaller windows, and finally on the CPU. The next case
+starts in the first mode again.
 """
 
 import logging
@@ -57,13 +57,13 @@ class CaseResult:
     convention: LabelConvention
     """Label convention of the label map."""
     probabilities: npt.NDArray[np.float32] | None
-    """(3, X, Y, Z), if they were asked for."""
+    """(3, X, Y, Z); None unless the settings ask for them."""
     uncertainty: npt.NDArray[np.float32] | None
-    """(X, Y, Z) in bits, if it was asked for."""
+    """(X, Y, Z) in bits; None unless the settings ask for it."""
     volumes: tuple[PartVolume, ...]
     warnings: tuple[str, ...]
     seconds: float
-    """Time of the networks and of what follows them."""
+    """Time of prediction and postprocessing, without reading and writing."""
     peak_memory_mb: float
     device: str
 
@@ -90,8 +90,8 @@ class Predictor:
 
         Raises:
             UsageError: A path holds no model, or one that does not segment, or is damaged; or they
-                do not go together.
-            EnvironmentalError: The device of the settings is not there.
+                cannot be averaged.
+            EnvironmentalError: The device of the settings is not available.
         """
         device = choose_device(settings.device, settings.precision)
         return cls(model=load_model(paths, device), settings=settings)
@@ -105,7 +105,7 @@ class Predictor:
         *,
         multiple: Triple = (1, 1, 1),
     ) -> Self:
-        """Predict with a network of your own, whose weights are loaded.
+        """Wrap a network of your own whose weights are loaded.
 
         The identity of a run of that network is `load_trained(path).identity`.
 
@@ -118,7 +118,7 @@ class Predictor:
         Raises:
             UsageError: It was trained on other modalities, regions or intensities than this package
                 prepares.
-            EnvironmentalError: The device of the settings is not there.
+            EnvironmentalError: The device of the settings is not available.
         """
         device = choose_device(settings.device, settings.precision)
         model = wrap_network(network, identity, device, multiple=multiple)
@@ -129,7 +129,7 @@ class Predictor:
 
         Args:
             files: File of each of `MODALITIES`.
-            case_id: Id of the case; by default what the file names have in common.
+            case_id: Id of the case; by default the common part of the file names.
 
         Raises:
             CaseError: A file is missing or cannot be used, or as `predict_scan`.
@@ -154,7 +154,7 @@ class Predictor:
         return self.predict_scan(scan_of_arrays(case_id, images, affine, self.spacing_mm))
 
     def predict_scan(self, scan: Scan) -> CaseResult:
-        """Segment a scan that has been read; raises as the function of that name."""
+        """Segment a scan that has been read; see the function `predict_scan`."""
         return predict_scan(self.model, scan, self.settings)
 
     @property
@@ -167,7 +167,7 @@ def predict_scan(model: Model, scan: Scan, settings: PredictionSettings) -> Case
     """Segment a scan.
 
     Raises:
-        CaseError: Memory does not suffice, even in the last mode of the fallback, or a network
+        CaseError: Memory runs out even in the last mode of the fallback, or a network
             returns values that are not finite.
         ConfigError: A network cannot take the window that the settings ask for.
     """
@@ -246,7 +246,7 @@ class PredictionFallback:
                 if not is_out_of_memory(error):
                     raise
                 reason = str(error).partition("\n")[0]
-            # outside of the handler, which would keep the tensors of the work alive
+            # outside the handler, which would keep the tensors of the work alive
             self._step_down(reason)
 
     def _step_down(self, reason: str) -> None:
@@ -284,12 +284,7 @@ def crop_probabilities(
 def predict_probabilities(
     model: Model, image: Field, settings: PredictionSettings, fallback: PredictionFallback
 ) -> Field:
-    """Return the mean probabilities of an image.
-
-    Raises:
-        CaseError: Memory does not suffice, even in the last mode of the fallback.
-        ConfigError: A network cannot take the window that the settings ask for.
-    """
+    """Return the mean probabilities of an image; raises as `predict_scan`."""
     mirrors = list(product((False, True), repeat=3)) if settings.tta else [(False,) * 3]
     total = torch.zeros(len(model.members[0].regions), *image.shape[1:])
     for member in model.members:
@@ -334,8 +329,8 @@ def entropy(probabilities: Field) -> Field:
 def _check_numbers(case_id: str, probabilities: npt.NDArray[np.float32]) -> None:
     n_broken = np.count_nonzero(~np.isfinite(probabilities))
     if n_broken:
-        # they would become background: an empty label map that looks like a result
-        found = f"{n_broken} probabilities that are no numbers"
+        # NaN would become background: an empty label map that looks like a result
+        found = f"{n_broken} probabilities that are NaN or infinite"
         next_step = "Predict with --precision fp32; if that does not help, the model is broken."
         raise CaseError(case_id, "(all)", found, "numbers from 0 to 1", next_step)
 
@@ -365,7 +360,7 @@ def _part(
             window=window,
             overlap=settings.overlap,
         )
-    # in place, which a whole float32 volume is worth
+    # in place, which saves a whole float32 volume
     return logits.sigmoid_().cpu()
 
 

@@ -59,7 +59,7 @@ def reconstruct_cases(
     Raises:
         LayoutError: A folder holds no cases.
         UsageError: The run or the inputs cannot be used.
-        EnvironmentalError: The device is not there, or the folder cannot be written to.
+        EnvironmentalError: The device is not available, or the folder cannot be written to.
     """
     device = choose_device(settings.device, settings.precision)
     reconstructor = Reconstructor.load(run, device, overlap=settings.overlap)
@@ -88,7 +88,7 @@ class Reconstruction:
         """
         brain = (self.image != 0).any(axis=0)
         differences = (self.reconstruction - self.image)[:, brain]
-        # a sum over millions of voxels
+        # float64, because the sum is over millions of voxels
         return tuple(np.sqrt(np.square(differences).mean(axis=1, dtype=np.float64)).tolist())
 
 
@@ -147,7 +147,7 @@ class Reconstructor:
         reconstruction[order] = decoded.cpu().numpy()
         if not np.isfinite(reconstruction).all():
             n_broken = int((~np.isfinite(reconstruction)).sum())
-            found = f"a reconstruction with {n_broken} voxels that are no numbers"
+            found = f"a reconstruction with {n_broken} voxels that are NaN or infinite"
             next_step = "Try --precision fp32; if that does not help, the model is broken."
             raise CaseError(scan.case_id, "(all)", found, "numbers", next_step)
         return Reconstruction(

@@ -1,11 +1,11 @@
 """Prepare a new case for a network, and put results back on the grid of its files.
 
-The scan is `(X, Y, Z)` as stored. Turned to the axes of BraTS, and resampled where its voxels have
-another size, it is what a network is trained on; the crop `(x, y, z)` holds the brain.
+A scan `(X, Y, Z)` is turned to the axes of BraTS, resampled if its voxels do not have the size of
+those in training, and cut to the brain crop `(x, y, z)`.
 
-Findings are sentences about what is unusual in a scan that can be predicted all the same, for the
-person who looks at the result. Their limits were set on fifteen real cases of BraTS and TCGA, for
-none of which there is a finding.
+Findings are warnings about scans that can be predicted but are unusual, for the person who reviews
+the result. Their limits were set on fifteen real cases of BraTS and TCGA, none of which has a
+finding.
 """
 
 from collections.abc import Iterator
@@ -37,14 +37,14 @@ from brats_seg.voxels.orientation import turn_of, turned_back
 from brats_seg.voxels.resampling import Resampling, Spacing
 
 LARGEST_BRAIN_ML = 2200.0
-"""Adult brains take 1000 to 1800 ml, a head with its skull twice as much."""
+"""Largest volume of a brain: adults have 1000 to 1800 ml, a head with its skull twice as much."""
 LARGEST_TURN_DEGREES = 10.0
-"""Scans that are registered to an atlas are turned by less."""
+"""Largest angle to the axes of the body of a scan that is registered to an atlas."""
 MIXED_UP_MARGIN = 0.1
-"""Least gain in likeness by another order of the modalities for a finding."""
+"""Least gain in likeness for which another order of the modalities is reported."""
 
 _EVERY = 5
-"""One voxel in so many is used: neighbours are highly correlated."""
+"""Step between the voxels that are used: neighbours are highly correlated."""
 _CORRELATIONS = np.array(
     [
         [0, 0.67, -0.21, 0.50],
@@ -165,7 +165,7 @@ def prepare_scan(loaded: LoadedCase, spacing_mm: Spacing) -> Scan:
         spacing_mm: Voxel size that the network was trained on.
 
     Raises:
-        CaseError: There is no brain in it.
+        CaseError: The scan holds no brain.
     """
     volumes, warnings = loaded.volumes, list(loaded.remarks)
     turned = volumes[0].geometry
@@ -206,15 +206,15 @@ def findings(geometry: Geometry, image: npt.NDArray[np.float32], voxel_ml: float
     brain_ml = np.count_nonzero(inside) * voxel_ml
     if brain_ml > LARGEST_BRAIN_ML:
         yield (
-            f"what differs from the background measures {brain_ml:.0f} ml, more than a brain: the "
+            f"the foreground measures {brain_ml:.0f} ml, more than a brain: the "
             "skull does not seem to be stripped"
         )
     order = likeliest_order(image[:, inside])
     if order != MODALITIES:
         pairs = [
-            f"{named} looks like {seen}"
-            for named, seen in zip(MODALITIES, order, strict=True)
-            if named != seen
+            f"{named} looks like {likely}"
+            for named, likely in zip(MODALITIES, order, strict=True)
+            if named != likely
         ]
         yield f"modalities may be mixed up: {', '.join(pairs)}"
 
@@ -252,7 +252,7 @@ def _resampled_words(geometry: Geometry, spacing_mm: Spacing) -> str:
     )
     return (
         f"voxels of {own} mm were resampled to {wanted} mm for the network and the result back: "
-        "expect less than on scans of that size"
+        "expect a worse result than on scans of that voxel size"
     )
 
 

@@ -1,4 +1,4 @@
-"""Settings of prediction: defaults, what `tune` stored with a model, and what a user asks for."""
+"""Combine the settings of prediction: those of the user, those fitted to a model, and defaults."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
@@ -67,7 +67,7 @@ class PredictionSettings(Section):
         return self.model_copy(update={"windows": windows, "window": window, "decoding": decoding})
 
     def __eq__(self, other: object) -> bool:
-        # a threshold of one half that is asked for is not the same as none: it overrides
+        # a given threshold of 0.5 differs from a default one: it overrides the fitted threshold
         return isinstance(other, PredictionSettings) and self.model_dump() == other.model_dump()
 
     def __hash__(self) -> int:

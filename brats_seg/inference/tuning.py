@@ -1,14 +1,14 @@
 """Tune the settings of prediction on out-of-fold predictions.
 
 The window is fitted first: the training patch, larger ones, and the whole crop in one pass. More
-context than in training may help a network, or harm it, because the statistics of its norms change.
+context than in training may help a network, or harm it, because the statistics of its normalisation layers change.
 Then, with the chosen window, the decoding is fitted one setting after another, the inner regions
 first because the outer ones contain them: the threshold of each region, its smallest component, and
 the volume of all ET below which it is necrosis. A default is replaced only where the gain is more
 than chance (`evaluation.significance`). Several runs are tuned together, because an ensemble has one
 decoding; each case is predicted by the run that it was held out of.
 
-What was fitted is stored with the weights of each run, and `tuning.json` beside them says how.
+The result is stored with the weights of each run, and described in `tuning.json` beside them.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ from brats_seg.inference.out_of_fold import (
     OutOfFoldPrediction,
     open_held_out,
     predict_held_out,
-    words,
+    window_text,
 )
 from brats_seg.inference.postprocess import decode_regions
 from brats_seg.labels import REGIONS
@@ -53,7 +53,7 @@ from brats_seg.runtime.weights import Decoding, FittedPrediction, Window, store_
 
 TUNING_NAME = "tuning.json"
 ENLARGEMENTS = (1.5, 2.0)
-"""Windows tried, in training patches along each axis; the whole crop is tried besides."""
+"""Edges of windows to try, in training patches; the whole crop is tried as well."""
 
 THRESHOLDS = (0.45, 0.55, 0.4, 0.6, 0.35, 0.65, 0.3, 0.7, 0.25, 0.75, 0.8)
 """Thresholds to try, nearest to the default first; none is below `LOWEST_PROBABILITY`."""
@@ -125,9 +125,9 @@ def tune_runs(
         track: Shows the progress.
 
     Raises:
-        UsageError: A folder is no run, or the runs were trained on other cases.
+        UsageError: A folder is not a run, or the runs were trained on other cases.
         CaseError: A case cannot be predicted.
-        EnvironmentalError: The device is not there, a process was killed, or the disk is full.
+        EnvironmentalError: The device is not available, a process was killed, or the disk is full.
     """
     protocol = metric_named(metric, task)
     where = choose_device(device, precision)
@@ -151,7 +151,7 @@ def tune(
 
     Args:
         held_out: The runs.
-        protocol: ScoringProtocol of `metric_named`.
+        protocol: Protocol from `metric_named`.
         device: Device of the networks.
         n_workers: Processes that score; the result does not depend on them.
         track: Shows the progress.
@@ -181,7 +181,7 @@ def tune(
 
 
 def metric_named(name: str, task: str) -> ScoringProtocol:
-    """Return the protocol whose score is fitted to: plain Dice, or that of lesions of 2023.
+    """Return the protocol whose score is maximised: plain Dice, or lesion-wise Dice of 2023.
 
     Raises:
         ConfigError: There is no such metric or task.
@@ -214,7 +214,7 @@ def stored_tuning(held_out: Sequence[HeldOut], key: str) -> Tuning | None:
             content = (own.run / TUNING_NAME).read_bytes()
             found = TypeAdapter(Tuning).validate_json(content)
         except (FileNotFoundError, ValidationError):
-            # none, or one of another version
+            # missing, or of another version
             return None
         if found.key != key or found.fitted[place] != own.trained.fitted:
             return None
@@ -278,7 +278,8 @@ def _fit_window(
     ]
     scores = np.stack([score(of_kind, [Decoding()])[0] for of_kind in cases])
     names = [
-        f"{kind.name} ({', '.join(dict.fromkeys(map(words, kind.windows)))})" for kind in kinds
+        f"{kind.name} ({', '.join(dict.fromkeys(map(window_text, kind.windows)))})"
+        for kind in kinds
     ]
     fit, place = _fit("window", names, scores)
     return fit, kinds[place].windows, (cases[0], cases[place])
@@ -343,15 +344,15 @@ def _scores(
 def _score_case(
     case: OutOfFoldPrediction, decodings: Sequence[Decoding], protocol: ScoringProtocol
 ) -> Scores:
-    said = case.read()
-    scale = Scale(spacing_mm=said.spacing_mm, penalty_mm=0.0)
+    stored = case.read()
+    scale = Scale(spacing_mm=stored.spacing_mm, penalty_mm=0.0)
     rows = []
     for decoding in decodings:
-        regions = decode_regions(said.probabilities, decoding, scale.voxel_mm3)
+        regions = decode_regions(stored.probabilities, decoding, scale.voxel_mm3)
         if protocol.lesions is None:
-            rows.append(dice(count_regions(regions, said.reference, case.case_id)))
+            rows.append(dice(count_regions(regions, stored.reference, case.case_id)))
         else:
-            lesions = score_lesions(said.reference, regions, protocol, scale)
+            lesions = score_lesions(stored.reference, regions, protocol, scale)
             rows.append(np.array([one.dice for one in lesions]))
     return np.stack(rows)
 

@@ -18,6 +18,7 @@ from brats_seg.report.sections import (
     centre_of,
     draw_outlines,
     draw_section,
+    grey_limits,
 )
 from brats_seg.report.style import (
     LEFT_IS_RIGHT,
@@ -41,8 +42,6 @@ _OPACITY = 0.75
 """Opacity of the label map."""
 _N_MONTAGE_COLUMNS = 3
 _RECONSTRUCTION_COLUMNS = ("input", "reconstruction", "absolute difference")
-_GREY_PERCENTILES = (1.0, 99.5)
-"""Percentiles of the input that are black and white, for all columns of a reconstruction."""
 
 
 def sample_figure(view: CaseView) -> Figure:
@@ -220,13 +219,11 @@ def _draw_row(
     row: Any, modality: str, before: npt.NDArray[np.float64], after: npt.NDArray[np.float64]
 ) -> None:
     """Draw the sections (X, Y) of one modality and their difference."""
-    brain = before[before != 0]
-    low, high = np.percentile(brain, _GREY_PERCENTILES) if brain.size else (0.0, 1.0)
-    high = max(high, low + 1e-6)
+    low, high = grey_limits(before)
     air = before == 0
     pictures = (
         (np.where(air, low, before), low, high),
-        # the reconstruction outside the brain is no part of the case
+        # the reconstruction is not shown outside the brain
         (np.where(air, low, after), low, high),
         (np.where(air, 0, np.abs(after - before)), 0.0, high - low),
     )
@@ -234,6 +231,6 @@ def _draw_row(
         axes.imshow(picture.T, cmap="gray", vmin=darkest, vmax=brightest, origin="upper")
         axes.set(xticks=[], yticks=[])
         axes.set_frame_on(False)
-    error = float(np.sqrt(np.mean((after - before)[~air] ** 2))) if brain.size else 0.0
+    error = float(np.sqrt(np.mean((after - before)[~air] ** 2))) if not air.all() else 0.0
     row[0].set_ylabel(modality, color="white", fontsize="small")
     row[-1].set_xlabel(f"RMSE here {error:.3g}", color="grey", fontsize="x-small", labelpad=2)

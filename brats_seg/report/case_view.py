@@ -11,7 +11,7 @@ from brats_seg.cases.case import Case, check_one_grid, label_values_of, load_cas
 from brats_seg.cases.conventions import check_values, resolve
 from brats_seg.cases.discovery import find_cases
 from brats_seg.cases.nifti import Geometry, Volume, oriented, read_label_map
-from brats_seg.errors import CaseError, UsageError
+from brats_seg.errors import CaseError, UsageError, some_of
 from brats_seg.evaluation.evaluate import label_maps_in
 from brats_seg.labels import (
     MODALITIES,
@@ -21,8 +21,6 @@ from brats_seg.labels import (
     regions_of,
 )
 from brats_seg.report.sections import Image, Spacing
-
-_N_NAMED = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -35,7 +33,7 @@ class Labelled:
 
     @property
     def regions(self) -> RegionMasks:
-        """Its region masks (3, X, Y, Z)."""
+        """Region masks (3, X, Y, Z)."""
         return regions_of(self.label_map, self.convention)
 
 
@@ -76,7 +74,7 @@ def open_view(root: Path, case_id: str | None = None, *, labels: str | None = No
 
     Raises:
         LayoutError: The folder holds no cases.
-        UsageError: It does not hold that case.
+        UsageError: The folder does not hold that case.
         CaseError: The case lacks a modality, or a file of it cannot be used.
     """
     loaded = load_case(_chosen(find_cases(root).cases, root, case_id), labels=labels or "")
@@ -94,16 +92,16 @@ def open_view(root: Path, case_id: str | None = None, *, labels: str | None = No
 
 
 def with_prediction(view: CaseView, path: Path, *, labels: str | None = None) -> CaseView:
-    """Add what was predicted for a case: a label map, or a folder that holds one of its name.
+    """Add the prediction of a case: a label map, or a folder that holds one named after the case.
 
     Raises:
-        UsageError: There is none.
-        CaseError: It cannot be read, or lies on another grid.
+        UsageError: The label map does not exist.
+        CaseError: The label map cannot be read, or has another grid than the scans.
     """
     if path.is_dir():
         found = label_maps_in(path)
         if view.case_id not in found:
-            msg = f"{path} holds no label map of case {view.case_id}; it has {_some(list(found))}"
+            msg = f"{path} holds no label map of case {view.case_id}; it has {some_of(found)}"
             raise UsageError(msg)
         path = found[view.case_id]
     elif not path.exists():
@@ -118,7 +116,7 @@ def drawn_of(view: CaseView) -> tuple[tuple[str, RegionMasks], ...]:
     """Return the label maps of a case by name, `reference` and `prediction`, as region masks.
 
     Raises:
-        CaseError: There is neither.
+        CaseError: The case has neither.
     """
     sides = (("reference", view.reference), ("prediction", view.prediction))
     drawn = tuple((words, side.regions) for words, side in sides if side is not None)
@@ -139,7 +137,7 @@ def _chosen(cases: tuple[Case, ...], root: Path, case_id: str | None) -> Case:
     for case in cases:
         if case.case_id == case_id:
             return case
-    msg = f"{root} holds no case {case_id}; it has {_some([case.case_id for case in cases])}"
+    msg = f"{root} holds no case {case_id}; it has {some_of([case.case_id for case in cases])}"
     raise UsageError(msg)
 
 
@@ -150,8 +148,3 @@ def _labelled(view: CaseView, label: Volume, labels: str | None) -> Labelled:
     )
     check_values(values, found.convention, view.case_id, label.file)
     return Labelled(label_map=oriented(label).array, convention=found.convention)
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _N_NAMED} more" if len(names) > _N_NAMED else ""
-    return ", ".join(names[:_N_NAMED]) + more

@@ -20,7 +20,7 @@ _OTHER_COLOUR = "lightgrey"
 _SHARES = ("dice", "jaccard", "sensitivity", "specificity", "nsd")
 """Parts of the names of scores that lie between 0 and 1."""
 _BARS = ("dice", "jaccard")
-"""Scores of a bar chart."""
+"""Scores in a bar chart."""
 _WRITTEN = (
     ("dice", "Dice"),
     ("jaccard", "Jaccard"),
@@ -131,7 +131,7 @@ def distributions_figure(
     _histogram(of_days, [days[~alive], days[alive]], [FIRST_COLOUR, SECOND_COLOUR])
     _label_axes(of_days, "survival (days)", days)
     if np.isfinite(days).any():
-        of_days.legend(["died then", "alive when last heard of"], fontsize="small")
+        of_days.legend(["died", "alive at last contact"], fontsize="small")
     _histogram(of_ml, [ml], [REGION_COLOURS[0]])
     _label_axes(of_ml, "whole tumour (ml)", ml)
     of_age.set_ylabel("cases")
@@ -162,8 +162,8 @@ def survival_figure(
     figure = light_figure(5.6, 5.6)
     axes = figure.subplots()
     marks = (
-        (~alive, "o", FIRST_COLOUR, "died then"),
-        (alive, ">", SECOND_COLOUR, "alive when last heard of"),
+        (~alive, "o", FIRST_COLOUR, "died"),
+        (alive, ">", SECOND_COLOUR, "alive at last contact"),
     )
     for chosen, mark, colour, words in marks:
         axes.scatter(

@@ -1,7 +1,7 @@
-"""Draw a figure from files to a file: what the command `figure` does, as functions.
+"""Read cases or scores from files and write figures of them, as the command `figure` does.
 
-The format is that of the suffix: PNG, SVG or PDF. A figure that is to be shown in a notebook comes
-from `case_figures`, `charts` or `surface`, which return it instead.
+The suffix of the output decides the format: PNG, SVG or PDF. The functions of `case_figures`,
+`charts` and `surface` return figures instead, for example to show them in a notebook.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ def draw_sample(
         labels: Name of the label convention; None to infer it.
 
     Raises:
-        UsageError: The suffix of the figure is unknown, or the case is not there.
+        UsageError: The suffix of the figure is unknown, or the folder does not hold the case.
         CaseError: The case cannot be used.
         EnvironmentalError: The figure cannot be written.
     """
@@ -109,7 +109,7 @@ def draw_scores(table: Path, output: Path, *, column: str = "dice") -> None:
 
 
 def draw_bars(table: Path, output: Path) -> None:
-    """Draw the mean Dice and Jaccard of each region; errors as of `draw_scores`."""
+    """Draw the mean Dice and Jaccard of each region; the errors are those of `draw_scores`."""
     check_suffix(output)
     write_figure(bar_figure(read_scores(table)), output)
 
@@ -146,5 +146,5 @@ def draw_distributions(
 
 def _view(data: Path, case_id: str | None, prediction: Path | None, labels: str | None) -> CaseView:
     view = open_view(data, case_id, labels=labels)
-    # the convention of the scans is not that of what a network wrote
+    # the reference and the prediction need not have one label convention
     return view if prediction is None else with_prediction(view, prediction)

@@ -27,20 +27,20 @@ _STYLES = ("--", "-.", ":", (0, (1, 4)))
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curve:
-    """A number of every epoch, in both phases."""
+    """A value that is computed in both phases of every epoch."""
 
     name: str
-    """Name in its columns: `train_<name>`, `val_<name>`, and `val_<name>_<part>` for each part."""
+    """Name in the columns of the history: `train_<name>`, `val_<name>`, and `val_<name>_<part>` for each part."""
     title: str
-    """Title for the reader."""
+    """Title in figures."""
     parts: tuple[str, ...] = ()
-    """Names of the parts that it is the mean of."""
+    """Names of the parts whose mean the value is."""
     limits: tuple[float, float] | None = None
-    """Limits of its axis; None fits them to the values."""
+    """Limits of the axis; None fits them to the values."""
     digits: int = 3
     """Digits after the point, in the line that is logged."""
     shows_parts: bool = False
-    """Whether that line shows its parts too."""
+    """Whether that line shows the parts too."""
 
 
 CURVES = (

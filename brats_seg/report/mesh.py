@@ -3,8 +3,8 @@
 There is a vertex in every cell of eight voxels that the surface passes through, and a quadrilateral
 between every two neighbours of which one is inside. The vertices are then moved towards their
 neighbours, but never out of their cell: the surface is smooth, and even a mask of one voxel has
-one. On whole arrays this takes a fraction of a second. It is our own because marching cubes of
-scikit-image would add 165 MB of packages.
+one. On whole arrays this takes a fraction of a second. It is implemented here because
+marching cubes of scikit-image would add 165 MB of packages.
 """
 
 from dataclasses import dataclass

@@ -49,7 +49,8 @@ def draw_section(axes: Any, image: Image, axis: int, index: int, spacing_mm: Spa
     """
     right, up = (i for i in range(3) if i != axis)
     section = _section(image, axis, index)
-    low, high = _greys(image)
+    # all sections of an image share one scale
+    low, high = grey_limits(image[::_COARSE, ::_COARSE, ::_COARSE])
     axes.imshow(
         np.where(section == 0, low, section),
         cmap="gray",
@@ -71,10 +72,9 @@ def draw_outlines(axes: Any, regions: RegionMasks, axis: int, index: int) -> Non
             axes.contour(outline, levels=[0.5], colors=[colour], linewidths=1, origin=None)
 
 
-def _greys(image: Image) -> tuple[float, float]:
-    """Return the values of black and white, which all sections of an image share."""
-    coarse = image[::_COARSE, ::_COARSE, ::_COARSE]
-    brain = coarse[coarse != 0]
+def grey_limits(image: Image) -> tuple[float, float]:
+    """Return the values of an image that are drawn black and white; voxels of 0 are not counted."""
+    brain = image[image != 0]
     low, high = np.percentile(brain, _GREY_PERCENTILES) if brain.size else (0.0, 1.0)
     return float(low), max(float(high), float(low) + 1e-6)
 

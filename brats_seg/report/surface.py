@@ -123,7 +123,7 @@ def models_of(view: CaseView) -> tuple[SurfaceModel, ...]:
     """Compute the surfaces of the reference and of the prediction of a case, where it has them.
 
     Raises:
-        CaseError: It has neither.
+        CaseError: The case has neither.
     """
     return tuple(
         model_of(f"{view.case_id}, {words}", regions, view.images[0], view.spacing_mm)
@@ -238,7 +238,7 @@ def _frames(models: Sequence[SurfaceModel], n_frames: int) -> list[Picture.Image
         for axes, picture in zip(figure.axes, pictures, strict=True):
             axes.images[0].set_data(picture)
         canvas.draw()
-        figure.set_layout_engine("none")  # found once, it stays
+        figure.set_layout_engine("none")  # computed once, for the first frame
         frames.append(Picture.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB"))
     return frames
 
@@ -254,7 +254,7 @@ def _with_one_palette(frames: Sequence[Picture.Image]) -> list[Picture.Image]:
 
 
 def _drawn(layer: Layer, camera: Camera) -> tuple[Pixels, Pixels, Pixels]:
-    """Return depth (n, n) in mm, -inf where the layer is not, colour (n, n, 3) and opacity."""
+    """Return depth (n, n) in mm, -inf outside the layer, colour (n, n, 3) and opacity (n, n)."""
     axes = camera.screen_axes
     normals = layer.mesh.normals @ axes.T
     faces_us = normals[:, 2] > 0
@@ -266,11 +266,11 @@ def _drawn(layer: Layer, camera: Camera) -> tuple[Pixels, Pixels, Pixels]:
     if layer.rim_only:
         opacity *= (1 - normals[:, 2]) ** _RIM_POWER
     depth, owner = _nearest(corners, camera)
-    seen = owner >= 0
+    covered = owner >= 0
     colour = np.zeros((*owner.shape, 3))
-    colour[seen] = brightness[owner[seen], None] * layer.colour
+    colour[covered] = brightness[owner[covered], None] * layer.colour
     opacities = np.zeros(owner.shape)
-    opacities[seen] = opacity[owner[seen]]
+    opacities[covered] = opacity[owner[covered]]
     return depth, colour, opacities
 
 

@@ -1,7 +1,7 @@
 """Fit Cox proportional hazards to deaths and censored patients (lifelines).
 
 Regression of days can learn from deaths only. The Cox model (D. R. Cox, "Regression models and
-life-tables", 1972) also learns from patients who were alive when last heard of: they count among
+life-tables", 1972) also learns from patients who were alive at the last contact: they count among
 those at risk until then. It predicts a hazard, not days. Features are imputed, scaled and selected
 as for the other models, and the penalty and the number of features are chosen on the inner folds.
 
@@ -31,10 +31,10 @@ _PENALTIES = (0.1, 1.0)
 _KEPT = (8, 32)
 """Numbers of features that are tried: fewer than for days, about ten deaths each being customary."""
 _LARGEST_LOG_RATIO = float(np.log(1e6))
-"""Bound of predictions, so that no ratio of a wild case is infinite."""
+"""Bound of predicted log hazard ratios, so that no ratio overflows."""
 _SMALLEST_STD = 1e-9
 _DAYS, _DIED = 0, 1
-"""Columns of the outcomes (n, 2) as scikit-learn hands them around."""
+"""Columns of the outcomes (n, 2) that scikit-learn passes to the estimator."""
 
 
 def is_installed() -> bool:
@@ -61,9 +61,9 @@ def fit_cox(
 
     Args:
         features: (n, p), NaN where unknown.
-        days: (n,) until death or the last news.
-        died: (n,) whether they ended with death.
-        splits: Inner folds, as (training, held-out) places.
+        days: (n,) days until death or the last contact.
+        died: (n,) whether the patient died then.
+        splits: Inner folds, as (training, held-out) indices.
     """
     kept = sorted({min(k, features.shape[1]) for k in _KEPT})
     grid = {"selectkbest__k": kept, "coxestimator__penalty": list(_PENALTIES)}
@@ -82,7 +82,7 @@ class CoxEstimator(BaseEstimator):  # type: ignore[misc]
     def fit(self, features: Matrix, outcomes: Matrix) -> Self:
         """Fit features (n, p) to outcomes (n, 2) of days and deaths.
 
-        Without a death all coefficients are 0: everybody has the mean hazard.
+        Without a death all coefficients are 0, so that every case has the mean hazard.
         """
         self.coefficients_ = np.zeros(features.shape[1])
         varying = features.std(axis=0) > _SMALLEST_STD

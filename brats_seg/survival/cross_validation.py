@@ -1,13 +1,13 @@
 """Predict survival of held-out cases by nested cross-validation.
 
 The outer folds hold patients out; the inner folds choose the values of each family and, among the
-families, the one for `selected`. Nothing of a held-out patient is learnt from, neither by a model
-nor by the scaling and selection of features. Predictions of repeats are averaged.
+families, the one for `selected`. Held-out patients are not used for training, neither of a model
+nor of the scaling and selection of features. Predictions of repeats are averaged.
 
 Latent vectors of two autoencoders cannot be mixed: their numbers have different meanings. A
-held-out case is predicted from the autoencoder that was not trained on it, by a model whose
-training cases come from the same autoencoder. That one may have been trained on their scans, but
-never on an outcome.
+held-out case is predicted from the latent vector of an autoencoder that was not trained on it, by a
+model that is trained on latent vectors of the same autoencoder. The autoencoder may have been
+trained on the scans of those training cases, but never on an outcome.
 
 Days are learnt from deaths. The Cox model also learns from censored patients and predicts a hazard.
 """
@@ -34,10 +34,10 @@ Places = npt.NDArray[np.intp]
 Days = npt.NDArray[np.float64]
 
 SELECTED = "selected"
-"""Predictions of the family that did best on the inner folds: without hindsight."""
+"""Name of the predictions of the family that did best on the inner folds."""
 N_INNER_FOLDS = 3
 FEWEST_DEATHS = 4
-"""Fewest patients known to have died with whom anything can be computed."""
+"""Fewest patients with a known day of death for which a study is possible."""
 _FEWEST_TO_LEARN = FEWEST_DEATHS - 1
 
 
@@ -134,7 +134,7 @@ def cross_validate(
     folds: FoldTable | None = None,
     track: Track = untracked,
 ) -> Predictions:
-    """Predict every case with a known outcome from the others, and the rest from all of those.
+    """Predict each case of known outcome by models of the others, and the rest by models of all.
 
     Args:
         study: Features and outcomes.
@@ -174,7 +174,7 @@ def cross_validate(
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Job:
-    """Held-out cases to predict, and those to learn from."""
+    """Held-out cases to predict, and the cases to train on."""
 
     fold: int
     train: Places
@@ -191,7 +191,7 @@ def _jobs(
     encoders = study.encoders
     known = study.outcomes.known & (fold_of >= 0)
     for fold in (*sorted(set(fold_of[known].tolist())), -1):
-        # the last job is of the cases that no fold holds, whose outcomes are not known
+        # the last job predicts the cases of unknown outcome, which are in no fold
         wanted = known & (fold_of == fold) if fold >= 0 else ~known
         train = usable & known & ~wanted
         for encoder in sorted(set(encoders[wanted].tolist())):
@@ -235,7 +235,7 @@ def _log_hazards(
     sums = np.zeros(len(study.values))
     for job in track(jobs, what="fitting Cox models", total=len(jobs)):
         features = study.features_of(job.encoder)
-        # other numbers than the days are fitted with: there are more cases to split
+        # other random numbers than for the days: there are more cases to split
         rng = np.random.default_rng([plan.seed, *job.seed, 1])
         splits = _inner_splits([study.table.patient_ids[place] for place in job.train], rng)
         outcomes = study.outcomes

@@ -57,9 +57,8 @@ def features_of_folder(  # noqa: PLR0913 - each is a choice of its own
 ) -> Extraction:
     """Extract the features of all cases of a folder and write them as a table.
 
-    Beside the table are written `failures.csv` and, under the name of the table, a JSON file that
-    says what it was made from. Of several runs, a case is given to those that were not trained on
-    its patient.
+    `failures.csv` is written beside the table, and a JSON file of the same name lists its sources. Of
+    several runs, those that were not trained on the patient are applied to a case.
 
     Args:
         data: Folder of scans, of any BraTS release.
@@ -79,7 +78,7 @@ def features_of_folder(  # noqa: PLR0913 - each is a choice of its own
         UsageError: A path holds no model, or one for another task; the models do not fit each
             other; or label maps are to be predicted without a run for it.
         LayoutError: The folder holds no cases.
-        EnvironmentalError: The table cannot be written, or the device is not there.
+        EnvironmentalError: The table cannot be written, or the device is not available.
 
     Example:
         >>> found = features_of_folder(Path("data"), Path("features.csv"))
@@ -98,7 +97,7 @@ def features_of_folder(  # noqa: PLR0913 - each is a choice of its own
         People(clinical=clinical),
         index.cases,
     )
-    # before the work, so that a folder that cannot be written to is noticed at once
+    # first, so that a folder that cannot be written to is noticed at once
     write_origin(index, networks, output.with_suffix(".json"))
     extraction = extract_features(index, networks, predicted=predicted, track=track)
     write_failures(extraction.failures, output.with_name("failures.csv"))
@@ -137,8 +136,8 @@ def extract_row(case: Case, *, networks: Networks, predicted: bool) -> FeatureRo
     """Measure one case.
 
     Raises:
-        CaseError: It cannot be read, has no label map and no network to predict one, or is not
-            what the network expects.
+        CaseError: The case cannot be read, or has no label map and no network to predict one, or is
+            not what the network expects.
     """
     loaded = load_case(case, with_label=not predicted)
     scan = prepare_scan(loaded, networks.spacing_mm)
@@ -171,11 +170,7 @@ def extract_row(case: Case, *, networks: Networks, predicted: bool) -> FeatureRo
 
 
 def write_origin(index: CaseIndex, networks: Networks, path: Path) -> None:
-    """Write as JSON what a table of features is made from.
-
-    Raises:
-        EnvironmentalError: The file cannot be written.
-    """
+    """Write the sources of a table of features as JSON."""
     content = {
         "data": str(index.root),
         "autoencoders": [str(encoder.path) for encoder in networks.encoders],

@@ -1,4 +1,4 @@
-"""Find out whether a network was trained on a case, or on another scan of its patient."""
+"""Determine whether a network was trained on a case, or on another scan of its patient."""
 
 import logging
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ def least_leakage(answers: Sequence[Leakage]) -> tuple[tuple[int, ...], Leakage]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class People:
-    """Patients of cases, under the ids of every year."""
+    """Ids of the patients of cases, in the releases of all years."""
 
     clinical: ClinicalTable
     """Tables that join the ids of one person."""

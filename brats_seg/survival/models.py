@@ -27,24 +27,24 @@ Matrix = npt.NDArray[np.float64]
 Splits = Sequence[tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]]
 
 _LONGEST_DAYS = 36525.0
-"""Upper bound of predictions, a century: the exponential of a wild one would be infinite."""
+"""Upper bound of predictions, a century, so that no exponential overflows."""
 _KEPT = (8, 32, 128)
 """Numbers of features that are tried."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Family:
-    """Models of one kind, among which the best is searched."""
+    """A kind of model, and the parameters that are tried."""
 
     name: str
     regressor: Any
     """Estimator of scikit-learn."""
     grid: Mapping[str, Sequence[Any]]
-    """Values of its parameters that are tried."""
+    """Values of the parameters of the estimator that are tried."""
     kept: Sequence[int] = _KEPT
     """Numbers of features that are tried."""
     age_only: bool = False
-    """Whether the age is its only feature."""
+    """Whether the age is the only feature."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -65,7 +65,7 @@ BASELINE = Family(name="age", regressor=Ridge(), grid={"alpha": (1.0,)}, kept=(1
 """Age alone: imaging features must do better."""
 
 FAMILIES = (
-    # C is the notebook's 5 or weaker; its SVR saw features without a common scale
+    # C is 5 in the notebook, whose features were not standardised
     Family(name="svr", regressor=SVR(), grid={"C": (0.1, 0.5, 5.0)}),
     Family(name="ridge", regressor=Ridge(), grid={"alpha": (10.0, 100.0, 1000.0)}),
     Family(
@@ -91,10 +91,10 @@ def fit_family(
     """Choose the values of the grid with the least error on the splits, and fit all cases.
 
     Args:
-        family: What to fit.
+        family: Family to fit.
         features: (n, p), NaN where unknown.
-        days: (n,) until death.
-        splits: Inner folds, as (training, held-out) places.
+        days: (n,) days until death.
+        splits: Inner folds, as (training, held-out) indices.
         seed: Seed of forests and boosting.
     """
     n_features = features.shape[1]
@@ -119,7 +119,7 @@ def pipeline_of(strength: Callable[[Matrix, Matrix], Matrix], estimator: Any) ->
     """Impute, standardise and select features before an estimator.
 
     Args:
-        strength: Features (n, p) and outcomes to the strength (p,) that features are selected by.
+        strength: Turns features (n, p) and outcomes into scores (p,) to select features by.
         estimator: Estimator of scikit-learn.
     """
     return make_pipeline(

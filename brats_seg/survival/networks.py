@@ -22,10 +22,13 @@ from brats_seg.runtime.device import Device
 from brats_seg.survival.leakage import Leakage, People, TrainingCases, least_leakage
 from brats_seg.survival.radiomics import Feature
 
+_USUAL_SPACING_MM = (1.0, 1.0, 1.0)
+"""Spacing of every BraTS release."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Encoder:
-    """One autoencoder."""
+    """An autoencoder and the patients that it was trained on."""
 
     path: Path
     autoencoder: Reconstructor
@@ -57,7 +60,7 @@ class Encoder:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Segmenter:
-    """One segmentation run or several."""
+    """Segmentation runs and the patients that they were trained on."""
 
     paths: tuple[Path, ...]
     models: tuple[Model, ...]
@@ -106,8 +109,8 @@ class Networks:
         """Load runs and the lists of cases that they were trained on.
 
         Raises:
-            UsageError: A path holds no model, or one for another task; or the models do not go
-                together.
+            UsageError: A path holds no model, or one for another task; or the models do
+                not fit each other.
         """
         networks = cls(
             people=people,
@@ -138,10 +141,6 @@ class Networks:
         return next(iter(self.spacings_mm), _USUAL_SPACING_MM)
 
 
-_USUAL_SPACING_MM = (1.0, 1.0, 1.0)
-"""Spacing of every BraTS release."""
-
-
 def _encoder(path: Path, device: Device, people: People, cases: Sequence[Case]) -> Encoder:
     autoencoder = Reconstructor.load(path, device)
     if autoencoder.member.window is not None:
@@ -158,7 +157,7 @@ def _encoder(path: Path, device: Device, people: People, cases: Sequence[Case]) 
 def _segmenter(
     paths: Sequence[Path], device: Device, people: People, cases: Sequence[Case]
 ) -> Segmenter:
-    # refuses models that do not fit each other
+    # raises if the models do not fit each other
     load_model(paths, device)
     return Segmenter(
         paths=tuple(paths),

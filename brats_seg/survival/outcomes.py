@@ -1,8 +1,8 @@
 """Read the survival of the patients of a table of features from the tables of the releases.
 
-A censored patient was alive when last heard of: the days are a lower bound of the survival. Models
+A censored patient was alive at the last contact: the days are a lower bound of the survival. Models
 of days are not trained on such cases and their figures do not include them, except for the number
-of cases that were predicted to die before a day on which they lived. The Cox model is trained on
+of cases that were predicted to die before a day on which they were alive. The Cox model is trained on
 them, and the concordance index includes them.
 """
 
@@ -19,7 +19,7 @@ from brats_seg.cases.clinical import (
     mapping_files,
     read_clinical_files,
 )
-from brats_seg.errors import UsageError
+from brats_seg.errors import UsageError, some_of
 from brats_seg.survival.table import AGE, FeatureTable
 
 GTR, STR = "GTR", "STR"
@@ -30,7 +30,7 @@ class Outcomes:
     """Survival, age and resection of the patient of each row of a table of features."""
 
     days: npt.NDArray[np.float64]
-    """(n,) days from the scan to death or to the last news; NaN where unknown."""
+    """(n,) days from the scan to death or to the last contact; NaN where unknown."""
     censored: npt.NDArray[np.bool_]
     """(n,) whether the patient was alive after these days."""
     ages: npt.NDArray[np.float64]
@@ -45,7 +45,7 @@ class Outcomes:
 
     @property
     def died(self) -> npt.NDArray[np.bool_]:
-        """(n,) the cases that ended with death."""
+        """(n,) the cases whose patient died."""
         return self.known & ~self.censored
 
     @property
@@ -64,7 +64,7 @@ def read_outcomes(table: FeatureTable, path: Path, mappings: Sequence[Path] = ()
             `name_mapping*.csv` beside the table of survival are read as well.
 
     Raises:
-        UsageError: The table lacks columns, or has none of the cases, or no death.
+        UsageError: The table lacks columns, has none of the cases, or has no death.
     """
     check_columns(path, with_survival=True)
     known = read_clinical_files(dict.fromkeys([path, *mappings, *mapping_files(path.parent)]))
@@ -87,9 +87,9 @@ def read_outcomes(table: FeatureTable, path: Path, mappings: Sequence[Path] = ()
     )
     if not outcomes.died.any():
         msg = (
-            f"{path} knows no death among the {sum(map(bool, rows))} cases that it shares with the "
-            f"features: {outcomes.lived.sum()} patients were alive when last heard of, the others "
-            "have no survival. Expected days until death to learn from; add such cases."
+            f"{path} has no death among the {sum(map(bool, rows))} cases that it shares with the "
+            f"features: {outcomes.lived.sum()} patients were alive at the last contact, the others "
+            "have no survival. Expected days until death, to train on; add such cases."
         )
         raise UsageError(msg)
     return outcomes
@@ -99,7 +99,7 @@ def read_ids(path: Path) -> tuple[str, ...]:
     """Return the ids in a table of patients, in lower case.
 
     Raises:
-        UsageError: It cannot be read, or has no ids.
+        UsageError: The table cannot be read, or has no ids.
     """
     ids = tuple(read_clinical_files([path]).rows)
     if not ids:
@@ -115,11 +115,7 @@ def _days(days: float | None) -> float:
 def _no_match(table: FeatureTable, known: ClinicalTable, path: Path) -> UsageError:
     theirs = [row.case_id for row in known.rows.values()]
     return UsageError(
-        f"{path} knows none of the {len(table.case_ids)} cases of the features: those are called "
-        f"{_some(table.case_ids)}, the table has {_some(theirs) or 'no rows'}. Give the table of "
+        f"{path} has none of the {len(table.case_ids)} cases of the features. The features are of "
+        f"{some_of(table.case_ids)}, the table has {some_of(theirs) or 'no rows'}. Give the table of "
         "the same year, or with --mapping the name_mapping.csv that joins the ids of the years."
     )
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

@@ -12,7 +12,7 @@ Intensities are those of the network's input, with mean 0 and standard deviation
 that scanners can be compared. Ten of the statistics, and the means of slabs, are those of the Kaggle
 notebook, which computed them over the whole volume including the air around the head, so that they
 mostly depended on the size of the brain. Here they are computed in the brain and in the regions, and
-counts are shares.
+counts are divided by the number of voxels.
 """
 
 from collections.abc import Iterator
@@ -65,7 +65,7 @@ class Tumour:
 
     @property
     def brain(self) -> Mask:
-        """The voxels (x, y, z) that are tissue."""
+        """Mask (x, y, z) of the brain."""
         return (self.image != 0).any(axis=0)
 
     @property

@@ -68,7 +68,7 @@ def study_survival(  # noqa: PLR0913 - each is a choice of its own
     submit: Path | None = None,
     track: Track = untracked,
 ) -> SurvivalStudy:
-    """Learn survival by nested cross-validation, test it against chance, and write the results.
+    """Predict survival by nested cross-validation, test against chance, and write the results.
 
     No case is predicted by a model that was trained on it or on its patient. Where lifelines is
     installed, a Cox model learns from censored cases as well.
@@ -82,12 +82,12 @@ def study_survival(  # noqa: PLR0913 - each is a choice of its own
         folds: Fold table of the project; without it, new folds.
         n_folds: Number of new folds.
         n_repeats: Number of cross-validations to average.
-        seed: Seed of folds, models and intervals.
+        seed: Seed of the folds, models and intervals.
         submit: Table of the cases to submit; without it, all.
         track: Shows progress.
 
     Raises:
-        UsageError: A table cannot be read or does not fit the others, or knows too few deaths.
+        UsageError: A table cannot be read or does not fit the others, or has too few deaths.
         FoldError: The fold table lacks a case, or leaves too few deaths to learn from.
         EnvironmentalError: The folder cannot be written to.
 
@@ -117,11 +117,7 @@ def study_survival(  # noqa: PLR0913 - each is a choice of its own
 
 
 def write_predictions(study: Study, predictions: Predictions, path: Path) -> None:
-    """Write a row for each case.
-
-    Raises:
-        EnvironmentalError: The file cannot be written.
-    """
+    """Write a row for each case."""
     columns = ["case_id", "patient_id", "fold", "reported_days", "censored"]
     columns += [f"{name}_days" for name in predictions.names]
     if predictions.log_hazards is not None:
@@ -141,9 +137,6 @@ def write_submission(
 
     Returns:
         The wanted cases without a prediction.
-
-    Raises:
-        EnvironmentalError: The file cannot be written.
     """
     rows = [
         (case_id, round(float(days)))
@@ -158,11 +151,7 @@ def write_submission(
 def write_summary(
     summary: Summary, study: Study, predictions: Predictions, plan: CrossValidationPlan, path: Path
 ) -> None:
-    """Write figures, verdict and settings as JSON.
-
-    Raises:
-        EnvironmentalError: The file cannot be written.
-    """
+    """Write figures, verdict and settings as JSON."""
     outcomes, verdict = study.outcomes, summary.verdict
     content = {
         "research_use_only": True,

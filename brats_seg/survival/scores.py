@@ -111,8 +111,8 @@ def concordance(days: Days, died: npt.NDArray[np.bool_], predicted: Days) -> flo
     (Harrell et al. 1996); 0.5, the value of chance, where there is no such pair. Needs lifelines.
 
     Args:
-        days: (n,) until death or the last news.
-        died: (n,) whether they ended with death.
+        days: (n,) days until death or the last contact.
+        died: (n,) whether the patient died then.
         predicted: (n,) any number that is larger for a longer survival.
 
     Example:

@@ -1,4 +1,4 @@
-"""Judge predicted survival: figures of every family, and whether they are more than chance."""
+"""Score predicted survival of every family, and test it against chance and age alone."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from brats_seg.evaluation.significance import CONFIDENCE
 from brats_seg.survival.cross_validation import SELECTED, Predictions, Study
-from brats_seg.survival.leakage import Leakage
+from brats_seg.survival.leakage import Leakage, least_leakage
 from brats_seg.survival.models import BASELINE
 from brats_seg.survival.outcomes import Outcomes
 from brats_seg.survival.scores import (
@@ -184,8 +184,8 @@ def _remarks(study: Study, *, with_cox: bool) -> Iterator[str]:
         named = ", ".join(study.dropped[:5]) + (", ..." if len(study.dropped) > 5 else "")
         yield f"{len(study.dropped)} features empty or equal in all cases, left out: {named}"
     for what, answers in (
-        ("the latent vector", [_least(seen) for seen in table.latent_leakage if seen]),
-        ("the label map", [seen for seen in table.labels_leakage if seen]),
+        ("the latent vector", [least_leakage(one)[1] for one in table.latent_leakage if one]),
+        ("the label map", [one for one in table.labels_leakage if one]),
     ):
         for answer, words in _NOT_HELD_OUT.items():
             n_such = answers.count(answer)
@@ -199,10 +199,6 @@ _NOT_HELD_OUT = {
 }
 
 
-def _least(answers: tuple[Leakage, ...]) -> Leakage:
-    return min(answers, key=list(Leakage).index)
-
-
 def _census(outcomes: Outcomes, *, with_cox: bool) -> str:
     n_died, n_lived = int(outcomes.died.sum()), int(outcomes.lived.sum())
     use = (
@@ -212,6 +208,6 @@ def _census(outcomes: Outcomes, *, with_cox: bool) -> str:
     )
     return (
         f"{len(outcomes.days)} cases: {n_died} deaths, which are learnt from; {n_lived} censored "
-        f"(alive when last heard of), {use}; "
+        f"(alive at last contact), {use}; "
         f"{len(outcomes.days) - n_died - n_lived} of unknown outcome, predicted only"
     )
