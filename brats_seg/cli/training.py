@@ -123,7 +123,7 @@ def plan(
     if as_json:
         print(json.dumps([asdict(row) for row in found.rows], indent=2))
     else:
-        left = "" if memory is None else f", besides {RESERVED_MIB} MiB for torch itself"
+        left = "" if memory is None else f", beside {RESERVED_MIB} MiB for torch itself"
         device = found.device.torch_device
         print(f"{chosen.model.name} on {device}: {found.memory_mib} MiB{left}")
         _print_plan(found)

@@ -97,7 +97,7 @@ def _check_cuda(device: torch.device) -> None:
 
 
 def _runs_on(architecture: str, major: int, minor: int) -> bool:
-    """Return whether kernels run: binaries on later cards of a generation, PTX on all later."""
+    """Return whether kernels run: binaries within a generation of cards, PTX on all later cards."""
     kind, _, digits = architecture.rstrip("af").partition("_")
     built_major, built_minor = int(digits[:-1]), int(digits[-1])
     if kind == "sm":

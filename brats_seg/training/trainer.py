@@ -195,6 +195,7 @@ class Trainer:
     of the settings, unless given.
 
     Example:
+        >>> config = Config()
         >>> data = open_fold(Path("data/BraTS2021"), fold=0, config=config)  # doctest: +SKIP
         >>> run_path = Path("runs/fold0")  # doctest: +SKIP
         >>> Trainer(data=data, config=config, run_path=run_path).run()  # doctest: +SKIP
