@@ -257,7 +257,7 @@ def test_the_cases_to_submit_can_be_named(run: Run, tmp_path: Path) -> None:
     code, shown, _ = run(*SURVIVAL, "--submit", "evaluation.csv")
 
     assert code == 1
-    assert "no features, so not in the submission: elsewhere" in shown
+    assert "not in the submission, because they have no features: elsewhere" in shown
     (line,) = (tmp_path / "survival" / "submission.csv").read_text().splitlines()
     assert line.startswith("case07,")
 
