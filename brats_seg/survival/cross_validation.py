@@ -114,7 +114,7 @@ class Predictions:
     folds: tuple[int | None, ...]
     """The outer fold of each case in the first repeat; None for unknown outcomes."""
     chosen: tuple[tuple[str, int], ...]
-    """How often each family was selected."""
+    """Number of times that each family was selected."""
     log_hazards: npt.NDArray[np.float64] | None = None
     """(cases,) log hazard ratio to the mean training case by the Cox model; None without one."""
 

@@ -91,7 +91,7 @@ class Probe:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CertificateRow:
-    """How far one way to accumulate is from the whole batch, for one loss in one precision."""
+    """Distance of one way to accumulate from the whole batch, for one loss in one precision."""
 
     loss: str
     """Name of the loss."""
