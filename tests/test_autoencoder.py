@@ -326,7 +326,7 @@ def test_a_segmentation_run_is_refused_where_an_autoencoder_belongs(tmp_path: Pa
 
 def mean_image(data: FoldData, like: Tensor) -> Tensor:
     """Return the mean of the training cases, each brought to the size of a case."""
-    images = (whole_case(data.folder, case_id).image[None] for case_id in data.split.train)
+    images = (whole_case(data.folder, case_id).image[None].float() for case_id in data.split.train)
     sized = [functional.interpolate(i, size=like.shape[1:], mode="trilinear") for i in images]
     return torch.cat(sized).mean(0)
 
@@ -339,7 +339,7 @@ def error(reconstruction: Tensor, image: Tensor) -> float:
 def check_beats_the_mean_image(data: FoldData, run_path: Path) -> None:
     """Also that the vectors of two cases differ, and that of a case is stable."""
     network = Reconstructor.load(run_path, CPU).member.network
-    images = [whole_case(data.folder, case_id).image for case_id in data.split.validation]
+    images = [whole_case(data.folder, case_id).image.float() for case_id in data.split.validation]
     for image in images:
         with torch.inference_mode():
             made = network(image[None])[0]
