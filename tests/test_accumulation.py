@@ -17,7 +17,7 @@ from brats_seg.errors import ConfigError
 from brats_seg.models.output import TrainingOutput
 from brats_seg.runtime.device import Device
 from brats_seg.training.accumulation import Accumulator
-from brats_seg.training.gradient import MicroBatch, ReplayError
+from brats_seg.training.gradient import MicroBatch
 from brats_seg.training.losses import BatchDiceBce, DiceBce, whole_loss
 
 PARTITIONS = [(6,), (1, 2, 3), (4, 2), (1, 1, 1, 1, 1, 1), (5, 1)]
@@ -218,14 +218,40 @@ def test_one_micro_batch_runs_the_network_once(name: str) -> None:
     assert len(calls) == 1
 
 
+def asked_accumulator(network: nn.Module, criterion: Callable[..., Tensor]) -> Accumulator:
+    """Return an accumulator that has made a step, and so has asked whether patches are mixed."""
+    accumulator = Accumulator(network, criterion, torch.optim.SGD(network.parameters(), lr=0.0))
+    accumulator.step(cut(patches(2, torch.float64), (1, 1)))
+    return accumulator
+
+
 def test_two_passes_keep_the_graph_of_the_last_micro_batch() -> None:
     network = trained(torch.float64)
+    accumulator = asked_accumulator(network, BatchDiceBce())
     calls = []
     network.register_forward_hook(lambda *_: calls.append(1))
 
-    accumulated_gradient(network, BatchDiceBce(), cut(patches(4, torch.float64), [1] * 4))
+    accumulator.step(cut(patches(4, torch.float64), [1] * 4))
 
     assert len(calls) == 2 * 4 - 1
+
+
+@pytest.mark.parametrize("name", CRITERIA)
+def test_a_network_is_asked_once_whether_it_mixes_patches(name: str) -> None:
+    """Two passes over two patches and one over a single one, in its first batch that is cut."""
+    network = trained(torch.float64)
+    accumulator = Accumulator(
+        network, CRITERIA[name], torch.optim.SGD(network.parameters(), lr=0.0)
+    )
+    sizes: list[int] = []
+    network.register_forward_hook(lambda module, inputs, output: sizes.append(len(output)))
+    n_patches = []
+    for _ in range(2):
+        accumulator.step(cut(patches(3, torch.float64), (1, 1, 1)))
+        n_patches.append(sum(sizes))
+        sizes.clear()
+
+    assert n_patches[0] - n_patches[1] == 2 + 2 + 1
 
 
 @pytest.mark.parametrize("name", ["batch Dice", "hardest voxels"])
@@ -266,7 +292,7 @@ class Forgetful(nn.Module):
 def test_a_network_that_cannot_be_run_twice_is_noticed() -> None:
     micro_batches = cut(patches(2, torch.float32), (1, 1))
 
-    with pytest.raises(ReplayError, match="another output for the same micro-batch"):
+    with pytest.raises(ConfigError, match=r"the network \(Forgetful\) .* in another pass"):
         accumulated_gradient(Forgetful(), BatchDiceBce(), micro_batches)
 
 
@@ -275,7 +301,7 @@ def test_batch_statistics_are_refused_for_several_micro_batches() -> None:
     accumulator = Accumulator(network, DiceBce(), torch.optim.SGD(network.parameters(), lr=0.1))
 
     accumulator.step([patches(2, torch.float32)])
-    with pytest.raises(ConfigError, match="normalises over the batch"):
+    with pytest.raises(ConfigError, match=r"the layer '1' \(BatchNorm3d\) .* mixes them"):
         accumulator.step(cut(patches(2, torch.float32), (1, 1)))
 
 
@@ -311,10 +337,13 @@ class OnDevice:
 def test_the_device_never_holds_the_whole_batch(name: str, n_given: int) -> None:
     """The host holds it in float16; each micro-batch is moved to the device, and then freed."""
     network, batch = trained(torch.float32), patches(6, torch.float16)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.0)
+    accumulator = Accumulator(network, CRITERIA[name], optimizer)
+    accumulator.step(cut(batch, [1] * 6))
     on_device = OnDevice()
     network.register_forward_pre_hook(on_device)
 
-    accumulated_gradient(network, CRITERIA[name], cut(batch, [1] * 6))
+    accumulator.step(cut(batch, [1] * 6))
 
     assert on_device.n_given == n_given
     # the graph of the previous micro-batch is freed only when the next one has its own

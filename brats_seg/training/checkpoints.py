@@ -94,7 +94,8 @@ class Checkpointer:
         checkpoint = run.checkpoint(self.config, self._identity, self.device.torch_device)
         if self.ranks.is_first:
             run.begin(self.config, self.data.split, self.device)
-        self.ranks.broadcast(self.state.network)
+        loss = self.state.loss_module
+        self.ranks.broadcast(self.state.network, *([] if loss is None else [loss]))
         if checkpoint is not None:
             restore(self.state, checkpoint)
             position = self.state.position
@@ -230,7 +231,9 @@ class Checkpoint:
     best: float | None = None
     """Best watched value so far."""
     optimizer: dict[str, Any] | None = None
-    """State of the optimizer; None in a checkpoint for prediction alone, as are the next four."""
+    """State of the optimizer; None in a checkpoint for prediction alone, as are the next five."""
+    criterion: dict[str, Tensor] | None = None
+    """State dict of a loss that is a module, with the parameters that it learns."""
     schedule: dict[str, Any] | None = None
     fallback: dict[str, Any] | None = None
     """Memory mode in use."""
@@ -243,7 +246,14 @@ class Checkpoint:
     def for_prediction(self, model: dict[str, Tensor]) -> Self:
         """Return a checkpoint with those weights, without the entries that only training needs."""
         return replace(
-            self, model=model, optimizer=None, schedule=None, fallback=None, scaler=None, ema=None
+            self,
+            model=model,
+            optimizer=None,
+            criterion=None,
+            schedule=None,
+            fallback=None,
+            scaler=None,
+            ema=None,
         )
 
 
@@ -285,6 +295,7 @@ def checkpoint_of(
         history=tuple(dict(row) for row in state.history),
         best=state.best,
         optimizer=state.accumulator.optimizer.state_dict(),
+        criterion=None if state.loss_module is None else state.loss_module.state_dict(),
         schedule=state.schedule.state_dict(),
         fallback=state.fallback.state_dict(),
         scaler=state.accumulator.scaler.state_dict(),
@@ -303,6 +314,7 @@ def restore(state: RunState, checkpoint: Checkpoint) -> None:
         msg = "the checkpoint is for prediction alone; a run resumes from last.pt"
         raise ResumeError(msg)
     _load(state.network, checkpoint.model)
+    _restore_loss(state, checkpoint)
     state.accumulator.optimizer.load_state_dict(checkpoint.optimizer)
     state.schedule.load_state_dict(checkpoint.schedule)
     if checkpoint.fallback is not None:
@@ -342,6 +354,24 @@ def _converted(content: dict[str, Any]) -> dict[str, Any]:
     position = dict(content["position"])
     position["n_batches"] = position.pop("n_windows")
     return {**content, "position": position, "schema_version": SCHEMA_VERSION}
+
+
+def _restore_loss(state: RunState, checkpoint: Checkpoint) -> None:
+    loss = state.loss_module
+    if loss is None:
+        return
+    try:
+        if checkpoint.criterion is not None:
+            loss.load_state_dict(checkpoint.criterion)
+        elif next(loss.parameters(), None) is not None:
+            msg = (
+                f"the run was begun without learning the parameters of the loss "
+                f"{type(loss).__name__}. {_WAYS_OUT}"
+            )
+            raise ResumeError(msg)
+    except RuntimeError as error:
+        msg = f"the checkpoint holds the parameters of another loss than the one given: {error}"
+        raise ResumeError(msg) from None
 
 
 def _load(network: nn.Module, weights: dict[str, Any]) -> None:

@@ -44,7 +44,7 @@ from brats_seg.training.history import phase_columns, row_line
 from brats_seg.training.losses import Criterion
 from brats_seg.training.memory_plan import start_in_planned_mode
 from brats_seg.training.ranks import Ranks, joined_ranks
-from brats_seg.training.state import Position, build_network, build_state, check_network
+from brats_seg.training.state import Position, build_network, build_state
 from brats_seg.training.tasks import RunningSums, task_of
 from brats_seg.training.validation import plan_validation, validate
 
@@ -192,7 +192,8 @@ class Trainer:
     """Train a network on one fold, or resume an earlier start of the run.
 
     Writes the files that `checkpoints` lists into the folder of the run. Network and loss are those
-    of the settings, unless given.
+    of the settings, unless given. Parameters of a loss that is a `torch.nn.Module` are learnt, saved
+    and resumed with those of the network.
 
     Example:
         >>> config = Config()
@@ -219,7 +220,6 @@ class Trainer:
         self.task = task if criterion is None else replace(task, criterion=criterion)
         patch = patch_shape(config, data)
         self.network = network or build_network(config, patch)
-        check_network(self.network, config.training)
         self.state = build_state(
             self.network,
             self.task.criterion,

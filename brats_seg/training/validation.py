@@ -12,6 +12,7 @@ from brats_seg.data.fold import FoldData
 from brats_seg.data.loader import Sample, whole_case
 from brats_seg.data.patches import PatchKey
 from brats_seg.models.build import size_multiple
+from brats_seg.models.output import as_output
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.sliding_window import predict_logits
 from brats_seg.training.epoch import held_out_patches, patch_shape
@@ -87,7 +88,7 @@ def patch_predictor(device: Device) -> Predict:
 
     def predict(network: nn.Module, image: Tensor) -> Tensor:
         with device.autocast():
-            return network(image[None].to(device.torch_device).float())[0]
+            return as_output(network(image[None].to(device.torch_device).float())).logits[0][0]
 
     return predict
 
@@ -102,7 +103,7 @@ def case_predictor(config: Config, device: Device, patch: tuple[int, int, int]) 
     def predict(network: nn.Module, image: Tensor) -> Tensor:
         def window_logits(window: Tensor) -> Tensor:
             with device.autocast():
-                return network(window)
+                return as_output(network(window)).logits[0]
 
         x, y, z = (-(-n // m) * m for n, m in zip(image.shape[1:], multiple, strict=True))
         return predict_logits(
