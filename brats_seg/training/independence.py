@@ -13,8 +13,9 @@ There is no list of such layers: the network is run on two patches, and its outp
   for two differ in rounding.
 - Buffers that a pass changes must be the same after one pass of two patches and two passes of one.
 
-Layers whose parameters are all zero hide those before them, so meanwhile they are given values. The
-weights, buffers and random state of the network are as before afterwards.
+A layer of zeros hides those before it, and a power iteration that has converged changes nothing until
+the next step, so meanwhile the weights are disturbed. Weights, buffers and random state of the
+network are as before afterwards.
 
 The module also holds what two passes over the same patches need: their random state and buffers, and
 the comparison of their values.
@@ -50,8 +51,13 @@ layer that counts the patches beside it changes the output by half.
 BUFFER_TOLERANCE = 16
 """Largest difference between buffers, in units of the type's precision."""
 
+DISTURBANCE = 0.3
+"""Change of the weights while a network is asked, relative to their root mean square."""
+SIZE_FOR_ZEROS = 0.1
+"""Root mean square that parameters of zeros are given."""
+
 Summary: TypeAlias = list[tuple[float, float]]
-"""Scaled sum and norm of each tensor."""
+"""Scaled weighted sum and norm of each tensor."""
 
 
 class ReplayError(BratsError):
@@ -139,7 +145,7 @@ class PatchIndependence:
         before, buffers = RandomState.capture(device.torch_device), capture_buffers(self._network)
         question = _Question(network=self._network, patch=image[:1], random=before, buffers=buffers)
         try:
-            with torch.no_grad(), device.autocast(), _without_zeros(self._network):
+            with torch.no_grad(), device.autocast(), _disturbed(self._network):
                 question.ask()
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
@@ -165,8 +171,9 @@ class _Question:
 
     @property
     def other(self) -> Tensor:
-        """Another patch, whose values are about as large."""
-        return 1 - self.patch.flip(tuple(range(2, self.patch.ndim))) / 2
+        """Another patch: larger, so that it is the largest of both, and not alike in any scaling."""
+        flipped = self.patch.flip(tuple(range(2, self.patch.ndim)))
+        return 2 * (flipped + 1 + _pattern_like(self.patch)).abs()
 
     def ask(self) -> None:
         try:
@@ -277,7 +284,8 @@ def _summary(value: object, n_patches: int) -> Summary:
         if values.ndim and len(values) % n_patches == 0:
             values = values[: len(values) // n_patches]
         norm = float(torch.linalg.vector_norm(values))
-        found.append((float(values.sum()) / max(values.numel(), 1) ** 0.5, norm))
+        weighted = float((values * _pattern_like(values)).sum())
+        found.append((weighted / max(values.numel(), 1) ** 0.5, norm))
     return found
 
 
@@ -309,18 +317,25 @@ def _message(network: nn.Module, layer: str, what: str) -> str:
 
 
 @contextmanager
-def _without_zeros(network: nn.Module) -> Iterator[None]:
-    """Give values to the parameters that are all zero."""
-    zeros = [p for p in network.parameters() if p.is_floating_point() and not p.any()]
-    before = [parameter.detach().clone() for parameter in zeros]
+def _disturbed(network: nn.Module) -> Iterator[None]:
+    """Change the parameters a little, so that none is all zero and no iteration is at its end."""
+    parameters = [p for p in network.parameters() if p.is_floating_point()]
+    before = [parameter.detach().clone() for parameter in parameters]
     try:
-        for parameter in zeros:
-            values = torch.linspace(0.01, 0.1, parameter.numel(), device=parameter.device)
-            parameter.copy_(values.view_as(parameter))
+        for parameter in parameters:
+            scale = parameter.square().mean().sqrt()
+            scale = torch.where(scale > 0, scale, SIZE_FOR_ZEROS)
+            parameter.add_(DISTURBANCE * scale * _pattern_like(parameter))
         yield
     finally:
-        for parameter, zero in zip(zeros, before, strict=True):
-            parameter.copy_(zero)
+        for parameter, weights in zip(parameters, before, strict=True):
+            parameter.copy_(weights)
+
+
+def _pattern_like(tensor: Tensor) -> Tensor:
+    """Return values between -1 and 1 that differ from place to place, the same in every call."""
+    places = torch.arange(tensor.numel(), device=tensor.device, dtype=torch.float64)
+    return torch.cos(places).to(tensor.dtype).view_as(tensor)
 
 
 def _same(
