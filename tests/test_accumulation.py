@@ -20,6 +20,7 @@ from brats_seg.runtime.device import Device
 from brats_seg.training.accumulation import Accumulator
 from brats_seg.training.gradient import MicroBatch
 from brats_seg.training.losses import BatchDiceBce, DiceBce, whole_loss
+from brats_seg.training.ranks import Ranks
 from brats_seg.training.tasks import count_voxels
 
 PARTITIONS = [(6,), (1, 2, 3), (4, 2), (1, 1, 1, 1, 1, 1), (5, 1)]
@@ -305,6 +306,17 @@ def test_batch_statistics_are_refused_for_several_micro_batches() -> None:
     accumulator.step([patches(2, torch.float32)])
     with pytest.raises(ConfigError, match=r"the layer '1' \(BatchNorm3d\) .* mixes them"):
         accumulator.step(cut(patches(2, torch.float32), (1, 1)))
+
+
+def test_a_batch_that_is_cut_between_ranks_is_asked_for_too() -> None:
+    network = nn.Sequential(nn.Conv3d(2, 3, 1), nn.BatchNorm3d(3))
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    first_of_two = Ranks(rank=0, n_ranks=2)
+
+    with pytest.raises(ConfigError, match="BatchNorm3d"):
+        Accumulator(network, DiceBce(), optimizer, ranks=first_of_two).step(
+            [patches(2, torch.float32)]
+        )
 
 
 @pytest.mark.parametrize("n_patches", range(1, 9))

@@ -389,11 +389,102 @@ def test_a_run_folder_that_cannot_be_written_is_an_error_of_the_machine(
         train(data, tmp_path / "file" / "run", settings())
 
 
-def test_batch_statistics_are_refused_before_training(data: FoldData, tmp_path: Path) -> None:
+def test_batch_statistics_are_refused_in_the_first_batch(data: FoldData, tmp_path: Path) -> None:
+    network = nn.Sequential(nn.Conv3d(4, 3, 1), nn.BatchNorm3d(3))
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+
+    with pytest.raises(ConfigError, match=r"'1' \(BatchNorm3d\) .* set training\.micro_batch to"):
+        train(data, tmp_path / "run", settings(), network=network)
+
+    assert same(before, network.state_dict())
+
+
+@pytest.mark.parametrize("changes", [["training.micro_batch=3"], ["training.effective_batch=1"]])
+def test_batch_statistics_of_a_batch_that_is_not_cut_are_right(
+    data: FoldData, tmp_path: Path, changes: list[str]
+) -> None:
     network = nn.Sequential(nn.Conv3d(4, 3, 1), nn.BatchNorm3d(3))
 
-    with pytest.raises(ConfigError, match=r"micro_batch is 1 of an effective batch of 3"):
-        train(data, tmp_path / "run", settings(), network=network)
+    assert train(data, tmp_path / "run", settings(*changes), network=network).finished
+
+
+LEARNT = "loss.name=tests.test_accumulation.LearntWeights"
+
+
+@pytest.mark.parametrize("n_checks", [1, 4, 7])
+def test_a_loss_by_dotted_name_is_learnt_and_resumed(
+    data: FoldData, tmp_path: Path, n_checks: int
+) -> None:
+    """Bit for bit, with the state of the optimizer that belongs to its parameters."""
+    train(data, tmp_path / "undisturbed", settings(LEARNT))
+    train(data, tmp_path / "run", settings(LEARNT), StopAtCheck(n_checks))
+    train(data, tmp_path / "run", settings(LEARNT))
+
+    expected, found = (
+        load_checkpoint(tmp_path / run / "last.pt", torch.device("cpu"))
+        for run in ("undisturbed", "run")
+    )
+    assert same(expected.model, found.model)
+    assert expected.criterion is not None
+    assert found.criterion is not None
+    assert same(expected.criterion, found.criterion)
+    assert not torch.equal(found.criterion["loss.s"], torch.linspace(-0.5, 0.5, 3))
+    best = load_checkpoint(tmp_path / "run" / "best.pt", torch.device("cpu"))
+    assert best.criterion is None
+
+
+def test_a_run_whose_loss_was_not_learnt_is_not_resumed(data: FoldData, tmp_path: Path) -> None:
+    """As by versions that left the parameters of the loss out of the optimizer."""
+    train(data, tmp_path / "run", settings(LEARNT), StopAtCheck(4))
+    content = torch.load(tmp_path / "run" / "last.pt", weights_only=True)
+    del content["criterion"]
+    torch.save(content, tmp_path / "run" / "last.pt")
+
+    with pytest.raises(ResumeError, match=r"without learning the parameters of the loss .*--fresh"):
+        train(data, tmp_path / "run", settings(LEARNT))
+
+
+def test_a_loss_with_buffers_is_resumed_from_a_run_of_an_older_version(
+    data: FoldData, tmp_path: Path
+) -> None:
+    config = settings("loss.name=torch.nn.BCEWithLogitsLoss")
+    weighted = nn.BCEWithLogitsLoss(pos_weight=torch.full((3, 1, 1, 1), 2.0))
+    given = {"network": nn.Conv3d(4, 3, 1), "criterion": weighted}
+    train(data, tmp_path / "run", config, StopAtCheck(4), **given)
+    content = torch.load(tmp_path / "run" / "last.pt", weights_only=True)
+    del content["criterion"]
+    torch.save(content, tmp_path / "run" / "last.pt")
+
+    assert train(data, tmp_path / "run", config, **given).finished
+
+
+class WithAuxiliary(nn.Module):
+    """Returns the logits with others, as the networks of torchvision do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fine, self.coarse = nn.Conv3d(4, 3, 1), nn.Conv3d(4, 3, 2, stride=2)
+
+    def forward(self, image: Tensor) -> dict[str, Tensor]:
+        return {"aux": self.coarse(image), "out": self.fine(image)}
+
+
+def test_a_network_that_returns_a_dictionary_is_trained_and_validated(
+    data: FoldData, tmp_path: Path
+) -> None:
+    def criterion(output: dict[str, Tensor] | Tensor, target: Tensor) -> Tensor:
+        bce = nn.functional.binary_cross_entropy_with_logits
+        if isinstance(output, Tensor):  # in validation
+            return bce(output, target)
+        coarse = nn.functional.max_pool3d(target, 2)
+        return bce(output["out"], target) + bce(output["aux"], coarse)
+
+    for name, given in {"own": {}, "given": {"criterion": criterion}}.items():
+        config = settings("loss.batch_dice=true", "validation.patches_between=true")
+        outcome = train(data, tmp_path / name, config, network=WithAuxiliary(), **given)
+
+        assert outcome.finished
+        assert np.isfinite(outcome.history[0]["val_loss"])
 
 
 def test_a_loss_that_is_never_finite_ends_the_run(
