@@ -10,6 +10,10 @@ The number of passes depends on the loss (see `losses.reduction_of`):
   whole batch, and the second propagates its derivative with respect to each output (the idea of Gao
   2021, arXiv 2101.06983, there for contrastive losses).
 
+A loss may depend on more than the outputs: on parameters of its own, or on the weights of the network
+that it reads. In one pass these gradients are divided by the patches like all others; in two, they come
+from the one computation of the loss, on one rank only.
+
 The graph of the last micro-batch of a first pass is kept for the second, so n micro-batches take
 2n - 1 forward passes at most. Only one graph exists at a time, and with a loss of the first two
 kinds the device holds one micro-batch at a time, whatever the effective batch.
