@@ -272,6 +272,18 @@ def test_a_network_for_one_patch_at_a_time_is_accepted() -> None:
     ask(nn.Sequential(nn.Conv3d(4, 3, 1), Layer(lambda x: x.view(1, 3, 8, 8, 8))))
 
 
+def test_an_output_without_a_row_for_each_patch_is_left_out() -> None:
+    class WithPrototypes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head, self.prototypes = nn.Conv3d(4, 3, 1), nn.Parameter(torch.rand(7, 4))
+
+        def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
+            return self.head(image), self.prototypes
+
+    ask(WithPrototypes())
+
+
 def test_memory_that_runs_out_while_asking_does_not_end_a_run(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
