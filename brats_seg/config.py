@@ -25,6 +25,8 @@ from brats_seg.errors import ConfigError
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+VoxelEdge = Annotated[float, Field(ge=0.2, le=10)]
+"""Millimetres; scanners make voxels of 0.4 to 7 mm an edge."""
 Size = tuple[int, int, int]
 TaskName = Literal["segmentation", "reconstruction"]
 NETWORKS = ("unet", "notebook", "segresnet", "vae-unet", "dynunet", "swin-unetr", "autoencoder")
@@ -121,6 +123,9 @@ class StoreConfig(Section):
 
     compressed: bool = False
     """Whether arrays are compressed: a third of the disk space, slower reads; needs the extra `compressed`."""
+    spacing_mm: tuple[VoxelEdge, VoxelEdge, VoxelEdge] | None = None
+    """Edges of a voxel along X, Y and Z (towards left, back and head) that cases are resampled to; null takes
+    the median of the cases, which is 1 mm for BraTS."""
 
 
 class PatchConfig(Section):

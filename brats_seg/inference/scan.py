@@ -9,7 +9,7 @@ finding.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
 from math import prod
 from typing import Any
@@ -29,7 +29,8 @@ from brats_seg.cases.case import (
 )
 from brats_seg.cases.conventions import resolve
 from brats_seg.cases.layouts import parse_case_id
-from brats_seg.cases.nifti import Geometry, Volume, oriented, resampled
+from brats_seg.cases.nifti import Geometry, Volume, oriented
+from brats_seg.data.spacing import at_spacing
 from brats_seg.data.transforms import apply_transforms, prediction_transforms
 from brats_seg.labels import MODALITIES
 from brats_seg.voxels.box import Box
@@ -167,11 +168,10 @@ def prepare_scan(loaded: LoadedCase, spacing_mm: Spacing) -> Scan:
     Raises:
         CaseError: The scan holds no brain.
     """
-    volumes, warnings = loaded.volumes, list(loaded.remarks)
-    turned = volumes[0].geometry
-    resampling = Resampling.needed(turned.shape, turned.spacing_mm, spacing_mm)
+    warnings = list(loaded.remarks)
+    there, resampling = at_spacing(replace(loaded, label=None), spacing_mm)
+    volumes = there.volumes
     if resampling is not None:
-        volumes = tuple(resampled(volume, resampling) for volume in volumes)
         warnings.append(_resampled_words(loaded.geometry, spacing_mm))
     case_id = loaded.case.case_id
     data = apply_transforms(prediction_transforms(), {"case_id": case_id, "image": volumes})

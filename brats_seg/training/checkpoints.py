@@ -133,6 +133,7 @@ class Checkpointer:
             conventions=self.data.conventions,
             patch=self.patch,
             fingerprint=self.data.fingerprint,
+            spacing_mm=self.data.spacing_mm,
         )
 
     def _checkpoint(self) -> "Checkpoint":

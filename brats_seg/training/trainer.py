@@ -22,6 +22,7 @@ from brats_seg.config import Config
 from brats_seg.data.fold import FoldData, open_fold
 from brats_seg.data.loader import Sample
 from brats_seg.data.patches import stable_seed
+from brats_seg.data.verify import raise_damage, verify_cases
 from brats_seg.errors import BratsError, EnvironmentalError
 from brats_seg.progress import Track, tracked, untracked
 from brats_seg.report.history import Row
@@ -254,10 +255,12 @@ class Trainer:
             track: Shows the progress.
 
         Raises:
+            CaseError: A prepared case is damaged.
             ResumeError: The run was begun with other settings or cases.
         """
         stop = stop or StopRequest()
         keep_to_limit_of_address_space()
+        self._verify(track)
         resumed = self._checkpointer.begin(fresh=fresh)
         if self.config.training.memory == "auto" and not resumed:
             start_in_planned_mode(self.state, self.config, patch_shape(self.config, self.data))
@@ -268,6 +271,13 @@ class Trainer:
         except RunStoppedError as stopped:
             return self._outcome(str(stopped), signal=stop.signal)
         return self._outcome("all epochs are done")
+
+    def _verify(self, track: Track) -> None:
+        """Verify the prepared cases, each by one rank."""
+        split, folder = self.data.split, self.data.folder
+        own_ids = self.ranks.share((*split.train, *split.validation))
+        own = verify_cases(own_ids, folder, track=track)
+        raise_damage([error for errors in self.ranks.gather(own) for error in errors])
 
     def _run_epoch(self, stop: StopRequest, track: Track) -> None:
         self._checkpointer.begin_epoch()
