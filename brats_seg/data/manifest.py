@@ -17,6 +17,7 @@ import numpy as np
 from brats_seg.cases.case import Case, ScanFile
 from brats_seg.cases.nifti import Geometry
 from brats_seg.data.spacing import choose_spacing
+from brats_seg.errors import CaseError
 from brats_seg.voxels.box import Box
 from brats_seg.voxels.resampling import Spacing
 
@@ -123,6 +124,21 @@ def read_manifest(folder: Path) -> Manifest | None:
         return _parse(values)
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def manifest_of(folder: Path, case_id: str) -> Manifest:
+    """Return the manifest of a case in a folder of prepared cases.
+
+    Raises:
+        CaseError: There is none of this version, or it is damaged.
+    """
+    manifest = read_manifest(folder / case_id)
+    if manifest is None:
+        path = str(folder / case_id / MANIFEST_NAME)
+        found = "no prepared case of this version, or a damaged one"
+        next_step = "Prepare the cases of this data folder with `brats-seg prepare`."
+        raise CaseError(case_id, path, found, "a prepared case", next_step)
+    return manifest
 
 
 def sources_of(case: Case) -> tuple[SourceFile, ...]:

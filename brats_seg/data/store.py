@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from brats_seg.cases.nifti import Geometry
-from brats_seg.data.manifest import MANIFEST_NAME, read_manifest
+from brats_seg.data.manifest import MANIFEST_NAME, manifest_of
 from brats_seg.errors import CaseError, EnvironmentalError
 from brats_seg.labels import (
     REGIONS,
@@ -138,12 +138,7 @@ def open_case(folder: Path, case_id: str) -> PreparedCase:
         CaseError: The case is not in the folder, has another version, or is damaged.
         EnvironmentalError: The case is compressed, and the extra `compressed` is not installed.
     """
-    path = folder / case_id
-    manifest = read_manifest(path)
-    if manifest is None:
-        found = "no prepared case of this version that is undamaged"
-        next_step = "Prepare the cases of this data folder first."
-        raise CaseError(case_id, str(path / MANIFEST_NAME), found, "a prepared case", next_step)
+    path, manifest = folder / case_id, manifest_of(folder, case_id)
     convention = convention_named(manifest.convention) if manifest.convention else None
     shape = manifest.box.shape
     image_path, labels_path = (

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from brats_seg.data.manifest import MANIFEST_NAME, StoredFile, check_sum, read_manifest
+from brats_seg.data.manifest import MANIFEST_NAME, StoredFile, check_sum, manifest_of
 from brats_seg.data.store import FOREGROUND_NAME, PREPARE_AGAIN, array_name
 from brats_seg.errors import CaseError, UsageError, some_of
 from brats_seg.progress import Track, untracked
@@ -40,12 +40,7 @@ def verify_case(folder: Path, case_id: str) -> None:
     Raises:
         CaseError: A file is missing or damaged.
     """
-    path = folder / case_id
-    manifest = read_manifest(path)
-    if manifest is None:
-        found = "a manifest that is missing, damaged or of another version"
-        expected = "the manifest of a prepared case"
-        raise CaseError(case_id, str(path / MANIFEST_NAME), found, expected, PREPARE_AGAIN)
+    path, manifest = folder / case_id, manifest_of(folder, case_id)
     for written in manifest.files:
         _compare(case_id, path / written.name, written)
 
