@@ -62,17 +62,19 @@ def write_case(
     labelled: bool = True,
     with_et: bool = True,
     suffix: str = ".nii.gz",
+    spacing_mm: float = 1,
 ) -> Path:
     """Write a case folder below `root`, with the file names that its id calls for, and return it."""
     folder = root / case_id
     folder.mkdir(parents=True)
+    affine = BRATS_AFFINE @ np.diag([spacing_mm, spacing_mm, spacing_mm, 1])
     suffixes = _SUFFIXES if case_id.startswith("BraTS-") else _LEGACY_SUFFIXES
     images = make_volumes(shape, seed, with_et=with_et)
     for ending, image in zip(suffixes[: len(MODALITIES)], images, strict=True):
-        write_nifti(folder / f"{case_id}{ending}{suffix}", image)
+        write_nifti(folder / f"{case_id}{ending}{suffix}", image, affine)
     if labelled:
         label_map = make_label_map(shape, convention, seed, with_et=with_et)
-        write_nifti(folder / f"{case_id}{suffixes[-1]}{suffix}", label_map)
+        write_nifti(folder / f"{case_id}{suffixes[-1]}{suffix}", label_map, affine)
     return folder
 
 

@@ -103,9 +103,10 @@ def spacing_line(spacings: Sequence[Spacing], spacing_mm: Spacing) -> str | None
     if not others:
         return None if spacing_mm == choose_spacing(()) else line
     n = others.total()
-    listed = [f"{count} from {text} mm" for text, count in others.most_common(_N_LISTED)]
-    more = len(others) - len(listed)
-    words = ", ".join(listed) + (f" and {more} other spacings" if more else "")
+    most = others.most_common(_N_LISTED)
+    listed = [f"{count} from {text} mm" for text, count in most]
+    n_more = n - sum(count for _, count in most)
+    words = ", ".join(listed) + (f" and {n_more} from other spacings" if n_more else "")
     return f"{line}; {n} of {len(spacings)} {'is' if n == 1 else 'are'} resampled: {words}"
 
 

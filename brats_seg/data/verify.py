@@ -2,7 +2,9 @@
 
 A changed bit in a prepared image would be learnt without a sign of it. All cases of a run are
 therefore verified when it begins and when it resumes, and a held-out case whenever it is read as a
-whole. TIMES
+whole. Verifying a real case of 29 MB takes 15 ms if the system has its files in the cache, as long as
+reading them does, and 29 ms if it has not (`benchmarks/verify.py`, one core of a Xeon); the first epoch
+then finds them there. Damage that happens while a run trains is found when it resumes.
 """
 
 import os
