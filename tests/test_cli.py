@@ -151,6 +151,28 @@ def test_prepare_makes_each_stage_a_file(
     assert (tmp_path / "ready" / "BraTS2021_00000").is_dir()
 
 
+def test_prepared_cases_are_verified_and_repaired(
+    run: Callable[..., Done], scans: Path, tmp_path: Path
+) -> None:
+    prepare = ("prepare", scans, "--prepared", "ready", "--set", "folds.n_folds=3")
+    n_cases = len(list(scans.iterdir()))
+    run(*prepare)
+    damaged = tmp_path / "ready" / "BraTS2021_00001" / "image.npy"
+    content = damaged.read_bytes()
+    damaged.write_bytes(content[:-1] + b"\x55")
+
+    done = run(*prepare, "--verify")
+
+    assert done.returncode == 1
+    assert done.stdout.count("\ncase ") + done.stdout.startswith("case BraTS2021_00001") == 1
+    assert "Prepare it again with `brats-seg prepare --repair`" in done.stdout
+    assert f"{n_cases - 1} of {n_cases} prepared cases in ready are whole" in done.stdout
+    assert damaged.read_bytes() != content
+    assert run(*prepare, "--repair").returncode == 0
+    assert damaged.read_bytes() == content
+    assert run(*prepare, "--verify").returncode == 0
+
+
 def test_phantom_cases_are_found_again(run: Callable[..., Done], tmp_path: Path) -> None:
     run("phantom", "made", "--cases", "2")
 
