@@ -260,6 +260,11 @@ def test_a_touched_scan_does_not_hide_damage(root: Path, folder: Path) -> None:
 
     assert [error.case_id for error in verify_cases(IDS, folder)] == [IDS[1]]
 
+    touch(root / IDS[1] / f"{IDS[1]}_t1ce.nii.gz")
+    prepare_cases(index_cases(root).cases, folder, StoreConfig(), repair=True)
+
+    assert verify_cases(IDS, folder) == ()
+
 
 @pytest.mark.parametrize("n_workers", [0, 2])
 def test_bad_cases_are_reported_in_order_and_the_others_finished(

@@ -217,18 +217,16 @@ def select_foreground(labels: LabelMap, convention: LabelConvention) -> Voxels:
 
 def _outdated(jobs: Sequence[_Job], *, repair: bool, track: Track) -> list[_Job]:
     """Return the cases to prepare: those that are not up to date and, if asked for, the damaged."""
-    current = {job.case_id for job in jobs if _is_current(job)}
     damaged: Collection[str] = ()
-    if repair and current:
-        errors = verify_cases(sorted(current), jobs[0].folder, track=track)
+    if repair:
+        # also those that are not up to date: of touched scans only the manifest is written again
+        there = [job.case_id for job in jobs if read_manifest(job.path) is not None]
+        errors = verify_cases(there, jobs[0].folder, track=track) if there else ()
         for error in errors:
             log.warning("%s", error)
         damaged = {error.case_id for error in errors}
-    return [
-        replace(job, is_damaged=job.case_id in damaged)
-        for job in jobs
-        if job.case_id in damaged or job.case_id not in current
-    ]
+    jobs = [replace(job, is_damaged=job.case_id in damaged) for job in jobs]
+    return [job for job in jobs if job.is_damaged or not _is_current(job)]
 
 
 def _is_current(job: _Job) -> bool:
