@@ -36,7 +36,7 @@ def choose_spacing(spacings: Collection[Spacing]) -> Spacing:
     Example:
         >>> choose_spacing([(1, 1, 1), (0.99, 1.02, 1), (2, 2, 2)])
         (1.0, 1.0, 1.0)
-        >>> choose_spacing([(0.9375, 0.9375, 5), (0.9375, 0.9375, 6), (1, 1, 5)])
+        >>> choose_spacing([(0.9375, 0.9375, 5.0), (0.9375, 0.9375, 6.0), (1.0, 1.0, 5.0)])
         (0.94, 0.94, 5.0)
     """
     if not spacings:
