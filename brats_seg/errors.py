@@ -75,7 +75,7 @@ class UnusableCaseError(CaseError):
 
 
 class LabelError(CaseError):
-    """A label map has values that its convention does not contain."""
+    """A label map does not fit its convention or its scan."""
 
 
 class LayoutError(BratsError):

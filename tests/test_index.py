@@ -568,8 +568,8 @@ def test_all_problems_of_a_case_are_told_at_once(tmp_path: Path) -> None:
 
     assert [problem.split(": ")[0].split("_")[-1] for problem in problems] == [
         "t1.nii.gz",
-        "seg.nii.gz",
         "t1ce.nii.gz",
+        "seg.nii.gz",
         "flair.nii.gz",
     ]
 

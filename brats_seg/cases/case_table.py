@@ -24,7 +24,10 @@ COLUMNS = (
     "label",
     "problems",
     "remarks",
+    "scan_remarks",
     "label_values",
+    "outermost_label",
+    "enhancing_label",
     "grade",
     "age_years",
     "tumour_ml",
@@ -32,6 +35,8 @@ COLUMNS = (
     "files_key",
 )
 
+_ADDED_LATER = ("scan_remarks", "outermost_label", "enhancing_label")
+"""Columns that older tables lack: their cases are opened again."""
 _BETWEEN_TEXTS = " | "
 
 
@@ -50,8 +55,9 @@ def read_index(path: Path, root: Path) -> CaseIndex:
         "Expected a case table as `brats-seg index` writes it. Remove the file, and index the data "
         "folder again."
     )
+    required = tuple(column for column in COLUMNS if column not in _ADDED_LATER)
     try:
-        rows = read_table(path, required=COLUMNS, short_rows=False).to_dict("records")
+        rows = read_table(path, required=required, short_rows=False).to_dict("records")
         return CaseIndex(root=root, cases=tuple(_case(row, root) for row in rows))
     except UsageError as error:
         msg = f"{error}. {expected}"
@@ -100,12 +106,16 @@ def _case(row: Mapping[Any, str], root: Path) -> Case:
         label=_scan(row["label"]),
         problems=_texts(row["problems"]),
         remarks=_texts(row["remarks"]),
+        scan_remarks=_texts(row.get("scan_remarks", "")),
         label_values=tuple(map(int, row["label_values"].split())),
+        outermost_label=_integer(row.get("outermost_label", "")),
+        enhancing_label=_integer(row.get("enhancing_label", "")),
         grade=row["grade"],
         age_years=_number(row["age_years"]),
         tumour_ml=_number(row["tumour_ml"]),
         voxel_hash=row["voxel_hash"],
-        files_key=row["files_key"],
+        # without a key no file is taken to be known
+        files_key=row["files_key"] if row.keys() >= {*_ADDED_LATER} else "",
     )
 
 
@@ -115,6 +125,10 @@ def _scan(cell: str) -> ScanFile | None:
 
 def _texts(cell: str) -> tuple[str, ...]:
     return tuple(cell.split(_BETWEEN_TEXTS)) if cell else ()
+
+
+def _integer(cell: str) -> int | None:
+    return int(cell) if cell else None
 
 
 def _number(cell: str) -> float | None:
