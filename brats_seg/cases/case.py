@@ -137,6 +137,15 @@ class Case:
         return tuple(scan for scan in found if scan is not None)
 
     @property
+    def read_as(self) -> dict[str, str]:
+        """File that is read as each modality, with the index in a 4-D file."""
+        return {
+            modality: (self.root / str(scan)).as_posix()
+            for modality in MODALITIES
+            if (scan := getattr(self, modality)) is not None
+        }
+
+    @property
     def usable(self) -> bool:
         """Whether the case has no problem."""
         return not self.problems

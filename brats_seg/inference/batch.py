@@ -197,6 +197,8 @@ class ReadCase:
     scan: Scan
     inputs: tuple[str, ...]
     """SHA-256 of the files."""
+    files: dict[str, str]
+    """File that was read as each modality."""
     key: str
     seconds: float
     """Time of reading."""
@@ -253,7 +255,9 @@ class CaseWork:
             return CaseOutcome(record=earlier, is_new=False)
         scan = read_scan(case, self.predictor.spacing_mm, files=files)
         seconds = time.monotonic() - started_s
-        return ReadCase(scan=scan, inputs=files.contents, key=key, seconds=seconds)
+        return ReadCase(
+            scan=scan, inputs=files.contents, files=case.read_as, key=key, seconds=seconds
+        )
 
     def _write(self, predicted: PredictedCase) -> CaseOutcome:
         read, result = predicted.read, predicted.result
@@ -262,6 +266,7 @@ class CaseWork:
             status="done",
             key=read.key,
             inputs=read.inputs,
+            files=read.files,
             model=self.predictor.model.fingerprint,
             settings=self.predictor.settings,
             outputs=self.output.write_case(read.scan, result, self.predictor.settings),

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from brats_seg.cases.folders import OUTPUT_MARKER
 from brats_seg.cases.many import Failure, write_failures
@@ -58,6 +58,8 @@ class Record(Section):
     """Hash of scans, model and settings; empty if the scans could not be read."""
     inputs: tuple[str, ...] = ()
     """SHA-256 of the file of each modality, and the index of the volume in a 4-D file."""
+    files: dict[str, str] = Field(default_factory=dict)
+    """File that was read as each modality, with the index of the volume in a 4-D file."""
     model: str
     """Fingerprint of the model."""
     settings: PredictionSettings
