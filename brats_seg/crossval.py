@@ -27,7 +27,8 @@ from brats_seg.cases.folds import read_folds
 from brats_seg.config import Config
 from brats_seg.data.fold import open_fold, prepared_path_of
 from brats_seg.errors import UsageError
-from brats_seg.evaluation.evaluate import Evaluation, Pair, Pairing, evaluate_pairs
+from brats_seg.evaluation.evaluate import Evaluation, evaluate_pairs
+from brats_seg.evaluation.pairs import Pair, Pairing
 from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
 from brats_seg.evaluation.scores import (
     RegionSummary,

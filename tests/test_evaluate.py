@@ -11,19 +11,16 @@ import pytest
 
 from brats_seg.cases.nifti import Volume, read_label_map
 from brats_seg.errors import CaseError, LayoutError, UsageError
-from brats_seg.evaluation import evaluate
+from brats_seg.evaluation import pairs
 from brats_seg.evaluation.evaluate import (
     CaseScores,
     Evaluation,
-    Pair,
     PairConventions,
     evaluate_folders,
-    find_pairs,
-    label_maps_in,
-    read_pair,
     score_folders,
     score_pair,
 )
+from brats_seg.evaluation.pairs import Pair, find_pairs, label_maps_in, read_pair
 from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
 from brats_seg.evaluation.scores import LESION_COLUMNS, REGION_COLUMNS, read_scores, write_scores
 from brats_seg.labels import BRATS2017, BRATS2023, BRATS2024, LabelConvention
@@ -174,7 +171,7 @@ def test_every_label_map_is_read_once(
         read.append(path)
         return read_label_map(path, case_id=case_id)
 
-    monkeypatch.setattr(evaluate, "read_label_map", counted)
+    monkeypatch.setattr(pairs, "read_label_map", counted)
     evaluate_folders(brats_root, predictions, LEGACY)
 
     assert len(read) == len(set(read)) == 12

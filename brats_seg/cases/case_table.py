@@ -35,8 +35,8 @@ COLUMNS = (
     "files_key",
 )
 
-_ADDED_LATER = ("scan_remarks", "outermost_label", "enhancing_label")
-"""Columns that older tables lack: their cases are opened again."""
+_LATER_COLUMNS = {"scan_remarks", "outermost_label", "enhancing_label"}
+"""Columns that tables of earlier versions lack."""
 _BETWEEN_TEXTS = " | "
 
 
@@ -48,6 +48,8 @@ def write_index(index: CaseIndex, path: Path) -> None:
 def read_index(path: Path, root: Path) -> CaseIndex:
     """Read a case table that `write_index` wrote; file names are relative to `root`.
 
+    The cases of an earlier version have no key of their files, so that they are opened again.
+
     Raises:
         UsageError: The file is missing or is no case table.
     """
@@ -55,9 +57,13 @@ def read_index(path: Path, root: Path) -> CaseIndex:
         "Expected a case table as `brats-seg index` writes it. Remove the file, and index the data "
         "folder again."
     )
-    required = tuple(column for column in COLUMNS if column not in _ADDED_LATER)
     try:
-        rows = read_table(path, required=required, short_rows=False).to_dict("records")
+        required = [column for column in COLUMNS if column not in _LATER_COLUMNS]
+        table = read_table(path, required=required, short_rows=False)
+        missing = _LATER_COLUMNS.difference(table.columns)
+        if missing:
+            table = table.assign(**dict.fromkeys((*missing, "files_key"), ""))
+        rows = table.to_dict("records")
         return CaseIndex(root=root, cases=tuple(_case(row, root) for row in rows))
     except UsageError as error:
         msg = f"{error}. {expected}"
@@ -106,16 +112,15 @@ def _case(row: Mapping[Any, str], root: Path) -> Case:
         label=_scan(row["label"]),
         problems=_texts(row["problems"]),
         remarks=_texts(row["remarks"]),
-        scan_remarks=_texts(row.get("scan_remarks", "")),
+        scan_remarks=_texts(row["scan_remarks"]),
         label_values=tuple(map(int, row["label_values"].split())),
-        outermost_label=_integer(row.get("outermost_label", "")),
-        enhancing_label=_integer(row.get("enhancing_label", "")),
+        outermost_label=_integer(row["outermost_label"]),
+        enhancing_label=_integer(row["enhancing_label"]),
         grade=row["grade"],
         age_years=_number(row["age_years"]),
         tumour_ml=_number(row["tumour_ml"]),
         voxel_hash=row["voxel_hash"],
-        # without a key no file is taken to be known
-        files_key=row["files_key"] if row.keys() >= {*_ADDED_LATER} else "",
+        files_key=row["files_key"],
     )
 
 

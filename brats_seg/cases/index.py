@@ -8,8 +8,8 @@ the clear ones show is held against all of them.
 
 import hashlib
 import logging
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,9 +34,12 @@ from brats_seg.cases.conventions import check_values, resolve
 from brats_seg.cases.discovery import find_cases
 from brats_seg.cases.label_check import (
     NO_ROLES,
+    OTHERS_DIFFER,
     LabelRoles,
     Numbering,
+    differ,
     judge_numbering,
+    rival_of,
 )
 from brats_seg.cases.layouts import NNUNET, UNKNOWN
 from brats_seg.cases.nifti import Volume, read_packed, unpack_label_map, unpack_volume
@@ -238,18 +241,8 @@ class _Reading:
     def numbering(self) -> Numbering:
         """What most of the label maps show."""
         return Numbering(
-            contradiction="other label maps of the release show another numbering",
+            contradiction=OTHERS_DIFFER,
             fitting=(self.rival,),
-        )
-
-    def differs_for(self, values: Collection[int]) -> bool:
-        """Return whether the rival gives label values another region."""
-        if not self.rival:
-            return False
-        rival = convention_named(self.rival)
-        return set(values) <= rival.values and any(
-            set(one) & set(values) != set(other) & set(values)
-            for one, other in zip(self.convention.regions, rival.regions, strict=True)
         )
 
 
@@ -380,28 +373,15 @@ def _resolved(group: Sequence[OpenedCase], labels: str) -> Iterator[Case]:
             f"{found.convention.name}, but the names do not confirm it: if that is wrong, name the "
             "convention with --labels",
         )
+    shown = [(one.roles, one.case.label_values) for one in group]
     reading = _Reading(
         convention=found.convention,
         is_named=bool(labels),
-        rival="" if labels else _rival(group, found.convention),
+        rival="" if labels else rival_of(shown, found.convention),
         remarks=remarks,
     )
     for one in group:
         yield _labelled(one, reading)
-
-
-def _rival(group: Sequence[OpenedCase], convention: LabelConvention) -> str:
-    """Return the convention that most of the label maps look like, if not like the given one."""
-    against = Counter(name for one in group for name in one.numbering(convention).fitting)
-    if not against:
-        return ""
-    rival, n_against = against.most_common(1)[0]
-    n_for = sum(
-        bool(one.numbering(convention_named(rival)).contradiction)
-        and not one.numbering(convention).contradiction
-        for one in group
-    )
-    return rival if n_against > n_for else ""
 
 
 def _labelled(opened: OpenedCase, reading: _Reading) -> Case:
@@ -413,7 +393,7 @@ def _labelled(opened: OpenedCase, reading: _Reading) -> Case:
     numbering = opened.numbering(reading.convention)
     if numbering.contradiction and (reading.is_named or not numbering.fitting):
         remarks.append(numbering.remark(reading.convention))
-    elif numbering.contradiction or reading.differs_for(case.label_values):
+    elif numbering.contradiction or differ(reading.rival, reading.convention, case.label_values):
         file = case.label.path.name if case.label else ""
         numbering = numbering if numbering.fitting else reading.numbering
         problems.append(str(numbering.refusal(case.case_id, file, reading.convention)))

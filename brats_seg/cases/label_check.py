@@ -10,17 +10,19 @@ Nothing is concluded where this is not clear: from small regions, without enhanc
 weak contrast. The limits were set on the twelve labelled real cases of BraTS 2018 and 2021.
 """
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 import numpy.typing as npt
 from scipy.ndimage import binary_dilation, binary_erosion
 
 from brats_seg.cases.nifti import Volume
-from brats_seg.cases.sample import BrainSample, sample_brain
+from brats_seg.cases.sample import MM3_PER_ML, BrainSample, sample_brain
 from brats_seg.errors import LabelError
-from brats_seg.labels import CONVENTIONS, LabelConvention, LabelMap
+from brats_seg.labels import CONVENTIONS, LabelConvention, LabelMap, convention_named
 from brats_seg.voxels.box import Box, Triple, bounding_box
 
 FEWEST_VOXELS = 20
@@ -43,6 +45,11 @@ LEAST_CONTRAST = 0.68
 in the best of FLAIR, T2 and t1c. It was 0.79 or more, and at most 0.67 in label maps that were
 mirrored, upside down, transposed, of another patient, or shifted by 20 mm."""
 
+OTHERS_DIFFER = "most label maps of the release show another numbering"
+"""Contradiction of a label map that shows nothing clear itself."""
+
+SMALLEST_OUTLINE_ML = 1.0
+"""Volume from which a label is judged by its outline alone."""
 _RIM_MM = 4.0
 """Width of the rims inside and outside the edge of a tumour."""
 _FEWEST_RIM_VOXELS = 60
@@ -118,6 +125,20 @@ def roles_of(sample: BrainSample) -> LabelRoles:
     return LabelRoles(outermost=outermost, enhancing=_enhancing(medians))
 
 
+def roles_of_outline(labels: LabelMap, spacing_mm: tuple[float, float, float]) -> LabelRoles:
+    """Return which label is clearly oedema by its outline alone, where there are no scans.
+
+    Args:
+        labels: The box (X, Y, Z) around the labelled voxels.
+        spacing_mm: Edge lengths of a voxel.
+    """
+    counts = np.bincount(labels.ravel())
+    fewest = SMALLEST_OUTLINE_ML * MM3_PER_ML / prod(spacing_mm)
+    values = [value for value in range(1, min(len(counts), _NO_BRAIN)) if counts[value] >= fewest]
+    framed = np.pad(np.minimum(labels, _NO_BRAIN - 1), 1)
+    return LabelRoles(outermost=outermost_label(framed, values))
+
+
 def outermost_label(labels: LabelMap, values: Sequence[int]) -> int | None:
     """Return the one of the values whose surface borders on unlabelled voxels, or None.
 
@@ -156,6 +177,42 @@ def judge_numbering(
         and roles.outermost in {None, other.painted[0]}
     )
     return Numbering(contradiction=contradiction, fitting=fitting)
+
+
+def rival_of(
+    shown: Collection[tuple[LabelRoles, Collection[int]]], convention: LabelConvention
+) -> str:
+    """Return the name of the convention that most label maps of a release look like.
+
+    Args:
+        shown: What each label map shows, and its values; most show nothing that is clear.
+        convention: The convention that they are read in.
+
+    Returns:
+        The other convention; empty if as many look like the one that they are read in.
+    """
+    verdicts = [judge_numbering(roles, values, convention) for roles, values in shown]
+    against = Counter(name for verdict in verdicts for name in verdict.fitting)
+    if not against:
+        return ""
+    rival, n_against = against.most_common(1)[0]
+    n_for = sum(
+        not verdict.contradiction
+        and bool(judge_numbering(roles, values, convention_named(rival)).contradiction)
+        for verdict, (roles, values) in zip(verdicts, shown, strict=True)
+    )
+    return rival if n_against > n_for else ""
+
+
+def differ(rival: str, convention: LabelConvention, values: Collection[int]) -> bool:
+    """Return whether label values have other regions in the rival, the result of `rival_of`."""
+    if not rival:
+        return False
+    other = convention_named(rival)
+    return set(values) <= other.values and any(
+        set(one) & set(values) != set(two) & set(values)
+        for one, two in zip(convention.regions, other.regions, strict=True)
+    )
 
 
 def check_placement(

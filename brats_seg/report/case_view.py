@@ -12,7 +12,7 @@ from brats_seg.cases.conventions import check_values, resolve
 from brats_seg.cases.discovery import find_cases
 from brats_seg.cases.nifti import Geometry, Volume, oriented, read_label_map
 from brats_seg.errors import CaseError, UsageError, some_of
-from brats_seg.evaluation.evaluate import label_maps_in
+from brats_seg.evaluation.pairs import label_maps_in
 from brats_seg.labels import (
     MODALITIES,
     LabelConvention,
