@@ -23,6 +23,7 @@ from brats_seg.cases.label_check import (
 )
 from brats_seg.cases.layouts import LABEL, parse_case_id
 from brats_seg.cases.modality_check import (
+    MIXED_UP,
     check_all_different,
     check_are_scans,
     scan_remarks,
@@ -306,7 +307,8 @@ def examine(case_id: str, volumes: Sequence[Volume], label: Volume | None) -> Ex
     check_are_scans(case_id, turned, sample)
     check_all_different(case_id, turned, sample)
     remarks = tuple(scan_remarks(volumes[0].geometry, sample))
-    if turned_label is None:
+    # in other modalities than it is told to be, a tumour does not look like itself
+    if turned_label is None or any(remark.startswith(MIXED_UP) for remark in remarks):
         return Examination(remarks=remarks)
     check_placement(case_id, turned, turned_label, sample)
     return Examination(remarks=remarks, roles=roles_of(sample))

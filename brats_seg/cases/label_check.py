@@ -48,7 +48,7 @@ mirrored, upside down, transposed, of another patient, or shifted by 20 mm."""
 OTHERS_DIFFER = "most label maps of the release show another numbering"
 """Contradiction of a label map that shows nothing clear itself."""
 
-SMALLEST_OUTLINE_ML = 1.0
+SMALLEST_OUTLINE_ML = 0.1
 """Volume from which a label is judged by its outline alone."""
 _RIM_MM = 4.0
 """Width of the rims inside and outside the edge of a tumour."""

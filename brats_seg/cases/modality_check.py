@@ -34,6 +34,8 @@ agent, vessels and choroid plexus reached 2.3 to 8; a second image without it at
 BRIGHT_SURFACE = 0.0
 """Brightness of the surface of the brain from which it is scalp. Without scalp it was at most
 -0.5: the surface is fluid and cortex, which are dark in T1 and FLAIR."""
+MIXED_UP = "modalities may be mixed up"
+"""Beginning of the remark on the order of the modalities."""
 MIXED_UP_MARGIN = 4.0
 """Least gain in log-likelihood for which another order of the modalities is reported. The given
 order of real brains was better than all others by 8 or more."""
@@ -130,7 +132,7 @@ def scan_remarks(geometry: Geometry, sample: BrainSample) -> Iterator[str]:
             for named, likely in zip(MODALITIES, order, strict=True)
             if named != likely
         ]
-        yield f"modalities may be mixed up: {', '.join(pairs)}"
+        yield f"{MIXED_UP}: {', '.join(pairs)}"
 
 
 def likeliest_order(local: npt.NDArray[np.float32]) -> tuple[str, ...]:
