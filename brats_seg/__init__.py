@@ -30,6 +30,11 @@ Research use only.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from brats_seg.cpu_threads import choose_threads as _choose_threads
+
+# at import, because torch's OpenMP reads the environment once, when it is loaded
+_choose_threads()
+
 if TYPE_CHECKING:
     from brats_seg.cases.case import Case as Case
     from brats_seg.cases.case import LoadedCase as LoadedCase

@@ -13,7 +13,6 @@ model/          all runs as one exported model
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from brats_seg.cases.case import Case, CaseIndex
 from brats_seg.cases.case_table import read_index
 from brats_seg.cases.folds import read_folds
 from brats_seg.config import Config
+from brats_seg.cpu_threads import available_cpus
 from brats_seg.data.fold import open_fold, prepared_path_of
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.evaluate import Evaluation, Pair, Pairing, evaluate_pairs
@@ -312,7 +312,7 @@ def _score(
     output = predictions.parent
     pairing = reference_pairs(parts, predictions)
     evaluation = score_predictions(
-        pairing, protocol, output, n_workers=os.cpu_count() or 1, track=track
+        pairing, protocol, output, n_workers=available_cpus(), track=track
     )
     scores = read_scores(output / SCORES_NAME)
     summaries = summarise_scores(scores, np.random.default_rng(0))

@@ -218,7 +218,7 @@ def test_a_run_writes_what_one_of_segmentation_does_without_dice(
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert names == {
         *("best.pt", "config.yaml", "environment.json", "history.csv", "history.png"),
-        *("last.pt", "split.csv"),
+        *("last.pt", "split.csv", ".training.lock"),
     }
     history = pd.read_csv(tmp_path / "run" / "history.csv")
     assert not [column for column in history if "dice" in column or "jaccard" in column]

@@ -21,7 +21,7 @@ from brats_seg.training.checkpoints import Checkpoint, load_checkpoint, save_che
 from brats_seg.training.state import Position
 from brats_seg.training.tasks import RunningSums
 from brats_seg.training.trainer import Trainer
-from tests.builders import write_case
+from tests.builders import limited_files, write_case
 
 CPU = torch.device("cpu")
 
@@ -74,6 +74,24 @@ def test_a_full_disk_leaves_the_old_checkpoint(
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(EnvironmentalError, match=r"disk is full: .*last\.pt"):
         save_checkpoint(replace(make_checkpoint(), best=0.9), path)
+
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_checkpoint_above_the_limit_of_files_leaves_the_old_one(tmp_path: Path) -> None:
+    """torch reports it as a RuntimeError: "unexpected pos"."""
+    path = tmp_path / "last.pt"
+    save_checkpoint(make_checkpoint(), path)
+    before = path.read_bytes()
+    larger = replace(make_checkpoint(), model={"weight": torch.zeros(100_000)})
+
+    for limit in (1000, 5000, 100_000, 400_000):
+        with (
+            limited_files(limit),
+            pytest.raises(EnvironmentalError, match=r"last\.pt could not be written: .*ulimit -f"),
+        ):
+            save_checkpoint(larger, path)
 
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
@@ -306,4 +324,5 @@ def test_killed_ten_times_at_random_moments(tmp_path: Path, seed: int) -> None:
         )
         assert expected["position"] == found["position"]
     # no half-written file is left over: temporary names begin with a dot
-    assert not [path for path in (tmp_path / "killed").iterdir() if path.name.startswith(".")]
+    hidden = [path.name for path in (tmp_path / "killed").iterdir() if path.name.startswith(".")]
+    assert hidden == [".training.lock"]

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -427,3 +428,26 @@ def test_evaluate_needs_one_set_or_two(run: Callable[..., Done], scans: Path) ->
 
     assert done.returncode == 2
     assert "two with --compare A B" in done.stderr
+
+
+def test_output_to_a_full_disk_is_an_error_of_the_machine(tmp_path: Path) -> None:
+    code = (
+        "import sys; from brats_seg.cli import main; "
+        "sys.argv = ['brats-seg', 'phantom', 'scans', '--cases', '1']; main()"
+    )
+
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=tmp_path,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+
+    assert (done.returncode, done.stderr) == (
+        3,
+        "error: the output of the command is lost: No space left on device\n",
+    )
+    assert len(list((tmp_path / "scans").rglob("*.nii.gz"))) == 5

@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from brats_seg.errors import EnvironmentalError, UsageError
-from brats_seg.inference.export import write_exported
+from brats_seg.files import alone_at
+from brats_seg.inference.export import export_model, write_exported
 from brats_seg.inference.model import fingerprint_of, load_model, read_trained
 from brats_seg.runtime.weights import NOT_FITTED, Decoding, FittedPrediction
+from tests.builders import limited_files
 from tests.inference_builders import CPU, write_run
 
 
@@ -206,3 +208,29 @@ def test_a_run_that_was_not_tuned_is_exported_without_fitted_settings(tmp_path: 
 
     assert member.keys() == {"weights", "sha256", "identity", "config"}
     assert load_model([tmp_path / "model"], CPU).members[0].fitted == NOT_FITTED
+
+
+def test_an_export_that_does_not_fit_leaves_an_empty_folder_and_can_be_repeated(
+    tmp_path: Path,
+) -> None:
+    runs = [write_run(tmp_path / f"run{n}", seed=n) for n in range(2)]
+    model = tmp_path / "model"
+
+    with (
+        limited_files(2000),
+        pytest.raises(EnvironmentalError, match=r"member0.safetensors could not be .*ulimit -f"),
+    ):
+        export_model(runs, model)
+
+    assert list(model.iterdir()) == []
+    assert len(export_model(runs, model).networks) == 2
+
+
+def test_two_processes_do_not_export_to_one_folder(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+
+    with (
+        alone_at(tmp_path / "model", is_folder=True),
+        pytest.raises(UsageError, match=r"another process is writing .*model"),
+    ):
+        export_model([run], tmp_path / "model")

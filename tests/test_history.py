@@ -10,7 +10,13 @@ import pytest
 
 from brats_seg.errors import UsageError
 from brats_seg.report.history import LiveHistory, history_figure
-from brats_seg.training.history import phase_columns, read_history, row_line, write_history
+from brats_seg.training.history import (
+    phase_columns,
+    read_history,
+    row_line,
+    write_history,
+    write_picture,
+)
 
 OVERLAP = {
     "loss": 1.0,
@@ -38,7 +44,10 @@ def row(epoch: int, *, validated: bool, scores: dict[str, float] | None = None) 
 def test_history_csv_has_the_articles_columns_and_empty_cells_without_validation(
     tmp_path: Path,
 ) -> None:
-    write_history([row(1, validated=False), row(2, validated=True)], tmp_path)
+    rows = [row(1, validated=False), row(2, validated=True)]
+
+    write_history(rows, tmp_path)
+    write_picture(rows, tmp_path)
 
     table = pd.read_csv(tmp_path / "history.csv")
 

@@ -21,6 +21,7 @@ from brats_seg.errors import (
     UsageError,
 )
 from brats_seg.progress import Item
+from tests.builders import limited_files
 
 CASES = [Case(case_id=name, patient_id=name, release="unknown") for name in "abcd"]
 
@@ -233,3 +234,13 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
         time.sleep(0.01)
 
     assert not is_running(worker)
+
+
+def test_a_pool_that_cannot_be_made_is_an_error_of_the_machine() -> None:
+    """Its locks are files in shared memory."""
+    with (
+        limited_files(1),
+        pytest.raises(EnvironmentalError, match=r"worker processes could not .*/dev/shm"),
+        worker_pool(1, when_killed=""),
+    ):
+        pytest.fail("there is no pool")

@@ -30,8 +30,8 @@ from brats_seg.data.prepare import (
     select_foreground,
 )
 from brats_seg.data.store import open_case
-from brats_seg.errors import EnvironmentalError
-from brats_seg.files import folder_bytes
+from brats_seg.errors import EnvironmentalError, UsageError
+from brats_seg.files import folder_bytes, reading
 from brats_seg.labels import BRATS2017, regions_of
 from brats_seg.voxels.box import Box
 from tests.builders import BRATS_AFFINE, write_case, write_nifti
@@ -538,3 +538,21 @@ def test_the_space_that_is_needed_is_logged(
     assert re.fullmatch(
         r"preparing 1 cases needs about 0 MB in .*, where .* are free", caplog.messages[-1]
     )
+
+
+def test_cases_that_are_trained_on_are_not_replaced(root: Path, folder: Path) -> None:
+    """Else a training would go on with the labels or the spacing of other settings."""
+    cases = index_cases(root).cases
+    prepare_cases(cases, folder, StoreConfig())
+    before = stamps(folder)
+
+    with reading(folder):
+        # nothing is to be replaced
+        prepare_cases(cases, folder, StoreConfig())
+        with pytest.raises(
+            UsageError, match=r"a run is being trained on the cases in .* --prepared"
+        ):
+            prepare_cases(cases, folder, StoreConfig(compressed=True))
+
+    assert stamps(folder) == before
+    assert prepare_cases(cases, folder, StoreConfig(compressed=True)) == ()

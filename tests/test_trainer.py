@@ -3,6 +3,8 @@
 import logging
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,15 +16,28 @@ from torch import Tensor, nn
 from brats_seg.cases.folds import read_split
 from brats_seg.config import Config, load_config
 from brats_seg.data.fold import FoldData, open_fold
-from brats_seg.errors import BratsError, ConfigError, EnvironmentalError, ResumeError
+from brats_seg.errors import (
+    BratsError,
+    ConfigError,
+    EnvironmentalError,
+    ResumeError,
+    UsageError,
+)
 from brats_seg.inference.model import load_model
 from brats_seg.models.build import build_model
 from brats_seg.models.output import TrainingOutput
 from brats_seg.progress import untracked
 from brats_seg.runtime.device import Device
+from brats_seg.runtime.weights import run_locked
 from brats_seg.training.checkpoints import load_checkpoint
-from brats_seg.training.trainer import Outcome, StopRequest, Trainer, train_fold
-from tests.builders import Run, write_case
+from brats_seg.training.trainer import (
+    Outcome,
+    StopRequest,
+    Trainer,
+    check_unchanged,
+    train_fold,
+)
+from tests.builders import Run, limited_files, write_case
 from tests.training_builders import StopAtCheck, train
 
 SETTINGS = [
@@ -69,6 +84,7 @@ def test_a_run_writes_what_it_promises(data: FoldData, tmp_path: Path) -> None:
 
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert names == {
+        ".training.lock",
         "best.pt",
         "config.yaml",
         "environment.json",
@@ -380,6 +396,106 @@ def test_fresh_sets_the_earlier_run_aside(data: FoldData, tmp_path: Path) -> Non
     assert same(weights(tmp_path / "run" / "last.pt"), weights(tmp_path / "run.1" / "last.pt"))
 
 
+def test_a_second_training_of_a_run_is_refused_before_it_writes(
+    data: FoldData, tmp_path: Path
+) -> None:
+    """Also before the first has saved anything, and with --fresh."""
+    for fresh in (False, True):
+        trainer = Trainer(
+            data=data, config=settings("optimizer.lr=0.02"), run_path=tmp_path / "run"
+        )
+
+        with (
+            run_locked(tmp_path / "run"),
+            pytest.raises(UsageError, match=r"another process trains or tunes .*run\. Wait for it"),
+        ):
+            trainer.run(fresh=fresh, track=untracked)
+
+    assert [path.name for path in tmp_path.rglob("*")] == ["run", ".training.lock"]
+
+
+def test_a_run_is_locked_as_long_as_it_is_trained(data: FoldData, tmp_path: Path) -> None:
+    """The folder that --fresh has renamed too: another process may hold its old lock open."""
+    train(data, tmp_path / "run", settings("training.n_epochs=1"))
+    trainer = Trainer(data=data, config=settings("training.n_epochs=1"), run_path=tmp_path / "run")
+    n_refused = 0
+
+    def try_both(*_: object) -> None:
+        nonlocal n_refused
+        for name in ("run", "run.1"):
+            with pytest.raises(UsageError), run_locked(tmp_path / name):
+                pytest.fail("both train")
+        n_refused += 1
+        hook.remove()
+
+    hook = trainer.network.register_forward_pre_hook(try_both)
+    trainer.run(fresh=True, track=untracked)
+
+    assert n_refused == 1
+    for name in ("run", "run.1"):
+        with run_locked(tmp_path / name):
+            pass
+
+
+def test_a_history_that_was_not_written_any_more_is_written_when_the_run_is_opened(
+    data: FoldData, tmp_path: Path
+) -> None:
+    """The process ended after the last checkpoint, or the disk was full."""
+    train(data, tmp_path / "run", settings())
+    expected = (tmp_path / "run" / "history.csv").read_bytes()
+    (tmp_path / "run" / "history.png").unlink()
+    (tmp_path / "run" / "history.csv").write_bytes(b"")
+
+    train(data, tmp_path / "run", settings())
+
+    assert (tmp_path / "run" / "history.csv").read_bytes() == expected
+    assert (tmp_path / "run" / "history.png").exists()
+
+
+def test_a_full_disk_ends_a_run_with_its_name_and_nothing_is_lost(
+    data: FoldData, tmp_path: Path
+) -> None:
+    """A limit of the size of files, which is smaller than a checkpoint."""
+    train(data, tmp_path / "undisturbed", settings())
+    train(data, tmp_path / "run", settings(), StopAtCheck(4))
+    before = (tmp_path / "run" / "last.pt").read_bytes()
+
+    with (
+        limited_files(len(before) // 2),
+        pytest.raises(EnvironmentalError, match=r"last\.pt could not|best\.pt could not"),
+    ):
+        train(data, tmp_path / "run", settings())
+    assert (tmp_path / "run" / "last.pt").read_bytes() == before
+    train(data, tmp_path / "run", settings())
+
+    for name in ("last.pt", "best.pt"):
+        assert same(weights(tmp_path / "run" / name), weights(tmp_path / "undisturbed" / name))
+
+
+def test_work_beside_the_one_thread_of_a_small_network_changes_no_bit(
+    data: FoldData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches are read ahead, cases validated at once; also when the run is stopped and resumed."""
+    train(data, tmp_path / "alone", settings())
+    monkeypatch.setattr("brats_seg.training.trainer.threads_for", lambda *_: nullcontext(2))
+
+    train(data, tmp_path / "beside", settings(), StopAtCheck(2))
+    train(data, tmp_path / "beside", settings())
+
+    for name in ("last.pt", "best.pt"):
+        assert same(weights(tmp_path / "alone" / name), weights(tmp_path / "beside" / name))
+
+
+def test_several_held_out_cases_at_once_change_no_bit(data: FoldData, tmp_path: Path) -> None:
+    rows = []
+    for n_at_once in (1, 2, 3):
+        trainer = Trainer(data=data, config=settings(), run_path=tmp_path / str(n_at_once))
+        trainer._n_at_once = n_at_once
+        rows.append(trainer._validate(StopRequest(), untracked))
+
+    assert rows[0] == rows[1] == rows[2]
+
+
 def test_a_run_folder_that_cannot_be_written_is_an_error_of_the_machine(
     data: FoldData, tmp_path: Path
 ) -> None:
@@ -476,3 +592,10 @@ def test_the_first_losses_are_those_on_record(data: FoldData, tmp_path: Path, au
     for column in ("train_loss", "val_loss"):
         found = [row[column] for row in outcome.history]
         assert found == pytest.approx(recorded[column].tolist(), rel=1e-4), column
+
+
+def test_cases_that_were_replaced_since_they_were_opened_are_refused(data: FoldData) -> None:
+    check_unchanged(data)
+
+    with pytest.raises(UsageError, match="another process has prepared the cases in"):
+        check_unchanged(replace(data, fingerprint="another"))

@@ -136,9 +136,16 @@ def worker_pool(
         when_killed: What to do if the system kills one, for the message.
 
     Raises:
-        EnvironmentalError: A process died.
+        EnvironmentalError: A process died, or the pool could not be made.
     """
-    pool = ProcessPoolExecutor(n_workers, initializer=_begin, initargs=(set_up,))
+    try:
+        pool = ProcessPoolExecutor(n_workers, initializer=_begin, initargs=(set_up,))
+    except OSError as error:
+        msg = (
+            f"worker processes could not be started ({error}): the memory that processes share may "
+            "be full (/dev/shm), or the size of files limited (`ulimit -f`)."
+        )
+        raise EnvironmentalError(msg) from error
     try:
         yield pool
     except BrokenProcessPool as error:

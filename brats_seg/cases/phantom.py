@@ -14,6 +14,7 @@ from scipy.fft import irfftn, rfftn
 from scipy.ndimage import fourier_gaussian, gaussian_filter
 
 from brats_seg.cases.nifti import Geometry, write_volume
+from brats_seg.files import alone_at
 from brats_seg.labels import BRATS2017, LabelMap, RegionMasks, label_map_of
 from brats_seg.tables import write_table
 from brats_seg.voxels.box import Mask
@@ -58,16 +59,22 @@ def write_phantom_cases(root: Path, *, n_cases: int, seed: int, shape: Shape = _
     """Write case folders `BraTS2021_00000`, ... below `root`; every fourth case has no ET.
 
     Raises:
+        UsageError: Another process is writing to the folder.
         EnvironmentalError: The folder cannot be written to.
     """
+    with alone_at(root, is_folder=True):
+        for number in range(n_cases):
+            _write_case(root, number, seed, shape)
+
+
+def _write_case(root: Path, number: int, seed: int, shape: Shape) -> None:
     geometry = Geometry(shape=shape, affine=_AFFINE, qform=_AFFINE, qform_code=1, sform_code=1)
-    for number in range(n_cases):
-        with_et = number % _WITHOUT_ET_EVERY != _WITHOUT_ET_EVERY - 1
-        phantom = make_phantom(np.random.default_rng([seed, number]), shape, with_et=with_et)
-        case_id = f"BraTS2021_{number:05d}"
-        volumes = (*phantom.images, phantom.label_map)
-        for suffix, array in zip(_SUFFIXES, volumes, strict=True):
-            write_volume(root / case_id / f"{case_id}_{suffix}.nii.gz", array, geometry)
+    with_et = number % _WITHOUT_ET_EVERY != _WITHOUT_ET_EVERY - 1
+    phantom = make_phantom(np.random.default_rng([seed, number]), shape, with_et=with_et)
+    case_id = f"BraTS2021_{number:05d}"
+    volumes = (*phantom.images, phantom.label_map)
+    for suffix, array in zip(_SUFFIXES, volumes, strict=True):
+        write_volume(root / case_id / f"{case_id}_{suffix}.nii.gz", array, geometry)
 
 
 def write_phantom_survival(path: Path, *, n_cases: int, seed: int) -> None:

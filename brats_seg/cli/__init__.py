@@ -4,7 +4,9 @@ This is the only package that prints and sets exit codes. Modules that need torc
 imported inside the command that needs them, so that `--help` is fast.
 """
 
+import errno
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -14,8 +16,10 @@ import typer
 
 from brats_seg.cli import crossval, evaluation, figure, prediction, scans, survival, training
 from brats_seg.cli.options import Command, Commands
-from brats_seg.errors import BratsError
+from brats_seg.errors import BratsError, EnvironmentalError
 
+_OUTPUT_FAILS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE})
+"""Errors of a file or a pipe that the output is written to."""
 _DATA, _TRAIN, _USE, _LOOK = "Data", "Train", "Use", "Look"
 _COMMANDS: tuple[tuple[str, Callable[..., None], tuple[str, ...]], ...] = (
     (_DATA, scans.index, ("data", "data -o cases.csv --labels brats2017")),
@@ -111,10 +115,21 @@ def main() -> None:
     log.handlers = [logging.StreamHandler(sys.stdout)]
     log.setLevel(logging.INFO)
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except BratsError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except OSError as error:
+        # all other files are written by `files`, which names them
+        if error.errno not in _OUTPUT_FAILS:
+            raise
+        # Python flushes once more when it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"error: the output of the command is lost: {error.strerror}", file=sys.stderr)
+        sys.exit(EnvironmentalError.exit_code)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)

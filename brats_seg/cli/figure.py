@@ -1,12 +1,12 @@
 """Commands `figure ...`, one for each kind of figure."""
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from brats_seg.cli.options import Commands, LabelsOption
+from brats_seg.cpu_threads import available_cpus
 from brats_seg.errors import UsageError
 
 OutputOption = Annotated[
@@ -143,7 +143,7 @@ def distributions(
     from brats_seg.progress import tracked
     from brats_seg.report.draw import draw_distributions
 
-    n_workers = os.cpu_count() or 1
+    n_workers = available_cpus()
     draw_distributions(
         data, output, tables=table or (), labels=labels, n_workers=n_workers, track=tracked
     )

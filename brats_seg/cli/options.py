@@ -3,7 +3,6 @@
 Without `--data`, a command uses the scans under `data/`, or else phantom cases that it writes once.
 """
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -13,6 +12,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from brats_seg.config import PRESETS, Config, ConventionName, load_config
 from brats_seg.errors import ConfigError
+from brats_seg.files import alone_at, whole_folder
 
 DEMO_CASES = 12
 """Number of phantom cases in the demo."""
@@ -162,9 +162,10 @@ def data_or_demo(data: Path | None, preset: str | None) -> tuple[Path, str | Non
     if not DEMO_PATH.exists():
         from brats_seg.cases.phantom import write_phantom_cases
 
-        beside = DEMO_PATH.with_name(f".{os.getpid()}-{DEMO_PATH.name}")
-        write_phantom_cases(beside, n_cases=DEMO_CASES, seed=0)
-        beside.rename(DEMO_PATH)
+        with alone_at(DEMO_PATH, wait=True):
+            if not DEMO_PATH.exists():
+                with whole_folder(DEMO_PATH) as beside:
+                    write_phantom_cases(beside, n_cases=DEMO_CASES, seed=0)
     return DEMO_PATH, preset or "demo"
 
 

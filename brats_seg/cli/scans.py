@@ -1,6 +1,5 @@
 """Commands `index`, `prepare` and `phantom`: find scans, prepare them, generate some."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +15,7 @@ from brats_seg.cli.options import (
     SkipBadOption,
     settings_of,
 )
+from brats_seg.cpu_threads import available_cpus
 from brats_seg.progress import tracked
 
 
@@ -31,7 +31,7 @@ def index(
     from brats_seg.data.fold import open_index
 
     config = settings_of(None, None, None, {"cases.labels": labels})
-    found = open_index(data, output, config, n_workers=os.cpu_count() or 1, track=tracked)
+    found = open_index(data, output, config, n_workers=available_cpus(), track=tracked)
     for line in summarise(found):
         print(line)
     print(f"wrote {output}")

@@ -6,7 +6,6 @@ updated only where scans or settings have changed.
 
 import hashlib
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +23,11 @@ from brats_seg.cases.folds import (
 )
 from brats_seg.cases.index import index_cases
 from brats_seg.config import Config
+from brats_seg.cpu_threads import available_cpus
 from brats_seg.data.prepare import prepare_cases
 from brats_seg.data.store import open_case
 from brats_seg.errors import CaseProblemsError, FoldError, LayoutError
+from brats_seg.files import alone_at
 from brats_seg.progress import Track, untracked
 
 log = logging.getLogger(__name__)
@@ -109,7 +110,7 @@ def prepare_data(
     The arguments and errors are those of `open_fold`.
     """
     folder = prepared_path or prepared_path_of(root)
-    n_workers = os.cpu_count() or 1
+    n_workers = available_cpus()
     index = open_index(root, folder / "cases.csv", config, n_workers=n_workers, track=track)
     cases = _labelled(index, skip_bad=config.cases.skip_bad)
     folds = open_folds(cases, folder / "folds.csv", config)
@@ -183,7 +184,10 @@ def open_folds(cases: Sequence[Case], path: Path, config: Config) -> FoldTable:
             cases cannot be divided into folds.
     """
     if not path.exists():
-        write_folds(make_folds(cases, config.folds), path)
+        # of two processes with other settings, the second keeps the table of the first
+        with alone_at(path, wait=True):
+            if not path.exists():
+                write_folds(make_folds(cases, config.folds), path)
     table = read_folds(path)
     check_covers(table, cases)
     n_folds = len(table.folds)

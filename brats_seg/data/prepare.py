@@ -7,6 +7,7 @@ that a data folder may be copied. Every file is read once.
 
 import logging
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -31,12 +32,13 @@ from brats_seg.data.store import (
     sources_of,
     write_array,
 )
-from brats_seg.errors import CaseError, EnvironmentalError
+from brats_seg.errors import CaseError, EnvironmentalError, UsageError
 from brats_seg.files import (
     folder_bytes,
     free_bytes,
     locked,
     remove_leftovers,
+    replacing,
     whole_file,
     whole_folder,
 )
@@ -104,6 +106,7 @@ def prepare_cases(
     Raises:
         EnvironmentalError: The disk has too little free space, the folder cannot be written to, a
             worker was killed, or `blosc2` is missing.
+        UsageError: Cases would be replaced on which another process trains a run.
 
     Example:
         >>> import tempfile
@@ -119,9 +122,12 @@ def prepare_cases(
         return ()
     if config.compressed:
         check_compression()
-    with locked(folder / _LOCK_NAME):
+    with ExitStack() as stack:
+        stack.enter_context(locked(folder / _LOCK_NAME))
         remove_leftovers(folder, folders=True)
         jobs = [job for job in jobs if not _is_current(job)]
+        if any(job.path.exists() for job in jobs):
+            stack.enter_context(replacing(folder, when_read=_in_use(folder)))
         check_space([job.case for job in jobs], folder, config)
         return map_cases(
             _prepare,
@@ -173,6 +179,13 @@ def select_foreground(labels: LabelMap, convention: LabelConvention) -> Voxels:
         voxels = np.unravel_index(inside[kept], labels.shape)
         rows.append(np.stack([np.full(kept.size, region), *voxels], axis=1))
     return np.concatenate(rows).astype(np.int32)
+
+
+def _in_use(folder: Path) -> UsageError:
+    return UsageError(
+        f"a run is being trained on the cases in {folder}, and other scans or settings would replace "
+        "them. Wait for it to end, or choose another folder with --prepared."
+    )
 
 
 def _is_current(job: _Job) -> bool:

@@ -32,6 +32,7 @@ from brats_seg.evaluation.scores import (
     write_summary,
 )
 from brats_seg.evaluation.surface_distance import hausdorff95
+from brats_seg.files import alone_at
 from brats_seg.labels import MODALITIES, LabelConvention, LabelMap
 from brats_seg.progress import Track, untracked
 from brats_seg.voxels.box import Box, Mask, bounding_box
@@ -175,8 +176,9 @@ def score_folders(
     """
     evaluation = evaluate_folders(reference, prediction, protocol, n_workers=n_workers, track=track)
     summaries = summarise_scores(evaluation.scores, np.random.default_rng(0))
-    write_scores(evaluation.scores, output)
-    write_summary(summaries, output.with_suffix(".json"))
+    with alone_at(output, wait=True):
+        write_scores(evaluation.scores, output)
+        write_summary(summaries, output.with_suffix(".json"))
     return ScoredFolder(evaluation=evaluation, summaries=summaries)
 
 

@@ -15,9 +15,10 @@ import json
 import pickle
 import zipfile
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import IO, Annotated, Any, BinaryIO, Literal, TypeAlias, cast
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -26,11 +27,13 @@ from torch import Tensor
 
 from brats_seg.config import Config, Fraction, PositiveInt, Section, TaskName, config_of
 from brats_seg.errors import ResumeError, UsageError
-from brats_seg.files import whole_file
+from brats_seg.files import locked, whole_file
 from brats_seg.labels import MODALITIES, REGIONS
 
 BEST_NAME = "best.pt"
 """Checkpoint of a run with the best score on its held-out cases."""
+RUN_LOCK_NAME = ".training.lock"
+"""Lock on the folder of a run."""
 MODEL_NAME = "model.json"
 """Description of the networks in an exported folder."""
 SCHEMA_VERSION = 2
@@ -264,6 +267,20 @@ def entries_of(trained: TrainedModel) -> dict[str, Any]:
     return {**asdict(trained.identity), "window": fitted.window, **fitted.decoding.model_dump()}
 
 
+def run_locked(run: Path) -> AbstractContextManager[None]:
+    """Keep other processes from training or tuning a run; its folder is created.
+
+    Raises:
+        UsageError: Another process trains or tunes it.
+        EnvironmentalError: The folder cannot be written to.
+    """
+    msg = (
+        f"another process trains or tunes {run}. Wait for it to end, or choose another folder with "
+        "--run; the same command resumes a run that has ended."
+    )
+    return locked(run / RUN_LOCK_NAME, when_taken=UsageError(msg))
+
+
 def store_fitted(path: Path, fitted: FittedPrediction) -> None:
     """Store fitted settings of prediction in a checkpoint, and leave its other entries unchanged.
 
@@ -273,8 +290,42 @@ def store_fitted(path: Path, fitted: FittedPrediction) -> None:
     """
     content = read_checkpoint(path, torch.device("cpu"))
     content[PREDICTION] = fitted.model_dump()
-    with whole_file(path) as beside:
-        torch.save(content, beside)
+    write_checkpoint(content, path)
+
+
+def write_checkpoint(content: Mapping[str, Any], path: Path) -> None:
+    """Write the entries of a checkpoint as a whole: a reader finds the old file or the new one.
+
+    Raises:
+        EnvironmentalError: The file cannot be written.
+    """
+    with whole_file(path) as beside, beside.open("wb") as file:
+        writer = _Writer(file)
+        try:
+            torch.save(content, cast("IO[bytes]", writer))
+        except RuntimeError:
+            # torch reports a full disk as "unexpected pos"
+            if writer.error is None:
+                raise
+            raise writer.error from None
+
+
+class _Writer:
+    """File to write to, which keeps the error of the system."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        self._file.flush()
 
 
 def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:

@@ -6,6 +6,7 @@ environment.json  versions and device
 history.csv       a row for each epoch; history.png shows it
 last.pt           the latest state, from which the run resumes
 best.pt           the weights with the best watched value, for prediction
+.training.lock    held by the process that trains or tunes the run
 
 A checkpoint is a dictionary of plain values and tensors, read with `weights_only=True`, so that
 opening one runs no code. Its entry `model` is the plain state dict of the network.
@@ -17,6 +18,8 @@ import math
 import platform
 import re
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -28,11 +31,19 @@ from torch import Tensor, nn
 from brats_seg.cases.folds import SPLIT_NAME, Split, write_split
 from brats_seg.config import Config, config_of, differing_settings
 from brats_seg.data.fold import FoldData
-from brats_seg.errors import ResumeError
-from brats_seg.files import remove_leftovers, whole_file
+from brats_seg.errors import BratsError, ResumeError
+from brats_seg.files import explained, remove_leftovers, whole_file
 from brats_seg.runtime.device import Device
-from brats_seg.runtime.weights import BEST_NAME, SCHEMA_VERSION, ModelIdentity, read_checkpoint
-from brats_seg.training.history import write_history
+from brats_seg.runtime.weights import (
+    BEST_NAME,
+    RUN_LOCK_NAME,
+    SCHEMA_VERSION,
+    ModelIdentity,
+    read_checkpoint,
+    run_locked,
+    write_checkpoint,
+)
+from brats_seg.training.history import write_history, write_picture
 from brats_seg.training.ranks import Ranks
 from brats_seg.training.state import Position, RunState
 from brats_seg.training.tasks import RunningSums
@@ -49,6 +60,8 @@ FREE_SETTINGS = frozenset(
     }
 )
 """Settings that may change when a run is resumed, because they do not change its mathematics."""
+DRAWN_EVERY_S = 10.0
+"""Time between two pictures of the history, each of which takes up to 0.3 s."""
 _WAYS_OUT = "Use those, choose another --run, or start anew with --fresh."
 
 
@@ -67,6 +80,8 @@ class Checkpointer:
     ranks: Ranks
     _started_s: float = field(default_factory=time.monotonic, init=False)
     _saved_s: float = field(default_factory=time.monotonic, init=False)
+    _drawn_s: float = field(default=-math.inf, init=False)
+    _is_picture_old: bool = field(default=False, init=False)
 
     @property
     def epoch_s(self) -> float:
@@ -78,19 +93,41 @@ class Checkpointer:
         """Whether the latest state is older than the settings allow."""
         return time.monotonic() - self._saved_s > 60 * self.config.training.checkpoint_minutes
 
-    def begin(self, *, fresh: bool) -> bool:
-        """Restore the latest state, and return whether there was one.
+    @contextmanager
+    def opened(self, *, fresh: bool) -> Iterator[bool]:
+        """Lock the run, restore its latest state, and provide whether there was one.
 
         Args:
             fresh: Rename an earlier run of that name first, and start anew.
 
         Raises:
+            UsageError: Another process trains the run.
             ResumeError: The run was begun with other settings or cases.
         """
-        run = Run(path=self.path)
-        with self.ranks.first_alone():
-            if self.ranks.is_first and fresh and (aside := run.set_aside()):
+        with ExitStack() as locks:
+            error = self._lock(locks, fresh=fresh) if self.ranks.is_first else None
+            # every rank raises it: the others would wait for the first one
+            for raised in self.ranks.gather(error):
+                if raised is not None:
+                    raise raised
+            yield self._begin()
+            if self._is_picture_old:
+                write_picture(self.state.history, self.path)
+
+    def _lock(self, locks: ExitStack, *, fresh: bool) -> BratsError | None:
+        """Lock the folder, and the new one if the earlier run is renamed; return an error."""
+        try:
+            locks.enter_context(run_locked(self.path))
+            if fresh and (aside := Run(path=self.path).set_aside()):
                 log.info("the earlier run is now %s", aside)
+                # the first lock was renamed with its folder
+                locks.enter_context(run_locked(self.path))
+        except BratsError as error:
+            return error
+        return None
+
+    def _begin(self) -> bool:
+        run = Run(path=self.path)
         checkpoint = run.checkpoint(self.config, self._identity, self.device.torch_device)
         if self.ranks.is_first:
             run.begin(self.config, self.data.split, self.device)
@@ -98,6 +135,10 @@ class Checkpointer:
         if checkpoint is not None:
             restore(self.state, checkpoint)
             position = self.state.position
+            if self.state.history and self.ranks.is_first:
+                # the process may have ended between the checkpoint and the history
+                write_history(self.state.history, self.path)
+                self._is_picture_old = True
             log.info("resuming at epoch %d, step %d", position.epoch + 1, position.n_steps)
         return checkpoint is not None
 
@@ -123,9 +164,14 @@ class Checkpointer:
                 save_checkpoint(checkpoint, Run(path=self.path).best_path)
 
     def write_history(self) -> None:
-        """Write the table and the picture of all epochs so far."""
-        if self.ranks.is_first:
-            write_history(self.state.history, self.path)
+        """Write the table of all epochs so far, and their picture unless it was drawn just now."""
+        if not self.ranks.is_first:
+            return
+        write_history(self.state.history, self.path)
+        self._is_picture_old = time.monotonic() - self._drawn_s < DRAWN_EVERY_S
+        if not self._is_picture_old:
+            write_picture(self.state.history, self.path)
+            self._drawn_s = time.monotonic()
 
     @property
     def _identity(self) -> ModelIdentity:
@@ -166,7 +212,7 @@ class Run:
 
     def set_aside(self) -> Path | None:
         """Rename an earlier run of this name to a free one, and return that, or None without one."""
-        if not self.path.exists():
+        if not self.path.exists() or {p.name for p in self.path.iterdir()} <= {RUN_LOCK_NAME}:
             return None
         numbers = (
             re.fullmatch(rf"{re.escape(self.path.name)}\.(\d+)", p.name)
@@ -174,7 +220,10 @@ class Run:
         )
         last = max((int(match[1]) for match in numbers if match), default=0)
         aside = self.path.with_name(f"{self.path.name}.{last + 1}")
-        self.path.rename(aside)
+        try:
+            self.path.rename(aside)
+        except OSError as error:
+            raise explained(error, aside) from error
         return aside
 
     def checkpoint(
@@ -253,8 +302,7 @@ def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
     content["identity"] = asdict(checkpoint.identity)
     content["position"] = asdict(checkpoint.position)
     content["sums"] = asdict(checkpoint.sums)
-    with whole_file(path) as beside:
-        torch.save(content, beside)
+    write_checkpoint(content, path)
 
 
 def load_checkpoint(path: Path, device: torch.device) -> Checkpoint:

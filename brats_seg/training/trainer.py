@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,13 +20,14 @@ import torch
 from torch import nn
 
 from brats_seg.config import Config
-from brats_seg.data.fold import FoldData, open_fold
+from brats_seg.data.fold import FoldData, open_fold, open_split
 from brats_seg.data.loader import Sample
 from brats_seg.data.patches import stable_seed
-from brats_seg.errors import BratsError, EnvironmentalError
+from brats_seg.errors import BratsError, EnvironmentalError, UsageError
+from brats_seg.files import reading
 from brats_seg.progress import Track, tracked, untracked
 from brats_seg.report.history import Row
-from brats_seg.runtime.device import choose_device
+from brats_seg.runtime.device import choose_device, threads_for
 from brats_seg.runtime.memory import (
     keep_to_limit_of_address_space,
     peak_memory_mb,
@@ -107,12 +109,24 @@ def train_fold(  # noqa: PLR0913 - the options of a run
             fold_data = open_fold(
                 data, fold=fold, config=config, prepared_path=prepared_path, track=track
             )
-        trainer = Trainer(data=fold_data, config=config, run_path=run_path, ranks=ranks)
-        n_train, n_held_out = len(fold_data.split.train), len(fold_data.split.validation)
-        log.info("fold %d: %d cases to train on, %d held out", fold, n_train, n_held_out)
-        outcome = trainer.run(fresh=fresh, stop=stop, track=track)
+        with reading(fold_data.folder):
+            check_unchanged(fold_data)
+            trainer = Trainer(data=fold_data, config=config, run_path=run_path, ranks=ranks)
+            n_train, n_held_out = len(fold_data.split.train), len(fold_data.split.validation)
+            log.info("fold %d: %d cases to train on, %d held out", fold, n_train, n_held_out)
+            outcome = trainer.run(fresh=fresh, stop=stop, track=track)
         _log_outcome(outcome, config.validation.watch, Run(path=run_path))
     return outcome
+
+
+def check_unchanged(data: FoldData) -> None:
+    """Raise `UsageError` if another process has replaced the prepared cases since they were opened."""
+    if open_split(data.folder, data.split).fingerprint != data.fingerprint:
+        msg = (
+            f"another process has prepared the cases in {data.folder} with other settings since "
+            "they were opened. Start the same command again."
+        )
+        raise UsageError(msg)
 
 
 class StopRequest:
@@ -238,6 +252,7 @@ class Trainer:
             ranks=self.ranks,
         )
         self._skipped = SkippedSteps()
+        self._n_at_once = 1
 
     def run(
         self,
@@ -254,11 +269,20 @@ class Trainer:
             track: Shows the progress.
 
         Raises:
+            UsageError: Another process trains or tunes the run.
             ResumeError: The run was begun with other settings or cases.
         """
         stop = stop or StopRequest()
         keep_to_limit_of_address_space()
-        resumed = self._checkpointer.begin(fresh=fresh)
+        patch = patch_shape(self.config, self.data)
+        with (
+            threads_for(self.device.torch_device, patch) as self._n_at_once,
+            reading(self.data.folder),
+            self._checkpointer.opened(fresh=fresh) as resumed,
+        ):
+            return self._run(stop, track, resumed=resumed)
+
+    def _run(self, stop: StopRequest, track: Track, *, resumed: bool) -> Outcome:
         if self.config.training.memory == "auto" and not resumed:
             start_in_planned_mode(self.state, self.config, patch_shape(self.config, self.data))
         try:
@@ -281,6 +305,8 @@ class Trainer:
         keys = epoch_batches(self.config, self.data.split.train, epoch)[n_done:]
         shares = [self.ranks.share(batch) for batch in keys]
         batches = read_batches(self.data, self.config, shares, self.device)
+        if self._n_at_once > 1 and self.config.training.n_workers in {"auto", 0}:
+            batches = _read_ahead(batches)
         self.network.train()
         what = f"epoch {epoch + 1}/{self.config.training.n_epochs}"
         try:
@@ -319,7 +345,14 @@ class Trainer:
         samples = track(plan.samples, what="validation", total=plan.n_samples)
         until_stopped = self._until_stopped(samples, stop)
         network = self.state.evaluated
-        own = validate(network, self.task, until_stopped, self.device, plan.predict)
+        own = validate(
+            network,
+            self.task,
+            until_stopped,
+            self.device,
+            plan.predict,
+            n_at_once=self._n_at_once,
+        )
         sums = RunningSums()
         for part in self.ranks.gather(own):
             sums.add_all(part)
@@ -368,6 +401,15 @@ class Trainer:
             history=tuple(self.state.history),
             best=self.state.best,
         )
+
+
+def _read_ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """Yield the batches, and read the next one in a thread meanwhile."""
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(next, batches, None)
+        while (batch := coming.result()) is not None:
+            coming = pool.submit(next, batches, None)
+            yield batch
 
 
 def _log_outcome(outcome: Outcome, watched: str, run: Run) -> None:
