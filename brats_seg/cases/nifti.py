@@ -384,11 +384,12 @@ def _wrong_affine(affine: Affine) -> Iterator[str]:
 
 def _is_invertible(affine: Affine) -> bool:
     """Return whether an affine is finite and its axes span the space."""
-    if not np.isfinite(affine).all():
-        return False
-    edges = np.linalg.norm(affine[:3, :3], axis=0)
-    # in relation to the edges: tiny voxels have a tiny determinant
-    return bool(edges.min() > 0 and abs(np.linalg.det(affine[:3, :3] / edges)) > _LEAST_DETERMINANT)
+    with np.errstate(all="ignore"):
+        edges = np.linalg.norm(affine[:3, :3], axis=0)
+        # in relation to the edges: tiny voxels have a tiny determinant
+        volume = abs(np.linalg.det(affine[:3, :3] / edges))
+    # NaN fails the comparison
+    return bool(np.isfinite(affine).all() and volume > _LEAST_DETERMINANT)
 
 
 def _voxels(

@@ -7,11 +7,12 @@ imported inside the command that needs them, so that `--help` is fast.
 import logging
 import signal
 import sys
+from io import TextIOWrapper
 
 import typer
 
 from brats_seg.cli import crossval, evaluation, figure, prediction, scans, survival, training
-from brats_seg.errors import BratsError
+from brats_seg.errors import BratsError, EnvironmentalError, printable
 
 app = typer.Typer(
     name="brats-seg",
@@ -42,6 +43,9 @@ app.add_typer(figure.app, name="figure")
 
 def main() -> None:
     """Run the command line; an error of the package ends it with a message and its exit code."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        # file names need not be UTF-8
+        sys.stdout.reconfigure(errors="backslashreplace")
     log = logging.getLogger("brats_seg")
     log.handlers = [logging.StreamHandler(sys.stdout)]
     log.setLevel(logging.INFO)
@@ -50,6 +54,10 @@ def main() -> None:
     except BratsError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except OSError as error:
+        # of a file or folder whose name the user gave: too long, not allowed, on a broken disk
+        print(f"error: {printable(str(error))}", file=sys.stderr)
+        sys.exit(EnvironmentalError.exit_code)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
