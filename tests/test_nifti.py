@@ -10,6 +10,7 @@ import pytest
 
 from brats_seg.cases.nifti import (
     Geometry,
+    planned_resampling,
     read_geometry,
     read_label_map,
     read_volume,
@@ -315,6 +316,22 @@ def test_axes_other_than_asked_for_are_refused(
         ({"dim": [3, 24, 24, 0, 1, 1, 1, 1]}, "3-D data of shape 24 x 24 x 0"),
         ({"dim": [3, 24, 24, -1, 1, 1, 1, 1]}, "3-D data of shape 24 x 24 x -1"),
         ({"sform_code": 0, "qform_code": 1, "quatern_b": 5.0}, "an invalid header"),
+        ({"vox_offset": np.nan}, "voxels that begin at byte nan"),
+        ({"vox_offset": np.inf}, "voxels that begin at byte inf"),
+        ({"vox_offset": -352}, "voxels that begin at byte -352"),
+        ({"vox_offset": 352.5}, "voxels that begin at byte 352.5"),
+        ({"vox_offset": 3e9}, r"voxels that begin at byte 3000000000.0; expected .* from 352 to"),
+        ({"sform_code": 6}, "the sform_code 6, where the standard has 0 to 5"),
+        ({"qform_code": -1}, "the qform_code -1, where the standard has 0 to 5"),
+        ({"xyzt_units": 1}, "lengths in metres; expected a position in millimetres"),
+        ({"xyzt_units": 11}, "lengths in micrometres"),
+        ({"sform_code": 1, "srow_x": [1e30, 0, 0, 0]}, "voxels of 1e\\+30x1x1 mm"),
+        ({"sform_code": 1, "srow_x": [1e-3, 0, 0, 0]}, "voxels of 0.001x1x1 mm"),
+        ({"sform_code": 1, "srow_x": [1, 0, 0, 1e9]}, "an origin at .* mm"),
+        ({"dim": [8, 24, 24, 16, 1, 1, 1, 1]}, "8-D data; expected three axes"),
+        ({"dim": [-3, 24, 24, 16, 1, 1, 1, 1]}, "-3-D data; expected three axes"),
+        ({"dim": [3, 4000, 4000, 600, 1, 1, 1, 1]}, ".* expected at most 536870912 voxels"),
+        ({"dim": [4, 24, 24, 16, 999, 1, 1, 1]}, ".* in at most 16 volumes"),
     ],
 )
 def test_an_invalid_header_is_refused(
@@ -333,6 +350,52 @@ def test_a_qfac_of_zero_is_read_as_one(tmp_path: Path) -> None:
     )
 
     np.testing.assert_array_equal(read_geometry(path, case_id="c").affine, BRATS_AFFINE)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [{"quatern_b": np.nan}, {"quatern_c": 7.0}, {"qoffset_x": np.inf}, {"pixdim": [-1] * 8}],
+    ids=str,
+)
+def test_a_qform_that_is_invalid_is_omitted_beside_a_good_sform(
+    tmp_path: Path, broken: dict[str, object]
+) -> None:
+    path = broken_header(tmp_path / "scan.nii", qform_code=1, sform_code=2, **broken)
+
+    grid = read_geometry(path, case_id="c")
+    write_volume(tmp_path / "label.nii.gz", make_label_map(), grid)
+
+    assert (grid.qform_code, grid.sform_code) == (0, 2)
+    np.testing.assert_array_equal(grid.affine, BRATS_AFFINE)
+    assert read_geometry(tmp_path / "label.nii.gz", case_id="c") == grid
+
+
+@pytest.mark.parametrize("fields", [{"sform_code": 5}, {"xyzt_units": 0}, {"bitpix": 7}], ids=str)
+def test_an_unusual_header_is_read_and_written(tmp_path: Path, fields: dict[str, object]) -> None:
+    path = broken_header(tmp_path / "scan.nii", **fields)
+
+    volume = read_volume(path, case_id="c")
+    write_volume(tmp_path / "label.nii.gz", make_label_map(), volume.geometry)
+
+    np.testing.assert_array_equal(volume.array, make_volumes()[0])
+    assert read_geometry(tmp_path / "label.nii.gz", case_id="c") == volume.geometry
+
+
+def test_an_axis_that_a_label_map_cannot_have_is_refused(tmp_path: Path) -> None:
+    nib.save(nib.Nifti2Image(np.zeros((40_000, 2, 2), np.uint8), np.eye(4)), tmp_path / "scan.nii")
+
+    with pytest.raises(CaseError, match="at most 32767 voxels along an axis"):
+        read_volume(tmp_path / "scan.nii", case_id="c")
+
+
+def test_a_grid_that_resampling_makes_too_large_is_refused_before(tmp_path: Path) -> None:
+    affine = np.diag([80.0, 80.0, 80.0, 1.0])
+    volume = read_volume(write_nifti(tmp_path / "scan.nii", make_volumes()[0], affine), case_id="c")
+
+    assert planned_resampling(volume, (80.0, 80.0, 80.0), case_id="c") is None
+    assert planned_resampling(volume, (20.0, 20.0, 20.0), case_id="c") is not None
+    with pytest.raises(CaseError, match=r"1920 x 1920 x 1280 voxels of 1x1x1 mm; expected at most"):
+        planned_resampling(volume, (1.0, 1.0, 1.0), case_id="c")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int16", "int32", ">f4"])

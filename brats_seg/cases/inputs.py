@@ -141,6 +141,11 @@ def _problems(case: Case, n_of_id: Mapping[str, int]) -> Iterator[str]:
                     case.case_id, files, found, ", ".join(MODALITIES), "Add the missing files."
                 )
             )
+    for scan in case.images:
+        if not _can_be_a_path(scan.path):
+            found = "a path that no file can have"
+            next_step = "Correct the table."
+            yield str(CaseError(case.case_id, str(scan), found, "the path of a file", next_step))
     name = case.case_id
     if not name or name.startswith(".") or name != name.strip() or _FORBIDDEN & set(name):
         found = f"the id {name!r}, which cannot be the name of a file"
@@ -150,3 +155,10 @@ def _problems(case: Case, n_of_id: Mapping[str, int]) -> Iterator[str]:
         found = f"{n_of_id[name]} cases of this id"
         next_step = "Rename or omit all but one: their results would have the same name."
         yield str(CaseError(name, files, found, "one", next_step))
+
+
+def _can_be_a_path(path: Path) -> bool:
+    try:
+        return b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
