@@ -5,6 +5,7 @@ that names it. A number that can be derived from others is a property, not a set
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pkgutil import resolve_name
 from typing import Annotated, Any, Literal, Self
 
@@ -27,6 +28,7 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Size = tuple[int, int, int]
 TaskName = Literal["segmentation", "reconstruction"]
+ConventionName = Literal["brats2017", "brats2023", "brats2024", "brats2024-ped", "msd"]
 NETWORKS = ("unet", "notebook", "segresnet", "vae-unet", "dynunet", "swin-unetr", "autoencoder")
 """Networks with a short name; any other is given by its dotted name."""
 OVERLAP = 0.5
@@ -99,7 +101,7 @@ class Section(BaseModel):
 class CasesConfig(Section):
     """Settings of the cases: label convention, and what happens to cases with problems."""
 
-    labels: Literal["brats2017", "brats2023", "brats2024", "brats2024-ped", "msd"] | None = None
+    labels: ConventionName | None = None
     """Label convention of all cases; null detects it from the release and the voxels."""
     skip_bad: bool = False
     """Whether cases with problems are skipped; otherwise they end the command with an error."""
@@ -415,6 +417,76 @@ def config_of(settings: Mapping[str, Any]) -> Config:
         return Config.model_validate(settings)
     except ValidationError as error:
         raise ConfigError(_explained(error)) from None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """One setting, as a table of settings shows it."""
+
+    key: str
+    """Dotted name, such as `training.n_epochs`."""
+    value: str
+    """Value as YAML."""
+    allowed: str
+    """Values that are allowed, in words."""
+    meaning: str
+    """First paragraph of its documentation."""
+
+
+def describe_settings(config: Config) -> tuple[Setting, ...]:
+    """Return all settings with their values, in the order in which they are declared.
+
+    Example:
+        >>> describe_settings(Config())[0].key
+        'cases.labels'
+    """
+    schema = Config.model_json_schema()["$defs"]
+    return tuple(
+        Setting(
+            key=f"{section}.{key}",
+            value=_yaml_of(getattr(getattr(config, section), key)),
+            allowed=_allowed(schema[type(getattr(config, section)).__name__]["properties"][key]),
+            meaning=(field.description or "").partition("\n\n")[0],
+        )
+        for section in Config.model_fields
+        for key, field in type(getattr(config, section)).model_fields.items()
+    )
+
+
+def _yaml_of(value: Any) -> str:
+    text = yaml.safe_dump(_plain(value), default_flow_style=True, width=10_000)
+    return text.removesuffix("...\n").strip()
+
+
+def _allowed(schema: Mapping[str, Any]) -> str:
+    """Describe a JSON schema in words."""
+    if "anyOf" in schema:
+        return " or ".join(map(_allowed, schema["anyOf"]))
+    if "const" in schema:
+        return str(schema["const"])
+    if "enum" in schema:
+        return ", ".join(map(str, schema["enum"]))
+    if schema["type"] == "array":
+        return f"{schema['minItems']} numbers" if "minItems" in schema else "list"
+    bounds = [words + str(schema[key]) for key, words in _BOUNDS.items() if key in schema]
+    return " ".join([_JSON_TYPES[schema["type"]], *bounds])
+
+
+_BOUNDS = {
+    "exclusiveMinimum": "> ",
+    "minimum": ">= ",
+    "exclusiveMaximum": "< ",
+    "maximum": "<= ",
+    "multipleOf": "multiple of ",
+}
+_JSON_TYPES = {
+    "integer": "whole number",
+    "number": "number",
+    "boolean": "true, false",
+    "string": "text",
+    "object": "key: value",
+    "null": "null",
+}
 
 
 def differing_settings(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
