@@ -99,7 +99,7 @@ def test_a_changed_setting_is_found(exported: Path) -> None:
         (
             "member0.safetensors",
             "member9.safetensors",
-            r"member9\.safetensors is damaged.* no such",
+            r"member9\.safetensors is damaged.* No such",
         ),
     ],
 )

@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_args
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from brats_seg.config import PRESETS, Config, ConventionName, load_config
+from brats_seg.config import LONGEST_YAML, PRESETS, Config, ConventionName, load_config
 from brats_seg.errors import ConfigError
 
 DEMO_CASES = 12
@@ -140,9 +140,12 @@ def settings_of(
 ) -> Config:
     """Return the settings; flags override `--set`, which overrides the file, then the preset."""
     try:
-        text = "" if path is None else path.read_text()
+        text = "" if path is None else _start_of(path)
     except OSError as error:
         msg = f"the configuration file {path} cannot be read: {error.strerror}"
+        raise ConfigError(msg) from None
+    except UnicodeDecodeError as error:
+        msg = f"the configuration file {path} is no text: {error.reason} at byte {error.start}"
         raise ConfigError(msg) from None
     return load_config(
         preset=preset,
@@ -210,6 +213,13 @@ def print_table(
     if not console.is_terminal:
         console = Console(width=10_000)
     console.print(table)
+
+
+def _start_of(path: Path) -> str:
+    """Return the text of a file, cut off where it is too long to be accepted."""
+    # it may be a pipe of the shell, as in --config <(command)
+    with path.open(encoding="utf-8") as file:
+        return file.read(LONGEST_YAML + 1)
 
 
 def _holds_scans(folder: Path) -> bool:
