@@ -38,7 +38,7 @@ TaskName = Literal["segmentation", "reconstruction"]
 ConventionName = Literal["brats2017", "brats2023", "brats2024", "brats2024-ped", "msd"]
 NETWORKS = ("unet", "notebook", "segresnet", "vae-unet", "dynunet", "swin-unetr", "autoencoder")
 """Networks with a short name; any other is given by its dotted name."""
-LONGEST_YAML = 1 << 17
+LONGEST_YAML = 1 << 15
 """Characters of the longest text that is parsed as YAML; all settings together have 2,000."""
 _N_PROBLEMS = 3
 """Problems of a file that a message lists at most."""
@@ -162,7 +162,14 @@ class ModelConfig(Section):
     """
     arguments: dict[str, Any] = {}
     """Keyword arguments of a network that is given by its dotted name."""
-    widths: Annotated[tuple[Width, ...], Field(max_length=10)] = (32, 64, 128, 256, 320, 320)
+    widths: Annotated[tuple[Width, ...], Field(min_length=1, max_length=10)] = (
+        32,
+        64,
+        128,
+        256,
+        320,
+        320,
+    )
     """Channels of each level of `unet` and `dynunet`; levels that a small patch cannot have are dropped."""
     deep_supervision: bool = True
     """Whether the loss also applies to coarser levels of `unet`."""
@@ -486,7 +493,7 @@ def _allowed(schema: Mapping[str, Any]) -> str:
     if "enum" in schema:
         return ", ".join(map(str, schema["enum"]))
     if schema["type"] == "array":
-        return f"{schema['minItems']} numbers" if "minItems" in schema else "list"
+        return f"{schema['minItems']} numbers" if "prefixItems" in schema else "list"
     bounds = [words + str(schema[key]) for key, words in _BOUNDS.items() if key in schema]
     return " ".join([_JSON_TYPES[schema["type"]], *bounds])
 
@@ -512,7 +519,7 @@ def problems_of(error: ValidationError) -> str:
     """Return the first problems that a validation has found, as one line for a message."""
     problems = error.errors(include_url=False)
     lines = [
-        f"{'.'.join(map(str, problem['loc']))}: {problem['msg']} (got {reprlib.repr(problem['input'])})"
+        f"{'.'.join(map(str, problem['loc'])) or 'all'}: {problem['msg']} (got {reprlib.repr(problem['input'])})"
         for problem in problems[:_N_PROBLEMS]
     ]
     more = [f"{len(problems) - _N_PROBLEMS} more"] * (len(problems) > _N_PROBLEMS)
@@ -591,6 +598,9 @@ def _assigned(assignment: str) -> dict[str, Any]:
     key, equals, text = assignment.partition("=")
     if not equals:
         msg = f"--set {assignment!r} has no '='; expected for example training.n_epochs=10"
+        raise ConfigError(msg)
+    if key.count(".") > _DEEPEST_YAML:
+        msg = f"--set {assignment[:40]}... has {key.count('.')} dots; expected section.key=value"
         raise ConfigError(msg)
     return _nested(key, _parsed(f"value: {text}", f"--set {assignment}")["value"])
 

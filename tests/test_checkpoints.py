@@ -307,3 +307,22 @@ def test_killed_ten_times_at_random_moments(tmp_path: Path, seed: int) -> None:
         assert expected["position"] == found["position"]
     # no half-written file is left over: temporary names begin with a dot
     assert not [path for path in (tmp_path / "killed").iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"position": {"epoch": "x"}}, "epoch: Input should be a valid integer"),
+        ({"sums": {"other": 1}}, "unexpected keyword argument 'other'"),
+        ({"history": 7, "position": 7}, "is not a checkpoint of a run"),
+    ],
+)
+def test_a_checkpoint_with_wrong_entries_is_refused_with_a_next_step(
+    tmp_path: Path, entries: dict[str, object], message: str
+) -> None:
+    path = tmp_path / "last.pt"
+    save_checkpoint(make_checkpoint(), path)
+    torch.save({**torch.load(path, weights_only=True), **entries}, path)
+
+    with pytest.raises(ResumeError, match=rf"{message}.* start anew with --fresh"):
+        load_checkpoint(path, torch.device("cpu"))

@@ -205,3 +205,21 @@ def test_the_whole_crop_can_be_what_scores_best(tmp_path: Path) -> None:
     assert member.window == (8, 8, 8)
     assert window_of(member, PredictionSettings(), (20, 18, 16)) == (20, 18, 16)
     assert window_of(member, PredictionSettings(windows="sliding"), (20, 18, 16)) == (8, 8, 8)
+
+
+def test_a_network_that_the_settings_make_huge_is_not_built(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    content = torch.load(run / "best.pt", weights_only=True)
+    content["config"]["model"]["widths"] = [4096] * 10
+    content["identity"]["patch"] = (512, 512, 512)
+    torch.save(content, run / "best.pt")
+
+    with pytest.raises(UsageError, match=r"\d{10,} weights of the network, \d{4} in the file"):
+        load_model([run], CPU)
+
+
+def test_an_unknown_label_convention_is_refused(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", identity=replace(IDENTITY, conventions=("brats1999",)))
+
+    with pytest.raises(UsageError, match=r"label conventions \['brats1999'\]"):
+        load_model([run], CPU)

@@ -233,7 +233,7 @@ def _check_sizes(trained: TrainedModel) -> None:
     It is built without memory for its weights, because settings from elsewhere can ask for any size.
     """
     config, patch = trained.config.model, trained.identity.patch
-    is_usual = max(*config.widths, 0) <= _USUAL_WIDTH and max(patch) <= _USUAL_AXIS
+    is_usual = max(config.widths) <= _USUAL_WIDTH and max(patch) <= _USUAL_AXIS
     if is_usual or config.name not in _SIZED_BY_SETTINGS:
         return
     with torch.device("meta"):

@@ -12,6 +12,7 @@ prediction    settings of prediction that `tune` fitted; missing before that
 
 import hashlib
 import json
+import pickle
 import reprlib
 import zipfile
 from collections.abc import Collection, Mapping, Sequence
@@ -83,7 +84,7 @@ class ModelIdentity:
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    conventions: tuple[str, ...]
+    conventions: Annotated[tuple[str, ...], Field(max_length=_MOST_NETWORKS)]
     """Label conventions of the training cases; each case's regions were made by its own."""
     patch: Size
     """Voxels of a training patch."""
@@ -215,7 +216,7 @@ def load_trained(path: Path) -> TrainedModel:
             fitted=FittedPrediction.model_validate(content.get(PREDICTION, {})),
         )
     except _INVALID as error:
-        msg = f"{path} cannot be read as a model: {_reason(error)}. {_RUN_AGAIN}"
+        msg = f"{path} cannot be read as a model: {reason_of(error)}. {_RUN_AGAIN}"
         raise ResumeError(msg) from None
 
 
@@ -323,7 +324,7 @@ def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
         msg = f"{path} is not a checkpoint that can be read: {error.strerror}. {_RUN_AGAIN}"
         raise ResumeError(msg) from None
     except Exception as error:  # noqa: BLE001 - torch raises errors of many kinds for a damaged file
-        msg = f"{path} is not a checkpoint that can be read: {_reason(error)}. {_RUN_AGAIN}"
+        msg = f"{path} is not a checkpoint that can be read: {reason_of(error)}. {_RUN_AGAIN}"
         raise ResumeError(msg) from None
     version = content.get("schema_version") if isinstance(content, dict) else None
     if not isinstance(version, int) or version not in _READABLE:
@@ -336,7 +337,7 @@ def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
     try:
         return separate_fitted(content)
     except _INVALID as error:
-        msg = f"{path} is not a checkpoint that can be read: {_reason(error)}. {_RUN_AGAIN}"
+        msg = f"{path} is not a checkpoint that can be read: {reason_of(error)}. {_RUN_AGAIN}"
         raise ResumeError(msg) from None
 
 
@@ -383,7 +384,7 @@ def _read_description(path: Path) -> ModelDescription:
             ]
             return ModelDescription.model_validate({**content, "members": members})
     except (OSError, *_INVALID) as error:
-        msg = f"{path} cannot be read as a model: {_reason(error)}. {_COPY_AGAIN}"
+        msg = f"{path} cannot be read as a model: {reason_of(error)}. {_COPY_AGAIN}"
         raise UsageError(msg) from None
     msg = (
         f"{path}: found format version {found}; expected {FORMAT_VERSION}. Read it with the "
@@ -400,7 +401,7 @@ def _check_sum(path: Path, expected: str) -> None:
         check_regular(path)
         found = f"the check sum {sha256_of(path)}"
     except (OSError, ValueError) as error:
-        found = f"no file that can be read ({_reason(error)})"
+        found = f"no file that can be read ({reason_of(error)})"
     if found != f"the check sum {expected}":
         msg = f"{path} is damaged: found {found}, expected the check sum {expected}. {_COPY_AGAIN}"
         raise UsageError(msg)
@@ -416,7 +417,7 @@ def _load_weights(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
-        msg = f"{path} holds no weights that can be read: {_reason(error)}. {_COPY_AGAIN}"
+        msg = f"{path} holds no weights that can be read: {reason_of(error)}. {_COPY_AGAIN}"
         raise UsageError(msg) from None
 
 
@@ -427,8 +428,8 @@ def _checked_weights(state: Any) -> dict[str, Tensor]:
         raise TypeError(msg)
     for name, value in state.items():
         is_dense = isinstance(value, Tensor) and value.layout == torch.strided
-        if not isinstance(name, str) or not is_dense:
-            msg = f"the weight {reprlib.repr(name)} is no tensor"
+        if not isinstance(name, str) or not is_dense or value.is_complex():
+            msg = f"the weight {reprlib.repr(name)} is no tensor of real numbers"
             raise TypeError(msg)
         # a tensor can repeat a few stored values without end
         if value.nbytes > value.untyped_storage().nbytes():
@@ -457,9 +458,13 @@ def _check_values(content: Any) -> None:
         pending += [(one, depth + 1) for one in below]
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """Return what an error says about content that cannot be read, as one line for a message."""
     if isinstance(error, ValidationError):
         return problems_of(error)
+    if isinstance(error, pickle.UnpicklingError):
+        # the message of torch recommends to run the code
+        return "it holds something else than weights and plain values"
     if isinstance(error, KeyError):
         return f"it has no entry {error}"
     if isinstance(error, OSError) and error.strerror:

@@ -38,6 +38,7 @@ from brats_seg.runtime.weights import (
     ModelIdentity,
     parse_identity,
     read_checkpoint,
+    reason_of,
 )
 from brats_seg.training.history import write_history
 from brats_seg.training.ranks import Ranks
@@ -281,7 +282,7 @@ def load_checkpoint(path: Path, device: torch.device) -> Checkpoint:
         known = {entry.name for entry in fields(Checkpoint)}
         return Checkpoint(**{name: value for name, value in content.items() if name in known})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        msg = f"{path} is not a checkpoint of a run: {error!r}. {_RESTORE}"
+        msg = f"{path} is not a checkpoint of a run: {reason_of(error)}. {_RESTORE}"
         raise ResumeError(msg) from None
 
 
