@@ -427,3 +427,22 @@ def test_evaluate_needs_one_set_or_two(run: Callable[..., Done], scans: Path) ->
 
     assert done.returncode == 2
     assert "two with --compare A B" in done.stderr
+
+
+def test_a_name_that_is_too_long_is_an_error_without_a_traceback(run: Callable[..., Done]) -> None:
+    done = run("phantom", "n" * 300)
+
+    assert done.returncode == 3
+    assert "File name too long" in done.stderr
+
+
+@pytest.mark.parametrize("content", ["[]", "[" * 100_000])
+def test_predicting_no_case_is_an_error(
+    run: Callable[..., Done], tmp_path: Path, content: str
+) -> None:
+    (tmp_path / "cases.json").write_text(content)
+
+    done = run("predict", "cases.json", "-o", "out", "--model", "nowhere")
+
+    assert done.returncode == 2
+    assert "error: cases.json" in done.stderr
