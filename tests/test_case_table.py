@@ -27,6 +27,8 @@ FULL = Case(
     grade="HGG",
     age_years=61.123287671232876,
     tumour_ml=0.1 + 0.2,
+    near_copies=("a", "b"),
+    fingerprint="12e5",
     voxel_hash="0012",
     files_key="12e5",
 )
@@ -69,8 +71,8 @@ def test_equal_indexes_give_equal_bytes(tmp_path: Path) -> None:
         ("case_id,fold\na,1\n", "no column patient_id, timepoint, release"),
         ("", "is not a CSV table: No columns"),
         (",".join(COLUMNS) + "\na,b\n", "is not a CSV table: line 2 has fewer cells"),
-        (",".join(COLUMNS) + "\n" + "," * 18 + "x\n", "is not a CSV table: Length of header"),
-        (",".join(COLUMNS) + "\n" + "," * 14 + "old,,,\n", "could not convert .*'old'"),
+        (",".join(COLUMNS) + "\n" + "," * 20 + "x\n", "is not a CSV table: Length of header"),
+        (",".join(COLUMNS) + "\n" + "," * 14 + "old,,,,,\n", "could not convert .*'old'"),
     ],
 )
 def test_another_table_is_refused(tmp_path: Path, text: str, found: str) -> None:

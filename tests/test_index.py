@@ -444,6 +444,7 @@ def test_the_volume_of_the_tumour_is_that_of_its_region() -> None:
     found = Inspection(
         shape=SHAPE,
         voxel_hash="",
+        fingerprint="",
         label_counts=((0, 1000), (1, 10), (2, 20), (3, 300), (4, 4000)),
         label_voxel_mm3=2.5,
         problems=(),

@@ -84,6 +84,10 @@ class Case:
     age_years: float | None = None
     tumour_ml: float | None = None
     """Volume of the whole tumour in the label map."""
+    near_copies: tuple[str, ...] = ()
+    """Ids of the cases of other patients whose first modality is nearly the same scan."""
+    fingerprint: str = ""
+    """Fingerprint of the first modality, which near copies of a scan share; see `near_copies`."""
     voxel_hash: str = ""
     """Hash of the voxels of the first modality: equal for the same scan under two ids."""
     files_key: str = ""

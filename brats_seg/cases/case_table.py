@@ -28,9 +28,13 @@ COLUMNS = (
     "grade",
     "age_years",
     "tumour_ml",
+    "near_copies",
+    "fingerprint",
     "voxel_hash",
     "files_key",
 )
+_LATER_COLUMNS = {"near_copies", "fingerprint"}
+"""Columns that tables of earlier versions lack."""
 
 _BETWEEN_TEXTS = " | "
 
@@ -43,6 +47,8 @@ def write_index(index: CaseIndex, path: Path) -> None:
 def read_index(path: Path, root: Path) -> CaseIndex:
     """Read a case table that `write_index` wrote; file names are relative to `root`.
 
+    The cases of an earlier version have no key of their files, so that they are opened again.
+
     Raises:
         UsageError: The file is missing or is no case table.
     """
@@ -51,7 +57,12 @@ def read_index(path: Path, root: Path) -> CaseIndex:
         "folder again."
     )
     try:
-        rows = read_table(path, required=COLUMNS, short_rows=False).to_dict("records")
+        required = [column for column in COLUMNS if column not in _LATER_COLUMNS]
+        table = read_table(path, required=required, short_rows=False)
+        missing = _LATER_COLUMNS.difference(table.columns)
+        if missing:
+            table = table.assign(**dict.fromkeys((*missing, "files_key"), ""))
+        rows = table.to_dict("records")
         return CaseIndex(root=root, cases=tuple(_case(row, root) for row in rows))
     except UsageError as error:
         msg = f"{error}. {expected}"
@@ -104,6 +115,8 @@ def _case(row: Mapping[Any, str], root: Path) -> Case:
         grade=row["grade"],
         age_years=_number(row["age_years"]),
         tumour_ml=_number(row["tumour_ml"]),
+        near_copies=_texts(row["near_copies"]),
+        fingerprint=row["fingerprint"],
         voxel_hash=row["voxel_hash"],
         files_key=row["files_key"],
     )

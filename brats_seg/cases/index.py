@@ -21,6 +21,7 @@ from brats_seg.cases.case import Case, CaseIndex, check_one_grid, check_right_an
 from brats_seg.cases.conventions import check_values, resolve
 from brats_seg.cases.discovery import find_cases
 from brats_seg.cases.layouts import NNUNET, UNKNOWN
+from brats_seg.cases.near_copies import fingerprint_of, with_near_copies
 from brats_seg.cases.nifti import Volume, read_geometry, read_label_map, read_volume
 from brats_seg.errors import CaseError, LabelError
 from brats_seg.labels import LabelConvention, LabelMap, convention_named
@@ -83,7 +84,8 @@ def index_cases(
         opened.get(case.files_key) or OpenedCase.recalled(case, known[case.files_key])
         for case in discovery.cases
     ]
-    return CaseIndex(root=root, cases=without_duplicates(with_conventions(cases, labels or "")))
+    kept = without_duplicates(with_conventions(cases, labels or ""))
+    return CaseIndex(root=root, cases=with_near_copies(kept))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,6 +97,8 @@ class Inspection:
     voxel_hash: str
     """Hash of the voxels of the first modality, independent of the stored number type; empty if it
     cannot be read."""
+    fingerprint: str
+    """Fingerprint of the first modality; empty if it cannot be read or shows no brain."""
     label_counts: tuple[tuple[int, int], ...]
     """Label values and their numbers of voxels; empty without a label map."""
     label_voxel_mm3: float
@@ -138,6 +142,7 @@ def inspect_case(case: Case) -> Inspection:
     return Inspection(
         shape=image.geometry.shape if image else None,
         voxel_hash=_hash(image.array) if image else "",
+        fingerprint=fingerprint_of(image) if image and not problems else "",
         label_counts=_count(label.array) if label else (),
         label_voxel_mm3=_voxel_mm3(label) if label else 0.0,
         problems=tuple(problems),
@@ -167,6 +172,7 @@ class OpenedCase:
             problems=(*case.problems, *inspection.problems),
             label_values=inspection.label_values,
             voxel_hash=inspection.voxel_hash,
+            fingerprint=inspection.fingerprint,
         )
         return cls(case=case, inspection=inspection)
 
@@ -178,6 +184,7 @@ class OpenedCase:
             release=previous.release,
             label_values=previous.label_values,
             voxel_hash=previous.voxel_hash,
+            fingerprint=previous.fingerprint,
         )
         return cls(case=case, inspection=None, previous=previous)
 
