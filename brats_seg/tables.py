@@ -15,6 +15,9 @@ import pandas as pd
 from brats_seg.errors import UsageError
 from brats_seg.files import whole_file
 
+BETWEEN_TEXTS = " | "
+"""Separator of several texts in one cell."""
+
 _FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
 _GUARD = "'"
 

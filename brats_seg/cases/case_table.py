@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from brats_seg.cases.case import Case, CaseIndex, ScanFile
 from brats_seg.errors import UsageError
-from brats_seg.tables import read_table, write_table
+from brats_seg.tables import BETWEEN_TEXTS, read_table, write_table
 
 Item = TypeVar("Item")
 
@@ -35,8 +35,6 @@ COLUMNS = (
 )
 _LATER_COLUMNS = {"near_copies", "fingerprint"}
 """Columns that tables of earlier versions lack."""
-
-_BETWEEN_TEXTS = " | "
 
 
 def write_index(index: CaseIndex, path: Path) -> None:
@@ -92,7 +90,7 @@ def _cell(value: object) -> str:
         return ""
     if isinstance(value, tuple):
         texts = all(isinstance(part, str) for part in value)
-        return (_BETWEEN_TEXTS if texts else " ").join(map(str, value))
+        return (BETWEEN_TEXTS if texts else " ").join(map(str, value))
     return str(value)
 
 
@@ -127,7 +125,7 @@ def _scan(cell: str) -> ScanFile | None:
 
 
 def _texts(cell: str) -> tuple[str, ...]:
-    return tuple(cell.split(_BETWEEN_TEXTS)) if cell else ()
+    return tuple(cell.split(BETWEEN_TEXTS)) if cell else ()
 
 
 def _number(cell: str) -> float | None:

@@ -32,7 +32,7 @@ from brats_seg.inference.predict import CaseResult
 from brats_seg.inference.scan import Scan
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import MODALITIES, REGIONS, regions_of
-from brats_seg.tables import write_table
+from brats_seg.tables import BETWEEN_TEXTS, write_table
 from brats_seg.voxels.orientation import turn_of, turned
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ _VOLUME_COLUMNS = (
     "case_id",
     "convention",
     *(f"{part}_{what}" for part in PARTS for what in ("ml", "components")),
+    "warnings",
 )
 
 
@@ -67,7 +68,7 @@ class Record(Section):
     """Label convention of the label map."""
     volumes: tuple[PartVolume, ...] = ()
     warnings: tuple[str, ...] = ()
-    """Remarks on unusual properties of the case."""
+    """Remarks on unusual properties of the case, and on what speaks against its prediction."""
     error: str = ""
     """Name of the class of the error, if the case failed."""
     message: str = ""
@@ -206,9 +207,7 @@ def write_preview(scan: Scan, result: CaseResult, path: Path) -> None:
     turn = turn_of(scan.geometry.affine)
     regions = regions_of(turned(result.label_map, turn), result.convention)
     images = {name: _on_grid(scan, MODALITIES.index(name), turn) for name in SHOWN}
-    stored = scan.geometry.spacing_mm
-    x, y, z = (stored[int(axis)] for axis in np.argsort(turn[:, 0]))
-    figure = planes_figure(images, regions, (x, y, z))
+    figure = planes_figure(images, regions, scan.spacing_mm)
     _add_words(figure, result)
     write_figure(figure, path)
 
@@ -218,7 +217,7 @@ def _volume_row(record: Record) -> dict[str, str | float]:
     for part in record.volumes:
         row[f"{part.name}_ml"] = part.ml
         row[f"{part.name}_components"] = part.n_components
-    return row
+    return row | {"warnings": BETWEEN_TEXTS.join(record.warnings)}
 
 
 def _on_grid(scan: Scan, modality: int, turn: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:

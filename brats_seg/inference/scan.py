@@ -83,6 +83,13 @@ class Scan:
         """Volume of a voxel of the files."""
         return prod(self.geometry.spacing_mm)
 
+    @property
+    def spacing_mm(self) -> Spacing:
+        """Voxel size of `on_scan_spacing`."""
+        stored = self.geometry.spacing_mm
+        x, y, z = (stored[int(axis)] for axis in np.argsort(turn_of(self.geometry.affine)[:, 0]))
+        return x, y, z
+
     def on_scan_spacing(self, field: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Return values (n, x, y, z) of the crop at the spacing of the files.
 
