@@ -27,8 +27,9 @@ Numbers = npt.NDArray[np.float64]
 
 LEAST_AGREEMENT = 0.82
 """Share of equal bits from which two scans are near copies. On 14 real cases of BraTS and TCGA, two
-patients agree in 54 to 69 % (91 pairs; mean 61, standard deviation 3), a scan and its copy in 87 % or
-more. A copy turned by 5 degrees is near the limit; one without the lowest fifth is below it."""
+patients agree in 55 to 71 % (91 pairs; mean 62, standard deviation 3.5), a scan and its copy with one
+of thirty changes in 87 % or more. Copies turned by 5 degrees (81 %) are below the limit, and so may be
+those without the lowest fifth of the brain."""
 
 _N_POINTS = 16
 """Points of the grid along each axis."""
@@ -82,7 +83,8 @@ def near_copies(cases: Sequence[Case]) -> tuple[tuple[int, int], ...]:
     """Return the places of each two cases of different patients whose scans are near copies.
 
     Two time points of a patient may be alike without being copies, and are in one fold anyway.
-    Mirrored copies and those with exchanged axes are found too.
+    Mirrored copies and those with exchanged axes are found too. The time grows with the square of the
+    number of cases: 5 s of one core for 2,000.
     """
     known = [place for place, case in enumerate(cases) if case.fingerprint]
     pairs = _pairs(_signs([cases[place].fingerprint for place in known]))
