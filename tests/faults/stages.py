@@ -7,6 +7,7 @@ network has a few hundred weights.
 import csv
 import io
 import json
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ _NETWORK = (
 )
 _TIMES = frozenset({"seconds", "peak_memory_mb"})
 """Entries that differ from run to run."""
+_TEMPORARY = re.compile(r"\.\d+-.+|\..+\.lock")
 _BEGINNINGS = ("scans/", "other/")
 """Files that are given."""
 
@@ -107,11 +109,15 @@ class Stages:
 
 
 def results(folder: Path) -> dict[str, str | bytes]:
-    """Return the content of every file that commands have written, without times and locks."""
+    """Return the content of every file that commands have written, without times.
+
+    Locks and the temporary files of killed processes are no results.
+    """
     found = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
-        if path.is_file() and not name.startswith(_BEGINNINGS) and path.suffix != ".lock":
+        temporary = any(_TEMPORARY.match(part) for part in Path(name).parts)
+        if path.is_file() and not name.startswith(_BEGINNINGS) and not temporary:
             read = _READERS.get(path.suffix, Path.read_bytes)
             found[name] = read(path)
     return found
