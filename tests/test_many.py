@@ -1,6 +1,7 @@
 """A function over many cases: order, failures, processes."""
 
 import logging
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -205,6 +206,16 @@ def test_a_killed_worker_is_explained() -> None:
         worker_pool(2, when_killed=ADVICE) as pool,
     ):
         list(pool.map(die, range(3)))
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_work_is_done_however_processes_start(method: str, monkeypatch) -> None:
+    """Processes are not forked on macOS, nor by Python 3.14."""
+    context = multiprocessing.get_context(method)
+    monkeypatch.setattr("multiprocessing.context._default_context._actual_context", context)
+
+    with worker_pool(1, when_killed=ADVICE) as pool:
+        assert pool.submit(abs, -1).result() == 1
 
 
 def test_workers_leave_ctrl_c_to_the_parent_and_do_not_inherit_its_handlers() -> None:

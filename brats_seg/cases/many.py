@@ -121,9 +121,13 @@ def write_failures(failures: Sequence[Failure], path: Path) -> None:
     write_table(path, ("case_id", "error", "message"), map(astuple, failures))
 
 
+def _nothing() -> None:
+    pass
+
+
 @contextmanager
 def worker_pool(
-    n_workers: int, *, set_up: Callable[[], None] = lambda: None, when_killed: str
+    n_workers: int, *, set_up: Callable[[], None] = _nothing, when_killed: str
 ) -> Iterator[ProcessPoolExecutor]:
     """Provide a pool of processes, and end them afterwards, also after an error.
 

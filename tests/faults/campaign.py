@@ -27,6 +27,12 @@ class Campaign:
         if found := "; ".join(filter(None, problems)):
             self.failures.append(f"{what}: {found}")
 
+    @property
+    def summary(self) -> str:
+        """Number of failures, and the first of them."""
+        shown = "\n\n".join(self.failures[:_N_SHOWN])
+        return f"{len(self.failures)} of {self.n_tries} tries failed\n{shown}"
+
 
 NewCampaign: TypeAlias = Callable[[str], AbstractContextManager[Campaign]]
 """Begins the campaign of a promise; the end fails the test if a try has failed."""
@@ -45,8 +51,7 @@ def campaign(request: pytest.FixtureRequest) -> NewCampaign:
             counts = promise, tries.n_tries, len(tries.failures)
             request.node.user_properties.append((_PROPERTY, counts))
         if tries.failures:
-            shown = "\n\n".join(tries.failures[:_N_SHOWN])
-            pytest.fail(f"{len(tries.failures)} of {tries.n_tries} tries failed\n{shown}")
+            pytest.fail(tries.summary)
 
     return begin
 
