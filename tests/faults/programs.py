@@ -33,6 +33,8 @@ Fault: TypeAlias = Callable[[Path], None]
 Act: TypeAlias = Callable[[int, str], object]
 """Called with the number of a moment, from 1 on, and the name of the change."""
 
+PATIENCE_S = 120.0
+"""Time after which a command counts as hung; the slowest takes 4 s on an idle machine."""
 _PRELOADED = [
     *("torch", "monai.losses", "monai.networks.nets", "monai.transforms", "matplotlib.figure"),
     *("matplotlib.backends.backend_agg", "lifelines", "sklearn.linear_model", "yaml"),
@@ -117,7 +119,7 @@ class Running:
         """Wait for the end, but no longer than that."""
         self._process.join(timeout_s)
 
-    def wait(self, timeout_s: float = 60.0) -> Ended:
+    def wait(self, timeout_s: float = PATIENCE_S) -> Ended:
         """Wait for the end; a command that takes longer has hung, and is killed."""
         self._process.join(timeout_s)
         hung = self._process.exitcode is None
@@ -136,7 +138,7 @@ class Running:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
-    def wait_until_paused(self, timeout_s: float = 30.0) -> bool:
+    def wait_until_paused(self, timeout_s: float = PATIENCE_S) -> bool:
         """Wait until `pause` has stopped it; return whether it did before it ended."""
         until_s = time.monotonic() + timeout_s
         while time.monotonic() < until_s and not self.has_ended:
@@ -152,7 +154,9 @@ class Running:
             os.killpg(self.pid, signal.SIGCONT)
 
 
-def run(words: str, folder: Path, fault: Fault | None = None, *, timeout_s: float = 60.0) -> Ended:
+def run(
+    words: str, folder: Path, fault: Fault | None = None, *, timeout_s: float = PATIENCE_S
+) -> Ended:
     """Run a command, such as `index scans`, in a folder."""
     return Running(words, folder, fault).wait(timeout_s)
 
