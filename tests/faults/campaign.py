@@ -25,7 +25,8 @@ class Campaign:
         """Count a try, which has failed if one of the problems is not empty."""
         self.n_tries += 1
         if found := "; ".join(filter(None, problems)):
-            self.failures.append(f"{what}: {found}")
+            # a name may have characters that no terminal and no report can show
+            self.failures.append(ascii(f"{what}: {found}")[1:-1].replace("\\n", "\n"))
 
     @property
     def summary(self) -> str:

@@ -52,6 +52,8 @@ NETWORK_USED = "the network was used"
 _WRITING = os.O_WRONLY | os.O_RDWR
 _SHOWN_BYTES = 1 << 20
 """Most that a command may print."""
+_N_SHOWN = 250
+"""Characters of its end that a problem shows."""
 _TRACEBACK = "Traceback (most recent call last)"
 _BUG = "This is a bug of brats_seg"
 
@@ -72,15 +74,15 @@ class Ended:
     def problem(self) -> str:
         """Why this end breaks a promise of every command: a traceback or a hang; or nothing."""
         if self.code == -signal.SIGALRM:
-            return f"it hung: {self.shown[-300:]}"
+            return f"it hung: {self.shown[-_N_SHOWN:]}"
         if _TRACEBACK in self.shown or _BUG in self.shown:
-            return f"it ended in a traceback: {self.shown[-600:]}"
+            return f"it ended in a traceback: {self.shown[-_N_SHOWN:]}"
         return ""
 
     def expect(self, *codes: int) -> str:
         """Return the problem, also if the exit code is none of those."""
         if not self.problem and self.code not in codes:
-            return f"exit code {self.code}, expected {codes}: {self.shown[-600:]}"
+            return f"exit code {self.code}, expected {codes}: {self.shown[-_N_SHOWN:]}"
         return self.problem
 
 

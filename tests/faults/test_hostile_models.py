@@ -3,6 +3,7 @@
 import json
 import shutil
 import struct
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -180,8 +181,11 @@ def _cut(path: Path) -> None:
 
 
 def _flipped(path: Path) -> None:
+    """Flip a bit in the middle of the largest entry, not in the padding between entries."""
     content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 16
+    with zipfile.ZipFile(path) as archive:
+        entry = max(archive.infolist(), key=lambda one: one.file_size)
+    content[content.index(b"PK", entry.header_offset + 4) - entry.file_size // 2] ^= 16
     path.write_bytes(content)
 
 
@@ -259,7 +263,9 @@ def test_no_checkpoint_breaks_a_command(
             folder = stages.start("trained", place / f"checkpoint{number}")
             change(folder / "runs" / "fold0" / file)
             ended = attack(words, folder)
-            tries.note(f"{name}: {what}", *harmless(ended, folder, 1, 2, 3))
+            # a run without a checkpoint begins; a link to itself leads to none
+            codes = (0, 2) if (name, what) == ("train", "a link to itself") else (1, 2, 3)
+            tries.note(f"{name}: {what}", *harmless(ended, folder, *codes))
 
 
 @pytest.mark.parametrize("what", ["a pickle that runs code", "a FIFO"])
