@@ -208,18 +208,6 @@ def test_death_in_any_forward_pass_changes_no_bit(
     assert all(torch.equal(found.model[key], expected.model[key]) for key in expected.model)
 
 
-def test_the_table_is_written_again_after_a_kill_between_it_and_the_checkpoint(
-    data: FoldData, tmp_path: Path
-) -> None:
-    trainer_of(data, tmp_path, "false").run(track=untracked)
-    table = (tmp_path / "history.csv").read_bytes()
-    (tmp_path / "history.csv").unlink()
-
-    trainer_of(data, tmp_path, "false").run(track=untracked)
-
-    assert (tmp_path / "history.csv").read_bytes() == table
-
-
 def test_there_are_no_more_forward_passes_than_those(data: FoldData, tmp_path: Path) -> None:
     for batch_dice, count in N_FORWARD.items():
         trainer = trainer_of(data, tmp_path / batch_dice, batch_dice)

@@ -99,8 +99,6 @@ class Checkpointer:
             restore(self.state, checkpoint)
             position = self.state.position
             log.info("resuming at epoch %d, step %d", position.epoch + 1, position.n_steps)
-            # the earlier process may have been killed between the checkpoint and the table
-            self.write_history()
         return checkpoint is not None
 
     def begin_epoch(self) -> None:
@@ -126,7 +124,7 @@ class Checkpointer:
 
     def write_history(self) -> None:
         """Write the table and the picture of all epochs so far."""
-        if self.ranks.is_first and self.state.history:
+        if self.ranks.is_first:
             write_history(self.state.history, self.path)
 
     @property
