@@ -94,7 +94,9 @@ MODELS: Mapping[str, Break] = {
     "no convention": _member(identity__conventions=[]),
     "channels of 10^9": _member(config__model__widths=[HUGE, HUGE]),
     "no channels": _member(config__model__widths=[]),
-    "a network of another name": _member(config__model__name="os.system"),
+    "a function of the system as network": _member(
+        config__model__name="os.system", config__model__arguments={"command": f"touch {OWNED}"}
+    ),
     "weights elsewhere": _member(weights="../../runs/fold0/best.pt"),
     "weights of an absolute name": _member(weights="/etc/passwd"),
     "weights of no name": _member(weights=""),

@@ -9,6 +9,7 @@ from tests.faults.campaign import NewCampaign
 from tests.faults.hostile import OWNED, attack, harmless
 from tests.faults.stages import COMMANDS, Stages
 
+PROMISE = "hostile settings: named error, no code run"
 _BOMB = "\n".join(
     ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
@@ -43,17 +44,36 @@ YAMLS: Mapping[str, bytes] = {
 }
 
 
+USED_LATER = {
+    "a module to import",
+    "a function of the system",
+    "a patch of 10^9 voxels",
+    "10^9 channels",
+    "10^12 epochs of 10^12 patches",
+}
+"""Settings that only training uses."""
+
+
 @pytest.mark.slow
 def test_no_settings_break_prepare(stages: Stages, place: Path, campaign: NewCampaign) -> None:
     """`prepare` reads all settings, and uses few of them."""
     folder = stages.start("prepared", place / "here")
-    used = {"a patch of 10^9 voxels", "10^9 channels", "10^12 epochs of 10^12 patches"}
-    named = {"a module to import", "a function of the system"}
-    with campaign("hostile settings: named error, no code run") as tries:
+    with campaign(PROMISE) as tries:
         for what, content in YAMLS.items():
-            if what == "a function of the system":
-                continue  # names in settings are imported and called: see SECURITY.md
             (folder / "settings.yaml").write_bytes(content)
-            words = f"{COMMANDS['prepare'].words} --config settings.yaml"
-            codes = (0, 2) if what in used | named else (2,)
-            tries.note(what, *harmless(attack(words, folder), folder, *codes))
+            ended = attack(f"{COMMANDS['prepare'].words} --config settings.yaml", folder)
+            codes = (0, 2) if what in USED_LATER else (2,)
+            tries.note(f"prepare: {what}", *harmless(ended, folder, *codes))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", sorted(USED_LATER))
+def test_no_settings_break_train(
+    what: str, stages: Stages, place: Path, campaign: NewCampaign
+) -> None:
+    folder = stages.start("prepared", place / "here")
+    (folder / "settings.yaml").write_bytes(YAMLS[what])
+    words = "train --data scans --prepared prepared --set folds.n_folds=2 --config settings.yaml"
+    with campaign(PROMISE) as tries:
+        ended = attack(words, folder)
+        tries.note(f"train: {what}", *harmless(ended, folder, 2, 3))

@@ -1,7 +1,9 @@
 """The faults of the campaigns happen, and are seen: without them a campaign would prove nothing."""
 
 import errno
+import re
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -17,10 +19,11 @@ from tests.faults.programs import (
 )
 from tests.faults.stages import COMMANDS, Stages, differences, results
 
+ROOT = Path(__file__).parent.parent.parent
 INDEX = COMMANDS["index"].words
 
 
-def test_moments_are_counted(stages: Stages, place) -> None:
+def test_moments_are_counted(stages: Stages, place: Path) -> None:
     folder = stages.start("scans", place / "here")
 
     assert n_moments(INDEX, folder) >= 4
@@ -43,7 +46,7 @@ def test_a_fault_ends_the_command_without_its_result(
     assert not (folder / "cases.csv").exists()
 
 
-def test_a_hang_and_a_traceback_are_problems(stages: Stages, place) -> None:
+def test_a_hang_and_a_traceback_are_problems(stages: Stages, place: Path) -> None:
     folder = stages.start("scans", place / "here")
 
     hung = run(INDEX, folder, timeout_s=0.001)
@@ -54,13 +57,13 @@ def test_a_hang_and_a_traceback_are_problems(stages: Stages, place) -> None:
     assert "exit code 2, expected (0,)" in Ended(code=2, shown="").expect(0)
 
 
-def test_memory_is_limited(stages: Stages, place) -> None:
+def test_memory_is_limited(stages: Stages, place: Path) -> None:
     folder = stages.start("scans", place / "here")
 
     assert run("phantom other", folder, LimitedMemory(1 << 20)).code != 0
 
 
-def test_another_byte_is_another_result(stages: Stages, place) -> None:
+def test_another_byte_is_another_result(stages: Stages, place: Path) -> None:
     folder = stages.start("scans", place / "here")
     (folder / "a").write_bytes(b"1")
     expected = results(folder)
@@ -78,3 +81,11 @@ def test_a_try_with_a_problem_is_a_failure() -> None:
 
     assert tries.failures == ["two: a problem"]
     assert tries.summary == "1 of 2 tries failed\ntwo: a problem"
+
+
+def test_the_tests_that_the_security_page_names_exist() -> None:
+    page = (ROOT / "SECURITY.md").read_text()
+    named = re.findall(r"`([./]*test_\w+\.py)`", page)
+
+    assert len(named) >= 9
+    assert [name for name in named if not (ROOT / "tests" / "faults" / name).exists()] == []
