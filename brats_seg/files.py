@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -24,6 +25,13 @@ log = logging.getLogger(__name__)
 _LEFTOVER = re.compile(r"\.\d+-.+")
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NOT_WRITABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST})
+_SPECIAL_FILES = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
 _WHEN_FULL = "Free some space, or choose another folder; nothing that was there before is lost."
 
 
@@ -168,6 +176,17 @@ def free_bytes(folder: Path) -> int:
     while not folder.exists():
         folder = folder.absolute().parent
     return shutil.disk_usage(folder).free
+
+
+def check_regular(path: Path) -> None:
+    """Raise `OSError` if a path does not lead to a file that can be read to an end.
+
+    Opening a named pipe waits for a writer, and a device such as `/dev/zero` never ends.
+    """
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode):
+        kinds = (name for holds, name in _SPECIAL_FILES if holds(mode))
+        raise OSError(errno.EINVAL, f"it is {next(kinds, 'no regular file')}", str(path))
 
 
 def sync(path: Path) -> None:

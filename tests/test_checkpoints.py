@@ -215,3 +215,22 @@ def test_there_are_no_more_forward_passes_than_those(data: FoldData, tmp_path: P
         trainer.network.register_forward_pre_hook(death)
         trainer.run(track=untracked)
         assert death.n_left == 1
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"position": {"epoch": "x"}}, "epoch: Input should be a valid integer"),
+        ({"sums": {"other": 1}}, "unexpected keyword argument 'other'"),
+        ({"history": 7, "position": 7}, "is not a checkpoint of a run"),
+    ],
+)
+def test_a_checkpoint_with_wrong_entries_is_refused_with_a_next_step(
+    tmp_path: Path, entries: dict[str, object], message: str
+) -> None:
+    path = tmp_path / "last.pt"
+    save_checkpoint(make_checkpoint(), path)
+    torch.save({**torch.load(path, weights_only=True), **entries}, path)
+
+    with pytest.raises(ResumeError, match=rf"{message}.* start anew with --fresh"):
+        load_checkpoint(path, torch.device("cpu"))

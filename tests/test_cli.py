@@ -394,7 +394,32 @@ def test_evaluate_compares_two_sets(run: Callable[..., Done], scans: Path, tmp_p
 
     assert done.returncode == 0, done.stderr
     assert re.search(r"wt +dice +1\.0000 +0\.", done.stdout)
-    assert done.stdout.splitlines()[-2].startswith("good: mean rank 1.")
+    assert done.stdout.splitlines()[-3].startswith("good: mean rank 1.")
+    table = pd.read_csv(tmp_path / "comparison.csv")
+    assert table.mean_first[(table.region == "wt") & (table.column == "dice")].item() == 1.0
+
+
+def test_the_table_of_a_comparison_is_written_where_it_is_asked_for(
+    run: Callable[..., Done], scans: Path, tmp_path: Path
+) -> None:
+    for folder in ("one", "other"):
+        write_prediction(tmp_path / folder, "BraTS2021_00000", seed=0)
+
+    done = run("evaluate", scans, "--compare", "one", "other", "-o", "tests.csv")
+
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "tests.csv").is_file()
+    assert not (tmp_path / "comparison.csv").exists()
+
+
+def test_settings_lists_keys_values_and_what_is_allowed(run: Callable[..., Done]) -> None:
+    done = run("settings", "training", "--preset", "demo", "--set", "training.seed=7")
+
+    rows = dict(line.split(maxsplit=1) for line in done.stdout.splitlines()[2:])
+    assert rows["training.n_epochs"].startswith("20 ")
+    assert rows["training.seed"].startswith("7 ")
+    assert re.search(r"none, light, full +`light`: mirroring", rows["training.augment"])
+    assert run("settings", "learning_rate").returncode == 2
 
 
 def test_evaluate_needs_one_set_or_two(run: Callable[..., Done], scans: Path) -> None:

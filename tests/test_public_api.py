@@ -1,6 +1,7 @@
 """What a user can import and call from outside."""
 
 import resource
+import shlex
 import subprocess
 import sys
 from importlib.resources import files
@@ -8,15 +9,21 @@ from typing import Any
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 import brats_seg
-from brats_seg.cli import app
+from brats_seg.cli import _COMMANDS, app
+
+EXAMPLES = [
+    (command.__name__, arguments) for _, command, examples in _COMMANDS for arguments in examples
+]
 
 COMMANDS = [
     "index",
     "prepare",
     "plan",
     "train",
+    "settings",
     "certify",
     "tune",
     "crossval",
@@ -77,6 +84,41 @@ def test_help_has_no_words_in_square_brackets() -> None:
 
     assert "Folds to hold out. (default: all)" in texts
     assert not [text for text in texts if "[" in text]
+
+
+def test_help_has_no_words_in_angle_brackets() -> None:
+    """They are taken for HTML, and left out as well."""
+    texts = help_texts(typer.main.get_command(app))
+
+    assert not [text for text in texts if "<" in text]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_no_type_beside_flags_and_an_example(command: str) -> None:
+    shown = CliRunner().invoke(app, [command, "--help"]).output
+
+    assert "<bool>" not in shown
+    assert command == "figure" or f"brats-seg {command}" in shown
+
+
+@pytest.mark.parametrize(("command", "arguments"), EXAMPLES)
+def test_the_options_of_every_example_exist(command: Any, arguments: str) -> None:
+    group = typer.main.get_command(app)
+
+    context = group.commands[command].make_context(command, shlex.split(arguments))
+
+    assert context.params
+
+
+def test_commands_are_listed_in_groups() -> None:
+    shown = CliRunner().invoke(app, ["--help"]).output
+
+    places = [shown.index(f"─ {group} ─") for group in ("Data", "Train", "Use", "Look")]
+    assert places == sorted(places)
+
+
+def test_version_is_printed() -> None:
+    assert CliRunner().invoke(app, ["--version"]).output == f"brats-seg {brats_seg.__version__}\n"
 
 
 def test_the_module_runs_as_a_program() -> None:

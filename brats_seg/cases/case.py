@@ -4,6 +4,7 @@ Arrays are `(X, Y, Z)`. `load_case` is the only way from the files of a case to 
 """
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,13 +23,17 @@ from brats_seg.cases.nifti import (
     unpack_label_map,
     unpack_volume,
 )
-from brats_seg.errors import CaseError, UnusableCaseError
+from brats_seg.errors import CaseError, UnusableCaseError, printable
 from brats_seg.labels import MODALITIES, LabelConvention, LabelMap
 
 AFFINE_TOLERANCE = 1e-3
 """Largest difference in mm between the entries of two affines of one grid: rounding errors."""
 SKEW_TOLERANCE = 0.01
 """Largest cosine between two axes of a grid that counts as a right angle."""
+LARGEST_INTENSITY = 1e30
+"""Largest intensity whose differences float32 can hold, in which volumes are normalised."""
+
+_VOLUME = re.compile(r"[0-9]{1,5}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +54,7 @@ class ScanFile:
     def parse(cls, text: str) -> Self:
         """Parse the form that `str` returns."""
         name, hash_sign, volume = text.rpartition("#")
-        if hash_sign and volume.isdigit():
+        if hash_sign and _VOLUME.fullmatch(volume):
             return cls(path=Path(name), volume=int(volume))
         return cls(path=Path(text))
 
@@ -94,9 +99,10 @@ class Case:
         """Return a case whose release, patient and time point are parsed from its id.
 
         Args:
-            case_id: Id of the case.
+            case_id: Id of the case; see `printable` for characters that cannot be printed.
             files: Files by modality, and under `LABEL` the label map.
         """
+        case_id = printable(case_id)
         name = parse_case_id(case_id)
         return cls(
             case_id=case_id,
@@ -302,6 +308,9 @@ def check_voxels(case_id: str, volume: Volume) -> None:
         n_broken = int(np.count_nonzero(~np.isfinite(volume.array)))
         found, expected = f"{n_broken} voxels that are NaN or infinite", "finite intensities"
         raise CaseError(case_id, volume.file, found, expected, "Repair or convert the scan again.")
+    if max(-float(low), float(high)) > LARGEST_INTENSITY:
+        found, expected = f"intensities from {low:g} to {high:g}", f"at most {LARGEST_INTENSITY:g}"
+        raise CaseError(case_id, volume.file, found, expected, "Convert the scan again.")
     if low == high:
         found, expected = f"a constant volume, {low} everywhere", "a scan"
         raise CaseError(case_id, volume.file, found, expected, "Copy or convert the scan again.")

@@ -1,5 +1,6 @@
 """Read and write the index of a data folder as `cases.csv`, one row per case, and summarise it."""
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -118,7 +119,11 @@ def _texts(cell: str) -> tuple[str, ...]:
 
 
 def _number(cell: str) -> float | None:
-    return float(cell) if cell else None
+    number = float(cell) if cell else None
+    if number is not None and not math.isfinite(number):
+        msg = f"found the number {cell}"
+        raise ValueError(msg)
+    return number
 
 
 def _release_lines(cases: Iterable[Case]) -> Iterator[str]:

@@ -25,15 +25,20 @@ def evaluate(
     reference: Annotated[
         Path,
         typer.Argument(
-            help="References: a folder of <case>.nii.gz or of case folders, or one label map."
+            help="References: a folder of CASE.nii.gz or of case folders, or one label map."
         ),
     ],
     prediction: Annotated[
         Path | None, typer.Argument(help="Predictions in the same form, in any label convention.")
     ] = None,
-    output: Annotated[Path, typer.Option("-o", "--output", help="Table to write.")] = Path(
-        "scores.csv"
-    ),
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            help="Table to write. (default: scores.csv, with --compare comparison.csv)",
+        ),
+    ] = None,
     protocol: ProtocolOption = "legacy",
     task: TaskOption = "GLI",
     compare: Annotated[
@@ -46,9 +51,9 @@ def evaluate(
 
     chosen = protocol_named(protocol, task)
     if compare is not None and prediction is None:
-        _compare(reference, compare, chosen)
+        _compare(reference, compare, chosen, output or Path("comparison.csv"))
     elif compare is None and prediction is not None:
-        _score(reference, prediction, chosen, output)
+        _score(reference, prediction, chosen, output or Path("scores.csv"))
     else:
         msg = "give one set of predictions, or two with --compare A B"
         raise UsageError(msg)
@@ -100,14 +105,19 @@ def _score(reference: Path, prediction: Path, protocol: "ScoringProtocol", outpu
         raise typer.Exit(1)
 
 
-def _compare(reference: Path, predictions: tuple[Path, Path], protocol: "ScoringProtocol") -> None:
+def _compare(
+    reference: Path, predictions: tuple[Path, Path], protocol: "ScoringProtocol", output: Path
+) -> None:
     from brats_seg.evaluation.compare import compare_folders
 
     n_workers = os.cpu_count() or 1
-    compared = compare_folders(reference, predictions, protocol, n_workers=n_workers, track=tracked)
+    compared = compare_folders(
+        reference, predictions, protocol, output=output, n_workers=n_workers, track=tracked
+    )
     for path, evaluation in zip(predictions, (compared.first, compared.second), strict=True):
         print_remarks(evaluation, path)
     _print_comparison(compared.comparison)
+    print(f"wrote {output}. Research use only.")
 
 
 def _print_comparison(comparison: "Comparison") -> None:

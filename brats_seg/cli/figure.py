@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
-from brats_seg.cli.options import LabelsOption
+from brats_seg.cli.options import Commands, LabelsOption
 from brats_seg.errors import UsageError
 
 OutputOption = Annotated[
@@ -18,12 +17,12 @@ CaseOption = Annotated[
     str | None, typer.Option("--case", help="Id of the case. (default: the first)")
 ]
 PredictionOption = Annotated[
-    Path | None, typer.Option(help="A label map, or a folder of <case>.nii.gz.")
+    Path | None, typer.Option(help="A label map, or a folder of CASE.nii.gz.")
 ]
 ScoresArgument = Annotated[Path, typer.Argument(help="Table that `evaluate` wrote.")]
 
 
-class _Kinds(TyperGroup):
+class _Kinds(Commands):
     """Group of commands whose error for an unknown kind of figure lists the known ones."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

@@ -4,13 +4,14 @@ Without `--data`, a command uses the scans under `data/`, or else phantom cases 
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from brats_seg.config import PRESETS, Config, load_config
+from brats_seg.config import LONGEST_YAML, PRESETS, Config, ConventionName, load_config
 from brats_seg.errors import ConfigError
 
 DEMO_CASES = 12
@@ -20,39 +21,118 @@ DEFAULT_PATH = Path("data")
 DEMO_PATH = Path("prepared/demo-scans")
 """Folder of the phantom cases of the demo."""
 
+SCANS_PANEL = "Scans"
+SETTINGS_PANEL = "Settings"
+SHORTCUTS_PANEL = "Short forms of settings"
+
 DEVICES = "Device: auto, cpu, cuda, cuda:1 or mps."
 PRECISIONS = "Precision: auto, fp32, fp16 or bf16."
 
+
+def one_of(*values: str) -> Callable[[str], list[str]]:
+    """Return a function that completes an option to one of the given values."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [value for value in values if value.startswith(incomplete)]
+
+    return complete
+
+
+COMPLETE_DEVICE = one_of("auto", "cpu", "cuda", "mps")
+COMPLETE_PRECISION = one_of("auto", "fp32", "fp16", "bf16")
+_CONVENTIONS: tuple[str, ...] = get_args(ConventionName)
+COMPLETE_CONVENTION = one_of(*_CONVENTIONS)
+
 DataOption = Annotated[
     Path | None,
-    typer.Option(help="Folder of scans. (default: data/, or phantom cases if it is empty)"),
+    typer.Option(
+        rich_help_panel=SCANS_PANEL,
+        help="Folder of scans. (default: data/, or phantom cases if it is empty)",
+    ),
 ]
 PreparedOption = Annotated[
-    Path | None, typer.Option(help="Folder of prepared cases. (default: prepared/<data name>)")
+    Path | None,
+    typer.Option(
+        rich_help_panel=SCANS_PANEL,
+        help="Folder of prepared cases. (default: one for each data folder, below prepared/)",
+    ),
 ]
 PresetOption = Annotated[
-    str | None, typer.Option(help=f"Settings to start from: {', '.join(PRESETS)}.")
+    str | None,
+    typer.Option(
+        rich_help_panel=SETTINGS_PANEL,
+        autocompletion=one_of(*PRESETS),
+        help=f"Settings to start from: {', '.join(PRESETS)}.",
+    ),
 ]
 ConfigOption = Annotated[
-    Path | None, typer.Option(help="YAML file with settings, applied over the preset.")
+    Path | None,
+    typer.Option(
+        rich_help_panel=SETTINGS_PANEL, help="YAML file with settings, applied over the preset."
+    ),
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="One setting; may be repeated."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        rich_help_panel=SETTINGS_PANEL,
+        help="One setting; may be repeated. `brats-seg settings` lists the keys.",
+    ),
 ]
 LabelsOption = Annotated[
-    str | None, typer.Option(help="Label convention of all cases, instead of the detected one.")
+    str | None,
+    typer.Option(
+        rich_help_panel=SCANS_PANEL,
+        autocompletion=COMPLETE_CONVENTION,
+        help="Label convention of all cases, instead of the detected one: "
+        f"{', '.join(_CONVENTIONS)}.",
+    ),
 ]
-DeviceOption = Annotated[str, typer.Option(help=DEVICES)]
-PrecisionOption = Annotated[str, typer.Option(help=PRECISIONS)]
+DeviceOption = Annotated[str, typer.Option(autocompletion=COMPLETE_DEVICE, help=DEVICES)]
+PrecisionOption = Annotated[str, typer.Option(autocompletion=COMPLETE_PRECISION, help=PRECISIONS)]
 ProtocolOption = Annotated[
-    str, typer.Option(help="Scoring protocol: legacy, lesionwise2023 or lesionwise2024.")
+    str,
+    typer.Option(
+        autocompletion=one_of("legacy", "lesionwise2023", "lesionwise2024"),
+        help="Scoring protocol: legacy, lesionwise2023 or lesionwise2024.",
+    ),
 ]
 TaskOption = Annotated[
     str,
-    typer.Option(help="Challenge task of the lesion-wise parameters: GLI, SSA, MEN, MET or PED."),
+    typer.Option(
+        autocompletion=one_of("GLI", "SSA", "MEN", "MET", "PED"),
+        help="Challenge task of the lesion-wise parameters: GLI, SSA, MEN, MET or PED.",
+    ),
 ]
-SkipBadOption = Annotated[bool, typer.Option("--skip-bad", help="Skip cases with problems.")]
+SkipBadOption = Annotated[
+    bool,
+    typer.Option("--skip-bad", rich_help_panel=SCANS_PANEL, help="Skip cases with problems."),
+]
+
+
+class Command(TyperCommand):
+    """Command whose help shows no type beside a flag that takes no value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters."""
+        return without_flag_types(super().get_params(ctx))
+
+
+class Commands(TyperGroup):
+    """Group of commands whose help shows no type beside a flag that takes no value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters."""
+        return without_flag_types(super().get_params(ctx))
+
+
+def without_flag_types(parameters: list[Any]) -> list[Any]:
+    """Remove `<bool>` from the help of flags that take no value."""
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    return parameters
 
 
 def settings_of(
@@ -60,9 +140,12 @@ def settings_of(
 ) -> Config:
     """Return the settings; flags override `--set`, which overrides the file, then the preset."""
     try:
-        text = "" if path is None else path.read_text()
+        text = "" if path is None else _start_of(path)
     except OSError as error:
         msg = f"the configuration file {path} cannot be read: {error.strerror}"
+        raise ConfigError(msg) from None
+    except UnicodeDecodeError as error:
+        msg = f"the configuration file {path} is no text: {error.reason} at byte {error.start}"
         raise ConfigError(msg) from None
     return load_config(
         preset=preset,
@@ -100,10 +183,17 @@ def prepared_path(data: Path | None, prepared: Path | None) -> Path:
     return usual if usual.exists() else prepared_path_of(DEMO_PATH)
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], *, wrapped: Sequence[str] = ()
+) -> None:
     """Print rows of cells under their headings; numbers are right-aligned.
 
     On a terminal the table is fitted to its width; elsewhere no cell is cut or wrapped.
+
+    Args:
+        columns: Headings.
+        rows: Cells of each row.
+        wrapped: Headings of columns of sentences, which are wrapped instead of cut on a terminal.
     """
     from rich import box
     from rich.console import Console
@@ -114,13 +204,22 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for place, heading in enumerate(columns):
         is_number = any(isinstance(row[place], int | float) for row in cells)
-        table.add_column(heading, justify="right" if is_number else "left", no_wrap=True)
+        table.add_column(
+            heading, justify="right" if is_number else "left", no_wrap=heading not in wrapped
+        )
     for row in cells:
         table.add_row(*(Text(str(cell)) for cell in row))
     console = Console()
     if not console.is_terminal:
         console = Console(width=10_000)
     console.print(table)
+
+
+def _start_of(path: Path) -> str:
+    """Return the text of a file, cut off where it is too long to be accepted."""
+    # it may be a pipe of the shell, as in --config <(command)
+    with path.open(encoding="utf-8") as file:
+        return file.read(LONGEST_YAML + 1)
 
 
 def _holds_scans(folder: Path) -> bool:

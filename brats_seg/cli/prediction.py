@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from brats_seg.cli.options import DEVICES, PRECISIONS, DeviceOption, PrecisionOption
+from brats_seg.cli.options import (
+    COMPLETE_CONVENTION,
+    COMPLETE_DEVICE,
+    COMPLETE_PRECISION,
+    DEVICES,
+    PRECISIONS,
+    DeviceOption,
+    PrecisionOption,
+    one_of,
+)
 from brats_seg.errors import UsageError
 from brats_seg.progress import tracked
 
@@ -17,6 +26,12 @@ if TYPE_CHECKING:
     from brats_seg.cases.case import Case
     from brats_seg.inference.batch import CaseOutcome
     from brats_seg.inference.reconstruct import DrawnCase
+
+_ONE_CASE = "One case by its files"
+_WINDOWS = "Windows"
+_LABEL_MAP = "Label map"
+_WRITTEN = "What is written"
+_MACHINE = "Machine"
 
 ModelOption = Annotated[
     list[Path],
@@ -33,50 +48,108 @@ def predict(
         list[Path] | None,
         typer.Argument(help="Folders of scans of any layout, or .csv or .json tables of paths."),
     ] = None,
-    t1n: Annotated[Path | None, typer.Option(help="Single case: T1.")] = None,
-    t1c: Annotated[Path | None, typer.Option(help="Single case: T1 with contrast agent.")] = None,
-    t2w: Annotated[Path | None, typer.Option(help="Single case: T2.")] = None,
-    t2f: Annotated[Path | None, typer.Option(help="Single case: FLAIR.")] = None,
-    case_id: Annotated[str | None, typer.Option(help="Single case: its id.")] = None,
-    labels: Annotated[
-        str | None, typer.Option(help="Label convention to write. (default: that of its release)")
+    t1n: Annotated[Path | None, typer.Option(rich_help_panel=_ONE_CASE, help="T1.")] = None,
+    t1c: Annotated[
+        Path | None, typer.Option(rich_help_panel=_ONE_CASE, help="T1 with contrast agent.")
     ] = None,
-    windows: Annotated[str | None, typer.Option(help="Windows: auto, whole or sliding.")] = None,
+    t2w: Annotated[Path | None, typer.Option(rich_help_panel=_ONE_CASE, help="T2.")] = None,
+    t2f: Annotated[Path | None, typer.Option(rich_help_panel=_ONE_CASE, help="FLAIR.")] = None,
+    case_id: Annotated[
+        str | None, typer.Option(rich_help_panel=_ONE_CASE, help="Id of the case.")
+    ] = None,
+    labels: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=_LABEL_MAP,
+            autocompletion=COMPLETE_CONVENTION,
+            help="Label convention to write. (default: that of the release of the case)",
+        ),
+    ] = None,
+    windows: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=_WINDOWS,
+            autocompletion=one_of("auto", "whole", "sliding"),
+            help="auto, whole or sliding.",
+        ),
+    ] = None,
     window: Annotated[
-        str | None, typer.Option(metavar="X,Y,Z", help="Voxels of a sliding window.")
+        str | None,
+        typer.Option(metavar="X,Y,Z", rich_help_panel=_WINDOWS, help="Voxels of a sliding window."),
     ] = None,
     overlap: Annotated[
-        float | None, typer.Option(help="Overlap of sliding windows, 0 to 1.")
+        float | None,
+        typer.Option(rich_help_panel=_WINDOWS, help="Overlap of sliding windows, 0 to 1."),
     ] = None,
-    tta: Annotated[bool, typer.Option("--tta", help="Average over 8 mirror images.")] = False,
+    tta: Annotated[
+        bool,
+        typer.Option("--tta", rich_help_panel=_WINDOWS, help="Average over 8 mirror images."),
+    ] = False,
     threshold: Annotated[
         str | None,
-        typer.Option(metavar="WT,TC,ET", help="Probabilities above which a voxel is tumour."),
+        typer.Option(
+            metavar="WT,TC,ET",
+            rich_help_panel=_LABEL_MAP,
+            help="Probabilities above which a voxel is tumour.",
+        ),
     ] = None,
     smallest: Annotated[
-        str | None, typer.Option(metavar="WT,TC,ET", help="Volume of the smallest component, mm3.")
+        str | None,
+        typer.Option(
+            metavar="WT,TC,ET",
+            rich_help_panel=_LABEL_MAP,
+            help="Volume of the smallest component, mm3.",
+        ),
     ] = None,
     smallest_et: Annotated[
-        float | None, typer.Option(help="Total ET volume, mm3, below which ET becomes necrosis.")
+        float | None,
+        typer.Option(
+            rich_help_panel=_LABEL_MAP,
+            help="Total ET volume, mm3, below which ET becomes necrosis.",
+        ),
     ] = None,
     probabilities: Annotated[
-        bool, typer.Option("--probabilities", help="Write probability maps too.")
+        bool,
+        typer.Option(
+            "--probabilities", rich_help_panel=_WRITTEN, help="Write probability maps too."
+        ),
     ] = False,
     uncertainty: Annotated[
-        bool, typer.Option("--uncertainty", help="Write a map of the entropy too.")
+        bool,
+        typer.Option(
+            "--uncertainty", rich_help_panel=_WRITTEN, help="Write a map of the entropy too."
+        ),
     ] = False,
-    preview: Annotated[bool, typer.Option(help="Write a picture of each case.")] = True,
-    device: Annotated[str | None, typer.Option(help=DEVICES)] = None,
-    precision: Annotated[str | None, typer.Option(help=PRECISIONS)] = None,
+    preview: Annotated[
+        bool, typer.Option(rich_help_panel=_WRITTEN, help="Write a picture of each case.")
+    ] = True,
+    device: Annotated[
+        str | None,
+        typer.Option(rich_help_panel=_MACHINE, autocompletion=COMPLETE_DEVICE, help=DEVICES),
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(rich_help_panel=_MACHINE, autocompletion=COMPLETE_PRECISION, help=PRECISIONS),
+    ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="Number of processes (dask) to distribute the cases to."),
+        typer.Option(
+            min=1,
+            rich_help_panel=_MACHINE,
+            help="Number of processes (dask) to distribute the cases to.",
+        ),
     ] = None,
     scheduler: Annotated[
-        str | None, typer.Option(help="Address of a dask cluster to distribute the cases to.")
+        str | None,
+        typer.Option(
+            rich_help_panel=_MACHINE, help="Address of a dask cluster to distribute the cases to."
+        ),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print a line of JSON for each case.")
+        bool,
+        typer.Option(
+            "--json", rich_help_panel=_WRITTEN, help="Print a line of JSON for each case."
+        ),
     ] = False,
 ) -> None:
     """Segment new scans: label maps on their own grids, volumes, pictures and a record of each.
@@ -143,7 +216,7 @@ def reconstruct(
         Path, typer.Argument(help="Folder of one case or several, of any layout; or a table.")
     ],
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="Folder for the pictures, <case>.png.")
+        Path, typer.Option("-o", "--output", help="Folder for the pictures, CASE.png.")
     ] = Path("reconstructions"),
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",

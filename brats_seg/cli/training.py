@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-import yaml
 
 from brats_seg.cli.options import (
+    COMPLETE_DEVICE,
+    COMPLETE_PRECISION,
     DEVICES,
     PRECISIONS,
+    SHORTCUTS_PANEL,
     ConfigOption,
     DataOption,
     LabelsOption,
@@ -19,10 +21,12 @@ from brats_seg.cli.options import (
     SetOption,
     SkipBadOption,
     data_or_demo,
+    one_of,
     prepared_path,
     print_table,
     settings_of,
 )
+from brats_seg.config import NETWORKS, describe_settings, parse_yaml
 from brats_seg.errors import EnvironmentalError, UsageError
 from brats_seg.progress import tracked
 
@@ -36,30 +40,66 @@ def train(
     fold: Annotated[int, typer.Option(min=0, help="Index of the fold that is held out.")] = 0,
     run: Annotated[
         # -r, because torchrun under Python 3.11 takes --run for an abbreviation of its own options
-        Path | None, typer.Option("-r", "--run", help="Folder to write to. (default: runs/fold<K>)")
+        Path | None,
+        typer.Option(
+            "-r", "--run", help="Folder to write to; under torchrun, -r. (default: runs/foldN)"
+        ),
     ] = None,
     preset: PresetOption = None,
     config: ConfigOption = None,
-    model: Annotated[str | None, typer.Option(help="Set model.name.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Set training.n_epochs.")] = None,
+    settings: SetOption = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=SHORTCUTS_PANEL,
+            autocompletion=one_of(*NETWORKS),
+            help=f"model.name: {', '.join(NETWORKS)}, or a dotted name.",
+        ),
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(rich_help_panel=SHORTCUTS_PANEL, help="training.n_epochs.")
+    ] = None,
     effective_batch: Annotated[
         str | None,
-        typer.Option(help="Set training.effective_batch: 8, or by epoch '{0: 8, 40: 16}'."),
+        typer.Option(
+            rich_help_panel=SHORTCUTS_PANEL,
+            help="training.effective_batch: 8, or by epoch '{0: 8, 40: 16}'.",
+        ),
     ] = None,
-    micro_batch: Annotated[int | None, typer.Option(help="Set training.micro_batch.")] = None,
+    micro_batch: Annotated[
+        int | None, typer.Option(rich_help_panel=SHORTCUTS_PANEL, help="training.micro_batch.")
+    ] = None,
     patch: Annotated[
-        str | None, typer.Option(metavar="X,Y,Z", help="Set patch.size; may be 'whole'.")
+        str | None,
+        typer.Option(
+            metavar="X,Y,Z", rich_help_panel=SHORTCUTS_PANEL, help="patch.size; may be 'whole'."
+        ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Set training.seed.")] = None,
-    device: Annotated[str | None, typer.Option(help="Set training.device.")] = None,
-    precision: Annotated[str | None, typer.Option(help="Set training.precision.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(rich_help_panel=SHORTCUTS_PANEL, help="training.seed.")
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=SHORTCUTS_PANEL,
+            autocompletion=COMPLETE_DEVICE,
+            help="training.device: auto, cpu, cuda, cuda:1 or mps.",
+        ),
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            rich_help_panel=SHORTCUTS_PANEL,
+            autocompletion=COMPLETE_PRECISION,
+            help="training.precision: auto, fp32, fp16 or bf16.",
+        ),
+    ] = None,
     max_hours: Annotated[
         float | None, typer.Option(min=0, help="Stop after this time; the same command continues.")
     ] = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Rename an earlier run and start anew.")
     ] = False,
-    settings: SetOption = None,
     labels: LabelsOption = None,
     skip_bad: SkipBadOption = False,
     prepared: PreparedOption = None,
@@ -71,7 +111,7 @@ def train(
         "training.n_epochs": epochs,
         "training.effective_batch": None
         if effective_batch is None
-        else yaml.safe_load(effective_batch),
+        else parse_yaml(effective_batch, "--effective-batch"),
         "training.micro_batch": micro_batch,
         "patch.size": patch,
         "training.seed": seed,
@@ -161,6 +201,33 @@ def _print_plan(found: "MemoryPlan") -> None:
         )
 
 
+def settings(
+    section: Annotated[
+        str, typer.Argument(help="Part of the keys to list, such as training or loss.")
+    ] = "",
+    preset: PresetOption = None,
+    config: ConfigOption = None,
+    assignments: SetOption = None,
+) -> None:
+    """List the settings: keys, values, what is allowed, and what they do.
+
+    The values are those that `train` would use with the same options.
+    """
+    listed = [
+        setting
+        for setting in describe_settings(settings_of(preset, config, assignments, {}))
+        if section in setting.key
+    ]
+    if not listed:
+        msg = f"no setting has {section!r} in its key; `brats-seg settings` lists all of them"
+        raise UsageError(msg)
+    print_table(
+        ("key", "value", "allowed", "meaning"),
+        [(one.key, one.value, one.allowed, one.meaning) for one in listed],
+        wrapped=("allowed", "meaning"),
+    )
+
+
 def certify(
     run: Annotated[
         Path | None,
@@ -174,8 +241,12 @@ def certify(
     ] = 4,
     data: DataOption = None,
     prepared: PreparedOption = None,
-    device: Annotated[str | None, typer.Option(help=DEVICES)] = None,
-    precision: Annotated[str | None, typer.Option(help=PRECISIONS)] = None,
+    device: Annotated[
+        str | None, typer.Option(autocompletion=COMPLETE_DEVICE, help=DEVICES)
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option(autocompletion=COMPLETE_PRECISION, help=PRECISIONS)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
 ) -> None:
     """Measure how far accumulated gradients, exact and ordinary, are from that of the whole batch.

@@ -6,7 +6,7 @@ the ranks are averaged over all of them, and a permutation test gives the p valu
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from brats_seg.evaluation.protocols import ScoringProtocol
 from brats_seg.evaluation.scores import LOWER_IS_BETTER, Score
 from brats_seg.evaluation.significance import permutation_p_value, signed_rank_p_value
 from brats_seg.progress import Track, untracked
+from brats_seg.tables import write_table
 
 _RANKED_REGIONS = ("dice", "hd95")
 _RANKED_LESIONS = ("lesionwise_dice", "lesionwise_hd95")
@@ -89,6 +90,7 @@ def compare_folders(
     predictions: tuple[Path, Path],
     protocol: ScoringProtocol,
     *,
+    output: Path | None = None,
     n_workers: int = 0,
     track: Track = untracked,
 ) -> ComparedFolders:
@@ -98,13 +100,14 @@ def compare_folders(
         reference: A folder of `<case>.nii.gz` or of case folders.
         predictions: The two folders of predictions.
         protocol: Regions and rules of the scores.
+        output: Table of the tests to write, a `.csv`.
         n_workers: Processes; 0 works in this one.
         track: Shows the progress.
 
     Raises:
         UsageError: The folders do not hold the same cases, or a case occurs twice.
         LayoutError: A folder holds no label map, or no case is in both.
-        EnvironmentalError: A process was killed.
+        EnvironmentalError: A process was killed, or the table cannot be written.
     """
     first, second = (
         evaluate_folders(reference, path, protocol, n_workers=n_workers, track=track)
@@ -115,6 +118,9 @@ def compare_folders(
         for path, evaluation in zip(predictions, (first, second), strict=True)
     )
     comparison = compare_scores(one, other, np.random.default_rng(0))
+    if output is not None:
+        columns = [field.name for field in fields(PairedTest)]
+        write_table(output, columns, map(asdict, comparison.tests))
     return ComparedFolders(first=first, second=second, comparison=comparison)
 
 

@@ -5,6 +5,7 @@ input of the next, or the outcome of a case that has ended. An error of a case e
 an error of the machine or of the command ends the batch.
 """
 
+import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -151,7 +152,13 @@ def predict_cases(
 
 def check_apart(inputs: Sequence[Case], output: OutputFolder) -> None:
     """Raise `UsageError` if results would be written among the scans, and perhaps over one."""
-    places = {case.path_of(scan).resolve().parent for case in inputs for scan in case.images}
+    # realpath, because a link to itself is a problem of its case alone
+    places = {
+        Path(os.path.realpath(case.path_of(scan))).parent
+        for case in inputs
+        if not case.problems
+        for scan in case.images
+    }
     if output.path.resolve() in places:
         msg = f"{output.path} holds scans: give another folder for the results with --output"
         raise UsageError(msg)

@@ -113,7 +113,9 @@ class OutputFolder:
         """Return the latest record of each case; lines that cannot be read are skipped."""
         found = {}
         path = self.path / MANIFEST_NAME
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        lines = (
+            path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+        )
         for line in lines:
             try:
                 record = Record.model_validate_json(line)

@@ -29,7 +29,7 @@ from brats_seg.cases.case import (
 )
 from brats_seg.cases.conventions import resolve
 from brats_seg.cases.layouts import parse_case_id
-from brats_seg.cases.nifti import Geometry, Volume, oriented, resampled
+from brats_seg.cases.nifti import Geometry, Volume, oriented, planned_resampling, resampled
 from brats_seg.data.transforms import apply_transforms, prediction_transforms
 from brats_seg.labels import MODALITIES
 from brats_seg.voxels.box import Box
@@ -165,11 +165,10 @@ def prepare_scan(loaded: LoadedCase, spacing_mm: Spacing) -> Scan:
         spacing_mm: Voxel size that the network was trained on.
 
     Raises:
-        CaseError: The scan holds no brain.
+        CaseError: The scan holds no brain, or its grid at that spacing is too large.
     """
     volumes, warnings = loaded.volumes, list(loaded.remarks)
-    turned = volumes[0].geometry
-    resampling = Resampling.needed(turned.shape, turned.spacing_mm, spacing_mm)
+    resampling = planned_resampling(volumes[0], spacing_mm, case_id=loaded.case.case_id)
     if resampling is not None:
         volumes = tuple(resampled(volume, resampling) for volume in volumes)
         warnings.append(_resampled_words(loaded.geometry, spacing_mm))

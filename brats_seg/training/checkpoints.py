@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from brats_seg.cases.folds import SPLIT_NAME, Split, write_split
@@ -31,7 +32,14 @@ from brats_seg.data.fold import FoldData
 from brats_seg.errors import ResumeError
 from brats_seg.files import remove_leftovers, whole_file
 from brats_seg.runtime.device import Device
-from brats_seg.runtime.weights import BEST_NAME, SCHEMA_VERSION, ModelIdentity, read_checkpoint
+from brats_seg.runtime.weights import (
+    BEST_NAME,
+    SCHEMA_VERSION,
+    ModelIdentity,
+    parse_identity,
+    read_checkpoint,
+    reason_of,
+)
 from brats_seg.training.history import write_history
 from brats_seg.training.ranks import Ranks
 from brats_seg.training.state import Position, RunState
@@ -49,6 +57,7 @@ FREE_SETTINGS = frozenset(
     }
 )
 """Settings that may change when a run is resumed, because they do not change its mathematics."""
+_RESTORE = "Replace it by a copy, or start anew with --fresh."
 _WAYS_OUT = "Use those, choose another --run, or start anew with --fresh."
 
 
@@ -263,13 +272,18 @@ def load_checkpoint(path: Path, device: torch.device) -> Checkpoint:
     Raises:
         ResumeError: The file is damaged, is no checkpoint, or has an unknown schema version.
     """
-    content = _converted(read_checkpoint(path, device))
-    content["identity"] = ModelIdentity(**content["identity"])
-    content["position"] = Position(**content["position"])
-    content["sums"] = RunningSums(**content["sums"])
-    # other entries, such as settings fitted to the weights, are for prediction alone
-    known = {entry.name for entry in fields(Checkpoint)}
-    return Checkpoint(**{name: value for name, value in content.items() if name in known})
+    content = read_checkpoint(path, device)
+    try:
+        content = _converted(content)
+        content["identity"] = parse_identity(content["identity"])
+        content["position"] = _POSITION.validate_python(content["position"])
+        content["sums"] = RunningSums(**content["sums"])
+        # other entries, such as settings fitted to the weights, are for prediction alone
+        known = {entry.name for entry in fields(Checkpoint)}
+        return Checkpoint(**{name: value for name, value in content.items() if name in known})
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        msg = f"{path} is not a checkpoint of a run: {reason_of(error)}. {_RESTORE}"
+        raise ResumeError(msg) from None
 
 
 def checkpoint_of(
@@ -297,25 +311,16 @@ def restore(state: RunState, checkpoint: Checkpoint) -> None:
     """Set a state that was built from the same settings to the values of a checkpoint.
 
     Raises:
-        ResumeError: The checkpoint is for prediction alone, or of another network.
+        ResumeError: The checkpoint is for prediction alone, is of another network, or is damaged.
     """
     if checkpoint.optimizer is None or checkpoint.schedule is None:
         msg = "the checkpoint is for prediction alone; a run resumes from last.pt"
         raise ResumeError(msg)
-    _load(state.network, checkpoint.model)
-    state.accumulator.optimizer.load_state_dict(checkpoint.optimizer)
-    state.schedule.load_state_dict(checkpoint.schedule)
-    if checkpoint.fallback is not None:
-        # before the loss scale, which belongs to the precision that this may change
-        state.fallback.load_state_dict(checkpoint.fallback)
-    if checkpoint.scaler:  # empty when the run computed without one
-        state.accumulator.scaler.load_state_dict(checkpoint.scaler)
-    if state.ema is not None and checkpoint.ema is not None:
-        _load(state.ema, checkpoint.ema)
-    state.position = checkpoint.position
-    state.sums = checkpoint.sums
-    state.history = list(checkpoint.history)
-    state.best = checkpoint.best
+    try:
+        _restore(state, checkpoint, checkpoint.optimizer, checkpoint.schedule)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        msg = f"the checkpoint does not fit the run: {error!r}. {_RESTORE}"
+        raise ResumeError(msg) from error
 
 
 def environment_of(device: Device) -> dict[str, str]:
@@ -331,6 +336,28 @@ def environment_of(device: Device) -> dict[str, str]:
         "precision": device.precision,
         "threads": str(torch.get_num_threads()),
     }
+
+
+def _restore(
+    state: RunState, checkpoint: Checkpoint, optimizer: dict[str, Any], schedule: dict[str, Any]
+) -> None:
+    _load(state.network, checkpoint.model)
+    state.accumulator.optimizer.load_state_dict(optimizer)
+    state.schedule.load_state_dict(schedule)
+    if checkpoint.fallback is not None:
+        # before the loss scale, which belongs to the precision that this may change
+        state.fallback.load_state_dict(checkpoint.fallback)
+    if checkpoint.scaler:  # empty when the run computed without one
+        state.accumulator.scaler.load_state_dict(checkpoint.scaler)
+    if state.ema is not None and checkpoint.ema is not None:
+        _load(state.ema, checkpoint.ema)
+    state.position = checkpoint.position
+    state.sums = checkpoint.sums
+    state.history = list(checkpoint.history)
+    state.best = checkpoint.best
+
+
+_POSITION = TypeAdapter(Position)
 
 
 def _converted(content: dict[str, Any]) -> dict[str, Any]:
