@@ -19,7 +19,6 @@ from tests.faults.stages import COMMANDS, Stages, ending, lost, results
 
 DISKS = {
     "full": lambda n: RefusedFrom(n, errno.ENOSPC),
-    "over its quota": lambda n: RefusedFrom(n, errno.EDQUOT),
     "read-only": lambda n: RefusedFrom(n, errno.EROFS),
     "failing": lambda n: RefusedFrom(n, errno.EIO),
     "limited by ulimit -f": LimitedFrom,
@@ -27,7 +26,7 @@ DISKS = {
 """What happens to a disk at a moment."""
 WRITING = ["index", "prepare", "train", "tune", "crossval", "predict", "features", "export"]
 WRITING_ONE_FILE = ["certify", "evaluate", "figure sample", "figure history", "phantom"]
-MOMENTS = (0.0, 0.3, 0.6, 0.9)
+MOMENTS = (0.0, 0.45, 0.9)
 """When it happens, as shares of the changes that a command makes."""
 SLOW_MOMENTS = {"crossval": (0.45, 0.85)}
 """The same for a command that takes seconds: while it trains, and while it predicts."""

@@ -9,7 +9,7 @@ from tests.faults.campaign import NewCampaign
 
 N_FILES = 10_000
 N_PARTS = 8
-N_FEW = 150
+N_FEW = 100
 PROMISE = "mutated files: refused, or read and a label map written back"
 
 

@@ -15,7 +15,7 @@ PROMISE = "two runs on one folder: one waits or is refused, results as of one"
 OTHERS = "two runs with other settings: one is refused, results of the other"
 ALONE_S = 2.0
 """Time that the second run has while the first is stopped."""
-SHARES = (0.0, 0.1, 0.5, 0.9)
+SHARES = (0.0, 0.4, 0.9)
 """Moments at which the first run is stopped, as shares of the changes that it makes."""
 PAIRS = {
     "train": (f"{TRAIN} --fold 0", f"{TRAIN} --fold 0 --set optimizer.lr=0.01", "prepared"),
