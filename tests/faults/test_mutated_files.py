@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from tests.faults.mutated_nifti import mutated_file, outcome_of
 
 from tests.faults.campaign import NewCampaign
+from tests.faults.mutated_nifti import mutated_file, outcome_of
 
 N_FILES = 10_000
 N_PARTS = 8
