@@ -120,7 +120,7 @@ def results(folder: Path) -> dict[str, str | bytes]:
         temporary = any(_TEMPORARY.match(part) for part in Path(name).parts)
         if path.is_file() and not name.startswith(_BEGINNINGS) and not temporary:
             read = _READERS.get(path.suffix, Path.read_bytes)
-            found[name] = read(path)
+            found[name] = _without(folder, read(path))
     return found
 
 
@@ -143,6 +143,13 @@ def lost(found: Mapping[str, object], earlier: Mapping[str, object]) -> str:
 def ending(ended: Ended, folder: Path, expected: Mapping[str, object]) -> tuple[str, ...]:
     """Return the problems of a command that should have ended well with those results."""
     return ended.expect(0), differences(results(folder), expected)
+
+
+def _without(folder: Path, content: str | bytes) -> str | bytes:
+    """Replace the folder in paths: records name the files that were read."""
+    if isinstance(content, str):
+        return content.replace(str(folder), ".")
+    return content.replace(str(folder).encode(), b".")
 
 
 def _checkpoint(path: Path) -> str:
