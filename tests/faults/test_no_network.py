@@ -23,6 +23,7 @@ def test_no_command_opens_a_socket(
         tries.note(name, ended.expect(0), NETWORK_USED if NETWORK_USED in ended.shown else "")
 
 
+@pytest.mark.slow
 def test_a_scheduler_cannot_be_reached_without_it(stages: Stages, place: Path) -> None:
     """The guard guards: the one command that needs the network is stopped, and shown."""
     folder = stages.start("trained", place / "here")
