@@ -266,7 +266,9 @@ def test_no_checkpoint_breaks_a_command(
             change(folder / "runs" / "fold0" / file)
             ended = attack(words, folder)
             # a run without a checkpoint begins; a link to itself leads to none
-            codes = (0, 2) if (name, what) == ("train", "a link to itself") else (1, 2, 3)
+            # and a run that has finished computes nothing with its weights
+            may_pass = name == "train" and what in {"a link to itself", "with NaN as weights"}
+            codes = (0, 2) if may_pass else (1, 2, 3)
             tries.note(f"{name}: {what}", *harmless(ended, folder, *codes))
 
 

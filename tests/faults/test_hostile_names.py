@@ -48,7 +48,7 @@ BESIDE_THE_SCANS: Mapping[str, Break] = {
     "a name with a line break": lambda root: _case_named(root, "BraTS2021\n00009"),
     "a name that is a formula": lambda root: _case_named(root, "=cmd|'calc'!A0"),
     "a name with a terminal sequence": lambda root: _case_named(root, "scan\x1b]0;owned\x07"),
-    "a name of markup": lambda root: _case_named(root, "[bold]x[/nothing]"),
+    "a name of markup": lambda root: _case_named(root, "[bold]x[link=y]"),
     "a name with a hash sign": lambda root: _case_named(root, "scan#1"),
     "a name with a comma and quotes": lambda root: _case_named(root, 'a,"b'),
     "a hidden name": lambda root: _case_named(root, ".scan"),
