@@ -53,7 +53,9 @@ def montage(
     output: OutputOption,
     prediction: PredictionOption = None,
     case: CaseOption = None,
-    modality: Annotated[str, typer.Option(help="Modality to draw: t1n, t1c, t2w or t2f.")] = "t2f",
+    modality: Annotated[
+        str, typer.Option(help="Modality to draw: t1n, t1c, t2w or t2f (flair).")
+    ] = "t2f",
     labels: LabelsOption = None,
 ) -> None:
     """Draw sections through the tumour, reference and prediction side by side."""
@@ -77,6 +79,28 @@ def preview(
     from brats_seg.report.draw import draw_preview
 
     draw_preview(data, output, prediction=prediction, case_id=case, labels=labels)
+    _print_written(output)
+
+
+@app.command()
+def uncertainty(
+    data: DataArgument,
+    output: OutputOption,
+    prediction: Annotated[
+        Path, typer.Option(help="Folder that `predict --uncertainty` wrote, or a label map in it.")
+    ],
+    entropy: Annotated[
+        Path | None, typer.Option(help="Map of entropy. (default: that of the folder)")
+    ] = None,
+    case: CaseOption = None,
+    labels: LabelsOption = None,
+) -> None:
+    """Draw where a prediction is uncertain, in three planes."""
+    from brats_seg.report.draw import draw_uncertainty
+
+    draw_uncertainty(
+        data, output, prediction=prediction, entropy=entropy, case_id=case, labels=labels
+    )
     _print_written(output)
 
 
