@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib import colormaps
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize, to_rgb
+from matplotlib.colors import ListedColormap, Normalize, to_rgb
 from matplotlib.figure import Figure, SubFigure
 
 from brats_seg.errors import CaseError
@@ -61,14 +61,15 @@ _OPACITY = 0.75
 """Opacity of the label map."""
 _N_MONTAGE_COLUMNS = 3
 _SMALL_PRINT = f"{RESEARCH_USE}; {LEFT_IS_RIGHT}"
-_HEAT = "plasma"
-"""Colours of the entropy: their brightness grows evenly, and none is grey like the scan."""
+_HEAT = ("plasma", 0.85)
+"""Colours of the entropy, and the share of them that is used: their brightness grows evenly, none is
+grey like the scan, and white and cyan lines are seen on the brightest."""
 _LOW_BITS = 0.1
 """Entropy below which the scan is shown: a probability below 1.3 or above 98.7 %."""
 _HIGH_BITS = 0.5
 """Entropy above which a voxel counts as uncertain: a probability of 11 to 89 %."""
 _WT_LINES: tuple[tuple[str, str, LineStyle], ...] = (
-    ("reference", "#009E73", "--"),
+    ("reference", "cyan", "--"),
     ("prediction", "white", "-"),
 )
 """Colour and style of the outlines over the entropy."""
@@ -333,13 +334,18 @@ def _uncertain(view: CaseView) -> Image:
 
 def _heat(bits: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     """Return a section of entropies in colours (rows, columns, 4), transparent where it is low."""
-    picture: npt.NDArray[np.float64] = colormaps[_HEAT](np.asarray(bits, float))
+    picture: npt.NDArray[np.float64] = _heat_colours()(np.asarray(bits, float))
     picture[bits < _LOW_BITS, 3] = 0
     return picture
 
 
+def _heat_colours() -> ListedColormap:
+    name, share = _HEAT
+    return ListedColormap(colormaps[name](np.linspace(0, share, 256)))
+
+
 def _add_colour_bar(figure: Figure, panels: list[Any]) -> None:
-    colours = ScalarMappable(Normalize(0, 1), colormaps[_HEAT])
+    colours = ScalarMappable(Normalize(0, 1), _heat_colours())
     bar = figure.colorbar(colours, ax=panels, shrink=0.5, pad=0.01)
     bar.set_label("entropy (bits)", color="white", fontsize="small")
     bar.ax.tick_params(colors="white", labelsize="small")
@@ -357,7 +363,7 @@ def _add_uncertainty_words(
     )
     entries = outline_key(_measured(view, "prediction", regions), _present(regions))
     entries += [
-        line_key(f"{name} WT, below", colour, style)
+        line_key(f"WT of the {name}, lower row", colour, style)
         for name, colour, style in _WT_LINES
         if name in sides and sides[name][0].any()
     ]

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from brats_seg.labels import RegionMasks
-from brats_seg.report.style import OUTLINE_WIDTHS, REGION_COLOURS
+from brats_seg.report.style import OUTLINE_DASHES, OUTLINE_WIDTHS, REGION_COLOURS, LineStyle
 from brats_seg.voxels.components import number_components
 from brats_seg.voxels.orientation import AXES, Affine
 
@@ -197,18 +197,33 @@ def draw_overlay(axes: Any, colours: npt.NDArray[np.float64]) -> None:
 def draw_outlines(axes: Any, regions: RegionMasks, axis: int, index: int) -> None:
     """Draw the outlines of the regions `(3, X, Y, Z)` over a section.
 
-    An inner region has a thinner line, so that an outer one is seen beside it where both have one
-    boundary.
+    The lines of inner regions are thinner, and those of the core dashed, so that an outer one is
+    seen where they have one boundary.
     """
-    for region, colour, width in zip(regions, REGION_COLOURS, OUTLINE_WIDTHS, strict=True):
-        draw_outline(axes, section_of(region, axis, index), color=colour, linewidth=width)
+    styles = zip(REGION_COLOURS, OUTLINE_WIDTHS, OUTLINE_DASHES, strict=True)
+    for region, (colour, width, dashes) in zip(regions, styles, strict=True):
+        section = section_of(region, axis, index)
+        draw_outline(axes, section, color=colour, linewidth=width, linestyle=dashes)
 
 
-def draw_outline(axes: Any, section: npt.NDArray[np.bool_], **style: Any) -> None:
+def draw_outline(
+    axes: Any,
+    section: npt.NDArray[np.bool_],
+    *,
+    color: str,
+    linewidth: float,
+    linestyle: LineStyle = "-",
+) -> None:
     """Draw the outline of a section `(rows, columns)` of a mask, if there is anything in it."""
     if section.any():
-        plural = {f"{name}s": value for name, value in style.items()}
-        axes.contour(section, levels=[0.5], origin=None, **plural)
+        axes.contour(
+            section,
+            levels=[0.5],
+            colors=[color],
+            linewidths=[linewidth],
+            linestyles=[linestyle],
+            origin=None,
+        )
 
 
 def grey_limits(image: Image) -> tuple[float, float]:

@@ -18,12 +18,14 @@ from brats_seg.errors import UsageError
 from brats_seg.files import whole_file
 from brats_seg.labels import MODALITIES, REGIONS
 
-LineStyle: TypeAlias = Literal["-", "--"]
+LineStyle: TypeAlias = Literal["-", "--"] | tuple[float, tuple[float, ...]]
 
 REGION_COLOURS = ("#56B4E9", "#F0E442", "#D55E00")
 """Colours of WT, TC and ET: sky blue, yellow, vermilion."""
-OUTLINE_WIDTHS = (2.0, 1.2, 0.6)
-"""Widths in points of the outlines of WT, TC and ET: each is seen beside the next where they coincide."""
+OUTLINE_WIDTHS = (2.4, 1.3, 0.7)
+"""Widths in points of the outlines of WT, TC and ET: an outer one is seen beside an inner one on it."""
+OUTLINE_DASHES: tuple[LineStyle, ...] = ("-", (0, (4, 2)), "-")
+"""Styles of the outlines of WT, TC and ET: between the dashes of the core the whole tumour is seen."""
 OTHER_TISSUE_COLOURS = ("#CC79A7", "#009E73")
 """Colours of the other tissues: purple, green."""
 FIRST_COLOUR, SECOND_COLOUR = "#0072B2", "#E69F00"
@@ -68,9 +70,9 @@ def outline_key(
 ) -> list[Artist]:
     """Return legend entries for the outlines of those of WT, TC and ET that are shown."""
     return [
-        Line2D([], [], color=colour, linewidth=width, label=text)
-        for text, colour, width, there in zip(
-            words, REGION_COLOURS, OUTLINE_WIDTHS, shown, strict=True
+        Line2D([], [], color=colour, linewidth=width, linestyle=dashes, label=text)
+        for text, colour, width, dashes, there in zip(
+            words, REGION_COLOURS, OUTLINE_WIDTHS, OUTLINE_DASHES, shown, strict=True
         )
         if there
     ]
@@ -108,12 +110,13 @@ def add_dark_legend(figure: Figure, entries: Sequence[Artist], words: str) -> No
 
     The entries have as many rows as they need.
     """
+    words_of = [str(entry.get_label()) for entry in entries]
+    n_columns = _n_columns(words_of, figure.bbox.width / figure.dpi)
     legend = figure.legend(
-        handles=entries,
+        # matplotlib fills column by column
+        handles=[entry for k in range(n_columns) for entry in entries[k::n_columns]],
         loc="outside lower center",
-        ncols=_n_columns(
-            [str(entry.get_label()) for entry in entries], figure.bbox.width / figure.dpi
-        ),
+        ncols=n_columns,
         facecolor="black",
         labelcolor="white",
         frameon=False,
@@ -147,15 +150,11 @@ def write_figure(figure: Figure, path: Path, *, dpi: int = _DPI) -> None:
 
 
 def _n_columns(words: Sequence[str], width_inches: float) -> int:
-    """Return the number of legend entries in a row, in as few rows as fit."""
+    """Return the number of legend entries in a row, for as few rows as fit."""
+    widths = [_inches(word, _KEY_SIZE) + _KEY_INCHES for word in words]
     for n_rows in range(1, len(words) + 1):
         n_columns = -(-len(words) // n_rows)
-        # the entries of a column follow each other, and the column is as wide as its widest
-        columns = [words[k * n_rows : (k + 1) * n_rows] for k in range(n_columns)]
-        widths = [
-            max((_inches(word, _KEY_SIZE) for word in column), default=0) for column in columns
-        ]
-        if sum(widths) + _KEY_INCHES * n_columns <= width_inches:
+        if sum(max(widths[k::n_columns]) for k in range(n_columns)) <= width_inches:
             return n_columns
     return 1
 

@@ -51,8 +51,10 @@ _BRAIN_COLOUR, _BRAIN_OPACITY, _BRAIN_STEP = "white", 0.5, 3
 _MARGIN = 1.03
 _PANEL_INCHES = 4.3
 _TITLE_SIZE = 8.5
-_N_PIXELS = 336
-"""Edge of the picture of a model: that of its axes, so that it is not resampled."""
+_N_PIXELS = 672
+"""Edge of the picture of a model, in pixels."""
+_N_PIXELS_OF_GIF = 336
+"""The same in a GIF: that of its axes, so that it is not resampled."""
 
 N_FRAMES = 36
 """Frames of a full turn."""
@@ -160,7 +162,9 @@ def model_of(title: str, regions: RegionMasks, image: Image, grid: Grid) -> Surf
     return SurfaceModel(title=title, layers=(et, tc, wt, brain), grid=grid)
 
 
-def surface_figure(models: Sequence[SurfaceModel], *, azimuth_degrees: float = 0.0) -> Figure:
+def surface_figure(
+    models: Sequence[SurfaceModel], *, azimuth_degrees: float = 0.0, n_pixels: int = _N_PIXELS
+) -> Figure:
     """Draw models side by side, at one scale, seen from a little above.
 
     The azimuth is the direction of the view: 0 degrees from the patient's front, 90 degrees from
@@ -168,9 +172,8 @@ def surface_figure(models: Sequence[SurfaceModel], *, azimuth_degrees: float = 0
     """
     figure = dark_figure(_PANEL_INCHES * len(models), _PANEL_INCHES + 1.0)
     all_axes = figure.subplots(1, len(models), squeeze=False)[0]
-    for axes, model, camera in zip(
-        all_axes, models, _cameras(models, azimuth_degrees), strict=True
-    ):
+    cameras = _cameras(models, azimuth_degrees, n_pixels)
+    for axes, model, camera in zip(all_axes, models, cameras, strict=True):
         axes.imshow(render(model.layers, camera))
         axes.set_axis_off()
         size = fitting_size(model.title, _PANEL_INCHES, _TITLE_SIZE)
@@ -220,7 +223,7 @@ def render(layers: Sequence[Layer], camera: Camera) -> Pixels:
     return picture
 
 
-def _cameras(models: Sequence[SurfaceModel], azimuth_degrees: float) -> list[Camera]:
+def _cameras(models: Sequence[SurfaceModel], azimuth_degrees: float, n_pixels: int) -> list[Camera]:
     """Return a view of each model, all at one scale."""
     reach_mm = _MARGIN * max(model.reach_mm for model in models)
     return [
@@ -228,7 +231,7 @@ def _cameras(models: Sequence[SurfaceModel], azimuth_degrees: float) -> list[Cam
             azimuth=np.radians(azimuth_degrees),
             centre_mm=model.centre_mm,
             reach_mm=reach_mm,
-            n_pixels=_N_PIXELS,
+            n_pixels=n_pixels,
         )
         for model in models
     ]
@@ -248,12 +251,12 @@ def _shown_regions(models: Sequence[SurfaceModel]) -> list[int]:
 
 def _frames(models: Sequence[SurfaceModel], n_frames: int) -> list[Picture.Image]:
     """Draw the figure once, and replace its pictures for every frame."""
-    figure = surface_figure(models)
+    figure = surface_figure(models, n_pixels=_N_PIXELS_OF_GIF)
     figure.set_dpi(_DPI)
     canvas: Any = FigureCanvasAgg(figure)
     frames = []
     for number in range(n_frames):
-        cameras = _cameras(models, 360 * number / n_frames)
+        cameras = _cameras(models, 360 * number / n_frames, _N_PIXELS_OF_GIF)
         for axes, model, camera in zip(figure.axes, models, cameras, strict=True):
             axes.images[0].set_data(render(model.layers, camera))
             _draw_letters(axes, model, camera)
