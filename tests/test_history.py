@@ -75,6 +75,37 @@ def test_the_history_of_an_autoencoder_shows_loss_and_error_and_no_dice(tmp_path
     assert titles == ["loss", "RMSE in the brain"]
 
 
+def entries_of(table: pd.DataFrame, place: int) -> list[str]:
+    legend = history_figure(table).axes[place].get_legend()
+    return [text.get_text() for text in legend.get_texts()]
+
+
+def test_there_is_no_legend_entry_before_the_first_validation(tmp_path: Path) -> None:
+    write_history([row(1, validated=False)], tmp_path)
+    assert entries_of(read_history(tmp_path), 1) == ["training"]
+
+    write_history([row(1, validated=True)], tmp_path)
+    parts = ["validation WT", "validation TC", "validation ET"]
+    assert entries_of(read_history(tmp_path), 1) == ["training", "validation", *parts]
+
+
+def test_the_modalities_have_the_names_that_radiologists_use(tmp_path: Path) -> None:
+    write_history([row(1, validated=True, scores=ERRORS)], tmp_path)
+
+    parts = entries_of(read_history(tmp_path), 1)[2:]
+    assert parts == ["validation T1", "validation T1c", "validation T2", "validation FLAIR"]
+
+
+def test_one_epoch_is_drawn_at_its_whole_number(tmp_path: Path) -> None:
+    write_history([row(1, validated=True)], tmp_path)
+
+    figure = history_figure(read_history(tmp_path))
+
+    ticks = figure.axes[-1].get_xticks()
+    assert [tick for tick in ticks if 0.1 < tick < 1.9] == [1]
+    assert {line.get_marker() for line in figure.axes[1].lines} == {"."}
+
+
 def test_the_line_of_the_log_shows_the_values() -> None:
     assert row_line(row(1, validated=False), 5).startswith("epoch 1/5 | training loss 1.0000 Dice")
     assert "validation loss 1.0000 Dice 0.722 (WT 0.500 TC 0.500 ET 0.500) Jaccard 0.500 | lr" in (

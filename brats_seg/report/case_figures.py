@@ -305,7 +305,7 @@ def _measured(view: CaseView, side: str, regions: RegionMasks) -> list[str]:
     """Return the volume of each region, and of a prediction that can be scored its Dice."""
     n_voxels = regions.sum(axis=(1, 2, 3))
     words = [
-        f"{region.upper()} {n * view.grid.voxel_ml:.1f} ml"
+        f"{region.upper()} {_volume(n * view.grid.voxel_ml)}"
         for region, n in zip(REGIONS, n_voxels, strict=True)
     ]
     if side == "reference" or view.reference is None:
@@ -316,6 +316,11 @@ def _measured(view: CaseView, side: str, regions: RegionMasks) -> list[str]:
         f"{word} (Dice {score:.3f})" if n else f"{word} (none in the reference)"
         for word, score, n in zip(words, dice(counts), either, strict=True)
     ]
+
+
+def _volume(ml: float) -> str:
+    """Return a volume in words; one that is not 0 does not become 0."""
+    return f"{ml:.1f} ml" if ml == 0 or ml >= 0.05 else f"{ml:.1g} ml"
 
 
 def _uncertain(view: CaseView) -> Image:

@@ -287,7 +287,7 @@ def _histogram(axes: Any, parts: Sequence[_Part]) -> None:
         edgecolor="white",
         linewidth=0.5,
     )
-    axes.xaxis.set_major_locator(FixedLocator(edges, nbins=_MOST_TICKS))
+    axes.xaxis.set_major_locator(FixedLocator(edges.tolist(), nbins=_MOST_TICKS))
     axes.yaxis.get_major_locator().set_params(integer=True)
 
 

@@ -49,7 +49,7 @@ _KEY_SIZE = 10.0
 """Size of the words of a legend, in points."""
 _KEY_INCHES = 0.75
 """Width of a sample in a legend and of the space around it."""
-_TITLE_SHARE = 0.94
+_TITLE_SHARE = 0.9
 """Widest title, as a share of the width of the figure."""
 
 
