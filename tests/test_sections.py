@@ -198,13 +198,17 @@ def drawn_colours(regions: np.ndarray) -> list[int]:
     return np.bincount(nearest, minlength=len(REGION_COLOURS)).tolist()
 
 
-def test_every_outline_is_seen_where_all_three_coincide() -> None:
-    """The last one drawn used to hide the others."""
+@pytest.mark.parametrize("n_coincide", [2, 3])
+def test_the_whole_tumour_is_seen_where_outlines_coincide(n_coincide: int) -> None:
+    """The last outline drawn used to hide the others."""
     regions = np.zeros((3, 60, 60, 1), dtype=bool)
-    regions[:, 10:50, 10:50] = True
+    regions[:n_coincide, 10:50, 10:50] = True
     n_pixels_around = 4 * 40 * 450 / 60
 
-    assert min(drawn_colours(regions)) > 0.15 * n_pixels_around
+    n_drawn = drawn_colours(regions)
+
+    assert n_drawn[0] > 0.5 * n_pixels_around
+    assert n_drawn[n_coincide - 1] > 0.5 * n_pixels_around
 
 
 def test_an_overlay_leaves_the_shape_of_the_voxels() -> None:
