@@ -14,7 +14,7 @@ raise errors derived from `BratsError`, and print nothing.
 | score | `evaluate_folders`, `score_folders`, `compare_folders`, `cross_validate`, `read_scores` |
 | autoencoder | `Reconstructor`, `reconstruct_cases` |
 | survival | `features_of_folder`, `study_survival` |
-| draw | `open_view`, `sample_figure`, `montage_figure`, `view_figure`, `score_figure`, `write_figure` |
+| draw | `open_view`, `sample_figure`, `montage_figure`, `uncertainty_figure`, `score_figure`, `write_figure` |
 
 Example:
     >>> from pathlib import Path
@@ -29,6 +29,11 @@ Research use only.
 
 from importlib import import_module
 from typing import TYPE_CHECKING
+
+from brats_seg.cpu_threads import choose_threads as _choose_threads
+
+# at import, because torch's OpenMP reads the environment once, when it is loaded
+_choose_threads()
 
 if TYPE_CHECKING:
     from brats_seg.cases.case import Case as Case
@@ -67,9 +72,11 @@ if TYPE_CHECKING:
     from brats_seg.report.case_figures import montage_figure as montage_figure
     from brats_seg.report.case_figures import reconstruction_figure as reconstruction_figure
     from brats_seg.report.case_figures import sample_figure as sample_figure
+    from brats_seg.report.case_figures import uncertainty_figure as uncertainty_figure
     from brats_seg.report.case_figures import view_figure as view_figure
     from brats_seg.report.case_view import open_view as open_view
     from brats_seg.report.case_view import with_prediction as with_prediction
+    from brats_seg.report.case_view import with_uncertainty as with_uncertainty
     from brats_seg.report.charts import bar_figure as bar_figure
     from brats_seg.report.charts import cohort_figure as cohort_figure
     from brats_seg.report.charts import score_figure as score_figure
@@ -147,11 +154,13 @@ _NAMES = {
         "montage_figure",
         "reconstruction_figure",
         "sample_figure",
+        "uncertainty_figure",
         "view_figure",
     ),
     "report.case_view": (
         "open_view",
         "with_prediction",
+        "with_uncertainty",
     ),
     "report.charts": (
         "bar_figure",
@@ -252,9 +261,11 @@ __all__ = [
     "train_fold",
     "training_transforms",
     "tune_runs",
+    "uncertainty_figure",
     "view_figure",
     "whole_loss",
     "with_prediction",
+    "with_uncertainty",
     "writable_folder",
     "write_figure",
     "write_phantom_cases",

@@ -4,6 +4,8 @@ Every default stands here. Settings are frozen and validated by pydantic; an unk
 that names it. A number that can be derived from others is a property, not a setting.
 """
 
+import re
+import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pkgutil import resolve_name
@@ -26,13 +28,29 @@ from brats_seg.errors import ConfigError
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
-Size = tuple[int, int, int]
+LONGEST_AXIS = 1024
+"""Most voxels along an axis of a patch or a window: twice those of a scan."""
+Length = Annotated[int, Field(gt=0, le=LONGEST_AXIS)]
+Size = tuple[Length, Length, Length]
+Width = Annotated[int, Field(gt=0, le=4096)]
+"""Channels of a layer; the widest networks in use have 1024."""
+VoxelEdge = Annotated[float, Field(ge=0.2, le=10)]
+"""Millimetres; scanners make voxels of 0.4 to 7 mm an edge."""
 TaskName = Literal["segmentation", "reconstruction"]
 ConventionName = Literal["brats2017", "brats2023", "brats2024", "brats2024-ped", "msd"]
 NETWORKS = ("unet", "notebook", "segresnet", "vae-unet", "dynunet", "swin-unetr", "autoencoder")
 """Networks with a short name; any other is given by its dotted name."""
+LONGEST_YAML = 1 << 15
+"""Characters of the longest text that is parsed as YAML; all settings together have 2,000."""
+_N_PROBLEMS = 3
+"""Problems of a file that a message lists at most."""
+_DEEPEST_YAML = 20
+"""Levels of lists and mappings in YAML; settings have three."""
 OVERLAP = 0.5
 """Default share of a window that the next one overlaps, in validation and in prediction."""
+
+
+_WHOLE_NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 def _parsed_size(value: object) -> object:
@@ -42,7 +60,7 @@ def _parsed_size(value: object) -> object:
         return value
     if isinstance(parts, list | tuple) and len(parts) == 3:
         sizes = [str(part).strip() for part in parts]
-        if all(size.isdigit() and int(size) > 0 for size in sizes):
+        if all(_WHOLE_NUMBER.fullmatch(size) and int(size) > 0 for size in sizes):
             return tuple(int(size) for size in sizes)
     msg = "expected three positive whole numbers such as 64,64,64, or 'whole'"
     raise ValueError(msg)
@@ -123,6 +141,9 @@ class StoreConfig(Section):
 
     compressed: bool = False
     """Whether arrays are compressed: a third of the disk space, slower reads; needs the extra `compressed`."""
+    spacing_mm: tuple[VoxelEdge, VoxelEdge, VoxelEdge] | None = None
+    """Edges of a voxel along X, Y and Z (towards left, back and head) that cases are resampled to; null takes
+    the median of the cases, which is 1 mm for BraTS."""
 
 
 class PatchConfig(Section):
@@ -146,11 +167,18 @@ class ModelConfig(Section):
     """
     arguments: dict[str, Any] = {}
     """Keyword arguments of a network that is given by its dotted name."""
-    widths: tuple[PositiveInt, ...] = (32, 64, 128, 256, 320, 320)
+    widths: Annotated[tuple[Width, ...], Field(min_length=1, max_length=10)] = (
+        32,
+        64,
+        128,
+        256,
+        320,
+        320,
+    )
     """Channels of each level of `unet` and `dynunet`; levels that a small patch cannot have are dropped."""
     deep_supervision: bool = True
     """Whether the loss also applies to coarser levels of `unet`."""
-    latent: Annotated[PositiveInt, Field(multiple_of=64)] = 512
+    latent: Annotated[int, Field(gt=0, le=65536, multiple_of=64)] = 512
     """Length of the latent vector of `autoencoder`, a multiple of 64."""
 
     @property
@@ -408,8 +436,11 @@ def load_config(
     return config_of(settings)
 
 
-def config_of(settings: Mapping[str, Any]) -> Config:
+def config_of(settings: object) -> Config:
     """Validate settings given as a mapping, such as those of a checkpoint."""
+    if not isinstance(settings, Mapping):
+        msg = f"found {type(settings).__name__} in place of settings; expected key: value"
+        raise ConfigError(msg)
     model = settings.get("model")
     if isinstance(model, Mapping) and model.get("name") == "segresnet-vae":  # in older runs
         settings = {**settings, "model": {**model, "name": "vae-unet"}}
@@ -467,7 +498,7 @@ def _allowed(schema: Mapping[str, Any]) -> str:
     if "enum" in schema:
         return ", ".join(map(str, schema["enum"]))
     if schema["type"] == "array":
-        return f"{schema['minItems']} numbers" if "minItems" in schema else "list"
+        return f"{schema['minItems']} numbers" if "prefixItems" in schema else "list"
     bounds = [words + str(schema[key]) for key, words in _BOUNDS.items() if key in schema]
     return " ".join([_JSON_TYPES[schema["type"]], *bounds])
 
@@ -487,6 +518,17 @@ _JSON_TYPES = {
     "object": "key: value",
     "null": "null",
 }
+
+
+def problems_of(error: ValidationError) -> str:
+    """Return the first problems that a validation has found, as one line for a message."""
+    problems = error.errors(include_url=False)
+    lines = [
+        f"{'.'.join(map(str, problem['loc'])) or 'all'}: {problem['msg']} (got {reprlib.repr(problem['input'])})"
+        for problem in problems[:_N_PROBLEMS]
+    ]
+    more = [f"{len(problems) - _N_PROBLEMS} more"] * (len(problems) > _N_PROBLEMS)
+    return "; ".join([*lines, *more])
 
 
 def differing_settings(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
@@ -509,12 +551,48 @@ def _preset(name: str) -> dict[str, Any]:
     return PRESETS[name]
 
 
-def _parsed(text: str, origin: str) -> dict[str, Any]:
+def parse_yaml(text: str, origin: str) -> Any:
+    """Return the value of a YAML text without aliases, which a few lines can make endless.
+
+    Args:
+        text: The text.
+        origin: Name of the text in messages.
+
+    Raises:
+        ConfigError: The text is no YAML, is too long, is nested too deeply, or has aliases.
+
+    Example:
+        >>> parse_yaml("{0: 8, 40: 16}", "--effective-batch")
+        {0: 8, 40: 16}
+    """
     try:
-        value = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
+        if found := _wrong_yaml(text):
+            msg = f"{origin} holds {found}; expected settings as key: value"
+            raise ConfigError(msg)
+        return yaml.safe_load(text)
+    # values such as a date of the 99th day, or a number of 5,000 digits
+    except (yaml.YAMLError, ValueError) as error:
         msg = f"{origin} is not YAML: {error}"
         raise ConfigError(msg) from None
+
+
+def _wrong_yaml(text: str) -> str:
+    """Return what is wrong with a text that may be YAML, or nothing."""
+    if len(text) > LONGEST_YAML:
+        return f"{len(text)} characters, where settings have at most {LONGEST_YAML}"
+    depth = 0
+    for event in yaml.parse(text, yaml.SafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            return f"the alias *{event.anchor}, which is not supported: write the value itself"
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST_YAML:
+            return f"more than {_DEEPEST_YAML} levels of lists or mappings"
+    return ""
+
+
+def _parsed(text: str, origin: str) -> dict[str, Any]:
+    value = parse_yaml(text, origin) or {}
     if not isinstance(value, dict):
         msg = f"{origin} holds {type(value).__name__}; expected settings as key: value"
         raise ConfigError(msg)
@@ -525,6 +603,9 @@ def _assigned(assignment: str) -> dict[str, Any]:
     key, equals, text = assignment.partition("=")
     if not equals:
         msg = f"--set {assignment!r} has no '='; expected for example training.n_epochs=10"
+        raise ConfigError(msg)
+    if key.count(".") > _DEEPEST_YAML:
+        msg = f"--set {assignment[:40]}... has {key.count('.')} dots; expected section.key=value"
         raise ConfigError(msg)
     return _nested(key, _parsed(f"value: {text}", f"--set {assignment}")["value"])
 
@@ -572,7 +653,8 @@ def _explained(error: ValidationError) -> str:
             lines.append(f"setting {key} is unknown; {_alternatives(problem['loc'])}")
         else:
             what = problem["msg"].removeprefix("Value error, ")
-            lines.append(f"setting {key}: {what} (got {problem['input']!r})" if key else what)
+            found = reprlib.repr(problem["input"])
+            lines.append(f"setting {key}: {what} (got {found})" if key else what)
     return "\n".join(lines)
 
 

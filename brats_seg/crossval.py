@@ -13,7 +13,6 @@ model/          all runs as one exported model
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,9 +24,11 @@ from brats_seg.cases.case import Case, CaseIndex
 from brats_seg.cases.case_table import read_index
 from brats_seg.cases.folds import read_folds
 from brats_seg.config import Config
+from brats_seg.cpu_threads import available_cpus
 from brats_seg.data.fold import open_fold, prepared_path_of
 from brats_seg.errors import UsageError
-from brats_seg.evaluation.evaluate import Evaluation, Pair, Pairing, evaluate_pairs
+from brats_seg.evaluation.evaluate import Evaluation, evaluate_pairs
+from brats_seg.evaluation.pairs import Pair, Pairing
 from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
 from brats_seg.evaluation.scores import (
     RegionSummary,
@@ -37,7 +38,7 @@ from brats_seg.evaluation.scores import (
     write_scores,
     write_summary,
 )
-from brats_seg.files import whole_file
+from brats_seg.files import remove_leftovers, whole_file
 from brats_seg.inference.batch import (
     BatchOutcome,
     CaseOutcome,
@@ -152,6 +153,8 @@ def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
     check_replaceable(output / "model")
     folder = prepared_path or prepared_path_of(data)
     with OutputFolder(output / "predictions").opened() as predictions:
+        remove_leftovers(output)
+        remove_leftovers(output, folders=True)
         chosen = _check_folds(data, folds, config, folder, track)
         paths = tuple(runs / f"fold{fold}" for fold in chosen)
         trainings = tuple(
@@ -312,7 +315,7 @@ def _score(
     output = predictions.parent
     pairing = reference_pairs(parts, predictions)
     evaluation = score_predictions(
-        pairing, protocol, output, n_workers=os.cpu_count() or 1, track=track
+        pairing, protocol, output, n_workers=available_cpus(), track=track
     )
     scores = read_scores(output / SCORES_NAME)
     summaries = summarise_scores(scores, np.random.default_rng(0))

@@ -18,6 +18,8 @@ from itertools import islice
 
 _N_NAMED = 5
 """Names that a message lists at most."""
+_UNDECODED = (0xDC80, 0xDCFF)
+"""Characters that stand for the bytes 0x80 to 0xFF of a file name that is not UTF-8 (PEP 383)."""
 
 
 class BratsError(Exception):
@@ -39,7 +41,7 @@ class CaseError(BratsError):
         self.next_step = next_step
 
     def __str__(self) -> str:
-        return (
+        return printable(
             f"case {self.case_id}, file {self.file}: found {self.found}; "
             f"expected {self.expected}. {self.next_step}"
         )
@@ -75,7 +77,7 @@ class UnusableCaseError(CaseError):
 
 
 class LabelError(CaseError):
-    """A label map has values that its convention does not contain."""
+    """A label map does not fit its convention or its scan."""
 
 
 class LayoutError(BratsError):
@@ -106,6 +108,27 @@ class EnvironmentalError(BratsError):
     """Disk, permissions, device or memory prevent the work."""
 
     exit_code = 3
+
+
+def printable(text: str) -> str:
+    r"""Return text on one line that any terminal and any file can hold.
+
+    File names may hold line breaks, sequences that control a terminal, and bytes that are not UTF-8.
+
+    Example:
+        >>> printable("caf\udce9\n")
+        'caf\\xe9\\n'
+    """
+    if text.isprintable():
+        return text
+    return "".join(part if part.isprintable() else _escaped(part) for part in text)
+
+
+def _escaped(character: str) -> str:
+    code = ord(character)
+    if _UNDECODED[0] <= code <= _UNDECODED[1]:
+        return f"\\x{code - 0xDC00:02x}"
+    return character.encode("unicode_escape").decode()
 
 
 def some_of(names: Collection[str]) -> str:

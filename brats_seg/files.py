@@ -3,13 +3,20 @@
 Files and folders are written under a temporary name in the same folder, synced, and then renamed: a
 reader never sees an incomplete one. The temporary name starts with a dot and the process id;
 `remove_leftovers` removes the files or folders that a killed process has left.
+
+Locks belong to the process: the system releases them when it ends, however it ends. They hold
+between the processes of one machine, and between machines on network drives that pass locks on, as
+NFS and Lustre do unless they are mounted without. On a drive that has no locks a warning is logged.
 """
 
 import errno
 import logging
 import os
 import re
+import secrets
 import shutil
+import stat
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,14 +24,41 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from brats_seg.errors import EnvironmentalError
+if sys.platform != "win32":
+    import fcntl
+
+from brats_seg.errors import EnvironmentalError, UsageError
 
 log = logging.getLogger(__name__)
 
 _LEFTOVER = re.compile(r"\.\d+-.+")
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NOT_WRITABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST})
-_WHEN_FULL = "Free some space, or choose another folder; nothing that was there before is lost."
+_SPECIAL_FILES = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+_DRIVE_FAILS = frozenset(
+    {
+        errno.EIO,
+        errno.ENODEV,
+        errno.ENOENT,
+        errno.ENOTCONN,
+        errno.ENXIO,
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+    }
+)
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
+_READING_NAME = ".reading.lock"
+_NOTHING_LOST = "nothing that was there before is lost."
+_WHEN_FULL = f"Free some space, or choose another folder; {_NOTHING_LOST}"
+_GRACE_S = 2.0
+"""Time to wait for a lock before it counts as taken: worker processes, which share the lock of the
+process that started them, take up to a second to end after it was killed."""
 
 
 @contextmanager
@@ -43,7 +77,7 @@ def whole_file(path: Path) -> Iterator[Path]:
         >>> [path.name for path in folder.iterdir()]
         ['notes.txt']
     """
-    beside = path.with_name(f".{os.getpid()}-{path.name}")
+    beside = _temporary(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield beside
@@ -73,7 +107,7 @@ def whole_folder(path: Path, *, when_full: str = _WHEN_FULL) -> Iterator[Path]:
     Raises:
         EnvironmentalError: The disk is full, or the place cannot be written to.
     """
-    new, old = (path.with_name(f".{os.getpid()}-{word}-{path.name}") for word in ("new", "old"))
+    new, old = (_temporary(path.with_name(f"{word}-{path.name}")) for word in ("new", "old"))
     try:
         new.mkdir(parents=True)
         yield new
@@ -123,18 +157,94 @@ def locked(path: Path, *, when_taken: Exception | None = None) -> Iterator[None]
     lock = FileLock(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=0)
-    except Timeout:
-        if when_taken is not None:
-            raise when_taken from None
-        log.info("waiting for another process that works in %s", path.parent)
-        lock.acquire()
+        _acquire(lock, path, when_taken)
     except OSError as error:
-        raise explained(error, path.parent) from error
+        if error.errno not in _NO_LOCKS:
+            raise explained(error, path.parent) from error
+        log.warning(
+            "the drive of %s has no locks (%s): start no second process that writes there",
+            path.parent,
+            error.strerror,
+        )
     try:
         yield
     finally:
         lock.release()
+
+
+@contextmanager
+def alone_at(path: Path, *, is_folder: bool = False, wait: bool = False) -> Iterator[None]:
+    """Keep other processes from writing the same results at the same time.
+
+    For results of several files, which would otherwise come from two processes.
+
+    Args:
+        path: Main file of the results, or their folder.
+        is_folder: Whether `path` is a folder; the lock is then in it, otherwise beside the file.
+        wait: Whether to wait for another process that is writing there; for work of seconds.
+
+    Raises:
+        UsageError: Another process is writing there, and `wait` is not set.
+        EnvironmentalError: The place cannot be written to.
+    """
+    lock = path / ".writing.lock" if is_folder else path.with_name(f".{path.name}.lock")
+    msg = f"another process is writing {path}. Wait for it to end, or choose another --output."
+    with locked(lock, when_taken=None if wait else UsageError(msg)):
+        try:
+            yield
+        finally:
+            # while the lock is held: another process never finds the file of a lock that has ended
+            with suppress(OSError):
+                lock.unlink()
+
+
+@contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Keep other processes from replacing what is in a folder (see `replacing`) as long as it is read.
+
+    Any number of processes may read at the same time. A folder that cannot be written to is read
+    without a lock, and so is any folder on Windows, which has no shared locks of files.
+    """
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / _READING_NAME).touch()
+    try:
+        file = (folder / _READING_NAME).open("rb")
+    except OSError:
+        yield
+        return
+    with file:
+        with suppress(OSError):
+            if sys.platform != "win32":
+                fcntl.flock(file, fcntl.LOCK_SH)
+        yield
+
+
+@contextmanager
+def replacing(folder: Path, *, when_read: Exception) -> Iterator[None]:
+    """Make sure that no other process reads a folder, whose content is to be replaced.
+
+    Args:
+        folder: The folder.
+        when_read: Error to raise if another process reads it.
+
+    Raises:
+        EnvironmentalError: The folder cannot be written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / _READING_NAME).open("ab")
+    except OSError as error:
+        raise explained(error, folder) from error
+    with file:
+        try:
+            if sys.platform != "win32":
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise when_read from None
+        except OSError as error:
+            log.warning("the drive of %s has no locks (%s)", folder, error.strerror)
+        yield
 
 
 def writable_folder(wanted: Path) -> Path:
@@ -170,6 +280,17 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
+def check_regular(path: Path) -> None:
+    """Raise `OSError` if a path does not lead to a file that can be read to an end.
+
+    Opening a named pipe waits for a writer, and a device such as `/dev/zero` never ends.
+    """
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode):
+        kinds = (name for holds, name in _SPECIAL_FILES if holds(mode))
+        raise OSError(errno.EINVAL, f"it is {next(kinds, 'no regular file')}", str(path))
+
+
 def sync(path: Path) -> None:
     """Flush a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -183,8 +304,34 @@ def explained(error: OSError, path: Path, *, when_full: str = _WHEN_FULL) -> Exc
     """Return the error to raise for a system error that occurred while writing `path`."""
     if error.errno in _DISK_FULL:
         return EnvironmentalError(f"the disk is full: {path} could not be written. {when_full}")
+    if error.errno == errno.EFBIG:
+        return EnvironmentalError(
+            f"{path} could not be written: it would be larger than a file may be here. Raise the "
+            f"limit (`ulimit -f`), or choose a folder on another disk; {_NOTHING_LOST}"
+        )
     if error.errno in _NOT_WRITABLE:
         return EnvironmentalError(
             f"{path} cannot be written: {error.strerror}. Choose a folder that you can write to."
         )
+    # libraries that notice by themselves that less was written than they gave set no number
+    if error.errno is None or error.errno in _DRIVE_FAILS:
+        return EnvironmentalError(
+            f"{path} could not be written: {error.strerror or error}. Check that its drive has "
+            f"space and is still connected, and start the same command again; {_NOTHING_LOST}"
+        )
     return error
+
+
+def _temporary(path: Path) -> Path:
+    # processes of two containers may have the same id
+    return path.with_name(f".{os.getpid()}-{secrets.token_hex(3)}-{path.name}")
+
+
+def _acquire(lock: FileLock, path: Path, when_taken: Exception | None) -> None:
+    try:
+        lock.acquire(timeout=0 if when_taken is None else _GRACE_S)
+    except Timeout:
+        if when_taken is not None:
+            raise when_taken from None
+        log.info("waiting for another process that works in %s", path.parent)
+        lock.acquire()

@@ -13,7 +13,10 @@ from typing import Any
 import pandas as pd
 
 from brats_seg.errors import UsageError
-from brats_seg.files import whole_file
+from brats_seg.files import check_regular, whole_file
+
+BETWEEN_TEXTS = " | "
+"""Separator of several texts in one cell."""
 
 _FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
 _GUARD = "'"
@@ -69,6 +72,7 @@ def read_table(
         UsageError: The file is missing, is not a table, or lacks a column.
     """
     try:
+        check_regular(path)
         with warnings.catch_warnings():
             # pandas cuts rows that are too long, and only warns
             warnings.simplefilter("error", pd.errors.ParserWarning)

@@ -1,6 +1,8 @@
 """Small cases for tests: plain functions with a default for everything."""
 
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import nibabel as nib
@@ -19,6 +21,18 @@ BRATS_AFFINE = np.array(
     [[-1.0, 0.0, 0.0, 0.0], [0.0, -1.0, 0.0, 239.0], [0.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0]]
 )
 """The geometry of every BraTS volume of 2017 to 2023: 1 mm, left and posterior first."""
+
+
+@contextmanager
+def limited_files(n_bytes: int) -> Iterator[None]:
+    """Refuse to write more than so many bytes to a file, as `ulimit -f` does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
 
 _LEGACY_SUFFIXES = ("_t1", "_t1ce", "_t2", "_flair", "_seg")
 _SUFFIXES = ("-t1n", "-t1c", "-t2w", "-t2f", "-seg")
@@ -62,17 +76,19 @@ def write_case(
     labelled: bool = True,
     with_et: bool = True,
     suffix: str = ".nii.gz",
+    spacing_mm: float = 1,
 ) -> Path:
     """Write a case folder below `root`, with the file names that its id calls for, and return it."""
     folder = root / case_id
     folder.mkdir(parents=True)
+    affine = BRATS_AFFINE @ np.diag([spacing_mm, spacing_mm, spacing_mm, 1])
     suffixes = _SUFFIXES if case_id.startswith("BraTS-") else _LEGACY_SUFFIXES
     images = make_volumes(shape, seed, with_et=with_et)
     for ending, image in zip(suffixes[: len(MODALITIES)], images, strict=True):
-        write_nifti(folder / f"{case_id}{ending}{suffix}", image)
+        write_nifti(folder / f"{case_id}{ending}{suffix}", image, affine)
     if labelled:
         label_map = make_label_map(shape, convention, seed, with_et=with_et)
-        write_nifti(folder / f"{case_id}{suffixes[-1]}{suffix}", label_map)
+        write_nifti(folder / f"{case_id}{suffixes[-1]}{suffix}", label_map, affine)
     return folder
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from brats_seg.cli import main
 from tests.builders import Run, write_case
+from tests.faults.campaign import print_table
 
 # one thread in this process and in those that tests start, set before anything imports torch:
 # sums in another order differ in their last bits, and test processes share the cores
@@ -61,3 +62,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("needs CUDA")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what the fault campaigns have counted."""
+    print_table(terminalreporter)

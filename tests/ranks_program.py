@@ -9,7 +9,17 @@ from torch import distributed, nn
 
 from brats_seg.training.accumulation import Accumulator
 from brats_seg.training.ranks import Ranks, joined_ranks
-from tests.test_accumulation import CRITERIA, cut, gradient, patches, relative_error, trained
+from tests.test_accumulation import (
+    CRITERIA,
+    LEARNT,
+    all_parameters,
+    cut,
+    gradient,
+    modules_of,
+    patches,
+    relative_error,
+    trained,
+)
 
 SHARES = {"equal": (2, 2), "unequal": (3, 1), "one empty": (4, 0)}
 
@@ -41,32 +51,37 @@ def main() -> None:
             all_reduce(tensor)
 
         distributed.all_reduce = counted
-        for name, criterion in CRITERIA.items():
+        for name in (*CRITERIA, *LEARNT):
             for share, (n_first, _) in SHARES.items():
                 network, batch = trained(torch.float64), patches(4, torch.float64)
+                criterion = CRITERIA[name] if name in CRITERIA else LEARNT[name](network)
+                if isinstance(criterion, nn.Module):
+                    criterion.double()
                 micro_batches = cut(batch, [1] * 4)
-                optimizer = torch.optim.SGD(network.parameters(), lr=0.0)
+                optimizer = torch.optim.SGD(all_parameters(network, criterion), lr=0.0)
                 whole = Accumulator(network, criterion, optimizer).step(micro_batches)
-                expected = gradient(network).clone()
+                modules = modules_of(network, criterion)
+                expected = [gradient(module).clone() for module in modules]
                 own = micro_batches[:n_first] if ranks.is_first else micro_batches[n_first:]
                 calls.clear()
 
                 result = Accumulator(network, criterion, optimizer, ranks=ranks).step(own)
 
                 n_parameters = sum(p.numel() for p in network.parameters())
+                found = [gradient(module) for module in modules]
                 rows.append(
                     {
                         "criterion": name,
                         "share": share,
-                        "error": relative_error(gradient(network), expected),
-                        "loss_error": abs(result.loss - whole.loss),
+                        "error": max(map(relative_error, found, expected)),
+                        "loss_error": abs(result.loss - whole.loss) / abs(whole.loss),
                         "n_patches": result.n_patches,
                         "gradient_exchanges": sum(n >= n_parameters for n in calls),
                     }
                 )
                 if name == "patch Dice":
                     rows[-1]["ordinary_error"] = relative_error(
-                        ordinary(network, own, criterion, ranks), expected
+                        ordinary(network, own, criterion, ranks), expected[0]
                     )
         if ranks.is_first:
             Path(sys.argv[1]).write_text(json.dumps(rows))

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from functools import cache
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -17,8 +18,10 @@ from brats_seg.errors import ConfigError
 from brats_seg.models.output import TrainingOutput
 from brats_seg.runtime.device import Device
 from brats_seg.training.accumulation import Accumulator
-from brats_seg.training.gradient import MicroBatch, ReplayError
+from brats_seg.training.gradient import MicroBatch
 from brats_seg.training.losses import BatchDiceBce, DiceBce, whole_loss
+from brats_seg.training.ranks import Ranks
+from brats_seg.training.tasks import count_voxels
 
 PARTITIONS = [(6,), (1, 2, 3), (4, 2), (1, 1, 1, 1, 1, 1), (5, 1)]
 
@@ -218,14 +221,40 @@ def test_one_micro_batch_runs_the_network_once(name: str) -> None:
     assert len(calls) == 1
 
 
+def asked_accumulator(network: nn.Module, criterion: Callable[..., Tensor]) -> Accumulator:
+    """Return an accumulator that has made a step, and so has asked whether patches are mixed."""
+    accumulator = Accumulator(network, criterion, torch.optim.SGD(network.parameters(), lr=0.0))
+    accumulator.step(cut(patches(2, torch.float64), (1, 1)))
+    return accumulator
+
+
 def test_two_passes_keep_the_graph_of_the_last_micro_batch() -> None:
     network = trained(torch.float64)
+    accumulator = asked_accumulator(network, BatchDiceBce())
     calls = []
     network.register_forward_hook(lambda *_: calls.append(1))
 
-    accumulated_gradient(network, BatchDiceBce(), cut(patches(4, torch.float64), [1] * 4))
+    accumulator.step(cut(patches(4, torch.float64), [1] * 4))
 
     assert len(calls) == 2 * 4 - 1
+
+
+@pytest.mark.parametrize("name", CRITERIA)
+def test_a_network_is_asked_once_whether_it_mixes_patches(name: str) -> None:
+    """Two passes over two patches and one over a single one, in its first batch that is cut."""
+    network = trained(torch.float64)
+    accumulator = Accumulator(
+        network, CRITERIA[name], torch.optim.SGD(network.parameters(), lr=0.0)
+    )
+    sizes: list[int] = []
+    network.register_forward_hook(lambda module, inputs, output: sizes.append(len(output)))
+    n_patches = []
+    for _ in range(2):
+        accumulator.step(cut(patches(3, torch.float64), (1, 1, 1)))
+        n_patches.append(sum(sizes))
+        sizes.clear()
+
+    assert n_patches[0] - n_patches[1] == 2 + 2 + 1
 
 
 @pytest.mark.parametrize("name", ["batch Dice", "hardest voxels"])
@@ -266,7 +295,7 @@ class Forgetful(nn.Module):
 def test_a_network_that_cannot_be_run_twice_is_noticed() -> None:
     micro_batches = cut(patches(2, torch.float32), (1, 1))
 
-    with pytest.raises(ReplayError, match="another output for the same micro-batch"):
+    with pytest.raises(ConfigError, match=r"the network \(Forgetful\) .* in another pass"):
         accumulated_gradient(Forgetful(), BatchDiceBce(), micro_batches)
 
 
@@ -275,8 +304,19 @@ def test_batch_statistics_are_refused_for_several_micro_batches() -> None:
     accumulator = Accumulator(network, DiceBce(), torch.optim.SGD(network.parameters(), lr=0.1))
 
     accumulator.step([patches(2, torch.float32)])
-    with pytest.raises(ConfigError, match="normalises over the batch"):
+    with pytest.raises(ConfigError, match=r"the layer '1' \(BatchNorm3d\) .* mixes them"):
         accumulator.step(cut(patches(2, torch.float32), (1, 1)))
+
+
+def test_a_batch_that_is_cut_between_ranks_is_asked_for_too() -> None:
+    network = nn.Sequential(nn.Conv3d(2, 3, 1), nn.BatchNorm3d(3))
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    first_of_two = Ranks(rank=0, n_ranks=2)
+
+    with pytest.raises(ConfigError, match="BatchNorm3d"):
+        Accumulator(network, DiceBce(), optimizer, ranks=first_of_two).step(
+            [patches(2, torch.float32)]
+        )
 
 
 @pytest.mark.parametrize("n_patches", range(1, 9))
@@ -311,10 +351,13 @@ class OnDevice:
 def test_the_device_never_holds_the_whole_batch(name: str, n_given: int) -> None:
     """The host holds it in float16; each micro-batch is moved to the device, and then freed."""
     network, batch = trained(torch.float32), patches(6, torch.float16)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.0)
+    accumulator = Accumulator(network, CRITERIA[name], optimizer)
+    accumulator.step(cut(batch, [1] * 6))
     on_device = OnDevice()
     network.register_forward_pre_hook(on_device)
 
-    accumulated_gradient(network, CRITERIA[name], cut(batch, [1] * 6))
+    accumulator.step(cut(batch, [1] * 6))
 
     assert on_device.n_given == n_given
     # the graph of the previous micro-batch is freed only when the next one has its own
@@ -510,3 +553,344 @@ def test_a_loop_of_ones_own_needs_three_lines() -> None:
     losses = [accumulator.step(cut(batch, (1, 3))).loss for _ in range(30)]
 
     assert losses[-1] < losses[0] / 2
+
+
+class LearntWeights(nn.Module):
+    """Weighs the regions by learnt uncertainties (Kendall 2018), for all patches together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.s = nn.Parameter(torch.linspace(-0.5, 0.5, 3))
+
+    def per_region(self, output: Tensor, target: Tensor) -> Tensor:
+        """(N, R) losses."""
+        bce = nn.functional.binary_cross_entropy_with_logits
+        losses = bce(output, target.to(output.dtype), reduction="none").mean((2, 3, 4))
+        return losses * torch.exp(-self.s) + self.s
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        return self.per_region(output, target).square().mean().sqrt()
+
+
+class LearntPatchWeights(LearntWeights):
+    """The same as one number for each patch, with a penalty on the weights of the loss."""
+
+    reduces = "patches"
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        return self.per_region(output, target).sum(1) + self.s.square().sum()
+
+
+class LearntTversky(nn.Module):
+    """A function of sums with learnt exponents, both inside the sums and of them."""
+
+    reduces = "sums"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sharpness = nn.Parameter(torch.tensor(1.5))
+        self.balance = nn.Parameter(torch.tensor([0.3, 0.8]))
+
+    def sums(self, output: Tensor, target: Tensor) -> Tensor:
+        probabilities = torch.sigmoid(self.sharpness * output)
+        both = (probabilities * target).sum((0, 2, 3, 4))
+        return torch.stack([both, probabilities.sum((0, 2, 3, 4)), target.sum((0, 2, 3, 4))])
+
+    def of_sums(self, sums: Tensor, n_patches: int) -> Tensor:
+        both, predicted, reference = sums
+        missed = self.balance[0] * (predicted - both) + self.balance[1] * (reference - both)
+        return 1 - (both / (both + missed + 1)).mean() + self.balance.square().sum()
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class Contrast(nn.Module):
+    """A contrastive loss between patches, with a learnt temperature."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        features = nn.functional.normalize(output.flatten(1)[:, ::7], dim=1)
+        likeness = features @ features.T / self.temperature
+        return nn.functional.cross_entropy(likeness, torch.arange(len(output)).roll(1))
+
+
+class Penalised(nn.Module):
+    """Adds a penalty on the weights of a network to another loss."""
+
+    def __init__(self, network: nn.Module, loss: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.read = [network]  # in a list, so that its parameters are not those of the loss
+        self.loss = loss
+        if hasattr(loss, "reduces"):
+            self.reduces = loss.reduces
+        if self.loss_has_sums:
+            self.sums, self.of_sums = loss.sums, self._of_sums
+
+    @property
+    def loss_has_sums(self) -> bool:
+        return hasattr(self.loss, "of_sums")
+
+    def penalty(self) -> Tensor:
+        return sum(100 * p.square().sum() for p in self.read[0].parameters())
+
+    def _of_sums(self, sums: Tensor, n_patches: int) -> Tensor:
+        return self.loss.of_sums(sums, n_patches) + self.penalty()
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        return self.loss(output, target) + self.penalty()
+
+
+def only_penalty(network: nn.Module) -> Callable[..., Tensor]:
+    return lambda output, target: 100 * network[0].weight.square().sum() + 0 * output.sum()
+
+
+LEARNT: dict[str, Callable[[nn.Module], Callable[..., Tensor]]] = {
+    "weights, two passes": lambda network: LearntWeights(),
+    "weights, one pass": lambda network: LearntPatchWeights(),
+    "weights, sums": lambda network: LearntTversky(),
+    "temperature": lambda network: Contrast(),
+    "penalty alone": only_penalty,
+    "penalty, two passes": lambda network: Penalised(network, flat_dice),
+    "penalty, one pass": lambda network: Penalised(network, DiceBce()),
+    "penalty, sums": lambda network: Penalised(network, BatchDiceBce()),
+    "penalty and weights": lambda network: Penalised(network, LearntWeights()),
+}
+"""Losses that learn, or read the network, for a network."""
+
+
+def modules_of(network: nn.Module, criterion: object) -> list[nn.Module]:
+    """Return the network, and the loss if it has parameters."""
+    has_parameters = isinstance(criterion, nn.Module) and list(criterion.parameters())
+    return [network, criterion] if has_parameters else [network]
+
+
+def all_parameters(network: nn.Module, criterion: object) -> list[nn.Parameter]:
+    return [p for module in modules_of(network, criterion) for p in module.parameters()]
+
+
+@pytest.mark.parametrize("name", LEARNT)
+@pytest.mark.parametrize("sizes", PARTITIONS)
+def test_what_a_loss_learns_and_reads_has_the_gradient_of_the_whole_batch(
+    name: str, sizes: tuple[int, ...]
+) -> None:
+    network, batch = trained(torch.float64), patches(6, torch.float64)
+    criterion = LEARNT[name](network)
+    if isinstance(criterion, nn.Module):
+        criterion.double()
+    optimizer = torch.optim.SGD(all_parameters(network, criterion), lr=0.0)
+
+    whole_loss(criterion, network(batch.image), batch.target).backward()
+    expected = [gradient(module) for module in modules_of(network, criterion)]
+    optimizer.zero_grad()
+    result = Accumulator(network, criterion, optimizer).step(cut(batch, sizes))
+
+    found = [gradient(module) for module in modules_of(network, criterion)]
+    for part, expected_part in zip(found, expected, strict=True):
+        assert relative_error(part, expected_part) <= 1e-12
+    assert result.gradient_norm == pytest.approx(float(torch.cat(expected).norm()), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["weights, two passes", "weights, one pass", "weights, sums"])
+def test_a_learnt_loss_moves_as_in_the_whole_batch_in_float16(name: str) -> None:
+    """The loss scale is taken out of the gradients of the loss too, and clipping counts them."""
+    batch = patches(4, torch.float32)
+    device = Device(torch_device=torch.device("cpu"), autocast_dtype=torch.float16)
+    moved = []
+    for sizes in ((4,), (1, 1, 1, 1)):
+        network, criterion = trained(torch.float32), LEARNT[name](nn.Identity())
+        before = nn.utils.parameters_to_vector(criterion.parameters()).detach().clone()
+        optimizer = torch.optim.SGD(all_parameters(network, criterion), lr=0.1)
+        accumulator = Accumulator(network, criterion, optimizer, device=device, clip_norm=1e-2)
+        accumulator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+        assert not accumulator.step(cut(batch, sizes)).skipped
+        moved.append(nn.utils.parameters_to_vector(criterion.parameters()).detach() - before)
+
+    assert 0 < float(moved[0].norm()) <= 1.01e-3
+    assert relative_error(moved[1], moved[0]) < 0.02
+
+
+def test_a_parameter_that_nobody_holds_is_refused() -> None:
+    scale = nn.Parameter(torch.ones(3, 1, 1, 1))
+
+    def scaled(output: Tensor, target: Tensor) -> Tensor:
+        return flat_dice(scale * output, target)
+
+    network, micro_batches = small_network(), cut(patches(2, torch.float32), (1, 1))
+    with pytest.raises(ConfigError, match=r"a tensor of shape \(3, 1, 1, 1\) that requires"):
+        accumulated_gradient(network, scaled, micro_batches)
+    # an optimizer may hold it
+    optimizer = torch.optim.SGD([*network.parameters(), scale], lr=0.1)
+    Accumulator(network, scaled, optimizer).step(micro_batches)
+
+    assert not torch.equal(scale.detach(), torch.ones(3, 1, 1, 1))
+
+
+def test_an_optimizer_without_the_parameters_of_the_loss_is_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    network = small_network()
+
+    Accumulator(network, LearntWeights(), torch.optim.SGD(network.parameters(), lr=0.1))
+
+    assert "LearntWeights has parameters that the optimizer was not given" in caplog.text
+
+
+@pytest.mark.parametrize("name", CRITERIA)
+def test_gradients_outside_the_optimizer_neither_pile_up_nor_count(name: str) -> None:
+    """Only the last layer is fine-tuned: its clipped steps are those of a network frozen below."""
+    found = []
+    for is_frozen in (False, True):
+        network, batch = trained(torch.float64), patches(4, torch.float64)
+        if is_frozen:
+            network[:-1].requires_grad_(requires_grad=False)
+        optimizer = torch.optim.SGD(network[-1].parameters(), lr=0.5)
+        accumulator = Accumulator(network, CRITERIA[name], optimizer, clip_norm=1e-2)
+        norms = [accumulator.step(cut(batch, [1] * 4)).gradient_norm for _ in range(4)]
+        found.append((norms, nn.utils.parameters_to_vector(network[-1].parameters()).detach()))
+
+    (norms, weights), (expected_norms, expected) = found
+    assert norms == pytest.approx(expected_norms, rel=1e-12)
+    assert relative_error(weights, expected) <= 1e-12
+
+
+class Several(nn.Module):
+    """Returns logits and something else, in a structure of its own."""
+
+    def __init__(self, structure: Callable[..., object]) -> None:
+        super().__init__()
+        self.body, self.structure = small_network().double(), structure
+
+    def forward(self, image: Tensor) -> object:
+        logits = self.body(image)
+        return self.structure(logits, logits.square().mean((1, 2, 3, 4)))
+
+
+class Pair(NamedTuple):
+    logits: Tensor
+    size: Tensor
+
+
+STRUCTURES: dict[str, tuple[Callable[..., object], Callable[[object], tuple[Tensor, Tensor]]]] = {
+    "tuple": (lambda logits, size: (logits, size), lambda o: o),
+    "list": (lambda logits, size: [logits, size], lambda o: o),
+    "named tuple": (Pair, lambda o: (o.logits, o.size)),
+    "dictionary": (
+        lambda logits, size: {"out": logits, "size": size},
+        lambda o: (o["out"], o["size"]),
+    ),
+    "nested": (
+        lambda logits, size: (logits, {"size": (size, None)}),
+        lambda o: (o[0], o[1]["size"][0]),
+    ),
+}
+
+
+@pytest.mark.parametrize("one_pass", [False, True])
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_a_loss_gets_the_output_in_the_structure_that_the_network_gave_it(
+    name: str, one_pass: bool
+) -> None:
+    """One number for each patch is one of the outputs; voxels are counted of the logits."""
+    make, parts = STRUCTURES[name]
+    torch.manual_seed(0)
+    network, batch = Several(make), patches(4, torch.float64)
+
+    def each(output: object, target: Tensor) -> Tensor:
+        logits, size = parts(output)
+        return DiceBce()(logits, target) + size
+
+    def together(output: object, target: Tensor) -> Tensor:
+        return each(output, target).square().mean()
+
+    each.reduces = "patches"
+    criterion = each if one_pass else together
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.0)
+    whole_loss(criterion, network(batch.image), batch.target).backward()
+    expected = gradient(network).clone()
+
+    result = Accumulator(network, criterion, optimizer).step(cut(batch, (1, 2, 1)), count_voxels)
+
+    assert relative_error(gradient(network), expected) <= 1e-12
+    assert result.measured.shape == (4, 4, 3)
+
+
+def of_two_sizes() -> list[MicroBatch]:
+    large, small = (
+        patches(1, torch.float32),
+        MicroBatch(torch.rand(1, 2, 4, 4, 4), torch.ones(1, 3, 4, 4, 4)),
+    )
+    return [large, small]
+
+
+def none_of(n: int) -> MicroBatch:
+    return MicroBatch(torch.zeros(n, 2, 8, 8, 8), torch.zeros(n, 3, 8, 8, 8))
+
+
+def not_reduced(output: Tensor, target: Tensor) -> Tensor:
+    return nn.functional.binary_cross_entropy_with_logits(output, target, reduction="none")
+
+
+def detached(output: Tensor, target: Tensor) -> Tensor:
+    return flat_dice(output.detach(), target)
+
+
+@pytest.mark.parametrize(
+    ("criterion", "micro_batches", "message"),
+    [
+        *(
+            (c, [], "the batch holds no micro-batch")
+            for c in (DiceBce(), BatchDiceBce(), flat_dice)
+        ),
+        *(
+            (c, [none_of(1), none_of(0)], "micro-batch 2 of the batch holds 0 patches")
+            for c in (DiceBce(), BatchDiceBce(), flat_dice)
+        ),
+        (DiceBce(), [MicroBatch(none_of(2).image, none_of(1).target)], "2 patches and 1 targets"),
+        (
+            not_reduced,
+            [none_of(2)],
+            r"not_reduced returned the shape \(2, 3, 8, 8, 8\); expected a sc",
+        ),
+        (
+            flat_dice,
+            of_two_sizes(),
+            r"\(3, 8, 8, 8\).* and of .*\(3, 4, 4, 4\).* patches of one size",
+        ),
+        (detached, [none_of(2)], "depends neither on the output of the network nor"),
+    ],
+)
+def test_what_is_no_batch_or_no_loss_is_named(
+    criterion: Callable[..., Tensor], micro_batches: list[MicroBatch], message: str
+) -> None:
+    network = small_network()
+    with pytest.raises(ConfigError, match=message):
+        Accumulator(network, criterion, torch.optim.SGD(network.parameters(), lr=0.1)).step(
+            micro_batches
+        )
+
+
+def test_patches_of_two_sizes_are_right_for_a_loss_that_declares_how_it_reduces() -> None:
+    for criterion in (DiceBce(), BatchDiceBce()):
+        accumulated_gradient(small_network(), criterion, of_two_sizes())
+
+
+def test_a_number_for_the_whole_batch_beside_the_logits_is_refused_in_two_passes() -> None:
+    network = Several(lambda logits, size: (logits, size.mean()))
+
+    with pytest.raises(ConfigError, match=r"a tensor of shape \(\) for 2 patches"):
+        accumulated_gradient(network, lambda o, y: flat_dice(o[0], y), [patches(2, torch.float64)])
+
+
+def test_classes_as_targets_can_be_run_twice() -> None:
+    network, batch = trained(torch.float64), patches(4, torch.float64)
+    batch = batch._replace(target=batch.target[:, 0].long())
+    weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 2.0]).double())
+
+    found, _ = accumulated_gradient(network, weighted, cut(batch, [1] * 4))
+
+    expected, _ = whole_gradient(network, weighted, batch)
+    assert relative_error(found, expected) <= 1e-12

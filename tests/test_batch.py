@@ -25,11 +25,13 @@ from brats_seg.inference.batch import (
     check_apart,
     finish_batch,
     local_outcomes,
+    predict_folder,
 )
 from brats_seg.inference.model import Model
 from brats_seg.inference.output import OutputFolder
 from brats_seg.inference.predict import Predictor
 from brats_seg.inference.settings import PredictionSettings
+from brats_seg.labels import MODALITIES
 from tests.bad_cases import BAD_IDS, FOUND, break_in_ten_ways
 from tests.builders import SHAPE, make_volumes, write_case, write_nifti
 from tests.inference_builders import make_model, write_run
@@ -335,3 +337,23 @@ def test_killed_at_any_moment_the_next_start_finishes_and_repeats_nothing(tmp_pa
         assert path.read_bytes() == (out / path.name).read_bytes()
     for name in ("volumes.csv", "failures.csv"):
         assert (undisturbed / name).read_text() == (out / name).read_text()
+
+
+def test_each_bad_name_is_one_row_of_the_failures(tmp_path: Path) -> None:
+    folder = write_case(tmp_path, "BraTS2021_00000", labelled=False)
+    good = {m: str(p) for m, p in zip(MODALITIES, sorted(folder.iterdir()), strict=True)}
+    (tmp_path / "loop.nii").symlink_to("loop.nii")
+    os.mkfifo(tmp_path / "pipe.nii")
+    paths = ["a\0b.nii", "n" * 300, "\ud800.nii", "loop.nii", "pipe.nii", str(tmp_path)]
+    rows = [{"case_id": f"bad{place}", **good, "t1n": path} for place, path in enumerate(paths)]
+    rows += [{"case_id": name, **good} for name in ("caf\udce9", "x" * 300, "two\nlines", "good")]
+    (tmp_path / "cases.json").write_text(json.dumps(rows))
+    run = write_run(tmp_path / "run")
+
+    outcome = predict_folder([tmp_path / "cases.json"], [run], tmp_path / "out", SETTINGS)
+
+    assert (outcome.n_predicted, len(outcome.failures)) == (1, 9)
+    failures = pd.read_csv(tmp_path / "out" / "failures.csv")
+    assert set(failures["error"]) == {"CaseError"}
+    assert failures["message"].str.contains("found").all()
+    assert len((tmp_path / "out" / "manifest.jsonl").read_text().splitlines()) == 10

@@ -5,9 +5,10 @@ import numpy.typing as npt
 import pytest
 
 from brats_seg.cases.nifti import Geometry, Volume, read_volume
-from brats_seg.data.brain import background_of, brain_mask, extract_brain
+from brats_seg.data.brain import extract_brain
 from brats_seg.errors import CaseError
 from brats_seg.voxels.box import Box
+from brats_seg.voxels.brain import background_of, brain_mask
 
 GEOMETRY = Geometry(shape=(6, 6, 6), affine=np.eye(4), qform=np.eye(4), qform_code=1, sform_code=1)
 
@@ -52,7 +53,7 @@ def test_each_modality_has_mean_0_and_deviation_1_inside_and_0_around(
 
     brain = extract_brain("a", volumes, None)
 
-    inside = brain_mask(volumes)[brain.box.slices]
+    inside = brain_mask([item.array for item in volumes])[brain.box.slices]
     assert np.count_nonzero(~inside) == 1
     for modality, item, mean, std in zip(
         brain.image, volumes, brain.means, brain.stds, strict=True
@@ -95,7 +96,7 @@ def test_values_below_the_background_are_brain(rng: np.random.Generator) -> None
     volumes = modalities(rng)
     volumes[0].array[4, 4, 4] = -3
 
-    assert brain_mask(volumes)[4, 4, 4]
+    assert brain_mask([item.array for item in volumes])[4, 4, 4]
 
 
 def test_the_background_is_what_most_of_the_edges_hold() -> None:

@@ -12,11 +12,10 @@ from brats_seg.errors import ConfigError
 from brats_seg.models.build import (
     _check_patch,
     build_model,
-    has_batch_statistics,
     padded_size,
     size_multiple,
 )
-from brats_seg.models.output import TrainingOutput, as_output
+from brats_seg.models.output import TrainingOutput
 
 Triple = tuple[int, int, int]
 SMALLEST_PATCHES = {
@@ -50,7 +49,6 @@ def test_every_name_builds_a_network_that_keeps_the_contract(name: str) -> None:
     assert type(logits) is Tensor
     assert logits.shape == (1, 3, *shape)
     assert (output.logits[0] < 0).any(), "probabilities instead of logits"
-    assert not has_batch_statistics(network)
 
 
 def test_the_default_network_has_the_shape_of_nnu_net_for_its_patch() -> None:
@@ -154,35 +152,6 @@ def test_inputs_of_other_multiples_come_back_in_their_size(name: str) -> None:
 
     with torch.inference_mode():
         assert network(torch.zeros(1, 4, *shape)).shape == (1, 3, *shape)
-
-
-@pytest.mark.parametrize(
-    ("layer", "expected"),
-    [
-        (nn.BatchNorm3d(4), True),
-        (nn.BatchNorm3d(4, track_running_stats=False), True),
-        (nn.SyncBatchNorm(4), True),
-        (nn.InstanceNorm3d(4, track_running_stats=True), True),
-        (nn.InstanceNorm3d(4, affine=True), False),
-        (nn.GroupNorm(2, 4), False),
-        (nn.LayerNorm(4), False),
-        (nn.Dropout3d(0.5), False),
-    ],
-    ids=str,
-)
-def test_batch_statistics_are_found_wherever_they_are(layer: nn.Module, expected: bool) -> None:
-    network = nn.Sequential(nn.Conv3d(4, 4, 1), nn.Sequential(layer))
-
-    assert has_batch_statistics(network) is expected
-
-
-def test_batch_statistics_of_a_monai_network_are_found() -> None:
-    from monai.networks.nets import UNet
-
-    network = UNet(3, 4, 3, channels=(4, 8), strides=(2,), norm="batch")
-
-    assert has_batch_statistics(network)
-    assert type(as_output(network(torch.zeros(2, 4, 8, 8, 8))).logits[0]) is Tensor
 
 
 def test_importing_the_package_does_not_import_monai() -> None:

@@ -4,6 +4,7 @@ import csv
 from dataclasses import fields, replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from brats_seg.cases.case import Case, CaseIndex, ScanFile
@@ -23,10 +24,15 @@ FULL = Case(
     label=ScanFile(path=Path("x/seg.nii.gz")),
     problems=("case BRATS_001, file x: found a; expected b. Try c.", 'another, "quoted" one'),
     remarks=("one", "two\nlines"),
+    scan_remarks=("one",),
     label_values=(0, 1, 2, 3),
+    outermost_label=1,
+    enhancing_label=3,
     grade="HGG",
     age_years=61.123287671232876,
     tumour_ml=0.1 + 0.2,
+    near_copies=("a", "b"),
+    fingerprint="12e5",
     voxel_hash="0012",
     files_key="12e5",
 )
@@ -40,6 +46,9 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     write_index(index, tmp_path / "cases.csv")
 
     assert read_index(tmp_path / "cases.csv", tmp_path) == index
+
+
+AGE = COLUMNS.index("age_years")
 
 
 def test_columns_are_those_promised_and_all_there_are(tmp_path: Path) -> None:
@@ -69,8 +78,14 @@ def test_equal_indexes_give_equal_bytes(tmp_path: Path) -> None:
         ("case_id,fold\na,1\n", "no column patient_id, timepoint, release"),
         ("", "is not a CSV table: No columns"),
         (",".join(COLUMNS) + "\na,b\n", "is not a CSV table: line 2 has fewer cells"),
-        (",".join(COLUMNS) + "\n" + "," * 18 + "x\n", "is not a CSV table: Length of header"),
-        (",".join(COLUMNS) + "\n" + "," * 14 + "old,,,\n", "could not convert .*'old'"),
+        (
+            ",".join(COLUMNS) + "\n" + "," * len(COLUMNS) + "x\n",
+            "is not a CSV table: Length of header",
+        ),
+        (
+            ",".join(COLUMNS) + "\n" + "," * AGE + "old" + "," * (len(COLUMNS) - 1 - AGE) + "\n",
+            "could not convert .*'old'",
+        ),
     ],
 )
 def test_another_table_is_refused(tmp_path: Path, text: str, found: str) -> None:
@@ -101,3 +116,19 @@ def test_a_table_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> No
 
     with pytest.raises(EnvironmentalError, match=r"cases\.csv cannot be written"):
         write_index(CaseIndex(root=tmp_path, cases=()), tmp_path / "file" / "cases.csv")
+
+
+def test_a_table_of_an_earlier_version_is_read_and_its_cases_are_opened_again(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "cases.csv"
+    write_index(CaseIndex(root=tmp_path, cases=(FULL, BARE)), path)
+    table = pd.read_csv(path, dtype=str, keep_default_na=False)
+    table.drop(columns=["scan_remarks", "outermost_label", "enhancing_label"]).to_csv(
+        path, index=False
+    )
+
+    found = read_index(path, tmp_path).cases
+
+    assert [case.case_id for case in found] == [FULL.case_id, BARE.case_id]
+    assert [case.files_key for case in found] == ["", ""]

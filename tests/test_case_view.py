@@ -7,8 +7,22 @@ import pytest
 
 from brats_seg.errors import CaseError, LabelError, UnusableCaseError, UsageError
 from brats_seg.labels import BRATS2017, BRATS2023, BRATS2024
-from brats_seg.report.case_view import drawn_of, open_view, with_prediction
-from tests.builders import BRATS_AFFINE, make_label_map, make_volumes, write_case, write_nifti
+from brats_seg.report.case_view import (
+    CaseView,
+    drawn_of,
+    open_view,
+    with_prediction,
+    with_uncertainty,
+)
+from brats_seg.report.sections import Grid
+from tests.builders import (
+    BRATS_AFFINE,
+    SHAPE,
+    make_label_map,
+    make_volumes,
+    write_case,
+    write_nifti,
+)
 
 
 def test_the_first_case_is_read_with_its_reference(brats_root: Path) -> None:
@@ -105,5 +119,70 @@ def test_a_case_of_the_2024_shape_is_drawn_in_the_convention_of_2024(tmp_path: P
 
 
 def test_an_unknown_modality_is_answered_with_those_there_are(brats_root: Path) -> None:
-    with pytest.raises(UsageError, match="'t1' is unknown; there are t1n, t1c, t2w, t2f"):
-        open_view(brats_root).image("t1")
+    with pytest.raises(UsageError, match="'swi' is unknown; there are t1n, t1c, t2w, t2f"):
+        open_view(brats_root).image("swi")
+
+
+def test_a_modality_is_found_by_the_name_that_files_give_it(brats_root: Path) -> None:
+    view = open_view(brats_root)
+
+    np.testing.assert_array_equal(view.image("FLAIR"), view.image("t2f"))
+    np.testing.assert_array_equal(view.image("t1gd"), view.image("t1c"))
+
+
+def test_the_background_is_0_whatever_the_files_have_there(tmp_path: Path) -> None:
+    for name, image in zip(("t1", "t1ce", "t2", "flair"), make_volumes(), strict=True):
+        write_nifti(tmp_path / "a" / f"a_{name}.nii.gz", np.where(image == 0, -5, image))
+
+    np.testing.assert_array_equal(open_view(tmp_path).images, make_volumes())
+
+
+def test_the_directions_of_the_axes_come_from_the_files(tmp_path: Path) -> None:
+    # 2 mm to the right, 3 mm to the head, 1 mm to the front
+    affine = np.array([[2.0, 0, 0, 0], [0, 0, 1, 0], [0, 3, 0, 0], [0, 0, 0, 1]])
+    for name, image in zip(("t1", "t1ce", "t2", "flair"), make_volumes(), strict=True):
+        write_nifti(tmp_path / "a" / f"a_{name}.nii.gz", image, affine)
+
+    grid = open_view(tmp_path).grid
+
+    assert grid == Grid(spacing_mm=(2.0, 1.0, 3.0), directions=("L", "P", "S"))
+    assert grid.voxel_ml == 0.006
+    assert Grid.of(affine).directions == ("R", "S", "A")
+
+
+def predicted(brats_root: Path, entropy: np.ndarray, folder: Path) -> CaseView:
+    write_nifti(folder / "uncertainty" / "BraTS2021_00000.nii.gz", entropy)
+    return with_uncertainty(open_view(brats_root), folder)
+
+
+def test_the_uncertainty_is_found_in_the_folder_of_a_prediction(
+    brats_root: Path, tmp_path: Path
+) -> None:
+    entropy = np.random.default_rng(0).uniform(0, 1, SHAPE).astype(np.float32)
+
+    np.testing.assert_array_equal(
+        predicted(brats_root, entropy, tmp_path / "p").uncertainty, entropy
+    )
+
+
+@pytest.mark.parametrize(
+    ("entropy", "message"),
+    [
+        (np.full(SHAPE, 3.0), r"values from 3 to 3; expected entropies from 0 to 1 bit"),
+        (np.full(SHAPE, np.nan), r"values from nan to nan; expected entropies"),
+        (np.zeros(SHAPE)[:-1], r"expected the grid of the scans"),
+    ],
+    ids=["volume", "nan", "grid"],
+)
+def test_a_map_that_is_no_uncertainty_of_the_case_is_refused(
+    brats_root: Path, tmp_path: Path, entropy: np.ndarray, message: str
+) -> None:
+    with pytest.raises(CaseError, match=message):
+        predicted(brats_root, entropy, tmp_path / "p")
+
+
+def test_a_missing_uncertainty_names_the_option_that_writes_it(
+    brats_root: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=r"does not exist; predict the case with --uncertainty"):
+        with_uncertainty(open_view(brats_root), tmp_path)

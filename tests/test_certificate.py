@@ -166,7 +166,7 @@ def test_two_patches_that_do_not_fit_are_an_error() -> None:
 def test_batch_statistics_are_refused() -> None:
     network = nn.Sequential(nn.Conv3d(4, 3, 1), nn.BatchNorm3d(3))
 
-    with pytest.raises(ConfigError, match="normalises over the batch"):
+    with pytest.raises(ConfigError, match=r"the layer '1' \(BatchNorm3d\) .* mixes them"):
         certify(network, LossConfig(), phantom_patches(2, (8, 8, 8)), CPU)
 
 

@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from brats_seg.cases.clinical import read_clinical_tables, with_clinical
 from brats_seg.cases.index import index_cases
@@ -104,6 +106,68 @@ def test_each_histogram_says_how_many_are_known() -> None:
     assert [heights(axes) for axes in (age, survival, volume)] == [2, 2, 3]
     words = [text.get_text() for text in survival.get_legend().get_texts()]
     assert words == ["died", "alive at last contact"]
+
+
+@pytest.mark.parametrize(
+    ("n_cases", "n_bins"),
+    [(1, (1, 1)), (12, (3, 6)), (60, (5, 9)), (335, (8, 15)), (1251, (12, 25))],
+)
+def test_a_histogram_has_bins_that_suit_the_number_of_cases(
+    n_cases: int, n_bins: tuple[int, int]
+) -> None:
+    """Twelve cases in twenty bins are a row of ones."""
+    values = np.random.default_rng(0).normal(60, 11, n_cases)
+
+    figure = distributions_figure(
+        age_years=values, survival_days=values, censored=values > 60, tumour_ml=values
+    )
+
+    for axes in figure.axes:
+        edges = sorted({bar.get_x() for bar in axes.patches})
+        assert n_bins[0] <= len(edges) <= n_bins[1]
+        assert heights(axes) == n_cases
+        if n_cases > 1:
+            # an edge is a whole number or a half, and so is what is written at the axis
+            assert all((2 * edge) % 1 == pytest.approx(0, abs=1e-9) for edge in edges)
+
+
+def test_equal_values_have_one_bin() -> None:
+    figure = distributions_figure(
+        age_years=[5, 5, 5], survival_days=[NAN] * 3, censored=[False] * 3, tumour_ml=[0, 0, 0]
+    )
+
+    assert heights(figure.axes[0]) == heights(figure.axes[2]) == 3
+    figure.canvas.draw()
+
+
+def test_there_is_no_legend_entry_for_patients_who_are_not_there() -> None:
+    figure = distributions_figure(
+        age_years=[60, 70], survival_days=[100, 300], censored=[False, False], tumour_ml=[1, 2]
+    )
+    plot = survival_figure([100, 400], [200, 300], [True, True], title="ridge")
+
+    words = [text.get_text() for text in figure.axes[1].get_legend().get_texts()]
+    assert words == ["died"]
+    words = [text.get_text() for text in plot.axes[0].get_legend().get_texts()]
+    assert words == ["alive at last contact (2)", "perfect"]
+
+
+def test_a_long_title_is_inside_the_chart() -> None:
+    figures = [
+        survival_figure(
+            [100], [200], [False], title="Held-out cases: " + "no better than age " * 4
+        ),
+        score_figure(
+            [make_score(f"case{k}", "wt", 0.5) for k in range(1251)], column="sensitivity"
+        ),
+    ]
+    for figure in figures:
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        box = figure.axes[0].title.get_window_extent(canvas.get_renderer())
+        assert box.x0 > 0
+        assert box.x1 < figure.bbox.x1
+        assert box.y1 < figure.bbox.y1
 
 
 def test_what_is_not_known_is_said() -> None:

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -149,6 +150,28 @@ def test_prepare_makes_each_stage_a_file(
     assert (tmp_path / "ready" / "cases.csv").exists()
     assert (tmp_path / "ready" / "folds.csv").exists()
     assert (tmp_path / "ready" / "BraTS2021_00000").is_dir()
+
+
+def test_prepared_cases_are_verified_and_repaired(
+    run: Callable[..., Done], scans: Path, tmp_path: Path
+) -> None:
+    prepare = ("prepare", scans, "--prepared", "ready", "--set", "folds.n_folds=3")
+    n_cases = len(list(scans.iterdir()))
+    run(*prepare)
+    damaged = tmp_path / "ready" / "BraTS2021_00001" / "image.npy"
+    content = damaged.read_bytes()
+    damaged.write_bytes(content[:-1] + b"\x55")
+
+    done = run(*prepare, "--verify")
+
+    assert done.returncode == 1
+    assert done.stdout.count("\ncase ") + done.stdout.startswith("case BraTS2021_00001") == 1
+    assert "Prepare it again with `brats-seg prepare --repair`" in done.stdout
+    assert f"{n_cases - 1} of {n_cases} prepared cases in ready are whole" in done.stdout
+    assert damaged.read_bytes() != content
+    assert run(*prepare, "--repair").returncode == 0
+    assert damaged.read_bytes() == content
+    assert run(*prepare, "--verify").returncode == 0
 
 
 def test_phantom_cases_are_found_again(run: Callable[..., Done], tmp_path: Path) -> None:
@@ -427,3 +450,45 @@ def test_evaluate_needs_one_set_or_two(run: Callable[..., Done], scans: Path) ->
 
     assert done.returncode == 2
     assert "two with --compare A B" in done.stderr
+
+
+def test_output_to_a_full_disk_is_an_error_of_the_machine(tmp_path: Path) -> None:
+    code = (
+        "import sys; from brats_seg.cli import main; "
+        "sys.argv = ['brats-seg', 'phantom', 'scans', '--cases', '1']; main()"
+    )
+
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=tmp_path,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+
+    assert (done.returncode, done.stderr) == (
+        3,
+        "error: the output of the command is lost: No space left on device\n",
+    )
+    assert len(list((tmp_path / "scans").rglob("*.nii.gz"))) == 5
+
+
+def test_a_name_that_is_too_long_is_an_error_without_a_traceback(run: Callable[..., Done]) -> None:
+    done = run("phantom", "n" * 300)
+
+    assert done.returncode == 3
+    assert "File name too long" in done.stderr
+
+
+@pytest.mark.parametrize("content", ["[]", "[" * 100_000])
+def test_predicting_no_case_is_an_error(
+    run: Callable[..., Done], tmp_path: Path, content: str
+) -> None:
+    (tmp_path / "cases.json").write_text(content)
+
+    done = run("predict", "cases.json", "-o", "out", "--model", "nowhere")
+
+    assert done.returncode == 2
+    assert "error: cases.json" in done.stderr

@@ -3,6 +3,8 @@
 import builtins
 import os
 import signal
+import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from brats_seg.cases.case import Case
 from brats_seg.cases.inputs import find_inputs
 from brats_seg.errors import EnvironmentalError, UsageError
-from brats_seg.inference import batch
+from brats_seg.inference import batch, cluster
 from brats_seg.inference.batch import (
     CaseOutcome,
     CaseWork,
@@ -162,3 +164,40 @@ def test_a_scheduler_that_does_not_answer_is_an_error_of_the_machine(
                 find_inputs([brats_root]), job, Executor(scheduler="tcp://127.0.0.1:1")
             )
         )
+
+
+def test_an_address_that_accepts_and_is_silent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "ANSWER_S", 0.5)
+    started_s = time.monotonic()
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with pytest.raises(EnvironmentalError, match=rf"answers at tcp://127\.0\.0\.1:{port} \(no"):
+            cluster.check_scheduler(f"tcp://127.0.0.1:{port}")
+
+    assert time.monotonic() - started_s < 20
+
+
+@pytest.mark.parametrize("address", ["scheduler", "ftp://localhost:1", "tcp://127.0.0.1:1"])
+def test_an_address_of_nothing_is_named(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "ANSWER_S", 0.5)
+
+    with pytest.raises(EnvironmentalError, match=f"no dask scheduler answers at {address}"):
+        cluster.check_scheduler(address)
+
+
+def test_workers_without_a_loop_back_are_an_error_of_the_machine(
+    job: Job, brats_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container without any network."""
+
+    def unreachable(*_: object, **__: object) -> None:
+        raise OSError(101, os.strerror(101))
+
+    monkeypatch.setattr(socket, "create_connection", unreachable)
+    outcomes = cluster_outcomes(find_inputs([brats_root]), job, Executor(n_workers=2))
+
+    with pytest.raises(
+        EnvironmentalError, match=r"127\.0\.0\.1 cannot be reached \(Network is unrea"
+    ):
+        next(outcomes)

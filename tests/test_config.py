@@ -222,3 +222,31 @@ def test_settings_that_the_task_has_no_use_for_are_refused(name, assignment, mat
 def test_all_but_the_autoencoder_segment(name, task):
     assert ModelConfig(name=name).task == task
     assert ModelConfig(name="autoencoder").task == "reconstruction"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]", r"the alias \*a, which is not supported"),
+        ("model: &m {arguments: *m}", r"the alias \*m"),
+        ("[" * 10_000, "more than 20 levels"),
+        ("a: " + "x" * 40_000, "40003 characters, where settings have at most 32768"),
+        ("training: {seed: 2021-13-45}", "is not YAML: month must be"),
+        ("training: {n_epochs: " + "9" * 5000 + "}", "is not YAML: Exceeds the limit"),
+        ("a: !!python/object/apply:os.system [ls]", "is not YAML"),
+        ("patch: {size: ['²', '²', '²']}", "expected three positive whole numbers"),
+        ("patch: {size: [2000, 8, 8]}", "less than or equal to 1024"),
+        ("model: {widths: [1000000000]}", "less than or equal to 4096"),
+        ("model: {widths: []}", "at least 1 item"),
+        ("optimizer: {lr: .nan}", "finite number"),
+    ],
+)
+def test_yaml_that_is_hostile_or_absurd_is_refused_at_once(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(text=text)
+
+
+@pytest.mark.parametrize("text", ["model=*a", "." * 2000 + "=1", "model=" + "[" * 5000])
+def test_an_assignment_that_is_hostile_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--set"):
+        load_config(assignments=[text])

@@ -730,3 +730,53 @@ def test_the_first_place_with_labelled_cases_counts(
 def test_nowhere_is_none(tmp_path: Path) -> None:
     assert find_data([tmp_path / "absent"]) is None
     assert find_data([]) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "case_id"),
+    [(b"caf\xe9", r"caf\xe9"), (b"two\nlines", r"two\nlines"), (b"\x1b[2J", r"\x1b[2J")],
+)
+def test_a_name_that_cannot_be_printed_becomes_an_id_that_can(
+    tmp_path: Path, name: bytes, case_id: str
+) -> None:
+    stem = os.fsdecode(name)
+    touch(tmp_path, *scans(f"{stem}/{stem}"))
+
+    case = only_case_in(tmp_path)
+
+    assert case.case_id == case.patient_id == case_id
+    assert all(case.path_of(scan).is_file() for scan in case.images)
+    assert case.usable
+
+
+def test_an_id_too_long_for_the_name_of_a_result_is_a_problem_of_its_case(tmp_path: Path) -> None:
+    touch(tmp_path, *scans("x" * 240), *scans("BraTS2021_00001"))
+
+    good, bad = find_cases(tmp_path).cases
+
+    assert good.usable
+    assert "found an id of 240 bytes; expected at most 200. Rename" in bad.problems[0]
+
+
+def test_links_to_themselves_do_not_end_the_search(tmp_path: Path) -> None:
+    touch(tmp_path, *scans("BraTS2021_00001"), "other/notes.txt")
+    for name in ("loop", "other/loop", "loop.nii.gz"):
+        (tmp_path / name).symlink_to(Path(name).name)
+
+    assert list(cases_in(tmp_path)) == ["BraTS2021_00001"]
+
+
+@pytest.mark.parametrize("name", ["n" * 300, "loop"])
+def test_a_data_folder_that_cannot_be_there_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+
+    with pytest.raises(LayoutError, match="does not exist"):
+        find_cases(tmp_path / name)
+
+
+def test_a_description_that_is_no_file_is_refused(tmp_path: Path) -> None:
+    touch(tmp_path, "imagesTr/a.nii.gz")
+    os.mkfifo(tmp_path / "dataset.json")
+
+    with pytest.raises(LayoutError, match=r"dataset\.json cannot be read: it is a named pipe"):
+        find_cases(tmp_path)

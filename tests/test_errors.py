@@ -1,6 +1,7 @@
 """Errors say what ends the command, and survive the way between processes."""
 
 import itertools
+import os
 import pickle
 
 import pytest
@@ -54,3 +55,21 @@ def test_a_case_error_survives_the_way_back_from_a_worker():
 
     assert str(returned) == str(error)
     assert (returned.case_id, returned.file) == ("A_1", "A_1_t1.nii.gz")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("BraTS2021_00000 (é中)", "BraTS2021_00000 (é中)"),
+        ("a\nb", r"a\nb"),
+        ("\x1b[2Jgone", r"\x1b[2Jgone"),
+        (os.fsdecode(b"caf\xe9"), r"caf\xe9"),
+        ("\ud800", r"\ud800"),
+        ("gpj.\u202ent", r"gpj.\u202ent"),
+    ],
+)
+def test_a_name_in_a_message_is_one_line_that_can_be_printed(text: str, shown: str) -> None:
+    error = CaseError(text, text, "nothing", "something", "")
+
+    assert str(error).startswith(f"case {shown}, file {shown}: found")
+    assert str(error).encode().decode() == str(error)

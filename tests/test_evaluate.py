@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -10,25 +10,24 @@ import numpy.typing as npt
 import pytest
 
 from brats_seg.cases.nifti import Volume, read_label_map
+from brats_seg.cases.phantom import write_phantom_cases
 from brats_seg.errors import CaseError, LayoutError, UsageError
-from brats_seg.evaluation import evaluate
+from brats_seg.evaluation import pairs
 from brats_seg.evaluation.evaluate import (
     CaseScores,
     Evaluation,
-    Pair,
     PairConventions,
     evaluate_folders,
-    find_pairs,
-    label_maps_in,
-    read_pair,
     score_folders,
     score_pair,
 )
+from brats_seg.evaluation.pairs import Pair, find_pairs, label_maps_in, read_pair
 from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
 from brats_seg.evaluation.scores import LESION_COLUMNS, REGION_COLUMNS, read_scores, write_scores
-from brats_seg.labels import BRATS2017, BRATS2023, BRATS2024, LabelConvention
+from brats_seg.labels import BRATS2017, BRATS2023, BRATS2024, MSD, LabelConvention
 from brats_seg.voxels.box import Box
 from tests.builders import BRATS_AFFINE, make_label_map, write_case, write_nifti
+from tests.check_builders import renumbered
 from tests.test_overlap import REAL_DICE
 
 LEGACY = protocol_named("legacy")
@@ -174,7 +173,7 @@ def test_every_label_map_is_read_once(
         read.append(path)
         return read_label_map(path, case_id=case_id)
 
-    monkeypatch.setattr(evaluate, "read_label_map", counted)
+    monkeypatch.setattr(pairs, "read_label_map", counted)
     evaluate_folders(brats_root, predictions, LEGACY)
 
     assert len(read) == len(set(read)) == 12
@@ -538,3 +537,82 @@ def test_paths_that_cannot_be_paired_are_refused(tmp_path: Path) -> None:
         find_pairs(tmp_path, tmp_path / "a.nii.gz")
     with pytest.raises(UsageError, match=r"notes\.txt is not a NIfTI file by its name"):
         find_pairs(tmp_path / "notes.txt", tmp_path / "a.nii.gz")
+
+
+@pytest.fixture
+def phantoms(tmp_path: Path) -> Path:
+    write_phantom_cases(tmp_path / "data", n_cases=3, seed=0)
+    return tmp_path / "data"
+
+
+def copy_label_maps(
+    root: Path, folder: Path, change: Callable[[LabelMap], LabelMap] = lambda label_map: label_map
+) -> Path:
+    for path in root.glob("*/*_seg.nii.gz"):
+        label_map = read_label_map(path, case_id="").array
+        write_nifti(folder / f"{path.parent.name}.nii.gz", np.ascontiguousarray(change(label_map)))
+    return folder
+
+
+@pytest.mark.parametrize("with_scans", [True, False])
+def test_references_in_another_numbering_are_refused(
+    phantoms: Path, tmp_path: Path, with_scans: bool
+) -> None:
+    """Prediction and reference agree, and both regions would be wrong."""
+    references = copy_label_maps(phantoms, tmp_path / "msd", lambda seg: renumbered(seg, MSD))
+    if with_scans:
+        for path in phantoms.glob("*/*_seg.nii.gz"):
+            shutil.copy(references / f"{path.parent.name}.nii.gz", path)
+
+    found = evaluate_folders(phantoms if with_scans else references, references, LEGACY)
+
+    assert found.scores == ()
+    for failure in found.failures:
+        assert f"file reference {failure.case_id}" in failure.message
+        assert "msd fits" in failure.message
+
+
+def test_a_prediction_in_another_numbering_is_refused(phantoms: Path, tmp_path: Path) -> None:
+    predictions = copy_label_maps(phantoms, tmp_path / "msd", lambda seg: renumbered(seg, MSD))
+
+    found = evaluate_folders(phantoms, predictions, LEGACY)
+
+    assert found.scores == ()
+    for failure in found.failures:
+        assert "agree with the reference far better numbered as msd" in failure.message
+
+
+def test_a_mirrored_prediction_is_refused(phantoms: Path, tmp_path: Path) -> None:
+    predictions = copy_label_maps(phantoms, tmp_path / "mirrored", lambda seg: seg[::-1])
+
+    found = evaluate_folders(phantoms, predictions, LEGACY)
+
+    assert found.scores == ()
+    for failure in found.failures:
+        assert "far better placed as its mirror image along X" in failure.message
+
+
+def test_a_mirrored_reference_is_refused(phantoms: Path, tmp_path: Path) -> None:
+    predictions = copy_label_maps(phantoms, tmp_path / "predictions")
+    path = phantoms / CASES[1] / f"{CASES[1]}_seg.nii.gz"
+    write_nifti(path, np.ascontiguousarray(read_label_map(path, case_id="").array[::-1]))
+
+    found = evaluate_folders(phantoms, predictions, LEGACY)
+
+    [failure] = found.failures
+    assert failure.case_id == CASES[1]
+    assert "expected labels on the tumour of this scan" in failure.message
+
+
+def test_a_poor_prediction_is_scored(phantoms: Path, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    predictions = copy_label_maps(
+        phantoms,
+        tmp_path / "poor",
+        lambda seg: rng.choice(np.array([0, 1, 2, 4], np.uint8), seg.shape),
+    )
+
+    found = evaluate_folders(phantoms, predictions, LEGACY)
+
+    assert found.failures == ()
+    assert all(dice < 0.3 for dice in dices(found).values())

@@ -1,17 +1,22 @@
 """Test that an exported model predicts as its runs do, and that damaged ones are refused."""
 
 import json
+import math
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from brats_seg.errors import EnvironmentalError, UsageError
-from brats_seg.inference.export import write_exported
+from brats_seg.files import alone_at
+from brats_seg.inference.export import export_model, write_exported
 from brats_seg.inference.model import fingerprint_of, load_model, read_trained
 from brats_seg.runtime.weights import NOT_FITTED, Decoding, FittedPrediction
+from tests.builders import limited_files
 from tests.inference_builders import CPU, write_run
 
 
@@ -99,7 +104,7 @@ def test_a_changed_setting_is_found(exported: Path) -> None:
         (
             "member0.safetensors",
             "member9.safetensors",
-            r"member9\.safetensors is damaged.* no such",
+            r"member9\.safetensors is damaged.*No such",
         ),
     ],
 )
@@ -206,3 +211,87 @@ def test_a_run_that_was_not_tuned_is_exported_without_fitted_settings(tmp_path: 
 
     assert member.keys() == {"weights", "sha256", "identity", "config"}
     assert load_model([tmp_path / "model"], CPU).members[0].fitted == NOT_FITTED
+
+
+def test_an_export_that_does_not_fit_leaves_an_empty_folder_and_can_be_repeated(
+    tmp_path: Path,
+) -> None:
+    runs = [write_run(tmp_path / f"run{n}", seed=n) for n in range(2)]
+    model = tmp_path / "model"
+
+    with (
+        limited_files(2000),
+        pytest.raises(EnvironmentalError, match=r"member0.safetensors could not be .*ulimit -f"),
+    ):
+        export_model(runs, model)
+
+    assert list(model.iterdir()) == []
+    assert len(export_model(runs, model).networks) == 2
+
+
+def test_two_processes_do_not_export_to_one_folder(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+
+    with (
+        alone_at(tmp_path / "model", is_folder=True),
+        pytest.raises(UsageError, match=r"another process is writing .*model"),
+    ):
+        export_model([run], tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d.update(members=d["members"] * 5000), "at most 64 items"),
+        (lambda d: d.update(members=[]), "at least 1 item"),
+        (
+            lambda d: d["members"][0]["identity"].update(patch=[10**9] * 3),
+            "less than or equal to 1024",
+        ),
+        (lambda d: d["members"][0]["identity"].update(spacing_mm=[-1, 1, 1]), "spacing_mm"),
+        (lambda d: d["members"][0]["config"]["model"].update(widths=[10**9]), "equal to 4096"),
+        (lambda d: d["members"][0].update(weights="n" * 300), "File name too long"),
+        (lambda d: d["members"][0].update(weights="a\0b"), "null byte"),
+        (
+            lambda d: d["members"][0].update(
+                prediction={"decoding": {"thresholds": [-1, 0.5, 0.5]}}
+            ),
+            "greater than 0",
+        ),
+        (
+            lambda d: d["members"][0].update(
+                prediction={"decoding": {"thresholds": [math.nan] * 3}}
+            ),
+            "finite",
+        ),
+    ],
+)
+def test_a_description_with_absurd_numbers_is_refused(
+    exported: Path, change: Callable[[dict], None], message: str
+) -> None:
+    path = exported / "model.json"
+    description = json.loads(path.read_text())
+    change(description)
+    path.write_text(json.dumps(description))
+
+    with pytest.raises(UsageError, match=rf"{message}.* Copy or export the model again"):
+        load_model([exported], CPU)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"[" * 100_000, b'{"a":' * 100_000, b"9" * 5000, b"", bytes(range(256)), b"[1]", b"{}"],
+)
+def test_a_description_that_is_no_description_is_refused(exported: Path, content: bytes) -> None:
+    (exported / "model.json").write_bytes(content)
+
+    with pytest.raises(UsageError, match=r"model\.json cannot be read as a model: "):
+        load_model([exported], CPU)
+
+
+def test_a_description_that_is_a_named_pipe_is_not_opened(exported: Path) -> None:
+    (exported / "model.json").unlink()
+    os.mkfifo(exported / "model.json")
+
+    with pytest.raises(UsageError, match="it is a named pipe"):
+        load_model([exported], CPU)

@@ -4,12 +4,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
+from brats_seg.cases.folders import OUTPUT_MARKER
 from brats_seg.cli import main
 from brats_seg.evaluation.scores import write_scores
-from tests.builders import make_label_map, write_case, write_nifti
+from tests.builders import SHAPE, make_label_map, write_case, write_nifti
 from tests.test_charts import make_scores
 
 Run = Callable[..., tuple[int, str]]
@@ -36,7 +38,7 @@ def figure(
 def test_a_case_is_drawn(figure: Run, brats_root: Path, tmp_path: Path, kind: str) -> None:
     code, said = figure(kind, brats_root, "-o", "a.png")
 
-    assert (code, said) == (0, "wrote a.png. Research use only.\n")
+    assert (code, said) == (0, "wrote a.png. Research use only.\n"), said
     with Image.open(tmp_path / "a.png") as picture:
         assert min(picture.size) > 300
 
@@ -67,6 +69,27 @@ def test_a_surface_turns_in_a_gif(
         assert gif.n_frames == 2
 
 
+def test_the_uncertainty_of_a_prediction_is_drawn(
+    figure: Run, brats_root: Path, tmp_path: Path
+) -> None:
+    write_nifti(tmp_path / "p" / "BraTS2021_00001.nii.gz", make_label_map())
+    entropy = np.full(SHAPE, 0.25, np.float32)
+    write_nifti(tmp_path / "p" / "uncertainty" / "BraTS2021_00001.nii.gz", entropy)
+    (tmp_path / "p" / "uncertainty" / OUTPUT_MARKER).touch()
+
+    code, said = figure(
+        "uncertainty", brats_root, "--case", "BraTS2021_00001", "--prediction", "p", "-o", "a.png"
+    )
+
+    assert (code, said) == (0, "wrote a.png. Research use only.\n")
+
+
+def test_a_modality_may_be_named_as_files_name_it(figure: Run, brats_root: Path) -> None:
+    code, said = figure("montage", brats_root, "--modality", "FLAIR", "-o", "a.png")
+
+    assert code == 0, said
+
+
 @pytest.mark.parametrize("arguments", [["scores", "--column", "hd95"], ["scores"], ["bars"]])
 def test_scores_are_drawn(figure: Run, tmp_path: Path, arguments: list[str]) -> None:
     write_scores(make_scores(), tmp_path / "scores.csv")
@@ -90,7 +113,10 @@ def test_the_history_of_a_run_is_drawn(figure: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["sampel"], "no kind of figure 'sampel'; there are sample, montage, preview, surface,"),
+        (
+            ["sampel"],
+            "no kind of figure 'sampel'; there are sample, montage, preview, uncertainty,",
+        ),
         (
             ["sample", "absent", "-o", "a.png"],
             "absent does not exist; expected the folder of scans",
@@ -103,7 +129,7 @@ def test_the_history_of_a_run_is_drawn(figure: Run, tmp_path: Path) -> None:
         (["surface", "scans", "-o", "a.gif"], "found neither reference nor prediction"),
         (["distributions", "scans", "-o", "a.png"], "neither age, survival nor label map is known"),
         (["scores", "absent.csv", "-o", "a.png"], "absent.csv does not exist"),
-        (["bars", "scans", "-o", "a.png"], "scans cannot be read: Is a directory"),
+        (["bars", "scans", "-o", "a.png"], "scans cannot be read: it is a folder"),
         (["history", "scans", "-o", "a.png"], "expected the folder of a run"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -8,9 +8,12 @@ import threading
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
+from brats_seg.cases.many import worker_pool
 from brats_seg.errors import EnvironmentalError, UsageError
 from brats_seg.files import (
+    alone_at,
     folder_bytes,
     free_bytes,
     locked,
@@ -19,6 +22,7 @@ from brats_seg.files import (
     whole_folder,
     writable_folder,
 )
+from tests.builders import limited_files
 
 ADVICE = "Buy a disk."
 
@@ -65,9 +69,53 @@ def test_a_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
         pytest.fail("there is nowhere to write to")
 
 
+@pytest.mark.parametrize(
+    "number", [errno.EIO, errno.ESTALE, errno.ENOENT, errno.ENODEV, errno.ENOTCONN]
+)
+def test_a_drive_that_fails_is_named(tmp_path: Path, number: int) -> None:
+    with (
+        pytest.raises(EnvironmentalError, match=r"a could not be written: .* still connected"),
+        whole_file(tmp_path / "a"),
+    ):
+        raise OSError(number, os.strerror(number))
+
+
+def test_a_short_write_without_a_number_is_named(tmp_path: Path) -> None:
+    """As `np.save` reports it."""
+    with (
+        pytest.raises(EnvironmentalError, match="could not be written: 9 requested and 3 written"),
+        whole_file(tmp_path / "a"),
+    ):
+        raise OSError("9 requested and 3 written")
+
+
+def test_a_file_above_the_limit_of_the_process_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"old")
+
+    with (
+        limited_files(1000),
+        pytest.raises(EnvironmentalError, match=r"a could not be written: .*ulimit -f"),
+        whole_file(path) as beside,
+    ):
+        beside.write_bytes(bytes(2000))
+
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_other_errors_of_the_system_stay_what_they_are(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="Input/output"), whole_file(tmp_path / "a"):
-        raise OSError(5, os.strerror(5))
+    with pytest.raises(OSError, match="Invalid argument"), whole_file(tmp_path / "a"):
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+
+def test_two_writers_with_the_same_process_id_do_not_share_a_file(tmp_path: Path) -> None:
+    """Processes of two containers have the same ids."""
+    with whole_file(tmp_path / "a") as first, whole_file(tmp_path / "a") as second:
+        first.write_text("first")
+        second.write_text("second")
+
+    assert (tmp_path / "a").read_text() == "first"
 
 
 def test_the_clean_up_does_not_hide_the_error(tmp_path: Path, monkeypatch) -> None:
@@ -285,3 +333,49 @@ def test_a_lock_in_a_place_that_cannot_be_written_is_explained(tmp_path: Path) -
         locked(tmp_path / "file" / ".lock"),
     ):
         pytest.fail("there is nowhere to write the lock")
+
+
+def hold_with_a_child_and_die(path: Path) -> None:
+    with (
+        locked(path),
+        worker_pool(1, when_killed="") as pool,
+    ):
+        pool.submit(os.getpid).result()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_workers_of_a_dead_process_hold_no_lock(tmp_path: Path) -> None:
+    """They share its lock, and end by themselves."""
+    process = multiprocessing.Process(target=hold_with_a_child_and_die, args=(tmp_path / ".lock",))
+    process.start()
+    process.join()
+
+    with locked(tmp_path / ".lock", when_taken=UsageError("taken")):
+        assert process.exitcode == -signal.SIGKILL
+
+
+def test_a_drive_without_locks_is_used_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(self: FileLock, **_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(FileLock, "acquire", refuse)
+
+    with locked(tmp_path / ".lock", when_taken=UsageError("taken")):
+        assert "has no locks (No locks available): start no second process" in caplog.text
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_results_are_written_by_one_process_at_a_time(tmp_path: Path, is_folder: bool) -> None:
+    path = tmp_path / "results"
+
+    with (
+        alone_at(path, is_folder=is_folder),
+        pytest.raises(UsageError, match=r"another process is writing .*results\. Wait for it"),
+        alone_at(path, is_folder=is_folder),
+    ):
+        pytest.fail("both write")
+
+    # nothing is left over
+    assert [entry.name for entry in tmp_path.rglob("*")] == ["results"] * is_folder

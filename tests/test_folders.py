@@ -97,3 +97,29 @@ def test_ordinary_files_are_not_mentioned(tmp_path: Path) -> None:
     (tmp_path / "LICENSE").write_text("Apache")
 
     assert advise(tmp_path, [Folder(path=Path(), others=names)]) == ()
+
+
+def test_a_link_to_itself_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    for name in ("a_t1.nii", "loop", "folder/loop"):
+        (tmp_path / name).symlink_to(Path(name).name)
+
+    top, below = walk_folders(tmp_path)
+
+    assert [str(scan.path) for scan in top.scans] == ["a_t1.nii"]
+    assert (top.others, below.others) == (("loop",), ("loop",))
+
+
+def test_a_named_pipe_is_not_opened(tmp_path: Path) -> None:
+    for name in ("0001", "scan.dcm"):
+        os.mkfifo(tmp_path / name)
+
+    (folder,) = walk_folders(tmp_path)
+
+    assert "scan.dcm (1 in all)" in advise(tmp_path, [folder])[0]
+
+
+def test_names_in_a_notice_can_be_printed(tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"caf\xe9\n.zip")).touch()
+
+    assert r"such as caf\xe9\n.zip (1 in all)" in advise(tmp_path, list(walk_folders(tmp_path)))[0]

@@ -10,7 +10,13 @@ import pytest
 
 from brats_seg.errors import UsageError
 from brats_seg.report.history import LiveHistory, history_figure
-from brats_seg.training.history import phase_columns, read_history, row_line, write_history
+from brats_seg.training.history import (
+    phase_columns,
+    read_history,
+    row_line,
+    write_history,
+    write_picture,
+)
 
 OVERLAP = {
     "loss": 1.0,
@@ -38,7 +44,10 @@ def row(epoch: int, *, validated: bool, scores: dict[str, float] | None = None) 
 def test_history_csv_has_the_articles_columns_and_empty_cells_without_validation(
     tmp_path: Path,
 ) -> None:
-    write_history([row(1, validated=False), row(2, validated=True)], tmp_path)
+    rows = [row(1, validated=False), row(2, validated=True)]
+
+    write_history(rows, tmp_path)
+    write_picture(rows, tmp_path)
 
     table = pd.read_csv(tmp_path / "history.csv")
 
@@ -73,6 +82,37 @@ def test_the_history_of_an_autoencoder_shows_loss_and_error_and_no_dice(tmp_path
     assert not [column for column in table if "dice" in column or "jaccard" in column]
     titles = [axes.get_ylabel() for axes in history_figure(table).axes]
     assert titles == ["loss", "RMSE in the brain"]
+
+
+def entries_of(table: pd.DataFrame, place: int) -> list[str]:
+    legend = history_figure(table).axes[place].get_legend()
+    return [text.get_text() for text in legend.get_texts()]
+
+
+def test_there_is_no_legend_entry_before_the_first_validation(tmp_path: Path) -> None:
+    write_history([row(1, validated=False)], tmp_path)
+    assert entries_of(read_history(tmp_path), 1) == ["training"]
+
+    write_history([row(1, validated=True)], tmp_path)
+    parts = ["validation WT", "validation TC", "validation ET"]
+    assert entries_of(read_history(tmp_path), 1) == ["training", "validation", *parts]
+
+
+def test_the_modalities_have_the_names_that_radiologists_use(tmp_path: Path) -> None:
+    write_history([row(1, validated=True, scores=ERRORS)], tmp_path)
+
+    parts = entries_of(read_history(tmp_path), 1)[2:]
+    assert parts == ["validation T1", "validation T1c", "validation T2", "validation FLAIR"]
+
+
+def test_one_epoch_is_drawn_at_its_whole_number(tmp_path: Path) -> None:
+    write_history([row(1, validated=True)], tmp_path)
+
+    figure = history_figure(read_history(tmp_path))
+
+    ticks = figure.axes[-1].get_xticks()
+    assert [tick for tick in ticks if 0.1 < tick < 1.9] == [1]
+    assert {line.get_marker() for line in figure.axes[1].lines} == {"."}
 
 
 def test_the_line_of_the_log_shows_the_values() -> None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 
 import brats_seg.cases.index as index_module
-from brats_seg.cases.case import Case, CaseIndex, ScanFile
+from brats_seg.cases.case import Case, CaseIndex, ScanFile, load_case
 from brats_seg.cases.case_table import read_index, summarise, write_index
 from brats_seg.cases.discovery import find_cases
 from brats_seg.cases.index import (
@@ -26,9 +26,10 @@ from brats_seg.cases.index import (
     without_duplicates,
 )
 from brats_seg.cases.layouts import parse_case_id
-from brats_seg.cases.nifti import read_volume
+from brats_seg.cases.nifti import read_label_map, read_volume
+from brats_seg.cases.phantom import write_phantom_cases
 from brats_seg.errors import ConfigError, LayoutError
-from brats_seg.labels import BRATS2017, BRATS2023, BRATS2024, BRATS2024_PED, MSD
+from brats_seg.labels import BRATS2017, BRATS2023, BRATS2024, BRATS2024_PED, MSD, LabelConvention
 from tests.builders import (
     BRATS_AFFINE,
     SHAPE,
@@ -37,6 +38,7 @@ from tests.builders import (
     write_case,
     write_nifti,
 )
+from tests.check_builders import renumbered
 
 
 def by_id(index: CaseIndex) -> dict[str, Case]:
@@ -381,6 +383,83 @@ def test_the_table_of_the_real_data_is_read_back(real_data: Path, tmp_path: Path
     assert index_cases(real_data, previous=previous) == index
 
 
+def write_phantoms(root: Path, convention: LabelConvention, n_cases: int = 4) -> None:
+    """Write phantoms of 80 ml whose label maps are in another numbering than their names say."""
+    write_phantom_cases(root, n_cases=n_cases, seed=0)
+    for path in root.glob("*/*_seg.nii.gz"):
+        label_map = read_label_map(path, case_id="").array
+        write_nifti(path, renumbered(label_map, convention))
+
+
+@pytest.mark.parametrize("convention", [MSD, BRATS2024_PED])
+def test_label_maps_in_the_numbering_of_another_release_are_problems(
+    tmp_path: Path, convention: LabelConvention
+) -> None:
+    """Also those that show nothing clear themselves: a release has one numbering."""
+    write_phantoms(tmp_path, convention)
+
+    cases = index_cases(tmp_path).cases
+
+    assert len(cases) == 4
+    for case in cases:
+        [problem] = case.problems
+        assert f"{convention.name} fits. Name the right one with --labels" in problem
+
+
+def test_a_numbering_that_a_person_named_is_no_problem(tmp_path: Path) -> None:
+    write_phantoms(tmp_path, MSD, n_cases=2)
+
+    right, wrong = (index_cases(tmp_path, labels=name).cases for name in ("msd", "brats2023"))
+
+    assert all(case.usable and case.remarks == () for case in right)
+    assert all(case.usable for case in wrong)
+    assert any("the labels do not look like brats2023" in r for case in wrong for r in case.remarks)
+
+
+def test_a_mix_up_of_modalities_is_a_remark_that_is_kept(tmp_path: Path) -> None:
+    write_phantom_cases(tmp_path / "data", n_cases=1, seed=0)
+    folder = tmp_path / "data" / CASE_ID
+    t1, flair = folder / f"{CASE_ID}_t1.nii.gz", folder / f"{CASE_ID}_flair.nii.gz"
+    t1.rename(folder / "t1")
+    flair.rename(t1)
+    (folder / "t1").rename(flair)
+
+    index = index_cases(tmp_path / "data")
+
+    assert [case.remarks for case in index.cases] == [
+        ("modalities may be mixed up: t1n looks like t2f, t2f looks like t1n",)
+    ]
+    write_index(index, tmp_path / "cases.csv")
+    previous = read_index(tmp_path / "cases.csv", tmp_path / "data")
+    assert index_cases(tmp_path / "data", previous=previous) == index
+    assert any("may be mixed up" in line for line in summarise(index))
+    loaded = load_case(index.cases[0])
+    assert loaded.remarks == index.cases[0].remarks
+
+
+def test_one_image_in_two_places_and_a_label_map_as_an_image_are_problems(tmp_path: Path) -> None:
+    folder = write_case(tmp_path, CASE_ID)
+    shutil.copy(folder / f"{CASE_ID}_t1.nii.gz", folder / f"{CASE_ID}_t1ce.nii.gz")
+    other = write_case(tmp_path, "BraTS2021_00001", seed=1)
+    shutil.copy(other / f"{other.name}_seg.nii.gz", other / f"{other.name}_t2.nii.gz")
+
+    twice, labels = index_cases(tmp_path).cases
+
+    assert "the same voxels for t1n and t1c" in twice.problems[0]
+    assert "found only the values 0, 1, 2, 4, as in a label map" in labels.problems[0]
+
+
+def test_a_mirrored_label_map_is_a_problem(tmp_path: Path) -> None:
+    write_phantom_cases(tmp_path, n_cases=2, seed=0)
+    path = tmp_path / "BraTS2021_00001" / "BraTS2021_00001_seg.nii.gz"
+    write_nifti(path, np.ascontiguousarray(read_label_map(path, case_id="").array[::-1]))
+
+    first, second = index_cases(tmp_path).cases
+
+    assert first.usable
+    assert "It would fit if it were mirrored left to right" in second.problems[0]
+
+
 CASE_ID = "BraTS2021_00000"
 
 
@@ -444,6 +523,7 @@ def test_the_volume_of_the_tumour_is_that_of_its_region() -> None:
     found = Inspection(
         shape=SHAPE,
         voxel_hash="",
+        fingerprint="",
         label_counts=((0, 1000), (1, 10), (2, 20), (3, 300), (4, 4000)),
         label_voxel_mm3=2.5,
         problems=(),
@@ -568,8 +648,8 @@ def test_all_problems_of_a_case_are_told_at_once(tmp_path: Path) -> None:
 
     assert [problem.split(": ")[0].split("_")[-1] for problem in problems] == [
         "t1.nii.gz",
-        "seg.nii.gz",
         "t1ce.nii.gz",
+        "seg.nii.gz",
         "flair.nii.gz",
     ]
 
@@ -607,6 +687,7 @@ def opened(
         Inspection(
             shape=shape,
             voxel_hash=case_id,
+            fingerprint="",
             label_counts=tuple((value, value) for value in values),
             label_voxel_mm3=1e6,
             problems=(),

@@ -1,5 +1,6 @@
 """What is to be predicted: folders, tables, single cases, and what is wrong with them."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -148,3 +149,46 @@ def test_four_files_without_a_name_in_common_are_called_by_their_folder(tmp_path
 
     assert single_input(None, files).case_id == "Smith"
     assert single_input("me", files).case_id == "me"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("cases.csv", "case_id,t1n,t1c,t2w,t2f\n"),
+        ("cases.csv", ""),
+        ("cases.json", "[]"),
+        ("cases.json", "[" * 100_000),
+        ("cases.json", '[{"case_id": ' + "9" * 5000 + "}]"),
+        ("cases.csv", bytes(range(256)) * 9),
+        ("cases.csv", gzip.compress(b"case_id,t1n")),
+        ("cases.json", bytes(range(256))),
+    ],
+)
+def test_a_table_without_cases_is_refused(tmp_path: Path, name: str, content: str | bytes) -> None:
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+    with pytest.raises(UsageError, match=rf"{name} (cannot be read|lists no cases)"):
+        find_inputs([path])
+
+
+def test_a_path_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LayoutError, match="does not exist"):
+        find_inputs([tmp_path / ("n" * 300)])
+
+
+def test_a_long_id_in_a_table_is_a_problem_of_its_case(tmp_path: Path) -> None:
+    row = {modality: f"{modality}.nii.gz" for modality in MODALITIES}
+    rows = [
+        {"case_id": "x" * 300, **row},
+        {"case_id": "a\nb\0\ud800", **row},
+        {"case_id": "c", **row},
+    ]
+    (tmp_path / "cases.json").write_text(json.dumps(rows))
+
+    escaped, good, long = find_inputs([tmp_path / "cases.json"])
+
+    assert good.problems == ()
+    assert "found an id of 300 bytes" in long.problems[0]
+    assert escaped.case_id == r"a\nb\x00\ud800"
+    assert "cannot be the name of a file" in escaped.problems[0]

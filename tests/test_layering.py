@@ -16,7 +16,9 @@ import brats_seg.errors
 PACKAGE = "brats_seg"
 ROOT = Path(brats_seg.errors.__file__).parent
 FLOORS = {
-    **dict.fromkeys(("errors", "labels", "config", "files", "progress", "tables"), 0),
+    **dict.fromkeys(
+        ("errors", "labels", "config", "cpu_threads", "files", "progress", "tables"), 0
+    ),
     "voxels": 1,
     "cases": 2,
     **dict.fromkeys(("data", "evaluation"), 3),

@@ -1,6 +1,7 @@
 """A function over many cases: order, failures, processes."""
 
 import logging
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from brats_seg.errors import (
     UsageError,
 )
 from brats_seg.progress import Item
+from tests.builders import limited_files
 
 CASES = [Case(case_id=name, patient_id=name, release="unknown") for name in "abcd"]
 
@@ -207,6 +209,16 @@ def test_a_killed_worker_is_explained() -> None:
         list(pool.map(die, range(3)))
 
 
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_work_is_done_however_processes_start(method: str, monkeypatch) -> None:
+    """Processes are not forked on macOS, nor by Python 3.14."""
+    context = multiprocessing.get_context(method)
+    monkeypatch.setattr("multiprocessing.context._default_context._actual_context", context)
+
+    with worker_pool(1, when_killed=ADVICE) as pool:
+        assert pool.submit(abs, -1).result() == 1
+
+
 def test_workers_leave_ctrl_c_to_the_parent_and_do_not_inherit_its_handlers() -> None:
     before = signal.signal(signal.SIGTERM, lambda *_: None)
     try:
@@ -233,3 +245,13 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
         time.sleep(0.01)
 
     assert not is_running(worker)
+
+
+def test_a_pool_that_cannot_be_made_is_an_error_of_the_machine() -> None:
+    """Its locks are files in shared memory."""
+    with (
+        limited_files(1),
+        pytest.raises(EnvironmentalError, match=r"worker processes could not .*/dev/shm"),
+        worker_pool(1, when_killed=""),
+    ):
+        pytest.fail("there is no pool")

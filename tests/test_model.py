@@ -142,12 +142,12 @@ def test_what_is_asked_for_wins_over_what_is_stored() -> None:
     model = make_model(fitted=FittedPrediction(decoding=decoding))
 
     stored = model.decoding(PredictionSettings())
-    none = Decoding(thresholds=(0, 0, 0), smallest_mm3=(0, 0, 0), smallest_et_mm3=0)
+    none = Decoding(thresholds=(0.1, 0.1, 0.1), smallest_mm3=(0, 0, 0), smallest_et_mm3=0)
     asked = model.decoding(PredictionSettings(decoding=none))
     one = model.decoding(prediction_settings({"smallest_et_mm3": 0}))
 
     assert stored == decoding
-    assert asked == Decoding(thresholds=(0, 0, 0))
+    assert asked == Decoding(thresholds=(0.1, 0.1, 0.1))
     assert one == decoding.model_copy(update={"smallest_et_mm3": 0})
 
 
@@ -177,7 +177,7 @@ def test_labels_are_in_the_convention_of_the_release_of_the_scan(
     ("given", "message"),
     [
         ({"labels": "brats1999"}, "label convention 'brats1999' is unknown; there are brats2017"),
-        ({"thresholds": ["0.5", "2", "0.5"]}, r"setting thresholds\.1: .* less than or equal to 1"),
+        ({"thresholds": ["0.5", "2", "0.5"]}, r"setting thresholds\.1: .* less than 1"),
         ({"window": ["64", "64"]}, r"setting window\.2: Field required"),
         ({"window": ["a", "64", "64"]}, r"setting window\.0: .* valid integer"),
         ({"overlap": 1.0}, r"setting overlap: .* less than 1"),
@@ -205,3 +205,21 @@ def test_the_whole_crop_can_be_what_scores_best(tmp_path: Path) -> None:
     assert member.window == (8, 8, 8)
     assert window_of(member, PredictionSettings(), (20, 18, 16)) == (20, 18, 16)
     assert window_of(member, PredictionSettings(windows="sliding"), (20, 18, 16)) == (8, 8, 8)
+
+
+def test_a_network_that_the_settings_make_huge_is_not_built(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    content = torch.load(run / "best.pt", weights_only=True)
+    content["config"]["model"]["widths"] = [4096] * 10
+    content["identity"]["patch"] = (512, 512, 512)
+    torch.save(content, run / "best.pt")
+
+    with pytest.raises(UsageError, match=r"\d{10,} weights of the network, \d{4} in the file"):
+        load_model([run], CPU)
+
+
+def test_an_unknown_label_convention_is_refused(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", identity=replace(IDENTITY, conventions=("brats1999",)))
+
+    with pytest.raises(UsageError, match=r"label conventions \['brats1999'\]"):
+        load_model([run], CPU)

@@ -10,7 +10,7 @@ import pytest
 
 from brats_seg.cases.nifti import (
     Geometry,
-    PackedFile,
+    planned_resampling,
     read_geometry,
     read_label_map,
     read_volume,
@@ -307,15 +307,31 @@ def test_axes_other_than_asked_for_are_refused(
     ("fields", "found"),
     [
         ({"magic": b"ni1"}, "no NIfTI header"),
-        ({"datatype": 77}, "an invalid header"),
-        ({"datatype": 128}, "colours or complex numbers"),
-        ({"datatype": 32}, "colours or complex numbers"),
+        ({"datatype": 77}, "voxels of datatype 77"),
+        ({"datatype": 128}, "voxels of datatype 128"),
+        ({"datatype": 32}, "voxels of datatype 32"),
         ({"scl_slope": 2.0, "scl_inter": np.inf}, "an invalid header"),
         ({"sform_code": 1, "srow_x": np.nan}, "an affine that is singular or not finite"),
         ({"sform_code": 1, "srow_x": 0.0}, "an affine that is singular or not finite"),
         ({"dim": [3, 24, 24, 0, 1, 1, 1, 1]}, "3-D data of shape 24 x 24 x 0"),
         ({"dim": [3, 24, 24, -1, 1, 1, 1, 1]}, "3-D data of shape 24 x 24 x -1"),
         ({"sform_code": 0, "qform_code": 1, "quatern_b": 5.0}, "an invalid header"),
+        ({"vox_offset": np.nan}, "voxels that begin at byte nan"),
+        ({"vox_offset": np.inf}, "voxels that begin at byte inf"),
+        ({"vox_offset": -352}, "voxels that begin at byte -352"),
+        ({"vox_offset": 352.5}, "voxels that begin at byte 352.5"),
+        ({"vox_offset": 3e9}, r"voxels that begin at byte 3000000000.0; expected .* from 352 to"),
+        ({"sform_code": 6}, "the sform_code 6, where the standard has 0 to 5"),
+        ({"qform_code": -1}, "the qform_code -1, where the standard has 0 to 5"),
+        ({"xyzt_units": 1}, "lengths in metres; expected a position in millimetres"),
+        ({"xyzt_units": 11}, "lengths in micrometres"),
+        ({"sform_code": 1, "srow_x": [1e30, 0, 0, 0]}, "voxels of 1e\\+30x1x1 mm"),
+        ({"sform_code": 1, "srow_x": [1e-3, 0, 0, 0]}, "voxels of 0.001x1x1 mm"),
+        ({"sform_code": 1, "srow_x": [1, 0, 0, 1e9]}, "an origin at .* mm"),
+        ({"dim": [8, 24, 24, 16, 1, 1, 1, 1]}, "8-D data; expected three axes"),
+        ({"dim": [-3, 24, 24, 16, 1, 1, 1, 1]}, "-3-D data; expected three axes"),
+        ({"dim": [3, 4000, 4000, 600, 1, 1, 1, 1]}, ".* expected at most 536870912 voxels"),
+        ({"dim": [4, 24, 24, 16, 999, 1, 1, 1]}, ".* in at most 16 volumes"),
     ],
 )
 def test_an_invalid_header_is_refused(
@@ -334,6 +350,52 @@ def test_a_qfac_of_zero_is_read_as_one(tmp_path: Path) -> None:
     )
 
     np.testing.assert_array_equal(read_geometry(path, case_id="c").affine, BRATS_AFFINE)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [{"quatern_b": np.nan}, {"quatern_c": 7.0}, {"qoffset_x": np.inf}, {"pixdim": [-1] * 8}],
+    ids=str,
+)
+def test_a_qform_that_is_invalid_is_omitted_beside_a_good_sform(
+    tmp_path: Path, broken: dict[str, object]
+) -> None:
+    path = broken_header(tmp_path / "scan.nii", qform_code=1, sform_code=2, **broken)
+
+    grid = read_geometry(path, case_id="c")
+    write_volume(tmp_path / "label.nii.gz", make_label_map(), grid)
+
+    assert (grid.qform_code, grid.sform_code) == (0, 2)
+    np.testing.assert_array_equal(grid.affine, BRATS_AFFINE)
+    assert read_geometry(tmp_path / "label.nii.gz", case_id="c") == grid
+
+
+@pytest.mark.parametrize("fields", [{"sform_code": 5}, {"xyzt_units": 0}, {"bitpix": 7}], ids=str)
+def test_an_unusual_header_is_read_and_written(tmp_path: Path, fields: dict[str, object]) -> None:
+    path = broken_header(tmp_path / "scan.nii", **fields)
+
+    volume = read_volume(path, case_id="c")
+    write_volume(tmp_path / "label.nii.gz", make_label_map(), volume.geometry)
+
+    np.testing.assert_array_equal(volume.array, make_volumes()[0])
+    assert read_geometry(tmp_path / "label.nii.gz", case_id="c") == volume.geometry
+
+
+def test_an_axis_that_a_label_map_cannot_have_is_refused(tmp_path: Path) -> None:
+    nib.save(nib.Nifti2Image(np.zeros((40_000, 2, 2), np.uint8), np.eye(4)), tmp_path / "scan.nii")
+
+    with pytest.raises(CaseError, match="at most 32767 voxels along an axis"):
+        read_volume(tmp_path / "scan.nii", case_id="c")
+
+
+def test_a_grid_that_resampling_makes_too_large_is_refused_before(tmp_path: Path) -> None:
+    affine = np.diag([80.0, 80.0, 80.0, 1.0])
+    volume = read_volume(write_nifti(tmp_path / "scan.nii", make_volumes()[0], affine), case_id="c")
+
+    assert planned_resampling(volume, (80.0, 80.0, 80.0), case_id="c") is None
+    assert planned_resampling(volume, (20.0, 20.0, 20.0), case_id="c") is not None
+    with pytest.raises(CaseError, match=r"1920 x 1920 x 1280 voxels of 1x1x1 mm; expected at most"):
+        planned_resampling(volume, (1.0, 1.0, 1.0), case_id="c")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int16", "int32", ">f4"])
@@ -407,114 +469,3 @@ def test_a_real_label_map_survives_writing(real_data: Path, tmp_path: Path) -> N
     again = read_label_map(tmp_path / "label.nii.gz", case_id="BraTS2021_00006")
     np.testing.assert_array_equal(again.array, volume.array)
     assert again.geometry == volume.geometry
-
-
-CONTENT = np.random.default_rng(0).integers(0, 50, size=100_000, dtype=np.uint8).tobytes()
-
-
-def packed_file(tmp_path: Path, content: bytes) -> PackedFile:
-    path = tmp_path / "scan.nii.gz"
-    path.write_bytes(content)
-    return PackedFile(case_id="case_1", path=path)
-
-
-def unpacked(file: PackedFile, n_bytes: int = len(CONTENT)) -> bytes:
-    return file.unpack(file.read_bytes(), n_bytes)
-
-
-def members(*lengths: int) -> bytes:
-    """Return the content as a gzip file of several members, the first of the lengths given."""
-    starts = np.cumsum([0, *lengths])
-    ends = [*starts[1:], len(CONTENT)]
-    return b"".join(
-        gzip.compress(CONTENT[start:end]) for start, end in zip(starts, ends, strict=True)
-    )
-
-
-@pytest.mark.parametrize(
-    "content",
-    [CONTENT, gzip.compress(CONTENT), members(1000), members(99_000), members(10, 50_000, 10)],
-    ids=["plain", "one member", "short first", "short last", "four members"],
-)
-def test_content_comes_whole_however_it_is_packed(tmp_path: Path, content: bytes) -> None:
-    file = packed_file(tmp_path, content)
-
-    assert unpacked(file) == CONTENT
-    assert file.read_head(540) == CONTENT[:540]
-    assert file.head_of(content, 540) == CONTENT[:540]
-    file.check_length(len(CONTENT))
-
-
-def test_bytes_after_the_voxels_are_kept(tmp_path: Path) -> None:
-    file = packed_file(tmp_path, gzip.compress(CONTENT))
-
-    assert unpacked(file, n_bytes=50_000) == CONTENT
-
-
-@pytest.mark.parametrize("n_bytes", [3, 15, 500, 30_000, -9, -1])
-def test_a_gzip_file_that_is_cut_off_is_refused(tmp_path: Path, n_bytes: int) -> None:
-    file = packed_file(tmp_path, gzip.compress(CONTENT)[:n_bytes])
-
-    with pytest.raises(CaseError, match=r"case_1, file scan\.nii\.gz: found a gzip file that is"):
-        unpacked(file)
-
-
-@pytest.mark.parametrize("n_bytes", [15, 500, 30_000, -9, -1])
-def test_the_last_bytes_tell_that_a_gzip_file_is_cut_off(tmp_path: Path, n_bytes: int) -> None:
-    file = packed_file(tmp_path, gzip.compress(CONTENT)[:n_bytes])
-
-    with pytest.raises(CaseError, match=r"case_1, file scan\.nii\.gz: found a gzip file that is"):
-        file.check_length(len(CONTENT))
-
-
-def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
-    content = bytearray(gzip.compress(CONTENT))
-    content[len(content) // 2] ^= 1
-    file = packed_file(tmp_path, bytes(content))
-
-    with pytest.raises(CaseError, match="cut off or damaged; expected a whole one"):
-        unpacked(file)
-
-
-def test_a_length_that_lies_takes_no_memory(tmp_path: Path) -> None:
-    # the last four bytes tell 4 GB
-    file = packed_file(tmp_path, gzip.compress(CONTENT)[:-4] + b"\xff\xff\xff\xff")
-
-    with pytest.raises(CaseError, match="cut off or damaged"):
-        unpacked(file)
-
-
-def test_content_shorter_than_its_header_asks_for_is_refused(tmp_path: Path) -> None:
-    file = packed_file(tmp_path, gzip.compress(CONTENT[:700]))
-
-    with pytest.raises(CaseError, match="found 700 bytes; expected the 100000 that its header"):
-        unpacked(file)
-    with pytest.raises(CaseError, match="found 700 bytes; expected the 100000 that its header"):
-        file.check_length(len(CONTENT))
-
-
-def test_an_empty_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CaseError, match=r"found an empty file; .* Copy or download the file again"):
-        packed_file(tmp_path, b"").read_head(540)
-
-
-def test_a_file_that_is_gone_is_a_problem_of_its_case(tmp_path: Path) -> None:
-    file = PackedFile(case_id="case_1", path=tmp_path / "gone.nii")
-
-    with pytest.raises(
-        CaseError, match=r"gone\.nii: found a file that cannot be read \(No such file"
-    ):
-        file.read_bytes()
-    with pytest.raises(
-        CaseError, match=r"gone\.nii: found a file that cannot be read \(No such file"
-    ):
-        file.read_head(540)
-    with pytest.raises(
-        CaseError, match=r"gone\.nii: found a file that cannot be read \(No such file"
-    ):
-        file.check_length(1)
-
-
-def test_a_folder_in_the_place_of_a_file_is_a_problem_of_its_case(tmp_path: Path) -> None:
-    with pytest.raises(CaseError, match=r"cannot be read \(Is a directory\)"):
-        PackedFile(case_id="case_1", path=tmp_path).read_head(540)

@@ -2,7 +2,13 @@
 
 import torch
 
-from brats_seg.models.output import TrainingOutput, as_output, output_from, tensors_of
+from brats_seg.models.output import (
+    TrainingOutput,
+    as_output,
+    output_from,
+    structure_of,
+    tensors_of,
+)
 
 FINE, COARSE = torch.zeros(2, 3, 4, 4, 4), torch.zeros(2, 3, 2, 2, 2)
 
@@ -26,5 +32,5 @@ def test_an_output_comes_back_from_its_tensors() -> None:
         TrainingOutput(logits=(FINE,), penalty=torch.ones(2)),
         TrainingOutput(logits=(FINE, COARSE)),
     ):
-        assert output_from(tensors_of(output)) == output
-    assert output_from(tensors_of(FINE)) is FINE
+        assert output_from(structure_of(output), tensors_of(output)) == output
+    assert output_from(structure_of(FINE), tensors_of(FINE)) is FINE

@@ -151,7 +151,7 @@ def test_nothing_is_found_in_the_air(tmp_path: Path) -> None:
     folder = write_case(tmp_path, labelled=False)
 
     _, result = predict(
-        folder, settings=PredictionSettings(decoding=Decoding(thresholds=(0, 0, 0)))
+        folder, settings=PredictionSettings(decoding=Decoding(thresholds=(1e-9, 1e-9, 1e-9)))
     )
 
     air = (make_volumes() == 0).all(axis=0)

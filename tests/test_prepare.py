@@ -30,8 +30,9 @@ from brats_seg.data.prepare import (
     select_foreground,
 )
 from brats_seg.data.store import open_case
-from brats_seg.errors import EnvironmentalError
-from brats_seg.files import folder_bytes
+from brats_seg.data.verify import verify_cases
+from brats_seg.errors import EnvironmentalError, UsageError
+from brats_seg.files import folder_bytes, reading
 from brats_seg.labels import BRATS2017, regions_of
 from brats_seg.voxels.box import Box
 from tests.builders import BRATS_AFFINE, write_case, write_nifti
@@ -224,6 +225,45 @@ def test_labels_outside_the_convention_are_a_failure(root: Path, folder: Path) -
         "convention brats2023, [0, 1, 2, 3]. Correct the label map, or name another convention with "
         "--labels."
     )
+
+
+@pytest.mark.parametrize("name", ["image.npy", "labels.npy", "foreground.npy", "case.json"])
+def test_damaged_cases_are_prepared_again_when_asked_for(
+    root: Path, folder: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A damaged manifest is as good as none: the case is prepared again without being asked."""
+    prepare(root, folder)
+    damaged = folder / IDS[1] / name
+    content = damaged.read_bytes()
+    damaged.write_bytes(content[:-20] + b"\x01" * 20)
+    before = stamps(folder)
+
+    prepare(root, folder)
+    assert (stamps(folder) == before) == (name != "case.json")
+
+    assert prepare_cases(index_cases(root).cases, folder, StoreConfig(), repair=True) == ()
+    assert damaged.read_bytes() == content
+    assert verify_cases(IDS, folder) == ()
+    after = stamps(folder)
+    assert [case_id for case_id in IDS if after[case_id] != before[case_id]] == [IDS[1]]
+    assert ("the file is damaged" in caplog.text) == (name != "case.json")
+
+
+def test_a_touched_scan_does_not_hide_damage(root: Path, folder: Path) -> None:
+    """The manifest is written again, with the check sums of the files as they were prepared."""
+    prepare(root, folder)
+    damaged = folder / IDS[1] / "labels.npy"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"\x07")
+    touch(root / IDS[1] / f"{IDS[1]}_t1ce.nii.gz")
+
+    prepare(root, folder)
+
+    assert [error.case_id for error in verify_cases(IDS, folder)] == [IDS[1]]
+
+    touch(root / IDS[1] / f"{IDS[1]}_t1ce.nii.gz")
+    prepare_cases(index_cases(root).cases, folder, StoreConfig(), repair=True)
+
+    assert verify_cases(IDS, folder) == ()
 
 
 @pytest.mark.parametrize("n_workers", [0, 2])
@@ -471,6 +511,20 @@ def test_of_large_volumes_a_brain_is_counted(
     assert required(index, tmp_path) == int(expected)
 
 
+@pytest.mark.parametrize("spacing_mm", [0.5, 2.0])
+def test_the_estimate_is_that_of_the_resampled_grid(tmp_path: Path, spacing_mm: float) -> None:
+    write_case(tmp_path / "scans", shape=(48, 48, 32))
+    index = index_cases(tmp_path / "scans")
+    config = StoreConfig(spacing_mm=(spacing_mm,) * 3)
+    needed = required(index, tmp_path / "prepared", config)
+    prepare_cases(index.cases, tmp_path / "prepared", config)
+
+    written = folder_bytes(tmp_path / "prepared" / index.cases[0].case_id)
+
+    assert needed == round(48 * 48 * 32 / spacing_mm**3) * 9 + 2**18
+    assert written <= needed
+
+
 def test_compressed_cases_need_less(tmp_path: Path) -> None:
     write_case(tmp_path / "scans", shape=(64, 64, 64))
     index = index_cases(tmp_path / "scans")
@@ -538,3 +592,21 @@ def test_the_space_that_is_needed_is_logged(
     assert re.fullmatch(
         r"preparing 1 cases needs about 0 MB in .*, where .* are free", caplog.messages[-1]
     )
+
+
+def test_cases_that_are_trained_on_are_not_replaced(root: Path, folder: Path) -> None:
+    """Else a training would go on with the labels or the spacing of other settings."""
+    cases = index_cases(root).cases
+    prepare_cases(cases, folder, StoreConfig())
+    before = stamps(folder)
+
+    with reading(folder):
+        # nothing is to be replaced
+        prepare_cases(cases, folder, StoreConfig())
+        with pytest.raises(
+            UsageError, match=r"a run is being trained on the cases in .* --prepared"
+        ):
+            prepare_cases(cases, folder, StoreConfig(compressed=True))
+
+    assert stamps(folder) == before
+    assert prepare_cases(cases, folder, StoreConfig(compressed=True)) == ()

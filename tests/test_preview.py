@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from brats_seg.cases.inputs import find_inputs
-from brats_seg.inference.output import _add_words, write_preview
+from brats_seg.inference.output import OutputFolder, _add_words, write_preview
 from brats_seg.inference.predict import predict_scan
 from brats_seg.inference.scan import read_scan
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import REGIONS
+from brats_seg.report.draw import draw_uncertainty
 from tests.builders import make_volumes, write_case, write_nifti
 from tests.inference_builders import make_model
 
@@ -32,9 +33,11 @@ def test_a_tumour_is_outlined(tmp_path: Path) -> None:
     folder = write_case(tmp_path, labelled=False)
 
     with_tumour = draw(folder, tmp_path / "a.png", PredictionSettings())
-    without = draw(folder, tmp_path / "b.png", PredictionSettings(thresholds=(1, 1, 1)))
+    without = draw(
+        folder, tmp_path / "b.png", PredictionSettings(thresholds=(1 - 1e-9, 1 - 1e-9, 1 - 1e-9))
+    )
 
-    assert with_tumour.shape == (660, 900, 4)
+    assert with_tumour.shape == (990, 1350, 4)
     # the legend is coloured in both
     assert n_coloured(with_tumour) > n_coloured(without) + 500
 
@@ -45,6 +48,23 @@ def test_scans_of_any_grid_are_drawn(tmp_path: Path, affine: np.ndarray) -> None
         write_nifti(tmp_path / "scan" / f"scan_{name}.nii.gz", image, affine)
 
     assert n_coloured(draw(tmp_path / "scan", tmp_path / "a.png", PredictionSettings())) > 0
+
+
+def test_the_uncertainty_that_a_prediction_writes_can_be_drawn(tmp_path: Path) -> None:
+    folder = write_case(tmp_path / "scans")
+    (found,) = find_inputs([folder])
+    scan, settings = read_scan(found, (1.0, 1.0, 1.0)), PredictionSettings(uncertainty=True)
+    output = OutputFolder(tmp_path / "p")
+    result = predict_scan(make_model(), scan, settings)
+    with output.opened():
+        output.write_case(scan, result, settings)
+
+    draw_uncertainty(tmp_path / "scans", tmp_path / "a.png", prediction=tmp_path / "p")
+
+    assert result.uncertainty.max() > 0.5
+    # the colours of high entropies are between magenta and orange
+    red, green, blue, _ = np.moveaxis(matplotlib.image.imread(tmp_path / "a.png"), -1, 0)
+    assert ((red > 0.7) & (green < 0.75) & (red - blue > 0.2)).sum() > 500
 
 
 def test_it_is_marked_for_research_use(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from brats_seg.training.ranks import Ranks, joined_ranks
 from tests.builders import write_case
-from tests.test_accumulation import CRITERIA
+from tests.test_accumulation import CRITERIA, LEARNT
 
 ROOT = Path(__file__).parent.parent
 
@@ -45,12 +45,12 @@ def test_a_run_that_torchrun_did_not_start_is_alone() -> None:
 
 
 def test_two_ranks_make_the_step_of_one(tmp_path: Path) -> None:
-    """Equal and unequal shares, an empty one too, for every kind of loss."""
+    """Equal and unequal shares, an empty one too, for every kind of loss, also those that learn."""
     done = torchrun("-m", "tests.ranks_program", str(tmp_path / "rows.json"), cwd=ROOT)
 
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "rows.json").read_text())
-    assert len(rows) == 3 * len(CRITERIA)
+    assert len(rows) == 3 * (len(CRITERIA) + len(LEARNT))
     for row in rows:
         assert row["error"] <= 1e-12, row
         assert row["loss_error"] <= 1e-12, row

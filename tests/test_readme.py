@@ -50,7 +50,7 @@ def test_the_commands_run_in_their_order(brats_root: Path, monkeypatch: pytest.M
     monkeypatch.chdir(brats_root.parent)
     Path("scans").symlink_to("data")
     found = commands("brats-seg")
-    assert len(found) == 11
+    assert len(found) == 12
 
     for command in found:
         monkeypatch.setattr(sys, "argv", [*command, *QUICK.get(command[1], [])])

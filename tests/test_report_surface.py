@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
 from brats_seg.errors import CaseError
@@ -13,12 +14,15 @@ from brats_seg.report.mesh import surface_of
 from brats_seg.report.surface import (
     Camera,
     Layer,
+    _cameras,
+    _draw_letters,
     _with_one_palette,
     models_of,
     render,
     surface_figure,
     write_surface_gif,
 )
+from tests.builders import write_case
 
 
 def both_sides(brats_root: Path):
@@ -37,6 +41,77 @@ def test_reference_and_prediction_are_side_by_side_at_one_scale(brats_root: Path
 
 def test_one_side_alone_is_drawn(brats_root: Path) -> None:
     assert len(surface_figure(models_of(open_view(brats_root))).axes) == 1
+
+
+def letters_of(axes) -> list[str]:
+    found = {text.get_gid(): text.get_text() for text in axes.texts}
+    return [found[edge] for edge in ("left", "right", "top", "bottom")]
+
+
+@pytest.mark.parametrize(
+    ("degrees", "expected"),
+    [
+        (0, ["R", "L", "S", "I"]),
+        (90, ["A", "P", "S", "I"]),
+        (180, ["L", "R", "S", "I"]),
+        (30, ["RA", "LP", "S", "I"]),
+        (300, ["PR", "AL", "S", "I"]),
+    ],
+)
+def test_every_model_names_the_sides_of_the_patient(
+    brats_root: Path, degrees: float, expected: list[str]
+) -> None:
+    figure = surface_figure(models_of(both_sides(brats_root)), azimuth_degrees=degrees, n_pixels=40)
+
+    assert [letters_of(axes) for axes in figure.axes] == [expected] * 2
+
+
+def test_the_letters_of_a_gif_turn_with_it(brats_root: Path) -> None:
+    models = models_of(open_view(brats_root))
+    figure = surface_figure(models, n_pixels=40)
+    before = len(figure.axes[0].texts)
+
+    for degrees, right in ((90, "P"), (180, "R"), (0, "L")):
+        (camera,) = _cameras(models, degrees, 40)
+        _draw_letters(figure.axes[0], models[0], camera)
+        assert letters_of(figure.axes[0])[1] == right
+    assert len(figure.axes[0].texts) == before
+
+
+def test_the_scale_bar_is_as_long_as_the_model_shows(brats_root: Path) -> None:
+    figure = surface_figure(models_of(both_sides(brats_root)), n_pixels=60)
+    FigureCanvasAgg(figure).draw()
+    models = models_of(both_sides(brats_root))
+
+    for axes in figure.axes:
+        (bar,) = axes.lines
+        ends = bar.get_transform().transform(np.column_stack(bar.get_data()))
+        (words,) = (text.get_text() for text in axes.texts if text.get_text().endswith(" mm"))
+        (camera, _) = _cameras(models, 0, 60)
+        share = float(words.split()[0]) / (2 * camera.reach_mm)
+        assert np.ptp(ends[:, 0]) == pytest.approx(share * axes.get_window_extent().width)
+
+
+def test_a_long_title_is_inside_the_figure(brats_root: Path) -> None:
+    figure = surface_figure(
+        models_of(replace(both_sides(brats_root), case_id="W" * 60)), n_pixels=40
+    )
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    left, right = (axes.title.get_window_extent(canvas.get_renderer()) for axes in figure.axes)
+
+    assert left.x0 > 0
+    assert left.x1 < right.x0
+    assert right.x1 < figure.bbox.x1
+    assert max(left.y1, right.y1) < figure.bbox.y1
+
+
+def test_a_region_without_surface_is_not_in_the_legend(tmp_path: Path) -> None:
+    write_case(tmp_path, with_et=False)
+
+    figure = surface_figure(models_of(open_view(tmp_path)), n_pixels=40)
+
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["WT", "TC"]
 
 
 def test_a_gif_turns_and_leaves_no_other_file(brats_root: Path, tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 import errno
+import hashlib
 import json
 import os
 import pickle
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,43 +14,50 @@ import torch
 
 from brats_seg.cases.case import Case, ScanFile, read_case_files
 from brats_seg.cases.nifti import Geometry
-from brats_seg.data.store import (
+from brats_seg.data.manifest import (
     FORMAT_VERSION,
     MANIFEST_NAME,
-    Buffers,
     Manifest,
     SourceFile,
+    StoredFile,
+    read_manifest,
+    sources_of,
+)
+from brats_seg.data.store import (
+    Buffers,
     array_name,
     check_compression,
     open_array,
     open_case,
-    read_manifest,
-    sources_of,
     write_array,
 )
 from brats_seg.errors import CaseError, EnvironmentalError
 from brats_seg.labels import BRATS2017, regions_of
 from brats_seg.voxels.box import Box
-from tests.builders import make_label_map, make_volumes
+from tests.builders import make_label_map, make_volumes, write_nifti
 from tests.prepared import write_prepared
 
 CASE = "BraTS2021_00000"
+GRID = Geometry(
+    shape=(240, 240, 155),
+    affine=np.diag([-1, -1, 1 / 3, 1]),
+    qform=np.diag([-1, -1, 0.1 + 0.2, 1]),
+    qform_code=1,
+    sform_code=2,
+)
 MANIFEST = Manifest(
     version=FORMAT_VERSION,
     compressed=False,
     convention="brats2017",
     sources=(SourceFile(name="a/b.nii.gz#2", n_bytes=7, mtime_ns=1234567890123456789),),
     contents=("abc#2",),
+    spacing_mm=(1.0, 1.0, 1.0),
+    scan=GRID,
+    geometry=GRID,
     box=Box(start=(1, 2, 3), stop=(4, 5, 6)),
-    geometry=Geometry(
-        shape=(240, 240, 155),
-        affine=np.diag([-1, -1, 1 / 3, 1]),
-        qform=np.diag([-1, -1, 0.1 + 0.2, 1]),
-        qform_code=1,
-        sform_code=2,
-    ),
     means=(1.5, 2.0, 3.0, 4.0),
     stds=(1 / 3, 2.0, 3.0, 4.0),
+    files=(StoredFile(name="image.npy", n_bytes=8, crc32=2**32 - 1),),
 )
 
 
@@ -187,10 +196,10 @@ def test_a_damaged_case_is_named(folder: Path, stem: str) -> None:
 
 
 def test_an_array_of_another_case_is_refused(folder: Path) -> None:
-    manifest = folder / CASE / MANIFEST_NAME
-    text = manifest.read_text()
-    case = open_case(folder, CASE)
-    manifest.write_text(text.replace(f'"stop": [\n   {case.box.stop[0]}', '"stop": [\n   99'))
+    manifest = read_manifest(folder / CASE)
+    assert manifest is not None
+    other = replace(manifest, box=replace(manifest.box, stop=(99, 99, 99)))
+    (folder / CASE / MANIFEST_NAME).write_text(other.to_json())
 
     with pytest.raises(CaseError, match=r"found an array of shape .*; expected shape"):
         open_case(folder, CASE)
@@ -248,6 +257,26 @@ def test_the_key_changes_with_contents_and_convention_but_not_with_files_or_stor
     assert same.key == MANIFEST.key
     assert replace(MANIFEST, contents=("abd#2",)).key != MANIFEST.key
     assert replace(MANIFEST, convention="brats2023").key != MANIFEST.key
+    assert replace(MANIFEST, spacing_mm=(2.0, 2.0, 2.0)).key != MANIFEST.key
+    assert replace(MANIFEST, scan=replace(GRID, shape=(120, 120, 155))).key != MANIFEST.key
+
+
+def test_the_key_of_cases_of_1_mm_is_that_of_earlier_versions() -> None:
+    """So that runs which were begun with an earlier version can be resumed and tuned."""
+    expected = hashlib.sha256(b"2\nbrats2017\nabc#2").hexdigest()
+
+    assert MANIFEST.key == expected
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_flipped_bit_in_a_manifest_is_found_or_changes_nothing(tmp_path: Path, seed: int) -> None:
+    rng, content = np.random.default_rng(seed), bytearray(MANIFEST.to_json().encode())
+    for _ in range(100):
+        damaged, place = bytearray(content), rng.integers(len(content))
+        damaged[place] ^= 1 << rng.integers(8)
+        (tmp_path / MANIFEST_NAME).write_bytes(damaged)
+
+        assert read_manifest(tmp_path) in (None, MANIFEST)
 
 
 def test_sources_are_the_modalities_in_order_and_then_the_label_map(tmp_path: Path) -> None:
@@ -271,9 +300,9 @@ def test_sources_have_name_size_and_time(tmp_path: Path) -> None:
 
 
 def test_contents_distinguish_files_and_volumes(tmp_path: Path) -> None:
-    (tmp_path / "four.nii").write_text("voxels")
-    (tmp_path / "copy.nii").write_text("voxels")
-    (tmp_path / "other.nii").write_text("other voxels")
+    write_nifti(tmp_path / "four.nii", np.zeros((2, 2, 2, 2), np.int16))
+    shutil.copy(tmp_path / "four.nii", tmp_path / "copy.nii")
+    write_nifti(tmp_path / "other.nii", np.ones((2, 2, 2, 2), np.int16))
     in_one = [ScanFile(path=Path("four.nii"), volume=n) for n in range(2)]
     alone, copy, other = (ScanFile(path=Path(f"{name}.nii")) for name in ("four", "copy", "other"))
 

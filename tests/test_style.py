@@ -5,11 +5,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from brats_seg.errors import EnvironmentalError, UsageError
-from brats_seg.report.style import REGION_COLOURS, RESEARCH_USE, light_figure, write_figure
+from brats_seg.report.style import (
+    REGION_COLOURS,
+    RESEARCH_USE,
+    add_dark_legend,
+    dark_figure,
+    filled_key,
+    fitting_size,
+    light_figure,
+    write_figure,
+)
 
 # Machado, Oliveira and Fernandes (2009), complete loss of one kind of cone, on linear light
 DEUTERANOPIA = [
@@ -55,6 +65,40 @@ def test_green_orange_and_red_would_not_be() -> None:
 
 def test_a_figure_of_numbers_says_what_it_is_for() -> None:
     assert light_figure(4, 4).get_supxlabel() == RESEARCH_USE
+
+
+def test_a_title_is_as_large_as_it_can_be() -> None:
+    assert fitting_size("short", 4, 10) == 10
+    assert fitting_size("W" * 100, 4, 10) < 5
+    assert fitting_size("W" * 100 + "\nshort", 4, 10) == fitting_size("W" * 100, 4, 10)
+    assert fitting_size("", 4, 10) == 10
+
+
+@pytest.mark.parametrize(("width", "n_rows"), [(12, 1), (7, 2), (4, 3)])
+def test_the_entries_of_a_legend_are_inside_the_figure_in_their_order(
+    width: float, n_rows: int
+) -> None:
+    words = [f"entry number {k}, of some length" for k in range(5)]
+    figure = dark_figure(width, 4)
+    add_dark_legend(figure, filled_key(words, ["red"] * 5), "small print")
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+
+    boxes = [
+        text.get_window_extent(canvas.get_renderer()) for text in figure.legends[0].get_texts()
+    ]
+    assert min(box.x0 for box in boxes) > 0
+    assert max(box.x1 for box in boxes) < figure.bbox.x1
+    rows = sorted({round(box.y0) for box in boxes}, reverse=True)
+    assert len(rows) >= n_rows
+    by_place = sorted(
+        figure.legends[0].get_texts(),
+        key=lambda text: (
+            rows.index(round(text.get_window_extent().y0)),
+            text.get_window_extent().x0,
+        ),
+    )
+    assert [text.get_text() for text in by_place] == words
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """CSV tables: what is written is what is read, in a spreadsheet too."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -69,3 +70,10 @@ def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_bytes("\ufeffa\n1\n".encode())
 
     assert list(read_table(tmp_path / "t.csv").columns) == ["a"]
+
+
+def test_a_named_pipe_is_no_table(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "t.csv")
+
+    with pytest.raises(UsageError, match=r"t\.csv cannot be read: it is a named pipe"):
+        read_table(tmp_path / "t.csv")

@@ -3,6 +3,8 @@
 import logging
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,15 +16,28 @@ from torch import Tensor, nn
 from brats_seg.cases.folds import read_split
 from brats_seg.config import Config, load_config
 from brats_seg.data.fold import FoldData, open_fold
-from brats_seg.errors import BratsError, ConfigError, EnvironmentalError, ResumeError
+from brats_seg.errors import (
+    BratsError,
+    ConfigError,
+    EnvironmentalError,
+    ResumeError,
+    UsageError,
+)
 from brats_seg.inference.model import load_model
 from brats_seg.models.build import build_model
 from brats_seg.models.output import TrainingOutput
 from brats_seg.progress import untracked
 from brats_seg.runtime.device import Device
+from brats_seg.runtime.weights import run_locked
 from brats_seg.training.checkpoints import load_checkpoint
-from brats_seg.training.trainer import Outcome, StopRequest, Trainer, train_fold
-from tests.builders import Run, write_case
+from brats_seg.training.trainer import (
+    Outcome,
+    StopRequest,
+    Trainer,
+    check_unchanged,
+    train_fold,
+)
+from tests.builders import Run, limited_files, write_case
 from tests.training_builders import StopAtCheck, train
 
 SETTINGS = [
@@ -69,6 +84,7 @@ def test_a_run_writes_what_it_promises(data: FoldData, tmp_path: Path) -> None:
 
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert names == {
+        ".training.lock",
         "best.pt",
         "config.yaml",
         "environment.json",
@@ -380,6 +396,106 @@ def test_fresh_sets_the_earlier_run_aside(data: FoldData, tmp_path: Path) -> Non
     assert same(weights(tmp_path / "run" / "last.pt"), weights(tmp_path / "run.1" / "last.pt"))
 
 
+def test_a_second_training_of_a_run_is_refused_before_it_writes(
+    data: FoldData, tmp_path: Path
+) -> None:
+    """Also before the first has saved anything, and with --fresh."""
+    for fresh in (False, True):
+        trainer = Trainer(
+            data=data, config=settings("optimizer.lr=0.02"), run_path=tmp_path / "run"
+        )
+
+        with (
+            run_locked(tmp_path / "run"),
+            pytest.raises(UsageError, match=r"another process trains or tunes .*run\. Wait for it"),
+        ):
+            trainer.run(fresh=fresh, track=untracked)
+
+    assert [path.name for path in tmp_path.rglob("*")] == ["run", ".training.lock"]
+
+
+def test_a_run_is_locked_as_long_as_it_is_trained(data: FoldData, tmp_path: Path) -> None:
+    """The folder that --fresh has renamed too: another process may hold its old lock open."""
+    train(data, tmp_path / "run", settings("training.n_epochs=1"))
+    trainer = Trainer(data=data, config=settings("training.n_epochs=1"), run_path=tmp_path / "run")
+    n_refused = 0
+
+    def try_both(*_: object) -> None:
+        nonlocal n_refused
+        for name in ("run", "run.1"):
+            with pytest.raises(UsageError), run_locked(tmp_path / name):
+                pytest.fail("both train")
+        n_refused += 1
+        hook.remove()
+
+    hook = trainer.network.register_forward_pre_hook(try_both)
+    trainer.run(fresh=True, track=untracked)
+
+    assert n_refused == 1
+    for name in ("run", "run.1"):
+        with run_locked(tmp_path / name):
+            pass
+
+
+def test_a_history_that_was_not_written_any_more_is_written_when_the_run_is_opened(
+    data: FoldData, tmp_path: Path
+) -> None:
+    """The process ended after the last checkpoint, or the disk was full."""
+    train(data, tmp_path / "run", settings())
+    expected = (tmp_path / "run" / "history.csv").read_bytes()
+    (tmp_path / "run" / "history.png").unlink()
+    (tmp_path / "run" / "history.csv").write_bytes(b"")
+
+    train(data, tmp_path / "run", settings())
+
+    assert (tmp_path / "run" / "history.csv").read_bytes() == expected
+    assert (tmp_path / "run" / "history.png").exists()
+
+
+def test_a_full_disk_ends_a_run_with_its_name_and_nothing_is_lost(
+    data: FoldData, tmp_path: Path
+) -> None:
+    """A limit of the size of files, which is smaller than a checkpoint."""
+    train(data, tmp_path / "undisturbed", settings())
+    train(data, tmp_path / "run", settings(), StopAtCheck(4))
+    before = (tmp_path / "run" / "last.pt").read_bytes()
+
+    with (
+        limited_files(len(before) // 2),
+        pytest.raises(EnvironmentalError, match=r"last\.pt could not|best\.pt could not"),
+    ):
+        train(data, tmp_path / "run", settings())
+    assert (tmp_path / "run" / "last.pt").read_bytes() == before
+    train(data, tmp_path / "run", settings())
+
+    for name in ("last.pt", "best.pt"):
+        assert same(weights(tmp_path / "run" / name), weights(tmp_path / "undisturbed" / name))
+
+
+def test_work_beside_the_one_thread_of_a_small_network_changes_no_bit(
+    data: FoldData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches are read ahead, cases validated at once; also when the run is stopped and resumed."""
+    train(data, tmp_path / "alone", settings())
+    monkeypatch.setattr("brats_seg.training.trainer.threads_for", lambda *_: nullcontext(2))
+
+    train(data, tmp_path / "beside", settings(), StopAtCheck(2))
+    train(data, tmp_path / "beside", settings())
+
+    for name in ("last.pt", "best.pt"):
+        assert same(weights(tmp_path / "alone" / name), weights(tmp_path / "beside" / name))
+
+
+def test_several_held_out_cases_at_once_change_no_bit(data: FoldData, tmp_path: Path) -> None:
+    rows = []
+    for n_at_once in (1, 2, 3):
+        trainer = Trainer(data=data, config=settings(), run_path=tmp_path / str(n_at_once))
+        trainer._n_at_once = n_at_once
+        rows.append(trainer._validate(StopRequest(), untracked))
+
+    assert rows[0] == rows[1] == rows[2]
+
+
 def test_a_run_folder_that_cannot_be_written_is_an_error_of_the_machine(
     data: FoldData, tmp_path: Path
 ) -> None:
@@ -389,11 +505,102 @@ def test_a_run_folder_that_cannot_be_written_is_an_error_of_the_machine(
         train(data, tmp_path / "file" / "run", settings())
 
 
-def test_batch_statistics_are_refused_before_training(data: FoldData, tmp_path: Path) -> None:
+def test_batch_statistics_are_refused_in_the_first_batch(data: FoldData, tmp_path: Path) -> None:
+    network = nn.Sequential(nn.Conv3d(4, 3, 1), nn.BatchNorm3d(3))
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+
+    with pytest.raises(ConfigError, match=r"'1' \(BatchNorm3d\) .* set training\.micro_batch to"):
+        train(data, tmp_path / "run", settings(), network=network)
+
+    assert same(before, network.state_dict())
+
+
+@pytest.mark.parametrize("changes", [["training.micro_batch=3"], ["training.effective_batch=1"]])
+def test_batch_statistics_of_a_batch_that_is_not_cut_are_right(
+    data: FoldData, tmp_path: Path, changes: list[str]
+) -> None:
     network = nn.Sequential(nn.Conv3d(4, 3, 1), nn.BatchNorm3d(3))
 
-    with pytest.raises(ConfigError, match=r"micro_batch is 1 of an effective batch of 3"):
-        train(data, tmp_path / "run", settings(), network=network)
+    assert train(data, tmp_path / "run", settings(*changes), network=network).finished
+
+
+LEARNT = "loss.name=tests.test_accumulation.LearntWeights"
+
+
+@pytest.mark.parametrize("n_checks", [1, 4, 7])
+def test_a_loss_by_dotted_name_is_learnt_and_resumed(
+    data: FoldData, tmp_path: Path, n_checks: int
+) -> None:
+    """Bit for bit, with the state of the optimizer that belongs to its parameters."""
+    train(data, tmp_path / "undisturbed", settings(LEARNT))
+    train(data, tmp_path / "run", settings(LEARNT), StopAtCheck(n_checks))
+    train(data, tmp_path / "run", settings(LEARNT))
+
+    expected, found = (
+        load_checkpoint(tmp_path / run / "last.pt", torch.device("cpu"))
+        for run in ("undisturbed", "run")
+    )
+    assert same(expected.model, found.model)
+    assert expected.criterion is not None
+    assert found.criterion is not None
+    assert same(expected.criterion, found.criterion)
+    assert not torch.equal(found.criterion["loss.s"], torch.linspace(-0.5, 0.5, 3))
+    best = load_checkpoint(tmp_path / "run" / "best.pt", torch.device("cpu"))
+    assert best.criterion is None
+
+
+def test_a_run_whose_loss_was_not_learnt_is_not_resumed(data: FoldData, tmp_path: Path) -> None:
+    """As by versions that left the parameters of the loss out of the optimizer."""
+    train(data, tmp_path / "run", settings(LEARNT), StopAtCheck(4))
+    content = torch.load(tmp_path / "run" / "last.pt", weights_only=True)
+    del content["criterion"]
+    torch.save(content, tmp_path / "run" / "last.pt")
+
+    with pytest.raises(ResumeError, match=r"without learning the parameters of the loss .*--fresh"):
+        train(data, tmp_path / "run", settings(LEARNT))
+
+
+def test_a_loss_with_buffers_is_resumed_from_a_run_of_an_older_version(
+    data: FoldData, tmp_path: Path
+) -> None:
+    config = settings("loss.name=torch.nn.BCEWithLogitsLoss")
+    weighted = nn.BCEWithLogitsLoss(pos_weight=torch.full((3, 1, 1, 1), 2.0))
+    given = {"network": nn.Conv3d(4, 3, 1), "criterion": weighted}
+    train(data, tmp_path / "run", config, StopAtCheck(4), **given)
+    content = torch.load(tmp_path / "run" / "last.pt", weights_only=True)
+    del content["criterion"]
+    torch.save(content, tmp_path / "run" / "last.pt")
+
+    assert train(data, tmp_path / "run", config, **given).finished
+
+
+class WithAuxiliary(nn.Module):
+    """Returns the logits with others, as the networks of torchvision do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fine, self.coarse = nn.Conv3d(4, 3, 1), nn.Conv3d(4, 3, 2, stride=2)
+
+    def forward(self, image: Tensor) -> dict[str, Tensor]:
+        return {"aux": self.coarse(image), "out": self.fine(image)}
+
+
+def test_a_network_that_returns_a_dictionary_is_trained_and_validated(
+    data: FoldData, tmp_path: Path
+) -> None:
+    def criterion(output: dict[str, Tensor] | Tensor, target: Tensor) -> Tensor:
+        bce = nn.functional.binary_cross_entropy_with_logits
+        if isinstance(output, Tensor):  # in validation
+            return bce(output, target)
+        coarse = nn.functional.max_pool3d(target, 2)
+        return bce(output["out"], target) + bce(output["aux"], coarse)
+
+    for name, given in {"own": {}, "given": {"criterion": criterion}}.items():
+        config = settings("loss.batch_dice=true", "validation.patches_between=true")
+        outcome = train(data, tmp_path / name, config, network=WithAuxiliary(), **given)
+
+        assert outcome.finished
+        assert np.isfinite(outcome.history[0]["val_loss"])
 
 
 def test_a_loss_that_is_never_finite_ends_the_run(
@@ -476,3 +683,10 @@ def test_the_first_losses_are_those_on_record(data: FoldData, tmp_path: Path, au
     for column in ("train_loss", "val_loss"):
         found = [row[column] for row in outcome.history]
         assert found == pytest.approx(recorded[column].tolist(), rel=1e-4), column
+
+
+def test_cases_that_were_replaced_since_they_were_opened_are_refused(data: FoldData) -> None:
+    check_unchanged(data)
+
+    with pytest.raises(UsageError, match="another process has prepared the cases in"):
+        check_unchanged(replace(data, fingerprint="another"))

@@ -49,6 +49,7 @@ def make_case(image: np.ndarray, labels: np.ndarray) -> PreparedCase:
         case_id="a",
         key="",
         convention=BRATS2017,
+        spacing_mm=(1.0, 1.0, 1.0),
         box=Box.at((0, 0, 0), labels.shape),
         geometry=geometry,
         image=image.astype(np.float16),

@@ -12,7 +12,7 @@ import torch
 from brats_seg.cases.folds import SPLIT_NAME, Split, write_split
 from brats_seg.config import PatchConfig
 from brats_seg.data.fold import open_split
-from brats_seg.errors import ConfigError
+from brats_seg.errors import ConfigError, UsageError
 from brats_seg.inference import tuning as tuning_module
 from brats_seg.inference.model import load_model
 from brats_seg.inference.out_of_fold import (
@@ -33,10 +33,11 @@ from brats_seg.inference.tuning import (
     store_tuning,
     stored_tuning,
     tune,
+    tune_runs,
     window_kinds,
 )
 from brats_seg.progress import untracked
-from brats_seg.runtime.weights import Decoding, FittedPrediction
+from brats_seg.runtime.weights import Decoding, FittedPrediction, run_locked
 from tests.inference_builders import CONFIG, CPU, IDENTITY, write_run
 from tests.prepared import write_prepared
 
@@ -298,3 +299,18 @@ def test_an_account_of_another_version_does_not_count(held_out: list[HeldOut]) -
 @pytest.mark.slow
 def test_workers_change_nothing(held_out: list[HeldOut]) -> None:
     assert tune(held_out, DICE, CPU, n_workers=2) == tune(held_out, DICE, CPU)
+
+
+def test_a_run_that_is_being_trained_is_not_tuned(tmp_path: Path) -> None:
+    """Its newest weights would be replaced by the tuned ones."""
+    run = write_run(tmp_path / "run")
+
+    with run_locked(run), pytest.raises(UsageError, match="another process trains or tunes"):
+        tune_runs([run], prepared_path=tmp_path)
+
+
+def test_a_name_that_is_no_run_makes_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"has no best\.pt"):
+        tune_runs([tmp_path / "absent"], prepared_path=tmp_path)
+
+    assert list(tmp_path.iterdir()) == []

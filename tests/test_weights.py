@@ -1,5 +1,7 @@
 """Test the entries of a checkpoint that prediction reads."""
 
+import os
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from brats_seg.runtime.weights import (
     ModelIdentity,
     TrainedModel,
     load_trained,
+    read_trained,
     require_task,
     store_fitted,
 )
@@ -148,3 +151,98 @@ def test_a_run_of_another_task_is_refused(name: str, asked: TaskName, message: s
     require_task(trained, config.model.task, Path("run"))
     with pytest.raises(UsageError, match=message):
         require_task(trained, asked, Path("run"))
+
+
+def changed(tmp_path: Path, **entries: object) -> Path:
+    """Write a checkpoint with other entries."""
+    path = tmp_path / "best.pt"
+    save_checkpoint(CHECKPOINT, path)
+    torch.save({**torch.load(path, weights_only=True), **entries}, path)
+    return path
+
+
+def nested(n_levels: int, n_values: int) -> list:
+    """Return lists of references to one list: few bytes, and any number of values."""
+    value: list = ["x"] * n_values
+    for _ in range(n_levels):
+        value = [value] * n_values
+    return value
+
+
+IDENTITY = {"conventions": ("brats2017",), "patch": (8, 8, 8), "fingerprint": "f"}
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        (
+            {"prediction": {"decoding": {"thresholds": (float("nan"), 0.5, 0.5)}}},
+            r"thresholds\.0: .*finite",
+        ),
+        (
+            {"prediction": {"decoding": {"thresholds": (-0.1, 0.5, 0.5)}}},
+            r"thresholds\.0: .*greater than 0",
+        ),
+        (
+            {"prediction": {"decoding": {"thresholds": (0.5, 0.5, 1.0)}}},
+            r"thresholds\.2: .*less than 1",
+        ),
+        (
+            {"prediction": {"decoding": {"smallest_et_mm3": float("inf")}}},
+            "smallest_et_mm3: .*finite",
+        ),
+        (
+            {"identity": {**IDENTITY, "thresholds": (2.0, 0.5, 0.5)}},
+            r"thresholds\.0: .*less than 1",
+        ),
+        ({"identity": {**IDENTITY, "patch": (10**9, 8, 8)}}, r"patch\.0: .*equal to 1024"),
+        (
+            {"identity": {**IDENTITY, "spacing_mm": (0.0, 1.0, 1.0)}},
+            r"spacing_mm\.0: .*equal to 0\.01",
+        ),
+        ({"identity": {**IDENTITY, "spacing_mm": (float("nan"),) * 3}}, r"spacing_mm\.0: .*finite"),
+        ({"identity": {**IDENTITY, "other": 1}}, "other: Unexpected"),
+        ({"identity": 7}, "not iterable"),
+        ({"model": [1]}, "found list in place of the weights"),
+        ({"model": {"weight": "text"}}, "the weight 'weight' is no tensor"),
+        (
+            {"model": {"weight": torch.zeros(1).expand(10**6, 10**6)}},
+            "more values than the file holds",
+        ),
+        ({"ema": {"module.weight": 7}}, "is no tensor"),
+        ({"history": nested(9, 9)}, "it has too many values"),
+        ({"history": nested(40, 1)}, "nested too deeply"),
+    ],
+)
+def test_entries_that_are_absurd_are_refused_with_a_next_step(
+    tmp_path: Path, entries: dict[str, object], message: str
+) -> None:
+    path = changed(tmp_path, **entries)
+
+    with pytest.raises(UsageError, match=rf"best\.pt .*{message}.* Copy the file again; .*--fresh"):
+        load_trained(path)
+
+
+def test_a_compressed_checkpoint_is_not_unpacked(tmp_path: Path) -> None:
+    path = changed(tmp_path, model={"weight": torch.zeros(100_000)})
+    with zipfile.ZipFile(path) as whole:
+        entries = {name: whole.read(name) for name in whole.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name, content in entries.items():
+            packed.writestr(name, content)
+
+    with pytest.raises(ResumeError, match="its entries are compressed or overlap"):
+        load_trained(path)
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
+def test_what_is_no_file_is_no_checkpoint(tmp_path: Path, make) -> None:
+    make(tmp_path / "last.pt")
+
+    with pytest.raises(ResumeError, match=r"can be read: it is a .*\. Copy .*--fresh"):
+        load_trained(tmp_path / "last.pt")
+
+
+def test_a_name_that_is_too_long_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="File name too long"):
+        read_trained(tmp_path / ("n" * 300))

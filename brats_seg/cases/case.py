@@ -4,16 +4,31 @@ Arrays are `(X, Y, Z)`. `load_case` is the only way from the files of a case to 
 """
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import nibabel as nib
 import numpy as np
+import numpy.typing as npt
 
 from brats_seg.cases.conventions import Resolution, check_values, resolve
+from brats_seg.cases.label_check import (
+    NO_ROLES,
+    LabelRoles,
+    check_placement,
+    judge_numbering,
+    roles_of,
+)
 from brats_seg.cases.layouts import LABEL, parse_case_id
+from brats_seg.cases.modality_check import (
+    MIXED_UP,
+    check_all_different,
+    check_are_scans,
+    scan_remarks,
+)
 from brats_seg.cases.nifti import (
     Geometry,
     Volume,
@@ -22,13 +37,18 @@ from brats_seg.cases.nifti import (
     unpack_label_map,
     unpack_volume,
 )
-from brats_seg.errors import CaseError, UnusableCaseError
+from brats_seg.cases.sample import sample_brain
+from brats_seg.errors import CaseError, UnusableCaseError, printable
 from brats_seg.labels import MODALITIES, LabelConvention, LabelMap
 
 AFFINE_TOLERANCE = 1e-3
 """Largest difference in mm between the entries of two affines of one grid: rounding errors."""
 SKEW_TOLERANCE = 0.01
 """Largest cosine between two axes of a grid that counts as a right angle."""
+LARGEST_INTENSITY = 1e30
+"""Largest intensity whose differences float32 can hold, in which volumes are normalised."""
+
+_VOLUME = re.compile(r"[0-9]{1,5}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +69,7 @@ class ScanFile:
     def parse(cls, text: str) -> Self:
         """Parse the form that `str` returns."""
         name, hash_sign, volume = text.rpartition("#")
-        if hash_sign and volume.isdigit():
+        if hash_sign and _VOLUME.fullmatch(volume):
             return cls(path=Path(name), volume=int(volume))
         return cls(path=Path(text))
 
@@ -77,13 +97,23 @@ class Case:
     """Reasons why the case cannot be used; empty if it can."""
     remarks: tuple[str, ...] = ()
     """Irregularities that do not prevent its use, such as a label map with an unusual name."""
+    scan_remarks: tuple[str, ...] = ()
+    """Those of the remarks that are about the voxels of the modalities, kept for the next index."""
     label_values: tuple[int, ...] = ()
     """Voxel values that occur in the label map."""
+    outermost_label: int | None = None
+    """Label value that surrounds the others, as oedema does; None where it is not clear."""
+    enhancing_label: int | None = None
+    """Label value that takes up contrast agent; None where it is not clear."""
     grade: str = ""
     """Grade `HGG` or `LGG`, if the release states it."""
     age_years: float | None = None
     tumour_ml: float | None = None
     """Volume of the whole tumour in the label map."""
+    near_copies: tuple[str, ...] = ()
+    """Ids of the cases of other patients whose first modality is nearly the same scan."""
+    fingerprint: str = ""
+    """Fingerprint of the first modality, which near copies of a scan share; see `near_copies`."""
     voxel_hash: str = ""
     """Hash of the voxels of the first modality: equal for the same scan under two ids."""
     files_key: str = ""
@@ -94,9 +124,10 @@ class Case:
         """Return a case whose release, patient and time point are parsed from its id.
 
         Args:
-            case_id: Id of the case.
+            case_id: Id of the case; see `printable` for characters that cannot be printed.
             files: Files by modality, and under `LABEL` the label map.
         """
+        case_id = printable(case_id)
         name = parse_case_id(case_id)
         return cls(
             case_id=case_id,
@@ -115,6 +146,15 @@ class Case:
         """Files of the modalities that exist, in the order of `MODALITIES`."""
         found = (getattr(self, modality) for modality in MODALITIES)
         return tuple(scan for scan in found if scan is not None)
+
+    @property
+    def read_as(self) -> dict[str, str]:
+        """File that is read as each modality, with the index in a 4-D file."""
+        return {
+            modality: (self.root / str(scan)).as_posix()
+            for modality in MODALITIES
+            if (scan := getattr(self, modality)) is not None
+        }
 
     @property
     def usable(self) -> bool:
@@ -155,6 +195,16 @@ class CaseFiles:
     """SHA-256 of each modality and then of the label map, with the index in a 4-D file."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Examination:
+    """What the voxels of a case show about its modalities and labels."""
+
+    remarks: tuple[str, ...] = ()
+    """What is unusual about the modalities and the label map."""
+    roles: LabelRoles = NO_ROLES
+    """Which labels are clearly oedema and enhancing tumour."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LoadedCase:
     """The voxels of a case that has passed all checks."""
@@ -190,8 +240,9 @@ def load_case(
 
     Raises:
         CaseError: The case has problems, a file cannot be read, the grids differ or are sheared, a
-            modality is constant or not finite, or two modalities are equal.
-        LabelError: The label map has values that its convention does not know.
+            modality is constant, not finite or a label map, or two modalities are one image.
+        LabelError: The label map has values that its convention does not know, is clearly in
+            another convention than the release, or does not lie on a tumour of the scan.
         ConfigError: No convention has the given name.
 
     Example:
@@ -217,18 +268,60 @@ def load_case(
         label = unpack_label_map(packed, case.label.path, case_id=case.case_id)
     check_volumes(case.case_id, volumes, label)
     check_right_angles(case.case_id, volumes[0])
-    check_all_different(case.case_id, volumes)
-    found = _resolve(case, labels, volumes[0], label)
-    return LoadedCase(
-        case=case,
-        volumes=tuple(oriented(volume) for volume in volumes),
-        label=label and oriented(label),
-        geometry=volumes[0].geometry,
-        release=found.release,
-        convention=found.convention if label else None,
-        remarks=case.remarks,
-        contents=files.contents,
-    )
+    return _loaded(case, volumes, label, labels=labels, contents=files.contents)
+
+
+def case_of_arrays(
+    case_id: str, images: npt.NDArray[Any], affine: npt.NDArray[np.float64]
+) -> LoadedCase:
+    """Check a case given as arrays, and reorient it, as `load_case` does.
+
+    Args:
+        case_id: Id of the case, which may name a release.
+        images: (4, X, Y, Z), in the order of `MODALITIES`.
+        affine: (4, 4), from voxel indices to millimetres.
+
+    Raises:
+        CaseError: The case cannot be used.
+    """
+    name = parse_case_id(case_id)
+    x, y, z = images.shape[1:]
+    geometry = Geometry(shape=(x, y, z), affine=affine, qform=affine, qform_code=1, sform_code=1)
+    volumes = [
+        Volume(array=image, geometry=geometry, file=modality)
+        for modality, image in zip(MODALITIES, images, strict=False)
+    ]
+    check_volumes(case_id, volumes, None)
+    check_right_angles(case_id, volumes[0])
+    case = Case(case_id=case_id, patient_id=name.patient_id, release=name.release)
+    return _loaded(case, volumes, None)
+
+
+def examine(case_id: str, volumes: Sequence[Volume], label: Volume | None) -> Examination:
+    """Check that the modalities are what they are called, and that the label map is of the scan.
+
+    Args:
+        case_id: Id of the case.
+        volumes: Four volumes that `check_volumes` has passed, as stored.
+        label: The label map, as stored; None without one.
+
+    Raises:
+        CaseError: A modality is a label map, or two modalities are one image.
+        LabelError: The label map does not lie on a tumour of the scan.
+    """
+    turned = [oriented(volume) for volume in volumes]
+    turned_label = label and oriented(label)
+    sample = sample_brain(turned, turned_label)
+    if sample is None:
+        return Examination()
+    check_are_scans(case_id, turned, sample)
+    check_all_different(case_id, turned, sample)
+    remarks = tuple(scan_remarks(volumes[0].geometry, sample))
+    # in other modalities than it is told to be, a tumour does not look like itself
+    if turned_label is None or any(remark.startswith(MIXED_UP) for remark in remarks):
+        return Examination(remarks=remarks)
+    remarks += check_placement(case_id, turned, turned_label, sample)
+    return Examination(remarks=remarks, roles=roles_of(sample))
 
 
 def read_case_files(case: Case, *, with_label: bool = True) -> CaseFiles:
@@ -302,6 +395,9 @@ def check_voxels(case_id: str, volume: Volume) -> None:
         n_broken = int(np.count_nonzero(~np.isfinite(volume.array)))
         found, expected = f"{n_broken} voxels that are NaN or infinite", "finite intensities"
         raise CaseError(case_id, volume.file, found, expected, "Repair or convert the scan again.")
+    if max(-float(low), float(high)) > LARGEST_INTENSITY:
+        found, expected = f"intensities from {low:g} to {high:g}", f"at most {LARGEST_INTENSITY:g}"
+        raise CaseError(case_id, volume.file, found, expected, "Convert the scan again.")
     if low == high:
         found, expected = f"a constant volume, {low} everywhere", "a scan"
         raise CaseError(case_id, volume.file, found, expected, "Copy or convert the scan again.")
@@ -318,15 +414,30 @@ def check_right_angles(case_id: str, volume: Volume) -> None:
         raise CaseError(case_id, volume.file, found, "axes at right angles", next_step)
 
 
-def check_all_different(case_id: str, volumes: Sequence[Volume]) -> None:
-    """Raise `CaseError` if two of the four modalities have the same voxels."""
-    for place, volume in enumerate(volumes):
-        for earlier, other in enumerate(volumes[:place]):
-            if np.array_equal(volume.array, other.array):
-                found = f"the same voxels for {MODALITIES[earlier]} and {MODALITIES[place]}"
-                next_step = "One modality was given twice: put the right file in its place."
-                files = f"{other.file} and {volume.file}"
-                raise CaseError(case_id, files, found, "four different modalities", next_step)
+def _loaded(
+    case: Case,
+    volumes: Sequence[Volume],
+    label: Volume | None,
+    *,
+    labels: str = "",
+    contents: tuple[str, ...] = (),
+) -> LoadedCase:
+    examined = examine(case.case_id, volumes, label)
+    found = _resolve(case, labels, volumes[0], label)
+    remarks = [*case.remarks, *examined.remarks]
+    if label:
+        remarks += _numbering_remarks(case, labels, label, found.convention, examined.roles)
+    return LoadedCase(
+        case=case,
+        volumes=tuple(oriented(volume) for volume in volumes),
+        label=label and oriented(label),
+        geometry=volumes[0].geometry,
+        release=found.release,
+        convention=found.convention if label else None,
+        # an index has found some of them already
+        remarks=tuple(dict.fromkeys(remarks)),
+        contents=contents,
+    )
 
 
 def _resolve(case: Case, labels: str, volume: Volume, label: Volume | None) -> Resolution:
@@ -340,6 +451,19 @@ def _resolve(case: Case, labels: str, volume: Volume, label: Volume | None) -> R
     if label:
         check_values(values, found.convention, case.case_id, label.file)
     return found
+
+
+def _numbering_remarks(
+    case: Case, labels: str, label: Volume, convention: LabelConvention, roles: LabelRoles
+) -> list[str]:
+    """Refuse labels in another numbering; return a remark if a person or the index has decided."""
+    numbering = judge_numbering(roles, label_values_of(label.array), convention)
+    if not numbering.contradiction:
+        return []
+    is_decided = bool(labels or case.label_values)
+    if numbering.fitting and not is_decided:
+        raise numbering.refusal(case.case_id, label.file, convention)
+    return [numbering.remark(convention)]
 
 
 def _described(grid: Geometry, first: Geometry) -> str:

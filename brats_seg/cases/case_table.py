@@ -1,5 +1,6 @@
 """Read and write the index of a data folder as `cases.csv`, one row per case, and summarise it."""
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any, TypeVar
 
 from brats_seg.cases.case import Case, CaseIndex, ScanFile
 from brats_seg.errors import UsageError
-from brats_seg.tables import read_table, write_table
+from brats_seg.tables import BETWEEN_TEXTS, read_table, write_table
 
 Item = TypeVar("Item")
 
@@ -24,15 +25,27 @@ COLUMNS = (
     "label",
     "problems",
     "remarks",
+    "scan_remarks",
     "label_values",
+    "outermost_label",
+    "enhancing_label",
     "grade",
     "age_years",
     "tumour_ml",
+    "near_copies",
+    "fingerprint",
     "voxel_hash",
     "files_key",
 )
 
-_BETWEEN_TEXTS = " | "
+_LATER_COLUMNS = {
+    "scan_remarks",
+    "outermost_label",
+    "enhancing_label",
+    "near_copies",
+    "fingerprint",
+}
+"""Columns that tables of earlier versions lack."""
 
 
 def write_index(index: CaseIndex, path: Path) -> None:
@@ -43,6 +56,8 @@ def write_index(index: CaseIndex, path: Path) -> None:
 def read_index(path: Path, root: Path) -> CaseIndex:
     """Read a case table that `write_index` wrote; file names are relative to `root`.
 
+    The cases of an earlier version have no key of their files, so that they are opened again.
+
     Raises:
         UsageError: The file is missing or is no case table.
     """
@@ -51,7 +66,12 @@ def read_index(path: Path, root: Path) -> CaseIndex:
         "folder again."
     )
     try:
-        rows = read_table(path, required=COLUMNS, short_rows=False).to_dict("records")
+        required = [column for column in COLUMNS if column not in _LATER_COLUMNS]
+        table = read_table(path, required=required, short_rows=False)
+        missing = _LATER_COLUMNS.difference(table.columns)
+        if missing:
+            table = table.assign(**dict.fromkeys((*missing, "files_key"), ""))
+        rows = table.to_dict("records")
         return CaseIndex(root=root, cases=tuple(_case(row, root) for row in rows))
     except UsageError as error:
         msg = f"{error}. {expected}"
@@ -68,8 +88,18 @@ def summarise(index: CaseIndex) -> tuple[str, ...]:
         f"{len(index.trainable)} of these with a label map",
         *_release_lines(index.cases),
         *_problem_lines(index.cases),
-        *_remark_lines(index.cases),
+        *remark_lines(index.cases),
     )
+
+
+def remark_lines(cases: Iterable[Case]) -> Iterator[str]:
+    """Yield lines with the remarks on cases; equal remarks share a line."""
+    remarks = [(remark, case.case_id) for case in cases for remark in case.remarks]
+    if remarks:
+        yield "remarks:"
+    for remark, group in _grouped(remarks, lambda pair: pair[0]):
+        whose = group[0][1] if len(group) == 1 else _count(len(group), "case")
+        yield f"  {whose}: {remark}"
 
 
 def _row(case: Case) -> dict[str, str]:
@@ -81,7 +111,7 @@ def _cell(value: object) -> str:
         return ""
     if isinstance(value, tuple):
         texts = all(isinstance(part, str) for part in value)
-        return (_BETWEEN_TEXTS if texts else " ").join(map(str, value))
+        return (BETWEEN_TEXTS if texts else " ").join(map(str, value))
     return str(value)
 
 
@@ -100,10 +130,15 @@ def _case(row: Mapping[Any, str], root: Path) -> Case:
         label=_scan(row["label"]),
         problems=_texts(row["problems"]),
         remarks=_texts(row["remarks"]),
+        scan_remarks=_texts(row["scan_remarks"]),
         label_values=tuple(map(int, row["label_values"].split())),
+        outermost_label=_integer(row["outermost_label"]),
+        enhancing_label=_integer(row["enhancing_label"]),
         grade=row["grade"],
         age_years=_number(row["age_years"]),
         tumour_ml=_number(row["tumour_ml"]),
+        near_copies=_texts(row["near_copies"]),
+        fingerprint=row["fingerprint"],
         voxel_hash=row["voxel_hash"],
         files_key=row["files_key"],
     )
@@ -114,11 +149,19 @@ def _scan(cell: str) -> ScanFile | None:
 
 
 def _texts(cell: str) -> tuple[str, ...]:
-    return tuple(cell.split(_BETWEEN_TEXTS)) if cell else ()
+    return tuple(cell.split(BETWEEN_TEXTS)) if cell else ()
+
+
+def _integer(cell: str) -> int | None:
+    return int(cell) if cell else None
 
 
 def _number(cell: str) -> float | None:
-    return float(cell) if cell else None
+    number = float(cell) if cell else None
+    if number is not None and not math.isfinite(number):
+        msg = f"found the number {cell}"
+        raise ValueError(msg)
+    return number
 
 
 def _release_lines(cases: Iterable[Case]) -> Iterator[str]:
@@ -143,15 +186,6 @@ def _problem_lines(cases: Iterable[Case]) -> Iterator[str]:
     if broken:
         yield f"{_count(len(broken), 'case')} cannot be used:"
         yield from (f"  {problem}" for case in broken for problem in case.problems)
-
-
-def _remark_lines(cases: Iterable[Case]) -> Iterator[str]:
-    remarks = [(remark, case.case_id) for case in cases for remark in case.remarks]
-    if remarks:
-        yield "remarks:"
-    for remark, group in _grouped(remarks, lambda pair: pair[0]):
-        whose = group[0][1] if len(group) == 1 else _count(len(group), "case")
-        yield f"  {whose}: {remark}"
 
 
 def _grouped(items: Iterable[Item], key: Callable[[Item], str]) -> Iterable[tuple[str, list[Item]]]:

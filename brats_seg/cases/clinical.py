@@ -37,8 +37,8 @@ _ID_COLUMN = re.compile(r"caseid|brats\d+(id|subjectid)|tcgatciasubjectid")
 _SURVIVAL_COLUMNS = ("survival", "survivaldays")
 _RESECTION_COLUMNS = ("resectionstatus", "extentofresection")
 _MISSING = frozenset({"", "na", "nan", "n/a"})
-_NUMBER = re.compile(r"\d+(\.\d*)?")
-_ALIVE = re.compile(r"alive \((\d+) days later\)", re.IGNORECASE)
+_NUMBER = re.compile(r"[0-9]{1,6}(\.[0-9]{0,9})?")
+_ALIVE = re.compile(r"alive \(([0-9]{1,6}) days later\)", re.IGNORECASE)
 _NEXT_STEP = "Correct or remove that row."
 
 

@@ -38,12 +38,17 @@ from brats_seg.cases.layouts import (
     parse_case_id,
 )
 from brats_seg.errors import CaseError, LayoutError
+from brats_seg.files import check_regular
 from brats_seg.labels import CONVENTIONS, MODALITIES
 
 log = logging.getLogger(__name__)
 
+LONGEST_ID = 200
+"""Bytes of the longest case id: a file name has 255, and results add a few words and a suffix."""
+
 _DATASET_FOLDERS = ("imagesTr", "labelsTr", "imagesTs", "labelsTs")
 _DESCRIPTION = "dataset.json"
+_VALUE = re.compile(r"[0-9]{1,5}")
 _CHANNEL = re.compile(r"(?P<case>.+)_(?P<channel>\d{4})")
 _WHY_IGNORED = "their names contain no modality, or their case has other files for it"
 _EXPECTED_NAMES = "CASE_t1, CASE_t1ce, CASE_t2 and CASE_flair, or CASE-t1n, -t1c, -t2w and -t2f"
@@ -88,10 +93,10 @@ def find_cases(root: Path) -> Discovery:
         >>> [(case.case_id, case.release) for case in found.cases]
         [('BraTS2021_00000', 'brats2021'), ('BraTS2021_00001', 'brats2021')]
     """
-    if not root.exists():
+    if not os.path.exists(root):  # noqa: PTH110 - Path.exists raises if the name is too long
         msg = f"{root} does not exist; expected the folder of scans"
         raise LayoutError(msg)
-    if not root.is_dir():
+    if not os.path.isdir(root):  # noqa: PTH112 - as above
         msg = f"{root} is a file; expected the folder of scans. An archive must be unpacked first."
         raise LayoutError(msg)
     folders = {folder.path: folder for folder in walk_folders(root)}
@@ -111,6 +116,16 @@ def find_cases(root: Path) -> Discovery:
         raise LayoutError(msg)
     cases.sort(key=lambda case: (case.case_id, case.images[0].path))
     return Discovery(cases=tuple(cases), notices=tuple(notices))
+
+
+def id_problems(case: Case) -> Iterator[str]:
+    """Yield what is wrong with an id that results and prepared cases cannot be named after."""
+    n_bytes = len(case.case_id.encode())
+    if n_bytes > LONGEST_ID:
+        found = f"an id of {n_bytes} bytes"
+        files = " and ".join(scan.path.name for scan in case.images) or "(none)"
+        next_step = "Rename the folder and the files of the case."
+        yield str(CaseError(case.case_id, files, found, f"at most {LONGEST_ID}", next_step))
 
 
 def find_data(places: Iterable[Path]) -> Path | None:
@@ -171,7 +186,11 @@ def _cases_of_dataset(root: Path, folder: Folder, folders: Mapping[Path, Folder]
 
 def _read_description(path: Path) -> _Description:
     try:
+        check_regular(path)
         return _Description.model_validate_json(path.read_bytes())
+    except OSError as error:
+        msg = f"{path} cannot be read: {error.strerror}. Check its permissions, or remove it."
+        raise LayoutError(msg) from error
     except ValidationError as error:
         found = ", ".join(
             f"{'.'.join(map(str, part['loc'])) or 'file'}: {part['msg']}" for part in error.errors()
@@ -226,7 +245,7 @@ def _convention_of(labels: Mapping[str, str | int | list[int]]) -> str:
 def _name_and_values(label: tuple[str, str | int | list[int]]) -> tuple[str, frozenset[int]]:
     key, value = label
     if isinstance(value, str):
-        return value.lower(), frozenset({int(key)} if key.isdecimal() else ())
+        return value.lower(), frozenset({int(key)} if _VALUE.fullmatch(key) else ())
     return key.lower(), frozenset(value if isinstance(value, list) else {value})
 
 
@@ -319,7 +338,7 @@ def _completed(case: Case, root: Path) -> Case:
     return replace(
         case,
         root=root,
-        problems=(*case.problems, *_missing(case, folder)),
+        problems=(*case.problems, *_missing(case, folder), *id_problems(case)),
         grade=grade_of(reversed((root.resolve() / folder).parts)),
         files_key=_files_key(case, root),
     )
@@ -327,7 +346,7 @@ def _completed(case: Case, root: Path) -> Case:
 
 def _missing(case: Case, folder: Path) -> Iterator[str]:
     missing = [modality for modality in MODALITIES if getattr(case, modality) is None]
-    found, expected = f"no {', '.join(missing)}", f"{', '.join(MODALITIES)}"
+    found, expected = f"no {', '.join(missing)}", ", ".join(MODALITIES)
     next_step = "Add the missing files, or leave the case out."
     if case.release == MEN_RT:
         found = "a case of the radiotherapy task, which has one modality and another target"

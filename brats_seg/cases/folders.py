@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from brats_seg.cases.layouts import FileName, parse_file_name
+from brats_seg.errors import printable
+from brats_seg.files import check_regular
 
 OUTPUT_MARKER = "brats_seg.json"
 """Name of the file that marks a folder of results."""
@@ -86,7 +88,7 @@ def advise(root: Path, folders: Collection[Folder]) -> tuple[str, ...]:
         *describe("HDF5 files are not read", slices, _TAKE_VOLUMES),
         *describe("DICOM files are not read", dicom, _CONVERT),
         *(
-            f"the folder {folder.path.as_posix()} cannot be read ({folder.refused})"
+            f"the folder {printable(folder.path.as_posix())} cannot be read ({folder.refused})"
             for folder in folders
             if folder.refused
         ),
@@ -96,7 +98,8 @@ def advise(root: Path, folders: Collection[Folder]) -> tuple[str, ...]:
 def describe(what: str, paths: Sequence[Path], next_step: str) -> Iterator[str]:
     """Yield a sentence about files, with their number and an example, if there are any."""
     if paths:
-        yield f"{what}, such as {paths[0].as_posix()} ({len(paths)} in all): {next_step}"
+        example = printable(paths[0].as_posix())
+        yield f"{what}, such as {example} ({len(paths)} in all): {next_step}"
 
 
 def _is_output(path: Path, entries: list[os.DirEntry[str]]) -> bool:
@@ -112,7 +115,7 @@ def _sorted_out(path: Path, entries: list[os.DirEntry[str]]) -> tuple[Folder, li
         if entry.name.startswith(".") or entry.name == _MAC_FOLDER:
             continue
         name = parse_file_name(entry.name)
-        if not entry.is_dir():
+        if not _is_folder(entry):
             if name:
                 scans.append(NiftiFile(name=name, path=path / entry.name))
             else:
@@ -125,13 +128,29 @@ def _sorted_out(path: Path, entries: list[os.DirEntry[str]]) -> tuple[Folder, li
     return Folder(path=path, scans=tuple(scans), others=tuple(others)), below
 
 
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        # a link that leads to itself: reading the file reports it
+        return False
+
+
 def _only_file(folder: Path) -> str:
     """Return the name of the only entry of a folder if it is a file, else nothing."""
     try:
         inside = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
     except OSError:
         return ""
-    return inside[0].name if len(inside) == 1 and inside[0].is_file() else ""
+    return inside[0].name if len(inside) == 1 and _is_file(inside[0]) else ""
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        check_regular(path)
+    except OSError:
+        return False
+    return True
 
 
 def _ending(folders: Iterable[Folder], suffixes: tuple[str, ...]) -> list[Path]:
@@ -156,6 +175,7 @@ def _dicom_files(root: Path, folder: Folder) -> list[Path]:
 
 def _is_dicom(path: Path) -> bool:
     try:
+        check_regular(path)
         with path.open("rb") as stream:
             stream.seek(_DICOM_MAGIC_START)
             return stream.read(len(_DICOM_MAGIC)) == _DICOM_MAGIC

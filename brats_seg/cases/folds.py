@@ -1,7 +1,8 @@
 """Make, write and check the fold table, which assigns the cases to folds of cross-validation.
 
-All cases of a patient, and scans that occur under two ids, are in one fold. The table is made once
-and written to `folds.csv`; every later command reads it, and rejects it if it leaks.
+All cases of a patient, and scans that occur under two ids, perhaps with small changes, are in one
+fold. The table is made once and written to `folds.csv`; every later command reads it, and rejects it
+if it leaks.
 """
 
 import warnings
@@ -116,7 +117,7 @@ def make_folds(cases: Sequence[Case], config: FoldConfig) -> FoldTable:
 def check_covers(table: FoldTable, cases: Sequence[Case]) -> None:
     """Check that the table has a row for every case and separates no cases of one patient.
 
-    The patient ids in the table may be older than those of the cases.
+    Near copies of a scan count as scans of one patient. The patient ids in the table may be older than those of the cases.
 
     Raises:
         FoldError: The message names the cases.
@@ -133,9 +134,11 @@ def check_covers(table: FoldTable, cases: Sequence[Case]) -> None:
         used = {c.case_id: fold for c in group if (fold := fold_of[c.case_id]) is not None}
         folds = sorted(set(used.values()))
         if len(folds) > 1:
+            alike = any(case.near_copies for case in group)
             msg = (
-                f"{_named(list(used))} are scans of one patient, but lie in folds {_joined(folds)} of "
-                "the fold table. Give them one fold, or remove the table to have new folds made"
+                f"{_named(list(used))} are scans of one patient{', or near copies of one' * alike}, "
+                f"but lie in folds {_joined(folds)} of the fold table. Give them one fold, or remove "
+                "the table to have new folds made"
             )
             raise FoldError(msg)
 
@@ -216,9 +219,13 @@ def write_split(split: Split, path: Path) -> None:
 
 
 def _groups_of(ordered: Sequence[Case]) -> list[list[Case]]:
-    """Group the cases of each patient, and of patients who share a scan."""
+    """Group the cases of each patient, and of patients who share a scan or near copies of one."""
     keys: list[list[Hashable]] = [
-        [("patient", case.patient_id), *([("voxels", case.voxel_hash)] if case.voxel_hash else [])]
+        [
+            ("patient", case.patient_id),
+            *([("voxels", case.voxel_hash)] if case.voxel_hash else []),
+            *(("case", case_id) for case_id in (case.case_id, *case.near_copies)),
+        ]
         for case in ordered
     ]
     groups: defaultdict[int, list[Case]] = defaultdict(list)

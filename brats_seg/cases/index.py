@@ -1,6 +1,8 @@
 """Index a data folder: find its cases, open their files, and report what is wrong with them.
 
-The label map and the first modality of each case are read, and the headers of the other modalities.
+All files of each case are read once and checked as `load_case` does; what is unusual becomes a
+remark, what cannot be used a problem. The label maps of a release have one numbering, so that what
+the clear ones show is held against all of them.
 `case_table` stores the index as `cases.csv`.
 """
 
@@ -10,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, ParamSpec, Self, TypeVar
@@ -17,13 +20,32 @@ from typing import Any, ParamSpec, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from brats_seg.cases.case import Case, CaseIndex, check_one_grid, check_right_angles, check_voxels
+from brats_seg.cases.case import (
+    Case,
+    CaseIndex,
+    Examination,
+    ScanFile,
+    check_one_grid,
+    check_right_angles,
+    check_voxels,
+    examine,
+)
 from brats_seg.cases.conventions import check_values, resolve
 from brats_seg.cases.discovery import find_cases
+from brats_seg.cases.label_check import (
+    NO_ROLES,
+    OTHERS_DIFFER,
+    LabelRoles,
+    Numbering,
+    differ,
+    judge_numbering,
+    rival_of,
+)
 from brats_seg.cases.layouts import NNUNET, UNKNOWN
-from brats_seg.cases.nifti import Volume, read_geometry, read_label_map, read_volume
-from brats_seg.errors import CaseError, LabelError
-from brats_seg.labels import LabelConvention, LabelMap, convention_named
+from brats_seg.cases.near_copies import fingerprint_of, with_near_copies
+from brats_seg.cases.nifti import Volume, read_packed, unpack_label_map, unpack_volume
+from brats_seg.errors import CaseError
+from brats_seg.labels import MODALITIES, LabelConvention, LabelMap, convention_named
 from brats_seg.progress import Track, untracked
 
 log = logging.getLogger(__name__)
@@ -83,7 +105,8 @@ def index_cases(
         opened.get(case.files_key) or OpenedCase.recalled(case, known[case.files_key])
         for case in discovery.cases
     ]
-    return CaseIndex(root=root, cases=without_duplicates(with_conventions(cases, labels or "")))
+    kept = without_duplicates(with_conventions(cases, labels or ""))
+    return CaseIndex(root=root, cases=with_near_copies(kept))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,12 +118,18 @@ class Inspection:
     voxel_hash: str
     """Hash of the voxels of the first modality, independent of the stored number type; empty if it
     cannot be read."""
+    fingerprint: str
+    """Fingerprint of the first modality; empty if it cannot be read or shows no brain."""
     label_counts: tuple[tuple[int, int], ...]
     """Label values and their numbers of voxels; empty without a label map."""
     label_voxel_mm3: float
     """Volume of a voxel of the label map."""
     problems: tuple[str, ...]
     """Everything that is wrong with the files."""
+    remarks: tuple[str, ...] = ()
+    """What is unusual about the modalities."""
+    roles: LabelRoles = NO_ROLES
+    """Which labels are clearly oedema and enhancing tumour."""
 
     @property
     def label_values(self) -> tuple[int, ...]:
@@ -117,30 +146,28 @@ class Inspection:
 def inspect_case(case: Case) -> Inspection:
     """Open the files of a case; problems are collected, not raised."""
     problems: list[str] = []
-    first, *others = case.images
-    image = _attempt(
-        problems, read_volume, case.path_of(first), case_id=case.case_id, volume=first.volume
-    )
-    label = case.label and _attempt(
-        problems, read_label_map, case.path_of(case.label), case_id=case.case_id
-    )
-    grids = [(volume.file, volume.geometry) for volume in (image, label) if volume]
-    for scan in others:
-        geometry = _attempt(
-            problems, read_geometry, case.path_of(scan), case_id=case.case_id, volume=scan.volume
-        )
-        if geometry:
-            grids.append((scan.path.name, geometry))
+    opened = _open_files(case, problems)
+    images = [volume for scan in case.images if (volume := opened.get(scan))]
+    label = opened.get(case.label) if case.label else None
+    grids = [(volume.file, volume.geometry) for volume in opened.values()]
     _attempt(problems, check_one_grid, case.case_id, grids)
-    if image:
-        _attempt(problems, check_right_angles, case.case_id, image)
+    if images:
+        _attempt(problems, check_right_angles, case.case_id, images[0])
+    for image in images:
         _attempt(problems, check_voxels, case.case_id, image)
+    examined = Examination()
+    if not problems and len(images) == len(MODALITIES):
+        examined = _attempt(problems, examine, case.case_id, images, label) or examined
+    first = opened.get(case.images[0])
     return Inspection(
-        shape=image.geometry.shape if image else None,
-        voxel_hash=_hash(image.array) if image else "",
+        shape=first.geometry.shape if first else None,
+        voxel_hash=_hash(first.array) if first else "",
+        fingerprint=fingerprint_of(first) if first and not problems else "",
         label_counts=_count(label.array) if label else (),
         label_voxel_mm3=_voxel_mm3(label) if label else 0.0,
         problems=tuple(problems),
+        remarks=examined.remarks,
+        roles=examined.roles,
     )
 
 
@@ -165,8 +192,12 @@ class OpenedCase:
             case,
             release=found.release,
             problems=(*case.problems, *inspection.problems),
+            scan_remarks=inspection.remarks,
             label_values=inspection.label_values,
+            outermost_label=inspection.roles.outermost,
+            enhancing_label=inspection.roles.enhancing,
             voxel_hash=inspection.voxel_hash,
+            fingerprint=inspection.fingerprint,
         )
         return cls(case=case, inspection=inspection)
 
@@ -176,16 +207,50 @@ class OpenedCase:
         case = replace(
             case,
             release=previous.release,
+            scan_remarks=previous.scan_remarks,
             label_values=previous.label_values,
+            outermost_label=previous.outermost_label,
+            enhancing_label=previous.enhancing_label,
             voxel_hash=previous.voxel_hash,
+            fingerprint=previous.fingerprint,
         )
         return cls(case=case, inspection=None, previous=previous)
+
+    @property
+    def roles(self) -> LabelRoles:
+        """Which labels are clearly oedema and enhancing tumour."""
+        return LabelRoles(outermost=self.case.outermost_label, enhancing=self.case.enhancing_label)
+
+    def numbering(self, convention: LabelConvention) -> Numbering:
+        """Return whether the labels look like a convention."""
+        return judge_numbering(self.roles, self.case.label_values, convention)
 
     def tumour_ml(self, convention: LabelConvention) -> float | None:
         """Return the volume of the whole tumour in a convention."""
         if self.previous and self.previous.label_convention == convention.name:
             return self.previous.tumour_ml
         return (self.inspection or inspect_case(self.case)).tumour_ml(convention)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Reading:
+    """How the label maps of a release are read."""
+
+    convention: LabelConvention
+    is_named: bool
+    """Whether a person named the convention."""
+    rival: str
+    """Name of the convention that most of them look like, if it is another; empty otherwise."""
+    remarks: tuple[str, ...]
+    """Remarks on all of them."""
+
+    @property
+    def numbering(self) -> Numbering:
+        """What most of the label maps show."""
+        return Numbering(
+            contradiction=OTHERS_DIFFER,
+            fitting=(self.rival,),
+        )
 
 
 def with_conventions(opened: Iterable[OpenedCase], labels: str) -> tuple[Case, ...]:
@@ -231,6 +296,26 @@ def _inspect_all(cases: Sequence[Case], n_workers: int) -> Iterator[Inspection]:
         yield from pool.map(inspect_case, cases)
 
 
+def _open_files(case: Case, problems: list[str]) -> dict[ScanFile, Volume]:
+    """Return the volumes of a case that can be read; each file is read once."""
+    packed: dict[Path, bytes | None] = {}
+    opened = {}
+    for scan in (*case.images, *([case.label] if case.label else [])):
+        path = case.path_of(scan)
+        if path not in packed:
+            packed[path] = _attempt(problems, read_packed, path, case_id=case.case_id)
+        content = packed[path]
+        if content is None:
+            continue
+        unpack = partial(unpack_volume, volume=scan.volume)
+        if scan == case.label:
+            unpack = partial(unpack_label_map)
+        volume = _attempt(problems, unpack, content, path, case_id=case.case_id)
+        if volume:
+            opened[scan] = volume
+    return opened
+
+
 def _attempt(
     problems: list[str],
     work: Callable[Parameters, Result],
@@ -252,9 +337,9 @@ def _hash(array: npt.NDArray[Any]) -> str:
     """
     low, high = array.min(), array.max()
     fits = low >= _INT16.min and high <= _INT16.max
-    canonical = array.astype(np.int16 if fits else np.float32, copy=False)
-    if not np.array_equal(canonical, array):
-        with np.errstate(over="ignore"):
+    with np.errstate(over="ignore"):
+        canonical = array.astype(np.int16 if fits else np.float32, copy=False)
+        if not np.array_equal(canonical, array):
             # adding 0 turns negative zeros into positive ones
             canonical = array.astype(np.float32) + np.float32(0)
     key = hashlib.sha256(str(array.shape).encode())
@@ -295,27 +380,38 @@ def _resolved(group: Sequence[OpenedCase], labels: str) -> Iterator[Case]:
             f"{found.convention.name}, but the names do not confirm it: if that is wrong, name the "
             "convention with --labels",
         )
+    shown = [(one.roles, one.case.label_values) for one in group]
+    reading = _Reading(
+        convention=found.convention,
+        is_named=bool(labels),
+        rival="" if labels else rival_of(shown, found.convention),
+        remarks=remarks,
+    )
     for one in group:
-        yield _labelled(one, found.convention, remarks)
+        yield _labelled(one, reading)
 
 
-def _labelled(opened: OpenedCase, convention: LabelConvention, remarks: tuple[str, ...]) -> Case:
+def _labelled(opened: OpenedCase, reading: _Reading) -> Case:
     case = opened.case
     if not case.label_values:
-        return replace(case, label_convention="")
-    problems = case.problems
-    try:
-        check_values(case.label_values, convention, case.case_id)
-    except LabelError as error:
-        problems = (*problems, str(error))
+        return replace(case, label_convention="", remarks=(*case.remarks, *case.scan_remarks))
+    problems, remarks = list(case.problems), [*case.scan_remarks, *reading.remarks]
+    _attempt(problems, check_values, case.label_values, reading.convention, case.case_id)
+    numbering = opened.numbering(reading.convention)
+    if numbering.contradiction and (reading.is_named or not numbering.fitting):
+        remarks.append(numbering.remark(reading.convention))
+    elif numbering.contradiction or differ(reading.rival, reading.convention, case.label_values):
+        file = case.label.path.name if case.label else ""
+        numbering = numbering if numbering.fitting else reading.numbering
+        problems.append(str(numbering.refusal(case.case_id, file, reading.convention)))
     if case.label_values == (0,):
-        remarks = (*remarks, "the label map holds no tumour")
+        remarks.append("the label map holds no tumour")
     return replace(
         case,
-        label_convention=convention.name,
-        problems=problems,
+        label_convention=reading.convention.name,
+        problems=tuple(problems),
         remarks=(*case.remarks, *remarks),
-        tumour_ml=opened.tumour_ml(convention),
+        tumour_ml=opened.tumour_ml(reading.convention),
     )
 
 

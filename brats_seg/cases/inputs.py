@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from brats_seg.cases.case import Case, ScanFile
-from brats_seg.cases.discovery import find_cases
+from brats_seg.cases.discovery import find_cases, id_problems
 from brats_seg.cases.layouts import modality_named, parse_file_name
 from brats_seg.errors import CaseError, UsageError
 from brats_seg.labels import MODALITIES
@@ -17,6 +18,16 @@ from brats_seg.tables import read_table
 
 log = logging.getLogger(__name__)
 
+_TABLE_ERRORS = (
+    OSError,
+    UsageError,
+    ValueError,
+    AttributeError,
+    KeyError,
+    TypeError,
+    RecursionError,
+)
+"""Errors that a file raises which is no table, is too deep, or lacks what a table needs."""
 _FORBIDDEN = frozenset('/\\:*?"<>|\0')
 """Characters that make a name a path, or that some systems do not allow in names."""
 
@@ -29,9 +40,12 @@ def find_inputs(paths: Sequence[Path]) -> tuple[Case, ...]:
 
     Raises:
         LayoutError: A folder contains no cases.
-        UsageError: A path is neither a folder nor a table, or a table cannot be read.
+        UsageError: A path is neither a folder nor a table, or a table cannot be read or is empty.
     """
     found = [case for path in paths for case in _inputs_of(path)]
+    if not found:
+        msg = f"{', '.join(map(str, paths)) or 'the input'} lists no cases; expected at least one"
+        raise UsageError(msg)
     n_of_id = Counter(case.case_id for case in found)
     checked = [_checked(case, n_of_id) for case in found]
     return tuple(sorted(checked, key=lambda case: (case.case_id, str(case.images[:1]))))
@@ -49,14 +63,16 @@ def single_input(case_id: str | None, files: Mapping[str, Path]) -> Case:
         folder = next(iter(files.values())).absolute().parent.name
         case_id = (ids.pop() if len(ids) == 1 else "") or folder
     scans = {modality: ScanFile(path=path.absolute()) for modality, path in files.items()}
-    case = replace(Case.named(case_id, scans), root=Path("/"))
-    return _checked(case, Counter([case_id]))
+    case = Case.named(case_id, scans)
+    case = replace(case, root=Path("/"), problems=tuple(id_problems(case)))
+    return _checked(case, Counter([case.case_id]))
 
 
 def _inputs_of(path: Path) -> Iterator[Case]:
-    if path.suffix.lower() in _TABLES and path.is_file():
+    is_file = os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises if the name is too long
+    if is_file and path.suffix.lower() in _TABLES:
         yield from _table_inputs(path)
-    elif path.is_file():
+    elif is_file:
         msg = (
             f"{path} is a file; expected a folder of scans, or a .csv or .json table of paths. For "
             "one case give --t1n, --t1c, --t2w and --t2f."
@@ -79,8 +95,10 @@ def _table_inputs(path: Path) -> Iterator[Case]:
                 for name, cell in cells.items()
                 if (modality := modality_named(name))
             }
-            yield replace(Case.named(cells["case_id"], scans), root=path.absolute().parent)
-    except (OSError, UsageError, ValueError, AttributeError, KeyError, TypeError) as error:
+            case = Case.named(cells["case_id"], scans)
+            problems = tuple(id_problems(case))
+            yield replace(case, root=path.absolute().parent, problems=problems)
+    except _TABLE_ERRORS as error:
         msg = (
             f"{path} cannot be read as a table of cases ({type(error).__name__}: {error}). "
             f"Expected {', '.join(('case_id', *MODALITIES))} for each case, as columns of a CSV "
@@ -123,6 +141,11 @@ def _problems(case: Case, n_of_id: Mapping[str, int]) -> Iterator[str]:
                     case.case_id, files, found, ", ".join(MODALITIES), "Add the missing files."
                 )
             )
+    for scan in case.images:
+        if not _can_be_a_path(scan.path):
+            found = "a path that no file can have"
+            next_step = "Correct the table."
+            yield str(CaseError(case.case_id, str(scan), found, "the path of a file", next_step))
     name = case.case_id
     if not name or name.startswith(".") or name != name.strip() or _FORBIDDEN & set(name):
         found = f"the id {name!r}, which cannot be the name of a file"
@@ -132,3 +155,10 @@ def _problems(case: Case, n_of_id: Mapping[str, int]) -> Iterator[str]:
         found = f"{n_of_id[name]} cases of this id"
         next_step = "Rename or omit all but one: their results would have the same name."
         yield str(CaseError(name, files, found, "one", next_step))
+
+
+def _can_be_a_path(path: Path) -> bool:
+    try:
+        return b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        return False

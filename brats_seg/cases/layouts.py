@@ -31,10 +31,10 @@ _SPELLINGS = {
 }
 _KINDS = {spelling: kind for kind, spellings in _SPELLINGS.items() for spelling in spellings}
 
-_NIFTI_NAME = re.compile(r"(?P<stem>.+)\.nii(\.gz)?", re.IGNORECASE)
+_NIFTI_NAME = re.compile(r"(?P<stem>.+)\.nii(\.gz)?", re.IGNORECASE | re.DOTALL)
 _SCAN_STEM = re.compile(
     rf"((?P<case>.*)[-_. ])?(?P<spelling>{'|'.join(_KINDS)})(?P<processed>[-_](bet|brain))?",
-    re.IGNORECASE,
+    re.IGNORECASE | re.DOTALL,
 )
 
 # the first pattern that matches gives the release

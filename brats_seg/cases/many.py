@@ -121,9 +121,13 @@ def write_failures(failures: Sequence[Failure], path: Path) -> None:
     write_table(path, ("case_id", "error", "message"), map(astuple, failures))
 
 
+def _nothing() -> None:
+    pass
+
+
 @contextmanager
 def worker_pool(
-    n_workers: int, *, set_up: Callable[[], None] = lambda: None, when_killed: str
+    n_workers: int, *, set_up: Callable[[], None] = _nothing, when_killed: str
 ) -> Iterator[ProcessPoolExecutor]:
     """Provide a pool of processes, and end them afterwards, also after an error.
 
@@ -136,9 +140,16 @@ def worker_pool(
         when_killed: What to do if the system kills one, for the message.
 
     Raises:
-        EnvironmentalError: A process died.
+        EnvironmentalError: A process died, or the pool could not be made.
     """
-    pool = ProcessPoolExecutor(n_workers, initializer=_begin, initargs=(set_up,))
+    try:
+        pool = ProcessPoolExecutor(n_workers, initializer=_begin, initargs=(set_up,))
+    except OSError as error:
+        msg = (
+            f"worker processes could not be started ({error}): the memory that processes share may "
+            "be full (/dev/shm), or the size of files limited (`ulimit -f`)."
+        )
+        raise EnvironmentalError(msg) from error
     try:
         yield pool
     except BrokenProcessPool as error:

@@ -1,18 +1,15 @@
 """Read and write NIfTI volumes with their position in space.
 
-The content of a file shows whether it is compressed, not its name: some copies of the releases have
-compressed `.nii` files or uncompressed `.nii.gz` files. Files are decompressed with libdeflate, because
-zlib, which nibabel uses, takes 2.6 to 3.1 times as long. nibabel parses the headers.
+nibabel parses the headers. What a header states is checked when it is read, so that everything that
+can be read can be written on the same grid: fields that the standard defines a repair for are
+repaired, as in its reference library, and all others are refused.
 """
 
-import gzip
 import math
-import os
-import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, TypeAlias
 
 import deflate
 import nibabel as nib
@@ -21,21 +18,36 @@ import numpy.typing as npt
 from nibabel.spatialimages import HeaderDataError
 from nibabel.volumeutils import apply_read_scaling
 
+from brats_seg.cases.packed import FETCH_AGAIN, PackedFile
 from brats_seg.errors import CaseError
 from brats_seg.files import whole_file
 from brats_seg.voxels.orientation import Affine, turn_of, turned
-from brats_seg.voxels.resampling import Resampling
-
-_FETCH_AGAIN = "Copy or download the file again."
+from brats_seg.voxels.resampling import LARGEST_GRID, Resampling, Spacing
 
 WHOLE_NUMBER_TOLERANCE = 1e-3
 """Largest distance of a label value from a whole number: rounding errors of scaled storage."""
+VOXEL_EDGES_MM = (0.01, 100.0)
+"""Shortest and longest edge of a voxel: ten times beyond the scanners for mice and for the heart."""
 
-_GZIP_MAGIC = b"\x1f\x8b"
-_GZIP_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile)
-_LENGTH_BYTES = 4
-_SPARE_BYTES = 1 << 20
-"""Most bytes that may follow the voxels."""
+_LARGEST_ORIGIN_MM = 1e6
+"""Largest distance of a volume from the origin: float32 holds it to a tenth of a millimetre."""
+_LONGEST_AXIS = 2**15 - 1
+"""Voxels along an axis that the header of a label map, NIfTI-1, can state."""
+_MOST_VOLUMES = 16
+"""Volumes of a 4-D file; the decathlon has four, one for each modality."""
+_LONGEST_EXTENSIONS = 1 << 26
+"""Most bytes between the header and the voxels."""
+_XFORM_CODES = range(6)
+"""Codes of the standard for the meaning of a qform or an sform."""
+_LEAST_DETERMINANT = 1e-6
+"""Smallest volume of a voxel in relation to a cuboid of the same edges."""
+_UNIT_BITS = 7
+"""Bits of the field `xyzt_units` that hold the unit of length."""
+_OTHER_UNITS = {1: "metres", 3: "micrometres"}
+"""Units of length in the standard other than millimetres and none."""
+
+_NUMBER_TYPES = frozenset({2, 4, 8, 16, 64, 256, 512, 768, 1024, 1280})
+"""Codes of the standard for integers and floats of 8 to 64 bits; others are colours, complex or longer."""
 
 _Header: TypeAlias = Any  # nibabel has no types
 
@@ -127,9 +139,11 @@ def read_packed(path: Path, *, case_id: str) -> bytes:
     """Read a file as it is on the disk, without decompressing it.
 
     Raises:
-        CaseError: The file cannot be read.
+        CaseError: The file cannot be read, is no NIfTI file, or is longer than its header states.
     """
-    return PackedFile(case_id=case_id, path=path).read_bytes()
+    file = PackedFile(case_id=case_id, path=path)
+    header = _parse_header(file.read_head(_HEADER_BYTES), file)
+    return file.read_bytes(_data_end(header))
 
 
 def unpack_volume(packed: bytes, path: Path, *, case_id: str, volume: int | None = None) -> Volume:
@@ -137,14 +151,14 @@ def unpack_volume(packed: bytes, path: Path, *, case_id: str, volume: int | None
     file = PackedFile(case_id=case_id, path=path)
     header = _parse_header(file.head_of(packed, _HEADER_BYTES), file)
     geometry = _geometry(header, volume, file)
-    content = file.unpack(packed, _data_end(header))
-    dtype, n_voxels = header.get_data_dtype(), math.prod(geometry.shape)
-    offset = _data_start(header) + (volume or 0) * n_voxels * dtype.itemsize
-    array = np.frombuffer(content, dtype, n_voxels, offset).reshape(geometry.shape, order="F")
-    # torch and hashes need the byte order of this machine; a view of a 4-D file would keep the whole
-    # content in memory
-    array = array.astype(dtype.newbyteorder("="), copy=volume is not None)
-    array = apply_read_scaling(array, *header.get_slope_inter())
+    try:
+        array = _voxels(header, file.unpack(packed, _data_end(header)), geometry.shape, volume)
+    except MemoryError:
+        found = f"{_data_end(header)} bytes of voxels, for which there is no memory"
+        next_step = "Close other programs, or use a machine with more memory."
+        raise file.refuse(
+            found=found, expected="a volume that fits in memory", next_step=next_step
+        ) from None
     array.flags.writeable = False
     return Volume(array=array, geometry=geometry, file=path.name)
 
@@ -204,6 +218,26 @@ def oriented(volume: Volume) -> Volume:
     )
 
 
+def planned_resampling(volume: Volume, spacing_mm: Spacing, *, case_id: str) -> Resampling | None:
+    """Return the resampling of a volume to a spacing, or None if its own is close enough.
+
+    Raises:
+        CaseError: The grid would have more than `LARGEST_GRID` voxels.
+    """
+    geometry = volume.geometry
+    resampling = Resampling.needed(geometry.shape, geometry.spacing_mm, spacing_mm)
+    if resampling is not None and math.prod(resampling.after) > LARGEST_GRID:
+        edges, wanted = (
+            "x".join(f"{mm:g}" for mm in mms) for mms in (geometry.spacing_mm, spacing_mm)
+        )
+        grid = " x ".join(map(str, resampling.after))
+        found = f"voxels of {edges} mm, which give {grid} voxels of {wanted} mm"
+        expected = f"at most {LARGEST_GRID} voxels"
+        next_step = "Correct the spacing in the header, or convert the scan again."
+        raise CaseError(case_id, volume.file, found, expected, next_step)
+    return resampling
+
+
 def resampled(volume: Volume, resampling: Resampling) -> Volume:
     """Return the volume at another spacing, interpolated in float32."""
     affine = resampling.affine_there(volume.geometry.affine)
@@ -216,152 +250,160 @@ def resampled(volume: Volume, resampling: Resampling) -> Volume:
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PackedFile:
-    """A file of a case, compressed or not."""
-
-    case_id: str
-    path: Path
-
-    def refuse(self, *, found: str, expected: str, next_step: str) -> CaseError:
-        """Return an error that says what is wrong with the file."""
-        return CaseError(self.case_id, self.path.name, found, expected, next_step)
-
-    def read_bytes(self) -> bytes:
-        """Read the file as it is on the disk."""
-        try:
-            return self.path.read_bytes()
-        except OSError as error:
-            raise self._unreadable(error) from error
-
-    def read_head(self, n_bytes: int) -> bytes:
-        """Return the first bytes of the decompressed content, fewer if it is shorter."""
-        try:
-            with self.path.open("rb") as stream:
-                return self._head(stream, n_bytes)
-        except OSError as error:
-            raise self._unreadable(error) from error
-
-    def head_of(self, packed: bytes, n_bytes: int) -> bytes:
-        """Return the first bytes of the decompressed content, given the result of `read_bytes`."""
-        return self._head(BytesIO(packed), n_bytes)
-
-    def check_length(self, n_bytes: int) -> None:
-        """Raise `CaseError` if the unpacked content is shorter than `n_bytes`.
-
-        The last bytes of a gzip file state the length; it is decompressed only if they are implausible.
-        """
-        try:
-            with self.path.open("rb") as stream:
-                magic = stream.read(len(_GZIP_MAGIC))
-                n_stated = stream.seek(0, os.SEEK_END)
-                if magic == _GZIP_MAGIC:
-                    stream.seek(max(0, n_stated - _LENGTH_BYTES))
-                    n_stated = _stated_length(stream.read())
-        except OSError as error:
-            raise self._unreadable(error) from error
-        if not _is_likely(n_stated, n_bytes):
-            self.unpack(self.read_bytes(), n_bytes)
-
-    def unpack(self, packed: bytes, n_bytes: int) -> bytes:
-        """Decompress the result of `read_bytes`, if it is compressed, and check its length."""
-        content = packed
-        if packed.startswith(_GZIP_MAGIC):
-            content = _unpack_at_once(packed, n_bytes) or self._unpack_members(packed)
-        if len(content) < n_bytes:
-            raise self.refuse(
-                found=f"{len(content)} bytes",
-                expected=f"the {n_bytes} that its header states",
-                next_step=_FETCH_AGAIN,
-            )
-        return content
-
-    def _head(self, stream: BinaryIO, n_bytes: int) -> bytes:
-        magic = stream.read(len(_GZIP_MAGIC))
-        stream.seek(0)
-        if not magic:
-            raise self.refuse(
-                found="an empty file", expected="a NIfTI file", next_step=_FETCH_AGAIN
-            )
-        if magic != _GZIP_MAGIC:
-            return stream.read(n_bytes)
-        try:
-            with gzip.GzipFile(fileobj=stream) as unpacked:
-                return unpacked.read(n_bytes)
-        except _GZIP_ERRORS as error:
-            raise self._damaged() from error
-
-    def _unpack_members(self, packed: bytes) -> bytes:
-        try:
-            return gzip.decompress(packed)
-        except _GZIP_ERRORS as error:
-            raise self._damaged() from error
-
-    def _damaged(self) -> CaseError:
-        return self.refuse(
-            found="a gzip file that is cut off or damaged",
-            expected="a whole one",
-            next_step=_FETCH_AGAIN,
-        )
-
-    def _unreadable(self, error: OSError) -> CaseError:
-        return self.refuse(
-            found=f"a file that cannot be read ({error.strerror})",
-            expected="a NIfTI file",
-            next_step="Check its name, its permissions and the disk.",
-        )
-
-
 def _parse_header(head: bytes, file: PackedFile) -> _Header:
+    """Return the header of a file whose voxels are numbers, at a place that the header states."""
     for kind in (nib.Nifti1Header, nib.Nifti2Header):
-        if kind.may_contain_header(head):
-            header = kind(head[: kind.sizeof_hdr], check=False)
-            if header["magic"].item() in _SINGLE_FILE_MAGICS:
-                # the standard reads any value but -1 as 1 here, where nibabel raises an error
-                header["pixdim"][0] = -1 if header["pixdim"][0] == -1 else 1
-                return header
+        size = head[:4]
+        for endianness in ("little", "big"):
+            is_complete = len(head) >= kind.sizeof_hdr
+            if is_complete and int.from_bytes(size, endianness) == kind.sizeof_hdr:
+                header = kind(head[: kind.sizeof_hdr], endianness=endianness, check=False)
+                if header["magic"].item() in _SINGLE_FILE_MAGICS:
+                    _check_layout(header, file)
+                    return header
     found = f"no NIfTI header (the file begins with {head[:16]!r})"
-    raise file.refuse(found=found, expected="a NIfTI file", next_step=_FETCH_AGAIN)
+    raise file.refuse(found=found, expected="a NIfTI file", next_step=FETCH_AGAIN)
+
+
+def _check_layout(header: _Header, file: PackedFile) -> None:
+    """Raise `CaseError` unless a header states how many voxels of which type there are, and where."""
+    shape, datatype, start = _stored_shape(header), int(header["datatype"]), header["vox_offset"]
+    found = ""
+    if not shape or min(shape) < 1:
+        found, expected = _shape_words(header), "three axes"
+    elif max(shape) > _LONGEST_AXIS:
+        found, expected = _shape_words(header), f"at most {_LONGEST_AXIS} voxels along an axis"
+    elif math.prod(shape[:3]) > LARGEST_GRID or math.prod(shape[3:]) > _MOST_VOLUMES:
+        found = _shape_words(header)
+        expected = f"at most {LARGEST_GRID} voxels, in at most {_MOST_VOLUMES} volumes"
+    elif datatype not in _NUMBER_TYPES:
+        found, expected = f"voxels of datatype {datatype}", "whole or real numbers of up to 64 bits"
+    elif start != 0 and not _is_offset(header):
+        found = f"voxels that begin at byte {start}"
+        expected = f"a whole number from {header.single_vox_offset} to {_LONGEST_EXTENSIONS}"
+    if found:
+        raise file.refuse(found=found, expected=expected, next_step=_CONVERT_AGAIN)
+
+
+def _is_offset(header: _Header) -> bool:
+    start = float(header["vox_offset"])
+    # NaN fails the comparison
+    return header.single_vox_offset <= start <= _LONGEST_EXTENSIONS and start.is_integer()
+
+
+def _stored_shape(header: _Header) -> tuple[int, ...]:
+    """Return the axes that a header states; none if it states an impossible number of them.
+
+    `get_data_shape` of nibabel reads some shapes as those of surfaces in FreeSurfer.
+    """
+    n_axes, *lengths = map(int, header["dim"])
+    return tuple(lengths[:n_axes]) if 1 <= n_axes <= len(lengths) else ()
+
+
+def _shape_words(header: _Header) -> str:
+    n_axes, shape = int(header["dim"][0]), _stored_shape(header)
+    return f"{n_axes}-D data" + (f" of shape {' x '.join(map(str, shape))}" if shape else "")
 
 
 def _geometry(header: _Header, volume: int | None, file: PackedFile) -> Geometry:
-    shape = _grid_shape(header, volume, file)
+    _check_axes(header, volume, file)
     try:
-        affine = header.get_best_affine()
-        qform_code, sform_code = int(header["qform_code"]), int(header["sform_code"])
-        qform = header.get_qform() if qform_code > 0 else affine
+        # overflows are found below, as numbers that are not finite
+        with np.errstate(all="ignore"):
+            geometry = _position(header)
         header.get_slope_inter()
-        holds_numbers = header.get_data_dtype().kind in "iuf"
-    except (HeaderDataError, ValueError, KeyError) as error:
+    except (HeaderDataError, ValueError) as error:
         found = f"an invalid header ({error})"
         raise file.refuse(
             found=found, expected="a NIfTI header", next_step=_CONVERT_AGAIN
         ) from error
-    found = ""
-    if not holds_numbers:
-        found = "colours or complex numbers"
-    elif not np.isfinite(affine).all() or np.linalg.det(affine[:3, :3]) == 0:
-        found = f"an affine that is singular or not finite: {affine[:3].tolist()}"
-    if found:
-        raise file.refuse(found=found, expected="numbers on a grid", next_step=_CONVERT_AGAIN)
+    if found := "; ".join(_wrong_position(header, geometry)):
+        raise file.refuse(
+            found=found, expected="a position in millimetres", next_step=_CONVERT_AGAIN
+        )
+    return geometry
+
+
+def _check_axes(header: _Header, volume: int | None, file: PackedFile) -> None:
+    shape = _stored_shape(header)
+    if volume is None:
+        # some programs store a 3-D volume with a fourth axis of length one
+        fits = len(shape) >= 3 and math.prod(shape[3:]) == 1
+        expected = "three axes"
+    else:
+        fits = len(shape) == 4 and volume < shape[3]
+        expected = f"four axes, with a volume {volume} along the last"
+    if not fits:
+        raise file.refuse(found=_shape_words(header), expected=expected, next_step=_CONVERT_AGAIN)
+
+
+def _position(header: _Header) -> Geometry:
+    # the standard reads any value but -1 as 1 here, where nibabel raises an error
+    header["pixdim"][0] = -1 if header["pixdim"][0] == -1 else 1
+    qform_code, sform_code = int(header["qform_code"]), int(header["sform_code"])
+    affine = header.get_best_affine()
+    qform = affine
+    if qform_code:
+        try:
+            qform = header.get_qform()
+            is_usable = not any(_wrong_affine(qform))
+        except (HeaderDataError, ValueError):
+            is_usable = False
+        # the sform comes first: a qform that no program can use is omitted beside it
+        if not is_usable:
+            qform, qform_code = affine, 0
+    x, y, z = _stored_shape(header)[:3]
     return Geometry(
-        shape=shape, affine=affine, qform=qform, qform_code=qform_code, sform_code=sform_code
+        shape=(x, y, z), affine=affine, qform=qform, qform_code=qform_code, sform_code=sform_code
     )
 
 
-def _grid_shape(header: _Header, volume: int | None, file: PackedFile) -> tuple[int, int, int]:
-    stored = tuple(map(int, header.get_data_shape()))
-    if volume is None:
-        # some programs store a 3-D volume with a fourth axis of length one
-        fits = len(stored) >= 3 and math.prod(stored[3:]) == 1
-        expected = "three axes"
-    else:
-        fits = len(stored) == 4 and volume < stored[3]
-        expected = f"four axes, with a volume {volume} along the last"
-    if not fits or min(stored) < 1:
-        found = f"{len(stored)}-D data of shape {' x '.join(map(str, stored))}"
-        raise file.refuse(found=found, expected=expected, next_step=_CONVERT_AGAIN)
-    return stored[0], stored[1], stored[2]
+def _wrong_position(header: _Header, geometry: Geometry) -> Iterator[str]:
+    for kind in ("qform", "sform"):
+        code = int(header[f"{kind}_code"])
+        if code not in _XFORM_CODES:
+            yield f"the {kind}_code {code}, where the standard has 0 to {_XFORM_CODES[-1]}"
+    unit = int(header["xyzt_units"]) & _UNIT_BITS
+    if unit in _OTHER_UNITS:
+        yield f"lengths in {_OTHER_UNITS[unit]}"
+    yield from _wrong_affine(geometry.affine)
+
+
+def _wrong_affine(affine: Affine) -> Iterator[str]:
+    if not _is_invertible(affine):
+        yield f"an affine that is singular or not finite: {affine[:3].tolist()}"
+        return
+    edges_mm, origin_mm = np.linalg.norm(affine[:3, :3], axis=0), affine[:3, 3]
+    shortest, longest = VOXEL_EDGES_MM
+    if not shortest <= edges_mm.min() <= edges_mm.max() <= longest:
+        edges = "x".join(f"{mm:g}" for mm in edges_mm)
+        yield f"voxels of {edges} mm, where edges have {shortest:g} to {longest:g} mm"
+    if np.abs(origin_mm).max() > _LARGEST_ORIGIN_MM:
+        yield f"an origin at {origin_mm.tolist()} mm"
+
+
+def _is_invertible(affine: Affine) -> bool:
+    """Return whether an affine is finite and its axes span the space."""
+    with np.errstate(all="ignore"):
+        edges = np.linalg.norm(affine[:3, :3], axis=0)
+        # in relation to the edges: tiny voxels have a tiny determinant
+        volume = abs(np.linalg.det(affine[:3, :3] / edges))
+    # NaN fails the comparison
+    return bool(np.isfinite(affine).all() and volume > _LEAST_DETERMINANT)
+
+
+def _voxels(
+    header: _Header, content: bytes | bytearray, shape: tuple[int, int, int], volume: int | None
+) -> npt.NDArray[Any]:
+    dtype, n_voxels = header.get_data_dtype(), math.prod(shape)
+    offset = _data_start(header) + (volume or 0) * n_voxels * dtype.itemsize
+    array = np.frombuffer(content, dtype, n_voxels, offset).reshape(shape, order="F")
+    # torch and hashes need the byte order of this machine; a view of a 4-D file would keep the whole
+    # content in memory
+    array = array.astype(dtype.newbyteorder("="), copy=volume is not None)
+    # infinite intensities are found by the checks of the case
+    with np.errstate(over="ignore", invalid="ignore"):
+        return apply_read_scaling(array, *header.get_slope_inter())
 
 
 def _data_start(header: _Header) -> int:
@@ -369,7 +411,7 @@ def _data_start(header: _Header) -> int:
 
 
 def _data_end(header: _Header) -> int:
-    n_voxels = math.prod(map(int, header.get_data_shape()))
+    n_voxels = math.prod(_stored_shape(header))
     return _data_start(header) + n_voxels * int(header.get_data_dtype().itemsize)
 
 
@@ -388,26 +430,3 @@ def _to_labels(array: npt.NDArray[Any], file: PackedFile) -> npt.NDArray[np.uint
         found = f"values from {low} to {high}"
         raise file.refuse(found=found, expected="label values", next_step=_OTHER_FILE)
     return whole.astype(np.uint8)
-
-
-def _unpack_at_once(packed: bytes, n_bytes: int) -> bytes:
-    """Decompress with libdeflate, which supports one member only; return nothing if that fails.
-
-    It allocates the length that the last four bytes state. They are arbitrary in a file that is cut
-    off or has several members.
-    """
-    if not _is_likely(_stated_length(packed), n_bytes):
-        return b""
-    try:
-        return deflate.gzip_decompress(packed)
-    except (deflate.DeflateError, ValueError):
-        return b""
-
-
-def _stated_length(packed: bytes) -> int:
-    """Return the length of the content of a gzip file, as its last bytes state it."""
-    return int.from_bytes(packed[-_LENGTH_BYTES:], "little")
-
-
-def _is_likely(n_stated: int, n_bytes: int) -> bool:
-    return n_bytes <= n_stated <= n_bytes + _SPARE_BYTES

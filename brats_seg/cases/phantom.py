@@ -14,6 +14,7 @@ from scipy.fft import irfftn, rfftn
 from scipy.ndimage import fourier_gaussian, gaussian_filter
 
 from brats_seg.cases.nifti import Geometry, write_volume
+from brats_seg.files import alone_at
 from brats_seg.labels import BRATS2017, LabelMap, RegionMasks, label_map_of
 from brats_seg.tables import write_table
 from brats_seg.voxels.box import Mask
@@ -26,7 +27,7 @@ _AFFINE = np.array([[-1.0, 0, 0, 0], [0, -1, 0, 239], [0, 0, 1, 0], [0, 0, 0, 1]
 _SUFFIXES = ("t1", "t1ce", "t2", "flair", "seg")
 _WITHOUT_ET_EVERY = 4
 
-_BACKGROUND, _CSF, _GREY, _WHITE, _OEDEMA, _NON_ENHANCING, _NECROSIS, _ENHANCING = range(8)
+_BACKGROUND, _CSF, _GREY, _WHITE, _OEDEMA, _NON_ENHANCING, _NECROSIS, _ENHANCING, _VESSEL = range(9)
 
 # mean signal of each tissue in t1n, t1c, t2w and t2f, in the arbitrary units of a scanner
 _SIGNAL = np.array(
@@ -39,6 +40,7 @@ _SIGNAL = np.array(
         [400, 420, 900, 800],
         [290, 220, 920, 420],
         [480, 1050, 660, 760],
+        [350, 2400, 500, 400],
     ],
     dtype=np.float64,
 )
@@ -58,16 +60,22 @@ def write_phantom_cases(root: Path, *, n_cases: int, seed: int, shape: Shape = _
     """Write case folders `BraTS2021_00000`, ... below `root`; every fourth case has no ET.
 
     Raises:
+        UsageError: Another process is writing to the folder.
         EnvironmentalError: The folder cannot be written to.
     """
+    with alone_at(root, is_folder=True):
+        for number in range(n_cases):
+            _write_case(root, number, seed, shape)
+
+
+def _write_case(root: Path, number: int, seed: int, shape: Shape) -> None:
     geometry = Geometry(shape=shape, affine=_AFFINE, qform=_AFFINE, qform_code=1, sform_code=1)
-    for number in range(n_cases):
-        with_et = number % _WITHOUT_ET_EVERY != _WITHOUT_ET_EVERY - 1
-        phantom = make_phantom(np.random.default_rng([seed, number]), shape, with_et=with_et)
-        case_id = f"BraTS2021_{number:05d}"
-        volumes = (*phantom.images, phantom.label_map)
-        for suffix, array in zip(_SUFFIXES, volumes, strict=True):
-            write_volume(root / case_id / f"{case_id}_{suffix}.nii.gz", array, geometry)
+    with_et = number % _WITHOUT_ET_EVERY != _WITHOUT_ET_EVERY - 1
+    phantom = make_phantom(np.random.default_rng([seed, number]), shape, with_et=with_et)
+    case_id = f"BraTS2021_{number:05d}"
+    volumes = (*phantom.images, phantom.label_map)
+    for suffix, array in zip(_SUFFIXES, volumes, strict=True):
+        write_volume(root / case_id / f"{case_id}_{suffix}.nii.gz", array, geometry)
 
 
 def write_phantom_survival(path: Path, *, n_cases: int, seed: int) -> None:
@@ -94,6 +102,7 @@ def make_phantom(rng: np.random.Generator, shape: Shape = _SHAPE, *, with_et: bo
     """Return one case; the generator determines size, position and shape of its tumour."""
     tissue = _make_brain(rng, shape)
     regions = _make_tumour(rng, tissue, with_et=with_et)
+    tissue[_vessels(rng, tissue)] = _VESSEL
     wt, tc, et = regions
     tissue[wt] = _OEDEMA
     tissue[tc] = _NECROSIS if with_et else _NON_ENHANCING
@@ -137,6 +146,14 @@ def _make_tumour(
     tc = (solid < 1) & (tissue != _BACKGROUND)
     necrosis = solid * (1 + 0.2 * _smooth_noise(rng, shape, 0.04)) < rng.uniform(0.5, 0.75)
     return np.stack([oedema | tc, tc, tc & ~necrosis & with_et])
+
+
+def _vessels(rng: np.random.Generator, tissue: npt.NDArray[np.uint8]) -> Mask:
+    """Return thin curved lines in cortex and fluid: vessels take up contrast agent in every brain."""
+    # a generator of its own leaves the rest of the case as it would be without vessels
+    (own,) = rng.spawn(1)
+    one, other = (np.abs(_smooth_noise(own, tissue.shape, 0.06)) for _ in range(2))
+    return (one < 0.18) & (other < 0.18) & ((tissue == _GREY) | (tissue == _CSF))
 
 
 def _scanned(rng: np.random.Generator, tissue: npt.NDArray[np.uint8]) -> npt.NDArray[np.int16]:

@@ -4,18 +4,23 @@ This is the only package that prints and sets exit codes. Modules that need torc
 imported inside the command that needs them, so that `--help` is fast.
 """
 
+import errno
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable
+from io import TextIOWrapper
 from typing import Annotated
 
 import typer
 
 from brats_seg.cli import crossval, evaluation, figure, prediction, scans, survival, training
 from brats_seg.cli.options import Command, Commands
-from brats_seg.errors import BratsError
+from brats_seg.errors import BratsError, EnvironmentalError, printable
 
+_OUTPUT_FAILS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE})
+"""Errors of a file or a pipe that the output is written to."""
 _DATA, _TRAIN, _USE, _LOOK = "Data", "Train", "Use", "Look"
 _COMMANDS: tuple[tuple[str, Callable[..., None], tuple[str, ...]], ...] = (
     (_DATA, scans.index, ("data", "data -o cases.csv --labels brats2017")),
@@ -107,14 +112,29 @@ app = _app()
 
 def main() -> None:
     """Run the command line; an error of the package ends it with a message and its exit code."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        # file names need not be UTF-8
+        sys.stdout.reconfigure(errors="backslashreplace")
     log = logging.getLogger("brats_seg")
     log.handlers = [logging.StreamHandler(sys.stdout)]
     log.setLevel(logging.INFO)
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except BratsError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.filename is None and error.errno in _OUTPUT_FAILS:
+            # Python flushes once more when it ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            print(f"error: the output of the command is lost: {error.strerror}", file=sys.stderr)
+        else:
+            # of a file or folder whose name the user gave: too long, not allowed, on a broken disk
+            print(f"error: {printable(str(error))}", file=sys.stderr)
+        sys.exit(EnvironmentalError.exit_code)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)

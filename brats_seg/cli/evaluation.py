@@ -1,6 +1,5 @@
 """The command that scores predictions."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from brats_seg.cli.options import ProtocolOption, TaskOption, print_table
+from brats_seg.cpu_threads import available_cpus
 from brats_seg.errors import UsageError
 from brats_seg.progress import tracked
 
@@ -94,7 +94,7 @@ def print_summaries(summaries: "Sequence[RegionSummary]") -> None:
 def _score(reference: Path, prediction: Path, protocol: "ScoringProtocol", output: Path) -> None:
     from brats_seg.evaluation.evaluate import score_folders
 
-    n_workers = os.cpu_count() or 1
+    n_workers = available_cpus()
     scored = score_folders(
         reference, prediction, output, protocol, n_workers=n_workers, track=tracked
     )
@@ -110,9 +110,13 @@ def _compare(
 ) -> None:
     from brats_seg.evaluation.compare import compare_folders
 
-    n_workers = os.cpu_count() or 1
     compared = compare_folders(
-        reference, predictions, protocol, output=output, n_workers=n_workers, track=tracked
+        reference,
+        predictions,
+        protocol,
+        output=output,
+        n_workers=available_cpus(),
+        track=tracked,
     )
     for path, evaluation in zip(predictions, (compared.first, compared.second), strict=True):
         print_remarks(evaluation, path)

@@ -1,12 +1,12 @@
 """Commands `figure ...`, one for each kind of figure."""
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from brats_seg.cli.options import Commands, LabelsOption
+from brats_seg.cli.options import Command, Commands, LabelsOption
+from brats_seg.cpu_threads import available_cpus
 from brats_seg.errors import UsageError
 
 OutputOption = Annotated[
@@ -35,7 +35,7 @@ class _Kinds(Commands):
 app = typer.Typer(cls=_Kinds, no_args_is_help=True, help="Draw a case, scores, a cohort or a run.")
 
 
-@app.command()
+@app.command(cls=Command)
 def sample(
     data: DataArgument, output: OutputOption, case: CaseOption = None, labels: LabelsOption = None
 ) -> None:
@@ -46,13 +46,15 @@ def sample(
     _print_written(output)
 
 
-@app.command()
+@app.command(cls=Command)
 def montage(
     data: DataArgument,
     output: OutputOption,
     prediction: PredictionOption = None,
     case: CaseOption = None,
-    modality: Annotated[str, typer.Option(help="Modality to draw: t1n, t1c, t2w or t2f.")] = "t2f",
+    modality: Annotated[
+        str, typer.Option(help="Modality to draw: t1n, t1c, t2w or t2f (flair).")
+    ] = "t2f",
     labels: LabelsOption = None,
 ) -> None:
     """Draw sections through the tumour, reference and prediction side by side."""
@@ -64,7 +66,7 @@ def montage(
     _print_written(output)
 
 
-@app.command()
+@app.command(cls=Command)
 def preview(
     data: DataArgument,
     output: OutputOption,
@@ -79,7 +81,29 @@ def preview(
     _print_written(output)
 
 
-@app.command()
+@app.command(cls=Command)
+def uncertainty(
+    data: DataArgument,
+    output: OutputOption,
+    prediction: Annotated[
+        Path, typer.Option(help="Folder that `predict --uncertainty` wrote, or a label map in it.")
+    ],
+    entropy: Annotated[
+        Path | None, typer.Option(help="Map of entropy. (default: that of the folder)")
+    ] = None,
+    case: CaseOption = None,
+    labels: LabelsOption = None,
+) -> None:
+    """Draw where a prediction is uncertain, in three planes."""
+    from brats_seg.report.draw import draw_uncertainty
+
+    draw_uncertainty(
+        data, output, prediction=prediction, entropy=entropy, case_id=case, labels=labels
+    )
+    _print_written(output)
+
+
+@app.command(cls=Command)
 def surface(
     data: DataArgument,
     output: Annotated[
@@ -107,7 +131,7 @@ def surface(
     _print_written(output)
 
 
-@app.command()
+@app.command(cls=Command)
 def scores(
     table: ScoresArgument,
     output: OutputOption,
@@ -120,7 +144,7 @@ def scores(
     _print_written(output)
 
 
-@app.command()
+@app.command(cls=Command)
 def bars(table: ScoresArgument, output: OutputOption) -> None:
     """Draw the mean Dice and Jaccard of each region."""
     from brats_seg.report.draw import draw_bars
@@ -129,7 +153,7 @@ def bars(table: ScoresArgument, output: OutputOption) -> None:
     _print_written(output)
 
 
-@app.command()
+@app.command(cls=Command)
 def distributions(
     data: DataArgument,
     output: OutputOption,
@@ -143,14 +167,14 @@ def distributions(
     from brats_seg.progress import tracked
     from brats_seg.report.draw import draw_distributions
 
-    n_workers = os.cpu_count() or 1
+    n_workers = available_cpus()
     draw_distributions(
         data, output, tables=table or (), labels=labels, n_workers=n_workers, track=tracked
     )
     _print_written(output)
 
 
-@app.command()
+@app.command(cls=Command)
 def history(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")], output: OutputOption
 ) -> None:

@@ -3,7 +3,6 @@
 Without `--data`, a command uses the scans under `data/`, or else phantom cases that it writes once.
 """
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -11,8 +10,9 @@ from typing import Annotated, Any, get_args
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from brats_seg.config import PRESETS, Config, ConventionName, load_config
+from brats_seg.config import LONGEST_YAML, PRESETS, Config, ConventionName, load_config
 from brats_seg.errors import ConfigError
+from brats_seg.files import alone_at, whole_folder
 
 DEMO_CASES = 12
 """Number of phantom cases in the demo."""
@@ -140,9 +140,12 @@ def settings_of(
 ) -> Config:
     """Return the settings; flags override `--set`, which overrides the file, then the preset."""
     try:
-        text = "" if path is None else path.read_text()
+        text = "" if path is None else _start_of(path)
     except OSError as error:
         msg = f"the configuration file {path} cannot be read: {error.strerror}"
+        raise ConfigError(msg) from None
+    except UnicodeDecodeError as error:
+        msg = f"the configuration file {path} is no text: {error.reason} at byte {error.start}"
         raise ConfigError(msg) from None
     return load_config(
         preset=preset,
@@ -162,9 +165,10 @@ def data_or_demo(data: Path | None, preset: str | None) -> tuple[Path, str | Non
     if not DEMO_PATH.exists():
         from brats_seg.cases.phantom import write_phantom_cases
 
-        beside = DEMO_PATH.with_name(f".{os.getpid()}-{DEMO_PATH.name}")
-        write_phantom_cases(beside, n_cases=DEMO_CASES, seed=0)
-        beside.rename(DEMO_PATH)
+        with alone_at(DEMO_PATH, wait=True):
+            if not DEMO_PATH.exists():
+                with whole_folder(DEMO_PATH) as beside:
+                    write_phantom_cases(beside, n_cases=DEMO_CASES, seed=0)
     return DEMO_PATH, preset or "demo"
 
 
@@ -210,6 +214,13 @@ def print_table(
     if not console.is_terminal:
         console = Console(width=10_000)
     console.print(table)
+
+
+def _start_of(path: Path) -> str:
+    """Return the text of a file, cut off where it is too long to be accepted."""
+    # it may be a pipe of the shell, as in --config <(command)
+    with path.open(encoding="utf-8") as file:
+        return file.read(LONGEST_YAML + 1)
 
 
 def _holds_scans(folder: Path) -> bool:

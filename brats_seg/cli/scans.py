@@ -1,6 +1,5 @@
 """Commands `index`, `prepare` and `phantom`: find scans, prepare them, generate some."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +15,7 @@ from brats_seg.cli.options import (
     SkipBadOption,
     settings_of,
 )
+from brats_seg.cpu_threads import available_cpus
 from brats_seg.progress import tracked
 
 
@@ -31,7 +31,7 @@ def index(
     from brats_seg.data.fold import open_index
 
     config = settings_of(None, None, None, {"cases.labels": labels})
-    found = open_index(data, output, config, n_workers=os.cpu_count() or 1, track=tracked)
+    found = open_index(data, output, config, n_workers=available_cpus(), track=tracked)
     for line in summarise(found):
         print(line)
     print(f"wrote {output}")
@@ -47,15 +47,26 @@ def prepare(
     settings: SetOption = None,
     labels: LabelsOption = None,
     skip_bad: SkipBadOption = False,
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="Only compare prepared cases with their check sums."),
+    ] = False,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Also prepare cases again that are damaged.")
+    ] = False,
 ) -> None:
     """Index the scans, distribute them to folds, and prepare them for training."""
     from brats_seg.data.fold import open_fold, prepared_path_of
+
+    if verify:
+        _verify(prepared or prepared_path_of(data))
+        return
 
     chosen = settings_of(
         preset, config, settings, {"cases.labels": labels, "cases.skip_bad": skip_bad or None}
     )
     folder = prepared or prepared_path_of(data)
-    open_fold(data, fold=0, config=chosen, prepared_path=folder, track=tracked)
+    open_fold(data, fold=0, config=chosen, prepared_path=folder, repair=repair, track=tracked)
     print(f"cases.csv, folds.csv and the prepared cases are in {folder}")
 
 
@@ -69,3 +80,16 @@ def phantom(
 
     write_phantom_cases(output, n_cases=cases, seed=seed)
     print(f"wrote {cases} phantom cases to {output}")
+
+
+def _verify(folder: Path) -> None:
+    """Verify prepared cases, and exit with 1 if some are damaged."""
+    from brats_seg.data.verify import prepared_ids, verify_cases
+
+    case_ids = prepared_ids(folder)
+    errors = verify_cases(case_ids, folder, track=tracked)
+    for error in errors:
+        print(error)
+    print(f"{len(case_ids) - len(errors)} of {len(case_ids)} prepared cases in {folder} are whole")
+    if errors:
+        raise typer.Exit(1)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-import yaml
 
 from brats_seg.cli.options import (
     COMPLETE_DEVICE,
@@ -27,7 +26,7 @@ from brats_seg.cli.options import (
     print_table,
     settings_of,
 )
-from brats_seg.config import NETWORKS, describe_settings
+from brats_seg.config import NETWORKS, describe_settings, parse_yaml
 from brats_seg.errors import EnvironmentalError, UsageError
 from brats_seg.progress import tracked
 
@@ -112,7 +111,7 @@ def train(
         "training.n_epochs": epochs,
         "training.effective_batch": None
         if effective_batch is None
-        else yaml.safe_load(effective_batch),
+        else parse_yaml(effective_batch, "--effective-batch"),
         "training.micro_batch": micro_batch,
         "patch.size": patch,
         "training.seed": seed,

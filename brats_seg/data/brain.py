@@ -1,15 +1,10 @@
 """Find the brain in a scan, crop to the box around it, and normalise its intensities.
 
-A voxel belongs to the brain if any modality differs from its background there: all four are
-skull-stripped alike, but each has a few zeros inside. BraTS writes 0 around the brain; scans from
-other sources may have another constant there, and lower values inside. The background is therefore
-the most frequent value on the twelve edges of the volume, where even a tight crop has no brain. If
-that value fills less than half of the edges, the skull was not removed, and the background is 0.
+`voxels.brain` says which voxels belong to the brain.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +12,8 @@ import numpy.typing as npt
 from brats_seg.cases.nifti import Volume
 from brats_seg.errors import CaseError
 from brats_seg.labels import LabelMap
-from brats_seg.voxels.box import Box, Mask, bounding_box
-
-Array: TypeAlias = npt.NDArray[Any]
+from brats_seg.voxels.box import Box, bounding_box
+from brats_seg.voxels.brain import Array, brain_mask
 
 _CHECK_SCAN = "View the scan, and export it again or leave the case out."
 
@@ -48,7 +42,7 @@ def extract_brain(case_id: str, volumes: Sequence[Volume], label: Volume | None)
     Raises:
         CaseError: There is no brain, or a modality has no contrast inside it.
     """
-    mask = brain_mask(volumes)
+    mask = brain_mask([volume.array for volume in volumes])
     box = bounding_box(mask)
     if box is None:
         found = "no voxel that differs from the background"
@@ -73,24 +67,6 @@ def extract_brain(case_id: str, volumes: Sequence[Volume], label: Volume | None)
         means=tuple(mean for mean, _ in spread),
         stds=tuple(std for _, std in spread),
     )
-
-
-def brain_mask(volumes: Sequence[Volume]) -> Mask:
-    """Return the voxels (X, Y, Z) that are not background in at least one modality."""
-    first, *others = (volume.array for volume in volumes)
-    mask: Mask = first != background_of(first)
-    for array in others:
-        mask |= array != background_of(array)
-    return mask
-
-
-def background_of(array: Array) -> Array:
-    """Return the value around the brain in a volume (X, Y, Z), as an array without axes."""
-    corners = ([0, 0, -1, -1], [0, -1, 0, -1])
-    edges = [np.moveaxis(array, axis, -1)[corners].ravel() for axis in range(3)]
-    values, counts = np.unique(np.concatenate(edges), return_counts=True)
-    most = counts.argmax()
-    return values[most] if 2 * counts[most] >= counts.sum() else np.zeros_like(values[most])
 
 
 def _normalise(case_id: str, volume: Volume, values: Array) -> tuple[Array, float, float]:

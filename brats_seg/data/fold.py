@@ -6,13 +6,12 @@ updated only where scans or settings have changed.
 
 import hashlib
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from brats_seg.cases.case import Case, CaseIndex
-from brats_seg.cases.case_table import read_index, write_index
+from brats_seg.cases.case_table import read_index, remark_lines, write_index
 from brats_seg.cases.clinical import read_clinical_tables, with_clinical
 from brats_seg.cases.folds import (
     FoldTable,
@@ -24,10 +23,21 @@ from brats_seg.cases.folds import (
 )
 from brats_seg.cases.index import index_cases
 from brats_seg.config import Config
+from brats_seg.cpu_threads import available_cpus
+from brats_seg.data.manifest import MANIFEST_NAME
 from brats_seg.data.prepare import prepare_cases
-from brats_seg.data.store import open_case
-from brats_seg.errors import CaseProblemsError, FoldError, LayoutError
+from brats_seg.data.spacing import USUAL_MM, spacing_text
+from brats_seg.data.store import PreparedCase, open_case
+from brats_seg.errors import (
+    CaseError,
+    CaseProblemsError,
+    EnvironmentalError,
+    FoldError,
+    LayoutError,
+)
+from brats_seg.files import alone_at
 from brats_seg.progress import Track, untracked
+from brats_seg.voxels.resampling import Spacing
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +68,8 @@ class FoldData:
     """Hash of the cases, their contents and the split."""
     largest_shape: tuple[int, int, int]
     """Largest number of voxels of the brain crops along X, Y and Z."""
+    spacing_mm: Spacing = (USUAL_MM, USUAL_MM, USUAL_MM)
+    """Spacing that the cases were prepared at."""
 
 
 def open_fold(
@@ -66,15 +78,19 @@ def open_fold(
     fold: int,
     config: Config,
     prepared_path: Path | None = None,
+    repair: bool = False,
     track: Track = untracked,
 ) -> FoldData:
     """Index and prepare the scans below `root`, and return the cases of one fold.
+
+    A folder of prepared cases that is up to date is only read.
 
     Args:
         root: Folder of scans, of any BraTS release.
         fold: Index of the fold that is held out for validation.
         config: Settings; those of `cases`, `folds` and `store` are used.
         prepared_path: Folder for the tables and the prepared cases; None for `prepared_path_of`.
+        repair: Whether prepared cases are verified, and prepared again if they are damaged.
         track: Shows the progress.
 
     Raises:
@@ -89,7 +105,9 @@ def open_fold(
         >>> len(data.split.train) + len(data.split.validation)
         6
     """
-    prepared = prepare_data(root, config=config, prepared_path=prepared_path, track=track)
+    prepared = prepare_data(
+        root, config=config, prepared_path=prepared_path, repair=repair, track=track
+    )
     split = prepared.folds.split(fold)
     missing = sorted({*split.train, *split.validation} - prepared.case_ids)
     if missing and not config.cases.skip_bad:
@@ -102,18 +120,29 @@ def open_fold(
 
 
 def prepare_data(
-    root: Path, *, config: Config, prepared_path: Path | None = None, track: Track = untracked
+    root: Path,
+    *,
+    config: Config,
+    prepared_path: Path | None = None,
+    repair: bool = False,
+    track: Track = untracked,
 ) -> PreparedData:
     """Index the scans below `root`, divide the labelled cases into folds, and prepare them.
 
     The arguments and errors are those of `open_fold`.
     """
     folder = prepared_path or prepared_path_of(root)
-    n_workers = os.cpu_count() or 1
-    index = open_index(root, folder / "cases.csv", config, n_workers=n_workers, track=track)
+    n_workers = available_cpus()
+    index, is_new = _current_index(root, folder / "cases.csv", config, n_workers, track)
+    if is_new:
+        _try_to_write(index, folder / "cases.csv")
     cases = _labelled(index, skip_bad=config.cases.skip_bad)
+    for line in remark_lines(cases):
+        log.warning(line)
     folds = open_folds(cases, folder / "folds.csv", config)
-    failures = prepare_cases(cases, folder, config.store, n_workers=n_workers, track=track)
+    failures = prepare_cases(
+        cases, folder, config.store, repair=repair, n_workers=n_workers, track=track
+    )
     if failures and not config.cases.skip_bad:
         raise CaseProblemsError([failure.message for failure in failures])
     for failure in failures:
@@ -145,7 +174,7 @@ def open_index(
     n_workers: int = 0,
     track: Track = untracked,
 ) -> CaseIndex:
-    """Index the scans below `root` and write the table of cases.
+    """Index the scans below `root` and write the table of cases, if it has changed.
 
     Only the cases whose files have changed since the table was written are read again.
 
@@ -158,6 +187,7 @@ def open_index(
 
     Raises:
         LayoutError: There are no cases.
+        EnvironmentalError: The table cannot be written.
 
     Example:
         >>> from brats_seg.config import load_config
@@ -165,13 +195,9 @@ def open_index(
         >>> len(index.trainable)
         6
     """
-    previous = read_index(path, root) if path.exists() else None
-    found = index_cases(
-        root, previous=previous, labels=config.cases.labels, n_workers=n_workers, track=track
-    )
-    cases = with_clinical(found.cases, read_clinical_tables(root))
-    index = CaseIndex(root=root, cases=cases)
-    write_index(index, path)
+    index, is_new = _current_index(root, path, config, n_workers, track)
+    if is_new:
+        write_index(index, path)
     return index
 
 
@@ -183,7 +209,10 @@ def open_folds(cases: Sequence[Case], path: Path, config: Config) -> FoldTable:
             cases cannot be divided into folds.
     """
     if not path.exists():
-        write_folds(make_folds(cases, config.folds), path)
+        # of two processes with other settings, the second keeps the table of the first
+        with alone_at(path, wait=True):
+            if not path.exists():
+                write_folds(make_folds(cases, config.folds), path)
     table = read_folds(path)
     check_covers(table, cases)
     n_folds = len(table.folds)
@@ -201,9 +230,10 @@ def open_split(folder: Path, split: Split) -> FoldData:
     """Open the prepared cases of a split.
 
     Raises:
-        CaseError: One of them is not prepared.
+        CaseError: One of them is not prepared, or at another spacing than the first.
     """
     cases = [open_case(folder, case_id) for case_id in (*split.train, *split.validation)]
+    _check_one_spacing(cases)
     x, y, z = zip(*(case.shape for case in cases), strict=True)
     content = "\n".join([*(case.key for case in cases), "held out:", *split.validation])
     return FoldData(
@@ -212,7 +242,43 @@ def open_split(folder: Path, split: Split) -> FoldData:
         conventions=tuple(sorted({case.convention.name for case in cases if case.convention})),
         fingerprint=hashlib.blake2b(content.encode(), digest_size=8).hexdigest(),
         largest_shape=(max(x), max(y), max(z)),
+        spacing_mm=cases[0].spacing_mm,
     )
+
+
+def _current_index(
+    root: Path, path: Path, config: Config, n_workers: int, track: Track
+) -> tuple[CaseIndex, bool]:
+    """Return the index of the scans below `root`, and whether it differs from the table at `path`."""
+    previous = read_index(path, root) if path.exists() else None
+    found = index_cases(
+        root, previous=previous, labels=config.cases.labels, n_workers=n_workers, track=track
+    )
+    cases = with_clinical(found.cases, read_clinical_tables(root))
+    index = CaseIndex(root=root, cases=cases)
+    return index, previous != index
+
+
+def _try_to_write(index: CaseIndex, path: Path) -> None:
+    """Write the table of cases; a table that is there need not be written."""
+    try:
+        write_index(index, path)
+    except EnvironmentalError as error:
+        if not path.exists():
+            raise
+        log.warning(
+            "the table of cases is not updated, and changed scans are read again: %s", error
+        )
+
+
+def _check_one_spacing(cases: Sequence[PreparedCase]) -> None:
+    first, *others = cases
+    for case in others:
+        if case.spacing_mm != first.spacing_mm:
+            found = f"a case prepared at {spacing_text(case.spacing_mm)} mm"
+            expected = f"{spacing_text(first.spacing_mm)} mm as {first.case_id}"
+            next_step = "Prepare the cases of this data folder again."
+            raise CaseError(case.case_id, MANIFEST_NAME, found, expected, next_step)
 
 
 def _labelled(index: CaseIndex, *, skip_bad: bool) -> tuple[Case, ...]:

@@ -1,12 +1,14 @@
-"""Prepare cases: crop them to the brain, normalise them, and keep them up to date.
+"""Prepare cases: resample them to one spacing, crop them to the brain, and normalise them.
 
 A case is prepared again only if its files or the settings have changed. Files with the same name,
 size and time of change count as unchanged; otherwise the hashes of their contents are compared, so
-that a data folder may be copied. Every file is read once.
+that a data folder may be copied. Every file is read once. Cases that are up to date are used where
+they are, also on a file system that cannot be written to.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -15,33 +17,40 @@ import numpy as np
 
 from brats_seg.cases.case import Case, CaseFiles, load_case, read_case_files
 from brats_seg.cases.many import Failure, map_cases
-from brats_seg.cases.nifti import read_geometry
+from brats_seg.cases.nifti import Geometry, read_geometry
 from brats_seg.config import StoreConfig
 from brats_seg.data.brain import Brain, extract_brain
-from brats_seg.data.store import (
-    FOREGROUND_NAME,
-    FORMAT_VERSION,
+from brats_seg.data.manifest import (
     MANIFEST_NAME,
     Manifest,
     SourceFile,
+    StoredFile,
+    read_manifest,
+    sources_of,
+)
+from brats_seg.data.spacing import at_spacing, choose_spacing, grid_of, spacing_line
+from brats_seg.data.store import (
+    FOREGROUND_NAME,
     Voxels,
     array_name,
     check_compression,
-    read_manifest,
-    sources_of,
     write_array,
 )
-from brats_seg.errors import CaseError, EnvironmentalError
+from brats_seg.data.verify import verify_cases
+from brats_seg.errors import CaseError, EnvironmentalError, UsageError
 from brats_seg.files import (
     folder_bytes,
     free_bytes,
     locked,
     remove_leftovers,
+    replacing,
     whole_file,
     whole_folder,
 )
 from brats_seg.labels import MODALITIES, LabelConvention, LabelMap, convention_named, regions_of
 from brats_seg.progress import Track, untracked
+from brats_seg.voxels.brain import Array
+from brats_seg.voxels.resampling import Resampling, Spacing
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +77,9 @@ class _Job:
     folder: Path
     """Folder of all prepared cases."""
     config: StoreConfig
+    """Settings, with the spacing that was chosen."""
+    is_damaged: bool = False
+    """Whether a file of the prepared case differs from what was written."""
 
     @property
     def case_id(self) -> str:
@@ -83,6 +95,7 @@ def prepare_cases(
     folder: Path,
     config: StoreConfig,
     *,
+    repair: bool = False,
     n_workers: int = 0,
     track: Track = untracked,
 ) -> tuple[Failure, ...]:
@@ -94,8 +107,11 @@ def prepare_cases(
     Args:
         cases: Cases without problems, from `find_cases`, `index_cases` or `read_index`.
         folder: Folder of all prepared cases; created if it does not exist.
-        config: Settings of the store: plain or compressed arrays.
-        n_workers: Processes, which take up to 300 MB each; 0 works in this process.
+        config: Settings of the store: plain or compressed arrays, and the spacing. Without one it is
+            chosen from all of the cases by `choose_spacing`.
+        repair: Whether cases that are up to date are verified, and prepared again if they are damaged.
+        n_workers: Processes, which take up to 300 MB each, or 600 where scans are resampled; 0 works
+            in this process.
         track: Shows the progress.
 
     Returns:
@@ -104,6 +120,7 @@ def prepare_cases(
     Raises:
         EnvironmentalError: The disk has too little free space, the folder cannot be written to, a
             worker was killed, or `blosc2` is missing.
+        UsageError: Cases would be replaced on which another process trains a run.
 
     Example:
         >>> import tempfile
@@ -114,18 +131,28 @@ def prepare_cases(
         >>> prepare_cases(index_cases(root / "scans").cases, root / "prepared", StoreConfig())
         ()
     """
+    config = with_spacing(cases, folder, config)
     jobs = [_Job(case=case, folder=folder, config=config) for case in cases]
-    if all(map(_is_current, jobs)):
+    outdated = _outdated(jobs, repair=repair, track=track)
+    if not outdated:
         return ()
     if config.compressed:
         check_compression()
-    with locked(folder / _LOCK_NAME):
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(folder / _LOCK_NAME))
+        except EnvironmentalError as error:
+            _require_same_contents(outdated, error, n_workers=n_workers, track=track)
+            return ()
         remove_leftovers(folder, folders=True)
-        jobs = [job for job in jobs if not _is_current(job)]
-        check_space([job.case for job in jobs], folder, config)
+        # another process may have prepared them in the meantime
+        outdated = [job for job in outdated if job.is_damaged or not _is_current(job)]
+        if any(job.path.exists() for job in outdated):
+            stack.enter_context(replacing(folder, when_read=_in_use(folder)))
+        check_space([job.case for job in outdated], folder, config)
         return map_cases(
             _prepare,
-            jobs,
+            outdated,
             "preparing cases",
             n_workers=n_workers,
             track=track,
@@ -133,11 +160,29 @@ def prepare_cases(
         ).failures
 
 
+def with_spacing(cases: Sequence[Case], folder: Path, config: StoreConfig) -> StoreConfig:
+    """Return the settings with the spacing to prepare the cases at, and log which are resampled.
+
+    Cases that cannot be read do not count; preparing them fails and reports the reason.
+
+    Args:
+        cases: All cases that are prepared together.
+        folder: Folder of all prepared cases; their manifests are read faster than headers of scans.
+        config: Settings; a spacing that they have is kept.
+    """
+    spacings = list(_spacings(cases, folder))
+    chosen = config.spacing_mm or choose_spacing(spacings)
+    if line := spacing_line(spacings, chosen):
+        log.info(line)
+    return config.model_copy(update={"spacing_mm": chosen})
+
+
 def required_bytes(cases: Sequence[Case], folder: Path, config: StoreConfig) -> int:
     """Return the disk space that preparing the cases takes, estimated from the headers of scans.
 
-    Each case counts as a box of `LARGEST_BRAIN_MM3`, or as its whole volume if that is smaller, minus
-    the size of an earlier version. Real cases take about three quarters of the estimate.
+    Each case counts as a box of `LARGEST_BRAIN_MM3`, or as its whole volume if that is smaller, at the
+    spacing of the settings, minus the size of an earlier version. Real cases take about three
+    quarters of the estimate.
     """
     return sum(
         max(0, _case_bytes(case, config) - folder_bytes(folder / case.case_id)) for case in cases
@@ -175,31 +220,102 @@ def select_foreground(labels: LabelMap, convention: LabelConvention) -> Voxels:
     return np.concatenate(rows).astype(np.int32)
 
 
+def _outdated(jobs: Sequence[_Job], *, repair: bool, track: Track) -> list[_Job]:
+    """Return the cases to prepare: those that are not up to date and, if asked for, the damaged."""
+    damaged: Collection[str] = ()
+    if repair:
+        # also those that are not up to date: of touched scans only the manifest is written again
+        there = [job.case_id for job in jobs if read_manifest(job.path) is not None]
+        errors = verify_cases(there, jobs[0].folder, track=track) if there else ()
+        for error in errors:
+            log.warning("%s", error)
+        damaged = {error.case_id for error in errors}
+    jobs = [replace(job, is_damaged=job.case_id in damaged) for job in jobs]
+    return [job for job in jobs if job.is_damaged or not _is_current(job)]
+
+
+def _in_use(folder: Path) -> UsageError:
+    return UsageError(
+        f"a run is being trained on the cases in {folder}, and other scans or settings would replace "
+        "them. Wait for it to end, or choose another folder with --prepared."
+    )
+
+
 def _is_current(job: _Job) -> bool:
     manifest = read_manifest(job.path)
-    if manifest is None or not _has_settings(manifest, job):
-        return False
+    return manifest is not None and _has_settings(manifest, job) and _is_of(manifest, job.case)
+
+
+def _is_of(manifest: Manifest, case: Case) -> bool:
+    """Return whether the files of a case are as they were when it was prepared."""
     try:
-        return manifest.sources == sources_of(job.case)
+        return manifest.sources == sources_of(case)
     except OSError:
         return False
 
 
 def _has_settings(manifest: Manifest, job: _Job) -> bool:
-    return (manifest.compressed, manifest.convention) == (
+    return (manifest.compressed, manifest.convention, manifest.spacing_mm) == (
         job.config.compressed,
         job.case.label_convention,
+        job.config.spacing_mm,
     )
 
 
-def _case_bytes(case: Case, config: StoreConfig) -> int:
+def _require_same_contents(
+    jobs: Sequence[_Job], error: EnvironmentalError, *, n_workers: int, track: Track
+) -> None:
+    """Raise the error of writing to the folder, unless only times or names of scans have changed."""
+    compared = map_cases(
+        _compare_contents,
+        jobs,
+        "comparing scans",
+        n_workers=n_workers,
+        track=track,
+        when_killed=_WHEN_KILLED,
+    )
+    n_same = sum(compared.results)
+    if n_same < len(jobs):
+        msg = f"{error} {len(jobs) - n_same} of its cases must be prepared."
+        raise EnvironmentalError(msg) from error
+
+
+def _compare_contents(job: _Job) -> bool:
+    """Return whether a prepared case was made with these settings from scans of this content."""
+    manifest = None if job.is_damaged else read_manifest(job.path)
+    return (
+        manifest is not None
+        and _has_settings(manifest, job)
+        and manifest.contents == read_case_files(job.case).contents
+    )
+
+
+def _spacings(cases: Sequence[Case], folder: Path) -> Iterator[Spacing]:
+    for case in cases:
+        manifest = read_manifest(folder / case.case_id)
+        if manifest is not None and _is_of(manifest, case):
+            yield grid_of(manifest.scan)[1]
+        elif (grid := _stored_grid(case)) is not None:
+            yield grid_of(grid)[1]
+
+
+def _stored_grid(case: Case) -> Geometry | None:
+    """Return the grid of the first modality; None if it cannot be read."""
     scan = case.images[0]
     try:
-        geometry = read_geometry(case.path_of(scan), case_id=case.case_id, volume=scan.volume)
+        return read_geometry(case.path_of(scan), case_id=case.case_id, volume=scan.volume)
     except CaseError:
-        # preparing the case fails and reports the reason
+        return None
+
+
+def _case_bytes(case: Case, config: StoreConfig) -> int:
+    geometry = _stored_grid(case)
+    if geometry is None:
         return 0
-    n_voxels = min(prod(geometry.shape), LARGEST_BRAIN_MM3 / prod(geometry.spacing_mm))
+    shape, spacing_mm = grid_of(geometry)
+    share_of_brain = min(1, LARGEST_BRAIN_MM3 / (prod(shape) * prod(spacing_mm)))
+    resampling = Resampling.needed(shape, spacing_mm, config.spacing_mm or spacing_mm)
+    n_voxels = prod(shape if resampling is None else resampling.after) * share_of_brain
     share = COMPRESSED_SHARE if config.compressed else 1
     return int(n_voxels * BYTES_PER_VOXEL * share) + _BYTES_BESIDES
 
@@ -225,7 +341,7 @@ def _prepare(job: _Job) -> None:
         file = str(error.filename)
         raise CaseError(job.case_id, file, found, "a scan", next_step) from error
     files = read_case_files(job.case)
-    manifest = read_manifest(job.path)
+    manifest = None if job.is_damaged else read_manifest(job.path)
     if (
         manifest is not None
         and _has_settings(manifest, job)
@@ -239,31 +355,41 @@ def _prepare(job: _Job) -> None:
 
 def _prepare_voxels(job: _Job, sources: tuple[SourceFile, ...], files: CaseFiles) -> None:
     loaded = load_case(job.case, files=files)
-    brain = extract_brain(job.case_id, loaded.volumes, loaded.label)
-    manifest = Manifest(
-        version=FORMAT_VERSION,
-        compressed=job.config.compressed,
-        convention=loaded.convention.name if loaded.convention else "",
-        sources=sources,
-        contents=loaded.contents,
-        box=brain.box,
-        geometry=loaded.volumes[0].geometry,
-        means=brain.means,
-        stds=brain.stds,
-    )
+    spacing_mm = job.config.spacing_mm or choose_spacing(())
+    there, _ = at_spacing(loaded, spacing_mm)
+    brain = extract_brain(job.case_id, there.volumes, there.label)
+    convention = loaded.convention.name if loaded.convention else ""
     with whole_folder(job.path, when_full=_when_full(job.config)) as folder:
-        _write(folder, manifest, brain)
+        files_written = _write_arrays(folder, brain, convention, job.config)
+        manifest = Manifest(
+            compressed=job.config.compressed,
+            convention=convention,
+            sources=sources,
+            contents=loaded.contents,
+            spacing_mm=spacing_mm,
+            scan=loaded.volumes[0].geometry,
+            geometry=there.volumes[0].geometry,
+            box=brain.box,
+            means=brain.means,
+            stds=brain.stds,
+            files=files_written,
+        )
+        with whole_file(folder / MANIFEST_NAME) as beside:
+            beside.write_text(manifest.to_json())
 
 
-def _write(folder: Path, manifest: Manifest, brain: Brain) -> None:
-    compressed = manifest.compressed
+def _write_arrays(
+    folder: Path, brain: Brain, convention: str, config: StoreConfig
+) -> tuple[StoredFile, ...]:
+    """Write the arrays of a case, and return names, sizes and check sums."""
     # n values of standard deviation 1 are at most sqrt(n): any brain fits into float16 (65504)
     image = brain.image.astype(np.float16)
-    write_array(folder / array_name("image", compressed=compressed), image)
+    arrays: dict[str, Array] = {array_name("image", compressed=config.compressed): image}
     foreground = np.empty((0, 4), dtype=np.int32)
     if brain.labels is not None:
-        write_array(folder / array_name("labels", compressed=compressed), brain.labels)
-        foreground = select_foreground(brain.labels, convention_named(manifest.convention))
-    write_array(folder / FOREGROUND_NAME, foreground)
-    with whole_file(folder / MANIFEST_NAME) as beside:
-        beside.write_text(manifest.to_json())
+        arrays[array_name("labels", compressed=config.compressed)] = brain.labels
+        foreground = select_foreground(brain.labels, convention_named(convention))
+    arrays[FOREGROUND_NAME] = foreground
+    for name, array in arrays.items():
+        write_array(folder / name, array)
+    return tuple(StoredFile.of(folder / name) for name in arrays)

@@ -1,21 +1,19 @@
 """Define the format of prepared cases, and read boxes of them.
 
 A case is a folder with the arrays `image` and `labels`, plain or compressed in small blocks so that
-a part can be read without the rest; `foreground.npy`; and the manifest `case.json`, which records
-the source files and the position of the crop in the scan. `prepare` replaces folders atomically, so
-a case is complete or missing. The crop is `(x, y, z)`, smaller than the scan `(X, Y, Z)`.
+a part can be read without the rest; `foreground.npy`; and the manifest `case.json` (see `manifest`).
+`prepare` replaces folders atomically, so a case is complete or missing. The crop is `(x, y, z)`,
+smaller than the scan `(X, Y, Z)`.
 
 `Buffers` reuse memory: a patch of 128 voxels an edge takes 17 to 34 MB. An array of that size
 goes back to the operating system when it is freed, and allocating its pages again takes longer than
 filling them.
 """
 
-import hashlib
-import json
 import os
 import weakref
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from errno import ENOMEM
 from math import prod
 from pathlib import Path
@@ -24,8 +22,8 @@ from typing import Any, Protocol, Self, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from brats_seg.cases.case import Case, ScanFile
 from brats_seg.cases.nifti import Geometry
+from brats_seg.data.manifest import MANIFEST_NAME, manifest_of
 from brats_seg.errors import CaseError, EnvironmentalError
 from brats_seg.labels import (
     REGIONS,
@@ -36,13 +34,11 @@ from brats_seg.labels import (
     regions_of,
 )
 from brats_seg.voxels.box import Box, Triple
+from brats_seg.voxels.resampling import Spacing
 
-FORMAT_VERSION = 2
-"""Version of the format; cases of another version are prepared again."""
-MANIFEST_NAME = "case.json"
 FOREGROUND_NAME = "foreground.npy"
 """File of an array (n, 4) int32: index of the region, then the voxel in the crop."""
-_PREPARE_AGAIN = "Delete this folder and prepare the cases again."
+PREPARE_AGAIN = "Prepare it again with `brats-seg prepare --repair`, which needs the scans."
 _CHUNK = 64
 """Edge of a blosc2 chunk in voxels; a chunk is divided into blocks."""
 _BLOCK = 32
@@ -63,68 +59,21 @@ class StoredArray(Protocol):
     def __getitem__(self, key: tuple[slice, ...]) -> npt.NDArray[Any]: ...
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SourceFile:
-    """State of a file when a case was prepared from it."""
-
-    name: str
-    """Path relative to the data folder, with `#2` for a volume of a 4-D file, as in `cases.csv`."""
-    n_bytes: int
-    mtime_ns: int
-    """Time of the last change, in nanoseconds since 1970."""
-
-    @classmethod
-    def of(cls, root: Path, scan: ScanFile) -> Self:
-        """Return the state of a file; raise `OSError` if it does not exist."""
-        status = (root / scan.path).stat()
-        return cls(name=str(scan), n_bytes=status.st_size, mtime_ns=status.st_mtime_ns)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Manifest:
-    """Description of a prepared case, without its voxels."""
-
-    version: int = FORMAT_VERSION
-    compressed: bool
-    convention: str
-    """Name of the label convention; empty without a label map."""
-    sources: tuple[SourceFile, ...]
-    """Files of the modalities in the order of `MODALITIES`, then of the label map if there is one."""
-    contents: tuple[str, ...]
-    """SHA-256 of each source, with the index of the volume in a 4-D file."""
-    box: Box
-    """Position of the crop in the scan, in the axes of BraTS."""
-    geometry: Geometry
-    """Grid of the scan in the axes of BraTS."""
-    means: tuple[float, ...]
-    """Mean of each modality inside the brain, before normalisation."""
-    stds: tuple[float, ...]
-    """Standard deviation of each modality inside the brain, before normalisation."""
-
-    @property
-    def key(self) -> str:
-        """Hash of the scans and the convention; independent of file names and compression."""
-        text = "\n".join([str(self.version), self.convention, *self.contents])
-        return hashlib.sha256(text.encode()).hexdigest()
-
-    def to_json(self) -> str:
-        """Return the content of `case.json`."""
-        return json.dumps(asdict(self), default=np.ndarray.tolist, indent=1)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PreparedCase:
     """A case on disk, cropped to the brain and normalised."""
 
     case_id: str
     key: str
-    """Hash of the scans and the convention: see `Manifest.key`."""
+    """Hash of scans, convention and spacing: see `Manifest.key`."""
     convention: LabelConvention | None
     """Convention of the label map; None without one."""
+    spacing_mm: Spacing
+    """Spacing that the case was prepared at: see `Manifest`."""
     box: Box
-    """Position of the crop in the scan, in the axes of BraTS."""
+    """Position of the crop in the grid."""
     geometry: Geometry
-    """Grid of the scan in the axes of BraTS."""
+    """Grid of the scan in the axes of BraTS, at the spacing."""
     image: StoredArray
     """(4, x, y, z) float16, mean 0 and standard deviation 1 inside the brain, exactly 0 around it."""
     labels: StoredArray | None
@@ -189,12 +138,7 @@ def open_case(folder: Path, case_id: str) -> PreparedCase:
         CaseError: The case is not in the folder, has another version, or is damaged.
         EnvironmentalError: The case is compressed, and the extra `compressed` is not installed.
     """
-    path = folder / case_id
-    manifest = read_manifest(path)
-    if manifest is None:
-        found = "no prepared case of this version"
-        next_step = "Prepare the cases of this data folder first."
-        raise CaseError(case_id, str(path / MANIFEST_NAME), found, "a prepared case", next_step)
+    path, manifest = folder / case_id, manifest_of(folder, case_id)
     convention = convention_named(manifest.convention) if manifest.convention else None
     shape = manifest.box.shape
     image_path, labels_path = (
@@ -204,31 +148,13 @@ def open_case(folder: Path, case_id: str) -> PreparedCase:
         case_id=case_id,
         key=manifest.key,
         convention=convention,
+        spacing_mm=manifest.spacing_mm,
         box=manifest.box,
         geometry=manifest.geometry,
         image=_open(case_id, image_path, (len(manifest.means), *shape)),
         labels=None if convention is None else _open(case_id, labels_path, shape),
         foreground=_read_foreground(case_id, path / FOREGROUND_NAME),
     )
-
-
-def read_manifest(folder: Path) -> Manifest | None:
-    """Return the manifest of a prepared case, or None if there is none of this version."""
-    try:
-        values = json.loads((folder / MANIFEST_NAME).read_text())
-        return _parse(values) if values["version"] == FORMAT_VERSION else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def sources_of(case: Case) -> tuple[SourceFile, ...]:
-    """Return the state of the files of a case, without reading them: modalities, then label map.
-
-    Raises:
-        OSError: A file does not exist.
-    """
-    scans = case.images if case.label is None else (*case.images, case.label)
-    return tuple(SourceFile.of(case.root, scan) for scan in scans)
 
 
 def array_name(stem: str, *, compressed: bool) -> str:
@@ -314,28 +240,11 @@ class _Block:
         return lent
 
 
-def _parse(values: dict[str, Any]) -> Manifest:
-    box, geometry = values["box"], values["geometry"]
-    lists: dict[str, Any] = {name: tuple(values[name]) for name in ("contents", "means", "stds")}
-    parts: dict[str, Any] = {
-        "box": Box(start=tuple(box["start"]), stop=tuple(box["stop"])),
-        "geometry": Geometry(
-            shape=tuple(geometry["shape"]),
-            affine=np.array(geometry["affine"]),
-            qform=np.array(geometry["qform"]),
-            qform_code=geometry["qform_code"],
-            sform_code=geometry["sform_code"],
-        ),
-        "sources": tuple(SourceFile(**source) for source in values["sources"]),
-    }
-    return Manifest(**{**values, **lists, **parts})
-
-
 def _open(case_id: str, path: Path, shape: tuple[int, ...]) -> StoredArray:
     array = _whole(case_id, path, open_array)
     if tuple(array.shape) != shape:
         found = f"an array of shape {array.shape}"
-        raise CaseError(case_id, str(path), found, f"shape {shape}", _PREPARE_AGAIN)
+        raise CaseError(case_id, str(path), found, f"shape {shape}", PREPARE_AGAIN)
     return array
 
 
@@ -352,7 +261,7 @@ def _whole(case_id: str, path: Path, read: Callable[[Path], Array]) -> Array:
         if isinstance(error, OSError) and error.errno == ENOMEM:
             raise MemoryError(str(error)) from error  # the file itself is not damaged
         found = f"a file that cannot be read ({error})"
-        raise CaseError(case_id, str(path), found, "a prepared case", _PREPARE_AGAIN) from error
+        raise CaseError(case_id, str(path), found, "a prepared case", PREPARE_AGAIN) from error
 
 
 def _copy(source: StoredArray, box: Box, out: npt.NDArray[Any]) -> None:

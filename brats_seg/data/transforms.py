@@ -46,6 +46,7 @@ from brats_seg.data.intensity_transforms import (
 )
 from brats_seg.data.patches import ORIGIN, choose_box, whole_box
 from brats_seg.data.store import Buffers, PreparedCase, open_case
+from brats_seg.data.verify import verify_case
 from brats_seg.errors import BratsError, ConfigError
 from brats_seg.labels import MODALITIES, LabelMap, convention_named, regions_of
 from brats_seg.voxels.box import Box, Triple
@@ -292,7 +293,7 @@ class ReadPatchd(Randomizable, MapTransform):
 
 
 class ReadCased(MapTransform):
-    """Read the whole brain crop of a prepared case; the items are those of `ReadPatchd`."""
+    """Verify a prepared case and read its whole brain crop; the items are those of `ReadPatchd`."""
 
     def __init__(self, keys: tuple[str, str] = KEYS, *, folder: Path) -> None:
         super().__init__(keys)
@@ -302,8 +303,9 @@ class ReadCased(MapTransform):
         """Read the case.
 
         Raises:
-            CaseError: The case was not prepared, or has no label map.
+            CaseError: The case was not prepared, is damaged, or has no label map.
         """
+        verify_case(self.folder, data["case_id"])
         case = open_case(self.folder, data["case_id"])
         box = Box.at(ORIGIN, case.shape)
         image = torch.from_numpy(case.read_image(box)).to(torch.float32)

@@ -1,12 +1,14 @@
 """Score the label maps in one folder against the references in another.
 
-Each prediction is paired with the reference of its case by the names of files and folders. Every
-label map is read once: its labelled voxels are kept compressed until all cases have been read,
-because the label convention of a case may depend on the others.
+The label maps are read by `pairs`. All are read before the first is scored, because the label
+convention of a case may depend on the others.
+
+A label map in another numbering than its names say, or a reference of another scan, would give
+scores that mean nothing, and is refused: where the scans lie beside the references, references are
+held against them, and predictions against the references.
 """
 
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from pathlib import Path
@@ -14,15 +16,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from brats_seg.cases.case import check_one_grid, have_one_grid, label_values_of
+from brats_seg.cases.case import check_one_grid, have_one_grid
 from brats_seg.cases.conventions import LabelContent, check_values, resolve_all
-from brats_seg.cases.folders import walk_folders
-from brats_seg.cases.layouts import LABEL, parse_file_name
 from brats_seg.cases.many import Failure, map_cases
-from brats_seg.cases.nifti import Geometry, read_label_map
-from brats_seg.errors import LayoutError, UsageError, some_of
+from brats_seg.evaluation.agreement import check_agreement, check_numbering, rivals_of
 from brats_seg.evaluation.lesionwise import LesionScores, Scale, score_lesions
 from brats_seg.evaluation.overlap import BOTH_EMPTY, RegionCounts, count_regions, dice, jaccard
+from brats_seg.evaluation.pairs import LabelPair, PackedLabelMap, Pairing, find_pairs, read_pair
 from brats_seg.evaluation.protocols import ScoringProtocol
 from brats_seg.evaluation.scores import (
     RegionSummary,
@@ -32,63 +32,12 @@ from brats_seg.evaluation.scores import (
     write_summary,
 )
 from brats_seg.evaluation.surface_distance import hausdorff95
-from brats_seg.labels import MODALITIES, LabelConvention, LabelMap
+from brats_seg.files import alone_at
+from brats_seg.labels import LabelConvention, LabelMap
 from brats_seg.progress import Track, untracked
-from brats_seg.voxels.box import Box, Mask, bounding_box
+from brats_seg.voxels.box import Box, Mask
 
 PerRegion = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pair:
-    """The files of the label maps of one case."""
-
-    case_id: str
-    reference: Path
-    prediction: Path | None
-    """None if there is no prediction."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pairing:
-    """Every reference with its prediction."""
-
-    pairs: tuple[Pair, ...]
-    """Sorted by case id."""
-    without_reference: tuple[str, ...]
-    """Predicted cases that cannot be scored."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class PackedLabelMap:
-    """A compressed label map: the box around its labelled voxels."""
-
-    file: str
-    """Name of the file."""
-    geometry: Geometry
-    values: frozenset[int]
-    """Label values that occur, and 0."""
-    box: Box | None
-    """Box around the labelled voxels; None if there are none."""
-    packed: bytes
-    """The voxels of the box, compressed by zlib."""
-
-    def within(self, box: Box) -> LabelMap:
-        """Return the voxels in a box that holds all labelled ones."""
-        if self.box is None:
-            return np.zeros(box.shape, np.uint8)
-        voxels = np.frombuffer(zlib.decompress(self.packed), np.uint8).reshape(self.box.shape)
-        return self.box.seen_from(box.start).placed(voxels, box.shape)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class LabelPair:
-    """The label maps of one case."""
-
-    case_id: str
-    reference: PackedLabelMap
-    prediction: PackedLabelMap | None
-    """None if there is no prediction."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,8 +124,9 @@ def score_folders(
     """
     evaluation = evaluate_folders(reference, prediction, protocol, n_workers=n_workers, track=track)
     summaries = summarise_scores(evaluation.scores, np.random.default_rng(0))
-    write_scores(evaluation.scores, output)
-    write_summary(summaries, output.with_suffix(".json"))
+    with alone_at(output, wait=True):
+        write_scores(evaluation.scores, output)
+        write_summary(summaries, output.with_suffix(".json"))
     return ScoredFolder(evaluation=evaluation, summaries=summaries)
 
 
@@ -219,77 +169,6 @@ def evaluate_pairs(
     )
 
 
-def find_pairs(reference: Path, prediction: Path) -> Pairing:
-    """Pair two label maps, or the label maps in two folders.
-
-    A folder may hold `<case>.nii.gz`, `<case>-seg.nii.gz`, or case folders at any depth; the scans
-    in it are ignored.
-
-    Raises:
-        UsageError: A path does not exist, one is a file and one a folder, or a case occurs twice.
-        LayoutError: A folder holds no label map, or no case is in both.
-    """
-    for path in (reference, prediction):
-        if not path.exists():
-            msg = f"{path} does not exist; expected a label map, or a folder of label maps"
-            raise UsageError(msg)
-    if reference.is_file() != prediction.is_file():
-        msg = (
-            f"{reference} and {prediction}: expected two label maps or two folders, not one of each"
-        )
-        raise UsageError(msg)
-    if reference.is_file():
-        pair = Pair(case_id=_case_of(reference), reference=reference, prediction=prediction)
-        return Pairing(pairs=(pair,), without_reference=())
-    references, predictions = label_maps_in(reference), label_maps_in(prediction)
-    if not references.keys() & predictions.keys():
-        msg = (
-            f"no case is in both folders: {reference} has {some_of(references)}, {prediction} has "
-            f"{some_of(predictions)}. Name each prediction as its case, for example "
-            f"{next(iter(references))}.nii.gz."
-        )
-        raise LayoutError(msg)
-    return Pairing(
-        pairs=tuple(
-            Pair(case_id=case_id, reference=path, prediction=predictions.get(case_id))
-            for case_id, path in references.items()
-        ),
-        without_reference=tuple(sorted(predictions.keys() - references.keys())),
-    )
-
-
-def label_maps_in(root: Path) -> dict[str, Path]:
-    """Return the label maps below a folder by case id, sorted.
-
-    Raises:
-        UsageError: A case occurs twice.
-        LayoutError: There are none.
-    """
-    found: dict[str, Path] = {}
-    for case_id, path in _label_maps(root):
-        if case_id in found:
-            msg = (
-                f"case {case_id} has two label maps, {found[case_id]} and {path}. "
-                "Keep one of them, or name the folder that holds the right ones."
-            )
-            raise UsageError(msg)
-        found[case_id] = path
-    if not found:
-        msg = f"{root} holds no label map; expected <case>.nii.gz, or case folders with one each"
-        raise LayoutError(msg)
-    return dict(sorted(found.items()))
-
-
-def read_pair(pair: Pair) -> LabelPair:
-    """Read the label maps of one case, or raise `CaseError`."""
-    predicted = pair.prediction
-    return LabelPair(
-        case_id=pair.case_id,
-        reference=_packed(pair.reference, pair.case_id),
-        prediction=_packed(predicted, pair.case_id) if predicted else None,
-    )
-
-
 def score_pair(
     pair: LabelPair, conventions: PairConventions, protocol: ScoringProtocol
 ) -> CaseScores:
@@ -301,6 +180,7 @@ def score_pair(
         CaseError: The two label maps are not on one grid.
     """
     remark = _check_grids(pair)
+    check_agreement(pair, conventions.reference, conventions.prediction)
     geometry = pair.reference.geometry
     scale = Scale(
         spacing_mm=geometry.spacing_mm,
@@ -318,6 +198,8 @@ class _Task:
 
     pair: LabelPair
     conventions: PairConventions
+    rival: str
+    """Name of the convention that most references look like, if it is another; empty otherwise."""
 
     @property
     def case_id(self) -> str:
@@ -342,6 +224,7 @@ def _with_conventions(pairs: Sequence[LabelPair], protocol: ScoringProtocol) -> 
     predictions = {pair.case_id: pair.prediction for pair in pairs if pair.prediction}
     of_references = _conventions(references, protocol)
     of_predictions = _conventions(predictions, protocol)
+    rivals = rivals_of(references, of_references)
     return tuple(
         _Task(
             pair=pair,
@@ -350,6 +233,7 @@ def _with_conventions(pairs: Sequence[LabelPair], protocol: ScoringProtocol) -> 
                 # not used without a prediction
                 prediction=of_predictions.get(pair.case_id, of_references[pair.case_id]),
             ),
+            rival=rivals[pair.case_id],
         )
         for pair in pairs
     )
@@ -372,48 +256,11 @@ def _score(task: _Task, protocol: ScoringProtocol) -> CaseScores:
     # both files may have the same name
     file = f"reference {pair.reference.file}"
     check_values(pair.reference.values, conventions.reference, pair.case_id, file)
+    check_numbering(pair.reference, pair.case_id, conventions.reference, task.rival)
     if pair.prediction is not None:
         file = f"prediction {pair.prediction.file}"
         check_values(pair.prediction.values, conventions.prediction, pair.case_id, file)
     return score_pair(pair, conventions, protocol)
-
-
-def _label_maps(root: Path) -> Iterator[tuple[str, Path]]:
-    for folder in walk_folders(root):
-        named = [scan for scan in folder.scans if scan.name.kind == LABEL]
-        others = [scan for scan in folder.scans if not scan.name.kind]
-        beside_scans = any(scan.name.kind in MODALITIES for scan in folder.scans)
-        own_name = (root / folder.path).name
-        for scan in named:
-            yield scan.name.case or own_name, root / scan.path
-        if beside_scans and named:
-            continue
-        for scan in others:
-            # the one file that is no scan is the label map, such as that of BraTS20_Training_355
-            foreign = beside_scans and len(others) == 1
-            yield own_name if foreign else scan.name.stem, root / scan.path
-
-
-def _case_of(path: Path) -> str:
-    name = parse_file_name(path.name)
-    if name is None:
-        msg = f"{path} is not a NIfTI file by its name; expected .nii or .nii.gz"
-        raise UsageError(msg)
-    return (name.case or path.parent.name) if name.kind == LABEL else name.stem
-
-
-def _packed(path: Path, case_id: str) -> PackedLabelMap:
-    label = read_label_map(path, case_id=case_id)
-    box = bounding_box(label.array > 0)
-    labelled = label.array[:0] if box is None else label.array[box.slices]
-    return PackedLabelMap(
-        file=label.file,
-        geometry=label.geometry,
-        # counting outside the box would take ten times as long
-        values=label_values_of(labelled) | {0},
-        box=box,
-        packed=zlib.compress(labelled.tobytes(), level=1),
-    )
 
 
 def _check_grids(pair: LabelPair) -> str:

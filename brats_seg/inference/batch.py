@@ -5,6 +5,7 @@ input of the next, or the outcome of a case that has ended. An error of a case e
 an error of the machine or of the command ends the batch.
 """
 
+import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -151,7 +152,13 @@ def predict_cases(
 
 def check_apart(inputs: Sequence[Case], output: OutputFolder) -> None:
     """Raise `UsageError` if results would be written among the scans, and perhaps over one."""
-    places = {case.path_of(scan).resolve().parent for case in inputs for scan in case.images}
+    # realpath, because a link to itself is a problem of its case alone
+    places = {
+        Path(os.path.realpath(case.path_of(scan))).parent
+        for case in inputs
+        if not case.problems
+        for scan in case.images
+    }
     if output.path.resolve() in places:
         msg = f"{output.path} holds scans: give another folder for the results with --output"
         raise UsageError(msg)
@@ -197,6 +204,8 @@ class ReadCase:
     scan: Scan
     inputs: tuple[str, ...]
     """SHA-256 of the files."""
+    files: dict[str, str]
+    """File that was read as each modality."""
     key: str
     seconds: float
     """Time of reading."""
@@ -253,7 +262,9 @@ class CaseWork:
             return CaseOutcome(record=earlier, is_new=False)
         scan = read_scan(case, self.predictor.spacing_mm, files=files)
         seconds = time.monotonic() - started_s
-        return ReadCase(scan=scan, inputs=files.contents, key=key, seconds=seconds)
+        return ReadCase(
+            scan=scan, inputs=files.contents, files=case.read_as, key=key, seconds=seconds
+        )
 
     def _write(self, predicted: PredictedCase) -> CaseOutcome:
         read, result = predicted.read, predicted.result
@@ -262,6 +273,7 @@ class CaseWork:
             status="done",
             key=read.key,
             inputs=read.inputs,
+            files=read.files,
             model=self.predictor.model.fingerprint,
             settings=self.predictor.settings,
             outputs=self.output.write_case(read.scan, result, self.predictor.settings),

@@ -6,15 +6,17 @@ README.md              the model card
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from brats_seg.errors import UsageError
-from brats_seg.files import whole_file, whole_folder
+from brats_seg.files import alone_at, whole_file, whole_folder
 from brats_seg.inference.model import build_single, read_together
 from brats_seg.labels import MODALITIES, REGIONS, LabelConvention, convention_named
 from brats_seg.runtime.device import choose_device
@@ -32,6 +34,7 @@ from brats_seg.runtime.weights import (
 )
 
 CARD_NAME = "README.md"
+_MEMBER = re.compile(r"member\d+\.safetensors")
 _WORDS = {"wt": "whole tumour", "tc": "tumour core", "et": "enhancing tumour"}
 
 
@@ -48,7 +51,8 @@ def export_model(runs: Sequence[Path], folder: Path, *, replace: bool = False) -
         The networks and their fingerprint.
 
     Raises:
-        UsageError: The runs cannot be averaged, or the folder holds something else.
+        UsageError: The runs cannot be averaged, the folder holds something else, or another process
+            exports to it.
         EnvironmentalError: The folder cannot be written.
     """
     if replace:
@@ -59,7 +63,9 @@ def export_model(runs: Sequence[Path], folder: Path, *, replace: bool = False) -
         build_single(network, choose_device("cpu", "fp32"))
     exported = ExportedModel(networks=networks, fingerprint=fingerprint_of(networks))
     if not replace:
-        write_exported(networks, exported.fingerprint, folder)
+        _check_free(folder)
+        with alone_at(folder, is_folder=True):
+            write_exported(networks, exported.fingerprint, folder)
     elif not _holds(folder, exported.fingerprint):
         when_full = "Free some space and start the same command again."
         with whole_folder(folder, when_full=when_full) as beside:
@@ -77,13 +83,46 @@ def check_replaceable(folder: Path) -> None:
 def write_exported(networks: Sequence[TrainedModel], fingerprint: str, folder: Path) -> None:
     """Write networks to a folder that is empty or missing; the description comes last.
 
+    If they cannot all be written, the folder is empty again. What a killed process has left there is
+    replaced.
+
     Raises:
         UsageError: The folder holds something.
         EnvironmentalError: It cannot be written.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    _check_free(folder)
+    for path in _visible(folder):
+        path.unlink()
+    try:
+        _write(networks, fingerprint, folder)
+    except BaseException:
+        for path in _visible(folder):
+            with suppress(OSError):
+                path.unlink()
+        raise
+
+
+def _check_free(folder: Path) -> None:
+    if folder.exists() and not (folder.is_dir() and _is_free(_visible(folder))):
         msg = f"{folder} exists already. Choose another folder, or remove it first."
         raise UsageError(msg)
+
+
+def _is_free(files: Sequence[Path]) -> bool:
+    """Return whether a folder with these files is empty, or an export that did not end."""
+    own = [path for path in files if _MEMBER.fullmatch(path.name) and path.is_file()]
+    rest = {path.name for path in files} - {path.name for path in own}
+    return not files or (bool(own) and rest <= {CARD_NAME})
+
+
+def _visible(folder: Path) -> list[Path]:
+    """Return what a folder holds besides locks and temporary files."""
+    if not folder.is_dir():
+        return []
+    return [path for path in folder.iterdir() if not path.name.startswith(".")]
+
+
+def _write(networks: Sequence[TrainedModel], fingerprint: str, folder: Path) -> None:
     members = [_written(network, place, folder) for place, network in enumerate(networks)]
     conventions = sorted({name for network in networks for name in network.identity.conventions})
     description = {
@@ -134,7 +173,10 @@ def _written(network: TrainedModel, place: int, folder: Path) -> dict[str, Any]:
     """Write the weights of a network, and return its entry of `model.json`."""
     name = f"member{place}.safetensors"
     with whole_file(folder / name) as beside:
-        save_file({key: value.contiguous() for key, value in network.weights.items()}, beside)
+        # in memory first: `save_file` reports a full disk in an error of its own
+        beside.write_bytes(
+            save({key: value.contiguous() for key, value in network.weights.items()})
+        )
     entry = ExportedNetwork(
         weights=name,
         sha256=sha256_of(folder / name),

@@ -1,18 +1,25 @@
 """Load trained networks, from runs or an exported folder, onto a device."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from brats_seg.cases.conventions import resolve
 from brats_seg.config import Config
 from brats_seg.errors import UsageError
 from brats_seg.inference.settings import PredictionSettings
-from brats_seg.labels import BRATS2023, MODALITIES, REGIONS, LabelConvention, convention_named
+from brats_seg.labels import (
+    BRATS2023,
+    CONVENTIONS,
+    MODALITIES,
+    REGIONS,
+    LabelConvention,
+    convention_named,
+)
 from brats_seg.models.build import build_model, size_multiple
 from brats_seg.models.norm import check_in_place
 from brats_seg.runtime.device import Device
@@ -29,6 +36,12 @@ from brats_seg.runtime.weights import (
 )
 
 Triple: TypeAlias = tuple[int, int, int]
+
+_CONVENTIONS = frozenset(convention.name for convention in CONVENTIONS)
+_SIZED_BY_SETTINGS = frozenset({"unet", "dynunet", "vae-unet"})
+"""Networks whose number of weights depends on the widths or on the patch."""
+_USUAL_WIDTH, _USUAL_AXIS = 320, 256
+"""Width and length of a patch up to which every network takes less than 1 GB."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -167,6 +180,7 @@ def _check_known(identity: ModelIdentity) -> None:
         ("modalities", sorted(identity.modalities), sorted(MODALITIES)),
         ("regions", sorted(identity.regions), sorted(REGIONS)),
         ("normalisation", identity.normalisation, expected.normalisation),
+        ("label conventions", sorted({*identity.conventions} - _CONVENTIONS), []),
     ):
         if found != known:
             msg = (
@@ -189,6 +203,7 @@ def _check_agreement(network: TrainedModel, first: TrainedModel) -> None:
 
 def _built(trained: TrainedModel, device: Device) -> Member:
     identity = trained.identity
+    _check_sizes(trained)
     # the initial weights are overwritten: drawing them must not advance torch's generator
     with torch.random.fork_rng(devices=[]):
         network = build_model(trained.config.model, identity.patch)
@@ -210,6 +225,31 @@ def _built(trained: TrainedModel, device: Device) -> Member:
         multiple=size_multiple(trained.config.model, identity.patch),
         fitted=trained.fitted,
     )
+
+
+def _check_sizes(trained: TrainedModel) -> None:
+    """Raise `UsageError` if the network of the settings has other weights than those read.
+
+    It is built without memory for its weights, because settings from elsewhere can ask for any size.
+    """
+    config, patch = trained.config.model, trained.identity.patch
+    is_usual = max(config.widths) <= _USUAL_WIDTH and max(patch) <= _USUAL_AXIS
+    if is_usual or config.name not in _SIZED_BY_SETTINGS:
+        return
+    with torch.device("meta"):
+        expected = build_model(config, patch).state_dict()
+    found = {name: tuple(value.shape) for name, value in trained.weights.items()}
+    if found != {name: tuple(value.shape) for name, value in expected.items()}:
+        words = f"{_n_values(expected)} weights of the network, {_n_values(trained.weights)} in the file"
+        msg = (
+            f"the weights are not those of model.name {config.name!r} with these settings: {words}. "
+            "For a network of your own, load them in Python and use Predictor.of_network."
+        )
+        raise UsageError(msg)
+
+
+def _n_values(weights: Mapping[str, Tensor]) -> int:
+    return sum(value.numel() for value in weights.values())
 
 
 def _on_device(network: nn.Module, device: Device) -> nn.Module:

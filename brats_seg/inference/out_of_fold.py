@@ -73,15 +73,7 @@ def open_held_out(run: Path, prepared: Path) -> HeldOut:
         FoldError: The run has no record of the held-out cases.
         ResumeError: The checkpoint of the run is damaged.
     """
-    if (run / MODEL_NAME).exists():
-        msg = (
-            f"{run} is an exported model, which does not list its held-out cases. Give the runs "
-            "that it was exported from, and export them again."
-        )
-        raise UsageError(msg)
-    if not (run / BEST_NAME).is_file():
-        msg = f"{run} has no {BEST_NAME}: give the folder of a run that has been validated at least once"
-        raise UsageError(msg)
+    check_is_run(run)
     trained = load_trained(run / BEST_NAME)
     require_task(trained, "segmentation", run)
     data = _opened(prepared, read_split(run / SPLIT_NAME))
@@ -93,6 +85,19 @@ def open_held_out(run: Path, prepared: Path) -> HeldOut:
         f"{trained.identity.fingerprint}. Give --data or --prepared as in its training."
     )
     raise UsageError(msg)
+
+
+def check_is_run(run: Path) -> None:
+    """Raise `UsageError` if a folder is not that of a run which has been validated."""
+    if (run / MODEL_NAME).exists():
+        msg = (
+            f"{run} is an exported model, which does not list its held-out cases. Give the runs "
+            "that it was exported from, and export them again."
+        )
+        raise UsageError(msg)
+    if not (run / BEST_NAME).is_file():
+        msg = f"{run} has no {BEST_NAME}: give the folder of a run that has been validated at least once"
+        raise UsageError(msg)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

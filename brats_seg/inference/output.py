@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from brats_seg.cases.folders import OUTPUT_MARKER
 from brats_seg.cases.many import Failure, write_failures
@@ -32,7 +32,7 @@ from brats_seg.inference.predict import CaseResult
 from brats_seg.inference.scan import Scan
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import MODALITIES, REGIONS, regions_of
-from brats_seg.tables import write_table
+from brats_seg.tables import BETWEEN_TEXTS, write_table
 from brats_seg.voxels.orientation import turn_of, turned
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ _VOLUME_COLUMNS = (
     "case_id",
     "convention",
     *(f"{part}_{what}" for part in PARTS for what in ("ml", "components")),
+    "warnings",
 )
 
 
@@ -58,6 +59,8 @@ class Record(Section):
     """Hash of scans, model and settings; empty if the scans could not be read."""
     inputs: tuple[str, ...] = ()
     """SHA-256 of the file of each modality, and the index of the volume in a 4-D file."""
+    files: dict[str, str] = Field(default_factory=dict)
+    """File that was read as each modality, with the index of the volume in a 4-D file."""
     model: str
     """Fingerprint of the model."""
     settings: PredictionSettings
@@ -67,7 +70,7 @@ class Record(Section):
     """Label convention of the label map."""
     volumes: tuple[PartVolume, ...] = ()
     warnings: tuple[str, ...] = ()
-    """Remarks on unusual properties of the case."""
+    """Remarks on unusual properties of the case, and on what speaks against its prediction."""
     error: str = ""
     """Name of the class of the error, if the case failed."""
     message: str = ""
@@ -113,7 +116,9 @@ class OutputFolder:
         """Return the latest record of each case; lines that cannot be read are skipped."""
         found = {}
         path = self.path / MANIFEST_NAME
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        lines = (
+            path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+        )
         for line in lines:
             try:
                 record = Record.model_validate_json(line)
@@ -206,9 +211,7 @@ def write_preview(scan: Scan, result: CaseResult, path: Path) -> None:
     turn = turn_of(scan.geometry.affine)
     regions = regions_of(turned(result.label_map, turn), result.convention)
     images = {name: _on_grid(scan, MODALITIES.index(name), turn) for name in SHOWN}
-    stored = scan.geometry.spacing_mm
-    x, y, z = (stored[int(axis)] for axis in np.argsort(turn[:, 0]))
-    figure = planes_figure(images, regions, (x, y, z))
+    figure = planes_figure(images, regions, scan.spacing_mm)
     _add_words(figure, result)
     write_figure(figure, path)
 
@@ -218,7 +221,7 @@ def _volume_row(record: Record) -> dict[str, str | float]:
     for part in record.volumes:
         row[f"{part.name}_ml"] = part.ml
         row[f"{part.name}_components"] = part.n_components
-    return row
+    return row | {"warnings": BETWEEN_TEXTS.join(record.warnings)}
 
 
 def _on_grid(scan: Scan, modality: int, turn: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
@@ -228,10 +231,16 @@ def _on_grid(scan: Scan, modality: int, turn: npt.NDArray[np.float64]) -> npt.ND
 
 
 def _add_words(figure: "Figure", result: CaseResult) -> None:
-    from brats_seg.report.style import LEFT_IS_RIGHT, RESEARCH_USE, add_dark_legend, outline_key
+    from brats_seg.report.style import (
+        LEFT_IS_RIGHT,
+        RESEARCH_USE,
+        add_dark_legend,
+        add_title,
+        outline_key,
+    )
 
     ml = {part.name: part.ml for part in result.volumes}
     words = tuple(f"{region.upper()} {ml[region]:.1f} ml" for region in REGIONS)
-    add_dark_legend(figure, outline_key(words), f"{RESEARCH_USE}; {LEFT_IS_RIGHT}")
-    title = f"{result.case_id}{'' if ml['wt'] else ': no tumour found'}"
-    figure.suptitle(title, color="white", fontsize="medium")
+    entries = outline_key(words, [ml[region] > 0 for region in REGIONS])
+    add_dark_legend(figure, entries, f"{RESEARCH_USE}; {LEFT_IS_RIGHT}")
+    add_title(figure, f"{result.case_id}{'' if ml['wt'] else ': no tumour found'}")

@@ -28,10 +28,11 @@ from torch import Tensor, nn
 from brats_seg.cases.inputs import single_input
 from brats_seg.errors import CaseError, ConfigError
 from brats_seg.inference.model import Member, Model, load_model, wrap_network
+from brats_seg.inference.plausibility import Prediction, implausibilities
 from brats_seg.inference.postprocess import PartVolume, decode, measure
 from brats_seg.inference.scan import Scan, read_scan, scan_of_arrays
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
-from brats_seg.labels import LabelConvention, LabelMap
+from brats_seg.labels import LabelConvention, LabelMap, regions_of
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.memory import is_out_of_memory, peak_memory_mb, reset_peak_memory
 from brats_seg.runtime.sliding_window import predict_logits
@@ -62,6 +63,7 @@ class CaseResult:
     """(X, Y, Z) in bits; None unless the settings ask for it."""
     volumes: tuple[PartVolume, ...]
     warnings: tuple[str, ...]
+    """Remarks on the scan, on the way of computing, and on what speaks against the label map."""
     seconds: float
     """Time of prediction and postprocessing, without reading and writing."""
     peak_memory_mb: float
@@ -178,6 +180,13 @@ def predict_scan(model: Model, scan: Scan, settings: PredictionSettings) -> Case
     probabilities = scan.on_scan_spacing(mean)
     convention = model.convention(settings, scan.release)
     labels = decode(probabilities, model.decoding(settings), convention, scan.voxel_mm3)
+    prediction = Prediction(
+        regions=regions_of(labels, convention),
+        probabilities=probabilities,
+        brain=_brain_of(scan),
+        volumes=measure(labels, convention, scan.voxel_mm3),
+        spacing_mm=scan.spacing_mm,
+    )
     return CaseResult(
         case_id=scan.case_id,
         label_map=scan.on_scan_grid(labels),
@@ -188,8 +197,8 @@ def predict_scan(model: Model, scan: Scan, settings: PredictionSettings) -> Case
         uncertainty=scan.on_scan_grid(scan.on_scan_spacing(entropy(mean)[None])[0])
         if settings.uncertainty
         else None,
-        volumes=measure(labels, convention, scan.voxel_mm3),
-        warnings=(*scan.warnings, *fallback.warnings),
+        volumes=prediction.volumes,
+        warnings=(*scan.warnings, *fallback.warnings, *implausibilities(prediction)),
         seconds=time.monotonic() - started_s,
         peak_memory_mb=peak_memory_mb(model.device.torch_device),
         device=str(model.device.torch_device),
@@ -324,6 +333,12 @@ def entropy(probabilities: Field) -> Field:
         outside = 1 - inside
         np.maximum(bits, (entr(inside) + entr(outside)) / np.float32(np.log(2)), out=bits)
     return bits
+
+
+def _brain_of(scan: Scan) -> npt.NDArray[np.bool_]:
+    """Return the voxels of the brain at the spacing of the files."""
+    brain = (scan.image != 0).any(axis=0)
+    return scan.on_scan_spacing(brain[None].astype(np.float32))[0] > 0.5
 
 
 def _check_numbers(case_id: str, probabilities: npt.NDArray[np.float32]) -> None:

@@ -16,6 +16,7 @@ from brats_seg.cases.inputs import find_inputs
 from brats_seg.cases.many import MappedCases, map_cases
 from brats_seg.config import OVERLAP
 from brats_seg.errors import CaseError, UsageError
+from brats_seg.files import alone_at
 from brats_seg.inference.model import Member, build_single
 from brats_seg.inference.scan import Scan, read_scan
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
@@ -58,13 +59,15 @@ def reconstruct_cases(
 
     Raises:
         LayoutError: A folder holds no cases.
-        UsageError: The run or the inputs cannot be used.
+        UsageError: The run or the inputs cannot be used, or another process writes to the folder.
         EnvironmentalError: The device is not available, or the folder cannot be written to.
     """
     device = choose_device(settings.device, settings.precision)
     reconstructor = Reconstructor.load(run, device, overlap=settings.overlap)
     draw = partial(_drawn, reconstructor=reconstructor, output=output)
-    return map_cases(draw, find_inputs(inputs), "reconstructing", track=track)
+    cases = find_inputs(inputs)
+    with alone_at(output, is_folder=True):
+        return map_cases(draw, cases, "reconstructing", track=track)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -171,6 +174,11 @@ def _drawn(case: Case, reconstructor: Reconstructor, output: Path) -> DrawnCase:
 
     made = reconstructor.reconstruct(case)
     picture = output / f"{made.case_id}.png"
-    figure = reconstruction_figure(made.image, made.reconstruction, case_id=made.case_id)
+    figure = reconstruction_figure(
+        made.image,
+        made.reconstruction,
+        case_id=made.case_id,
+        spacing_mm=reconstructor.spacing_mm,
+    )
     write_figure(figure, picture)
     return DrawnCase(case_id=made.case_id, rmse=made.rmse, picture=picture, warnings=made.warnings)

@@ -12,7 +12,7 @@ from pydantic import (
     model_validator,
 )
 
-from brats_seg.config import OVERLAP, PositiveInt, Section
+from brats_seg.config import OVERLAP, Section, Size
 from brats_seg.errors import ConfigError
 from brats_seg.labels import convention_named
 from brats_seg.runtime.weights import Decoding, FittedPrediction
@@ -38,7 +38,7 @@ class PredictionSettings(Section):
     """`auto` takes what the device computes natively: bf16, else fp16 on a GPU, else fp32."""
     windows: Literal["auto", "whole", "sliding"] = "auto"
     """`whole` takes the brain crop in one pass, `sliding` many windows; `auto`: as tuned, else as trained."""
-    window: tuple[PositiveInt, PositiveInt, PositiveInt] | None = None
+    window: Size | None = None
     """Voxels of a sliding window."""
     overlap: Annotated[float, Field(ge=0, lt=1)] = OVERLAP
     """Share that neighbouring windows have in common."""

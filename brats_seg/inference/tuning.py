@@ -12,8 +12,8 @@ The result is stored with the weights of each run, and described in `tuning.json
 """
 
 import hashlib
-import os
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
@@ -25,6 +25,7 @@ import numpy.typing as npt
 from pydantic import TypeAdapter, ValidationError
 
 from brats_seg.cases.many import map_cases
+from brats_seg.cpu_threads import available_cpus
 from brats_seg.errors import CaseProblemsError, ConfigError
 from brats_seg.evaluation.lesionwise import Scale, score_lesions
 from brats_seg.evaluation.overlap import count_regions, dice
@@ -40,6 +41,7 @@ from brats_seg.files import whole_file
 from brats_seg.inference.out_of_fold import (
     HeldOut,
     OutOfFoldPrediction,
+    check_is_run,
     open_held_out,
     predict_held_out,
     window_text,
@@ -49,7 +51,13 @@ from brats_seg.labels import REGIONS
 from brats_seg.models.build import size_multiple
 from brats_seg.progress import Track, untracked
 from brats_seg.runtime.device import Device, choose_device
-from brats_seg.runtime.weights import Decoding, FittedPrediction, Window, store_fitted
+from brats_seg.runtime.weights import (
+    Decoding,
+    FittedPrediction,
+    Window,
+    run_locked,
+    store_fitted,
+)
 
 TUNING_NAME = "tuning.json"
 ENLARGEMENTS = (1.5, 2.0)
@@ -125,15 +133,23 @@ def tune_runs(
         track: Shows the progress.
 
     Raises:
-        UsageError: A folder is not a run, or the runs were trained on other cases.
+        UsageError: A folder is not a run, the runs were trained on other cases, or another process
+            trains or tunes one of them.
         CaseError: A case cannot be predicted.
         EnvironmentalError: The device is not available, a process was killed, or the disk is full.
     """
     protocol = metric_named(metric, task)
     where = choose_device(device, precision)
-    held_out = [open_held_out(run, prepared_path) for run in dict.fromkeys(runs)]
-    tuning = tune(held_out, protocol, where, n_workers=os.cpu_count() or 1, track=track)
-    store_tuning(tuning, held_out)
+    own = list({run.resolve(): run for run in runs}.values())
+    for run in own:
+        check_is_run(run)
+    with ExitStack() as locks:
+        for run in own:
+            # a training would replace the weights that the settings are fitted to
+            locks.enter_context(run_locked(run))
+        held_out = [open_held_out(run, prepared_path) for run in own]
+        tuning = tune(held_out, protocol, where, n_workers=available_cpus(), track=track)
+        store_tuning(tuning, held_out)
     return tuning
 
 

@@ -11,14 +11,13 @@ from math import gcd, prod
 from typing import Any, get_type_hints
 
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from brats_seg.config import NETWORKS, ModelConfig, import_by_name
 from brats_seg.errors import ConfigError
 from brats_seg.labels import MODALITIES, REGIONS
 from brats_seg.models.autoencoder import Autoencoder
 from brats_seg.models.notebook_unet import SMALLEST_PATCH, NotebookUNet
-from brats_seg.models.output import TrainingOutput
+from brats_seg.models.output import as_output
 from brats_seg.models.unet import SMALLEST_AXIS, Triple, UNet, level_strides
 
 OWN_MULTIPLE = 32
@@ -119,7 +118,7 @@ _CHANNELS = (
 class OwnNetwork(nn.Module):
     """A network by dotted name, which returns plain logits in both modes.
 
-    Of several outputs, such as the levels of deep supervision, the first is taken.
+    Of several outputs, such as the levels of deep supervision, the logits are taken as by `as_output`.
     """
 
     def __init__(self, network: nn.Module, name: str) -> None:
@@ -133,16 +132,12 @@ class OwnNetwork(nn.Module):
         Raises:
             ConfigError: The network returns something else.
         """
-        output = self.network(image)
-        if isinstance(output, TrainingOutput):
-            output = output.logits
-        logits = output[0] if isinstance(output, tuple | list) else output
+        logits = as_output(self.network(image)).logits[0]
         expected = (len(image), len(REGIONS), *image.shape[2:])
-        found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        if not isinstance(logits, Tensor) or found != expected:
+        if logits.shape != expected:
             msg = (
-                f"model.name {self.name!r} returned {found} for an image of {tuple(image.shape)}; "
-                f"expected logits of {expected}{_CHANNELS}"
+                f"model.name {self.name!r} returned {tuple(logits.shape)} for an image of "
+                f"{tuple(image.shape)}; expected logits of {expected}{_CHANNELS}"
             )
             raise ConfigError(msg)
         return logits
@@ -183,17 +178,6 @@ def padded_size(config: ModelConfig, shape: Triple) -> Triple:
 def size_words(size: tuple[int, ...]) -> str:
     """Return a size as `128x128x128`."""
     return "x".join(map(str, size))
-
-
-def has_batch_statistics(model: nn.Module) -> bool:
-    """Return whether a patch's output, or a buffer, depends on the patches beside it.
-
-    Such a network is trained differently by several micro-batches than by one batch.
-    """
-    return any(
-        isinstance(module, _BatchNorm) or getattr(module, "running_mean", None) is not None
-        for module in model.modules()
-    )
 
 
 def _makes_modules(make: object) -> bool:

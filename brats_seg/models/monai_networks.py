@@ -5,8 +5,9 @@ This module imports MONAI, which takes seconds, so `build_model` imports it only
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+import torch
 from monai.networks.nets import DynUNet, SegResNet, SegResNetVAE, SwinUNETR
 from torch import Tensor, nn
 
@@ -62,7 +63,7 @@ class AutoencoderNetwork(nn.Module):
     def forward(self, image: Tensor) -> Tensor | TrainingOutput:
         """Return logits: a `TrainingOutput` in training mode, else `(N, n_out, X, Y, Z)`.
 
-        MONAI returns the mean loss over patches, which the penalty repeats for each of them.
+        MONAI computes the mean loss over patches, so it is called for each of them.
         """
         if self.training and tuple(image.shape[2:]) != self.patch:
             msg = (
@@ -71,11 +72,15 @@ class AutoencoderNetwork(nn.Module):
                 "numbers, or take 'segresnet'."
             )
             raise ConfigError(msg)
-        logits, loss = self.network(image)
+        network: Any = self.network
+        features, skips = network.encode(image)
+        logits: Tensor = network.decode(features, skips[::-1])
         if not self.training:
             return logits
+        loss = network._get_vae_loss  # noqa: SLF001 - MONAI has no public one
+        losses = map(loss, image.split(1), features.split(1))
         return TrainingOutput(
-            logits=(logits,), penalty=AUTOENCODER_WEIGHT * loss.expand(len(image))
+            logits=(logits,), penalty=AUTOENCODER_WEIGHT * torch.stack(list(losses))
         )
 
 

@@ -10,9 +10,10 @@ import numpy.typing as npt
 from brats_seg.cases.case import Case, check_one_grid, label_values_of, load_case
 from brats_seg.cases.conventions import check_values, resolve
 from brats_seg.cases.discovery import find_cases
-from brats_seg.cases.nifti import Geometry, Volume, oriented, read_label_map
+from brats_seg.cases.layouts import modality_named
+from brats_seg.cases.nifti import Geometry, Volume, oriented, read_label_map, read_volume
 from brats_seg.errors import CaseError, UsageError, some_of
-from brats_seg.evaluation.evaluate import label_maps_in
+from brats_seg.evaluation.pairs import label_maps_in
 from brats_seg.labels import (
     MODALITIES,
     LabelConvention,
@@ -20,7 +21,11 @@ from brats_seg.labels import (
     RegionMasks,
     regions_of,
 )
-from brats_seg.report.sections import Image, Spacing
+from brats_seg.report.sections import Grid, Image
+from brats_seg.voxels.brain import background_of
+
+_MOST_BITS = 1.001
+"""Largest entropy of a yes or no, and the rounding error of half precision."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -47,21 +52,33 @@ class CaseView:
     """(4, X, Y, Z) in the order of `MODALITIES`, as scanned, 0 outside the brain."""
     geometry: Geometry
     """Grid of the files as they are stored."""
-    spacing_mm: Spacing
-    """Edges of a voxel of the images."""
+    grid: Grid
+    """Size and directions of the voxels of the images."""
     reference: Labelled | None = None
     prediction: Labelled | None = None
+    uncertainty: Image | None = None
+    """Entropy (X, Y, Z) of the prediction in bits."""
 
     def image(self, modality: str) -> Image:
-        """Return one modality (X, Y, Z).
+        """Return one modality (X, Y, Z), by a name that files may have too, such as `flair`.
 
         Raises:
             UsageError: There is no modality of that name.
         """
-        if modality not in MODALITIES:
-            msg = f"modality {modality!r} is unknown; there are {', '.join(MODALITIES)}"
-            raise UsageError(msg)
-        return self.images[MODALITIES.index(modality)]
+        return self.images[MODALITIES.index(known_modality(modality))]
+
+
+def known_modality(word: str) -> str:
+    """Return the modality that a word names, for example `t2f` for `flair`.
+
+    Raises:
+        UsageError: There is no modality of that name.
+    """
+    modality = modality_named(word)
+    if modality is None:
+        msg = f"modality {word!r} is unknown; there are {', '.join(MODALITIES)}"
+        raise UsageError(msg)
+    return modality
 
 
 def open_view(root: Path, case_id: str | None = None, *, labels: str | None = None) -> CaseView:
@@ -84,9 +101,9 @@ def open_view(root: Path, case_id: str | None = None, *, labels: str | None = No
     return CaseView(
         case_id=loaded.case.case_id,
         release=loaded.release,
-        images=np.stack([volume.array for volume in loaded.volumes]),
+        images=np.stack([_on_zero(volume.array) for volume in loaded.volumes]),
         geometry=loaded.geometry,
-        spacing_mm=loaded.volumes[0].geometry.spacing_mm,
+        grid=Grid.of(loaded.volumes[0].geometry.affine),
         reference=reference,
     )
 
@@ -110,6 +127,33 @@ def with_prediction(view: CaseView, path: Path, *, labels: str | None = None) ->
     label = read_label_map(path, case_id=view.case_id)
     check_one_grid(view.case_id, [("the scans", view.geometry), (label.file, label.geometry)])
     return replace(view, prediction=_labelled(view, label, labels))
+
+
+def with_uncertainty(view: CaseView, path: Path) -> CaseView:
+    """Add the uncertainty of a prediction: a map of entropy, or a folder of `predict --uncertainty`.
+
+    Raises:
+        UsageError: The map does not exist.
+        CaseError: The map cannot be read, has another grid than the scans, or holds no entropies.
+    """
+    if path.is_dir():
+        path = path / "uncertainty" / f"{view.case_id}.nii.gz"
+    if not path.exists():
+        msg = f"{path} does not exist; predict the case with --uncertainty to have this map"
+        raise UsageError(msg)
+    volume = read_volume(path, case_id=view.case_id)
+    check_one_grid(view.case_id, [("the scans", view.geometry), (volume.file, volume.geometry)])
+    low, high = volume.array.min(), volume.array.max()
+    # NaN fails the comparison, as intended
+    if not (low >= 0 and high <= _MOST_BITS):
+        raise CaseError(
+            view.case_id,
+            file=volume.file,
+            found=f"values from {low:g} to {high:g}",
+            expected="entropies from 0 to 1 bit",
+            next_step="Give the map that predict --uncertainty wrote.",
+        )
+    return replace(view, uncertainty=oriented(volume).array)
 
 
 def drawn_of(view: CaseView) -> tuple[tuple[str, RegionMasks], ...]:
@@ -139,6 +183,12 @@ def _chosen(cases: tuple[Case, ...], root: Path, case_id: str | None) -> Case:
             return case
     msg = f"{root} holds no case {case_id}; it has {some_of([case.case_id for case in cases])}"
     raise UsageError(msg)
+
+
+def _on_zero(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return a volume whose background is 0, whatever constant its file has there."""
+    background = background_of(array)
+    return np.where(array == background, 0, array) if background else array
 
 
 def _labelled(view: CaseView, label: Volume, labels: str | None) -> Labelled:

@@ -1,18 +1,25 @@
 """Draw charts over many cases: scores, distributions of a cohort, predicted survival."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from brats_seg.cases.case import Case
 from brats_seg.cases.clinical import SURVIVAL_CLASS_DAYS, ClinicalTable
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.scores import Score
 from brats_seg.labels import REGIONS
-from brats_seg.report.style import FIRST_COLOUR, REGION_COLOURS, SECOND_COLOUR, light_figure
+from brats_seg.report.style import (
+    FIRST_COLOUR,
+    REGION_COLOURS,
+    SECOND_COLOUR,
+    fitting_size,
+    light_figure,
+)
 
 _COLOUR_OF = dict(zip(REGIONS, REGION_COLOURS, strict=True))
 _OTHER_COLOUR = "lightgrey"
@@ -29,8 +36,14 @@ _WRITTEN = (
     (" ml", " volume (ml)"),
 )
 """Parts of the names of columns, and how they are written on an axis."""
-_N_BINS = 20
-"""Bins of a histogram."""
+_TITLE_SIZE = 12.0
+"""Size of a title, in points."""
+_AXES_SHARE = 0.85
+"""Width of the axes as a share of the figure."""
+_FEWEST_BINS, _MOST_BINS = 4, 25
+"""Bounds of the number of bins of a histogram."""
+_MOST_TICKS = 8
+"""Edges of bins that are numbered, about."""
 
 
 def score_figure(scores: Sequence[Score], *, column: str = "dice") -> Figure:
@@ -53,7 +66,7 @@ def score_figure(scores: Sequence[Score], *, column: str = "dice") -> Figure:
     for place, (region, values) in enumerate(by_region.items(), start=1):
         boxes["boxes"][place - 1].set_facecolor(_COLOUR_OF.get(region, _OTHER_COLOUR))
         axes.plot(place + _apart(values), values, "o", color="black", mec="white", mew=0.5, ms=4)
-    axes.set_title(f"{_name(column)}, {_n_cases(scores)} cases")
+    _add_title(axes, f"{_name(column)}, {_n_cases(scores)} cases")
     _finish(axes, column)
     return figure
 
@@ -76,7 +89,7 @@ def bar_figure(scores: Sequence[Score]) -> Figure:
         bars = axes.bar(places, heights, width=0.38, color=colour, label=_name(column))
         axes.bar_label(bars, [f"{100 * height:.1f} %" for height in heights], fontsize="small")
     axes.set_xticks(range(len(regions)), [region.upper() for region in regions])
-    axes.set_title(f"mean over {_n_cases(scores)} cases")
+    _add_title(axes, f"mean over {_n_cases(scores)} cases")
     figure.legend(loc="outside upper center", ncols=len(_BARS))
     _finish(axes, "dice")
     axes.set_ylabel("score")  # of two kinds, which the legend names
@@ -126,13 +139,14 @@ def distributions_figure(
     alive = np.asarray(censored, bool)
     figure = light_figure(12, 3.8)
     of_age, of_days, of_ml = figure.subplots(1, 3)
-    _histogram(of_age, [ages], [FIRST_COLOUR])
+    _histogram(of_age, [_Part(ages, FIRST_COLOUR)])
     _label_axes(of_age, "age (years)", ages)
-    _histogram(of_days, [days[~alive], days[alive]], [FIRST_COLOUR, SECOND_COLOUR])
+    died = _Part(days[~alive], FIRST_COLOUR, "died")
+    _histogram(of_days, [died, _Part(days[alive], SECOND_COLOUR, "alive at last contact")])
     _label_axes(of_days, "survival (days)", days)
     if np.isfinite(days).any():
-        of_days.legend(["died", "alive at last contact"], fontsize="small")
-    _histogram(of_ml, [ml], [REGION_COLOURS[0]])
+        of_days.legend(fontsize="small")
+    _histogram(of_ml, [_Part(ml, REGION_COLOURS[0])])
     _label_axes(of_ml, "whole tumour (ml)", ml)
     of_age.set_ylabel("cases")
     return figure
@@ -166,6 +180,8 @@ def survival_figure(
         (alive, ">", SECOND_COLOUR, "alive at last contact"),
     )
     for chosen, mark, colour, words in marks:
+        if not chosen.any():
+            continue
         axes.scatter(
             reported[chosen],
             predicted[chosen],
@@ -182,7 +198,8 @@ def survival_figure(
     for days in SURVIVAL_CLASS_DAYS:
         axes.axvline(days, color="grey", linewidth=0.7, linestyle=":")
         axes.axhline(days, color="grey", linewidth=0.7, linestyle=":")
-    axes.set(xlim=(0, end), ylim=(0, end), aspect="equal", title=title)
+    axes.set(xlim=(0, end), ylim=(0, end), aspect="equal")
+    _add_title(axes, title)
     axes.set(xlabel="reported survival (days)", ylabel="predicted survival (days)")
     axes.legend(fontsize="small")
     return figure
@@ -222,6 +239,12 @@ def _name(column: str) -> str:
     return words
 
 
+def _add_title(axes: Any, words: str) -> None:
+    """Write a title above a chart, smaller if it is wider than that."""
+    width_inches = _AXES_SHARE * axes.figure.get_figwidth()
+    axes.set_title(words, fontsize=fitting_size(words, width_inches, _TITLE_SIZE))
+
+
 def _finish(axes: Any, column: str) -> None:
     axes.set_ylabel(_name(column))
     axes.grid(visible=True, axis="y", alpha=0.3)
@@ -236,14 +259,46 @@ def _or_nan(value: float | None) -> float:
     return float("nan") if value is None else value
 
 
-def _histogram(axes: Any, parts: list[npt.NDArray[np.float64]], colours: list[str]) -> None:
-    known = [part[np.isfinite(part)] for part in parts]
-    if not any(len(part) for part in known):
+class _Part(NamedTuple):
+    """Values of a histogram that have one colour."""
+
+    values: npt.NDArray[np.float64]
+    """Values (n,); NaN where unknown."""
+    colour: str
+    words: str = ""
+    """Entry in the legend."""
+
+
+def _histogram(axes: Any, parts: Sequence[_Part]) -> None:
+    """Draw the known values of parts, stacked; a part without any is left out."""
+    known = [part._replace(values=part.values[np.isfinite(part.values)]) for part in parts]
+    known = [part for part in known if len(part.values)]
+    if not known:
         axes.set(xticks=[], yticks=[])
         axes.text(0.5, 0.5, "not known", transform=axes.transAxes, ha="center", color="grey")
         return
-    axes.hist(known, bins=_N_BINS, stacked=True, color=colours, edgecolor="white", linewidth=0.5)
+    edges = _bin_edges(np.concatenate([part.values for part in known]))
+    axes.hist(
+        [part.values for part in known],
+        bins=edges,
+        stacked=True,
+        color=[part.colour for part in known],
+        label=[part.words or None for part in known],
+        edgecolor="white",
+        linewidth=0.5,
+    )
+    axes.xaxis.set_major_locator(FixedLocator(edges.tolist(), nbins=_MOST_TICKS))
     axes.yaxis.get_major_locator().set_params(integer=True)
+
+
+def _bin_edges(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return round numbers as edges of about two bins for the cube root of the cases (Rice rule)."""
+    low, high = float(values.min()), float(values.max())
+    if low == high:
+        return np.array([low - 0.5, low + 0.5])
+    n_bins = int(np.clip(np.ceil(2 * np.cbrt(len(values))), _FEWEST_BINS, _MOST_BINS))
+    locator = MaxNLocator(n_bins, steps=[1, 2, 2.5, 5, 10], min_n_ticks=1)
+    return np.asarray(locator.tick_values(low, high))
 
 
 def _label_axes(axes: Any, words: str, values: npt.NDArray[np.float64]) -> None:

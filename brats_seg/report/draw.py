@@ -11,8 +11,13 @@ from brats_seg.cases.clinical import read_clinical_tables, with_clinical
 from brats_seg.cases.index import index_cases
 from brats_seg.evaluation.scores import read_scores
 from brats_seg.progress import Track, untracked
-from brats_seg.report.case_figures import montage_figure, sample_figure, view_figure
-from brats_seg.report.case_view import CaseView, open_view, with_prediction
+from brats_seg.report.case_figures import (
+    montage_figure,
+    sample_figure,
+    uncertainty_figure,
+    view_figure,
+)
+from brats_seg.report.case_view import CaseView, open_view, with_prediction, with_uncertainty
 from brats_seg.report.charts import bar_figure, cohort_figure, score_figure
 from brats_seg.report.style import check_suffix, write_figure
 from brats_seg.report.surface import models_of, surface_figure, write_surface_gif
@@ -71,6 +76,26 @@ def draw_preview(
     """
     check_suffix(output)
     write_figure(view_figure(_view(data, case_id, prediction, labels)), output)
+
+
+def draw_uncertainty(
+    data: Path,
+    output: Path,
+    *,
+    prediction: Path,
+    entropy: Path | None = None,
+    case_id: str | None = None,
+    labels: str | None = None,
+) -> None:
+    """Draw the uncertainty of a prediction in three planes.
+
+    The arguments and errors are those of `draw_montage`; `entropy` is the map, or a folder that
+    `predict --uncertainty` wrote, and None if that is the folder of the prediction.
+    """
+    check_suffix(output)
+    view = _view(data, case_id, prediction, labels)
+    folder = prediction if prediction.is_dir() else prediction.parent
+    write_figure(uncertainty_figure(with_uncertainty(view, entropy or folder)), output)
 
 
 def draw_surface(

@@ -71,28 +71,44 @@ def history_figure(table: pd.DataFrame) -> "Figure":
         _draw_curve(axes, table, curve)
     column[-1].set_xlabel("epoch")
     column[-1].xaxis.get_major_locator().set_params(integer=True)
+    if len(table) == 1:
+        column[-1].set_xlim(table["epoch"].iloc[0] - 1, table["epoch"].iloc[0] + 1)
     figure.text(0.98, 0.01, "research use only", fontsize="x-small", color="grey", ha="right")
     return figure
 
 
 def _draw_curve(axes: "Axes", table: pd.DataFrame, curve: Curve) -> None:
+    from brats_seg.report.style import MODALITY_NAMES
+
     for phase, name in PHASES.items():
-        values = table[["epoch", f"{phase}_{curve.name}"]].dropna()
-        axes.plot(*values.to_numpy().T, color=_COLOURS[phase], marker=".", label=name)
+        column = f"{phase}_{curve.name}"
+        _draw_line(axes, table, column, color=_COLOURS[phase], marker=".", label=name)
     for part, style in zip(curve.parts, _STYLES, strict=False):
-        values = table[["epoch", f"val_{curve.name}_{part}"]].dropna()
-        axes.plot(
-            *values.to_numpy().T,
+        _draw_line(
+            axes,
+            table,
+            f"val_{curve.name}_{part}",
             color=_COLOURS["val"],
             linestyle=style,
             linewidth=1,
-            label=f"validation {part.upper()}",
+            label=f"validation {MODALITY_NAMES.get(part, part.upper())}",
         )
     if curve.limits is not None:
         axes.set_ylim(curve.limits)
     axes.set_ylabel(curve.title)
     axes.grid(visible=True, alpha=0.3)
-    axes.legend(fontsize="small")
+    if axes.lines:
+        # looking for the best place takes long with many points
+        axes.legend(fontsize="small", loc="upper left")
+
+
+def _draw_line(axes: "Axes", table: pd.DataFrame, column: str, **style: Any) -> None:
+    """Draw the known values of a column; one without any has no entry in the legend."""
+    values = table[["epoch", column]].dropna()
+    if len(values) == 1:
+        style["marker"] = "."  # a line of one epoch would not be seen
+    if len(values):
+        axes.plot(*values.to_numpy().T, **style)
 
 
 @dataclass(kw_only=True, slots=True)

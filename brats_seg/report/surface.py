@@ -20,13 +20,14 @@ from brats_seg.files import whole_file
 from brats_seg.labels import REGIONS, RegionMasks
 from brats_seg.report.case_view import CaseView, drawn_of
 from brats_seg.report.mesh import Mesh, surface_of
-from brats_seg.report.sections import Image, Spacing
+from brats_seg.report.sections import Grid, Image, draw_letters, draw_scale_bar
 from brats_seg.report.style import (
     REGION_COLOURS,
     RESEARCH_USE,
     add_dark_legend,
     dark_figure,
     filled_key,
+    fitting_size,
 )
 
 Pixels: TypeAlias = npt.NDArray[np.float64]
@@ -48,8 +49,12 @@ _OPACITY = (0.4, 0.5, 1.0)
 _BRAIN_COLOUR, _BRAIN_OPACITY, _BRAIN_STEP = "white", 0.5, 3
 """Look of the brain; every third voxel is enough."""
 _MARGIN = 1.03
-_N_PIXELS = 336
-"""Edge of the picture of a model: that of its axes, so that it is not resampled."""
+_PANEL_INCHES = 4.3
+_TITLE_SIZE = 8.5
+_N_PIXELS = 672
+"""Edge of the picture of a model, in pixels."""
+_N_PIXELS_OF_GIF = 336
+"""The same in a GIF: that of its axes, so that it is not resampled."""
 
 N_FRAMES = 36
 """Frames of a full turn."""
@@ -102,6 +107,8 @@ class SurfaceModel:
     title: str
     layers: tuple[Layer, ...]
     """Layers from the innermost to the outermost, which is the brain."""
+    grid: Grid
+    """Directions of X, Y and Z."""
 
     @property
     def centre_mm(self) -> npt.NDArray[np.float64]:
@@ -126,21 +133,21 @@ def models_of(view: CaseView) -> tuple[SurfaceModel, ...]:
         CaseError: The case has neither.
     """
     return tuple(
-        model_of(f"{view.case_id}, {words}", regions, view.images[0], view.spacing_mm)
+        model_of(f"{view.case_id}, {words}", regions, view.images[0], view.grid)
         for words, regions in drawn_of(view)
     )
 
 
-def model_of(title: str, regions: RegionMasks, image: Image, spacing_mm: Spacing) -> SurfaceModel:
+def model_of(title: str, regions: RegionMasks, image: Image, grid: Grid) -> SurfaceModel:
     """Compute the surfaces of the brain and of WT, TC and ET.
 
     Args:
         title: Title of the picture, for example `reference`.
         regions: Region masks `(3, X, Y, Z)`.
         image: Image `(X, Y, Z)`, 0 outside the brain.
-        spacing_mm: Edges of a voxel.
+        grid: Size and directions of the voxels.
     """
-    x, y, z = spacing_mm
+    x, y, z = grid.spacing_mm
     step = _BRAIN_STEP
     brain = Layer(
         mesh=surface_of(image[::step, ::step, ::step] != 0, (step * x, step * y, step * z)),
@@ -149,27 +156,34 @@ def model_of(title: str, regions: RegionMasks, image: Image, spacing_mm: Spacing
         rim_only=True,
     )
     wt, tc, et = (
-        Layer(mesh=surface_of(region, spacing_mm), colour=to_rgb(colour), opacity=opacity)
+        Layer(mesh=surface_of(region, grid.spacing_mm), colour=to_rgb(colour), opacity=opacity)
         for region, colour, opacity in zip(regions, REGION_COLOURS, _OPACITY, strict=True)
     )
-    return SurfaceModel(title=title, layers=(et, tc, wt, brain))
+    return SurfaceModel(title=title, layers=(et, tc, wt, brain), grid=grid)
 
 
-def surface_figure(models: Sequence[SurfaceModel], *, azimuth_degrees: float = 0.0) -> Figure:
+def surface_figure(
+    models: Sequence[SurfaceModel], *, azimuth_degrees: float = 0.0, n_pixels: int = _N_PIXELS
+) -> Figure:
     """Draw models side by side, at one scale, seen from a little above.
 
     The azimuth is the direction of the view: 0 degrees from the patient's front, 90 degrees from
     the left side.
     """
-    figure = dark_figure(4.3 * len(models), 4.9)
-    pictures = _pictures(models, azimuth_degrees)
+    figure = dark_figure(_PANEL_INCHES * len(models), _PANEL_INCHES + 1.0)
     all_axes = figure.subplots(1, len(models), squeeze=False)[0]
-    for axes, model, picture in zip(all_axes, models, pictures, strict=True):
-        axes.imshow(picture)
+    cameras = _cameras(models, azimuth_degrees, n_pixels)
+    for axes, model, camera in zip(all_axes, models, cameras, strict=True):
+        axes.imshow(render(model.layers, camera))
         axes.set_axis_off()
-        axes.set_title(model.title, color="white", fontsize="small")
-    words = tuple(region.upper() for region in REGIONS)
-    add_dark_legend(figure, filled_key(words, REGION_COLOURS), RESEARCH_USE)
+        size = fitting_size(model.title, _PANEL_INCHES, _TITLE_SIZE)
+        axes.set_title(model.title, color="white", fontsize=size, parse_math=False)
+        _draw_letters(axes, model, camera)
+        draw_scale_bar(axes, 2 * camera.reach_mm / camera.n_pixels)
+    shown = _shown_regions(models)
+    words = [REGIONS[k].upper() for k in shown]
+    key = filled_key(words, [REGION_COLOURS[k] for k in shown])
+    add_dark_legend(figure, key, f"{RESEARCH_USE}; L marks the patient's left")
     return figure
 
 
@@ -209,34 +223,43 @@ def render(layers: Sequence[Layer], camera: Camera) -> Pixels:
     return picture
 
 
-def _pictures(
-    models: Sequence[SurfaceModel], azimuth_degrees: float
-) -> list[npt.NDArray[np.float64]]:
+def _cameras(models: Sequence[SurfaceModel], azimuth_degrees: float, n_pixels: int) -> list[Camera]:
+    """Return a view of each model, all at one scale."""
     reach_mm = _MARGIN * max(model.reach_mm for model in models)
     return [
-        render(
-            model.layers,
-            Camera(
-                azimuth=np.radians(azimuth_degrees),
-                centre_mm=model.centre_mm,
-                reach_mm=reach_mm,
-                n_pixels=_N_PIXELS,
-            ),
+        Camera(
+            azimuth=np.radians(azimuth_degrees),
+            centre_mm=model.centre_mm,
+            reach_mm=reach_mm,
+            n_pixels=n_pixels,
         )
         for model in models
     ]
 
 
+def _draw_letters(axes: Any, model: SurfaceModel, camera: Camera) -> None:
+    """Write which side of the patient is at each edge, from the direction of the view."""
+    to_right, to_top, _ = camera.screen_axes
+    draw_letters(axes, model.grid.letters_at_edges(to_right, to_top))
+
+
+def _shown_regions(models: Sequence[SurfaceModel]) -> list[int]:
+    """Return the numbers of the regions that any model has a surface of."""
+    of_regions = [model.layers[-2::-1] for model in models]
+    return [k for k in range(len(REGIONS)) if any(len(own[k].mesh.quads) for own in of_regions)]
+
+
 def _frames(models: Sequence[SurfaceModel], n_frames: int) -> list[Picture.Image]:
     """Draw the figure once, and replace its pictures for every frame."""
-    figure = surface_figure(models)
+    figure = surface_figure(models, n_pixels=_N_PIXELS_OF_GIF)
     figure.set_dpi(_DPI)
     canvas: Any = FigureCanvasAgg(figure)
     frames = []
     for number in range(n_frames):
-        pictures = _pictures(models, 360 * number / n_frames)
-        for axes, picture in zip(figure.axes, pictures, strict=True):
-            axes.images[0].set_data(picture)
+        cameras = _cameras(models, 360 * number / n_frames, _N_PIXELS_OF_GIF)
+        for axes, model, camera in zip(figure.axes, models, cameras, strict=True):
+            axes.images[0].set_data(render(model.layers, camera))
+            _draw_letters(axes, model, camera)
         canvas.draw()
         figure.set_layout_engine("none")  # computed once, for the first frame
         frames.append(Picture.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB"))

@@ -1,11 +1,19 @@
 """Choose the device to compute on, and its precision."""
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from math import prod
 
 import torch
 
+from brats_seg.cpu_threads import NUMBERS, available_cpus, chosen_by_user
 from brats_seg.errors import ConfigError, EnvironmentalError
+
+SMALL_PATCH = 40**3
+"""Voxels of the largest patch that one CPU thread computes. A layer of such a patch takes less than a
+millisecond, and threads then wait for each other most of the time. Patches of 32x32x32 on two CPUs
+beside one busy process: 8.0 s with two threads, 2.8 s with one (`benchmarks/busy_cpu.py`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +68,32 @@ def choose_device(name: str, precision: str) -> Device:
         msg = "precision fp16 on the CPU has no fast kernels; use bf16, fp32 or auto"
         raise ConfigError(msg)
     return Device(torch_device=device, autocast_dtype=_DTYPES[precision])
+
+
+@contextmanager
+def threads_for(device: torch.device, patch: Sequence[int]) -> Iterator[int]:
+    """Compute small patches with one CPU thread, unless a person has chosen the number of threads.
+
+    The choice depends on the size of the patch alone, not on how busy the machine is, because the
+    number of threads changes the last bits of the results.
+
+    Args:
+        device: Device that computes.
+        patch: Voxels along X, Y and Z.
+
+    Yields:
+        The number of patches that may be computed at once: one, or one for each CPU that is free.
+    """
+    before = torch.get_num_threads()
+    is_chosen = any(map(chosen_by_user, NUMBERS)) or before != available_cpus()
+    if device.type != "cpu" or is_chosen or prod(patch) > SMALL_PATCH:
+        yield 1
+        return
+    torch.set_num_threads(1)
+    try:
+        yield before
+    finally:
+        torch.set_num_threads(before)
 
 
 def _device_named(name: str) -> torch.device:

@@ -13,24 +13,30 @@ prediction    settings of prediction that `tune` fitted; missing before that
 import hashlib
 import json
 import pickle
+import reprlib
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import IO, Annotated, Any, BinaryIO, ClassVar, Literal, TypeAlias, cast
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from brats_seg.config import Config, Fraction, PositiveInt, Section, TaskName, config_of
+from brats_seg.cases.nifti import VOXEL_EDGES_MM
+from brats_seg.config import Config, Section, Size, TaskName, config_of, problems_of
 from brats_seg.errors import ResumeError, UsageError
-from brats_seg.files import whole_file
+from brats_seg.files import check_regular, locked, whole_file
 from brats_seg.labels import MODALITIES, REGIONS
 
 BEST_NAME = "best.pt"
 """Checkpoint of a run with the best score on its held-out cases."""
+RUN_LOCK_NAME = ".training.lock"
+"""Lock on the folder of a run."""
 MODEL_NAME = "model.json"
 """Description of the networks in an exported folder."""
 SCHEMA_VERSION = 2
@@ -43,19 +49,28 @@ PREDICTION = "prediction"
 """Entry of a checkpoint, and of a network in `model.json`, with the settings that `tune` fitted."""
 _AVERAGED = "module."
 """Prefix that torch gives the names of averaged weights."""
-_DAMAGE = (
-    RuntimeError,
-    EOFError,
-    pickle.UnpicklingError,
-    ValueError,
-    KeyError,
-    zipfile.BadZipFile,
-)
-"""Errors that torch and zipfile raise for a damaged file."""
+_INVALID = (KeyError, TypeError, AttributeError, ValueError, RecursionError)
+"""Errors of content that has other parts than expected; `ValidationError` is a `ValueError`."""
+_MOST_NETWORKS = 64
+"""Networks of an ensemble; cross-validation exports five."""
+_LARGEST_DESCRIPTION = 1 << 24
+"""Bytes of the longest `model.json`; a network takes about 2,000."""
+_MOST_VALUES = 1_000_000
+"""Values of a checkpoint besides the tensors, counted as often as they are referred to."""
+_DEEPEST = 32
+"""Levels of lists and dictionaries in a checkpoint; ours have six."""
+_COPY_AGAIN = "Copy or export the model again."
+_RUN_AGAIN = "Copy the file again; without a whole copy, train the run again with --fresh."
 
-Window: TypeAlias = tuple[PositiveInt, PositiveInt, PositiveInt] | Literal["whole"]
+Window: TypeAlias = Size | Literal["whole"]
 """Voxels of a window; `whole` is the brain crop in one pass."""
-CubicMillimetres = Annotated[float, Field(ge=0)]
+CubicMillimetres = Annotated[float, Field(ge=0, le=1e7)]
+"""Volume of tissue: a head has about 5e6."""
+Threshold = Annotated[float, Field(gt=0, lt=1)]
+"""Probability between none and certainty, which would make all or no voxels tumour."""
+Edge = Annotated[float, Field(ge=VOXEL_EDGES_MM[0], le=VOXEL_EDGES_MM[1])]
+"""Edge of a voxel in mm."""
+Spacing: TypeAlias = tuple[Edge, Edge, Edge]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,9 +85,11 @@ class ModelIdentity:
         ('wt', 'tc', 'et')
     """
 
-    conventions: tuple[str, ...]
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    conventions: Annotated[tuple[str, ...], Field(max_length=_MOST_NETWORKS)]
     """Label conventions of the training cases; each case's regions were made by its own."""
-    patch: tuple[int, int, int]
+    patch: Size
     """Voxels of a training patch."""
     fingerprint: str
     """Hash of the training set: ids and prepared contents."""
@@ -82,14 +99,14 @@ class ModelIdentity:
     """Output channels, in order."""
     normalisation: str = "z-score of each modality inside the brain, background 0"
     """Normalisation of the intensities."""
-    spacing_mm: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    spacing_mm: Spacing = (1.0, 1.0, 1.0)
     """Voxel size of the training cases."""
 
 
 class Decoding(Section):
     """Settings that turn probabilities into region masks."""
 
-    thresholds: tuple[Fraction, Fraction, Fraction] = (0.5, 0.5, 0.5)
+    thresholds: tuple[Threshold, Threshold, Threshold] = (0.5, 0.5, 0.5)
     """Probability above which a voxel belongs to WT, TC, ET."""
     smallest_mm3: tuple[CubicMillimetres, CubicMillimetres, CubicMillimetres] = (0.0, 0.0, 0.0)
     """Volume below which a component of WT, TC, ET is removed."""
@@ -152,7 +169,7 @@ class ModelDescription(_Part):
     brats_seg: str
     fingerprint: str
     labels: dict[str, dict[str, Any]]
-    members: list[ExportedNetwork]
+    members: Annotated[list[ExportedNetwork], Field(min_length=1, max_length=_MOST_NETWORKS)]
 
 
 def read_trained(path: Path) -> tuple[TrainedModel, ...]:
@@ -161,10 +178,15 @@ def read_trained(path: Path) -> tuple[TrainedModel, ...]:
     Raises:
         UsageError: The path holds no model, or a damaged one.
     """
-    if (path / MODEL_NAME).exists():
-        return _read_checked(path)
-    file = path / BEST_NAME if path.is_dir() else path
-    if file.is_file():
+    try:
+        if (path / MODEL_NAME).exists():
+            return _read_checked(path)
+        file = path / BEST_NAME if path.is_dir() else path
+        is_there = file.is_file()
+    except OSError as error:
+        msg = f"{path} cannot be read as a model: {error.strerror}. Check its name and permissions."
+        raise UsageError(msg) from None
+    if is_there:
         return (load_trained(file),)
     found = "a run without it: train to its first validation" if path.is_dir() else "nothing"
     msg = (
@@ -182,19 +204,32 @@ def load_trained(path: Path) -> TrainedModel:
         ConfigError: A setting of the run is unknown to this version.
     """
     content = read_checkpoint(path, torch.device("cpu"))
-    weights = content["model"]
-    if content["ema"] is not None:
-        weights = {
-            name.removeprefix(_AVERAGED): value
-            for name, value in content["ema"].items()
-            if name.startswith(_AVERAGED)
-        }
-    return TrainedModel(
-        weights=weights,
-        identity=ModelIdentity(**content["identity"]),
-        config=config_of(content["config"]),
-        fitted=FittedPrediction.model_validate(content.get(PREDICTION, {})),
-    )
+    try:
+        weights = _checked_weights(content["model"])
+        if content.get("ema") is not None:
+            weights = {
+                name.removeprefix(_AVERAGED): value
+                for name, value in _checked_weights(content["ema"]).items()
+                if name.startswith(_AVERAGED)
+            }
+        return TrainedModel(
+            weights=weights,
+            identity=parse_identity(content["identity"]),
+            config=config_of(content["config"]),
+            fitted=FittedPrediction.model_validate(content.get(PREDICTION, {})),
+        )
+    except _INVALID as error:
+        msg = f"{path} cannot be read as a model: {reason_of(error)}. {_RUN_AGAIN}"
+        raise ResumeError(msg) from None
+
+
+def parse_identity(values: Mapping[str, Any]) -> ModelIdentity:
+    """Return the identity with these entries, as a checkpoint stores them.
+
+    Raises:
+        ValueError: An entry is unknown, missing or out of range.
+    """
+    return _IDENTITY.validate_python(dict(values))
 
 
 def read_exported(folder: Path) -> ExportedModel:
@@ -211,7 +246,7 @@ def read_exported(folder: Path) -> ExportedModel:
         _check_sum(path, member.sha256)
         networks.append(
             TrainedModel(
-                weights=load_file(path),
+                weights=_load_weights(path),
                 identity=member.identity,
                 config=member.config,
                 fitted=member.prediction,
@@ -264,6 +299,20 @@ def entries_of(trained: TrainedModel) -> dict[str, Any]:
     return {**asdict(trained.identity), "window": fitted.window, **fitted.decoding.model_dump()}
 
 
+def run_locked(run: Path) -> AbstractContextManager[None]:
+    """Keep other processes from training or tuning a run; its folder is created.
+
+    Raises:
+        UsageError: Another process trains or tunes it.
+        EnvironmentalError: The folder cannot be written to.
+    """
+    msg = (
+        f"another process trains or tunes {run}. Wait for it to end, or choose another folder with "
+        "--run; the same command resumes a run that has ended."
+    )
+    return locked(run / RUN_LOCK_NAME, when_taken=UsageError(msg))
+
+
 def store_fitted(path: Path, fitted: FittedPrediction) -> None:
     """Store fitted settings of prediction in a checkpoint, and leave its other entries unchanged.
 
@@ -273,8 +322,42 @@ def store_fitted(path: Path, fitted: FittedPrediction) -> None:
     """
     content = read_checkpoint(path, torch.device("cpu"))
     content[PREDICTION] = fitted.model_dump()
-    with whole_file(path) as beside:
-        torch.save(content, beside)
+    write_checkpoint(content, path)
+
+
+def write_checkpoint(content: Mapping[str, Any], path: Path) -> None:
+    """Write the entries of a checkpoint as a whole: a reader finds the old file or the new one.
+
+    Raises:
+        EnvironmentalError: The file cannot be written.
+    """
+    with whole_file(path) as beside, beside.open("wb") as file:
+        writer = _Writer(file)
+        try:
+            torch.save(content, cast("IO[bytes]", writer))
+        except RuntimeError:
+            # torch reports a full disk as "unexpected pos"
+            if writer.error is None:
+                raise
+            raise writer.error from None
+
+
+class _Writer:
+    """File to write to, which keeps the error of the system."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        self._file.flush()
 
 
 def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
@@ -284,20 +367,29 @@ def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
         ResumeError: The file is damaged, is no checkpoint, or has another schema version.
     """
     try:
+        check_regular(path)
         _check_entries(path)
         content = torch.load(path, map_location=device, weights_only=True)
-    except _DAMAGE as error:
-        reason = f"{error}".partition("\n")[0] or "it ends too soon"
-        msg = f"{path} is not a checkpoint that can be read: {reason}"
+        _check_values(content)
+    except OSError as error:
+        msg = f"{path} is not a checkpoint that can be read: {error.strerror}. {_RUN_AGAIN}"
         raise ResumeError(msg) from None
-    if not isinstance(content, dict) or content.get("schema_version") not in _READABLE:
-        found = content.get("schema_version") if isinstance(content, dict) else type(content)
+    except Exception as error:  # noqa: BLE001 - torch raises errors of many kinds for a damaged file
+        msg = f"{path} is not a checkpoint that can be read: {reason_of(error)}. {_RUN_AGAIN}"
+        raise ResumeError(msg) from None
+    version = content.get("schema_version") if isinstance(content, dict) else None
+    if not isinstance(version, int) or version not in _READABLE:
+        found = reprlib.repr(version)
         msg = (
             f"{path}: found schema version {found}; expected {SCHEMA_VERSION}. "
             "Read it with the version of brats_seg that wrote it."
         )
         raise ResumeError(msg)
-    return separate_fitted(content)
+    try:
+        return separate_fitted(content)
+    except _INVALID as error:
+        msg = f"{path} is not a checkpoint that can be read: {reason_of(error)}. {_RUN_AGAIN}"
+        raise ResumeError(msg) from None
 
 
 def separate_fitted(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -331,13 +423,19 @@ def _read_checked(path: Path) -> tuple[TrainedModel, ...]:
 
 def _read_description(path: Path) -> ModelDescription:
     try:
+        check_regular(path)
+        if path.stat().st_size > _LARGEST_DESCRIPTION:
+            msg = f"it has {path.stat().st_size} bytes, expected at most {_LARGEST_DESCRIPTION}"
+            raise ValueError(msg)
         content = json.loads(path.read_bytes())
         found = content["format_version"]
         if found == FORMAT_VERSION:
-            members = [separate_fitted(member) for member in content["members"]]
+            members = [
+                separate_fitted(member) for member in content["members"][: _MOST_NETWORKS + 1]
+            ]
             return ModelDescription.model_validate({**content, "members": members})
-    except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
-        msg = f"{path} cannot be read as a model: {error}. Copy or export the model again."
+    except (OSError, *_INVALID) as error:
+        msg = f"{path} cannot be read as a model: {reason_of(error)}. {_COPY_AGAIN}"
         raise UsageError(msg) from None
     msg = (
         f"{path}: found format version {found}; expected {FORMAT_VERSION}. Read it with the "
@@ -346,13 +444,17 @@ def _read_description(path: Path) -> ModelDescription:
     raise UsageError(msg)
 
 
+_IDENTITY = TypeAdapter(ModelIdentity)
+
+
 def _check_sum(path: Path, expected: str) -> None:
-    found = sha256_of(path) if path.is_file() else "no such file"
-    if found != expected:
-        msg = (
-            f"{path} is damaged: found the check sum {found}, expected {expected}. Copy or export "
-            "the model again."
-        )
+    try:
+        check_regular(path)
+        found = f"the check sum {sha256_of(path)}"
+    except (OSError, ValueError) as error:
+        found = f"no file that can be read ({reason_of(error)})"
+    if found != f"the check sum {expected}":
+        msg = f"{path} is damaged: found {found}, expected the check sum {expected}. {_COPY_AGAIN}"
         raise UsageError(msg)
 
 
@@ -362,9 +464,75 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def _load_weights(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+        msg = f"{path} holds no weights that can be read: {reason_of(error)}. {_COPY_AGAIN}"
+        raise UsageError(msg) from None
+
+
+def _checked_weights(state: Any) -> dict[str, Tensor]:
+    """Return a state dict, if all its entries are tensors whose values are in the file."""
+    if not isinstance(state, dict):
+        msg = f"found {type(state).__name__} in place of the weights"
+        raise TypeError(msg)
+    for name, value in state.items():
+        is_dense = isinstance(value, Tensor) and value.layout == torch.strided
+        if not isinstance(name, str) or not is_dense or value.is_complex():
+            msg = f"the weight {reprlib.repr(name)} is no tensor of real numbers"
+            raise TypeError(msg)
+        # a tensor can repeat a few stored values without end
+        if value.nbytes > value.untyped_storage().nbytes():
+            msg = f"the weight {name} has more values than the file holds"
+            raise ValueError(msg)
+    return state
+
+
+def _check_values(content: Any) -> None:
+    """Raise `ValueError` if nested values are too deep or too many, as lists that hold each other."""
+    pending = [(content, 0)]
+    n_values = 0
+    while pending:
+        value, depth = pending.pop()
+        below: Collection[Any] = ()
+        if isinstance(value, Mapping):
+            below = value.values()
+        elif isinstance(value, list | tuple | set):
+            below = value
+        n_values += len(below)
+        if depth > _DEEPEST or n_values > _MOST_VALUES:
+            msg = (
+                "its values are nested too deeply" if depth > _DEEPEST else "it has too many values"
+            )
+            raise ValueError(msg)
+        pending += [(one, depth + 1) for one in below]
+
+
+def reason_of(error: Exception) -> str:
+    """Return what an error says about content that cannot be read, as one line for a message."""
+    if isinstance(error, ValidationError):
+        return problems_of(error)
+    if isinstance(error, pickle.UnpicklingError):
+        # the message of torch recommends to run the code
+        return "it holds something else than weights and plain values"
+    if isinstance(error, KeyError):
+        return f"it has no entry {error}"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return f"{error}".partition("\n")[0] or "it ends too soon"
+
+
 def _check_entries(path: Path) -> None:
-    """Raise `BadZipFile` if a byte has changed: torch writes check sums but does not verify them."""
+    """Raise `BadZipFile` if a byte has changed: torch writes check sums but does not verify them.
+
+    Entries of `torch.save` are not compressed, and cannot unpack to more than the file holds.
+    """
     with zipfile.ZipFile(path) as archive:
+        entries = archive.infolist()
+        if sum(entry.file_size for entry in entries) > path.stat().st_size:
+            msg = "its entries are compressed or overlap"
+            raise zipfile.BadZipFile(msg)
         damaged = archive.testzip()
     if damaged is not None:
         msg = f"its entry {damaged} is damaged"

@@ -1,7 +1,6 @@
 """Extract features from the cases of a folder: scans in, a row of numbers for each case out."""
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,9 +11,10 @@ from brats_seg.cases.case import Case, CaseIndex, load_case
 from brats_seg.cases.clinical import read_clinical_tables, with_clinical
 from brats_seg.cases.many import Failure, map_cases, write_failures
 from brats_seg.config import load_config
+from brats_seg.cpu_threads import available_cpus
 from brats_seg.data.fold import open_index, prepared_path_of
 from brats_seg.errors import CaseError, UsageError
-from brats_seg.files import whole_file
+from brats_seg.files import alone_at, whole_file
 from brats_seg.inference.scan import Scan, prepare_scan
 from brats_seg.progress import Track, untracked
 from brats_seg.runtime.device import choose_device
@@ -76,7 +76,8 @@ def features_of_folder(  # noqa: PLR0913 - each is a choice of its own
 
     Raises:
         UsageError: A path holds no model, or one for another task; the models do not fit each
-            other; or label maps are to be predicted without a run for it.
+            other; label maps are to be predicted without a run for it; or another process is
+            writing the table.
         LayoutError: The folder holds no cases.
         EnvironmentalError: The table cannot be written, or the device is not available.
 
@@ -88,7 +89,7 @@ def features_of_folder(  # noqa: PLR0913 - each is a choice of its own
     config = load_config(values={} if labels is None else {"cases.labels": labels})
     clinical = read_clinical_tables(data, tables)
     cases_path = (prepared_path or prepared_path_of(data)) / "cases.csv"
-    index = open_index(data, cases_path, config, n_workers=os.cpu_count() or 1, track=track)
+    index = open_index(data, cases_path, config, n_workers=available_cpus(), track=track)
     index = replace(index, cases=with_clinical(index.cases, clinical))
     networks = Networks.load(
         autoencoders,
@@ -97,11 +98,12 @@ def features_of_folder(  # noqa: PLR0913 - each is a choice of its own
         People(clinical=clinical),
         index.cases,
     )
-    # first, so that a folder that cannot be written to is noticed at once
-    write_origin(index, networks, output.with_suffix(".json"))
-    extraction = extract_features(index, networks, predicted=predicted, track=track)
-    write_failures(extraction.failures, output.with_name("failures.csv"))
-    write_features(extraction.rows, output)
+    with alone_at(output):
+        # first, so that a folder that cannot be written to is noticed at once
+        write_origin(index, networks, output.with_suffix(".json"))
+        extraction = extract_features(index, networks, predicted=predicted, track=track)
+        write_failures(extraction.failures, output.with_name("failures.csv"))
+        write_features(extraction.rows, output)
     return extraction
 
 

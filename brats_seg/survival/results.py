@@ -16,7 +16,7 @@ import numpy as np
 
 from brats_seg.cases.clinical import SURVIVAL_CLASS_DAYS
 from brats_seg.cases.folds import read_folds
-from brats_seg.files import whole_file
+from brats_seg.files import alone_at, whole_file
 from brats_seg.progress import Track, untracked
 from brats_seg.report.charts import survival_figure
 from brats_seg.report.style import write_figure
@@ -109,10 +109,11 @@ def study_survival(  # noqa: PLR0913 - each is a choice of its own
     fold_table = None if folds is None else read_folds(folds)
     predictions = cross_validate(study, plan, fold_table, track)
     summary = _summary_of(study, predictions, plan)
-    write_predictions(study, predictions, output / "predictions.csv")
-    write_summary(summary, study, predictions, plan, output / "summary.json")
-    _write_figure(study, predictions, summary, output / "survival.png")
-    missing = write_submission(found, predictions, output / "submission.csv", wanted)
+    with alone_at(output, is_folder=True, wait=True):
+        write_predictions(study, predictions, output / "predictions.csv")
+        write_summary(summary, study, predictions, plan, output / "summary.json")
+        _write_figure(study, predictions, summary, output / "survival.png")
+        missing = write_submission(found, predictions, output / "submission.csv", wanted)
     return SurvivalStudy(study=study, predictions=predictions, summary=summary, missing=missing)
 
 

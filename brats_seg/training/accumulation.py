@@ -1,5 +1,6 @@
 """Make one optimizer step of many micro-batches, equal to that of the whole batch."""
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isfinite
@@ -10,15 +11,17 @@ from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from brats_seg.errors import EnvironmentalError
 from brats_seg.runtime.device import Device
-from brats_seg.training.gradient import (
-    BatchGradient,
-    MicroBatch,
+from brats_seg.training.gradient import BatchGradient, Leaves, MicroBatch, stateful_modules
+from brats_seg.training.independence import (
+    PatchIndependence,
     RandomState,
     capture_buffers,
     restore_buffers,
 )
-from brats_seg.training.losses import Criterion, Measure, measure_nothing
+from brats_seg.training.losses import Criterion, Measure, measure_nothing, parameters_of
 from brats_seg.training.ranks import Ranks
+
+log = logging.getLogger(__name__)
 
 
 class HalfUpdatedError(EnvironmentalError):
@@ -69,7 +72,7 @@ class Accumulator:
         Args:
             network: Network, already on its device.
             criterion: Loss; see `losses` for the attribute by which it declares how it reduces.
-            optimizer: Any optimizer of the network's parameters.
+            optimizer: Any optimizer of parameters of the network, and of those that the loss has.
             device: Device and precision; by default those of the network, in float32.
             clip_norm: Largest norm of the gradient of an effective batch.
             ranks: The processes that share each batch.
@@ -79,6 +82,9 @@ class Accumulator:
         self.optimizer = optimizer
         self.clip_norm = clip_norm
         self.ranks = ranks or Ranks()
+        self._leaves = Leaves(network, criterion, optimizer)
+        self._independence = PatchIndependence(network)
+        self._warn_of_what_is_not_learnt()
         self.compute_on(device or Device(torch_device=next(network.parameters()).device))
 
     def compute_on(self, device: Device) -> None:
@@ -103,20 +109,21 @@ class Accumulator:
             measure: Called once with the output of each micro-batch, without a graph.
 
         Raises:
-            ConfigError: The network has batch statistics, so that its output depends on how the
-                batch is cut; or the loss does not do what it declares.
+            ConfigError: The batch holds no patch; the output of the network for a patch depends on
+                how the batch is cut, see `independence`; or the loss does not do what it declares.
             ReplayError: The loss needs two passes, and the network gave different outputs in them.
             HalfUpdatedError: The optimizer failed, for example because memory ran out.
         """
         random_state = RandomState.capture(self.device.torch_device)
-        buffers = capture_buffers(self.network)
+        modules = stateful_modules(self.network, self.criterion)
+        buffers = capture_buffers(*modules)
         try:
             loss, measured = self.backward(micro_batches, measure)
-            self.ranks.sum_gradients(self.network)
+            self.ranks.sum_gradients(self._leaves.all)
         except BaseException:
-            self.optimizer.zero_grad(set_to_none=True)
+            self._leaves.drop_gradients()
             random_state.restore()
-            restore_buffers(self.network, buffers)
+            restore_buffers(buffers, *modules)
             raise
         norm = self._update()
         return StepResult(
@@ -131,19 +138,24 @@ class Accumulator:
         self, micro_batches: Iterable[MicroBatch], measure: Measure = measure_nothing
     ) -> tuple[float, Tensor]:
         """Set the gradient of the batch's loss without a step; return loss and measurements."""
-        self.optimizer.zero_grad(set_to_none=True)
+        self._leaves.drop_gradients()
         return BatchGradient(
             network=self.network,
             criterion=self.criterion,
             device=self.device,
             scale=self.scaler.scale,
             ranks=self.ranks,
+            leaves=self._leaves,
+            independence=self._independence,
         ).make(micro_batches, measure)
 
     def _update(self) -> float:
-        """Unscale, clip and step once, and return the norm of the gradient."""
+        """Unscale, clip and step once, and return the norm of the gradient.
+
+        Only the parameters that the optimizer updates count for the norm.
+        """
         self.scaler.unscale_(self.optimizer)
-        parameters = [p for p in self.network.parameters() if p.grad is not None]
+        parameters = [p for p in self._leaves.updated if p.grad is not None]
         if self.clip_norm is None:
             norm = float(get_total_norm([p.grad for p in parameters if p.grad is not None]))
         else:
@@ -152,6 +164,19 @@ class Accumulator:
             self._update_weights()
         self.scaler.update()
         return norm
+
+    def _warn_of_what_is_not_learnt(self) -> None:
+        updated = set(self._leaves.updated)
+        left_out = [
+            p for p in parameters_of(self.criterion) if p.requires_grad and p not in updated
+        ]
+        if left_out:
+            log.warning(
+                "the loss %s has parameters that the optimizer was not given, so they are not "
+                "learnt: %d of them",
+                type(self.criterion).__name__,
+                len(left_out),
+            )
 
     def _update_weights(self) -> None:
         try:

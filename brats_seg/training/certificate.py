@@ -27,8 +27,8 @@ from brats_seg.data.patches import epoch_patches
 from brats_seg.errors import BratsError, ConfigError, EnvironmentalError, ResumeError, UsageError
 from brats_seg.files import whole_file
 from brats_seg.labels import REGIONS
-from brats_seg.models.build import build_model, has_batch_statistics, size_multiple, size_words
-from brats_seg.models.output import as_output, output_from, tensors_of
+from brats_seg.models.build import build_model, size_multiple, size_words
+from brats_seg.models.output import as_output, output_from, structure_of, tensors_of
 from brats_seg.progress import Track, untracked
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.memory import is_out_of_memory
@@ -36,13 +36,15 @@ from brats_seg.runtime.weights import load_trained, require_task
 from brats_seg.training.accumulation import Accumulator
 from brats_seg.training.checkpoints import Run, environment_of
 from brats_seg.training.epoch import Batch
-from brats_seg.training.gradient import MicroBatch, RandomState
+from brats_seg.training.gradient import MicroBatch
+from brats_seg.training.independence import PatchIndependence, RandomState
 from brats_seg.training.losses import (
     BatchDiceBce,
     Criterion,
     DiceBce,
     Output,
     build_criterion,
+    parameters_of,
     whole_loss,
 )
 
@@ -205,16 +207,10 @@ def certify(
         device: Device and precision.
 
     Raises:
-        ConfigError: The network normalises over the batch.
+        ConfigError: The network mixes patches, or changes in every pass, see `independence`.
         EnvironmentalError: Not even two patches fit in memory.
         BratsError: A gradient is zero or not finite.
     """
-    if has_batch_statistics(network):
-        msg = (
-            "the network normalises over the batch: no way to accumulate gives the gradient of the "
-            "whole batch. Use a network with instance or group norm."
-        )
-        raise ConfigError(msg)
     rows = _rows_that_fit(deepcopy(network), config, patches, device)
     if not rows:
         size = size_words(patches.image.shape[2:])
@@ -343,15 +339,17 @@ def gradient_of(
 ) -> Tensor:
     """Return the gradient of a backward pass, `(n_parameters,)`, in float64 on the CPU.
 
-    Each call draws the same random numbers as the one before it.
+    Parameters of the loss come after those of the network. Each call draws the same random numbers
+    as the one before it.
     """
-    network.zero_grad()
+    parameters = [*network.parameters(), *parameters_of(criterion)]
+    for parameter in parameters:
+        parameter.grad = None
     before = RandomState.capture(device.torch_device)
     backward(network, criterion, [part.to(device.torch_device) for part in micro_batches], device)
     before.restore()
     parts = [
-        torch.zeros_like(p, device="cpu") if p.grad is None else p.grad.cpu()
-        for p in network.parameters()
+        torch.zeros_like(p, device="cpu") if p.grad is None else p.grad.cpu() for p in parameters
     ]
     return torch.cat([part.flatten().double() for part in parts]) / _loss_scale(device)
 
@@ -364,8 +362,9 @@ def whole(
     with device.autocast():
         if _has_random_layers(network, micro_batches[0], device):
             # random layers draw patch by patch, as they do in micro-batches
-            outputs = [tensors_of(network(part.image)) for part in micro_batches]
-            output = output_from(tuple(torch.cat(parts) for parts in zip(*outputs, strict=True)))
+            outputs = [network(part.image) for part in micro_batches]
+            columns = zip(*map(tensors_of, outputs), strict=True)
+            output = output_from(structure_of(outputs[0]), [torch.cat(parts) for parts in columns])
         else:
             output = network(image)
         loss = whole_loss(criterion, output, target)
@@ -376,7 +375,7 @@ def exact(
     network: nn.Module, criterion: Criterion, micro_batches: Sequence[MicroBatch], device: Device
 ) -> None:
     """Compute the gradient with the accumulator."""
-    optimizer = torch.optim.SGD(network.parameters())
+    optimizer = torch.optim.SGD([*network.parameters(), *parameters_of(criterion)])
     accumulator = Accumulator(network, criterion, optimizer, device=device)
     accumulator.scaler = torch.amp.GradScaler(
         device.torch_device.type, init_scale=_LOSS_SCALE, enabled=device.needs_scaler
@@ -402,6 +401,7 @@ def _rows_that_fit(
 ) -> tuple[CertificateRow, ...]:
     """Return the rows of one precision, or none if not even two patches fit in memory."""
     network.to(device.torch_device).train()
+    PatchIndependence(network).check(patches.image[:1].to(device.torch_device), device)
     n_all = n_patches = len(patches.image)
     while n_patches > 1:
         # the first and the last differ most
@@ -422,6 +422,8 @@ def _rows(
     own = config.name or (BATCH_DICE if config.batch_dice else PATCH_DICE)
     precision = "fp64" if micro_batches[0].image.dtype.itemsize == 8 else device.precision
     for name, criterion in _criteria(config).items():
+        if isinstance(criterion, nn.Module):
+            criterion.to(micro_batches[0].image.dtype).to(device.torch_device)
         expected = gradient_of(whole, network, criterion, micro_batches, device)
         _check_comparable(expected, name)
         for method, backward in _METHODS.items():

@@ -6,6 +6,7 @@ environment.json  versions and device
 history.csv       a row for each epoch; history.png shows it
 last.pt           the latest state, from which the run resumes
 best.pt           the weights with the best watched value, for prediction
+.training.lock    held by the process that trains or tunes the run
 
 A checkpoint is a dictionary of plain values and tensors, read with `weights_only=True`, so that
 opening one runs no code. Its entry `model` is the plain state dict of the network.
@@ -17,22 +18,35 @@ import math
 import platform
 import re
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from brats_seg.cases.folds import SPLIT_NAME, Split, write_split
 from brats_seg.config import Config, config_of, differing_settings
 from brats_seg.data.fold import FoldData
-from brats_seg.errors import ResumeError
-from brats_seg.files import remove_leftovers, whole_file
+from brats_seg.errors import BratsError, ResumeError
+from brats_seg.files import explained, remove_leftovers, whole_file
 from brats_seg.runtime.device import Device
-from brats_seg.runtime.weights import BEST_NAME, SCHEMA_VERSION, ModelIdentity, read_checkpoint
-from brats_seg.training.history import write_history
+from brats_seg.runtime.weights import (
+    BEST_NAME,
+    RUN_LOCK_NAME,
+    SCHEMA_VERSION,
+    ModelIdentity,
+    parse_identity,
+    read_checkpoint,
+    reason_of,
+    run_locked,
+    write_checkpoint,
+)
+from brats_seg.training.history import write_history, write_picture
 from brats_seg.training.ranks import Ranks
 from brats_seg.training.state import Position, RunState
 from brats_seg.training.tasks import RunningSums
@@ -49,6 +63,9 @@ FREE_SETTINGS = frozenset(
     }
 )
 """Settings that may change when a run is resumed, because they do not change its mathematics."""
+_RESTORE = "Replace it by a copy, or start anew with --fresh."
+DRAWN_EVERY_S = 10.0
+"""Time between two pictures of the history, each of which takes up to 0.3 s."""
 _WAYS_OUT = "Use those, choose another --run, or start anew with --fresh."
 
 
@@ -67,6 +84,8 @@ class Checkpointer:
     ranks: Ranks
     _started_s: float = field(default_factory=time.monotonic, init=False)
     _saved_s: float = field(default_factory=time.monotonic, init=False)
+    _drawn_s: float = field(default=-math.inf, init=False)
+    _is_picture_old: bool = field(default=False, init=False)
 
     @property
     def epoch_s(self) -> float:
@@ -78,26 +97,53 @@ class Checkpointer:
         """Whether the latest state is older than the settings allow."""
         return time.monotonic() - self._saved_s > 60 * self.config.training.checkpoint_minutes
 
-    def begin(self, *, fresh: bool) -> bool:
-        """Restore the latest state, and return whether there was one.
+    @contextmanager
+    def opened(self, *, fresh: bool) -> Iterator[bool]:
+        """Lock the run, restore its latest state, and provide whether there was one.
 
         Args:
             fresh: Rename an earlier run of that name first, and start anew.
 
         Raises:
+            UsageError: Another process trains the run.
             ResumeError: The run was begun with other settings or cases.
         """
-        run = Run(path=self.path)
-        with self.ranks.first_alone():
-            if self.ranks.is_first and fresh and (aside := run.set_aside()):
+        with ExitStack() as locks:
+            error = self._lock(locks, fresh=fresh) if self.ranks.is_first else None
+            # every rank raises it: the others would wait for the first one
+            for raised in self.ranks.gather(error):
+                if raised is not None:
+                    raise raised
+            yield self._begin()
+            if self._is_picture_old:
+                write_picture(self.state.history, self.path)
+
+    def _lock(self, locks: ExitStack, *, fresh: bool) -> BratsError | None:
+        """Lock the folder, and the new one if the earlier run is renamed; return an error."""
+        try:
+            locks.enter_context(run_locked(self.path))
+            if fresh and (aside := Run(path=self.path).set_aside()):
                 log.info("the earlier run is now %s", aside)
+                # the first lock was renamed with its folder
+                locks.enter_context(run_locked(self.path))
+        except BratsError as error:
+            return error
+        return None
+
+    def _begin(self) -> bool:
+        run = Run(path=self.path)
         checkpoint = run.checkpoint(self.config, self._identity, self.device.torch_device)
         if self.ranks.is_first:
             run.begin(self.config, self.data.split, self.device)
-        self.ranks.broadcast(self.state.network)
+        loss = self.state.loss_module
+        self.ranks.broadcast(self.state.network, *([] if loss is None else [loss]))
         if checkpoint is not None:
             restore(self.state, checkpoint)
             position = self.state.position
+            if self.state.history and self.ranks.is_first:
+                # the process may have ended between the checkpoint and the history
+                write_history(self.state.history, self.path)
+                self._is_picture_old = True
             log.info("resuming at epoch %d, step %d", position.epoch + 1, position.n_steps)
         return checkpoint is not None
 
@@ -123,9 +169,14 @@ class Checkpointer:
                 save_checkpoint(checkpoint, Run(path=self.path).best_path)
 
     def write_history(self) -> None:
-        """Write the table and the picture of all epochs so far."""
-        if self.ranks.is_first:
-            write_history(self.state.history, self.path)
+        """Write the table of all epochs so far, and their picture unless it was drawn just now."""
+        if not self.ranks.is_first:
+            return
+        write_history(self.state.history, self.path)
+        self._is_picture_old = time.monotonic() - self._drawn_s < DRAWN_EVERY_S
+        if not self._is_picture_old:
+            write_picture(self.state.history, self.path)
+            self._drawn_s = time.monotonic()
 
     @property
     def _identity(self) -> ModelIdentity:
@@ -133,6 +184,7 @@ class Checkpointer:
             conventions=self.data.conventions,
             patch=self.patch,
             fingerprint=self.data.fingerprint,
+            spacing_mm=self.data.spacing_mm,
         )
 
     def _checkpoint(self) -> "Checkpoint":
@@ -166,7 +218,7 @@ class Run:
 
     def set_aside(self) -> Path | None:
         """Rename an earlier run of this name to a free one, and return that, or None without one."""
-        if not self.path.exists():
+        if not self.path.exists() or {p.name for p in self.path.iterdir()} <= {RUN_LOCK_NAME}:
             return None
         numbers = (
             re.fullmatch(rf"{re.escape(self.path.name)}\.(\d+)", p.name)
@@ -174,7 +226,10 @@ class Run:
         )
         last = max((int(match[1]) for match in numbers if match), default=0)
         aside = self.path.with_name(f"{self.path.name}.{last + 1}")
-        self.path.rename(aside)
+        try:
+            self.path.rename(aside)
+        except OSError as error:
+            raise explained(error, aside) from error
         return aside
 
     def checkpoint(
@@ -230,7 +285,9 @@ class Checkpoint:
     best: float | None = None
     """Best watched value so far."""
     optimizer: dict[str, Any] | None = None
-    """State of the optimizer; None in a checkpoint for prediction alone, as are the next four."""
+    """State of the optimizer; None in a checkpoint for prediction alone, as are the next five."""
+    criterion: dict[str, Tensor] | None = None
+    """State dict of a loss that is a module, with the parameters that it learns."""
     schedule: dict[str, Any] | None = None
     fallback: dict[str, Any] | None = None
     """Memory mode in use."""
@@ -243,7 +300,14 @@ class Checkpoint:
     def for_prediction(self, model: dict[str, Tensor]) -> Self:
         """Return a checkpoint with those weights, without the entries that only training needs."""
         return replace(
-            self, model=model, optimizer=None, schedule=None, fallback=None, scaler=None, ema=None
+            self,
+            model=model,
+            optimizer=None,
+            criterion=None,
+            schedule=None,
+            fallback=None,
+            scaler=None,
+            ema=None,
         )
 
 
@@ -253,8 +317,7 @@ def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
     content["identity"] = asdict(checkpoint.identity)
     content["position"] = asdict(checkpoint.position)
     content["sums"] = asdict(checkpoint.sums)
-    with whole_file(path) as beside:
-        torch.save(content, beside)
+    write_checkpoint(content, path)
 
 
 def load_checkpoint(path: Path, device: torch.device) -> Checkpoint:
@@ -263,13 +326,19 @@ def load_checkpoint(path: Path, device: torch.device) -> Checkpoint:
     Raises:
         ResumeError: The file is damaged, is no checkpoint, or has an unknown schema version.
     """
-    content = _converted(read_checkpoint(path, device))
-    content["identity"] = ModelIdentity(**content["identity"])
-    content["position"] = Position(**content["position"])
-    content["sums"] = RunningSums(**content["sums"])
-    # other entries, such as settings fitted to the weights, are for prediction alone
-    known = {entry.name for entry in fields(Checkpoint)}
-    return Checkpoint(**{name: value for name, value in content.items() if name in known})
+    content = read_checkpoint(path, device)
+    try:
+        content = _converted(content)
+        content["identity"] = parse_identity(content["identity"])
+        content["position"] = _POSITION.validate_python(content["position"])
+        content["sums"] = RunningSums(**content["sums"])
+        content["history"] = _HISTORY.validate_python(content["history"])
+        # other entries, such as settings fitted to the weights, are for prediction alone
+        known = {entry.name for entry in fields(Checkpoint)}
+        return Checkpoint(**{name: value for name, value in content.items() if name in known})
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        msg = f"{path} is not a checkpoint of a run: {reason_of(error)}. {_RESTORE}"
+        raise ResumeError(msg) from None
 
 
 def checkpoint_of(
@@ -285,6 +354,7 @@ def checkpoint_of(
         history=tuple(dict(row) for row in state.history),
         best=state.best,
         optimizer=state.accumulator.optimizer.state_dict(),
+        criterion=None if state.loss_module is None else state.loss_module.state_dict(),
         schedule=state.schedule.state_dict(),
         fallback=state.fallback.state_dict(),
         scaler=state.accumulator.scaler.state_dict(),
@@ -297,25 +367,16 @@ def restore(state: RunState, checkpoint: Checkpoint) -> None:
     """Set a state that was built from the same settings to the values of a checkpoint.
 
     Raises:
-        ResumeError: The checkpoint is for prediction alone, or of another network.
+        ResumeError: The checkpoint is for prediction alone, is of another network, or is damaged.
     """
     if checkpoint.optimizer is None or checkpoint.schedule is None:
         msg = "the checkpoint is for prediction alone; a run resumes from last.pt"
         raise ResumeError(msg)
-    _load(state.network, checkpoint.model)
-    state.accumulator.optimizer.load_state_dict(checkpoint.optimizer)
-    state.schedule.load_state_dict(checkpoint.schedule)
-    if checkpoint.fallback is not None:
-        # before the loss scale, which belongs to the precision that this may change
-        state.fallback.load_state_dict(checkpoint.fallback)
-    if checkpoint.scaler:  # empty when the run computed without one
-        state.accumulator.scaler.load_state_dict(checkpoint.scaler)
-    if state.ema is not None and checkpoint.ema is not None:
-        _load(state.ema, checkpoint.ema)
-    state.position = checkpoint.position
-    state.sums = checkpoint.sums
-    state.history = list(checkpoint.history)
-    state.best = checkpoint.best
+    try:
+        _restore(state, checkpoint, checkpoint.optimizer, checkpoint.schedule)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        msg = f"the checkpoint does not fit the run: {error!r}. {_RESTORE}"
+        raise ResumeError(msg) from error
 
 
 def environment_of(device: Device) -> dict[str, str]:
@@ -333,6 +394,30 @@ def environment_of(device: Device) -> dict[str, str]:
     }
 
 
+def _restore(
+    state: RunState, checkpoint: Checkpoint, optimizer: dict[str, Any], schedule: dict[str, Any]
+) -> None:
+    _load(state.network, checkpoint.model)
+    _restore_loss(state, checkpoint)
+    state.accumulator.optimizer.load_state_dict(optimizer)
+    state.schedule.load_state_dict(schedule)
+    if checkpoint.fallback is not None:
+        # before the loss scale, which belongs to the precision that this may change
+        state.fallback.load_state_dict(checkpoint.fallback)
+    if checkpoint.scaler:  # empty when the run computed without one
+        state.accumulator.scaler.load_state_dict(checkpoint.scaler)
+    if state.ema is not None and checkpoint.ema is not None:
+        _load(state.ema, checkpoint.ema)
+    state.position = checkpoint.position
+    state.sums = checkpoint.sums
+    state.history = list(checkpoint.history)
+    state.best = checkpoint.best
+
+
+_POSITION = TypeAdapter(Position)
+_HISTORY = TypeAdapter(tuple[dict[str, int | float], ...])
+
+
 def _converted(content: dict[str, Any]) -> dict[str, Any]:
     """Return the entries of a checkpoint of schema version 1 under the names of version 2."""
     if content["schema_version"] == SCHEMA_VERSION:
@@ -342,6 +427,24 @@ def _converted(content: dict[str, Any]) -> dict[str, Any]:
     position = dict(content["position"])
     position["n_batches"] = position.pop("n_windows")
     return {**content, "position": position, "schema_version": SCHEMA_VERSION}
+
+
+def _restore_loss(state: RunState, checkpoint: Checkpoint) -> None:
+    loss = state.loss_module
+    if loss is None:
+        return
+    try:
+        if checkpoint.criterion is not None:
+            loss.load_state_dict(checkpoint.criterion)
+        elif next(loss.parameters(), None) is not None:
+            msg = (
+                f"the run was begun without learning the parameters of the loss "
+                f"{type(loss).__name__}. {_WAYS_OUT}"
+            )
+            raise ResumeError(msg)
+    except RuntimeError as error:
+        msg = f"the checkpoint holds the parameters of another loss than the one given: {error}"
+        raise ResumeError(msg) from None
 
 
 def _load(network: nn.Module, weights: dict[str, Any]) -> None:

@@ -7,7 +7,6 @@ micro-batches; the device holds one micro-batch at a time.
 N patches, C modalities, R targets, X Y Z voxels.
 """
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -17,6 +16,7 @@ from typing import Literal
 import torch
 
 from brats_seg.config import Config
+from brats_seg.cpu_threads import available_cpus
 from brats_seg.data.fold import FoldData
 from brats_seg.data.intensity_transforms import Transform
 from brats_seg.data.loader import PatchDataset, Sample, patch_loader
@@ -132,4 +132,4 @@ def _n_workers(setting: int | Literal["auto"], device: Device) -> int:
         return setting
     # on a machine without a GPU, training itself keeps the processors busy
     on_cpu = device.torch_device.type == "cpu"
-    return 0 if on_cpu else min(MAX_AUTO_WORKERS, os.cpu_count() or 1)
+    return 0 if on_cpu else min(MAX_AUTO_WORKERS, available_cpus())

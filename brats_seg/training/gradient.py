@@ -10,6 +10,10 @@ The number of passes depends on the loss (see `losses.reduction_of`):
   whole batch, and the second propagates its derivative with respect to each output (the idea of Gao
   2021, arXiv 2101.06983, there for contrastive losses).
 
+A loss may depend on more than the outputs: on parameters of its own, or on the weights of the network
+that it reads. In one pass these gradients are divided by the patches like all others; in two, they come
+from the one computation of the loss, on one rank only.
+
 The graph of the last micro-batch of a first pass is kept for the second, so n micro-batches take
 2n - 1 forward passes at most. Only one graph exists at a time, and with a loss of the first two
 kinds the device holds one micro-batch at a time, whatever the effective batch.
@@ -17,41 +21,39 @@ kinds the device holds one micro-batch at a time, whatever the effective batch.
 N patches, C channels, R regions, X Y Z voxels.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, Self, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from brats_seg.errors import BratsError, ConfigError
-from brats_seg.models.build import has_batch_statistics
-from brats_seg.models.output import output_from, tensors_of
+from brats_seg.errors import ConfigError
+from brats_seg.models.output import output_from, structure_of, tensors_of
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.memory import is_out_of_memory
+from brats_seg.training.independence import (
+    PatchIndependence,
+    RandomState,
+    capture_buffers,
+    check_replay,
+    restore_buffers,
+)
 from brats_seg.training.losses import (
     Criterion,
     Measure,
     Output,
     SumsLoss,
     as_sums_loss,
+    check_scalar,
     measure_nothing,
     reduction_of,
 )
 from brats_seg.training.ranks import Ranks
 
 Value = TypeVar("Value")
-Carried: TypeAlias = tuple[Tensor, ...]
-"""The tensors of a micro-batch that the loss of the batch is computed from."""
 Gradients: TypeAlias = list[Sequence[Tensor | None]]
 """For each micro-batch, the derivative with respect to each carried tensor, or None without one."""
-
-REPLAY_TOLERANCE = 1e3
-"""Largest difference between the two passes over a micro-batch, in units of the type's precision."""
-
-
-class ReplayError(BratsError):
-    """A network returned another output for the same micro-batch."""
 
 
 class MicroBatch(NamedTuple):
@@ -86,6 +88,78 @@ _STORED_TYPES = (torch.uint8, torch.float16, torch.bfloat16)
 """Types in which targets are held on the host to save memory."""
 
 
+class Carried(NamedTuple):
+    """What the loss of the batch is computed from, of one micro-batch."""
+
+    tensors: tuple[Tensor, ...]
+    structure: Any = None
+    """The output that all tensors but the last belong to, see `structure_of`."""
+
+
+class Leaves:
+    """The tensors that the gradient of a batch belongs to: what network, loss and optimizer hold."""
+
+    def __init__(
+        self, network: nn.Module, criterion: Criterion, optimizer: torch.optim.Optimizer
+    ) -> None:
+        self._modules = [m for m in (network, criterion) if isinstance(m, nn.Module)]
+        self._optimizer = optimizer
+        self._is_checked = False
+
+    @property
+    def updated(self) -> list[Tensor]:
+        """The tensors that the optimizer updates."""
+        return [tensor for group in self._optimizer.param_groups for tensor in group["params"]]
+
+    @property
+    def all(self) -> list[Tensor]:
+        """Every tensor that requires a gradient, each once."""
+        held = (parameter for module in self._modules for parameter in module.parameters())
+        return [t for t in dict.fromkeys([*held, *self.updated]) if t.requires_grad]
+
+    def drop_gradients(self) -> None:
+        """Forget the gradients, also of tensors that the optimizer does not have."""
+        for tensor in self.all:
+            tensor.grad = None
+
+    def divide_gradients(self, n_patches: int) -> None:
+        """Turn the gradients of a sum over patches into those of their mean."""
+        for tensor in self.all:
+            if tensor.grad is not None:
+                tensor.grad /= n_patches
+
+    def check(self, loss: Tensor, *others: Tensor, inputs: Sequence[Tensor] = ()) -> None:
+        """Look, the first time, for leaves that a loss depends on and that nobody holds.
+
+        Args:
+            loss: The loss, or losses of patches.
+            others: Other tensors that it is computed from, with graphs of their own.
+            inputs: Leaves that stand for those tensors in the graph of the loss.
+
+        Raises:
+            ConfigError: There is such a tensor, which would not be learnt; or the loss has no
+                gradient at all.
+        """
+        if not loss.requires_grad:
+            msg = (
+                "the loss depends neither on the output of the network nor on anything else that "
+                "requires a gradient: look for detach(), argmax() or no_grad() on the way to it"
+            )
+            raise ConfigError(msg)
+        if self._is_checked:
+            return
+        held = {*self.all, *inputs}
+        unknown = [leaf for leaf in _leaves_of(loss, *others) if leaf not in held]
+        if unknown:
+            msg = (
+                f"the loss depends on a tensor of shape {tuple(unknown[0].shape)} that requires a "
+                "gradient and would not be learnt: neither network, loss nor optimizer hold it. "
+                "Make it a parameter of a loss that is a torch.nn.Module, or detach it."
+            )
+            raise ConfigError(msg)
+        self._is_checked = True
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchGradient:
     """Computes the gradient of a batch that is given as micro-batches."""
@@ -97,9 +171,13 @@ class BatchGradient:
     """Multiplies a loss before the backward pass, so that float16 gradients do not underflow."""
     ranks: Ranks
     """The processes that share each batch."""
+    leaves: Leaves
+    """What the gradient belongs to."""
+    independence: PatchIndependence
+    """Asks the network whether a batch may be cut."""
 
     def make(self, micro_batches: Iterable[MicroBatch], measure: Measure) -> tuple[float, Tensor]:
-        """Add this rank's part of the gradient to the parameters; return loss and measurements.
+        """Add this rank's part of the gradient to the leaves; return loss and measurements.
 
         Args:
             micro_batches: This rank's share of the batch, perhaps empty. Each is moved to the
@@ -123,26 +201,23 @@ class BatchGradient:
         def work() -> float:
             total = torch.zeros((), device=self.device.torch_device)
             for place, micro_batch in enumerate(micro_batches):
-                self._check_normalisation(place)
-                loss = self._summed_loss(micro_batch, measure, rows)
+                loss = self._summed_loss(self._on_device(place, micro_batch), measure, rows)
                 self.scale(loss).backward()
                 total = total + loss.detach()
             return float(total)
 
         total = torch.tensor(self._together(work), dtype=torch.float64)
-        n_patches = int(self.ranks.sum(torch.tensor(_n_patches(rows))))
-        for parameter in self.network.parameters():
-            if parameter.grad is not None:
-                parameter.grad /= n_patches
+        n_patches = self._n_patches(rows)
+        self.leaves.divide_gradients(n_patches)
         return float(self.ranks.sum(total)) / n_patches, rows
 
-    def _summed_loss(self, micro_batch: MicroBatch, measure: Measure, rows: list[Tensor]) -> Tensor:
+    def _summed_loss(self, here: MicroBatch, measure: Measure, rows: list[Tensor]) -> Tensor:
         """Return the sum of the patches' losses, holding nothing else of the forward pass."""
-        here = micro_batch.to(self.device.torch_device)
         with self.device.autocast():
             output = self.network(here.image)
             losses = self.criterion(output, here.target)
         _check_per_patch(losses, len(here.image))
+        self.leaves.check(losses)
         rows.append(_measured(measure, output, here.target))
         return losses.sum()
 
@@ -157,56 +232,76 @@ class BatchGradient:
         def first_pass() -> list[Carried]:
             carried = []
             for place, micro_batch in enumerate(held):
-                self._check_normalisation(place)
+                here = self._on_device(place, micro_batch)
                 states.append(RandomState.capture(self.device.torch_device))
                 with torch.set_grad_enabled(place == len(held) - 1):
-                    carried.append(self._carried(reduction, micro_batch, measure, rows))
+                    carried.append(self._carried(reduction, here, measure, rows))
             return carried
 
         carried = self._together(first_pass)
         after = RandomState.capture(self.device.torch_device)
-        buffers = capture_buffers(self.network)
+        modules = stateful_modules(self.network, self.criterion)
+        buffers = capture_buffers(*modules)
+        n_patches = self._n_patches(rows)
         gathered = reduction.gather(carried)
-        n_patches = int(self.ranks.sum(torch.tensor(_n_patches(rows))))
-        loss, gradients = self._together(
-            lambda: reduction.differentiate(gathered, carried, n_patches)
-        )
+
+        def differentiate() -> tuple[float, Gradients]:
+            loss = reduction.loss_of(gathered, n_patches)
+            last = carried[-1].tensors if carried else ()
+            self.leaves.check(loss, *last, inputs=gathered.inputs)
+            return float(loss.detach()), reduction.differentiate(loss, gathered, carried)
+
+        loss, gradients = self._together(differentiate)
 
         def second_pass() -> None:
             if carried:
                 # the graph of the last micro-batch is still there
                 _backward(carried.pop(), gradients[-1])
             for place, first in enumerate(carried):
+                here = held[place].to(self.device.torch_device)
                 states[place].restore()
-                second = self._carried(reduction, held[place], measure_nothing, [])
-                check_replay(first, second)
+                second = self._carried(reduction, here, measure_nothing, [])
+                check_replay(first.tensors, second.tensors)
                 _backward(second, gradients[place])
 
         self._together(second_pass)
         after.restore()
-        restore_buffers(self.network, buffers)
+        restore_buffers(buffers, *modules)
         return loss, rows
 
     def _carried(
-        self,
-        reduction: "LossReduction",
-        micro_batch: MicroBatch,
-        measure: Measure,
-        rows: list[Tensor],
+        self, reduction: "LossReduction", here: MicroBatch, measure: Measure, rows: list[Tensor]
     ) -> Carried:
-        here = micro_batch.to(self.device.torch_device)
         with self.device.autocast():
             output = self.network(here.image)
             rows.append(_measured(measure, output, here.target))
             return reduction.carry(output, here.target)
 
-    def _check_normalisation(self, place: int) -> None:
-        if place == 1 and has_batch_statistics(self.network):
+    def _on_device(self, place: int, micro_batch: MicroBatch) -> MicroBatch:
+        """Return a micro-batch on the device; from the second one on, the batch is cut.
+
+        Raises:
+            ConfigError: It holds no patch, or the network does not allow a batch to be cut.
+        """
+        n_patches, n_targets = len(micro_batch.image), len(micro_batch.target)
+        if n_patches == 0 or n_patches != n_targets:
             msg = (
-                "the network normalises over the batch, so several micro-batches cannot equal the "
-                "whole batch; use instance or group norm, or one micro-batch"
+                f"micro-batch {place + 1} of the batch holds {n_patches} patches and {n_targets} "
+                "targets; expected one patch at least, and a target for each"
             )
             raise ConfigError(msg)
+        here = micro_batch.to(self.device.torch_device)
+        if place == 1 or self.ranks.n_ranks > 1:
+            self.independence.check(here.image, self.device)
+        return here
+
+    def _n_patches(self, rows: Sequence[Tensor]) -> int:
+        """Return the number of patches of all ranks."""
+        n_patches = int(self.ranks.sum(torch.tensor(sum(map(len, rows)))))
+        if n_patches == 0:
+            msg = "the batch holds no micro-batch; expected at least one, on one rank at least"
+            raise ConfigError(msg)
+        return n_patches
 
     def _together(self, work: Callable[[], Value]) -> Value:
         """Return the result of this rank's work; if memory runs out on any rank, all raise."""
@@ -222,77 +317,43 @@ class BatchGradient:
         return value
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RandomState:
-    """The state of the generators that random layers draw from."""
-
-    cpu: Tensor
-    cuda: Tensor | None
-    device: torch.device
-
-    @classmethod
-    def capture(cls, device: torch.device) -> Self:
-        """Return the current state of torch's generators, on the CPU and on a GPU."""
-        on_gpu = device.type == "cuda"
-        cuda = torch.cuda.get_rng_state(device) if on_gpu else None
-        return cls(cpu=torch.get_rng_state(), cuda=cuda, device=device)
-
-    def restore(self) -> None:
-        """Set the generators to this state."""
-        torch.set_rng_state(self.cpu)
-        if self.cuda is not None:
-            torch.cuda.set_rng_state(self.cuda, self.device)
+def stateful_modules(network: nn.Module, criterion: Criterion) -> list[nn.Module]:
+    """Return the network, and the loss if it is a module, whose buffers a forward pass may change."""
+    return [module for module in (network, criterion) if isinstance(module, nn.Module)]
 
 
-def capture_buffers(network: nn.Module) -> tuple[Tensor, ...]:
-    """Copy the buffers of a network, such as running statistics."""
-    return tuple(buffer.detach().clone() for buffer in network.buffers())
+class Gathered(NamedTuple):
+    """What was carried on all ranks."""
 
-
-def restore_buffers(network: nn.Module, buffers: Sequence[Tensor]) -> None:
-    """Set the buffers of a network to the copies."""
-    for buffer, copy in zip(network.buffers(), buffers, strict=True):
-        buffer.copy_(copy)
-
-
-def check_replay(first: Sequence[Tensor], second: Sequence[Tensor]) -> None:
-    """Raise `ReplayError` unless both passes over a micro-batch gave the same values.
-
-    Kernels that add in no fixed order (some of cuDNN) differ in the last digits between passes, so
-    values may differ by `REPLAY_TOLERANCE`; another dropout mask makes them differ by far more.
-    """
-    for before, after in zip(first, second, strict=True):
-        # a value that is not finite makes the whole step be skipped, with a warning of its own
-        finite = before.isfinite()
-        if not finite.any():
-            continue
-        epsilon = torch.finfo(before.dtype).eps
-        error = float((before - after.detach())[finite].abs().max())
-        scale = float(before[finite].abs().max())
-        if not error <= REPLAY_TOLERANCE * epsilon * max(scale, 1.0):
-            msg = (
-                f"the network returned another output for the same micro-batch: they differ by "
-                f"{error:.3g}, with values up to {scale:.3g}. Expected random layers to draw from "
-                "torch's default generators only, and no state that changes in a forward pass. "
-                "Give the layer torch's generator, or use a loss that is a mean over patches, "
-                "which needs one pass."
-            )
-            raise ReplayError(msg)
+    inputs: Sequence[Tensor]
+    """The tensors that the loss is computed from, as leaves of its graph."""
+    structure: Any = None
+    """The output that they belong to, see `structure_of`."""
+    target: Tensor = torch.empty(0)
+    own: slice = slice(None)
+    """The rows that are this rank's."""
 
 
 class LossReduction(Protocol):
     """Computes the loss of a batch from tensors that were carried over from its micro-batches."""
 
     def carry(self, output: Output, target: Tensor) -> Carried:
-        """Return the tensors of a micro-batch that the loss is computed from."""
+        """Return what the loss is computed from, of a micro-batch."""
 
-    def gather(self, carried: Sequence[Carried]) -> Any:
-        """Collect the carried tensors of all ranks, in one exchange."""
+    def gather(self, carried: Sequence[Carried]) -> Gathered:
+        """Collect what was carried on all ranks."""
+
+    def loss_of(self, gathered: Gathered, n_patches: int) -> Tensor:
+        """Return the loss of the batch."""
 
     def differentiate(
-        self, gathered: Any, carried: Sequence[Carried], n_patches: int
-    ) -> tuple[float, Gradients]:
-        """Return the loss of the batch and its derivatives with respect to this rank's tensors."""
+        self, loss: Tensor, gathered: Gathered, carried: Sequence[Carried]
+    ) -> Gradients:
+        """Return the derivatives of the loss with respect to this rank's tensors.
+
+        What the loss depends on beside them, such as parameters of its own or the weights of the
+        network, gets its gradient here, on the first rank only: the sum over ranks counts it once.
+        """
 
 
 def loss_reduction(
@@ -313,21 +374,22 @@ class _SumsReduction:
     ranks: Ranks
 
     def carry(self, output: Output, target: Tensor) -> Carried:
-        return (self.loss.sums(output, target),)
+        return Carried((self.loss.sums(output, target),))
 
-    def gather(self, carried: Sequence[Carried]) -> Tensor:
+    def gather(self, carried: Sequence[Carried]) -> Gathered:
         # the sums of many patches are added in float64: the loss is a ratio of them
-        own = [part.detach().double() for (part,) in carried]
+        own = [sums.detach().double() for (sums,), _ in carried]
         rows, _ = self.ranks.gather_rows(torch.stack(own) if own else None)
-        return rows.sum(0)
+        return Gathered([rows.sum(0).requires_grad_()])
+
+    def loss_of(self, gathered: Gathered, n_patches: int) -> Tensor:
+        return check_scalar(self.loss.of_sums(gathered.inputs[0], n_patches), self.loss)
 
     def differentiate(
-        self, gathered: Tensor, carried: Sequence[Carried], n_patches: int
-    ) -> tuple[float, Gradients]:
-        sums = gathered.requires_grad_()
-        loss = self.loss.of_sums(sums, n_patches)
-        (gradient,) = torch.autograd.grad(self.scale(loss), (sums,))
-        return float(loss.detach()), [(gradient.to(part.dtype),) for (part,) in carried]
+        self, loss: Tensor, gathered: Gathered, carried: Sequence[Carried]
+    ) -> Gradients:
+        (by_sums,) = _derivatives(self.scale(loss), gathered.inputs, self.ranks)
+        return [(None if by_sums is None else by_sums.to(sums.dtype),) for (sums,), _ in carried]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -340,43 +402,94 @@ class _OutputsReduction:
     ranks: Ranks
 
     def carry(self, output: Output, target: Tensor) -> Carried:
-        return (*tensors_of(output), target)
+        tensors = (*tensors_of(output), target)
+        for tensor in tensors:
+            if tensor.ndim == 0 or len(tensor) != len(target):
+                msg = (
+                    f"the network returned a tensor of shape {tuple(tensor.shape)} for "
+                    f"{len(target)} patches; expected a row for each patch, because the loss is "
+                    "computed once for all patches of the batch"
+                )
+                raise ConfigError(msg)
+        return Carried(tensors, structure_of(output))
 
-    def gather(self, carried: Sequence[Carried]) -> tuple[list[Tensor], slice]:
-        n_tensors = max(self.ranks.gather(len(carried[0]) if carried else 0))
-        columns = [[parts[place].detach() for parts in carried] for place in range(n_tensors)]
+    def gather(self, carried: Sequence[Carried]) -> Gathered:
+        kinds = [(c.structure, [tuple(t.shape[1:]) for t in c.tensors]) for c in carried]
+        kinds = [kind for kinds_of_rank in self.ranks.gather(kinds) for kind in kinds_of_rank]
+        _check_one_size([shapes for _, shapes in kinds])
+        structure, shapes = kinds[0]
+        columns = [[c.tensors[place].detach() for c in carried] for place in range(len(shapes))]
         gathered = [self.ranks.gather_rows(torch.cat(c) if c else None) for c in columns]
-        return [rows for rows, _ in gathered], gathered[0][1]
+        *outputs, target = (rows for rows, _ in gathered)
+        for tensor in outputs:
+            tensor.requires_grad_(tensor.is_floating_point())
+        return Gathered(outputs, structure, target, gathered[0][1])
+
+    def loss_of(self, gathered: Gathered, n_patches: int) -> Tensor:
+        output = output_from(gathered.structure, gathered.inputs)
+        with self.device.autocast():
+            return check_scalar(self.loss(output, gathered.target), self.loss)
 
     def differentiate(
-        self, gathered: tuple[list[Tensor], slice], carried: Sequence[Carried], n_patches: int
-    ) -> tuple[float, Gradients]:
-        (*outputs, target), own = gathered
-        leaves = tuple(output.requires_grad_() for output in outputs)
-        with self.device.autocast():
-            loss = self.loss(output_from(leaves), target)
+        self, loss: Tensor, gathered: Gathered, carried: Sequence[Carried]
+    ) -> Gradients:
         # a loss may use some outputs only, for example those of the finest level
-        found: tuple[Tensor | None, ...] = torch.autograd.grad(
-            self.scale(loss), leaves, allow_unused=True
-        )
-        sizes = [len(parts[-1]) for parts in carried]
+        found = _derivatives(self.scale(loss), gathered.inputs, self.ranks)
+        sizes = [len(tensors[-1]) for tensors, _ in carried]
         nothing: list[None] = [None] * len(sizes)
-        columns = [nothing if grad is None else grad[own].split(sizes) for grad in found]
-        return float(loss.detach()), list(zip(*columns, nothing, strict=True))
+        columns = [nothing if grad is None else grad[gathered.own].split(sizes) for grad in found]
+        return list(zip(*columns, nothing, strict=True))
 
 
-def _n_patches(rows: Sequence[Tensor]) -> int:
-    return sum(len(row) for row in rows)
+def _derivatives(loss: Tensor, tensors: Sequence[Tensor], ranks: Ranks) -> list[Tensor | None]:
+    """Return the derivatives of a loss, which all ranks compute alike, with respect to the tensors.
+
+    The first rank also adds to the gradients of the other leaves that the loss depends on.
+    """
+    if ranks.is_first:
+        loss.backward()
+        return [tensor.grad for tensor in tensors]
+    wanted = [tensor for tensor in tensors if tensor.requires_grad]
+    found = iter(torch.autograd.grad(loss, wanted, allow_unused=True))
+    return [next(found) if tensor.requires_grad else None for tensor in tensors]
+
+
+def _leaves_of(*tensors: Tensor) -> Iterator[Tensor]:
+    """Yield the leaves of the graphs that tensors were computed by."""
+    seen: set[Any] = set()
+    rest: list[Any] = [tensor.grad_fn for tensor in tensors]
+    while rest:
+        node = rest.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if isinstance(leaf := getattr(node, "variable", None), Tensor):
+            yield leaf
+        rest += [following for following, _ in node.next_functions]
+
+
+def _check_one_size(shapes: Sequence[Sequence[tuple[int, ...]]]) -> None:
+    """Raise `ConfigError` unless the outputs and targets of all micro-batches can be joined."""
+    if other := next((found for found in shapes if found != shapes[0]), None):
+        msg = (
+            f"the batch holds outputs and targets of {list(shapes[0])} and of {list(other)} for each "
+            "patch: a loss that is computed once for all patches needs patches of one size. Use one "
+            "size, or a loss that declares how it reduces over patches, see training.losses."
+        )
+        raise ConfigError(msg)
 
 
 def _backward(carried: Carried, gradients: Sequence[Tensor | None]) -> None:
     """Propagate the derivatives with respect to the carried tensors that have one."""
     pairs = [
         (tensor, gradient)
-        for tensor, gradient in zip(carried, gradients, strict=True)
-        if gradient is not None
+        for tensor, gradient in zip(carried.tensors, gradients, strict=True)
+        if gradient is not None and tensor.requires_grad
     ]
-    torch.autograd.backward([tensor for tensor, _ in pairs], [gradient for _, gradient in pairs])
+    if pairs:
+        torch.autograd.backward(
+            [tensor for tensor, _ in pairs], [gradient for _, gradient in pairs]
+        )
 
 
 def _measured(measure: Measure, output: Output, target: Tensor) -> Tensor:

@@ -18,15 +18,18 @@ def phase_columns(phase: str, scores: Row) -> dict[str, float]:
 
 
 def write_history(rows: Sequence[Row], run_path: Path) -> None:
-    """Write `history.csv` and `history.png` of a run.
+    """Write `history.csv` of a run.
 
     Validation columns are empty in an epoch without validation.
     """
-    table = pd.DataFrame([dict(row) for row in rows]).reindex(columns=list(_columns(rows[0])))
     with whole_file(run_path / HISTORY_NAME) as beside:
-        table.to_csv(beside, index=False)
+        _table(rows).to_csv(beside, index=False)
+
+
+def write_picture(rows: Sequence[Row], run_path: Path) -> None:
+    """Draw the history of a run as `history.png`."""
     with whole_file(run_path / "history.png") as beside:
-        history_figure(table).savefig(beside, dpi=80, format="png")
+        history_figure(_table(rows)).savefig(beside, dpi=80, format="png")
 
 
 def read_history(run_path: Path) -> pd.DataFrame:
@@ -59,6 +62,10 @@ def row_line(row: Row, n_epochs: int) -> str:
             parts.append(f"{name} {' '.join(words)}")
     parts.append(f"lr {row['lr']:.2g}, {row['seconds']:.0f} s, {row['peak_memory_mb']:.0f} MB")
     return " | ".join(parts)
+
+
+def _table(rows: Sequence[Row]) -> pd.DataFrame:
+    return pd.DataFrame([dict(row) for row in rows]).reindex(columns=list(_columns(rows[0])))
 
 
 def _columns(row: Row) -> tuple[str, ...]:

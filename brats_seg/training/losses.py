@@ -11,6 +11,9 @@ computed:
 - without that attribute nothing is assumed: the loss is called once with all outputs and targets of
   the batch and returns a scalar, as the losses of torch and MONAI do.
 
+A loss of each kind may have parameters of its own, if it is an `nn.Module`, and may read the weights
+of the network: their gradients are those of the whole batch too.
+
 N patches, R regions, L levels of deep supervision, C modalities, X Y Z voxels. Networks give
 logits, never probabilities; targets are 0 or 1. Coarser logits are compared with the target on
 their own grid, and each level weighs half as much as the one above it (nnU-Net; Isensee 2021).
@@ -41,7 +44,8 @@ from brats_seg.models.output import TrainingOutput, as_output
 if TYPE_CHECKING:
     from monai.losses import SSIMLoss
 
-Output: TypeAlias = Tensor | TrainingOutput
+Output: TypeAlias = Tensor | TrainingOutput | tuple[Any, ...] | list[Any] | dict[str, Any]
+"""What a network returns: a loss gets it as it is, see `models.output`."""
 Criterion: TypeAlias = Callable[[Output, Tensor], Tensor]
 Measure: TypeAlias = Callable[[Output, Tensor], Tensor]
 """Maps output and target of a micro-batch to a tensor with a row for each patch."""
@@ -78,7 +82,7 @@ def reduction_of(criterion: object) -> Reduction:
         ConfigError: It declares something unknown, or "sums" without the methods of `SumsLoss`.
     """
     declared: Reduction = getattr(criterion, "reduces", "outputs")
-    name = type(criterion).__name__
+    name = _name_of(criterion)
     if declared not in get_args(Reduction):
         msg = f"the loss {name} declares reduces = {declared!r}; expected 'patches' or 'sums'"
         raise ConfigError(msg)
@@ -101,8 +105,31 @@ def whole_loss(criterion: Criterion, output: Output, target: Tensor) -> Tensor:
     """Return the loss of patches that are all in one batch, as a scalar."""
     if (by_sums := as_sums_loss(criterion)) is not None:
         return by_sums.of_sums(by_sums.sums(output, target), len(target))
-    # the mean of a scalar is the scalar: only a loss of one number for each patch has more
-    return criterion(output, target).mean()
+    losses = criterion(output, target)
+    return (
+        losses.mean() if reduction_of(criterion) == "patches" else check_scalar(losses, criterion)
+    )
+
+
+def check_scalar(loss: Tensor, criterion: object) -> Tensor:
+    """Return the loss of all patches together, as a tensor without axes.
+
+    Raises:
+        ConfigError: It is more than one number.
+    """
+    if loss.numel() != 1:
+        msg = (
+            f"the loss {_name_of(criterion)} returned the shape {tuple(loss.shape)}; expected a "
+            "scalar, for example by loss.arguments {reduction: mean}, or one number for each patch "
+            "from a loss that declares reduces = 'patches'"
+        )
+        raise ConfigError(msg)
+    return loss.reshape(())
+
+
+def parameters_of(criterion: object) -> list[nn.Parameter]:
+    """Return the parameters of a loss that are learnt with the network; only a module has any."""
+    return list(criterion.parameters()) if isinstance(criterion, nn.Module) else []
 
 
 def measure_nothing(output: Output, target: Tensor) -> Tensor:
@@ -163,14 +190,7 @@ class LogitsLoss(nn.Module):
 
     def _level_loss(self, logits: Tensor, target: Tensor) -> Tensor:
         logits = in_float(logits)
-        loss: Tensor = self.loss(logits, _on_grid_of(logits, target))
-        if loss.ndim:
-            msg = (
-                f"the loss {type(self.loss).__name__} returned the shape {tuple(loss.shape)}; "
-                "expected a scalar, for example by loss.arguments {reduction: mean}"
-            )
-            raise ConfigError(msg)
-        return loss
+        return check_scalar(self.loss(logits, _on_grid_of(logits, target)), self.loss)
 
 
 class DiceBce(nn.Module):
@@ -191,7 +211,7 @@ class DiceBce(nn.Module):
         super().__init__()
         self.config = config or LossConfig()
 
-    def forward(self, output: Tensor | TrainingOutput, target: Tensor) -> Tensor:
+    def forward(self, output: Output, target: Tensor) -> Tensor:
         """Return the loss of each patch."""
         output = as_output(output)
         terms = torch.stack([_terms(logits, target) for logits in output.logits])
@@ -212,7 +232,7 @@ class BatchDiceBce(nn.Module):
         super().__init__()
         self.config = config or LossConfig()
 
-    def sums(self, output: Tensor | TrainingOutput, target: Tensor) -> Tensor:
+    def sums(self, output: Output, target: Tensor) -> Tensor:
         """Return the sums over the given patches, `(L * R * 3 + 1,)`; the penalty comes last."""
         output = as_output(output)
         terms = torch.stack([_terms(logits, target) for logits in output.logits])
@@ -241,7 +261,7 @@ class ReconstructionLoss(nn.Module):
         self.config = config or LossConfig()
         self._dissimilarity = _dissimilarity() if self.config.ssim else None
 
-    def forward(self, output: Tensor | TrainingOutput, target: Tensor) -> Tensor:
+    def forward(self, output: Output, target: Tensor) -> Tensor:
         """Return the loss of each patch."""
         reconstruction = in_float(as_output(output).logits[0])
         target = target.to(reconstruction.dtype)
@@ -261,6 +281,10 @@ class ReconstructionLoss(nn.Module):
 def brain_of(image: Tensor) -> Tensor:
     """Return the mask `(N, 1, X, Y, Z)` of an image `(N, C, X, Y, Z)` that is not background."""
     return (image != 0).any(1, keepdim=True)
+
+
+def _name_of(criterion: object) -> str:
+    return getattr(criterion, "__name__", type(criterion).__name__)
 
 
 def in_float(tensor: Tensor) -> Tensor:

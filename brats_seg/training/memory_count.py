@@ -80,7 +80,7 @@ class Footprint:
         # tensors in the memo count as copied already, so this takes no memory
         self._network = deepcopy(network, fakes).train()
         with self._counting():
-            optimizer = build_optimizer(self._network, config.optimizer)
+            optimizer = build_optimizer(self._network.parameters(), config.optimizer)
             self._hold_gradients(hold=True)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)

@@ -83,11 +83,10 @@ class Ranks:
         start = sum(lengths[: self.rank])
         return rows, slice(start, start + lengths[self.rank])
 
-    def sum_gradients(self, network: nn.Module) -> None:
-        """Replace every gradient by its sum over ranks, in one exchange."""
+    def sum_gradients(self, parameters: Sequence[Tensor]) -> None:
+        """Replace the gradient of each parameter by its sum over ranks, in one exchange."""
         if self.n_ranks == 1:
             return
-        parameters = [p for p in network.parameters() if p.requires_grad]
         has_gradient = [p.grad is not None for p in parameters]
         flags = torch.tensor(has_gradient, device=parameters[0].device, dtype=parameters[0].dtype)
         flat = [
@@ -98,12 +97,12 @@ class Ranks:
         used, *sums = bucket.split([len(parameters), *(p.numel() for p in parameters)])
         for parameter, is_used, total in zip(parameters, used.tolist(), sums, strict=True):
             # a parameter that no rank used keeps no gradient, as in one process
-            parameter.grad = total.view_as(parameter) if is_used else None
+            parameter.grad = total.view_as(parameter).to(parameter) if is_used else None
 
-    def broadcast(self, network: nn.Module) -> None:
+    def broadcast(self, *modules: nn.Module) -> None:
         """Give every rank the weights and buffers of the first."""
         if self.n_ranks > 1:
-            for tensor in network.state_dict().values():
+            for tensor in (t for module in modules for t in module.state_dict().values()):
                 distributed.broadcast(tensor, 0)
 
     @contextmanager

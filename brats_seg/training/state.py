@@ -1,34 +1,37 @@
 """Build the state of a run from the settings: everything that changes while it runs."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Annotated, TypeAlias
 
 import torch
+from pydantic import Field
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from brats_seg.config import Config, OptimizerConfig, TrainingConfig
-from brats_seg.errors import ConfigError
-from brats_seg.models.build import build_model, has_batch_statistics
+from brats_seg.config import Config, OptimizerConfig
+from brats_seg.models.build import build_model
 from brats_seg.models.norm import check_in_place
 from brats_seg.runtime.device import Device
 from brats_seg.training.accumulation import Accumulator, StepResult
-from brats_seg.training.losses import Criterion
+from brats_seg.training.losses import Criterion, parameters_of
 from brats_seg.training.out_of_memory import OutOfMemoryFallback
 from brats_seg.training.ranks import Ranks
 from brats_seg.training.schedule import Schedule, build_schedule
 from brats_seg.training.tasks import RunningSums
+
+Count: TypeAlias = Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Position:
     """Progress of a run."""
 
-    epoch: int = 0
+    epoch: Count = 0
     """Index of the current epoch."""
-    n_batches: int = 0
+    n_batches: Count = 0
     """Batches of the current epoch that are done."""
-    n_steps: int = 0
+    n_steps: Count = 0
     """Optimizer steps of the run that updated the weights."""
 
 
@@ -56,6 +59,12 @@ class RunState:
         """Network that is validated and saved as the best: the average of the weights, if kept."""
         return self.network if self.ema is None else self.ema.module
 
+    @property
+    def loss_module(self) -> nn.Module | None:
+        """The loss, if it is a module, which may have parameters and buffers."""
+        criterion = self.accumulator.criterion
+        return criterion if isinstance(criterion, nn.Module) else None
+
     def after_batch(self, result: StepResult) -> None:
         """Count a batch, and update schedule, average and sums unless its step was skipped."""
         n_steps = self.position.n_steps
@@ -77,20 +86,6 @@ def build_network(config: Config, patch: tuple[int, int, int]) -> nn.Module:
     return build_model(config.model, patch)
 
 
-def check_network(network: nn.Module, config: TrainingConfig) -> None:
-    """Raise `ConfigError` if the network has batch statistics and batches are cut."""
-    batches = config.effective_batch
-    largest = batches if isinstance(batches, int) else max(batches.values())
-    if config.micro_batch < largest and has_batch_statistics(network):
-        msg = (
-            f"the network normalises over the batch, and training.micro_batch is "
-            f"{config.micro_batch} of an effective batch of {largest}: the result would differ "
-            "from that of the whole batch. Use a network with instance or group norm, or a "
-            "micro-batch as large as the effective batch."
-        )
-        raise ConfigError(msg)
-
-
 def build_state(
     network: nn.Module,
     criterion: Criterion,
@@ -100,10 +95,17 @@ def build_state(
     ranks: Ranks,
     n_steps: int,
 ) -> RunState:
-    """Return the state of a new run of `n_steps` optimizer steps."""
+    """Return the state of a new run of `n_steps` optimizer steps.
+
+    The optimizer updates the network and the parameters that the loss has, by the same settings.
+    """
     network.to(device.torch_device)
     check_in_place(network)
-    optimizer = build_optimizer(network, config.optimizer)
+    if isinstance(criterion, nn.Module):
+        criterion.to(device.torch_device)
+    optimizer = build_optimizer(
+        [*network.parameters(), *parameters_of(criterion)], config.optimizer
+    )
     decay = config.optimizer.ema
     accumulator = Accumulator(
         network,
@@ -124,9 +126,11 @@ def build_state(
     )
 
 
-def build_optimizer(network: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """Return the optimizer of the settings, for all parameters of a network."""
-    parameters, lr, decay = network.parameters(), config.lr, config.weight_decay
+def build_optimizer(
+    parameters: Iterable[nn.Parameter], config: OptimizerConfig
+) -> torch.optim.Optimizer:
+    """Return the optimizer of the settings, for the given parameters."""
+    lr, decay = config.lr, config.weight_decay
     if config.name == "adam":
         return torch.optim.Adam(parameters, lr=lr, weight_decay=decay)
     if config.name == "adamw":

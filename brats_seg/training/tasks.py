@@ -18,7 +18,7 @@ from brats_seg.config import Config, LossConfig
 from brats_seg.data.loader import TargetOf, image_target, region_target
 from brats_seg.evaluation.overlap import RegionCounts, dice, jaccard
 from brats_seg.labels import MODALITIES, REGIONS
-from brats_seg.models.output import TrainingOutput, as_output
+from brats_seg.models.output import as_output
 from brats_seg.training.losses import (
     Criterion,
     Measure,
@@ -172,7 +172,7 @@ def region_counts(case_id: str, counts: Sequence[Sequence[float]]) -> RegionCoun
     )
 
 
-def add_squares(output: TrainingOutput | Tensor, target: Tensor) -> Tensor:
+def add_squares(output: Output, target: Tensor) -> Tensor:
     """Return the error per patch: `(N, 2, C)`, sum of squares in the brain, voxels of the brain."""
     difference = in_float(as_output(output).logits[0]) - target
     brain = brain_of(target)

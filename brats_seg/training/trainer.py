@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,13 +20,15 @@ import torch
 from torch import nn
 
 from brats_seg.config import Config
-from brats_seg.data.fold import FoldData, open_fold
+from brats_seg.data.fold import FoldData, open_fold, open_split
 from brats_seg.data.loader import Sample
 from brats_seg.data.patches import stable_seed
-from brats_seg.errors import BratsError, EnvironmentalError
+from brats_seg.data.verify import raise_damage, verify_cases
+from brats_seg.errors import BratsError, EnvironmentalError, UsageError
+from brats_seg.files import reading
 from brats_seg.progress import Track, tracked, untracked
 from brats_seg.report.history import Row
-from brats_seg.runtime.device import choose_device
+from brats_seg.runtime.device import choose_device, threads_for
 from brats_seg.runtime.memory import (
     keep_to_limit_of_address_space,
     peak_memory_mb,
@@ -44,7 +47,7 @@ from brats_seg.training.history import phase_columns, row_line
 from brats_seg.training.losses import Criterion
 from brats_seg.training.memory_plan import start_in_planned_mode
 from brats_seg.training.ranks import Ranks, joined_ranks
-from brats_seg.training.state import Position, build_network, build_state, check_network
+from brats_seg.training.state import Position, build_network, build_state
 from brats_seg.training.tasks import RunningSums, task_of
 from brats_seg.training.validation import plan_validation, validate
 
@@ -107,12 +110,24 @@ def train_fold(  # noqa: PLR0913 - the options of a run
             fold_data = open_fold(
                 data, fold=fold, config=config, prepared_path=prepared_path, track=track
             )
-        trainer = Trainer(data=fold_data, config=config, run_path=run_path, ranks=ranks)
-        n_train, n_held_out = len(fold_data.split.train), len(fold_data.split.validation)
-        log.info("fold %d: %d cases to train on, %d held out", fold, n_train, n_held_out)
-        outcome = trainer.run(fresh=fresh, stop=stop, track=track)
+        with reading(fold_data.folder):
+            check_unchanged(fold_data)
+            trainer = Trainer(data=fold_data, config=config, run_path=run_path, ranks=ranks)
+            n_train, n_held_out = len(fold_data.split.train), len(fold_data.split.validation)
+            log.info("fold %d: %d cases to train on, %d held out", fold, n_train, n_held_out)
+            outcome = trainer.run(fresh=fresh, stop=stop, track=track)
         _log_outcome(outcome, config.validation.watch, Run(path=run_path))
     return outcome
+
+
+def check_unchanged(data: FoldData) -> None:
+    """Raise `UsageError` if another process has replaced the prepared cases since they were opened."""
+    if open_split(data.folder, data.split).fingerprint != data.fingerprint:
+        msg = (
+            f"another process has prepared the cases in {data.folder} with other settings since "
+            "they were opened. Start the same command again."
+        )
+        raise UsageError(msg)
 
 
 class StopRequest:
@@ -192,7 +207,8 @@ class Trainer:
     """Train a network on one fold, or resume an earlier start of the run.
 
     Writes the files that `checkpoints` lists into the folder of the run. Network and loss are those
-    of the settings, unless given.
+    of the settings, unless given. Parameters of a loss that is a `torch.nn.Module` are learnt, saved
+    and resumed with those of the network.
 
     Example:
         >>> config = Config()
@@ -219,7 +235,6 @@ class Trainer:
         self.task = task if criterion is None else replace(task, criterion=criterion)
         patch = patch_shape(config, data)
         self.network = network or build_network(config, patch)
-        check_network(self.network, config.training)
         self.state = build_state(
             self.network,
             self.task.criterion,
@@ -238,6 +253,7 @@ class Trainer:
             ranks=self.ranks,
         )
         self._skipped = SkippedSteps()
+        self._n_at_once = 1
 
     def run(
         self,
@@ -254,11 +270,22 @@ class Trainer:
             track: Shows the progress.
 
         Raises:
+            CaseError: A prepared case is damaged.
+            UsageError: Another process trains or tunes the run.
             ResumeError: The run was begun with other settings or cases.
         """
         stop = stop or StopRequest()
         keep_to_limit_of_address_space()
-        resumed = self._checkpointer.begin(fresh=fresh)
+        patch = patch_shape(self.config, self.data)
+        with (
+            threads_for(self.device.torch_device, patch) as self._n_at_once,
+            reading(self.data.folder),
+        ):
+            self._verify(track)
+            with self._checkpointer.opened(fresh=fresh) as resumed:
+                return self._run(stop, track, resumed=resumed)
+
+    def _run(self, stop: StopRequest, track: Track, *, resumed: bool) -> Outcome:
         if self.config.training.memory == "auto" and not resumed:
             start_in_planned_mode(self.state, self.config, patch_shape(self.config, self.data))
         try:
@@ -268,6 +295,13 @@ class Trainer:
         except RunStoppedError as stopped:
             return self._outcome(str(stopped), signal=stop.signal)
         return self._outcome("all epochs are done")
+
+    def _verify(self, track: Track) -> None:
+        """Verify the prepared cases, each by one rank."""
+        split, folder = self.data.split, self.data.folder
+        own_ids = self.ranks.share((*split.train, *split.validation))
+        own = verify_cases(own_ids, folder, track=track)
+        raise_damage([error for errors in self.ranks.gather(own) for error in errors])
 
     def _run_epoch(self, stop: StopRequest, track: Track) -> None:
         self._checkpointer.begin_epoch()
@@ -281,6 +315,8 @@ class Trainer:
         keys = epoch_batches(self.config, self.data.split.train, epoch)[n_done:]
         shares = [self.ranks.share(batch) for batch in keys]
         batches = read_batches(self.data, self.config, shares, self.device)
+        if self._n_at_once > 1 and self.config.training.n_workers in {"auto", 0}:
+            batches = _read_ahead(batches)
         self.network.train()
         what = f"epoch {epoch + 1}/{self.config.training.n_epochs}"
         try:
@@ -319,7 +355,14 @@ class Trainer:
         samples = track(plan.samples, what="validation", total=plan.n_samples)
         until_stopped = self._until_stopped(samples, stop)
         network = self.state.evaluated
-        own = validate(network, self.task, until_stopped, self.device, plan.predict)
+        own = validate(
+            network,
+            self.task,
+            until_stopped,
+            self.device,
+            plan.predict,
+            n_at_once=self._n_at_once,
+        )
         sums = RunningSums()
         for part in self.ranks.gather(own):
             sums.add_all(part)
@@ -368,6 +411,15 @@ class Trainer:
             history=tuple(self.state.history),
             best=self.state.best,
         )
+
+
+def _read_ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """Yield the batches, and read the next one in a thread meanwhile."""
+    with ThreadPoolExecutor(1) as pool:
+        coming = pool.submit(next, batches, None)
+        while (batch := coming.result()) is not None:
+            coming = pool.submit(next, batches, None)
+            yield batch
 
 
 def _log_outcome(outcome: Outcome, watched: str, run: Run) -> None:

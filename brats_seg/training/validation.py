@@ -1,7 +1,11 @@
 """Score a network on held-out cases during training."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import TypeAlias
 
 import torch
@@ -12,6 +16,7 @@ from brats_seg.data.fold import FoldData
 from brats_seg.data.loader import Sample, whole_case
 from brats_seg.data.patches import PatchKey
 from brats_seg.models.build import size_multiple
+from brats_seg.models.output import as_output
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.sliding_window import predict_logits
 from brats_seg.training.epoch import held_out_patches, patch_shape
@@ -28,19 +33,62 @@ def validate(
     samples: Iterable[Sample],
     device: Device,
     predict: Predict,
+    *,
+    n_at_once: int = 1,
 ) -> RunningSums:
-    """Return the sums of the losses and measurements of samples."""
+    """Return the sums of the losses and measurements of samples.
+
+    Args:
+        network: Network to score.
+        task: Its loss and measurements.
+        samples: Patches or whole cases.
+        device: Device of the network.
+        predict: Returns the output for a sample.
+        n_at_once: Samples to predict at once, each in a thread with a copy of the network; the
+            results do not depend on it.
+    """
     sums = RunningSums()
     network.eval()
     with torch.inference_mode():
-        for sample in samples:
+        for sample, predicted in _predicted(network, samples, predict, n_at_once):
             target = sample.target[None].to(device.torch_device).float()
-            output = predict(network, sample.image)[None].to(device.torch_device)
+            output = predicted[None].to(device.torch_device)
             sums.loss_sum += float(whole_loss(task.criterion, output, target))
             sums.n_patches += 1
             sums.add(sample.case_id, task.measure(output, target)[0].tolist())
     network.train()
     return sums
+
+
+def _predicted(
+    network: nn.Module, samples: Iterable[Sample], predict: Predict, n_at_once: int
+) -> Iterator[tuple[Sample, Tensor]]:
+    """Yield every sample with its output, in order."""
+    if n_at_once == 1:
+        yield from ((sample, predict(network, sample.image)) for sample in samples)
+        return
+    copies: SimpleQueue[nn.Module] = SimpleQueue()
+    for _ in range(n_at_once):
+        # a network may keep values of a pass on itself
+        copies.put(deepcopy(network))
+
+    def work(sample: Sample) -> Tensor:
+        own = copies.get()
+        try:
+            with torch.inference_mode():
+                return predict(own, sample.image)
+        finally:
+            copies.put(own)
+
+    waiting: deque[tuple[Sample, Future[Tensor]]] = deque()
+    with ThreadPoolExecutor(n_at_once) as pool:
+        for sample in samples:
+            waiting.append((sample, pool.submit(work, sample)))
+            if len(waiting) > n_at_once:
+                first, output = waiting.popleft()
+                yield first, output.result()
+        for sample, output in waiting:
+            yield sample, output.result()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +135,7 @@ def patch_predictor(device: Device) -> Predict:
 
     def predict(network: nn.Module, image: Tensor) -> Tensor:
         with device.autocast():
-            return network(image[None].to(device.torch_device).float())[0]
+            return as_output(network(image[None].to(device.torch_device).float())).logits[0][0]
 
     return predict
 
@@ -102,7 +150,7 @@ def case_predictor(config: Config, device: Device, patch: tuple[int, int, int]) 
     def predict(network: nn.Module, image: Tensor) -> Tensor:
         def window_logits(window: Tensor) -> Tensor:
             with device.autocast():
-                return network(window)
+                return as_output(network(window)).logits[0]
 
         x, y, z = (-(-n // m) * m for n, m in zip(image.shape[1:], multiple, strict=True))
         return predict_logits(

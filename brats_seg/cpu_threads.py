@@ -1,0 +1,137 @@
+"""Choose how many CPU threads torch uses, and how they wait for each other.
+
+torch computes with OpenMP, whose library reads its settings from the environment when it is loaded.
+The package therefore sets them when it is imported, if torch is not loaded yet; processes that it
+starts inherit them. What a person has set stays as it is.
+
+Number of threads. OpenMP starts one for each CPU of the process, and does not know of the share of
+CPU time that a container may have ("quota"). With more threads than that, the system stops all of
+them in the middle of their work for most of the time. Small patches are computed by one thread: see
+`runtime.device.threads_for`.
+
+Waiting. Threads of GNU OpenMP that are done with their part wait for the others in a loop that takes
+the CPU, for up to 300,000 rounds, about 3 ms. On a machine with other work the thread that they wait
+for may be the one whose CPU is taken. `SPIN_COUNT` rounds are enough to bridge the short waits of an
+idle machine. `benchmarks/busy_cpu.py` measures both.
+
+The number of threads changes the last bits of sums. It does not depend on how busy the machine is,
+so that a run that is resumed on the same machine has as many threads as before.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import suppress
+from math import ceil
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+SPIN_COUNT = 30_000
+"""Rounds of a waiting thread before it sleeps. A step on a patch of 96x96x96 with two threads on two CPUs
+took 2.95 s with 300,000 rounds, 2.88 with 30,000, 3.07 with 10,000 and 3.36 with 1,000; beside one busy
+process 11.0, 8.6, 8.4 and 6.5 s (torch 2.13 with libgomp)."""
+NUMBERS = ("OMP_NUM_THREADS", "OMP_THREAD_LIMIT", "MKL_NUM_THREADS")
+"""Variables that decide the number of threads."""
+WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+"""Variables that decide how threads wait."""
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_MEMBERSHIP = Path("/proc/self/cgroup")
+_chosen: dict[str, str] = {}
+"""Variables that this module has set, with their values."""
+
+
+def choose_threads(environment: MutableMapping[str, str] | None = None) -> dict[str, str]:
+    """Set the variables that a person has not set, and return those that were set.
+
+    Args:
+        environment: Variables to change; those of this process by default.
+    """
+    variables = os.environ if environment is None else environment
+    chosen = {}
+    if not any(name in variables for name in NUMBERS) and available_cpus() < _n_cpus():
+        chosen["OMP_NUM_THREADS"] = str(available_cpus())
+    if not any(name in variables for name in WAITING):
+        chosen["GOMP_SPINCOUNT"] = str(SPIN_COUNT)
+    if "torch" in sys.modules:
+        log.debug("torch was imported before brats_seg: its CPU threads stay as they are")
+        return {}
+    variables.update(chosen)
+    if environment is None:
+        _chosen.update(chosen)
+    log.debug("CPU threads: %s", chosen or "as the environment says")
+    return chosen
+
+
+def chosen_by_user(name: str) -> str | None:
+    """Return a variable of the environment, or None if it is missing or this module has set it."""
+    return None if name in _chosen else os.environ.get(name)
+
+
+def available_cpus() -> int:
+    """Return the number of CPUs that this process may use: those it sees, or its quota of their time.
+
+    A quota of one and a half CPUs counts as two.
+    """
+    quota = cpu_quota()
+    return _n_cpus() if quota is None else max(1, min(_n_cpus(), ceil(quota)))
+
+
+def cpu_quota(root: Path = _CGROUPS, membership: Path = _MEMBERSHIP) -> float | None:
+    """Return the CPU time per time that control groups allow this process, or None for no limit.
+
+    Args:
+        root: Folder where control groups are mounted.
+        membership: File with the groups of this process.
+    """
+    quotas = []
+    for group in _groups(root, membership):
+        with suppress(OSError, ValueError, ZeroDivisionError):
+            quotas.append(_quota_of(group))
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def _n_cpus() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _groups(root: Path, membership: Path) -> Iterator[Path]:
+    """Yield the folders of the groups of this process and of those above them, of versions 1 and 2."""
+    with suppress(OSError):
+        for line in membership.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers and "cpu" not in controllers.split(","):
+                continue
+            # in a container the path may be that of the host, and the group is mounted as the root
+            for mount in _mounts(root, controllers):
+                group = mount / path.strip("/")
+                yield from (
+                    group,
+                    *(above for above in group.parents if above.is_relative_to(mount)),
+                )
+
+
+def _mounts(root: Path, controllers: str) -> tuple[Path, ...]:
+    if controllers:
+        return root / "cpu", root / controllers
+    return root, root / "unified"
+
+
+def _quota_of(group: Path) -> float | None:
+    """Return the quota of a group, in CPUs."""
+    if (group / "cpu.max").exists():
+        quota, period = (group / "cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    quota_us = int((group / "cpu.cfs_quota_us").read_text())
+    return None if quota_us <= 0 else quota_us / int((group / "cpu.cfs_period_us").read_text())
+
+
+def settings_of(environment: Mapping[str, str]) -> str:
+    """Return the variables on CPU threads as text, for a log or a table."""
+    names = (*NUMBERS, *WAITING)
+    found = [f"{name}={environment[name]}" for name in names if name in environment]
+    return " ".join(found) or "none"

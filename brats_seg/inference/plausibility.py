@@ -1,0 +1,144 @@
+"""Judge whether a predicted label map can be a tumour, and say what speaks against it.
+
+The sentences are warnings for the person who reviews the result. Their limits are about twice the
+extremes of the reference label maps of 12 patients of BraTS 2018 and 2021 and of the predictions of a
+good network for 8 of them (Dice of the whole tumour 0.89 to 0.98), none of which has a warning.
+
+Necrosis, oedema or core without enhancing tumour are usual, and no region can lie outside the one
+around it, because regions are nested. Nothing is said about a foreground that is no brain.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import pi, prod
+
+import numpy as np
+import numpy.typing as npt
+from scipy.ndimage import binary_erosion
+
+from brats_seg.cases.sample import SMALLEST_BRAIN_ML
+from brats_seg.inference.postprocess import PartVolume
+from brats_seg.labels import RegionMasks
+from brats_seg.voxels.box import Mask, bounding_box
+from brats_seg.voxels.resampling import Spacing
+from brats_seg.voxels.surface import surface_mm2
+
+LARGEST_SHARE = 1 / 3
+"""Largest share of the brain that is tumour: at most 0.17 in the real cases."""
+MOST_COMPONENTS = 200
+"""Largest number of separate parts: at most 29 in the references and 86 in the predictions."""
+LARGEST_SURFACE = 5.0
+"""Largest surface, in surfaces of a ball of the same volume: 1.4 to 2.9 in the real cases; 5 are that
+of 125 equal balls."""
+LARGEST_RIM = 0.25
+"""Largest share of the tumour in the outermost voxels of the brain: at most 0.05 in the real cases."""
+LARGEST_ENHANCING = 0.9
+"""Largest share of the tumour that is enhancing: at most 0.49 in the real cases."""
+LARGEST_UNDECIDED = 1.0
+"""Largest volume in which the network is undecided, as a share of the tumour."""
+
+_RIM_VOXELS = 2
+_UNDECIDED = (0.25, 0.75)
+"""Probabilities between which a network is undecided."""
+_LEAST_ML = 1.0
+"""Volume below which a tumour has no shape to judge, and undecided voxels do not count."""
+_MM3_PER_ML = 1000.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Prediction:
+    """The prediction of a case, and what is needed to judge it; all of one grid."""
+
+    regions: RegionMasks
+    """Region masks (3, x, y, z)."""
+    probabilities: npt.NDArray[np.float32]
+    """Probabilities (3, x, y, z)."""
+    brain: Mask
+    """Voxels (x, y, z) of the brain."""
+    volumes: tuple[PartVolume, ...]
+    """Volumes and numbers of components of the regions."""
+    spacing_mm: Spacing
+    """Voxel size."""
+
+    @property
+    def voxel_ml(self) -> float:
+        """Volume of a voxel."""
+        return prod(self.spacing_mm) / _MM3_PER_ML
+
+    @property
+    def brain_ml(self) -> float:
+        """Volume of the brain."""
+        return int(np.count_nonzero(self.brain)) * self.voxel_ml
+
+
+def implausibilities(prediction: Prediction) -> Iterator[str]:
+    """Yield a sentence for everything that makes a prediction hard to believe."""
+    if prediction.brain_ml < SMALLEST_BRAIN_ML:
+        return
+    ml = {part.name: part.ml for part in prediction.volumes}
+    if ml["wt"] == 0:
+        yield "no tumour was found"
+    else:
+        yield from _wrong_size(prediction, ml)
+        if ml["wt"] >= _LEAST_ML:
+            yield from _wrong_shape(prediction)
+    yield from _undecided(prediction, ml["wt"])
+
+
+def _wrong_size(prediction: Prediction, ml: dict[str, float]) -> Iterator[str]:
+    share = ml["wt"] / prediction.brain_ml
+    if share > LARGEST_SHARE:
+        yield (
+            f"the whole tumour measures {ml['wt']:.0f} ml, {share:.0%} of the brain; expected at most "
+            f"{LARGEST_SHARE:.0%}"
+        )
+    enhancing = ml["et"] / ml["wt"]
+    if enhancing > LARGEST_ENHANCING and ml["wt"] >= _LEAST_ML:
+        yield (
+            f"{enhancing:.0%} of the tumour is enhancing, without the necrosis or oedema of a glioma; "
+            f"expected at most {LARGEST_ENHANCING:.0%}, except for meningiomas"
+        )
+
+
+def _wrong_shape(prediction: Prediction) -> Iterator[str]:
+    wt = prediction.regions[0]
+    n_components = prediction.volumes[0].n_components
+    if n_components > MOST_COMPONENTS:
+        yield (
+            f"the whole tumour has {n_components} separate parts; expected at most {MOST_COMPONENTS}"
+        )
+    ml = prediction.volumes[0].ml
+    of_ball = (36 * pi) ** (1 / 3) * (ml * _MM3_PER_ML) ** (2 / 3)
+    surface = surface_mm2(wt, prediction.spacing_mm) / of_ball
+    if surface > LARGEST_SURFACE:
+        yield (
+            f"the whole tumour is scattered: its surface is {surface:.0f} times that of a ball of its "
+            f"volume; expected at most {LARGEST_SURFACE:.0f}"
+        )
+    rim = _rim_share(wt, prediction.brain)
+    if rim > LARGEST_RIM:
+        yield (
+            f"{rim:.0%} of the whole tumour lies in the outermost {_RIM_VOXELS} voxels of the brain; "
+            f"expected at most {LARGEST_RIM:.0%}"
+        )
+
+
+def _undecided(prediction: Prediction, tumour_ml: float) -> Iterator[str]:
+    low, high = _UNDECIDED
+    undecided = (prediction.probabilities > low) & (prediction.probabilities < high)
+    ml = int(np.count_nonzero(undecided.any(axis=0))) * prediction.voxel_ml
+    if ml > max(LARGEST_UNDECIDED * tumour_ml, _LEAST_ML):
+        yield (
+            f"the network is undecided in {ml:.0f} ml (a probability of {low} to {high}), more than "
+            f"the {tumour_ml:.0f} ml of the tumour"
+        )
+
+
+def _rim_share(wt: Mask, brain: Mask) -> float:
+    """Return the share of the tumour that lies at the border of the brain or outside."""
+    box = bounding_box(brain)
+    if box is None:
+        return 1.0
+    inner = np.zeros_like(brain)
+    inner[box.slices] = binary_erosion(brain[box.slices], iterations=_RIM_VOXELS)
+    return float(np.count_nonzero(wt & ~inner) / np.count_nonzero(wt))

@@ -1,0 +1,60 @@
+"""Phantoms and real cases as volumes, for the checks of modalities and label maps."""
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from brats_seg.cases.case import LoadedCase, load_case
+from brats_seg.cases.discovery import find_cases
+from brats_seg.cases.nifti import Geometry, Volume
+from brats_seg.cases.phantom import make_phantom
+from brats_seg.cases.sample import BrainSample, sample_brain
+from brats_seg.labels import BRATS2017, MODALITIES, LabelConvention, LabelMap
+
+ATLAS_AFFINE = np.diag([-1.0, -1.0, 1.0, 1.0])
+
+
+@cache
+def phantom(seed: int, *, with_et: bool = True) -> tuple[npt.NDArray[np.int16], LabelMap]:
+    """Return the images (4, X, Y, Z) of a phantom of 80 ml, and its label map of BraTS 2017."""
+    made = make_phantom(np.random.default_rng([0, seed]), with_et=with_et)
+    return made.images, made.label_map
+
+
+def geometry(shape: tuple[int, ...], affine: npt.NDArray[np.float64] = ATLAS_AFFINE) -> Geometry:
+    x, y, z = shape
+    return Geometry(shape=(x, y, z), affine=affine, qform=affine, qform_code=1, sform_code=1)
+
+
+def volumes_of(images: npt.NDArray[np.generic]) -> list[Volume]:
+    """Return images (4, X, Y, Z) as volumes named after their modality."""
+    grid = geometry(images.shape[1:])
+    return [
+        Volume(array=image, geometry=grid, file=f"{modality}.nii")
+        for modality, image in zip(MODALITIES, images, strict=True)
+    ]
+
+
+def label_volume(label_map: LabelMap) -> Volume:
+    return Volume(array=label_map, geometry=geometry(label_map.shape), file="seg.nii")
+
+
+def sample_of(images: npt.NDArray[np.generic], label_map: LabelMap | None = None) -> BrainSample:
+    label = None if label_map is None else label_volume(label_map)
+    sample = sample_brain(volumes_of(images), label)
+    assert sample is not None
+    return sample
+
+
+def renumbered(label_map: LabelMap, convention: LabelConvention) -> LabelMap:
+    """Return a label map of BraTS 2017 in another convention."""
+    result = np.zeros_like(label_map)
+    for before, after in zip(BRATS2017.painted, convention.painted, strict=True):
+        result[label_map == before] = after
+    return result
+
+
+def real_cases(root: Path, *folders: str) -> list[LoadedCase]:
+    return [load_case(case) for folder in folders for case in find_cases(root / folder).cases]

@@ -1,0 +1,228 @@
+"""Write NIfTI files with random faults, and try to read each and to write a label map on its grid.
+
+`mutated_file` returns the content of one file, which depends on its number alone. `outcome_of` reads
+it in every way that the package does: it must be refused by a `CaseError`, or a label map can be
+written on its grid, which then lies where the scan lies.
+"""
+
+import gzip
+import sys
+from collections import Counter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import nibabel as nib
+import numpy as np
+
+from brats_seg.cases.case import Case, LoadedCase, ScanFile, load_case
+from brats_seg.cases.index import inspect_case
+from brats_seg.cases.nifti import (
+    planned_resampling,
+    read_geometry,
+    read_label_map,
+    read_volume,
+    write_volume,
+)
+from brats_seg.errors import CaseError
+from brats_seg.inference.scan import prepare_scan
+from brats_seg.labels import MODALITIES
+from brats_seg.voxels.orientation import turn_of, turned_back
+
+SHAPE = (9, 8, 7)
+N_MUTATIONS = 10_000
+AFFINES = (
+    np.diag([-1.0, -1.0, 1.0, 1.0]),
+    np.array([[-0.9, 0, 0.3, 90], [0, 0.86, 0, -71], [0.3, 0, 0.9, -98], [0, 0, 0, 1.0]]),
+    np.diag([2.0, 2.0, 3.0, 1.0]),
+)
+TYPES = ("<i2", ">i2", "u1", "<f4", "<f8", ">f4", "<u2", "<i8")
+SPACING_MM = (1.0, 1.0, 1.0)
+_SMALL = 100_000
+SPECIAL = (np.nan, np.inf, -np.inf, 0.0, -1.0, 1.0, 1e30, -1e30, 1e-30, 1e300, 0.5, 348.0, 1e9)
+FIELDS = (
+    *("dim", "intent_code", "datatype", "bitpix", "slice_start", "pixdim", "vox_offset"),
+    *("scl_slope", "scl_inter", "slice_end", "slice_code", "xyzt_units", "cal_max", "cal_min"),
+    *("slice_duration", "toffset", "qform_code", "sform_code", "quatern_b", "quatern_c"),
+    *("quatern_d", "qoffset_x", "qoffset_y", "qoffset_z", "srow_x", "srow_y", "srow_z", "dim_info"),
+)
+
+
+def mutated_file(number: int) -> tuple[str, bytes]:
+    """Return the name and the content of a file with random faults."""
+    rng = np.random.default_rng(number)
+    content = bytearray(_whole_file(rng))
+    for _ in range(rng.integers(1, 4)):
+        _CHANGES[rng.integers(len(_CHANGES))](content, rng)
+    if rng.random() < 0.5:
+        return "scan.nii", bytes(content)
+    packed = bytearray(gzip.compress(bytes(content), 1))
+    if rng.random() < 0.3:
+        _PACKED_CHANGES[rng.integers(len(_PACKED_CHANGES))](packed, rng)
+    return "scan.nii.gz", bytes(packed)
+
+
+def outcome_of(path: Path) -> str:
+    """Read a file, and write a label map on its grid: `refused` or `written`.
+
+    Raises:
+        AssertionError: The label map lies elsewhere.
+        Exception: Any error but `CaseError` is a fault of the package.
+    """
+    readers = (
+        lambda: read_volume(path, case_id="case").geometry,
+        lambda: read_geometry(path, case_id="case"),
+        lambda: read_volume(path, case_id="case", volume=1).geometry,
+        lambda: read_label_map(path, case_id="case").geometry,
+        lambda: _loaded(path).geometry,
+    )
+    inspect_case(_case(path))
+    outcome = "refused"
+    for read in readers:
+        try:
+            geometry = read()
+        except CaseError as error:
+            str(error).encode()
+            continue
+        outcome = "written"
+        label_map = np.zeros(geometry.shape, np.uint8)
+        label_map[0, 0, 0] = 1
+        written = path.with_name("label.nii.gz")
+        write_volume(written, label_map, geometry)
+        again = read_label_map(written, case_id="case")
+        assert np.array_equal(again.array, label_map)
+        assert np.allclose(again.geometry.affine, geometry.affine, rtol=1e-5, atol=1e-3)
+        assert np.allclose(again.geometry.qform, geometry.qform, rtol=1e-5, atol=1e-3)
+        codes = again.geometry.qform_code, again.geometry.sform_code
+        assert codes == (geometry.qform_code, geometry.sform_code)
+    return outcome
+
+
+def campaign(numbers: range) -> Counter[str]:
+    """Return how many mutated files were refused, and written back; print each that failed."""
+    outcomes: Counter[str] = Counter()
+    with TemporaryDirectory() as folder:
+        for number in numbers:
+            name, content = mutated_file(number)
+            path = Path(folder, name)
+            path.write_bytes(content)
+            try:
+                outcomes[outcome_of(path)] += 1
+            except Exception as error:  # noqa: BLE001 - any error but CaseError is a fault
+                outcomes["failed"] += 1
+                print(f"{number}: {type(error).__name__}: {error}")  # noqa: T201 - a report
+    return outcomes
+
+
+def _loaded(path: Path) -> LoadedCase:
+    """Load and prepare a case of four modalities from one file with slightly different voxels."""
+    loaded = load_case(_case(path))
+    resampling = planned_resampling(loaded.volumes[0], SPACING_MM, case_id="case")
+    if resampling is None or np.prod(resampling.after) < _SMALL:
+        scan = prepare_scan(loaded, SPACING_MM)
+        on_grid = scan.on_scan_grid(scan.on_scan_spacing(scan.image)[0])
+        assert on_grid.shape == loaded.geometry.shape
+    turned = turn_of(loaded.geometry.affine)
+    assert turned_back(loaded.volumes[0].array, turned).shape == loaded.geometry.shape
+    return loaded
+
+
+def _case(path: Path) -> Case:
+    """Return a case whose modalities differ in the last byte of their voxels."""
+    files = {}
+    content = path.read_bytes()
+    for place, modality in enumerate(MODALITIES):
+        name = f"{modality}-{path.name}"
+        changed = bytearray(content)
+        if path.suffix == ".nii" and content:
+            changed[-1 - place] ^= 3
+        path.with_name(name).write_bytes(changed)
+        volume = place if path.suffix == ".gz" else None
+        files[modality] = ScanFile(path=Path(name), volume=volume)
+    case = Case.named("case", files)
+    return Case(
+        case_id="case",
+        patient_id="case",
+        release=case.release,
+        root=path.parent,
+        **files,
+    )
+
+
+def _whole_file(rng: np.random.Generator) -> bytes:
+    dtype = np.dtype(TYPES[rng.integers(len(TYPES))])
+    shape = (*SHAPE, 4) if rng.random() < 0.4 else SHAPE
+    if rng.random() < 0.2:
+        array = (rng.random(shape) > 0.7).astype(dtype)
+    else:
+        array = rng.integers(0, 100, shape).astype(dtype)
+        array[:2] = 0
+    kind = nib.Nifti1Image if rng.random() < 0.7 else nib.Nifti2Image
+    header = kind.header_class(endianness="<" if dtype.byteorder == "|" else dtype.byteorder)
+    header.set_data_dtype(dtype)
+    affine = AFFINES[rng.integers(len(AFFINES))]
+    image = kind(array, affine, header)
+    image.set_qform(affine, code=int(rng.integers(0, 3)))
+    image.set_sform(affine, code=int(rng.integers(0, 3)))
+    if rng.random() < 0.2:
+        image.header.extensions.append(nib.nifti1.Nifti1Extension(6, b"made by hand " * 9))
+    if rng.random() < 0.2:
+        image.header["xyzt_units"] = 10
+    return bytes(image.to_bytes())
+
+
+def _header_of(content: bytearray) -> nib.Nifti1Header:
+    for kind in (nib.Nifti1Header, nib.Nifti2Header):
+        if len(content) >= kind.sizeof_hdr and kind.may_contain_header(content):
+            return kind(bytes(content[: kind.sizeof_hdr]), check=False)
+    return nib.Nifti1Header()
+
+
+def _change_field(content: bytearray, rng: np.random.Generator) -> None:
+    """Set a field of the header, or one of its numbers, to a value that it should not have."""
+    header = _header_of(content)
+    field = header.structarr[FIELDS[rng.integers(len(FIELDS))]]
+    place = rng.integers(field.size) if rng.random() < 0.8 else slice(None)
+    with np.errstate(all="ignore"):
+        flat = field.reshape(-1)
+        if field.dtype.kind == "f":
+            flat[place] = rng.choice([*SPECIAL, *rng.normal(0, 3, 3)])
+        else:
+            limits = np.iinfo(field.dtype)
+            values = (0, 1, 2, 3, 5, 7, 9, 77, limits.max, limits.min, int(rng.integers(-9, 300)))
+            value = values[rng.integers(len(values))]
+            flat[place] = min(max(value, limits.min), limits.max)
+    content[: header.sizeof_hdr] = header.binaryblock
+
+
+def _change_byte(content: bytearray, rng: np.random.Generator) -> None:
+    if content:
+        content[rng.integers(min(len(content), 360))] = rng.integers(256)
+
+
+def _flip_bit(content: bytearray, rng: np.random.Generator) -> None:
+    if content:
+        content[rng.integers(len(content))] ^= 1 << rng.integers(8)
+
+
+def _cut_off(content: bytearray, rng: np.random.Generator) -> None:
+    del content[rng.integers(len(content) + 1) :]
+
+
+def _append(content: bytearray, rng: np.random.Generator) -> None:
+    content += bytes(content[: rng.integers(1000)])
+
+
+def _splice(content: bytearray, rng: np.random.Generator) -> None:
+    """Replace a stretch by one of another length from elsewhere in the file."""
+    starts = rng.integers(len(content) + 1, size=2)
+    lengths = rng.integers(64, size=2)
+    content[starts[0] : starts[0] + lengths[0]] = content[starts[1] : starts[1] + lengths[1]]
+
+
+_CHANGES = (*(_change_field,) * 6, _change_byte, _flip_bit, _cut_off, _append, _splice)
+_PACKED_CHANGES = (_flip_bit, _change_byte, _cut_off, _append, _splice)
+
+
+if __name__ == "__main__":
+    start, stop = map(int, sys.argv[1:] or (0, N_MUTATIONS))
+    print(campaign(range(start, stop)))  # noqa: T201 - a report

@@ -1,0 +1,409 @@
+"""Run the command line in forked processes, which a fault may hit at any moment of their work.
+
+A server process imports torch, MONAI and the package once, and each command is forked from it, which
+takes milliseconds instead of seconds. A moment is counted in calls that change files below the
+folder of the command: opening a file to write, `fsync`, renaming, removing, making folders. Workers
+of the command count along with it.
+"""
+
+import ctypes
+import errno
+import fcntl
+import logging
+import multiprocessing
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from typing import Any, TypeAlias
+
+Fault: TypeAlias = Callable[[Path], None]
+"""Prepares the process of a command, in its folder, for what is to happen to it."""
+Act: TypeAlias = Callable[[int, str], object]
+"""Called with the number of a moment, from 1 on, and the name of the change."""
+
+PATIENCE_S = 120.0
+"""Time after which a command counts as hung; the slowest takes 4 s on an idle machine."""
+_PRELOADED = [
+    *("torch", "monai.losses", "monai.networks.nets", "monai.transforms", "matplotlib.figure"),
+    *("matplotlib.backends.backend_agg", "lifelines", "sklearn.linear_model", "yaml"),
+    # torch imports them when it first loads weights, makes an optimizer or computes a gradient twice
+    *("torch.utils.serialization", "torch.fx.experimental.symbolic_shapes", "torch._dynamo"),
+    *("brats_seg", "brats_seg.cli", "brats_seg.crossval", "brats_seg.training.trainer"),
+    *("brats_seg.inference.batch", "brats_seg.inference.export", "brats_seg.inference.tuning"),
+    *("brats_seg.inference.reconstruct", "brats_seg.survival.features", "brats_seg.cases.phantom"),
+    *("brats_seg.survival.results", "brats_seg.report.draw", "brats_seg.training.certificate"),
+]
+_CHANGES = frozenset({"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink"})
+_TAKES_SPACE = frozenset({"open", "os.mkdir", "fsync"})
+_NETWORK = frozenset({"socket.__new__", "socket.connect", "socket.getaddrinfo", "socket.sendto"})
+NETWORK_USED = "the network was used"
+_WRITING = os.O_WRONLY | os.O_RDWR
+_SHOWN_BYTES = 1 << 20
+"""Most that a command may print."""
+_N_SHOWN = 250
+"""Characters of its end that a problem shows."""
+_TRACEBACK = "Traceback (most recent call last)"
+_BUG = "This is a bug of brats_seg"
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(_PRELOADED)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """The end of a command."""
+
+    code: int
+    """Exit code; negative if a signal ended it."""
+    shown: str
+    """Everything that it printed."""
+
+    @property
+    def problem(self) -> str:
+        """Why this end breaks a promise of every command: a traceback or a hang; or nothing."""
+        if self.code == -signal.SIGALRM:
+            return f"it hung: {self.shown[-_N_SHOWN:]}"
+        if _TRACEBACK in self.shown or _BUG in self.shown:
+            return f"it ended in a traceback: {self.shown[-_N_SHOWN:]}"
+        return ""
+
+    def expect(self, *codes: int) -> str:
+        """Return the problem, also if the exit code is none of those."""
+        if not self.problem and self.code not in codes:
+            return f"exit code {self.code}, expected {codes}: {self.shown[-_N_SHOWN:]}"
+        return self.problem
+
+
+class Running:
+    """A command that has been started."""
+
+    def __init__(
+        self,
+        words: str,
+        folder: Path,
+        fault: Fault | None = None,
+        *,
+        together: Barrier | None = None,
+    ) -> None:
+        # a pipe: limits on the size of files do not apply to it
+        self._shown, shown = _context.Pipe(duplex=False)
+        fcntl.fcntl(self._shown.fileno(), fcntl.F_SETPIPE_SZ, _SHOWN_BYTES)
+        arguments = (words.split(), folder, shown, fault, together)
+        self._process: ForkServerProcess = _context.Process(target=_command, args=arguments)
+        self._process.start()
+        shown.close()
+
+    @property
+    def pid(self) -> int:
+        """Id of the process, and of the group of its workers."""
+        if self._process.pid is None:
+            raise ProcessLookupError
+        return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has ended."""
+        return self._process.exitcode is not None
+
+    def wait_until_ended(self, timeout_s: float) -> None:
+        """Wait for the end, but no longer than that."""
+        self._process.join(timeout_s)
+
+    def wait(self, timeout_s: float = PATIENCE_S) -> Ended:
+        """Wait for the end; a command that takes longer has hung, and is killed."""
+        self._process.join(timeout_s)
+        hung = self._process.exitcode is None
+        self.kill()
+        self._process.join()
+        code = -signal.SIGALRM if hung else self._process.exitcode or 0
+        with self._shown:
+            os.set_blocking(self._shown.fileno(), False)
+            shown = b""
+            with suppress(BlockingIOError):
+                shown = os.read(self._shown.fileno(), _SHOWN_BYTES)
+        return Ended(code=code, shown=shown.decode(errors="replace"))
+
+    def kill(self) -> None:
+        """Kill it with its workers, if they are there."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def wait_until_paused(self, timeout_s: float = PATIENCE_S) -> bool:
+        """Wait until `pause` has stopped it; return whether it did before it ended."""
+        until_s = time.monotonic() + timeout_s
+        while time.monotonic() < until_s and not self.has_ended:
+            with suppress(OSError):
+                if Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+                    return True
+            time.sleep(0.005)
+        return False
+
+    def go_on(self) -> None:
+        """Let a paused command go on."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGCONT)
+
+
+def run(
+    words: str, folder: Path, fault: Fault | None = None, *, timeout_s: float = PATIENCE_S
+) -> Ended:
+    """Run a command, such as `index scans`, in a folder."""
+    return Running(words, folder, fault).wait(timeout_s)
+
+
+def n_moments(words: str, folder: Path) -> int:
+    """Run a command, and return the number of its moments."""
+    counted = folder.with_name(f"{folder.name}-moments")
+    ended = run(words, folder, Counting(counted))
+    if ended.code:
+        raise RuntimeError(ended.shown)
+    return len(counted.read_bytes())
+
+
+def _command(
+    words: list[str],
+    folder: Path,
+    shown: Connection,
+    fault: Fault | None,
+    together: Barrier | None,
+) -> None:
+    """Run a command in this process, which was made for it."""
+    from brats_seg.cli import main
+
+    # workers are forked too, and so share the fault
+    multiprocessing.set_start_method("fork", force=True)
+    os.setsid()
+    os.chdir(folder)
+    for stream in (1, 2):
+        os.dup2(shown.fileno(), stream)
+    shown.close()
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    sys.argv = ["brats-seg", *words]
+    logging.lastResort = None
+    if fault is not None:
+        fault(folder)
+    if together is not None:
+        together.wait()
+    try:
+        main()
+    except Exception:  # noqa: BLE001 - as the interpreter does
+        traceback.print_exc()
+        raise SystemExit(1) from None
+
+
+def at_each_moment(folder: Path, act: Act) -> None:
+    """Call a function at each moment of this process and its workers."""
+    count = multiprocessing.get_context("fork").Value(ctypes.c_long, 0)
+    inside = f"{folder.resolve()}{os.sep}"
+
+    def note(event: str) -> None:
+        with count.get_lock():
+            count.value += 1
+            number = count.value
+        act(number, event)
+
+    def audit(event: str, arguments: tuple[Any, ...]) -> None:
+        if _changes_files(event, arguments) and _is_inside(arguments[0], inside):
+            note(event)
+
+    sync = os.fsync
+
+    def noted_sync(descriptor: int) -> None:
+        note("fsync")
+        sync(descriptor)
+
+    sys.addaudithook(audit)
+    os.fsync = noted_sync
+
+
+def _changes_files(event: str, arguments: tuple[Any, ...]) -> bool:
+    if event == "open":
+        return bool(arguments[2] & _WRITING)
+    # a folder that is there already is no change, and no disk refuses it
+    return event in _CHANGES and not (event == "os.mkdir" and Path(arguments[0]).is_dir())
+
+
+def _is_inside(path: object, folder: str) -> bool:
+    if not isinstance(path, str | bytes | os.PathLike):
+        return False  # a descriptor: of a file that was open before
+    # not `resolve`: a link is changed itself
+    return os.path.abspath(os.fsdecode(path)).startswith(folder)  # noqa: PTH100
+
+
+@dataclass(frozen=True, slots=True)
+class Counting:
+    """Nothing happens; a byte is written to a file for every moment."""
+
+    path: Path
+
+    def __call__(self, folder: Path) -> None:
+        """Count the moments."""
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC)
+        at_each_moment(folder, lambda number, event: os.write(descriptor, b"."))
+
+
+@dataclass(frozen=True, slots=True)
+class KilledAt:
+    """The command and its workers are killed at one moment, like by a power cut."""
+
+    n: int
+
+    def __call__(self, folder: Path) -> None:
+        """Wait for the moment."""
+
+        def act(number: int, event: str) -> None:
+            if number == self.n:
+                os.killpg(0, signal.SIGKILL)
+
+        at_each_moment(folder, act)
+
+
+@dataclass(frozen=True, slots=True)
+class KilledWriting:
+    """The process is killed in the middle of the first write after a moment, by the system."""
+
+    n: int
+    n_bytes: int = 100
+    """Bytes of the file that are still written."""
+
+    def __call__(self, folder: Path) -> None:
+        """Wait for the moment."""
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+
+        def act(number: int, event: str) -> None:
+            if number == self.n:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (self.n_bytes, self.n_bytes))
+
+        at_each_moment(folder, act)
+
+
+@dataclass(frozen=True, slots=True)
+class KilledAfter:
+    """The command and its workers are killed after a time."""
+
+    seconds: float
+
+    def __call__(self, folder: Path) -> None:
+        """Start the clock."""
+        timer = threading.Timer(self.seconds, os.killpg, (0, signal.SIGKILL))
+        timer.daemon = True
+        timer.start()
+
+
+@dataclass(frozen=True, slots=True)
+class PausedAt:
+    """The command stops at one moment until it is told to go on."""
+
+    n: int
+
+    def __call__(self, folder: Path) -> None:
+        """Wait for the moment."""
+        first = os.getpid()
+
+        def act(number: int, event: str) -> None:
+            if number == self.n:
+                os.kill(first, signal.SIGSTOP)
+
+        at_each_moment(folder, act)
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedFrom:
+    """From one moment on the disk refuses changes with an error of the system."""
+
+    n: int
+    error: int
+    """Number of the error: a full disk refuses new files and `fsync`, any other every change."""
+
+    def __call__(self, folder: Path) -> None:
+        """Wait for the moment."""
+
+        def act(number: int, event: str) -> None:
+            if number >= self.n and (self.error != errno.ENOSPC or event in _TAKES_SPACE):
+                raise OSError(self.error, os.strerror(self.error))
+
+        at_each_moment(folder, act)
+
+
+@dataclass(frozen=True, slots=True)
+class LimitedFrom:
+    """From one moment on no file may grow over some bytes, like after `ulimit -f`."""
+
+    n: int
+    n_bytes: int = 100
+
+    def __call__(self, folder: Path) -> None:
+        """Wait for the moment."""
+
+        def act(number: int, event: str) -> None:
+            if number == self.n:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (self.n_bytes, self.n_bytes))
+
+        at_each_moment(folder, act)
+
+
+@dataclass(frozen=True, slots=True)
+class GoneAt:
+    """At one moment a folder is renamed away, like a disk that is unplugged."""
+
+    n: int
+    name: str
+    """Folder below that of the command."""
+
+    def __call__(self, folder: Path) -> None:
+        """Wait for the moment."""
+        path, away = folder / self.name, away_from(folder / self.name)
+
+        def act(number: int, event: str) -> None:
+            if number == self.n and path.exists():
+                path.rename(away)
+
+        at_each_moment(folder, act)
+
+
+def away_from(path: Path) -> Path:
+    """Return where `GoneAt` moves a folder."""
+    return path.with_name(f"{path.name}-gone")
+
+
+@dataclass(frozen=True, slots=True)
+class NoNetwork:
+    """Every attempt to reach the network is refused, and shown."""
+
+    def __call__(self, folder: Path) -> None:
+        """Refuse from now on."""
+
+        def audit(event: str, arguments: tuple[Any, ...]) -> None:
+            if event == "socket.__new__" and arguments[1] == socket.AF_UNIX:
+                return  # processes of one machine
+            if event in _NETWORK:
+                os.write(1, f"{NETWORK_USED}: {event}\n".encode())
+                raise PermissionError(errno.EPERM, NETWORK_USED)
+
+        sys.addaudithook(audit)
+
+
+@dataclass(frozen=True, slots=True)
+class LimitedMemory:
+    """The process may take no more memory than that beside what it holds."""
+
+    n_bytes: int
+
+    def __call__(self, folder: Path) -> None:
+        """Set the limit."""
+        held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        limit = held + self.n_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

@@ -1,0 +1,191 @@
+"""Commands under test, the folders that they start from, and the results to compare.
+
+Every command runs in a folder with `scans`: four labelled cases of 24x24x16 voxels, in two folds. The
+network has a few hundred weights.
+"""
+
+import csv
+import io
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock
+
+from tests.builders import write_case
+from tests.faults.programs import Ended, run
+
+N_CASES = 4
+_FOLDS = "--set folds.n_folds=2"
+_FIXED = "--prepared prepared --precision fp32"
+_NETWORK = (
+    f"{_FOLDS} --set training.n_epochs=2 --set training.effective_batch=2 --set patch.size=16,16,16 "
+    "--set model.widths=[4,8] --set model.deep_supervision=false --set training.n_workers=0 "
+    "--set training.augment=full --set optimizer.ema=0.9 "
+    # a checkpoint after every batch
+    "--set training.checkpoint_minutes=1e-9"
+)
+_TIMES = frozenset({"seconds", "peak_memory_mb"})
+"""Entries that differ from run to run."""
+_TEMPORARY = re.compile(r"\.\d+-.+|\..+\.lock")
+_BEGINNINGS = ("scans/", "other/")
+"""Files that are given."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Command:
+    """A command line, in the folder of a stage."""
+
+    words: str
+    stage: str
+    """Stage that its folder is a copy of."""
+
+
+TRAIN = f"train --data scans {_FIXED} {_NETWORK}"
+COMMANDS: Mapping[str, Command] = {
+    "index": Command(words="index scans -o cases.csv", stage="scans"),
+    "prepare": Command(words=f"prepare scans --prepared prepared {_FOLDS}", stage="scans"),
+    "train": Command(words=f"{TRAIN} --fold 0", stage="prepared"),
+    "tune": Command(words=f"tune runs/fold0 runs/fold1 {_FIXED}", stage="trained"),
+    "crossval": Command(words=f"crossval --data scans {_FIXED} {_NETWORK}", stage="scans"),
+    "predict": Command(
+        words="predict scans -o out --model runs/fold0 --precision fp32", stage="trained"
+    ),
+    "features": Command(
+        words="features scans -o features/features.csv --segmentation runs/fold0 --predicted "
+        f"{_FIXED}",
+        stage="trained",
+    ),
+    "export": Command(words="export runs/fold0 runs/fold1 -o model", stage="trained"),
+    "certify": Command(words="certify --run runs/fold0 --prepared prepared", stage="trained"),
+    "evaluate": Command(words="evaluate scans out -o scores/scores.csv", stage="predicted"),
+    "figure sample": Command(words="figure sample scans -o sample.png", stage="scans"),
+    "figure history": Command(words="figure history runs/fold0 -o curves.png", stage="trained"),
+    "phantom": Command(words="phantom other --cases 2", stage="scans"),
+}
+_STEPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "prepared": ("scans", (COMMANDS["prepare"].words,)),
+    "trained": ("prepared", (f"{TRAIN} --fold 0", f"{TRAIN} --fold 1")),
+    "predicted": ("trained", (COMMANDS["predict"].words,)),
+}
+"""Stage before each, and the commands that lead from there."""
+
+
+class Stages:
+    """Folders that commands start from, each made when it is first needed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "stages"
+
+    def start(self, stage: str, folder: Path) -> Path:
+        """Make a folder that is at a stage, and return it."""
+        shutil.copytree(self._at(stage), folder)
+        return folder
+
+    def _at(self, stage: str) -> Path:
+        path = self._folder / stage
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(self._folder / f"{stage}.lock"):
+            if not path.exists():
+                self._make(stage, path.with_name(f"{stage}-beside")).rename(path)
+        return path
+
+    def _make(self, stage: str, path: Path) -> Path:
+        if stage == "scans":
+            for number in range(N_CASES):
+                write_case(path / "scans", f"BraTS2021_{number:05d}", seed=number)
+            return path
+        before, steps = _STEPS[stage]
+        shutil.copytree(self._at(before), path)
+        for words in steps:
+            ended = run(words, path)
+            if ended.code:
+                raise RuntimeError(f"{words}: {ended.shown}")
+        return path
+
+
+def results(folder: Path) -> dict[str, str | bytes]:
+    """Return the content of every file that commands have written, without times.
+
+    Locks and the temporary files of killed processes are no results.
+    """
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        temporary = any(_TEMPORARY.match(part) for part in Path(name).parts)
+        if path.is_file() and not name.startswith(_BEGINNINGS) and not temporary:
+            read = _READERS.get(path.suffix, Path.read_bytes)
+            found[name] = _without(folder, read(path))
+    return found
+
+
+def differences(found: Mapping[str, object], expected: Mapping[str, object]) -> str:
+    """Return in which files two results differ, or nothing."""
+    names = sorted(found.keys() | expected.keys())
+    differing = [
+        f"{name} ({'missing' if name not in found else 'extra' if name not in expected else 'other content'})"
+        for name in names
+        if found.get(name) != expected.get(name)
+    ]
+    return f"other results: {', '.join(differing)}" if differing else ""
+
+
+def lost(found: Mapping[str, object], earlier: Mapping[str, object]) -> str:
+    """Return which earlier files are gone or changed, or nothing."""
+    return differences({name: found[name] for name in earlier if name in found}, earlier)
+
+
+def ending(ended: Ended, folder: Path, expected: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the problems of a command that should have ended well with those results."""
+    return ended.expect(0), differences(results(folder), expected)
+
+
+def _without(folder: Path, content: str | bytes) -> str | bytes:
+    """Replace the folder in paths: records name the files that were read."""
+    if isinstance(content, str):
+        return content.replace(str(folder), ".")
+    return content.replace(str(folder).encode(), b".")
+
+
+def _checkpoint(path: Path) -> str:
+    return repr(_plain(torch.load(path, weights_only=True)))
+
+
+def _plain(value: Any) -> Any:
+    """Return a value without times, tensors as bytes."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, tuple(value.shape), value.numpy().tobytes()
+    if isinstance(value, dict):
+        return {key: _plain(entry) for key, entry in value.items() if key not in _TIMES}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    return value
+
+
+def _table(path: Path) -> str:
+    rows = csv.DictReader(io.StringIO(path.read_text()))
+    return repr([_plain(row) for row in rows])
+
+
+def _records(path: Path) -> str:
+    """Return the last record of each case; a line that was cut off counts as none."""
+    records = {}
+    for line in path.read_text().splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        records[record["case_id"]] = _plain(record)
+    return repr(sorted(records.items()))
+
+
+_READERS: Mapping[str, Callable[[Path], str | bytes]] = {
+    ".pt": _checkpoint,
+    ".csv": _table,
+    ".jsonl": _records,
+}

@@ -1,0 +1,182 @@
+"""A disk that is full, read-only, failing or gone ends a command with a named error and loses nothing.
+
+The error says what could not be written and what to do (exit code 3, or a row in `failures.csv`);
+what was there before stays; once the disk is well, the same command ends with equal results.
+"""
+
+import errno
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.faults.campaign import NewCampaign
+from tests.faults.programs import Fault, GoneAt, LimitedFrom, RefusedFrom, away_from, n_moments, run
+from tests.faults.stages import COMMANDS, Stages, differences, ending, lost, results
+
+DISKS = {
+    "full": lambda n: RefusedFrom(n, errno.ENOSPC),
+    "read-only": lambda n: RefusedFrom(n, errno.EROFS),
+    "failing": lambda n: RefusedFrom(n, errno.EIO),
+    "limited by ulimit -f": LimitedFrom,
+}
+"""What happens to a disk at a moment."""
+WRITING = ["index", "prepare", "train", "tune", "crossval", "predict", "features", "export"]
+WRITING_ONE_FILE = ["certify", "evaluate", "figure sample", "figure history", "phantom"]
+MOMENTS = (0.0, 0.45, 0.9)
+"""When it happens, as shares of the changes that a command makes."""
+SLOW_MOMENTS = {"crossval": (0.45, 0.85)}
+"""The same for a command that takes seconds: while it trains, and while it predicts."""
+PROMISE = "disk {} at any moment: named error, nothing lost, then equal results"
+GONE = "{} folder gone at any moment: no traceback, then equal results"
+REAL = "disk truly {}: named error, nothing lost, then equal results"
+REFUSES_TO_REPLACE = "export"
+"""The command that does not write over its own result."""
+CHANGED_BY_TUNE = "tune"
+"""The command that adds to files of an earlier command."""
+
+
+def disk_campaign(
+    name: str, disk: str, shares: tuple[float, ...], stages: Stages, place: Path, new: NewCampaign
+) -> None:
+    command = COMMANDS[name]
+    undisturbed = stages.start(command.stage, place / "undisturbed")
+    n_changes = n_moments(command.words, undisturbed)
+    expected = results(undisturbed)
+    with new(PROMISE.format(disk)) as tries:
+        for share in shares:
+            folder = stages.start(command.stage, place / f"at{share}")
+            given = results(folder)
+            fault: Fault = DISKS[disk](1 + int(share * n_changes))
+            hit = run(command.words, folder, fault)
+            kept = "" if name == CHANGED_BY_TUNE else lost(results(folder), given)
+            # what is refused after the last result, such as the removal of a lock, changes nothing
+            done = results(folder) == expected
+            ended = run(command.words, folder)
+            found = differences(results(folder), expected)
+            again = (0, 2) if done and name == REFUSES_TO_REPLACE else (0,)
+            tries.note(
+                f"{name}, {fault}",
+                hit.expect(0, 1, 3) if done else hit.expect(1, 3),
+                kept,
+                ended.expect(*again),
+                found,
+            )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("disk", DISKS)
+@pytest.mark.parametrize("name", WRITING)
+def test_a_bad_disk_is_named_and_loses_nothing(
+    name: str, disk: str, stages: Stages, place: Path, campaign: NewCampaign
+) -> None:
+    disk_campaign(name, disk, SLOW_MOMENTS.get(name, MOMENTS), stages, place, campaign)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("disk", DISKS)
+@pytest.mark.parametrize("name", WRITING_ONE_FILE)
+def test_a_bad_disk_is_named_by_commands_of_few_files(
+    name: str, disk: str, stages: Stages, place: Path, campaign: NewCampaign
+) -> None:
+    disk_campaign(name, disk, (0.0, 0.5), stages, place, campaign)
+
+
+@pytest.mark.parametrize("name", ["export", "evaluate"])
+def test_a_full_disk_is_named(
+    name: str, stages: Stages, place: Path, campaign: NewCampaign
+) -> None:
+    disk_campaign(name, "full", (0.0, 0.5), stages, place, campaign)
+
+
+OUTPUTS = {"prepare": "prepared", "train": "runs", "predict": "out", "crossval": "crossval"}
+"""Folder that a command writes to."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OUTPUTS)
+@pytest.mark.parametrize("which", ["output", "input"])
+def test_a_folder_that_vanishes_ends_without_a_traceback(
+    name: str, which: str, stages: Stages, place: Path, campaign: NewCampaign
+) -> None:
+    command = COMMANDS[name]
+    undisturbed = stages.start(command.stage, place / "undisturbed")
+    n_changes = n_moments(command.words, undisturbed)
+    expected = results(undisturbed)
+    vanishing = OUTPUTS[name] if which == "output" else "scans"
+    with campaign(GONE.format(which)) as tries:
+        for share in (0.1, 0.5, 0.9):
+            folder = stages.start(command.stage, place / f"at{share}")
+            fault = GoneAt(1 + int(share * n_changes), vanishing)
+            hit = run(command.words, folder, fault)
+            away = away_from(folder / vanishing)
+            if which == "input" and away.exists():
+                away.rename(folder / vanishing)
+            shutil.rmtree(away, ignore_errors=True)
+            ended = run(command.words, folder)
+            tries.note(f"{name}, {fault}", hit.expect(0, 1, 2, 3), *ending(ended, folder, expected))
+
+
+@contextmanager
+def small_disk(path: Path) -> Iterator[Callable[[str], None]]:
+    """Mount a disk of memory, and yield a function that sets its options anew; needs root on Linux."""
+    path.mkdir(parents=True, exist_ok=True)
+
+    def mount(options: str) -> None:
+        words = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)]
+        try:
+            subprocess.run(words, check=True, capture_output=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"no disk can be mounted here: {error}")
+
+    mount("size=16m")
+    try:
+        yield lambda options: mount(f"remount,{options}")
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+SIZES_KB = {"prepare": (64, 200), "train": (40, 120), "predict": (24, 120), "crossval": (40, 300)}
+"""Sizes of a disk that are too small for the output of a command."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SIZES_KB)
+def test_a_disk_that_is_truly_full(
+    name: str, stages: Stages, place: Path, campaign: NewCampaign
+) -> None:
+    command = COMMANDS[name]
+    undisturbed = stages.start(command.stage, place / "undisturbed")
+    assert run(command.words, undisturbed).code == 0
+    expected = results(undisturbed)
+    for size_kb in SIZES_KB[name]:
+        folder = stages.start(command.stage, place / f"disk{size_kb}")
+        with small_disk(folder / OUTPUTS[name]) as remount, campaign(REAL.format("full")) as tries:
+            remount(f"size={size_kb}k")
+            hit = run(command.words, folder)
+            remount("size=16m")
+            ended = run(command.words, folder)
+            tries.note(
+                f"{name} in {size_kb} kB", hit.expect(1, 3), *ending(ended, folder, expected)
+            )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_a_disk_that_is_truly_read_only(
+    name: str, stages: Stages, place: Path, campaign: NewCampaign
+) -> None:
+    command = COMMANDS[name]
+    undisturbed = stages.start(command.stage, place / "undisturbed")
+    assert run(command.words, undisturbed).code == 0
+    expected = results(undisturbed)
+    folder = stages.start(command.stage, place / "disk")
+    with small_disk(folder / OUTPUTS[name]) as remount, campaign(REAL.format("read-only")) as tries:
+        remount("ro")
+        hit = run(command.words, folder)
+        remount("rw")
+        ended = run(command.words, folder)
+        tries.note(name, hit.expect(1, 3), *ending(ended, folder, expected))

@@ -1,0 +1,237 @@
+import errno
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from brats_seg.cases.case_table import read_index
+from brats_seg.config import Config, load_config
+from brats_seg.data.fold import FoldData, open_fold, open_index, open_split
+from brats_seg.data.loader import whole_case
+from brats_seg.errors import CaseError, EnvironmentalError
+from brats_seg.inference.scan import read_scan
+from brats_seg.training.trainer import Trainer
+from tests.builders import write_case
+
+ONE, TWO = (1.0, 1.0, 1.0), (2.0, 2.0, 2.0)
+
+_read_only: list[str] = []
+"""Folders in which the audit hook refuses to write."""
+_CHANGES = ("os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate", "os.utime")
+
+
+def _refuse_to_write(event: str, arguments: tuple[object, ...]) -> None:
+    if not _read_only:
+        return
+    if event == "open":
+        path, _, flags = arguments
+        writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+    else:
+        path, writes = arguments[0] if arguments else None, event in _CHANGES
+    if writes and isinstance(path, str | Path) and str(path).startswith(tuple(_read_only)):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def hook() -> None:
+    """Install the hook, which cannot be removed: permissions do not stop an administrator."""
+    sys.addaudithook(_refuse_to_write)
+
+
+@contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    _read_only.append(str(folder))
+    try:
+        yield
+    finally:
+        _read_only.clear()
+
+
+def write_cases(root: Path, *spacings: float) -> Path:
+    for number, spacing_mm in enumerate(spacings):
+        write_case(root, f"BraTS2021_{number:05d}", seed=number, spacing_mm=spacing_mm)
+    return root
+
+
+def settings(*changes: str) -> Config:
+    demo = ["folds.n_folds=2", "patch.size=[8,8,8]", "model.widths=[4,8]", "training.n_epochs=1"]
+    return load_config(preset="demo", assignments=[*demo, *changes])
+
+
+def opened(root: Path, *changes: str) -> FoldData:
+    return open_fold(root, fold=0, config=settings(*changes), prepared_path=root.with_name("ready"))
+
+
+def shapes(data: FoldData) -> dict[str, tuple[int, ...]]:
+    ids = (*data.split.train, *data.split.validation)
+    return {case_id: whole_case(data.folder, case_id).image.shape[1:] for case_id in sorted(ids)}
+
+
+@pytest.mark.parametrize(
+    ("spacings", "changes", "expected"),
+    [
+        ((1, 1), (), ONE),
+        ((2, 2), (), TWO),
+        ((2, 1, 2), (), TWO),
+        ((2, 1), (), ONE),
+        ((1, 1), ("store.spacing_mm=[1.5,2,1]",), (1.5, 2.0, 1.0)),
+    ],
+)
+def test_training_sees_what_prediction_computes(
+    tmp_path: Path, spacings: tuple[int, ...], changes: tuple[str, ...], expected: tuple[float, ...]
+) -> None:
+    """Each held-out and training case is, bit for bit, the scan that the network would be given."""
+    root = write_cases(tmp_path / "scans", *spacings)
+    data = opened(root, *changes)
+
+    assert data.spacing_mm == expected
+    for case in read_index(data.folder / "cases.csv", root).cases:
+        scan, prepared = read_scan(case, data.spacing_mm), whole_case(data.folder, case.case_id)
+        np.testing.assert_array_equal(prepared.image.numpy(), scan.image.astype(np.float16))
+        assert prepared.target.shape[1:] == scan.image.shape[1:]
+
+
+def test_a_run_stores_the_spacing_that_it_was_trained_at(tmp_path: Path) -> None:
+    data = opened(write_cases(tmp_path / "scans", 2, 2))
+    trainer = Trainer(data=data, config=settings(), run_path=tmp_path / "run")
+
+    assert trainer._checkpointer._identity.spacing_mm == TWO
+
+
+def test_equal_voxels_of_any_spacing_are_prepared_alike(tmp_path: Path) -> None:
+    crops = []
+    for spacing_mm in (1, 2):
+        data = opened(write_cases(tmp_path / str(spacing_mm) / "scans", spacing_mm, spacing_mm))
+        crops.append(whole_case(data.folder, data.split.train[0]))
+
+    np.testing.assert_array_equal(crops[0].image, crops[1].image)
+    np.testing.assert_array_equal(crops[0].target, crops[1].target)
+
+
+def test_folds_do_not_depend_on_the_spacing(tmp_path: Path) -> None:
+    root = write_cases(tmp_path / "scans", 2, 2, 1, 1)
+    folders = [
+        open_fold(root, fold=0, config=settings(*changes), prepared_path=tmp_path / name).folder
+        for name, changes in (("two", ()), ("three", ("store.spacing_mm=[3,3,3]",)))
+    ]
+    tables = [(folder / "folds.csv").read_text() for folder in folders]
+
+    assert tables[0] == tables[1]
+
+
+def test_another_spacing_prepares_all_cases_again_and_is_another_training_set(
+    tmp_path: Path,
+) -> None:
+    root = write_cases(tmp_path / "scans", 1, 1)
+    before = opened(root)
+    sizes = shapes(before)
+
+    after = opened(root, "store.spacing_mm=[2,2,2]")
+
+    assert after.spacing_mm == TWO
+    assert after.fingerprint != before.fingerprint
+    assert all(
+        np.allclose(np.divide(sizes[case_id], shape), 2, atol=0.3)
+        for case_id, shape in shapes(after).items()
+    )
+
+
+def test_the_spacing_is_chosen_from_all_cases_and_not_from_those_of_the_fold(
+    tmp_path: Path,
+) -> None:
+    """It is the same again when the headers come from the prepared cases, and in every fold."""
+    root = write_cases(tmp_path / "scans", 1, 2, 2, 1, 2)
+    config = settings()
+    found = [
+        open_fold(root, fold=fold, config=config, prepared_path=tmp_path / "ready").spacing_mm
+        for fold in (0, 1, 0)
+    ]
+
+    assert found == [TWO] * 3
+
+
+def test_a_mixture_is_said_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    opened(write_cases(tmp_path / "scans", 1, 1, 2))
+
+    expected = "cases are prepared at 1x1x1 mm; 1 of 3 is resampled: 1 from 2x2x2 mm"
+    assert caplog.messages.count(expected) == 1
+
+
+def test_a_split_of_two_spacings_is_refused(tmp_path: Path) -> None:
+    data = opened(write_cases(tmp_path / "scans", 1, 1))
+    other = opened(write_cases(tmp_path / "other" / "scans", 2, 2))
+    (moved,) = data.split.validation
+    (other.folder / moved).rename(tmp_path / "spare")
+    (data.folder / moved).rename(other.folder / moved)
+
+    with pytest.raises(CaseError, match=r"prepared at 1x1x1 mm; expected 2x2x2 mm as BraTS2021"):
+        open_split(other.folder, data.split)
+
+
+def test_a_folder_that_is_up_to_date_is_only_read(tmp_path: Path) -> None:
+    root = write_cases(tmp_path / "scans", 1, 1)
+    before = opened(root)
+    with read_only(before.folder):
+        after = opened(root)
+        whole_case(after.folder, after.split.train[0])
+
+    assert after == before
+
+
+def test_a_read_only_folder_is_used_though_the_times_of_scans_have_changed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a data folder that was copied, or mounted elsewhere."""
+    root = write_cases(tmp_path / "scans", 1, 1)
+    before = opened(root)
+    for path in root.glob("*/*"):
+        os.utime(path, (1, 1))
+    with read_only(before.folder):
+        after = opened(root)
+
+    assert after == before
+    assert "the table of cases is not updated" in caplog.text
+
+
+@pytest.mark.parametrize("changes", [("store.spacing_mm=[2,2,2]",), ("store.compressed=true",)])
+def test_a_read_only_folder_that_is_outdated_is_refused(
+    tmp_path: Path, changes: tuple[str, ...]
+) -> None:
+    root = write_cases(tmp_path / "scans", 1, 1)
+    folder = opened(root).folder
+
+    with (
+        read_only(folder),
+        pytest.raises(
+            EnvironmentalError,
+            match=r"ready cannot be written: Read-only file system.* 2 of its cases must be prepared",
+        ),
+    ):
+        opened(root, *changes)
+
+
+def test_a_read_only_folder_without_tables_is_refused(tmp_path: Path) -> None:
+    root = write_cases(tmp_path / "scans", 1, 1)
+
+    with read_only(tmp_path), pytest.raises(EnvironmentalError, match="cannot be written"):
+        opened(root)
+
+
+def test_a_table_that_has_not_changed_is_not_written_again(tmp_path: Path) -> None:
+    root, path = write_cases(tmp_path / "scans", 1, 1), tmp_path / "cases.csv"
+    first = open_index(root, path, settings())
+    before = path.stat().st_mtime_ns
+
+    assert open_index(root, path, settings()) == first
+    assert path.stat().st_mtime_ns == before
+
+    os.utime(next(root.glob("*/*")), (1, 1))
+    open_index(root, path, settings())
+
+    assert path.stat().st_mtime_ns != before

@@ -1,0 +1,308 @@
+"""Test that layers which mix patches or change in a pass are found, and no others are refused."""
+
+import logging
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, spectral_norm
+
+from brats_seg.config import ModelConfig
+from brats_seg.errors import ConfigError
+from brats_seg.models.build import build_model
+from brats_seg.runtime.device import Device
+from brats_seg.training.independence import PatchIndependence, ReplayError, check_replay
+
+CPU = Device(torch_device=torch.device("cpu"))
+IN_HALF = Device(torch_device=torch.device("cpu"), autocast_dtype=torch.bfloat16)
+
+
+def ask(network: nn.Module, size: int = 8, device: Device = CPU) -> None:
+    generator = torch.Generator().manual_seed(0)
+    image = torch.randn(1, 4, size, size, size, generator=generator)
+    PatchIndependence(network).check(image, device)
+
+
+class Layer(nn.Module):
+    """A layer that computes a given function."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.function(features)
+
+
+class Counter(nn.Module):
+    """Grows with every pass, by an attribute or a buffer."""
+
+    def __init__(self, *, in_buffer: bool) -> None:
+        super().__init__()
+        if in_buffer:
+            self.register_buffer("n_passes", torch.zeros(()))
+        else:
+            self.n_passes = 0
+
+    def forward(self, features: Tensor) -> Tensor:
+        self.n_passes += 1
+        return features * (1 + 0.1 * self.n_passes)
+
+
+class CountsQuietly(nn.Module):
+    """Counts in a buffer that nothing is computed from."""
+
+    def __init__(self, *, patches: bool) -> None:
+        super().__init__()
+        self.patches = patches
+        self.register_buffer("n", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, features: Tensor) -> Tensor:
+        self.n += len(features) if self.patches else 1
+        return features
+
+
+def mean_over_batch(features: Tensor) -> Tensor:
+    return features - features.mean(0, keepdim=True)
+
+
+def numpy_noise(features: Tensor) -> Tensor:
+    return features + torch.from_numpy(np.random.rand(*features.shape)).to(features)  # noqa: NPY002
+
+
+def old_spectral_norm() -> nn.Module:
+    return spectral_norm(nn.Conv3d(6, 6, 1))
+
+
+MIXED = "another output beside another patch: it mixes them"
+IN_A_PASS = "another output in another pass"
+FAULTS = {
+    "batch norm": (lambda: nn.BatchNorm3d(6), MIXED),
+    "batch norm without running statistics": (
+        lambda: nn.BatchNorm3d(6, track_running_stats=False),
+        MIXED,
+    ),
+    "mean over the batch": (lambda: Layer(mean_over_batch), MIXED),
+    "largest of the batch": (lambda: Layer(lambda x: x / x.abs().amax()), MIXED),
+    "detached mean": (lambda: Layer(lambda x: x - x.detach().mean(0)), MIXED),
+    "swapped patches": (lambda: Layer(lambda x: x.flip(0)), MIXED),
+    "number of patches": (lambda: Layer(lambda x: x / len(x)), "beside another patch than alone"),
+    "counter": (lambda: Counter(in_buffer=False), IN_A_PASS),
+    "counter in a buffer": (lambda: Counter(in_buffer=True), IN_A_PASS),
+    "numpy noise": (lambda: Layer(numpy_noise), IN_A_PASS),
+    "quiet counter": (lambda: CountsQuietly(patches=False), "changes its buffer 'n'"),
+    "running statistics": (
+        lambda: nn.InstanceNorm3d(6, track_running_stats=True),
+        "changes its buffer 'running_mean'",
+    ),
+}
+
+
+def around(layer: nn.Module, *, last_is_zero: bool = False) -> nn.Module:
+    torch.manual_seed(0)
+    last = nn.Conv3d(6, 3, 1)
+    if last_is_zero:
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+    inner = nn.Sequential(nn.LeakyReLU(inplace=True), layer, nn.LeakyReLU(inplace=True))
+    return nn.Sequential(nn.Conv3d(4, 6, 3, padding=1), inner, last)
+
+
+@pytest.mark.parametrize("last_is_zero", [False, True])
+@pytest.mark.parametrize("device", [CPU, IN_HALF])
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_layer_that_needs_the_whole_batch_is_refused_by_name(
+    name: str, device: Device, last_is_zero: bool
+) -> None:
+    make, message = FAULTS[name]
+    layer = make()
+    network = around(layer, last_is_zero=last_is_zero)
+
+    with pytest.raises(ConfigError, match=rf"the layer '1\.1' \({type(layer).__name__}\).*") as e:
+        ask(network, device=device)
+    assert message in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "layer"),
+    [
+        (old_spectral_norm, r"'1\.1' \(Conv3d\)"),
+        (
+            lambda: parametrizations.spectral_norm(nn.Conv3d(6, 6, 1)),
+            r"'1\.1\.parametrizations\.weight\.0' \(_SpectralNorm\)",
+        ),
+    ],
+    ids=["old", "new"],
+)
+def test_spectral_norm_is_refused_unless_it_is_frozen(
+    make: Callable[[], nn.Module], layer: str
+) -> None:
+    """Also where the power iteration has converged, until the weights change."""
+    for seed in range(5):
+        torch.manual_seed(seed)
+        norm = make()
+        for _ in range(100 * (seed % 2)):
+            norm(torch.zeros(1, 6, 1, 1, 1))
+        network = nn.Sequential(nn.Conv3d(4, 6, 1), nn.Sequential(nn.ReLU(), norm))
+
+        with pytest.raises(ConfigError, match=f"the layer {layer}"):
+            ask(network)
+        ask(network.eval())
+
+
+def test_what_a_network_computes_between_its_layers_is_its_own_fault() -> None:
+    class Mixing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Conv3d(4, 6, 1), nn.Conv3d(6, 3, 1)
+
+        def forward(self, image: Tensor) -> Tensor:
+            return self.last(mean_over_batch(self.first(image)))
+
+    with pytest.raises(ConfigError, match=r"the network \(Mixing\) .* mixes them"):
+        ask(Mixing())
+    with pytest.raises(ConfigError, match=r"the layer '0' \(Mixing\) .* mixes them"):
+        ask(nn.Sequential(Mixing(), nn.ReLU()))
+
+
+RIGHT = {
+    "frozen batch norm": lambda: nn.BatchNorm3d(6).eval(),
+    "instance norm": lambda: nn.InstanceNorm3d(6, affine=True),
+    "group norm": lambda: nn.GroupNorm(2, 6),
+    "layer norm": lambda: nn.LayerNorm(8),
+    "dropout": lambda: nn.Dropout(0.5),
+    "dropout of channels": lambda: nn.Dropout3d(0.5),
+    "random slopes": lambda: nn.RReLU(),
+    "noise": lambda: Layer(lambda x: x + torch.randn_like(x)),
+    "noise of its own shape": lambda: Layer(lambda x: x * torch.rand(len(x), 6, 1, 1, 1)),
+    "stochastic depth": lambda: Layer(lambda x: x * (torch.rand(()) > 0.5)),
+    "patches counted": lambda: CountsQuietly(patches=True),
+    "channels first": lambda: Layer(lambda x: (x.transpose(0, 1) * 2).transpose(0, 1)),
+}
+
+
+@pytest.mark.parametrize("device", [CPU, IN_HALF])
+@pytest.mark.parametrize("name", RIGHT)
+def test_layers_that_take_each_patch_by_itself_are_accepted(name: str, device: Device) -> None:
+    for seed in range(5):
+        network = around(RIGHT[name]())
+        torch.manual_seed(seed)
+        ask(network, device=device)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("unet", 16),
+        ("notebook", 16),
+        ("segresnet", 16),
+        ("vae-unet", 16),
+        ("dynunet", 16),
+        ("autoencoder", 16),
+        pytest.param("swin-unetr", 64, marks=pytest.mark.slow),
+    ],
+)
+def test_the_networks_of_the_settings_are_accepted(name: str, size: int) -> None:
+    config = ModelConfig.model_validate({"name": name, "widths": (4, 6, 8)})
+    torch.manual_seed(0)
+
+    ask(build_model(config, (size, size, size)), size)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("BasicUNet", {"features": (4, 4, 8, 8, 8, 4), "dropout": 0.3}),
+        ("UNet", {"channels": (4, 8), "strides": (2,), "norm": "instance", "dropout": 0.1}),
+        ("UNETR", {"img_size": (16, 16, 16), "hidden_size": 12, "num_heads": 3, "mlp_dim": 24}),
+        ("AttentionUnet", {"channels": (4, 8), "strides": (2,)}),
+        ("VNet", {"dropout_prob_down": 0.5}),
+        ("SegResNetDS", {"init_filters": 4, "blocks_down": (1, 1)}),
+        ("UNet", {"channels": (4, 8), "strides": (2,), "norm": "batch"}),
+    ],
+)
+def test_networks_of_monai_are_refused_for_batch_norm_only(
+    name: str, arguments: dict[str, object]
+) -> None:
+    from monai.networks import nets
+
+    torch.manual_seed(0)
+    network = getattr(nets, name)(spatial_dims=3, in_channels=4, out_channels=3, **arguments)
+    has_batch_norm = any(isinstance(m, nn.BatchNorm3d) for m in network.modules())
+
+    if has_batch_norm:
+        with pytest.raises(ConfigError, match=r"BatchNorm3d\) .* mixes them"):
+            ask(network, 16)
+    else:
+        ask(network, 16)
+
+
+def test_asking_changes_neither_weights_nor_buffers_nor_random_state() -> None:
+    network = around(nn.Sequential(CountsQuietly(patches=True), nn.Dropout(0.5)), last_is_zero=True)
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    random_state = torch.get_rng_state()
+
+    ask(network)
+
+    after = network.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert torch.equal(random_state, torch.get_rng_state())
+    assert all(parameter.grad is None for parameter in network.parameters())
+
+
+def test_a_layer_that_is_no_longer_frozen_is_asked_again() -> None:
+    network = around(nn.BatchNorm3d(6).eval())
+    independence, image = PatchIndependence(network), torch.randn(1, 4, 8, 8, 8)
+
+    independence.check(image, CPU)
+    network.train()
+
+    with pytest.raises(ConfigError, match="BatchNorm3d"):
+        independence.check(image, CPU)
+
+
+def test_a_patch_of_zeros_is_enough_to_ask() -> None:
+    with pytest.raises(ConfigError, match="mixes them"):
+        PatchIndependence(around(Layer(mean_over_batch))).check(torch.zeros(1, 4, 8, 8, 8), CPU)
+
+
+def test_a_network_for_one_patch_at_a_time_is_accepted() -> None:
+    ask(nn.Sequential(nn.Conv3d(4, 3, 1), Layer(lambda x: x.view(1, 3, 8, 8, 8))))
+
+
+def test_an_output_without_a_row_for_each_patch_is_left_out() -> None:
+    class WithPrototypes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head, self.prototypes = nn.Conv3d(4, 3, 1), nn.Parameter(torch.rand(7, 4))
+
+        def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
+            return self.head(image), self.prototypes
+
+    ask(WithPrototypes())
+
+
+def test_memory_that_runs_out_while_asking_does_not_end_a_run(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def full(features: Tensor) -> Tensor:
+        if len(features) > 1:
+            raise torch.OutOfMemoryError
+        return features
+
+    ask(around(Layer(full)))
+
+    assert "memory ran out before it was clear" in caplog.text
+    assert caplog.records[0].levelno == logging.WARNING
+
+
+def test_two_passes_that_differ_are_noticed_in_any_precision() -> None:
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        first = torch.linspace(-1, 1, 99).to(dtype)
+        rounded = first * (1 + 2 * torch.finfo(dtype).eps)
+
+        check_replay([first, torch.arange(3)], [rounded, torch.arange(3)])
+        with pytest.raises(ReplayError, match="another output for the same micro-batch"):
+            check_replay([first], [first * 1.2])

@@ -1,0 +1,181 @@
+"""Each image of a case is the modality that its name says, or it is told."""
+
+from itertools import permutations
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from scipy.ndimage import binary_dilation
+
+from brats_seg.cases.case import Case, load_case
+from brats_seg.cases.discovery import find_cases
+from brats_seg.cases.modality_check import (
+    check_all_different,
+    check_are_scans,
+    likeliest_order,
+    local_contrast,
+    scan_remarks,
+)
+from brats_seg.errors import CaseError
+from brats_seg.labels import MODALITIES
+from tests.builders import make_label_map, write_case, write_nifti
+from tests.check_builders import ATLAS_AFFINE, geometry, phantom, sample_of, volumes_of
+
+ORDERS = [order for order in permutations(range(4)) if order != (0, 1, 2, 3)]
+
+
+def remarks_on(images: npt.NDArray[np.generic], affine: np.ndarray = ATLAS_AFFINE) -> list[str]:
+    return list(scan_remarks(geometry(images.shape[1:], affine), sample_of(images)))
+
+
+def check(images: npt.NDArray[np.generic]) -> None:
+    volumes, sample = volumes_of(images), sample_of(images)
+    check_are_scans("a", volumes, sample)
+    check_all_different("a", volumes, sample)
+
+
+def with_shell(images: npt.NDArray[np.int16], width_mm: int) -> npt.NDArray[np.int16]:
+    """Return scans with bright tissue around the brain in all modalities."""
+    images = np.pad(images, ((0, 0), *[(width_mm, width_mm)] * 3))
+    brain = (images != 0).any(axis=0)
+    shell = binary_dilation(brain, iterations=width_mm) & ~brain
+    for image in images:
+        bright = np.percentile(image[brain], 90)
+        image[shell] = bright * np.random.default_rng(0).normal(1, 0.15, np.count_nonzero(shell))
+    return images
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_phantom_is_usual(seed: int) -> None:
+    images, _ = phantom(seed, with_et=seed != 3)
+
+    check(images)
+
+    assert remarks_on(images) == []
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_every_mix_up_of_a_phantom_is_noticed(order: tuple[int, ...]) -> None:
+    images, _ = phantom(0)
+
+    found = likeliest_order(local_contrast(sample_of(images[list(order)])))
+
+    assert found == tuple(MODALITIES[place] for place in order)
+
+
+def test_a_mix_up_is_a_remark() -> None:
+    images, _ = phantom(0)
+
+    (found,) = remarks_on(images[[3, 1, 2, 0]])
+
+    assert found == "modalities may be mixed up: t1n looks like t2f, t2f looks like t1n"
+
+
+def test_modalities_that_do_not_resemble_each_other_are_left_as_they_are() -> None:
+    noise = np.random.default_rng(0).integers(1, 900, (4, 50, 50, 50))
+
+    check(noise)
+
+    assert likeliest_order(local_contrast(sample_of(noise))) == MODALITIES
+
+
+def test_a_label_map_in_the_place_of_a_modality_is_refused() -> None:
+    images, label_map = phantom(0)
+    images = np.stack([*images[:2], label_map.astype(np.int16), images[3]])
+
+    with pytest.raises(
+        CaseError, match=r"t2w\.nii: found only the values 0, 1, 2, 4, as in a label"
+    ):
+        check(images)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.5, 1.3, -1.0])
+def test_one_image_in_two_places_is_refused_even_if_scaled_and_rounded(scale: float) -> None:
+    images, _ = phantom(0)
+    images = images.astype(np.float32)
+    images[1] = np.round(images[0] * scale)
+
+    with pytest.raises(CaseError, match=r"the same (voxels|image) for t1n and t1c"):
+        check(images)
+
+
+def test_t1c_without_contrast_agent_is_a_remark() -> None:
+    images, _ = phantom(0)
+    rng = np.random.default_rng(0)
+    brain = images[0] > 0
+    images = images.copy()
+    images[1] = np.where(brain, 1.2 * images[0] + rng.normal(0, 60, brain.shape), 0)
+
+    (found,) = remarks_on(images)
+
+    assert found.startswith("t1c shows no contrast agent")
+
+
+@pytest.mark.parametrize("width_mm", [5, 10])
+def test_scalp_around_the_brain_is_a_remark(width_mm: int) -> None:
+    images, _ = phantom(0)
+
+    assert any(
+        "scalp does not seem to be stripped" in text
+        for text in remarks_on(with_shell(images, width_mm))
+    )
+
+
+def test_more_tissue_than_a_brain_has_is_a_remark() -> None:
+    images, _ = phantom(0)
+    sample = sample_of(np.repeat(np.repeat(np.repeat(images, 3, 1), 3, 2), 3, 3))
+
+    found = list(scan_remarks(geometry((9, 9, 9)), sample))
+
+    assert any("ml, more than a brain: the skull does not seem" in text for text in found)
+
+
+def test_an_oblique_grid_is_a_remark() -> None:
+    images, _ = phantom(0)
+    turned = np.eye(4)
+    turned[:2, :2] = [[0.9, -0.436], [0.436, 0.9]]
+
+    (found,) = remarks_on(images, turned)
+
+    assert found.startswith("the grid is turned by 26 degrees")
+
+
+def test_loading_a_case_checks_its_modalities(tmp_path: Path) -> None:
+    folder = write_case(tmp_path, labelled=False)
+    write_nifti(folder / "BraTS2021_00000_t2.nii.gz", make_label_map())
+
+    with pytest.raises(CaseError, match=r"_t2\.nii\.gz: found only the values 0, 1, 2, 4"):
+        load_case(find_cases(tmp_path).cases[0])
+
+
+def real_images(case: Case) -> npt.NDArray[np.int16]:
+    loaded = load_case(case, with_label=False)
+    assert loaded.remarks == ()
+    return np.stack([volume.array for volume in loaded.volumes])
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_real_scans_have_no_remarks_and_what_is_done_to_them_is_noticed(real_data: Path) -> None:
+    folders = (
+        "BraTS2018",
+        "BraTS2021",
+        "unlabelled/BraTS-GLI-00001-000",
+        "unlabelled/TCGA-FG-6692_atlas",
+    )
+    cases = [case for folder in folders for case in find_cases(real_data / folder).cases]
+    for case in cases:
+        images = real_images(case)
+        local = local_contrast(sample_of(images))
+        for order in ORDERS:
+            assert likeliest_order(local[list(order)]) == tuple(MODALITIES[k] for k in order)
+        noise = np.random.default_rng(0).normal(
+            0, 0.05 * images[0][images[0] > 0].mean(), images[0].shape
+        )
+        native = np.stack([images[0], np.where(images[0] > 0, images[0] + noise, 0), *images[2:]])
+        assert [text for text in remarks_on(native) if text.startswith("t1c shows no contrast")]
+        for width_mm in (5, 10):
+            assert remarks_on(with_shell(images, width_mm))
+
+    assert len(cases) == 14

@@ -1,0 +1,260 @@
+"""Near copies: one scan under two ids, with other intensities or in another position."""
+
+from collections.abc import Callable
+from functools import cache
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pytest
+from scipy import ndimage
+
+from brats_seg.cases.case import Case, CaseIndex
+from brats_seg.cases.case_table import read_index, summarise, write_index
+from brats_seg.cases.discovery import find_cases
+from brats_seg.cases.folds import check_covers, make_folds
+from brats_seg.cases.index import index_cases
+from brats_seg.cases.near_copies import fingerprint_of, near_copies
+from brats_seg.cases.nifti import Geometry, Volume, read_volume
+from brats_seg.cases.phantom import make_phantom
+from brats_seg.config import FoldConfig
+from brats_seg.errors import FoldError
+from brats_seg.voxels.orientation import turn_of, turned
+from tests.builders import BRATS_AFFINE, write_nifti
+
+Array = npt.NDArray[np.generic]
+SUFFIXES = ("t1", "t1ce", "t2", "flair", "seg")
+
+
+@cache
+def phantom_arrays(seed: int) -> tuple[Array, ...]:
+    """Return four modalities and the label map of a phantom."""
+    phantom = make_phantom(np.random.default_rng(seed), with_et=True)
+    return (*phantom.images, phantom.label_map)
+
+
+def volume_of(array: Array, affine: npt.NDArray[np.float64] = BRATS_AFFINE) -> Volume:
+    geometry = Geometry(shape=array.shape, affine=affine, qform=affine, qform_code=1, sform_code=1)
+    return Volume(array=array, geometry=geometry, file="t1.nii.gz")
+
+
+def case_of(case_id: str, array: Array, *, patient_id: str | None = None) -> Case:
+    return Case(
+        case_id=case_id,
+        patient_id=patient_id or case_id,
+        release="unknown",
+        fingerprint=fingerprint_of(volume_of(array)),
+    )
+
+
+def write_arrays(root: Path, case_id: str, arrays: tuple[Array, ...]) -> None:
+    for suffix, array in zip(SUFFIXES, arrays, strict=True):
+        write_nifti(root / case_id / f"{case_id}_{suffix}.nii.gz", array)
+
+
+def noisy(array: Array) -> Array:
+    noise = np.random.default_rng(0).normal(0, 0.2 * array[array > 0].std(), array.shape)
+    return array + noise
+
+
+CHANGES: dict[str, Callable[[Array], Array]] = {
+    "the same": lambda array: array,
+    "scaled": lambda array: (1.01 * array).astype(np.int16),
+    "brighter by one": lambda array: array + 1,
+    "brighter brain": lambda array: np.where(array > 0, array + 1, 0),
+    "other contrast": lambda array: np.where(array > 0, 1 + array.astype(float) ** 0.6, 0),
+    "normalised": lambda array: np.where(array > 0, (array - 500.0) / 200, 0),
+    "8 bits": lambda array: (array * (254 / array.max())).astype(np.uint8),
+    "one voxel changed": lambda array: np.where(
+        np.arange(array.size).reshape(array.shape) == 99999, 1, array
+    ),
+    "moved by one voxel": lambda array: np.roll(array, 1, axis=0),
+    "moved by three voxels": lambda array: np.roll(array, (3, -3, 2), axis=(0, 1, 2)),
+    "cropped": lambda array: array[4:-4, 2:-2, 3:],
+    "padded": lambda array: np.pad(array, 9),
+    "mirrored": lambda array: array[::-1],
+    "upside down": lambda array: array[:, ::-1, ::-1],
+    "transposed": lambda array: array.transpose(1, 2, 0),
+    "resampled": lambda array: ndimage.zoom(array.astype(np.float32), 1.5, order=1),
+    "smoothed": lambda array: ndimage.gaussian_filter(array.astype(np.float32), 0.6),
+    "noisy": noisy,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_copy_with_a_small_change_is_found(change: str) -> None:
+    original = phantom_arrays(0)[0]
+    cases = [case_of("a", original), case_of("b", CHANGES[change](original))]
+
+    assert near_copies(cases) == ((0, 1),)
+
+
+def test_a_reoriented_copy_has_nearly_the_same_fingerprint() -> None:
+    """The array is stored along other axes, and the header says so."""
+    array = phantom_arrays(0)[0]
+    affine = np.array([[0, 0, 1.0, 0], [1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 1]])
+    stored = np.linalg.inv(affine[:3, :3]) @ BRATS_AFFINE[:3, :3]
+    axes = np.abs(stored).argmax(axis=1)
+    volume = volume_of(array.transpose(axes), affine)
+    back = turned(volume.array, turn_of(affine))
+    assert back.shape == array.shape
+
+    cases = [
+        case_of("a", array),
+        Case(case_id="b", patient_id="b", release="", fingerprint=fingerprint_of(volume)),
+    ]
+
+    assert near_copies(cases) == ((0, 1),)
+
+
+def test_phantoms_of_different_patients_are_no_copies() -> None:
+    cases = [case_of(str(seed), phantom_arrays(seed)[0]) for seed in range(8)]
+
+    assert near_copies(cases) == ()
+
+
+def test_scans_of_one_patient_are_not_reported() -> None:
+    array = phantom_arrays(0)[0]
+    cases = [case_of("a-1", array, patient_id="a"), case_of("a-2", array, patient_id="a")]
+
+    assert near_copies(cases) == ()
+
+
+def test_more_cases_than_are_compared_at_once_are_all_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The pairs are those of a loop over all, in any order of the cases."""
+    seeds = (0, 1, 2, 0, 1, 0)
+    cases = [case_of(str(n), phantom_arrays(seed)[0]) for n, seed in enumerate(seeds)]
+    expected = tuple((a, b) for a, b in combinations(range(len(seeds)), 2) if seeds[a] == seeds[b])
+
+    monkeypatch.setattr("brats_seg.cases.near_copies._N_COMPARED", 2)
+
+    assert near_copies(cases) == expected
+    assert near_copies(cases[::-1]) == tuple(sorted((5 - b, 5 - a) for a, b in expected))
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.zeros((40, 40, 40), dtype=np.int16),
+        np.pad(np.full((30, 30, 30), 7.0), 5),
+        np.pad(np.ones((8, 8, 8)), 1),
+        np.arange(1000.0).reshape(10, 10, 10),
+        np.where(
+            np.indices((40, 40, 40)).sum(axis=0) > 60, np.finfo(float).max, -np.finfo(float).max
+        ),
+        np.ones((1, 1, 1)),
+    ],
+    ids=["empty", "constant", "tiny", "small", "beyond numbers", "one voxel"],
+)
+def test_what_shows_no_brain_has_no_fingerprint_and_no_copies(array: Array) -> None:
+    cases = [case_of("a", array), case_of("b", array)]
+
+    assert cases[0].fingerprint == ""
+    assert near_copies(cases) == ()
+
+
+def write_cases_with_a_copy(root: Path) -> None:
+    """Write four patients; 00007 is 00001, scaled, moved and brighter."""
+    for number in range(3):
+        write_arrays(root, f"BraTS2021_{number:05d}", phantom_arrays(number))
+    *images, label_map = (np.roll(array, 1, axis=1) for array in phantom_arrays(1))
+    brighter = [(1.01 * image + 1).astype(np.int16) for image in images]
+    write_arrays(root, "BraTS2021_00007", (*brighter, label_map))
+
+
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory: pytest.TempPathFactory) -> CaseIndex:
+    root = tmp_path_factory.mktemp("copied")
+    write_cases_with_a_copy(root)
+    return index_cases(root)
+
+
+def test_the_index_names_both_of_a_pair(copied: CaseIndex) -> None:
+    remarks = {case.case_id: " ".join(case.remarks) for case in copied.cases}
+
+    assert remarks["BraTS2021_00000"] == remarks["BraTS2021_00002"] == ""
+    assert remarks["BraTS2021_00001"].startswith("nearly the same scan as BraTS2021_00007")
+    assert remarks["BraTS2021_00007"].startswith("nearly the same scan as BraTS2021_00001")
+    assert "BraTS2021_00007: nearly the same scan as BraTS2021_00001" in "\n".join(
+        summarise(copied)
+    )
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_near_copies_are_in_one_fold(copied: CaseIndex, seed: int) -> None:
+    table = make_folds(copied.cases, FoldConfig(n_folds=3, seed=seed))
+
+    fold = {row.case_id: row.fold for row in table.rows}
+    assert fold["BraTS2021_00001"] == fold["BraTS2021_00007"]
+    assert len(set(fold.values())) == 3
+
+
+def test_near_copies_are_kept_together_by_a_case_that_is_left_out(copied: CaseIndex) -> None:
+    """The copies of an unlabelled scan are copies of each other."""
+    cases = [
+        Case(case_id=name, patient_id=name, release="unknown", near_copies=copies)
+        for name, copies in (("a", ("x",)), ("b", ("x",)), ("c", ()))
+    ]
+
+    table = make_folds(cases, FoldConfig(n_folds=2))
+
+    fold = {row.case_id: row.fold for row in table.rows}
+    assert fold["a"] == fold["b"] != fold["c"]
+
+
+def test_a_fold_table_that_parts_near_copies_leaks(copied: CaseIndex) -> None:
+    """The table was made by a version that did not compare the scans."""
+    unaware = [
+        Case(case_id=case.case_id, patient_id=case.patient_id, release=case.release)
+        for case in copied.cases
+    ]
+    table = make_folds(unaware, FoldConfig(n_folds=4))
+
+    with pytest.raises(
+        FoldError,
+        match=r"BraTS2021_00001, BraTS2021_00007 are .* near copies of one, but lie in folds",
+    ):
+        check_covers(table, copied.cases)
+
+
+def test_a_table_of_an_earlier_version_is_read_and_its_cases_are_opened_again(
+    copied: CaseIndex, tmp_path: Path
+) -> None:
+    path = tmp_path / "cases.csv"
+    write_index(copied, path)
+    table = read_index(path, copied.root)
+    assert index_cases(copied.root, previous=table) == copied
+
+    without_columns(path, "near_copies", "fingerprint")
+    earlier = read_index(path, copied.root)
+
+    assert {case.files_key for case in earlier.cases} == {""}
+    assert index_cases(copied.root, previous=earlier) == copied
+
+
+def without_columns(path: Path, *names: str) -> None:
+    pd.read_csv(path, dtype=str).drop(columns=list(names)).to_csv(path, index=False)
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_no_two_real_patients_are_paired_and_their_copies_are(real_data: Path) -> None:
+    first_modalities = [
+        read_volume(case.path_of(case.images[0]), case_id=case.case_id).array
+        for folder in ("BraTS2018", "BraTS2021", "unlabelled")
+        for case in find_cases(real_data / folder).cases
+        # with its skull and in four grids: it is refused
+        if case.case_id != "TCGA-FG-6692_native"
+    ]
+    cases = [case_of(str(n), array) for n, array in enumerate(first_modalities)]
+    copies = [
+        case_of(f"copy {n}", np.roll(array[5:, :, 2:], 1, axis=1) * 1.01 + 1)
+        for n, array in enumerate(first_modalities)
+    ]
+
+    assert near_copies(cases) == ()
+    assert near_copies([*cases, *copies]) == tuple((n, n + len(cases)) for n in range(len(cases)))

@@ -1,0 +1,154 @@
+"""Warnings about label maps that nobody should believe."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pytest
+from scipy.ndimage import binary_erosion, gaussian_filter
+
+from brats_seg.cases.case import load_case
+from brats_seg.cases.discovery import find_cases
+from brats_seg.data.brain import brain_mask
+from brats_seg.inference.plausibility import Prediction, implausibilities
+from brats_seg.inference.postprocess import measure
+from brats_seg.labels import BRATS2017, LabelConvention, LabelMap, regions_of
+from tests.builders import Run, write_case
+from tests.inference_builders import write_run
+
+Mask = npt.NDArray[np.bool_]
+
+SHAPE = (64, 64, 64)
+
+
+def ball(radius: float, centre: tuple[float, float, float] = (32, 32, 32)) -> Mask:
+    distance = np.sqrt(((np.indices(SHAPE).T - centre) ** 2).sum(axis=-1)).T
+    return distance < radius
+
+
+BRAIN = ball(30)
+TUMOUR = np.select(
+    [ball(4, (40, 32, 32)), ball(7, (40, 32, 32)), ball(11, (40, 32, 32))], [1, 4, 2]
+)
+
+
+def prediction_of(
+    labels: npt.NDArray[np.generic],
+    *,
+    brain: Mask = BRAIN,
+    convention: LabelConvention = BRATS2017,
+    sure: float = 0.99,
+    mm: float = 1.0,
+) -> Prediction:
+    """Return a prediction whose network gave each voxel of a region one probability."""
+    label_map: LabelMap = labels.astype(np.uint8)
+    regions = regions_of(label_map, convention)
+    return Prediction(
+        regions=regions,
+        probabilities=np.where(regions, sure, 1 - sure).astype(np.float32),
+        brain=brain,
+        volumes=measure(label_map, convention, mm**3),
+        spacing_mm=(mm, mm, mm),
+    )
+
+
+def speckle(share: float) -> Mask:
+    return BRAIN & (np.random.default_rng(0).random(SHAPE) < share)
+
+
+def blobs() -> Mask:
+    noise = gaussian_filter(np.random.default_rng(0).normal(size=SHAPE), 1.5)
+    return BRAIN & (noise > np.quantile(noise, 0.85))
+
+
+@pytest.mark.parametrize("mm", [1.0, 2.0])
+def test_a_tumour_of_three_shells_is_believed(mm: float) -> None:
+    assert list(implausibilities(prediction_of(TUMOUR, mm=mm))) == []
+
+
+@pytest.mark.parametrize(
+    ("labels", "found"),
+    [
+        (2 * BRAIN, "whole tumour measures 113 ml, 100% of the brain; expected at most 33%"),
+        (TUMOUR * 0, "no tumour was found"),
+        (4 * ball(8), "100% of the tumour is enhancing, without the necrosis or oedema"),
+        (2 * speckle(0.02), r"has \d{4} separate parts; expected at most 200"),
+        (2 * speckle(0.2), "is scattered: its surface is .* times that of a ball"),
+        (2 * blobs(), "is scattered: its surface is .* times that of a ball"),
+        (
+            2 * (BRAIN & ~binary_erosion(BRAIN, iterations=3)),
+            "[67].% of the whole tumour lies in the outermost 2 voxels",
+        ),
+        (2 * ball(9, (3, 3, 3)), "100% of the whole tumour lies in the outermost 2 voxels"),
+    ],
+    ids=["all brain", "nothing", "one label", "grains", "noise", "blobs", "shell", "outside"],
+)
+def test_what_cannot_be_a_tumour_is_flagged(labels: npt.NDArray[np.generic], found: str) -> None:
+    said = "\n".join(implausibilities(prediction_of(labels)))
+
+    assert re.search(found, said)
+
+
+def test_a_network_that_cannot_decide_is_flagged() -> None:
+    """The label map is that of a tumour, but other voxels are nearly as likely."""
+    prediction = prediction_of(TUMOUR)
+    doubtful = np.where(prediction.regions, 0.9, np.where(BRAIN, 0.4, 0)).astype(np.float32)
+
+    said = list(implausibilities(replace(prediction, probabilities=doubtful)))
+
+    assert said == [
+        "the network is undecided in 112 ml (a probability of 0.25 to 0.75), more than the 5 ml of "
+        "the tumour"
+    ]
+
+
+@pytest.mark.parametrize("labels", [2 * BRAIN, TUMOUR * 0, 2 * speckle(0.2)])
+def test_nothing_is_said_about_what_is_no_brain(labels: npt.NDArray[np.generic]) -> None:
+    """The foreground measures 14 ml."""
+    assert list(implausibilities(prediction_of(labels, sure=0.6, mm=0.5))) == []
+
+
+def test_the_warnings_are_in_manifest_table_and_terminal(run: Run, tmp_path: Path) -> None:
+    """A network with random weights predicts a case of 61 ml of brain."""
+    write_case(tmp_path / "scans", shape=(52, 52, 52))
+    model = write_run(tmp_path / "run")
+
+    code, shown, errors = run(
+        "predict", "scans", "-o", "out", "--model", model, "--no-preview", "--windows", "whole"
+    )
+
+    assert code == 0, errors
+    (line,) = (tmp_path / "out" / "manifest.jsonl").read_text().splitlines()
+    warnings = json.loads(line)["warnings"]
+    assert any("the network is undecided in" in warning for warning in warnings)
+    (row,) = pd.read_csv(tmp_path / "out" / "volumes.csv").to_dict("records")
+    assert row["warnings"] == " | ".join(warnings)
+    for warning in warnings:
+        assert f"note: {warning}" in shown
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_real_label_maps_and_good_predictions_are_believed(real_data: Path) -> None:
+    predictions = real_data / "metric_fixtures" / "network_predictions"
+    n_believed = 0
+    for folder in ("BraTS2018", "BraTS2021"):
+        for case in find_cases(real_data / folder).cases:
+            loaded = load_case(case)
+            assert loaded.label is not None
+            brain = brain_mask(loaded.volumes)
+            maps = [loaded.label.array]
+            path = predictions / f"{case.case_id}.nii.gz"
+            if path.exists():
+                stored = np.asarray(nib.load(path).dataobj).astype(np.uint8)
+                maps.append(np.where(stored == 3, 4, stored))
+            for labels in maps:
+                assert list(implausibilities(prediction_of(labels, brain=brain))) == []
+                n_believed += 1
+
+    assert n_believed == 20
