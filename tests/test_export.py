@@ -229,6 +229,33 @@ def test_an_export_that_does_not_fit_leaves_an_empty_folder_and_can_be_repeated(
     assert len(export_model(runs, model).networks) == 2
 
 
+def test_what_a_killed_export_has_left_is_replaced(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / f"run{n}", seed=n) for n in range(2)]
+    model = tmp_path / "model"
+    export_model(runs, model)
+    (model / "model.json").unlink()
+
+    exported = export_model(runs[:1], model)
+
+    assert {path.name for path in model.iterdir()} == {
+        "README.md",
+        "member0.safetensors",
+        "model.json",
+    }
+    assert load_model([model], CPU).fingerprint == exported.fingerprint
+
+
+@pytest.mark.parametrize("name", ["README.md", "notes.txt", "model.json"])
+def test_a_folder_with_other_files_is_not_exported_to(tmp_path: Path, name: str) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / name).write_text("mine")
+
+    with pytest.raises(UsageError, match="exists already"):
+        export_model([write_run(tmp_path / "run")], tmp_path / "model")
+
+    assert (tmp_path / "model" / name).read_text() == "mine"
+
+
 def test_two_processes_do_not_export_to_one_folder(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
 

@@ -17,6 +17,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from brats_seg.config import Config, Size
 from brats_seg.data.loader import Sample
@@ -272,6 +273,8 @@ class _Counter:
         network = build_network(self.config, patch).to(device)
         check_in_place(network)
         criterion = task_of(self.config).criterion
+        if isinstance(criterion, nn.Module):
+            criterion.to(device)
         footprint = Footprint(network, criterion, self.config, device)
         return footprint, supported_checkpointing(network)
 
