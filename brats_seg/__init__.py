@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from brats_seg.cases.phantom import write_phantom_cases as write_phantom_cases
     from brats_seg.cases.phantom import write_phantom_survival as write_phantom_survival
     from brats_seg.config import Config as Config
-    from brats_seg.config import load_config as load_config
+    from brats_seg.config_text import load_config as load_config
     from brats_seg.crossval import cross_validate as cross_validate
     from brats_seg.data.fold import FoldData as FoldData
     from brats_seg.data.fold import open_fold as open_fold
@@ -119,10 +119,8 @@ _NAMES = {
         "write_phantom_cases",
         "write_phantom_survival",
     ),
-    "config": (
-        "Config",
-        "load_config",
-    ),
+    "config": ("Config",),
+    "config_text": ("load_config",),
     "crossval": ("cross_validate",),
     "data.fold": (
         "FoldData",

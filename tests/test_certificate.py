@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from brats_seg.cli import main
-from brats_seg.config import LossConfig, load_config
+from brats_seg.config import LossConfig
+from brats_seg.config_text import load_config
 from brats_seg.data.fold import FoldData, open_fold
 from brats_seg.errors import BratsError, ConfigError, EnvironmentalError, ResumeError
 from brats_seg.models.build import build_model

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from brats_seg.config import load_config
+from brats_seg.config_text import load_config
 from brats_seg.data.fold import FoldData, open_fold
 from brats_seg.errors import EnvironmentalError, ResumeError
 from brats_seg.progress import untracked

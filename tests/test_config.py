@@ -6,14 +6,8 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from brats_seg.config import (
-    PRESETS,
-    Config,
-    ModelConfig,
-    TrainingConfig,
-    differing_settings,
-    load_config,
-)
+from brats_seg.config import PRESETS, Config, ModelConfig, TrainingConfig
+from brats_seg.config_text import differing_settings, load_config
 from brats_seg.errors import ConfigError
 
 

@@ -17,7 +17,8 @@ PACKAGE = "brats_seg"
 ROOT = Path(brats_seg.errors.__file__).parent
 FLOORS = {
     **dict.fromkeys(
-        ("errors", "labels", "config", "cpu_threads", "files", "progress", "tables"), 0
+        ("errors", "labels", "config", "config_text", "cpu_threads", "files", "progress", "tables"),
+        0,
     ),
     "voxels": 1,
     "cases": 2,

@@ -21,7 +21,8 @@ from monai.transforms import (
 from brats_seg.cases.folds import Split
 from brats_seg.cases.index import index_cases
 from brats_seg.cases.phantom import write_phantom_cases
-from brats_seg.config import PatchConfig, StoreConfig, load_config
+from brats_seg.config import PatchConfig, StoreConfig
+from brats_seg.config_text import load_config
 from brats_seg.data.fold import open_split
 from brats_seg.data.intensity_transforms import RandBrainGammad, RandBrainNoised
 from brats_seg.data.patches import PatchKey

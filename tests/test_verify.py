@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from brats_seg.config import Config, load_config
+from brats_seg.config import Config
+from brats_seg.config_text import load_config
 from brats_seg.data.fold import FoldData, open_fold
 from brats_seg.data.loader import whole_case
 from brats_seg.data.verify import prepared_ids, raise_damage, verify_case, verify_cases

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from brats_seg.config import Config, TaskName, load_config
+from brats_seg.config import Config, TaskName
+from brats_seg.config_text import load_config
 from brats_seg.errors import ConfigError, ResumeError, UsageError
 from brats_seg.runtime.weights import (
     NOT_FITTED,

@@ -10,7 +10,8 @@ from typing import Annotated, Any, get_args
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from brats_seg.config import LONGEST_YAML, PRESETS, Config, ConventionName, load_config
+from brats_seg.config import PRESETS, Config, ConventionName
+from brats_seg.config_text import LONGEST_YAML, load_config
 from brats_seg.errors import ConfigError
 from brats_seg.files import alone_at, whole_folder
 

@@ -26,7 +26,8 @@ from brats_seg.cli.options import (
     print_table,
     settings_of,
 )
-from brats_seg.config import NETWORKS, describe_settings, parse_yaml
+from brats_seg.config import NETWORKS
+from brats_seg.config_text import describe_settings, parse_yaml
 from brats_seg.errors import EnvironmentalError, UsageError
 from brats_seg.progress import tracked
 

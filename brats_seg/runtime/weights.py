@@ -28,7 +28,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from brats_seg.cases.nifti import VOXEL_EDGES_MM
-from brats_seg.config import Config, Section, Size, TaskName, config_of, problems_of
+from brats_seg.config import Config, Section, Size, TaskName
+from brats_seg.config_text import config_of, problems_of
 from brats_seg.errors import ResumeError, UsageError
 from brats_seg.files import check_regular, locked, whole_file
 from brats_seg.labels import MODALITIES, REGIONS

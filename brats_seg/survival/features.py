@@ -10,7 +10,7 @@ from pathlib import Path
 from brats_seg.cases.case import Case, CaseIndex, load_case
 from brats_seg.cases.clinical import read_clinical_tables, with_clinical
 from brats_seg.cases.many import Failure, map_cases, write_failures
-from brats_seg.config import load_config
+from brats_seg.config_text import load_config
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.data.fold import open_index, prepared_path_of
 from brats_seg.errors import CaseError, UsageError

@@ -30,7 +30,8 @@ from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from brats_seg.cases.folds import SPLIT_NAME, Split, write_split
-from brats_seg.config import Config, config_of, differing_settings
+from brats_seg.config import Config
+from brats_seg.config_text import config_of, differing_settings
 from brats_seg.data.fold import FoldData
 from brats_seg.errors import BratsError, ResumeError
 from brats_seg.files import explained, remove_leftovers, whole_file
