@@ -7,12 +7,12 @@ reading them does, and 29 ms if it has not (`benchmarks/verify.py`, one core of 
 then finds them there. Damage that happens while a run trains is found when it resumes.
 """
 
-import os
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+from brats_seg.cpu_threads import available_cpus
 from brats_seg.data.manifest import MANIFEST_NAME, StoredFile, check_sum, manifest_of
 from brats_seg.data.store import FOREGROUND_NAME, PREPARE_AGAIN, array_name
 from brats_seg.errors import CaseError, UsageError, some_of
@@ -60,7 +60,7 @@ def verify_cases(
     Returns:
         What `verify_case` raises for the damaged ones.
     """
-    with ThreadPoolExecutor(min(_N_THREADS, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(min(_N_THREADS, available_cpus())) as pool:
         found = pool.map(partial(_damage, folder), case_ids)
         verified = track(found, what="verifying prepared cases", total=len(case_ids))
         return tuple(error for error in verified if error is not None)
