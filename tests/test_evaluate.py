@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from brats_seg.cases import label_check
 from brats_seg.cases.nifti import Volume, read_label_map
 from brats_seg.cases.phantom import write_phantom_cases
 from brats_seg.errors import CaseError, LayoutError, UsageError
@@ -602,6 +603,20 @@ def test_a_mirrored_reference_is_refused(phantoms: Path, tmp_path: Path) -> None
     [failure] = found.failures
     assert failure.case_id == CASES[1]
     assert "expected labels on the tumour of this scan" in failure.message
+
+
+def test_a_reference_whose_place_is_unclear_is_remarked_on_and_scored(
+    phantoms: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(label_check, "LEAST_CONTRAST", 0.0)
+    monkeypatch.setattr(label_check, "CLEAR_CONTRAST", 1.5)
+    predictions = copy_label_maps(phantoms, tmp_path / "predictions")
+
+    found = evaluate_folders(phantoms, predictions, LEGACY)
+
+    assert found.failures == ()
+    assert len(found.remarks) == 3
+    assert f"{CASES[0]}: the edge of the labels is hardly an edge" in found.remarks[0]
 
 
 def test_a_poor_prediction_is_scored(phantoms: Path, tmp_path: Path) -> None:

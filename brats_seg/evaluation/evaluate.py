@@ -165,7 +165,10 @@ def evaluate_pairs(
         prediction_labels=tuple(
             sorted({task.conventions.prediction.name for task in tasks if task.pair.prediction})
         ),
-        remarks=tuple(case.remark for case in scored.results if case.remark),
+        remarks=(
+            *(f"{pair.case_id}: {remark}" for pair in read.results for remark in pair.remarks),
+            *(case.remark for case in scored.results if case.remark),
+        ),
     )
 
 

@@ -101,13 +101,15 @@ class LabelPair:
     reference: PackedLabelMap
     prediction: PackedLabelMap | None
     """None if there is no prediction."""
+    remarks: tuple[str, ...] = ()
+    """What is unclear about the reference."""
 
 
 def find_pairs(reference: Path, prediction: Path) -> Pairing:
     """Pair two label maps, or the label maps in two folders.
 
-    A folder may hold `<case>.nii.gz`, `<case>-seg.nii.gz`, or case folders at any depth; the scans
-    in it are ignored.
+    A folder may hold `<case>.nii.gz`, `<case>-seg.nii.gz`, or case folders at any depth. The
+    references are held against the scans beside them, if there are any.
 
     Raises:
         UsageError: A path does not exist, one is a file and one a folder, or a case occurs twice.
@@ -180,13 +182,17 @@ def read_pair(pair: Pair) -> LabelPair:
     reference = read_label_map(pair.reference, case_id=pair.case_id)
     scans = _scans_of(pair.case)
     sample = _sampled(reference, scans)
+    remarks: tuple[str, ...] = ()
     if sample is not None:
-        check_placement(pair.case_id, scans, oriented(reference), sample)
+        remarks = check_placement(pair.case_id, scans, oriented(reference), sample)
     prediction = None
     if pair.prediction is not None:
         prediction = _packed(read_label_map(pair.prediction, case_id=pair.case_id))
     return LabelPair(
-        case_id=pair.case_id, reference=_packed(reference, sample), prediction=prediction
+        case_id=pair.case_id,
+        reference=_packed(reference, sample),
+        prediction=prediction,
+        remarks=remarks,
     )
 
 
