@@ -141,7 +141,7 @@ def test_real_label_maps_and_good_predictions_are_believed(real_data: Path) -> N
         for case in find_cases(real_data / folder).cases:
             loaded = load_case(case)
             assert loaded.label is not None
-            brain = brain_mask(loaded.volumes)
+            brain = brain_mask([volume.array for volume in loaded.volumes])
             maps = [loaded.label.array]
             path = predictions / f"{case.case_id}.nii.gz"
             if path.exists():
