@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -495,6 +496,15 @@ def test_several_held_out_cases_at_once_change_no_bit(data: FoldData, tmp_path: 
         rows.append(trainer._validate(StopRequest(), untracked))
 
     assert rows[0] == rows[1] == rows[2]
+
+
+def test_a_network_that_cannot_be_copied_is_validated_alone(data: FoldData, tmp_path: Path) -> None:
+    network = nn.Conv3d(4, 3, 1)
+    network.lock = threading.Lock()
+    trainer = Trainer(data=data, config=settings(), run_path=tmp_path, network=network)
+    trainer._n_at_once = 2
+
+    assert trainer._validate(StopRequest(), untracked) is not None
 
 
 def test_a_run_folder_that_cannot_be_written_is_an_error_of_the_machine(

@@ -60,17 +60,30 @@ def validate(
     return sums
 
 
+def _copied(network: nn.Module, n: int) -> list[nn.Module]:
+    """Return a copy of a network for each thread, because it may keep values of a pass on itself.
+
+    A network of one's own that cannot be copied is returned alone.
+    """
+    if n == 1:
+        return [network]
+    try:
+        return [deepcopy(network) for _ in range(n)]
+    except (RuntimeError, TypeError):
+        return [network]
+
+
 def _predicted(
     network: nn.Module, samples: Iterable[Sample], predict: Predict, n_at_once: int
 ) -> Iterator[tuple[Sample, Tensor]]:
     """Yield every sample with its output, in order."""
-    if n_at_once == 1:
+    networks = _copied(network, n_at_once)
+    if len(networks) == 1:
         yield from ((sample, predict(network, sample.image)) for sample in samples)
         return
     copies: SimpleQueue[nn.Module] = SimpleQueue()
-    for _ in range(n_at_once):
-        # a network may keep values of a pass on itself
-        copies.put(deepcopy(network))
+    for copy in networks:
+        copies.put(copy)
 
     def work(sample: Sample) -> Tensor:
         own = copies.get()
