@@ -87,27 +87,31 @@ def cpu_quota(root: Path = _CGROUPS, membership: Path = _MEMBERSHIP) -> float | 
         membership: File with the groups of this process.
     """
     quotas = []
-    for group in _groups(root, membership):
+    for group in control_groups("cpu", root, membership):
         with suppress(OSError, ValueError, ZeroDivisionError):
             quotas.append(_quota_of(group))
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
-def _n_cpus() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def control_groups(
+    controller: str, root: Path = _CGROUPS, membership: Path = _MEMBERSHIP
+) -> Iterator[Path]:
+    """Yield the folders of the control groups of this process, and of those above them.
 
+    They are of version 1 or 2, and need not exist.
 
-def _groups(root: Path, membership: Path) -> Iterator[Path]:
-    """Yield the folders of the groups of this process and of those above them, of versions 1 and 2."""
+    Args:
+        controller: Resource that they limit, `cpu` or `memory`.
+        root: Folder where control groups are mounted.
+        membership: File with the groups of this process.
+    """
     with suppress(OSError):
         for line in membership.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
-            if controllers and "cpu" not in controllers.split(","):
+            if controllers and controller not in controllers.split(","):
                 continue
             # in a container the path may be that of the host, and the group is mounted as the root
-            for mount in _mounts(root, controllers):
+            for mount in _mounts(root, controller, controllers):
                 group = mount / path.strip("/")
                 yield from (
                     group,
@@ -115,10 +119,16 @@ def _groups(root: Path, membership: Path) -> Iterator[Path]:
                 )
 
 
-def _mounts(root: Path, controllers: str) -> tuple[Path, ...]:
+def _mounts(root: Path, controller: str, controllers: str) -> tuple[Path, ...]:
     if controllers:
-        return root / "cpu", root / controllers
+        return tuple(dict.fromkeys((root / controller, root / controllers)))
     return root, root / "unified"
+
+
+def _n_cpus() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _quota_of(group: Path) -> float | None:

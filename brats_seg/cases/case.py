@@ -14,7 +14,7 @@ import nibabel as nib
 import numpy as np
 import numpy.typing as npt
 
-from brats_seg.cases.conventions import Resolution, check_values, resolve
+from brats_seg.cases.conventions import check_values, resolve
 from brats_seg.cases.label_check import (
     NO_ROLES,
     LabelRoles,
@@ -197,12 +197,12 @@ class CaseFiles:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Examination:
-    """What the voxels of a case show about its modalities and labels."""
+    """Result of checking the voxels of a case: its modalities and its labels."""
 
     remarks: tuple[str, ...] = ()
-    """What is unusual about the modalities and the label map."""
+    """Sentences about unusual modalities, or a label map of unclear place."""
     roles: LabelRoles = NO_ROLES
-    """Which labels are clearly oedema and enhancing tumour."""
+    """Label values that are clearly oedema and enhancing tumour."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -423,10 +423,23 @@ def _loaded(
     contents: tuple[str, ...] = (),
 ) -> LoadedCase:
     examined = examine(case.case_id, volumes, label)
-    found = _resolve(case, labels, volumes[0], label)
+    values = label_values_of(label.array) if label else frozenset[int]()
+    found = resolve(
+        release=case.release,
+        shape=volumes[0].geometry.shape,
+        values=values,
+        declared=labels or case.label_convention,
+    )
     remarks = [*case.remarks, *examined.remarks]
     if label:
-        remarks += _numbering_remarks(case, labels, label, found.convention, examined.roles)
+        check_values(values, found.convention, case.case_id, label.file)
+        numbering = judge_numbering(examined.roles, values, found.convention)
+        # the index, or a person, has decided otherwise
+        is_decided = bool(labels or case.label_values)
+        if numbering.fitting and not is_decided:
+            raise numbering.refusal(case.case_id, label.file, found.convention)
+        if numbering.contradiction:
+            remarks.append(numbering.remark(found.convention))
     return LoadedCase(
         case=case,
         volumes=tuple(oriented(volume) for volume in volumes),
@@ -438,32 +451,6 @@ def _loaded(
         remarks=tuple(dict.fromkeys(remarks)),
         contents=contents,
     )
-
-
-def _resolve(case: Case, labels: str, volume: Volume, label: Volume | None) -> Resolution:
-    values = label_values_of(label.array) if label else frozenset[int]()
-    found = resolve(
-        release=case.release,
-        shape=volume.geometry.shape,
-        values=values,
-        declared=labels or case.label_convention,
-    )
-    if label:
-        check_values(values, found.convention, case.case_id, label.file)
-    return found
-
-
-def _numbering_remarks(
-    case: Case, labels: str, label: Volume, convention: LabelConvention, roles: LabelRoles
-) -> list[str]:
-    """Refuse labels in another numbering; return a remark if a person or the index has decided."""
-    numbering = judge_numbering(roles, label_values_of(label.array), convention)
-    if not numbering.contradiction:
-        return []
-    is_decided = bool(labels or case.label_values)
-    if numbering.fitting and not is_decided:
-        raise numbering.refusal(case.case_id, label.file, convention)
-    return [numbering.remark(convention)]
 
 
 def _described(grid: Geometry, first: Geometry) -> str:

@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, ParamSpec, Self, TypeVar
@@ -47,13 +46,13 @@ from brats_seg.cases.nifti import Volume, read_packed, unpack_label_map, unpack_
 from brats_seg.errors import CaseError
 from brats_seg.labels import MODALITIES, LabelConvention, LabelMap, convention_named
 from brats_seg.progress import Track, untracked
+from brats_seg.voxels.resampling import MM3_PER_ML
 
 log = logging.getLogger(__name__)
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
-_MM3_PER_ML = 1000.0
 _INT16 = np.iinfo(np.int16)
 
 
@@ -127,9 +126,9 @@ class Inspection:
     problems: tuple[str, ...]
     """Everything that is wrong with the files."""
     remarks: tuple[str, ...] = ()
-    """What is unusual about the modalities."""
+    """Sentences about unusual modalities, or a label map of unclear place."""
     roles: LabelRoles = NO_ROLES
-    """Which labels are clearly oedema and enhancing tumour."""
+    """Label values that are clearly oedema and enhancing tumour."""
 
     @property
     def label_values(self) -> tuple[int, ...]:
@@ -140,7 +139,7 @@ class Inspection:
         """Return the volume of the whole tumour."""
         whole_tumour = convention.regions[0]
         n_voxels = sum(n for value, n in self.label_counts if value in whole_tumour)
-        return n_voxels * self.label_voxel_mm3 / _MM3_PER_ML
+        return n_voxels * self.label_voxel_mm3 / MM3_PER_ML
 
 
 def inspect_case(case: Case) -> Inspection:
@@ -218,7 +217,7 @@ class OpenedCase:
 
     @property
     def roles(self) -> LabelRoles:
-        """Which labels are clearly oedema and enhancing tumour."""
+        """Label values that are clearly oedema and enhancing tumour."""
         return LabelRoles(outermost=self.case.outermost_label, enhancing=self.case.enhancing_label)
 
     def numbering(self, convention: LabelConvention) -> Numbering:
@@ -234,7 +233,7 @@ class OpenedCase:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Reading:
-    """How the label maps of a release are read."""
+    """Convention that the label maps of a release are read in, and evidence against it."""
 
     convention: LabelConvention
     is_named: bool
@@ -246,7 +245,7 @@ class _Reading:
 
     @property
     def numbering(self) -> Numbering:
-        """What most of the label maps show."""
+        """Numbering that most of the label maps show."""
         return Numbering(
             contradiction=OTHERS_DIFFER,
             fitting=(self.rival,),
@@ -307,10 +306,13 @@ def _open_files(case: Case, problems: list[str]) -> dict[ScanFile, Volume]:
         content = packed[path]
         if content is None:
             continue
-        unpack = partial(unpack_volume, volume=scan.volume)
-        if scan == case.label:
-            unpack = partial(unpack_label_map)
-        volume = _attempt(problems, unpack, content, path, case_id=case.case_id)
+        volume = (
+            _attempt(problems, unpack_label_map, content, path, case_id=case.case_id)
+            if scan == case.label
+            else _attempt(
+                problems, unpack_volume, content, path, case_id=case.case_id, volume=scan.volume
+            )
+        )
         if volume:
             opened[scan] = volume
     return opened

@@ -20,10 +20,11 @@ import numpy.typing as npt
 from scipy.ndimage import binary_dilation, binary_erosion
 
 from brats_seg.cases.nifti import Volume
-from brats_seg.cases.sample import MM3_PER_ML, BrainSample, sample_brain
+from brats_seg.cases.sample import BrainSample, sample_brain
 from brats_seg.errors import LabelError
 from brats_seg.labels import CONVENTIONS, LabelConvention, LabelMap, convention_named
 from brats_seg.voxels.box import Box, Triple, bounding_box
+from brats_seg.voxels.resampling import MM3_PER_ML
 
 FEWEST_VOXELS = 20
 """Voxels of a sample, 0.16 ml, from which a label is judged; the smallest of the real cases had 29."""
@@ -79,12 +80,12 @@ class LabelRoles:
 
 
 NO_ROLES = LabelRoles()
-"""Of a label map that shows nothing clear, or of no label map."""
+"""Roles of a label map that shows nothing clear, or of no label map."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Numbering:
-    """How a convention agrees with the tissues that a label map shows."""
+    """Agreement of a convention with the tissues that a label map shows."""
 
     contradiction: str = ""
     """Why the convention cannot be right; empty if it can."""

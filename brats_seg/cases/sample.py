@@ -15,13 +15,13 @@ from brats_seg.cases.nifti import Volume
 from brats_seg.labels import LabelMap
 from brats_seg.voxels.box import Mask, bounding_box
 from brats_seg.voxels.brain import brain_mask
+from brats_seg.voxels.resampling import MM3_PER_ML
 
 STEP_MM = 2.0
 """Distance between the voxels of a sample; on coarser grids all voxels are taken."""
 SMALLEST_BRAIN_ML = 50.0
 """Foreground below which a scan is no brain, but a part of one or a test object: a newborn has
 300 ml."""
-MM3_PER_ML = 1000.0
 
 _LARGEST_Z = 15.0
 _IQR_OF_NORMAL = 1.349

@@ -66,7 +66,7 @@ class PackedLabelMap:
     packed: bytes
     """The voxels of the box, compressed by zlib."""
     roles: LabelRoles
-    """Which labels are clearly oedema and enhancing tumour."""
+    """Label values that are clearly oedema and enhancing tumour."""
     is_on_scan: bool
     """Whether the scans show it, and not the outline alone."""
 
@@ -102,7 +102,7 @@ class LabelPair:
     prediction: PackedLabelMap | None
     """None if there is no prediction."""
     remarks: tuple[str, ...] = ()
-    """What is unclear about the reference."""
+    """Sentences about a reference of unclear place."""
 
 
 def find_pairs(reference: Path, prediction: Path) -> Pairing:

@@ -20,7 +20,7 @@ from brats_seg.cases.sample import SMALLEST_BRAIN_ML
 from brats_seg.inference.postprocess import PartVolume
 from brats_seg.labels import RegionMasks
 from brats_seg.voxels.box import Mask, bounding_box
-from brats_seg.voxels.resampling import Spacing
+from brats_seg.voxels.resampling import MM3_PER_ML, Spacing
 from brats_seg.voxels.surface import surface_mm2
 
 LARGEST_SHARE = 1 / 3
@@ -42,7 +42,6 @@ _UNDECIDED = (0.25, 0.75)
 """Probabilities between which a network is undecided."""
 _LEAST_ML = 1.0
 """Volume below which a tumour has no shape to judge, and undecided voxels do not count."""
-_MM3_PER_ML = 1000.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -63,7 +62,7 @@ class Prediction:
     @property
     def voxel_ml(self) -> float:
         """Volume of a voxel."""
-        return prod(self.spacing_mm) / _MM3_PER_ML
+        return prod(self.spacing_mm) / MM3_PER_ML
 
     @property
     def brain_ml(self) -> float:
@@ -108,7 +107,7 @@ def _wrong_shape(prediction: Prediction) -> Iterator[str]:
             f"the whole tumour has {n_components} separate parts; expected at most {MOST_COMPONENTS}"
         )
     ml = prediction.volumes[0].ml
-    of_ball = (36 * pi) ** (1 / 3) * (ml * _MM3_PER_ML) ** (2 / 3)
+    of_ball = (36 * pi) ** (1 / 3) * (ml * MM3_PER_ML) ** (2 / 3)
     surface = surface_mm2(wt, prediction.spacing_mm) / of_ball
     if surface > LARGEST_SURFACE:
         yield (

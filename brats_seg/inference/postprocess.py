@@ -19,12 +19,11 @@ from brats_seg.labels import (
 )
 from brats_seg.runtime.weights import Decoding
 from brats_seg.voxels.components import number_components
+from brats_seg.voxels.resampling import MM3_PER_ML
 
 TISSUES = ("ed", "ncr")
 """Oedema (WT without TC) and necrosis (TC without ET); the third tissue is the region ET."""
 PARTS = (*REGIONS, *TISSUES)
-
-_MM3_PER_ML = 1000.0
 
 
 def decode(
@@ -99,6 +98,6 @@ def _drop_small(mask: npt.NDArray[np.bool_], smallest: float) -> None:
 def _measured(name: str, mask: npt.NDArray[np.bool_], voxel_mm3: float) -> PartVolume:
     return PartVolume(
         name=name,
-        ml=round(np.count_nonzero(mask) * voxel_mm3 / _MM3_PER_ML, 6),
+        ml=round(np.count_nonzero(mask) * voxel_mm3 / MM3_PER_ML, 6),
         n_components=int(number_components(mask).max(initial=0)),
     )

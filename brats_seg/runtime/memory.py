@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from brats_seg.cpu_threads import control_groups
 from brats_seg.errors import UsageError
 
 MEGABYTE = 2**20
@@ -26,7 +27,11 @@ _UNITS = {
     "gib": 2**30,
     "tib": 2**40,
 }
-_CGROUPS = Path("/sys/fs/cgroup")
+_LIMITS = (
+    ("memory.max", "memory.current"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+)
+"""Files of a control group with its limit and its use, in version 2 and in version 1."""
 _UNLIMITED = 2**60
 """Bytes above which a limit is none; version 1 of cgroups writes a number near 2^63."""
 
@@ -138,19 +143,9 @@ def _free_on_host() -> Iterator[int]:
 
 def _free_in_cgroups() -> Iterator[int]:
     """Yield the free bytes of every group around this process, in either version of cgroups."""
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            root, limit, used = _CGROUPS, "memory.max", "memory.current"
-        elif "memory" in controllers.split(","):
-            root = _CGROUPS / "memory"
-            limit, used = "memory.limit_in_bytes", "memory.usage_in_bytes"
-        else:
-            continue
-        group = root / path.strip("/")
-        # in a container the path may be that of the host, which cannot be seen from inside
-        for folder in (group, *group.parents):
-            if folder.is_relative_to(root) and (folder / limit).is_file():
+    for folder in control_groups("memory"):
+        for limit, used in _LIMITS:
+            if (folder / limit).is_file():
                 yield from _free_in_cgroup(folder, limit, used)
 
 

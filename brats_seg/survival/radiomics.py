@@ -28,12 +28,12 @@ from brats_seg.inference.postprocess import measure
 from brats_seg.inference.scan import Scan
 from brats_seg.labels import MODALITIES, REGIONS, LabelConvention, LabelMap, RegionMasks, regions_of
 from brats_seg.voxels.box import Box, Mask, bounding_box
+from brats_seg.voxels.resampling import MM3_PER_ML
 from brats_seg.voxels.surface import surface_mm2
 
 N_SLABS = 15
 """Number of slabs of the brain, from right to left, whose means are features; as in the notebook."""
 
-_MM3_PER_ML = 1000.0
 _RATIOS = (("tc", "wt"), ("et", "wt"), ("et", "tc"), ("wt", "brain"))
 _PERCENTILES = (5, 50, 95)
 _FEWEST_FOR_SKEWNESS = 3
@@ -113,7 +113,7 @@ def measure_shape(tumour: Tumour) -> tuple[Feature, ...]:
     brain, regions = tumour.brain, tumour.regions
     parts = measure(tumour.label_map, tumour.convention, tumour.voxel_mm3)
     ml = {part.name: part.ml for part in parts}
-    ml["brain"] = np.count_nonzero(brain) * tumour.voxel_mm3 / _MM3_PER_ML
+    ml["brain"] = np.count_nonzero(brain) * tumour.voxel_mm3 / MM3_PER_ML
     features = [Feature(name=f"{name}_ml", value=value) for name, value in ml.items()]
     features += [Feature(name=f"{p.name}_components", value=p.n_components) for p in parts]
     for one, other in _RATIOS:

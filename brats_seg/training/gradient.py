@@ -89,7 +89,7 @@ _STORED_TYPES = (torch.uint8, torch.float16, torch.bfloat16)
 
 
 class Carried(NamedTuple):
-    """What the loss of the batch is computed from, of one micro-batch."""
+    """The tensors of one micro-batch that the loss of the batch is computed from."""
 
     tensors: tuple[Tensor, ...]
     structure: Any = None
@@ -172,7 +172,7 @@ class BatchGradient:
     ranks: Ranks
     """The processes that share each batch."""
     leaves: Leaves
-    """What the gradient belongs to."""
+    """The tensors that the gradient belongs to."""
     independence: PatchIndependence
     """Asks the network whether a batch may be cut."""
 
@@ -252,22 +252,29 @@ class BatchGradient:
             return float(loss.detach()), reduction.differentiate(loss, gathered, carried)
 
         loss, gradients = self._together(differentiate)
-
-        def second_pass() -> None:
-            if carried:
-                # the graph of the last micro-batch is still there
-                _backward(carried.pop(), gradients[-1])
-            for place, first in enumerate(carried):
-                here = held[place].to(self.device.torch_device)
-                states[place].restore()
-                second = self._carried(reduction, here, measure_nothing, [])
-                check_replay(first.tensors, second.tensors)
-                _backward(second, gradients[place])
-
-        self._together(second_pass)
+        self._together(lambda: self._second_pass(reduction, held, states, carried, gradients))
         after.restore()
         restore_buffers(buffers, *modules)
         return loss, rows
+
+    def _second_pass(
+        self,
+        reduction: "LossReduction",
+        held: Sequence[MicroBatch],
+        states: Sequence[RandomState],
+        carried: list[Carried],
+        gradients: Gradients,
+    ) -> None:
+        """Compute the gradients of the leaves from those of the carried tensors."""
+        if carried:
+            # the graph of the last micro-batch is still there
+            _backward(carried.pop(), gradients[-1])
+        for place, first in enumerate(carried):
+            here = held[place].to(self.device.torch_device)
+            states[place].restore()
+            second = self._carried(reduction, here, measure_nothing, [])
+            check_replay(first.tensors, second.tensors)
+            _backward(second, gradients[place])
 
     def _carried(
         self, reduction: "LossReduction", here: MicroBatch, measure: Measure, rows: list[Tensor]
@@ -323,7 +330,7 @@ def stateful_modules(network: nn.Module, criterion: Criterion) -> list[nn.Module
 
 
 class Gathered(NamedTuple):
-    """What was carried on all ranks."""
+    """The tensors that were carried on all ranks."""
 
     inputs: Sequence[Tensor]
     """The tensors that the loss is computed from, as leaves of its graph."""

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from monai.losses import SSIMLoss
 
 Output: TypeAlias = Tensor | TrainingOutput | tuple[Any, ...] | list[Any] | dict[str, Any]
-"""What a network returns: a loss gets it as it is, see `models.output`."""
+"""Output of a network, which a loss gets as it is; see `models.output`."""
 Criterion: TypeAlias = Callable[[Output, Tensor], Tensor]
 Measure: TypeAlias = Callable[[Output, Tensor], Tensor]
 """Maps output and target of a micro-batch to a tensor with a row for each patch."""

@@ -17,6 +17,7 @@ from brats_seg.voxels.orientation import Affine
 Spacing: TypeAlias = tuple[float, float, float]
 Field: TypeAlias = npt.NDArray[np.float32]
 
+MM3_PER_ML = 1000.0
 LARGEST_GRID = 2**29
 """Most voxels of a volume, also after resampling: 2 GiB in float32, sixty times a volume of BraTS."""
 SPACING_TOLERANCE = 0.05

@@ -18,7 +18,7 @@ import torch
 from filelock import FileLock
 
 from tests.builders import write_case
-from tests.faults.programs import Ended, run
+from tests.faults.programs import Ended, n_moments, run
 
 N_CASES = 4
 _FOLDS = "--set folds.n_folds=2"
@@ -86,6 +86,11 @@ class Stages:
         """Make a folder that is at a stage, and return it."""
         shutil.copytree(self._at(stage), folder)
         return folder
+
+    def undisturbed(self, command: Command, folder: Path) -> tuple[int, dict[str, str | bytes]]:
+        """Run a command in a new folder, and return the number of its moments and its results."""
+        n_changes = n_moments(command.words, self.start(command.stage, folder))
+        return n_changes, results(folder)
 
     def _at(self, stage: str) -> Path:
         path = self._folder / stage

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.campaign import NewCampaign
-from tests.faults.programs import Fault, GoneAt, LimitedFrom, RefusedFrom, away_from, n_moments, run
+from tests.faults.programs import Fault, GoneAt, LimitedFrom, RefusedFrom, away_from, run
 from tests.faults.stages import COMMANDS, Stages, differences, ending, lost, results
 
 DISKS = {
@@ -43,9 +43,7 @@ def disk_campaign(
     name: str, disk: str, shares: tuple[float, ...], stages: Stages, place: Path, new: NewCampaign
 ) -> None:
     command = COMMANDS[name]
-    undisturbed = stages.start(command.stage, place / "undisturbed")
-    n_changes = n_moments(command.words, undisturbed)
-    expected = results(undisturbed)
+    n_changes, expected = stages.undisturbed(command, place / "undisturbed")
     with new(PROMISE.format(disk)) as tries:
         for share in shares:
             folder = stages.start(command.stage, place / f"at{share}")
@@ -103,9 +101,7 @@ def test_a_folder_that_vanishes_ends_without_a_traceback(
     name: str, which: str, stages: Stages, place: Path, campaign: NewCampaign
 ) -> None:
     command = COMMANDS[name]
-    undisturbed = stages.start(command.stage, place / "undisturbed")
-    n_changes = n_moments(command.words, undisturbed)
-    expected = results(undisturbed)
+    n_changes, expected = stages.undisturbed(command, place / "undisturbed")
     vanishing = OUTPUTS[name] if which == "output" else "scans"
     with campaign(GONE.format(which)) as tries:
         for share in (0.1, 0.5, 0.9):
@@ -149,9 +145,7 @@ def test_a_disk_that_is_truly_full(
     name: str, stages: Stages, place: Path, campaign: NewCampaign
 ) -> None:
     command = COMMANDS[name]
-    undisturbed = stages.start(command.stage, place / "undisturbed")
-    assert run(command.words, undisturbed).code == 0
-    expected = results(undisturbed)
+    _, expected = stages.undisturbed(command, place / "undisturbed")
     for size_kb in SIZES_KB[name]:
         folder = stages.start(command.stage, place / f"disk{size_kb}")
         with small_disk(folder / OUTPUTS[name]) as remount, campaign(REAL.format("full")) as tries:
@@ -170,9 +164,7 @@ def test_a_disk_that_is_truly_read_only(
     name: str, stages: Stages, place: Path, campaign: NewCampaign
 ) -> None:
     command = COMMANDS[name]
-    undisturbed = stages.start(command.stage, place / "undisturbed")
-    assert run(command.words, undisturbed).code == 0
-    expected = results(undisturbed)
+    _, expected = stages.undisturbed(command, place / "undisturbed")
     folder = stages.start(command.stage, place / "disk")
     with small_disk(folder / OUTPUTS[name]) as remount, campaign(REAL.format("read-only")) as tries:
         remount("ro")

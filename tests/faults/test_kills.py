@@ -16,7 +16,6 @@ from tests.faults.programs import (
     KilledAfter,
     KilledAt,
     KilledWriting,
-    n_moments,
     run,
 )
 from tests.faults.stages import COMMANDS, Stages, ending, lost, results
@@ -52,9 +51,7 @@ def kill_and_finish(
     name: str, n_kills: int, stages: Stages, place: Path, campaign: NewCampaign
 ) -> None:
     command = COMMANDS[name]
-    undisturbed = stages.start(command.stage, place / "undisturbed")
-    n_changes = n_moments(command.words, undisturbed)
-    expected = results(undisturbed)
+    n_changes, expected = stages.undisturbed(command, place / "undisturbed")
     timed = stages.start(command.stage, place / "timed")
     started_s = time.monotonic()
     assert run(command.words, timed).code == 0

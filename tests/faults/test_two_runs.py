@@ -52,9 +52,7 @@ def test_the_results_are_those_of_one(
     name: str, stages: Stages, place: Path, campaign: NewCampaign
 ) -> None:
     command = COMMANDS[name]
-    alone = stages.start(command.stage, place / "alone")
-    n_changes = n_moments(command.words, alone)
-    expected = results(alone)
+    n_changes, expected = stages.undisturbed(command, place / "alone")
     with campaign(PROMISE) as tries:
         for share in SHARES:
             folder = stages.start(command.stage, place / f"at{share}")
