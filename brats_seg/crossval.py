@@ -22,10 +22,10 @@ import numpy as np
 
 from brats_seg.cases.case import Case, CaseIndex
 from brats_seg.cases.case_table import read_index
-from brats_seg.cases.folds import read_folds
+from brats_seg.cases.folds import check_fold, fold_table_path
 from brats_seg.config import Config
 from brats_seg.cpu_threads import available_cpus
-from brats_seg.data.fold import open_fold, prepared_path_of
+from brats_seg.data.fold import prepare_data, prepared_path_of
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.evaluate import Evaluation, evaluate_pairs
 from brats_seg.evaluation.pairs import Pair, Pairing
@@ -256,12 +256,11 @@ def _check_folds(
     data: Path, folds: Sequence[int] | None, config: Config, folder: Path, track: Track
 ) -> list[int]:
     """Prepare all cases, so that a problem is found before a fold is trained, and return the folds."""
-    open_fold(data, fold=folds[0] if folds else 0, config=config, prepared_path=folder, track=track)
-    table = read_folds(folder / "folds.csv")
-    chosen = sorted(set(table.folds if folds is None else folds))
-    for fold in chosen:
-        table.split(fold)
-    return chosen
+    path = fold_table_path(folder, config.folds)
+    for fold in folds or ():
+        check_fold(fold, path, config.folds)
+    prepared = prepare_data(data, config=config, prepared_path=folder, track=track)
+    return sorted(set(prepared.folds.folds if folds is None else folds))
 
 
 def _train(

@@ -280,6 +280,21 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
+def check_current_folder() -> None:
+    """Raise `EnvironmentalError` if the current folder was removed, or its drive is gone.
+
+    Every relative path would fail without naming the reason, and torch would end the process.
+    """
+    try:
+        Path.cwd()
+    except OSError as error:
+        msg = (
+            f"the current folder is gone ({error.strerror}): it was removed, or its drive is no longer "
+            "connected. Change to a folder that exists (cd) and start the same command again."
+        )
+        raise EnvironmentalError(msg) from error
+
+
 def check_regular(path: Path) -> None:
     """Raise `OSError` if a path does not lead to a file that can be read to an end.
 

@@ -148,7 +148,7 @@ def test_prepare_makes_each_stage_a_file(
 
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "ready" / "cases.csv").exists()
-    assert (tmp_path / "ready" / "folds.csv").exists()
+    assert (tmp_path / "ready" / "folds-3-seed55.csv").exists()
     assert (tmp_path / "ready" / "BraTS2021_00000").is_dir()
 
 
@@ -195,7 +195,7 @@ def test_phantom_cases_are_found_again(run: Callable[..., Done], tmp_path: Path)
         (["--preset", "kagle"], 2, "preset 'kagle' is unknown; there are demo, kaggle-t4"),
         (["--config", "nowhere.yaml"], 2, "nowhere.yaml cannot be read"),
         (["--model", "vnet"], 2, "setting model.name"),
-        (["--fold", "7"], 2, "fold 7 is not in the fold table, which has folds 0, 1, 2"),
+        (["--fold", "7"], 2, "there is no fold 7: the settings have 3 folds, 0 to 2"),
         (["--device", "cuda:9"], 3, "torch sees"),
         (["--set", "folds.n_folds=9"], 2, "6 patients cannot fill 9 folds"),
         (["--patch", "8,8"], 2, "expected three positive whole numbers such as 64,64,64"),
@@ -342,7 +342,7 @@ def test_two_label_conventions_are_trained_on_together(
     done = run("train", "--data", scans, *QUICK)
 
     assert done.returncode == 0, done.stderr
-    table = pd.read_csv(next((tmp_path / "prepared").iterdir()) / "cases.csv")
+    table = pd.read_csv(scans.with_name("data-prepared") / "cases.csv")
     assert sorted(set(table["label_convention"])) == ["brats2017", "brats2023"]
 
 

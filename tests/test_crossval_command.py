@@ -137,7 +137,7 @@ def test_tune_stores_what_it_fits(root: Path) -> None:
     ("arguments", "message"),
     [
         (["--folds", "x"], "--folds is 'x'; expected numbers"),
-        (["--folds", "0,7"], "fold 7 is not in the fold table"),
+        (["--folds", "0,7"], "there is no fold 7: the settings have 2 folds, 0 to 1"),
         (["--protocol", "legac"], "protocol 'legac' is unknown"),
         (["--metric", "hd95"], "metric 'hd95' is unknown"),
         (["--set", "model.name=autoencoder"], "gives no label maps"),

@@ -116,11 +116,11 @@ def test_equal_voxels_of_any_spacing_are_prepared_alike(tmp_path: Path) -> None:
 
 def test_folds_do_not_depend_on_the_spacing(tmp_path: Path) -> None:
     root = write_cases(tmp_path / "scans", 2, 2, 1, 1)
-    folders = [
-        open_fold(root, fold=0, config=settings(*changes), prepared_path=tmp_path / name).folder
+    opened_folds = [
+        open_fold(root, fold=0, config=settings(*changes), prepared_path=tmp_path / name)
         for name, changes in (("two", ()), ("three", ("store.spacing_mm=[3,3,3]",)))
     ]
-    tables = [(folder / "folds.csv").read_text() for folder in folders]
+    tables = [data.folds_path.read_text() for data in opened_folds if data.folds_path]
 
     assert tables[0] == tables[1]
 

@@ -18,6 +18,7 @@ import typer
 from brats_seg.cli import crossval, evaluation, figure, prediction, scans, survival, training
 from brats_seg.cli.options import Command, Commands
 from brats_seg.errors import BratsError, EnvironmentalError, printable
+from brats_seg.files import check_current_folder
 
 _OUTPUT_FAILS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE})
 """Errors of a file or a pipe that the output is written to."""
@@ -120,6 +121,7 @@ def main() -> None:
     log.setLevel(logging.INFO)
     try:
         try:
+            check_current_folder()
             app()
         finally:
             sys.stdout.flush()

@@ -55,7 +55,8 @@ PreparedOption = Annotated[
     Path | None,
     typer.Option(
         rich_help_panel=SCANS_PANEL,
-        help="Folder of prepared cases. (default: one for each data folder, below prepared/)",
+        help="Folder of prepared cases. (default: NAME-prepared beside the data folder NAME, or below "
+        "~/.cache/brats_seg if nothing can be written there)",
     ),
 ]
 PresetOption = Annotated[

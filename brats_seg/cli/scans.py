@@ -16,6 +16,7 @@ from brats_seg.cli.options import (
     settings_of,
 )
 from brats_seg.cpu_threads import available_cpus
+from brats_seg.errors import counted
 from brats_seg.progress import tracked
 
 
@@ -56,7 +57,7 @@ def prepare(
     ] = False,
 ) -> None:
     """Index the scans, distribute them to folds, and prepare them for training."""
-    from brats_seg.data.fold import open_fold, prepared_path_of
+    from brats_seg.data.fold import prepare_data, prepared_path_of
 
     if verify:
         _verify(prepared or prepared_path_of(data))
@@ -66,8 +67,10 @@ def prepare(
         preset, config, settings, {"cases.labels": labels, "cases.skip_bad": skip_bad or None}
     )
     folder = prepared or prepared_path_of(data)
-    open_fold(data, fold=0, config=chosen, prepared_path=folder, repair=repair, track=tracked)
-    print(f"cases.csv, folds.csv and the prepared cases are in {folder}")
+    done = prepare_data(data, config=chosen, prepared_path=folder, repair=repair, track=tracked)
+    n_folds = len(done.folds.folds)
+    print(f"{counted(len(done.case_ids), 'case')} prepared, with cases.csv, in {folder}")
+    print(f"the table of {n_folds} folds is {done.folds_path.name} there")
 
 
 def phantom(

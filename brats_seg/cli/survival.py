@@ -101,7 +101,11 @@ def survival(
         ),
     ] = None,
     folds: Annotated[
-        Path | None, typer.Option(help="folds.csv to use; without it, new folds are made.")
+        Path | None,
+        typer.Option(
+            help="Fold table to use, such as folds-5-seed55.csv among the prepared cases; without "
+            "it, new folds are made."
+        ),
     ] = None,
     n_folds: Annotated[int, typer.Option(min=2, help="Number of new folds.")] = 5,
     repeats: Annotated[

@@ -36,7 +36,7 @@ from brats_seg.data.store import (
     check_compression,
     write_array,
 )
-from brats_seg.data.verify import verify_cases
+from brats_seg.data.verify import is_replaceable, verify_cases
 from brats_seg.errors import CaseError, EnvironmentalError, UsageError
 from brats_seg.files import (
     folder_bytes,
@@ -120,7 +120,8 @@ def prepare_cases(
     Raises:
         EnvironmentalError: The disk has too little free space, the folder cannot be written to, a
             worker was killed, or `blosc2` is missing.
-        UsageError: Cases would be replaced on which another process trains a run.
+        UsageError: Cases would be replaced on which another process trains a run, or a folder that is
+            no prepared case, such as one of scans.
 
     Example:
         >>> import tempfile
@@ -148,6 +149,7 @@ def prepare_cases(
         # another process may have prepared them in the meantime
         outdated = [job for job in outdated if job.is_damaged or not _is_current(job)]
         if any(job.path.exists() for job in outdated):
+            _check_replaceable([job.path for job in outdated])
             stack.enter_context(replacing(folder, when_read=_in_use(folder)))
         check_space([job.case for job in outdated], folder, config)
         return map_cases(
@@ -239,6 +241,18 @@ def _in_use(folder: Path) -> UsageError:
         f"a run is being trained on the cases in {folder}, and other scans or settings would replace "
         "them. Wait for it to end, or choose another folder with --prepared."
     )
+
+
+def _check_replaceable(paths: Sequence[Path]) -> None:
+    """Raise `UsageError` if something is where a case is to be prepared, and is no prepared case."""
+    foreign = [path for path in paths if path.exists() and not is_replaceable(path)]
+    if foreign:
+        more = f" (and {len(foreign) - 1} more)" if len(foreign) > 1 else ""
+        msg = (
+            f"{foreign[0]}{more} is no prepared case, and would be replaced by one. Choose another "
+            "folder for the prepared cases with --prepared."
+        )
+        raise UsageError(msg)
 
 
 def _is_current(job: _Job) -> bool:

@@ -272,7 +272,7 @@ def _folds_of(
     if missing:
         msg = (
             f"the fold table has no row for {len(missing)} cases of known survival, such as "
-            f"{missing[0]}. Give the folds.csv of the data that the features are of, or leave "
+            f"{missing[0]}. Give the fold table of the data that the features are of, or leave "
             "--folds out to have new folds made."
         )
         raise FoldError(msg)

@@ -20,10 +20,11 @@ import torch
 from monai.losses import GeneralizedDiceLoss
 from torch import Tensor, nn
 
-from brats_seg.cases.folds import read_folds
 from brats_seg.config import Config, LossConfig, Size
 from brats_seg.data.loader import PatchDataset
+from brats_seg.data.manifest import MANIFEST_NAME
 from brats_seg.data.patches import epoch_patches
+from brats_seg.data.verify import prepared_ids
 from brats_seg.errors import BratsError, ConfigError, EnvironmentalError, ResumeError, UsageError
 from brats_seg.files import whole_file
 from brats_seg.labels import REGIONS
@@ -250,7 +251,7 @@ def probe_run(path: Path, prepared: Path, n_patches: int) -> Probe:
         )
         raise ResumeError(msg) from None
     size = _measured_size(trained.config, trained.identity.patch)
-    there = (prepared / "folds.csv").exists()
+    there = any(prepared.glob(f"*/{MANIFEST_NAME}"))
     return Probe(
         network=network,
         config=trained.config,
@@ -295,7 +296,7 @@ def probe_settings(config: Config, n_patches: int, device: Device, track: Track)
 
 def prepared_patches(folder: Path, config: Config, size: Size, n_patches: int) -> MicroBatch:
     """Return patches of prepared cases, from the least tumour to the most."""
-    case_ids = [row.case_id for row in read_folds(folder / "folds.csv").rows]
+    case_ids = prepared_ids(folder)
     n_candidates = _CANDIDATES * n_patches
     dataset = PatchDataset(
         folder,

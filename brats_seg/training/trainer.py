@@ -24,7 +24,7 @@ from brats_seg.data.fold import FoldData, open_fold, open_split
 from brats_seg.data.loader import Sample
 from brats_seg.data.patches import stable_seed
 from brats_seg.data.verify import raise_damage, verify_cases
-from brats_seg.errors import BratsError, EnvironmentalError, UsageError
+from brats_seg.errors import BratsError, EnvironmentalError, UsageError, counted
 from brats_seg.files import reading
 from brats_seg.progress import Track, tracked, untracked
 from brats_seg.report.history import Row
@@ -94,7 +94,7 @@ def train_fold(  # noqa: PLR0913 - the options of a run
         fold: Index of the fold that is held out.
         config: Settings.
         run_path: Folder to write to; `runs/fold<fold>` by default.
-        prepared_path: Folder of prepared cases; one under `prepared` by default.
+        prepared_path: Folder of prepared cases; `prepared_path_of` the data folder by default.
         max_hours: Time after which training stops; the same call then continues it.
         fresh: Rename an earlier run of that name instead of resuming it.
         track: Shows the progress.
@@ -114,7 +114,8 @@ def train_fold(  # noqa: PLR0913 - the options of a run
             check_unchanged(fold_data)
             trainer = Trainer(data=fold_data, config=config, run_path=run_path, ranks=ranks)
             n_train, n_held_out = len(fold_data.split.train), len(fold_data.split.validation)
-            log.info("fold %d: %d cases to train on, %d held out", fold, n_train, n_held_out)
+            of = f"fold {fold} of {fold_data.folds_path}"
+            log.info("%s: %s to train on, %d held out", of, counted(n_train, "case"), n_held_out)
             outcome = trainer.run(fresh=fresh, stop=stop, track=track)
         _log_outcome(outcome, config.validation.watch, Run(path=run_path))
     return outcome
