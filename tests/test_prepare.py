@@ -610,3 +610,15 @@ def test_cases_that_are_trained_on_are_not_replaced(root: Path, folder: Path) ->
 
     assert stamps(folder) == before
     assert prepare_cases(cases, folder, StoreConfig(compressed=True)) == ()
+
+
+def test_scans_are_not_replaced_by_prepared_cases(root: Path, folder: Path) -> None:
+    """The folder of a case would be replaced as a whole."""
+    before = {path: path.read_bytes() for path in root.rglob("*.nii.gz")}
+
+    with pytest.raises(UsageError, match=rf"{IDS[0]} .*is no prepared case, .* --prepared"):
+        prepare_cases(index_cases(root).cases, root, StoreConfig())
+
+    assert {path: path.read_bytes() for path in root.rglob("*.nii.gz")} == before
+    (folder / IDS[0]).mkdir(parents=True)
+    assert prepare(root, folder) == ()
