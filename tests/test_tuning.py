@@ -296,6 +296,21 @@ def test_an_account_of_another_version_does_not_count(held_out: list[HeldOut]) -
     assert stored_tuning(held_out, "") is None
 
 
+def test_too_few_cases_are_told_before_a_network_is_asked(
+    held_out: list[HeldOut], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def ask(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tuning_module, "predict_held_out", ask)
+    with pytest.raises(KeyboardInterrupt):
+        tune(held_out, DICE, CPU)
+
+    [said] = caplog.messages
+    assert said.startswith("6 held-out cases cannot change a setting: ")
+    assert "the p value 0.0156, and at most 0.002 is needed, which takes 9 cases" in said
+
+
 @pytest.mark.slow
 def test_workers_change_nothing(held_out: list[HeldOut]) -> None:
     assert tune(held_out, DICE, CPU, n_workers=2) == tune(held_out, DICE, CPU)

@@ -12,6 +12,7 @@ The result is stored with the weights of each run, and described in `tuning.json
 """
 
 import hashlib
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -26,16 +27,18 @@ from pydantic import TypeAdapter, ValidationError
 
 from brats_seg.cases.many import map_cases
 from brats_seg.cpu_threads import available_cpus
-from brats_seg.errors import CaseProblemsError, ConfigError
+from brats_seg.errors import CaseProblemsError, ConfigError, counted
 from brats_seg.evaluation.lesionwise import Scale, score_lesions
 from brats_seg.evaluation.overlap import count_regions, dice
 from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
 from brats_seg.evaluation.significance import (
+    FEWEST_CASES,
     LARGEST_CHANCE,
     SMALLEST_GAIN,
     Gain,
     best_candidate,
     gain_of,
+    least_p_value,
 )
 from brats_seg.files import whole_file
 from brats_seg.inference.out_of_fold import (
@@ -58,6 +61,8 @@ from brats_seg.runtime.weights import (
     run_locked,
     store_fitted,
 )
+
+log = logging.getLogger(__name__)
 
 TUNING_NAME = "tuning.json"
 ENLARGEMENTS = (1.5, 2.0)
@@ -163,7 +168,8 @@ def tune(
 ) -> Tuning:
     """Fit window and decoding of several runs to the mean score of their held-out cases.
 
-    The result of an earlier call for the same weights and cases is returned as it was stored.
+    The result of an earlier call for the same weights and cases is returned as it was stored. If the
+    cases are too few for any gain to be significant, a warning says so before they are predicted.
 
     Args:
         held_out: The runs.
@@ -179,6 +185,7 @@ def tune(
     key = _key(held_out, protocol, device)
     if (earlier := stored_tuning(held_out, key)) is not None:
         return earlier
+    _warn_of_few_cases(held_out)
     score: Score = partial(_scores, protocol=protocol, n_workers=n_workers, track=track)
     window_fit, windows, cases = _fit_window(held_out, device, score, track)
     before = score(cases[0], [Decoding()])[0]
@@ -264,6 +271,20 @@ def window_kinds(held_out: Sequence[HeldOut]) -> list[WindowKind]:
     smaller = [kind for kind in kinds[1:] if not _all_covered(held_out, kind.windows)]
     whole: Windows = tuple("whole" for _ in held_out)
     return [kinds[0], *smaller, WindowKind(name="the whole crop", windows=whole)]
+
+
+def _warn_of_few_cases(held_out: Sequence[HeldOut]) -> None:
+    n_cases = sum(len(own.data.split.validation) for own in held_out)
+    if n_cases < FEWEST_CASES:
+        log.warning(
+            "%s cannot change a setting: a gain in every one of them has the p value %.3g, and at most "
+            "%g is needed, which takes %d cases. The table will only show which values score best. "
+            "Give the runs of more folds to fit the settings.",
+            counted(n_cases, "held-out case"),
+            least_p_value(n_cases),
+            LARGEST_CHANCE,
+            FEWEST_CASES,
+        )
 
 
 def _fit_window(
