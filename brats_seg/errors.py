@@ -55,11 +55,12 @@ class CaseProblemsError(BratsError):
         self.problems = tuple(problems)
 
     def __str__(self) -> str:
+        whom = "it" if len(self.problems) == 1 else "them"
         return "\n".join(
             [
-                f"{len(self.problems)} cases cannot be used:",
+                f"{counted(len(self.problems), 'case')} cannot be used:",
                 *(f"  {problem}" for problem in self.problems),
-                "Correct them, or exclude them with --skip-bad.",
+                f"Correct {whom}, or exclude {whom} with --skip-bad.",
             ]
         )
 

@@ -118,7 +118,7 @@ def test_train_writes_a_run_and_resumes_it(
     assert "epoch 1/1 | training loss" in finished.stdout
     assert (tmp_path / "runs" / "fold1" / "best.pt").exists()
     assert again.returncode == 0
-    assert "finished after 1 epochs" in again.stdout
+    assert "finished after 1 epoch:" in again.stdout
 
 
 def test_flags_win_over_set_and_are_written_down(
@@ -167,7 +167,7 @@ def test_prepared_cases_are_verified_and_repaired(
     assert done.returncode == 1
     assert done.stdout.count("\ncase ") + done.stdout.startswith("case BraTS2021_00001") == 1
     assert "Prepare it again with `brats-seg prepare --repair`" in done.stdout
-    assert f"{n_cases - 1} of {n_cases} prepared cases in ready are whole" in done.stdout
+    assert f"{n_cases} prepared cases in ready, 1 damaged" in done.stdout
     assert damaged.read_bytes() != content
     assert run(*prepare, "--repair").returncode == 0
     assert damaged.read_bytes() == content
@@ -308,7 +308,7 @@ def test_scans_without_label_maps_are_refused(run: Callable[..., Done], tmp_path
     done = run("train", "--data", "scans", *QUICK)
 
     assert done.returncode == 2
-    assert "none of them with a usable label map" in done.stderr
+    assert "and no usable label map" in done.stderr
 
 
 def test_a_folder_without_scans_is_refused(run: Callable[..., Done], tmp_path: Path) -> None:

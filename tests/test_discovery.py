@@ -724,7 +724,7 @@ def test_the_first_place_with_labelled_cases_counts(
 
     assert find_data(places) == tmp_path / "labelled" / "x"
     assert "empty holds no cases" in caplog.text
-    assert "unlabelled holds 1 cases, none of them with a label map" in caplog.text
+    assert "unlabelled holds 1 case, and no label map" in caplog.text
 
 
 def test_nowhere_is_none(tmp_path: Path) -> None:

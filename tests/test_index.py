@@ -588,7 +588,7 @@ def test_other_scans_have_other_hashes(tmp_path: Path) -> None:
         ("t1", make_volumes()[0][..., None].repeat(2, axis=3), "found 4-D data of shape"),
         ("flair", make_volumes()[0][..., None].repeat(2, axis=3), "found 4-D data of shape"),
         ("seg", make_label_map()[..., None].repeat(3, axis=3), "found 4-D data of shape"),
-        ("t1", np.full(SHAPE, np.nan, dtype=np.float32), "found 9216 voxels that are NaN"),
+        ("t1", np.full(SHAPE, np.nan, dtype=np.float32), "found NaN or infinity in 9216 voxels"),
         ("t1", np.zeros(SHAPE, dtype=np.int16), "found a constant volume, 0 everywhere"),
         ("t2", make_volumes()[0][:20], "found 20x24x16 voxels"),
         ("seg", make_label_map()[:, :20], "found 24x20x16 voxels"),

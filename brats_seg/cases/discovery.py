@@ -37,7 +37,7 @@ from brats_seg.cases.layouts import (
     modality_named,
     parse_case_id,
 )
-from brats_seg.errors import CaseError, LayoutError
+from brats_seg.errors import CaseError, LayoutError, counted
 from brats_seg.files import check_regular
 from brats_seg.labels import CONVENTIONS, MODALITIES
 
@@ -148,7 +148,8 @@ def find_data(places: Iterable[Path]) -> Path | None:
         labelled = [case for case in found.cases if case.label is not None]
         if labelled:
             return _folder_of(place, labelled)
-        log.warning("%s holds %d cases, none of them with a label map", place, len(found.cases))
+        n_found = counted(len(found.cases), "case")
+        log.warning("%s holds %s, and no label map", place, n_found)
     return None
 
 
@@ -381,9 +382,8 @@ def _folder_of(place: Path, cases: Sequence[Case]) -> Path:
     release = min(by_release, key=lambda name: (-by_release[name], name))
     if len(by_release) > 1:
         others = ", ".join(f"{n} of {name}" for name, n in by_release.items() if name != release)
-        log.warning(
-            "%s holds %d cases of %s; ignored: %s", place, by_release[release], release, others
-        )
+        n_taken = counted(by_release[release], "case")
+        log.warning("%s holds %s of %s; ignored: %s", place, n_taken, release, others)
     chosen = [case for case in cases if case.release == release]
     folders = {place / scan.path.parent for case in chosen for scan in case.images}
     # the tables of a release are beside its case folders, not in them

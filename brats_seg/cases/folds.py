@@ -17,7 +17,7 @@ from sklearn.model_selection import StratifiedKFold
 
 from brats_seg.cases.case import Case
 from brats_seg.config import FoldConfig
-from brats_seg.errors import FoldError, UsageError
+from brats_seg.errors import FoldError, UsageError, counted
 from brats_seg.tables import read_table, write_table
 from brats_seg.voxels.components import first_of_group
 
@@ -254,7 +254,7 @@ def read_split(path: Path) -> Split:
         msg = f"not the split of a run: {error}; {expected}"
         raise FoldError(msg) from None
     if table.empty or not table["role"].isin(_ROLES).all():
-        msg = f"{path} is not the split of a run (found {len(table)} rows); {expected}"
+        msg = f"{path} is not the split of a run (found {counted(len(table), 'row')}); {expected}"
         raise FoldError(msg)
     train, validation = (tuple(sorted(table["case_id"][table["role"] == role])) for role in _ROLES)
     return Split(train=train, validation=validation)
@@ -323,7 +323,7 @@ def _notebook_folds(groups: Sequence[list[Case]]) -> dict[str, int]:
     if max(Counter(decades).values(), default=0) < _NOTEBOOK_FOLDS:
         msg = (
             f"the notebook's scheme stratifies {_NOTEBOOK_FOLDS} folds by decade of age, but only "
-            f"{len(aged)} of {len(cases)} cases have an age, too few of one decade. Put the "
+            f"{len(aged)} of {counted(len(cases), 'case')} have an age, too few of one decade. Put the "
             "release's survival_*.csv into the data folder, or use --set folds.scheme=stratified"
         )
         raise FoldError(msg)

@@ -25,7 +25,7 @@ from brats_seg.cli.options import (
     settings_of,
 )
 from brats_seg.cli.prediction import print_outcome
-from brats_seg.errors import UsageError
+from brats_seg.errors import UsageError, counted
 from brats_seg.progress import tracked
 
 if TYPE_CHECKING:
@@ -135,7 +135,8 @@ def crossval(
 def _print_tuning(tuning: "Tuning") -> None:
     """Print the fitted settings with their gain, and the scores before and after."""
     print(
-        f"tuned on {tuning.n_cases} held-out cases of {len(tuning.runs)} runs, for the mean "
+        f"tuned on {counted(tuning.n_cases, 'held-out case')} of {counted(len(tuning.runs), 'run')}, "
+        "for the mean "
         f"{'lesion-wise ' if tuning.metric != 'legacy' else ''}Dice of WT, TC and ET"
     )
     print_table(
@@ -168,11 +169,13 @@ def _print_results(results: "OutOfFoldResults", n_networks: int, output: Path) -
     batch = results.batch
     n_failed = len(batch.failures)
     n_cases = batch.n_predicted + batch.n_skipped + n_failed
-    print(f"{n_cases} held-out cases, {n_failed} failed: {output / 'predictions'}")
+    print(f"{counted(n_cases, 'held-out case')}, {n_failed} failed: {output / 'predictions'}")
     if results.evaluation is not None:
         print_remarks(results.evaluation, output / "predictions")
     print_summaries(results.summaries)
-    print(f"{n_networks} networks in {output / 'model'}, fingerprint {results.fingerprint}")
+    print(
+        f"{counted(n_networks, 'network')} in {output / 'model'}, fingerprint {results.fingerprint}"
+    )
     print(f"scores.csv, summary.json, scores.png: {output}. Research use only.")
 
 

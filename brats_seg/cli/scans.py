@@ -82,7 +82,7 @@ def phantom(
     from brats_seg.cases.phantom import write_phantom_cases
 
     write_phantom_cases(output, n_cases=cases, seed=seed)
-    print(f"wrote {cases} phantom cases to {output}")
+    print(f"wrote {counted(cases, 'phantom case')} to {output}")
 
 
 def _verify(folder: Path) -> None:
@@ -93,6 +93,6 @@ def _verify(folder: Path) -> None:
     errors = verify_cases(case_ids, folder, track=tracked)
     for error in errors:
         print(error)
-    print(f"{len(case_ids) - len(errors)} of {len(case_ids)} prepared cases in {folder} are whole")
+    print(f"{counted(len(case_ids), 'prepared case')} in {folder}, {len(errors)} damaged")
     if errors:
         raise typer.Exit(1)

@@ -13,6 +13,7 @@ from brats_seg.cli.options import (
     PreparedOption,
     print_table,
 )
+from brats_seg.errors import counted
 from brats_seg.progress import tracked
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def _print_features(rows: "Sequence[FeatureRow]") -> None:
     n_reference = sum(row.labels_from == REFERENCE for row in rows)
     n_features = len(rows[0].features) if rows else 0
     print(
-        f"{len(rows)} cases with {n_features} features; label maps: {n_reference} reference, "
+        f"{counted(len(rows), 'case')} with {n_features} features; label maps: {n_reference} reference, "
         f"{len(rows) - n_reference} predicted"
     )
     for what, answers in (

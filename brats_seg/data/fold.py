@@ -39,6 +39,7 @@ from brats_seg.errors import (
     EnvironmentalError,
     FoldError,
     LayoutError,
+    counted,
 )
 from brats_seg.files import alone_at
 from brats_seg.progress import Track, untracked
@@ -347,7 +348,7 @@ def _labelled(index: CaseIndex, *, skip_bad: bool) -> tuple[Case, ...]:
     usable = tuple(case for case in labelled if case.usable)
     if not usable:
         msg = (
-            f"{index.root} has {len(index.cases)} cases, none of them with a usable label map; "
+            f"{index.root} has {counted(len(index.cases), 'case')} and no usable label map; "
             "training needs label maps. `brats-seg index` shows what was found."
         )
         raise LayoutError(msg)

@@ -37,7 +37,7 @@ from brats_seg.data.store import (
     write_array,
 )
 from brats_seg.data.verify import is_replaceable, verify_cases
-from brats_seg.errors import CaseError, EnvironmentalError, UsageError
+from brats_seg.errors import CaseError, EnvironmentalError, UsageError, counted
 from brats_seg.files import (
     folder_bytes,
     free_bytes,
@@ -199,7 +199,7 @@ def check_space(cases: Sequence[Case], folder: Path, config: StoreConfig) -> Non
     """
     needed, free = required_bytes(cases, folder, config), free_bytes(folder)
     claim = (
-        f"preparing {len(cases)} cases needs about {_size(needed)} in {folder}, where "
+        f"preparing {counted(len(cases), 'case')} needs about {_size(needed)} in {folder}, where "
         f"{_size(free)} are free"
     )
     if needed > free:

@@ -8,7 +8,7 @@ from math import prod
 import torch
 
 from brats_seg.cpu_threads import NUMBERS, available_cpus, chosen_by_user
-from brats_seg.errors import ConfigError, EnvironmentalError
+from brats_seg.errors import ConfigError, EnvironmentalError, counted
 
 SMALL_PATCH = 40**3
 """Voxels of the largest patch that one CPU thread computes. A layer of such a patch takes less than a
@@ -116,7 +116,7 @@ def _device_named(name: str) -> torch.device:
 def _check_cuda(device: torch.device) -> None:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if (device.index or 0) >= count:
-        msg = f"device {device} is not available: torch sees {count} CUDA devices; use --device cpu"
+        msg = f"device {device} is not available: torch sees {counted(count, 'CUDA device')}; use --device cpu"
         raise EnvironmentalError(msg)
     major, minor = torch.cuda.get_device_capability(device)
     built_for = torch.cuda.get_arch_list()

@@ -427,8 +427,8 @@ def _log_outcome(outcome: Outcome, watched: str, run: Run) -> None:
     if outcome.best is not None:
         log.info("best %s %.4f, weights in %s", watched, outcome.best, run.best_path)
     if outcome.finished:
-        n_epochs = len(outcome.history)
-        log.info("finished after %d epochs: %s. Research use only.", n_epochs, run.path)
+        n_epochs = counted(len(outcome.history), "epoch")
+        log.info("finished after %s: %s. Research use only.", n_epochs, run.path)
     else:
         what = "stopped: %s. The same command continues from %s."
         log.info(what, outcome.reason, run.last_path)
