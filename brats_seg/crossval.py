@@ -152,10 +152,14 @@ def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
     metric_named(metric, protocol.task)
     check_replaceable(output / "model")
     folder = prepared_path or prepared_path_of(data)
+    for fold in folds or ():
+        check_fold(fold, fold_table_path(folder, config.folds), config.folds)
     with OutputFolder(output / "predictions").opened() as predictions:
         remove_leftovers(output)
         remove_leftovers(output, folders=True)
-        chosen = _check_folds(data, folds, config, folder, track)
+        # all cases are prepared, so that a problem is found before a fold is trained
+        prepared = prepare_data(data, config=config, prepared_path=folder, track=track)
+        chosen = sorted(set(prepared.folds.folds if folds is None else folds))
         paths = tuple(runs / f"fold{fold}" for fold in chosen)
         trainings = tuple(
             _train(data, dict(zip(chosen, paths, strict=True)), config, folder, max_hours, track)
@@ -250,17 +254,6 @@ def score_predictions(
         with whole_file(folder / _KEY_NAME) as beside:
             beside.write_text(json.dumps({"key": key}) + "\n")
     return evaluation
-
-
-def _check_folds(
-    data: Path, folds: Sequence[int] | None, config: Config, folder: Path, track: Track
-) -> list[int]:
-    """Prepare all cases, so that a problem is found before a fold is trained, and return the folds."""
-    path = fold_table_path(folder, config.folds)
-    for fold in folds or ():
-        check_fold(fold, path, config.folds)
-    prepared = prepare_data(data, config=config, prepared_path=folder, track=track)
-    return sorted(set(prepared.folds.folds if folds is None else folds))
 
 
 def _train(

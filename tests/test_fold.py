@@ -14,7 +14,7 @@ from brats_seg.config import Config
 from brats_seg.config_text import load_config
 from brats_seg.data.fold import FoldData, open_fold, open_index, open_split, prepared_path_of
 from brats_seg.data.loader import whole_case
-from brats_seg.errors import CaseError, EnvironmentalError, FoldError
+from brats_seg.errors import CaseError, EnvironmentalError, FoldError, UsageError
 from brats_seg.inference.scan import read_scan
 from brats_seg.training.trainer import Trainer
 from tests.builders import write_case
@@ -132,6 +132,20 @@ def test_a_fold_that_does_not_exist_is_refused_before_anything_is_written(tmp_pa
         open_fold(root, fold=9, config=settings())
 
     assert [path.name for path in tmp_path.iterdir()] == ["scans"]
+
+
+def test_prepared_cases_in_the_folder_of_the_scans_are_refused_before_a_table_is_written(
+    tmp_path: Path,
+) -> None:
+    root = write_cases(tmp_path / "scans", 1, 1)
+    before = sorted(tmp_path.rglob("*"))
+
+    with pytest.raises(
+        UsageError, match=r"prepared cases would replace .*BraTS2021_00000 and 1 more"
+    ):
+        open_fold(root, fold=0, config=settings(), prepared_path=root)
+
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_fold_tables_of_several_numbers_stand_side_by_side(tmp_path: Path) -> None:

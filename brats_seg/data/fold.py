@@ -30,7 +30,7 @@ from brats_seg.cases.index import index_cases
 from brats_seg.config import Config
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.data.manifest import MANIFEST_NAME
-from brats_seg.data.prepare import prepare_cases
+from brats_seg.data.prepare import check_replaceable, prepare_cases
 from brats_seg.data.spacing import USUAL_MM, spacing_text
 from brats_seg.data.store import PreparedCase, open_case
 from brats_seg.errors import (
@@ -149,6 +149,7 @@ def prepare_data(
     folder = prepared_path or prepared_path_of(root)
     n_workers = available_cpus()
     index, is_new = _current_index(root, folder / _CASES_NAME, config, n_workers, track)
+    check_replaceable(index.usable, folder)
     if is_new:
         _try_to_write(index, folder / _CASES_NAME)
     cases = _labelled(index, skip_bad=config.cases.skip_bad)

@@ -149,7 +149,7 @@ def prepare_cases(
         # another process may have prepared them in the meantime
         outdated = [job for job in outdated if job.is_damaged or not _is_current(job)]
         if any(job.path.exists() for job in outdated):
-            _check_replaceable([job.path for job in outdated])
+            check_replaceable([job.case for job in outdated], folder)
             stack.enter_context(replacing(folder, when_read=_in_use(folder)))
         check_space([job.case for job in outdated], folder, config)
         return map_cases(
@@ -208,6 +208,27 @@ def check_space(cases: Sequence[Case], folder: Path, config: StoreConfig) -> Non
     log.info(claim)
 
 
+def check_replaceable(cases: Sequence[Case], folder: Path) -> None:
+    """Check that preparing the cases replaces no scans and no other files of the user.
+
+    Args:
+        cases: Cases to prepare, each into a folder of its id.
+        folder: Folder of all prepared cases.
+
+    Raises:
+        UsageError: Something else has the place of a prepared case.
+    """
+    places = [folder / case.case_id for case in cases]
+    others = [place for place in places if place.exists() and not is_replaceable(place)]
+    if others:
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        msg = (
+            f"prepared cases would replace {others[0]}{more}, which hold other files. Choose another "
+            "folder for them with --prepared."
+        )
+        raise UsageError(msg)
+
+
 def select_foreground(labels: LabelMap, convention: LabelConvention) -> Voxels:
     """Return voxels of every region as rows (n, 4): index of the region, then the voxel.
 
@@ -241,18 +262,6 @@ def _in_use(folder: Path) -> UsageError:
         f"a run is being trained on the cases in {folder}, and other scans or settings would replace "
         "them. Wait for it to end, or choose another folder with --prepared."
     )
-
-
-def _check_replaceable(paths: Sequence[Path]) -> None:
-    """Raise `UsageError` if something is where a case is to be prepared, and is no prepared case."""
-    foreign = [path for path in paths if path.exists() and not is_replaceable(path)]
-    if foreign:
-        more = f" (and {len(foreign) - 1} more)" if len(foreign) > 1 else ""
-        msg = (
-            f"{foreign[0]}{more} is no prepared case, and would be replaced by one. Choose another "
-            "folder for the prepared cases with --prepared."
-        )
-        raise UsageError(msg)
 
 
 def _is_current(job: _Job) -> bool:
