@@ -317,6 +317,9 @@ def sync(path: Path) -> None:
 
 def explained(error: OSError, path: Path, *, when_full: str = _WHEN_FULL) -> Exception:
     """Return the error to raise for a system error that occurred while writing `path`."""
+    if path == Path():
+        # "." does not tell the user which folder it is
+        path = path.absolute()
     if error.errno in _DISK_FULL:
         return EnvironmentalError(f"the disk is full: {path} could not be written. {when_full}")
     if error.errno == errno.EFBIG:

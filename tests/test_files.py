@@ -15,6 +15,7 @@ from brats_seg.errors import EnvironmentalError, UsageError
 from brats_seg.files import (
     alone_at,
     check_current_folder,
+    explained,
     folder_bytes,
     free_bytes,
     locked,
@@ -380,6 +381,16 @@ def test_results_are_written_by_one_process_at_a_time(tmp_path: Path, is_folder:
 
     # nothing is left over
     assert [entry.name for entry in tmp_path.rglob("*")] == ["results"] * is_folder
+
+
+def test_an_error_names_the_current_folder_by_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    error = explained(OSError(errno.EROFS, os.strerror(errno.EROFS)), Path())
+
+    assert str(error).startswith(f"{tmp_path} cannot be written: Read-only file system. Choose")
 
 
 def test_a_current_folder_that_was_removed_is_named(
