@@ -221,13 +221,13 @@ def test_prepared_cases_of_scans_in_a_read_only_folder_are_in_the_cache(
 
 
 def test_prepared_cases_that_exist_are_found_again(tmp_path: Path, home: Path) -> None:
-    """Though scans have become writable, and where earlier versions wrote them."""
+    """Though the scans have become writable; those of an earlier version, in the current folder, first."""
     root = tmp_path / "disk" / "BraTS"
     root.mkdir(parents=True)
     root.parent.chmod(0o555)
     cached = prepared_path_of(root)
     root.parent.chmod(0o755)
-    for place in (Path("prepared") / cached.name, cached, tmp_path / "disk/BraTS-prepared"):
+    for place in (cached, tmp_path / "disk/BraTS-prepared", Path("prepared") / cached.name):
         place.mkdir(parents=True)
         assert prepared_path_of(root) != place
         (place / "cases.csv").touch()

@@ -179,8 +179,8 @@ def prepared_path_of(root: Path) -> Path:
 
     The prepared cases of `BraTS2021` are in `BraTS2021-prepared` beside it, on the disk that has space
     for scans; or in the user's cache folder, if nothing may be written beside the scans, as on Kaggle.
-    Prepared cases that are found in either place, or where earlier versions wrote them, are used
-    there.
+    Prepared cases that are found in either place are used there. Those that an earlier version wrote to
+    the current folder come first, because the runs of that folder were trained on them.
     """
     place = root.resolve()
     digest = hashlib.blake2b(str(place).encode(), digest_size=3).hexdigest()
@@ -190,7 +190,7 @@ def prepared_path_of(root: Path) -> Path:
     earlier = Path("prepared") / name
     cache = _cache_folder()
     elsewhere = earlier if cache is None else cache / "prepared" / name
-    for known in (beside, elsewhere, earlier):
+    for known in (earlier, beside, elsewhere):
         if (known / _CASES_NAME).exists():
             return known
     return beside if _may_write(place.parent) else elsewhere
