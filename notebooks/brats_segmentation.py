@@ -127,7 +127,7 @@ data = brats.open_fold(DATA, fold=FOLD, config=config, prepared_path=PREPARED)
 print(
     f"fold {FOLD}: {len(data.split.train)} cases to train on, {len(data.split.validation)} held out"
 )
-pd.read_csv(data.folds_path).groupby("fold").agg(
+pd.read_csv(PREPARED / "folds.csv").groupby("fold").agg(
     cases=("case_id", "size"), patients=("patient_id", "nunique")
 )
 
@@ -236,7 +236,7 @@ from IPython.display import Image, display
 tables = sorted(DATA.glob("**/survival_[!e]*.csv"))
 if tables:
     study = brats.study_survival(
-        WORK / "features.csv", tables[0], WORK / "survival", folds=data.folds_path
+        WORK / "features.csv", tables[0], WORK / "survival", folds=PREPARED / "folds.csv"
     )
     print(study.summary.verdict)
     display(Image(filename=WORK / "survival/survival.png"))

@@ -8,7 +8,7 @@ import typer
 
 from brats_seg.cli.options import ProtocolOption, TaskOption, print_table
 from brats_seg.cpu_threads import available_cpus
-from brats_seg.errors import UsageError, counted
+from brats_seg.errors import UsageError
 from brats_seg.progress import tracked
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def print_remarks(evaluation: "Evaluation", prediction: Path) -> None:
     """Print the number of cases that were scored, and remarks on single cases."""
     n_cases = len({score.case_id for score in evaluation.scores})
     print(
-        f"{prediction}: {counted(n_cases, 'case')}, labels {', '.join(evaluation.prediction_labels)}, "
+        f"{prediction}: {n_cases} cases, labels {', '.join(evaluation.prediction_labels)}, "
         f"against {', '.join(evaluation.reference_labels)} of the references"
     )
     for remark in evaluation.remarks:

@@ -19,7 +19,7 @@ from brats_seg.cli.options import (
     PrecisionOption,
     one_of,
 )
-from brats_seg.errors import UsageError, counted
+from brats_seg.errors import UsageError
 from brats_seg.progress import tracked
 
 if TYPE_CHECKING:
@@ -204,8 +204,9 @@ def export(
     from brats_seg.inference.export import export_model
 
     exported = export_model(runs, output)
-    n_networks = counted(len(exported.networks), "network")
-    print(f"wrote {n_networks} to {output}, fingerprint {exported.fingerprint}")
+    print(
+        f"wrote {len(exported.networks)} networks to {output}, fingerprint {exported.fingerprint}"
+    )
     print("Research use only.")
 
 
