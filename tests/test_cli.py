@@ -113,6 +113,8 @@ def test_train_writes_a_run_and_resumes_it(
 
     assert stopped.returncode == 0, stopped.stderr
     assert "the time limit of 0.0 hours was reached" in stopped.stdout
+    table = scans.with_name("data-prepared") / "folds-3-seed55.csv"
+    assert f"fold 1 of {table}: 4 cases to train on, 2 held out" in stopped.stdout
     assert finished.returncode == 0, finished.stderr
     assert "4 cases to train on, 2 held out" in finished.stdout
     assert "epoch 1/1 | training loss" in finished.stdout
@@ -149,6 +151,8 @@ def test_prepare_makes_each_stage_a_file(
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "ready" / "cases.csv").exists()
     assert (tmp_path / "ready" / "folds-3-seed55.csv").exists()
+    assert "6 cases prepared, with cases.csv, in ready\n" in done.stdout
+    assert "the table of 3 folds is folds-3-seed55.csv there" in done.stdout
     assert (tmp_path / "ready" / "BraTS2021_00000").is_dir()
 
 

@@ -299,7 +299,10 @@ def _require_same_contents(
     )
     n_same = sum(compared.results)
     if n_same < len(jobs):
-        msg = f"{error} {len(jobs) - n_same} of its cases must be prepared."
+        n_outdated = len(jobs) - n_same
+        msg = (
+            f"{error} {n_outdated} of its cases must be prepared: --prepared names another folder."
+        )
         raise EnvironmentalError(msg) from error
 
 
