@@ -242,7 +242,7 @@ def test_the_segmentation_of_case_355_is_found(tmp_path: Path) -> None:
     ("case_id", "foreign"),
     [
         ("BraTS20_Validation_001", ["W39_Segm.nii"]),
-        ("smith", ["W39_Segm.nii"]),
+        ("smith", ["W39_1998.nii"]),
         ("BraTS20_Training_001", ["a.nii", "b.nii"]),
         ("BraTS20_Training_001", ["BraTS20_Training_001_brainmask.nii"]),
     ],
@@ -360,7 +360,8 @@ def test_two_files_for_one_modality_are_a_problem(tmp_path: Path) -> None:
 
     assert case.problems == (
         "case BraTS2021_00000, file BraTS2021_00000_t1ce.nii.gz and BraTS2021_00000_t1gd.nii.gz: "
-        "found 2 files for t1c; expected one. Remove or rename the other.",
+        "found 2 files for t1c; expected one. Remove or rename the other, or list the files of the "
+        "cases in a table of paths.",
     )
 
 

@@ -38,20 +38,19 @@ def test_the_modality_is_the_last_word_of_a_name(name: str, case: str, kind: str
     found = parse_file_name(name)
 
     assert found is not None
-    assert (found.case, found.kind, found.processed) == (case, kind, False)
+    assert (found.case, found.kind, found.variant) == (case, kind, "")
 
 
 @pytest.mark.parametrize("word", ["bet", "BET", "brain"])
 def test_what_a_program_appends_is_told_apart(word: str) -> None:
     assert parse_file_name(f"scan_t1c_{word}.nii.gz") == FileName(
-        stem=f"scan_t1c_{word}", case="scan", kind="t1c", processed=True
+        stem=f"scan_t1c_{word}", case="scan", kind="t1c", variant=word
     )
 
 
 @pytest.mark.parametrize(
     "stem",
     [
-        "W39_1998.09.19_Segm",
         "Brats18_TCIA01_201_1",
         "seg-BraTS23_1",
         "BraTS2021_00006_seg_labels_1_2_3",

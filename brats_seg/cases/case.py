@@ -148,6 +148,11 @@ class Case:
         return tuple(scan for scan in found if scan is not None)
 
     @property
+    def folder(self) -> Path:
+        """Folder of the first file, relative to the data folder."""
+        return next((scan.path.parent for scan in self.images), Path())
+
+    @property
     def read_as(self) -> dict[str, str]:
         """File that is read as each modality, with the index in a 4-D file."""
         return {

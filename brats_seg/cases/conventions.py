@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from brats_seg.cases.layouts import (
+    BIDS,
     DECATHLON,
     GLI_2023,
     GLI_2024,
@@ -92,7 +93,8 @@ def resolve(
     return Resolution(
         release=release,
         convention=_convention_of(release, values),
-        is_open=release in {UNKNOWN, NNUNET} or (release.endswith("-ped") and 4 not in values),
+        is_open=release in {UNKNOWN, NNUNET, BIDS}
+        or (release.endswith("-ped") and 4 not in values),
     )
 
 
@@ -160,7 +162,15 @@ def _convention_of(release: str, values: Collection[int]) -> LabelConvention:
             return BRATS2024_PED if has_4 else BRATS2023
         case "brats-met":
             return BRATS2024 if has_4 else BRATS2023
-        case "brats2017" | "brats2018" | "brats2019" | "brats2020" | "brats2021":
+        case (
+            "brats2017"
+            | "brats2018"
+            | "brats2019"
+            | "brats2020"
+            | "brats2021"
+            | "upenn-gbm"
+            | "ucsf-pdgm"
+        ):
             return BRATS2023 if has_3 and not has_4 else BRATS2017
         case "brats2023-gli" | "brats-men" | "brats-ssa" | "brats-goat":
             return BRATS2017 if has_4 and not has_3 else BRATS2023

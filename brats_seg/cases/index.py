@@ -43,6 +43,7 @@ from brats_seg.cases.label_check import (
 from brats_seg.cases.layouts import NNUNET, UNKNOWN
 from brats_seg.cases.near_copies import fingerprint_of, with_near_copies
 from brats_seg.cases.nifti import Volume, read_packed, unpack_label_map, unpack_volume
+from brats_seg.cases.path_table import data_folder
 from brats_seg.errors import CaseError
 from brats_seg.labels import MODALITIES, LabelConvention, LabelMap, convention_named
 from brats_seg.progress import Track, untracked
@@ -61,16 +62,18 @@ def index_cases(
     *,
     previous: CaseIndex | None = None,
     labels: str | None = None,
+    label_files: str | None = None,
     n_workers: int = 0,
     track: Track = untracked,
 ) -> CaseIndex:
-    """Find the cases below a data folder, open their files, and resolve their label conventions.
+    """Find the cases of a data folder, or of a table of paths, open their files, and resolve their label conventions.
 
     Args:
-        root: The data folder.
+        root: The data folder, or a `.csv` or `.json` table of paths.
         previous: An earlier index of the folder. Its cases without problems are not opened again
             unless their files have changed.
         labels: Name of the label convention, if names and values do not identify the right one.
+        label_files: Pattern of the names of the label maps; see `find_cases`.
         n_workers: Threads that open files; 0 opens them in this thread. Decompressing and hashing
             release the interpreter lock.
         track: Shows the progress.
@@ -90,7 +93,7 @@ def index_cases(
     """
     if labels:
         convention_named(labels)
-    discovery = find_cases(root)
+    discovery = find_cases(root, label_files=label_files)
     for notice in discovery.notices:
         log.warning("%s: %s", root, notice)
     known = {case.files_key: case for case in previous.usable} if previous else {}
@@ -105,7 +108,7 @@ def index_cases(
         for case in discovery.cases
     ]
     kept = without_duplicates(with_conventions(cases, labels or ""))
-    return CaseIndex(root=root, cases=with_near_copies(kept))
+    return CaseIndex(root=data_folder(root), cases=with_near_copies(kept))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,7 +160,7 @@ def inspect_case(case: Case) -> Inspection:
     examined = Examination()
     if not problems and len(images) == len(MODALITIES):
         examined = _attempt(problems, examine, case.case_id, images, label) or examined
-    first = opened.get(case.images[0])
+    first = next((opened[scan] for scan in case.images[:1] if scan in opened), None)
     return Inspection(
         shape=first.geometry.shape if first else None,
         voxel_hash=_hash(first.array) if first else "",
@@ -365,7 +368,7 @@ def _voxel_mm3(volume: Volume) -> float:
 def _source(case: Case) -> tuple[str, str]:
     """Return a key that is equal for cases which use one label convention."""
     known = case.release not in {UNKNOWN, NNUNET}
-    return case.release, "" if known else case.images[0].path.parent.parent.as_posix()
+    return case.release, "" if known else case.folder.parent.as_posix()
 
 
 def _resolved(group: Sequence[OpenedCase], labels: str) -> Iterator[Case]:
@@ -445,4 +448,4 @@ def _others(case: Case, duplicates: Sequence[Case]) -> str:
 
 
 def _folder(case: Case) -> str:
-    return case.images[0].path.parent.as_posix()
+    return case.folder.as_posix()
