@@ -112,6 +112,8 @@ class CasesConfig(Section):
 
     labels: ConventionName | None = None
     """Label convention of all cases; null detects it from the release and the voxels."""
+    label_files: Annotated[str, Field(min_length=1)] | None = None
+    """Pattern of the names of label maps, such as `*_tumour.nii.gz`, or of their paths; null finds them."""
     skip_bad: bool = False
     """Whether cases with problems are skipped; otherwise they end the command with an error."""
 

@@ -273,8 +273,8 @@ def test_label_maps_without_scans_are_no_cases(tmp_path: Path) -> None:
     assert discovery.cases[0].label is None
     assert discovery.notices == (
         "NIfTI files were ignored, such as "
-        "labels_1_2_3/BraTS2021_00000_seg_labels_1_2_3.nii.gz (3 in all): their names contain no "
-        "modality, or their case has other files for it",
+        "labels_1_2_3/BraTS2021_00000_seg_labels_1_2_3.nii.gz (3 in all): their names show no "
+        "modality and no label map, or their case has other files for it",
     )
 
 

@@ -2,11 +2,13 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from brats_seg.cases.case import Case, CaseIndex, ScanFile
+from brats_seg.cases.label_files import EXPECTED_LABELS
+from brats_seg.cases.path_table import data_folder
 from brats_seg.errors import UsageError
 from brats_seg.tables import BETWEEN_TEXTS, read_table, write_table
 
@@ -54,9 +56,9 @@ def write_index(index: CaseIndex, path: Path) -> None:
 
 
 def read_index(path: Path, root: Path) -> CaseIndex:
-    """Read a case table that `write_index` wrote; file names are relative to `root`.
+    """Read a case table that `write_index` wrote of a data folder or a table of paths.
 
-    The cases of an earlier version have no key of their files, so that they are opened again.
+    File names are relative to the data folder, or to the folder of the table of paths. The cases of an earlier version have no key of their files, so that they are opened again.
 
     Raises:
         UsageError: The file is missing or is no case table.
@@ -71,8 +73,8 @@ def read_index(path: Path, root: Path) -> CaseIndex:
         missing = _LATER_COLUMNS.difference(table.columns)
         if missing:
             table = table.assign(**dict.fromkeys((*missing, "files_key"), ""))
-        rows = table.to_dict("records")
-        return CaseIndex(root=root, cases=tuple(_case(row, root) for row in rows))
+        rows, folder = table.to_dict("records"), data_folder(root)
+        return CaseIndex(root=folder, cases=tuple(_case(row, folder) for row in rows))
     except UsageError as error:
         msg = f"{error}. {expected}"
         raise UsageError(msg) from None
@@ -87,6 +89,7 @@ def summarise(index: CaseIndex) -> tuple[str, ...]:
         f"{_count(len(index.cases), 'case')}, {len(index.usable)} usable, "
         f"{len(index.trainable)} of these with a label map",
         *_release_lines(index.cases),
+        *_label_lines(index.cases),
         *_problem_lines(index.cases),
         *remark_lines(index.cases),
     )
@@ -171,6 +174,11 @@ def _release_lines(cases: Iterable[Case]) -> Iterator[str]:
             values = sorted({value for case in group for value in case.label_values})
             of_values = f"label values {' '.join(map(str, values))}, " if values else ""
             yield f"  {_count(len(group), 'case')}: {of_values}{labels}"
+
+
+def _label_lines(cases: Collection[Case]) -> Iterator[str]:
+    if cases and not any(case.label for case in cases):
+        yield f"looked for label maps called {EXPECTED_LABELS}; name others with --label-files"
 
 
 def _labels(case: Case) -> str:

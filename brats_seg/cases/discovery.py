@@ -24,6 +24,7 @@ from brats_seg.cases.label_files import (
     ignored,
     is_packed,
     marked,
+    space_of,
     with_label_maps,
 )
 from brats_seg.cases.layouts import LABEL, MEN_RT, grade_of
@@ -38,7 +39,7 @@ LONGEST_ID = 200
 """Bytes of the longest case id: a file name has 255, and results add a few words and a suffix."""
 
 _WHY_RAW = "derivatives hold these cases more completely"
-_WHY_IGNORED = "their names contain no modality, or their case has other files for it"
+_WHY_IGNORED = "their names show no modality and no label map, or their case has other files for it"
 _EXPECTED_NAMES = "CASE_t1, CASE_t1ce, CASE_t2 and CASE_flair, or CASE-t1n, -t1c, -t2w and -t2f"
 
 
@@ -209,7 +210,7 @@ def _assembled(group: ScanGroup) -> FoundCase:
     }
     chosen = [found[0] for found in candidates.values() if found]
     case = Case.named(group.case_id, {scan.name.kind: ScanFile(path=scan.path) for scan in chosen})
-    prefixes = {scan.name.case for scan in chosen}
+    prefixes, spaces = {scan.name.case for scan in chosen}, set(map(space_of, chosen))
     return FoundCase(
         case=replace(
             case,
@@ -225,7 +226,7 @@ def _assembled(group: ScanGroup) -> FoundCase:
         ),
         folder=group.folder.path,
         prefix=prefixes.pop() if len(prefixes) == 1 else "",
-        variant=variant,
+        space=spaces.pop() if len(spaces) == 1 else "",
     )
 
 

@@ -367,8 +367,11 @@ def _voxel_mm3(volume: Volume) -> float:
 
 def _source(case: Case) -> tuple[str, str]:
     """Return a key that is equal for cases which use one label convention."""
-    known = case.release not in {UNKNOWN, NNUNET}
-    return case.release, "" if known else case.folder.parent.as_posix()
+    if case.release not in {UNKNOWN, NNUNET}:
+        return case.release, ""
+    above = case.folder.parent
+    # one data set has its cases beside each other, or its patients
+    return case.release, (above.parent if above.name == case.patient_id else above).as_posix()
 
 
 def _resolved(group: Sequence[OpenedCase], labels: str) -> Iterator[Case]:

@@ -49,8 +49,8 @@ class FoundCase:
     """Folder of the scans, relative to the data folder."""
     prefix: str = ""
     """Text before the modality in all file names; empty if they have none in common."""
-    variant: str = ""
-    """Variant of the file names; see `FileName`."""
+    space: str = ""
+    """Coordinate space that BIDS names state for all of the scans; empty if they state none."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -71,7 +71,7 @@ class _Candidate:
         name = self.scan.name
         return (
             self.is_apart,
-            _space_of(name.variant) != _space_of(found.variant),
+            space_of(self.scan) != found.space,
             # a mask may be of the brain
             name.stem.lower().endswith("mask"),
             self.is_automated,
@@ -238,6 +238,12 @@ def _labelled(found: FoundCase, candidates: Sequence[_Candidate], folder: Folder
     )
 
 
+def space_of(scan: NiftiFile) -> str:
+    """Return the coordinate space that a BIDS name states, such as `MNI152`; empty if it does not."""
+    match = _SPACE.search(scan.name.variant)
+    return match[1] if match else ""
+
+
 def is_packed(scan: NiftiFile) -> bool:
     """Return whether a file is compressed."""
     return scan.path.suffix.lower() == ".gz"
@@ -281,8 +287,3 @@ def _with_misnamed(case: Case, foreign: Sequence[NiftiFile], folder: Folder | No
     name = others[0].path.name
     remark = f"{name} was taken as the label map, although its name does not say so"
     return replace(case, label=ScanFile(path=others[0].path), remarks=(*case.remarks, remark))
-
-
-def _space_of(variant: str) -> str:
-    match = _SPACE.search(variant)
-    return match[1] if match else ""

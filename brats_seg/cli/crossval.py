@@ -11,6 +11,7 @@ from brats_seg.cli.options import (
     ConfigOption,
     DataOption,
     DeviceOption,
+    LabelFilesOption,
     LabelsOption,
     PrecisionOption,
     PreparedOption,
@@ -88,6 +89,7 @@ def crossval(
     ] = None,
     settings: SetOption = None,
     labels: LabelsOption = None,
+    label_files: LabelFilesOption = None,
     skip_bad: SkipBadOption = False,
     prepared: PreparedOption = None,
 ) -> None:
@@ -105,6 +107,7 @@ def crossval(
         "training.device": device,
         "training.precision": precision,
         "cases.labels": labels,
+        "cases.label_files": label_files,
         "cases.skip_bad": skip_bad or None,
     }
     try:

@@ -48,7 +48,8 @@ DataOption = Annotated[
     Path | None,
     typer.Option(
         rich_help_panel=SCANS_PANEL,
-        help="Folder of scans. (default: data/, or phantom cases if it is empty)",
+        help="Folder of scans of any layout, or a .csv or .json table of their paths. (default: data/, "
+        "or phantom cases if it is empty)",
     ),
 ]
 PreparedOption = Annotated[
@@ -88,6 +89,15 @@ LabelsOption = Annotated[
         autocompletion=COMPLETE_CONVENTION,
         help="Label convention of all cases, instead of the detected one: "
         f"{', '.join(_CONVENTIONS)}.",
+    ),
+]
+LabelFilesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--label-files",
+        metavar="PATTERN",
+        rich_help_panel=SCANS_PANEL,
+        help="Label maps that are not found by their names: '*_tumour.nii.gz', or 'masks/*'.",
     ),
 ]
 DeviceOption = Annotated[str, typer.Option(autocompletion=COMPLETE_DEVICE, help=DEVICES)]

@@ -8,6 +8,7 @@ import typer
 from brats_seg.cli.options import (
     DEMO_CASES,
     ConfigOption,
+    LabelFilesOption,
     LabelsOption,
     PreparedOption,
     PresetOption,
@@ -18,19 +19,26 @@ from brats_seg.cli.options import (
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.progress import tracked
 
+DataArgument = Annotated[
+    Path,
+    typer.Argument(help="Folder of scans of any layout, or a .csv or .json table of their paths."),
+]
+
 
 def index(
-    data: Annotated[Path, typer.Argument(help="Folder of scans, of any BraTS release.")],
+    data: DataArgument,
     output: Annotated[Path, typer.Option("-o", "--output", help="Table of cases to write.")] = Path(
         "cases.csv"
     ),
     labels: LabelsOption = None,
+    label_files: LabelFilesOption = None,
 ) -> None:
     """Find cases and their label conventions, and list what is wrong with them."""
     from brats_seg.cases.case_table import summarise
     from brats_seg.data.fold import open_index
 
-    config = settings_of(None, None, None, {"cases.labels": labels})
+    flags = {"cases.labels": labels, "cases.label_files": label_files}
+    config = settings_of(None, None, None, flags)
     found = open_index(data, output, config, n_workers=available_cpus(), track=tracked)
     for line in summarise(found):
         print(line)
@@ -40,12 +48,13 @@ def index(
 
 
 def prepare(
-    data: Annotated[Path, typer.Argument(help="Folder of scans, of any BraTS release.")],
+    data: DataArgument,
     prepared: PreparedOption = None,
     preset: PresetOption = None,
     config: ConfigOption = None,
     settings: SetOption = None,
     labels: LabelsOption = None,
+    label_files: LabelFilesOption = None,
     skip_bad: SkipBadOption = False,
     verify: Annotated[
         bool,
@@ -62,9 +71,12 @@ def prepare(
         _verify(prepared or prepared_path_of(data))
         return
 
-    chosen = settings_of(
-        preset, config, settings, {"cases.labels": labels, "cases.skip_bad": skip_bad or None}
-    )
+    flags = {
+        "cases.labels": labels,
+        "cases.label_files": label_files,
+        "cases.skip_bad": skip_bad or None,
+    }
+    chosen = settings_of(preset, config, settings, flags)
     folder = prepared or prepared_path_of(data)
     open_fold(data, fold=0, config=chosen, prepared_path=folder, repair=repair, track=tracked)
     print(f"cases.csv, folds.csv and the prepared cases are in {folder}")

@@ -15,6 +15,7 @@ from brats_seg.cli.options import (
     SHORTCUTS_PANEL,
     ConfigOption,
     DataOption,
+    LabelFilesOption,
     LabelsOption,
     PreparedOption,
     PresetOption,
@@ -102,6 +103,7 @@ def train(
         bool, typer.Option("--fresh", help="Rename an earlier run and start anew.")
     ] = False,
     labels: LabelsOption = None,
+    label_files: LabelFilesOption = None,
     skip_bad: SkipBadOption = False,
     prepared: PreparedOption = None,
 ) -> None:
@@ -119,6 +121,7 @@ def train(
         "training.device": device,
         "training.precision": precision,
         "cases.labels": labels,
+        "cases.label_files": label_files,
         "cases.skip_bad": skip_bad or None,
     }
     chosen = settings_of(preset, config, settings, flags)

@@ -7,7 +7,7 @@ updated only where scans or settings have changed.
 import hashlib
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from brats_seg.cases.case import Case, CaseIndex
@@ -22,6 +22,7 @@ from brats_seg.cases.folds import (
     write_folds,
 )
 from brats_seg.cases.index import index_cases
+from brats_seg.cases.label_files import EXPECTED_LABELS
 from brats_seg.config import Config
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.data.manifest import MANIFEST_NAME
@@ -86,7 +87,7 @@ def open_fold(
     A folder of prepared cases that is up to date is only read.
 
     Args:
-        root: Folder of scans, of any BraTS release.
+        root: Folder of scans of any layout, or table of their paths; see `find_cases`.
         fold: Index of the fold that is held out for validation.
         config: Settings; those of `cases`, `folds` and `store` are used.
         prepared_path: Folder for the tables and the prepared cases; None for `prepared_path_of`.
@@ -146,7 +147,7 @@ def prepare_data(
     if failures and not config.cases.skip_bad:
         raise CaseProblemsError([failure.message for failure in failures])
     for failure in failures:
-        log.warning("case %s is left out: %s", failure.case_id, failure.message)
+        log.warning("left out: %s", failure.message)
     failed = {failure.case_id for failure in failures}
     return PreparedData(
         root=root,
@@ -179,7 +180,7 @@ def open_index(
     Only the cases whose files have changed since the table was written are read again.
 
     Args:
-        root: Folder of scans, of any BraTS release.
+        root: Folder of scans of any layout, or table of their paths; see `find_cases`.
         path: File of the table, such as `cases.csv`.
         config: Settings; those of `cases` are used.
         n_workers: Threads that open files; 0 opens them in this thread.
@@ -252,10 +253,14 @@ def _current_index(
     """Return the index of the scans below `root`, and whether it differs from the table at `path`."""
     previous = read_index(path, root) if path.exists() else None
     found = index_cases(
-        root, previous=previous, labels=config.cases.labels, n_workers=n_workers, track=track
+        root,
+        previous=previous,
+        labels=config.cases.labels,
+        label_files=config.cases.label_files,
+        n_workers=n_workers,
+        track=track,
     )
-    cases = with_clinical(found.cases, read_clinical_tables(root))
-    index = CaseIndex(root=root, cases=cases)
+    index = replace(found, cases=with_clinical(found.cases, read_clinical_tables(root)))
     return index, previous != index
 
 
@@ -286,14 +291,15 @@ def _labelled(index: CaseIndex, *, skip_bad: bool) -> tuple[Case, ...]:
     labelled = [case for case in index.cases if case.label is not None]
     bad = [case for case in labelled if not case.usable]
     if bad and not skip_bad:
-        raise CaseProblemsError([f"{case.case_id}: {'; '.join(case.problems)}" for case in bad])
+        raise CaseProblemsError(["; ".join(case.problems) for case in bad])
     for case in bad:
-        log.warning("case %s is left out: %s", case.case_id, "; ".join(case.problems))
+        log.warning("left out: %s", "; ".join(case.problems))
     usable = tuple(case for case in labelled if case.usable)
     if not usable:
         msg = (
-            f"{index.root} has {len(index.cases)} cases, none of them with a usable label map; "
-            "training needs label maps. `brats-seg index` shows what was found."
+            f"{index.root} has {len(index.cases)} cases, none of them with a usable label map, which "
+            f"training needs. Looked for {EXPECTED_LABELS}. Name files of other names with "
+            "--label-files '*_NAME.nii.gz'; `brats-seg index` shows what was found."
         )
         raise LayoutError(msg)
     return usable
