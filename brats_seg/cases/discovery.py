@@ -29,7 +29,7 @@ from brats_seg.cases.label_files import (
 )
 from brats_seg.cases.layouts import LABEL, MEN_RT, grade_of
 from brats_seg.cases.path_table import data_folder, is_path_table, read_path_table
-from brats_seg.cases.scan_groups import ScanGroup, group_scans, named_apart, without_raw
+from brats_seg.cases.scan_groups import ScanGroup, group_scans, most_complete, named_apart
 from brats_seg.errors import CaseError, LayoutError, printable, some_of
 from brats_seg.labels import MODALITIES
 
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 LONGEST_ID = 200
 """Bytes of the longest case id: a file name has 255, and results add a few words and a suffix."""
 
-_WHY_RAW = "derivatives hold these cases more completely"
+_WHY_LESS = "another folder of the data set has more of their modalities, or a derivative of them"
 _WHY_IGNORED = "their names show no modality and no label map, or their case has other files for it"
 _EXPECTED_NAMES = "CASE_t1, CASE_t1ce, CASE_t2 and CASE_flair, or CASE-t1n, -t1c, -t2w and -t2f"
 
@@ -127,23 +127,23 @@ def _find_below(root: Path, label_files: str | None) -> Discovery:
     walked = walk_folders(root)
     folders = {f.path: f for f in (marked(walked, label_files) if label_files else walked)}
     described, groups = _cases_in(folders, root)
-    groups, raw = without_raw(groups)
+    groups, less = most_complete(groups)
     named = named_apart(groups, root.resolve().name)
     labelled = with_label_maps(
         [_assembled(group) for group in named],
         folders,
-        label_folders=frozenset(group.folder.path for group in raw),
+        label_folders=frozenset(group.folder.path for group in less),
         anywhere=label_files is not None,
     )
     cases = [_completed(_checked(case), root) for case in (*described, *labelled)]
     used = {scan.path for case in cases for scan in (*case.images, case.label) if scan}
-    raw_scans = [scan.path for group in raw for scan in group.scans]
-    used.update(raw_scans)
+    of_less = [scan.path for group in less for scan in group.scans]
+    used.update(of_less)
     unused = [s.path for f in folders.values() for s in f.scans if s.path not in used]
     notices = [
         *advise(root, folders.values()),
         *_renamed(groups, named),
-        *describe("raw scans were ignored", raw_scans, _WHY_RAW),
+        *describe("scans of BIDS cases were ignored", of_less, _WHY_LESS),
         *describe("NIfTI files were ignored", unused, _WHY_IGNORED),
     ]
     if not cases:

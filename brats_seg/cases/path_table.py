@@ -98,11 +98,15 @@ def path_problems(case: Case) -> Iterator[str]:
 
 def _case(row: Mapping[Any, Any], folder: Path) -> Case:
     cells = {str(key): str(value).strip() for key, value in row.items() if value}
-    files = {
-        kind: ScanFile.parse(cell)
-        for name, cell in cells.items()
-        if (kind := LABEL if is_label_word(name) else modality_named(name))
-    }
+    columns: dict[str, str] = {}
+    for name in cells:
+        kind = LABEL if is_label_word(name) else modality_named(name)
+        if kind in columns:
+            msg = f"the columns {columns[kind]} and {name} both name {kind}"
+            raise ValueError(msg)
+        if kind:
+            columns[kind] = name
+    files = {kind: ScanFile.parse(cells[name]) for kind, name in columns.items()}
     case = Case.named(cells["case_id"], files)
     case = replace(case, root=folder, patient_id=cells.get("patient_id", case.patient_id))
     return replace(case, problems=tuple(path_problems(case)))

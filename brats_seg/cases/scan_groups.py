@@ -45,6 +45,11 @@ class ScanGroup:
         """Release by the id."""
         return parse_case_id(self.case_id).release
 
+    @property
+    def above(self) -> Path:
+        """The folder above that of the scans, relative to the data folder."""
+        return self.folder.path.parent
+
 
 def group_scans(folder: Folder, name: str) -> Iterator[ScanGroup]:
     """Yield the scans of a folder by case; `name` is the name of the folder."""
@@ -64,8 +69,8 @@ def group_scans(folder: Folder, name: str) -> Iterator[ScanGroup]:
             yield ScanGroup(case_id=case_id, folder=folder, scans=tuple(group))
 
 
-def without_raw(groups: Sequence[ScanGroup]) -> tuple[list[ScanGroup], list[ScanGroup]]:
-    """Separate the scans of a BIDS data set from those that another folder holds more completely.
+def most_complete(groups: Sequence[ScanGroup]) -> tuple[list[ScanGroup], list[ScanGroup]]:
+    """Separate the scans of BIDS cases from those of the same cases with fewer modalities.
 
     Derivatives with as many modalities as the raw scans are preferred to them: they are on one grid
     and without the skull, as a network needs them.
@@ -77,11 +82,11 @@ def without_raw(groups: Sequence[ScanGroup]) -> tuple[list[ScanGroup], list[Scan
     for group in groups:
         most[group.case_id] = max(_worth(group), most.get(group.case_id, (0, False)))
     kept: list[ScanGroup] = []
-    raw: list[ScanGroup] = []
+    less: list[ScanGroup] = []
     for group in groups:
         is_less = group.release == BIDS and _worth(group) < most[group.case_id]
-        (raw if is_less else kept).append(group)
-    return kept, raw
+        (less if is_less else kept).append(group)
+    return kept, less
 
 
 def named_apart(groups: Sequence[ScanGroup], root_name: str) -> list[ScanGroup]:
@@ -89,6 +94,7 @@ def named_apart(groups: Sequence[ScanGroup], root_name: str) -> list[ScanGroup]:
 
     `A/raw` and `B/raw` become the cases `A` and `B`. A folder above that holds other cases too
     precedes the name: `A/week1` and `A/week2` become `A_week1` and `A_week2`, of the patient `A`.
+    Folders directly below the data folder keep their names.
 
     Args:
         groups: All groups of a data folder.
@@ -98,15 +104,14 @@ def named_apart(groups: Sequence[ScanGroup], root_name: str) -> list[ScanGroup]:
     same = {name for name, n in n_of_name.items() if n > 1}
     if any(map(_TIMEPOINT.fullmatch, same)):
         same |= {name for name in n_of_name if _TIMEPOINT.fullmatch(name)}
-    renamed = [group.is_named_by_folder and group.case_id in same for group in groups]
-    n_below = Counter(group.folder.path.parent for group in groups)
-    above = {g.folder.path.parent for g, is_same in zip(groups, renamed, strict=True) if is_same}
-    names = _shortest_names(above, root_name)
+    above = {group.above for group in groups if group.is_named_by_folder and group.case_id in same}
+    names = _shortest_names(above - {Path()}, root_name)
+    n_below = Counter(group.above for group in groups)
     return [
-        _named_after(names[group.folder.path.parent], group, n_below[group.folder.path.parent])
-        if is_same
+        _named_after(names[group.above], group, n_below[group.above])
+        if group.is_named_by_folder and group.above in names
         else group
-        for group, is_same in zip(groups, renamed, strict=True)
+        for group in groups
     ]
 
 
