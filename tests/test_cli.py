@@ -290,7 +290,7 @@ def test_every_bad_case_is_named_and_can_be_left_out(
     assert "--skip-bad" in error
     assert "Traceback" not in error
     assert left_out.returncode == 0, left_out.stderr
-    assert "case BraTS2021_00002 is left out" in left_out.stdout
+    assert "left out: case BraTS2021_00002, file" in left_out.stdout
 
 
 def test_one_case_only_is_refused(run: Callable[..., Done], tmp_path: Path) -> None:

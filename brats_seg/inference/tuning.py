@@ -353,7 +353,7 @@ def _scores(
     score = partial(_score_case, decodings=decodings, protocol=protocol)
     done = map_cases(score, cases, "fitting", n_workers=n_workers, track=track)
     if done.failures:
-        raise CaseProblemsError([f"{one.case_id}: {one.message}" for one in done.failures])
+        raise CaseProblemsError([one.message for one in done.failures])
     return np.stack(done.results, axis=1)
 
 
