@@ -53,13 +53,16 @@ class Discovery:
     """Files that were ignored although they may be scans."""
 
 
-def find_cases(root: Path, *, label_files: str | None = None) -> Discovery:
+def find_cases(
+    root: Path, *, label_files: str | None = None, with_labels: bool = True
+) -> Discovery:
     """Find the cases of all layouts below a folder, or in a table of paths, without opening scans.
 
     Args:
         root: Folder of scans, or a `.csv` or `.json` table of their paths.
         label_files: Pattern of the names of the label maps, such as `*_tumour.nii.gz`, or of their
             paths below the folder, such as `masks/*`. By default they are found by their names.
+        with_labels: Whether label maps are looked for.
 
     Raises:
         LayoutError: The folder does not exist, contains no case, or has no file of the pattern.
@@ -78,15 +81,16 @@ def find_cases(root: Path, *, label_files: str | None = None) -> Discovery:
         msg = f"{root} does not exist; expected the folder of scans"
         raise LayoutError(msg)
     if is_path_table(root):
-        listed = (_completed(case, data_folder(root)) for case in read_path_table(root))
-        return Discovery(cases=_sorted(listed), notices=())
+        listed = [_completed(case, data_folder(root)) for case in read_path_table(root)]
+        chosen = listed if with_labels else [replace(case, label=None) for case in listed]
+        return Discovery(cases=_sorted(chosen), notices=())
     if not os.path.isdir(root):  # noqa: PTH112 - as above
         msg = (
             f"{root} is a file; expected the folder of scans, or a .csv or .json table of paths. An "
             "archive must be unpacked first."
         )
         raise LayoutError(msg)
-    return _find_below(root, label_files)
+    return _find_below(root, label_files, with_labels=with_labels)
 
 
 def id_problems(case: Case) -> Iterator[str]:
@@ -123,23 +127,25 @@ def find_data(places: Iterable[Path]) -> Path | None:
     return None
 
 
-def _find_below(root: Path, label_files: str | None) -> Discovery:
+def _find_below(root: Path, label_files: str | None, *, with_labels: bool) -> Discovery:
     walked = walk_folders(root)
     folders = {f.path: f for f in (marked(walked, label_files) if label_files else walked)}
     described, groups = _cases_in(folders, root)
     groups, less = most_complete(groups)
     named = named_apart(groups, root.resolve().name)
-    labelled = with_label_maps(
+    found = with_label_maps(
         [_assembled(group) for group in named],
-        folders,
+        {path: folder for path, folder in folders.items() if with_labels},
         label_folders=frozenset(group.folder.path for group in less),
         anywhere=label_files is not None,
     )
-    cases = [_completed(_checked(case), root) for case in (*described, *labelled)]
-    used = {scan.path for case in cases for scan in (*case.images, case.label) if scan}
+    cases = [_completed(_checked(case), root) for case in (*described, *found)]
     of_less = [scan.path for group in less for scan in group.scans]
-    used.update(of_less)
-    unused = [s.path for f in folders.values() for s in f.scans if s.path not in used]
+    used = {scan.path for case in cases for scan in (*case.images, case.label) if scan}.union(
+        of_less
+    )
+    scans = [scan for folder in folders.values() for scan in folder.scans]
+    unused = [s.path for s in scans if s.path not in used and (with_labels or s.name.kind != LABEL)]
     notices = [
         *advise(root, folders.values()),
         *_renamed(groups, named),

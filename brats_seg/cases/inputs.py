@@ -19,8 +19,8 @@ log = logging.getLogger(__name__)
 def find_inputs(paths: Sequence[Path]) -> tuple[Case, ...]:
     """Return the cases in folders and tables of paths, sorted by id.
 
-    Their roots are absolute, so that a worker on another machine finds the files. Errors of a case
-    are listed in its `problems`.
+    Their roots are absolute, so that a worker on another machine finds the files. Label maps are not
+    looked for. Errors of a case are listed in its `problems`.
 
     Raises:
         LayoutError: A folder contains no cases.
@@ -60,7 +60,8 @@ def _inputs_of(path: Path) -> Iterator[Case]:
             "one case give --t1n, --t1c, --t2w and --t2f."
         )
         raise UsageError(msg)
-    discovery = find_cases(path)
+    # neither a lack of label maps nor a choice of them matters to scans that are predicted
+    discovery = find_cases(path, with_labels=False)
     for notice in discovery.notices:
         log.warning("%s: %s", path, notice)
     for case in discovery.cases:

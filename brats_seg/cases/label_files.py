@@ -142,7 +142,7 @@ def with_label_maps(
 
     Args:
         cases: The cases of the data folder.
-        folders: Its folders by path.
+        folders: Its folders by path; none if no label maps are looked for.
         label_folders: Folders that are searched for label maps of other folders' cases although
             their names do not say so.
         anywhere: Whether all folders are; otherwise those named after label maps, and derivatives.
@@ -160,7 +160,7 @@ def with_label_maps(
                 candidates[id(owner)].append(_Candidate(scan=scan, is_apart=is_apart))
     for one in cases:
         alone = len(owners.of_folder[one.folder]) == 1
-        yield _labelled(one, candidates[id(one)], folders[one.folder] if alone else None)
+        yield _labelled(one, candidates[id(one)], folders.get(one.folder) if alone else None)
 
 
 def _marked(scan: NiftiFile, pattern: str) -> NiftiFile:
