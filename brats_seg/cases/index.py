@@ -245,6 +245,8 @@ class _Reading:
     """Name of the convention that most of them look like, if it is another; empty otherwise."""
     remarks: tuple[str, ...]
     """Remarks on all of them."""
+    n_of_one_label: int
+    """Number of the label maps if all of them hold label 1 alone, of unknown meaning; else 0."""
 
     @property
     def numbering(self) -> Numbering:
@@ -389,11 +391,13 @@ def _resolved(group: Sequence[OpenedCase], labels: str) -> Iterator[Case]:
             "convention with --labels",
         )
     shown = [(one.roles, one.case.label_values) for one in group]
+    n_labelled = sum(1 in one.case.label_values for one in group)
     reading = _Reading(
         convention=found.convention,
         is_named=bool(labels),
         rival="" if labels else rival_of(shown, found.convention),
         remarks=remarks,
+        n_of_one_label=n_labelled if found.is_open and values <= {0, 1} and n_labelled > 1 else 0,
     )
     for one in group:
         yield _labelled(one, reading)
@@ -404,12 +408,14 @@ def _labelled(opened: OpenedCase, reading: _Reading) -> Case:
     if not case.label_values:
         return replace(case, label_convention="", remarks=(*case.remarks, *case.scan_remarks))
     problems, remarks = list(case.problems), [*case.scan_remarks, *reading.remarks]
-    _attempt(problems, check_values, case.label_values, reading.convention, case.case_id)
+    file = case.label.path.name if case.label else ""
+    _attempt(problems, check_values, case.label_values, reading.convention, case.case_id, file)
+    if reading.n_of_one_label:
+        problems.append(_of_one_label(case, reading.n_of_one_label))
     numbering = opened.numbering(reading.convention)
     if numbering.contradiction and (reading.is_named or not numbering.fitting):
         remarks.append(numbering.remark(reading.convention))
     elif numbering.contradiction or differ(reading.rival, reading.convention, case.label_values):
-        file = case.label.path.name if case.label else ""
         numbering = numbering if numbering.fitting else reading.numbering
         problems.append(str(numbering.refusal(case.case_id, file, reading.convention)))
     if case.label_values == (0,):
@@ -421,6 +427,14 @@ def _labelled(opened: OpenedCase, reading: _Reading) -> Case:
         remarks=(*case.remarks, *remarks),
         tumour_ml=opened.tumour_ml(reading.convention),
     )
+
+
+def _of_one_label(case: Case, n_label_maps: int) -> str:
+    file = case.label.path.name if case.label else ""
+    found = f"label 1 alone, as in all {n_label_maps} label maps: a mask of the whole tumour"
+    next_step = "Give label maps of the tissues, or say with --labels which tissue 1 is."
+    expected = "labels of oedema, tumour core and enhancing tumour"
+    return str(CaseError(case.case_id, file, found, expected, next_step))
 
 
 def _one_of(duplicates: Sequence[Case]) -> list[Case]:

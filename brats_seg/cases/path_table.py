@@ -58,8 +58,11 @@ def read_path_table(path: Path) -> tuple[Case, ...]:
         rows = _ROWS[path.suffix.lower()](path)
         cases = tuple(_case(row, path.parent) for row in rows)
     except _TABLE_ERRORS as error:
+        reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, UsageError):
+            reason = str(error).removeprefix(f"{path} ")
         msg = (
-            f"{path} cannot be read as a table of cases ({type(error).__name__}: {error}). "
+            f"{path} cannot be read as a table of cases ({reason}). "
             f"Expected {', '.join(('case_id', *MODALITIES))} for each case, as columns of a CSV "
             "file or keys of a JSON list, and for training label and patient_id; paths are "
             "relative to the table."
@@ -103,7 +106,7 @@ def _case(row: Mapping[Any, Any], folder: Path) -> Case:
         kind = LABEL if is_label_word(name) else modality_named(name)
         if kind in columns:
             msg = f"the columns {columns[kind]} and {name} both name {kind}"
-            raise ValueError(msg)
+            raise UsageError(msg)
         if kind:
             columns[kind] = name
     files = {kind: ScanFile.parse(cells[name]) for kind, name in columns.items()}
@@ -123,8 +126,8 @@ def _csv_rows(path: Path) -> Sequence[Mapping[Any, Any]]:
 def _json_rows(path: Path) -> Sequence[Mapping[Any, Any]]:
     rows = json.loads(path.read_text(encoding="utf-8-sig"))
     if not isinstance(rows, list):
-        msg = f"found {type(rows).__name__}"
-        raise TypeError(msg)
+        msg = "has no list of cases at its top level"
+        raise UsageError(msg)
     return rows
 
 

@@ -298,8 +298,9 @@ def _labelled(index: CaseIndex, *, skip_bad: bool) -> tuple[Case, ...]:
     if not usable:
         msg = (
             f"{index.root} has {len(index.cases)} cases, none of them with a usable label map, which "
-            f"training needs. Looked for {EXPECTED_LABELS}. Name files of other names with "
-            "--label-files '*_NAME.nii.gz'; `brats-seg index` shows what was found."
+            f"training needs. Looked below it for {EXPECTED_LABELS}. Name others with --label-files "
+            "'*_NAME.nii.gz'; if they are in a folder beside it, give the folder above. "
+            "`brats-seg index` shows what was found."
         )
         raise LayoutError(msg)
     return usable
