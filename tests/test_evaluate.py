@@ -493,6 +493,27 @@ def test_what_was_made_from_a_case_is_no_label_map_of_it(tmp_path: Path) -> None
     assert list(label_maps_in(tmp_path)) == ["a"]
 
 
+def test_the_references_of_scans_are_their_label_maps(tmp_path: Path) -> None:
+    """Other images beside labelled scans are none, and neither is a second label map of a case."""
+    case = "UPENN-GBM-00001_11"
+    scans = [
+        f"images_structural/{case}/{case}_{word}.nii" for word in ("T1", "T1GD", "T2", "FLAIR")
+    ]
+    touch(
+        tmp_path,
+        *scans,
+        f"unstripped/{case}/{case}_T1_unstripped.nii",
+        f"images_segm/{case}_segm.nii",
+        f"automated_segm/{case}_automated_approx_segm.nii",
+        "images_segm/other.nii",
+    )
+
+    assert label_maps_in(tmp_path) == {
+        case: tmp_path / f"images_segm/{case}_segm.nii",
+        "other": tmp_path / "images_segm/other.nii",
+    }
+
+
 def test_two_files_are_a_pair_whatever_they_are_called(tmp_path: Path) -> None:
     touch(tmp_path, "BraTS2021_00006_seg.nii.gz", "final.nii.gz")
 

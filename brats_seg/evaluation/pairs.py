@@ -22,7 +22,7 @@ from brats_seg.cases.label_check import (
     roles_of,
     roles_of_outline,
 )
-from brats_seg.cases.layouts import LABEL, parse_file_name
+from brats_seg.cases.layouts import LABEL, is_label_folder, parse_file_name
 from brats_seg.cases.nifti import Geometry, Volume, oriented, read_label_map
 from brats_seg.cases.path_table import is_path_table
 from brats_seg.cases.sample import BrainSample, sample_brain
@@ -254,14 +254,16 @@ def _label_maps(root: Path, scans: Sequence[Case]) -> Iterator[tuple[str, Path]]
     yield from ((case.case_id, case.path_of(case.label)) for case in scans if case.label)
     for folder in () if is_path_table(root) else walk_folders(root):
         beside_scans = any(scan.name.kind in MODALITIES for scan in folder.scans)
+        own_name = (root / folder.path).name
+        # among labelled scans, files of no kind are other images, unless their folder is for labels
+        may_be_any = not beside_scans and (
+            not scans or any(map(is_label_folder, folder.path.parts))
+        )
         for scan in folder.scans:
             is_named, path = scan.name.kind == LABEL, root / scan.path
-            is_other = not (beside_scans or scan.name.kind)
-            if path in used or not (is_named or is_other):
-                continue
-            own_name = (root / folder.path).name
             case_id = (scan.name.case or own_name) if is_named else scan.name.stem
-            if case_id not in known:
+            is_label = is_named or (may_be_any and not scan.name.kind)
+            if is_label and path not in used and case_id not in known:
                 yield case_id, path
 
 
