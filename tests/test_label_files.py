@@ -6,7 +6,10 @@ import pytest
 
 from brats_seg.cases.case import Case
 from brats_seg.cases.discovery import find_cases
+from brats_seg.config_text import load_config
+from brats_seg.data.fold import prepare_data
 from brats_seg.errors import LayoutError
+from tests.builders import write_case
 
 UPENN = "UPENN-GBM-00001_11"
 BIDS = ("T1w", "ce-gadolinium_T1w", "T2w", "FLAIR")
@@ -200,3 +203,45 @@ def test_a_pattern_without_a_label_map_says_what_there_is(tmp_path: Path) -> Non
         match=r"label map called '\*_tumour\.nii\.gz'; the files .* are smith/smith_final\.nii\.gz",
     ):
         find_cases(tmp_path, label_files="*_tumour.nii.gz")
+
+
+LAYOUTS = {
+    "upenn-gbm": (
+        "images_structural/UPENN-GBM-{n:05d}_11/UPENN-GBM-{n:05d}_11_{word}.nii.gz",
+        ("T1", "T1GD", "T2", "FLAIR"),
+        "images_segm/UPENN-GBM-{n:05d}_11_segm.nii.gz",
+    ),
+    "ucsf-pdgm": (
+        "UCSF-PDGM-{n:04d}_nifti/UCSF-PDGM-{n:04d}_{word}.nii.gz",
+        ("T1", "T1c", "T2", "FLAIR"),
+        "UCSF-PDGM-{n:04d}_nifti/UCSF-PDGM-{n:04d}_tumor_segmentation.nii.gz",
+    ),
+    "bids": (
+        "sub-{n:02d}/ses-1/anat/sub-{n:02d}_ses-1_{word}.nii.gz",
+        BIDS,
+        "derivatives/manual/sub-{n:02d}/ses-1/anat/sub-{n:02d}_ses-1_label-tumor_mask.nii.gz",
+    ),
+    "unknown": (
+        "patient{n}/raw_bet/{word}.nii.gz",
+        ("t1_bet", "ct1_bet", "t2_bet", "t2_flair_bet"),
+        "patient{n}/raw_bet/segmentation.nii.gz",
+    ),
+}
+
+
+@pytest.mark.parametrize("release", LAYOUTS)
+def test_every_layout_is_prepared_for_training(tmp_path: Path, release: str) -> None:
+    scan, words, label = LAYOUTS[release]
+    root = tmp_path / "scans"
+    for n in range(4):
+        folder = write_case(tmp_path / "made", f"BraTS2021_{n:05d}", seed=n)
+        names = (*(scan.format(n=n, word=word) for word in words), label.format(n=n))
+        for word, name in zip(("t1", "t1ce", "t2", "flair", "seg"), names, strict=True):
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / f"{folder.name}_{word}.nii.gz").rename(root / name)
+    config = load_config(preset="demo", values={"folds.n_folds": 2})
+
+    prepared = prepare_data(root, config=config, prepared_path=tmp_path / "ready")
+
+    assert len(prepared.case_ids) == 4
+    assert {case.release for case in find_cases(root).cases} == {release}
