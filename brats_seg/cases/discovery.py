@@ -1,11 +1,8 @@
 """Find the cases below a data folder, and the files that belong to each of them.
 
-A folder contains one case or many; `scan_groups` says which files belong together and how the cases
-are called. Files called as in BIDS are the case `sub-01`, or `sub-01_ses-02`, in whatever folder they are. Where
-derivatives hold all modalities of a case, they are taken instead of its raw scans.
-
-`label_files` finds the label maps, `dataset_json` reads folders with a `dataset.json`, and
-`path_table` tables of paths.
+A folder contains one case or many; `scan_groups` decides which files belong together and how the
+cases are called, `label_files` finds the label maps, `dataset_json` reads folders with a
+`dataset.json`, and `path_table` tables of paths.
 """
 
 import hashlib

@@ -97,7 +97,8 @@ LabelFilesOption = Annotated[
         "--label-files",
         metavar="PATTERN",
         rich_help_panel=SCANS_PANEL,
-        help="Label maps that are not found by their names: '*_tumour.nii.gz', or 'masks/*'.",
+        help="Pattern of label maps that are not found by their names: `'*_tumour.nii.gz'`, or "
+        "`'drawn/*'` for a folder.",
     ),
 ]
 DeviceOption = Annotated[str, typer.Option(autocompletion=COMPLETE_DEVICE, help=DEVICES)]
