@@ -123,3 +123,17 @@ def test_two_columns_of_one_modality_are_refused(brats_root: Path, tmp_path: Pat
 
     with pytest.raises(UsageError, match="T1 post and t1gd both name t1c"):
         find_cases(table)
+
+
+def test_a_path_that_no_file_can_have_is_a_problem_of_its_case(
+    brats_root: Path, tmp_path: Path
+) -> None:
+    rows = rows_of(brats_root, tmp_path)[:3]
+    rows[1]["FLAIR"] = "a\0b.nii"
+    rows[2]["Segmentation"] = "a\0b.nii"
+    table = write_rows(tmp_path / "cases.json", rows)
+
+    good, *bad = index_cases(table).cases
+
+    assert good.usable
+    assert all("found a path that no file can have" in case.problems[0] for case in bad)

@@ -88,7 +88,7 @@ def path_problems(case: Case) -> Iterator[str]:
     if missing and not case.problems:
         found, next_step = f"no {', '.join(missing)}", "Add the missing files."
         yield str(CaseError(case.case_id, files, found, ", ".join(MODALITIES), next_step))
-    for scan in case.images:
+    for scan in filter(None, (*case.images, case.label)):
         if not _can_be_a_path(scan.path):
             found, next_step = "a path that no file can have", "Correct the table."
             yield str(CaseError(case.case_id, str(scan), found, "the path of a file", next_step))
@@ -112,7 +112,12 @@ def _case(row: Mapping[Any, Any], folder: Path) -> Case:
     files = {kind: ScanFile.parse(cells[name]) for kind, name in columns.items()}
     case = Case.named(cells["case_id"], files)
     case = replace(case, root=folder, patient_id=cells.get("patient_id", case.patient_id))
-    return replace(case, problems=tuple(path_problems(case)))
+    case = replace(case, problems=tuple(path_problems(case)))
+    # nothing can open such a file, not even to see that it is not there
+    impossible: dict[str, Any] = {
+        kind: None for kind, scan in files.items() if not _can_be_a_path(scan.path)
+    }
+    return replace(case, **impossible) if impossible else case
 
 
 def _csv_rows(path: Path) -> Sequence[Mapping[Any, Any]]:
