@@ -192,7 +192,7 @@ def test_phantom_cases_are_found_again(run: Callable[..., Done], tmp_path: Path)
             "setting training.epochs is unknown; there are n_epochs",
         ),
         (["--set", "optimizer.lr"], 2, "has no '='"),
-        (["--preset", "kagle"], 2, "preset 'kagle' is unknown; there are demo, kaggle-t4"),
+        (["--preset", "kagle"], 2, "preset 'kagle' is unknown; there are demo, cpu, kaggle-t4"),
         (["--config", "nowhere.yaml"], 2, "nowhere.yaml cannot be read"),
         (["--model", "vnet"], 2, "setting model.name"),
         (["--fold", "7"], 2, "fold 7 is not in the fold table, which has folds 0, 1, 2"),

@@ -50,6 +50,7 @@ from brats_seg.training.ranks import Ranks, joined_ranks
 from brats_seg.training.state import Position, build_network, build_state
 from brats_seg.training.tasks import RunningSums, task_of
 from brats_seg.training.validation import plan_validation, validate
+from brats_seg.training.validation_interval import validation_interval
 
 log = logging.getLogger(__name__)
 
@@ -254,6 +255,7 @@ class Trainer:
         )
         self._skipped = SkippedSteps()
         self._n_at_once = 1
+        self._every = validation_interval(data, config)
 
     def run(
         self,
@@ -288,6 +290,9 @@ class Trainer:
     def _run(self, stop: StopRequest, track: Track, *, resumed: bool) -> Outcome:
         if self.config.training.memory == "auto" and not resumed:
             start_in_planned_mode(self.state, self.config, patch_shape(self.config, self.data))
+        if self.config.validation.every == "auto":
+            n_cases = len(self.data.split.validation)
+            log.info("validation on %d whole cases after every %d epochs", n_cases, self._every)
         try:
             with stop.listening():
                 while self.state.position.epoch < self.config.training.n_epochs:
@@ -349,7 +354,7 @@ class Trainer:
     def _validate(self, stop: StopRequest, track: Track) -> RunningSums | None:
         own_ids = self.ranks.share(self.data.split.validation)
         epoch = self.state.position.epoch
-        plan = plan_validation(self.data, self.config, own_ids, epoch, self.device)
+        plan = plan_validation(self.data, self.config, own_ids, epoch, self.device, self._every)
         if plan is None:
             return None
         samples = track(plan.samples, what="validation", total=plan.n_samples)

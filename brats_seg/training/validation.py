@@ -114,15 +114,15 @@ class ValidationPlan:
 
 
 def plan_validation(
-    data: FoldData, config: Config, case_ids: Sequence[str], epoch: int, device: Device
+    data: FoldData, config: Config, case_ids: Sequence[str], epoch: int, device: Device, every: int
 ) -> ValidationPlan | None:
     """Return the samples that an epoch is validated on, or None if it is not.
 
-    They are whole cases every `validation.every` epochs and in the last epoch, and patches in the
-    others if `validation.patches_between` is set.
+    They are whole cases after `every` epochs (see `validation_interval`) and in the last epoch, and
+    patches in the others if `validation.patches_between` is set.
     """
     validation = config.validation
-    if (epoch + 1) % validation.every == 0 or epoch + 1 == config.training.n_epochs:
+    if (epoch + 1) % every == 0 or epoch + 1 == config.training.n_epochs:
         target_of = task_of(config).target_of
         return ValidationPlan(
             samples=(whole_case(data.folder, case_id, target_of) for case_id in case_ids),
