@@ -37,6 +37,8 @@ TaskName = Literal["segmentation", "reconstruction"]
 ConventionName = Literal["brats2017", "brats2023", "brats2024", "brats2024-ped", "msd"]
 NETWORKS = ("unet", "notebook", "segresnet", "vae-unet", "dynunet", "swin-unetr", "autoencoder")
 """Networks with a short name; any other is given by its dotted name."""
+GPU_NAMES = ("t4", "p100", "v100", "v100-32gb", "l4", "a100", "a100-80gb")
+"""GPUs that can be planned for without having one; `runtime.device` knows their memory."""
 OVERLAP = 0.5
 """Default share of a window that the next one overlaps, in validation and in prediction."""
 

@@ -127,12 +127,13 @@ def _allowed(schema: Mapping[str, Any]) -> str:
     if schema["type"] == "array":
         return _allowed_list(schema)
     bounds = [words + str(schema[key]) for key, words in _BOUNDS.items() if key in schema]
-    return " ".join([_JSON_TYPES[schema["type"]], *bounds])
+    return " ".join([_JSON_TYPES[schema["type"]], " and ".join(bounds)]).strip()
 
 
 def _allowed_list(schema: Mapping[str, Any]) -> str:
     if "prefixItems" in schema:
-        return f"{schema['minItems']} numbers such as 1,2,3"
+        example = "64,64,64" if schema["prefixItems"][0]["type"] == "integer" else "1,1,1"
+        return f"{schema['minItems']} numbers such as {example}"
     return "numbers such as 16,32,64" if schema["items"]["type"] == "integer" else "list"
 
 

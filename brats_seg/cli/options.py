@@ -3,9 +3,10 @@
 Without `--data`, a command uses the scans under `data/`, or else phantom cases that it writes once.
 """
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -14,6 +15,9 @@ from brats_seg.config import PRESETS, Config, ConventionName
 from brats_seg.config_text import LONGEST_YAML, load_config
 from brats_seg.errors import ConfigError
 from brats_seg.files import alone_at, whole_folder
+
+if TYPE_CHECKING:
+    from brats_seg.runtime.device import Gpu
 
 DEMO_CASES = 12
 """Number of phantom cases in the demo."""
@@ -63,7 +67,7 @@ PresetOption = Annotated[
     typer.Option(
         rich_help_panel=SETTINGS_PANEL,
         autocompletion=one_of(*PRESETS),
-        help=f"Settings to start from: {', '.join(PRESETS)}.",
+        help=f"Settings to start from: {', '.join(PRESETS)}. (default: what suits the device)",
     ),
 ]
 ConfigOption = Annotated[
@@ -154,6 +158,35 @@ def settings_of(
         assignments=assignments or [],
         values={key: value for key, value in flags.items() if value is not None},
     )
+
+
+def settings_of_run(
+    preset: str | None,
+    path: Path | None,
+    assignments: list[str] | None,
+    flags: dict[str, Any],
+    *,
+    run_paths: Sequence[Path] = (),
+    gpu: "Gpu | None" = None,
+    quiet: bool = False,
+) -> Config:
+    """Return the settings of a run, which are chosen where neither a preset nor a file is given.
+
+    Then they are those of the first of the runs that was begun already, and otherwise those that suit
+    the device, or a GPU that is planned for; why is printed, unless `quiet`.
+    """
+    if preset is not None or path is not None:
+        return settings_of(preset, path, assignments, flags)
+    from brats_seg.training.chosen_settings import choose_settings
+
+    given = {key: value for key, value in flags.items() if value is not None}
+    chosen = choose_settings(
+        assignments=assignments or [], values=given, run_paths=run_paths, gpu=gpu
+    )
+    # of several processes under torchrun the first one prints
+    if not quiet and os.environ.get("RANK", "0") == "0":
+        print(chosen.reason)
+    return chosen.config
 
 
 def data_or_demo(data: Path | None, preset: str | None) -> tuple[Path, str | None]:

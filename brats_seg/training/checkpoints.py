@@ -64,6 +64,7 @@ FREE_SETTINGS = frozenset(
     }
 )
 """Settings that may change when a run is resumed, because they do not change its mathematics."""
+CONFIG_NAME = "config.yaml"
 _RESTORE = "Replace it by a copy, or start anew with --fresh."
 DRAWN_EVERY_S = 10.0
 """Time between two pictures of the history, each of which takes up to 0.3 s."""
@@ -210,7 +211,7 @@ class Run:
 
     def begin(self, config: Config, split: Split, device: Device) -> None:
         """Write the settings, the cases and the environment."""
-        with whole_file(self.path / "config.yaml") as beside:
+        with whole_file(self.path / CONFIG_NAME) as beside:
             beside.write_text(config.to_yaml())
         write_split(split, self.path / SPLIT_NAME)
         with whole_file(self.path / "environment.json") as beside:
