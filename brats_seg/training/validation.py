@@ -17,8 +17,9 @@ from brats_seg.data.loader import Sample, whole_case
 from brats_seg.data.patches import PatchKey
 from brats_seg.models.build import size_multiple
 from brats_seg.models.output import as_output
+from brats_seg.progress import part
 from brats_seg.runtime.device import Device
-from brats_seg.runtime.sliding_window import predict_logits
+from brats_seg.runtime.sliding_window import n_windows, predict_logits
 from brats_seg.training.epoch import held_out_patches, patch_shape
 from brats_seg.training.losses import whole_loss
 from brats_seg.training.tasks import RunningSums, Task, task_of
@@ -158,19 +159,21 @@ def case_predictor(config: Config, device: Device, patch: tuple[int, int, int]) 
 
     A network that was trained on whole brain crops gets the crop in one window.
     """
-    multiple = size_multiple(config.model, patch)
+    multiple, overlap = size_multiple(config.model, patch), config.validation.overlap
 
     def predict(network: nn.Module, image: Tensor) -> Tensor:
-        def window_logits(window: Tensor) -> Tensor:
-            with device.autocast():
-                return as_output(network(window)).logits[0]
+        shape = image.shape[1:]
+        x, y, z = (-(-n // m) * m for n, m in zip(shape, multiple, strict=True))
+        window = (x, y, z) if config.patch.size == "whole" else patch
+        with part("windows", n_windows(shape, window, overlap)) as after_window:
 
-        x, y, z = (-(-n // m) * m for n, m in zip(image.shape[1:], multiple, strict=True))
-        return predict_logits(
-            window_logits,
-            image.to(device.torch_device).float(),
-            window=(x, y, z) if config.patch.size == "whole" else patch,
-            overlap=config.validation.overlap,
-        )
+            def window_logits(voxels: Tensor) -> Tensor:
+                with device.autocast():
+                    logits = as_output(network(voxels)).logits[0]
+                after_window()
+                return logits
+
+            whole = image.to(device.torch_device).float()
+            return predict_logits(window_logits, whole, window=window, overlap=overlap)
 
     return predict
