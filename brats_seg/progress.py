@@ -6,6 +6,7 @@ item, so that the remaining time is known before the first item is done. A proce
 hence one piece of work is shown at a time, the one that began last.
 """
 
+import builtins
 import logging
 import os
 import sys
@@ -144,8 +145,9 @@ class Pace:
         if len(self._samples) > _MOST_SAMPLES:
             self._samples = [*self._samples[:-1:2], self._samples[-1]]
 
-    def left_s(self, total: float, now_s: float) -> float | None:
-        """Return the seconds until the position is `total`, or None if that is not known yet."""
+    @property
+    def item_s(self) -> float | None:
+        """Seconds for one more position, or None if that is not known yet."""
         if len(self._samples) < 2:
             return None
         (begun_s, _), (last_s, position) = self._samples[0], self._samples[-1]
@@ -153,9 +155,14 @@ class Pace:
         # the last sample before the recent ones, which span the whole of that time
         before = [sample for sample in self._samples[:-1] if sample[0] <= since_s]
         from_s, start = before[-1] if before else self._samples[0]
-        if position <= start:
+        return (last_s - from_s) / (position - start) if position > start else None
+
+    def left_s(self, total: float, now_s: float) -> float | None:
+        """Return the seconds until the position is `total`, or None if that is not known yet."""
+        item_s = self.item_s
+        if item_s is None:
             return None
-        item_s = (last_s - from_s) / (position - start)
+        last_s, position = self._samples[-1]
         # the time since the last sample is a part of the item in progress, and no more than that
         return max((total - position) * item_s - min(now_s - last_s, item_s), 0.0)
 
@@ -433,9 +440,8 @@ _SCREEN = _Screen()
 
 def _cell_number() -> int:
     """Return the number of the cell that runs; 0 outside IPython."""
-    module = sys.modules.get("IPython")
-    shell = None if module is None else module.get_ipython()
-    return 0 if shell is None else int(shell.execution_count)
+    shell_of = getattr(builtins, "get_ipython", None)
+    return 0 if shell_of is None else int(shell_of().execution_count)
 
 
 def _table(work: _Work, width: int) -> Table:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass
+from math import prod
 from queue import SimpleQueue
 from typing import TypeAlias
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from brats_seg.config import Config
 from brats_seg.data.fold import FoldData
 from brats_seg.data.loader import Sample, whole_case
+from brats_seg.data.manifest import manifest_of
 from brats_seg.data.patches import PatchKey
 from brats_seg.models.build import size_multiple
 from brats_seg.models.output import as_output
@@ -105,6 +107,33 @@ def _predicted(
             yield sample, output.result()
 
 
+TRAINING_PASSES = 3
+"""Cost of a voxel in training, where a voxel of a window in validation costs 1: the backward pass
+computes two convolutions for each of the forward pass."""
+
+
+def validation_cost(data: FoldData, config: Config) -> float:
+    """Return the cost of a validation on all held-out cases, in epochs of training.
+
+    It is a ratio of numbers of voxels, the same on every machine.
+
+    Raises:
+        CaseError: A case was not prepared.
+    """
+    patch, overlap = patch_shape(config, data), config.validation.overlap
+    multiple = size_multiple(config.model, patch)
+
+    def n_voxels(case_id: str, *, windows: bool) -> int:
+        shape = manifest_of(data.folder, case_id).box.shape
+        if config.patch.size == "whole":
+            return prod(-(-n // m) * m for n, m in zip(shape, multiple, strict=True))
+        return prod(patch) * (n_windows(shape, patch, overlap) if windows else 1)
+
+    trained = config.patch.per_case * sum(n_voxels(one, windows=False) for one in data.split.train)
+    validated = sum(n_voxels(one, windows=True) for one in data.split.validation)
+    return validated / (TRAINING_PASSES * trained)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValidationPlan:
     """The samples that an epoch is validated on."""
@@ -112,6 +141,11 @@ class ValidationPlan:
     samples: Iterator[Sample]
     n_samples: int
     predict: Predict
+
+
+def is_validated_whole(config: Config, epoch: int) -> bool:
+    """Return whether an epoch ends with a validation on whole cases."""
+    return (epoch + 1) % config.validation.every == 0 or epoch + 1 == config.training.n_epochs
 
 
 def plan_validation(
@@ -122,15 +156,14 @@ def plan_validation(
     They are whole cases every `validation.every` epochs and in the last epoch, and patches in the
     others if `validation.patches_between` is set.
     """
-    validation = config.validation
-    if (epoch + 1) % validation.every == 0 or epoch + 1 == config.training.n_epochs:
+    if is_validated_whole(config, epoch):
         target_of = task_of(config).target_of
         return ValidationPlan(
             samples=(whole_case(data.folder, case_id, target_of) for case_id in case_ids),
             n_samples=len(case_ids),
             predict=case_predictor(config, device, patch_shape(config, data)),
         )
-    if not validation.patches_between:
+    if not config.validation.patches_between:
         return None
     keys = [
         PatchKey(epoch=epoch, case_id=case_id, draw=draw)
