@@ -18,7 +18,7 @@ from html import escape
 from threading import RLock
 from typing import Any, Protocol, TypeVar
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.file_proxy import FileProxy
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -71,8 +71,8 @@ def tracked(items: Iterable[Item], *, what: str, total: int) -> Iterator[Item]:
 def part(what: str, total: int) -> Iterator[Callable[[], None]]:
     """Count a part of the item of `tracked` that is in progress, such as the windows of a case.
 
-    Provides a function to call whenever one of `total` is done. Nothing is shown if no work is
-    shown. May be used in several threads at once.
+    Provides a function to call whenever one of `total` is done. With a total of 0 the part is
+    only named. Nothing is shown if no work is shown. May be used in several threads at once.
     """
     whole = _SCREEN.work
     if whole is None:
@@ -194,13 +194,18 @@ class _Work:
         return min(self.n_done + shares, self.total)
 
     @property
+    def is_running(self) -> bool:
+        """Whether items are left; of a part without any this is not known."""
+        return self.n_done < self.total or self.total == 0
+
+    @property
     def running(self) -> list["_Work"]:
         """Parts in progress for some time."""
         now_s = time.monotonic()
         return [
             one
             for one in tuple(self.parts)
-            if one.n_done < one.total and now_s - one.started_s > _PART_SHOWN_S
+            if one.is_running and now_s - one.started_s > _PART_SHOWN_S
         ]
 
     def advance(self) -> None:
@@ -209,7 +214,7 @@ class _Work:
             # more are counted than there are where memory ran out and something was done again
             self.n_done = min(self.n_done + 1, self.total)
             # the finished part that began first belonged to the item
-            if self.parts and self.parts[0].n_done >= self.parts[0].total:
+            if self.parts and not self.parts[0].is_running:
                 del self.parts[0]
         self.note_position()
 
@@ -225,9 +230,9 @@ class _Work:
             return self.parts[-1]
 
     def end_part(self, one: "_Work") -> None:
-        """Remove a part that was not finished: it will be done again, or its item has failed."""
+        """Remove a part that was only named, or not finished: it is done again, or its item failed."""
         with self._lock:
-            if one.n_done < one.total and one in self.parts:
+            if one.is_running and one in self.parts:
                 self.parts.remove(one)
 
     def time_words(self) -> str:
@@ -276,7 +281,7 @@ class _Bar:
         """Draw the bar, and draw it again several times a second."""
         self._live = Live(
             console=self._console,
-            get_renderable=lambda: _table(work, self._console.width),
+            get_renderable=lambda: _drawn(work, self._console.width),
             transient=True,
             # output that goes to a file or a pipe must not be drawn on the terminal instead
             redirect_stdout=sys.stdout.isatty(),
@@ -444,20 +449,20 @@ def _cell_number() -> int:
     return 0 if shell_of is None else int(shell_of().execution_count)
 
 
-def _table(work: _Work, width: int) -> Table:
-    """Return the work and its parts as rows of a terminal of that width; the bar gives way first."""
-    rows = [(one, margin + one.what, _count(one), words) for one, margin, words in _rows(work)]
-    taken = sum(
-        max(map(len, column)) + 1 for column in zip(*(row[1:] for row in rows), strict=True)
-    )
-    bar_width = max(min(_BAR_WIDTH, width - taken - 1), 1)
-    table = Table.grid(padding=(0, 1))
+def _drawn(work: _Work, width: int) -> Group:
+    """Return the work and its parts as lines of a terminal of that width; the bar gives way first."""
+    return Group(*(_line_of(*row, width) for row in _rows(work)))
+
+
+def _line_of(work: _Work, margin: str, words: str, width: int) -> Table:
+    what, count = margin + work.what, _count(work)
+    bar_width = min(_BAR_WIDTH, width - len(what) - len(count) - len(words) - 4)
+    line = Table.grid(padding=(0, 1))
     for _ in range(4):
-        table.add_column(no_wrap=True)
-    for one, what, count, words in rows:
-        bar = ProgressBar(total=max(one.total, 1), completed=one.position, width=bar_width)
-        table.add_row(Text(what), bar if count else Text(), Text(count), Text(words))
-    return table
+        line.add_column(no_wrap=True)
+    bar = ProgressBar(total=max(work.total, 1), completed=work.position, width=bar_width)
+    line.add_row(Text(what), bar if count and bar_width > 0 else Text(), Text(count), Text(words))
+    return line
 
 
 def _html(work: _Work) -> str:
