@@ -176,7 +176,7 @@ class _Work:
     n_done: int = 0
     words: Callable[[], str] | None = None
     """Text in place of the remaining time."""
-    started_s: float = field(default_factory=time.monotonic)
+    started_s: float = field(init=False)
     cell: int = field(default_factory=lambda: _cell_number())
     """Cell of the notebook in which it began."""
     parts: list["_Work"] = field(default_factory=list)
@@ -185,6 +185,7 @@ class _Work:
     _lock: RLock = field(default_factory=RLock)
 
     def __post_init__(self) -> None:
+        self.started_s = time.monotonic()
         self._pace.note(0, self.started_s)
 
     @property

@@ -411,7 +411,8 @@ def _rows_that_fit(
 ) -> tuple[CertificateRow, ...]:
     """Return the rows of one precision, or none if not even two patches fit in memory."""
     network.to(device.torch_device).train()
-    PatchIndependence(network).check(patches.image[:1].to(device.torch_device), device)
+    for independence in track([PatchIndependence(network)], what="checking the network", total=1):
+        independence.check(patches.image[:1].to(device.torch_device), device)
     n_all = n_patches = len(patches.image)
     while n_patches > 1:
         # the first and the last differ most

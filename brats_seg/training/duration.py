@@ -35,7 +35,7 @@ class RunDuration:
     _epoch: int = field(default=0, init=False)
     _n_done: int = field(default=0, init=False)
     _n_measured: int = field(default=0, init=False)
-    _marked_s: float = field(default_factory=time.monotonic, init=False)
+    _marked_s: float = field(default=0.0, init=False)
     _pace: Pace = field(default_factory=Pace, init=False)
     _rests_s: dict[bool, float] = field(default_factory=dict, init=False)
     """Seconds from the last batch of an epoch to the next epoch, with and without validation."""
