@@ -78,7 +78,7 @@ def outlook_text(
         loss: Training loss of the epoch so far.
 
     Example:
-        >>> outlook_text(0.7135, "val_dice", 12_000, loss=0.4217)
+        >>> outlook_text(0.7131, "val_dice", 12_000, loss=0.4217)
         'loss 0.422, best Dice 0.713, about 3 h 20 min left'
     """
     title = next(curve.title for curve in CURVES if f"val_{curve.name}" == watch)
