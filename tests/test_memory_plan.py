@@ -13,7 +13,7 @@ from brats_seg.cli import main
 from brats_seg.config import Config
 from brats_seg.config_text import load_config
 from brats_seg.models.activation_checkpointing import ActivationCheckpointing
-from brats_seg.models.build import build_model
+from brats_seg.models.build import build_model, size_words
 from brats_seg.runtime.device import choose_device, native_dtype
 from brats_seg.runtime.memory import MEGABYTE
 from brats_seg.training import memory_plan
@@ -31,6 +31,7 @@ from brats_seg.training.out_of_memory import MemoryMode
 from brats_seg.training.ranks import Ranks
 from brats_seg.training.state import RunState, build_state
 from brats_seg.training.step_trial import measure_step
+from tests.training_builders import Recorder
 
 SMALL = [
     "model.widths=[8, 12, 16]",
@@ -338,3 +339,18 @@ def test_a_trial_takes_about_what_was_predicted(checkpointing: ActivationCheckpo
         state.fallback.modes = (mode,)
         assert (plan_memory_mode(state, config, patch, int(share * measured)) is not None) == fits
     assert torch.get_num_threads() == 1
+
+
+def test_counting_and_computing_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes minutes for a large network."""
+    monkeypatch.setattr("brats_seg.training.memory_plan._tried", lambda row, *_: row)
+    track = Recorder()
+    plan = count_plan(settings(), 300 * MEGABYTE, track)
+    try_plan(plan, settings(), track)
+
+    (counting, n_patches), computing = track.works
+    assert counting == "counting memory"
+    assert n_patches == len({row.patch for row in plan.rows})
+    assert plan.suggested is not None
+    words = size_words(plan.suggested.patch)
+    assert computing == (f"computing a batch of {words}, {plan.device.precision}", 1)

@@ -11,7 +11,7 @@ from brats_seg.config_text import load_config
 from brats_seg.data.fold import FoldData, open_fold
 from brats_seg.data.loader import whole_case
 from brats_seg.runtime.sliding_window import predict_logits
-from brats_seg.training.validation_interval import VALIDATION_SHARE, validation_interval
+from brats_seg.training.validation import VALIDATION_SHARE, validation_interval
 from tests.builders import write_case
 from tests.training_builders import StopAtCheck, train
 

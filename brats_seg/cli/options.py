@@ -3,10 +3,14 @@
 Without `--data`, a command uses the scans under `data/`, or else phantom cases that it writes once.
 """
 
+import logging
 import os
+import shlex
+import signal
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, get_args
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -125,7 +129,18 @@ class Command(TyperCommand):
 
 
 class Commands(TyperGroup):
-    """Group of commands whose help shows no type beside a flag that takes no value."""
+    """Group of commands that say when they were interrupted.
+
+    Their help shows no type beside a flag that takes no value.
+    """
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; typer would end it without a word after Ctrl-C."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            raise typer.Exit(128 + signal.SIGINT) from None
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters."""
@@ -138,6 +153,26 @@ def without_flag_types(parameters: list[Any]) -> list[Any]:
         if getattr(parameter, "is_flag", False):
             parameter.metavar = ""
     return parameters
+
+
+class LogHandler(logging.StreamHandler[TextIO]):
+    """Writes the log where standard output or error is at that moment: above a progress bar."""
+
+    def __init__(self) -> None:
+        # not that of `StreamHandler`, which would set the stream
+        logging.Handler.__init__(self)
+        self.to_stderr = False
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        """Standard error if `to_stderr` is set, else standard output."""
+        return sys.stderr if self.to_stderr else sys.stdout
+
+
+def command_again() -> str:
+    """Return the command that is running, as it would be typed again."""
+    program = "brats-seg" if Path(sys.argv[0]).name != "__main__.py" else "python -m brats_seg"
+    return f"{program} {shlex.join(sys.argv[1:])}"
 
 
 def settings_of(

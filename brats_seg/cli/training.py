@@ -302,6 +302,7 @@ def certify(
             n_patches=patches,
             device=device,
             precision=precision,
+            track=tracked,
         )
     else:
         flags = {"training.device": device, "training.precision": precision}

@@ -20,7 +20,7 @@ from brats_seg.models.activation_checkpointing import (
 )
 from brats_seg.models.build import size_words
 from brats_seg.models.norm import check_in_place
-from brats_seg.progress import Track, untracked
+from brats_seg.progress import Track, part, untracked
 from brats_seg.runtime.device import Device, Gpu, choose_device, native_dtype
 from brats_seg.runtime.memory import MEGABYTE, free_memory
 from brats_seg.training.memory_count import Footprint, predicted_bytes
@@ -128,7 +128,7 @@ def plan_memory(
     training = config.training
     device = choose_device(training.device, training.precision).torch_device
     available = free_memory(device) if memory_bytes is None else _without_reserve(memory_bytes)
-    return try_plan(count_plan(config, available, track), config)
+    return try_plan(count_plan(config, available, track), config, track)
 
 
 def count_plan(
@@ -144,9 +144,13 @@ def count_plan(
     """
     counter = _counter_of(config, memory_bytes, gpu)
     own = None if config.patch.size == "whole" else config.patch.size
-    rows = [] if own is None else list(counter.every_way(own))
     others = sorted({*((n, n, n) for n in _CUBES), *_BOXES} - {own}, key=prod)
-    for patch in track(others, what="counting", total=len(others)):
+    patches = [*([] if own is None else [own]), *others]
+    rows: list[PlanRow] = []
+    for patch in track(patches, what="counting memory", total=len(patches)):
+        if patch == own:
+            rows += counter.every_way(patch)
+            continue
         found = list(counter.first_fitting(patch))
         rows += found
         # larger patches take more
@@ -186,14 +190,15 @@ def largest_patch(config: Config, memory_bytes: int, *, gpu: Gpu | None = None) 
     return None
 
 
-def try_plan(plan: MemoryPlan, config: Config) -> MemoryPlan:
+def try_plan(plan: MemoryPlan, config: Config, track: Track = untracked) -> MemoryPlan:
     """Compute a batch of the suggested row, and of the next row that fits if it does not.
 
     A row that takes more than this machine has free is not tried.
     """
     row = plan.suggested
     while row is not None and row.predicted_mib * MEGABYTE < free_memory(plan.device.torch_device):
-        tried = _tried(row, plan, config)
+        what = f"computing a batch of {size_words(row.patch)}, {row.precision}"
+        (tried,) = track((_tried(one, plan, config) for one in [row]), what=what, total=1)
         rows = tuple(tried if other is row else other for other in plan.rows)
         if tried.fits:
             return replace(plan, rows=rows)
@@ -301,7 +306,8 @@ class _Counter:
 
     def _row(self, footprint: Footprint, patch: Size, mode: MemoryMode, device: Device) -> PlanRow:
         stand_in = replace(device, torch_device=torch.device("cpu")) if self.is_absent else device
-        counted = footprint.counted_bytes(patch, mode, stand_in)
+        with part(f"{size_words(patch)}, {device.precision}, {mode}", 0):
+            counted = footprint.counted_bytes(patch, mode, stand_in)
         predicted = predicted_bytes(counted, device.torch_device)
         return PlanRow(
             patch=patch,

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from signal import Signals
 from types import FrameType
@@ -26,7 +27,7 @@ from brats_seg.data.patches import stable_seed
 from brats_seg.data.verify import raise_damage, verify_cases
 from brats_seg.errors import BratsError, EnvironmentalError, UsageError
 from brats_seg.files import reading
-from brats_seg.progress import Track, tracked, untracked
+from brats_seg.progress import Track, say, tracked, untracked
 from brats_seg.report.history import Row
 from brats_seg.runtime.device import choose_device, threads_for
 from brats_seg.runtime.memory import (
@@ -36,6 +37,7 @@ from brats_seg.runtime.memory import (
 )
 from brats_seg.training.accumulation import HalfUpdatedError, StepResult
 from brats_seg.training.checkpoints import Checkpointer, Run
+from brats_seg.training.duration import RunDuration
 from brats_seg.training.epoch import (
     Batch,
     epoch_batches,
@@ -43,14 +45,19 @@ from brats_seg.training.epoch import (
     patch_shape,
     read_batches,
 )
-from brats_seg.training.history import phase_columns, row_line
+from brats_seg.training.history import outlook_text, phase_columns, row_line
 from brats_seg.training.losses import Criterion
 from brats_seg.training.memory_plan import start_in_planned_mode
 from brats_seg.training.ranks import Ranks, joined_ranks
 from brats_seg.training.state import Position, build_network, build_state
 from brats_seg.training.tasks import RunningSums, task_of
-from brats_seg.training.validation import plan_validation, validate
-from brats_seg.training.validation_interval import validation_interval
+from brats_seg.training.validation import (
+    is_validated_whole,
+    plan_validation,
+    validate,
+    validation_cost,
+    validation_interval,
+)
 
 log = logging.getLogger(__name__)
 
@@ -256,6 +263,13 @@ class Trainer:
         self._skipped = SkippedSteps()
         self._n_at_once = 1
         self._every = validation_interval(data, config)
+        self._duration = RunDuration(
+            n_epochs=config.training.n_epochs,
+            n_patches=config.patch.per_case * len(data.split.train),
+            is_validated=partial(is_validated_whole, config, self._every),
+            validation_cost=validation_cost(data, config),
+        )
+        self._is_duration_said = False
 
     def run(
         self,
@@ -293,6 +307,8 @@ class Trainer:
         if self.config.validation.every == "auto":
             n_cases = len(self.data.split.validation)
             log.info("validation on %d whole cases after every %d epochs", n_cases, self._every)
+        epoch, n_batches = self.state.position.epoch, self.state.position.n_batches
+        self._duration.begin(epoch, n_batches * self.config.training.effective_batch_at(epoch))
         try:
             with stop.listening():
                 while self.state.position.epoch < self.config.training.n_epochs:
@@ -326,8 +342,10 @@ class Trainer:
         what = f"epoch {epoch + 1}/{self.config.training.n_epochs}"
         try:
             for batch in track(batches, what=what, total=len(shares)):
+                say(partial(self._outlook, stop))
                 self._stop_if_asked(stop)
                 self._train_batch(batch)
+                self._say_duration()
                 if self._checkpointer.is_due:
                     self._checkpointer.save()
         except HalfUpdatedError:
@@ -349,7 +367,21 @@ class Trainer:
             for case_id, measured in zip(case_ids, rows, strict=True):
                 state.sums.add(case_id, measured)
         state.after_batch(result)
+        self._duration.after_batch(result.n_patches)
         self._skipped.note(result)
+
+    def _outlook(self, stop: StopRequest) -> str:
+        """Return the text behind the progress bar."""
+        if stop.signal is not None:
+            return "stopping as soon as the state can be saved; Ctrl-C again does not wait"
+        state, watch = self.state, self.config.validation.watch
+        return outlook_text(state.best, watch, self._duration.left_s, state.sums.loss)
+
+    def _say_duration(self) -> None:
+        """Log the expected duration once; later the line of each epoch says it."""
+        if not self._is_duration_said and (words := self._duration.expectation()):
+            self._is_duration_said = True
+            log.info("%s", words)
 
     def _validate(self, stop: StopRequest, track: Track) -> RunningSums | None:
         own_ids = self.ranks.share(self.data.split.validation)
@@ -386,18 +418,23 @@ class Trainer:
         }
         state.history.append(row)
         line = row_line(row, self.config.training.n_epochs)
-        log.info(f"{line}, {state.fallback.mode}" if state.fallback.place else line)
+        line = f"{line}, {state.fallback.mode}" if state.fallback.place else line
         state.position = Position(epoch=state.position.epoch + 1, n_steps=state.position.n_steps)
         state.sums = RunningSums()
         self._checkpointer.begin_epoch()
         if validation is not None:
             state.schedule.after_validation(row[self.config.schedule.watch])
             self._checkpointer.save_if_best(row[self.config.validation.watch])
+        self._duration.end_epoch()
+        self._is_duration_said = True
+        outlook = outlook_text(state.best, self.config.validation.watch, self._duration.left_s)
+        log.info("%s", f"{line} | {outlook}" if outlook else line)
         self._checkpointer.save()
         self._checkpointer.write_history()
 
     def _until_stopped(self, samples: Iterable[Sample], stop: StopRequest) -> Iterator[Sample]:
         for sample in samples:
+            say(partial(self._outlook, stop))
             # ranks must check together, and have different numbers of cases
             if self.ranks.n_ranks == 1:
                 self._stop_if_asked(stop)
