@@ -10,9 +10,10 @@ from brats_seg.config import NETWORKS, PRESETS, Config
 from brats_seg.config_text import load_config
 from brats_seg.errors import ConfigError
 from brats_seg.models.build import build_model
-from brats_seg.runtime.device import gpu_named
+from brats_seg.runtime.device import Device, gpu_named
 from brats_seg.training import chosen_settings, memory_plan
 from brats_seg.training.chosen_settings import choose_settings
+from brats_seg.training.memory_plan import PlanRow
 
 ON_CPU = {"training.device": "cpu"}
 SMALL = ["model.widths=4,8", "model.deep_supervision=false"]
@@ -54,6 +55,35 @@ def test_a_gpu_gets_a_preset_by_its_memory(gpu: str, preset: str, precision: str
     expected = load_config(preset=preset, values={"training.memory": "auto"})
     assert chosen.config == expected
     assert f"patch 128x128x128 in {precision}, about " in chosen.reason
+
+
+@pytest.mark.parametrize(
+    ("device", "preset", "gib"), [("auto", "kaggle-t4", "16.0"), ("cuda:1", "full", "40.0")]
+)
+def test_of_several_gpus_the_one_with_least_memory_decides_for_all_ranks(
+    monkeypatch: pytest.MonkeyPatch, device: str, preset: str, gib: str
+) -> None:
+    sizes = {0: 16 * 2**30, 1: 40 * 2**30}
+    row = PlanRow(
+        patch=(128, 128, 128),
+        micro_batch=1,
+        precision="bf16",
+        checkpointing="top",
+        predicted_mib=2000,
+        fits=True,
+    )
+    where = Device(torch_device=torch.device("cuda" if device == "auto" else device))
+    monkeypatch.setattr(chosen_settings, "choose_device", lambda *_: where)
+    monkeypatch.setattr(chosen_settings, "total_memory", lambda one: sizes[one.index])
+    monkeypatch.setattr(chosen_settings, "largest_patch", lambda *_, **__: row)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(sizes))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a card")
+
+    chosen = choose_settings(values={"training.device": device})
+
+    assert chosen.config.training.memory == "auto"
+    assert chosen.reason.startswith(f"preset {preset}, for a card with {gib} GiB")
+    assert chosen.reason.endswith("MiB, with checkpointing top")
 
 
 def test_on_a_small_gpu_the_largest_patch_that_fits_is_taken() -> None:

@@ -27,7 +27,7 @@ _COMMANDS: tuple[tuple[str, Callable[..., None], tuple[str, ...]], ...] = (
     (_DATA, scans.index, ("data", "data -o cases.csv --labels brats2017")),
     (_DATA, scans.prepare, ("data", "data --preset kaggle-t4 --set store.compressed=true")),
     (_DATA, scans.phantom, ("scans --cases 6",)),
-    (_TRAIN, training.plan, ("--memory 15GiB", "--preset kaggle-t4 --set patch.size=96,96,96")),
+    (_TRAIN, training.plan, ("", "--device t4 --precision fp16", "--memory 15GiB --preset full")),
     (
         _TRAIN,
         training.train,

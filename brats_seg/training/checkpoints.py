@@ -264,7 +264,9 @@ class Run:
         refused = {key: values for key, values in changes.items() if key not in free}
         if refused:
             lines = [f"  {key}: {old!r} -> {new!r}" for key, (old, new) in refused.items()]
-            msg = "\n".join([f"{self.path} was begun with other settings:", *lines, _WAYS_OUT])
+            own = "Without --preset and --config the run keeps its own settings."
+            head = f"{self.path} was begun with other settings:"
+            msg = "\n".join([head, *lines, f"{own} {_WAYS_OUT}"])
             raise ResumeError(msg)
         for key, (old, new) in changes.items():
             log.info("%s changes from %r to %r", key, old, new)
