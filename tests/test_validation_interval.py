@@ -91,4 +91,4 @@ def test_a_run_is_validated_then_and_at_its_end(
 
     history = pd.read_csv(tmp_path / "run" / "history.csv")
     assert history["val_dice"].isna().tolist() == [True, False, True, False, False]
-    assert "validation on 2 whole cases after every 2 epochs" in caplog.text
+    assert "whole cases are validated every 2 epochs, and after the last one" in caplog.text

@@ -52,6 +52,7 @@ from brats_seg.training.ranks import Ranks, joined_ranks
 from brats_seg.training.state import Position, build_network, build_state
 from brats_seg.training.tasks import RunningSums, task_of
 from brats_seg.training.validation import (
+    interval_line,
     is_validated_whole,
     plan_validation,
     validate,
@@ -305,8 +306,7 @@ class Trainer:
         if self.config.training.memory == "auto" and not resumed:
             start_in_planned_mode(self.state, self.config, patch_shape(self.config, self.data))
         if self.config.validation.every == "auto":
-            n_cases = len(self.data.split.validation)
-            log.info("validation on %d whole cases after every %d epochs", n_cases, self._every)
+            log.info(interval_line(self._every, self.config.training.n_epochs))
         epoch, n_batches = self.state.position.epoch, self.state.position.n_batches
         self._duration.begin(epoch, n_batches * self.config.training.effective_batch_at(epoch))
         try:

@@ -150,6 +150,22 @@ def validation_interval(data: FoldData, config: Config) -> int:
     return ceil(validation_cost(data, config) / VALIDATION_SHARE) if every == "auto" else every
 
 
+def interval_line(every: int, n_epochs: int) -> str:
+    """Return the line that is logged about the epochs that `validation.every: auto` validates after.
+
+    Example:
+        >>> interval_line(12, 100)
+        'validation.every auto: whole cases are validated every 12 epochs, and after the last one'
+    """
+    if every >= n_epochs:
+        when = "after the last epoch"
+    elif every == 1:
+        when = "after every epoch"
+    else:
+        when = f"every {every} epochs, and after the last one"
+    return f"validation.every auto: whole cases are validated {when}"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValidationPlan:
     """The samples that an epoch is validated on."""
