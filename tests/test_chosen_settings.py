@@ -146,6 +146,8 @@ def test_a_network_that_cannot_be_counted_keeps_the_preset() -> None:
 def test_a_network_that_cannot_be_built_is_refused_before_anything_is_prepared() -> None:
     with pytest.raises(ConfigError, match=r"cannot be built with model\.arguments"):
         choose_settings(values={**ON_CPU, "model.name": "torch.nn.Conv3d"})
+    with pytest.raises(ConfigError, match=r"patch\.size 30x30x30 does not fit model\.name 'unet'"):
+        choose_settings(values={**ON_CPU, "patch.size": "30,30,30"})
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -22,6 +22,7 @@ from brats_seg.runtime.memory import MEGABYTE, total_memory
 from brats_seg.training.checkpoints import CONFIG_NAME, Run
 from brats_seg.training.memory_count import UncountableError
 from brats_seg.training.memory_plan import PlanRow, largest_patch
+from brats_seg.training.state import build_network
 
 SMALL_GPU_BYTES = 20 * 2**30
 """Memory below which a GPU gets the preset `kaggle-t4`, which is made for 16 GB, and not `full`."""
@@ -150,6 +151,8 @@ def _fitted(config: Config, given: Config, place: _Place) -> tuple[dict[str, Any
     if patch == "whole":
         return {}, f"whole brains in {place.device.precision}"
     if "size" in given.patch.model_fields_set:
+        # a patch that does not fit the network is refused before the cases are prepared
+        build_network(config, patch)
         return {}, f"patch {size_words(patch)} as given, in {place.device.precision}"
     try:
         row = largest_patch(config, place.memory_bytes, gpu=place.gpu)
