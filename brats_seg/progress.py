@@ -242,7 +242,7 @@ class _Work:
             return self.words()
         now_s = time.monotonic()
         left_s = self._pace.left_s(self.total, now_s)
-        if left_s is not None:
+        if left_s is not None and self.n_done < self.total:
             return f"about {duration_text(left_s)} left"
         so_far_s = now_s - self.started_s
         return f"{duration_text(so_far_s)} so far" if so_far_s > _NO_ESTIMATE_S else ""
