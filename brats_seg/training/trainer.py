@@ -267,7 +267,8 @@ class Trainer:
             is_validated=partial(is_validated_whole, config),
             validation_cost=validation_cost(data, config),
         )
-        self._is_duration_said = False
+        # a run that has begun says it once
+        self._is_duration_said = True
 
     def run(
         self,
@@ -304,6 +305,7 @@ class Trainer:
             start_in_planned_mode(self.state, self.config, patch_shape(self.config, self.data))
         epoch, n_batches = self.state.position.epoch, self.state.position.n_batches
         self._duration.begin(epoch, n_batches * self.config.training.effective_batch_at(epoch))
+        self._is_duration_said = False
         try:
             with stop.listening():
                 while self.state.position.epoch < self.config.training.n_epochs:
