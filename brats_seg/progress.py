@@ -1,9 +1,9 @@
 """Show the progress of work: as a bar on a terminal, in the output of a notebook, or as lines of the log.
 
 A function that works through many items is given `tracked` (or `untracked`) as its `track`. Work
-within an item, such as the windows of a case, is counted by `part` as a share of the
-item, so that the remaining time is known before the first item is done. A process has one screen,
-hence one piece of work is shown at a time, the one that began last.
+within an item, such as the windows of a case, is counted by `part` as a share of the item, so that
+the remaining time is known before the first item is done. A process has one screen, hence one piece
+of work is shown at a time, the one that began last.
 """
 
 import builtins
@@ -99,10 +99,6 @@ def say(words: Callable[[], str]) -> None:
     """
     if (work := _SCREEN.work) is not None:
         work.words = words
-
-
-def _nothing() -> None:
-    pass
 
 
 def close_display() -> None:
@@ -421,7 +417,8 @@ class _Screen:
         console = Console(stderr=True)
         if console.is_jupyter:
             self._display = self._cell
-        elif console.is_terminal and not console.is_dumb_terminal:
+        # rich may take a log file for a terminal, for the sake of colours (FORCE_COLOR)
+        elif sys.stderr.isatty() and not console.is_dumb_terminal:
             self._display = _Bar(console)
         else:
             self._display = self._lines
@@ -442,6 +439,10 @@ class _Screen:
 
 
 _SCREEN = _Screen()
+
+
+def _nothing() -> None:
+    pass
 
 
 def _cell_number() -> int:
