@@ -29,8 +29,9 @@ log = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 
-_PART_SHOWN_S = 1.0
-"""Age from which a part has a line of its own; a faster one would flicker."""
+_PART_SHOWN_S, _SLOW_PART_S = 1.0, 5.0
+"""Age from which a part has a line of its own, and the time that it must be expected to take: the
+line of a faster one would flicker."""
 _NO_ESTIMATE_S = 5.0
 """Time after which the time so far is shown where the remaining time is not known."""
 _CELL_S = 1.0
@@ -198,12 +199,14 @@ class _Work:
     @property
     def running(self) -> list["_Work"]:
         """Parts in progress for some time."""
-        now_s = time.monotonic()
-        return [
-            one
-            for one in tuple(self.parts)
-            if one.is_running and now_s - one.started_s > _PART_SHOWN_S
-        ]
+        return [one for one in tuple(self.parts) if one.is_running and one.is_slow]
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether it has taken some time already, and is expected to take more."""
+        age_s = time.monotonic() - self.started_s
+        expected_s = age_s * self.total / max(self.n_done, 1) if self.total else _SLOW_PART_S
+        return age_s > _PART_SHOWN_S and expected_s >= _SLOW_PART_S
 
     def advance(self) -> None:
         """Count an item as done."""
@@ -234,8 +237,8 @@ class _Work:
 
     def time_words(self) -> str:
         """Return the text behind the bar."""
-        if self.words is not None:
-            return self.words()
+        if self.words is not None and (words := self.words()):
+            return words
         now_s = time.monotonic()
         left_s = self._pace.left_s(self.total, now_s)
         if left_s is not None and self.n_done < self.total:

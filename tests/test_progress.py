@@ -281,6 +281,30 @@ def test_a_terminal_shows_work_and_its_parts(clock: Any) -> None:
     assert second.rstrip().endswith(" 9/27")
 
 
+@pytest.mark.parametrize(
+    ("total", "n_done", "age_s", "is_drawn"),
+    [
+        (27, 0, 0.5, False),
+        (27, 3, 2, True),
+        (27, 26, 2, False),  # it is nearly done
+        (2, 0, 2, False),
+        (2, 1, 3, True),
+        (1, 0, 3, False),
+        (0, 0, 2, True),
+    ],
+)
+def test_a_part_that_is_soon_done_does_not_flicker(
+    clock: Any, total: int, n_done: int, age_s: float, *, is_drawn: bool
+) -> None:
+    work = progress._Work(what="epoch 1/44", total=45)
+    one = work.begin_part("micro-batches of the step", total)
+    for _ in range(n_done):
+        one.advance()
+    clock.now += age_s
+
+    assert (one in work.running) == is_drawn
+
+
 @pytest.mark.parametrize("width", [30, 60, 80])
 def test_the_bar_gives_way_on_a_narrow_terminal(width: int) -> None:
     work = progress._Work(what="epoch 1/44", total=45)
