@@ -237,12 +237,14 @@ class _Work:
 
     def time_words(self) -> str:
         """Return the text behind the bar."""
-        if self.words is not None and (words := self.words()):
-            return words
         now_s = time.monotonic()
-        left_s = self._pace.left_s(self.total, now_s)
-        if left_s is not None and self.n_done < self.total:
-            return f"about {duration_text(left_s)} left"
+        if self.words is not None:
+            if words := self.words():
+                return words
+        elif self.n_done < self.total:
+            left_s = self._pace.left_s(self.total, now_s)
+            if left_s is not None:
+                return f"about {duration_text(left_s)} left"
         so_far_s = now_s - self.started_s
         return f"{duration_text(so_far_s)} so far" if so_far_s > _NO_ESTIMATE_S else ""
 

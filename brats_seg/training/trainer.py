@@ -370,7 +370,7 @@ class Trainer:
     def _outlook(self, stop: StopRequest) -> str:
         """Return the text behind the progress bar."""
         if stop.signal is not None:
-            return "stopping as soon as the state can be saved; Ctrl-C again does not wait"
+            return "stopping soon; a second Ctrl-C does not save"
         state, watch = self.state, self.config.validation.watch
         return outlook_text(state.best, watch, self._duration.left_s, state.sums.loss)
 
