@@ -1,9 +1,9 @@
 """Show the progress of work: as a bar on a terminal, in the output of a notebook, or as lines of the log.
 
 A function that works through many items is given `tracked` (or `untracked`) as its `track`. Work
-within an item, such as the windows of a case, is counted by `part` as a share of the
-item, so that the remaining time is known before the first item is done. A process has one screen,
-hence one piece of work is shown at a time, the one that began last.
+within an item, such as the windows of a case, is counted by `part` as a share of the item, so that
+the remaining time is known before the first item is done. A process has one screen, hence one piece
+of work is shown at a time, the one that began last.
 """
 
 import builtins
@@ -29,8 +29,9 @@ log = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 
-_PART_SHOWN_S = 1.0
-"""Age from which a part has a line of its own; a faster one would flicker."""
+_PART_SHOWN_S, _SLOW_PART_S = 1.0, 5.0
+"""Age from which a part has a line of its own, and the time that it must be expected to take: the
+line of a faster one would flicker."""
 _NO_ESTIMATE_S = 5.0
 """Time after which the time so far is shown where the remaining time is not known."""
 _CELL_S = 1.0
@@ -99,10 +100,6 @@ def say(words: Callable[[], str]) -> None:
     """
     if (work := _SCREEN.work) is not None:
         work.words = words
-
-
-def _nothing() -> None:
-    pass
 
 
 def close_display() -> None:
@@ -202,12 +199,14 @@ class _Work:
     @property
     def running(self) -> list["_Work"]:
         """Parts in progress for some time."""
-        now_s = time.monotonic()
-        return [
-            one
-            for one in tuple(self.parts)
-            if one.is_running and now_s - one.started_s > _PART_SHOWN_S
-        ]
+        return [one for one in tuple(self.parts) if one.is_running and one.is_slow]
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether it has taken some time already, and is expected to take more."""
+        age_s = time.monotonic() - self.started_s
+        expected_s = age_s * self.total / max(self.n_done, 1) if self.total else _SLOW_PART_S
+        return age_s > _PART_SHOWN_S and expected_s >= _SLOW_PART_S
 
     def advance(self) -> None:
         """Count an item as done."""
@@ -238,12 +237,14 @@ class _Work:
 
     def time_words(self) -> str:
         """Return the text behind the bar."""
-        if self.words is not None:
-            return self.words()
         now_s = time.monotonic()
-        left_s = self._pace.left_s(self.total, now_s)
-        if left_s is not None:
-            return f"about {duration_text(left_s)} left"
+        if self.words is not None:
+            if words := self.words():
+                return words
+        elif self.n_done < self.total:
+            left_s = self._pace.left_s(self.total, now_s)
+            if left_s is not None:
+                return f"about {duration_text(left_s)} left"
         so_far_s = now_s - self.started_s
         return f"{duration_text(so_far_s)} so far" if so_far_s > _NO_ESTIMATE_S else ""
 
@@ -421,7 +422,8 @@ class _Screen:
         console = Console(stderr=True)
         if console.is_jupyter:
             self._display = self._cell
-        elif console.is_terminal and not console.is_dumb_terminal:
+        # rich may take a log file for a terminal, for the sake of colours (FORCE_COLOR)
+        elif sys.stderr.isatty() and not console.is_dumb_terminal:
             self._display = _Bar(console)
         else:
             self._display = self._lines
@@ -442,6 +444,10 @@ class _Screen:
 
 
 _SCREEN = _Screen()
+
+
+def _nothing() -> None:
+    pass
 
 
 def _cell_number() -> int:

@@ -6,7 +6,6 @@ import logging
 import os
 import re
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from types import ModuleType, SimpleNamespace
@@ -38,6 +37,13 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> _Screen:
     return progress._SCREEN
 
 
+class Terminal(io.StringIO):
+    """Text that is written to a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A clock that stands still unless `clock.now` is set."""
@@ -49,7 +55,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def terminal() -> Console:
-    return Console(file=io.StringIO(), force_terminal=True, width=100)
+    return Console(file=Terminal(), force_terminal=True, width=100)
 
 
 def shown_by(console: Console) -> str:
@@ -64,19 +70,25 @@ def test_items_pass_through_unchanged(track) -> None:
 
 
 @pytest.mark.parametrize(
-    ("console", "display"),
+    ("file", "options", "display"),
     [
-        ({"force_terminal": True}, _Bar),
-        ({"force_terminal": False}, _LogLines),
-        ({"force_terminal": False, "force_jupyter": True}, _Cell),
+        (Terminal(), {"force_terminal": True}, _Bar),
+        (io.StringIO(), {"force_terminal": False}, _LogLines),
+        (io.StringIO(), {"force_terminal": True}, _LogLines),
+        (io.StringIO(), {"force_jupyter": True}, _Cell),
     ],
-    ids=["terminal", "log file", "notebook"],
+    ids=["terminal", "log file", "log file with colours", "notebook"],
 )
 def test_work_is_shown_as_the_place_allows(
-    monkeypatch: pytest.MonkeyPatch, screen: _Screen, console: dict[str, bool], display: type
+    monkeypatch: pytest.MonkeyPatch,
+    screen: _Screen,
+    file: io.StringIO,
+    options: dict[str, bool],
+    display: type,
 ) -> None:
-    made = Console(file=io.StringIO(), **console)
-    monkeypatch.setattr(progress, "Console", lambda **_: made)
+    console = Console(file=file, **options)
+    monkeypatch.setattr("sys.stderr", file)
+    monkeypatch.setattr(progress, "Console", lambda **_: console)
     monkeypatch.setenv("TERM", "xterm")
 
     for _ in tracked("a", what="letters", total=1):
@@ -269,6 +281,30 @@ def test_a_terminal_shows_work_and_its_parts(clock: Any) -> None:
     assert second.rstrip().endswith(" 9/27")
 
 
+@pytest.mark.parametrize(
+    ("total", "n_done", "age_s", "is_drawn"),
+    [
+        (27, 0, 0.5, False),
+        (27, 3, 2, True),
+        (27, 26, 2, False),  # it is nearly done
+        (2, 0, 2, False),
+        (2, 1, 3, True),
+        (1, 0, 3, False),
+        (0, 0, 2, True),
+    ],
+)
+def test_a_part_that_is_soon_done_does_not_flicker(
+    clock: Any, total: int, n_done: int, age_s: float, *, is_drawn: bool
+) -> None:
+    work = progress._Work(what="epoch 1/44", total=45)
+    one = work.begin_part("micro-batches of the step", total)
+    for _ in range(n_done):
+        one.advance()
+    clock.now += age_s
+
+    assert (one in work.running) == is_drawn
+
+
 @pytest.mark.parametrize("width", [30, 60, 80])
 def test_the_bar_gives_way_on_a_narrow_terminal(width: int) -> None:
     work = progress._Work(what="epoch 1/44", total=45)
@@ -285,11 +321,10 @@ def test_the_bar_gives_way_on_a_narrow_terminal(width: int) -> None:
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 def test_a_forked_process_draws_nothing(monkeypatch: pytest.MonkeyPatch, screen: _Screen) -> None:
     """Its lock may be held by a thread of the parent, for ever."""
-    file = io.StringIO()
-    file.isatty = lambda: True  # type: ignore[method-assign]
+    file, console = Terminal(), terminal()
     monkeypatch.setattr("sys.stdout", file)
+    monkeypatch.setattr("sys.stderr", console.file)
     monkeypatch.setenv("TERM", "xterm")
-    console = terminal()
     monkeypatch.setattr(progress, "Console", lambda **_: console)
     for _ in tracked("a", what="letters", total=1):
         child = os.fork()
@@ -302,13 +337,15 @@ def test_a_forked_process_draws_nothing(monkeypatch: pytest.MonkeyPatch, screen:
 def test_nothing_is_left_on_the_terminal(monkeypatch: pytest.MonkeyPatch, screen: _Screen) -> None:
     """An error message must stand alone, and the cursor be there again."""
     console = terminal()
+    monkeypatch.setattr("sys.stderr", console.file)
     monkeypatch.setattr(progress, "Console", lambda **_: console)
     monkeypatch.setenv("TERM", "xterm")
     abandoned = iter(tracked(range(4), what="epoch", total=4))
     next(abandoned)
-    stderr = sys.stderr
+    assert sys.stderr is not console.file
     close_display()
-    time.sleep(0)
 
-    assert console.file.getvalue().rstrip().endswith(("\x1b[?25h", "\x1b[2K"))  # type: ignore[attr-defined]
-    assert sys.stderr is stderr or not hasattr(sys.stderr, "rich_proxied_file")
+    written = console.file.getvalue()  # type: ignore[attr-defined]
+    assert written.rindex("\x1b[?25h") > written.rindex("\x1b[?25l"), "the cursor is shown again"
+    assert written.rindex("\x1b[2K") > written.rindex("epoch"), "the line is cleared"
+    assert sys.stderr is console.file

@@ -748,4 +748,4 @@ def test_the_bar_says_that_a_stop_was_requested(data: FoldData, tmp_path: Path) 
     with stop.listening():
         os.kill(os.getpid(), signal.SIGINT)
 
-    assert trainer._outlook(stop).startswith("stopping as soon as the state can be saved")
+    assert trainer._outlook(stop) == "stopping soon; a second Ctrl-C does not save"

@@ -23,6 +23,7 @@ from brats_seg.data.loader import PatchDataset, Sample, patch_loader
 from brats_seg.data.patches import PatchKey, epoch_patches
 from brats_seg.data.transforms import transforms_named
 from brats_seg.models.build import padded_size, size_multiple
+from brats_seg.progress import part
 from brats_seg.runtime.device import Device
 from brats_seg.training.gradient import MicroBatch
 from brats_seg.training.tasks import task_of
@@ -48,14 +49,18 @@ class Batch:
     def micro_batches(self, size: int) -> Iterator[MicroBatch]:
         """Yield the patches in their order, `size` at a time; the last micro-batch may be smaller.
 
-        A micro-batch of one patch is a view of it; one of several patches is a copy.
+        A micro-batch of one patch is a view of it; one of several patches is a copy. They are counted
+        as a part of the work that is shown.
         """
-        for start in range(0, len(self.samples), size):
-            group = self.samples[start : start + size]
-            yield MicroBatch(
-                _stacked([sample.image for sample in group]),
-                _stacked([sample.target for sample in group]),
-            )
+        starts = range(0, len(self.samples), size)
+        with part("micro-batches of the step", len(starts)) as after_micro_batch:
+            for start in starts:
+                group = self.samples[start : start + size]
+                yield MicroBatch(
+                    _stacked([sample.image for sample in group]),
+                    _stacked([sample.target for sample in group]),
+                )
+                after_micro_batch()
 
 
 def epoch_batches(

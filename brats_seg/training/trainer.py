@@ -270,7 +270,8 @@ class Trainer:
             is_validated=partial(is_validated_whole, config, self._every),
             validation_cost=validation_cost(data, config),
         )
-        self._is_duration_said = False
+        # a run that has begun says it once
+        self._is_duration_said = True
 
     def run(
         self,
@@ -309,6 +310,7 @@ class Trainer:
             log.info(interval_line(self._every, self.config.training.n_epochs))
         epoch, n_batches = self.state.position.epoch, self.state.position.n_batches
         self._duration.begin(epoch, n_batches * self.config.training.effective_batch_at(epoch))
+        self._is_duration_said = False
         try:
             with stop.listening():
                 while self.state.position.epoch < self.config.training.n_epochs:
@@ -373,7 +375,7 @@ class Trainer:
     def _outlook(self, stop: StopRequest) -> str:
         """Return the text behind the progress bar."""
         if stop.signal is not None:
-            return "stopping as soon as the state can be saved; Ctrl-C again does not wait"
+            return "stopping soon; a second Ctrl-C does not save"
         state, watch = self.state, self.config.validation.watch
         return outlook_text(state.best, watch, self._duration.left_s, state.sums.loss)
 
