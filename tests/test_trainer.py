@@ -32,6 +32,7 @@ from brats_seg.progress import untracked
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.weights import run_locked
 from brats_seg.training.checkpoints import load_checkpoint
+from brats_seg.training.tasks import overlap_columns
 from brats_seg.training.trainer import (
     Outcome,
     StopRequest,
@@ -106,6 +107,16 @@ def test_a_run_writes_what_it_promises(data: FoldData, tmp_path: Path) -> None:
     assert best.best == history["val_dice"].max() == outcome.best
     assert best.identity.conventions == ("brats2017",)
     assert best.identity.modalities == ("t1n", "t1c", "t2w", "t2f")
+
+
+def test_the_best_weights_are_saved_with_the_voxel_counts_of_their_validation(
+    data: FoldData, tmp_path: Path
+) -> None:
+    outcome = train(data, tmp_path / "run", settings())
+
+    best = load_checkpoint(tmp_path / "run" / "best.pt", torch.device("cpu"))
+    assert sorted(best.sums.counts) == list(data.split.validation)
+    assert overlap_columns(best.sums)["dice"] == outcome.best
 
 
 def test_the_loss_falls_and_the_network_learns(data: FoldData, tmp_path: Path) -> None:

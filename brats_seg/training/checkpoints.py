@@ -159,13 +159,20 @@ class Checkpointer:
             save_checkpoint(self._checkpoint(), Run(path=self.path).last_path)
         self._saved_s = time.monotonic()
 
-    def save_if_best(self, value: float) -> None:
-        """Write the weights for prediction, if their watched value is the best so far."""
+    def save_if_best(self, value: float, validation: RunningSums) -> None:
+        """Write the weights for prediction, if their watched value is the best so far.
+
+        Args:
+            value: Watched value.
+            validation: Sums of the validation that it comes from, which are saved with the weights.
+        """
         sign = 1 if self.config.validation.watch == "val_dice" else -1
         best = self.state.best
         if math.isfinite(value) and (best is None or sign * value > sign * best):
             self.state.best = value
-            checkpoint = self._checkpoint().for_prediction(self.state.evaluated.state_dict())
+            checkpoint = self._checkpoint().for_prediction(
+                self.state.evaluated.state_dict(), validation
+            )
             if self.ranks.is_first:
                 save_checkpoint(checkpoint, Run(path=self.path).best_path)
 
@@ -280,7 +287,7 @@ class Checkpoint:
     """Settings, as `Config` dumps them."""
     position: Position
     sums: RunningSums = field(default_factory=RunningSums)
-    """Sums of the unfinished epoch."""
+    """Sums of the unfinished epoch; in a checkpoint for prediction, those of its validation."""
     history: tuple[dict[str, float], ...] = ()
     """Rows of `history.csv`."""
     best: float | None = None
@@ -298,11 +305,12 @@ class Checkpoint:
     """Versions and device that the checkpoint was made with."""
     schema_version: int = SCHEMA_VERSION
 
-    def for_prediction(self, model: dict[str, Tensor]) -> Self:
+    def for_prediction(self, model: dict[str, Tensor], validation: RunningSums) -> Self:
         """Return a checkpoint with those weights, without the entries that only training needs."""
         return replace(
             self,
             model=model,
+            sums=validation,
             optimizer=None,
             criterion=None,
             schedule=None,

@@ -387,7 +387,7 @@ class Trainer:
         self._checkpointer.begin_epoch()
         if validation is not None:
             state.schedule.after_validation(row[self.config.schedule.watch])
-            self._checkpointer.save_if_best(row[self.config.validation.watch])
+            self._checkpointer.save_if_best(row[self.config.validation.watch], validation)
         self._checkpointer.save()
         self._checkpointer.write_history()
 
