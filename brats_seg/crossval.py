@@ -82,6 +82,13 @@ class OutOfFoldResults:
         """Cases that could not be predicted or scored."""
         return len(self.batch.failures) + (len(self.evaluation.failures) if self.evaluation else 0)
 
+    @property
+    def predicted_summaries(self) -> tuple[RegionSummary, ...]:
+        """Means over the cases that could be predicted; equal to `summaries` if all could."""
+        failed = {record.case_id for record in self.batch.failures}
+        scores = [score for score in self.scores if score.case_id not in failed]
+        return summarise_scores(scores, np.random.default_rng(0))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CrossValidation:

@@ -408,6 +408,41 @@ def test_evaluate_scores_a_folder_in_another_convention(
     assert (tmp_path / "s.json").exists()
 
 
+def test_evaluate_prints_both_means_where_predictions_are_missing(
+    run: Callable[..., Done], scans: Path, tmp_path: Path
+) -> None:
+    for number in range(2):
+        write_prediction(tmp_path / "made", f"BraTS2021_{number:05d}", seed=number)
+
+    done = run("evaluate", scans, "made")
+    only = run("evaluate", scans, "made", "--only-predicted")
+
+    assert done.returncode == 1
+    assert "made: 2 of 6 references with a prediction" in done.stdout
+    assert "BraTS2021_00004, BraTS2021_00005: no prediction, given the worst" in done.stdout
+    assert "mean [95 % interval] over 6 references, with the worst scores for 4" in done.stdout
+    assert re.search(r"region +Dice +HD95 \(mm\)", done.stdout)
+    assert re.search(r"\nwt +0\.3333 \[0\.0000, 0\.6667\] +248\.75 \[", done.stdout)
+    assert re.search(r"the 2 that have a prediction\n.*\n.*\nwt +1\.0000 \[", done.stdout)
+    assert only.returncode == 0
+    assert "2 of 6 references scored" in only.stdout
+    assert "Mean Dice if those left out counted as 0: wt 0.3333, tc 0.3333" in only.stdout
+    assert len(pd.read_csv(tmp_path / "scores.csv")) == 2 * 3
+
+
+def test_evaluate_says_when_nothing_could_be_scored(
+    run: Callable[..., Done], scans: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "BraTS2021_00001.nii.gz").write_bytes(b"broken")
+
+    done = run("evaluate", scans, "made", "--only-predicted")
+
+    assert done.returncode == 1
+    assert "not scored: case BraTS2021_00001, file" in done.stdout
+    assert "no case could be scored\nwrote" in done.stdout
+
+
 def test_evaluate_compares_two_sets(run: Callable[..., Done], scans: Path, tmp_path: Path) -> None:
     for number in range(6):
         write_prediction(tmp_path / "good", f"BraTS2021_{number:05d}", seed=number)
@@ -416,7 +451,7 @@ def test_evaluate_compares_two_sets(run: Callable[..., Done], scans: Path, tmp_p
     done = run("evaluate", scans, "--compare", "good", "poor")
 
     assert done.returncode == 0, done.stderr
-    assert re.search(r"wt +dice +1\.0000 +0\.", done.stdout)
+    assert re.search(r"wt +Dice +1\.0000 +0\.", done.stdout)
     assert done.stdout.splitlines()[-3].startswith("good: mean rank 1.")
     table = pd.read_csv(tmp_path / "comparison.csv")
     assert table.mean_first[(table.region == "wt") & (table.column == "dice")].item() == 1.0

@@ -171,7 +171,7 @@ def _print_results(results: "OutOfFoldResults", n_networks: int, output: Path) -
     print(f"{n_cases} held-out cases, {n_failed} failed: {output / 'predictions'}")
     if results.evaluation is not None:
         print_remarks(results.evaluation, output / "predictions")
-    print_summaries(results.summaries)
+    print_summaries(results.summaries, results.predicted_summaries)
     print(f"{n_networks} networks in {output / 'model'}, fingerprint {results.fingerprint}")
     print(f"scores.csv, summary.json, scores.png: {output}. Research use only.")
 

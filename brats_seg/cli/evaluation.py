@@ -8,17 +8,19 @@ import typer
 
 from brats_seg.cli.options import ProtocolOption, TaskOption, print_table
 from brats_seg.cpu_threads import available_cpus
-from brats_seg.errors import UsageError
+from brats_seg.errors import UsageError, some_of
 from brats_seg.progress import tracked
 
 if TYPE_CHECKING:
     from brats_seg.evaluation.compare import Comparison
     from brats_seg.evaluation.evaluate import Evaluation
     from brats_seg.evaluation.protocols import ScoringProtocol
-    from brats_seg.evaluation.scores import RegionSummary
+    from brats_seg.evaluation.scores import RegionSummary, Spread
 
 _SHOWN = ("dice", "hd95", "lesionwise_dice", "lesionwise_hd95", "lesionwise_nsd_1.0")
 """Scores that are printed; the table has all of them."""
+_IN_MM = frozenset({"hd95", "lesionwise_hd95"})
+"""Scores that are distances."""
 
 
 def evaluate(
@@ -45,68 +47,161 @@ def evaluate(
         tuple[Path, Path] | None,
         typer.Option(metavar="A B", help="Compare two sets of predictions, case by case."),
     ] = None,
+    only_predicted: Annotated[
+        bool,
+        typer.Option(
+            "--only-predicted",
+            help="Leave out references without a prediction, which otherwise get the worst scores.",
+        ),
+    ] = False,
 ) -> None:
     """Score predictions as the challenges do, and write a table and a summary."""
     from brats_seg.evaluation.protocols import protocol_named
 
     chosen = protocol_named(protocol, task)
     if compare is not None and prediction is None:
-        _compare(reference, compare, chosen, output or Path("comparison.csv"))
+        table = output or Path("comparison.csv")
+        _compare(reference, compare, chosen, table, only_predicted=only_predicted)
     elif compare is None and prediction is not None:
-        _score(reference, prediction, chosen, output or Path("scores.csv"))
+        table = output or Path("scores.csv")
+        _score(reference, prediction, chosen, table, only_predicted=only_predicted)
     else:
         msg = "give one set of predictions, or two with --compare A B"
         raise UsageError(msg)
 
 
-def print_remarks(evaluation: "Evaluation", prediction: Path) -> None:
+def print_remarks(
+    evaluation: "Evaluation", prediction: Path, *, left_out_because: str = "no prediction"
+) -> None:
     """Print the number of cases that were scored, and remarks on single cases."""
-    n_cases = len({score.case_id for score in evaluation.scores})
-    print(
-        f"{prediction}: {n_cases} cases, labels {', '.join(evaluation.prediction_labels)}, "
-        f"against {', '.join(evaluation.reference_labels)} of the references"
-    )
+    labels = ""
+    if evaluation.prediction_labels:
+        labels = (
+            f", labels {', '.join(evaluation.prediction_labels)}, "
+            f"against {', '.join(evaluation.reference_labels)} of the references"
+        )
+    print(f"{prediction}: {_found(evaluation)}{labels}")
     for remark in evaluation.remarks:
         print(remark)
-    for case_id in evaluation.missing:
-        print(f"{case_id}: no prediction, given the worst scores")
+    for case_ids, what in (
+        (evaluation.missing, "no prediction, given the worst scores"),
+        (evaluation.left_out, f"{left_out_because}, left out"),
+        (evaluation.without_reference, "no reference, not scored"),
+    ):
+        if case_ids:
+            print(f"{some_of(case_ids)}: {what}")
     for failure in evaluation.failures:
-        print(f"{failure.case_id}: not scored: {failure.message}")
-    for case_id in evaluation.without_reference:
-        print(f"{case_id}: no reference, not scored")
+        named = "" if failure.case_id in failure.message else f"{failure.case_id}: "
+        print(f"not scored: {named}{failure.message}")
 
 
-def print_summaries(summaries: "Sequence[RegionSummary]") -> None:
-    """Print the means of each region with their intervals."""
+def _found(evaluation: "Evaluation") -> str:
+    n_scored = len({score.case_id for score in evaluation.scores})
+    n_references = n_scored + len(evaluation.failures) + len(evaluation.left_out)
+    if evaluation.left_out:
+        return f"{n_scored} of {n_references} references scored"
+    if evaluation.missing:
+        n_predicted = n_references - len(evaluation.missing)
+        return f"{n_predicted} of {n_references} references with a prediction"
+    return _cases(n_scored)
+
+
+def _with_missing(n_references: int, n_missing: int) -> str:
+    return f"{n_references} references, with the worst scores for {n_missing} without a prediction"
+
+
+def _cases(n: int) -> str:
+    return "1 case" if n == 1 else f"{n} cases"
+
+
+def print_summaries(
+    summaries: "Sequence[RegionSummary]", predicted: "Sequence[RegionSummary]"
+) -> None:
+    """Print the means of each region with their intervals.
+
+    Args:
+        summaries: Summaries over all cases.
+        predicted: Summaries over the cases that have a prediction; printed if they are fewer.
+    """
+    if not summaries:
+        print("no case could be scored")
+        return
+    n_cases = summaries[0].n_cases
+    n_predicted = predicted[0].n_cases if predicted else 0
+    if n_predicted == n_cases:
+        _print_means(summaries, _cases(n_cases))
+        return
+    _print_means(summaries, _with_missing(n_cases, n_cases - n_predicted))
+    if predicted:
+        _print_means(predicted, f"the {n_predicted} that have a prediction")
+
+
+def _print_means(summaries: "Sequence[RegionSummary]", cases: str) -> None:
+    from brats_seg.evaluation.scores import title_of
+    from brats_seg.evaluation.significance import CONFIDENCE
+
     columns = {spread.column for summary in summaries for spread in summary.spreads}
     shown = [column for column in _SHOWN if column in columns]
+    has_interval = summaries[0].n_cases > 1
+    interval = f" [{100 * CONFIDENCE:g} % interval]" if has_interval else ""
+    print(f"\nmean{interval} over {cases}")
     rows = []
     for summary in summaries:
-        means = {
-            spread.column: f"{spread.mean:.4f} [{spread.mean_low:.4f}, {spread.mean_high:.4f}]"
-            for spread in summary.spreads
-        }
+        means = [_mean_of(summary.spread(column), has_interval=has_interval) for column in shown]
         empty = f"{summary.n_reference_empty} of {summary.n_cases}"
-        rows.append((summary.region, *(means[column] for column in shown), empty))
-    print_table(("region", *shown, "empty"), rows)
+        rows.append((summary.region, *means, empty))
+    print_table(("region", *map(title_of, shown), "empty in the reference"), rows)
 
 
-def _score(reference: Path, prediction: Path, protocol: "ScoringProtocol", output: Path) -> None:
+def _mean_of(spread: "Spread", *, has_interval: bool) -> str:
+    mean, low, high = (
+        _rounded(value, spread.column) for value in (spread.mean, spread.mean_low, spread.mean_high)
+    )
+    return f"{mean} [{low}, {high}]" if has_interval else mean
+
+
+def _rounded(value: float, column: str) -> str:
+    return f"{value:.2f}" if column in _IN_MM else f"{value:.4f}"
+
+
+def _score(
+    reference: Path,
+    prediction: Path,
+    protocol: "ScoringProtocol",
+    output: Path,
+    *,
+    only_predicted: bool,
+) -> None:
     from brats_seg.evaluation.evaluate import score_folders
 
-    n_workers = available_cpus()
     scored = score_folders(
-        reference, prediction, output, protocol, n_workers=n_workers, track=tracked
+        reference,
+        prediction,
+        output,
+        protocol,
+        only_predicted=only_predicted,
+        n_workers=available_cpus(),
+        track=tracked,
     )
     print_remarks(scored.evaluation, prediction)
-    print_summaries(scored.summaries)
+    print_summaries(scored.summaries, scored.predicted_summaries)
+    if scored.evaluation.missing:
+        print("--only-predicted leaves out the references without a prediction.")
+    if scored.evaluation.left_out and scored.summaries:
+        dices = (f"{name} {mean:.4f}" for name, mean in scored.dice_with_left_out.items())
+        print(f"Mean Dice if those left out counted as 0: {', '.join(dices)}.")
     print(f"wrote {output} and {output.with_suffix('.json')}. Research use only.")
     if scored.evaluation.missing or scored.evaluation.failures:
         raise typer.Exit(1)
 
 
 def _compare(
-    reference: Path, predictions: tuple[Path, Path], protocol: "ScoringProtocol", output: Path
+    reference: Path,
+    predictions: tuple[Path, Path],
+    protocol: "ScoringProtocol",
+    output: Path,
+    *,
+    only_predicted: bool,
 ) -> None:
     from brats_seg.evaluation.compare import compare_folders
 
@@ -115,25 +210,36 @@ def _compare(
         predictions,
         protocol,
         output=output,
+        only_predicted=only_predicted,
         n_workers=available_cpus(),
         track=tracked,
     )
     for path, evaluation in zip(predictions, (compared.first, compared.second), strict=True):
-        print_remarks(evaluation, path)
-    _print_comparison(compared.comparison)
+        print_remarks(evaluation, path, left_out_because="not in both sets")
+    n_cases = compared.comparison.n_cases
+    if compared.predicted is None:
+        _print_comparison(compared.comparison, _cases(n_cases))
+    else:
+        n_predicted = compared.predicted.n_cases
+        _print_comparison(compared.comparison, _with_missing(n_cases, n_cases - n_predicted))
+        _print_comparison(compared.predicted, f"the {n_predicted} that both sets predict")
+        print("--only-predicted compares the cases that both sets predict.")
     print(f"wrote {output}. Research use only.")
 
 
-def _print_comparison(comparison: "Comparison") -> None:
+def _print_comparison(comparison: "Comparison", cases: str) -> None:
+    from brats_seg.evaluation.scores import title_of
+
+    print(f"\n{cases}")
     first, second = "better in the first", "better in the second"
     print_table(
         ("region", "score", "mean of the first", "mean of the second", first, second, "Wilcoxon p"),
         [
             (
                 test.region,
-                test.column,
-                f"{test.mean_first:.4f}",
-                f"{test.mean_second:.4f}",
+                title_of(test.column),
+                _rounded(test.mean_first, test.column),
+                _rounded(test.mean_second, test.column),
                 test.n_first_better,
                 test.n_second_better,
                 f"{test.p_value:.3g}",

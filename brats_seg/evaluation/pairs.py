@@ -6,7 +6,7 @@ the references, and otherwise in its outline.
 """
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -50,6 +50,22 @@ class Pairing:
     """Sorted by case id."""
     without_reference: tuple[str, ...]
     """Predicted cases that cannot be scored."""
+    left_out: tuple[str, ...] = ()
+    """Cases whose references are not read or scored."""
+
+    @property
+    def predicted(self) -> frozenset[str]:
+        """Cases that have a prediction."""
+        return frozenset(pair.case_id for pair in self.pairs if pair.prediction is not None)
+
+    def only(self, case_ids: Collection[str]) -> Self:
+        """Return the pairs of these cases, and leave out the others."""
+        left_out = [pair.case_id for pair in self.pairs if pair.case_id not in case_ids]
+        return replace(
+            self,
+            pairs=tuple(pair for pair in self.pairs if pair.case_id in case_ids),
+            left_out=tuple(left_out),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -41,6 +41,17 @@ LESION_COLUMNS = (
 _N_COUNTS = 3
 """Number of counts at the end of `LESION_COLUMNS`."""
 
+_WRITTEN = (
+    ("lesionwise", "lesion-wise"),
+    ("dice", "Dice"),
+    ("jaccard", "Jaccard"),
+    ("hd95", "HD95 (mm)"),
+    ("nsd 0.5", "NSD at 0.5 mm"),
+    ("nsd 1.0", "NSD at 1 mm"),
+    (" ml", " volume (ml)"),
+)
+"""Parts of the names of columns, and how they are written for people."""
+
 LOWER_IS_BETTER = frozenset({"hd95", "lesionwise_hd95"})
 """Scores of which a smaller value is better; of the other scores a larger one is."""
 
@@ -114,6 +125,23 @@ class RegionSummary:
     """Cases without the region on either side, which get the best score."""
     spreads: tuple[Spread, ...]
     """One per column of the table of scores."""
+
+    def spread(self, column: str) -> Spread:
+        """Return the spread of a column."""
+        return next(spread for spread in self.spreads if spread.column == column)
+
+
+def title_of(column: str) -> str:
+    """Return the name of a score as people write it, with its unit.
+
+    Example:
+        >>> title_of("lesionwise_hd95")
+        'lesion-wise HD95 (mm)'
+    """
+    words = column.replace("_", " ")
+    for plain, written in _WRITTEN:
+        words = words.replace(plain, written)
+    return words
 
 
 def write_scores(scores: Iterable[Score], path: Path) -> None:
