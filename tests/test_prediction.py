@@ -77,6 +77,42 @@ def test_one_case_by_four_flags(run: Run, model: Path, tmp_path: Path) -> None:
     assert set(np.unique(nib.load(tmp_path / "out" / "me.nii.gz").dataobj)) <= {0, 1, 2, 3}
 
 
+def test_modalities_may_be_named_as_files_name_them(run: Run, model: Path, tmp_path: Path) -> None:
+    folder = write_case(tmp_path / "scans", labelled=False)
+    names = ("t1", "t1ce", "t2", "flair")
+    flags = [f"--{name}={folder / f'BraTS2021_00000_{name}.nii.gz'}" for name in names]
+
+    code, shown, errors = run("predict", *flags, "-o", "out", "--model", model, "--no-preview")
+
+    assert code == 0, errors
+    assert shown.startswith("BraTS2021_00000: WT ")
+
+
+def test_the_label_convention_is_said_if_it_is_not_that_of_the_release(
+    run: Run, model: Path, tmp_path: Path
+) -> None:
+    for case_id in ("BraTS2021_00000", "patient_1", "patient_2"):
+        write_case(tmp_path / "scans", case_id, labelled=False)
+    flags = ("-o", "out", "--model", model, "--no-preview")
+
+    first = run("predict", "scans", *flags)
+    again = run("predict", "scans", *flags)
+    asked = run("predict", "scans", *flags, "--labels", "brats2023")
+    shown, _ = run("predict", "scans", *flags, "--json")[1:]
+
+    expected = (
+        "labels of 2 cases are written as brats2017 (1 NCR/NET, 2 ED, 4 ET): the names of the "
+        "scans show no release, and the model was trained on this convention; --labels chooses"
+    )
+    assert expected in first[1]
+    assert expected in again[1]
+    assert first[1].count("are written as") == 1
+    assert "1 case are written as brats2023 (1 NCR, 2 ED, 3 ET): asked for; the rele" in asked[1]
+    records = {record["case_id"]: record for record in map(json.loads, shown.splitlines())}
+    assert records["BraTS2021_00000"]["convention_reason"] == ""
+    assert "no release" in records["patient_1"]["convention_reason"]
+
+
 def test_every_option_reaches_the_record(
     run: Run, brats_root: Path, model: Path, tmp_path: Path
 ) -> None:

@@ -48,12 +48,23 @@ def predict(
         list[Path] | None,
         typer.Argument(help="Folders of scans of any layout, or .csv or .json tables of paths."),
     ] = None,
-    t1n: Annotated[Path | None, typer.Option(rich_help_panel=_ONE_CASE, help="T1.")] = None,
-    t1c: Annotated[
-        Path | None, typer.Option(rich_help_panel=_ONE_CASE, help="T1 with contrast agent.")
+    t1n: Annotated[
+        Path | None, typer.Option("--t1n", "--t1", rich_help_panel=_ONE_CASE, help="T1.")
     ] = None,
-    t2w: Annotated[Path | None, typer.Option(rich_help_panel=_ONE_CASE, help="T2.")] = None,
-    t2f: Annotated[Path | None, typer.Option(rich_help_panel=_ONE_CASE, help="FLAIR.")] = None,
+    t1c: Annotated[
+        Path | None,
+        typer.Option(
+            *("--t1c", "--t1ce", "--t1gd"),
+            rich_help_panel=_ONE_CASE,
+            help="T1 with contrast agent.",
+        ),
+    ] = None,
+    t2w: Annotated[
+        Path | None, typer.Option("--t2w", "--t2", rich_help_panel=_ONE_CASE, help="T2.")
+    ] = None,
+    t2f: Annotated[
+        Path | None, typer.Option("--t2f", "--flair", rich_help_panel=_ONE_CASE, help="FLAIR.")
+    ] = None,
     case_id: Annotated[
         str | None, typer.Option(rich_help_panel=_ONE_CASE, help="Id of the case.")
     ] = None,
@@ -187,6 +198,9 @@ def predict(
         cases, model, output, settings, executor=executor, on_case=on_case, track=tracked
     )
     n_failed = len(outcome.failures)
+    advice = "" if labels else "; --labels chooses another"
+    for remark in outcome.remarks:
+        print(f"{remark}{advice}", file=sys.stderr if as_json else sys.stdout)
     if not as_json:
         print(
             f"{outcome.n_predicted} predicted, {outcome.n_skipped} finished before, {n_failed} "

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from brats_seg.cases.conventions import resolve
+from brats_seg.cases.layouts import NNUNET, UNKNOWN
 from brats_seg.config import Config
 from brats_seg.errors import UsageError
 from brats_seg.inference.settings import PredictionSettings
@@ -65,6 +66,15 @@ class Member:
     """Window and decoding that were fitted to the network."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WrittenConvention:
+    """Label convention that a case is written in."""
+
+    convention: LabelConvention
+    reason: str = ""
+    """Reason why it is written; empty if it is that of the release of the scan."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Model:
     """One network or several whose probabilities are averaged."""
@@ -80,18 +90,34 @@ class Model:
         """Return the decoding asked for, completed by the one stored with the model."""
         return settings.over(self.members[0].fitted).decoding
 
-    def convention(self, settings: PredictionSettings, release: str) -> LabelConvention:
+    def written_convention(self, settings: PredictionSettings, release: str) -> WrittenConvention:
         """Return the label convention to write a case of that release in.
 
         Where the release allows several, it is that of the training cases, if they had only one.
         """
-        if settings.labels is not None:
-            return convention_named(settings.labels)
         found = resolve(release=release, shape=None, values=())
-        if not found.is_open:
-            return found.convention
-        own = self.identity.conventions
-        return convention_named(own[0]) if len(own) == 1 else BRATS2023
+        own = "" if found.is_open else found.convention.name
+        if settings.labels is not None:
+            reason = "" if settings.labels == own else f"asked for; {_release_words(own, release)}"
+            return WrittenConvention(convention=convention_named(settings.labels), reason=reason)
+        if own:
+            return WrittenConvention(convention=found.convention)
+        taught = self.identity.conventions
+        unknown = _release_words(own, release)
+        if len(taught) == 1:
+            reason = f"{unknown}, and the model was trained on this convention"
+            return WrittenConvention(convention=convention_named(taught[0]), reason=reason)
+        reason = f"{unknown}, and the model was trained on {', '.join(taught)}"
+        return WrittenConvention(convention=BRATS2023, reason=reason)
+
+
+def _release_words(convention: str, release: str) -> str:
+    """Return what the names of scans show of their label convention, if anything, for a message."""
+    if convention:
+        return f"the release of the scans has {convention}"
+    if release in {UNKNOWN, NNUNET}:
+        return "the names of the scans show no release"
+    return f"the release {release} exists in several conventions"
 
 
 def load_model(paths: Sequence[Path], device: Device) -> Model:

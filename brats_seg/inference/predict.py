@@ -26,6 +26,7 @@ from scipy.special import entr
 from torch import Tensor, nn
 
 from brats_seg.cases.inputs import single_input
+from brats_seg.cases.layouts import modality_named
 from brats_seg.errors import CaseError, ConfigError
 from brats_seg.inference.model import Member, Model, load_model, wrap_network
 from brats_seg.inference.plausibility import Prediction, implausibilities
@@ -57,6 +58,8 @@ class CaseResult:
     """(X, Y, Z)"""
     convention: LabelConvention
     """Label convention of the label map."""
+    convention_reason: str
+    """Reason for it; empty if it is that of the release of the scan."""
     probabilities: npt.NDArray[np.float32] | None
     """(3, X, Y, Z); None unless the settings ask for them."""
     uncertainty: npt.NDArray[np.float32] | None
@@ -130,14 +133,15 @@ class Predictor:
         """Segment a case given as one file for each modality.
 
         Args:
-            files: File of each of `MODALITIES`.
+            files: File of each of `MODALITIES`, also under names such as `flair` or `t1ce`.
             case_id: Id of the case; by default the common part of the file names.
 
         Raises:
             CaseError: A file is missing or cannot be used, or as `predict_scan`.
             ConfigError: As `predict_scan`.
         """
-        return self.predict_scan(read_scan(single_input(case_id, files), self.spacing_mm))
+        named = {modality_named(word) or word: path for word, path in files.items()}
+        return self.predict_scan(read_scan(single_input(case_id, named), self.spacing_mm))
 
     def predict_arrays(
         self, images: npt.NDArray[Any], affine: npt.NDArray[np.float64], case_id: str = "case"
@@ -178,7 +182,8 @@ def predict_scan(model: Model, scan: Scan, settings: PredictionSettings) -> Case
     fallback = PredictionFallback(scan.case_id, model.device)
     mean = crop_probabilities(model, scan.case_id, scan.image, settings, fallback)
     probabilities = scan.on_scan_spacing(mean)
-    convention = model.convention(settings, scan.release)
+    written = model.written_convention(settings, scan.release)
+    convention = written.convention
     labels = decode(probabilities, model.decoding(settings), convention, scan.voxel_mm3)
     prediction = Prediction(
         regions=regions_of(labels, convention),
@@ -191,6 +196,7 @@ def predict_scan(model: Model, scan: Scan, settings: PredictionSettings) -> Case
         case_id=scan.case_id,
         label_map=scan.on_scan_grid(labels),
         convention=convention,
+        convention_reason=written.reason,
         probabilities=np.stack([scan.on_scan_grid(part) for part in probabilities])
         if settings.probabilities
         else None,
