@@ -48,6 +48,7 @@ from brats_seg.inference.batch import (
     local_outcomes,
 )
 from brats_seg.inference.export import check_replaceable, export_model
+from brats_seg.inference.model_facts import CrossValidationScores
 from brats_seg.inference.out_of_fold import HeldOut, open_held_out
 from brats_seg.inference.output import OutputFolder
 from brats_seg.inference.predict import Predictor
@@ -182,7 +183,12 @@ def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
         cases = held_out_cases(held_out, read_index(folder / "cases.csv", data))
         batch = _predict(cases, predictions, config, on_case, track)
         evaluation, scores, summaries = _score(cases, predictions.path, protocol, track)
-        exported = export_model(paths, output / "model", replace=True)
+        exported = export_model(
+            paths,
+            output / "model",
+            replace=True,
+            scores=CrossValidationScores(protocol=protocol.name, summaries=summaries),
+        )
     results = OutOfFoldResults(
         tuning=tuning,
         batch=batch,

@@ -184,6 +184,20 @@ def test_an_exported_model_predicts_the_same(
         assert path.read_bytes() == (tmp_path / "out" / path.name).read_bytes()
 
 
+def test_export_says_what_the_model_card_names_and_what_it_lacks(
+    run: Run, model: Path, tmp_path: Path
+) -> None:
+    plain = run("export", model, "-o", "model")
+    licensed = run("export", model, "-o", "other", "--license", "CC0", "--no-case-ids")
+
+    assert "wrote 1 network to model, fingerprint " in plain[1]
+    assert "--no-case-ids leaves them out" in plain[1]
+    assert "states no licence; --license names one" in plain[1]
+    assert "--no-case-ids" not in licensed[1]
+    assert "--license" not in licensed[1]
+    assert "- licence: CC0\n" in (tmp_path / "other" / "README.md").read_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

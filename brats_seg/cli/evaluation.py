@@ -15,12 +15,10 @@ if TYPE_CHECKING:
     from brats_seg.evaluation.compare import Comparison
     from brats_seg.evaluation.evaluate import Evaluation
     from brats_seg.evaluation.protocols import ScoringProtocol
-    from brats_seg.evaluation.scores import RegionSummary, Spread
+    from brats_seg.evaluation.scores import RegionSummary
 
 _SHOWN = ("dice", "hd95", "lesionwise_dice", "lesionwise_hd95", "lesionwise_nsd_1.0")
 """Scores that are printed; the table has all of them."""
-_IN_MM = frozenset({"hd95", "lesionwise_hd95"})
-"""Scores that are distances."""
 
 
 def evaluate(
@@ -142,26 +140,18 @@ def _print_means(summaries: "Sequence[RegionSummary]", cases: str) -> None:
 
     columns = {spread.column for summary in summaries for spread in summary.spreads}
     shown = [column for column in _SHOWN if column in columns]
-    has_interval = summaries[0].n_cases > 1
-    interval = f" [{100 * CONFIDENCE:g} % interval]" if has_interval else ""
+    n_cases = summaries[0].n_cases
+    interval = f" [{100 * CONFIDENCE:g} % interval]" if n_cases > 1 else ""
     print(f"\nmean{interval} over {cases}")
-    rows = []
-    for summary in summaries:
-        means = [_mean_of(summary.spread(column), has_interval=has_interval) for column in shown]
-        empty = f"{summary.n_reference_empty} of {summary.n_cases}"
-        rows.append((summary.region, *means, empty))
+    rows = [
+        (
+            summary.region,
+            *(summary.spread(column).mean_text(summary.n_cases) for column in shown),
+            f"{summary.n_reference_empty} of {summary.n_cases}",
+        )
+        for summary in summaries
+    ]
     print_table(("region", *map(title_of, shown), "empty in the reference"), rows)
-
-
-def _mean_of(spread: "Spread", *, has_interval: bool) -> str:
-    mean, low, high = (
-        _rounded(value, spread.column) for value in (spread.mean, spread.mean_low, spread.mean_high)
-    )
-    return f"{mean} [{low}, {high}]" if has_interval else mean
-
-
-def _rounded(value: float, column: str) -> str:
-    return f"{value:.2f}" if column in _IN_MM else f"{value:.4f}"
 
 
 def _score(
@@ -228,7 +218,7 @@ def _compare(
 
 
 def _print_comparison(comparison: "Comparison", cases: str) -> None:
-    from brats_seg.evaluation.scores import title_of
+    from brats_seg.evaluation.scores import rounded, title_of
 
     print(f"\n{cases}")
     first, second = "better in the first", "better in the second"
@@ -238,8 +228,8 @@ def _print_comparison(comparison: "Comparison", cases: str) -> None:
             (
                 test.region,
                 title_of(test.column),
-                _rounded(test.mean_first, test.column),
-                _rounded(test.mean_second, test.column),
+                rounded(test.mean_first, test.column),
+                rounded(test.mean_second, test.column),
                 test.n_first_better,
                 test.n_second_better,
                 f"{test.p_value:.3g}",

@@ -213,14 +213,33 @@ def predict(
 def export(
     runs: Annotated[list[Path], typer.Argument(help="Runs, checkpoints or exported folders.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write to.")],
+    license_name: Annotated[
+        str,
+        typer.Option("--license", help="Licence of the weights, for the model card."),
+    ] = "",
+    case_ids: Annotated[
+        bool,
+        typer.Option(
+            help="Name the cases by their ids in the model card, or only count them.",
+        ),
+    ] = True,
 ) -> None:
-    """Export networks to a folder: weights, settings, tables and a model card, without pickles."""
+    """Export networks to a folder: weights, settings, tables and a model card, without pickles.
+
+    The model card names the training cases, and has the scores of the validation during training.
+    """
     from brats_seg.inference.export import export_model
 
-    exported = export_model(runs, output)
+    exported = export_model(runs, output, license_name=license_name, case_ids=case_ids)
+    n_networks = len(exported.networks)
     print(
-        f"wrote {len(exported.networks)} networks to {output}, fingerprint {exported.fingerprint}"
+        f"wrote {n_networks} network{'s' * (n_networks != 1)} to {output}, fingerprint "
+        f"{exported.fingerprint}"
     )
+    if case_ids:
+        print("The model card has the ids of the cases; --no-case-ids leaves them out.")
+    if not license_name:
+        print("The model card states no licence; --license names one.")
     print("Research use only.")
 
 
