@@ -45,7 +45,7 @@ def write_fold(
             n_patches=len(held_out) if n_patches is None else n_patches,
             counts=dict(zip(held_out, rows, strict=True)),
         ),
-        history=({"epoch": 7, "val_dice": 0.5},),
+        history=({"epoch": 7, "val_dice_wt": 0.75, "val_dice_tc": 0.5, "val_dice_et": 0.25},),
         environment={"torch": "2.0", "device": "cpu", "python": "3.12"},
     )
     write_split(Split(train=tuple(training), validation=tuple(held_out)), path / SPLIT_NAME)
@@ -117,10 +117,23 @@ def test_a_run_without_records_is_exported_with_what_is_known(tmp_path: Path) ->
     export_model([write_run(tmp_path / "run")], tmp_path / "model")
 
     card = card_of(tmp_path / "model")
-    assert "Not known: the validation of the networks on whole cases is not recorded." in card
+    assert "Not known: no validation of the networks on whole cases is recorded." in card
     assert "The cases are not recorded." in card
     assert "| 0 | run | not known | not known | not known | 8x8x8 | cases |" in card
     assert "- licence: not stated" in card
+
+
+def test_a_run_of_an_earlier_version_has_means_without_intervals(tmp_path: Path) -> None:
+    run = write_fold(tmp_path / "run", training=("c",), held_out=("a", "b"))
+    content = torch.load(run / "best.pt", weights_only=True)
+    content["sums"] = {"seconds": 0.0, "loss_sum": 0.0, "n_patches": 0, "counts": {}}
+    torch.save(content, run / "best.pt")
+
+    export_model([run], tmp_path / "model")
+
+    card = card_of(tmp_path / "model")
+    assert "- network 0: WT 0.7500, TC 0.5000, ET 0.2500\n" in card
+    assert "Intervals are not known" in card
 
 
 @pytest.mark.parametrize(
@@ -141,7 +154,7 @@ def test_a_validation_on_patches_is_no_score(
 
     export_model([run], tmp_path / "model")
 
-    assert "is not recorded" in card_of(tmp_path / "model")
+    assert "Not known: no validation" in card_of(tmp_path / "model")
 
 
 def test_the_latest_state_of_a_run_has_no_scores(tmp_path: Path) -> None:
@@ -152,7 +165,7 @@ def test_the_latest_state_of_a_run_has_no_scores(tmp_path: Path) -> None:
 
     export_model([run / "last.pt"], tmp_path / "model")
 
-    assert "on whole cases is not recorded" in card_of(tmp_path / "model")
+    assert "Not known: no validation" in card_of(tmp_path / "model")
     assert "Trained on (1 case):" in card_of(tmp_path / "model")
 
 
@@ -203,6 +216,22 @@ def test_the_scores_of_a_cross_validation_replace_those_of_the_validation(
     written = (model / "card.json").stat().st_mtime_ns
     export_model(folds, model, replace=True, scores=scores)
     assert (model / "card.json").stat().st_mtime_ns == written
+
+
+def test_what_the_card_names_and_lacks_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = write_fold(tmp_path / "run", training=("c",), held_out=("a",))
+    caplog.set_level("INFO", "brats_seg")
+
+    export_model([run], tmp_path / "model")
+    assert [record.message[:30] for record in caplog.records] == [
+        "The model card has the ids of ",
+        "The model card states no licen",
+    ]
+    caplog.clear()
+    export_model([run], tmp_path / "other", license_name="CC0", case_ids=False)
+    assert not caplog.records
 
 
 def test_fitted_settings_are_in_the_card(tmp_path: Path) -> None:

@@ -236,10 +236,6 @@ def export(
         f"wrote {n_networks} network{'s' * (n_networks != 1)} to {output}, fingerprint "
         f"{exported.fingerprint}"
     )
-    if case_ids:
-        print("The model card has the ids of the cases; --no-case-ids leaves them out.")
-    if not license_name:
-        print("The model card states no licence; --license names one.")
     print("Research use only.")
 
 

@@ -6,6 +6,7 @@ README.md, card.json   the model card and its facts
 """
 
 import json
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -40,6 +41,8 @@ from brats_seg.runtime.weights import (
     read_exported,
     sha256_of,
 )
+
+log = logging.getLogger(__name__)
 
 _MEMBER = re.compile(r"member\d+\.safetensors")
 
@@ -82,6 +85,8 @@ def export_model(
         build_single(network, choose_device("cpu", "fp32"))
     exported = ExportedModel(networks=networks, fingerprint=fingerprint_of(networks))
     facts = facts_of(runs, license_name=license_name, case_ids=case_ids, scores=scores)
+    if replace and _holds(folder, exported.fingerprint) and _has_card(folder, facts):
+        return exported
     if not replace:
         _check_free(folder)
         with alone_at(folder, is_folder=True):
@@ -90,8 +95,9 @@ def export_model(
         when_full = "Free some space and start the same command again."
         with whole_folder(folder, when_full=when_full) as beside:
             write_exported(exported, facts, beside)
-    elif not _has_card(folder, facts):
+    else:
         write_card(exported, facts, folder)
+    _log_card(facts)
     return exported
 
 
@@ -175,6 +181,14 @@ def _has_card(folder: Path, facts: ModelFacts) -> bool:
     except UsageError:
         return False
     return stored is not None and facts.is_alike(stored) and (folder / CARD_NAME).exists()
+
+
+def _log_card(facts: ModelFacts) -> None:
+    """Log what to know about the model card before the model is handed out."""
+    if facts.names_cases:
+        log.info("The model card has the ids of the cases; --no-case-ids leaves them out.")
+    if not facts.license:
+        log.info("The model card states no licence; --license names one.")
 
 
 def _written(network: TrainedModel, place: int, folder: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from brats_seg.errors import printable
 from brats_seg.evaluation.overlap import region_counts
-from brats_seg.evaluation.scores import RegionSummary, summarise_counts, title_of
+from brats_seg.evaluation.scores import RegionSummary, rounded, summarise_counts, title_of
 from brats_seg.evaluation.significance import CONFIDENCE
 from brats_seg.files import whole_file
 from brats_seg.inference.model_facts import FACTS_NAME, ModelFacts, NetworkFacts, ValidatedCase
@@ -138,7 +138,7 @@ def _score_lines(networks: Sequence[TrainedModel], facts: ModelFacts) -> list[st
         ]
     tables = list(_validations(facts.networks))
     if not tables:
-        return [*lines, "Not known: the validation of the networks on whole cases is not recorded."]
+        return [*lines, *_mean_lines(facts.networks)]
     lines += [
         "Validation during training: each held-out case was predicted by the network that was not "
         "trained on it, on the prepared scan, with thresholds of 0.5 and the window of training."
@@ -150,6 +150,27 @@ def _score_lines(networks: Sequence[TrainedModel], facts: ModelFacts) -> list[st
     if any(network.fitted != NOT_FITTED for network in networks):
         remark += ", and later the window and the thresholds above"
     return [*lines, "", f"{remark}: expect other, most likely lower, scores on new cases."]
+
+
+def _mean_lines(networks: Sequence[NetworkFacts]) -> list[str]:
+    """Return the mean scores of networks whose runs did not record the scores of each case."""
+    means = [
+        f"- network {place}: "
+        + ", ".join(
+            f"{name.upper()} {rounded(x, 'dice')}" for name, x in zip(REGIONS, dice, strict=True)
+        )
+        for place, dice in ((place, one.mean_dice) for place, one in enumerate(networks))
+        if dice is not None
+    ]
+    if not means:
+        return ["Not known: no validation of the networks on whole cases is recorded."]
+    return [
+        "Mean Dice of the held-out cases in the validation during training. The epoch of the weights "
+        "was chosen on the same cases. Intervals are not known: the scores of each case were not "
+        "recorded.",
+        "",
+        *means,
+    ]
 
 
 def _validations(

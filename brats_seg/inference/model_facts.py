@@ -21,6 +21,7 @@ from brats_seg.config_text import config_of
 from brats_seg.errors import ResumeError, UsageError, printable
 from brats_seg.evaluation.scores import RegionSummary
 from brats_seg.files import check_regular
+from brats_seg.labels import REGIONS
 from brats_seg.runtime.weights import BEST_NAME, MODEL_NAME, read_checkpoint, reason_of
 
 FACTS_NAME = "card.json"
@@ -28,6 +29,7 @@ _LARGEST_FACTS = 1 << 26
 """Bytes of the longest `card.json`; a case takes about 250."""
 
 Count = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
 CountRow = tuple[Count, Count, Count]
 
 
@@ -56,6 +58,8 @@ class NetworkFacts(Section):
     """Epochs of training until the weights were saved."""
     validation: tuple[ValidatedCase, ...] = ()
     """Held-out cases as the weights were validated on them; none where they were not, or on patches."""
+    mean_dice: tuple[Share, Share, Share] | None = None
+    """Mean Dice of WT, TC and ET in that validation, also of runs that have not recorded its cases."""
     environment: dict[str, str] = Field(default_factory=dict)
     """Versions and device of the training."""
     started_from: str = ""
@@ -90,6 +94,11 @@ class ModelFacts(Section):
     networks: tuple[NetworkFacts, ...]
     scores: CrossValidationScores | None = None
     """None without a cross-validation."""
+
+    @property
+    def names_cases(self) -> bool:
+        """Whether the id of any case is among the facts."""
+        return any(one.training or one.held_out or one.learnt_before for one in self.networks)
 
     def is_alike(self, other: "ModelFacts") -> bool:
         """Tell whether other facts differ in the time of the export at most."""
@@ -186,15 +195,25 @@ def _facts_in(content: Mapping[str, Any], run: Path) -> dict[str, Any]:
     if start := content.get("started_from"):
         found["started_from"] = f"{Path(start['path']).name}, fingerprint {start['fingerprint']}"
         found["learnt_before"] = start["learnt_from"]
-    if content.get("optimizer") is not None:
-        # the latest state, which need not have been validated
-        return found
-    if history := content.get("history"):
-        found["epoch"] = int(history[-1]["epoch"])
-    sums = content.get("sums", {"counts": {}, "n_patches": 0})
+    # the latest state need not have been validated
+    is_validated = content.get("optimizer") is None
+    return {**found, **_validation_facts(content)} if is_validated else found
+
+
+def _validation_facts(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts about the validation of the best weights, if it was on whole cases."""
+    history, found = content.get("history"), dict[str, Any]()
+    row = history[-1] if history else {}
+    if "epoch" in row:
+        found["epoch"] = int(row["epoch"])
     config = config_of(content["config"])
-    on_patches = config.validation.patches_between and config.patch.per_case == 1
-    if sums["n_patches"] == len(sums["counts"]) and not on_patches:
-        counts = sorted(sums["counts"].items())
-        found["validation"] = [{"case_id": name, "counts": rows} for name, rows in counts]
-    return found
+    sums = content.get("sums", {"counts": {}, "n_patches": 0})
+    # on patches, each case has `per_case` of them
+    is_one_each = config.patch.per_case > 1 and 0 < sums["n_patches"] == len(sums["counts"])
+    if config.validation.patches_between and not is_one_each:
+        return found
+    columns = [f"val_dice_{region}" for region in REGIONS]
+    if all(column in row for column in columns):
+        found["mean_dice"] = [row[column] for column in columns]
+    counts = sorted(sums["counts"].items())
+    return found | {"validation": [{"case_id": name, "counts": rows} for name, rows in counts]}
