@@ -93,25 +93,6 @@ def print_remarks(
         print(f"not scored: {named}{failure.message}")
 
 
-def _found(evaluation: "Evaluation") -> str:
-    n_scored = len({score.case_id for score in evaluation.scores})
-    n_references = n_scored + len(evaluation.failures) + len(evaluation.left_out)
-    if evaluation.left_out:
-        return f"{n_scored} of {n_references} references scored"
-    if evaluation.missing:
-        n_predicted = n_references - len(evaluation.missing)
-        return f"{n_predicted} of {n_references} references with a prediction"
-    return _cases(n_scored)
-
-
-def _with_missing(n_references: int, n_missing: int) -> str:
-    return f"{n_references} references, with the worst scores for {n_missing} without a prediction"
-
-
-def _cases(n: int) -> str:
-    return "1 case" if n == 1 else f"{n} cases"
-
-
 def print_summaries(
     summaries: "Sequence[RegionSummary]", predicted: "Sequence[RegionSummary]"
 ) -> None:
@@ -132,6 +113,25 @@ def print_summaries(
     _print_means(summaries, _with_missing(n_cases, n_cases - n_predicted))
     if predicted:
         _print_means(predicted, f"the {n_predicted} that have a prediction")
+
+
+def _found(evaluation: "Evaluation") -> str:
+    n_scored = len({score.case_id for score in evaluation.scores})
+    n_references = n_scored + len(evaluation.failures) + len(evaluation.left_out)
+    if evaluation.left_out:
+        return f"{n_scored} of {n_references} references scored"
+    if evaluation.missing:
+        n_predicted = n_references - len(evaluation.missing)
+        return f"{n_predicted} of {n_references} references with a prediction"
+    return _cases(n_scored)
+
+
+def _with_missing(n_references: int, n_missing: int) -> str:
+    return f"{n_references} references, with the worst scores for {n_missing} without a prediction"
+
+
+def _cases(n: int) -> str:
+    return "1 case" if n == 1 else f"{n} cases"
 
 
 def _print_means(summaries: "Sequence[RegionSummary]", cases: str) -> None:
@@ -210,9 +210,10 @@ def _compare(
     if compared.predicted is None:
         _print_comparison(compared.comparison, _cases(n_cases))
     else:
-        n_predicted = compared.predicted.n_cases
-        _print_comparison(compared.comparison, _with_missing(n_cases, n_cases - n_predicted))
-        _print_comparison(compared.predicted, f"the {n_predicted} that both sets predict")
+        words = f"{n_cases} references, with the worst scores where a prediction is missing"
+        _print_comparison(compared.comparison, words)
+        words = f"the {compared.predicted.n_cases} that both sets predict"
+        _print_comparison(compared.predicted, words)
         print("--only-predicted compares the cases that both sets predict.")
     print(f"wrote {output}. Research use only.")
 
