@@ -131,6 +131,17 @@ def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode()
 
 
+def counted(n: int, noun: str) -> str:
+    """Return a number with its noun, in the plural where it needs one.
+
+    Example:
+        >>> counted(1, "case"), counted(2, "case"), counted(3, "patch")
+        ('1 case', '2 cases', '3 patches')
+    """
+    plural = "es" if noun.endswith(("ch", "sh", "s", "x")) else "s"
+    return f"{n} {noun}{'' if n == 1 else plural}"
+
+
 def some_of(names: Collection[str]) -> str:
     """Return the first names as text for a message, and how many more there are."""
     more = f" and {len(names) - _N_NAMED} more" if len(names) > _N_NAMED else ""

@@ -8,7 +8,7 @@ import typer
 
 from brats_seg.cli.options import ProtocolOption, TaskOption, print_table
 from brats_seg.cpu_threads import available_cpus
-from brats_seg.errors import UsageError, some_of
+from brats_seg.errors import UsageError, counted, some_of
 from brats_seg.progress import tracked
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def print_summaries(
     n_cases = summaries[0].n_cases
     n_predicted = predicted[0].n_cases if predicted else 0
     if n_predicted == n_cases:
-        _print_means(summaries, _cases(n_cases))
+        _print_means(summaries, counted(n_cases, "case"))
         return
     _print_means(summaries, _with_missing(n_cases, n_cases - n_predicted))
     if predicted:
@@ -123,15 +123,11 @@ def _found(evaluation: "Evaluation") -> str:
     if evaluation.missing:
         n_predicted = n_references - len(evaluation.missing)
         return f"{n_predicted} of {n_references} references with a prediction"
-    return _cases(n_scored)
+    return counted(n_scored, "case")
 
 
 def _with_missing(n_references: int, n_missing: int) -> str:
     return f"{n_references} references, with the worst scores for {n_missing} without a prediction"
-
-
-def _cases(n: int) -> str:
-    return "1 case" if n == 1 else f"{n} cases"
 
 
 def _print_means(summaries: "Sequence[RegionSummary]", cases: str) -> None:
@@ -208,7 +204,7 @@ def _compare(
         print_remarks(evaluation, path, left_out_because="not in both sets")
     n_cases = compared.comparison.n_cases
     if compared.predicted is None:
-        _print_comparison(compared.comparison, _cases(n_cases))
+        _print_comparison(compared.comparison, counted(n_cases, "case"))
     else:
         words = f"{n_cases} references, with the worst scores where a prediction is missing"
         _print_comparison(compared.comparison, words)

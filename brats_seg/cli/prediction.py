@@ -19,7 +19,7 @@ from brats_seg.cli.options import (
     PrecisionOption,
     one_of,
 )
-from brats_seg.errors import UsageError
+from brats_seg.errors import UsageError, counted
 from brats_seg.progress import tracked
 
 if TYPE_CHECKING:
@@ -231,11 +231,8 @@ def export(
     from brats_seg.inference.export import export_model
 
     exported = export_model(runs, output, license_name=license_name, case_ids=case_ids)
-    n_networks = len(exported.networks)
-    print(
-        f"wrote {n_networks} network{'s' * (n_networks != 1)} to {output}, fingerprint "
-        f"{exported.fingerprint}"
-    )
+    n_networks = counted(len(exported.networks), "network")
+    print(f"wrote {n_networks} to {output}, fingerprint {exported.fingerprint}")
     print("Research use only.")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from brats_seg.errors import printable
+from brats_seg.errors import counted, printable
 from brats_seg.evaluation.overlap import region_counts
 from brats_seg.evaluation.scores import RegionSummary, rounded, summarise_counts, title_of
 from brats_seg.evaluation.significance import CONFIDENCE
@@ -260,7 +260,7 @@ def _case_lines(facts: ModelFacts) -> list[str]:
         why = "Their ids are left out." if known else "The cases are not recorded."
         return [*lines, "", why]
     for words, case_ids in roles.items():
-        n_cases = f"{len(case_ids)} {'case' if len(case_ids) == 1 else 'cases'}"
+        n_cases = counted(len(case_ids), "case")
         text = textwrap.wrap(
             ", ".join(case_ids), _LINE_LENGTH, break_long_words=False, break_on_hyphens=False
         )

@@ -26,7 +26,7 @@ from brats_seg.cases.folders import OUTPUT_MARKER
 from brats_seg.cases.many import Failure, write_failures
 from brats_seg.cases.nifti import write_volume
 from brats_seg.config import Section
-from brats_seg.errors import UsageError
+from brats_seg.errors import UsageError, counted
 from brats_seg.files import explained, locked, remove_leftovers, whole_file
 from brats_seg.inference.postprocess import PARTS, PartVolume
 from brats_seg.inference.predict import CaseResult
@@ -94,7 +94,7 @@ def convention_remarks(records: Iterable[Record]) -> tuple[str, ...]:
         if record.convention_reason
     )
     return tuple(
-        f"labels of {n} case{'s' * (n != 1)} are written as {convention_named(name)}: {reason}"
+        f"labels of {counted(n, 'case')} are written as {convention_named(name)}: {reason}"
         for (name, reason), n in sorted(n_cases.items())
     )
 
