@@ -68,7 +68,7 @@ def folds(tmp_path: Path) -> list[Path]:
 def test_the_card_of_a_run_has_its_cases_scores_and_versions(tmp_path: Path) -> None:
     run = write_fold(tmp_path / "mine", training=("c", "d", "e"), held_out=("a", "b"))
 
-    export_model([run], tmp_path / "model", license_name="CC BY 4.0")
+    export_model([run], tmp_path / "model", license_name="CC BY 4.0", case_ids=True)
 
     card = card_of(tmp_path / "model")
     assert "one network, unet, of " in card
@@ -86,7 +86,7 @@ def test_the_card_of_a_run_has_its_cases_scores_and_versions(tmp_path: Path) -> 
 def test_the_held_out_cases_of_folds_are_summarised_together(
     folds: list[Path], tmp_path: Path
 ) -> None:
-    export_model(folds, tmp_path / "model")
+    export_model(folds, tmp_path / "model", case_ids=True)
 
     card = card_of(tmp_path / "model")
     counts = [
@@ -105,7 +105,7 @@ def test_networks_that_share_held_out_cases_are_summarised_apart(tmp_path: Path)
         for seed in range(2)
     ]
 
-    export_model(runs, tmp_path / "model")
+    export_model(runs, tmp_path / "model", case_ids=True)
 
     card = card_of(tmp_path / "model")
     assert card.count("| WT | 0.7500 [0.5000, 1.0000] | 2 | 0 |") == 2
@@ -114,7 +114,7 @@ def test_networks_that_share_held_out_cases_are_summarised_apart(tmp_path: Path)
 
 
 def test_a_run_without_records_is_exported_with_what_is_known(tmp_path: Path) -> None:
-    export_model([write_run(tmp_path / "run")], tmp_path / "model")
+    export_model([write_run(tmp_path / "run")], tmp_path / "model", case_ids=True)
 
     card = card_of(tmp_path / "model")
     assert "Not known: no validation of the networks on whole cases is recorded." in card
@@ -129,7 +129,7 @@ def test_a_run_of_an_earlier_version_has_means_without_intervals(tmp_path: Path)
     content["sums"] = {"seconds": 0.0, "loss_sum": 0.0, "n_patches": 0, "counts": {}}
     torch.save(content, run / "best.pt")
 
-    export_model([run], tmp_path / "model")
+    export_model([run], tmp_path / "model", case_ids=True)
 
     card = card_of(tmp_path / "model")
     assert "- network 0: WT 0.7500, TC 0.5000, ET 0.2500\n" in card
@@ -152,7 +152,7 @@ def test_a_validation_on_patches_is_no_score(
         tmp_path / "run", training=("c",), held_out=("a", "b"), config=config, n_patches=n_patches
     )
 
-    export_model([run], tmp_path / "model")
+    export_model([run], tmp_path / "model", case_ids=True)
 
     assert "Not known: no validation" in card_of(tmp_path / "model")
 
@@ -163,32 +163,49 @@ def test_the_latest_state_of_a_run_has_no_scores(tmp_path: Path) -> None:
     content = torch.load(run / "best.pt", weights_only=True)
     torch.save({**content, "optimizer": {}}, run / "last.pt")
 
-    export_model([run / "last.pt"], tmp_path / "model")
+    export_model([run / "last.pt"], tmp_path / "model", case_ids=True)
 
     assert "Not known: no validation" in card_of(tmp_path / "model")
     assert "Trained on (1 case):" in card_of(tmp_path / "model")
 
 
-def test_ids_are_left_out_of_the_card_and_its_facts(tmp_path: Path) -> None:
-    run = write_fold(tmp_path / "run", training=("Smith",), held_out=("Jones", "Brown"))
+@pytest.mark.parametrize("case_ids", [None, False])
+def test_ids_that_may_identify_patients_are_left_out_unless_asked_for(
+    tmp_path: Path, case_ids: bool | None
+) -> None:
+    held_out = ("Jones", "BraTS2021_00000")
+    run = write_fold(tmp_path / "run", training=("Smith",), held_out=held_out)
 
-    export_model([run], tmp_path / "model", case_ids=False)
+    export_model([run], tmp_path / "model", case_ids=case_ids)
 
     for path in (tmp_path / "model").glob("*.*"):
-        assert not any(name in path.read_bytes() for name in (b"Smith", b"Jones", b"Brown")), path
+        assert not any(name in path.read_bytes() for name in (b"Smith", b"Jones", b"BraTS2021_")), (
+            path
+        )
     card = card_of(tmp_path / "model")
     assert "Their ids are left out." in card
     assert "| 0 | run | 1 | 2 |" in card
     assert "| WT | 0.7500 [" in card
 
 
-def test_an_export_of_an_exported_model_keeps_the_facts(folds: list[Path], tmp_path: Path) -> None:
-    export_model(folds, tmp_path / "model", license_name="MIT")
+def test_ids_of_public_releases_are_named_unless_refused(tmp_path: Path) -> None:
+    held_out = ("BraTS2021_00000", "BRATS_001")
+    run = write_fold(tmp_path / "run", training=("Brats18_2013_2_1",), held_out=held_out)
 
-    export_model([tmp_path / "model"], tmp_path / "again")
+    export_model([run], tmp_path / "model")
+    export_model([run], tmp_path / "other", case_ids=False)
+
+    assert "    Brats18_2013_2_1\n" in card_of(tmp_path / "model")
+    assert "Brats18_2013_2_1" not in card_of(tmp_path / "other")
+
+
+def test_an_export_of_an_exported_model_keeps_the_facts(folds: list[Path], tmp_path: Path) -> None:
+    export_model(folds, tmp_path / "model", license_name="MIT", case_ids=True)
+
+    export_model([tmp_path / "model"], tmp_path / "again", case_ids=True)
     export_model([tmp_path / "model"], tmp_path / "anonymous", case_ids=False)
     (tmp_path / "model" / "card.json").unlink()
-    export_model([tmp_path / "model"], tmp_path / "older")
+    export_model([tmp_path / "model"], tmp_path / "older", case_ids=True)
 
     assert card_of(tmp_path / "again") == card_of(tmp_path / "model")
     assert "Network 1:" in card_of(tmp_path / "anonymous")
@@ -202,10 +219,10 @@ def test_the_scores_of_a_cross_validation_replace_those_of_the_validation(
     summaries = summarise_counts(counts, np.random.default_rng(0))
     scores = CrossValidationScores(protocol="legacy", summaries=summaries)
     model = tmp_path / "model"
-    export_model(folds, model, replace=True)
+    export_model(folds, model, replace=True, case_ids=True)
     before = (model / "model.json").stat().st_mtime_ns
 
-    export_model(folds, model, replace=True, scores=scores)
+    export_model(folds, model, replace=True, scores=scores, case_ids=True)
 
     card = card_of(model)
     assert "Cross-validation, scored by the protocol legacy" in card
@@ -214,7 +231,7 @@ def test_the_scores_of_a_cross_validation_replace_those_of_the_validation(
     # the weights are the same
     assert (model / "model.json").stat().st_mtime_ns == before
     written = (model / "card.json").stat().st_mtime_ns
-    export_model(folds, model, replace=True, scores=scores)
+    export_model(folds, model, replace=True, scores=scores, case_ids=True)
     assert (model / "card.json").stat().st_mtime_ns == written
 
 
@@ -224,21 +241,21 @@ def test_what_the_card_names_and_lacks_is_logged(
     run = write_fold(tmp_path / "run", training=("c",), held_out=("a",))
     caplog.set_level("INFO", "brats_seg")
 
-    export_model([run], tmp_path / "model")
+    export_model([run], tmp_path / "model", case_ids=True)
     assert [record.message[:30] for record in caplog.records] == [
         "The model card has the ids of ",
         "The model card states no licen",
     ]
     caplog.clear()
     export_model([run], tmp_path / "other", license_name="CC0", case_ids=False)
-    assert not caplog.records
+    assert [record.message[:30] for record in caplog.records] == ["The model card counts the case"]
 
 
 def test_fitted_settings_are_in_the_card(tmp_path: Path) -> None:
     fitted = FittedPrediction(window="whole", decoding=Decoding(smallest_et_mm3=50))
     run = write_run(tmp_path / "run", fitted=fitted)
 
-    export_model([run], tmp_path / "model")
+    export_model([run], tmp_path / "model", case_ids=True)
 
     assert "Windows: the whole brain in one pass." in card_of(tmp_path / "model")
     assert "Less than 50 mm3 of enhancing tumour in all" in card_of(tmp_path / "model")
@@ -251,7 +268,7 @@ def test_a_run_that_started_from_other_weights_names_them(tmp_path: Path) -> Non
     content["started_from"] = {**start, "learnt_from": ("c", "z")}
     torch.save(content, run / "best.pt")
 
-    export_model([run], tmp_path / "model")
+    export_model([run], tmp_path / "model", case_ids=True)
 
     card = card_of(tmp_path / "model")
     assert "- network 0 started from the weights of parent, fingerprint f00\n" in card
@@ -262,29 +279,29 @@ def test_a_run_that_started_from_other_weights_names_them(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("content", [b"", b"[", b"[]", b'{"networks": 3}', b"[" * 100_000])
 def test_damaged_facts_stop_an_export_and_no_prediction(tmp_path: Path, content: bytes) -> None:
-    export_model([write_run(tmp_path / "run")], tmp_path / "model")
+    export_model([write_run(tmp_path / "run")], tmp_path / "model", case_ids=True)
     (tmp_path / "model" / "card.json").write_bytes(content)
 
     with pytest.raises(UsageError, match=r"card\.json cannot be read: .* or remove this file"):
-        export_model([tmp_path / "model"], tmp_path / "again")
+        export_model([tmp_path / "model"], tmp_path / "again", case_ids=True)
     assert len(load_model([tmp_path / "model"], CPU).members) == 1
     assert not (tmp_path / "again").exists()
 
 
 def test_facts_of_another_number_of_networks_are_refused(tmp_path: Path) -> None:
-    export_model([write_run(tmp_path / "run")], tmp_path / "model")
+    export_model([write_run(tmp_path / "run")], tmp_path / "model", case_ids=True)
     path = tmp_path / "model" / "card.json"
     facts = json.loads(path.read_text())
     path.write_text(json.dumps({**facts, "networks": facts["networks"] * 2}))
 
     with pytest.raises(UsageError, match="describes 2 networks; expected 1"):
-        export_model([tmp_path / "model"], tmp_path / "again")
+        export_model([tmp_path / "model"], tmp_path / "again", case_ids=True)
 
 
 def test_ids_cannot_break_the_card(tmp_path: Path) -> None:
     run = write_fold(tmp_path / "run", training=("c\n\n# Fake",), held_out=("a",))
 
-    export_model([run], tmp_path / "model", license_name="MIT\n\n# Fake")
+    export_model([run], tmp_path / "model", license_name="MIT\n\n# Fake", case_ids=True)
 
     assert "\n# Fake" not in card_of(tmp_path / "model")
     facts = read_facts(tmp_path / "model")
@@ -300,7 +317,7 @@ def test_networks_of_two_training_sets_are_named_by_their_own(tmp_path: Path) ->
         for seed in range(2)
     ]
 
-    export_model(runs, tmp_path / "model")
+    export_model(runs, tmp_path / "model", case_ids=True)
 
     assert "| 8x8x8 | set0 |" in card_of(tmp_path / "model")
     assert "| 8x8x8 | set1 |" in card_of(tmp_path / "model")

@@ -114,7 +114,7 @@ def resolve_all(
     Raises:
         ConfigError: No convention has the declared name.
     """
-    releases = {case_id: _release_of(case_id) for case_id in label_maps}
+    releases = {case_id: release_of(case_id) for case_id in label_maps}
     of_release: defaultdict[str, set[int]] = defaultdict(set)
     for case_id, content in label_maps.items():
         of_release[releases[case_id]] |= content.values
@@ -147,6 +147,11 @@ def check_values(
         )
 
 
+def release_of(case_id: str) -> str:
+    """Return the release that a case id belongs to, or `UNKNOWN`."""
+    return DECATHLON if _DECATHLON_CASE.fullmatch(case_id) else parse_case_id(case_id).release
+
+
 def _convention_of(release: str, values: Collection[int]) -> LabelConvention:
     has_3, has_4 = 3 in values, 4 in values
     match release:
@@ -167,7 +172,3 @@ def _convention_of(release: str, values: Collection[int]) -> LabelConvention:
     if has_3 and has_4:
         return BRATS2024
     return BRATS2017 if has_4 else BRATS2023
-
-
-def _release_of(case_id: str) -> str:
-    return DECATHLON if _DECATHLON_CASE.fullmatch(case_id) else parse_case_id(case_id).release

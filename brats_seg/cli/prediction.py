@@ -218,11 +218,13 @@ def export(
         typer.Option("--license", help="Licence of the weights, for the model card."),
     ] = "",
     case_ids: Annotated[
-        bool,
+        bool | None,
         typer.Option(
-            help="Name the cases by their ids in the model card, or only count them.",
+            "--case-ids/--no-case-ids",
+            help="Name the cases by their ids in the model card, or only count them. (default: "
+            "named if all ids are of public releases, such as BraTS)",
         ),
-    ] = True,
+    ] = None,
 ) -> None:
     """Export networks to a folder: weights, settings, tables and a model card, without pickles.
 

@@ -53,7 +53,7 @@ def export_model(
     *,
     replace: bool = False,
     license_name: str = "",
-    case_ids: bool = True,
+    case_ids: bool | None = None,
     scores: CrossValidationScores | None = None,
 ) -> ExportedModel:
     """Export runs as one ensemble to a folder.
@@ -64,7 +64,8 @@ def export_model(
         replace: Whether an exported model may be there already. It is kept if it holds the same
             networks, with a new card if that differs, and replaced as a whole otherwise.
         license_name: Licence of the weights, for the model card.
-        case_ids: Whether the model card names the cases by their ids.
+        case_ids: Whether the model card names the cases by their ids; by default if all ids are of
+            public releases. Other ids may identify patients.
         scores: Scores of a cross-validation with the runs, for the model card; without them it has
             those of the validation during training.
 
@@ -185,8 +186,10 @@ def _has_card(folder: Path, facts: ModelFacts) -> bool:
 
 def _log_card(facts: ModelFacts) -> None:
     """Log what to know about the model card before the model is handed out."""
-    if facts.names_cases:
+    if facts.has_ids:
         log.info("The model card has the ids of the cases; --no-case-ids leaves them out.")
+    elif facts.knows_cases:
+        log.info("The model card counts the cases without their ids; --case-ids names them.")
     if not facts.license:
         log.info("The model card states no licence; --license names one.")
 

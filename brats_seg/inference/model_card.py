@@ -256,8 +256,7 @@ def _case_lines(facts: ModelFacts) -> list[str]:
     lines = ["## Cases"]
     roles = _roles(facts.networks)
     if not roles:
-        known = any(one.n_training is not None for one in facts.networks)
-        why = "Their ids are left out." if known else "The cases are not recorded."
+        why = "Their ids are left out." if facts.knows_cases else "The cases are not recorded."
         return [*lines, "", why]
     for words, case_ids in roles.items():
         n_cases = counted(len(case_ids), "case")

@@ -15,7 +15,9 @@ from typing import Annotated, Any, Self
 import torch
 from pydantic import Field
 
+from brats_seg.cases.conventions import release_of
 from brats_seg.cases.folds import SPLIT_NAME, read_split
+from brats_seg.cases.layouts import UNKNOWN
 from brats_seg.config import Section
 from brats_seg.config_text import config_of
 from brats_seg.errors import ResumeError, UsageError, printable
@@ -67,6 +69,12 @@ class NetworkFacts(Section):
     learnt_before: tuple[str, ...] = ()
     """Ids of the cases that those weights were trained on; none if they are not known."""
 
+    @property
+    def case_ids(self) -> frozenset[str]:
+        """All ids of cases."""
+        validated = (case.case_id for case in self.validation if case.case_id)
+        return frozenset({*self.training, *self.held_out, *self.learnt_before, *validated})
+
     def without_ids(self) -> Self:
         """Return the facts without the ids of cases."""
         anonymous = tuple(case.model_copy(update={"case_id": ""}) for case in self.validation)
@@ -96,9 +104,14 @@ class ModelFacts(Section):
     """None without a cross-validation."""
 
     @property
-    def names_cases(self) -> bool:
+    def has_ids(self) -> bool:
         """Whether the id of any case is among the facts."""
-        return any(one.training or one.held_out or one.learnt_before for one in self.networks)
+        return any(one.case_ids for one in self.networks)
+
+    @property
+    def knows_cases(self) -> bool:
+        """Whether the cases of any network are known, at least by their number."""
+        return any(one.n_training is not None for one in self.networks)
 
     def is_alike(self, other: "ModelFacts") -> bool:
         """Tell whether other facts differ in the time of the export at most."""
@@ -110,7 +123,7 @@ def facts_of(
     paths: Sequence[Path],
     *,
     license_name: str = "",
-    case_ids: bool = True,
+    case_ids: bool | None = None,
     scores: CrossValidationScores | None = None,
 ) -> ModelFacts:
     """Collect the facts about the networks of runs, checkpoints or exported folders.
@@ -118,7 +131,8 @@ def facts_of(
     Args:
         paths: The same as are given to `read_together`, whose order of networks is kept.
         license_name: Licence of the weights; by default that of an exported folder given alone.
-        case_ids: Whether the ids of cases are named.
+        case_ids: Whether the ids of cases are named; None names them if all are of public releases.
+            Other ids may identify patients.
         scores: Scores of a cross-validation; by default those of an exported folder given alone.
 
     Raises:
@@ -127,6 +141,7 @@ def facts_of(
         FoldError: The split of a run is damaged.
     """
     networks = tuple(facts for path in paths for facts in _network_facts(path))
+    is_named = case_ids if case_ids is not None else all(map(_are_public, networks))
     stored = read_facts(paths[0]) if len(paths) == 1 else None
     if stored is not None:
         license_name, scores = license_name or stored.license, scores or stored.scores
@@ -134,7 +149,7 @@ def facts_of(
         exported=datetime.now(UTC).date().isoformat(),
         brats_seg=version("brats_seg"),
         license=printable(license_name),
-        networks=networks if case_ids else tuple(one.without_ids() for one in networks),
+        networks=networks if is_named else tuple(one.without_ids() for one in networks),
         scores=scores,
     )
 
@@ -164,6 +179,11 @@ def read_facts(folder: Path) -> ModelFacts | None:
         )
         raise UsageError(msg) from None
     return facts
+
+
+def _are_public(facts: NetworkFacts) -> bool:
+    """Tell whether all cases have ids of public releases, which name no patient."""
+    return all(release_of(case_id) != UNKNOWN for case_id in facts.case_ids)
 
 
 def _network_facts(path: Path) -> tuple[NetworkFacts, ...]:
