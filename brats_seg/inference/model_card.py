@@ -95,7 +95,7 @@ def _use_lines(networks: Sequence[TrainedModel]) -> list[str]:
         "",
         "Input: T1, T1 with contrast agent, T2 and FLAIR (t1n, t1c, t2w, t2f) of one patient on one "
         f"grid, skull-stripped. They are resampled to {spacing} mm. Output: a label map on the grid "
-        "of the scan.",
+        "of the scan, in the label convention of its release.",
         "",
         "| region | | probability above | components of at least, mm3 |",
         "|---|---|---|---|",
@@ -139,10 +139,10 @@ def _score_lines(networks: Sequence[TrainedModel], facts: ModelFacts) -> list[st
     tables = list(_validations(facts.networks))
     if not tables:
         return [*lines, *_mean_lines(facts.networks)]
+    by = "the network" if len(networks) == 1 else "the network that was not trained on it"
     lines += [
-        "Validation during training: each held-out case was predicted by the network that was not "
-        "trained on it, on the prepared scan, with thresholds of 0.5 and the window of training."
-        f"{of_single}",
+        f"Validation during training: each held-out case was predicted by {by}, on the prepared "
+        f"scan, with thresholds of 0.5 and the window of training.{of_single}",
     ]
     for title, summaries in tables:
         lines += ["", *([f"{title}:", ""] if title else []), *_table_lines(summaries)]
@@ -315,6 +315,6 @@ def _limit_lines() -> list[str]:
         "Scanners, field strengths, ages and treatments that the training cases lack may be "
         "segmented badly without a sign of it: look at every result.",
         "",
-        "Cite BraTS for its data (Menze 2015, doi:10.1109/TMI.2014.2377694; Bakas 2017, "
-        "doi:10.1038/sdata.2017.117; Baid 2021, arXiv:2107.02314).",
+        "If the training cases are of BraTS, cite Menze 2015 (doi:10.1109/TMI.2014.2377694), Bakas "
+        "2017 (doi:10.1038/sdata.2017.117) and Baid 2021 (arXiv:2107.02314).",
     ]
