@@ -310,9 +310,12 @@ def test_ids_cannot_break_the_card(tmp_path: Path) -> None:
 
 
 def test_networks_of_two_training_sets_are_named_by_their_own(tmp_path: Path) -> None:
+    conventions = ("brats2017", "brats2023")
     runs = [
         write_run(
-            tmp_path / f"run{seed}", seed=seed, identity=replace(IDENTITY, fingerprint=f"set{seed}")
+            tmp_path / f"run{seed}",
+            seed=seed,
+            identity=replace(IDENTITY, fingerprint=f"set{seed}", conventions=(conventions[seed],)),
         )
         for seed in range(2)
     ]
@@ -321,3 +324,5 @@ def test_networks_of_two_training_sets_are_named_by_their_own(tmp_path: Path) ->
 
     assert "| 8x8x8 | set0 |" in card_of(tmp_path / "model")
     assert "| 8x8x8 | set1 |" in card_of(tmp_path / "model")
+    assert "| brats2017 | 4 | ET |" in card_of(tmp_path / "model")
+    assert "| brats2023 | 3 | ET |" in card_of(tmp_path / "model")

@@ -49,7 +49,7 @@ def model_card(exported: ExportedModel, facts: ModelFacts) -> str:
         _score_lines(networks, facts),
         _training_lines(networks, facts),
         _case_lines(facts),
-        _label_lines(networks[0].identity.conventions),
+        _label_lines(_conventions(networks)),
         _limit_lines(),
     )
     return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
@@ -211,7 +211,6 @@ def _table_lines(summaries: Sequence[RegionSummary]) -> list[str]:
 
 
 def _training_lines(networks: Sequence[TrainedModel], facts: ModelFacts) -> list[str]:
-    identity = networks[0].identity
     environments = dict.fromkeys(
         ", ".join(
             f"{name} {one.environment[name]}" for name in _PACKAGES if name in one.environment
@@ -221,7 +220,7 @@ def _training_lines(networks: Sequence[TrainedModel], facts: ModelFacts) -> list
     rows = [
         (
             str(place),
-            printable(one.run) or "-",
+            printable(one.run).replace("|", "\\|") or "-",
             _number(one.n_training),
             _number(one.n_held_out),
             _number(one.epoch),
@@ -237,8 +236,8 @@ def _training_lines(networks: Sequence[TrainedModel], facts: ModelFacts) -> list
         "|---|---|---|---|---|---|---|",
         *(f"| {' | '.join(row)} |" for row in rows),
         "",
-        f"- label conventions of the cases: {', '.join(identity.conventions)}",
-        f"- normalisation: {identity.normalisation}",
+        f"- label conventions of the cases: {', '.join(_conventions(networks))}",
+        f"- normalisation: {networks[0].identity.normalisation}",
         *(f"- trained with {printable(words)}" for words in environments if words),
         *(
             f"- network {place} started from the weights of {printable(one.started_from)}"
@@ -298,6 +297,10 @@ _SIDES = (
 
 def _networks(places: Sequence[int]) -> str:
     return f"network{'s' * (len(places) > 1)} {', '.join(map(str, places))}"
+
+
+def _conventions(networks: Sequence[TrainedModel]) -> list[str]:
+    return sorted({name for network in networks for name in network.identity.conventions})
 
 
 def _label_lines(conventions: Sequence[str]) -> list[str]:
