@@ -61,6 +61,9 @@ def test_from_a_folder_of_scans_to_scores_and_a_model(root: Path) -> None:
     assert len((root / "crossval" / "scores.csv").read_text().splitlines()) == 1 + 3 * 6
     assert (root / "crossval" / "scores.png").read_bytes().startswith(b"\x89PNG")
     assert (root / "runs" / "fold1" / "tuning.json").exists()
+    card = (root / "crossval" / "model" / "README.md").read_text()
+    assert "Cross-validation, scored by the protocol legacy" in card
+    assert "Held out of network 0; trained on by network 1 (3 cases):" in card
     predicted = run(root, "predict", "scans", "-o", "out", "--model", "crossval/model")
     assert predicted.returncode == 0, predicted.stderr
 

@@ -253,6 +253,8 @@ def test_a_predictor_takes_files_and_arrays_as_a_folder(tmp_path: Path) -> None:
     images = [nib.load(files[name]) for name in MODALITIES]
 
     of_files = predictor.predict_files(files)
+    words = dict(zip(("T1", "t1ce", "t2", "flair"), files.values(), strict=True))
+    of_words = predictor.predict_files(words)
     of_arrays = predictor.predict_arrays(
         np.stack([np.asarray(image.dataobj) for image in images]),
         images[0].affine,
@@ -263,7 +265,7 @@ def test_a_predictor_takes_files_and_arrays_as_a_folder(tmp_path: Path) -> None:
     label_map = np.asarray(nib.load(tmp_path / "out" / "BraTS2021_00000.nii.gz").dataobj)
     assert of_files.case_id == "BraTS2021_00000"
     assert of_files.convention == of_arrays.convention == BRATS2017
-    for result in (of_files, of_arrays):
+    for result in (of_files, of_words, of_arrays):
         assert np.array_equal(result.label_map, label_map)
         assert result.probabilities.shape == (3, *label_map.shape)
 

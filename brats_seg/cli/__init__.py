@@ -47,7 +47,7 @@ _COMMANDS: tuple[tuple[str, Callable[..., None], tuple[str, ...]], ...] = (
             "--t1n a.nii.gz --t1c b.nii.gz --t2w c.nii.gz --t2f d.nii.gz -o out --model model",
         ),
     ),
-    (_USE, prediction.export, ("runs/fold0 runs/fold1 -o model",)),
+    (_USE, prediction.export, ("runs/fold0 runs/fold1 -o model --license CC-BY-4.0",)),
     (_USE, survival.features, ("data -o features.csv", "data --autoencoder runs/autoencoder")),
     (_USE, survival.survival, ("features.csv --table survival_data.csv",)),
     (
@@ -55,6 +55,7 @@ _COMMANDS: tuple[tuple[str, Callable[..., None], tuple[str, ...]], ...] = (
         evaluation.evaluate,
         (
             "data predictions --protocol lesionwise2023",
+            "data predictions --only-predicted",
             "data --compare predictions/first predictions/second -o tests.csv",
         ),
     ),
