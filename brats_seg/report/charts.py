@@ -10,7 +10,7 @@ from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from brats_seg.cases.case import Case
 from brats_seg.cases.clinical import SURVIVAL_CLASS_DAYS, ClinicalTable
-from brats_seg.errors import UsageError
+from brats_seg.errors import UsageError, counted
 from brats_seg.evaluation.scores import Score, title_of
 from brats_seg.labels import REGIONS
 from brats_seg.report.style import (
@@ -58,7 +58,7 @@ def score_figure(scores: Sequence[Score], *, column: str = "dice") -> Figure:
     for place, (region, values) in enumerate(by_region.items(), start=1):
         boxes["boxes"][place - 1].set_facecolor(_COLOUR_OF.get(region, _OTHER_COLOUR))
         axes.plot(place + _apart(values), values, "o", color="black", mec="white", mew=0.5, ms=4)
-    _add_title(axes, f"{title_of(column)}, {_n_cases(scores)} cases")
+    _add_title(axes, f"{title_of(column)}, {counted(_n_cases(scores), 'case')}")
     _finish(axes, column)
     return figure
 
@@ -81,7 +81,7 @@ def bar_figure(scores: Sequence[Score]) -> Figure:
         bars = axes.bar(places, heights, width=0.38, color=colour, label=title_of(column))
         axes.bar_label(bars, [f"{100 * height:.1f} %" for height in heights], fontsize="small")
     axes.set_xticks(range(len(regions)), [region.upper() for region in regions])
-    _add_title(axes, f"mean over {_n_cases(scores)} cases")
+    _add_title(axes, f"mean over {counted(_n_cases(scores), 'case')}")
     figure.legend(loc="outside upper center", ncols=len(_BARS))
     _finish(axes, "dice")
     axes.set_ylabel("score")  # of two kinds, which the legend names
