@@ -385,6 +385,11 @@ def test_evaluate_scores_a_folder_in_another_convention(
     assert done.returncode == 1
     assert "BraTS2021_00005: no prediction, given the worst scores" in done.stdout
     assert "labels brats2023, against brats2017 of the references" in done.stdout
+    assert "lesion-wise HD95 (mm)" in done.stdout
+    rows = [line for line in done.stdout.splitlines() if line.startswith(("region", "wt", "et"))]
+    assert len(rows) == 2 * 2 * 3
+    # a terminal of 80 columns would cut longer ones
+    assert max(map(len, rows)) <= 80
     table = pd.read_csv(tmp_path / "s.csv")
     assert list(table.columns) == [
         "case_id",
@@ -422,8 +427,8 @@ def test_evaluate_prints_both_means_where_predictions_are_missing(
     assert "BraTS2021_00004, BraTS2021_00005: no prediction, given the worst" in done.stdout
     assert "mean [95 % interval] over 6 references, with the worst scores for 4" in done.stdout
     assert re.search(r"region +Dice +HD95 \(mm\)", done.stdout)
-    assert re.search(r"\nwt +0\.3333 \[0\.0000, 0\.6667\] +248\.75 \[", done.stdout)
-    assert re.search(r"the 2 that have a prediction\n.*\n.*\nwt +1\.0000 \[", done.stdout)
+    assert re.search(r"\nwt +0\.333 \[0\.000, 0\.667\] +248\.8 \[", done.stdout)
+    assert re.search(r"the 2 that have a prediction\n.*\n.*\nwt +1\.000 \[", done.stdout)
     assert only.returncode == 0
     assert "2 of 6 references scored" in only.stdout
     assert "Mean Dice if those left out counted as 0: wt 0.3333, tc 0.3333" in only.stdout

@@ -78,8 +78,8 @@ def test_the_card_of_a_run_has_its_cases_scores_and_versions(tmp_path: Path) -> 
     assert "Held out (2 cases):\n\n    a, b\n" in card
     assert "Trained on (3 cases):\n\n    c, d, e\n" in card
     # WT of the two cases: 1 and 0.5; ET is empty on both sides in the first
-    assert "| WT | 0.7500 [0.5000, 1.0000] | 2 | 0 |" in card
-    assert "| ET | 0.7500 [0.5000, 1.0000] | 2 | 1 |" in card
+    assert "| WT | 0.750 [0.500, 1.000] | 2 | 0 |" in card
+    assert "| ET | 0.750 [0.500, 1.000] | 2 | 1 |" in card
     assert "single networks" not in card
 
 
@@ -108,7 +108,7 @@ def test_networks_that_share_held_out_cases_are_summarised_apart(tmp_path: Path)
     export_model(runs, tmp_path / "model", case_ids=True)
 
     card = card_of(tmp_path / "model")
-    assert card.count("| WT | 0.7500 [0.5000, 1.0000] | 2 | 0 |") == 2
+    assert card.count("| WT | 0.750 [0.500, 1.000] | 2 | 0 |") == 2
     assert "Network 1:" in card
     assert "Held out of networks 0, 1 (2 cases):" in card
 
@@ -132,7 +132,7 @@ def test_a_run_of_an_earlier_version_has_means_without_intervals(tmp_path: Path)
     export_model([run], tmp_path / "model", case_ids=True)
 
     card = card_of(tmp_path / "model")
-    assert "- network 0: WT 0.7500, TC 0.5000, ET 0.2500\n" in card
+    assert "- network 0: WT 0.750, TC 0.500, ET 0.250\n" in card
     assert "Intervals are not known" in card
 
 
@@ -185,7 +185,7 @@ def test_ids_that_may_identify_patients_are_left_out_unless_asked_for(
     card = card_of(tmp_path / "model")
     assert "Their ids are left out." in card
     assert "| 0 | run | 1 | 2 |" in card
-    assert "| WT | 0.7500 [" in card
+    assert "| WT | 0.750 [" in card
 
 
 def test_ids_of_public_releases_are_named_unless_refused(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_the_scores_of_a_cross_validation_replace_those_of_the_validation(
 
     card = card_of(model)
     assert "Cross-validation, scored by the protocol legacy" in card
-    assert "| WT | 0.5000 | 1 | 0 |" in card
+    assert "| WT | 0.500 | 1 | 0 |" in card
     assert "during training" not in card
     # the weights are the same
     assert (model / "model.json").stat().st_mtime_ns == before

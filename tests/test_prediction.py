@@ -101,13 +101,13 @@ def test_the_label_convention_is_said_if_it_is_not_that_of_the_release(
     shown, _ = run("predict", "scans", *flags, "--json")[1:]
 
     expected = (
-        "labels of 2 cases are written as brats2017 (1 NCR/NET, 2 ED, 4 ET): the names of the "
-        "scans show no release, and the model was trained on this convention; --labels chooses"
+        "label convention written for 2 cases: brats2017 (1 NCR/NET, 2 ED, 4 ET); the names of "
+        "the scans show no release, and the model was trained on this convention; --labels chooses"
     )
     assert expected in first[1]
     assert expected in again[1]
-    assert first[1].count("are written as") == 1
-    assert "1 case are written as brats2023 (1 NCR, 2 ED, 3 ET): asked for; the rele" in asked[1]
+    assert first[1].count("convention written for") == 1
+    assert "for 1 case: brats2023 (1 NCR, 2 ED, 3 ET); asked for; the release" in asked[1]
     records = {record["case_id"]: record for record in map(json.loads, shown.splitlines())}
     assert records["BraTS2021_00000"]["convention_reason"] == ""
     assert "no release" in records["patient_1"]["convention_reason"]

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from brats_seg.evaluation.protocols import ScoringProtocol
     from brats_seg.evaluation.scores import RegionSummary
 
-_SHOWN = ("dice", "hd95", "lesionwise_dice", "lesionwise_hd95", "lesionwise_nsd_1.0")
-"""Scores that are printed; the table has all of them."""
+_WHOLE = ("dice", "hd95")
+"""Scores of whole regions that are printed; the file has all of them."""
+_LESIONS = ("lesionwise_dice", "lesionwise_hd95", "lesionwise_nsd_1.0")
+"""Lesion-wise scores that are printed, in a table of their own that fits 80 columns."""
 
 
 def evaluate(
@@ -53,7 +55,12 @@ def evaluate(
         ),
     ] = False,
 ) -> None:
-    """Score predictions as the challenges do, and write a table and a summary."""
+    """Score predictions as the challenges do, and write a table and a summary.
+
+    Printed are means over cases with their bootstrap intervals. A reference without a prediction gets
+    the worst scores, unless --only-predicted leaves it out; where some are missing, the means over the
+    predicted cases are printed as well. Exit code 1: predictions are missing, or cases failed.
+    """
     from brats_seg.evaluation.protocols import protocol_named
 
     chosen = protocol_named(protocol, task)
@@ -134,20 +141,26 @@ def _print_means(summaries: "Sequence[RegionSummary]", cases: str) -> None:
     from brats_seg.evaluation.scores import title_of
     from brats_seg.evaluation.significance import CONFIDENCE
 
-    columns = {spread.column for summary in summaries for spread in summary.spreads}
-    shown = [column for column in _SHOWN if column in columns]
     n_cases = summaries[0].n_cases
     interval = f" [{100 * CONFIDENCE:g} % interval]" if n_cases > 1 else ""
     print(f"\nmean{interval} over {cases}")
-    rows = [
-        (
-            summary.region,
-            *(summary.spread(column).mean_text(summary.n_cases) for column in shown),
-            f"{summary.n_reference_empty} of {summary.n_cases}",
+    print_table(
+        ("region", *map(title_of, _WHOLE), "reference empty"),
+        [
+            (one.region, *_means(one, _WHOLE), f"{one.n_reference_empty} of {n_cases}")
+            for one in summaries
+        ],
+    )
+    if {spread.column for spread in summaries[0].spreads}.issuperset(_LESIONS):
+        print()
+        print_table(
+            ("region", *map(title_of, _LESIONS)),
+            [(one.region, *_means(one, _LESIONS)) for one in summaries],
         )
-        for summary in summaries
-    ]
-    print_table(("region", *map(title_of, shown), "empty in the reference"), rows)
+
+
+def _means(summary: "RegionSummary", columns: "Sequence[str]") -> list[str]:
+    return [summary.spread(column).mean_text(summary.n_cases) for column in columns]
 
 
 def _score(
@@ -202,6 +215,7 @@ def _compare(
     )
     for path, evaluation in zip(predictions, (compared.first, compared.second), strict=True):
         print_remarks(evaluation, path, left_out_because="not in both sets")
+    print(f"\nfirst: {predictions[0]}\nsecond: {predictions[1]}")
     n_cases = compared.comparison.n_cases
     if compared.predicted is None:
         _print_comparison(compared.comparison, counted(n_cases, "case"))
@@ -215,18 +229,17 @@ def _compare(
 
 
 def _print_comparison(comparison: "Comparison", cases: str) -> None:
-    from brats_seg.evaluation.scores import rounded, title_of
+    from brats_seg.evaluation.scores import title_of
 
-    print(f"\n{cases}")
-    first, second = "better in the first", "better in the second"
+    print(f"\nmean over {cases}; cases in which the first set is better or worse; Wilcoxon's p")
     print_table(
-        ("region", "score", "mean of the first", "mean of the second", first, second, "Wilcoxon p"),
+        ("region", "score", "first", "second", "better", "worse", "p"),
         [
             (
                 test.region,
                 title_of(test.column),
-                rounded(test.mean_first, test.column),
-                rounded(test.mean_second, test.column),
+                f"{test.mean_first:.4f}",
+                f"{test.mean_second:.4f}",
                 test.n_first_better,
                 test.n_second_better,
                 f"{test.p_value:.3g}",

@@ -117,9 +117,10 @@ class Spread:
     upper_quartile: float
 
     def mean_text(self, n_cases: int) -> str:
-        """Return the mean and, of several cases, its interval: `0.9454 [0.9282, 0.9586]`."""
+        """Return the mean and, of several cases, its interval: `0.945 [0.928, 0.959]`."""
+        n_digits = 1 if _IN_MM in self.column else 3
         mean, low, high = (
-            rounded(value, self.column) for value in (self.mean, self.mean_low, self.mean_high)
+            f"{value:.{n_digits}f}" for value in (self.mean, self.mean_low, self.mean_high)
         )
         return f"{mean} [{low}, {high}]" if n_cases > 1 else mean
 
@@ -155,16 +156,6 @@ def title_of(column: str) -> str:
     for plain, written in _WRITTEN:
         words = words.replace(plain, written)
     return words
-
-
-def rounded(value: float, column: str) -> str:
-    """Return a value of a column as people write it: distances with fewer decimals than shares.
-
-    Example:
-        >>> rounded(13.83751, "hd95"), rounded(0.94541, "dice")
-        ('13.84', '0.9454')
-    """
-    return f"{value:.2f}" if _IN_MM in column else f"{value:.4f}"
 
 
 def write_scores(scores: Iterable[Score], path: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from brats_seg.errors import counted, printable
 from brats_seg.evaluation.overlap import region_counts
-from brats_seg.evaluation.scores import RegionSummary, rounded, summarise_counts, title_of
+from brats_seg.evaluation.scores import RegionSummary, summarise_counts, title_of
 from brats_seg.evaluation.significance import CONFIDENCE
 from brats_seg.files import whole_file
 from brats_seg.inference.model_facts import FACTS_NAME, ModelFacts, NetworkFacts, ValidatedCase
@@ -156,9 +156,7 @@ def _mean_lines(networks: Sequence[NetworkFacts]) -> list[str]:
     """Return the mean scores of networks whose runs did not record the scores of each case."""
     means = [
         f"- network {place}: "
-        + ", ".join(
-            f"{name.upper()} {rounded(x, 'dice')}" for name, x in zip(REGIONS, dice, strict=True)
-        )
+        + ", ".join(f"{name.upper()} {x:.3f}" for name, x in zip(REGIONS, dice, strict=True))
         for place, dice in ((place, one.mean_dice) for place, one in enumerate(networks))
         if dice is not None
     ]
@@ -199,7 +197,7 @@ def _table_lines(summaries: Sequence[RegionSummary]) -> list[str]:
     interval = f"[{100 * CONFIDENCE:g} % interval over cases]"
     heads = ["region", *(f"mean {title_of(column)} {interval}" for column in columns)]
     lines = [
-        f"| {' | '.join([*heads, 'cases', 'empty in the reference'])} |",
+        f"| {' | '.join([*heads, 'cases', 'reference empty'])} |",
         "|---" * (len(heads) + 2) + "|",
     ]
     for summary in summaries:

@@ -94,7 +94,7 @@ def convention_remarks(records: Iterable[Record]) -> tuple[str, ...]:
         if record.convention_reason
     )
     return tuple(
-        f"labels of {counted(n, 'case')} are written as {convention_named(name)}: {reason}"
+        f"label convention written for {counted(n, 'case')}: {convention_named(name)}; {reason}"
         for (name, reason), n in sorted(n_cases.items())
     )
 
