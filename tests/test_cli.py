@@ -431,7 +431,7 @@ def test_evaluate_prints_both_means_where_predictions_are_missing(
     assert re.search(r"the 2 that have a prediction\n.*\n.*\nwt +1\.000 \[", done.stdout)
     assert only.returncode == 0
     assert "2 of 6 references scored" in only.stdout
-    assert "Mean Dice if those left out counted as 0: wt 0.3333, tc 0.3333" in only.stdout
+    assert "Mean Dice if those left out counted as 0: wt 0.333, tc 0.333" in only.stdout
     assert len(pd.read_csv(tmp_path / "scores.csv")) == 2 * 3
 
 

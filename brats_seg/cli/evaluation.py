@@ -187,7 +187,7 @@ def _score(
     if scored.evaluation.missing:
         print("--only-predicted leaves out the references without a prediction.")
     if scored.evaluation.left_out and scored.summaries:
-        dices = (f"{name} {mean:.4f}" for name, mean in scored.dice_with_left_out.items())
+        dices = (f"{name} {mean:.3f}" for name, mean in scored.dice_with_left_out.items())
         print(f"Mean Dice if those left out counted as 0: {', '.join(dices)}.")
     print(f"wrote {output} and {output.with_suffix('.json')}. Research use only.")
     if scored.evaluation.missing or scored.evaluation.failures:
