@@ -97,8 +97,8 @@ if TYPE_CHECKING:
     from brats_seg.training.losses import DiceBce as DiceBce
     from brats_seg.training.losses import whole_loss as whole_loss
     from brats_seg.training.memory_plan import plan_memory as plan_memory
+    from brats_seg.training.time_limits import StopRequest as StopRequest
     from brats_seg.training.trainer import Outcome as Outcome
-    from brats_seg.training.trainer import StopRequest as StopRequest
     from brats_seg.training.trainer import Trainer as Trainer
     from brats_seg.training.trainer import train_fold as train_fold
 
@@ -190,9 +190,9 @@ _NAMES = {
         "whole_loss",
     ),
     "training.memory_plan": ("plan_memory",),
+    "training.time_limits": ("StopRequest",),
     "training.trainer": (
         "Outcome",
-        "StopRequest",
         "Trainer",
         "train_fold",
     ),

@@ -178,6 +178,25 @@ class ModelConfig(Section):
         return "reconstruction" if self.name == "autoencoder" else "segmentation"
 
 
+class StartConfig(Section):
+    """Settings of the weights that a run starts from."""
+
+    path: str | None = None
+    """Run, exported model, checkpoint or .safetensors file to take weights from; null draws all from the seed."""
+    hold_epochs: Annotated[int, Field(ge=0)] = 0
+    """First epochs in which the weights that were taken stay as they are, while the others learn."""
+
+    @model_validator(mode="after")
+    def _something_to_hold(self) -> Self:
+        if self.hold_epochs and self.path is None:
+            msg = (
+                f"start.hold_epochs is {self.hold_epochs} without start.path: no weights are taken "
+                "that could be held; expected both, or neither"
+            )
+            raise ValueError(msg)
+        return self
+
+
 class LossConfig(Section):
     """Settings of the loss: soft Dice and binary cross-entropy per region.
 
@@ -230,6 +249,24 @@ class ScheduleConfig(Section):
     """Lowest learning rate."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Optimizer steps over which the learning rate rises from near zero."""
+    warmup: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of all optimizer steps over which it rises, in place of `warmup_steps`: it suits a run of any length."""
+
+    @model_validator(mode="after")
+    def _one_warmup(self) -> Self:
+        if self.warmup and self.warmup_steps:
+            msg = (
+                f"schedule.warmup is {self.warmup:g} and schedule.warmup_steps is "
+                f"{self.warmup_steps}; expected one of them"
+            )
+            raise ValueError(msg)
+        if self.warmup and self.name == "plateau":
+            msg = (
+                f"schedule.warmup is {self.warmup:g} with schedule.name 'plateau', which does not "
+                "follow the steps; expected 'cosine', 'polynomial' or 'constant'"
+            )
+            raise ValueError(msg)
+        return self
 
 
 class TrainingConfig(Section):
@@ -237,6 +274,9 @@ class TrainingConfig(Section):
 
     n_epochs: PositiveInt = 100
     """Number of epochs: passes over the training cases."""
+    hours: PositiveFloat | None = None
+    """Hours that a run may take in all its sessions: `n_epochs` is fitted to them when it begins; null keeps
+    `n_epochs`."""
     effective_batch: PositiveInt | dict[Annotated[int, Field(ge=0)], PositiveInt] = 4
     """Patches per optimizer step; `{0: 8, 40: 16}` changes the number at epoch 40."""
     micro_batch: PositiveInt = 1
@@ -299,6 +339,7 @@ class Config(Section):
     store: StoreConfig = StoreConfig()
     patch: PatchConfig = PatchConfig()
     model: ModelConfig = ModelConfig()
+    start: StartConfig = StartConfig()
     loss: LossConfig = LossConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()

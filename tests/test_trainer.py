@@ -32,9 +32,9 @@ from brats_seg.progress import untracked
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.weights import run_locked
 from brats_seg.training.checkpoints import load_checkpoint
+from brats_seg.training.time_limits import StopRequest
 from brats_seg.training.trainer import (
     Outcome,
-    StopRequest,
     Trainer,
     check_unchanged,
     train_fold,

@@ -5,7 +5,8 @@ from pathlib import Path
 from brats_seg.config import Config
 from brats_seg.data.fold import FoldData
 from brats_seg.progress import untracked
-from brats_seg.training.trainer import Outcome, StopRequest, Trainer
+from brats_seg.training.time_limits import StopRequest
+from brats_seg.training.trainer import Outcome, Trainer
 
 
 class StopAtCheck(StopRequest):

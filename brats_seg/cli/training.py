@@ -95,8 +95,29 @@ def train(
             help="training.precision: auto, fp32, fp16 or bf16.",
         ),
     ] = None,
+    start_from: Annotated[
+        Path | None,
+        typer.Option(
+            rich_help_panel=SHORTCUTS_PANEL,
+            help="start.path: run, exported model, checkpoint or .safetensors file to take weights from.",
+        ),
+    ] = None,
+    hold_epochs: Annotated[
+        int | None,
+        typer.Option(
+            rich_help_panel=SHORTCUTS_PANEL,
+            help="start.hold_epochs: epochs in which the weights taken stay as they are.",
+        ),
+    ] = None,
+    hours: Annotated[
+        float | None,
+        typer.Option(
+            help="Hours of the whole run, in all its sessions: as many epochs as they hold are trained."
+        ),
+    ] = None,
     max_hours: Annotated[
-        float | None, typer.Option(min=0, help="Stop after this time; the same command continues.")
+        float | None,
+        typer.Option(min=0, help="Hours of this session; the same command continues."),
     ] = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Rename an earlier run and start anew.")
@@ -106,10 +127,16 @@ def train(
     prepared: PreparedOption = None,
 ) -> None:
     """Train a fold, or resume it."""
+    if epochs is not None and hours is not None:
+        msg = f"--epochs {epochs} and --hours {hours:g} are given; expected one of them"
+        raise UsageError(msg)
     scans, preset = data_or_demo(data, preset)
     flags = {
         "model.name": model,
         "training.n_epochs": epochs,
+        "training.hours": hours,
+        "start.path": None if start_from is None else str(start_from),
+        "start.hold_epochs": hold_epochs,
         "training.effective_batch": None
         if effective_batch is None
         else parse_yaml(effective_batch, "--effective-batch"),

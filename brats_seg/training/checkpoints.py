@@ -23,10 +23,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import torch
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 from torch import Tensor, nn
 
 from brats_seg.cases.folds import SPLIT_NAME, Split, write_split
@@ -49,6 +49,7 @@ from brats_seg.runtime.weights import (
 )
 from brats_seg.training.history import write_history, write_picture
 from brats_seg.training.ranks import Ranks
+from brats_seg.training.start_weights import StartedFrom, check_start, start_from
 from brats_seg.training.state import Position, RunState
 from brats_seg.training.tasks import RunningSums
 
@@ -61,6 +62,8 @@ FREE_SETTINGS = frozenset(
         "training.checkpoint_minutes",
         "training.micro_batch",
         "training.memory",
+        # a limit, once the number of epochs is fitted to it
+        "training.hours",
     }
 )
 """Settings that may change when a run is resumed, because they do not change its mathematics."""
@@ -83,6 +86,9 @@ class Checkpointer:
     """Voxels that the network is built for."""
     device: Device
     ranks: Ranks
+    session_began_s: float = field(default_factory=time.monotonic, init=False)
+    """Start of this session, by the monotonic clock."""
+    _spent_before_s: float = field(default=0.0, init=False)
     _started_s: float = field(default_factory=time.monotonic, init=False)
     _saved_s: float = field(default_factory=time.monotonic, init=False)
     _drawn_s: float = field(default=-math.inf, init=False)
@@ -106,9 +112,11 @@ class Checkpointer:
             fresh: Rename an earlier run of that name first, and start anew.
 
         Raises:
-            UsageError: Another process trains the run.
+            UsageError: Another process trains the run, or it cannot start from the weights given.
             ResumeError: The run was begun with other settings or cases.
         """
+        # before anything is written or renamed
+        self._start(begins=fresh or not Run(path=self.path).last_path.exists())
         with ExitStack() as locks:
             error = self._lock(locks, fresh=fresh) if self.ranks.is_first else None
             # every rank raises it: the others would wait for the first one
@@ -118,6 +126,15 @@ class Checkpointer:
             yield self._begin()
             if self._is_picture_old:
                 write_picture(self.state.history, self.path)
+
+    def _start(self, *, begins: bool) -> None:
+        """Take the weights that a run starts from, if it begins."""
+        start, state = self.config.start, self.state
+        check_start(start, self.path, begins=begins)
+        if begins:
+            state.started_from = start_from(state.network, start, self.data)
+            if state.ema is not None:
+                state.ema.module.load_state_dict(state.network.state_dict())
 
     def _lock(self, locks: ExitStack, *, fresh: bool) -> BratsError | None:
         """Lock the folder, and the new one if the earlier run is renamed; return an error."""
@@ -140,6 +157,7 @@ class Checkpointer:
         self.ranks.broadcast(self.state.network, *([] if loss is None else [loss]))
         if checkpoint is not None:
             restore(self.state, checkpoint)
+            self._spent_before_s = self.state.spent_s
             position = self.state.position
             if self.state.history and self.ranks.is_first:
                 # the process may have ended between the checkpoint and the history
@@ -155,6 +173,7 @@ class Checkpointer:
     def save(self) -> None:
         """Write the latest state."""
         self.state.sums.seconds = self.epoch_s
+        self.state.spent_s = self._spent_before_s + time.monotonic() - self.session_began_s
         if self.ranks.is_first:
             save_checkpoint(self._checkpoint(), Run(path=self.path).last_path)
         self._saved_s = time.monotonic()
@@ -207,6 +226,14 @@ class Run:
     def best_path(self) -> Path:
         """The weights with the best watched value on the held-out cases."""
         return self.path / BEST_NAME
+
+    def begun_with(self) -> Config:
+        """Return the settings of the latest state.
+
+        Raises:
+            ResumeError: There is none, or it is damaged.
+        """
+        return config_of(load_checkpoint(self.last_path, torch.device("cpu")).config)
 
     def begin(self, config: Config, split: Split, device: Device) -> None:
         """Write the settings, the cases and the environment."""
@@ -296,6 +323,10 @@ class Checkpoint:
     ema: dict[str, Any] | None = None
     environment: dict[str, str] = field(default_factory=dict)
     """Versions and device that the checkpoint was made with."""
+    started_from: StartedFrom | None = None
+    """The weights that the run started from."""
+    spent_s: float = 0.0
+    """Seconds that the run has taken in all its sessions."""
     schema_version: int = SCHEMA_VERSION
 
     def for_prediction(self, model: dict[str, Tensor]) -> Self:
@@ -318,6 +349,8 @@ def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
     content["identity"] = asdict(checkpoint.identity)
     content["position"] = asdict(checkpoint.position)
     content["sums"] = asdict(checkpoint.sums)
+    if checkpoint.started_from is not None:
+        content["started_from"] = asdict(checkpoint.started_from)
     write_checkpoint(content, path)
 
 
@@ -334,6 +367,9 @@ def load_checkpoint(path: Path, device: torch.device) -> Checkpoint:
         content["position"] = _POSITION.validate_python(content["position"])
         content["sums"] = RunningSums(**content["sums"])
         content["history"] = _HISTORY.validate_python(content["history"])
+        # missing in older checkpoints
+        content["started_from"] = _STARTED_FROM.validate_python(content.get("started_from"))
+        content["spent_s"] = _SECONDS.validate_python(content.get("spent_s", 0.0))
         # other entries, such as settings fitted to the weights, are for prediction alone
         known = {entry.name for entry in fields(Checkpoint)}
         return Checkpoint(**{name: value for name, value in content.items() if name in known})
@@ -361,6 +397,8 @@ def checkpoint_of(
         scaler=state.accumulator.scaler.state_dict(),
         ema=None if state.ema is None else state.ema.state_dict(),
         environment=environment,
+        started_from=state.started_from,
+        spent_s=state.spent_s,
     )
 
 
@@ -413,10 +451,14 @@ def _restore(
     state.sums = checkpoint.sums
     state.history = list(checkpoint.history)
     state.best = checkpoint.best
+    state.started_from = checkpoint.started_from
+    state.spent_s = checkpoint.spent_s
 
 
 _POSITION = TypeAdapter(Position)
 _HISTORY = TypeAdapter(tuple[dict[str, int | float], ...])
+_STARTED_FROM = TypeAdapter(StartedFrom | None)
+_SECONDS = TypeAdapter(Annotated[float, Field(ge=0, allow_inf_nan=False)])
 
 
 def _converted(content: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from brats_seg.training.trainer import StopRequest
+from brats_seg.training.time_limits import StopRequest
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
