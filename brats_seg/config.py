@@ -186,16 +186,6 @@ class StartConfig(Section):
     hold_epochs: Annotated[int, Field(ge=0)] = 0
     """First epochs in which the weights that were taken stay as they are, while the others learn."""
 
-    @model_validator(mode="after")
-    def _something_to_hold(self) -> Self:
-        if self.hold_epochs and self.path is None:
-            msg = (
-                f"start.hold_epochs is {self.hold_epochs} without start.path: no weights are taken "
-                "that could be held; expected both, or neither"
-            )
-            raise ValueError(msg)
-        return self
-
 
 class LossConfig(Section):
     """Settings of the loss: soft Dice and binary cross-entropy per region.
@@ -251,22 +241,6 @@ class ScheduleConfig(Section):
     """Optimizer steps over which the learning rate rises from near zero."""
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of all optimizer steps over which it rises, in place of `warmup_steps`: it suits a run of any length."""
-
-    @model_validator(mode="after")
-    def _one_warmup(self) -> Self:
-        if self.warmup and self.warmup_steps:
-            msg = (
-                f"schedule.warmup is {self.warmup:g} and schedule.warmup_steps is "
-                f"{self.warmup_steps}; expected one of them"
-            )
-            raise ValueError(msg)
-        if self.warmup and self.name == "plateau":
-            msg = (
-                f"schedule.warmup is {self.warmup:g} with schedule.name 'plateau', which does not "
-                "follow the steps; expected 'cosine', 'polynomial' or 'constant'"
-            )
-            raise ValueError(msg)
-        return self
 
 
 class TrainingConfig(Section):
@@ -367,6 +341,32 @@ class Config(Section):
             wrong += ["validation.watch=val_loss"] * (self.validation.watch == "val_dice")
         if wrong:
             msg = f"with model.name {self.model.name!r}, expected {', '.join(wrong)}"
+            raise ValueError(msg)
+        return self
+
+    @model_validator(mode="after")
+    def _weights_are_taken_before_they_are_held(self) -> Self:
+        if self.start.hold_epochs and self.start.path is None:
+            msg = (
+                f"start.hold_epochs is {self.start.hold_epochs} without start.path: no weights are "
+                "taken that could be held; expected both, or neither"
+            )
+            raise ValueError(msg)
+        return self
+
+    @model_validator(mode="after")
+    def _one_warmup(self) -> Self:
+        schedule = self.schedule
+        wrong = ""
+        if schedule.warmup and schedule.warmup_steps:
+            wrong = f"and schedule.warmup_steps is {schedule.warmup_steps}; expected one of them"
+        elif schedule.warmup and schedule.name == "plateau":
+            wrong = (
+                "with schedule.name 'plateau', which does not follow the steps; expected 'cosine', "
+                "'polynomial' or 'constant'"
+            )
+        if wrong:
+            msg = f"schedule.warmup is {schedule.warmup:g} {wrong}"
             raise ValueError(msg)
         return self
 

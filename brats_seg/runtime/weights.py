@@ -394,7 +394,9 @@ def read_weights(path: Path) -> dict[str, Tensor] | None:
     """
     if path.suffix == ".safetensors":
         return _load_weights(path)
-    content = _loaded(path, torch.device("cpu"), "Copy the file again.")
+    content = _loaded(
+        path, torch.device("cpu"), "Copy it again, or save the state_dict() of its network."
+    )
     if isinstance(content, dict) and "schema_version" in content:
         return None
     # the entry that torch's own examples, MONAI and Lightning store the weights in

@@ -130,7 +130,7 @@ class Checkpointer:
     def _start(self, *, begins: bool) -> None:
         """Take the weights that a run starts from, if it begins."""
         start, state = self.config.start, self.state
-        check_start(start, self.path, begins=begins)
+        check_start(start, self.path, begins=False)
         if begins:
             state.started_from = start_from(state.network, start, self.data)
             if state.ema is not None:

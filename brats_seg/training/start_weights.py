@@ -153,7 +153,7 @@ def start_from(network: nn.Module, config: StartConfig, data: FoldData) -> Start
     _log_fit(source, fit, network)
     _log_differences(source, data)
     if config.hold_epochs:
-        log.info("the layers that were taken are held for %d epochs", config.hold_epochs)
+        log.info("  they are held, and learn from epoch %d on", config.hold_epochs + 1)
     return StartedFrom(
         path=config.path,
         fingerprint=source.fingerprint,
@@ -336,7 +336,7 @@ def _advice(source: Source) -> str:
         )
     if model.name == "vae-unet":
         return f"All of it but the variational branch fits --model segresnet. {_CHOOSE}"
-    widths = f" --set model.widths=[{','.join(map(str, model.widths))}]"
+    widths = f" --set model.widths={','.join(map(str, model.widths))}"
     its_widths = widths if model.name in {"unet", "dynunet"} else ""
     return f"It fits --model {model.name}{its_widths}. {_CHOOSE}"
 

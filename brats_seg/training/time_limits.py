@@ -211,12 +211,13 @@ def fitted_to_hours(config: Config, timed: EpochTime, spent_s: float) -> Config:
         )
         raise UsageError(msg)
     log.info(
-        "%g hours hold %d epochs (timed: %s every %d epochs; %d %% of the time stay free)",
-        hours,
+        "training.n_epochs is %d: %g hours, less a margin of %d %%, at %s of training an epoch and %s "
+        "a validation",
         n_epochs,
-        parts,
-        timed.every,
+        hours,
         100 * MARGIN,
+        duration(timed.training_s),
+        duration(timed.validation_s),
     )
     return with_epochs(config, n_epochs)
 
@@ -242,7 +243,7 @@ def kept_from_start(config: Config, run_path: Path) -> Config:
         raise ResumeError(msg)
     if config.training.hours != begun_with.training.hours:
         log.info(
-            "the run keeps the %d epochs that were fitted to %g hours when it began",
+            "training.n_epochs stays %d, which was fitted to %g hours when the run began",
             begun_with.training.n_epochs,
             begun_with.training.hours,
         )
