@@ -249,8 +249,7 @@ class TrainingConfig(Section):
     n_epochs: PositiveInt = 100
     """Number of epochs: passes over the training cases."""
     hours: PositiveFloat | None = None
-    """Hours that a run may take in all its sessions: `n_epochs` is fitted to them when it begins; null keeps
-    `n_epochs`."""
+    """Hours of a run in all its sessions, which `n_epochs` is fitted to when it begins; null keeps `n_epochs`."""
     effective_batch: PositiveInt | dict[Annotated[int, Field(ge=0)], PositiveInt] = 4
     """Patches per optimizer step; `{0: 8, 40: 16}` changes the number at epoch 40."""
     micro_batch: PositiveInt = 1
