@@ -98,6 +98,22 @@ def test_all_wrong_settings_are_told_at_once():
         load_config(assignments=["training.n_epochs=0", "validation.overlap=1"])
 
 
+@pytest.mark.parametrize(
+    ("assignments", "match"),
+    [
+        (["schedule.warmup=0.1"], r"^schedule\.warmup is 0\.1 with schedule\.name 'plateau'"),
+        (
+            ["schedule.name=cosine", "schedule.warmup=0.1", "schedule.warmup_steps=5"],
+            r"warmup_steps is 5; expected one of them",
+        ),
+        (["start.hold_epochs=3"], r"^start\.hold_epochs is 3 without start\.path"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(assignments, match):
+    with pytest.raises(ConfigError, match=match):
+        load_config(assignments=assignments)
+
+
 def test_an_unknown_preset_is_refused_with_the_names_there_are():
     with pytest.raises(ConfigError, match="preset 'T4' is unknown; there are demo, kaggle-t4"):
         load_config(preset="T4")

@@ -84,7 +84,7 @@ class StopRequest:
         if self._signal is not None:
             return f"{self._signal.name} was received"
         if self.is_used_up:
-            return f"the {self._all_hours:g} hours of the run are used up"
+            return f"the time of the run, {self._all_hours:g} h, is used up"
         if self._session_hours is not None and self.elapsed_s >= 3600 * self._session_hours:
             return f"the time limit of {self._session_hours} hours was reached"
         return None
@@ -206,12 +206,12 @@ def fitted_to_hours(config: Config, timed: EpochTime, spent_s: float) -> Config:
         needed = (timed.run_s(1) / (1 - MARGIN) + spent_s) / 3600
         msg = (
             f"training.hours is {hours:g}, and not one epoch fits: it takes {parts}, after "
-            f"{duration(spent_s)} of preparation. Expected {needed:.2g} hours at least; or lower "
+            f"{duration(spent_s)} of preparation. Expected at least {needed:.2g} h; or lower "
             "patch.per_case, patch.size or model.widths."
         )
         raise UsageError(msg)
     log.info(
-        "training.n_epochs is %d: %g hours, less a margin of %d %%, at %s of training an epoch and %s "
+        "training.n_epochs is %d: %g h, less a margin of %d %%, at %s of training an epoch and %s "
         "a validation",
         n_epochs,
         hours,
@@ -243,7 +243,7 @@ def kept_from_start(config: Config, run_path: Path) -> Config:
         raise ResumeError(msg)
     if config.training.hours != begun_with.training.hours:
         log.info(
-            "training.n_epochs stays %d, which was fitted to %g hours when the run began",
+            "training.n_epochs stays %d, which was fitted to %g h when the run began",
             begun_with.training.n_epochs,
             begun_with.training.hours,
         )
