@@ -61,7 +61,7 @@ def test_a_rise_and_a_cosine_are_the_one_cycle_of_torch() -> None:
 
     ours = rates(ScheduleConfig(name="cosine", minimum_lr=0, warmup=0.3), 100)
 
-    assert ours[30:] == pytest.approx(theirs[30:], abs=0.02)
+    assert ours[30:] == pytest.approx(theirs[30:], abs=0.03)
 
 
 def test_no_curve_falls_below_the_minimum() -> None:
