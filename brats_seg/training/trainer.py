@@ -473,6 +473,6 @@ def _log_outcome(outcome: Outcome, watched: str, run: Run, stop: StopRequest) ->
         n_epochs = len(outcome.history)
         log.info("finished after %d epochs: %s. Research use only.", n_epochs, run.path)
     else:
-        way = "With more --hours" if stop.is_used_up else "The same command"
+        way = "The same command with more --hours" if stop.is_used_up else "The same command"
         what = f"stopped: %s. {way} continues from %s."
         log.info(what, outcome.reason, run.last_path)
