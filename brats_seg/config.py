@@ -37,6 +37,8 @@ TaskName = Literal["segmentation", "reconstruction"]
 ConventionName = Literal["brats2017", "brats2023", "brats2024", "brats2024-ped", "msd"]
 NETWORKS = ("unet", "notebook", "segresnet", "vae-unet", "dynunet", "swin-unetr", "autoencoder")
 """Networks with a short name; any other is given by its dotted name."""
+GPU_NAMES = ("t4", "p100", "v100", "v100-32gb", "l4", "a100", "a100-80gb")
+"""GPUs that can be planned for without having one; `runtime.device` knows their memory."""
 OVERLAP = 0.5
 """Default share of a window that the next one overlaps, in validation and in prediction."""
 
@@ -55,6 +57,13 @@ def _parsed_size(value: object) -> object:
             return tuple(int(size) for size in sizes)
     msg = "expected three positive whole numbers such as 64,64,64, or 'whole'"
     raise ValueError(msg)
+
+
+def _listed(value: object) -> object:
+    """Parse `16,32` and a single number as a list; any other value is returned as it is."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",")]
+    return [value] if isinstance(value, int | float) else value
 
 
 def _network_name(name: str) -> str:
@@ -132,7 +141,9 @@ class StoreConfig(Section):
 
     compressed: bool = False
     """Whether arrays are compressed: a third of the disk space, slower reads; needs the extra `compressed`."""
-    spacing_mm: tuple[VoxelEdge, VoxelEdge, VoxelEdge] | None = None
+    spacing_mm: (
+        Annotated[tuple[VoxelEdge, VoxelEdge, VoxelEdge], BeforeValidator(_listed)] | None
+    ) = None
     """Edges of a voxel along X, Y and Z (towards left, back and head) that cases are resampled to; null takes
     the median of the cases, which is 1 mm for BraTS."""
 
@@ -158,7 +169,9 @@ class ModelConfig(Section):
     """
     arguments: dict[str, Any] = {}
     """Keyword arguments of a network that is given by its dotted name."""
-    widths: Annotated[tuple[Width, ...], Field(min_length=1, max_length=10)] = (
+    widths: Annotated[
+        tuple[Width, ...], Field(min_length=1, max_length=10), BeforeValidator(_listed)
+    ] = (
         32,
         64,
         128,
@@ -268,7 +281,7 @@ class TrainingConfig(Section):
     """Seed of the run; all randomness is a function of seed, epoch, case and draw."""
     augment: Literal["none", "light", "full"] = "light"
     """`light`: mirroring, brightness, contrast, noise. `full`: the augmentation of nnU-Net."""
-    transforms: tuple[DottedName, ...] = ()
+    transforms: Annotated[tuple[DottedName, ...], BeforeValidator(_listed)] = ()
     """Dotted names of functions or classes, called without arguments, that return a MONAI dictionary transform.
 
     It is applied to `image` and `label` after the transforms of `augment`.
@@ -294,8 +307,9 @@ class TrainingConfig(Section):
 class ValidationConfig(Section):
     """Settings of the validation on held-out cases during training."""
 
-    every: PositiveInt = 1
-    """Epochs between two validations on whole cases; the last epoch is always validated."""
+    every: PositiveInt | Literal["auto"] = 1
+    """Epochs between two validations on whole cases; the last epoch is always validated. `auto` takes as
+    many as keep the validations below a quarter of the computation of the training."""
     patches_between: bool = False
     """Whether the epochs in between are validated on patches of the held-out cases."""
     overlap: Annotated[float, Field(ge=0, lt=1)] = OVERLAP
@@ -400,6 +414,15 @@ PRESETS: dict[str, dict[str, Any]] = {
         "model": {"widths": [12, 24, 48], "deep_supervision": False},
         "optimizer": {"lr": 3e-3},
         "training": {"n_epochs": 20, "effective_batch": 2},
+    },
+    # two to eight CPU cores, hours
+    "cpu": {
+        "patch": {"size": [64, 64, 64]},
+        "model": {"widths": [16, 32, 64, 128, 160]},
+        "optimizer": {"lr": 1e-3},
+        "schedule": {"name": "polynomial"},
+        "training": {"n_epochs": 100, "effective_batch": 2},
+        "validation": {"every": "auto", "overlap": 0.25},
     },
     # one 16 GB GPU without bf16, sessions of 12 hours
     "kaggle-t4": {

@@ -238,9 +238,9 @@ def test_there_are_no_more_forward_passes_than_those(data: FoldData, tmp_path: P
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ({"position": {"epoch": "x"}}, "epoch: Input should be a valid integer"),
-        ({"position": {"epoch": -3}}, "epoch: Input should be greater than or equal to 0"),
-        ({"history": ("x",)}, "Input should be a valid dictionary"),
+        ({"position": {"epoch": "x"}}, "epoch: expected a whole number"),
+        ({"position": {"epoch": -3}}, "epoch: expected a number greater than or equal to 0"),
+        ({"history": ("x",)}, "expected key: value"),
         ({"sums": {"other": 1}}, "unexpected keyword argument 'other'"),
         ({"started_from": 7}, "Input should be a dictionary or an instance of StartedFrom"),
         ({"spent_s": -1.0}, "Input should be greater than or equal to 0"),

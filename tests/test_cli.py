@@ -121,6 +121,26 @@ def test_train_writes_a_run_and_resumes_it(
     assert "finished after 1 epochs" in again.stdout
 
 
+def test_a_run_goes_on_with_its_settings_when_none_are_given(
+    run: Callable[..., Done], scans: Path, tmp_path: Path
+) -> None:
+    begun = run("train", "--data", scans, *QUICK, "--max-hours", "0")
+    run_path = tmp_path / "runs" / "fold0"
+    settings = (run_path / "config.yaml").read_text()
+
+    finished = run("train", "--data", scans)
+
+    assert "preset cpu, because torch finds no GPU here" in begun.stdout
+    assert "patch 8x8x8 as given" in begun.stdout
+    assert finished.returncode == 0, finished.stderr
+    assert "settings of runs/fold0/config.yaml, which the run began with" in finished.stdout
+    assert "finished after 1 epoch" in finished.stdout
+    assert (run_path / "config.yaml").read_text() == settings
+    refused = run("train", "--data", scans, "--preset", "cpu", "--set", "folds.n_folds=3")
+    assert refused.returncode == 2
+    assert "Without --preset and --config the run keeps its own settings" in refused.stderr
+
+
 def test_flags_win_over_set_and_are_written_down(
     run: Callable[..., Done], scans: Path, tmp_path: Path
 ) -> None:
@@ -192,7 +212,7 @@ def test_phantom_cases_are_found_again(run: Callable[..., Done], tmp_path: Path)
             "setting training.epochs is unknown; there are n_epochs",
         ),
         (["--set", "optimizer.lr"], 2, "has no '='"),
-        (["--preset", "kagle"], 2, "preset 'kagle' is unknown; there are demo, kaggle-t4"),
+        (["--preset", "kagle"], 2, "preset 'kagle' is unknown; there are demo, cpu, kaggle-t4"),
         (["--config", "nowhere.yaml"], 2, "nowhere.yaml cannot be read"),
         (["--model", "vnet"], 2, "setting model.name"),
         (["--fold", "7"], 2, "fold 7 is not in the fold table, which has folds 0, 1, 2"),

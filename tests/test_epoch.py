@@ -1,5 +1,7 @@
 """Test the batches of an epoch: their patches, read once and cut into micro-batches."""
 
+from math import ceil
+
 import pytest
 import torch
 
@@ -17,6 +19,7 @@ from brats_seg.training.epoch import (
     patch_shape,
     read_batches,
 )
+from brats_seg.training.validation import validation_cost
 from tests.prepared import write_prepared
 
 CPU = Device(torch_device=torch.device("cpu"))
@@ -126,3 +129,14 @@ def test_a_network_by_dotted_name_gets_whole_cases_in_multiples_of_32(data: Fold
     config = settings("patch.size=whole", "model.name=torch.nn.Conv3d")
 
     assert all(n % 32 == 0 for n in patch_shape(config, data))
+
+
+def test_the_cost_of_a_validation_counts_the_voxels_of_its_windows(data: FoldData) -> None:
+    """One case is held out for three that are trained on, at three times the cost of a voxel."""
+    x, y, z = data.largest_shape
+    n_windows = ceil(x / 12) * ceil(y / 12) * ceil(z / 12)
+    without_overlap = settings("validation.overlap=0")
+
+    assert validation_cost(data, without_overlap) == n_windows / (3 * 9)
+    assert validation_cost(data, settings("validation.overlap=0.5")) > 2 * n_windows / (3 * 9)
+    assert validation_cost(data, settings("patch.size=whole", "patch.per_case=1")) == 1 / (3 * 3)

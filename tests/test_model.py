@@ -178,8 +178,8 @@ def test_labels_are_in_the_convention_of_the_release_of_the_scan(
     [
         ({"labels": "brats1999"}, "label convention 'brats1999' is unknown; there are brats2017"),
         ({"thresholds": ["0.5", "2", "0.5"]}, r"setting thresholds\.1: .* less than 1"),
-        ({"window": ["64", "64"]}, r"setting window\.2: Field required"),
-        ({"window": ["a", "64", "64"]}, r"setting window\.0: .* valid integer"),
+        ({"window": ["64", "64"]}, r"setting window\.2: expected one more value"),
+        ({"window": ["a", "64", "64"]}, r"setting window\.0: expected a whole number"),
         ({"overlap": 1.0}, r"setting overlap: .* less than 1"),
         ({"windows": "huge"}, r"setting windows: .*'auto', 'whole' or 'sliding'"),
     ],

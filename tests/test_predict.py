@@ -32,7 +32,7 @@ from brats_seg.inference.scan import Scan, read_scan
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import BRATS2017, BRATS2023, MODALITIES, regions_of
 from brats_seg.models.build import build_model
-from brats_seg.progress import untracked
+from brats_seg.progress import _SCREEN, tracked, untracked
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.sliding_window import predict_logits
 from brats_seg.runtime.weights import Decoding, FittedPrediction, load_trained
@@ -553,3 +553,22 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:
 
     with pytest.raises(RuntimeError, match="shapes do not match"):
         PredictionFallback("a", CPU).run(work)
+
+
+@pytest.mark.parametrize("tta", [False, True])
+def test_the_windows_of_a_case_are_counted_while_it_is_predicted(
+    monkeypatch: pytest.MonkeyPatch, *, tta: bool
+) -> None:
+    """Over all networks and mirror images, so that the time it takes is known from the first."""
+    model = make_model(Pointwise(), Pointwise())
+    settings = PredictionSettings(windows="sliding", window=(8, 8, 8), overlap=0, tta=tta)
+    image = np.ones((4, 16, 8, 8), dtype=np.float32)
+    positions = []
+    monkeypatch.setattr(_SCREEN, "refresh", lambda work: positions.append(work.position))
+
+    for _ in tracked("a", what="predicting", total=1):
+        predict_probabilities(model, image, settings, PredictionFallback("a", CPU))
+
+    n_passes = 2 * (8 if tta else 1)
+    assert positions[: 2 * n_passes] == [(n + 1) / (2 * n_passes) for n in range(2 * n_passes)]
+    assert positions[-1] == 1

@@ -3,6 +3,7 @@
 import json
 import logging
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -247,3 +248,35 @@ def log_handlers() -> object:
     before = log.handlers, log.level
     yield
     log.handlers, log.level = before
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["between cases", "within a case"])
+def test_ctrl_c_says_where_the_results_are_and_how_to_go_on(
+    run: Run, brats_root: Path, model: Path, monkeypatch: pytest.MonkeyPatch, *, at_once: bool
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    place = "inference.predict.entropy" if at_once else "cli.prediction.print_outcome"
+    monkeypatch.setattr(f"brats_seg.{place}", interrupted)
+    flags = ("-o", "out", "--model", model, "--no-preview", "--uncertainty")
+
+    code, _, said = run("predict", brats_root, *flags)
+
+    n_done = 0 if at_once else 1
+    assert code == 128 + signal.SIGINT
+    assert f"interrupted after {n_done} of 6 cases. Results are in out; the same command" in said
+    assert f"brats-seg predict {brats_root} -o out --model {model} --no-preview" in said
+
+
+def test_any_command_says_that_it_was_interrupted(
+    run: Run, brats_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("brats_seg.data.fold.open_index", interrupted)
+
+    code, _, said = run("index", brats_root)
+
+    assert (code, said) == (128 + signal.SIGINT, "interrupted\n")

@@ -16,8 +16,9 @@ from typing import Annotated
 import typer
 
 from brats_seg.cli import crossval, evaluation, figure, prediction, scans, survival, training
-from brats_seg.cli.options import Command, Commands
+from brats_seg.cli.options import Command, Commands, LogHandler
 from brats_seg.errors import BratsError, EnvironmentalError, printable
+from brats_seg.progress import close_display
 
 _OUTPUT_FAILS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE})
 """Errors of a file or a pipe that the output is written to."""
@@ -26,7 +27,7 @@ _COMMANDS: tuple[tuple[str, Callable[..., None], tuple[str, ...]], ...] = (
     (_DATA, scans.index, ("data", "data -o cases.csv --labels brats2017")),
     (_DATA, scans.prepare, ("data", "data --preset kaggle-t4 --set store.compressed=true")),
     (_DATA, scans.phantom, ("scans --cases 6",)),
-    (_TRAIN, training.plan, ("--memory 15GiB", "--preset kaggle-t4 --set patch.size=96,96,96")),
+    (_TRAIN, training.plan, ("", "--device t4 --precision fp16", "--memory 15GiB --preset full")),
     (
         _TRAIN,
         training.train,
@@ -116,12 +117,14 @@ def main() -> None:
         # file names need not be UTF-8
         sys.stdout.reconfigure(errors="backslashreplace")
     log = logging.getLogger("brats_seg")
-    log.handlers = [logging.StreamHandler(sys.stdout)]
+    log.handlers = [LogHandler()]
     log.setLevel(logging.INFO)
     try:
         try:
             app()
         finally:
+            # a message must not be mixed with a progress bar, nor leave the cursor hidden
+            close_display()
             sys.stdout.flush()
     except BratsError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -22,7 +22,7 @@ from brats_seg.cli.options import (
     data_or_demo,
     prepared_path,
     print_table,
-    settings_of,
+    settings_of_run,
 )
 from brats_seg.cli.prediction import print_outcome
 from brats_seg.errors import UsageError
@@ -115,7 +115,7 @@ def crossval(
             runs=runs,
             protocol=scoring,
             metric=metric,
-            config=settings_of(preset, config, settings, flags),
+            config=settings_of_run(preset, config, settings, flags, run_paths=_begun(runs)),
             prepared_path=prepared,
             max_hours=max_hours,
             track=tracked,
@@ -174,6 +174,11 @@ def _print_results(results: "OutOfFoldResults", n_networks: int, output: Path) -
     print_summaries(results.summaries)
     print(f"{n_networks} networks in {output / 'model'}, fingerprint {results.fingerprint}")
     print(f"scores.csv, summary.json, scores.png: {output}. Research use only.")
+
+
+def _begun(runs: Path) -> list[Path]:
+    """Return the folders of the folds that may have begun; a run that was set aside is `fold0.1`."""
+    return [path for path in sorted(runs.glob("fold*")) if path.name[4:].isdecimal()]
 
 
 def _numbers(folds: str | None) -> tuple[int, ...] | None:

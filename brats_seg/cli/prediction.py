@@ -2,6 +2,7 @@
 
 import json
 import logging
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,9 @@ from brats_seg.cli.options import (
     DEVICES,
     PRECISIONS,
     DeviceOption,
+    LogHandler,
     PrecisionOption,
+    command_again,
     one_of,
 )
 from brats_seg.errors import UsageError
@@ -182,10 +185,24 @@ def predict(
 
     executor = Executor(n_workers=workers, scheduler=scheduler)
     cases = _cases(inputs or [], {"t1n": t1n, "t1c": t1c, "t2w": t2w, "t2f": t2f}, case_id)
-    on_case = _print_json if as_json else print_outcome
-    outcome = predict_cases(
-        cases, model, output, settings, executor=executor, on_case=on_case, track=tracked
-    )
+    n_done = 0
+
+    def on_case(outcome: "CaseOutcome") -> None:
+        nonlocal n_done
+        n_done += 1
+        (_print_json if as_json else print_outcome)(outcome)
+
+    try:
+        outcome = predict_cases(
+            cases, model, output, settings, executor=executor, on_case=on_case, track=tracked
+        )
+    except KeyboardInterrupt:
+        print(
+            f"interrupted after {n_done} of {len(cases)} cases. Results are in {output}; the same "
+            f"command continues with the other cases:\n    {command_again()}",
+            file=sys.stderr,
+        )
+        raise typer.Exit(128 + signal.SIGINT) from None
     n_failed = len(outcome.failures)
     if not as_json:
         print(
@@ -266,8 +283,8 @@ def print_outcome(outcome: "CaseOutcome") -> None:
 def log_to_stderr() -> None:
     """Log to stderr, so that stdout has only lines of JSON."""
     for handler in logging.getLogger("brats_seg").handlers:
-        if isinstance(handler, logging.StreamHandler):
-            handler.setStream(sys.stderr)
+        if isinstance(handler, LogHandler):
+            handler.to_stderr = True
 
 
 def _cases(

@@ -67,6 +67,7 @@ FREE_SETTINGS = frozenset(
     }
 )
 """Settings that may change when a run is resumed, because they do not change its mathematics."""
+CONFIG_NAME = "config.yaml"
 _RESTORE = "Replace it by a copy, or start anew with --fresh."
 DRAWN_EVERY_S = 10.0
 """Time between two pictures of the history, each of which takes up to 0.3 s."""
@@ -237,7 +238,7 @@ class Run:
 
     def begin(self, config: Config, split: Split, device: Device) -> None:
         """Write the settings, the cases and the environment."""
-        with whole_file(self.path / "config.yaml") as beside:
+        with whole_file(self.path / CONFIG_NAME) as beside:
             beside.write_text(config.to_yaml())
         write_split(split, self.path / SPLIT_NAME)
         with whole_file(self.path / "environment.json") as beside:
@@ -290,7 +291,9 @@ class Run:
         refused = {key: values for key, values in changes.items() if key not in free}
         if refused:
             lines = [f"  {key}: {old!r} -> {new!r}" for key, (old, new) in refused.items()]
-            msg = "\n".join([f"{self.path} was begun with other settings:", *lines, _WAYS_OUT])
+            own = "Without --preset and --config the run keeps its own settings."
+            head = f"{self.path} was begun with other settings:"
+            msg = "\n".join([head, *lines, f"{own} {_WAYS_OUT}"])
             raise ResumeError(msg)
         for key, (old, new) in changes.items():
             log.info("%s changes from %r to %r", key, old, new)

@@ -241,11 +241,13 @@ def kept_from_start(config: Config, run_path: Path) -> Config:
             "this session with --max-hours, choose another --run, or start anew with --fresh."
         )
         raise ResumeError(msg)
-    if config.training.hours != begun_with.training.hours:
+    # hours that change are logged when the run is opened
+    if config.training.n_epochs != begun_with.training.n_epochs:
         log.info(
-            "training.n_epochs stays %d, which was fitted to %g h when the run began",
+            "training.n_epochs stays %d, which was fitted to the hours when the run began; %d is not "
+            "used",
             begun_with.training.n_epochs,
-            begun_with.training.hours,
+            config.training.n_epochs,
         )
     return with_epochs(config, begun_with.training.n_epochs)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf, prod
 from pathlib import Path
 from signal import Signals
@@ -25,7 +26,7 @@ from brats_seg.data.store import open_case
 from brats_seg.data.verify import raise_damage, verify_cases
 from brats_seg.errors import BratsError, EnvironmentalError, UsageError
 from brats_seg.files import reading
-from brats_seg.progress import Track, tracked, untracked
+from brats_seg.progress import Track, say, tracked, untracked
 from brats_seg.report.history import Row
 from brats_seg.runtime.device import choose_device, threads_for
 from brats_seg.runtime.memory import (
@@ -36,6 +37,7 @@ from brats_seg.runtime.memory import (
 )
 from brats_seg.training.accumulation import HalfUpdatedError, StepResult
 from brats_seg.training.checkpoints import Checkpointer, Run
+from brats_seg.training.duration import RunDuration
 from brats_seg.training.epoch import (
     Batch,
     epoch_batches,
@@ -43,7 +45,7 @@ from brats_seg.training.epoch import (
     patch_shape,
     read_batches,
 )
-from brats_seg.training.history import phase_columns, row_line
+from brats_seg.training.history import outlook_text, phase_columns, row_line
 from brats_seg.training.losses import Criterion
 from brats_seg.training.memory_plan import start_in_planned_mode
 from brats_seg.training.ranks import Ranks, joined_ranks
@@ -60,7 +62,14 @@ from brats_seg.training.time_limits import (
     kept_from_start,
     trial_s,
 )
-from brats_seg.training.validation import plan_validation, validate
+from brats_seg.training.validation import (
+    interval_line,
+    is_validated_whole,
+    plan_validation,
+    validate,
+    validation_cost,
+    validation_interval,
+)
 
 log = logging.getLogger(__name__)
 
@@ -242,6 +251,14 @@ class Trainer:
         )
         self._skipped = SkippedSteps()
         self._n_at_once = 1
+        self._every = validation_interval(data, config)
+        self._duration = RunDuration(
+            n_epochs=config.training.n_epochs,
+            n_patches=config.patch.per_case * len(data.split.train),
+            is_validated=partial(is_validated_whole, config, self._every),
+            validation_cost=validation_cost(data, config),
+        )
+        self._is_duration_said = False
 
     def run(
         self,
@@ -279,6 +296,10 @@ class Trainer:
             start_in_planned_mode(self.state, self.config, patch_shape(self.config, self.data))
         start, training = self.config.start, self.config.training
         stop.limit_sessions(training.hours, self.state.spent_s)
+        if self.config.validation.every == "auto":
+            log.info(interval_line(self._every, self.config.training.n_epochs))
+        epoch, n_batches = self.state.position.epoch, self.state.position.n_batches
+        self._duration.begin(epoch, n_batches * self.config.training.effective_batch_at(epoch))
         try:
             with (
                 stop.listening(),
@@ -305,13 +326,14 @@ class Trainer:
         """
         config, device = self.config, self.device.torch_device
         patch = patch_shape(config, self.data)
+        self._is_duration_said = True
         with threads_for(device, patch) as self._n_at_once, reading(self.data.folder):
             if config.training.memory == "auto":
                 start_in_planned_mode(self.state, config, patch)
             return EpochTime(
                 training_s=max(self.ranks.gather(self._timed_training(limit_s))),
                 validation_s=max(self.ranks.gather(self._timed_validation(limit_s))),
-                every=config.validation.every,
+                every=self._every,
             )
 
     def _timed_training(self, limit_s: float) -> float:
@@ -327,6 +349,7 @@ class Trainer:
     def _timed_pass(self, watch: Stopwatch) -> None:
         """Train on an epoch, until it ends or enough is timed."""
         self.state.position = Position()
+        self._duration.begin(0, 0)
         watch.begin_pass()
         with suppress(TrialEndedError):
             self._train(watch, untracked)
@@ -365,8 +388,10 @@ class Trainer:
         what = f"epoch {epoch + 1}/{self.config.training.n_epochs}"
         try:
             for batch in track(batches, what=what, total=len(shares)):
+                say(partial(self._outlook, stop))
                 self._stop_if_asked(stop)
                 self._train_batch(batch)
+                self._say_duration()
                 if self._checkpointer.is_due:
                     self._checkpointer.save()
         except HalfUpdatedError:
@@ -388,12 +413,26 @@ class Trainer:
             for case_id, measured in zip(case_ids, rows, strict=True):
                 state.sums.add(case_id, measured)
         state.after_batch(result)
+        self._duration.after_batch(result.n_patches)
         self._skipped.note(result)
+
+    def _outlook(self, stop: StopRequest) -> str:
+        """Return the text behind the progress bar."""
+        if stop.signal is not None:
+            return "stopping as soon as the state can be saved; Ctrl-C again does not wait"
+        state, watch = self.state, self.config.validation.watch
+        return outlook_text(state.best, watch, self._duration.left_s, state.sums.loss)
+
+    def _say_duration(self) -> None:
+        """Log the expected duration once; later the line of each epoch says it."""
+        if not self._is_duration_said and (words := self._duration.expectation()):
+            self._is_duration_said = True
+            log.info("%s", words)
 
     def _validate(self, stop: StopRequest, track: Track) -> RunningSums | None:
         own_ids = self.ranks.share(self.data.split.validation)
         epoch = self.state.position.epoch
-        plan = plan_validation(self.data, self.config, own_ids, epoch, self.device)
+        plan = plan_validation(self.data, self.config, own_ids, epoch, self.device, self._every)
         if plan is None:
             return None
         samples = track(plan.samples, what="validation", total=plan.n_samples)
@@ -425,18 +464,23 @@ class Trainer:
         }
         state.history.append(row)
         line = row_line(row, self.config.training.n_epochs)
-        log.info(f"{line}, {state.fallback.mode}" if state.fallback.place else line)
+        line = f"{line}, {state.fallback.mode}" if state.fallback.place else line
         state.position = Position(epoch=state.position.epoch + 1, n_steps=state.position.n_steps)
         state.sums = RunningSums()
         self._checkpointer.begin_epoch()
         if validation is not None:
             state.schedule.after_validation(row[self.config.schedule.watch])
             self._checkpointer.save_if_best(row[self.config.validation.watch])
+        self._duration.end_epoch()
+        self._is_duration_said = True
+        outlook = outlook_text(state.best, self.config.validation.watch, self._duration.left_s)
+        log.info("%s", f"{line} | {outlook}" if outlook else line)
         self._checkpointer.save()
         self._checkpointer.write_history()
 
     def _until_stopped(self, samples: Iterable[Sample], stop: StopRequest) -> Iterator[Sample]:
         for sample in samples:
+            say(partial(self._outlook, stop))
             # ranks must check together, and have different numbers of cases
             if self.ranks.n_ranks == 1:
                 self._stop_if_asked(stop)

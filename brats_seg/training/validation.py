@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass
+from math import ceil, prod
 from queue import SimpleQueue
 from typing import TypeAlias
 
@@ -14,11 +15,13 @@ from torch import Tensor, nn
 from brats_seg.config import Config
 from brats_seg.data.fold import FoldData
 from brats_seg.data.loader import Sample, whole_case
+from brats_seg.data.manifest import manifest_of
 from brats_seg.data.patches import PatchKey
 from brats_seg.models.build import size_multiple
 from brats_seg.models.output import as_output
+from brats_seg.progress import part
 from brats_seg.runtime.device import Device
-from brats_seg.runtime.sliding_window import predict_logits
+from brats_seg.runtime.sliding_window import n_windows, predict_logits
 from brats_seg.training.epoch import held_out_patches, patch_shape
 from brats_seg.training.losses import whole_loss
 from brats_seg.training.tasks import RunningSums, Task, task_of
@@ -104,6 +107,65 @@ def _predicted(
             yield sample, output.result()
 
 
+TRAINING_PASSES = 3
+"""Cost of a voxel in training, where a voxel of a window in validation costs 1: the backward pass
+computes two convolutions for each of the forward pass."""
+VALIDATION_SHARE = 0.25
+"""Largest cost of the validations of `validation.every: auto`, as a share of that of the training. The
+validation after the last epoch, which every run has, comes on top."""
+
+
+def validation_cost(data: FoldData, config: Config) -> float:
+    """Return the cost of a validation on all held-out cases, in epochs of training.
+
+    It is a ratio of numbers of voxels, the same on every machine.
+
+    Raises:
+        CaseError: A case was not prepared.
+    """
+    patch, overlap = patch_shape(config, data), config.validation.overlap
+    multiple = size_multiple(config.model, patch)
+
+    def n_voxels(case_id: str, *, windows: bool) -> int:
+        shape = manifest_of(data.folder, case_id).box.shape
+        if config.patch.size == "whole":
+            return prod(-(-n // m) * m for n, m in zip(shape, multiple, strict=True))
+        return prod(patch) * (n_windows(shape, patch, overlap) if windows else 1)
+
+    trained = config.patch.per_case * sum(n_voxels(one, windows=False) for one in data.split.train)
+    validated = sum(n_voxels(one, windows=True) for one in data.split.validation)
+    return validated / (TRAINING_PASSES * trained)
+
+
+def validation_interval(data: FoldData, config: Config) -> int:
+    """Return the number of epochs from one validation on whole cases to the next.
+
+    `validation.every: auto` follows from counts of voxels alone, so that it is the same on every
+    machine and after every interruption.
+
+    Raises:
+        CaseError: A case was not prepared.
+    """
+    every = config.validation.every
+    return ceil(validation_cost(data, config) / VALIDATION_SHARE) if every == "auto" else every
+
+
+def interval_line(every: int, n_epochs: int) -> str:
+    """Return the line that is logged about the epochs that `validation.every: auto` validates after.
+
+    Example:
+        >>> interval_line(12, 100)
+        'validation.every auto: whole cases are validated every 12 epochs, and after the last one'
+    """
+    if every >= n_epochs:
+        when = "after the last epoch"
+    elif every == 1:
+        when = "after every epoch"
+    else:
+        when = f"every {every} epochs, and after the last one"
+    return f"validation.every auto: whole cases are validated {when}"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValidationPlan:
     """The samples that an epoch is validated on."""
@@ -113,23 +175,27 @@ class ValidationPlan:
     predict: Predict
 
 
+def is_validated_whole(config: Config, every: int, epoch: int) -> bool:
+    """Return whether an epoch ends with a validation on whole cases, `every` so many epochs."""
+    return (epoch + 1) % every == 0 or epoch + 1 == config.training.n_epochs
+
+
 def plan_validation(
-    data: FoldData, config: Config, case_ids: Sequence[str], epoch: int, device: Device
+    data: FoldData, config: Config, case_ids: Sequence[str], epoch: int, device: Device, every: int
 ) -> ValidationPlan | None:
     """Return the samples that an epoch is validated on, or None if it is not.
 
-    They are whole cases every `validation.every` epochs and in the last epoch, and patches in the
-    others if `validation.patches_between` is set.
+    They are whole cases after `every` epochs (see `validation_interval`) and in the last epoch, and
+    patches in the others if `validation.patches_between` is set.
     """
-    validation = config.validation
-    if (epoch + 1) % validation.every == 0 or epoch + 1 == config.training.n_epochs:
+    if is_validated_whole(config, every, epoch):
         target_of = task_of(config).target_of
         return ValidationPlan(
             samples=(whole_case(data.folder, case_id, target_of) for case_id in case_ids),
             n_samples=len(case_ids),
             predict=case_predictor(config, device, patch_shape(config, data)),
         )
-    if not validation.patches_between:
+    if not config.validation.patches_between:
         return None
     keys = [
         PatchKey(epoch=epoch, case_id=case_id, draw=draw)
@@ -158,19 +224,21 @@ def case_predictor(config: Config, device: Device, patch: tuple[int, int, int]) 
 
     A network that was trained on whole brain crops gets the crop in one window.
     """
-    multiple = size_multiple(config.model, patch)
+    multiple, overlap = size_multiple(config.model, patch), config.validation.overlap
 
     def predict(network: nn.Module, image: Tensor) -> Tensor:
-        def window_logits(window: Tensor) -> Tensor:
-            with device.autocast():
-                return as_output(network(window)).logits[0]
+        shape = image.shape[1:]
+        x, y, z = (-(-n // m) * m for n, m in zip(shape, multiple, strict=True))
+        window = (x, y, z) if config.patch.size == "whole" else patch
+        with part("windows", n_windows(shape, window, overlap)) as after_window:
 
-        x, y, z = (-(-n // m) * m for n, m in zip(image.shape[1:], multiple, strict=True))
-        return predict_logits(
-            window_logits,
-            image.to(device.torch_device).float(),
-            window=(x, y, z) if config.patch.size == "whole" else patch,
-            overlap=config.validation.overlap,
-        )
+            def window_logits(voxels: Tensor) -> Tensor:
+                with device.autocast():
+                    logits = as_output(network(voxels)).logits[0]
+                after_window()
+                return logits
+
+            whole = image.to(device.torch_device).float()
+            return predict_logits(window_logits, whole, window=window, overlap=overlap)
 
     return predict
