@@ -21,7 +21,7 @@ from brats_seg.runtime.sliding_window import window_starts
 from brats_seg.training.checkpoints import load_checkpoint
 from brats_seg.training.time_limits import EpochTime, StopRequest, fitted_to_hours
 from brats_seg.training.trainer import Outcome, time_epoch, train_fold
-from tests.builders import write_case
+from tests.builders import Run, write_case
 from tests.training_builders import StopAtCheck, train
 
 
@@ -227,3 +227,10 @@ def test_what_all_sessions_have_taken_is_stored_and_ends_the_run(
         tmp_path / "run",
         load_config(assignments=[*SETTINGS, "training.n_epochs=3", "training.hours=2"]),
     ).finished
+
+
+def test_epochs_and_hours_together_are_refused(run: Run) -> None:
+    code, _, error = run("train", "--epochs", "3", "--hours", "1.5")
+
+    assert code == 2
+    assert "--epochs 3 and --hours 1.5 are given; expected one of them" in error
