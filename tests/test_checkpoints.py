@@ -242,8 +242,8 @@ def test_there_are_no_more_forward_passes_than_those(data: FoldData, tmp_path: P
         ({"position": {"epoch": -3}}, "epoch: expected a number greater than or equal to 0"),
         ({"history": ("x",)}, "expected key: value"),
         ({"sums": {"other": 1}}, "unexpected keyword argument 'other'"),
-        ({"started_from": 7}, "Input should be a dictionary or an instance of StartedFrom"),
-        ({"spent_s": -1.0}, "Input should be greater than or equal to 0"),
+        ({"started_from": 7}, "expected key: value"),
+        ({"spent_s": -1.0}, "expected a number greater than or equal to 0"),
         ({"history": 7, "position": 7}, "is not a checkpoint of a run"),
     ],
 )
