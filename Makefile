@@ -11,10 +11,12 @@ IN     ?=
 OUT    ?= predictions
 REF    ?=
 ARGS   ?=
+NOTEBOOKS = $(wildcard notebooks/*.py)
+SOURCES = $(wildcard brats_seg/*.py brats_seg/*/*.py)
 FLAGS   = $(if $(RUN),--run $(RUN)) $(if $(PRESET),--preset $(PRESET)) $(if $(MODEL),--model $(MODEL))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train crossval predict evaluate notebook test test-all check bench clean
+.PHONY: always help setup train crossval predict evaluate notebook pages test test-all check bench clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -38,11 +40,21 @@ predict: setup ## label maps of the scans in IN, written to OUT, with the networ
 evaluate: setup ## score the label maps in OUT against the references in REF
 	$(BIN)/brats-seg evaluate $(REF) $(OUT) $(ARGS)
 
-notebook: setup ## run the notebooks, on demo cases without scans, and make pages of them
-	$(BIN)/jupytext --quiet --update --to ipynb notebooks/*.py
-	rm -rf build/notebooks && mkdir -p build/notebooks && cp notebooks/*.ipynb build/notebooks
-	$(if $(DATA),BRATS_DATA="$(abspath $(DATA))" BRATS_WORK="$(abspath runs/notebook)") $(BIN)/python -m jupyter nbconvert --to html --execute build/notebooks/*.ipynb $(ARGS)
+notebook: $(addprefix build/notebooks/,$(notdir $(NOTEBOOKS:.py=.html))) ## run the notebooks on DATA, or on a demo set; work in runs/notebook is resumed
 	@echo "pages: build/notebooks/*.html"
+
+build/notebooks/%.html: notebooks/%.ipynb $(SOURCES) | setup
+	$(if $(DATA),BRATS_DATA="$(abspath $(DATA))") BRATS_WORK="$(abspath runs/notebook)" \
+		$(BIN)/python -m jupyter nbconvert --to html --execute --output-dir build/notebooks $< $(ARGS)
+
+build/notebooks/brats_segmentation.html: always # training may go on, or DATA be another folder
+
+notebooks/%.ipynb: notebooks/%.py | setup
+	$(BIN)/jupytext --quiet --update --to ipynb $<
+	@touch $@
+
+pages: $(NOTEBOOKS:.py=.ipynb) ## run the notebooks on phantoms and renew the pages in notebooks/pages
+	$(BIN)/python notebooks/pages/make_pages.py $(ARGS)
 
 test: setup ## the tests, in under 6 minutes on 2 cores
 	$(BIN)/pytest -n 2 -m "not slow and not gpu" $(ARGS)

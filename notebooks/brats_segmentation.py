@@ -19,35 +19,63 @@
 # the public notebook "BraTS20 3dUnet 3dAutoEncoder". Every step is one call of the package `brats_seg`; the
 # same steps are available as commands (`brats-seg --help`).
 #
-# On Kaggle the scans are found where they are mounted, for any year of BraTS. Without scans the notebook
-# creates phantom cases and runs in a few minutes on two CPU cores.
+# On Kaggle the scans are found where they are mounted, for any year of BraTS; `docs/kaggle.md` describes
+# the steps. Without scans the notebook creates phantom cases and runs in a few minutes on two CPU cores:
+# `notebooks/pages/brats_segmentation.md` shows the result.
 #
 # **Research use only.**
 
 # %% [markdown]
 # ## Installation
 #
-# With internet, the package is installed from the package index; without, from wheels in an attached data
-# set (created with `pip wheel brats_seg`). The installed torch is kept: the package accepts a range of
-# versions, and pip is told not to change it.
+# If the package is installed, this cell does nothing. Otherwise it installs what `PACKAGE` names or, if
+# that is empty, what it finds: a wheel or the source in a data set that is attached on Kaggle, a wheel
+# beside the notebook or in `dist`, or the clone that contains the notebook. Wheels of other packages beside
+# it are tried before any package index, so that no internet is needed if they are complete. The installed
+# torch is kept: pip is told not to change it.
 
 # %%
 import importlib.util
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-PACKAGE = "brats_seg"  # or a folder with the source, or git+https://...
+PACKAGE = ""  # "git+https://...", a wheel or a folder with the source
 
 if importlib.util.find_spec("brats_seg") is None:
-    kept = Path(tempfile.mkdtemp()) / "kept.txt"
+    temporary = Path(tempfile.mkdtemp())
+    kept = temporary / "kept.txt"
     kept.write_text(f"torch=={version('torch')}\n" if importlib.util.find_spec("torch") else "")
-    wheels = sorted(Path("/kaggle/input").rglob("brats_seg-*.whl"))
-    source = ["--no-index", "--find-links", wheels[-1].parent, wheels[-1]] if wheels else [PACKAGE]
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--constraint", kept, *source]
-    subprocess.run([*map(str, command)], check=True)
+    attached, here = Path("/kaggle/input"), [Path(), Path("dist"), Path("../dist")]
+    wheels = sorted(attached.rglob("brats_seg-*.whl"), reverse=True)
+    wheels += [file for folder in here for file in sorted(folder.glob("brats_seg-*.whl"))[-1:]]
+    sources = [*(file.parent for file in attached.rglob("pyproject.toml")), Path(), Path("..")]
+    sources = [folder for folder in sources if (folder / "brats_seg/__init__.py").is_file()]
+    package = PACKAGE or next(map(str, [*wheels, *sources]), "")
+    if not package:
+        message = (
+            f"brats_seg is not installed, and neither {attached} nor the folder of this notebook has "
+            "its wheel or source: set PACKAGE to one of them, or to git+https://..."
+        )
+        raise ModuleNotFoundError(message)
+    if Path(package).is_dir() and not os.access(package, os.W_OK):  # pip builds in the folder
+        package = shutil.copytree(package, temporary / "source")
+    near = ["--no-index", "--no-build-isolation", "--find-links", Path(package).parent]
+    for options in [near, []] if Path(package).exists() else [[]]:
+        command = [sys.executable, "-m", "pip", "install", "--constraint", kept, *options, package]
+        done = subprocess.run([*map(str, command)], capture_output=True, text=True)
+        if done.returncode == 0:
+            break
+    else:
+        message = (
+            f"pip could not install {package}:\n{done.stderr}\nWithout internet, wheels of all packages "
+            "that are missing have to be beside it; docs/kaggle.md describes how they are made."
+        )
+        raise RuntimeError(message)
 
 # %%
 # %matplotlib inline
@@ -56,32 +84,34 @@ if importlib.util.find_spec("brats_seg") is None:
 # ## Settings
 #
 # `DATA` is the folder of scans; if it is not set, Kaggle's mounts and `data` are searched. The environment
-# variables `BRATS_DATA` and `BRATS_WORK` override both folders. Work that was started in `WORK` is resumed:
-# in a new session on Kaggle, attach the output of the last session and copy its `work` here first.
+# variables `BRATS_DATA` and `BRATS_WORK` override both folders. Work that was started in `WORK` is resumed;
+# on Kaggle, the work of an earlier session is copied from its output if that is attached. Phantoms have
+# their own folder in `WORK`, so that scans can be added later.
 
 # %%
-import os
-
 import brats_seg as brats
 
 DATA = os.environ.get("BRATS_DATA")
-WORK = os.environ.get("BRATS_WORK", "work")
+WORK = Path(os.environ.get("BRATS_WORK", "work"))
 FOLD = 0  # the fold that is held out
 MAX_HOURS = 5.0  # for each training; run the notebook again to resume
 
-WORK = brats.writable_folder(Path(WORK))
-DATA = (
-    Path(DATA) if DATA else brats.find_data([Path("/kaggle/input"), Path("../data"), Path("data")])
-)
+KAGGLE = Path("/kaggle/input")
+earlier = sorted(KAGGLE.glob("**/work/runs"))
+if earlier and not WORK.exists():
+    shutil.copytree(earlier[-1].parent, WORK)
+WORK = brats.writable_folder(WORK)
+DATA = Path(DATA) if DATA else brats.find_data([KAGGLE, Path("../data"), Path("data")])
 DEMO = DATA is None
 if DEMO:
+    WORK = WORK / "demo"
     DATA = WORK / "demo-scans"
-    brats.write_phantom_cases(DATA, n_cases=12, seed=0)
-    brats.write_phantom_survival(DATA / "survival_info.csv", n_cases=12, seed=0)
+    if not (DATA / "survival_info.csv").exists():
+        brats.write_phantom_cases(DATA, n_cases=12, seed=0)
+        brats.write_phantom_survival(DATA / "survival_info.csv", n_cases=12, seed=0)
 
 PRESET = "demo" if DEMO else "kaggle-t4"
-SETTINGS = ["training.n_epochs=12"] if DEMO else []
-AUTOENCODER = ["model.name=autoencoder", f"training.n_epochs={6 if DEMO else 30}"]
+AUTOENCODER = ["model.name=autoencoder", f"training.n_epochs={20 if DEMO else 30}"]
 PREPARED, RUN, AUTOENCODER_RUN = WORK / "prepared", WORK / f"runs/fold{FOLD}", WORK / "runs/ae"
 print(f"scans: {DATA}{' (phantoms)' if DEMO else ''}\nresults: {WORK.absolute()}")
 
@@ -92,7 +122,7 @@ print(f"scans: {DATA}{' (phantoms)' if DEMO else ''}\nresults: {WORK.absolute()}
 # It does not matter whether enhancing tumour has the value 3 or 4.
 
 # %%
-config = brats.load_config(preset=PRESET, assignments=SETTINGS)
+config = brats.load_config(preset=PRESET)
 index = brats.open_index(DATA, PREPARED / "cases.csv", config)
 print(*brats.summarise(index), sep="\n")
 
@@ -143,9 +173,8 @@ trainer = brats.Trainer(data=data, config=config, run_path=RUN)
 live = brats.LiveHistory(run_path=RUN)
 outcome = trainer.run(stop=brats.StopRequest(MAX_HOURS), track=live)
 live.show()
-print(
-    f"{len(outcome.history)} epochs, best {config.validation.watch} {outcome.best}: {outcome.reason}"
-)
+print(f"{len(outcome.history)} epochs: {outcome.reason}")
+print(f"best {config.validation.watch}: {outcome.best or 0:.3f}")
 
 # %% [markdown]
 # ## Scores of the held-out cases

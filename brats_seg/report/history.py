@@ -98,8 +98,8 @@ def _draw_curve(axes: "Axes", table: pd.DataFrame, curve: Curve) -> None:
     axes.set_ylabel(curve.title)
     axes.grid(visible=True, alpha=0.3)
     if axes.lines:
-        # looking for the best place takes long with many points
-        axes.legend(fontsize="small", loc="upper left")
+        # looking for the best place takes long with many points: losses fall, scores rise
+        axes.legend(fontsize="small", loc="upper left" if curve.limits else "upper right")
 
 
 def _draw_line(axes: "Axes", table: pd.DataFrame, column: str, **style: Any) -> None:
