@@ -64,10 +64,11 @@ if importlib.util.find_spec("brats_seg") is None:
         raise ModuleNotFoundError(message)
     if Path(package).is_dir() and not os.access(package, os.W_OK):  # pip builds in the folder
         package = shutil.copytree(package, temporary / "source")
+    pip = [sys.executable, "-m", "pip", "install", "-qq", "--constraint", kept]
     near = ["--no-index", "--no-build-isolation", "--find-links", Path(package).parent]
     for options in [near, []] if Path(package).exists() else [[]]:
-        command = [sys.executable, "-m", "pip", "install", "--constraint", kept, *options, package]
-        done = subprocess.run([*map(str, command)], capture_output=True, text=True)
+        command = [*map(str, [*pip, *options, package])]
+        done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode == 0:
             break
     else:
@@ -86,7 +87,8 @@ if importlib.util.find_spec("brats_seg") is None:
 # `DATA` is the folder of scans; if it is not set, Kaggle's mounts and `data` are searched. The environment
 # variables `BRATS_DATA` and `BRATS_WORK` override both folders. Work that was started in `WORK` is resumed;
 # on Kaggle, the work of an earlier session is copied from its output if that is attached. Phantoms have
-# their own folder in `WORK`, so that scans can be added later.
+# their own folder in `WORK`, so that scans can be added later. On scans, the number of epochs is fitted to
+# `HOURS`.
 
 # %%
 import brats_seg as brats
@@ -94,7 +96,7 @@ import brats_seg as brats
 DATA = os.environ.get("BRATS_DATA")
 WORK = Path(os.environ.get("BRATS_WORK", "work"))
 FOLD = 0  # the fold that is held out
-MAX_HOURS = 5.0  # for each training; run the notebook again to resume
+HOURS = 5.0  # for the training of each of the two networks
 
 KAGGLE = Path("/kaggle/input")
 earlier = sorted(KAGGLE.glob("**/work/runs"))
@@ -110,8 +112,11 @@ if DEMO:
         brats.write_phantom_cases(DATA, n_cases=12, seed=0)
         brats.write_phantom_survival(DATA / "survival_info.csv", n_cases=12, seed=0)
 
-PRESET = "demo" if DEMO else "kaggle-t4"
-AUTOENCODER = ["model.name=autoencoder", f"training.n_epochs={20 if DEMO else 30}"]
+if DEMO:
+    PRESET, SETTINGS = "demo", []
+else:
+    PRESET = "kaggle-t4" if shutil.which("nvidia-smi") else "cpu"
+    SETTINGS = [f"training.hours={HOURS}"]
 PREPARED, RUN, AUTOENCODER_RUN = WORK / "prepared", WORK / f"runs/fold{FOLD}", WORK / "runs/ae"
 print(f"scans: {DATA}{' (phantoms)' if DEMO else ''}\nresults: {WORK.absolute()}")
 
@@ -122,7 +127,7 @@ print(f"scans: {DATA}{' (phantoms)' if DEMO else ''}\nresults: {WORK.absolute()}
 # It does not matter whether enhancing tumour has the value 3 or 4.
 
 # %%
-config = brats.load_config(preset=PRESET)
+config = brats.load_config(preset=PRESET, assignments=SETTINGS)
 index = brats.open_index(DATA, PREPARED / "cases.csv", config)
 print(*brats.summarise(index), sep="\n")
 
@@ -157,7 +162,7 @@ data = brats.open_fold(DATA, fold=FOLD, config=config, prepared_path=PREPARED)
 print(
     f"fold {FOLD}: {len(data.split.train)} cases to train on, {len(data.split.validation)} held out"
 )
-pd.read_csv(PREPARED / "folds.csv").groupby("fold").agg(
+pd.read_csv(data.folds_path).groupby("fold").agg(
     cases=("case_id", "size"), patients=("patient_id", "nunique")
 )
 
@@ -166,15 +171,19 @@ pd.read_csv(PREPARED / "folds.csv").groupby("fold").agg(
 #
 # Each forward pass processes one patch; the optimizer step is that of the whole effective batch, to
 # rounding (see `gradient_accumulation.ipynb`). The figure is updated after every epoch. If the session ends
-# in the middle, run the cell again to resume.
+# in the middle or the kernel is interrupted, run the cell again to resume.
 
 # %%
-trainer = brats.Trainer(data=data, config=config, run_path=RUN)
 live = brats.LiveHistory(run_path=RUN)
-outcome = trainer.run(stop=brats.StopRequest(MAX_HOURS), track=live)
+outcome = brats.train_fold(
+    DATA, FOLD, config=config, run_path=RUN, prepared_path=PREPARED, track=live
+)
 live.show()
 print(f"{len(outcome.history)} epochs: {outcome.reason}")
-print(f"best {config.validation.watch}: {outcome.best or 0:.3f}")
+if not outcome.finished:
+    message = "run this cell again to resume the training"
+    raise KeyboardInterrupt(message)
+print(f"best {config.validation.watch}: {outcome.best:.3f}")
 
 # %% [markdown]
 # ## Scores of the held-out cases
@@ -191,7 +200,6 @@ result = brats.cross_validate(
     runs=RUN.parent,
     config=config,
     prepared_path=PREPARED,
-    max_hours=MAX_HOURS,
 )
 brats.score_figure(result.scores)
 
@@ -224,10 +232,11 @@ HTML(f'<img alt="reference and prediction, rotating" src="data:image/gif;base64,
 # passes between the two. Trainer, folds and checkpoints are the same.
 
 # %%
-ae_config = brats.load_config(preset=PRESET, assignments=AUTOENCODER)
-trainer = brats.Trainer(data=data, config=ae_config, run_path=AUTOENCODER_RUN)
+ae_config = brats.load_config(preset=PRESET, assignments=[*SETTINGS, "model.name=autoencoder"])
 live = brats.LiveHistory(run_path=AUTOENCODER_RUN)
-outcome = trainer.run(stop=brats.StopRequest(MAX_HOURS), track=live)
+outcome = brats.train_fold(
+    DATA, FOLD, config=ae_config, run_path=AUTOENCODER_RUN, prepared_path=PREPARED, track=live
+)
 live.show()
 
 # %% [markdown]
@@ -265,7 +274,7 @@ from IPython.display import Image, display
 tables = sorted(DATA.glob("**/survival_[!e]*.csv"))
 if tables:
     study = brats.study_survival(
-        WORK / "features.csv", tables[0], WORK / "survival", folds=PREPARED / "folds.csv"
+        WORK / "features.csv", tables[0], WORK / "survival", folds=data.folds_path
     )
     print(study.summary.verdict)
     display(Image(filename=WORK / "survival/survival.png"))

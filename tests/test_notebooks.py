@@ -197,29 +197,47 @@ def test_a_machine_without_the_package_is_told_what_to_set(
 
 
 @pytest.mark.slow
-def test_wheels_are_installed_without_a_package_index(tmp_path: Path) -> None:
-    """What is missing is named, with the page that tells how its wheel is made."""
+def test_the_wheels_of_the_recipe_are_enough_without_a_package_index(tmp_path: Path) -> None:
+    """Where one of them is missing, the page with the recipe is named."""
     venv.create(tmp_path / "environment", with_pip=True)
-    (tmp_path / "here").mkdir()
+    (site,) = tmp_path.glob("environment/lib/*/site-packages")
+    with ZipFile(write_wheel(tmp_path / "index", "torch")) as torch:
+        torch.extractall(site)
+    needs = "Requires-Dist: torch\nRequires-Dist: needed\n"
+    wheel = write_wheel(tmp_path / "index", "brats_seg", needs=needs)
+    write_wheel(tmp_path / "index", "needed")
+    page = (NOTEBOOKS.parent / "docs" / "kaggle.md").read_text()
+    (recipe,) = re.findall(r"^```bash\n%%bash\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    recipe = re.sub(r"^PACKAGE=.*", f"PACKAGE={wheel}", recipe, flags=re.MULTILINE)
     program = f"{cell_that_installs(tmp_path)}\nimport brats_seg; print(brats_seg.__file__)"
-    write_wheel(tmp_path / "mounts", "brats_seg", needs="Requires-Dist: needed\n")
 
-    def install() -> subprocess.CompletedProcess[str]:
+    def run(*command: str, folder: str, links: Path) -> subprocess.CompletedProcess[str]:
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
         return subprocess.run(
-            [tmp_path / "environment" / "bin" / "python", "-c", program],
-            cwd=tmp_path / "here",
-            env={"PATH": os.environ["PATH"], "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull},
+            command,
+            cwd=tmp_path / folder,
+            env={
+                "PATH": f"{tmp_path / 'environment' / 'bin'}:{os.environ['PATH']}",
+                "PIP_CONFIG_FILE": os.devnull,
+                "PIP_NO_INDEX": "1",
+                "PIP_FIND_LINKS": str(links),
+            },
             capture_output=True,
             text=True,
         )
 
-    incomplete = install()
-    write_wheel(tmp_path / "mounts", "needed")
-    complete = install()
+    collected = run("bash", "-c", recipe, folder="mounts", links=wheel.parent)
+    needed = next(tmp_path.glob("mounts/wheels/needed-*.whl"))
+    needed.rename(tmp_path / needed.name)
+    incomplete = run("python", "-c", program, folder="here", links=tmp_path / "here")
+    (tmp_path / needed.name).rename(needed)
+    complete = run("python", "-c", program, folder="here", links=tmp_path / "here")
 
+    assert collected.returncode == 0, collected.stderr
     assert "No matching distribution found for needed" in incomplete.stderr
     assert "docs/kaggle.md" in incomplete.stderr
     assert "site-packages" in complete.stdout
+    assert list(tmp_path.glob("mounts/wheels/torch*")) == []
 
 
 def write_wheel(folder: Path, name: str, *, needs: str = "") -> Path:
