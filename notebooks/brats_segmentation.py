@@ -117,7 +117,8 @@ if DEMO:
 else:
     PRESET = "kaggle-t4" if shutil.which("nvidia-smi") else "cpu"
     SETTINGS = [f"training.hours={HOURS}"]
-PREPARED, RUN, AUTOENCODER_RUN = WORK / "prepared", WORK / f"runs/fold{FOLD}", WORK / "runs/ae"
+PREPARED, RESULTS = WORK / "prepared", WORK / f"results/fold{FOLD}"
+RUN, AUTOENCODER_RUN = WORK / f"runs/fold{FOLD}", WORK / f"runs/autoencoder{FOLD}"
 print(f"scans: {DATA}{' (phantoms)' if DEMO else ''}\nresults: {WORK.absolute()}")
 
 # %% [markdown]
@@ -196,7 +197,7 @@ print(f"best {config.validation.watch}: {outcome.best:.3f}")
 result = brats.cross_validate(
     DATA,
     folds=[FOLD],
-    output=WORK / "crossval",
+    output=RESULTS,
     runs=RUN.parent,
     config=config,
     prepared_path=PREPARED,
@@ -213,7 +214,7 @@ brats.bar_figure(result.scores)
 
 # %%
 held_out = brats.open_view(DATA, data.split.validation[0])
-held_out = brats.with_prediction(held_out, WORK / "crossval/predictions")
+held_out = brats.with_prediction(held_out, RESULTS / "predictions")
 brats.montage_figure(held_out)
 
 # %%
@@ -221,8 +222,8 @@ from base64 import b64encode
 
 from IPython.display import HTML
 
-brats.write_surface_gif(brats.models_of(held_out), WORK / "surface.gif")
-gif = b64encode((WORK / "surface.gif").read_bytes()).decode()
+brats.write_surface_gif(brats.models_of(held_out), RESULTS / "surface.gif")
+gif = b64encode((RESULTS / "surface.gif").read_bytes()).decode()
 HTML(f'<img alt="reference and prediction, rotating" src="data:image/gif;base64,{gif}">')
 
 # %% [markdown]
@@ -256,9 +257,9 @@ brats.reconstruction_figure(made.image, made.reconstruction, case_id=made.case_i
 
 # %%
 brats.features_of_folder(
-    DATA, WORK / "features.csv", autoencoders=[AUTOENCODER_RUN], prepared_path=PREPARED
+    DATA, RESULTS / "features.csv", autoencoders=[AUTOENCODER_RUN], prepared_path=PREPARED
 )
-pd.read_csv(WORK / "features.csv").iloc[:5, :12]
+pd.read_csv(RESULTS / "features.csv").iloc[:5, :12]
 
 # %% [markdown]
 # ## Survival
@@ -274,10 +275,10 @@ from IPython.display import Image, display
 tables = sorted(DATA.glob("**/survival_[!e]*.csv"))
 if tables:
     study = brats.study_survival(
-        WORK / "features.csv", tables[0], WORK / "survival", folds=data.folds_path
+        RESULTS / "features.csv", tables[0], RESULTS / "survival", folds=data.folds_path
     )
     print(study.summary.verdict)
-    display(Image(filename=WORK / "survival/survival.png"))
+    display(Image(filename=RESULTS / "survival/survival.png"))
 else:
     print(f"{DATA} has no survival_*.csv; BraTS 2017 to 2020 include one")
 
@@ -285,5 +286,5 @@ else:
 # ## Next steps
 #
 # - Other folds: set `FOLD` and run again; `brats-seg crossval` scores all folds and exports the ensemble.
-# - New scans: `brats-seg predict FOLDER -o OUT --model work/crossval/model`.
-# - All results are in the folder `WORK`.
+# - New scans: `brats-seg predict SCANS -o OUT --model MODEL`, where `MODEL` is the folder `model` in `RESULTS`.
+# - The runs, the results of each fold and the prepared cases are in the folder `WORK`.

@@ -286,6 +286,21 @@ def command_that_installs(
     return command
 
 
+@pytest.mark.parametrize("data", ["", "scans"])
+def test_make_notebook_keeps_the_work_that_there_is(data: str) -> None:
+    root = NOTEBOOKS.parent
+    alone = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    command = ["make", "--always-make", "-n", "notebook", f"DATA={data}"]
+
+    shown = subprocess.run(
+        command, cwd=root, env=alone, capture_output=True, text=True, check=True
+    ).stdout
+
+    assert "rm " not in shown
+    assert shown.count(f'BRATS_WORK="{root}/runs/notebook"') == len(NAMES)
+    assert shown.count(f'BRATS_DATA="{root}/scans"') == (len(NAMES) if data else 0)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_page_is_of_the_notebook_as_it_is_now(name: str) -> None:
     """After a change: `make pages`."""
@@ -351,11 +366,11 @@ def load_make_pages() -> Any:
         (
             "brats_segmentation",
             [
-                "surface.gif",
-                "crossval/scores.csv",
-                "runs/ae/best.pt",
-                "features.csv",
-                "survival/submission.csv",
+                "runs/autoencoder0/best.pt",
+                "results/fold0/surface.gif",
+                "results/fold0/scores.csv",
+                "results/fold0/features.csv",
+                "results/fold0/survival/submission.csv",
             ],
         ),
         ("gradient_accumulation", []),
