@@ -87,8 +87,8 @@ if importlib.util.find_spec("brats_seg") is None:
 # `DATA` is the folder of scans; if it is not set, Kaggle's mounts and `data` are searched. The environment
 # variables `BRATS_DATA` and `BRATS_WORK` override both folders. Work that was started in `WORK` is resumed;
 # on Kaggle, the work of an earlier session is copied from its output if that is attached. Phantoms have
-# their own folder in `WORK`, so that scans can be added later. On scans, the number of epochs is fitted to
-# `HOURS`.
+# their own folder in `WORK`, so that scans can be added later. A run on scans gets the settings that suit the
+# device, and as many epochs as fit into `HOURS`; phantoms need minutes.
 
 # %%
 import brats_seg as brats
@@ -112,14 +112,22 @@ if DEMO:
         brats.write_phantom_cases(DATA, n_cases=12, seed=0)
         brats.write_phantom_survival(DATA / "survival_info.csv", n_cases=12, seed=0)
 
-if DEMO:
-    PRESET, SETTINGS = "demo", []
-else:
-    PRESET = "kaggle-t4" if shutil.which("nvidia-smi") else "cpu"
-    SETTINGS = [f"training.hours={HOURS}"]
 PREPARED, RESULTS = WORK / "prepared", WORK / f"results/fold{FOLD}"
 RUN, AUTOENCODER_RUN = WORK / f"runs/fold{FOLD}", WORK / f"runs/autoencoder{FOLD}"
 print(f"scans: {DATA}{' (phantoms)' if DEMO else ''}\nresults: {WORK.absolute()}")
+
+# %%
+if DEMO:
+    config = brats.load_config(preset="demo")
+    ae_config = brats.load_config(preset="demo", assignments=["model.name=autoencoder"])
+else:
+    hours, autoencoder = f"training.hours={HOURS}", "model.name=autoencoder"
+    chosen = brats.choose_settings(assignments=[hours], run_paths=[RUN])
+    print(chosen.reason)
+    config = chosen.config
+    ae_config = brats.choose_settings(
+        assignments=[hours, autoencoder], run_paths=[AUTOENCODER_RUN]
+    ).config
 
 # %% [markdown]
 # ## The data
@@ -128,7 +136,6 @@ print(f"scans: {DATA}{' (phantoms)' if DEMO else ''}\nresults: {WORK.absolute()}
 # It does not matter whether enhancing tumour has the value 3 or 4.
 
 # %%
-config = brats.load_config(preset=PRESET, assignments=SETTINGS)
 index = brats.open_index(DATA, PREPARED / "cases.csv", config)
 print(*brats.summarise(index), sep="\n")
 
@@ -233,7 +240,6 @@ HTML(f'<img alt="reference and prediction, rotating" src="data:image/gif;base64,
 # passes between the two. Trainer, folds and checkpoints are the same.
 
 # %%
-ae_config = brats.load_config(preset=PRESET, assignments=[*SETTINGS, "model.name=autoencoder"])
 live = brats.LiveHistory(run_path=AUTOENCODER_RUN)
 outcome = brats.train_fold(
     DATA, FOLD, config=ae_config, run_path=AUTOENCODER_RUN, prepared_path=PREPARED, track=live
