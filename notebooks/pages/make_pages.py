@@ -30,9 +30,13 @@ LONG = 30
 """Lines of code above which a cell is folded away."""
 
 
-def hash_of(name: str) -> str:
-    """Return the hash of the cells of a notebook."""
-    notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
+def read_notebook(name: str) -> nbformat.NotebookNode:
+    """Read a notebook, which has not run."""
+    return nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
+
+
+def hash_of(notebook: nbformat.NotebookNode) -> str:
+    """Return the hash of the cells of a notebook, without what they printed."""
     cells = "\0".join(f"{cell.cell_type}\0{cell.source}" for cell in notebook.cells)
     return hashlib.sha256(cells.encode()).hexdigest()
 
@@ -40,7 +44,7 @@ def hash_of(name: str) -> str:
 def is_current(name: str) -> bool:
     """Return whether the page of a notebook was made from the notebook as it is now."""
     page = PAGES / f"{name}.md"
-    return page.exists() and hash_of(name) in page.read_text()
+    return page.exists() and hash_of(read_notebook(name)) in page.read_text()
 
 
 def main() -> None:
@@ -62,7 +66,7 @@ def make_page(name: str) -> None:
     folder = BUILD / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
+    notebook = read_notebook(name)
     # never a user's scans: what is shown here is published
     for variable in ("BRATS_DATA", "BRATS_WORK"):
         os.environ.pop(variable, None)
@@ -100,7 +104,7 @@ class Page:
             f"{platform.python_version()}. Made by `make pages`.*"
         )
         parts.insert(1, made)
-        comment = f"<!-- hash of the cells: {hash_of(self.name)} -->"
+        comment = f"<!-- hash of the cells: {hash_of(notebook)} -->"
         return "\n\n".join([*parts, comment]).replace(f"{self.folder}/", "") + "\n"
 
     def _cell(self, cell: nbformat.NotebookNode) -> Iterator[str]:
