@@ -86,9 +86,9 @@ if importlib.util.find_spec("brats_seg") is None:
 #
 # `DATA` is the folder of scans; if it is not set, Kaggle's mounts and `data` are searched. The environment
 # variables `BRATS_DATA` and `BRATS_WORK` override both folders. Work that was started in `WORK` is resumed;
-# on Kaggle, the work of an earlier session is copied from its output if that is attached. Phantoms have
-# their own folder in `WORK`, so that scans can be added later. A run on scans gets the settings that suit the
-# device, and as many epochs as fit into `HOURS`; phantoms need minutes.
+# on Kaggle, the work of an earlier session is copied from its output if that is attached. Each folder of scans
+# has a folder of its name in `WORK`. A run on scans gets the settings that suit the device, and as many epochs
+# as fit into `HOURS`; phantoms need minutes.
 
 # %%
 import brats_seg as brats
@@ -99,14 +99,14 @@ FOLD = 0  # the fold that is held out
 HOURS = 5.0  # for the training of each of the two networks
 
 KAGGLE = Path("/kaggle/input")
-earlier = sorted(KAGGLE.glob("**/work/runs"))
+earlier = sorted(KAGGLE.glob("**/work/*/runs"))
 if earlier and not WORK.exists():
-    shutil.copytree(earlier[-1].parent, WORK)
+    shutil.copytree(earlier[-1].parents[1], WORK)
 WORK = brats.writable_folder(WORK)
 DATA = Path(DATA) if DATA else brats.find_data([KAGGLE, Path("../data"), Path("data")])
 DEMO = DATA is None
+WORK = WORK / ("demo" if DEMO else DATA.resolve().name)
 if DEMO:
-    WORK = WORK / "demo"
     DATA = WORK / "demo-scans"
     if not (DATA / "survival_info.csv").exists():
         brats.write_phantom_cases(DATA, n_cases=12, seed=0)

@@ -101,7 +101,7 @@ def test_scans_that_are_added_later_do_not_meet_the_work_of_the_demo(
 
     assert demo["RUN"] == again["RUN"] != real["RUN"]
     assert written == {path: path.stat().st_mtime_ns for path in written}
-    assert real["DATA"] == Path("../data")
+    assert (real["DATA"], real["WORK"]) == (Path("../data"), Path("work/data"))
 
 
 def test_the_work_of_an_earlier_session_is_continued(
@@ -109,7 +109,7 @@ def test_the_work_of_an_earlier_session_is_continued(
 ) -> None:
     """Kaggle mounts the output of an earlier session read-only; later work is not overwritten."""
     write_phantom_cases(tmp_path / "kaggle" / "scans", n_cases=1, seed=0)
-    saved = tmp_path / "kaggle" / "notebook" / "work" / "runs" / "fold0" / "last.pt"
+    saved = tmp_path / "kaggle" / "notebook" / "work" / "scans" / "runs" / "fold0" / "last.pt"
     saved.parent.mkdir(parents=True)
     saved.write_text("earlier")
     run = Path(str(run_settings(tmp_path, monkeypatch)["RUN"]))
