@@ -315,6 +315,21 @@ def test_the_page_is_of_the_notebook_as_it_is_now(name: str) -> None:
     assert sum(path.stat().st_size for path in files) < 3e6
 
 
+def test_the_age_of_a_page_is_that_of_the_cells_and_not_of_their_outputs() -> None:
+    nbformat = pytest.importorskip("nbformat")
+    pages = load_make_pages()
+    cell = nbformat.v4.new_code_cell("1 + 1")
+    result = nbformat.v4.new_output("stream", text="2")
+    ran = nbformat.v4.new_code_cell("1 + 1", outputs=[result], execution_count=1)
+    changed = nbformat.v4.new_code_cell("1 + 2")
+
+    first, second, third = (
+        pages.hash_of(nbformat.v4.new_notebook(cells=[own])) for own in (cell, ran, changed)
+    )
+
+    assert first == second != third
+
+
 def test_a_page_shows_what_a_code_host_can_show(tmp_path: Path) -> None:
     """Pictures in files, tables without style sheets, no log lines, no path of this machine."""
     nbformat = pytest.importorskip("nbformat")
