@@ -18,21 +18,22 @@ FLAGS   = $(if $(RUN),--run $(RUN)) $(if $(PRESET),--preset $(PRESET)) $(if $(MO
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
-	@echo "variables:  FOLD=0 DATA=scans RUN=runs/name PRESET=kaggle-t4 MODEL=unet IN=scans OUT=folder REF=scans ARGS=\"--set key=value\""
+	@echo "variables:  FOLD=0 DATA=scans RUN=runs/name PRESET=kaggle-t4 MODEL=unet IN=scans OUT=folder REF=scans ARGS=\"--hours 8\""
 
-setup: $(BIN)/.installed ## make .venv with the tested versions
+setup: $(BIN)/.installed ## make .venv with the tested versions (PYTHON=python3.12 takes another Python)
 $(BIN)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	@touch $@
+	@echo "installed in $(VENV); type '. $(BIN)/activate', and then brats-seg is found"
 
-train: setup ## train fold FOLD of the scans in DATA, or go on with it (no DATA: a demo set)
+train: setup ## train fold FOLD of the scans in DATA, or resume it (no DATA, and nothing in data/: a demo on phantoms)
 	$(BIN)/brats-seg train --fold $(FOLD) $(if $(DATA),--data $(DATA)) $(FLAGS) $(ARGS)
 
-crossval: setup ## train every fold of the scans in DATA, score what each never saw, export the ensemble
+crossval: setup ## train every fold of the scans in DATA, score the held-out cases, export the ensemble
 	$(BIN)/brats-seg crossval $(if $(DATA),--data $(DATA)) $(if $(PRESET),--preset $(PRESET)) $(ARGS)
 
-predict: setup ## label maps of the scans in IN, written to OUT, with the network of RUN, or of several
+predict: setup ## write label maps of the scans in IN to OUT, by the network of RUN (or of several)
 	$(BIN)/brats-seg predict $(IN) -o $(OUT) $(foreach run,$(or $(RUN),runs/fold$(FOLD)),--model $(run)) $(ARGS)
 
 evaluate: setup ## score the label maps in OUT against the references in REF
