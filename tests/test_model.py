@@ -202,9 +202,9 @@ def test_the_whole_crop_can_be_what_scores_best(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", fitted=FittedPrediction(window="whole"))
 
     (member,) = load_model([run], CPU).members
-    assert member.window == (8, 8, 8)
+    assert member.window == (12, 12, 12)
     assert window_of(member, PredictionSettings(), (20, 18, 16)) == (20, 18, 16)
-    assert window_of(member, PredictionSettings(windows="sliding"), (20, 18, 16)) == (8, 8, 8)
+    assert window_of(member, PredictionSettings(windows="sliding"), (20, 18, 16)) == (12, 12, 12)
 
 
 def test_a_network_that_the_settings_make_huge_is_not_built(tmp_path: Path) -> None:

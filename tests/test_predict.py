@@ -284,7 +284,7 @@ def test_a_network_of_ones_own_predicts_with_the_identity_of_its_run(tmp_path: P
     trained = load_trained(run / "best.pt")
     network = build_model(trained.config.model, trained.identity.patch)
     network.load_state_dict(trained.weights)
-    settings = PredictionSettings(precision="fp32", device="cpu")
+    settings = PredictionSettings(precision="fp32", device="cpu", window=(8, 8, 8))
 
     own = Predictor.of_network(network, trained.identity, settings, multiple=(2, 2, 2))
     known = Predictor.load([run], settings)
@@ -430,7 +430,8 @@ def test_a_fitted_window_replaces_that_of_training():
     config = Config(model=CONFIG.model, patch=PatchConfig(size="whole"))
     member = make_model(fitted=fitted, config=config).members[0]
 
-    assert window_of(member, PredictionSettings(), (13, 11, 10)) == (16, 16, 16)
+    assert window_of(member, PredictionSettings(), (13, 11, 10)) == (14, 12, 10)
+    assert window_of(member, PredictionSettings(), (33, 31, 30)) == (16, 16, 16)
     assert window_of(member, PredictionSettings(windows="whole"), (13, 11, 10)) == (14, 12, 10)
 
 

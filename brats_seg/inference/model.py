@@ -20,7 +20,7 @@ from brats_seg.labels import (
     LabelConvention,
     convention_named,
 )
-from brats_seg.models.build import build_model, size_multiple
+from brats_seg.models.build import build_model, default_window, size_multiple
 from brats_seg.models.norm import check_in_place
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.weights import (
@@ -54,7 +54,7 @@ class Member:
     patch: Triple
     """Voxels of a training patch."""
     window: Triple | None
-    """Window of training, which is the patch; None for whole brain crops."""
+    """Default window; None for networks that were trained on whole brain crops."""
     channels: tuple[int, ...]
     """Place in `MODALITIES` of each input channel."""
     regions: tuple[int, ...]
@@ -219,12 +219,20 @@ def _built(trained: TrainedModel, device: Device) -> Member:
         network=_on_device(network, device),
         name=trained.config.model.name,
         patch=identity.patch,
-        window=None if trained.config.patch.size == "whole" else identity.patch,
+        window=_default_window(trained),
         channels=_channels(identity),
         regions=_regions(identity),
         multiple=size_multiple(trained.config.model, identity.patch),
         fitted=trained.fitted,
     )
+
+
+def _default_window(trained: TrainedModel) -> Triple | None:
+    if trained.config.patch.size == "whole":
+        return None
+    if trained.config.model.task == "reconstruction":
+        return trained.identity.patch
+    return default_window(trained.config.model, trained.identity.patch)
 
 
 def _check_sizes(trained: TrainedModel) -> None:

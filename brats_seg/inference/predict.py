@@ -33,6 +33,7 @@ from brats_seg.inference.postprocess import PartVolume, decode, measure
 from brats_seg.inference.scan import Scan, read_scan, scan_of_arrays
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
 from brats_seg.labels import LabelConvention, LabelMap, regions_of
+from brats_seg.models.build import window_within
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.memory import is_out_of_memory, peak_memory_mb, reset_peak_memory
 from brats_seg.runtime.sliding_window import predict_logits
@@ -312,7 +313,8 @@ def window_of(member: Member, settings: PredictionSettings, shape: Triple) -> Tr
         ConfigError: The network cannot take the window asked for.
     """
     own = settings.over(member.fitted)
-    window = own.window or (member.patch if own.windows == "sliding" else member.window)
+    default = member.window or (member.patch if own.windows == "sliding" else None)
+    window = own.window or default
     if own.windows == "whole" or window is None:
         return _rounded_up(shape, member.multiple)
     if _rounded_up(window, member.multiple) != window:
@@ -323,7 +325,7 @@ def window_of(member: Member, settings: PredictionSettings, shape: Triple) -> Tr
             f"multiples of {words[1]}. Nearest above: {nearest}."
         )
         raise ConfigError(msg)
-    return window
+    return window_within(window, member.patch, member.multiple, shape)
 
 
 def entropy(probabilities: Field) -> Field:

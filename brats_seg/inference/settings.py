@@ -37,7 +37,7 @@ class PredictionSettings(Section):
     precision: Literal["auto", "fp32", "fp16", "bf16"] = "auto"
     """`auto` takes what the device computes natively: bf16, else fp16 on a GPU, else fp32."""
     windows: Literal["auto", "whole", "sliding"] = "auto"
-    """`whole` takes the brain crop in one pass, `sliding` many windows; `auto`: as tuned, else as trained."""
+    """`whole` takes the brain crop in one pass, `sliding` many windows; `auto`: the fitted window, else the default."""
     window: Size | None = None
     """Voxels of a sliding window."""
     overlap: Annotated[float, Field(ge=0, lt=1)] = OVERLAP

@@ -15,7 +15,7 @@ from brats_seg.config import Config
 from brats_seg.data.fold import FoldData
 from brats_seg.data.loader import Sample, whole_case
 from brats_seg.data.patches import PatchKey
-from brats_seg.models.build import size_multiple
+from brats_seg.models.build import default_window, size_multiple, window_within
 from brats_seg.models.output import as_output
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.sliding_window import predict_logits
@@ -154,22 +154,27 @@ def patch_predictor(device: Device) -> Predict:
 
 
 def case_predictor(config: Config, device: Device, patch: tuple[int, int, int]) -> Predict:
-    """Return a function that computes the logits of a whole case, in windows of the patch size.
+    """Return a function that computes the logits of a whole case, in the windows of prediction.
 
     A network that was trained on whole brain crops gets the crop in one window.
     """
     multiple = size_multiple(config.model, patch)
+    is_segmentation = config.model.task == "segmentation"
+    default = default_window(config.model, patch) if is_segmentation else patch
 
     def predict(network: nn.Module, image: Tensor) -> Tensor:
         def window_logits(window: Tensor) -> Tensor:
             with device.autocast():
                 return as_output(network(window)).logits[0]
 
-        x, y, z = (-(-n // m) * m for n, m in zip(image.shape[1:], multiple, strict=True))
+        shape = image.shape[1], image.shape[2], image.shape[3]
+        x, y, z = (-(-n // m) * m for n, m in zip(shape, multiple, strict=True))
         return predict_logits(
             window_logits,
             image.to(device.torch_device).float(),
-            window=(x, y, z) if config.patch.size == "whole" else patch,
+            window=(x, y, z)
+            if config.patch.size == "whole"
+            else window_within(default, patch, multiple, shape),
             overlap=config.validation.overlap,
         )
 
