@@ -11,38 +11,51 @@ IN     ?=
 OUT    ?= predictions
 REF    ?=
 ARGS   ?=
+NOTEBOOKS = $(wildcard notebooks/*.py)
+SOURCES = $(wildcard brats_seg/*.py brats_seg/*/*.py)
 FLAGS   = $(if $(RUN),--run $(RUN)) $(if $(PRESET),--preset $(PRESET)) $(if $(MODEL),--model $(MODEL))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train crossval predict evaluate notebook test test-all check bench clean
+.PHONY: always help setup train crossval predict evaluate notebook pages test test-all check bench clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
-	@echo "variables:  FOLD=0 DATA=scans RUN=runs/name PRESET=kaggle-t4 MODEL=unet IN=scans OUT=folder REF=scans ARGS=\"--set key=value\""
+	@echo "variables:  FOLD=0 DATA=scans RUN=runs/name PRESET=kaggle-t4 MODEL=unet IN=scans OUT=folder REF=scans ARGS=\"--hours 8\""
 
-setup: $(BIN)/.installed ## make .venv with the tested versions
+setup: $(BIN)/.installed ## make .venv with the tested versions (PYTHON=python3.12 takes another Python)
 $(BIN)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	@touch $@
+	@echo "installed in $(VENV); type '. $(BIN)/activate', and then brats-seg is found"
 
-train: setup ## train fold FOLD of the scans in DATA, or go on with it (no DATA: a demo set)
+train: setup ## train fold FOLD of the scans in DATA, or resume it (no DATA, and nothing in data/: a demo on phantoms)
 	$(BIN)/brats-seg train --fold $(FOLD) $(if $(DATA),--data $(DATA)) $(FLAGS) $(ARGS)
 
-crossval: setup ## train every fold of the scans in DATA, score what each never saw, export the ensemble
+crossval: setup ## train every fold of the scans in DATA, score the held-out cases, export the ensemble
 	$(BIN)/brats-seg crossval $(if $(DATA),--data $(DATA)) $(if $(PRESET),--preset $(PRESET)) $(ARGS)
 
-predict: setup ## label maps of the scans in IN, written to OUT, with the network of RUN, or of several
+predict: setup ## write label maps of the scans in IN to OUT, by the network of RUN (or of several)
 	$(BIN)/brats-seg predict $(IN) -o $(OUT) $(foreach run,$(or $(RUN),runs/fold$(FOLD)),--model $(run)) $(ARGS)
 
 evaluate: setup ## score the label maps in OUT against the references in REF
 	$(BIN)/brats-seg evaluate $(REF) $(OUT) $(ARGS)
 
-notebook: setup ## run the notebooks, on demo cases without scans, and make pages of them
-	$(BIN)/jupytext --quiet --update --to ipynb notebooks/*.py
-	rm -rf build/notebooks && mkdir -p build/notebooks && cp notebooks/*.ipynb build/notebooks
-	$(if $(DATA),BRATS_DATA="$(abspath $(DATA))" BRATS_WORK="$(abspath runs/notebook)") $(BIN)/python -m jupyter nbconvert --to html --execute build/notebooks/*.ipynb $(ARGS)
+notebook: $(addprefix build/notebooks/,$(notdir $(NOTEBOOKS:.py=.html))) ## run the notebooks on DATA, or on a demo set; work in runs/notebook is resumed
 	@echo "pages: build/notebooks/*.html"
+
+build/notebooks/%.html: notebooks/%.ipynb $(SOURCES) | setup
+	$(if $(DATA),BRATS_DATA="$(abspath $(DATA))") BRATS_WORK="$(abspath runs/notebook)" \
+		$(BIN)/python -m jupyter nbconvert --to html --execute --output-dir build/notebooks $< $(ARGS)
+
+build/notebooks/brats_segmentation.html: always # training may go on, or DATA be another folder
+
+notebooks/%.ipynb: notebooks/%.py | setup
+	$(BIN)/jupytext --quiet --update --to ipynb $<
+	@touch $@
+
+pages: $(NOTEBOOKS:.py=.ipynb) ## run the notebooks on phantoms and renew the pages in notebooks/pages
+	$(BIN)/python notebooks/pages/make_pages.py $(ARGS)
 
 test: setup ## the tests, in under 6 minutes on 2 cores
 	$(BIN)/pytest -n 2 -m "not slow and not gpu" $(ARGS)

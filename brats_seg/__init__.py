@@ -8,7 +8,7 @@ raise errors derived from `BratsError`, and print nothing.
 | find and read scans | `find_cases`, `find_inputs`, `load_case`, `open_index`, `summarise` |
 | try without scans | `write_phantom_cases`, `write_phantom_survival`, `phantom_patches` |
 | prepare and split | `open_fold`, `PatchDataset`, `training_transforms` |
-| train | `load_config`, `train_fold`, `Trainer`, `plan_memory`, `certify_run`, `certify_settings` |
+| train | `choose_settings`, `load_config`, `train_fold`, `Trainer`, `plan_memory`, `certify_run`, `certify_settings` |
 | own training loop | `Accumulator`, `MicroBatch`, `DiceBce`, `BatchDiceBce`, `build_model` |
 | predict | `load_model`, `Predictor`, `predict_folder`, `tune_runs`, `export_model` |
 | score | `evaluate_folders`, `score_folders`, `compare_folders`, `cross_validate`, `read_scores` |
@@ -92,13 +92,14 @@ if TYPE_CHECKING:
     from brats_seg.training.certificate import certify_run as certify_run
     from brats_seg.training.certificate import certify_settings as certify_settings
     from brats_seg.training.certificate import phantom_patches as phantom_patches
+    from brats_seg.training.chosen_settings import choose_settings as choose_settings
     from brats_seg.training.gradient import MicroBatch as MicroBatch
     from brats_seg.training.losses import BatchDiceBce as BatchDiceBce
     from brats_seg.training.losses import DiceBce as DiceBce
     from brats_seg.training.losses import whole_loss as whole_loss
     from brats_seg.training.memory_plan import plan_memory as plan_memory
+    from brats_seg.training.time_limits import StopRequest as StopRequest
     from brats_seg.training.trainer import Outcome as Outcome
-    from brats_seg.training.trainer import StopRequest as StopRequest
     from brats_seg.training.trainer import Trainer as Trainer
     from brats_seg.training.trainer import train_fold as train_fold
 
@@ -183,6 +184,7 @@ _NAMES = {
         "certify_settings",
         "phantom_patches",
     ),
+    "training.chosen_settings": ("choose_settings",),
     "training.gradient": ("MicroBatch",),
     "training.losses": (
         "BatchDiceBce",
@@ -190,9 +192,9 @@ _NAMES = {
         "whole_loss",
     ),
     "training.memory_plan": ("plan_memory",),
+    "training.time_limits": ("StopRequest",),
     "training.trainer": (
         "Outcome",
-        "StopRequest",
         "Trainer",
         "train_fold",
     ),
@@ -226,6 +228,7 @@ __all__ = [
     "build_model",
     "certify_run",
     "certify_settings",
+    "choose_settings",
     "cohort_figure",
     "compare_folders",
     "cross_validate",

@@ -37,6 +37,8 @@ TaskName = Literal["segmentation", "reconstruction"]
 ConventionName = Literal["brats2017", "brats2023", "brats2024", "brats2024-ped", "msd"]
 NETWORKS = ("unet", "notebook", "segresnet", "vae-unet", "dynunet", "swin-unetr", "autoencoder")
 """Networks with a short name; any other is given by its dotted name."""
+GPU_NAMES = ("t4", "p100", "v100", "v100-32gb", "l4", "a100", "a100-80gb")
+"""GPUs that can be planned for without having one; `runtime.device` knows their memory."""
 OVERLAP = 0.5
 """Default share of a window that the next one overlaps, in validation and in prediction."""
 
@@ -55,6 +57,13 @@ def _parsed_size(value: object) -> object:
             return tuple(int(size) for size in sizes)
     msg = "expected three positive whole numbers such as 64,64,64, or 'whole'"
     raise ValueError(msg)
+
+
+def _listed(value: object) -> object:
+    """Parse `16,32` and a single number as a list; any other value is returned as it is."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",")]
+    return [value] if isinstance(value, int | float) else value
 
 
 def _network_name(name: str) -> str:
@@ -112,6 +121,8 @@ class CasesConfig(Section):
 
     labels: ConventionName | None = None
     """Label convention of all cases; null detects it from the release and the voxels."""
+    label_files: Annotated[str, Field(min_length=1)] | None = None
+    """Pattern of the names of label maps, such as `*_tumour.nii.gz`, or of their paths; null finds them."""
     skip_bad: bool = False
     """Whether cases with problems are skipped; otherwise they end the command with an error."""
 
@@ -132,7 +143,9 @@ class StoreConfig(Section):
 
     compressed: bool = False
     """Whether arrays are compressed: a third of the disk space, slower reads; needs the extra `compressed`."""
-    spacing_mm: tuple[VoxelEdge, VoxelEdge, VoxelEdge] | None = None
+    spacing_mm: (
+        Annotated[tuple[VoxelEdge, VoxelEdge, VoxelEdge], BeforeValidator(_listed)] | None
+    ) = None
     """Edges of a voxel along X, Y and Z (towards left, back and head) that cases are resampled to; null takes
     the median of the cases, which is 1 mm for BraTS."""
 
@@ -158,7 +171,9 @@ class ModelConfig(Section):
     """
     arguments: dict[str, Any] = {}
     """Keyword arguments of a network that is given by its dotted name."""
-    widths: Annotated[tuple[Width, ...], Field(min_length=1, max_length=10)] = (
+    widths: Annotated[
+        tuple[Width, ...], Field(min_length=1, max_length=10), BeforeValidator(_listed)
+    ] = (
         32,
         64,
         128,
@@ -176,6 +191,15 @@ class ModelConfig(Section):
     def task(self) -> TaskName:
         """The task of the network: segmentation or reconstruction."""
         return "reconstruction" if self.name == "autoencoder" else "segmentation"
+
+
+class StartConfig(Section):
+    """Settings of the weights that a run starts from."""
+
+    path: str | None = None
+    """Run, exported model, checkpoint or .safetensors file to take weights from; null draws all from the seed."""
+    hold_epochs: Annotated[int, Field(ge=0)] = 0
+    """First epochs in which the weights that were taken stay as they are, while the others learn."""
 
 
 class LossConfig(Section):
@@ -230,6 +254,8 @@ class ScheduleConfig(Section):
     """Lowest learning rate."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Optimizer steps over which the learning rate rises from near zero."""
+    warmup: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of all optimizer steps over which it rises, in place of `warmup_steps`: it suits a run of any length."""
 
 
 class TrainingConfig(Section):
@@ -237,6 +263,8 @@ class TrainingConfig(Section):
 
     n_epochs: PositiveInt = 100
     """Number of epochs: passes over the training cases."""
+    hours: PositiveFloat | None = None
+    """Hours of a run in all its sessions, which `n_epochs` is fitted to when it begins; null keeps `n_epochs`."""
     effective_batch: PositiveInt | dict[Annotated[int, Field(ge=0)], PositiveInt] = 4
     """Patches per optimizer step; `{0: 8, 40: 16}` changes the number at epoch 40."""
     micro_batch: PositiveInt = 1
@@ -255,7 +283,7 @@ class TrainingConfig(Section):
     """Seed of the run; all randomness is a function of seed, epoch, case and draw."""
     augment: Literal["none", "light", "full"] = "light"
     """`light`: mirroring, brightness, contrast, noise. `full`: the augmentation of nnU-Net."""
-    transforms: tuple[DottedName, ...] = ()
+    transforms: Annotated[tuple[DottedName, ...], BeforeValidator(_listed)] = ()
     """Dotted names of functions or classes, called without arguments, that return a MONAI dictionary transform.
 
     It is applied to `image` and `label` after the transforms of `augment`.
@@ -281,8 +309,9 @@ class TrainingConfig(Section):
 class ValidationConfig(Section):
     """Settings of the validation on held-out cases during training."""
 
-    every: PositiveInt = 1
-    """Epochs between two validations on whole cases; the last epoch is always validated."""
+    every: PositiveInt | Literal["auto"] = 1
+    """Epochs between two validations on whole cases; the last epoch is always validated. `auto` takes as
+    many as keep the validations below a quarter of the computation of the training."""
     patches_between: bool = False
     """Whether the epochs in between are validated on patches of the held-out cases."""
     overlap: Annotated[float, Field(ge=0, lt=1)] = OVERLAP
@@ -299,6 +328,7 @@ class Config(Section):
     store: StoreConfig = StoreConfig()
     patch: PatchConfig = PatchConfig()
     model: ModelConfig = ModelConfig()
+    start: StartConfig = StartConfig()
     loss: LossConfig = LossConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
@@ -326,6 +356,32 @@ class Config(Section):
             wrong += ["validation.watch=val_loss"] * (self.validation.watch == "val_dice")
         if wrong:
             msg = f"with model.name {self.model.name!r}, expected {', '.join(wrong)}"
+            raise ValueError(msg)
+        return self
+
+    @model_validator(mode="after")
+    def _weights_are_taken_before_they_are_held(self) -> Self:
+        if self.start.hold_epochs and self.start.path is None:
+            msg = (
+                f"start.hold_epochs is {self.start.hold_epochs} without start.path: no weights are "
+                "taken that could be held; expected both, or neither"
+            )
+            raise ValueError(msg)
+        return self
+
+    @model_validator(mode="after")
+    def _one_warmup(self) -> Self:
+        schedule = self.schedule
+        wrong = ""
+        if schedule.warmup and schedule.warmup_steps:
+            wrong = f"and schedule.warmup_steps is {schedule.warmup_steps}; expected one of them"
+        elif schedule.warmup and schedule.name == "plateau":
+            wrong = (
+                "with schedule.name 'plateau', which does not follow the steps; expected 'cosine', "
+                "'polynomial' or 'constant'"
+            )
+        if wrong:
+            msg = f"schedule.warmup is {schedule.warmup:g} {wrong}"
             raise ValueError(msg)
         return self
 
@@ -358,8 +414,17 @@ PRESETS: dict[str, dict[str, Any]] = {
         "folds": {"n_folds": 3},
         "patch": {"size": [32, 32, 32], "foreground": 0.5, "per_case": 4},
         "model": {"widths": [12, 24, 48], "deep_supervision": False},
-        "optimizer": {"lr": 3e-3},
+        "optimizer": {"lr": 1e-2},
         "training": {"n_epochs": 20, "effective_batch": 2},
+    },
+    # two to eight CPU cores, hours
+    "cpu": {
+        "patch": {"size": [64, 64, 64]},
+        "model": {"widths": [16, 32, 64, 128, 160]},
+        "optimizer": {"lr": 1e-3},
+        "schedule": {"name": "polynomial"},
+        "training": {"n_epochs": 100, "effective_batch": 2},
+        "validation": {"every": "auto", "overlap": 0.25},
     },
     # one 16 GB GPU without bf16, sessions of 12 hours
     "kaggle-t4": {

@@ -125,9 +125,16 @@ def _allowed(schema: Mapping[str, Any]) -> str:
     if "enum" in schema:
         return ", ".join(map(str, schema["enum"]))
     if schema["type"] == "array":
-        return f"{schema['minItems']} numbers" if "prefixItems" in schema else "list"
+        return _allowed_list(schema)
     bounds = [words + str(schema[key]) for key, words in _BOUNDS.items() if key in schema]
-    return " ".join([_JSON_TYPES[schema["type"]], *bounds])
+    return " ".join([_JSON_TYPES[schema["type"]], " and ".join(bounds)]).strip()
+
+
+def _allowed_list(schema: Mapping[str, Any]) -> str:
+    if "prefixItems" in schema:
+        example = "64,64,64" if schema["prefixItems"][0]["type"] == "integer" else "1,1,1"
+        return f"{schema['minItems']} numbers such as {example}"
+    return "numbers such as 16,32,64" if schema["items"]["type"] == "integer" else "list"
 
 
 _BOUNDS = {
@@ -151,11 +158,52 @@ def problems_of(error: ValidationError) -> str:
     """Return the first problems that a validation has found, as one line for a message."""
     problems = error.errors(include_url=False)
     lines = [
-        f"{'.'.join(map(str, problem['loc'])) or 'all'}: {problem['msg']} (got {reprlib.repr(problem['input'])})"
+        f"{'.'.join(map(str, problem['loc'])) or 'all'}: {words_of(problem)} "
+        f"(got {reprlib.repr(problem['input'])})"
         for problem in problems[:_N_PROBLEMS]
     ]
     more = [f"{len(problems) - _N_PROBLEMS} more"] * (len(problems) > _N_PROBLEMS)
     return "; ".join([*lines, *more])
+
+
+def words_of(problem: Mapping[str, Any]) -> str:
+    """Return what a validation expected, in the words of a person who sets a value.
+
+    Example:
+        >>> from pydantic import TypeAdapter
+        >>> try:
+        ...     TypeAdapter(int).validate_python("ten")
+        ... except ValidationError as error:
+        ...     words_of(error.errors()[0])
+        'expected a whole number'
+    """
+    words = _WORDS.get(problem["type"])
+    if words is None:
+        return problem["msg"].removeprefix("Value error, ")
+    return f"expected {words.format(**problem.get('ctx', {}))}".replace(" 1 items", " 1 item")
+
+
+_WORDS = {
+    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "a whole number"),
+    **dict.fromkeys(("float_parsing", "float_type"), "a number"),
+    **dict.fromkeys(("bool_parsing", "bool_type"), "true or false"),
+    **dict.fromkeys(("tuple_type", "list_type"), "a list of values"),
+    **dict.fromkeys(("dict_type", "model_type", "dataclass_type"), "key: value"),
+    "int_parsing_size": "a smaller whole number",
+    "finite_number": "a finite number",
+    "string_type": "text",
+    "none_required": "null",
+    "missing": "one more value",
+    "literal_error": "{expected}",
+    "greater_than": "a number greater than {gt:g}",
+    "greater_than_equal": "a number greater than or equal to {ge:g}",
+    "less_than": "a number less than {lt:g}",
+    "less_than_equal": "a number less than or equal to {le:g}",
+    "multiple_of": "a multiple of {multiple_of:g}",
+    "too_short": "at least {min_length} items",
+    "too_long": "at most {max_length} items",
+}
+"""What is expected, by the type of a problem that pydantic reports."""
 
 
 def differing_settings(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
@@ -273,16 +321,25 @@ def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _explained(error: ValidationError) -> str:
-    lines = []
-    for problem in error.errors():
+    """Return one line for each setting that is wrong."""
+    lines: dict[str, str] = {}
+    problems: dict[str, list[Mapping[str, Any]]] = {}
+    for problem in error.errors(include_url=False):
         key = ".".join(str(part) for part in problem["loc"])
         if problem["type"] == "extra_forbidden":
-            lines.append(f"setting {key} is unknown; {_alternatives(problem['loc'])}")
+            lines[key] = f"setting {key} is unknown; {_alternatives(problem['loc'])}"
         else:
-            what = problem["msg"].removeprefix("Value error, ")
-            found = reprlib.repr(problem["input"])
-            lines.append(f"setting {key}: {what} (got {found})" if key else what)
-    return "\n".join(lines)
+            # further parts of the location are the types that were tried, and places in a list
+            setting = ".".join(str(part) for part in problem["loc"][:2])
+            problems.setdefault(setting, []).append(problem)
+    for key, found in problems.items():
+        # a list whose values are refused counts as empty as well
+        found = [one for one in found if one["type"] != "too_short"] or found
+        what = " or ".join(dict.fromkeys(map(words_of, found))).replace(" or expected ", " or ")
+        lines[key] = (
+            f"setting {key}: {what} (got {reprlib.repr(found[0]['input'])})" if key else what
+        )
+    return "\n".join(lines.values())
 
 
 def _alternatives(location: tuple[int | str, ...]) -> str:

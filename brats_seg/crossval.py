@@ -22,10 +22,10 @@ import numpy as np
 
 from brats_seg.cases.case import Case, CaseIndex
 from brats_seg.cases.case_table import read_index
-from brats_seg.cases.folds import read_folds
+from brats_seg.cases.folds import check_fold, fold_table_path
 from brats_seg.config import Config
 from brats_seg.cpu_threads import available_cpus
-from brats_seg.data.fold import open_fold, prepared_path_of
+from brats_seg.data.fold import prepare_data, prepared_path_of
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.evaluate import Evaluation, evaluate_pairs
 from brats_seg.evaluation.pairs import Pair, Pairing
@@ -48,6 +48,7 @@ from brats_seg.inference.batch import (
     local_outcomes,
 )
 from brats_seg.inference.export import check_replaceable, export_model
+from brats_seg.inference.model_facts import CrossValidationScores
 from brats_seg.inference.out_of_fold import HeldOut, open_held_out
 from brats_seg.inference.output import OutputFolder
 from brats_seg.inference.predict import Predictor
@@ -81,6 +82,13 @@ class OutOfFoldResults:
     def n_failed(self) -> int:
         """Cases that could not be predicted or scored."""
         return len(self.batch.failures) + (len(self.evaluation.failures) if self.evaluation else 0)
+
+    @property
+    def predicted_summaries(self) -> tuple[RegionSummary, ...]:
+        """Means over the cases that could be predicted; equal to `summaries` if all could."""
+        failed = {record.case_id for record in self.batch.failures}
+        scores = [score for score in self.scores if score.case_id not in failed]
+        return summarise_scores(scores, np.random.default_rng(0))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,10 +160,14 @@ def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
     metric_named(metric, protocol.task)
     check_replaceable(output / "model")
     folder = prepared_path or prepared_path_of(data)
+    for fold in folds or ():
+        check_fold(fold, fold_table_path(folder, config.folds), config.folds)
     with OutputFolder(output / "predictions").opened() as predictions:
         remove_leftovers(output)
         remove_leftovers(output, folders=True)
-        chosen = _check_folds(data, folds, config, folder, track)
+        # all cases are prepared, so that a problem is found before a fold is trained
+        prepared = prepare_data(data, config=config, prepared_path=folder, track=track)
+        chosen = sorted(set(prepared.folds.folds if folds is None else folds))
         paths = tuple(runs / f"fold{fold}" for fold in chosen)
         trainings = tuple(
             _train(data, dict(zip(chosen, paths, strict=True)), config, folder, max_hours, track)
@@ -175,7 +187,12 @@ def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
         cases = held_out_cases(held_out, read_index(folder / "cases.csv", data))
         batch = _predict(cases, predictions, config, on_case, track)
         evaluation, scores, summaries = _score(cases, predictions.path, protocol, track)
-        exported = export_model(paths, output / "model", replace=True)
+        exported = export_model(
+            paths,
+            output / "model",
+            replace=True,
+            scores=CrossValidationScores(protocol=protocol.name, summaries=summaries),
+        )
     results = OutOfFoldResults(
         tuning=tuning,
         batch=batch,
@@ -250,18 +267,6 @@ def score_predictions(
         with whole_file(folder / _KEY_NAME) as beside:
             beside.write_text(json.dumps({"key": key}) + "\n")
     return evaluation
-
-
-def _check_folds(
-    data: Path, folds: Sequence[int] | None, config: Config, folder: Path, track: Track
-) -> list[int]:
-    """Prepare all cases, so that a problem is found before a fold is trained, and return the folds."""
-    open_fold(data, fold=folds[0] if folds else 0, config=config, prepared_path=folder, track=track)
-    table = read_folds(folder / "folds.csv")
-    chosen = sorted(set(table.folds if folds is None else folds))
-    for fold in chosen:
-        table.split(fold)
-    return chosen
 
 
 def _train(

@@ -55,11 +55,12 @@ class CaseProblemsError(BratsError):
         self.problems = tuple(problems)
 
     def __str__(self) -> str:
+        whom = "it" if len(self.problems) == 1 else "them"
         return "\n".join(
             [
-                f"{len(self.problems)} cases cannot be used:",
+                f"{counted(len(self.problems), 'case')} cannot be used:",
                 *(f"  {problem}" for problem in self.problems),
-                "Correct them, or exclude them with --skip-bad.",
+                f"Correct {whom}, or exclude {whom} with --skip-bad.",
             ]
         )
 
@@ -129,6 +130,17 @@ def _escaped(character: str) -> str:
     if _UNDECODED[0] <= code <= _UNDECODED[1]:
         return f"\\x{code - 0xDC00:02x}"
     return character.encode("unicode_escape").decode()
+
+
+def counted(n: int, noun: str) -> str:
+    """Return a number with its noun, in the plural where it needs one.
+
+    Example:
+        >>> counted(1, "case"), counted(2, "patch"), counted(3, "epoch")
+        ('1 case', '2 patches', '3 epochs')
+    """
+    plural = "es" if noun.endswith(("tch", "sh", "s", "x")) else "s"
+    return f"{n} {noun}{'' if n == 1 else plural}"
 
 
 def some_of(names: Collection[str]) -> str:

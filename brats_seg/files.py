@@ -280,6 +280,21 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
+def check_current_folder() -> None:
+    """Raise `EnvironmentalError` if the current folder was removed, or its drive is gone.
+
+    Every relative path would fail without naming the reason, and torch would end the process.
+    """
+    try:
+        Path.cwd()
+    except OSError as error:
+        msg = (
+            f"the current folder is gone ({error.strerror}): it was removed, or its drive is no longer "
+            "connected. Change to a folder that exists (cd) and start the same command again."
+        )
+        raise EnvironmentalError(msg) from error
+
+
 def check_regular(path: Path) -> None:
     """Raise `OSError` if a path does not lead to a file that can be read to an end.
 
@@ -302,6 +317,9 @@ def sync(path: Path) -> None:
 
 def explained(error: OSError, path: Path, *, when_full: str = _WHEN_FULL) -> Exception:
     """Return the error to raise for a system error that occurred while writing `path`."""
+    if path == Path():
+        # "." does not tell the user which folder it is
+        path = path.absolute()
     if error.errno in _DISK_FULL:
         return EnvironmentalError(f"the disk is full: {path} could not be written. {when_full}")
     if error.errno == errno.EFBIG:

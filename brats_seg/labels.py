@@ -41,6 +41,12 @@ class LabelConvention:
         """All values that may occur, including background."""
         return frozenset({0, *(value for value, _ in self.meanings)})
 
+    def __str__(self) -> str:
+        """Return the name and the values that are written, such as `brats2017 (2 ED, 1 NCR/NET, 4 ET)`."""
+        meanings = dict(self.meanings)
+        written = ", ".join(f"{value} {meanings[value]}" for value in sorted(self.painted))
+        return f"{self.name} ({written})"
+
 
 BRATS2017 = LabelConvention(
     name="brats2017",

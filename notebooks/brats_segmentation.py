@@ -19,35 +19,64 @@
 # the public notebook "BraTS20 3dUnet 3dAutoEncoder". Every step is one call of the package `brats_seg`; the
 # same steps are available as commands (`brats-seg --help`).
 #
-# On Kaggle the scans are found where they are mounted, for any year of BraTS. Without scans the notebook
-# creates phantom cases and runs in a few minutes on two CPU cores.
+# On Kaggle the scans are found where they are mounted, for any year of BraTS; `docs/kaggle.md` describes
+# the steps. Without scans the notebook creates phantom cases and runs in a few minutes on two CPU cores:
+# `notebooks/pages/brats_segmentation.md` shows the result.
 #
 # **Research use only.**
 
 # %% [markdown]
 # ## Installation
 #
-# With internet, the package is installed from the package index; without, from wheels in an attached data
-# set (created with `pip wheel brats_seg`). The installed torch is kept: the package accepts a range of
-# versions, and pip is told not to change it.
+# If the package is installed, this cell does nothing. Otherwise it installs what `PACKAGE` names or, if
+# that is empty, what it finds: a wheel or the source in a data set that is attached on Kaggle, a wheel
+# beside the notebook or in `dist`, or the clone that contains the notebook. Wheels of other packages beside
+# it are tried before any package index, so that no internet is needed if they are complete. The installed
+# torch is kept: pip is told not to change it.
 
 # %%
 import importlib.util
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-PACKAGE = "brats_seg"  # or a folder with the source, or git+https://...
+PACKAGE = ""  # "git+https://...", a wheel or a folder with the source
 
 if importlib.util.find_spec("brats_seg") is None:
-    kept = Path(tempfile.mkdtemp()) / "kept.txt"
+    temporary = Path(tempfile.mkdtemp())
+    kept = temporary / "kept.txt"
     kept.write_text(f"torch=={version('torch')}\n" if importlib.util.find_spec("torch") else "")
-    wheels = sorted(Path("/kaggle/input").rglob("brats_seg-*.whl"))
-    source = ["--no-index", "--find-links", wheels[-1].parent, wheels[-1]] if wheels else [PACKAGE]
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--constraint", kept, *source]
-    subprocess.run([*map(str, command)], check=True)
+    attached, here = Path("/kaggle/input"), [Path(), Path("dist"), Path("../dist")]
+    wheels = sorted(attached.rglob("brats_seg-*.whl"), reverse=True)
+    wheels += [file for folder in here for file in sorted(folder.glob("brats_seg-*.whl"))[-1:]]
+    sources = [*(file.parent for file in attached.rglob("pyproject.toml")), Path(), Path("..")]
+    sources = [folder for folder in sources if (folder / "brats_seg/__init__.py").is_file()]
+    package = PACKAGE or next(map(str, [*wheels, *sources]), "")
+    if not package:
+        message = (
+            f"brats_seg is not installed, and neither {attached} nor the folder of this notebook has "
+            "its wheel or source: set PACKAGE to one of them, or to git+https://..."
+        )
+        raise ModuleNotFoundError(message)
+    if Path(package).is_dir() and not os.access(package, os.W_OK):  # pip builds in the folder
+        package = shutil.copytree(package, temporary / "source")
+    pip = [sys.executable, "-m", "pip", "install", "-qq", "--constraint", kept]
+    near = ["--no-index", "--no-build-isolation", "--find-links", Path(package).parent]
+    for options in [near, []] if Path(package).exists() else [[]]:
+        command = [*map(str, [*pip, *options, package])]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode == 0:
+            break
+    else:
+        message = (
+            f"pip could not install {package}:\n{done.stderr}\nWithout internet, wheels of all packages "
+            "that are missing have to be beside it; docs/kaggle.md describes how they are made."
+        )
+        raise RuntimeError(message)
 
 # %%
 # %matplotlib inline
@@ -56,34 +85,49 @@ if importlib.util.find_spec("brats_seg") is None:
 # ## Settings
 #
 # `DATA` is the folder of scans; if it is not set, Kaggle's mounts and `data` are searched. The environment
-# variables `BRATS_DATA` and `BRATS_WORK` override both folders. Work that was started in `WORK` is resumed:
-# in a new session on Kaggle, attach the output of the last session and copy its `work` here first.
+# variables `BRATS_DATA` and `BRATS_WORK` override both folders. Work that was started in `WORK` is resumed;
+# on Kaggle, the work of an earlier session is copied from its output if that is attached. Each folder of scans
+# has a folder of its name in `WORK`. A run on scans gets the settings that suit the device, and as many epochs
+# as fit into `HOURS`; phantoms need minutes.
 
 # %%
-import os
-
 import brats_seg as brats
 
 DATA = os.environ.get("BRATS_DATA")
-WORK = os.environ.get("BRATS_WORK", "work")
+WORK = Path(os.environ.get("BRATS_WORK", "work"))
 FOLD = 0  # the fold that is held out
-MAX_HOURS = 5.0  # for each training; run the notebook again to resume
+HOURS = 5.0  # for the training of each of the two networks
 
-WORK = brats.writable_folder(Path(WORK))
-DATA = (
-    Path(DATA) if DATA else brats.find_data([Path("/kaggle/input"), Path("../data"), Path("data")])
-)
+KAGGLE = Path("/kaggle/input")
+earlier = sorted(KAGGLE.glob("**/work/*/runs"))
+if earlier and not WORK.exists():
+    shutil.copytree(earlier[-1].parents[1], WORK)
+WORK = brats.writable_folder(WORK)
+DATA = Path(DATA) if DATA else brats.find_data([KAGGLE, Path("../data"), Path("data")])
 DEMO = DATA is None
+WORK = WORK / ("demo" if DEMO else DATA.resolve().name)
 if DEMO:
     DATA = WORK / "demo-scans"
-    brats.write_phantom_cases(DATA, n_cases=12, seed=0)
-    brats.write_phantom_survival(DATA / "survival_info.csv", n_cases=12, seed=0)
+    if not (DATA / "survival_info.csv").exists():
+        brats.write_phantom_cases(DATA, n_cases=12, seed=0)
+        brats.write_phantom_survival(DATA / "survival_info.csv", n_cases=12, seed=0)
 
-PRESET = "demo" if DEMO else "kaggle-t4"
-SETTINGS = ["training.n_epochs=12"] if DEMO else []
-AUTOENCODER = ["model.name=autoencoder", f"training.n_epochs={6 if DEMO else 30}"]
-PREPARED, RUN, AUTOENCODER_RUN = WORK / "prepared", WORK / f"runs/fold{FOLD}", WORK / "runs/ae"
+PREPARED, RESULTS = WORK / "prepared", WORK / f"results/fold{FOLD}"
+RUN, AUTOENCODER_RUN = WORK / f"runs/fold{FOLD}", WORK / f"runs/autoencoder{FOLD}"
 print(f"scans: {DATA}{' (phantoms)' if DEMO else ''}\nresults: {WORK.absolute()}")
+
+# %%
+if DEMO:
+    config = brats.load_config(preset="demo")
+    ae_config = brats.load_config(preset="demo", assignments=["model.name=autoencoder"])
+else:
+    hours, autoencoder = f"training.hours={HOURS}", "model.name=autoencoder"
+    chosen = brats.choose_settings(assignments=[hours], run_paths=[RUN])
+    print(chosen.reason)
+    config = chosen.config
+    ae_config = brats.choose_settings(
+        assignments=[hours, autoencoder], run_paths=[AUTOENCODER_RUN]
+    ).config
 
 # %% [markdown]
 # ## The data
@@ -92,7 +136,6 @@ print(f"scans: {DATA}{' (phantoms)' if DEMO else ''}\nresults: {WORK.absolute()}
 # It does not matter whether enhancing tumour has the value 3 or 4.
 
 # %%
-config = brats.load_config(preset=PRESET, assignments=SETTINGS)
 index = brats.open_index(DATA, PREPARED / "cases.csv", config)
 print(*brats.summarise(index), sep="\n")
 
@@ -127,7 +170,7 @@ data = brats.open_fold(DATA, fold=FOLD, config=config, prepared_path=PREPARED)
 print(
     f"fold {FOLD}: {len(data.split.train)} cases to train on, {len(data.split.validation)} held out"
 )
-pd.read_csv(PREPARED / "folds.csv").groupby("fold").agg(
+pd.read_csv(data.folds_path).groupby("fold").agg(
     cases=("case_id", "size"), patients=("patient_id", "nunique")
 )
 
@@ -136,33 +179,35 @@ pd.read_csv(PREPARED / "folds.csv").groupby("fold").agg(
 #
 # Each forward pass processes one patch; the optimizer step is that of the whole effective batch, to
 # rounding (see `gradient_accumulation.ipynb`). The figure is updated after every epoch. If the session ends
-# in the middle, run the cell again to resume.
+# in the middle or the kernel is interrupted, run the cell again to resume.
 
 # %%
-trainer = brats.Trainer(data=data, config=config, run_path=RUN)
 live = brats.LiveHistory(run_path=RUN)
-outcome = trainer.run(stop=brats.StopRequest(MAX_HOURS), track=live)
-live.show()
-print(
-    f"{len(outcome.history)} epochs, best {config.validation.watch} {outcome.best}: {outcome.reason}"
+outcome = brats.train_fold(
+    DATA, FOLD, config=config, run_path=RUN, prepared_path=PREPARED, track=live
 )
+live.show()
+print(f"{len(outcome.history)} epochs: {outcome.reason}")
+if not outcome.finished:
+    message = "run this cell again to resume the training"
+    raise KeyboardInterrupt(message)
+print(f"best {config.validation.watch}: {outcome.best:.3f}")
 
 # %% [markdown]
 # ## Scores of the held-out cases
 #
-# Thresholds are fitted to the held-out cases, which are then predicted like new scans and scored like in
-# the challenge, region by region. A region that is empty in reference and prediction scores 1; a region
-# that is empty in one of them scores 0.
+# Window and thresholds are fitted to the held-out cases if these are enough to show a gain. The cases are then
+# predicted like new scans and scored as in the challenge, region by region. A region that is empty in
+# reference and prediction scores 1; a region that is empty in one of them scores 0.
 
 # %%
 result = brats.cross_validate(
     DATA,
     folds=[FOLD],
-    output=WORK / "crossval",
+    output=RESULTS,
     runs=RUN.parent,
     config=config,
     prepared_path=PREPARED,
-    max_hours=MAX_HOURS,
 )
 brats.score_figure(result.scores)
 
@@ -176,7 +221,7 @@ brats.bar_figure(result.scores)
 
 # %%
 held_out = brats.open_view(DATA, data.split.validation[0])
-held_out = brats.with_prediction(held_out, WORK / "crossval/predictions")
+held_out = brats.with_prediction(held_out, RESULTS / "predictions")
 brats.montage_figure(held_out)
 
 # %%
@@ -184,8 +229,8 @@ from base64 import b64encode
 
 from IPython.display import HTML
 
-brats.write_surface_gif(brats.models_of(held_out), WORK / "surface.gif")
-gif = b64encode((WORK / "surface.gif").read_bytes()).decode()
+brats.write_surface_gif(brats.models_of(held_out), RESULTS / "surface.gif")
+gif = b64encode((RESULTS / "surface.gif").read_bytes()).decode()
 HTML(f'<img alt="reference and prediction, rotating" src="data:image/gif;base64,{gif}">')
 
 # %% [markdown]
@@ -195,10 +240,10 @@ HTML(f'<img alt="reference and prediction, rotating" src="data:image/gif;base64,
 # passes between the two. Trainer, folds and checkpoints are the same.
 
 # %%
-ae_config = brats.load_config(preset=PRESET, assignments=AUTOENCODER)
-trainer = brats.Trainer(data=data, config=ae_config, run_path=AUTOENCODER_RUN)
 live = brats.LiveHistory(run_path=AUTOENCODER_RUN)
-outcome = trainer.run(stop=brats.StopRequest(MAX_HOURS), track=live)
+outcome = brats.train_fold(
+    DATA, FOLD, config=ae_config, run_path=AUTOENCODER_RUN, prepared_path=PREPARED, track=live
+)
 live.show()
 
 # %% [markdown]
@@ -218,9 +263,9 @@ brats.reconstruction_figure(made.image, made.reconstruction, case_id=made.case_i
 
 # %%
 brats.features_of_folder(
-    DATA, WORK / "features.csv", autoencoders=[AUTOENCODER_RUN], prepared_path=PREPARED
+    DATA, RESULTS / "features.csv", autoencoders=[AUTOENCODER_RUN], prepared_path=PREPARED
 )
-pd.read_csv(WORK / "features.csv").iloc[:5, :12]
+pd.read_csv(RESULTS / "features.csv").iloc[:5, :12]
 
 # %% [markdown]
 # ## Survival
@@ -236,10 +281,10 @@ from IPython.display import Image, display
 tables = sorted(DATA.glob("**/survival_[!e]*.csv"))
 if tables:
     study = brats.study_survival(
-        WORK / "features.csv", tables[0], WORK / "survival", folds=PREPARED / "folds.csv"
+        RESULTS / "features.csv", tables[0], RESULTS / "survival", folds=data.folds_path
     )
     print(study.summary.verdict)
-    display(Image(filename=WORK / "survival/survival.png"))
+    display(Image(filename=RESULTS / "survival/survival.png"))
 else:
     print(f"{DATA} has no survival_*.csv; BraTS 2017 to 2020 include one")
 
@@ -247,5 +292,5 @@ else:
 # ## Next steps
 #
 # - Other folds: set `FOLD` and run again; `brats-seg crossval` scores all folds and exports the ensemble.
-# - New scans: `brats-seg predict FOLDER -o OUT --model work/crossval/model`.
-# - All results are in the folder `WORK`.
+# - New scans: `brats-seg predict SCANS -o OUT --model MODEL`, where `MODEL` is the folder `model` in `RESULTS`.
+# - The runs, the results of each fold and the prepared cases are in the folder `WORK`.

@@ -23,6 +23,8 @@
 # tumour each, and an effective batch of four. Ten is not a multiple of four, so the batches of an epoch
 # contain 4, 4 and 2 patches.
 #
+# The package `brats_seg` has to be installed; the first cell of `brats_segmentation.ipynb` does that.
+#
 # Research use only.
 
 # %%

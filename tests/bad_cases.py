@@ -17,7 +17,7 @@ FOUND = [
     "24x24x14 voxels",
     "24x24x16 voxels of 1.00x1.00x1.00 mm, axes RAS",
     "a constant volume",
-    "1 voxels that are NaN or infinite",
+    "NaN or infinity in 1 voxel",
     "the same voxels for t1n and t2w",
     "a sheared grid",
 ]

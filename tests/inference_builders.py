@@ -1,6 +1,7 @@
 """Build models for tests of inference: small real ones on disk, and ones of known output."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +28,9 @@ def write_run(
     identity: ModelIdentity = IDENTITY,
     config: Config = CONFIG,
     fitted: FittedPrediction = NOT_FITTED,
+    **entries: Any,
 ) -> Path:
-    """Write the best checkpoint of a run, with random weights."""
+    """Write the best checkpoint of a run, with random weights; further entries are as given."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         network = build_model(config.model, identity.patch)
@@ -36,7 +38,7 @@ def write_run(
         model=network.state_dict(),
         identity=identity,
         config=config.model_dump(mode="json"),
-        position=Position(),
+        **{"position": Position(), **entries},
     )
     save_checkpoint(checkpoint, path / "best.pt")
     if fitted != NOT_FITTED:

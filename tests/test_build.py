@@ -12,6 +12,7 @@ from brats_seg.errors import ConfigError
 from brats_seg.models.build import (
     _check_patch,
     build_model,
+    default_window,
     padded_size,
     size_multiple,
 )
@@ -152,6 +153,20 @@ def test_inputs_of_other_multiples_come_back_in_their_size(name: str) -> None:
 
     with torch.inference_mode():
         assert network(torch.zeros(1, 4, *shape)).shape == (1, 3, *shape)
+
+
+@pytest.mark.parametrize(
+    ("patch", "window"),
+    [
+        ((64, 64, 64), (96, 96, 96)),
+        ((96, 96, 96), (128, 128, 128)),
+        ((128, 128, 128), (128, 128, 128)),
+        ((160, 32, 64), (160, 48, 96)),
+    ],
+)
+def test_the_default_window_is_larger_than_a_small_patch(patch: Triple, window: Triple) -> None:
+    assert default_window(ModelConfig(widths=(8, 16, 32)), patch) == window
+    assert default_window(ModelConfig(name="monai.networks.nets.BasicUNet"), patch) == patch
 
 
 def test_importing_the_package_does_not_import_monai() -> None:

@@ -288,7 +288,7 @@ def test_voxels_that_are_not_finite_are_refused(which: int, value: float) -> Non
     array[3, 4, 5:7] = value
     images[which] = replace(images[which], array=array)
 
-    with pytest.raises(CaseError, match=f"{FILES[which]}: found 2 voxels that are NaN or infinite"):
+    with pytest.raises(CaseError, match=f"{FILES[which]}: found NaN or infinity in 2 voxels"):
         check_volumes("case_1", images, label())
 
 

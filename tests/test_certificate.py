@@ -43,6 +43,7 @@ from brats_seg.training.losses import BatchDiceBce, DiceBce
 from brats_seg.training.state import Position
 from brats_seg.training.trainer import Trainer
 from tests.builders import write_case
+from tests.training_builders import Recorder
 
 CPU = Device(torch_device=torch.device("cpu"))
 SMALL = [
@@ -456,3 +457,13 @@ def test_a_parameter_that_takes_no_part_counts_as_zero() -> None:
 
     # the module's own parameters come first
     assert not gradient_of(exact, model, DiceBce(), micro_batches(), CPU)[:5].any()
+
+
+def test_each_gradient_is_shown_as_it_is_computed(probe: Probe) -> None:
+    """Of three losses: the whole batch, exact and ordinary accumulation, in both precisions."""
+    track = Recorder()
+
+    certify(probe.network, LossConfig(), probe.patches, CPU, track)
+
+    assert [n for _, n in track.works] == [1, 9, 1, 9]
+    assert [what for what, _ in track.works][1::2] == ["gradients, fp32", "gradients, fp64"]

@@ -180,7 +180,7 @@ def test_what_is_not_known_is_said() -> None:
 
 
 def test_a_cohort_of_which_nothing_is_known_is_an_error() -> None:
-    with pytest.raises(UsageError, match="of 1 cases neither age, survival nor label map"):
+    with pytest.raises(UsageError, match="of 1 case neither age, survival nor label map"):
         distributions_figure(
             age_years=[NAN], survival_days=[NAN], censored=[False], tumour_ml=[NAN]
         )

@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from brats_seg.cases.folds import Split, write_split
+from brats_seg.config import Config
 from brats_seg.config_text import load_config
 from brats_seg.data.fold import FoldData, open_fold
 from brats_seg.errors import EnvironmentalError, ResumeError
 from brats_seg.progress import untracked
 from brats_seg.runtime.weights import ModelIdentity
-from brats_seg.training.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
+from brats_seg.training.checkpoints import Checkpoint, Run, load_checkpoint, save_checkpoint
 from brats_seg.training.state import Position
 from brats_seg.training.tasks import RunningSums
 from brats_seg.training.trainer import Trainer
@@ -238,10 +240,12 @@ def test_there_are_no_more_forward_passes_than_those(data: FoldData, tmp_path: P
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ({"position": {"epoch": "x"}}, "epoch: Input should be a valid integer"),
-        ({"position": {"epoch": -3}}, "epoch: Input should be greater than or equal to 0"),
-        ({"history": ("x",)}, "Input should be a valid dictionary"),
+        ({"position": {"epoch": "x"}}, "epoch: expected a whole number"),
+        ({"position": {"epoch": -3}}, "epoch: expected a number greater than or equal to 0"),
+        ({"history": ("x",)}, "expected key: value"),
         ({"sums": {"other": 1}}, "unexpected keyword argument 'other'"),
+        ({"started_from": 7}, "expected key: value"),
+        ({"spent_s": -1.0}, "expected a number greater than or equal to 0"),
         ({"history": 7, "position": 7}, "is not a checkpoint of a run"),
     ],
 )
@@ -254,3 +258,19 @@ def test_a_checkpoint_with_wrong_entries_is_refused_with_a_next_step(
 
     with pytest.raises(ResumeError, match=rf"{message}.* start anew with --fresh"):
         load_checkpoint(path, torch.device("cpu"))
+
+
+def test_scans_of_other_cases_are_refused_before_they_are_prepared(tmp_path: Path) -> None:
+    """The demo and the scans of a reader both go to runs/fold0 unless a run is named."""
+    run = Run(path=tmp_path / "run")
+    run.path.mkdir()
+    write_split(Split(train=("demo_1",), validation=("demo_2",)), run.path / "split.csv")
+    write_case(tmp_path / "scans", "BraTS2021_00000")
+    run.check_scans(tmp_path / "scans", Config())
+
+    run.last_path.touch()
+
+    with pytest.raises(ResumeError, match=r"other cases \(demo_1, demo_2\), none of which is in"):
+        run.check_scans(tmp_path / "scans", Config())
+    write_split(Split(train=("BraTS2021_00000",), validation=("demo_2",)), run.path / "split.csv")
+    run.check_scans(tmp_path / "scans", Config())

@@ -113,12 +113,34 @@ def test_train_writes_a_run_and_resumes_it(
 
     assert stopped.returncode == 0, stopped.stderr
     assert "the time limit of 0.0 hours was reached" in stopped.stdout
+    table = scans.with_name("data-prepared") / "folds-3-seed55.csv"
+    assert f"fold 1 of {table}: 4 cases to train on, 2 held out" in stopped.stdout
     assert finished.returncode == 0, finished.stderr
     assert "4 cases to train on, 2 held out" in finished.stdout
     assert "epoch 1/1 | training loss" in finished.stdout
     assert (tmp_path / "runs" / "fold1" / "best.pt").exists()
     assert again.returncode == 0
-    assert "finished after 1 epochs" in again.stdout
+    assert "finished after 1 epoch:" in again.stdout
+
+
+def test_a_run_goes_on_with_its_settings_when_none_are_given(
+    run: Callable[..., Done], scans: Path, tmp_path: Path
+) -> None:
+    begun = run("train", "--data", scans, *QUICK, "--max-hours", "0")
+    run_path = tmp_path / "runs" / "fold0"
+    settings = (run_path / "config.yaml").read_text()
+
+    finished = run("train", "--data", scans)
+
+    assert "preset cpu, because torch finds no GPU here" in begun.stdout
+    assert "patch 8x8x8 as given" in begun.stdout
+    assert finished.returncode == 0, finished.stderr
+    assert "settings of runs/fold0/config.yaml, which the run began with" in finished.stdout
+    assert "finished after 1 epoch" in finished.stdout
+    assert (run_path / "config.yaml").read_text() == settings
+    refused = run("train", "--data", scans, "--preset", "cpu", "--set", "folds.n_folds=3")
+    assert refused.returncode == 2
+    assert "Without --preset and --config the run keeps its own settings" in refused.stderr
 
 
 def test_flags_win_over_set_and_are_written_down(
@@ -148,7 +170,9 @@ def test_prepare_makes_each_stage_a_file(
 
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "ready" / "cases.csv").exists()
-    assert (tmp_path / "ready" / "folds.csv").exists()
+    assert (tmp_path / "ready" / "folds-3-seed55.csv").exists()
+    assert "6 cases prepared, with cases.csv, in ready\n" in done.stdout
+    assert "the table of 3 folds is folds-3-seed55.csv there" in done.stdout
     assert (tmp_path / "ready" / "BraTS2021_00000").is_dir()
 
 
@@ -167,7 +191,7 @@ def test_prepared_cases_are_verified_and_repaired(
     assert done.returncode == 1
     assert done.stdout.count("\ncase ") + done.stdout.startswith("case BraTS2021_00001") == 1
     assert "Prepare it again with `brats-seg prepare --repair`" in done.stdout
-    assert f"{n_cases - 1} of {n_cases} prepared cases in ready are whole" in done.stdout
+    assert f"{n_cases} prepared cases in ready, 1 damaged" in done.stdout
     assert damaged.read_bytes() != content
     assert run(*prepare, "--repair").returncode == 0
     assert damaged.read_bytes() == content
@@ -192,10 +216,10 @@ def test_phantom_cases_are_found_again(run: Callable[..., Done], tmp_path: Path)
             "setting training.epochs is unknown; there are n_epochs",
         ),
         (["--set", "optimizer.lr"], 2, "has no '='"),
-        (["--preset", "kagle"], 2, "preset 'kagle' is unknown; there are demo, kaggle-t4"),
+        (["--preset", "kagle"], 2, "preset 'kagle' is unknown; there are demo, cpu, kaggle-t4"),
         (["--config", "nowhere.yaml"], 2, "nowhere.yaml cannot be read"),
         (["--model", "vnet"], 2, "setting model.name"),
-        (["--fold", "7"], 2, "fold 7 is not in the fold table, which has folds 0, 1, 2"),
+        (["--fold", "7"], 2, "there is no fold 7: the settings have 3 folds, 0 to 2"),
         (["--device", "cuda:9"], 3, "torch sees"),
         (["--set", "folds.n_folds=9"], 2, "6 patients cannot fill 9 folds"),
         (["--patch", "8,8"], 2, "expected three positive whole numbers such as 64,64,64"),
@@ -290,7 +314,7 @@ def test_every_bad_case_is_named_and_can_be_left_out(
     assert "--skip-bad" in error
     assert "Traceback" not in error
     assert left_out.returncode == 0, left_out.stderr
-    assert "case BraTS2021_00002 is left out" in left_out.stdout
+    assert "left out: case BraTS2021_00002, file" in left_out.stdout
 
 
 def test_one_case_only_is_refused(run: Callable[..., Done], tmp_path: Path) -> None:
@@ -308,7 +332,7 @@ def test_scans_without_label_maps_are_refused(run: Callable[..., Done], tmp_path
     done = run("train", "--data", "scans", *QUICK)
 
     assert done.returncode == 2
-    assert "none of them with a usable label map" in done.stderr
+    assert "and no usable label map" in done.stderr
 
 
 def test_a_folder_without_scans_is_refused(run: Callable[..., Done], tmp_path: Path) -> None:
@@ -342,7 +366,7 @@ def test_two_label_conventions_are_trained_on_together(
     done = run("train", "--data", scans, *QUICK)
 
     assert done.returncode == 0, done.stderr
-    table = pd.read_csv(next((tmp_path / "prepared").iterdir()) / "cases.csv")
+    table = pd.read_csv(scans.with_name("data-prepared") / "cases.csv")
     assert sorted(set(table["label_convention"])) == ["brats2017", "brats2023"]
 
 
@@ -385,6 +409,11 @@ def test_evaluate_scores_a_folder_in_another_convention(
     assert done.returncode == 1
     assert "BraTS2021_00005: no prediction, given the worst scores" in done.stdout
     assert "labels brats2023, against brats2017 of the references" in done.stdout
+    assert "lesion-wise HD95 (mm)" in done.stdout
+    rows = [line for line in done.stdout.splitlines() if line.startswith(("region", "wt", "et"))]
+    assert len(rows) == 2 * 2 * 3
+    # a terminal of 80 columns would cut longer ones
+    assert max(map(len, rows)) <= 80
     table = pd.read_csv(tmp_path / "s.csv")
     assert list(table.columns) == [
         "case_id",
@@ -408,6 +437,41 @@ def test_evaluate_scores_a_folder_in_another_convention(
     assert (tmp_path / "s.json").exists()
 
 
+def test_evaluate_prints_both_means_where_predictions_are_missing(
+    run: Callable[..., Done], scans: Path, tmp_path: Path
+) -> None:
+    for number in range(2):
+        write_prediction(tmp_path / "made", f"BraTS2021_{number:05d}", seed=number)
+
+    done = run("evaluate", scans, "made")
+    only = run("evaluate", scans, "made", "--only-predicted")
+
+    assert done.returncode == 1
+    assert "made: 2 of 6 references with a prediction" in done.stdout
+    assert "BraTS2021_00004, BraTS2021_00005: no prediction, given the worst" in done.stdout
+    assert "mean [95 % interval] over 6 references, with the worst scores for 4" in done.stdout
+    assert re.search(r"region +Dice +HD95 \(mm\)", done.stdout)
+    assert re.search(r"\nwt +0\.333 \[0\.000, 0\.667\] +248\.8 \[", done.stdout)
+    assert re.search(r"the 2 that have a prediction\n.*\n.*\nwt +1\.000 \[", done.stdout)
+    assert only.returncode == 0
+    assert "2 of 6 references scored" in only.stdout
+    assert "Mean Dice if those left out counted as 0: wt 0.333, tc 0.333" in only.stdout
+    assert len(pd.read_csv(tmp_path / "scores.csv")) == 2 * 3
+
+
+def test_evaluate_says_when_nothing_could_be_scored(
+    run: Callable[..., Done], scans: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "BraTS2021_00001.nii.gz").write_bytes(b"broken")
+
+    done = run("evaluate", scans, "made", "--only-predicted")
+
+    assert done.returncode == 1
+    assert "not scored: case BraTS2021_00001, file" in done.stdout
+    assert "no case could be scored\nwrote" in done.stdout
+
+
 def test_evaluate_compares_two_sets(run: Callable[..., Done], scans: Path, tmp_path: Path) -> None:
     for number in range(6):
         write_prediction(tmp_path / "good", f"BraTS2021_{number:05d}", seed=number)
@@ -416,7 +480,7 @@ def test_evaluate_compares_two_sets(run: Callable[..., Done], scans: Path, tmp_p
     done = run("evaluate", scans, "--compare", "good", "poor")
 
     assert done.returncode == 0, done.stderr
-    assert re.search(r"wt +dice +1\.0000 +0\.", done.stdout)
+    assert re.search(r"wt +Dice +1\.0000 +0\.", done.stdout)
     assert done.stdout.splitlines()[-3].startswith("good: mean rank 1.")
     table = pd.read_csv(tmp_path / "comparison.csv")
     assert table.mean_first[(table.region == "wt") & (table.column == "dice")].item() == 1.0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from brats_seg.errors import UsageError
+from brats_seg.errors import LayoutError, UsageError
 from brats_seg.evaluation.compare import NamedScores, compare_folders, compare_scores, rank_sets
 from brats_seg.evaluation.lesionwise import LesionScores
 from brats_seg.evaluation.protocols import protocol_named
@@ -70,6 +70,44 @@ def test_two_folders_are_scored_and_compared(brats_root: Path, tmp_path: Path) -
         str(path) for path in folders[::-1]
     ]
     assert found.first.scores[0].dice < found.second.scores[0].dice == 1
+
+
+def test_sets_that_predict_different_cases_are_compared_over_the_shared_ones_too(
+    brats_root: Path, tmp_path: Path
+) -> None:
+    for number in range(4):
+        name = f"BraTS2021_{number:05d}.nii.gz"
+        write_nifti(tmp_path / "long" / name, make_label_map(seed=number + 1))
+        if number < 2:
+            write_nifti(tmp_path / "short" / name, make_label_map(seed=number))
+    folders = (tmp_path / "long", tmp_path / "short")
+
+    whole, shared = (
+        compare_folders(
+            brats_root, folders, protocol_named("legacy"), only_predicted=only_predicted
+        )
+        for only_predicted in (False, True)
+    )
+
+    assert (whole.comparison.n_cases, shared.comparison.n_cases) == (6, 2)
+    assert whole.predicted == shared.comparison
+    assert shared.predicted is None
+    # missing predictions count against a set
+    assert whole.comparison.ranking[0].name == str(folders[0])
+    assert shared.comparison.ranking[0].name == str(folders[1])
+    assert len(shared.first.left_out) == 4
+
+
+def test_sets_without_a_shared_case_are_refused_if_only_predicted_ones_count(
+    brats_root: Path, tmp_path: Path
+) -> None:
+    for number, folder in enumerate(("one", "other")):
+        name = f"BraTS2021_{number:05d}.nii.gz"
+        write_nifti(tmp_path / folder / name, make_label_map(seed=number))
+    folders = (tmp_path / "one", tmp_path / "other")
+
+    with pytest.raises(LayoutError, match=r"one has BraTS2021_00000, .*other has BraTS2021_00001"):
+        compare_folders(brats_root, folders, protocol_named("legacy"), only_predicted=True)
 
 
 def test_a_short_distance_is_the_better_one(rng: np.random.Generator) -> None:

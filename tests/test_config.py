@@ -51,6 +51,12 @@ def test_presets_are_valid_and_stay_as_they_are(preset):
         ("patch.size=whole", "patch", "size", "whole"),
         ("store.compressed=true", "store", "compressed", True),
         ("training.device=cuda:1", "training", "device", "cuda:1"),
+        ("model.widths=16,32", "model", "widths", (16, 32)),
+        ("model.widths=16", "model", "widths", (16,)),
+        ("model.widths=[16, 32]", "model", "widths", (16, 32)),
+        ("store.spacing_mm=1,1, 1.5", "store", "spacing_mm", (1, 1, 1.5)),
+        ("training.transforms=a.b,c.d", "training", "transforms", ("a.b", "c.d")),
+        ("validation.every=auto", "validation", "every", "auto"),
     ],
 )
 def test_an_assignment_is_read_as_yaml(assignment, section, key, value):
@@ -65,9 +71,19 @@ def test_an_assignment_is_read_as_yaml(assignment, section, key, value):
         ("trainig.n_epochs=3", r"setting trainig is unknown; there are .*folds,.* training"),
         ("training.n_epoch=3", r"setting training\.n_epoch is unknown; there are n_epochs, "),
         ("training.n_epochs=0", r"training\.n_epochs: .*greater than 0.*got 0"),
-        ("training.n_epochs=ten", r"training\.n_epochs: .*integer.*got 'ten'"),
+        ("training.n_epochs=ten", r"training\.n_epochs: expected a whole number \(got 'ten'\)"),
         ("patch.foreground=1.5", r"patch\.foreground: .*less than or equal to 1.*got 1\.5"),
         ("model.name=unet3", r"model\.name: .*unet, notebook.*got 'unet3'"),
+        ("training.n_workers=x", r"n_workers: expected a whole number or 'auto' \(got 'x'\)"),
+        ("store.compressed=maybe", r"store\.compressed: expected true or false"),
+        ("model.widths=16,x", r"model\.widths: expected a whole number \(got 'x'\)"),
+        ("store.spacing_mm=1,1", r"store\.spacing_mm: expected one more value"),
+        (
+            "optimizer.name=lion",
+            r"optimizer\.name: expected 'adam', 'adamw' or 'sgd' \(got 'lion'\)",
+        ),
+        ("model.latent=100", r"model\.latent: expected a multiple of 64"),
+        ("model.arguments=3", r"model\.arguments: expected key: value"),
         ("folds.n_folds=1", r"folds\.n_folds: .*greater than or equal to 2.*got 1"),
         ("optimizer.lr=.nan", r"optimizer\.lr: .*got nan"),
         ("training=5", r"setting training: .*got 5"),
@@ -98,8 +114,24 @@ def test_all_wrong_settings_are_told_at_once():
         load_config(assignments=["training.n_epochs=0", "validation.overlap=1"])
 
 
+@pytest.mark.parametrize(
+    ("assignments", "match"),
+    [
+        (["schedule.warmup=0.1"], r"^schedule\.warmup is 0\.1 with schedule\.name 'plateau'"),
+        (
+            ["schedule.name=cosine", "schedule.warmup=0.1", "schedule.warmup_steps=5"],
+            r"warmup_steps is 5; expected one of them",
+        ),
+        (["start.hold_epochs=3"], r"^start\.hold_epochs is 3 without start\.path"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(assignments, match):
+    with pytest.raises(ConfigError, match=match):
+        load_config(assignments=assignments)
+
+
 def test_an_unknown_preset_is_refused_with_the_names_there_are():
-    with pytest.raises(ConfigError, match="preset 'T4' is unknown; there are demo, kaggle-t4"):
+    with pytest.raises(ConfigError, match="preset 'T4' is unknown; there are demo, cpu, kaggle-t4"):
         load_config(preset="T4")
 
 
@@ -146,6 +178,31 @@ def test_an_effective_batch_that_starts_late_is_refused():
         ConfigError, match=r"effective_batch: expected a value for epoch 0 \(got \{5: 2\}\)"
     ):
         load_config(assignments=["training.effective_batch={5: 2}"])
+
+
+@pytest.mark.parametrize(
+    "assignment",
+    [
+        *("training.n_epochs=ten", "training.seed=1.5", "optimizer.lr=x", "store.compressed=x"),
+        *("model.widths=x", "patch.size=x", "training.effective_batch=x", "cases=3"),
+        *("store.spacing_mm=x", "model.arguments=x", "training.memory=x", "folds.scheme=x"),
+    ],
+)
+def test_a_message_says_what_is_expected_in_the_words_of_a_person(assignment):
+    with pytest.raises(ConfigError) as refused:
+        load_config(assignments=[assignment])
+
+    assert "expected" in str(refused.value)
+    for word in (
+        "Input should",
+        "parse",
+        "valid ",
+        "integer",
+        "dictionary",
+        "tuple",
+        "constrained",
+    ):
+        assert word not in str(refused.value)
 
 
 def test_a_schedule_replaces_a_schedule():

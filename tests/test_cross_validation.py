@@ -225,7 +225,9 @@ def test_an_effect_is_found():
 def test_a_fold_table_of_other_cases_is_refused():
     study = make_study(n_cases=12)
 
-    with pytest.raises(FoldError, match=r"no row for 11 cases .*such as case001\. Give the folds"):
+    with pytest.raises(
+        FoldError, match=r"no row for 11 cases .*such as case001\. Give the fold table"
+    ):
         cross_validate(study, make_plan(), fold_table([*study.table.case_ids[:1], "x", "y"]))
 
 

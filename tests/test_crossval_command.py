@@ -61,6 +61,9 @@ def test_from_a_folder_of_scans_to_scores_and_a_model(root: Path) -> None:
     assert len((root / "crossval" / "scores.csv").read_text().splitlines()) == 1 + 3 * 6
     assert (root / "crossval" / "scores.png").read_bytes().startswith(b"\x89PNG")
     assert (root / "runs" / "fold1" / "tuning.json").exists()
+    card = (root / "crossval" / "model" / "README.md").read_text()
+    assert "Cross-validation, scored by the protocol legacy" in card
+    assert "Held out of network 0; trained on by network 1 (3 cases):" in card
     predicted = run(root, "predict", "scans", "-o", "out", "--model", "crossval/model")
     assert predicted.returncode == 0, predicted.stderr
 
@@ -137,7 +140,7 @@ def test_tune_stores_what_it_fits(root: Path) -> None:
     ("arguments", "message"),
     [
         (["--folds", "x"], "--folds is 'x'; expected numbers"),
-        (["--folds", "0,7"], "fold 7 is not in the fold table"),
+        (["--folds", "0,7"], "there is no fold 7: the settings have 2 folds, 0 to 1"),
         (["--protocol", "legac"], "protocol 'legac' is unknown"),
         (["--metric", "hd95"], "metric 'hd95' is unknown"),
         (["--set", "model.name=autoencoder"], "gives no label maps"),

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from brats_seg.errors import ConfigError, EnvironmentalError
-from brats_seg.runtime.device import Device, choose_device
+from brats_seg.config import GPU_NAMES
+from brats_seg.errors import ConfigError, EnvironmentalError, UsageError
+from brats_seg.runtime.device import GPUS, Device, choose_device, gpu_named
 
 
 def test_the_precision_of_the_cpu_is_what_it_computes_natively(
@@ -91,3 +92,39 @@ def test_what_is_not_there_is_refused() -> None:
         choose_device("cuda:97", "auto")
     with pytest.raises(ConfigError, match="fp16 on the CPU"):
         choose_device("cpu", "fp16")
+
+
+def test_every_gpu_that_the_command_line_names_is_known() -> None:
+    assert tuple(GPUS) == GPU_NAMES
+    assert all(2**30 < gpu.memory_bytes < 2**38 for gpu in GPUS.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "gib", "precision"),
+    [("t4", 14.56, "fp16"), ("T4", 14.56, "fp16"), ("a100", 39.39, "bf16"), ("8 GiB", 8, "fp16")],
+)
+def test_a_gpu_is_planned_for_by_name_or_by_size(text: str, gib: float, precision: str) -> None:
+    gpu = gpu_named(text)
+
+    assert gpu is not None
+    assert gpu.memory_bytes == int(gib * 2**30)
+    assert gpu.device("auto").precision == precision
+    assert gpu.device("fp32").precision == "fp32"
+
+
+@pytest.mark.parametrize("text", ["auto", "cpu", "cuda", "cuda:1", "mps"])
+def test_a_device_of_this_machine_is_no_gpu_to_plan_for(text: str) -> None:
+    assert gpu_named(text) is None
+
+
+def test_a_gpu_that_nobody_knows_is_refused_with_those_that_are_known() -> None:
+    with pytest.raises(UsageError, match=r"device 'titan' is unknown; expected a GPU \(t4, p100"):
+        gpu_named("titan")
+    with pytest.raises(UsageError, match="memory '8GiBB' is not a size"):
+        gpu_named("8GiBB")
+
+
+def test_bf16_is_refused_where_it_would_be_emulated() -> None:
+    with pytest.raises(ConfigError, match="bf16 on Tesla T4, which emulates it; use fp16, fp32"):
+        GPUS["t4"].device("bf16")
+    assert GPUS["l4"].device("bf16").precision == "bf16"

@@ -242,7 +242,7 @@ def test_the_segmentation_of_case_355_is_found(tmp_path: Path) -> None:
     ("case_id", "foreign"),
     [
         ("BraTS20_Validation_001", ["W39_Segm.nii"]),
-        ("smith", ["W39_Segm.nii"]),
+        ("smith", ["W39_1998.nii"]),
         ("BraTS20_Training_001", ["a.nii", "b.nii"]),
         ("BraTS20_Training_001", ["BraTS20_Training_001_brainmask.nii"]),
     ],
@@ -273,8 +273,8 @@ def test_label_maps_without_scans_are_no_cases(tmp_path: Path) -> None:
     assert discovery.cases[0].label is None
     assert discovery.notices == (
         "NIfTI files were ignored, such as "
-        "labels_1_2_3/BraTS2021_00000_seg_labels_1_2_3.nii.gz (3 in all): their names contain no "
-        "modality, or their case has other files for it",
+        "labels_1_2_3/BraTS2021_00000_seg_labels_1_2_3.nii.gz (3 in all): their names show no "
+        "modality and no label map, or their case has other files for it",
     )
 
 
@@ -360,7 +360,8 @@ def test_two_files_for_one_modality_are_a_problem(tmp_path: Path) -> None:
 
     assert case.problems == (
         "case BraTS2021_00000, file BraTS2021_00000_t1ce.nii.gz and BraTS2021_00000_t1gd.nii.gz: "
-        "found 2 files for t1c; expected one. Remove or rename the other.",
+        "found 2 files for t1c; expected one. Remove or rename the other, or list the files of the "
+        "cases in a table of paths.",
     )
 
 
@@ -724,7 +725,7 @@ def test_the_first_place_with_labelled_cases_counts(
 
     assert find_data(places) == tmp_path / "labelled" / "x"
     assert "empty holds no cases" in caplog.text
-    assert "unlabelled holds 1 cases, none of them with a label map" in caplog.text
+    assert "unlabelled holds 1 case, and no label map" in caplog.text
 
 
 def test_nowhere_is_none(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Test the batches of an epoch: their patches, read once and cut into micro-batches."""
 
+from math import ceil, prod
+
 import pytest
 import torch
 
@@ -16,7 +18,9 @@ from brats_seg.training.epoch import (
     n_optimizer_steps,
     patch_shape,
     read_batches,
+    validation_window,
 )
+from brats_seg.training.validation_interval import validation_cost
 from tests.prepared import write_prepared
 
 CPU = Device(torch_device=torch.device("cpu"))
@@ -126,3 +130,15 @@ def test_a_network_by_dotted_name_gets_whole_cases_in_multiples_of_32(data: Fold
     config = settings("patch.size=whole", "model.name=torch.nn.Conv3d")
 
     assert all(n % 32 == 0 for n in patch_shape(config, data))
+
+
+def test_the_cost_of_a_validation_counts_the_voxels_of_its_windows(data: FoldData) -> None:
+    """One case is held out for three that are trained on, at three times the cost of a voxel."""
+    without_overlap = settings("validation.overlap=0")
+    window = validation_window(without_overlap, (12, 12, 12), data.largest_shape)
+    n_windows = prod(ceil(n / own) for n, own in zip(data.largest_shape, window, strict=True))
+    cost = n_windows * prod(window) / (3 * 9 * 12**3)
+
+    assert validation_cost(data, without_overlap) == cost
+    assert validation_cost(data, settings("validation.overlap=0.8")) > cost
+    assert validation_cost(data, settings("patch.size=whole", "patch.per_case=1")) == 1 / (3 * 3)

@@ -7,7 +7,13 @@ import pickle
 import pytest
 
 from brats_seg import errors
-from brats_seg.errors import BratsError, CaseError, EnvironmentalError, UsageError
+from brats_seg.errors import (
+    BratsError,
+    CaseError,
+    CaseProblemsError,
+    EnvironmentalError,
+    UsageError,
+)
 
 
 def subclasses(kind: type) -> set[type]:
@@ -26,6 +32,26 @@ def test_the_tree_in_the_docstring_is_the_tree():
 
     own = {kind for kind in subclasses(BratsError) if kind.__module__ == errors.__name__}
     assert listed == {kind.__name__: kind.exit_code for kind in own}
+
+
+@pytest.mark.parametrize(
+    ("problems", "expected"),
+    [
+        (
+            ["a: x"],
+            ["1 case cannot be used:", "  a: x", "Correct it, or exclude it with --skip-bad."],
+        ),
+        (
+            ["a: x", "b: y"],
+            [
+                *("2 cases cannot be used:", "  a: x", "  b: y"),
+                "Correct them, or exclude them with --skip-bad.",
+            ],
+        ),
+    ],
+)
+def test_one_case_is_no_plural(problems: list[str], expected: list[str]) -> None:
+    assert str(CaseProblemsError(problems)).splitlines() == expected
 
 
 @pytest.mark.parametrize(

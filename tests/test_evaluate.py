@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from brats_seg.cases import label_check
+from brats_seg.cases.folders import OUTPUT_MARKER
 from brats_seg.cases.nifti import Volume, read_label_map
 from brats_seg.cases.phantom import write_phantom_cases
 from brats_seg.errors import CaseError, LayoutError, UsageError
@@ -104,6 +105,53 @@ def test_a_case_without_prediction_is_listed_and_scores_nothing(
     assert found.without_reference == ("BraTS2021_00099",)
     assert dices(found)[CASES[2]] == 0
     assert len(found.scores) == 18
+
+
+def test_only_predicted_leaves_out_the_other_references(
+    brats_root: Path, predictions: Path, tmp_path: Path
+) -> None:
+    for case_id in CASES[2:]:
+        (predictions / f"{case_id}.nii.gz").unlink()
+    # a reference that is left out is not read
+    (brats_root / CASES[5] / f"{CASES[5]}_seg.nii.gz").write_bytes(b"")
+
+    found = evaluate_folders(brats_root, predictions, LEGACY, only_predicted=True)
+
+    assert list(dices(found)) == list(CASES[:2])
+    assert (found.missing, found.left_out, found.failures) == ((), CASES[2:], ())
+
+
+def test_means_are_taken_over_all_references_and_over_those_predicted(
+    brats_root: Path, predictions: Path, tmp_path: Path
+) -> None:
+    for case_id in CASES[:4]:
+        (predictions / f"{case_id}.nii.gz").unlink()
+
+    scored, partial = (
+        score_folders(
+            brats_root, predictions, tmp_path / "s.csv", LEGACY, only_predicted=only_predicted
+        )
+        for only_predicted in (False, True)
+    )
+
+    mean = scored.predicted_summaries[0].spread("dice").mean
+    assert [one.n_cases for one in scored.summaries] == [6, 6, 6]
+    assert [one.n_cases for one in scored.predicted_summaries] == [2, 2, 2]
+    assert scored.summaries[0].spread("dice").mean == pytest.approx(mean * 2 / 6)
+    assert partial.summaries == partial.predicted_summaries == scored.predicted_summaries
+    assert partial.dice_with_left_out["wt"] == pytest.approx(mean * 2 / 6)
+    assert len(read_scores(tmp_path / "s.csv")) == 2 * 3
+
+
+def test_results_of_predict_in_the_place_of_the_references_are_remarked_on(
+    brats_root: Path, predictions: Path
+) -> None:
+    (predictions / OUTPUT_MARKER).write_text("{}")
+
+    (remark,) = evaluate_folders(predictions, brats_root, LEGACY).remarks
+
+    assert "was written by `predict`, and is scored as the reference" in remark
+    assert evaluate_folders(brats_root, predictions, LEGACY).remarks == ()
 
 
 def test_a_case_that_cannot_be_scored_does_not_stop_the_others(
@@ -491,6 +539,27 @@ def test_what_was_made_from_a_case_is_no_label_map_of_it(tmp_path: Path) -> None
     touch(tmp_path, "a/a_t1.nii", "a/a_seg.nii", "a/brain_mask.nii")
 
     assert list(label_maps_in(tmp_path)) == ["a"]
+
+
+def test_the_references_of_scans_are_their_label_maps(tmp_path: Path) -> None:
+    """Other images beside labelled scans are none, and neither is a second label map of a case."""
+    case = "UPENN-GBM-00001_11"
+    scans = [
+        f"images_structural/{case}/{case}_{word}.nii" for word in ("T1", "T1GD", "T2", "FLAIR")
+    ]
+    touch(
+        tmp_path,
+        *scans,
+        f"unstripped/{case}/{case}_T1_unstripped.nii",
+        f"images_segm/{case}_segm.nii",
+        f"automated_segm/{case}_automated_approx_segm.nii",
+        "images_segm/other.nii",
+    )
+
+    assert label_maps_in(tmp_path) == {
+        case: tmp_path / f"images_segm/{case}_segm.nii",
+        "other": tmp_path / "images_segm/other.nii",
+    }
 
 
 def test_two_files_are_a_pair_whatever_they_are_called(tmp_path: Path) -> None:

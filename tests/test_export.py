@@ -13,8 +13,8 @@ import torch
 
 from brats_seg.errors import EnvironmentalError, UsageError
 from brats_seg.files import alone_at
-from brats_seg.inference.export import export_model, write_exported
-from brats_seg.inference.model import fingerprint_of, load_model, read_trained
+from brats_seg.inference.export import export_model
+from brats_seg.inference.model import load_model
 from brats_seg.runtime.weights import NOT_FITTED, Decoding, FittedPrediction
 from tests.builders import limited_files
 from tests.inference_builders import CPU, write_run
@@ -32,8 +32,7 @@ def exported(tmp_path: Path) -> Path:
         )
         for n, window in enumerate(((16, 16, 16), "whole"))
     ]
-    networks = [network for run in runs for network in read_trained(run)]
-    write_exported(networks, fingerprint_of(networks), tmp_path / "model")
+    export_model(runs, tmp_path / "model")
     return tmp_path / "model"
 
 
@@ -57,10 +56,12 @@ def test_it_holds_weights_tables_and_a_card_and_no_pickle(exported: Path) -> Non
 
     assert sorted(path.name for path in exported.iterdir()) == [
         "README.md",
+        "card.json",
         "member0.safetensors",
         "member1.safetensors",
         "model.json",
     ]
+    assert len({path.stat().st_mode for path in exported.iterdir()}) == 1
     assert description["labels"]["brats2017"]["meanings"] == {"1": "NCR/NET", "2": "ED", "4": "ET"}
     assert "Research use only." in card
     assert description["fingerprint"] in card
@@ -68,11 +69,10 @@ def test_it_holds_weights_tables_and_a_card_and_no_pickle(exported: Path) -> Non
 
 
 def test_it_can_be_exported_again(exported: Path, tmp_path: Path) -> None:
-    networks = read_trained(exported)
+    fingerprint = export_model([exported], tmp_path / "again").fingerprint
 
-    write_exported(networks, fingerprint_of(networks), tmp_path / "again")
-
-    assert load_model([tmp_path / "again"], CPU).fingerprint == fingerprint_of(networks)
+    assert load_model([tmp_path / "again"], CPU).fingerprint == fingerprint
+    assert fingerprint == load_model([exported], CPU).fingerprint
 
 
 @pytest.mark.parametrize("place", [3, 1000, -1])
@@ -145,17 +145,13 @@ def test_a_file_outside_of_the_folder_is_not_read(exported: Path) -> None:
 
 
 def test_a_folder_that_holds_something_is_left_alone(exported: Path) -> None:
-    networks = read_trained(exported)
-
     with pytest.raises(UsageError, match="exists already"):
-        write_exported(networks, "", exported)
+        export_model([exported.parent / "run0"], exported)
 
 
 def test_a_place_that_cannot_be_written_to_is_said(exported: Path) -> None:
-    networks = read_trained(exported)
-
     with pytest.raises(EnvironmentalError, match="cannot be written"):
-        write_exported(networks, "", exported / "README.md" / "model")
+        export_model([exported], exported / "README.md" / "model")
 
 
 def test_reading_it_imports_no_pickled_code(exported: Path) -> None:
@@ -204,8 +200,7 @@ def test_an_earlier_model_keeps_fitted_settings_in_its_identities(exported: Path
 
 
 def test_a_run_that_was_not_tuned_is_exported_without_fitted_settings(tmp_path: Path) -> None:
-    networks = read_trained(write_run(tmp_path / "run"))
-    write_exported(networks, fingerprint_of(networks), tmp_path / "model")
+    export_model([write_run(tmp_path / "run")], tmp_path / "model")
 
     (member,) = json.loads((tmp_path / "model" / "model.json").read_text())["members"]
 
@@ -239,6 +234,7 @@ def test_what_a_killed_export_has_left_is_replaced(tmp_path: Path) -> None:
 
     assert {path.name for path in model.iterdir()} == {
         "README.md",
+        "card.json",
         "member0.safetensors",
         "model.json",
     }

@@ -14,6 +14,8 @@ from brats_seg.cases.many import worker_pool
 from brats_seg.errors import EnvironmentalError, UsageError
 from brats_seg.files import (
     alone_at,
+    check_current_folder,
+    explained,
     folder_bytes,
     free_bytes,
     locked,
@@ -379,3 +381,27 @@ def test_results_are_written_by_one_process_at_a_time(tmp_path: Path, is_folder:
 
     # nothing is left over
     assert [entry.name for entry in tmp_path.rglob("*")] == ["results"] * is_folder
+
+
+def test_an_error_names_the_current_folder_by_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    error = explained(OSError(errno.EROFS, os.strerror(errno.EROFS)), Path())
+
+    assert str(error).startswith(f"{tmp_path} cannot be written: Read-only file system. Choose")
+
+
+def test_a_current_folder_that_was_removed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    check_current_folder()
+    (tmp_path / "gone").rmdir()
+
+    with pytest.raises(
+        EnvironmentalError, match=r"the current folder is gone .*Change to a folder"
+    ):
+        check_current_folder()

@@ -12,9 +12,9 @@ import pytest
 from brats_seg.cases.case_table import read_index
 from brats_seg.config import Config
 from brats_seg.config_text import load_config
-from brats_seg.data.fold import FoldData, open_fold, open_index, open_split
+from brats_seg.data.fold import FoldData, open_fold, open_index, open_split, prepared_path_of
 from brats_seg.data.loader import whole_case
-from brats_seg.errors import CaseError, EnvironmentalError
+from brats_seg.errors import CaseError, EnvironmentalError, FoldError, UsageError
 from brats_seg.inference.scan import read_scan
 from brats_seg.training.trainer import Trainer
 from tests.builders import write_case
@@ -116,13 +116,123 @@ def test_equal_voxels_of_any_spacing_are_prepared_alike(tmp_path: Path) -> None:
 
 def test_folds_do_not_depend_on_the_spacing(tmp_path: Path) -> None:
     root = write_cases(tmp_path / "scans", 2, 2, 1, 1)
-    folders = [
-        open_fold(root, fold=0, config=settings(*changes), prepared_path=tmp_path / name).folder
+    opened_folds = [
+        open_fold(root, fold=0, config=settings(*changes), prepared_path=tmp_path / name)
         for name, changes in (("two", ()), ("three", ("store.spacing_mm=[3,3,3]",)))
     ]
-    tables = [(folder / "folds.csv").read_text() for folder in folders]
+    tables = [data.folds_path.read_text() for data in opened_folds if data.folds_path]
 
     assert tables[0] == tables[1]
+
+
+def test_a_fold_that_does_not_exist_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    root = write_cases(tmp_path / "scans", 1, 1)
+
+    with pytest.raises(FoldError, match="there is no fold 9: the settings have 2 folds, 0 to 1"):
+        open_fold(root, fold=9, config=settings())
+
+    assert [path.name for path in tmp_path.iterdir()] == ["scans"]
+
+
+def test_prepared_cases_in_the_folder_of_the_scans_are_refused_before_a_table_is_written(
+    tmp_path: Path,
+) -> None:
+    root = write_cases(tmp_path / "scans", 1, 1)
+    before = sorted(tmp_path.rglob("*"))
+
+    with pytest.raises(
+        UsageError, match=r"prepared cases would replace .*BraTS2021_00000 and 1 more"
+    ):
+        open_fold(root, fold=0, config=settings(), prepared_path=root)
+
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_fold_tables_of_several_numbers_stand_side_by_side(tmp_path: Path) -> None:
+    root = write_cases(tmp_path / "scans", 1, 1, 1)
+    two, three, two_again = (opened(root, f"folds.n_folds={n}") for n in (2, 3, 2))
+
+    assert two == two_again
+    assert two.folds_path == two.folder / "folds-2-seed55.csv"
+    assert three.folds_path == two.folder / "folds-3-seed55.csv"
+    assert len(three.split.validation) == 1
+
+
+def test_a_table_of_an_earlier_version_keeps_its_folds(tmp_path: Path) -> None:
+    """It may have been made by other rules, or by hand."""
+    root = write_cases(tmp_path / "scans", 1, 1, 1)
+    before = opened(root)
+    assert before.folds_path is not None
+    text = before.folds_path.read_text().replace(",1\n", ",2\n").replace(",0\n", ",1\n")
+    before.folds_path.unlink()
+    (before.folder / "folds.csv").write_text(text)
+
+    after = open_fold(root, fold=1, config=settings(), prepared_path=before.folder)
+
+    assert after.split == before.split
+    assert after.folds_path == before.folder / "folds.csv"
+
+
+def test_the_message_about_a_new_case_names_the_table(tmp_path: Path) -> None:
+    root = write_cases(tmp_path / "scans", 1, 1)
+    opened(root)
+    write_case(root, "BraTS2021_00002", seed=2)
+
+    with pytest.raises(FoldError, match=r"folds-2-seed55\.csv: the fold table has no row for case"):
+        opened(root)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home folder, and a current folder that is not that of the scans."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    return tmp_path / "home"
+
+
+def test_prepared_cases_are_beside_the_scans_whatever_the_current_folder(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "disk" / "BraTS"
+    root.mkdir(parents=True)
+    Path("link").symlink_to(root)
+    found = [prepared_path_of(path) for path in (root, Path("../disk/BraTS"), Path("link"))]
+    monkeypatch.chdir(root)
+
+    assert {*found, prepared_path_of(Path())} == {tmp_path / "disk" / "BraTS-prepared"}
+
+
+def test_prepared_cases_of_scans_in_a_read_only_folder_are_in_the_cache(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may write there too, and does not."""
+    roots = [tmp_path / disk / "BraTS" for disk in ("one", "two")]
+    for root in roots:
+        root.mkdir(parents=True)
+        root.parent.chmod(0o555)
+    places = [prepared_path_of(root) for root in roots]
+
+    assert [place.parent for place in places] == [home / ".cache/brats_seg/prepared"] * 2
+    assert len({place.name for place in places}) == 2
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "large"))
+    assert prepared_path_of(roots[0]).parent == tmp_path / "large/brats_seg/prepared"
+
+
+def test_prepared_cases_that_exist_are_found_again(tmp_path: Path, home: Path) -> None:
+    """Though the scans have become writable; those of an earlier version, in the current folder, first."""
+    root = tmp_path / "disk" / "BraTS"
+    root.mkdir(parents=True)
+    root.parent.chmod(0o555)
+    cached = prepared_path_of(root)
+    root.parent.chmod(0o755)
+    for place in (cached, tmp_path / "disk/BraTS-prepared", Path("prepared") / cached.name):
+        place.mkdir(parents=True)
+        assert prepared_path_of(root) != place
+        (place / "cases.csv").touch()
+
+        assert prepared_path_of(root) == place
 
 
 def test_another_spacing_prepares_all_cases_again_and_is_another_training_set(

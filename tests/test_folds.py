@@ -15,6 +15,8 @@ from brats_seg.cases.folds import (
     FoldRow,
     FoldTable,
     check_covers,
+    check_fold,
+    fold_table_path,
     make_folds,
     read_folds,
     read_split,
@@ -88,6 +90,42 @@ def test_a_written_table_is_read_back(tmp_path):
     assert read_folds(path) == TABLE
     assert path.read_text().splitlines()[:2] == ["case_id,patient_id,fold", "B,b,1"]
     assert [file.name for file in path.parent.iterdir()] == ["folds.csv"]
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (FoldConfig(), "folds-5-seed55.csv"),
+        (FoldConfig(n_folds=3, seed=7), "folds-3-seed7.csv"),
+        (FoldConfig(n_folds=3, scheme="notebook"), "folds-notebook.csv"),
+    ],
+)
+def test_the_name_of_a_table_tells_its_settings(tmp_path, config, expected):
+    assert fold_table_path(tmp_path, config) == tmp_path / expected
+
+
+def test_a_table_of_an_earlier_version_is_used_where_it_has_the_number_of_folds(tmp_path):
+    write_folds(TABLE, tmp_path / "folds.csv")
+    names = [fold_table_path(tmp_path, FoldConfig(n_folds=n)).name for n in (2, 3, 4)]
+
+    assert names == ["folds-2-seed55.csv", "folds.csv", "folds-4-seed55.csv"]
+
+
+def test_a_fold_is_checked_against_the_settings_until_there_is_a_table(tmp_path):
+    path = tmp_path / "folds-5-seed55.csv"
+    check_fold(4, path, FoldConfig())
+    check_fold(6, path, FoldConfig(scheme="notebook"))
+    for fold in (5, -1):
+        with pytest.raises(
+            FoldError, match=rf"there is no fold {fold}: .* 5 folds, 0 to 4\. Choose"
+        ):
+            check_fold(fold, path, FoldConfig())
+
+    write_folds(make_table(("A", "a", 1), ("B", "b", 5)), path)
+
+    check_fold(5, path, FoldConfig())
+    with pytest.raises(FoldError, match="fold 0 is not in the fold table, which has folds 1, 5"):
+        check_fold(0, path, FoldConfig())
 
 
 def test_a_table_that_is_there_already_stays_untouched(tmp_path):

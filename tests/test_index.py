@@ -588,7 +588,7 @@ def test_other_scans_have_other_hashes(tmp_path: Path) -> None:
         ("t1", make_volumes()[0][..., None].repeat(2, axis=3), "found 4-D data of shape"),
         ("flair", make_volumes()[0][..., None].repeat(2, axis=3), "found 4-D data of shape"),
         ("seg", make_label_map()[..., None].repeat(3, axis=3), "found 4-D data of shape"),
-        ("t1", np.full(SHAPE, np.nan, dtype=np.float32), "found 9216 voxels that are NaN"),
+        ("t1", np.full(SHAPE, np.nan, dtype=np.float32), "found NaN or infinity in 9216 voxels"),
         ("t1", np.zeros(SHAPE, dtype=np.int16), "found a constant volume, 0 everywhere"),
         ("t2", make_volumes()[0][:20], "found 20x24x16 voxels"),
         ("seg", make_label_map()[:, :20], "found 24x20x16 voxels"),
@@ -927,3 +927,21 @@ def test_the_order_of_cases_does_not_matter() -> None:
     cases = [lying("a"), lying("b"), lying("c", "x"), lying("d", "y"), lying("e", "y", voxels="b")]
 
     assert without_duplicates(cases) == without_duplicates(cases[::-1])
+
+
+def test_masks_of_the_whole_tumour_are_refused_as_label_maps(tmp_path: Path) -> None:
+    """Read as three tissues, they would teach a network that all of a tumour is its core."""
+    for number in range(2):
+        folder = write_case(tmp_path, f"smith{number}", seed=number)
+        path = folder / f"smith{number}_seg.nii.gz"
+        write_nifti(path, np.minimum(np.asarray(nib.load(path).dataobj), 1))
+
+    cases = index_cases(tmp_path).cases
+    named = index_cases(tmp_path, labels="brats2023").cases
+
+    assert cases[0].problems == (
+        "case smith0, file smith0_seg.nii.gz: found label 1 alone, as in all 2 label maps: a mask of "
+        "the whole tumour; expected labels of oedema, tumour core and enhancing tumour. Give label "
+        "maps of the tissues, or say with --labels which tissue 1 is.",
+    )
+    assert all(case.usable for case in named)

@@ -42,6 +42,19 @@ def test_one_case_folder_is_enough(tmp_path: Path) -> None:
     assert ids(find_inputs([folder])) == ["BraTS2021_00000"]
 
 
+def test_label_maps_of_scans_to_predict_do_not_matter(tmp_path: Path) -> None:
+    folder = write_case(tmp_path / "scans", "smith")
+    for name in ("labels", "masks"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "smith.nii.gz").touch()
+    (folder / "smith_seg.nii.gz").unlink()
+
+    (found,) = find_inputs([tmp_path])
+
+    assert found.usable
+    assert found.label is None
+
+
 @pytest.mark.parametrize("separator", [",", ";"])
 def test_a_csv_table_names_files_relative_to_itself(tmp_path: Path, separator: str) -> None:
     folder = write_case(tmp_path / "scans")
@@ -160,7 +173,7 @@ def test_four_files_without_a_name_in_common_are_called_by_their_folder(tmp_path
         ("cases.json", "[" * 100_000),
         ("cases.json", '[{"case_id": ' + "9" * 5000 + "}]"),
         ("cases.csv", bytes(range(256)) * 9),
-        ("cases.csv", gzip.compress(b"case_id,t1n")),
+        ("cases.csv", gzip.compress(b"case_id,t1n", mtime=0)),
         ("cases.json", bytes(range(256))),
     ],
 )

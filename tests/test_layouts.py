@@ -7,6 +7,7 @@ from brats_seg.cases.layouts import (
     CaseName,
     FileName,
     grade_of,
+    is_label_folder,
     modality_named,
     parse_case_id,
     parse_file_name,
@@ -32,26 +33,76 @@ from brats_seg.cases.layouts import (
         ("flair.nii", "", "t2f"),
         ("_t1.nii", "", "t1n"),
         ("patient 7 t1gd.nii", "patient 7", "t1c"),
+        ("UPENN-GBM-00001_11_T1GD.nii.gz", "UPENN-GBM-00001_11", "t1c"),
+        ("UPENN-GBM-00001_11_segm.nii.gz", "UPENN-GBM-00001_11", "label"),
+        ("UPENN-GBM-00001_11_automated_approx_segm.nii.gz", "UPENN-GBM-00001_11", "label"),
+        ("UCSF-PDGM-0004_tumor_segmentation.nii.gz", "UCSF-PDGM-0004", "label"),
+        ("segmentation.nii.gz", "", "label"),
+        ("smith_tumour-mask.nii.gz", "smith", "label"),
+        ("smith_ground_truth.nii.gz", "smith", "label"),
+        ("CT1.nii.gz", "", "t1c"),
+        ("smith_T1_post.nii.gz", "smith", "t1c"),
+        ("smith_T2_FLAIR.nii.gz", "smith", "t2f"),
+        ("sub-01_ses-02_T1w.nii.gz", "sub-01_ses-02", "t1n"),
+        ("sub-01_ses-02_ce-gadolinium_T1w.nii.gz", "sub-01_ses-02", "t1c"),
+        ("sub-01_acq-postcontrast_T1w.nii.gz", "sub-01", "t1c"),
+        ("sub-01_FLAIR.nii.gz", "sub-01", "t2f"),
     ],
 )
 def test_the_modality_is_the_last_word_of_a_name(name: str, case: str, kind: str) -> None:
     found = parse_file_name(name)
 
     assert found is not None
-    assert (found.case, found.kind, found.processed) == (case, kind, False)
+    assert (found.case, found.kind, found.variant) == (case, kind, "")
 
 
-@pytest.mark.parametrize("word", ["bet", "BET", "brain"])
+@pytest.mark.parametrize(
+    ("name", "kind", "variant"),
+    [
+        ("sub-01_acq-axial_run-2_T2w", "t2w", "acq-axial_run-2"),
+        ("sub-01_ce-gd_space-SRI24_T1w", "t1c", "space-SRI24"),
+        ("sub-01_acq-precontrast_T1w", "t1n", "acq-precontrast"),
+        ("sub-01_ce-none_T1w", "t1n", "ce-none"),
+        ("sub-01_acq-space_T1w", "t1n", "acq-space"),
+        ("sub-01_space-T1w_label-tumor_mask", "label", "space-T1w_label-tumor"),
+        ("sub-01_desc-tumor_dseg", "label", "desc-tumor"),
+        ("sub-01_T1w_seg", "label", ""),
+        ("sub-01_T1_bias", "t1n", "bias"),
+    ],
+)
+def test_the_entities_of_a_bids_name_are_its_variant(name: str, kind: str, variant: str) -> None:
+    assert parse_file_name(f"{name}.nii.gz") == FileName(
+        stem=name, case="sub-01", kind=kind, variant=variant
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "is_for_labels"),
+    [
+        ("images_segm", True),
+        ("automated_segm", True),
+        ("labels", True),
+        ("Masks", True),
+        ("tumor segmentations", True),
+        ("labels_1_2_3", False),
+        ("predictions", False),
+        ("images_structural", False),
+    ],
+)
+def test_folders_of_label_maps_are_known_by_their_names(name: str, is_for_labels: bool) -> None:
+    assert is_label_folder(name) == is_for_labels
+
+
+@pytest.mark.parametrize("word", ["bet", "BET", "brain", "bias"])
 def test_what_a_program_appends_is_told_apart(word: str) -> None:
     assert parse_file_name(f"scan_t1c_{word}.nii.gz") == FileName(
-        stem=f"scan_t1c_{word}", case="scan", kind="t1c", processed=True
+        stem=f"scan_t1c_{word}", case="scan", kind="t1c", variant=word
     )
 
 
 @pytest.mark.parametrize(
     "stem",
     [
-        "W39_1998.09.19_Segm",
         "Brats18_TCIA01_201_1",
         "seg-BraTS23_1",
         "BraTS2021_00006_seg_labels_1_2_3",
@@ -61,6 +112,15 @@ def test_what_a_program_appends_is_told_apart(word: str) -> None:
         "t1_mapping",
         "BraTS-MEN-RT-0002-1_gtv",
         "bet",
+        "brain_mask",
+        "t1_bet_mask",
+        "smith_T1w_mask",
+        "UCSF-PDGM-0004_brain_segmentation",
+        "UCSF-PDGM-0004_brain_parenchyma_segmentation",
+        "UPENN-GBM-00001_11_T1_unstripped",
+        "sub-01_desc-brain_mask",
+        "sub-01_label-WM_mask",
+        "sub-01_dwi",
     ],
 )
 def test_a_name_without_a_modality_at_its_end_has_none(stem: str) -> None:
@@ -95,6 +155,11 @@ def test_other_files_are_no_scans(name: str) -> None:
         ("BraTS-SSA-00002-000", "brats-ssa", "BraTS-SSA-00002", "000"),
         ("BraTS-GoAT-00000", "brats-goat", "BraTS-GoAT-00000", ""),
         ("BraTS-MEN-RT-0002-1", "brats2024-men-rt", "BraTS-MEN-RT-0002", "1"),
+        ("UPENN-GBM-00001_11", "upenn-gbm", "UPENN-GBM-00001", "11"),
+        ("UCSF-PDGM-0004", "ucsf-pdgm", "UCSF-PDGM-0004", ""),
+        ("UCSF-PDGM-0429_FU003d", "ucsf-pdgm", "UCSF-PDGM-0429", "FU003d"),
+        ("sub-01", "bids", "sub-01", ""),
+        ("sub-01_ses-pre", "bids", "sub-01", "pre"),
         ("TCGA-FG-6692_atlas", "unknown", "TCGA-FG-6692_atlas", ""),
         ("BraTS2021_00000_old", "unknown", "BraTS2021_00000_old", ""),
         ("BraTS-GLI-0005-000", "unknown", "BraTS-GLI-0005-000", ""),
@@ -116,6 +181,8 @@ def test_an_id_tells_release_patient_and_timepoint(
         ("T1w", "t1n"),
         ("t1gd", "t1c"),
         ("T2w", "t2w"),
+        ("T1 post", "t1c"),
+        ("T2-FLAIR", "t2f"),
         ("seg", None),
         ("CT", None),
     ],

@@ -15,6 +15,7 @@ from brats_seg.runtime.memory import (
     is_out_of_memory,
     parse_memory,
     peak_memory_mb,
+    total_memory,
 )
 
 
@@ -94,6 +95,23 @@ def test_a_limit_on_the_group_counts_without_what_is_only_cached(tmp_path: Path)
     (tmp_path / "memory.stat").write_text("anon 400\ninactive_file 300\n")
 
     assert list(_free_in_cgroup(tmp_path, "memory.max", "memory.current")) == [600]
+
+
+def test_the_whole_memory_is_at_least_what_is_free() -> None:
+    cpu = torch.device("cpu")
+
+    assert free_memory(cpu) <= total_memory(cpu) < 2**50
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="control groups")
+def test_the_limit_of_a_container_is_its_whole_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("700\n")
+    monkeypatch.setattr("brats_seg.runtime.memory.control_groups", lambda _: [tmp_path])
+
+    assert total_memory(torch.device("cpu")) == 1000
 
 
 @pytest.mark.parametrize("allowed", ["max", str(2**63 - 4096)])

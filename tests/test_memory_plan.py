@@ -13,16 +13,16 @@ from brats_seg.cli import main
 from brats_seg.config import Config
 from brats_seg.config_text import load_config
 from brats_seg.models.activation_checkpointing import ActivationCheckpointing
-from brats_seg.models.build import build_model
+from brats_seg.models.build import build_model, size_words
 from brats_seg.runtime.device import choose_device, native_dtype
 from brats_seg.runtime.memory import MEGABYTE
+from brats_seg.training import memory_plan
 from brats_seg.training.losses import build_criterion
 from brats_seg.training.memory_count import Footprint, predicted_bytes
 from brats_seg.training.memory_plan import (
     MemoryPlan,
     PlanRow,
     count_plan,
-    measured_bytes,
     plan_memory_mode,
     start_in_planned_mode,
     try_plan,
@@ -30,6 +30,8 @@ from brats_seg.training.memory_plan import (
 from brats_seg.training.out_of_memory import MemoryMode
 from brats_seg.training.ranks import Ranks
 from brats_seg.training.state import RunState, build_state
+from brats_seg.training.step_trial import measure_step
+from tests.training_builders import Recorder
 
 SMALL = [
     "model.widths=[8, 12, 16]",
@@ -232,6 +234,70 @@ def test_the_command_prints_rows_as_json(
     assert {"micro_batch", "precision", "checkpointing", "predicted_mib", "fits"} <= rows[0].keys()
 
 
+def test_a_gpu_is_planned_for_on_a_machine_without_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(memory_plan, "_CUBES", (32,))
+    monkeypatch.setattr(memory_plan, "_BOXES", ())
+
+    code = run_plan(monkeypatch, "--device", "700MiB", "--preset", "kaggle-t4")
+
+    shown = " ".join(capsys.readouterr().out.split())
+    assert code == 0
+    assert "unet on a GPU of 700MiB: 188 MiB, beside 512 MiB for torch itself" in shown
+    assert "40x40x40 1 fp32 none" in shown
+    assert "prediction for a GPU of 700MiB: the tensors of a step were counted" in shown
+    assert "Nothing was computed on it" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--device", "titan"], "device 'titan' is unknown; expected a GPU (t4, p100"),
+        (["--device", "t4", "--precision", "bf16"], "bf16 on Tesla T4, which emulates it"),
+        (["--device", "t4", "--precision", "half"], "training.precision: expected 'auto', 'fp32'"),
+    ],
+)
+def test_a_device_that_cannot_be_planned_for_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    assert run_plan(monkeypatch, *arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_gpu_that_is_absent_is_not_charged_for_the_batch_on_the_host() -> None:
+    network = build_model(settings().model, PATCH)
+    counted = []
+    for effective_batch in (4, 64):
+        config = settings(f"training.effective_batch={effective_batch}")
+        criterion = build_criterion(config.loss)
+        footprint = Footprint(network, criterion, config, CPU, for_gpu=True)
+        counted.append(
+            footprint.counted_bytes(PATCH, MemoryMode(micro_batch=1), choose_device("cpu", "fp32"))
+        )
+
+    assert counted[0] == counted[1]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_tensors_on_the_cpu_stand_for_those_of_a_gpu(precision: str) -> None:
+    config = load_config(assignments=["patch.size=64,64,64", f"training.precision={precision}"])
+    network, criterion = build_model(config.model, (64, 64, 64)), build_criterion(config.loss)
+    gpu = choose_device("cuda", precision)
+    own = Footprint(network, criterion, config, gpu.torch_device)
+    stand_in = Footprint(network, criterion, config, CPU, for_gpu=True)
+
+    for kind in (ActivationCheckpointing.NONE, ActivationCheckpointing.ALL):
+        mode = MemoryMode(micro_batch=1, checkpointing=kind)
+        expected = own.counted_bytes((64, 64, 64), mode, gpu)
+        found = stand_in.counted_bytes((64, 64, 64), mode, replace(gpu, torch_device=CPU))
+        assert found == pytest.approx(expected, rel=0.15)
+
+
 def test_an_invalid_size_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -262,12 +328,29 @@ def test_a_trial_takes_about_what_was_predicted(checkpointing: ActivationCheckpo
     state = state_of(config)
     patch = (64, 64, 64)
 
-    measured = measured_bytes(config, patch, checkpointing)
+    trial = measure_step(config, patch, checkpointing)
+    measured = trial.peak_bytes
 
     assert measured is not None
+    assert 0 < trial.step_s < 600
     modes = {0.7: False, 1.3: True}
     for share, fits in modes.items():
         mode = MemoryMode(micro_batch=1, checkpointing=checkpointing)
         state.fallback.modes = (mode,)
         assert (plan_memory_mode(state, config, patch, int(share * measured)) is not None) == fits
     assert torch.get_num_threads() == 1
+
+
+def test_counting_and_computing_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes minutes for a large network."""
+    monkeypatch.setattr("brats_seg.training.memory_plan._tried", lambda row, *_: row)
+    track = Recorder()
+    plan = count_plan(settings(), 300 * MEGABYTE, track)
+    try_plan(plan, settings(), track)
+
+    (counting, n_patches), computing = track.works
+    assert counting == "counting memory"
+    assert n_patches == len({row.patch for row in plan.rows})
+    assert plan.suggested is not None
+    words = size_words(plan.suggested.patch)
+    assert computing == (f"computing a batch of {words}, {plan.device.precision}", 1)

@@ -1,5 +1,6 @@
 """Test loading models: agreement of members, fingerprints and label conventions."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -152,25 +153,31 @@ def test_what_is_asked_for_wins_over_what_is_stored() -> None:
 
 
 @pytest.mark.parametrize(
-    ("release", "trained", "expected"),
+    ("release", "trained", "expected", "reason"),
     [
-        ("brats2021", ("brats2023",), BRATS2017),
-        ("brats2023-gli", ("brats2017",), BRATS2023),
-        ("brats2024-gli", ("brats2017",), BRATS2024),
-        ("msd", ("brats2017",), MSD),
-        ("unknown", ("brats2017",), BRATS2017),
-        ("unknown", ("brats2017", "msd"), BRATS2023),
-        ("brats-ped", ("brats2024-ped",), BRATS2024_PED),
-        ("nnunet", ("msd",), MSD),
+        ("brats2021", ("brats2023",), BRATS2017, ""),
+        ("brats2023-gli", ("brats2017",), BRATS2023, ""),
+        ("brats2024-gli", ("brats2017",), BRATS2024, ""),
+        ("msd", ("brats2017",), MSD, ""),
+        ("unknown", ("brats2017",), BRATS2017, "show no release, and the model was trained on thi"),
+        ("unknown", ("brats2017", "msd"), BRATS2023, "no release, .* trained on brats2017, msd"),
+        ("brats-ped", ("brats2024-ped",), BRATS2024_PED, "brats-ped exists in several conventions"),
+        ("nnunet", ("msd",), MSD, "the names of the scans show no release"),
     ],
 )
 def test_labels_are_in_the_convention_of_the_release_of_the_scan(
-    release, trained, expected
+    release, trained, expected, reason
 ) -> None:
     model = make_model(identity=replace(IDENTITY, conventions=trained))
 
-    assert model.convention(PredictionSettings(), release) == expected
-    assert model.convention(PredictionSettings(labels="msd"), release) == MSD
+    written = model.written_convention(PredictionSettings(), release)
+    asked = model.written_convention(PredictionSettings(labels="msd"), release)
+
+    assert written.convention == expected
+    assert bool(written.reason) == bool(reason)
+    assert re.search(reason, written.reason)
+    assert asked.convention == MSD
+    assert asked.reason.startswith("asked for; ") or (release, asked.reason) == ("msd", "")
 
 
 @pytest.mark.parametrize(
@@ -178,8 +185,8 @@ def test_labels_are_in_the_convention_of_the_release_of_the_scan(
     [
         ({"labels": "brats1999"}, "label convention 'brats1999' is unknown; there are brats2017"),
         ({"thresholds": ["0.5", "2", "0.5"]}, r"setting thresholds\.1: .* less than 1"),
-        ({"window": ["64", "64"]}, r"setting window\.2: Field required"),
-        ({"window": ["a", "64", "64"]}, r"setting window\.0: .* valid integer"),
+        ({"window": ["64", "64"]}, r"setting window\.2: expected one more value"),
+        ({"window": ["a", "64", "64"]}, r"setting window\.0: expected a whole number"),
         ({"overlap": 1.0}, r"setting overlap: .* less than 1"),
         ({"windows": "huge"}, r"setting windows: .*'auto', 'whole' or 'sliding'"),
     ],
@@ -202,9 +209,9 @@ def test_the_whole_crop_can_be_what_scores_best(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", fitted=FittedPrediction(window="whole"))
 
     (member,) = load_model([run], CPU).members
-    assert member.window == (8, 8, 8)
+    assert member.window == (12, 12, 12)
     assert window_of(member, PredictionSettings(), (20, 18, 16)) == (20, 18, 16)
-    assert window_of(member, PredictionSettings(windows="sliding"), (20, 18, 16)) == (8, 8, 8)
+    assert window_of(member, PredictionSettings(windows="sliding"), (20, 18, 16)) == (12, 12, 12)
 
 
 def test_a_network_that_the_settings_make_huge_is_not_built(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_features_are_named_after_their_autoencoder(scan):
 
 def test_a_vector_that_is_not_finite_is_an_error_of_the_case(scan):
     with pytest.raises(
-        CaseError, match="a latent vector with 2 values that are NaN or infinite; expected finite"
+        CaseError, match="a latent vector with NaN or infinity in 2 values; expected finite"
     ):
         make_encoder(Broken()).encode(scan, 0)
 

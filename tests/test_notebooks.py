@@ -4,9 +4,16 @@ import ast
 import importlib.util
 import json
 import logging
+import os
+import re
 import shutil
+import subprocess
+import venv
+from base64 import b64encode
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
 
 import pytest
 
@@ -14,6 +21,7 @@ from brats_seg.cases.phantom import write_phantom_cases
 
 NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
 NAMES = ("brats_segmentation", "gradient_accumulation")
+PICTURE = re.compile(r"!\[[^]]*\]\(([^)]+)\)")
 
 
 def code_cells(name: str) -> list[str]:
@@ -69,48 +77,301 @@ def test_a_machine_without_scans_and_rights_is_told_what_to_set(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """It goes on in a temporary folder, with phantoms."""
-    (settings,) = [cell for cell in code_cells(NAMES[0]) if "writable_folder(" in cell]
-    (tmp_path / "here").mkdir()
     (tmp_path / "file").touch()
-    monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setenv("BRATS_WORK", str(tmp_path / "file" / "work"))
-    monkeypatch.delenv("BRATS_DATA", raising=False)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setitem(write_phantom_cases.__kwdefaults__, "shape", (24, 24, 20))
     caplog.set_level(logging.WARNING)
-    names: dict[str, object] = {"Path": Path}  # imported by the cell that installs
 
-    exec(settings.replace("/kaggle/input", str(tmp_path / "kaggle")), names)
+    names = run_settings(tmp_path, monkeypatch)
 
     assert "cannot be written to" in caplog.text
     assert "Choose a folder that you can write to" in caplog.text
     assert "demo-scans (phantoms)" in capsys.readouterr().out
-    assert Path(str(names["WORK"])).parent == tmp_path
+    assert Path(str(names["WORK"])).parent.parent == tmp_path
 
 
-@pytest.mark.parametrize("offline", [False, True])
-def test_what_is_installed_leaves_torch_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, offline: bool
+def test_scans_that_are_added_later_do_not_meet_the_work_of_the_demo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (install,) = [cell for cell in code_cells(NAMES[0]) if "PACKAGE =" in cell]
-    wheel = tmp_path / "mounts" / "owner" / "wheels" / "brats_seg-1.0-py3-none-any.whl"
-    if offline:
-        wheel.parent.mkdir(parents=True)
-        wheel.touch()
+    demo = run_settings(tmp_path, monkeypatch)
+    written = {path: path.stat().st_mtime_ns for path in Path(str(demo["DATA"])).rglob("*.gz")}
+    again = run_settings(tmp_path, monkeypatch)
+    write_phantom_cases(tmp_path / "data", n_cases=1, seed=0)
+    real = run_settings(tmp_path, monkeypatch)
+
+    assert demo["RUN"] == again["RUN"] != real["RUN"]
+    assert written == {path: path.stat().st_mtime_ns for path in written}
+    assert (real["DATA"], real["WORK"]) == (Path("../data"), Path("work/data"))
+
+
+def test_the_work_of_an_earlier_session_is_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kaggle mounts the output of an earlier session read-only; later work is not overwritten."""
+    write_phantom_cases(tmp_path / "kaggle" / "scans", n_cases=1, seed=0)
+    saved = tmp_path / "kaggle" / "notebook" / "work" / "scans" / "runs" / "fold0" / "last.pt"
+    saved.parent.mkdir(parents=True)
+    saved.write_text("earlier")
+    run = Path(str(run_settings(tmp_path, monkeypatch)["RUN"]))
+    earlier = (run / "last.pt").read_text()
+    (run / "last.pt").write_text("later")
+    run_settings(tmp_path, monkeypatch)
+
+    assert earlier == "earlier"
+    assert (run / "last.pt").read_text() == "later"
+
+
+def run_settings(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    """Run the cell with the settings in `folder/here`, and return what it defines."""
+    (settings,) = [cell for cell in code_cells(NAMES[0]) if "writable_folder(" in cell]
+    (folder / "here").mkdir(exist_ok=True)
+    monkeypatch.chdir(folder / "here")
+    monkeypatch.delenv("BRATS_DATA", raising=False)
+    monkeypatch.setitem(write_phantom_cases.__kwdefaults__, "shape", (24, 24, 20))
+    # imported by the cell that installs
+    names: dict[str, object] = {"Path": Path, "os": os, "shutil": shutil}
+    exec(settings.replace("/kaggle/input", str(folder / "kaggle")), names)
+    return names
+
+
+@pytest.mark.parametrize(
+    "place", ["mounts/owner/wheels", "here", "here/dist", "dist", "named"], ids=str
+)
+def test_a_wheel_is_found_with_those_that_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """A wheel in an attached data set goes before the clone that contains the notebook."""
+    wheel = write_wheel(tmp_path / place, "brats_seg")
+    (tmp_path / "brats_seg").mkdir()
+    (tmp_path / "brats_seg" / "__init__.py").touch()
+
+    command = command_that_installs(monkeypatch, tmp_path, str(wheel) if place == "named" else "")
+
+    assert Path(command[-1]).samefile(wheel)
+    assert Path(command[command.index("--find-links") + 1]).samefile(wheel.parent)
+    assert "--no-index" in command
+
+
+@pytest.mark.parametrize("place", ["mounts/owner/archive/brats_seg-main", "."], ids=str)
+def test_the_source_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """An uploaded archive is read-only: pip builds in a copy. A clone is installed from where it is."""
+    source = tmp_path / place
+    (source / "brats_seg").mkdir(parents=True)
+    (source / "brats_seg" / "__init__.py").touch()
+    (source / "pyproject.toml").touch()
+    writable = os.access
+    monkeypatch.setattr("os.access", lambda path, mode: "mounts" not in str(path))
+
+    command = command_that_installs(monkeypatch, tmp_path)
+
+    assert writable(command[-1], os.W_OK)
+    assert Path(command[-1]).samefile(source) == (place == ".")
+    assert (Path(command[-1]) / "pyproject.toml").exists()
+
+
+def test_a_named_repository_is_left_to_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_wheel(tmp_path / "mounts", "brats_seg")
+
+    command = command_that_installs(monkeypatch, tmp_path, "git+https://host/owner/name")
+
+    assert command[-1] == "git+https://host/owner/name"
+    assert "--no-index" not in command
+
+
+def test_what_is_installed_leaves_torch_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_wheel(tmp_path / "mounts", "brats_seg")
+
+    command = command_that_installs(monkeypatch, tmp_path)
+
+    kept = Path(command[command.index("--constraint") + 1])
+    assert kept.read_text() == f"torch=={version('torch')}\n"
+
+
+def test_a_machine_without_the_package_is_told_what_to_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"set PACKAGE to one of them, or to git\+https"):
+        command_that_installs(monkeypatch, tmp_path)
+
+
+@pytest.mark.slow
+def test_the_wheels_of_the_recipe_are_enough_without_a_package_index(tmp_path: Path) -> None:
+    """Where one of them is missing, the page with the recipe is named."""
+    venv.create(tmp_path / "environment", with_pip=True)
+    (site,) = tmp_path.glob("environment/lib/*/site-packages")
+    with ZipFile(write_wheel(tmp_path / "index", "torch")) as torch:
+        torch.extractall(site)
+    needs = "Requires-Dist: torch\nRequires-Dist: needed\n"
+    wheel = write_wheel(tmp_path / "index", "brats_seg", needs=needs)
+    write_wheel(tmp_path / "index", "needed")
+    page = (NOTEBOOKS.parent / "docs" / "kaggle.md").read_text()
+    (recipe,) = re.findall(r"^```bash\n%%bash\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    recipe = re.sub(r"^PACKAGE=.*", f"PACKAGE={wheel}", recipe, flags=re.MULTILINE)
+    program = f"{cell_that_installs(tmp_path)}\nimport brats_seg; print(brats_seg.__file__)"
+
+    def run(*command: str, folder: str, links: Path) -> subprocess.CompletedProcess[str]:
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        return subprocess.run(
+            command,
+            cwd=tmp_path / folder,
+            env={
+                "PATH": f"{tmp_path / 'environment' / 'bin'}:{os.environ['PATH']}",
+                "PIP_CONFIG_FILE": os.devnull,
+                "PIP_NO_INDEX": "1",
+                "PIP_FIND_LINKS": str(links),
+            },
+            capture_output=True,
+            text=True,
+        )
+
+    collected = run("bash", "-c", recipe, folder="mounts", links=wheel.parent)
+    needed = next(tmp_path.glob("mounts/wheels/needed-*.whl"))
+    needed.rename(tmp_path / needed.name)
+    incomplete = run("python", "-c", program, folder="here", links=tmp_path / "here")
+    (tmp_path / needed.name).rename(needed)
+    complete = run("python", "-c", program, folder="here", links=tmp_path / "here")
+
+    assert collected.returncode == 0, collected.stderr
+    assert "No matching distribution found for needed" in incomplete.stderr
+    assert "docs/kaggle.md" in incomplete.stderr
+    assert "site-packages" in complete.stdout
+    assert list(tmp_path.glob("mounts/wheels/torch*")) == []
+
+
+def write_wheel(folder: Path, name: str, *, needs: str = "") -> Path:
+    """Write a wheel with one empty package."""
+    path = folder / f"{name}-1.0-py3-none-any.whl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    info = f"{name}-1.0.dist-info"
+    files = {
+        f"{name}/__init__.py": "",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{needs}",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    with ZipFile(path, "w") as archive:
+        for file, text in files.items():
+            archive.writestr(file, text)
+        archive.writestr(f"{info}/RECORD", "".join(f"{file},,\n" for file in files))
+    return path
+
+
+def cell_that_installs(folder: Path, package: str = "") -> str:
+    """Return the cell that installs, with the mounts of Kaggle in a folder."""
+    (cell,) = [cell for cell in code_cells(NAMES[0]) if "PACKAGE =" in cell]
+    cell = cell.replace("/kaggle/input", str(folder / "mounts"))
+    return cell.replace('PACKAGE = ""', f"PACKAGE = {package!r}")
+
+
+def command_that_installs(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, package: str = ""
+) -> list[str]:
+    """Return the command of the cell that installs, run in `folder/here` without the package."""
+    (folder / "here").mkdir(exist_ok=True)
+    monkeypatch.chdir(folder / "here")
     commands: list[list[str]] = []
-    monkeypatch.setattr("subprocess.run", lambda command, check: commands.append(command))
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr("subprocess.run", run)
     is_there = importlib.util.find_spec
     monkeypatch.setattr(
         "importlib.util.find_spec", lambda name: None if name == "brats_seg" else is_there(name)
     )
-
-    exec(install.replace("/kaggle/input", str(tmp_path / "mounts")), {})
-
+    exec(cell_that_installs(folder, package), {})
     (command,) = commands
-    kept = Path(command[command.index("--constraint") + 1])
-    assert kept.read_text() == f"torch=={version('torch')}\n"
-    ending = ["--no-index", "--find-links", str(wheel.parent), str(wheel)]
-    assert command[-4:] == ending if offline else command[-1] == "brats_seg"
+    return command
+
+
+@pytest.mark.parametrize("data", ["", "scans"])
+def test_make_notebook_keeps_the_work_that_there_is(data: str) -> None:
+    root = NOTEBOOKS.parent
+    alone = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    command = ["make", "--always-make", "-n", "notebook", f"DATA={data}"]
+
+    shown = subprocess.run(
+        command, cwd=root, env=alone, capture_output=True, text=True, check=True
+    ).stdout
+
+    assert "rm " not in shown
+    assert shown.count(f'BRATS_WORK="{root}/runs/notebook"') == len(NAMES)
+    assert shown.count(f'BRATS_DATA="{root}/scans"') == (len(NAMES) if data else 0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_page_is_of_the_notebook_as_it_is_now(name: str) -> None:
+    """After a change: `make pages`."""
+    pages = load_make_pages()
+    text = (NOTEBOOKS / "pages" / f"{name}.md").read_text()
+
+    assert pages.is_current(name)
+    assert all((NOTEBOOKS / "pages" / file).is_file() for file in PICTURE.findall(text))
+    assert "/tmp" not in text
+    files = list((NOTEBOOKS / "pages" / name).iterdir())
+    assert sorted(f"{name}/{path.name}" for path in files) == sorted(PICTURE.findall(text))
+    assert sum(path.stat().st_size for path in files) < 3e6
+
+
+def test_the_age_of_a_page_is_that_of_the_cells_and_not_of_their_outputs() -> None:
+    nbformat = pytest.importorskip("nbformat")
+    pages = load_make_pages()
+    cell = nbformat.v4.new_code_cell("1 + 1")
+    result = nbformat.v4.new_output("stream", text="2")
+    ran = nbformat.v4.new_code_cell("1 + 1", outputs=[result], execution_count=1)
+    changed = nbformat.v4.new_code_cell("1 + 2")
+
+    first, second, third = (
+        pages.hash_of(nbformat.v4.new_notebook(cells=[own])) for own in (cell, ran, changed)
+    )
+
+    assert first == second != third
+
+
+def test_a_page_shows_what_a_code_host_can_show(tmp_path: Path) -> None:
+    """Pictures in files, tables without style sheets, no log lines, no path of this machine."""
+    nbformat = pytest.importorskip("nbformat")
+    pages = load_make_pages()
+    table = "<div>\n<style scoped>\n  th { color: red; }\n</style>\n<table><tr><td>1</td></tr></table>\n</div>"
+    outputs = [
+        nbformat.v4.new_output("stream", name="stdout", text=f"results: {tmp_path}/work\n"),
+        nbformat.v4.new_output("stream", name="stderr", text="a log line\n"),
+        nbformat.v4.new_output("display_data", {"image/png": b64encode(b"png").decode()}),
+        nbformat.v4.new_output("display_data", {"text/html": table, "text/plain": "1"}),
+        nbformat.v4.new_output(
+            "display_data", {"text/html": '<img src="data:image/gif;base64,Z2lm">'}
+        ),
+    ]
+    cells = [
+        nbformat.v4.new_markdown_cell("# Title"),
+        nbformat.v4.new_markdown_cell("## A figure\n\nText."),
+        nbformat.v4.new_code_cell("1 + 1", outputs=outputs),
+        nbformat.v4.new_code_cell("\n".join("abc" * 20)),
+    ]
+    page = pages.Page(name=NAMES[0], folder=tmp_path)
+
+    text = page.render(nbformat.v4.new_notebook(cells=cells))
+
+    assert "```text\nresults: work\n```\n\n![A figure]" in text
+    assert page.pictures == {"a-figure.png": b"png", "a-figure-2.gif": b"gif"}
+    assert PICTURE.findall(text) == [f"{NAMES[0]}/{file}" for file in page.pictures]
+    assert "<div>\n<table><tr><td>1</td></tr></table>\n</div>" in text
+    assert text.count("<details>") == 1
+
+
+def load_make_pages() -> Any:
+    """Load the program that makes the pages."""
+    pytest.importorskip("nbclient")
+    place = importlib.util.spec_from_file_location(
+        "make_pages", NOTEBOOKS / "pages" / "make_pages.py"
+    )
+    assert place is not None
+    assert place.loader is not None
+    module = importlib.util.module_from_spec(place)
+    place.loader.exec_module(module)
+    return module
 
 
 @pytest.mark.slow
@@ -120,11 +381,11 @@ def test_what_is_installed_leaves_torch_alone(
         (
             "brats_segmentation",
             [
-                "surface.gif",
-                "crossval/scores.csv",
-                "runs/ae/best.pt",
-                "features.csv",
-                "survival/submission.csv",
+                "runs/autoencoder0/best.pt",
+                "results/fold0/surface.gif",
+                "results/fold0/scores.csv",
+                "results/fold0/features.csv",
+                "results/fold0/survival/submission.csv",
             ],
         ),
         ("gradient_accumulation", []),
@@ -148,4 +409,4 @@ def test_it_runs_from_one_end_to_the_other(
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     pictures = [output for output in outputs if "image/png" in output.get("data", {})]
     assert pictures
-    assert [path for path in made if not (tmp_path / "work" / path).exists()] == []
+    assert [path for path in made if not (tmp_path / "work" / "demo" / path).exists()] == []

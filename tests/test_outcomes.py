@@ -69,7 +69,7 @@ def test_ids_of_another_year_are_found_through_the_mapping_beside_the_table(tmp_
 
 def test_a_table_of_others_is_refused_with_both_spellings(tmp_path):
     message = (
-        r"has none of the 1 cases of the features\. The features are of Brats18_X_1, the table has "
+        r"has none of the 1 case of the features\. The features are of Brats18_X_1, the table has "
         r"BraTS20_Training_001\. .*--mapping"
     )
 
@@ -80,7 +80,9 @@ def test_a_table_of_others_is_refused_with_both_spellings(tmp_path):
 def test_a_table_without_a_death_is_refused(tmp_path):
     rows = [f"{IDS[0]},50,ALIVE (9 days later),NA", f"{IDS[1]},50,ALIVE (361 days later),NA"]
 
-    with pytest.raises(UsageError, match=r"no death among the 2 cases.*2 patients were alive"):
+    with pytest.raises(
+        UsageError, match=r"no death among the 2 cases that.*: 2 alive at the last contact"
+    ):
         outcomes(tmp_path, *rows)
 
 

@@ -32,7 +32,7 @@ from brats_seg.inference.scan import Scan, read_scan
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import BRATS2017, BRATS2023, MODALITIES, regions_of
 from brats_seg.models.build import build_model
-from brats_seg.progress import untracked
+from brats_seg.progress import _SCREEN, tracked, untracked
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.sliding_window import predict_logits
 from brats_seg.runtime.weights import Decoding, FittedPrediction, load_trained
@@ -253,6 +253,8 @@ def test_a_predictor_takes_files_and_arrays_as_a_folder(tmp_path: Path) -> None:
     images = [nib.load(files[name]) for name in MODALITIES]
 
     of_files = predictor.predict_files(files)
+    words = dict(zip(("T1", "t1ce", "t2", "flair"), files.values(), strict=True))
+    of_words = predictor.predict_files(words)
     of_arrays = predictor.predict_arrays(
         np.stack([np.asarray(image.dataobj) for image in images]),
         images[0].affine,
@@ -263,7 +265,7 @@ def test_a_predictor_takes_files_and_arrays_as_a_folder(tmp_path: Path) -> None:
     label_map = np.asarray(nib.load(tmp_path / "out" / "BraTS2021_00000.nii.gz").dataobj)
     assert of_files.case_id == "BraTS2021_00000"
     assert of_files.convention == of_arrays.convention == BRATS2017
-    for result in (of_files, of_arrays):
+    for result in (of_files, of_words, of_arrays):
         assert np.array_equal(result.label_map, label_map)
         assert result.probabilities.shape == (3, *label_map.shape)
 
@@ -284,7 +286,7 @@ def test_a_network_of_ones_own_predicts_with_the_identity_of_its_run(tmp_path: P
     trained = load_trained(run / "best.pt")
     network = build_model(trained.config.model, trained.identity.patch)
     network.load_state_dict(trained.weights)
-    settings = PredictionSettings(precision="fp32", device="cpu")
+    settings = PredictionSettings(precision="fp32", device="cpu", window=(8, 8, 8))
 
     own = Predictor.of_network(network, trained.identity, settings, multiple=(2, 2, 2))
     known = Predictor.load([run], settings)
@@ -430,7 +432,8 @@ def test_a_fitted_window_replaces_that_of_training():
     config = Config(model=CONFIG.model, patch=PatchConfig(size="whole"))
     member = make_model(fitted=fitted, config=config).members[0]
 
-    assert window_of(member, PredictionSettings(), (13, 11, 10)) == (16, 16, 16)
+    assert window_of(member, PredictionSettings(), (13, 11, 10)) == (14, 12, 10)
+    assert window_of(member, PredictionSettings(), (33, 31, 30)) == (16, 16, 16)
     assert window_of(member, PredictionSettings(windows="whole"), (13, 11, 10)) == (14, 12, 10)
 
 
@@ -553,3 +556,22 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:
 
     with pytest.raises(RuntimeError, match="shapes do not match"):
         PredictionFallback("a", CPU).run(work)
+
+
+@pytest.mark.parametrize("tta", [False, True])
+def test_the_windows_of_a_case_are_counted_while_it_is_predicted(
+    monkeypatch: pytest.MonkeyPatch, *, tta: bool
+) -> None:
+    """Over all networks and mirror images, so that the time it takes is known from the first."""
+    model = make_model(Pointwise(), Pointwise())
+    settings = PredictionSettings(windows="sliding", window=(8, 8, 8), overlap=0, tta=tta)
+    image = np.ones((4, 16, 8, 8), dtype=np.float32)
+    positions = []
+    monkeypatch.setattr(_SCREEN, "refresh", lambda work: positions.append(work.position))
+
+    for _ in tracked("a", what="predicting", total=1):
+        predict_probabilities(model, image, settings, PredictionFallback("a", CPU))
+
+    n_passes = 2 * (8 if tta else 1)
+    assert positions[: 2 * n_passes] == [(n + 1) / (2 * n_passes) for n in range(2 * n_passes)]
+    assert positions[-1] == 1

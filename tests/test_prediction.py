@@ -3,6 +3,7 @@
 import json
 import logging
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -77,6 +78,42 @@ def test_one_case_by_four_flags(run: Run, model: Path, tmp_path: Path) -> None:
     assert set(np.unique(nib.load(tmp_path / "out" / "me.nii.gz").dataobj)) <= {0, 1, 2, 3}
 
 
+def test_modalities_may_be_named_as_files_name_them(run: Run, model: Path, tmp_path: Path) -> None:
+    folder = write_case(tmp_path / "scans", labelled=False)
+    names = ("t1", "t1ce", "t2", "flair")
+    flags = [f"--{name}={folder / f'BraTS2021_00000_{name}.nii.gz'}" for name in names]
+
+    code, shown, errors = run("predict", *flags, "-o", "out", "--model", model, "--no-preview")
+
+    assert code == 0, errors
+    assert shown.startswith("BraTS2021_00000: WT ")
+
+
+def test_the_label_convention_is_said_if_it_is_not_that_of_the_release(
+    run: Run, model: Path, tmp_path: Path
+) -> None:
+    for case_id in ("BraTS2021_00000", "patient_1", "patient_2"):
+        write_case(tmp_path / "scans", case_id, labelled=False)
+    flags = ("-o", "out", "--model", model, "--no-preview")
+
+    first = run("predict", "scans", *flags)
+    again = run("predict", "scans", *flags)
+    asked = run("predict", "scans", *flags, "--labels", "brats2023")
+    shown, _ = run("predict", "scans", *flags, "--json")[1:]
+
+    expected = (
+        "label convention written for 2 cases: brats2017 (1 NCR/NET, 2 ED, 4 ET); the names of "
+        "the scans show no release, and the model was trained on this convention; --labels chooses"
+    )
+    assert expected in first[1]
+    assert expected in again[1]
+    assert first[1].count("convention written for") == 1
+    assert "for 1 case: brats2023 (1 NCR, 2 ED, 3 ET); asked for; the release" in asked[1]
+    records = {record["case_id"]: record for record in map(json.loads, shown.splitlines())}
+    assert records["BraTS2021_00000"]["convention_reason"] == ""
+    assert "no release" in records["patient_1"]["convention_reason"]
+
+
 def test_every_option_reaches_the_record(
     run: Run, brats_root: Path, model: Path, tmp_path: Path
 ) -> None:
@@ -146,6 +183,19 @@ def test_an_exported_model_predicts_the_same(
     assert code == 0, errors
     for path in (tmp_path / "from-runs").glob("*.nii.gz"):
         assert path.read_bytes() == (tmp_path / "out" / path.name).read_bytes()
+
+
+def test_export_says_what_the_model_card_names_and_what_it_lacks(
+    run: Run, model: Path, tmp_path: Path
+) -> None:
+    plain = run("export", model, "-o", "model")
+    licensed = run("export", model, "-o", "other", "--license", "CC0", "--no-case-ids")
+
+    assert "wrote 1 network to model, fingerprint " in plain[1]
+    assert "states no licence; --license names one" in plain[1]
+    assert "--no-case-ids" not in licensed[1]
+    assert "--license" not in licensed[1]
+    assert "- licence: CC0\n" in (tmp_path / "other" / "README.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -247,3 +297,35 @@ def log_handlers() -> object:
     before = log.handlers, log.level
     yield
     log.handlers, log.level = before
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["between cases", "within a case"])
+def test_ctrl_c_says_where_the_results_are_and_how_to_go_on(
+    run: Run, brats_root: Path, model: Path, monkeypatch: pytest.MonkeyPatch, *, at_once: bool
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    place = "inference.predict.entropy" if at_once else "cli.prediction.print_outcome"
+    monkeypatch.setattr(f"brats_seg.{place}", interrupted)
+    flags = ("-o", "out", "--model", model, "--no-preview", "--uncertainty")
+
+    code, _, said = run("predict", brats_root, *flags)
+
+    n_done = 0 if at_once else 1
+    assert code == 128 + signal.SIGINT
+    assert f"interrupted after {n_done} of 6 cases. Results are in out; the same command" in said
+    assert f"brats-seg predict {brats_root} -o out --model {model} --no-preview" in said
+
+
+def test_any_command_says_that_it_was_interrupted(
+    run: Run, brats_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("brats_seg.data.fold.open_index", interrupted)
+
+    code, _, said = run("index", brats_root)
+
+    assert (code, said) == (128 + signal.SIGINT, "interrupted\n")

@@ -575,7 +575,7 @@ def test_too_little_space_is_refused_with_what_is_needed_and_what_to_do(
 
     with pytest.raises(
         EnvironmentalError,
-        match=rf"preparing 1 cases needs about [13] MB in .*{tmp_path.name}.*0 MB are free.*{advice}",
+        match=rf"preparing 1 case needs about [13] MB in .*{tmp_path.name}.*0 MB are free.*{advice}",
     ):
         check_space(index.cases, tmp_path, config)
 
@@ -590,7 +590,7 @@ def test_the_space_that_is_needed_is_logged(
     check_space(index.cases, tmp_path, PLAIN)
 
     assert re.fullmatch(
-        r"preparing 1 cases needs about 0 MB in .*, where .* are free", caplog.messages[-1]
+        r"preparing 1 case needs about 0 MB in .*, where .* are free", caplog.messages[-1]
     )
 
 
@@ -610,3 +610,15 @@ def test_cases_that_are_trained_on_are_not_replaced(root: Path, folder: Path) ->
 
     assert stamps(folder) == before
     assert prepare_cases(cases, folder, StoreConfig(compressed=True)) == ()
+
+
+def test_scans_are_not_replaced_by_prepared_cases(root: Path, folder: Path) -> None:
+    """The folder of a case would be replaced as a whole."""
+    before = {path: path.read_bytes() for path in root.rglob("*.nii.gz")}
+
+    with pytest.raises(UsageError, match=rf"would replace .*{IDS[0]} and .* --prepared"):
+        prepare_cases(index_cases(root).cases, root, StoreConfig())
+
+    assert {path: path.read_bytes() for path in root.rglob("*.nii.gz")} == before
+    (folder / IDS[0]).mkdir(parents=True)
+    assert prepare(root, folder) == ()

@@ -1,29 +1,57 @@
-"""Every command and every program of the README does what it says."""
+"""Every command and every program of the README and of the pages in docs does what it says."""
 
+import csv
 import os
 import re
 import shlex
+import shutil
+import signal
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import distribution
+from itertools import product
 from pathlib import Path
 
 import pytest
 
+from brats_seg import find_cases
+from brats_seg.cases.phantom import write_phantom_cases
 from brats_seg.cli import main
+from tests.builders import SHAPE, make_label_map, make_volumes, write_nifti
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
+README = ROOT / "README.md"
+SCANS = "docs/scans.md"
+SEVERAL = "docs/several-devices.md"
+PAGES = {
+    page.relative_to(ROOT).as_posix(): page for page in (README, *(ROOT / "docs").glob("*.md"))
+}
 TINY = [
-    *("--set", "patch.size=[8, 8, 8]"),
+    *("--set", "patch.size=[16, 16, 16]"),
     *("--set", "model.widths=[4, 8]"),
     *("--set", "training.n_epochs=1"),
 ]
 QUICK = {
-    "plan": [*TINY, "--memory", "700MiB"],
+    "plan": TINY,
     "train": TINY,
-    "crossval": TINY,
+    "crossval": [*TINY, "--folds", "0,1"],
+    "certify": TINY,
 }
-"""What makes a command of the README quick on tiny cases."""
+"""What makes a command quick on tiny cases."""
+INSTALLING = ("git", "cd", "make setup", ".", "pip")
+"""Beginnings of the lines that `test_each_way_to_install_works` runs."""
+ELSEWHERE_PATHS = {
+    "/kaggle/input/NAME": "scans",
+    "/kaggle/working/": "",
+    "--hours 8": "--epochs 1",
+}
+"""Words of the pages, and what stands for them in the tests."""
+ELSEWHERE = ("torchrun", "srun", "dask")
+"""Beginnings of the lines that the tests of several processes run."""
 
 
 def run_make(*arguments: str) -> list[str]:
@@ -37,40 +65,154 @@ def run_make(*arguments: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+def blocks(page: Path, language: str) -> list[str]:
+    """Return the fenced blocks of a language, or with none, of a page."""
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    return [text for name, text in fenced if name == language]
 
 
-def commands(program: str) -> list[list[str]]:
-    lines = [line for block in blocks("") for line in block.splitlines()]
-    return [shlex.split(line, comments=True) for line in lines if line.startswith(program)]
+def lines(page: Path) -> list[str]:
+    """Return the lines of a page that are shown as typed into a shell."""
+    return [line for block in blocks(page, "") for line in block.splitlines() if line]
 
 
-def test_the_commands_run_in_their_order(brats_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def arguments_of(line: str) -> list[str] | None:
+    """Return the arguments of the `brats-seg` that a line calls, by make or a notebook too, or None."""
+    line = line.removeprefix("!")
+    for there, here in ELSEWHERE_PATHS.items():
+        line = line.replace(there, here)
+    if line.startswith("make train"):
+        line = run_make("-n", *shlex.split(line, comments=True)[1:])[-1]
+    program, *arguments = shlex.split(line, comments=True)
+    return arguments if Path(program).name == "brats-seg" else None
+
+
+@pytest.fixture
+def workplace(brats_root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder: six tiny cases in `scans` (and `data`), and phantoms are as small."""
     monkeypatch.chdir(brats_root.parent)
+    monkeypatch.setitem(write_phantom_cases.__kwdefaults__, "shape", SHAPE)
+    monkeypatch.setattr("brats_seg.cli.options.DEMO_CASES", 6)
+    return brats_root.parent
+
+
+def called(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> object:
+    """Run the program in this process and return its exit code."""
+    monkeypatch.setattr(sys, "argv", ["brats-seg", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return ended.value.code
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_line_that_no_test_runs_is_not_shown(name: str) -> None:
+    unknown = [
+        line
+        for line in lines(PAGES[name])
+        if arguments_of(line) is None and not line.startswith((*INSTALLING, *ELSEWHERE))
+    ]
+
+    assert unknown == []
+
+
+def test_the_commands_of_the_readme_run_in_their_order(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From an empty folder, as a reader types them; the scans of the reader come later."""
+    (workplace / "data").rename("scans")
+    Path("new-scans").symlink_to("scans")
+    found = [arguments for line in lines(README) if (arguments := arguments_of(line))]
+    assert found[0][0] == "train"
+    assert len(found) > 8
+
+    for arguments in found:
+        code = called([*arguments, *QUICK.get(arguments[0], [])], monkeypatch)
+
+        assert not code, arguments
+
+
+@pytest.mark.parametrize("name", [name for name in PAGES if name != "README.md"])
+def test_the_commands_of_a_page_run(
+    name: str, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [arguments for line in lines(PAGES[name]) if (arguments := arguments_of(line))]
     Path("scans").symlink_to("data")
-    found = commands("brats-seg")
-    assert len(found) == 12
+    write_table_of_paths(workplace)
+    if any("runs/fold0" in arguments for arguments in found):
+        assert not called(["train", *TINY], monkeypatch)
 
-    for command in found:
-        monkeypatch.setattr(sys, "argv", [*command, *QUICK.get(command[1], [])])
-        with pytest.raises(SystemExit) as ended:
-            main()
+    for arguments in found:
+        # the slow test of the cluster has a scheduler, and time for workers
+        if not {"--scheduler", "--workers"} & set(arguments):
+            code = called([*arguments, *QUICK.get(arguments[0], [])], monkeypatch)
+            assert not code, arguments
 
-        assert not ended.value.code, command
+
+@pytest.mark.parametrize(
+    "program", [program for page in PAGES.values() for program in blocks(page, "python")]
+)
+def test_the_programs_run(workplace: Path, program: str) -> None:
+    exec(compile(program, "page", "exec"), {})
 
 
-@pytest.mark.parametrize("program", blocks("python"))
-def test_the_programs_run(brats_root: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> None:
-    monkeypatch.chdir(brats_root.parent)
+@pytest.mark.parametrize("name", PAGES)
+def test_every_link_leads_somewhere(name: str) -> None:
+    links = re.findall(r"\]\((?!https?://)([^)#]+)", PAGES[name].read_text())
 
-    exec(compile(program, "README.md", "exec"), {})
+    missing = [link for link in links if not (PAGES[name].parent / link).exists()]
+
+    assert missing == []
+
+
+def test_the_picture_of_the_readme_is_there() -> None:
+    assert re.findall(r"!\[.*?\]\((.*?)\)", README.read_text())
+
+
+def test_every_test_that_a_page_names_is_there() -> None:
+    named = re.findall(r"`([\w/]*test_\w+\.py)`", PAGES["docs/guarantees.md"].read_text())
+
+    assert named
+    assert [name for name in named if not (ROOT / "tests" / name).is_file()] == []
+
+
+def layouts() -> list[list[list[str]]]:
+    """Return the patterns of files and the names of cases of each row of the table of layouts."""
+    (table,) = re.findall(r"\| source \|.*?\n\n", PAGES[SCANS].read_text(), flags=re.DOTALL)
+    rows = [row.split("|")[2:4] for row in table.splitlines()[2:] if row]
+    return [[re.findall(r"`([^`]+)`", cell) for cell in row] for row in rows]
+
+
+def spelled_out(pattern: str) -> list[str]:
+    """Return the names that a pattern with words in braces stands for."""
+    parts = [part.split(",") for part in re.split(r"[{}]", pattern)]
+    return ["".join(chosen) for chosen in product(*parts)]
+
+
+@pytest.mark.parametrize(("patterns", "case_ids"), layouts())
+def test_each_layout_is_read(tmp_path: Path, patterns: list[str], case_ids: list[str]) -> None:
+    """The files of each row are the cases that it names, with all modalities and a label map."""
+    is_label = re.compile("seg|labels/")
+    for name in (name for pattern in patterns for name in spelled_out(pattern)):
+        array = make_label_map() if is_label.search(name) else make_volumes()[0]
+        write_nifti(tmp_path / name, array)
+
+    found = find_cases(tmp_path).cases
+
+    assert [case.case_id for case in found] == case_ids
+    assert all(len(case.images) == 4 and case.label and not case.problems for case in found)
+
+
+def write_table_of_paths(folder: Path) -> None:
+    """Write the table of paths of the page, with its files."""
+    (table,) = blocks(PAGES[SCANS], "csv")
+    (folder / "table.csv").write_text(table)
+    (row,) = csv.DictReader(table.splitlines())
+    for modality, image in zip(("t1n", "t1c", "t2w", "t2f"), make_volumes(), strict=True):
+        write_nifti(folder / row[modality], image)
+    write_nifti(folder / row["label"], make_label_map())
 
 
 def test_make_only_calls_the_command_line() -> None:
-    found = commands("make")
-    assert found == [["make", "train", "FOLD=0"], ["make", "test"]]
-
     shown = run_make(
         "-n",
         "train",
@@ -136,14 +278,9 @@ def test_make_help_lists_every_target() -> None:
 
     shown = run_make()
 
-    assert [line.split()[0] for line in shown[:-1]] == phony.split()
-
-
-def test_every_picture_is_there() -> None:
-    pictures = re.findall(r"!\[.*?\]\((.*?)\)", README)
-
-    assert pictures
-    assert all((ROOT / picture).is_file() for picture in pictures)
+    # `always` is no target of its own: it makes a file anew each time
+    named = [name for name in phony.split() if name != "always"]
+    assert [line.split()[0] for line in shown[:-1]] == named
 
 
 @pytest.mark.slow
@@ -160,3 +297,172 @@ def test_the_first_command_trains_the_demo_well(tmp_path: Path) -> None:
     assert "training on 12 phantom cases" in done.stdout
     (best,) = re.findall(r"best val_dice ([\d.]+)", done.stdout)
     assert float(best) > 0.7
+
+
+@contextmanager
+def running(line: str, folder: Path) -> Iterator[None]:
+    """Run a line of a page beside the test, and end it and its children afterwards."""
+    process = subprocess.Popen(
+        ["bash", "-c", line], cwd=folder, env=variables(folder), start_new_session=True
+    )
+    try:
+        yield
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(timeout=30)
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        return int(found.getsockname()[1])
+
+
+def wait_for(port: int) -> None:
+    """Wait until a program listens at a port of this machine, at most two minutes."""
+    for _ in range(120):
+        with socket.socket() as asking:
+            if asking.connect_ex(("localhost", port)) == 0:
+                return
+        time.sleep(1)
+
+
+def variables(folder: Path) -> dict[str, str]:
+    """Return variables of a shell in which the programs of the pages are those tested here."""
+    programs = folder / "programs"
+    programs.mkdir(exist_ok=True)
+    python = f'exec "{sys.executable}" -m'
+    for name, text in {
+        "brats-seg": f"{python} brats_seg",
+        "torchrun": f"{python} torch.distributed.run",
+        "dask": f"{python} dask",
+        "srun": "exec",  # a job of one task
+    }.items():
+        (programs / name).write_text(f'#!/bin/sh\n{text} "$@"\n')
+        (programs / name).chmod(0o755)
+    path = f"{programs}:{os.environ['PATH']}"
+    return {**os.environ, "PYTHONPATH": str(ROOT), "PATH": path}
+
+
+def shell(line: str, folder: Path, **others: str) -> str:
+    """Run a line of a page in a shell, and return what it prints."""
+    done = subprocess.run(
+        ["bash", "-c", line],
+        cwd=folder,
+        env=variables(folder) | others,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=500,
+    )
+    assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_commands_for_several_gpus_train(workplace: Path) -> None:
+    """On CPU processes of one machine; what several have begun, one may finish."""
+    Path("scans").symlink_to("data")
+    one_machine, two_machines = [line for line in lines(PAGES[SEVERAL]) if "torchrun" in line]
+    here = two_machines.replace("--nnodes 2 --nproc-per-node 4", "--nnodes 1 --nproc-per-node 2")
+    here = here.replace(":29500", f":{free_port()}")
+    tiny = shlex.join(TINY)
+
+    stopped = shell(f"{one_machine} {tiny} --max-hours 0", workplace)
+    alone = re.sub("torchrun .* train", "brats-seg train", one_machine)
+    finished = [
+        shell(f"{alone} {tiny}", workplace),
+        shell(f"{here} {tiny}", workplace, HEAD_NODE="localhost"),
+    ]
+
+    assert "finished after" not in stopped
+    assert all("finished after 1 epoch" in shown for shown in finished)
+
+
+@pytest.mark.slow
+def test_the_commands_for_a_cluster_predict(workplace: Path) -> None:
+    pytest.importorskip("distributed")
+    Path("scans").symlink_to("data")
+    shell(f"brats-seg train --data scans {shlex.join(TINY)}", workplace)
+    (by_workers,) = [line for line in lines(PAGES[SEVERAL]) if "--workers" in line]
+    found = [line for line in lines(PAGES[SEVERAL]) if "8786" in line]
+    assert [line.split()[:2] for line in found] == [
+        ["dask", "scheduler"],
+        ["dask", "worker"],
+        ["brats-seg", "predict"],
+    ]
+    port = free_port()
+    scheduler, worker, predict = [
+        line.replace("8786", str(port)).replace("$HEAD_NODE", "localhost") for line in found
+    ]
+
+    with running(scheduler, workplace), running(worker, workplace):
+        wait_for(port)
+        by_cluster = shell(predict, workplace)
+    shutil.rmtree(workplace / "predictions")
+    for shown in (by_cluster, shell(by_workers, workplace)):
+        assert "6 predicted, 0 finished before, 0 failed" in shown
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Return variables in which pip installs this package alone, and finds the others here.
+
+    Neither torch nor anything else is downloaded, and the source is not on the path.
+    """
+    others = folder / "others"
+    others.mkdir()
+    for path in distribution("pip").locate_file("").iterdir():
+        if "brats_seg" not in path.name:
+            (others / path.name).symlink_to(path)
+    here = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("MAKE", "MFLAGS", "PIP_", "VIRTUAL_ENV"))
+    }
+    return here | {
+        "PYTHONPATH": str(others),
+        "PIP_NO_DEPS": "1",
+        "PIP_NO_INDEX": "1",
+        # "off" for a switch whose name begins with NO
+        "PIP_NO_BUILD_ISOLATION": "off",
+        "REPO": ROOT.as_uri(),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["clone", "address", "wheel"])
+def test_each_way_to_install_works(tmp_path: Path, way: str) -> None:
+    """The lines of the README, typed in an empty folder, and then the demo."""
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("needs git, and a clone")
+    clone, others = (block.splitlines() for block in blocks(README, "")[:2])
+    by_address, by_wheel = others
+    build = re.findall(r"`(pip wheel [^`]+)`", README.read_text())
+    venv = [f"{sys.executable} -m venv .venv", ". .venv/bin/activate"]
+    typed = {
+        "clone": clone,
+        "address": [*venv, by_address],
+        "wheel": [
+            *venv,
+            'git clone "$REPO" cloned && cd cloned',
+            *build,
+            "mv dist/*.whl .. && cd .. && rm -rf cloned",
+            by_wheel,
+        ],
+    }[way]
+    demo = ["brats-seg train --epochs 1", "python -c 'import brats_seg; print(brats_seg.__file__)'"]
+
+    done = subprocess.run(
+        ["bash", "-e", "-c", "\n".join([*typed, *demo])],
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=500,
+    )
+
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert "finished after 1 epoch" in done.stdout
+    expected = tmp_path / ("brats_seg/brats_seg" if way == "clone" else ".venv")
+    assert Path(done.stdout.splitlines()[-1]).is_relative_to(expected)

@@ -196,7 +196,7 @@ def test_broken_voxels_are_refused(tmp_path: Path) -> None:
     array[3, 4, 5] = np.nan
     replace_modality(folder, "t1", array)
 
-    with pytest.raises(CaseError, match=r"_t1\.nii\.gz: found 1 voxels that are NaN or infinite"):
+    with pytest.raises(CaseError, match=r"_t1\.nii\.gz: found NaN or infinity in 1 voxel;"):
         read(folder)
 
 

@@ -41,6 +41,29 @@ def test_warm_up_rises_to_the_full_rate_and_leaves_the_rest_to_the_curve() -> No
     assert found[5] == pytest.approx(0.5)
 
 
+def test_warm_up_by_share_is_that_by_steps() -> None:
+    share = ScheduleConfig(name="cosine", minimum_lr=0, warmup=0.3)
+
+    assert rates(share, 20) == rates(share.model_copy(update={"warmup": 0, "warmup_steps": 6}), 20)
+
+
+def test_a_rise_and_a_cosine_are_the_one_cycle_of_torch() -> None:
+    """So that there is no schedule of that name; torch ends at the initial rate / 1e4."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    cycle = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=1.0, total_steps=100, cycle_momentum=False, final_div_factor=1e8
+    )
+    theirs = []
+    for _ in range(100):
+        theirs.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        cycle.step()
+
+    ours = rates(ScheduleConfig(name="cosine", minimum_lr=0, warmup=0.3), 100)
+
+    assert ours[30:] == pytest.approx(theirs[30:], abs=0.03)
+
+
 def test_no_curve_falls_below_the_minimum() -> None:
     assert min(rates(ScheduleConfig(name="cosine", minimum_lr=0.2), 50)) == pytest.approx(0.2)
 

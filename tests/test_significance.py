@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from brats_seg.evaluation.significance import (
+    FEWEST_CASES,
     Values,
     best_candidate,
     bootstrap_interval,
     gain_of,
+    least_p_value,
     permutation_p_value,
     signed_rank_p_value,
 )
@@ -134,6 +136,16 @@ def test_a_gain_is_counted_case_by_case() -> None:
     assert (gain.n_raised, gain.n_lowered) == (2, 1)
     assert gain.p_value == pytest.approx(3 / 8)
     assert not gain.is_sure
+
+
+@pytest.mark.parametrize("n_cases", [1, 4, FEWEST_CASES - 1, FEWEST_CASES, 12])
+def test_a_gain_in_every_case_has_the_least_p_value(n_cases: int) -> None:
+    before = np.zeros(n_cases)
+    for after in (before + 0.01, 0.01 * np.arange(1, n_cases + 1)):
+        gain = gain_of(before, after)
+
+        assert gain.p_value == least_p_value(n_cases)
+        assert gain.is_sure == (n_cases >= FEWEST_CASES)
 
 
 def test_nothing_gained_is_no_gain() -> None:

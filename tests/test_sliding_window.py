@@ -9,7 +9,7 @@ import torch
 from monai.inferers import sliding_window_inference
 from torch import Tensor, nn
 
-from brats_seg.runtime.sliding_window import axis_windows, predict_logits, window_starts
+from brats_seg.runtime.sliding_window import axis_windows, n_windows, predict_logits, window_starts
 
 Triple = tuple[int, int, int]
 
@@ -202,3 +202,19 @@ def test_leaves_the_image_alone_and_keeps_no_graph() -> None:
 
     assert torch.equal(image, before)
     assert not logits.requires_grad
+
+
+@pytest.mark.parametrize("shape", [(5, 6, 7), (8, 8, 8), (20, 17, 9)])
+@pytest.mark.parametrize("overlap", [0, 0.25, 0.5])
+def test_the_number_of_windows_is_known_beforehand(
+    shape: tuple[int, int, int], overlap: float
+) -> None:
+    calls = []
+
+    def network(window: torch.Tensor) -> torch.Tensor:
+        calls.append(window)
+        return window[:, :3]
+
+    predict_logits(network, torch.ones(4, *shape), window=(8, 8, 8), overlap=overlap)
+
+    assert n_windows(shape, (8, 8, 8), overlap) == len(calls)

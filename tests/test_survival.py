@@ -127,7 +127,7 @@ def test_an_effect_is_found_and_written_down(run: Run, tmp_path: Path) -> None:
     code, shown, errors = run(*SURVIVAL)
 
     assert code == 0, errors
-    assert "30 cases: 30 deaths, which are learnt from; 0 censored" in shown
+    assert "30 cases: 30 deaths to learn from; 0 censored" in shown
     assert "Accuracy is over short (under 300 days), mid and long (over 450 days)" in shown
     assert "More than chance" in shown
     assert "Better than age alone" in shown
@@ -161,7 +161,7 @@ def test_censored_cases_are_counted_and_named(run: Run, tmp_path: Path) -> None:
     code, shown, _ = run(*SURVIVAL)
 
     assert code == 0
-    assert "30 cases: 28 deaths, which are learnt from; 1 censored" in shown
+    assert "30 cases: 28 deaths to learn from; 1 censored" in shown
     assert "1 of unknown outcome, predicted only" in shown
     assert "censored too early" in shown
     assert "1 of 1" in shown
@@ -266,9 +266,9 @@ def test_the_cases_to_submit_can_be_named(run: Run, tmp_path: Path) -> None:
     ("table", "message"),
     [
         (f"{HEADER}\nother,60,300,GTR\n", "has none of the 30 cases of the features"),
-        (f"{HEADER}\ncase01,60,ALIVE (9 days later),GTR\n", "has no death among the 1 cases"),
+        (f"{HEADER}\ncase01,60,ALIVE (9 days later),GTR\n", "has no death among the 1 case that"),
         ("case_id,Age\ncase01,60\n", "has no column of survival; found case_id, Age. Expected"),
-        (f"{HEADER}\ncase01,60,300,GTR\n", "1 patients .* too few for 5 folds; expected 5"),
+        (f"{HEADER}\ncase01,60,300,GTR\n", "1 patient .* too few for 5 folds; expected 5"),
     ],
 )
 def test_tables_that_cannot_be_used_are_wrong_use(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from brats_seg.config import LossConfig
+from brats_seg.evaluation.overlap import region_counts
 from brats_seg.training.losses import BACKGROUND_WEIGHT, ReconstructionLoss
 from brats_seg.training.tasks import (
     RunningSums,
@@ -15,7 +16,6 @@ from brats_seg.training.tasks import (
     count_voxels,
     error_columns,
     overlap_columns,
-    region_counts,
     scores_of,
 )
 

@@ -1,7 +1,10 @@
 """Test the epoch loop: the files of a run, and that nothing is lost when it is interrupted."""
 
 import logging
+import os
+import re
 import shutil
+import signal
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -28,13 +31,14 @@ from brats_seg.errors import (
 from brats_seg.inference.model import load_model
 from brats_seg.models.build import build_model
 from brats_seg.models.output import TrainingOutput
-from brats_seg.progress import untracked
+from brats_seg.progress import _SCREEN, tracked, untracked
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.weights import run_locked
 from brats_seg.training.checkpoints import load_checkpoint
+from brats_seg.training.tasks import overlap_columns
+from brats_seg.training.time_limits import StopRequest
 from brats_seg.training.trainer import (
     Outcome,
-    StopRequest,
     Trainer,
     check_unchanged,
     train_fold,
@@ -106,6 +110,16 @@ def test_a_run_writes_what_it_promises(data: FoldData, tmp_path: Path) -> None:
     assert best.best == history["val_dice"].max() == outcome.best
     assert best.identity.conventions == ("brats2017",)
     assert best.identity.modalities == ("t1n", "t1c", "t2w", "t2f")
+
+
+def test_the_best_weights_are_saved_with_the_voxel_counts_of_their_validation(
+    data: FoldData, tmp_path: Path
+) -> None:
+    outcome = train(data, tmp_path / "run", settings())
+
+    best = load_checkpoint(tmp_path / "run" / "best.pt", torch.device("cpu"))
+    assert sorted(best.sums.counts) == list(data.split.validation)
+    assert overlap_columns(best.sums)["dice"] == outcome.best
 
 
 def test_the_loss_falls_and_the_network_learns(data: FoldData, tmp_path: Path) -> None:
@@ -183,6 +197,7 @@ def test_a_run_of_an_older_version_is_resumed(data: FoldData, tmp_path: Path) ->
     position = content["position"]
     assert position["n_batches"] == 2
     position["n_windows"] = position.pop("n_batches")
+    del content["started_from"], content["spent_s"], content["config"]["start"]
     torch.save({**content, "schema_version": 1}, path)
 
     train(data, tmp_path / "run", settings())
@@ -701,3 +716,49 @@ def test_cases_that_were_replaced_since_they_were_opened_are_refused(data: FoldD
 
     with pytest.raises(UsageError, match="another process has prepared the cases in"):
         check_unchanged(replace(data, fingerprint="another"))
+
+
+def test_the_log_says_how_long_a_run_takes(
+    data: FoldData,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After the first steps, and with every epoch but the last; also where nothing is tracked."""
+    monkeypatch.setattr("brats_seg.training.duration.SAID_AFTER_S", 0)
+    with caplog.at_level(logging.INFO):
+        train(data, tmp_path / "run", settings("training.n_epochs=3"))
+
+    said = [line for line in caplog.messages if "left" in line or "to the end of epoch 3" in line]
+    assert re.match(r"about \S+ s to the end of epoch 3, of which validation takes", said[0])
+    assert [line.split(" | ")[0] for line in said[1:]] == ["epoch 1/3", "epoch 2/3"]
+    assert all(re.search(r"best Dice 0\.\d{3}, about 5 s left$", line) for line in said[1:])
+    last = next(line for line in caplog.messages if line.startswith("epoch 3/3"))
+    assert re.search(r"best Dice 0\.\d{3}$", last)
+
+
+def test_the_bar_shows_loss_best_value_and_the_end_of_the_run(
+    data: FoldData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[tuple[str, str]] = []
+    monkeypatch.setattr(
+        _SCREEN, "refresh", lambda work: shown.append((work.what, work.time_words()))
+    )
+    Trainer(data=data, config=settings(), run_path=tmp_path).run(track=tracked)
+
+    # nothing is known before the first batch is done
+    first = [words for what, words in shown if what == "epoch 1/2" and words]
+    later = [words for what, words in shown if what == "epoch 2/2"]
+    assert re.fullmatch(r"loss \d\.\d{3}", first[0])
+    assert re.fullmatch(r"loss \d\.\d{3}, about 5 s left", first[-1])
+    assert re.fullmatch(r"loss \d\.\d{3}, best Dice 0\.\d{3}, about 5 s left", later[-1])
+    assert [what for what, _ in shown].count("validation") > 4, "windows are counted too"
+
+
+def test_the_bar_says_that_a_stop_was_requested(data: FoldData, tmp_path: Path) -> None:
+    trainer = Trainer(data=data, config=settings(), run_path=tmp_path)
+    stop = StopRequest()
+    with stop.listening():
+        os.kill(os.getpid(), signal.SIGINT)
+
+    assert trainer._outlook(stop) == "stopping soon; a second Ctrl-C does not save"

@@ -189,16 +189,18 @@ def reopened(held_out: Sequence[HeldOut]) -> list[HeldOut]:
     return [open_held_out(own.run, own.data.folder) for own in held_out]
 
 
-def test_windows_grow_from_the_patch_to_the_crop(held_out: list[HeldOut]) -> None:
+def test_the_default_window_is_tried_first_then_the_patch_and_larger_ones(
+    held_out: list[HeldOut],
+) -> None:
     kinds = window_kinds(held_out)
 
-    assert [kind.windows[0] for kind in kinds] == [(8, 8, 8), (12, 12, 12), (16, 16, 16), "whole"]
+    assert [kind.windows[0] for kind in kinds] == [(12, 12, 12), (8, 8, 8), (16, 16, 16), "whole"]
 
 
 def test_a_window_that_holds_every_crop_is_not_tried(held_out: list[HeldOut]) -> None:
     large = [replace(own, data=replace(own.data, largest_shape=(12, 12, 9))) for own in held_out]
 
-    assert [kind.windows[0] for kind in window_kinds(large)] == [(8, 8, 8), "whole"]
+    assert [kind.windows[0] for kind in window_kinds(large)] == [(12, 12, 12), (8, 8, 8)]
 
 
 def test_a_network_of_whole_crops_has_no_other_window(held_out: list[HeldOut]) -> None:
@@ -220,8 +222,8 @@ def test_the_window_that_scores_best_is_found(tmp_path: Path) -> None:
 
     assert windows == ("whole", "whole")
     assert window_fit.chosen == "the whole crop (whole)"
-    assert window_fit.gain.mean == pytest.approx(0.2)
-    assert {case.path.parent.name for case in first} == {"8x8x8"}
+    assert window_fit.gain.mean == pytest.approx(0.3)
+    assert {case.path.parent.name for case in first} == {"12x12x12"}
     assert {case.path.parent.name for case in chosen} == {"whole"}
 
 
@@ -294,6 +296,21 @@ def test_an_account_of_another_version_does_not_count(held_out: list[HeldOut]) -
     (held_out[0].run / TUNING_NAME).write_text("{}")
 
     assert stored_tuning(held_out, "") is None
+
+
+def test_too_few_cases_are_told_before_a_network_is_asked(
+    held_out: list[HeldOut], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def ask(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tuning_module, "predict_held_out", ask)
+    with pytest.raises(KeyboardInterrupt):
+        tune(held_out, DICE, CPU)
+
+    [said] = caplog.messages
+    assert said.startswith("6 held-out cases cannot change a setting: ")
+    assert "the p value 0.0156, and at most 0.002 is needed, which takes 9 cases" in said
 
 
 @pytest.mark.slow

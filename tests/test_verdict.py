@@ -105,7 +105,7 @@ def test_the_remarks_describe_the_data():
 
     remarks = "\n".join(remarks_on(study, with_cox=False))
 
-    assert "4 cases: 2 deaths, which are learnt from; 1 censored" in remarks
+    assert "4 cases: 2 deaths to learn from; 1 censored" in remarks
     assert "1 of unknown outcome" in remarks
     assert "age unknown in 1 of 3 cases with an outcome" in remarks
     assert "3 features empty or equal in all cases, left out: resection_gtr" in remarks

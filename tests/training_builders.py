@@ -1,11 +1,13 @@
 """Runs for tests: trained in this process, and stopped where a test wants it."""
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from brats_seg.config import Config
 from brats_seg.data.fold import FoldData
-from brats_seg.progress import untracked
-from brats_seg.training.trainer import Outcome, StopRequest, Trainer
+from brats_seg.progress import Item, untracked
+from brats_seg.training.time_limits import StopRequest
+from brats_seg.training.trainer import Outcome, Trainer
 
 
 class StopAtCheck(StopRequest):
@@ -27,3 +29,17 @@ def train(
     """Train, or resume; further arguments are passed to the trainer."""
     trainer = Trainer(data=data, config=config, run_path=run_path, **given)  # type: ignore[arg-type]
     return trainer.run(stop=stop, track=untracked)
+
+
+class Recorder:
+    """A track that notes what is shown, and how many items there are."""
+
+    def __init__(self) -> None:
+        self.works: list[tuple[str, int]] = []
+
+    def __call__(self, items: Iterable[Item], *, what: str, total: int) -> Iterator[Item]:
+        self.works.append((what, 0))
+        for n_items, item in enumerate(items, start=1):
+            assert n_items <= total
+            self.works[-1] = (what, n_items)
+            yield item

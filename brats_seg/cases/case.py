@@ -38,7 +38,7 @@ from brats_seg.cases.nifti import (
     unpack_volume,
 )
 from brats_seg.cases.sample import sample_brain
-from brats_seg.errors import CaseError, UnusableCaseError, printable
+from brats_seg.errors import CaseError, UnusableCaseError, counted, printable
 from brats_seg.labels import MODALITIES, LabelConvention, LabelMap
 
 AFFINE_TOLERANCE = 1e-3
@@ -146,6 +146,11 @@ class Case:
         """Files of the modalities that exist, in the order of `MODALITIES`."""
         found = (getattr(self, modality) for modality in MODALITIES)
         return tuple(scan for scan in found if scan is not None)
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the first file, relative to the data folder."""
+        return next((scan.path.parent for scan in self.images), Path())
 
     @property
     def read_as(self) -> dict[str, str]:
@@ -393,7 +398,7 @@ def check_voxels(case_id: str, volume: Volume) -> None:
     # if any voxel is NaN, so are the minimum and the maximum
     if not (np.isfinite(low) and np.isfinite(high)):
         n_broken = int(np.count_nonzero(~np.isfinite(volume.array)))
-        found, expected = f"{n_broken} voxels that are NaN or infinite", "finite intensities"
+        found, expected = f"NaN or infinity in {counted(n_broken, 'voxel')}", "finite intensities"
         raise CaseError(case_id, volume.file, found, expected, "Repair or convert the scan again.")
     if max(-float(low), float(high)) > LARGEST_INTENSITY:
         found, expected = f"intensities from {low:g} to {high:g}", f"at most {LARGEST_INTENSITY:g}"

@@ -2,12 +2,14 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from brats_seg.cases.case import Case, CaseIndex, ScanFile
-from brats_seg.errors import UsageError
+from brats_seg.cases.label_files import EXPECTED_LABELS
+from brats_seg.cases.path_table import data_folder
+from brats_seg.errors import UsageError, counted
 from brats_seg.tables import BETWEEN_TEXTS, read_table, write_table
 
 Item = TypeVar("Item")
@@ -54,9 +56,9 @@ def write_index(index: CaseIndex, path: Path) -> None:
 
 
 def read_index(path: Path, root: Path) -> CaseIndex:
-    """Read a case table that `write_index` wrote; file names are relative to `root`.
+    """Read a case table that `write_index` wrote of a data folder or a table of paths.
 
-    The cases of an earlier version have no key of their files, so that they are opened again.
+    File names are relative to the data folder, or to the folder of the table of paths. The cases of an earlier version have no key of their files, so that they are opened again.
 
     Raises:
         UsageError: The file is missing or is no case table.
@@ -71,8 +73,8 @@ def read_index(path: Path, root: Path) -> CaseIndex:
         missing = _LATER_COLUMNS.difference(table.columns)
         if missing:
             table = table.assign(**dict.fromkeys((*missing, "files_key"), ""))
-        rows = table.to_dict("records")
-        return CaseIndex(root=root, cases=tuple(_case(row, root) for row in rows))
+        rows, folder = table.to_dict("records"), data_folder(root)
+        return CaseIndex(root=folder, cases=tuple(_case(row, folder) for row in rows))
     except UsageError as error:
         msg = f"{error}. {expected}"
         raise UsageError(msg) from None
@@ -84,9 +86,10 @@ def read_index(path: Path, root: Path) -> CaseIndex:
 def summarise(index: CaseIndex) -> tuple[str, ...]:
     """Return lines that describe an index: the cases of each release, problems, and remarks."""
     return (
-        f"{_count(len(index.cases), 'case')}, {len(index.usable)} usable, "
+        f"{counted(len(index.cases), 'case')}, {len(index.usable)} usable, "
         f"{len(index.trainable)} of these with a label map",
         *_release_lines(index.cases),
+        *_label_lines(index.cases),
         *_problem_lines(index.cases),
         *remark_lines(index.cases),
     )
@@ -98,7 +101,7 @@ def remark_lines(cases: Iterable[Case]) -> Iterator[str]:
     if remarks:
         yield "remarks:"
     for remark, group in _grouped(remarks, lambda pair: pair[0]):
-        whose = group[0][1] if len(group) == 1 else _count(len(group), "case")
+        whose = group[0][1] if len(group) == 1 else counted(len(group), "case")
         yield f"  {whose}: {remark}"
 
 
@@ -166,11 +169,16 @@ def _number(cell: str) -> float | None:
 
 def _release_lines(cases: Iterable[Case]) -> Iterator[str]:
     for release, of_release in _grouped(cases, lambda case: case.release):
-        yield f"{release}: {_count(len(of_release), 'case')}"
+        yield f"{release}: {counted(len(of_release), 'case')}"
         for labels, group in _grouped(of_release, _labels):
             values = sorted({value for case in group for value in case.label_values})
             of_values = f"label values {' '.join(map(str, values))}, " if values else ""
-            yield f"  {_count(len(group), 'case')}: {of_values}{labels}"
+            yield f"  {counted(len(group), 'case')}: {of_values}{labels}"
+
+
+def _label_lines(cases: Collection[Case]) -> Iterator[str]:
+    if cases and not any(case.label for case in cases):
+        yield f"looked for label maps called {EXPECTED_LABELS}; name others with --label-files"
 
 
 def _labels(case: Case) -> str:
@@ -184,7 +192,7 @@ def _labels(case: Case) -> str:
 def _problem_lines(cases: Iterable[Case]) -> Iterator[str]:
     broken = [case for case in cases if not case.usable]
     if broken:
-        yield f"{_count(len(broken), 'case')} cannot be used:"
+        yield f"{counted(len(broken), 'case')} cannot be used:"
         yield from (f"  {problem}" for case in broken for problem in case.problems)
 
 
@@ -194,7 +202,3 @@ def _grouped(items: Iterable[Item], key: Callable[[Item], str]) -> Iterable[tupl
     for item in items:
         groups[key(item)].append(item)
     return groups.items()
-
-
-def _count(n: int, noun: str) -> str:
-    return f"{n} {noun}{'' if n == 1 else 's'}"

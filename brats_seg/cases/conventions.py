@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from brats_seg.cases.layouts import (
+    BIDS,
     DECATHLON,
     GLI_2023,
     GLI_2024,
@@ -92,7 +93,8 @@ def resolve(
     return Resolution(
         release=release,
         convention=_convention_of(release, values),
-        is_open=release in {UNKNOWN, NNUNET} or (release.endswith("-ped") and 4 not in values),
+        is_open=release in {UNKNOWN, NNUNET, BIDS}
+        or (release.endswith("-ped") and 4 not in values),
     )
 
 
@@ -114,7 +116,7 @@ def resolve_all(
     Raises:
         ConfigError: No convention has the declared name.
     """
-    releases = {case_id: _release_of(case_id) for case_id in label_maps}
+    releases = {case_id: release_of(case_id) for case_id in label_maps}
     of_release: defaultdict[str, set[int]] = defaultdict(set)
     for case_id, content in label_maps.items():
         of_release[releases[case_id]] |= content.values
@@ -147,6 +149,11 @@ def check_values(
         )
 
 
+def release_of(case_id: str) -> str:
+    """Return the release that a case id belongs to, or `UNKNOWN`."""
+    return DECATHLON if _DECATHLON_CASE.fullmatch(case_id) else parse_case_id(case_id).release
+
+
 def _convention_of(release: str, values: Collection[int]) -> LabelConvention:
     has_3, has_4 = 3 in values, 4 in values
     match release:
@@ -160,14 +167,18 @@ def _convention_of(release: str, values: Collection[int]) -> LabelConvention:
             return BRATS2024_PED if has_4 else BRATS2023
         case "brats-met":
             return BRATS2024 if has_4 else BRATS2023
-        case "brats2017" | "brats2018" | "brats2019" | "brats2020" | "brats2021":
+        case (
+            "brats2017"
+            | "brats2018"
+            | "brats2019"
+            | "brats2020"
+            | "brats2021"
+            | "upenn-gbm"
+            | "ucsf-pdgm"
+        ):
             return BRATS2023 if has_3 and not has_4 else BRATS2017
         case "brats2023-gli" | "brats-men" | "brats-ssa" | "brats-goat":
             return BRATS2017 if has_4 and not has_3 else BRATS2023
     if has_3 and has_4:
         return BRATS2024
     return BRATS2017 if has_4 else BRATS2023
-
-
-def _release_of(case_id: str) -> str:
-    return DECATHLON if _DECATHLON_CASE.fullmatch(case_id) else parse_case_id(case_id).release

@@ -1,56 +1,42 @@
 """Find the cases below a data folder, and the files that belong to each of them.
 
-A folder contains one case or many. Files belong together if the same text precedes the modality in
-their names, and this text is the id of the case. If it is the id of no release, a folder with one
-file of each modality is one case with the name of the folder, because file names from scanners, such
-as `AX_T1_POST_12_t1c` and `AX_T2_3_t2`, have nothing in common.
-
-Folders with a `dataset.json`, of the Medical Segmentation Decathlon or raw data of nnU-Net, are read
-as the file describes:
-
-    dataset.json               the modalities in their order, and the labels
-    imagesTr/, imagesTs/       one 4-D file CASE.nii.gz per case in the decathlon,
-                               CASE_0000.nii.gz, CASE_0001.nii.gz, ... in nnU-Net
-    labelsTr/, labelsTs/       CASE.nii.gz
+A folder contains one case or many; `scan_groups` decides which files belong together and how the
+cases are called, `label_files` finds the label maps, `dataset_json` reads folders with a
+`dataset.json`, and `path_table` tables of paths.
 """
 
 import hashlib
 import logging
 import os
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pydantic import AliasChoices, BaseModel, Field, ValidationError
-
 from brats_seg.cases.case import Case, ScanFile
+from brats_seg.cases.dataset_json import DATASET_FOLDERS, cases_of_dataset, is_dataset
 from brats_seg.cases.folders import Folder, NiftiFile, advise, describe, walk_folders
-from brats_seg.cases.layouts import (
-    DECATHLON,
-    LABEL,
-    MEN_RT,
-    NNUNET,
-    UNKNOWN,
-    grade_of,
-    modality_named,
-    parse_case_id,
+from brats_seg.cases.label_files import (
+    FoundCase,
+    ignored,
+    is_packed,
+    marked,
+    space_of,
+    with_label_maps,
 )
-from brats_seg.errors import CaseError, LayoutError
-from brats_seg.files import check_regular
-from brats_seg.labels import CONVENTIONS, MODALITIES
+from brats_seg.cases.layouts import LABEL, MEN_RT, grade_of
+from brats_seg.cases.path_table import data_folder, is_path_table, read_path_table
+from brats_seg.cases.scan_groups import ScanGroup, group_scans, most_complete, named_apart
+from brats_seg.errors import CaseError, LayoutError, counted, printable, some_of
+from brats_seg.labels import MODALITIES
 
 log = logging.getLogger(__name__)
 
 LONGEST_ID = 200
 """Bytes of the longest case id: a file name has 255, and results add a few words and a suffix."""
 
-_DATASET_FOLDERS = ("imagesTr", "labelsTr", "imagesTs", "labelsTs")
-_DESCRIPTION = "dataset.json"
-_VALUE = re.compile(r"[0-9]{1,5}")
-_CHANNEL = re.compile(r"(?P<case>.+)_(?P<channel>\d{4})")
-_WHY_IGNORED = "their names contain no modality, or their case has other files for it"
+_WHY_LESS = "another folder of the data set has more of their modalities, or a derivative of them"
+_WHY_IGNORED = "their names show no modality and no label map, or their case has other files for it"
 _EXPECTED_NAMES = "CASE_t1, CASE_t1ce, CASE_t2 and CASE_flair, or CASE-t1n, -t1c, -t2w and -t2f"
 
 
@@ -64,25 +50,20 @@ class Discovery:
     """Files that were ignored although they may be scans."""
 
 
-class _Description(BaseModel):
-    """The parts of a `dataset.json` that are used."""
+def find_cases(
+    root: Path, *, label_files: str | None = None, with_labels: bool = True
+) -> Discovery:
+    """Find the cases of all layouts below a folder, or in a table of paths, without opening scans.
 
-    channels: dict[int, str] = Field(validation_alias=AliasChoices("channel_names", "modality"))
-    """Modality by index along the fourth axis, or by the number in the file name."""
-    labels: dict[str, str | int | list[int]]
-    """Tissue by value, value by tissue, or values by region."""
-
-    @property
-    def modalities(self) -> dict[int, str | None]:
-        """Modality at each index; None for one that BraTS does not have."""
-        return {place: modality_named(name) for place, name in self.channels.items()}
-
-
-def find_cases(root: Path) -> Discovery:
-    """Find the cases of all layouts below a folder, without opening their files.
+    Args:
+        root: Folder of scans, or a `.csv` or `.json` table of their paths.
+        label_files: Pattern of the names of the label maps, such as `*_tumour.nii.gz`, or of their
+            paths below the folder, such as `masks/*`. By default they are found by their names.
+        with_labels: Whether label maps are looked for.
 
     Raises:
-        LayoutError: The folder does not exist or contains no case.
+        LayoutError: The folder does not exist, contains no case, or has no file of the pattern.
+        UsageError: The table cannot be read.
 
     Example:
         >>> import tempfile
@@ -96,26 +77,17 @@ def find_cases(root: Path) -> Discovery:
     if not os.path.exists(root):  # noqa: PTH110 - Path.exists raises if the name is too long
         msg = f"{root} does not exist; expected the folder of scans"
         raise LayoutError(msg)
+    if is_path_table(root):
+        listed = [_completed(case, data_folder(root)) for case in read_path_table(root)]
+        chosen = listed if with_labels else [replace(case, label=None) for case in listed]
+        return Discovery(cases=_sorted(chosen), notices=())
     if not os.path.isdir(root):  # noqa: PTH112 - as above
-        msg = f"{root} is a file; expected the folder of scans. An archive must be unpacked first."
-        raise LayoutError(msg)
-    folders = {folder.path: folder for folder in walk_folders(root)}
-    cases = [_completed(case, root) for case in _cases_in(folders, root)]
-    used = {scan.path for case in cases for scan in (*case.images, case.label) if scan}
-    unused = [s.path for f in folders.values() for s in f.scans if s.path not in used]
-    notices = [
-        *advise(root, folders.values()),
-        *describe("NIfTI files were ignored", unused, _WHY_IGNORED),
-    ]
-    if not cases:
-        reason = "; ".join(notices) or "it holds no scans"
         msg = (
-            f"{root} holds no cases: {reason}. Expected a release of BraTS, the decathlon's "
-            f"Task01_BrainTumour, or NIfTI files called {_EXPECTED_NAMES}."
+            f"{root} is a file; expected the folder of scans, or a .csv or .json table of paths. An "
+            "archive must be unpacked first."
         )
         raise LayoutError(msg)
-    cases.sort(key=lambda case: (case.case_id, case.images[0].path))
-    return Discovery(cases=tuple(cases), notices=tuple(notices))
+    return _find_below(root, label_files, with_labels=with_labels)
 
 
 def id_problems(case: Case) -> Iterator[str]:
@@ -148,200 +120,166 @@ def find_data(places: Iterable[Path]) -> Path | None:
         labelled = [case for case in found.cases if case.label is not None]
         if labelled:
             return _folder_of(place, labelled)
-        log.warning("%s holds %d cases, none of them with a label map", place, len(found.cases))
+        n_found = counted(len(found.cases), "case")
+        log.warning("%s holds %s, and no label map", place, n_found)
     return None
 
 
-def _cases_in(folders: Mapping[Path, Folder], root: Path) -> Iterator[Case]:
+def _find_below(root: Path, label_files: str | None, *, with_labels: bool) -> Discovery:
+    walked = walk_folders(root)
+    folders = {f.path: f for f in (marked(walked, label_files) if label_files else walked)}
+    described, groups = _cases_in(folders, root)
+    groups, less = most_complete(groups)
+    named = named_apart(groups, root.resolve().name)
+    found = with_label_maps(
+        [_assembled(group) for group in named],
+        {path: folder for path, folder in folders.items() if with_labels},
+        label_folders=frozenset(group.folder.path for group in less),
+        anywhere=label_files is not None,
+    )
+    cases = [_completed(_checked(case), root) for case in (*described, *found)]
+    of_less = [scan.path for group in less for scan in group.scans]
+    used = {scan.path for case in cases for scan in (*case.images, case.label) if scan}.union(
+        of_less
+    )
+    scans = [scan for folder in folders.values() for scan in folder.scans]
+    unused = [s.path for s in scans if s.path not in used and (with_labels or s.name.kind != LABEL)]
+    notices = [
+        *advise(root, folders.values()),
+        *_renamed(groups, named),
+        *describe("scans of BIDS cases were ignored", of_less, _WHY_LESS),
+        *describe("NIfTI files were ignored", unused, _WHY_IGNORED),
+    ]
+    if not cases:
+        raise LayoutError(_without_cases(root, notices))
+    if label_files and not any(case.label for case in cases):
+        raise LayoutError(_without_match(root, label_files, unused))
+    return Discovery(cases=_sorted(cases), notices=tuple(notices))
+
+
+def _cases_in(folders: Mapping[Path, Folder], root: Path) -> tuple[list[Case], list[ScanGroup]]:
+    """Return the cases of descriptions, and the scans of all other cases."""
     of_datasets: set[Path] = set()
+    described: list[Case] = []
+    groups: list[ScanGroup] = []
     for path, folder in folders.items():
-        if _is_dataset(folder, folders):
-            of_datasets |= {path / name for name in _DATASET_FOLDERS}
-            yield from _cases_of_dataset(root, folder, folders)
+        if is_dataset(folder, folders):
+            of_datasets |= {path / name for name in DATASET_FOLDERS}
+            described += cases_of_dataset(root, folder, folders)
         elif path not in of_datasets:
-            yield from _cases_of(folder, (root.resolve() / path).name)
+            groups += group_scans(folder, (root.resolve() / path).name)
+    return described, groups
 
 
-def _is_dataset(folder: Folder, folders: Mapping[Path, Folder]) -> bool:
-    """Return whether a folder has a `dataset.json` and images for training."""
-    return _DESCRIPTION in folder.others and folder.path / "imagesTr" in folders
-
-
-def _cases_of_dataset(root: Path, folder: Folder, folders: Mapping[Path, Folder]) -> Iterator[Case]:
-    """Yield the cases of a folder with a `dataset.json`; none if it has no modality of BraTS.
-
-    Raises:
-        LayoutError: The `dataset.json` is not valid.
-    """
-    description = _read_description(root / folder.path / _DESCRIPTION)
-    if not any(description.modalities.values()):
-        return
-    empty = Folder(path=folder.path)
-    training, training_labels, test, test_labels = (
-        folders.get(folder.path / name, empty).scans for name in _DATASET_FOLDERS
+def _without_cases(root: Path, notices: Sequence[str]) -> str:
+    reason = "; ".join(notices) or "it holds no scans"
+    return (
+        f"{root} holds no cases: {reason}. Expected a release of BraTS, UPENN-GBM, UCSF-PDGM, a BIDS "
+        "data set, the decathlon's Task01_BrainTumour, a .csv or .json table of paths, or NIfTI files "
+        f"called {_EXPECTED_NAMES}."
     )
-    yield from _cases_described(description, training, training_labels)
-    yield from _cases_described(description, test, test_labels)
 
 
-def _read_description(path: Path) -> _Description:
-    try:
-        check_regular(path)
-        return _Description.model_validate_json(path.read_bytes())
-    except OSError as error:
-        msg = f"{path} cannot be read: {error.strerror}. Check its permissions, or remove it."
-        raise LayoutError(msg) from error
-    except ValidationError as error:
-        found = ", ".join(
-            f"{'.'.join(map(str, part['loc'])) or 'file'}: {part['msg']}" for part in error.errors()
-        )
-        msg = (
-            f"{path} is not valid ({found}). Expected the names of the modalities by their "
-            "index under 'modality' or 'channel_names', and the values under 'labels'."
-        )
-        raise LayoutError(msg) from error
+def _without_match(root: Path, label_files: str, unused: Sequence[Path]) -> str:
+    others = some_of([printable(path.as_posix()) for path in unused])
+    return (
+        f"no case below {root} has a label map called {label_files!r}; the files that are no scan are "
+        f"{others or 'none'}. Expected a pattern of names, such as '*_tumour.nii.gz', or of paths "
+        "below the folder, such as 'masks/*'; the names begin with the id of the case, or its folder "
+        "holds them."
+    )
 
 
-def _cases_described(
-    description: _Description, images: Sequence[NiftiFile], labels: Sequence[NiftiFile]
-) -> Iterator[Case]:
-    label_of = {scan.name.stem: ScanFile(path=scan.path) for scan in labels}
-    files: defaultdict[str, dict[str, ScanFile]] = defaultdict(dict)
-    for scan in images:
-        channel = _CHANNEL.fullmatch(scan.name.stem)
-        for place, modality in description.modalities.items():
-            if modality and channel and int(channel["channel"]) == place:
-                files[channel["case"]][modality] = ScanFile(path=scan.path)
-            elif modality and not channel:
-                files[scan.name.stem][modality] = ScanFile(path=scan.path, volume=place)
-    for case_id, found in files.items():
-        label = label_of.get(case_id)
-        is_msd = any(scan.volume is not None for scan in found.values())
-        yield replace(
-            Case.named(case_id, found),
-            release=DECATHLON if is_msd else NNUNET,
-            label_convention=_convention_of(description.labels) if label else "",
-            label=label,
+def _renamed(before: Sequence[ScanGroup], after: Sequence[ScanGroup]) -> Iterator[str]:
+    """Yield a sentence about the cases that were named after the folders above their own."""
+    changed = [
+        (old.case_id, new)
+        for old, new in zip(before, after, strict=True)
+        if old.case_id != new.case_id
+    ]
+    if changed:
+        folders, example = sorted({old for old, _ in changed}), changed[0][1]
+        yield (
+            f"several folders are called {some_of(folders)}: {len(changed)} cases are named after the "
+            f"folders above, such as {example.case_id} in {example.folder.path.as_posix()}/"
         )
 
 
-def _convention_of(labels: Mapping[str, str | int | list[int]]) -> str:
-    """Return the convention with the same values for oedema and enhancing tumour, or nothing."""
-    values = dict(map(_name_and_values, labels.items()))
-    enhancing = [v for name, v in values.items() if name.startswith("enhancing") or name == "et"]
-    oedema = [v for name, v in values.items() if "edema" in name or name in {"ed", "snfh"}]
-    if not oedema and len(values) > 1:
-        # labels are regions: the whole tumour is the core and the oedema
-        core, whole = sorted(values.values(), key=len)[-2:]
-        oedema = [whole - core]
-    for convention in CONVENTIONS:
-        wt, tc, et = map(frozenset, convention.regions)
-        all_known = frozenset().union(*values.values()) <= convention.values
-        if enhancing == [et] and oedema == [wt - tc] and all_known:
-            return convention.name
-    return ""
-
-
-def _name_and_values(label: tuple[str, str | int | list[int]]) -> tuple[str, frozenset[int]]:
-    key, value = label
-    if isinstance(value, str):
-        return value.lower(), frozenset({int(key)} if _VALUE.fullmatch(key) else ())
-    return key.lower(), frozenset(value if isinstance(value, list) else {value})
-
-
-def _cases_of(folder: Folder, name: str) -> Iterator[Case]:
-    groups = {
-        case_id: scans
-        for case_id, scans in _grouped(folder, name).items()
-        if any(scan.name.kind in MODALITIES for scan in scans)
-    }
-    for case_id, scans in groups.items():
-        unnamed = [scan for scan in folder.scans if not scan.name.kind] if len(groups) == 1 else []
-        yield _assembled(case_id, scans, unnamed)
-
-
-def _grouped(folder: Folder, name: str) -> Mapping[str, Sequence[NiftiFile]]:
-    """Group the scans of a folder by case id; `name` is the name of the folder."""
-    groups: defaultdict[str, list[NiftiFile]] = defaultdict(list)
-    for scan in folder.scans:
-        if scan.name.kind:
-            groups[scan.name.case or name].append(scan)
-    if name in groups and parse_case_id(name).release != UNKNOWN:
-        # the folder of one case: files with other names are derived from it
-        return {name: groups[name]}
-    if any(parse_case_id(case_id).release != UNKNOWN for case_id in groups):
-        return groups
-    kinds = [scan.name.kind for scan in folder.scans if scan.name.kind]
-    if len(groups) == 1 or len(set(kinds)) == len(kinds):
-        return {name: [scan for scans in groups.values() for scan in scans]}
-    return groups
-
-
-def _assembled(case_id: str, scans: Sequence[NiftiFile], unnamed: Sequence[NiftiFile]) -> Case:
+def _assembled(group: ScanGroup) -> FoundCase:
+    """Choose the file of each modality."""
+    variant = _common_variant(group.scans)
     candidates = {
-        kind: _plainest([scan for scan in scans if scan.name.kind == kind])
-        for kind in (*MODALITIES, LABEL)
+        modality: _plainest([scan for scan in group.scans if scan.name.kind == modality], variant)
+        for modality in MODALITIES
     }
-    remarks = [
-        f"{ignored.path.name} was ignored in favour of {chosen.path.name}"
-        for chosen, *others in filter(None, candidates.values())
-        for ignored in others
-        if ignored.name.stem == chosen.name.stem
-    ]
-    problems = [
-        str(_ambiguous(case_id, kind, found))
-        for kind, found in candidates.items()
-        if len({scan.name.stem for scan in found}) > 1
-    ]
-    files = {kind: ScanFile(path=found[0].path) for kind, found in candidates.items() if found}
-    if LABEL not in files and (label := _misnamed_label(case_id, unnamed)):
-        files[LABEL] = ScanFile(path=label.path)
-        remarks.append(
-            f"{label.path.name} was taken as the label map, although its name does not say so"
-        )
-    case = Case.named(case_id, files)
-    return replace(case, problems=tuple(problems), remarks=tuple(remarks))
-
-
-def _plainest(scans: Sequence[NiftiFile]) -> list[NiftiFile]:
-    """Return the unprocessed files if there are any, uncompressed ones first."""
-    plain = [scan for scan in scans if not scan.name.processed] or list(scans)
-    return sorted(plain, key=lambda scan: (scan.name.stem, scan.path.suffix.lower() == ".gz"))
-
-
-def _ambiguous(case_id: str, kind: str, found: Sequence[NiftiFile]) -> CaseError:
-    files = " and ".join(scan.path.name for scan in found)
-    what = "label map" if kind == LABEL else kind
-    return CaseError(
-        case_id, files, f"{len(found)} files for {what}", "one", "Remove or rename the other."
+    chosen = [found[0] for found in candidates.values() if found]
+    case = Case.named(group.case_id, {scan.name.kind: ScanFile(path=scan.path) for scan in chosen})
+    prefixes, spaces = {scan.name.case for scan in chosen}, set(map(space_of, chosen))
+    return FoundCase(
+        case=replace(
+            case,
+            patient_id=group.patient_id or case.patient_id,
+            timepoint=group.timepoint or case.timepoint,
+            problems=tuple(_ambiguities(case.case_id, candidates)),
+            remarks=tuple(
+                ignored(other, first)
+                for first, *others in filter(None, candidates.values())
+                for other in others
+                if other.name.stem == first.name.stem
+            ),
+        ),
+        folder=group.folder.path,
+        prefix=prefixes.pop() if len(prefixes) == 1 else "",
+        space=spaces.pop() if len(spaces) == 1 else "",
     )
 
 
-def _misnamed_label(case_id: str, unnamed: Sequence[NiftiFile]) -> NiftiFile | None:
-    """Return the only file without a modality in its name, if the case should have a label map.
+def _common_variant(scans: Sequence[NiftiFile]) -> str:
+    """Return the variant that has one file of every modality, if it is the only one; else nothing."""
+    files: defaultdict[str, set[tuple[str, str]]] = defaultdict(set)
+    for scan in scans:
+        files[scan.name.variant].add((scan.name.kind, scan.name.stem))
+    whole = [
+        variant
+        for variant, found in files.items()
+        if len(found) == len({kind for kind, _ in found}) == len(MODALITIES)
+    ]
+    return whole[0] if len(whole) == 1 else ""
 
-    The label map of case 355 of BraTS 2020 is `W39_1998.09.19_Segm.nii`. A file that is named after
-    the case but not after a segmentation, such as a brain mask, is something else.
-    """
-    if parse_case_id(case_id).release == UNKNOWN or "validation" in case_id.lower():
-        return None
-    if len(unnamed) != 1:
-        return None
-    stem = unnamed[0].name.stem.lower()
-    is_derived = stem.startswith(case_id.lower()) and "seg" not in stem
-    return None if is_derived else unnamed[0]
+
+def _plainest(scans: Sequence[NiftiFile], variant: str) -> list[NiftiFile]:
+    """Return the files of a variant, or else all of them; uncompressed ones first."""
+    chosen = [scan for scan in scans if scan.name.variant == variant] or list(scans)
+    return sorted(chosen, key=lambda scan: (scan.name.stem, is_packed(scan)))
+
+
+def _ambiguities(case_id: str, candidates: Mapping[str, Sequence[NiftiFile]]) -> Iterator[str]:
+    for modality, found in candidates.items():
+        if len({scan.name.stem for scan in found}) > 1:
+            files = " and ".join(scan.path.name for scan in found)
+            what, next_step = f"{len(found)} files for {modality}", "Remove or rename the other"
+            next_step = f"{next_step}, or list the files of the cases in a table of paths."
+            yield str(CaseError(case_id, files, what, "one", next_step))
+
+
+def _checked(case: Case) -> Case:
+    """Add what is missing to the problems of a case."""
+    return replace(case, problems=(*case.problems, *_missing(case, case.folder)))
 
 
 def _completed(case: Case, root: Path) -> Case:
     """Add the fields that do not depend on the layout."""
-    folder = case.images[0].path.parent
     return replace(
         case,
         root=root,
-        problems=(*case.problems, *_missing(case, folder), *id_problems(case)),
-        grade=grade_of(reversed((root.resolve() / folder).parts)),
+        problems=(*case.problems, *id_problems(case)),
+        grade=grade_of(reversed((root.resolve() / case.folder).parts)),
         files_key=_files_key(case, root),
     )
+
+
+def _sorted(cases: Iterable[Case]) -> tuple[Case, ...]:
+    return tuple(sorted(cases, key=lambda case: (case.case_id, str(case.images[:1]))))
 
 
 def _missing(case: Case, folder: Path) -> Iterator[str]:
@@ -381,9 +319,8 @@ def _folder_of(place: Path, cases: Sequence[Case]) -> Path:
     release = min(by_release, key=lambda name: (-by_release[name], name))
     if len(by_release) > 1:
         others = ", ".join(f"{n} of {name}" for name, n in by_release.items() if name != release)
-        log.warning(
-            "%s holds %d cases of %s; ignored: %s", place, by_release[release], release, others
-        )
+        n_taken = counted(by_release[release], "case")
+        log.warning("%s holds %s of %s; ignored: %s", place, n_taken, release, others)
     chosen = [case for case in cases if case.release == release]
     folders = {place / scan.path.parent for case in chosen for scan in case.images}
     # the tables of a release are beside its case folders, not in them

@@ -1,8 +1,9 @@
 """Make, write and check the fold table, which assigns the cases to folds of cross-validation.
 
 All cases of a patient, and scans that occur under two ids, perhaps with small changes, are in one
-fold. The table is made once and written to `folds.csv`; every later command reads it, and rejects it
-if it leaks.
+fold. The table is made once and written to a file; every later command reads it, and rejects it if it
+leaks. The name of the file tells the settings, as in `folds-5-seed55.csv`, so that tables of several
+settings stand side by side.
 """
 
 import warnings
@@ -16,12 +17,14 @@ from sklearn.model_selection import StratifiedKFold
 
 from brats_seg.cases.case import Case
 from brats_seg.config import FoldConfig
-from brats_seg.errors import FoldError, UsageError
+from brats_seg.errors import FoldError, UsageError, counted
 from brats_seg.tables import read_table, write_table
 from brats_seg.voxels.components import first_of_group
 
 SPLIT_NAME = "split.csv"
 """File in the folder of a run that lists its training and validation cases."""
+GIVEN_NAME = "folds.csv"
+"""Fold table that an earlier version has made, or a user."""
 _COLUMNS = ("case_id", "patient_id", "fold")
 _SPLIT_COLUMNS = ("case_id", "role")
 _ROLES = ("train", "validation")
@@ -83,6 +86,52 @@ class FoldTable:
             train=tuple(case_id for case_id, own in used if own != fold),
             validation=tuple(case_id for case_id, own in used if own == fold),
         )
+
+
+def fold_table_path(folder: Path, config: FoldConfig) -> Path:
+    """Return the path of the fold table of these settings, which need not exist.
+
+    A table `folds.csv`, which earlier versions made, or a user, is taken if it has the number of folds of
+    the settings; its seed is not known.
+
+    Args:
+        folder: Folder of the tables, which is that of the prepared cases.
+        config: Settings of the folds.
+
+    Raises:
+        FoldError: There is a `folds.csv`, and it is no fold table.
+
+    Example:
+        >>> fold_table_path(Path("prepared"), FoldConfig(n_folds=3)).name
+        'folds-3-seed55.csv'
+    """
+    given = folder / GIVEN_NAME
+    if given.exists() and len(read_folds(given).folds) == _n_folds(config):
+        return given
+    is_notebook = config.scheme == "notebook"
+    settings = "notebook" if is_notebook else f"{config.n_folds}-seed{config.seed}"
+    return folder / f"folds-{settings}.csv"
+
+
+def check_fold(fold: int, path: Path, config: FoldConfig) -> None:
+    """Check that a fold can be held out, without reading any case.
+
+    Args:
+        fold: Index of the fold.
+        path: Path of the fold table; if it does not exist, the settings decide.
+        config: Settings that the table was made with, or will be.
+
+    Raises:
+        FoldError: There is no such fold.
+    """
+    if path.exists():
+        read_folds(path).split(fold)
+    elif fold not in range(_n_folds(config)):
+        msg = (
+            f"there is no fold {fold}: the settings have {_n_folds(config)} folds, 0 to "
+            f"{_n_folds(config) - 1}. Choose one of them, or set folds.n_folds"
+        )
+        raise FoldError(msg)
 
 
 def make_folds(cases: Sequence[Case], config: FoldConfig) -> FoldTable:
@@ -205,7 +254,7 @@ def read_split(path: Path) -> Split:
         msg = f"not the split of a run: {error}; {expected}"
         raise FoldError(msg) from None
     if table.empty or not table["role"].isin(_ROLES).all():
-        msg = f"{path} is not the split of a run (found {len(table)} rows); {expected}"
+        msg = f"{path} is not the split of a run (found {counted(len(table), 'row')}); {expected}"
         raise FoldError(msg)
     train, validation = (tuple(sorted(table["case_id"][table["role"] == role])) for role in _ROLES)
     return Split(train=train, validation=validation)
@@ -216,6 +265,10 @@ def write_split(split: Split, path: Path) -> None:
     sides = zip(_ROLES, (split.train, split.validation), strict=True)
     rows = [(case_id, role) for role, case_ids in sides for case_id in case_ids]
     write_table(path, _SPLIT_COLUMNS, rows)
+
+
+def _n_folds(config: FoldConfig) -> int:
+    return _NOTEBOOK_FOLDS if config.scheme == "notebook" else config.n_folds
 
 
 def _groups_of(ordered: Sequence[Case]) -> list[list[Case]]:
@@ -270,7 +323,7 @@ def _notebook_folds(groups: Sequence[list[Case]]) -> dict[str, int]:
     if max(Counter(decades).values(), default=0) < _NOTEBOOK_FOLDS:
         msg = (
             f"the notebook's scheme stratifies {_NOTEBOOK_FOLDS} folds by decade of age, but only "
-            f"{len(aged)} of {len(cases)} cases have an age, too few of one decade. Put the "
+            f"{len(aged)} of {counted(len(cases), 'case')} have an age, too few of one decade. Put the "
             "release's survival_*.csv into the data folder, or use --set folds.scheme=stratified"
         )
         raise FoldError(msg)

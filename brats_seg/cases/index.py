@@ -43,6 +43,7 @@ from brats_seg.cases.label_check import (
 from brats_seg.cases.layouts import NNUNET, UNKNOWN
 from brats_seg.cases.near_copies import fingerprint_of, with_near_copies
 from brats_seg.cases.nifti import Volume, read_packed, unpack_label_map, unpack_volume
+from brats_seg.cases.path_table import data_folder
 from brats_seg.errors import CaseError
 from brats_seg.labels import MODALITIES, LabelConvention, LabelMap, convention_named
 from brats_seg.progress import Track, untracked
@@ -61,16 +62,18 @@ def index_cases(
     *,
     previous: CaseIndex | None = None,
     labels: str | None = None,
+    label_files: str | None = None,
     n_workers: int = 0,
     track: Track = untracked,
 ) -> CaseIndex:
-    """Find the cases below a data folder, open their files, and resolve their label conventions.
+    """Find the cases of a data folder, or of a table of paths, open their files, and resolve their label conventions.
 
     Args:
-        root: The data folder.
+        root: The data folder, or a `.csv` or `.json` table of paths.
         previous: An earlier index of the folder. Its cases without problems are not opened again
             unless their files have changed.
         labels: Name of the label convention, if names and values do not identify the right one.
+        label_files: Pattern of the names of the label maps; see `find_cases`.
         n_workers: Threads that open files; 0 opens them in this thread. Decompressing and hashing
             release the interpreter lock.
         track: Shows the progress.
@@ -90,7 +93,7 @@ def index_cases(
     """
     if labels:
         convention_named(labels)
-    discovery = find_cases(root)
+    discovery = find_cases(root, label_files=label_files)
     for notice in discovery.notices:
         log.warning("%s: %s", root, notice)
     known = {case.files_key: case for case in previous.usable} if previous else {}
@@ -105,7 +108,7 @@ def index_cases(
         for case in discovery.cases
     ]
     kept = without_duplicates(with_conventions(cases, labels or ""))
-    return CaseIndex(root=root, cases=with_near_copies(kept))
+    return CaseIndex(root=data_folder(root), cases=with_near_copies(kept))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,7 +160,7 @@ def inspect_case(case: Case) -> Inspection:
     examined = Examination()
     if not problems and len(images) == len(MODALITIES):
         examined = _attempt(problems, examine, case.case_id, images, label) or examined
-    first = opened.get(case.images[0])
+    first = next((opened[scan] for scan in case.images[:1] if scan in opened), None)
     return Inspection(
         shape=first.geometry.shape if first else None,
         voxel_hash=_hash(first.array) if first else "",
@@ -242,6 +245,8 @@ class _Reading:
     """Name of the convention that most of them look like, if it is another; empty otherwise."""
     remarks: tuple[str, ...]
     """Remarks on all of them."""
+    n_of_one_label: int
+    """Number of the label maps if all of them hold label 1 alone, of unknown meaning; else 0."""
 
     @property
     def numbering(self) -> Numbering:
@@ -364,8 +369,11 @@ def _voxel_mm3(volume: Volume) -> float:
 
 def _source(case: Case) -> tuple[str, str]:
     """Return a key that is equal for cases which use one label convention."""
-    known = case.release not in {UNKNOWN, NNUNET}
-    return case.release, "" if known else case.images[0].path.parent.parent.as_posix()
+    if case.release not in {UNKNOWN, NNUNET}:
+        return case.release, ""
+    above = case.folder.parent
+    # one data set has its cases beside each other, or its patients
+    return case.release, (above.parent if above.name == case.patient_id else above).as_posix()
 
 
 def _resolved(group: Sequence[OpenedCase], labels: str) -> Iterator[Case]:
@@ -383,11 +391,13 @@ def _resolved(group: Sequence[OpenedCase], labels: str) -> Iterator[Case]:
             "convention with --labels",
         )
     shown = [(one.roles, one.case.label_values) for one in group]
+    n_labelled = sum(1 in one.case.label_values for one in group)
     reading = _Reading(
         convention=found.convention,
         is_named=bool(labels),
         rival="" if labels else rival_of(shown, found.convention),
         remarks=remarks,
+        n_of_one_label=n_labelled if found.is_open and values <= {0, 1} and n_labelled > 1 else 0,
     )
     for one in group:
         yield _labelled(one, reading)
@@ -398,12 +408,14 @@ def _labelled(opened: OpenedCase, reading: _Reading) -> Case:
     if not case.label_values:
         return replace(case, label_convention="", remarks=(*case.remarks, *case.scan_remarks))
     problems, remarks = list(case.problems), [*case.scan_remarks, *reading.remarks]
-    _attempt(problems, check_values, case.label_values, reading.convention, case.case_id)
+    file = case.label.path.name if case.label else ""
+    _attempt(problems, check_values, case.label_values, reading.convention, case.case_id, file)
+    if reading.n_of_one_label:
+        problems.append(_of_one_label(case, reading.n_of_one_label))
     numbering = opened.numbering(reading.convention)
     if numbering.contradiction and (reading.is_named or not numbering.fitting):
         remarks.append(numbering.remark(reading.convention))
     elif numbering.contradiction or differ(reading.rival, reading.convention, case.label_values):
-        file = case.label.path.name if case.label else ""
         numbering = numbering if numbering.fitting else reading.numbering
         problems.append(str(numbering.refusal(case.case_id, file, reading.convention)))
     if case.label_values == (0,):
@@ -415,6 +427,14 @@ def _labelled(opened: OpenedCase, reading: _Reading) -> Case:
         remarks=(*case.remarks, *remarks),
         tumour_ml=opened.tumour_ml(reading.convention),
     )
+
+
+def _of_one_label(case: Case, n_label_maps: int) -> str:
+    file = case.label.path.name if case.label else ""
+    found = f"label 1 alone, as in all {n_label_maps} label maps: a mask of the whole tumour"
+    next_step = "Give label maps of the tissues, or say with --labels which tissue 1 is."
+    expected = "labels of oedema, tumour core and enhancing tumour"
+    return str(CaseError(case.case_id, file, found, expected, next_step))
 
 
 def _one_of(duplicates: Sequence[Case]) -> list[Case]:
@@ -445,4 +465,4 @@ def _others(case: Case, duplicates: Sequence[Case]) -> str:
 
 
 def _folder(case: Case) -> str:
-    return case.images[0].path.parent.as_posix()
+    return case.folder.as_posix()

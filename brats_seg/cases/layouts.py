@@ -19,22 +19,69 @@ DECATHLON = "msd"
 """Release of the brain tumour task of the Medical Segmentation Decathlon."""
 NNUNET = "nnunet"
 """Release of a raw data folder of nnU-Net."""
+BIDS = "bids"
+"""Release of cases whose files are called as in BIDS (`sub-01_ses-02_T1w`), of any origin."""
+DERIVATIVES = "derivatives"
+"""Folder of a BIDS data set that holds what was made from its scans."""
 LABEL = "label"
 """Kind of a file that is a label map by its name."""
 
+_AGENTS = ("ce", "gd", "gad", "post", "contrast")
+_OF_A_LABEL = (
+    *("tumou?r", "lesion", "glioma", "automated", "auto", "approx", "manual", "expert"),
+    *("corrected", "final", "consensus"),
+)
+"""Words that may precede the word for a label map, and are no part of the case id."""
+_OF_ANATOMY = frozenset(
+    {
+        *("brain", "bet", "skull", "head", "face", "parenchyma", "tissue", "tissues", "background"),
+        *("wm", "gm", "csf", "nawm", "white", "grey", "gray", "cortex", "hippocampus"),
+        *("aseg", "aparc", "aparcaseg", "ventricle", "ventricles", "vessel", "vessels"),
+    }
+)
+"""Words that precede the word for a mask or a segmentation of something else than a tumour."""
+
+# a space stands for one of - _ . and space, or for nothing
 _SPELLINGS = {
-    "t1n": ("t1", "t1n", "t1w"),
-    "t1c": ("t1c", "t1ce", "t1gd"),
+    "t1n": ("t1", "t1n", "t1w", "t1 pre"),
+    "t1c": ("t1c", "ct1", *(f"{t1} {agent}" for t1 in ("t1", "t1w") for agent in _AGENTS)),
     "t2w": ("t2", "t2w"),
-    "t2f": ("t2f", "flair", "fla"),
-    LABEL: ("seg",),
+    "t2f": ("t2f", "flair", "fla", "t2 flair", "t2w flair"),
+    LABEL: ("seg", "segm", "segmentation", "dseg", "label", "labels", "gt", "ground truth", "mask"),
 }
-_KINDS = {spelling: kind for kind, spellings in _SPELLINGS.items() for spelling in spellings}
+_SEPARATOR = re.compile("[-_. ]")
+_KINDS = {
+    spelling.replace(" ", ""): kind
+    for kind, spellings in _SPELLINGS.items()
+    for spelling in spellings
+}
+
+
+def _any_of(spellings: Iterable[str]) -> str:
+    return "|".join(spelling.replace(" ", "[-_. ]?") for spelling in spellings)
+
 
 _NIFTI_NAME = re.compile(r"(?P<stem>.+)\.nii(\.gz)?", re.IGNORECASE | re.DOTALL)
 _SCAN_STEM = re.compile(
-    rf"((?P<case>.*)[-_. ])?(?P<spelling>{'|'.join(_KINDS)})(?P<processed>[-_](bet|brain))?",
+    rf"((?P<case>.*?)[-_. ])?"
+    rf"((?P<modality>{_any_of(s for kind in MODALITIES for s in _SPELLINGS[kind])})"
+    rf"([-_](?P<processed>bet|brain|bias))?"
+    rf"|(({'|'.join(_OF_A_LABEL)})[-_. ]?)*(?P<label>{_any_of(_SPELLINGS[LABEL])}))",
     re.IGNORECASE | re.DOTALL,
+)
+_LABEL_FOLDER = re.compile(
+    r"(.*[-_. ])?(labels?|labelmaps?|labelst[rs]|masks?|segs?|segms?|segmentations?|annotations?|gt"
+    r"|ground[-_. ]?truths?)",
+    re.IGNORECASE | re.DOTALL,
+)
+_BIDS_STEM = re.compile(
+    r"(?P<case>sub-[a-z0-9]+(_ses-[a-z0-9]+)?)(?P<entities>(_[a-z0-9]+-[a-z0-9+]+)*)_(?P<rest>[^-]+)",
+    re.IGNORECASE,
+)
+_DESCRIBING = ("desc-", "label-")
+_AFTER_CONTRAST = re.compile(
+    r"ce-(?!none|no$).+|acq-(?!.*pre)(.*(post|contrast|gad|gd|gadolinium)|ce|t1ce|t1c)",
+    re.IGNORECASE,
 )
 
 # the first pattern that matches gives the release
@@ -55,6 +102,10 @@ _CASE_IDS = tuple(
         (r"(?P<patient>brats-ped-\d{5})(-(?P<timepoint>\d{3}))?", "brats-ped"),
         (r"(?P<patient>brats-ssa-\d{5})(-(?P<timepoint>\d{3}))?", "brats-ssa"),
         (r"(?P<patient>brats-goat-\d{5})(-(?P<timepoint>\d{3}))?", "brats-goat"),
+        # 11 is the scan before the first operation, 21 one at recurrence
+        (r"(?P<patient>upenn-gbm-\d{5})_(?P<timepoint>\d\d)", "upenn-gbm"),
+        (r"(?P<patient>ucsf-pdgm-\d{4})(_(?P<timepoint>fu\d{3}d))?", "ucsf-pdgm"),
+        (r"(?P<patient>sub-[a-z0-9]+)(_ses-(?P<timepoint>[a-z0-9]+))?", BIDS),
     )
 )
 _TCIA_NUMBER = re.compile(r"^(tcia)\d+(?=_)", re.IGNORECASE)
@@ -71,8 +122,9 @@ class FileName:
     """Part before the modality: the case id in most releases, empty in `t1.nii.gz`."""
     kind: str = ""
     """A modality, `LABEL`, or empty if the name shows neither."""
-    processed: bool = False
-    """Whether the name continues after the modality, as in `_t1_bet`."""
+    variant: str = ""
+    """Other parts of the name, which tell files of one kind apart: `bet` in `_t1_bet`, or
+    `acq-axial_run-2` in the name of a BIDS file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,28 +139,35 @@ class CaseName:
 def parse_file_name(name: str) -> FileName | None:
     """Parse a file name; return None if it is not the name of a NIfTI file.
 
+    Masks and segmentations of the brain and of other anatomy have no kind.
+
     Example:
         >>> parse_file_name("BraTS2021_00000_flair.nii.gz")
-        FileName(stem='BraTS2021_00000_flair', case='BraTS2021_00000', kind='t2f', processed=False)
+        FileName(stem='BraTS2021_00000_flair', case='BraTS2021_00000', kind='t2f', variant='')
+        >>> parse_file_name("sub-01_acq-ax_ce-gadolinium_T1w.nii.gz")
+        FileName(stem='sub-01_acq-ax_ce-gadolinium_T1w', case='sub-01', kind='t1c', variant='acq-ax')
     """
     nifti = _NIFTI_NAME.fullmatch(name)
     if nifti is None:
         return None
-    scan = _SCAN_STEM.fullmatch(nifti["stem"])
-    if scan is None:
-        return FileName(stem=nifti["stem"])
-    return FileName(
-        stem=nifti["stem"],
-        case=scan["case"] or "",
-        kind=_KINDS[scan["spelling"].lower()],
-        processed=scan["processed"] is not None,
-    )
+    bids = _BIDS_STEM.fullmatch(nifti["stem"])
+    return _bids_name(bids) if bids else _plain_name(nifti["stem"])
 
 
 def modality_named(word: str) -> str | None:
-    """Return the modality of a word such as `FLAIR` or `t1gd`, or None."""
-    kind = _KINDS.get(word.lower())
+    """Return the modality of a word such as `FLAIR`, `t1gd` or `T1 post`, or None."""
+    kind = _KINDS.get(_SEPARATOR.sub("", word).lower())
     return kind if kind in MODALITIES else None
+
+
+def is_label_word(word: str) -> bool:
+    """Return whether a word, such as `seg` or `mask`, names a label map."""
+    return _KINDS.get(_SEPARATOR.sub("", word).lower()) == LABEL
+
+
+def is_label_folder(name: str) -> bool:
+    """Return whether a folder is for label maps by its name, such as `labels` or `images_segm`."""
+    return _LABEL_FOLDER.fullmatch(name) is not None
 
 
 def parse_case_id(case_id: str) -> CaseName:
@@ -134,3 +193,40 @@ def parse_case_id(case_id: str) -> CaseName:
 def grade_of(folders: Iterable[str]) -> str:
     """Return the grade, `HGG` or `LGG`, that is the name of a folder above a case, or nothing."""
     return next((name.upper() for name in folders if name.upper() in _GRADES), "")
+
+
+def _plain_name(stem: str) -> FileName:
+    scan = _SCAN_STEM.fullmatch(stem)
+    if scan is None:
+        return FileName(stem=stem)
+    case, word = scan["case"] or "", scan["modality"] or scan["label"]
+    kind = _KINDS[_SEPARATOR.sub("", word).lower()]
+    if kind == LABEL and _is_of_anatomy(case, word):
+        return FileName(stem=stem)
+    return FileName(stem=stem, case=case, kind=kind, variant=scan["processed"] or "")
+
+
+def _is_of_anatomy(before: str, word: str) -> bool:
+    """Return whether the text before the word for a label map names something else than a tumour."""
+    last = _SEPARATOR.split(before)[-1].lower()
+    # programs that remove the skull write the mask of the brain to t1_mask
+    return last in _OF_ANATOMY or (word.lower() == "mask" and last in _KINDS)
+
+
+def _bids_name(bids: re.Match[str]) -> FileName:
+    """Return the parts of a BIDS name: `case`, `entities` such as `_acq-ax`, and the `rest`."""
+    found = _plain_name(bids["rest"])
+    kind, entities = found.kind, [part for part in bids["entities"].split("_") if part]
+    described = [
+        part.partition("-")[2].lower() for part in entities if part.startswith(_DESCRIBING)
+    ]
+    if not kind or (
+        kind == LABEL and any(word in _OF_ANATOMY or "brain" in word for word in described)
+    ):
+        return FileName(stem=bids.string)
+    if kind == "t1n" and any(map(_AFTER_CONTRAST.fullmatch, entities)):
+        kind = "t1c"
+        entities = [part for part in entities if not _AFTER_CONTRAST.fullmatch(part)]
+    others = "" if kind == LABEL else found.case
+    parts = [*entities, *filter(None, (others, found.variant))]
+    return FileName(stem=bids.string, case=bids["case"], kind=kind, variant="_".join(parts))

@@ -16,8 +16,10 @@ from typing import Annotated
 import typer
 
 from brats_seg.cli import crossval, evaluation, figure, prediction, scans, survival, training
-from brats_seg.cli.options import Command, Commands
+from brats_seg.cli.options import Command, Commands, LogHandler
 from brats_seg.errors import BratsError, EnvironmentalError, printable
+from brats_seg.files import check_current_folder
+from brats_seg.progress import close_display
 
 _OUTPUT_FAILS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE})
 """Errors of a file or a pipe that the output is written to."""
@@ -26,7 +28,7 @@ _COMMANDS: tuple[tuple[str, Callable[..., None], tuple[str, ...]], ...] = (
     (_DATA, scans.index, ("data", "data -o cases.csv --labels brats2017")),
     (_DATA, scans.prepare, ("data", "data --preset kaggle-t4 --set store.compressed=true")),
     (_DATA, scans.phantom, ("scans --cases 6",)),
-    (_TRAIN, training.plan, ("--memory 15GiB", "--preset kaggle-t4 --set patch.size=96,96,96")),
+    (_TRAIN, training.plan, ("", "--device t4 --precision fp16", "--memory 15GiB --preset full")),
     (
         _TRAIN,
         training.train,
@@ -47,7 +49,7 @@ _COMMANDS: tuple[tuple[str, Callable[..., None], tuple[str, ...]], ...] = (
             "--t1n a.nii.gz --t1c b.nii.gz --t2w c.nii.gz --t2f d.nii.gz -o out --model model",
         ),
     ),
-    (_USE, prediction.export, ("runs/fold0 runs/fold1 -o model",)),
+    (_USE, prediction.export, ("runs/fold0 runs/fold1 -o model --license CC-BY-4.0",)),
     (_USE, survival.features, ("data -o features.csv", "data --autoencoder runs/autoencoder")),
     (_USE, survival.survival, ("features.csv --table survival_data.csv",)),
     (
@@ -55,6 +57,7 @@ _COMMANDS: tuple[tuple[str, Callable[..., None], tuple[str, ...]], ...] = (
         evaluation.evaluate,
         (
             "data predictions --protocol lesionwise2023",
+            "data predictions --only-predicted",
             "data --compare predictions/first predictions/second -o tests.csv",
         ),
     ),
@@ -116,12 +119,15 @@ def main() -> None:
         # file names need not be UTF-8
         sys.stdout.reconfigure(errors="backslashreplace")
     log = logging.getLogger("brats_seg")
-    log.handlers = [logging.StreamHandler(sys.stdout)]
+    log.handlers = [LogHandler()]
     log.setLevel(logging.INFO)
     try:
         try:
+            check_current_folder()
             app()
         finally:
+            # a message must not be mixed with a progress bar, nor leave the cursor hidden
+            close_display()
             sys.stdout.flush()
     except BratsError as error:
         print(f"error: {error}", file=sys.stderr)

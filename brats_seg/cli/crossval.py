@@ -11,6 +11,7 @@ from brats_seg.cli.options import (
     ConfigOption,
     DataOption,
     DeviceOption,
+    LabelFilesOption,
     LabelsOption,
     PrecisionOption,
     PreparedOption,
@@ -22,10 +23,10 @@ from brats_seg.cli.options import (
     data_or_demo,
     prepared_path,
     print_table,
-    settings_of,
+    settings_of_run,
 )
 from brats_seg.cli.prediction import print_outcome
-from brats_seg.errors import UsageError
+from brats_seg.errors import UsageError, counted
 from brats_seg.progress import tracked
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ def crossval(
     ] = None,
     settings: SetOption = None,
     labels: LabelsOption = None,
+    label_files: LabelFilesOption = None,
     skip_bad: SkipBadOption = False,
     prepared: PreparedOption = None,
 ) -> None:
@@ -105,6 +107,7 @@ def crossval(
         "training.device": device,
         "training.precision": precision,
         "cases.labels": labels,
+        "cases.label_files": label_files,
         "cases.skip_bad": skip_bad or None,
     }
     try:
@@ -115,7 +118,7 @@ def crossval(
             runs=runs,
             protocol=scoring,
             metric=metric,
-            config=settings_of(preset, config, settings, flags),
+            config=settings_of_run(preset, config, settings, flags, run_paths=_begun(runs)),
             prepared_path=prepared,
             max_hours=max_hours,
             track=tracked,
@@ -135,7 +138,8 @@ def crossval(
 def _print_tuning(tuning: "Tuning") -> None:
     """Print the fitted settings with their gain, and the scores before and after."""
     print(
-        f"tuned on {tuning.n_cases} held-out cases of {len(tuning.runs)} runs, for the mean "
+        f"tuned on {counted(tuning.n_cases, 'held-out case')} of {counted(len(tuning.runs), 'run')}, "
+        "for the mean "
         f"{'lesion-wise ' if tuning.metric != 'legacy' else ''}Dice of WT, TC and ET"
     )
     print_table(
@@ -168,12 +172,19 @@ def _print_results(results: "OutOfFoldResults", n_networks: int, output: Path) -
     batch = results.batch
     n_failed = len(batch.failures)
     n_cases = batch.n_predicted + batch.n_skipped + n_failed
-    print(f"{n_cases} held-out cases, {n_failed} failed: {output / 'predictions'}")
+    print(f"{counted(n_cases, 'held-out case')}, {n_failed} failed: {output / 'predictions'}")
     if results.evaluation is not None:
         print_remarks(results.evaluation, output / "predictions")
-    print_summaries(results.summaries)
-    print(f"{n_networks} networks in {output / 'model'}, fingerprint {results.fingerprint}")
+    print_summaries(results.summaries, results.predicted_summaries)
+    print(
+        f"{counted(n_networks, 'network')} in {output / 'model'}, fingerprint {results.fingerprint}"
+    )
     print(f"scores.csv, summary.json, scores.png: {output}. Research use only.")
+
+
+def _begun(runs: Path) -> list[Path]:
+    """Return the folders of the folds that may have begun; a run that was set aside is `fold0.1`."""
+    return [path for path in sorted(runs.glob("fold*")) if path.name[4:].isdecimal()]
 
 
 def _numbers(folds: str | None) -> tuple[int, ...] | None:

@@ -8,7 +8,7 @@ import typer
 
 from brats_seg.cli.options import ProtocolOption, TaskOption, print_table
 from brats_seg.cpu_threads import available_cpus
-from brats_seg.errors import UsageError
+from brats_seg.errors import UsageError, counted, some_of
 from brats_seg.progress import tracked
 
 if TYPE_CHECKING:
@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from brats_seg.evaluation.protocols import ScoringProtocol
     from brats_seg.evaluation.scores import RegionSummary
 
-_SHOWN = ("dice", "hd95", "lesionwise_dice", "lesionwise_hd95", "lesionwise_nsd_1.0")
-"""Scores that are printed; the table has all of them."""
+_WHOLE = ("dice", "hd95")
+"""Scores of whole regions that are printed; the file has all of them."""
+_LESIONS = ("lesionwise_dice", "lesionwise_hd95", "lesionwise_nsd_1.0")
+"""Lesion-wise scores that are printed, in a table of their own that fits 80 columns."""
 
 
 def evaluate(
@@ -45,68 +47,160 @@ def evaluate(
         tuple[Path, Path] | None,
         typer.Option(metavar="A B", help="Compare two sets of predictions, case by case."),
     ] = None,
+    only_predicted: Annotated[
+        bool,
+        typer.Option(
+            "--only-predicted",
+            help="Leave out references without a prediction, which otherwise get the worst scores.",
+        ),
+    ] = False,
 ) -> None:
-    """Score predictions as the challenges do, and write a table and a summary."""
+    """Score predictions as the challenges do, and write a table and a summary.
+
+    Printed are means over cases with their bootstrap intervals. A reference without a prediction gets
+    the worst scores, unless --only-predicted leaves it out; where some are missing, the means over the
+    predicted cases are printed as well. Exit code 1: predictions are missing, or cases failed.
+    """
     from brats_seg.evaluation.protocols import protocol_named
 
     chosen = protocol_named(protocol, task)
     if compare is not None and prediction is None:
-        _compare(reference, compare, chosen, output or Path("comparison.csv"))
+        table = output or Path("comparison.csv")
+        _compare(reference, compare, chosen, table, only_predicted=only_predicted)
     elif compare is None and prediction is not None:
-        _score(reference, prediction, chosen, output or Path("scores.csv"))
+        table = output or Path("scores.csv")
+        _score(reference, prediction, chosen, table, only_predicted=only_predicted)
     else:
         msg = "give one set of predictions, or two with --compare A B"
         raise UsageError(msg)
 
 
-def print_remarks(evaluation: "Evaluation", prediction: Path) -> None:
+def print_remarks(
+    evaluation: "Evaluation", prediction: Path, *, left_out_because: str = "no prediction"
+) -> None:
     """Print the number of cases that were scored, and remarks on single cases."""
-    n_cases = len({score.case_id for score in evaluation.scores})
-    print(
-        f"{prediction}: {n_cases} cases, labels {', '.join(evaluation.prediction_labels)}, "
-        f"against {', '.join(evaluation.reference_labels)} of the references"
-    )
+    labels = ""
+    if evaluation.prediction_labels:
+        labels = (
+            f", labels {', '.join(evaluation.prediction_labels)}, "
+            f"against {', '.join(evaluation.reference_labels)} of the references"
+        )
+    print(f"{prediction}: {_found(evaluation)}{labels}")
     for remark in evaluation.remarks:
         print(remark)
-    for case_id in evaluation.missing:
-        print(f"{case_id}: no prediction, given the worst scores")
+    for case_ids, what in (
+        (evaluation.missing, "no prediction, given the worst scores"),
+        (evaluation.left_out, f"{left_out_because}, left out"),
+        (evaluation.without_reference, "no reference, not scored"),
+    ):
+        if case_ids:
+            print(f"{some_of(case_ids)}: {what}")
     for failure in evaluation.failures:
-        print(f"{failure.case_id}: not scored: {failure.message}")
-    for case_id in evaluation.without_reference:
-        print(f"{case_id}: no reference, not scored")
+        named = "" if failure.case_id in failure.message else f"{failure.case_id}: "
+        print(f"not scored: {named}{failure.message}")
 
 
-def print_summaries(summaries: "Sequence[RegionSummary]") -> None:
-    """Print the means of each region with their intervals."""
-    columns = {spread.column for summary in summaries for spread in summary.spreads}
-    shown = [column for column in _SHOWN if column in columns]
-    rows = []
-    for summary in summaries:
-        means = {
-            spread.column: f"{spread.mean:.4f} [{spread.mean_low:.4f}, {spread.mean_high:.4f}]"
-            for spread in summary.spreads
-        }
-        empty = f"{summary.n_reference_empty} of {summary.n_cases}"
-        rows.append((summary.region, *(means[column] for column in shown), empty))
-    print_table(("region", *shown, "empty"), rows)
+def print_summaries(
+    summaries: "Sequence[RegionSummary]", predicted: "Sequence[RegionSummary]"
+) -> None:
+    """Print the means of each region with their intervals.
+
+    Args:
+        summaries: Summaries over all cases.
+        predicted: Summaries over the cases that have a prediction; printed if they are fewer.
+    """
+    if not summaries:
+        print("no case could be scored")
+        return
+    n_cases = summaries[0].n_cases
+    n_predicted = predicted[0].n_cases if predicted else 0
+    if n_predicted == n_cases:
+        _print_means(summaries, counted(n_cases, "case"))
+        return
+    _print_means(summaries, _with_missing(n_cases, n_cases - n_predicted))
+    if predicted:
+        _print_means(predicted, f"the {n_predicted} that have a prediction")
 
 
-def _score(reference: Path, prediction: Path, protocol: "ScoringProtocol", output: Path) -> None:
+def _found(evaluation: "Evaluation") -> str:
+    n_scored = len({score.case_id for score in evaluation.scores})
+    n_references = n_scored + len(evaluation.failures) + len(evaluation.left_out)
+    if evaluation.left_out:
+        return f"{n_scored} of {n_references} references scored"
+    if evaluation.missing:
+        n_predicted = n_references - len(evaluation.missing)
+        return f"{n_predicted} of {n_references} references with a prediction"
+    return counted(n_scored, "case")
+
+
+def _with_missing(n_references: int, n_missing: int) -> str:
+    return f"{n_references} references, with the worst scores for {n_missing} without a prediction"
+
+
+def _print_means(summaries: "Sequence[RegionSummary]", cases: str) -> None:
+    from brats_seg.evaluation.scores import title_of
+    from brats_seg.evaluation.significance import CONFIDENCE
+
+    n_cases = summaries[0].n_cases
+    interval = f" [{100 * CONFIDENCE:g} % interval]" if n_cases > 1 else ""
+    print(f"\nmean{interval} over {cases}")
+    print_table(
+        ("region", *map(title_of, _WHOLE), "reference empty"),
+        [
+            (one.region, *_means(one, _WHOLE), f"{one.n_reference_empty} of {n_cases}")
+            for one in summaries
+        ],
+    )
+    if {spread.column for spread in summaries[0].spreads}.issuperset(_LESIONS):
+        print()
+        print_table(
+            ("region", *map(title_of, _LESIONS)),
+            [(one.region, *_means(one, _LESIONS)) for one in summaries],
+        )
+
+
+def _means(summary: "RegionSummary", columns: "Sequence[str]") -> list[str]:
+    return [summary.spread(column).mean_text(summary.n_cases) for column in columns]
+
+
+def _score(
+    reference: Path,
+    prediction: Path,
+    protocol: "ScoringProtocol",
+    output: Path,
+    *,
+    only_predicted: bool,
+) -> None:
     from brats_seg.evaluation.evaluate import score_folders
 
-    n_workers = available_cpus()
     scored = score_folders(
-        reference, prediction, output, protocol, n_workers=n_workers, track=tracked
+        reference,
+        prediction,
+        output,
+        protocol,
+        only_predicted=only_predicted,
+        n_workers=available_cpus(),
+        track=tracked,
     )
     print_remarks(scored.evaluation, prediction)
-    print_summaries(scored.summaries)
+    print_summaries(scored.summaries, scored.predicted_summaries)
+    if scored.evaluation.missing:
+        print("--only-predicted leaves out the references without a prediction.")
+    if scored.evaluation.left_out and scored.summaries:
+        dices = (f"{name} {mean:.3f}" for name, mean in scored.dice_with_left_out.items())
+        print(f"Mean Dice if those left out counted as 0: {', '.join(dices)}.")
     print(f"wrote {output} and {output.with_suffix('.json')}. Research use only.")
     if scored.evaluation.missing or scored.evaluation.failures:
         raise typer.Exit(1)
 
 
 def _compare(
-    reference: Path, predictions: tuple[Path, Path], protocol: "ScoringProtocol", output: Path
+    reference: Path,
+    predictions: tuple[Path, Path],
+    protocol: "ScoringProtocol",
+    output: Path,
+    *,
+    only_predicted: bool,
 ) -> None:
     from brats_seg.evaluation.compare import compare_folders
 
@@ -115,23 +209,35 @@ def _compare(
         predictions,
         protocol,
         output=output,
+        only_predicted=only_predicted,
         n_workers=available_cpus(),
         track=tracked,
     )
     for path, evaluation in zip(predictions, (compared.first, compared.second), strict=True):
-        print_remarks(evaluation, path)
-    _print_comparison(compared.comparison)
+        print_remarks(evaluation, path, left_out_because="not in both sets")
+    print(f"\nfirst: {predictions[0]}\nsecond: {predictions[1]}")
+    n_cases = compared.comparison.n_cases
+    if compared.predicted is None:
+        _print_comparison(compared.comparison, counted(n_cases, "case"))
+    else:
+        words = f"{n_cases} references, with the worst scores where a prediction is missing"
+        _print_comparison(compared.comparison, words)
+        words = f"the {compared.predicted.n_cases} that both sets predict"
+        _print_comparison(compared.predicted, words)
+        print("--only-predicted compares the cases that both sets predict.")
     print(f"wrote {output}. Research use only.")
 
 
-def _print_comparison(comparison: "Comparison") -> None:
-    first, second = "better in the first", "better in the second"
+def _print_comparison(comparison: "Comparison", cases: str) -> None:
+    from brats_seg.evaluation.scores import title_of
+
+    print(f"\nmean over {cases}; cases in which the first set is better or worse; Wilcoxon's p")
     print_table(
-        ("region", "score", "mean of the first", "mean of the second", first, second, "Wilcoxon p"),
+        ("region", "score", "first", "second", "better", "worse", "p"),
         [
             (
                 test.region,
-                test.column,
+                title_of(test.column),
                 f"{test.mean_first:.4f}",
                 f"{test.mean_second:.4f}",
                 test.n_first_better,

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from brats_seg.cli.options import Command, Commands, LabelsOption
+from brats_seg.cli.options import Command, Commands, LabelsOption, one_of
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.errors import UsageError
 
@@ -53,7 +53,11 @@ def montage(
     prediction: PredictionOption = None,
     case: CaseOption = None,
     modality: Annotated[
-        str, typer.Option(help="Modality to draw: t1n, t1c, t2w or t2f (flair).")
+        str,
+        typer.Option(
+            autocompletion=one_of("t1n", "t1c", "t2w", "t2f"),
+            help="Modality to draw: t1n, t1c, t2w or t2f; also t1, t1ce, t2 or flair.",
+        ),
     ] = "t2f",
     labels: LabelsOption = None,
 ) -> None:

@@ -3,9 +3,14 @@
 Without `--data`, a command uses the scans under `data/`, or else phantom cases that it writes once.
 """
 
+import logging
+import os
+import shlex
+import signal
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, get_args
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -14,6 +19,9 @@ from brats_seg.config import PRESETS, Config, ConventionName
 from brats_seg.config_text import LONGEST_YAML, load_config
 from brats_seg.errors import ConfigError
 from brats_seg.files import alone_at, whole_folder
+
+if TYPE_CHECKING:
+    from brats_seg.runtime.device import Gpu
 
 DEMO_CASES = 12
 """Number of phantom cases in the demo."""
@@ -48,14 +56,16 @@ DataOption = Annotated[
     Path | None,
     typer.Option(
         rich_help_panel=SCANS_PANEL,
-        help="Folder of scans. (default: data/, or phantom cases if it is empty)",
+        help="Folder of scans of any layout, or a .csv or .json table of their paths. (default: data/, "
+        "or phantom cases if it is empty)",
     ),
 ]
 PreparedOption = Annotated[
     Path | None,
     typer.Option(
         rich_help_panel=SCANS_PANEL,
-        help="Folder of prepared cases. (default: one for each data folder, below prepared/)",
+        help="Folder of prepared cases. (default: NAME-prepared beside the data folder NAME, or below "
+        "~/.cache/brats_seg if nothing can be written there)",
     ),
 ]
 PresetOption = Annotated[
@@ -63,7 +73,7 @@ PresetOption = Annotated[
     typer.Option(
         rich_help_panel=SETTINGS_PANEL,
         autocompletion=one_of(*PRESETS),
-        help=f"Settings to start from: {', '.join(PRESETS)}.",
+        help=f"Settings to start from: {', '.join(PRESETS)}. (default: what suits the device)",
     ),
 ]
 ConfigOption = Annotated[
@@ -88,6 +98,16 @@ LabelsOption = Annotated[
         autocompletion=COMPLETE_CONVENTION,
         help="Label convention of all cases, instead of the detected one: "
         f"{', '.join(_CONVENTIONS)}.",
+    ),
+]
+LabelFilesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--label-files",
+        metavar="PATTERN",
+        rich_help_panel=SCANS_PANEL,
+        help="Pattern of label maps that are not found by their names: `'*_tumour.nii.gz'`, or "
+        "`'drawn/*'` for a folder.",
     ),
 ]
 DeviceOption = Annotated[str, typer.Option(autocompletion=COMPLETE_DEVICE, help=DEVICES)]
@@ -121,7 +141,18 @@ class Command(TyperCommand):
 
 
 class Commands(TyperGroup):
-    """Group of commands whose help shows no type beside a flag that takes no value."""
+    """Group of commands that say when they were interrupted.
+
+    Their help shows no type beside a flag that takes no value.
+    """
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; typer would end it without a word after Ctrl-C."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            raise typer.Exit(128 + signal.SIGINT) from None
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters."""
@@ -134,6 +165,26 @@ def without_flag_types(parameters: list[Any]) -> list[Any]:
         if getattr(parameter, "is_flag", False):
             parameter.metavar = ""
     return parameters
+
+
+class LogHandler(logging.StreamHandler[TextIO]):
+    """Writes the log where standard output or error is at that moment: above a progress bar."""
+
+    def __init__(self) -> None:
+        # not that of `StreamHandler`, which would set the stream
+        logging.Handler.__init__(self)
+        self.to_stderr = False
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        """Standard error if `to_stderr` is set, else standard output."""
+        return sys.stderr if self.to_stderr else sys.stdout
+
+
+def command_again() -> str:
+    """Return the command that is running, as it would be typed again."""
+    program = "brats-seg" if Path(sys.argv[0]).name != "__main__.py" else "python -m brats_seg"
+    return f"{program} {shlex.join(sys.argv[1:])}"
 
 
 def settings_of(
@@ -154,6 +205,35 @@ def settings_of(
         assignments=assignments or [],
         values={key: value for key, value in flags.items() if value is not None},
     )
+
+
+def settings_of_run(
+    preset: str | None,
+    path: Path | None,
+    assignments: list[str] | None,
+    flags: dict[str, Any],
+    *,
+    run_paths: Sequence[Path] = (),
+    gpu: "Gpu | None" = None,
+    quiet: bool = False,
+) -> Config:
+    """Return the settings of a run, which are chosen where neither a preset nor a file is given.
+
+    Then they are those of the first of the runs that was begun already, and otherwise those that suit
+    the device, or a GPU that is planned for; why is printed, unless `quiet`.
+    """
+    if preset is not None or path is not None:
+        return settings_of(preset, path, assignments, flags)
+    from brats_seg.training.chosen_settings import choose_settings
+
+    given = {key: value for key, value in flags.items() if value is not None}
+    chosen = choose_settings(
+        assignments=assignments or [], values=given, run_paths=run_paths, gpu=gpu
+    )
+    # of several processes under torchrun the first one prints
+    if not quiet and os.environ.get("RANK", "0") == "0":
+        print(chosen.reason)
+    return chosen.config
 
 
 def data_or_demo(data: Path | None, preset: str | None) -> tuple[Path, str | None]:

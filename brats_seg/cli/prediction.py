@@ -2,6 +2,7 @@
 
 import json
 import logging
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,10 +17,12 @@ from brats_seg.cli.options import (
     DEVICES,
     PRECISIONS,
     DeviceOption,
+    LogHandler,
     PrecisionOption,
+    command_again,
     one_of,
 )
-from brats_seg.errors import UsageError
+from brats_seg.errors import UsageError, counted
 from brats_seg.progress import tracked
 
 if TYPE_CHECKING:
@@ -48,12 +51,23 @@ def predict(
         list[Path] | None,
         typer.Argument(help="Folders of scans of any layout, or .csv or .json tables of paths."),
     ] = None,
-    t1n: Annotated[Path | None, typer.Option(rich_help_panel=_ONE_CASE, help="T1.")] = None,
-    t1c: Annotated[
-        Path | None, typer.Option(rich_help_panel=_ONE_CASE, help="T1 with contrast agent.")
+    t1n: Annotated[
+        Path | None, typer.Option("--t1n", "--t1", rich_help_panel=_ONE_CASE, help="T1.")
     ] = None,
-    t2w: Annotated[Path | None, typer.Option(rich_help_panel=_ONE_CASE, help="T2.")] = None,
-    t2f: Annotated[Path | None, typer.Option(rich_help_panel=_ONE_CASE, help="FLAIR.")] = None,
+    t1c: Annotated[
+        Path | None,
+        typer.Option(
+            *("--t1c", "--t1ce", "--t1gd"),
+            rich_help_panel=_ONE_CASE,
+            help="T1 with contrast agent.",
+        ),
+    ] = None,
+    t2w: Annotated[
+        Path | None, typer.Option("--t2w", "--t2", rich_help_panel=_ONE_CASE, help="T2.")
+    ] = None,
+    t2f: Annotated[
+        Path | None, typer.Option("--t2f", "--flair", rich_help_panel=_ONE_CASE, help="FLAIR.")
+    ] = None,
     case_id: Annotated[
         str | None, typer.Option(rich_help_panel=_ONE_CASE, help="Id of the case.")
     ] = None,
@@ -182,11 +196,28 @@ def predict(
 
     executor = Executor(n_workers=workers, scheduler=scheduler)
     cases = _cases(inputs or [], {"t1n": t1n, "t1c": t1c, "t2w": t2w, "t2f": t2f}, case_id)
-    on_case = _print_json if as_json else print_outcome
-    outcome = predict_cases(
-        cases, model, output, settings, executor=executor, on_case=on_case, track=tracked
-    )
+    n_done = 0
+
+    def on_case(outcome: "CaseOutcome") -> None:
+        nonlocal n_done
+        n_done += 1
+        (_print_json if as_json else print_outcome)(outcome)
+
+    try:
+        outcome = predict_cases(
+            cases, model, output, settings, executor=executor, on_case=on_case, track=tracked
+        )
+    except KeyboardInterrupt:
+        print(
+            f"interrupted after {n_done} of {len(cases)} cases. Results are in {output}; the same "
+            f"command continues with the other cases:\n    {command_again()}",
+            file=sys.stderr,
+        )
+        raise typer.Exit(128 + signal.SIGINT) from None
     n_failed = len(outcome.failures)
+    advice = "" if labels else "; --labels chooses another"
+    for remark in outcome.remarks:
+        print(f"{remark}{advice}", file=sys.stderr if as_json else sys.stdout)
     if not as_json:
         print(
             f"{outcome.n_predicted} predicted, {outcome.n_skipped} finished before, {n_failed} "
@@ -199,14 +230,28 @@ def predict(
 def export(
     runs: Annotated[list[Path], typer.Argument(help="Runs, checkpoints or exported folders.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write to.")],
+    license_name: Annotated[
+        str,
+        typer.Option("--license", help="Licence of the weights, for the model card."),
+    ] = "",
+    case_ids: Annotated[
+        bool | None,
+        typer.Option(
+            "--case-ids/--no-case-ids",
+            help="Name the cases by their ids in the model card, or only count them. (default: "
+            "named if all ids are of public releases, such as BraTS)",
+        ),
+    ] = None,
 ) -> None:
-    """Export networks to a folder: weights, settings, tables and a model card, without pickles."""
+    """Export networks to a folder: weights, settings, tables and a model card, without pickles.
+
+    The model card names the training cases, and has the scores of the validation during training.
+    """
     from brats_seg.inference.export import export_model
 
-    exported = export_model(runs, output)
-    print(
-        f"wrote {len(exported.networks)} networks to {output}, fingerprint {exported.fingerprint}"
-    )
+    exported = export_model(runs, output, license_name=license_name, case_ids=case_ids)
+    n_networks = counted(len(exported.networks), "network")
+    print(f"wrote {n_networks} to {output}, fingerprint {exported.fingerprint}")
     print("Research use only.")
 
 
@@ -266,8 +311,8 @@ def print_outcome(outcome: "CaseOutcome") -> None:
 def log_to_stderr() -> None:
     """Log to stderr, so that stdout has only lines of JSON."""
     for handler in logging.getLogger("brats_seg").handlers:
-        if isinstance(handler, logging.StreamHandler):
-            handler.setStream(sys.stderr)
+        if isinstance(handler, LogHandler):
+            handler.to_stderr = True
 
 
 def _cases(

@@ -8,6 +8,7 @@ import typer
 from brats_seg.cli.options import (
     DEMO_CASES,
     ConfigOption,
+    LabelFilesOption,
     LabelsOption,
     PreparedOption,
     PresetOption,
@@ -16,21 +17,29 @@ from brats_seg.cli.options import (
     settings_of,
 )
 from brats_seg.cpu_threads import available_cpus
+from brats_seg.errors import counted
 from brats_seg.progress import tracked
+
+DataArgument = Annotated[
+    Path,
+    typer.Argument(help="Folder of scans of any layout, or a .csv or .json table of their paths."),
+]
 
 
 def index(
-    data: Annotated[Path, typer.Argument(help="Folder of scans, of any BraTS release.")],
+    data: DataArgument,
     output: Annotated[Path, typer.Option("-o", "--output", help="Table of cases to write.")] = Path(
         "cases.csv"
     ),
     labels: LabelsOption = None,
+    label_files: LabelFilesOption = None,
 ) -> None:
     """Find cases and their label conventions, and list what is wrong with them."""
     from brats_seg.cases.case_table import summarise
     from brats_seg.data.fold import open_index
 
-    config = settings_of(None, None, None, {"cases.labels": labels})
+    flags = {"cases.labels": labels, "cases.label_files": label_files}
+    config = settings_of(None, None, None, flags)
     found = open_index(data, output, config, n_workers=available_cpus(), track=tracked)
     for line in summarise(found):
         print(line)
@@ -40,12 +49,13 @@ def index(
 
 
 def prepare(
-    data: Annotated[Path, typer.Argument(help="Folder of scans, of any BraTS release.")],
+    data: DataArgument,
     prepared: PreparedOption = None,
     preset: PresetOption = None,
     config: ConfigOption = None,
     settings: SetOption = None,
     labels: LabelsOption = None,
+    label_files: LabelFilesOption = None,
     skip_bad: SkipBadOption = False,
     verify: Annotated[
         bool,
@@ -56,18 +66,23 @@ def prepare(
     ] = False,
 ) -> None:
     """Index the scans, distribute them to folds, and prepare them for training."""
-    from brats_seg.data.fold import open_fold, prepared_path_of
+    from brats_seg.data.fold import prepare_data, prepared_path_of
 
     if verify:
         _verify(prepared or prepared_path_of(data))
         return
 
-    chosen = settings_of(
-        preset, config, settings, {"cases.labels": labels, "cases.skip_bad": skip_bad or None}
-    )
+    flags = {
+        "cases.labels": labels,
+        "cases.label_files": label_files,
+        "cases.skip_bad": skip_bad or None,
+    }
+    chosen = settings_of(preset, config, settings, flags)
     folder = prepared or prepared_path_of(data)
-    open_fold(data, fold=0, config=chosen, prepared_path=folder, repair=repair, track=tracked)
-    print(f"cases.csv, folds.csv and the prepared cases are in {folder}")
+    done = prepare_data(data, config=chosen, prepared_path=folder, repair=repair, track=tracked)
+    n_folds = len(done.folds.folds)
+    print(f"{counted(len(done.case_ids), 'case')} prepared, with cases.csv, in {folder}")
+    print(f"the table of {n_folds} folds is {done.folds_path.name} there")
 
 
 def phantom(
@@ -79,7 +94,7 @@ def phantom(
     from brats_seg.cases.phantom import write_phantom_cases
 
     write_phantom_cases(output, n_cases=cases, seed=seed)
-    print(f"wrote {cases} phantom cases to {output}")
+    print(f"wrote {counted(cases, 'phantom case')} to {output}")
 
 
 def _verify(folder: Path) -> None:
@@ -90,6 +105,6 @@ def _verify(folder: Path) -> None:
     errors = verify_cases(case_ids, folder, track=tracked)
     for error in errors:
         print(error)
-    print(f"{len(case_ids) - len(errors)} of {len(case_ids)} prepared cases in {folder} are whole")
+    print(f"{counted(len(case_ids), 'prepared case')} in {folder}, {len(errors)} damaged")
     if errors:
         raise typer.Exit(1)

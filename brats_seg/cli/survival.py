@@ -13,6 +13,7 @@ from brats_seg.cli.options import (
     PreparedOption,
     print_table,
 )
+from brats_seg.errors import counted
 from brats_seg.progress import tracked
 
 if TYPE_CHECKING:
@@ -101,7 +102,11 @@ def survival(
         ),
     ] = None,
     folds: Annotated[
-        Path | None, typer.Option(help="folds.csv to use; without it, new folds are made.")
+        Path | None,
+        typer.Option(
+            help="Fold table to use, such as folds-5-seed55.csv among the prepared cases; without "
+            "it, new folds are made."
+        ),
     ] = None,
     n_folds: Annotated[int, typer.Option(min=2, help="Number of new folds.")] = 5,
     repeats: Annotated[
@@ -149,7 +154,7 @@ def _print_features(rows: "Sequence[FeatureRow]") -> None:
     n_reference = sum(row.labels_from == REFERENCE for row in rows)
     n_features = len(rows[0].features) if rows else 0
     print(
-        f"{len(rows)} cases with {n_features} features; label maps: {n_reference} reference, "
+        f"{counted(len(rows), 'case')} with {n_features} features; label maps: {n_reference} reference, "
         f"{len(rows) - n_reference} predicted"
     )
     for what, answers in (

@@ -15,6 +15,7 @@ from brats_seg.cli.options import (
     SHORTCUTS_PANEL,
     ConfigOption,
     DataOption,
+    LabelFilesOption,
     LabelsOption,
     PreparedOption,
     PresetOption,
@@ -25,8 +26,9 @@ from brats_seg.cli.options import (
     prepared_path,
     print_table,
     settings_of,
+    settings_of_run,
 )
-from brats_seg.config import NETWORKS
+from brats_seg.config import GPU_NAMES, NETWORKS, Config
 from brats_seg.config_text import describe_settings, parse_yaml
 from brats_seg.errors import EnvironmentalError, UsageError
 from brats_seg.progress import tracked
@@ -95,21 +97,49 @@ def train(
             help="training.precision: auto, fp32, fp16 or bf16.",
         ),
     ] = None,
+    start_from: Annotated[
+        Path | None,
+        typer.Option(
+            rich_help_panel=SHORTCUTS_PANEL,
+            help="start.path: run, exported model, checkpoint or .safetensors file to take weights from.",
+        ),
+    ] = None,
+    hold_epochs: Annotated[
+        int | None,
+        typer.Option(
+            rich_help_panel=SHORTCUTS_PANEL,
+            help="start.hold_epochs: epochs in which the weights taken stay as they are.",
+        ),
+    ] = None,
+    hours: Annotated[
+        float | None,
+        typer.Option(
+            help="Hours of the whole run, in all its sessions: as many epochs as they hold are trained."
+        ),
+    ] = None,
     max_hours: Annotated[
-        float | None, typer.Option(min=0, help="Stop after this time; the same command continues.")
+        float | None,
+        typer.Option(min=0, help="Hours of this session; the same command continues."),
     ] = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Rename an earlier run and start anew.")
     ] = False,
     labels: LabelsOption = None,
+    label_files: LabelFilesOption = None,
     skip_bad: SkipBadOption = False,
     prepared: PreparedOption = None,
 ) -> None:
     """Train a fold, or resume it."""
+    if epochs is not None and hours is not None:
+        msg = f"--epochs {epochs} and --hours {hours:g} are given; expected one of them"
+        raise UsageError(msg)
     scans, preset = data_or_demo(data, preset)
     flags = {
         "model.name": model,
         "training.n_epochs": epochs,
+        "training.hours": hours,
+        "start.path": None if start_from is None else str(start_from),
+        "start.hold_epochs": hold_epochs,
         "training.effective_batch": None
         if effective_batch is None
         else parse_yaml(effective_batch, "--effective-batch"),
@@ -119,9 +149,11 @@ def train(
         "training.device": device,
         "training.precision": precision,
         "cases.labels": labels,
+        "cases.label_files": label_files,
         "cases.skip_bad": skip_bad or None,
     }
-    chosen = settings_of(preset, config, settings, flags)
+    begun = () if fresh else (run or Path(f"runs/fold{fold}"),)
+    chosen = settings_of_run(preset, config, settings, flags, run_paths=begun)
     from brats_seg.training.trainer import train_fold
 
     outcome = train_fold(
@@ -146,6 +178,17 @@ def plan(
             help="Memory, such as 15GiB or 900MB. (default: free memory of the device)",
         ),
     ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            autocompletion=one_of("auto", "cpu", "cuda", "mps", *GPU_NAMES),
+            help="Device of this machine (auto, cpu, cuda, cuda:1, mps), or a GPU that it need not have: "
+            f"{', '.join(GPU_NAMES)}, or its memory, such as 8GiB.",
+        ),
+    ] = None,
+    precision: Annotated[
+        str | None, typer.Option(autocompletion=COMPLETE_PRECISION, help=PRECISIONS)
+    ] = None,
     preset: PresetOption = None,
     config: ConfigOption = None,
     settings: SetOption = None,
@@ -154,30 +197,39 @@ def plan(
     """Print which patch, micro-batch, precision and checkpointing fit in memory.
 
     Memory is counted for the network, loss and optimizer of the settings; one batch of the largest
-    patch that fits is computed to check it. Exit code 3: nothing fits.
+    patch that fits is computed to measure its memory and time. For a GPU that this machine need not
+    have, such as --device t4, both remain a prediction. Exit code 3: nothing fits.
     """
-    chosen = settings_of(preset, config, settings, {})
+    from brats_seg.runtime.device import gpu_named
     from brats_seg.runtime.memory import parse_memory
-    from brats_seg.training.memory_plan import RESERVED_MIB, plan_memory
+    from brats_seg.training.memory_plan import plan_memory
 
-    found = plan_memory(chosen, None if memory is None else parse_memory(memory), tracked)
+    gpu = None if device is None else gpu_named(device)
+    flags = {
+        "training.device": None if gpu is not None else device,
+        "training.precision": precision,
+    }
+    chosen = settings_of_run(preset, config, settings, flags, gpu=gpu, quiet=as_json)
+    size = None if memory is None else parse_memory(memory)
+    found = plan_memory(chosen, size, tracked, gpu=gpu)
     if as_json:
         print(json.dumps([asdict(row) for row in found.rows], indent=2))
     else:
-        left = "" if memory is None else f", beside {RESERVED_MIB} MiB for torch itself"
-        device = found.device.torch_device
-        print(f"{chosen.model.name} on {device}: {found.memory_mib} MiB{left}")
-        _print_plan(found)
+        _print_plan(found, chosen, is_given=gpu is not None or memory is not None)
     if found.suggested is None:
         raise EnvironmentalError(found.what_to_lower())
 
 
-def _print_plan(found: "MemoryPlan") -> None:
+def _print_plan(found: "MemoryPlan", config: Config, *, is_given: bool) -> None:
     from brats_seg.models.build import size_words
+    from brats_seg.training.memory_plan import RESERVED_MIB
 
+    left = f", beside {RESERVED_MIB} MiB for torch itself" if is_given else ""
+    device = found.device.torch_device if found.gpu is None else found.gpu.name
+    print(f"{config.model.name} on {device}: {found.memory_mib} MiB{left}")
     columns = (
         *("patch", "micro-batch", "precision", "checkpointing"),
-        *("predicted MiB", "measured MiB", "fits"),
+        *("predicted MiB", "measured MiB", "s per step", "fits"),
     )
     print_table(
         columns,
@@ -189,6 +241,7 @@ def _print_plan(found: "MemoryPlan") -> None:
                 row.checkpointing,
                 row.predicted_mib,
                 "-" if row.measured_mib is None else row.measured_mib,
+                "-" if row.step_s is None else f"{row.step_s:.2g}",
                 "yes" if row.fits else "no",
             )
             for row in found.rows
@@ -199,6 +252,18 @@ def _print_plan(found: "MemoryPlan") -> None:
         print(
             f"largest patch: --patch {','.join(map(str, best.patch))} --micro-batch 1 "
             f"--precision {best.precision}, with checkpointing {best.checkpointing}"
+        )
+    if found.gpu is not None:
+        print(
+            f"prediction for {found.gpu.name}: the tensors of a step were counted without a GPU, and a "
+            "share added for the workspaces of its kernels. Nothing was computed on it: `brats-seg plan` "
+            "on a machine that has it measures memory and time."
+        )
+    elif best is not None and best.step_s is not None:
+        n_patches = config.training.effective_batch_at(0)
+        print(
+            f"measured on {device}: a step of training.effective_batch {n_patches} and patches of "
+            f"{size_words(best.patch)} takes {best.step_s:.2g} s, without reading and validation"
         )
 
 
@@ -212,11 +277,11 @@ def settings(
 ) -> None:
     """List the settings: keys, values, what is allowed, and what they do.
 
-    The values are those that `train` would use with the same options.
+    The values are those that `train` would begin a run with, given the same options.
     """
     listed = [
         setting
-        for setting in describe_settings(settings_of(preset, config, assignments, {}))
+        for setting in describe_settings(settings_of_run(preset, config, assignments, {}))
         if section in setting.key
     ]
     if not listed:
@@ -267,6 +332,7 @@ def certify(
             n_patches=patches,
             device=device,
             precision=precision,
+            track=tracked,
         )
     else:
         flags = {"training.device": device, "training.precision": precision}

@@ -1,31 +1,38 @@
 """Index a folder of scans, make folds, prepare the cases, and open one fold for training.
 
-The results are files in one folder: `cases.csv`, `folds.csv`, and a folder for each case. They are
-updated only where scans or settings have changed.
+The results are files in one folder: `cases.csv`, a fold table for each number of folds, and a folder
+for each case. They are updated only where scans or settings have changed.
 """
 
 import hashlib
 import logging
+import os
+import stat
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from brats_seg.cases.case import Case, CaseIndex
 from brats_seg.cases.case_table import read_index, remark_lines, write_index
 from brats_seg.cases.clinical import read_clinical_tables, with_clinical
 from brats_seg.cases.folds import (
+    GIVEN_NAME,
     FoldTable,
     Split,
     check_covers,
+    check_fold,
+    fold_table_path,
     make_folds,
     read_folds,
     write_folds,
 )
 from brats_seg.cases.index import index_cases
+from brats_seg.cases.label_files import EXPECTED_LABELS
+from brats_seg.cases.path_table import is_path_table
 from brats_seg.config import Config
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.data.manifest import MANIFEST_NAME
-from brats_seg.data.prepare import prepare_cases
+from brats_seg.data.prepare import check_replaceable, prepare_cases
 from brats_seg.data.spacing import USUAL_MM, spacing_text
 from brats_seg.data.store import PreparedCase, open_case
 from brats_seg.errors import (
@@ -34,12 +41,17 @@ from brats_seg.errors import (
     EnvironmentalError,
     FoldError,
     LayoutError,
+    counted,
 )
 from brats_seg.files import alone_at
 from brats_seg.progress import Track, untracked
 from brats_seg.voxels.resampling import Spacing
 
 log = logging.getLogger(__name__)
+
+_CASES_NAME = "cases.csv"
+"""Table of the cases in a folder of prepared cases."""
+_WRITE_BITS = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +63,8 @@ class PreparedData:
     folder: Path
     """Folder of the prepared cases."""
     folds: FoldTable
+    folds_path: Path
+    """File of the fold table."""
     case_ids: frozenset[str]
     """Cases that could be prepared."""
 
@@ -70,6 +84,8 @@ class FoldData:
     """Largest number of voxels of the brain crops along X, Y and Z."""
     spacing_mm: Spacing = (USUAL_MM, USUAL_MM, USUAL_MM)
     """Spacing that the cases were prepared at."""
+    folds_path: Path | None = None
+    """File of the fold table; None for a split that was stored with a run."""
 
 
 def open_fold(
@@ -86,7 +102,7 @@ def open_fold(
     A folder of prepared cases that is up to date is only read.
 
     Args:
-        root: Folder of scans, of any BraTS release.
+        root: Folder of scans of any layout, or table of their paths; see `find_cases`.
         fold: Index of the fold that is held out for validation.
         config: Settings; those of `cases`, `folds` and `store` are used.
         prepared_path: Folder for the tables and the prepared cases; None for `prepared_path_of`.
@@ -96,7 +112,8 @@ def open_fold(
     Raises:
         LayoutError: There are no labelled cases.
         CaseProblemsError: Labelled cases cannot be used, and `cases.skip_bad` is not set.
-        FoldError: The fold table leaks patients, or lacks the fold or a case.
+        FoldError: There is no such fold, which is noticed before anything is written, or the fold
+            table leaks patients or lacks a case.
 
     Example:
         >>> from brats_seg.config_text import load_config
@@ -105,14 +122,14 @@ def open_fold(
         >>> len(data.split.train) + len(data.split.validation)
         6
     """
-    prepared = prepare_data(
-        root, config=config, prepared_path=prepared_path, repair=repair, track=track
-    )
+    folder = prepared_path or prepared_path_of(root)
+    check_fold(fold, fold_table_path(folder, config.folds), config.folds)
+    prepared = prepare_data(root, config=config, prepared_path=folder, repair=repair, track=track)
     split = prepared.folds.split(fold)
     missing = sorted({*split.train, *split.validation} - prepared.case_ids)
     if missing and not config.cases.skip_bad:
         msg = (
-            f"{prepared.folder / 'folds.csv'} has cases that are not in {root}: "
+            f"{prepared.folds_path} has cases that are not in {root}: "
             f"{', '.join(missing)}. Restore them, or leave them out with --skip-bad."
         )
         raise FoldError(msg)
@@ -133,37 +150,52 @@ def prepare_data(
     """
     folder = prepared_path or prepared_path_of(root)
     n_workers = available_cpus()
-    index, is_new = _current_index(root, folder / "cases.csv", config, n_workers, track)
+    index, is_new = _current_index(root, folder / _CASES_NAME, config, n_workers, track)
+    check_replaceable(index.usable, folder)
     if is_new:
-        _try_to_write(index, folder / "cases.csv")
+        _try_to_write(index, folder / _CASES_NAME)
     cases = _labelled(index, skip_bad=config.cases.skip_bad)
     for line in remark_lines(cases):
         log.warning(line)
-    folds = open_folds(cases, folder / "folds.csv", config)
+    folds_path = fold_table_path(folder, config.folds)
+    folds = open_folds(cases, folds_path, config)
     failures = prepare_cases(
         cases, folder, config.store, repair=repair, n_workers=n_workers, track=track
     )
     if failures and not config.cases.skip_bad:
         raise CaseProblemsError([failure.message for failure in failures])
     for failure in failures:
-        log.warning("case %s is left out: %s", failure.case_id, failure.message)
+        log.warning("left out: %s", failure.message)
     failed = {failure.case_id for failure in failures}
     return PreparedData(
         root=root,
         folder=folder,
         folds=folds,
+        folds_path=folds_path,
         case_ids=frozenset(case.case_id for case in cases) - failed,
     )
 
 
 def prepared_path_of(root: Path) -> Path:
-    """Return the default folder of the prepared cases of a data folder.
+    """Return the default folder of the prepared cases of a data folder, from any current folder.
 
-    It lies in the current folder, because a data folder may be read only, and is named after the
-    data folder and a hash of its path, so that two folders called `Training` do not share it.
+    The prepared cases of `BraTS2021` are in `BraTS2021-prepared` beside it, on the disk that has space
+    for scans; or in the user's cache folder, if nothing may be written beside the scans, as on Kaggle.
+    Prepared cases that are found in either place are used there. Those that an earlier version wrote to
+    the current folder come first, because the runs of that folder were trained on them.
     """
-    place = hashlib.blake2b(str(root.resolve()).encode(), digest_size=3).hexdigest()
-    return Path("prepared") / f"{root.resolve().name}-{place}"
+    place = root.resolve()
+    digest = hashlib.blake2b(str(place).encode(), digest_size=3).hexdigest()
+    # two folders called `Training` do not share one
+    name = f"{place.name}-{digest}"
+    beside = place.parent / f"{place.stem if is_path_table(place) else place.name}-prepared"
+    earlier = Path("prepared") / name
+    cache = _cache_folder()
+    elsewhere = earlier if cache is None else cache / "prepared" / name
+    for known in (earlier, beside, elsewhere):
+        if (known / _CASES_NAME).exists():
+            return known
+    return beside if _may_write(place.parent) else elsewhere
 
 
 def open_index(
@@ -179,7 +211,7 @@ def open_index(
     Only the cases whose files have changed since the table was written are read again.
 
     Args:
-        root: Folder of scans, of any BraTS release.
+        root: Folder of scans of any layout, or table of their paths; see `find_cases`.
         path: File of the table, such as `cases.csv`.
         config: Settings; those of `cases` are used.
         n_workers: Threads that open files; 0 opens them in this thread.
@@ -204,6 +236,11 @@ def open_index(
 def open_folds(cases: Sequence[Case], path: Path, config: Config) -> FoldTable:
     """Read the fold table at `path`; make it if it does not exist. It is never changed afterwards.
 
+    Args:
+        cases: Labelled cases.
+        path: Path from `fold_table_path`.
+        config: Settings; those of `folds` are used.
+
     Raises:
         FoldError: The table lacks a case or has another number of folds than the settings, or the
             cases cannot be divided into folds.
@@ -214,13 +251,17 @@ def open_folds(cases: Sequence[Case], path: Path, config: Config) -> FoldTable:
             if not path.exists():
                 write_folds(make_folds(cases, config.folds), path)
     table = read_folds(path)
-    check_covers(table, cases)
+    try:
+        check_covers(table, cases)
+    except FoldError as error:
+        msg = f"{path}: {error}"
+        raise FoldError(msg) from None
     n_folds = len(table.folds)
     if config.folds.scheme == "stratified" and n_folds != config.folds.n_folds:
         msg = (
-            f"{path} has {n_folds} folds, and folds.n_folds is {config.folds.n_folds}. Set it to "
-            f"{n_folds}, or remove the file to make new folds; runs with the old ones then "
-            "cannot be resumed."
+            f"{path} has {n_folds} folds; expected {config.folds.n_folds} as in its name. Correct "
+            f"it, or call it {GIVEN_NAME} and set folds.n_folds to {n_folds}, or remove it to have new "
+            "folds made; runs with the old ones then cannot be resumed."
         )
         raise FoldError(msg)
     return table
@@ -246,16 +287,38 @@ def open_split(folder: Path, split: Split) -> FoldData:
     )
 
 
+def _cache_folder() -> Path | None:
+    """Return the folder of this package in the user's cache; None if the user has no home."""
+    if above := os.environ.get("XDG_CACHE_HOME"):
+        return Path(above) / "brats_seg"
+    try:
+        return Path.home() / ".cache" / "brats_seg"
+    except RuntimeError:
+        return None
+
+
+def _may_write(folder: Path) -> bool:
+    """Return whether a folder may be written to; one without the permission is left alone by root too."""
+    try:
+        return os.access(folder, os.W_OK) and bool(folder.stat().st_mode & _WRITE_BITS)
+    except OSError:
+        return False
+
+
 def _current_index(
     root: Path, path: Path, config: Config, n_workers: int, track: Track
 ) -> tuple[CaseIndex, bool]:
     """Return the index of the scans below `root`, and whether it differs from the table at `path`."""
     previous = read_index(path, root) if path.exists() else None
     found = index_cases(
-        root, previous=previous, labels=config.cases.labels, n_workers=n_workers, track=track
+        root,
+        previous=previous,
+        labels=config.cases.labels,
+        label_files=config.cases.label_files,
+        n_workers=n_workers,
+        track=track,
     )
-    cases = with_clinical(found.cases, read_clinical_tables(root))
-    index = CaseIndex(root=root, cases=cases)
+    index = replace(found, cases=with_clinical(found.cases, read_clinical_tables(root)))
     return index, previous != index
 
 
@@ -286,14 +349,16 @@ def _labelled(index: CaseIndex, *, skip_bad: bool) -> tuple[Case, ...]:
     labelled = [case for case in index.cases if case.label is not None]
     bad = [case for case in labelled if not case.usable]
     if bad and not skip_bad:
-        raise CaseProblemsError([f"{case.case_id}: {'; '.join(case.problems)}" for case in bad])
+        raise CaseProblemsError(["; ".join(case.problems) for case in bad])
     for case in bad:
-        log.warning("case %s is left out: %s", case.case_id, "; ".join(case.problems))
+        log.warning("left out: %s", "; ".join(case.problems))
     usable = tuple(case for case in labelled if case.usable)
     if not usable:
         msg = (
-            f"{index.root} has {len(index.cases)} cases, none of them with a usable label map; "
-            "training needs label maps. `brats-seg index` shows what was found."
+            f"{index.root} has {counted(len(index.cases), 'case')} and no usable label map, which "
+            f"training needs. Looked below it for {EXPECTED_LABELS}. Name others with --label-files "
+            "'*_NAME.nii.gz'; if they are in a folder beside it, give the folder above. "
+            "`brats-seg index` shows what was found."
         )
         raise LayoutError(msg)
     return usable
@@ -309,4 +374,5 @@ def _fold_data(prepared: PreparedData, split: Split) -> FoldData:
         purpose = "train on" if not train else "validate on"
         msg = f"no case of the fold is left to {purpose}"
         raise FoldError(msg)
-    return open_split(prepared.folder, Split(train=train, validation=validation))
+    opened = open_split(prepared.folder, Split(train=train, validation=validation))
+    return replace(opened, folds_path=prepared.folds_path)

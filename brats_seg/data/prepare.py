@@ -36,8 +36,8 @@ from brats_seg.data.store import (
     check_compression,
     write_array,
 )
-from brats_seg.data.verify import verify_cases
-from brats_seg.errors import CaseError, EnvironmentalError, UsageError
+from brats_seg.data.verify import is_replaceable, verify_cases
+from brats_seg.errors import CaseError, EnvironmentalError, UsageError, counted
 from brats_seg.files import (
     folder_bytes,
     free_bytes,
@@ -120,7 +120,8 @@ def prepare_cases(
     Raises:
         EnvironmentalError: The disk has too little free space, the folder cannot be written to, a
             worker was killed, or `blosc2` is missing.
-        UsageError: Cases would be replaced on which another process trains a run.
+        UsageError: Cases would be replaced on which another process trains a run, or a folder that is
+            no prepared case, such as one of scans.
 
     Example:
         >>> import tempfile
@@ -148,6 +149,7 @@ def prepare_cases(
         # another process may have prepared them in the meantime
         outdated = [job for job in outdated if job.is_damaged or not _is_current(job)]
         if any(job.path.exists() for job in outdated):
+            check_replaceable([job.case for job in outdated], folder)
             stack.enter_context(replacing(folder, when_read=_in_use(folder)))
         check_space([job.case for job in outdated], folder, config)
         return map_cases(
@@ -197,13 +199,34 @@ def check_space(cases: Sequence[Case], folder: Path, config: StoreConfig) -> Non
     """
     needed, free = required_bytes(cases, folder, config), free_bytes(folder)
     claim = (
-        f"preparing {len(cases)} cases needs about {_size(needed)} in {folder}, where "
+        f"preparing {counted(len(cases), 'case')} needs about {_size(needed)} in {folder}, where "
         f"{_size(free)} are free"
     )
     if needed > free:
         msg = f"{claim}. {_when_full(config)}"
         raise EnvironmentalError(msg)
     log.info(claim)
+
+
+def check_replaceable(cases: Sequence[Case], folder: Path) -> None:
+    """Check that preparing the cases replaces no scans and no other files of the user.
+
+    Args:
+        cases: Cases to prepare, each into a folder of its id.
+        folder: Folder of all prepared cases.
+
+    Raises:
+        UsageError: Something else has the place of a prepared case.
+    """
+    places = [folder / case.case_id for case in cases]
+    others = [place for place in places if place.exists() and not is_replaceable(place)]
+    if others:
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        msg = (
+            f"prepared cases would replace {others[0]}{more}, which hold other files. Choose another "
+            "folder for them with --prepared."
+        )
+        raise UsageError(msg)
 
 
 def select_foreground(labels: LabelMap, convention: LabelConvention) -> Voxels:
@@ -276,7 +299,10 @@ def _require_same_contents(
     )
     n_same = sum(compared.results)
     if n_same < len(jobs):
-        msg = f"{error} {len(jobs) - n_same} of its cases must be prepared."
+        n_outdated = len(jobs) - n_same
+        msg = (
+            f"{error} {n_outdated} of its cases must be prepared: --prepared names another folder."
+        )
         raise EnvironmentalError(msg) from error
 
 

@@ -164,9 +164,12 @@ def apply_transforms(pipeline: Compose, data: Item) -> Item:
     try:
         return pipeline(data)
     except RuntimeError as error:
-        if isinstance(error.__cause__, BratsError | MemoryError):
-            raise error.__cause__ from None
-        raise
+        own = error.__cause__
+        if not isinstance(own, BratsError | MemoryError):
+            raise
+    # raised here and not above: there the two errors would refer to each other, and dask, which
+    # pickles an error with those that it refers to, would not come to an end
+    raise own
 
 
 def seed_patch(pipeline: Compose, *, place: int, augment: int) -> None:

@@ -76,13 +76,18 @@ def prepared_ids(folder: Path) -> tuple[str, ...]:
         sorted(
             path.name
             for path in folder.glob("*")
-            if not path.name.startswith(".") and any((path / name).exists() for name in _WRITTEN)
+            if not path.name.startswith(".") and _has_files(path)
         )
     )
     if not found:
         msg = f"{folder} holds no prepared cases: give the folder of `brats-seg prepare`"
         raise UsageError(msg)
     return found
+
+
+def is_replaceable(path: Path) -> bool:
+    """Return whether a folder is a prepared case, damaged or not, or empty."""
+    return path.is_dir() and (_has_files(path) or not any(path.iterdir()))
 
 
 def raise_damage(errors: Collection[CaseError]) -> None:
@@ -93,6 +98,11 @@ def raise_damage(errors: Collection[CaseError]) -> None:
     also = some_of([error.case_id for error in others])
     found = f"{first.found} (damaged too: {also})" if others else first.found
     raise CaseError(first.case_id, first.file, found, first.expected, first.next_step)
+
+
+def _has_files(path: Path) -> bool:
+    """Return whether a folder has a file of a prepared case."""
+    return any((path / name).exists() for name in _WRITTEN)
 
 
 def _damage(folder: Path, case_id: str) -> CaseError | None:

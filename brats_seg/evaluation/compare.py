@@ -6,7 +6,7 @@ the ranks are averaged over all of them, and a permutation test gives the p valu
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from brats_seg.errors import UsageError
-from brats_seg.evaluation.evaluate import Evaluation, evaluate_folders
+from brats_seg.errors import LayoutError, UsageError, some_of
+from brats_seg.evaluation.evaluate import Evaluation, evaluate_pairs
+from brats_seg.evaluation.pairs import Pairing, find_pairs
 from brats_seg.evaluation.protocols import ScoringProtocol
 from brats_seg.evaluation.scores import LOWER_IS_BETTER, Score
 from brats_seg.evaluation.significance import permutation_p_value, signed_rank_p_value
@@ -83,6 +84,8 @@ class ComparedFolders:
     first: Evaluation
     second: Evaluation
     comparison: Comparison
+    predicted: Comparison | None
+    """The same over the cases that both sets predict; None if both predict all or share none."""
 
 
 def compare_folders(
@@ -91,6 +94,7 @@ def compare_folders(
     protocol: ScoringProtocol,
     *,
     output: Path | None = None,
+    only_predicted: bool = False,
     n_workers: int = 0,
     track: Track = untracked,
 ) -> ComparedFolders:
@@ -101,27 +105,38 @@ def compare_folders(
         predictions: The two folders of predictions.
         protocol: Regions and rules of the scores.
         output: Table of the tests to write, a `.csv`.
+        only_predicted: Whether references are left out that one of the sets does not predict.
+            Otherwise a missing prediction gets the worst scores.
         n_workers: Processes; 0 works in this one.
         track: Shows the progress.
 
     Raises:
         UsageError: The folders do not hold the same cases, or a case occurs twice.
-        LayoutError: A folder holds no label map, or no case is in both.
+        LayoutError: A folder holds no label map, or no case is in all that are compared.
         EnvironmentalError: A process was killed, or the table cannot be written.
     """
+    pairings = [find_pairs(reference, path) for path in predictions]
+    shared = pairings[0].predicted & pairings[1].predicted
+    if only_predicted:
+        pairings = _only_shared(pairings, shared, predictions)
     first, second = (
-        evaluate_folders(reference, path, protocol, n_workers=n_workers, track=track)
-        for path in predictions
+        evaluate_pairs(pairing, protocol, n_workers=n_workers, track=track) for pairing in pairings
     )
-    one, other = (
+    sets = [
         NamedScores(name=str(path), scores=evaluation.scores)
         for path, evaluation in zip(predictions, (first, second), strict=True)
-    )
-    comparison = compare_scores(one, other, np.random.default_rng(0))
+    ]
+    comparison = compare_scores(sets[0], sets[1], np.random.default_rng(0))
     if output is not None:
         columns = [field.name for field in fields(PairedTest)]
         write_table(output, columns, map(asdict, comparison.tests))
-    return ComparedFolders(first=first, second=second, comparison=comparison)
+    is_complete = not (first.missing or second.missing)
+    return ComparedFolders(
+        first=first,
+        second=second,
+        comparison=comparison,
+        predicted=None if is_complete else _compared_over(shared, sets),
+    )
 
 
 def compare_scores(first: NamedScores, second: NamedScores, rng: np.random.Generator) -> Comparison:
@@ -163,6 +178,32 @@ def rank_sets(sets: Sequence[NamedScores], rng: np.random.Generator) -> tuple[St
         Standing(name=sets[place].name, mean_rank=float(mean_ranks[place]), p_value=p_value)
         for place, p_value in zip(order, [*leads, None], strict=True)
     )
+
+
+def _only_shared(
+    pairings: Sequence[Pairing], shared: frozenset[str], predictions: tuple[Path, Path]
+) -> list[Pairing]:
+    """Return the pairs of the cases that both sets predict; raise `LayoutError` if there are none."""
+    if not shared:
+        first, second = (
+            f"{path} has {some_of(sorted(pairing.predicted))}"
+            for path, pairing in zip(predictions, pairings, strict=True)
+        )
+        msg = (
+            f"no case is predicted in both sets: {first}, {second}. "
+            "Give two sets of predictions of the same cases."
+        )
+        raise LayoutError(msg)
+    return [pairing.only(shared) for pairing in pairings]
+
+
+def _compared_over(shared: frozenset[str], sets: Sequence[NamedScores]) -> Comparison | None:
+    """Compare two sets over some of their cases; None if there are no scores of these."""
+    first, second = (
+        replace(one, scores=tuple(score for score in one.scores if score.case_id in shared))
+        for one in sets
+    )
+    return compare_scores(first, second, np.random.default_rng(0)) if first.scores else None
 
 
 def _check_alike(sets: Sequence[NamedScores]) -> None:

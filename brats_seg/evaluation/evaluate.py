@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from brats_seg.cases.case import check_one_grid, have_one_grid
 from brats_seg.cases.conventions import LabelContent, check_values, resolve_all
+from brats_seg.cases.folders import OUTPUT_MARKER
 from brats_seg.cases.many import Failure, map_cases
 from brats_seg.evaluation.agreement import check_agreement, check_numbering, rivals_of
 from brats_seg.evaluation.lesionwise import LesionScores, Scale, score_lesions
@@ -66,7 +67,7 @@ class Evaluation:
     scores: tuple[Score, ...]
     """By case id and region; a case without a prediction is among them, with the worst scores."""
     missing: tuple[str, ...]
-    """Cases without a prediction."""
+    """Cases without a prediction, which get the worst scores."""
     failures: tuple[Failure, ...]
     """Cases that could not be read or scored."""
     without_reference: tuple[str, ...]
@@ -76,7 +77,15 @@ class Evaluation:
     prediction_labels: tuple[str, ...]
     """Names of those found in the predictions. Regions are compared even where they differ."""
     remarks: tuple[str, ...]
-    """Remarks on unusual files of single cases."""
+    """Remarks on the folders, and on unusual files of single cases."""
+    left_out: tuple[str, ...] = ()
+    """Cases that are not scored, because only predicted ones are asked for."""
+
+    @property
+    def predicted_scores(self) -> tuple[Score, ...]:
+        """The scores of the cases that have a prediction."""
+        missing = set(self.missing)
+        return tuple(score for score in self.scores if score.case_id not in missing)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +94,18 @@ class ScoredFolder:
 
     evaluation: Evaluation
     summaries: tuple[RegionSummary, ...]
+    """Over all scores, with those of cases without a prediction."""
+    predicted_summaries: tuple[RegionSummary, ...]
+    """Over the cases that have a prediction; equal to `summaries` if all have one."""
+
+    @property
+    def dice_with_left_out(self) -> dict[str, float]:
+        """Mean Dice by region if the cases that were left out had scored 0."""
+        n_left_out = len(self.evaluation.left_out)
+        return {
+            one.region: one.spread("dice").mean * one.n_cases / (one.n_cases + n_left_out)
+            for one in self.summaries
+        }
 
 
 def score_folders(
@@ -93,6 +114,7 @@ def score_folders(
     output: Path,
     protocol: ScoringProtocol,
     *,
+    only_predicted: bool = False,
     n_workers: int = 0,
     track: Track = untracked,
 ) -> ScoredFolder:
@@ -103,6 +125,8 @@ def score_folders(
         prediction: The same. The two may be in different label conventions.
         output: The table, a `.csv`; the summary is written beside it as `.json`.
         protocol: Regions and rules of the scores.
+        only_predicted: Whether references without a prediction are left out, as if they were not in
+            the folder. Otherwise each of them gets the worst scores.
         n_workers: Processes; 0 works in this one. The scores do not depend on it.
         track: Shows the progress.
 
@@ -122,12 +146,22 @@ def score_folders(
         >>> [(one.region, one.n_cases, one.spreads[0].mean) for one in scored.summaries]
         [('wt', 2, 1.0), ('tc', 2, 1.0), ('et', 2, 1.0)]
     """
-    evaluation = evaluate_folders(reference, prediction, protocol, n_workers=n_workers, track=track)
-    summaries = summarise_scores(evaluation.scores, np.random.default_rng(0))
+    evaluation = evaluate_folders(
+        reference,
+        prediction,
+        protocol,
+        only_predicted=only_predicted,
+        n_workers=n_workers,
+        track=track,
+    )
+    summaries, predicted = (
+        summarise_scores(scores, np.random.default_rng(0))
+        for scores in (evaluation.scores, evaluation.predicted_scores)
+    )
     with alone_at(output, wait=True):
         write_scores(evaluation.scores, output)
         write_summary(summaries, output.with_suffix(".json"))
-    return ScoredFolder(evaluation=evaluation, summaries=summaries)
+    return ScoredFolder(evaluation=evaluation, summaries=summaries, predicted_summaries=predicted)
 
 
 def evaluate_folders(
@@ -135,6 +169,7 @@ def evaluate_folders(
     prediction: Path,
     protocol: ScoringProtocol,
     *,
+    only_predicted: bool = False,
     n_workers: int = 0,
     track: Track = untracked,
 ) -> Evaluation:
@@ -143,7 +178,11 @@ def evaluate_folders(
     The arguments and errors are those of `score_folders`.
     """
     pairing = find_pairs(reference, prediction)
-    return evaluate_pairs(pairing, protocol, n_workers=n_workers, track=track)
+    if only_predicted:
+        pairing = pairing.only(pairing.predicted)
+    evaluation = evaluate_pairs(pairing, protocol, n_workers=n_workers, track=track)
+    remarks = (*_remarks_on_order(reference, prediction), *evaluation.remarks)
+    return replace(evaluation, remarks=remarks)
 
 
 def evaluate_pairs(
@@ -169,6 +208,7 @@ def evaluate_pairs(
             *(f"{pair.case_id}: {remark}" for pair in read.results for remark in pair.remarks),
             *(case.remark for case in scored.results if case.remark),
         ),
+        left_out=pairing.left_out,
     )
 
 
@@ -193,6 +233,16 @@ def score_pair(
     if pair.prediction is None:
         rows = tuple(_worst(row, scale.penalty_mm) for row in rows)
     return CaseScores(scores=rows, remark=remark)
+
+
+def _remarks_on_order(reference: Path, prediction: Path) -> tuple[str, ...]:
+    """Return a remark if the folder of references holds predictions and the other one does not."""
+    if not (reference / OUTPUT_MARKER).exists() or (prediction / OUTPUT_MARKER).exists():
+        return ()
+    return (
+        f"{reference} was written by `predict`, and is scored as the reference: the references "
+        "come first, then the predictions",
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

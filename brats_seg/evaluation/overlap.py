@@ -6,6 +6,7 @@ because other scores are ratios of the same counts, and because counting in bool
 0.012 s for a case of 240x240x155 where MONAI takes 0.35 s.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,6 +42,22 @@ class RegionCounts:
     def in_reference(self) -> npt.NDArray[np.int64]:
         """Voxels in the reference."""
         return self.true_positive + self.false_negative
+
+
+def region_counts(case_id: str, counts: Sequence[Sequence[float]]) -> RegionCounts:
+    """Return the voxel counts of a case from rows TP, FP, FN, TN of `R` counts.
+
+    Raises:
+        ValueError: There are not four rows of one length.
+    """
+    true_positive, false_positive, false_negative, true_negative = np.asarray(counts, np.int64)
+    return RegionCounts(
+        case_id=case_id,
+        true_positive=true_positive,
+        false_positive=false_positive,
+        false_negative=false_negative,
+        true_negative=true_negative,
+    )
 
 
 def count_regions(prediction: RegionMasks, reference: RegionMasks, case_id: str) -> RegionCounts:

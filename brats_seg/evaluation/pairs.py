@@ -6,7 +6,7 @@ the references, and otherwise in its outline.
 """
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -22,8 +22,9 @@ from brats_seg.cases.label_check import (
     roles_of,
     roles_of_outline,
 )
-from brats_seg.cases.layouts import LABEL, parse_file_name
+from brats_seg.cases.layouts import LABEL, is_label_folder, parse_file_name
 from brats_seg.cases.nifti import Geometry, Volume, oriented, read_label_map
+from brats_seg.cases.path_table import is_path_table
 from brats_seg.cases.sample import BrainSample, sample_brain
 from brats_seg.errors import CaseError, LayoutError, UsageError, some_of
 from brats_seg.labels import MODALITIES, LabelMap
@@ -50,6 +51,22 @@ class Pairing:
     """Sorted by case id."""
     without_reference: tuple[str, ...]
     """Predicted cases that cannot be scored."""
+    left_out: tuple[str, ...] = ()
+    """Cases whose references are not read or scored."""
+
+    @property
+    def predicted(self) -> frozenset[str]:
+        """Cases that have a prediction."""
+        return frozenset(pair.case_id for pair in self.pairs if pair.prediction is not None)
+
+    def only(self, case_ids: Collection[str]) -> Self:
+        """Return the pairs of these cases, and leave out the others."""
+        left_out = [pair.case_id for pair in self.pairs if pair.case_id not in case_ids]
+        return replace(
+            self,
+            pairs=tuple(pair for pair in self.pairs if pair.case_id in case_ids),
+            left_out=tuple(left_out),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -108,8 +125,8 @@ class LabelPair:
 def find_pairs(reference: Path, prediction: Path) -> Pairing:
     """Pair two label maps, or the label maps in two folders.
 
-    A folder may hold `<case>.nii.gz`, `<case>-seg.nii.gz`, or case folders at any depth. The
-    references are held against the scans beside them, if there are any.
+    A folder may hold `<case>.nii.gz`, `<case>-seg.nii.gz`, or scans of any layout with their label
+    maps, as may a table of paths. The references are held against these scans.
 
     Raises:
         UsageError: A path does not exist, one is a file and one a folder, or a case occurs twice.
@@ -119,16 +136,18 @@ def find_pairs(reference: Path, prediction: Path) -> Pairing:
         if not path.exists():
             msg = f"{path} does not exist; expected a label map, or a folder of label maps"
             raise UsageError(msg)
-    if reference.is_file() != prediction.is_file():
+    is_pair = reference.is_file() and not is_path_table(reference)
+    if is_pair != prediction.is_file():
         msg = (
             f"{reference} and {prediction}: expected two label maps or two folders, not one of each"
         )
         raise UsageError(msg)
-    if reference.is_file():
+    if is_pair:
         pair = Pair(case_id=_case_of(reference), reference=reference, prediction=prediction)
         return Pairing(pairs=(pair,), without_reference=())
-    references, predictions = label_maps_in(reference), label_maps_in(prediction)
-    cases = _labelled_scans(reference)
+    scans = _labelled_scans(reference)
+    references, predictions = _label_maps_of(reference, scans), label_maps_in(prediction)
+    cases = {case.path_of(case.label): case for case in scans if case.label and case.usable}
     if not references.keys() & predictions.keys():
         msg = (
             f"no case is in both folders: {reference} has {some_of(references)}, {prediction} has "
@@ -157,19 +176,7 @@ def label_maps_in(root: Path) -> dict[str, Path]:
         UsageError: A case occurs twice.
         LayoutError: There are none.
     """
-    found: dict[str, Path] = {}
-    for case_id, path in _label_maps(root):
-        if case_id in found:
-            msg = (
-                f"case {case_id} has two label maps, {found[case_id]} and {path}. "
-                "Keep one of them, or name the folder that holds the right ones."
-            )
-            raise UsageError(msg)
-        found[case_id] = path
-    if not found:
-        msg = f"{root} holds no label map; expected <case>.nii.gz, or case folders with one each"
-        raise LayoutError(msg)
-    return dict(sorted(found.items()))
+    return _label_maps_of(root, _labelled_scans(root))
 
 
 def read_pair(pair: Pair) -> LabelPair:
@@ -196,13 +203,30 @@ def read_pair(pair: Pair) -> LabelPair:
     )
 
 
-def _labelled_scans(root: Path) -> dict[Path, Case]:
-    """Return the cases below a folder that have scans, by the path of their label map."""
+def _labelled_scans(root: Path) -> tuple[Case, ...]:
+    """Return the cases in a folder or a table of paths that have scans and a label map."""
     try:
         cases = find_cases(root).cases
     except LayoutError:
-        return {}
-    return {case.path_of(case.label): case for case in cases if case.label and case.usable}
+        return ()
+    return tuple(case for case in cases if case.label)
+
+
+def _label_maps_of(root: Path, scans: Sequence[Case]) -> dict[str, Path]:
+    """Return the label maps of the scans, and those of other cases by their names."""
+    found: dict[str, Path] = {}
+    for case_id, path in _label_maps(root, scans):
+        if case_id in found:
+            msg = (
+                f"case {case_id} has two label maps, {found[case_id]} and {path}. "
+                "Keep one of them, or name the folder that holds the right ones."
+            )
+            raise UsageError(msg)
+        found[case_id] = path
+    if not found:
+        msg = f"{root} holds no label map; expected <case>.nii.gz, or case folders with one each"
+        raise LayoutError(msg)
+    return dict(sorted(found.items()))
 
 
 def _scans_of(case: Case | None) -> tuple[Volume, ...]:
@@ -240,20 +264,23 @@ def _sampled(label: Volume, scans: Sequence[Volume]) -> BrainSample | None:
     return sample_brain(scans, turned) if is_on_grid else None
 
 
-def _label_maps(root: Path) -> Iterator[tuple[str, Path]]:
-    for folder in walk_folders(root):
-        named = [scan for scan in folder.scans if scan.name.kind == LABEL]
-        others = [scan for scan in folder.scans if not scan.name.kind]
+def _label_maps(root: Path, scans: Sequence[Case]) -> Iterator[tuple[str, Path]]:
+    known = {case.case_id for case in scans}
+    used = {case.path_of(case.label) for case in scans if case.label}
+    yield from ((case.case_id, case.path_of(case.label)) for case in scans if case.label)
+    for folder in () if is_path_table(root) else walk_folders(root):
         beside_scans = any(scan.name.kind in MODALITIES for scan in folder.scans)
         own_name = (root / folder.path).name
-        for scan in named:
-            yield scan.name.case or own_name, root / scan.path
-        if beside_scans and named:
-            continue
-        for scan in others:
-            # the one file that is no scan is the label map, such as that of BraTS20_Training_355
-            foreign = beside_scans and len(others) == 1
-            yield own_name if foreign else scan.name.stem, root / scan.path
+        # among labelled scans, files of no kind are other images, unless their folder is for labels
+        may_be_any = not beside_scans and (
+            not scans or any(map(is_label_folder, folder.path.parts))
+        )
+        for scan in folder.scans:
+            is_named, path = scan.name.kind == LABEL, root / scan.path
+            case_id = (scan.name.case or own_name) if is_named else scan.name.stem
+            is_label = is_named or (may_be_any and not scan.name.kind)
+            if is_label and path not in used and case_id not in known:
+                yield case_id, path
 
 
 def _case_of(path: Path) -> str:

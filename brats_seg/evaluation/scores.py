@@ -11,8 +11,10 @@ import numpy.typing as npt
 
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.lesionwise import LesionScores
+from brats_seg.evaluation.overlap import RegionCounts, dice, jaccard
 from brats_seg.evaluation.significance import bootstrap_interval
 from brats_seg.files import whole_file
+from brats_seg.labels import REGIONS
 from brats_seg.tables import read_table, write_table
 
 _KEYS = ("case_id", "region")
@@ -41,8 +43,23 @@ LESION_COLUMNS = (
 _N_COUNTS = 3
 """Number of counts at the end of `LESION_COLUMNS`."""
 
+_WRITTEN = (
+    ("lesionwise", "lesion-wise"),
+    ("dice", "Dice"),
+    ("jaccard", "Jaccard"),
+    ("hd95", "HD95 (mm)"),
+    ("nsd 0.5", "NSD at 0.5 mm"),
+    ("nsd 1.0", "NSD at 1 mm"),
+    (" ml", " volume (ml)"),
+)
+"""Parts of the names of columns, and how they are written for people."""
+
 LOWER_IS_BETTER = frozenset({"hd95", "lesionwise_hd95"})
 """Scores of which a smaller value is better; of the other scores a larger one is."""
+
+
+_IN_MM = "hd95"
+"""Part of the names of columns that are distances."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,6 +116,14 @@ class Spread:
     lower_quartile: float
     upper_quartile: float
 
+    def mean_text(self, n_cases: int) -> str:
+        """Return the mean and, of several cases, its interval: `0.945 [0.928, 0.959]`."""
+        n_digits = 1 if _IN_MM in self.column else 3
+        mean, low, high = (
+            f"{value:.{n_digits}f}" for value in (self.mean, self.mean_low, self.mean_high)
+        )
+        return f"{mean} [{low}, {high}]" if n_cases > 1 else mean
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RegionSummary:
@@ -114,6 +139,23 @@ class RegionSummary:
     """Cases without the region on either side, which get the best score."""
     spreads: tuple[Spread, ...]
     """One per column of the table of scores."""
+
+    def spread(self, column: str) -> Spread:
+        """Return the spread of a column."""
+        return next(spread for spread in self.spreads if spread.column == column)
+
+
+def title_of(column: str) -> str:
+    """Return the name of a score as people write it, with its unit.
+
+    Example:
+        >>> title_of("lesionwise_hd95")
+        'lesion-wise HD95 (mm)'
+    """
+    words = column.replace("_", " ")
+    for plain, written in _WRITTEN:
+        words = words.replace(plain, written)
+    return words
 
 
 def write_scores(scores: Iterable[Score], path: Path) -> None:
@@ -152,7 +194,43 @@ def summarise_scores(
     by_region: dict[str, list[Score]] = {}
     for score in sorted(scores, key=lambda score: score.case_id):
         by_region.setdefault(score.region, []).append(score)
-    return tuple(_summary(region, rows, rng) for region, rows in by_region.items())
+    return tuple(
+        _summary(
+            region,
+            rows[0].columns,
+            np.array([row.values for row in rows]),
+            _Empty(
+                in_reference=np.array([row.reference_ml == 0 for row in rows]),
+                in_prediction=np.array([row.prediction_ml == 0 for row in rows]),
+            ),
+            rng,
+        )
+        for region, rows in by_region.items()
+    )
+
+
+def summarise_counts(
+    counts: Sequence[RegionCounts], rng: np.random.Generator
+) -> tuple[RegionSummary, ...]:
+    """Summarise Dice and Jaccard of cases whose voxels have been counted, by region.
+
+    The order of the cases does not matter.
+    """
+    cases = sorted(counts, key=lambda case: case.case_id)
+    values = np.array([[dice(case), jaccard(case)] for case in cases])
+    return tuple(
+        _summary(
+            region,
+            ("dice", "jaccard"),
+            values[:, :, place],
+            _Empty(
+                in_reference=np.array([case.in_reference[place] == 0 for case in cases]),
+                in_prediction=np.array([case.in_prediction[place] == 0 for case in cases]),
+            ),
+            rng,
+        )
+        for place, region in enumerate(REGIONS)
+    )
 
 
 def write_summary(summaries: Iterable[RegionSummary], path: Path) -> None:
@@ -189,17 +267,29 @@ def _text(value: float) -> str:
     return str(value) if isinstance(value, int) else f"{value:.6f}"
 
 
-def _summary(region: str, rows: Sequence[Score], rng: np.random.Generator) -> RegionSummary:
-    values = np.array([row.values for row in rows])
-    without_reference = np.array([row.reference_ml == 0 for row in rows])
-    without_prediction = np.array([row.prediction_ml == 0 for row in rows])
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Empty:
+    """Whether each case (n,) lacks a region."""
+
+    in_reference: npt.NDArray[np.bool_]
+    in_prediction: npt.NDArray[np.bool_]
+
+
+def _summary(
+    region: str,
+    columns: Sequence[str],
+    values: npt.NDArray[np.float64],
+    empty: _Empty,
+    rng: np.random.Generator,
+) -> RegionSummary:
+    """Summarise the columns of values (cases, columns) of a region."""
     return RegionSummary(
         region=region,
-        n_cases=len(rows),
-        n_reference_empty=int(without_reference.sum()),
-        n_prediction_empty=int(without_prediction.sum()),
-        n_both_empty=int((without_reference & without_prediction).sum()),
-        spreads=_spreads(rows[0].columns, values, rng),
+        n_cases=len(values),
+        n_reference_empty=int(empty.in_reference.sum()),
+        n_prediction_empty=int(empty.in_prediction.sum()),
+        n_both_empty=int((empty.in_reference & empty.in_prediction).sum()),
+        spreads=_spreads(columns, values, rng),
     )
 
 

@@ -6,6 +6,7 @@ axis, the cases, to `(...)`, so that all resamples are computed in a few calls.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import ceil, log2
 from typing import Any, Literal
 
 import numpy as np
@@ -21,7 +22,9 @@ N_PERMUTATIONS = 10_000
 SMALLEST_GAIN = 0.001
 """Smallest gain of the mean score for which a setting is changed."""
 LARGEST_CHANCE = 0.002
-"""Largest p value of a sure gain; with fewer than nine cases no gain is sure."""
+"""Largest p value of a sure gain."""
+FEWEST_CASES = ceil(-log2(LARGEST_CHANCE))
+"""Smallest number of cases, 9, on which a gain can be sure (see `least_p_value`)."""
 
 _BATCH_VALUES = 10_000_000
 """Values that are resampled at a time: 80 MB."""
@@ -188,6 +191,18 @@ def gain_of(before: Values, after: Values) -> Gain:
         n_lowered=int((differences < 0).sum()),
         p_value=signed_rank_p_value(differences, "greater"),
     )
+
+
+def least_p_value(n_cases: int) -> float:
+    """Return the smallest p value that a gain on so many cases can have: that of a gain in each.
+
+    Each case is raised or lowered, so that chance alone raises all of them once in `2 ** n_cases` trials.
+
+    Example:
+        >>> least_p_value(4)
+        0.0625
+    """
+    return 0.5**n_cases
 
 
 def best_candidate(default: Values, candidates: Sequence[Values]) -> int | None:

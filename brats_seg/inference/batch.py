@@ -21,7 +21,7 @@ from brats_seg.cases.inputs import find_inputs
 from brats_seg.cases.many import Failure, attempt_case
 from brats_seg.errors import BratsError, UsageError
 from brats_seg.inference.cluster import MAX_KILLED_WORKERS, cluster_results
-from brats_seg.inference.output import OutputFolder, Record, key_of
+from brats_seg.inference.output import OutputFolder, Record, convention_remarks, key_of
 from brats_seg.inference.predict import CaseResult, Predictor
 from brats_seg.inference.scan import Scan, read_scan
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
@@ -47,6 +47,8 @@ class BatchOutcome:
     n_skipped: int
     """Cases that an earlier batch had finished."""
     failures: tuple[Record, ...]
+    remarks: tuple[str, ...] = ()
+    """Sentences about label conventions that were not those of the scans."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,17 +186,25 @@ def finish_batch(
     """
     n_predicted, n_skipped = 0, 0
     failures: list[Record] = []
+    done: list[Record] = []
     try:
         with closing(outcomes):
             for outcome in track(outcomes, what="predicting", total=n_cases):
                 if outcome.record.status == "failed":
                     failures.append(outcome.record)
+                else:
+                    done.append(outcome.record)
                 n_predicted += outcome.record.status == "done" and outcome.is_new
                 n_skipped += not outcome.is_new
                 on_case(outcome)
     finally:
         output.write_tables(sorted(failures, key=lambda record: record.case_id))
-    return BatchOutcome(n_predicted=n_predicted, n_skipped=n_skipped, failures=tuple(failures))
+    return BatchOutcome(
+        n_predicted=n_predicted,
+        n_skipped=n_skipped,
+        failures=tuple(failures),
+        remarks=convention_remarks(done),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -278,6 +288,7 @@ class CaseWork:
             settings=self.predictor.settings,
             outputs=self.output.write_case(read.scan, result, self.predictor.settings),
             convention=result.convention.name,
+            convention_reason=result.convention_reason,
             volumes=result.volumes,
             warnings=result.warnings,
             seconds=round(read.seconds + result.seconds, 3),

@@ -2,10 +2,11 @@
 
 model.json             identity and settings of each network, tables of labels, checksums
 member0.safetensors    weights of the first network, and so on
-README.md              the model card
+README.md, card.json   the model card and its facts
 """
 
 import json
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -18,7 +19,15 @@ from safetensors.torch import save
 from brats_seg.errors import UsageError
 from brats_seg.files import alone_at, whole_file, whole_folder
 from brats_seg.inference.model import build_single, read_together
-from brats_seg.labels import MODALITIES, REGIONS, LabelConvention, convention_named
+from brats_seg.inference.model_card import CARD_NAME, write_card
+from brats_seg.inference.model_facts import (
+    FACTS_NAME,
+    CrossValidationScores,
+    ModelFacts,
+    facts_of,
+    read_facts,
+)
+from brats_seg.labels import LabelConvention, convention_named
 from brats_seg.runtime.device import choose_device
 from brats_seg.runtime.weights import (
     FORMAT_VERSION,
@@ -33,19 +42,32 @@ from brats_seg.runtime.weights import (
     sha256_of,
 )
 
-CARD_NAME = "README.md"
+log = logging.getLogger(__name__)
+
 _MEMBER = re.compile(r"member\d+\.safetensors")
-_WORDS = {"wt": "whole tumour", "tc": "tumour core", "et": "enhancing tumour"}
 
 
-def export_model(runs: Sequence[Path], folder: Path, *, replace: bool = False) -> ExportedModel:
+def export_model(
+    runs: Sequence[Path],
+    folder: Path,
+    *,
+    replace: bool = False,
+    license_name: str = "",
+    case_ids: bool | None = None,
+    scores: CrossValidationScores | None = None,
+) -> ExportedModel:
     """Export runs as one ensemble to a folder.
 
     Args:
         runs: Runs, checkpoints or exported folders.
         folder: Folder to write; empty or missing.
         replace: Whether an exported model may be there already. It is kept if it holds the same
-            networks, and replaced as a whole otherwise.
+            networks, with a new card if that differs, and replaced as a whole otherwise.
+        license_name: Licence of the weights, for the model card.
+        case_ids: Whether the model card names the cases by their ids; by default if all ids are of
+            public releases. Other ids may identify patients.
+        scores: Scores of a cross-validation with the runs, for the model card; without them it has
+            those of the validation during training.
 
     Returns:
         The networks and their fingerprint.
@@ -53,6 +75,7 @@ def export_model(runs: Sequence[Path], folder: Path, *, replace: bool = False) -
     Raises:
         UsageError: The runs cannot be averaged, the folder holds something else, or another process
             exports to it.
+        FoldError: The split of a run is damaged.
         EnvironmentalError: The folder cannot be written.
     """
     if replace:
@@ -62,14 +85,20 @@ def export_model(runs: Sequence[Path], folder: Path, *, replace: bool = False) -
         # raises if the weights do not fit the network of the settings
         build_single(network, choose_device("cpu", "fp32"))
     exported = ExportedModel(networks=networks, fingerprint=fingerprint_of(networks))
+    facts = facts_of(runs, license_name=license_name, case_ids=case_ids, scores=scores)
+    if replace and _holds(folder, exported.fingerprint) and _has_card(folder, facts):
+        return exported
     if not replace:
         _check_free(folder)
         with alone_at(folder, is_folder=True):
-            write_exported(networks, exported.fingerprint, folder)
+            write_exported(exported, facts, folder)
     elif not _holds(folder, exported.fingerprint):
         when_full = "Free some space and start the same command again."
         with whole_folder(folder, when_full=when_full) as beside:
-            write_exported(networks, exported.fingerprint, beside)
+            write_exported(exported, facts, beside)
+    else:
+        write_card(exported, facts, folder)
+    _log_card(facts)
     return exported
 
 
@@ -80,7 +109,7 @@ def check_replaceable(folder: Path) -> None:
         raise UsageError(msg)
 
 
-def write_exported(networks: Sequence[TrainedModel], fingerprint: str, folder: Path) -> None:
+def write_exported(exported: ExportedModel, facts: ModelFacts, folder: Path) -> None:
     """Write networks to a folder that is empty or missing; the description comes last.
 
     If they cannot all be written, the folder is empty again. What a killed process has left there is
@@ -94,7 +123,7 @@ def write_exported(networks: Sequence[TrainedModel], fingerprint: str, folder: P
     for path in _visible(folder):
         path.unlink()
     try:
-        _write(networks, fingerprint, folder)
+        _write(exported, facts, folder)
     except BaseException:
         for path in _visible(folder):
             with suppress(OSError):
@@ -112,7 +141,7 @@ def _is_free(files: Sequence[Path]) -> bool:
     """Return whether a folder with these files is empty, or an export that did not end."""
     own = [path for path in files if _MEMBER.fullmatch(path.name) and path.is_file()]
     rest = {path.name for path in files} - {path.name for path in own}
-    return not files or (bool(own) and rest <= {CARD_NAME})
+    return not files or (bool(own) and rest <= {CARD_NAME, FACTS_NAME})
 
 
 def _visible(folder: Path) -> list[Path]:
@@ -122,43 +151,20 @@ def _visible(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if not path.name.startswith(".")]
 
 
-def _write(networks: Sequence[TrainedModel], fingerprint: str, folder: Path) -> None:
+def _write(exported: ExportedModel, facts: ModelFacts, folder: Path) -> None:
+    networks = exported.networks
     members = [_written(network, place, folder) for place, network in enumerate(networks)]
     conventions = sorted({name for network in networks for name in network.identity.conventions})
     description = {
         "format_version": FORMAT_VERSION,
         "brats_seg": version("brats_seg"),
-        "fingerprint": fingerprint,
+        "fingerprint": exported.fingerprint,
         "labels": {name: _table(convention_named(name)) for name in conventions},
         "members": members,
     }
-    with whole_file(folder / CARD_NAME) as beside:
-        beside.write_text(model_card(networks, fingerprint))
+    write_card(exported, facts, folder)
     with whole_file(folder / MODEL_NAME) as beside:
         beside.write_text(json.dumps(description, indent=1) + "\n")
-
-
-def model_card(networks: Sequence[TrainedModel], fingerprint: str) -> str:
-    """Return the text of the model card, in Markdown."""
-    identity = networks[0].identity
-    return "\n".join(
-        [
-            *_use_lines(networks),
-            "",
-            *_region_lines(networks),
-            "",
-            *_training_lines(networks, fingerprint),
-            "",
-            *_label_lines(identity.conventions),
-            "",
-            "## Limits",
-            "",
-            "It learnt on the cases named above and on no others: scanners, field strengths, ages "
-            "and treatments that these lack may be segmented badly without a sign of it. Look at "
-            "every result. Cite BraTS for the data (Menze 2015; Bakas 2017; Baid 2021).",
-            "",
-        ]
-    )
 
 
 def _holds(folder: Path, fingerprint: str) -> bool:
@@ -167,6 +173,25 @@ def _holds(folder: Path, fingerprint: str) -> bool:
     except UsageError:
         # damaged, or of another version
         return False
+
+
+def _has_card(folder: Path, facts: ModelFacts) -> bool:
+    """Tell whether the model card of an exported folder has these facts."""
+    try:
+        stored = read_facts(folder)
+    except UsageError:
+        return False
+    return stored is not None and facts.is_alike(stored) and (folder / CARD_NAME).exists()
+
+
+def _log_card(facts: ModelFacts) -> None:
+    """Log what to know about the model card before the model is handed out."""
+    if facts.has_ids:
+        log.info("The model card has the ids of the cases; --no-case-ids leaves them out.")
+    elif facts.knows_cases:
+        log.info("The model card counts the cases without their ids; --case-ids names them.")
+    if not facts.license:
+        log.info("The model card states no licence; --license names one.")
 
 
 def _written(network: TrainedModel, place: int, folder: Path) -> dict[str, Any]:
@@ -195,63 +220,3 @@ def _table(convention: LabelConvention) -> Mapping[str, Any]:
         "meanings": {str(value): meaning for value, meaning in convention.meanings},
         "regions": {"wt": wt, "tc": tc, "et": et},
     }
-
-
-def _use_lines(networks: Sequence[TrainedModel]) -> list[str]:
-    names = sorted({network.config.model.name for network in networks})
-    n_weights = sum(value.numel() for value in networks[0].weights.values())
-    spacing = "x".join(f"{mm:g}" for mm in networks[0].identity.spacing_mm)
-    return [
-        "# Brain-tumour segmentation model",
-        "",
-        "**Research use only.** This is not a medical device, and its output is no diagnosis.",
-        "",
-        f"{len(networks)} network(s) {', '.join(names)} of {n_weights:,} numbers each; where "
-        "there are several, the mean of their probabilities is taken.",
-        "",
-        "## Use",
-        "",
-        "    brats-seg predict SCANS -o RESULTS --model THIS_FOLDER",
-        "",
-        f"Input: {', '.join(MODALITIES)} of one patient on one grid, skull-stripped, near "
-        f"{spacing} mm. Output: a label map on the grid of the scan.",
-    ]
-
-
-def _training_lines(networks: Sequence[TrainedModel], fingerprint: str) -> list[str]:
-    identity = networks[0].identity
-    return [
-        "## Training",
-        "",
-        f"- label conventions of the training cases: {', '.join(identity.conventions)}",
-        f"- normalisation: {identity.normalisation}",
-        *(
-            f"- network {place}: patches of {'x'.join(map(str, network.identity.patch))} "
-            f"voxels, training set {network.identity.fingerprint}"
-            for place, network in enumerate(networks)
-        ),
-        f"- fingerprint of this model: {fingerprint}",
-    ]
-
-
-def _region_lines(networks: Sequence[TrainedModel]) -> list[str]:
-    decoding = networks[0].fitted.decoding
-    rows = zip(REGIONS, decoding.thresholds, decoding.smallest_mm3, strict=True)
-    return [
-        "| region | | probability above | components of at least, mm3 |",
-        "|---|---|---|---|",
-        *(
-            f"| {region.upper()} | {_WORDS[region]} | {threshold:g} | {smallest:g} |"
-            for region, threshold, smallest in rows
-        ),
-        "",
-        f"Less than {decoding.smallest_et_mm3:g} mm3 of enhancing tumour in all becomes necrosis.",
-    ]
-
-
-def _label_lines(conventions: Sequence[str]) -> list[str]:
-    lines = ["| convention | value | tissue |", "|---|---|---|"]
-    for name in conventions:
-        for value, meaning in convention_named(name).meanings:
-            lines.append(f"| {name} | {value} | {meaning} |")
-    return lines

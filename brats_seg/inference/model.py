@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from brats_seg.cases.conventions import resolve
+from brats_seg.cases.layouts import NNUNET, UNKNOWN
 from brats_seg.config import Config
 from brats_seg.errors import UsageError
 from brats_seg.inference.settings import PredictionSettings
@@ -20,7 +21,7 @@ from brats_seg.labels import (
     LabelConvention,
     convention_named,
 )
-from brats_seg.models.build import build_model, size_multiple
+from brats_seg.models.build import build_model, default_window, size_multiple
 from brats_seg.models.norm import check_in_place
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.weights import (
@@ -54,7 +55,7 @@ class Member:
     patch: Triple
     """Voxels of a training patch."""
     window: Triple | None
-    """Window of training, which is the patch; None for whole brain crops."""
+    """Default window; None for networks that were trained on whole brain crops."""
     channels: tuple[int, ...]
     """Place in `MODALITIES` of each input channel."""
     regions: tuple[int, ...]
@@ -63,6 +64,15 @@ class Member:
     """Numbers that the size of an input must be a multiple of, along each axis."""
     fitted: FittedPrediction = NOT_FITTED
     """Window and decoding that were fitted to the network."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WrittenConvention:
+    """Label convention that a case is written in."""
+
+    convention: LabelConvention
+    reason: str = ""
+    """Reason why it is written; empty if it is that of the release of the scan."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -80,18 +90,34 @@ class Model:
         """Return the decoding asked for, completed by the one stored with the model."""
         return settings.over(self.members[0].fitted).decoding
 
-    def convention(self, settings: PredictionSettings, release: str) -> LabelConvention:
+    def written_convention(self, settings: PredictionSettings, release: str) -> WrittenConvention:
         """Return the label convention to write a case of that release in.
 
         Where the release allows several, it is that of the training cases, if they had only one.
         """
-        if settings.labels is not None:
-            return convention_named(settings.labels)
         found = resolve(release=release, shape=None, values=())
-        if not found.is_open:
-            return found.convention
-        own = self.identity.conventions
-        return convention_named(own[0]) if len(own) == 1 else BRATS2023
+        own = "" if found.is_open else found.convention.name
+        if settings.labels is not None:
+            reason = "" if settings.labels == own else f"asked for; {_release_words(own, release)}"
+            return WrittenConvention(convention=convention_named(settings.labels), reason=reason)
+        if own:
+            return WrittenConvention(convention=found.convention)
+        taught = self.identity.conventions
+        unknown = _release_words(own, release)
+        if len(taught) == 1:
+            reason = f"{unknown}, and the model was trained on this convention"
+            return WrittenConvention(convention=convention_named(taught[0]), reason=reason)
+        reason = f"{unknown}, and the model was trained on {', '.join(taught)}"
+        return WrittenConvention(convention=BRATS2023, reason=reason)
+
+
+def _release_words(convention: str, release: str) -> str:
+    """Return what the names of scans show of their label convention, if anything, for a message."""
+    if convention:
+        return f"the release of the scans has {convention}"
+    if release in {UNKNOWN, NNUNET}:
+        return "the names of the scans show no release"
+    return f"the release {release} exists in several conventions"
 
 
 def load_model(paths: Sequence[Path], device: Device) -> Model:
@@ -219,12 +245,20 @@ def _built(trained: TrainedModel, device: Device) -> Member:
         network=_on_device(network, device),
         name=trained.config.model.name,
         patch=identity.patch,
-        window=None if trained.config.patch.size == "whole" else identity.patch,
+        window=_default_window(trained),
         channels=_channels(identity),
         regions=_regions(identity),
         multiple=size_multiple(trained.config.model, identity.patch),
         fitted=trained.fitted,
     )
+
+
+def _default_window(trained: TrainedModel) -> Triple | None:
+    if trained.config.patch.size == "whole":
+        return None
+    if trained.config.model.task == "reconstruction":
+        return trained.identity.patch
+    return default_window(trained.config.model, trained.identity.patch)
 
 
 def _check_sizes(trained: TrainedModel) -> None:

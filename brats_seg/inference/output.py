@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,13 +26,13 @@ from brats_seg.cases.folders import OUTPUT_MARKER
 from brats_seg.cases.many import Failure, write_failures
 from brats_seg.cases.nifti import write_volume
 from brats_seg.config import Section
-from brats_seg.errors import UsageError
+from brats_seg.errors import UsageError, counted
 from brats_seg.files import explained, locked, remove_leftovers, whole_file
 from brats_seg.inference.postprocess import PARTS, PartVolume
 from brats_seg.inference.predict import CaseResult
 from brats_seg.inference.scan import Scan
 from brats_seg.inference.settings import PredictionSettings
-from brats_seg.labels import MODALITIES, REGIONS, regions_of
+from brats_seg.labels import MODALITIES, REGIONS, convention_named, regions_of
 from brats_seg.tables import BETWEEN_TEXTS, write_table
 from brats_seg.voxels.orientation import turn_of, turned
 
@@ -68,6 +69,8 @@ class Record(Section):
     """Files, relative to the output folder."""
     convention: str = ""
     """Label convention of the label map."""
+    convention_reason: str = ""
+    """Reason for it; empty if it is that of the release of the scan."""
     volumes: tuple[PartVolume, ...] = ()
     warnings: tuple[str, ...] = ()
     """Remarks on unusual properties of the case, and on what speaks against its prediction."""
@@ -81,6 +84,19 @@ class Record(Section):
     device: str = ""
     version: str = ""
     """Version of brats_seg."""
+
+
+def convention_remarks(records: Iterable[Record]) -> tuple[str, ...]:
+    """Return a sentence for each label convention that was not that of the scans' own release."""
+    n_cases = Counter(
+        (record.convention, record.convention_reason)
+        for record in records
+        if record.convention_reason
+    )
+    return tuple(
+        f"label convention written for {counted(n, 'case')}: {convention_named(name)}; {reason}"
+        for (name, reason), n in sorted(n_cases.items())
+    )
 
 
 def key_of(inputs: Sequence[str], model: str, settings: PredictionSettings) -> str:

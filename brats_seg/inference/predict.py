@@ -26,6 +26,7 @@ from scipy.special import entr
 from torch import Tensor, nn
 
 from brats_seg.cases.inputs import single_input
+from brats_seg.cases.layouts import modality_named
 from brats_seg.errors import CaseError, ConfigError
 from brats_seg.inference.model import Member, Model, load_model, wrap_network
 from brats_seg.inference.plausibility import Prediction, implausibilities
@@ -33,9 +34,11 @@ from brats_seg.inference.postprocess import PartVolume, decode, measure
 from brats_seg.inference.scan import Scan, read_scan, scan_of_arrays
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
 from brats_seg.labels import LabelConvention, LabelMap, regions_of
+from brats_seg.models.build import window_within
+from brats_seg.progress import part
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.memory import is_out_of_memory, peak_memory_mb, reset_peak_memory
-from brats_seg.runtime.sliding_window import predict_logits
+from brats_seg.runtime.sliding_window import n_windows, predict_logits
 from brats_seg.runtime.weights import ModelIdentity
 
 log = logging.getLogger(__name__)
@@ -57,6 +60,8 @@ class CaseResult:
     """(X, Y, Z)"""
     convention: LabelConvention
     """Label convention of the label map."""
+    convention_reason: str
+    """Reason for it; empty if it is that of the release of the scan."""
     probabilities: npt.NDArray[np.float32] | None
     """(3, X, Y, Z); None unless the settings ask for them."""
     uncertainty: npt.NDArray[np.float32] | None
@@ -130,14 +135,15 @@ class Predictor:
         """Segment a case given as one file for each modality.
 
         Args:
-            files: File of each of `MODALITIES`.
+            files: File of each of `MODALITIES`, also under names such as `flair` or `t1ce`.
             case_id: Id of the case; by default the common part of the file names.
 
         Raises:
             CaseError: A file is missing or cannot be used, or as `predict_scan`.
             ConfigError: As `predict_scan`.
         """
-        return self.predict_scan(read_scan(single_input(case_id, files), self.spacing_mm))
+        named = {modality_named(word) or word: path for word, path in files.items()}
+        return self.predict_scan(read_scan(single_input(case_id, named), self.spacing_mm))
 
     def predict_arrays(
         self, images: npt.NDArray[Any], affine: npt.NDArray[np.float64], case_id: str = "case"
@@ -178,7 +184,8 @@ def predict_scan(model: Model, scan: Scan, settings: PredictionSettings) -> Case
     fallback = PredictionFallback(scan.case_id, model.device)
     mean = crop_probabilities(model, scan.case_id, scan.image, settings, fallback)
     probabilities = scan.on_scan_spacing(mean)
-    convention = model.convention(settings, scan.release)
+    written = model.written_convention(settings, scan.release)
+    convention = written.convention
     labels = decode(probabilities, model.decoding(settings), convention, scan.voxel_mm3)
     prediction = Prediction(
         regions=regions_of(labels, convention),
@@ -191,6 +198,7 @@ def predict_scan(model: Model, scan: Scan, settings: PredictionSettings) -> Case
         case_id=scan.case_id,
         label_map=scan.on_scan_grid(labels),
         convention=convention,
+        convention_reason=written.reason,
         probabilities=np.stack([scan.on_scan_grid(part) for part in probabilities])
         if settings.probabilities
         else None,
@@ -228,7 +236,7 @@ class PredictionFallback:
     """Out-of-memory fallback of one case."""
 
     def __init__(self, case_id: str, device: Device) -> None:
-        self._case_id = case_id
+        self.case_id = case_id
         self._modes = _modes(device)
         self._place = 0
 
@@ -263,12 +271,12 @@ class PredictionFallback:
             expected = "memory for windows of that size"
             next_step = "Close other programs, or give smaller windows with --window."
             raise CaseError(
-                self._case_id, "(all)", f"no memory {self.mode} ({reason})", expected, next_step
+                self.case_id, "(all)", f"no memory {self.mode} ({reason})", expected, next_step
             )
         self._place += 1
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        log.warning("case %s: memory ran out; computing it again %s", self._case_id, self.mode)
+        log.warning("case %s: memory ran out; computing it again %s", self.case_id, self.mode)
 
 
 def crop_probabilities(
@@ -296,12 +304,14 @@ def predict_probabilities(
     """Return the mean probabilities of an image; raises as `predict_scan`."""
     mirrors = list(product((False, True), repeat=3)) if settings.tta else [(False,) * 3]
     total = torch.zeros(len(model.members[0].regions), *image.shape[1:])
-    for member in model.members:
-        for mirror in mirrors:
+    n_all = len(mirrors) * sum(_n_windows(member, settings, image) for member in model.members)
+    with part(f"{fallback.case_id}, windows", n_all) as after_window:
+        for member, mirror in product(model.members, mirrors):
             axes = [axis for axis, flipped in enumerate(mirror, start=1) if flipped]
-            part = fallback.run(partial(_part, member, torch.from_numpy(image), axes, settings))
+            passing = _Pass(member=member, axes=axes, settings=settings, after_window=after_window)
+            found = fallback.run(partial(passing.probabilities, torch.from_numpy(image)))
             for region, place in zip(total, member.regions, strict=True):
-                region += part[place].flip([axis - 1 for axis in axes])
+                region += found[place].flip([axis - 1 for axis in axes])
     return total.div_(len(model.members) * len(mirrors)).numpy()
 
 
@@ -312,7 +322,8 @@ def window_of(member: Member, settings: PredictionSettings, shape: Triple) -> Tr
         ConfigError: The network cannot take the window asked for.
     """
     own = settings.over(member.fitted)
-    window = own.window or (member.patch if own.windows == "sliding" else member.window)
+    default = member.window or (member.patch if own.windows == "sliding" else None)
+    window = own.window or default
     if own.windows == "whole" or window is None:
         return _rounded_up(shape, member.multiple)
     if _rounded_up(window, member.multiple) != window:
@@ -323,7 +334,7 @@ def window_of(member: Member, settings: PredictionSettings, shape: Triple) -> Tr
             f"multiples of {words[1]}. Nearest above: {nearest}."
         )
         raise ConfigError(msg)
-    return window
+    return window_within(window, member.patch, member.multiple, shape)
 
 
 def entropy(probabilities: Field) -> Field:
@@ -350,33 +361,48 @@ def _check_numbers(case_id: str, probabilities: npt.NDArray[np.float32]) -> None
         raise CaseError(case_id, "(all)", found, "numbers from 0 to 1", next_step)
 
 
-def _part(
-    member: Member,
-    image: Tensor,
-    axes: list[int],
-    settings: PredictionSettings,
-    mode: PredictionMode,
-) -> Tensor:
-    """Return the probabilities of one mirror image by one network, mirrored as the image."""
-    mirrored = image[list(member.channels)].flip(axes)
-    window = window_of(member, settings, (image.shape[1], image.shape[2], image.shape[3]))
-    for _ in range(mode.n_halvings):
-        window = _halved(window, member.multiple)
-    place = mode.device.torch_device
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Pass:
+    """Application of one network to one mirror image."""
 
-    def of_window(part: Tensor) -> Tensor:
-        with mode.device.autocast():
-            return member.network(part.to(place))
+    member: Member
+    axes: list[int]
+    """Axes of the image that are mirrored."""
+    settings: PredictionSettings
+    after_window: Callable[[], None]
 
-    with _on(member.network, mode.device):
-        logits = predict_logits(
-            of_window,
-            mirrored if mode.stitch_on_host else mirrored.to(place),
-            window=window,
-            overlap=settings.overlap,
-        )
-    # in place, which saves a whole float32 volume
-    return logits.sigmoid_().cpu()
+    def probabilities(self, image: Tensor, mode: PredictionMode) -> Tensor:
+        """Return the probabilities, mirrored as the image."""
+        mirrored = image[list(self.member.channels)].flip(self.axes)
+        window = window_of(self.member, self.settings, _shape_of(image))
+        for _ in range(mode.n_halvings):
+            window = _halved(window, self.member.multiple)
+        place = mode.device.torch_device
+
+        def of_window(voxels: Tensor) -> Tensor:
+            with mode.device.autocast():
+                logits = self.member.network(voxels.to(place))
+            self.after_window()
+            return logits
+
+        with _on(self.member.network, mode.device):
+            logits = predict_logits(
+                of_window,
+                mirrored if mode.stitch_on_host else mirrored.to(place),
+                window=window,
+                overlap=self.settings.overlap,
+            )
+        # in place, which saves a whole float32 volume
+        return logits.sigmoid_().cpu()
+
+
+def _n_windows(member: Member, settings: PredictionSettings, image: Field) -> int:
+    shape = _shape_of(image)
+    return n_windows(shape, window_of(member, settings, shape), settings.overlap)
+
+
+def _shape_of(image: Tensor | Field) -> Triple:
+    return image.shape[1], image.shape[2], image.shape[3]
 
 
 @contextmanager

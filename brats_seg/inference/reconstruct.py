@@ -15,7 +15,7 @@ from brats_seg.cases.case import Case
 from brats_seg.cases.inputs import find_inputs
 from brats_seg.cases.many import MappedCases, map_cases
 from brats_seg.config import OVERLAP
-from brats_seg.errors import CaseError, UsageError
+from brats_seg.errors import CaseError, UsageError, counted
 from brats_seg.files import alone_at
 from brats_seg.inference.model import Member, build_single
 from brats_seg.inference.scan import Scan, read_scan
@@ -150,7 +150,7 @@ class Reconstructor:
         reconstruction[order] = decoded.cpu().numpy()
         if not np.isfinite(reconstruction).all():
             n_broken = int((~np.isfinite(reconstruction)).sum())
-            found = f"a reconstruction with {n_broken} voxels that are NaN or infinite"
+            found = f"a reconstruction with NaN or infinity in {counted(n_broken, 'voxel')}"
             next_step = "Try --precision fp32; if that does not help, the model is broken."
             raise CaseError(scan.case_id, "(all)", found, "numbers", next_step)
         return Reconstruction(

@@ -13,6 +13,7 @@ from pydantic import (
 )
 
 from brats_seg.config import OVERLAP, Section, Size
+from brats_seg.config_text import words_of
 from brats_seg.errors import ConfigError
 from brats_seg.labels import convention_named
 from brats_seg.runtime.weights import Decoding, FittedPrediction
@@ -37,7 +38,7 @@ class PredictionSettings(Section):
     precision: Literal["auto", "fp32", "fp16", "bf16"] = "auto"
     """`auto` takes what the device computes natively: bf16, else fp16 on a GPU, else fp32."""
     windows: Literal["auto", "whole", "sliding"] = "auto"
-    """`whole` takes the brain crop in one pass, `sliding` many windows; `auto`: as tuned, else as trained."""
+    """`whole` takes the brain crop in one pass, `sliding` many windows; `auto`: the fitted window, else the default."""
     window: Size | None = None
     """Voxels of a sliding window."""
     overlap: Annotated[float, Field(ge=0, lt=1)] = OVERLAP
@@ -132,4 +133,4 @@ def prediction_settings(given: Mapping[str, Any]) -> PredictionSettings:
 
 def _explained(problem: Mapping[str, Any]) -> str:
     name = ".".join(str(part) for part in problem["loc"] if part != "decoding") or "windows"
-    return f"setting {name}: {problem['msg']} (got {problem['input']!r})"
+    return f"setting {name}: {words_of(problem)} (got {problem['input']!r})"

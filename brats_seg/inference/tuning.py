@@ -1,7 +1,7 @@
 """Tune the settings of prediction on out-of-fold predictions.
 
-The window is fitted first: the training patch, larger ones, and the whole crop in one pass. More
-context than in training may help a network, or harm it, because the statistics of its normalisation layers change.
+The window is fitted first: the default one, the training patch, larger ones, and the whole crop in
+one pass. More context than in training may help a network, or harm it, because the statistics of its normalisation layers change.
 Then, with the chosen window, the decoding is fitted one setting after another, the inner regions
 first because the outer ones contain them: the threshold of each region, its smallest component, and
 the volume of all ET below which it is necrosis. A default is replaced only where the gain is more
@@ -12,6 +12,7 @@ The result is stored with the weights of each run, and described in `tuning.json
 """
 
 import hashlib
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -26,16 +27,18 @@ from pydantic import TypeAdapter, ValidationError
 
 from brats_seg.cases.many import map_cases
 from brats_seg.cpu_threads import available_cpus
-from brats_seg.errors import CaseProblemsError, ConfigError
+from brats_seg.errors import CaseProblemsError, ConfigError, counted
 from brats_seg.evaluation.lesionwise import Scale, score_lesions
 from brats_seg.evaluation.overlap import count_regions, dice
 from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
 from brats_seg.evaluation.significance import (
+    FEWEST_CASES,
     LARGEST_CHANCE,
     SMALLEST_GAIN,
     Gain,
     best_candidate,
     gain_of,
+    least_p_value,
 )
 from brats_seg.files import whole_file
 from brats_seg.inference.out_of_fold import (
@@ -48,7 +51,7 @@ from brats_seg.inference.out_of_fold import (
 )
 from brats_seg.inference.postprocess import decode_regions
 from brats_seg.labels import REGIONS
-from brats_seg.models.build import size_multiple
+from brats_seg.models.build import default_window, size_multiple
 from brats_seg.progress import Track, untracked
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.weights import (
@@ -59,9 +62,11 @@ from brats_seg.runtime.weights import (
     store_fitted,
 )
 
+log = logging.getLogger(__name__)
+
 TUNING_NAME = "tuning.json"
-ENLARGEMENTS = (1.5, 2.0)
-"""Edges of windows to try, in training patches; the whole crop is tried as well."""
+WINDOW_PATCHES = (1.0, 1.5, 2.0)
+"""Edges of windows to try, in training patches; the default and the whole crop are tried as well."""
 
 THRESHOLDS = (0.45, 0.55, 0.4, 0.6, 0.35, 0.65, 0.3, 0.7, 0.25, 0.75, 0.8)
 """Thresholds to try, nearest to the default first; none is below `LOWEST_PROBABILITY`."""
@@ -104,7 +109,7 @@ class Tuning:
     runs: tuple[str, ...]
     fits: tuple[FittedSetting, ...]
     before: tuple[float, float, float]
-    """Mean score of WT, TC, ET with the training patch and the defaults."""
+    """Mean score of WT, TC, ET with the default window and the default decoding."""
     after: tuple[float, float, float]
     """The same with the chosen settings, on the cases that they were chosen on, hence optimistic."""
     fitted: tuple[FittedPrediction, ...]
@@ -163,7 +168,8 @@ def tune(
 ) -> Tuning:
     """Fit window and decoding of several runs to the mean score of their held-out cases.
 
-    The result of an earlier call for the same weights and cases is returned as it was stored.
+    The result of an earlier call for the same weights and cases is returned as it was stored. If the
+    cases are too few for any gain to be significant, a warning says so before they are predicted.
 
     Args:
         held_out: The runs.
@@ -179,6 +185,7 @@ def tune(
     key = _key(held_out, protocol, device)
     if (earlier := stored_tuning(held_out, key)) is not None:
         return earlier
+    _warn_of_few_cases(held_out)
     score: Score = partial(_scores, protocol=protocol, n_workers=n_workers, track=track)
     window_fit, windows, cases = _fit_window(held_out, device, score, track)
     before = score(cases[0], [Decoding()])[0]
@@ -247,23 +254,40 @@ class WindowKind:
 
 
 def window_kinds(held_out: Sequence[HeldOut]) -> list[WindowKind]:
-    """Return the candidates, the window of training first, without those larger than every crop."""
+    """Return the candidates, the default window first, without those larger than every crop."""
     if any(own.trained.config.patch.size == "whole" for own in held_out):
         trained: Windows = tuple(
             "whole" if own.trained.config.patch.size == "whole" else own.trained.identity.patch
             for own in held_out
         )
         return [WindowKind(name="as in training", windows=trained)]
-    kinds = [
-        WindowKind(
-            name=f"{factor:g} x the training patch" if factor != 1 else "the training patch",
-            windows=tuple(_enlarged(own, factor) for own in held_out),
-        )
-        for factor in (1.0, *ENLARGEMENTS)
-    ]
+    patches = [own.trained.identity.patch for own in held_out]
+    models = [own.trained.config.model for own in held_out]
+    default = tuple(map(default_window, models, patches))
+    kinds = [WindowKind(name="the default", windows=default)]
+    for factor in WINDOW_PATCHES:
+        name = f"{factor:g} x the training patch" if factor != 1 else "the training patch"
+        windows = tuple(_enlarged(own, factor) for own in held_out)
+        kinds += [WindowKind(name=name, windows=windows)] * (windows != default)
     smaller = [kind for kind in kinds[1:] if not _all_covered(held_out, kind.windows)]
-    whole: Windows = tuple("whole" for _ in held_out)
-    return [kinds[0], *smaller, WindowKind(name="the whole crop", windows=whole)]
+    if not _all_covered(held_out, default):
+        whole: Windows = tuple("whole" for _ in held_out)
+        smaller.append(WindowKind(name="the whole crop", windows=whole))
+    return [kinds[0], *smaller]
+
+
+def _warn_of_few_cases(held_out: Sequence[HeldOut]) -> None:
+    n_cases = sum(len(own.data.split.validation) for own in held_out)
+    if n_cases < FEWEST_CASES:
+        log.warning(
+            "%s cannot change a setting: a gain in every one of them has the p value %.3g, and at most "
+            "%g is needed, which takes %d cases. The table will only show which values score best. "
+            "Give the runs of more folds to fit the settings.",
+            counted(n_cases, "held-out case"),
+            least_p_value(n_cases),
+            LARGEST_CHANCE,
+            FEWEST_CASES,
+        )
 
 
 def _fit_window(
@@ -282,7 +306,7 @@ def _fit_window(
         if all(window in own for window, own in zip(kind.windows, predicted, strict=True))
     ]
     if not kinds:
-        reasons = [f"{own.run}: no memory for the training patch" for own in held_out]
+        reasons = [f"{own.run}: no memory for the default window" for own in held_out]
         raise CaseProblemsError(reasons)
     cases = [
         tuple(
@@ -353,7 +377,7 @@ def _scores(
     score = partial(_score_case, decodings=decodings, protocol=protocol)
     done = map_cases(score, cases, "fitting", n_workers=n_workers, track=track)
     if done.failures:
-        raise CaseProblemsError([f"{one.case_id}: {one.message}" for one in done.failures])
+        raise CaseProblemsError([one.message for one in done.failures])
     return np.stack(done.results, axis=1)
 
 
@@ -374,7 +398,7 @@ def _score_case(
 
 
 def _key(held_out: Sequence[HeldOut], protocol: ScoringProtocol, device: Device) -> str:
-    tried = (ENLARGEMENTS, THRESHOLDS, SMALLEST_MM3, SMALLEST_ET_MM3)
+    tried = (WINDOW_PATCHES, THRESHOLDS, SMALLEST_MM3, SMALLEST_ET_MM3)
     rule = (SMALLEST_GAIN, LARGEST_CHANCE)
     parts = [protocol.name, protocol.task, device.precision, str(tried), str(rule)]
     parts += [f"{own.key} {own.data.fingerprint}" for own in held_out]
@@ -403,7 +427,7 @@ def _enlarged(own: HeldOut, factor: float) -> tuple[int, int, int]:
 
 
 def _all_covered(held_out: Sequence[HeldOut], windows: Windows) -> bool:
-    """Tell whether each window covers every crop of its run: it is the whole crop with padding."""
+    """Tell whether each window covers every crop of its run: it is then cut to the whole crop."""
     return all(
         window == "whole"
         or all(n >= m for n, m in zip(window, own.data.largest_shape, strict=True))

@@ -54,6 +54,8 @@ class ActivatedNorm(nn.Module):
         self.eps = eps
         self.in_place = True
         """Whether the input is overwritten; False on devices that cannot, see `check_in_place`."""
+        self.groups_as_on_gpu = False
+        """Whether the CPU inverts as many channels together as a GPU, see `group_as_on_gpu`."""
 
     def forward(self, features: Tensor) -> Tensor:
         """`(N, C, X, Y, Z)` of any floating type -> the same tensor, overwritten.
@@ -72,7 +74,8 @@ class ActivatedNorm(nn.Module):
             raise ConfigError(msg)
         if not self.in_place:
             return self.stock(features)
-        return _overwrite(features, self.weight, self.bias, self.slope, self.eps)
+        as_on_gpu = self.groups_as_on_gpu
+        return _overwrite(features, self.weight, self.bias, self.slope, self.eps, as_on_gpu)
 
     def stock(self, features: Tensor) -> Tensor:
         """Compute the same with the stock layers, which keep two tensors and leave their input."""
@@ -99,6 +102,13 @@ def check_in_place(network: nn.Module) -> None:
             layer.in_place = False
 
 
+def group_as_on_gpu(network: nn.Module) -> None:
+    """Let the norms of a network on the CPU take the memory for temporaries that they take on a GPU."""
+    for module in network.modules():
+        if isinstance(module, ActivatedNorm):
+            module.groups_as_on_gpu = True
+
+
 def _agrees_with_stock(device: torch.device) -> bool:
     layer = ActivatedNorm(3, slope=0.1).to(device)
     generator = torch.Generator().manual_seed(0)
@@ -120,7 +130,13 @@ def _agrees_with_stock(device: torch.device) -> bool:
 class _InPlace(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, features: Tensor, weight: Tensor, bias: Tensor, slope: float, eps: float
+        ctx: Any,
+        features: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        slope: float,
+        eps: float,
+        as_on_gpu: bool,
     ) -> Tensor:
         dtype = torch.promote_types(features.dtype, torch.float32)
         weight, bias = _away_from_zero(weight).to(dtype), bias.to(dtype)
@@ -134,6 +150,7 @@ class _InPlace(torch.autograd.Function):
         ctx.mark_dirty(features)
         ctx.save_for_backward(features, weight, bias, inverse_deviation)
         ctx.slope = slope
+        ctx.as_on_gpu = as_on_gpu
         return features
 
     @staticmethod
@@ -143,7 +160,7 @@ class _InPlace(torch.autograd.Function):
         by_features = torch.empty_like(output)
         by_weight, by_bias = weight.new_empty(2, *inverse_deviation.shape)
         for patch in range(len(output)):
-            for channels in _groups_of_channels(output):
+            for channels in _groups_of_channels(output, as_on_gpu=ctx.as_on_gpu):
                 voxels = slice(patch, patch + 1), channels
                 row = patch, channels
                 by_features[voxels], by_weight[row], by_bias[row] = _backward(
@@ -152,10 +169,10 @@ class _InPlace(torch.autograd.Function):
                     (weight[channels], bias[channels], inverse_deviation[row]),
                     ctx.slope,
                 )
-        return by_features, by_weight.sum(0), by_bias.sum(0), None, None
+        return by_features, by_weight.sum(0), by_bias.sum(0), None, None, None
 
 
-_overwrite: Callable[[Tensor, Tensor, Tensor, float, float], Tensor] = _InPlace.apply
+_overwrite: Callable[[Tensor, Tensor, Tensor, float, float, bool], Tensor] = _InPlace.apply
 
 
 def _away_from_zero(weight: Tensor) -> Tensor:
@@ -163,11 +180,11 @@ def _away_from_zero(weight: Tensor) -> Tensor:
     return torch.where(weight < 0, -size, size)
 
 
-def _groups_of_channels(output: Tensor) -> list[slice]:
+def _groups_of_channels(output: Tensor, *, as_on_gpu: bool) -> list[slice]:
     n_channels, n_voxels = output.shape[1], output.shape[2:].numel()
     if not output.is_contiguous():  # with channels last, splitting them would copy
         return [slice(None)]
-    on_cpu = output.device.type == "cpu"
+    on_cpu = output.device.type == "cpu" and not as_on_gpu
     size = max(1, _VOXELS_AT_A_TIME["cpu" if on_cpu else "gpu"] // n_voxels)
     if on_cpu:
         size = max(size, torch.get_num_threads())  # threads work on different channels

@@ -10,8 +10,8 @@ from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from brats_seg.cases.case import Case
 from brats_seg.cases.clinical import SURVIVAL_CLASS_DAYS, ClinicalTable
-from brats_seg.errors import UsageError
-from brats_seg.evaluation.scores import Score
+from brats_seg.errors import UsageError, counted
+from brats_seg.evaluation.scores import Score, title_of
 from brats_seg.labels import REGIONS
 from brats_seg.report.style import (
     FIRST_COLOUR,
@@ -28,14 +28,6 @@ _SHARES = ("dice", "jaccard", "sensitivity", "specificity", "nsd")
 """Parts of the names of scores that lie between 0 and 1."""
 _BARS = ("dice", "jaccard")
 """Scores in a bar chart."""
-_WRITTEN = (
-    ("dice", "Dice"),
-    ("jaccard", "Jaccard"),
-    ("hd95", "HD95 (mm)"),
-    ("nsd", "NSD"),
-    (" ml", " volume (ml)"),
-)
-"""Parts of the names of columns, and how they are written on an axis."""
 _TITLE_SIZE = 12.0
 """Size of a title, in points."""
 _AXES_SHARE = 0.85
@@ -66,7 +58,7 @@ def score_figure(scores: Sequence[Score], *, column: str = "dice") -> Figure:
     for place, (region, values) in enumerate(by_region.items(), start=1):
         boxes["boxes"][place - 1].set_facecolor(_COLOUR_OF.get(region, _OTHER_COLOUR))
         axes.plot(place + _apart(values), values, "o", color="black", mec="white", mew=0.5, ms=4)
-    _add_title(axes, f"{_name(column)}, {_n_cases(scores)} cases")
+    _add_title(axes, f"{title_of(column)}, {counted(_n_cases(scores), 'case')}")
     _finish(axes, column)
     return figure
 
@@ -86,10 +78,10 @@ def bar_figure(scores: Sequence[Score]) -> Figure:
     ):
         heights = [values.mean() for values in means[column].values()]
         places = np.arange(len(regions)) + offset
-        bars = axes.bar(places, heights, width=0.38, color=colour, label=_name(column))
+        bars = axes.bar(places, heights, width=0.38, color=colour, label=title_of(column))
         axes.bar_label(bars, [f"{100 * height:.1f} %" for height in heights], fontsize="small")
     axes.set_xticks(range(len(regions)), [region.upper() for region in regions])
-    _add_title(axes, f"mean over {_n_cases(scores)} cases")
+    _add_title(axes, f"mean over {counted(_n_cases(scores), 'case')}")
     figure.legend(loc="outside upper center", ncols=len(_BARS))
     _finish(axes, "dice")
     axes.set_ylabel("score")  # of two kinds, which the legend names
@@ -132,7 +124,7 @@ def distributions_figure(
     ages, days, ml = (np.asarray(v, float) for v in (age_years, survival_days, tumour_ml))
     if not np.isfinite(np.concatenate([ages, days, ml])).any():
         msg = (
-            f"of {len(ages)} cases neither age, survival nor label map is known; expected "
+            f"of {counted(len(ages), 'case')} neither age, survival nor label map is known; expected "
             "survival_*.csv or name_mapping*.csv beside the scans, or label maps"
         )
         raise UsageError(msg)
@@ -232,13 +224,6 @@ def _n_cases(scores: Sequence[Score]) -> int:
     return len({score.case_id for score in scores})
 
 
-def _name(column: str) -> str:
-    words = column.replace("_", " ")
-    for plain, written in _WRITTEN:
-        words = words.replace(plain, written)
-    return words
-
-
 def _add_title(axes: Any, words: str) -> None:
     """Write a title above a chart, smaller if it is wider than that."""
     width_inches = _AXES_SHARE * axes.figure.get_figwidth()
@@ -246,7 +231,7 @@ def _add_title(axes: Any, words: str) -> None:
 
 
 def _finish(axes: Any, column: str) -> None:
-    axes.set_ylabel(_name(column))
+    axes.set_ylabel(title_of(column))
     axes.grid(visible=True, axis="y", alpha=0.3)
     axes.set_axisbelow(True)
     if any(word in column for word in _SHARES):

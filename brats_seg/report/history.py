@@ -98,8 +98,9 @@ def _draw_curve(axes: "Axes", table: pd.DataFrame, curve: Curve) -> None:
     axes.set_ylabel(curve.title)
     axes.grid(visible=True, alpha=0.3)
     if axes.lines:
-        # looking for the best place takes long with many points
-        axes.legend(fontsize="small", loc="upper left")
+        # looking for the best place takes long with many points: scores rise, losses fall
+        place = {"loc": "upper left"} if curve.limits else {"loc": "upper right", "ncols": 3}
+        axes.legend(fontsize="small", **place)
 
 
 def _draw_line(axes: "Axes", table: pd.DataFrame, column: str, **style: Any) -> None:

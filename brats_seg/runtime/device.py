@@ -8,7 +8,8 @@ from math import prod
 import torch
 
 from brats_seg.cpu_threads import NUMBERS, available_cpus, chosen_by_user
-from brats_seg.errors import ConfigError, EnvironmentalError
+from brats_seg.errors import ConfigError, EnvironmentalError, UsageError, counted
+from brats_seg.runtime.memory import parse_memory
 
 SMALL_PATCH = 40**3
 """Voxels of the largest patch that one CPU thread computes. A layer of such a patch takes less than a
@@ -45,6 +46,72 @@ class Device:
 
 
 _DTYPES = {"fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gpu:
+    """A GPU that training is planned for, on a machine that need not have it."""
+
+    name: str
+    memory_bytes: int
+    """Memory that torch reports for the whole GPU."""
+    half: torch.dtype
+    """Half precision that it computes natively."""
+
+    def device(self, precision: str) -> Device:
+        """Return the device with a precision; `auto` takes the native half precision.
+
+        Raises:
+            ConfigError: The GPU emulates the precision.
+        """
+        if precision == "bf16" and self.half is not torch.bfloat16:
+            msg = f"precision bf16 on {self.name}, which emulates it; use fp16, fp32 or auto"
+            raise ConfigError(msg)
+        dtype = self.half if precision == "auto" else _DTYPES[precision]
+        return Device(torch_device=torch.device("cuda"), autocast_dtype=dtype)
+
+
+def _gpu(name: str, gib: float, half: torch.dtype) -> Gpu:
+    return Gpu(name=name, memory_bytes=int(gib * 2**30), half=half)
+
+
+_KINDS = ("auto", "cpu", "cuda", "mps")
+GPUS = {
+    "t4": _gpu("Tesla T4", 14.56, torch.float16),
+    "p100": _gpu("Tesla P100", 15.89, torch.float16),
+    "v100": _gpu("Tesla V100, 16 GB", 15.77, torch.float16),
+    "v100-32gb": _gpu("Tesla V100, 32 GB", 31.73, torch.float16),
+    "l4": _gpu("L4", 21.95, torch.bfloat16),
+    "a100": _gpu("A100, 40 GB", 39.39, torch.bfloat16),
+    "a100-80gb": _gpu("A100, 80 GB", 79.15, torch.bfloat16),
+}
+"""GPUs by short name. The memory is the smallest `total capacity` that people quote from messages of
+torch about each, which is below what is printed on the box; bf16 needs compute capability 8.0."""
+
+
+def gpu_named(text: str) -> Gpu | None:
+    """Return the GPU of a short name such as `t4` or of a size such as `16GiB`; None for a device here.
+
+    Nothing is known of a GPU of some size, so that its half precision is fp16, which every GPU has.
+
+    Raises:
+        UsageError: The text is neither a GPU, nor a size, nor a device such as `auto` or `cuda:1`.
+
+    Example:
+        >>> gpu_named("8GiB").memory_bytes == 8 * 2**30
+        True
+    """
+    if text[:1].isdigit():
+        size = parse_memory(text)
+        return Gpu(name=f"a GPU of {text}", memory_bytes=size, half=torch.float16)
+    gpu = GPUS.get(text.lower())
+    if gpu is None and text.partition(":")[0] not in _KINDS:
+        msg = (
+            f"device {text!r} is unknown; expected a GPU ({', '.join(GPUS)}), the memory of a GPU such "
+            f"as 8GiB, or a device of this machine ({', '.join(_KINDS)}, cuda:1)"
+        )
+        raise UsageError(msg)
+    return gpu
 
 
 def choose_device(name: str, precision: str) -> Device:
@@ -116,7 +183,7 @@ def _device_named(name: str) -> torch.device:
 def _check_cuda(device: torch.device) -> None:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if (device.index or 0) >= count:
-        msg = f"device {device} is not available: torch sees {count} CUDA devices; use --device cpu"
+        msg = f"device {device} is not available: torch sees {counted(count, 'CUDA device')}; use --device cpu"
         raise EnvironmentalError(msg)
     major, minor = torch.cuda.get_device_capability(device)
     built_for = torch.cuda.get_arch_list()

@@ -122,6 +122,16 @@ def free_memory(device: torch.device) -> int:
     return min(_free_on_host())
 
 
+def total_memory(device: torch.device) -> int:
+    """Return the bytes that a device has, whoever uses them now.
+
+    On the CPU that is the minimum of the memory of the machine and the limits of this process.
+    """
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return min(_total_on_host())
+
+
 def read_numbers(path: Path) -> dict[str, int]:
     """Read a file of lines `name number` or `name: number kB`."""
     rows = (line.replace(":", " ").split() for line in path.read_text().splitlines())
@@ -141,18 +151,39 @@ def _free_on_host() -> Iterator[int]:
         yield from _free_in_cgroups()
 
 
+def _total_on_host() -> Iterator[int]:
+    yield psutil.virtual_memory().total
+    if sys.platform == "win32":
+        return
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY:
+        yield limit
+    if sys.platform == "linux":
+        for folder in control_groups("memory"):
+            allowed = (_limit_of(folder / limit_name) for limit_name, _ in _LIMITS)
+            yield from (size for size in allowed if size is not None)
+
+
+def _limit_of(path: Path) -> int | None:
+    """Return the limit of a control group, or None if it has none."""
+    if not path.is_file():
+        return None
+    allowed = path.read_text().strip()
+    return None if allowed == "max" or int(allowed) > _UNLIMITED else int(allowed)
+
+
 def _free_in_cgroups() -> Iterator[int]:
     """Yield the free bytes of every group around this process, in either version of cgroups."""
     for folder in control_groups("memory"):
         for limit, used in _LIMITS:
-            if (folder / limit).is_file():
-                yield from _free_in_cgroup(folder, limit, used)
+            yield from _free_in_cgroup(folder, limit, used)
 
 
 def _free_in_cgroup(folder: Path, limit: str, used: str) -> Iterator[int]:
-    allowed = (folder / limit).read_text().strip()
-    if allowed == "max" or int(allowed) > _UNLIMITED:
-        return
-    # cached files count as used, and are dropped when memory is needed
-    cached = read_numbers(folder / "memory.stat").get("inactive_file", 0)
-    yield int(allowed) - int((folder / used).read_text()) + cached
+    allowed = _limit_of(folder / limit)
+    if allowed is not None:
+        # cached files count as used, and are dropped when memory is needed
+        cached = read_numbers(folder / "memory.stat").get("inactive_file", 0)
+        yield allowed - int((folder / used).read_text()) + cached

@@ -14,10 +14,10 @@ and moves the last one back to the border, whereas windows here are evenly space
 the same windows, the results agree.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import ceil
+from math import ceil, prod
 
 import torch
 from torch import Tensor
@@ -80,6 +80,19 @@ def predict_logits(
         plane = x.weights[:, None] * y.weights
         total[box] += logits * (plane[:, :, None] * z.weights)
     return total[inner]
+
+
+def n_windows(shape: Sequence[int], window: Sequence[int], overlap: float) -> int:
+    """Return the number of windows for an image of `shape` voxels along X, Y and Z.
+
+    Example:
+        >>> n_windows((20, 18, 6), (8, 8, 8), overlap=0.5)
+        16
+    """
+    return prod(
+        len(window_starts(max(size, length), length, overlap))
+        for size, length in zip(shape, window, strict=True)
+    )
 
 
 def axis_windows(

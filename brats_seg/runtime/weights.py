@@ -367,17 +367,7 @@ def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
     Raises:
         ResumeError: The file is damaged, is no checkpoint, or has another schema version.
     """
-    try:
-        check_regular(path)
-        _check_entries(path)
-        content = torch.load(path, map_location=device, weights_only=True)
-        _check_values(content)
-    except OSError as error:
-        msg = f"{path} is not a checkpoint that can be read: {error.strerror}. {_RUN_AGAIN}"
-        raise ResumeError(msg) from None
-    except Exception as error:  # noqa: BLE001 - torch raises errors of many kinds for a damaged file
-        msg = f"{path} is not a checkpoint that can be read: {reason_of(error)}. {_RUN_AGAIN}"
-        raise ResumeError(msg) from None
+    content = _loaded(path, device)
     version = content.get("schema_version") if isinstance(content, dict) else None
     if not isinstance(version, int) or version not in _READABLE:
         found = reprlib.repr(version)
@@ -391,6 +381,54 @@ def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
     except _INVALID as error:
         msg = f"{path} is not a checkpoint that can be read: {reason_of(error)}. {_RUN_AGAIN}"
         raise ResumeError(msg) from None
+
+
+def read_weights(path: Path) -> dict[str, Tensor] | None:
+    """Read a file of weights alone, of any program: safetensors, or a state dict saved by torch.
+
+    Returns:
+        The weights by name, or None for a checkpoint of this package, which says more about them.
+
+    Raises:
+        UsageError: The file is damaged, or holds something else.
+    """
+    if path.suffix == ".safetensors":
+        return _load_weights(path)
+    content = _loaded(
+        path, torch.device("cpu"), "Copy it again, or save the state_dict() of its network."
+    )
+    if isinstance(content, dict) and "schema_version" in content:
+        return None
+    # the entry that torch's own examples, MONAI and Lightning store the weights in
+    state = content.get("state_dict", content) if isinstance(content, dict) else content
+    try:
+        return _checked_weights(state)
+    except _INVALID as error:
+        msg = (
+            f"{path} holds no weights: {reason_of(error)}; expected a checkpoint of a run, a state "
+            "dict, or a .safetensors file."
+        )
+        raise UsageError(msg) from None
+
+
+def _loaded(path: Path, device: torch.device, next_step: str = _RUN_AGAIN) -> Any:
+    """Return what `torch.save` has written, read without running code.
+
+    Raises:
+        ResumeError: The file is damaged, or holds more than plain values and tensors.
+    """
+    try:
+        check_regular(path)
+        _check_entries(path)
+        content = torch.load(path, map_location=device, weights_only=True)
+        _check_values(content)
+    except OSError as error:
+        msg = f"{path} is not a checkpoint that can be read: {error.strerror}. {next_step}"
+        raise ResumeError(msg) from None
+    except Exception as error:  # noqa: BLE001 - torch raises errors of many kinds for a damaged file
+        msg = f"{path} is not a checkpoint that can be read: {reason_of(error)}. {next_step}"
+        raise ResumeError(msg) from None
+    return content
 
 
 def separate_fitted(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -467,6 +505,7 @@ def sha256_of(path: Path) -> str:
 
 def _load_weights(path: Path) -> dict[str, Tensor]:
     try:
+        check_regular(path)
         return load_file(path)
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
         msg = f"{path} holds no weights that can be read: {reason_of(error)}. {_COPY_AGAIN}"

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from brats_seg.cases.case import Case
 from brats_seg.cases.folds import FoldTable, make_folds
 from brats_seg.config import FoldConfig
-from brats_seg.errors import FoldError, UsageError
+from brats_seg.errors import FoldError, UsageError, counted
 from brats_seg.progress import Track, untracked
 from brats_seg.survival.cox import fit_cox
 from brats_seg.survival.leakage import least_leakage
@@ -271,8 +271,8 @@ def _folds_of(
     ]
     if missing:
         msg = (
-            f"the fold table has no row for {len(missing)} cases of known survival, such as "
-            f"{missing[0]}. Give the folds.csv of the data that the features are of, or leave "
+            f"the fold table has no row for {counted(len(missing), 'case')} of known survival, such as "
+            f"{missing[0]}. Give the fold table of the data that the features are of, or leave "
             "--folds out to have new folds made."
         )
         raise FoldError(msg)
@@ -302,7 +302,7 @@ def _check_enough(study: Study, plan: CrossValidationPlan, folds: FoldTable | No
     if len(patients) < expected:
         way_out = f", or --n-folds {len(patients)}" if len(patients) >= FEWEST_DEATHS else ""
         msg = (
-            f"{len(patients)} patients whose day of death is known are too few for {n_folds} folds; "
+            f"{counted(len(patients), 'patient')} with a known day of death: too few for {n_folds} folds; "
             f"expected {expected} at least. Give more cases{way_out}."
         )
         raise UsageError(msg)
@@ -312,7 +312,7 @@ def _check_each_learns(jobs: Sequence[_Job]) -> None:
     for job in jobs:
         if len(job.train) < _FEWEST_TO_LEARN:
             msg = (
-                f"fold {job.fold} is held out with only {len(job.train)} deaths in the other folds "
+                f"fold {job.fold} is held out with only {counted(len(job.train), 'death')} in the other folds "
                 f"to learn from; expected {_FEWEST_TO_LEARN} at least. Use other folds, or give more "
                 "cases."
             )

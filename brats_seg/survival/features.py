@@ -68,8 +68,8 @@ def features_of_folder(  # noqa: PLR0913 - each is a choice of its own
         predicted: Whether label maps of all cases are predicted.
         tables: Tables of ages, resections or ids, besides those below `data`.
         labels: Label convention of all cases, if detection is wrong.
-        prepared_path: Folder of prepared cases, which holds the index; by default
-            `prepared/<data name>`.
+        prepared_path: Folder of prepared cases, which holds the index; `prepared_path_of` the data
+            folder by default.
         device: `auto`, `cpu`, `cuda`, `cuda:1` or `mps`.
         precision: `auto`, `fp32`, `fp16` or `bf16`.
         track: Shows progress.

@@ -10,7 +10,7 @@ import torch
 
 from brats_seg.cases.case import Case
 from brats_seg.cases.nifti import Volume, oriented
-from brats_seg.errors import CaseError, UsageError
+from brats_seg.errors import CaseError, UsageError, counted
 from brats_seg.inference.model import Model, load_model
 from brats_seg.inference.predict import predict_scan
 from brats_seg.inference.reconstruct import Reconstructor
@@ -48,8 +48,8 @@ class Encoder:
         image = torch.from_numpy(scan.image)[list(member.channels)][None]
         values = network.encode(image.to(device))[0].cpu().numpy()
         if not np.isfinite(values).all():
-            n_broken = np.count_nonzero(~np.isfinite(values))
-            found = f"a latent vector with {n_broken} values that are NaN or infinite"
+            n_broken = int(np.count_nonzero(~np.isfinite(values)))
+            found = f"a latent vector with NaN or infinity in {counted(n_broken, 'value')}"
             next_step = "The model is broken: train it again."
             raise CaseError(scan.case_id, "(all)", found, "finite numbers", next_step)
         return tuple(

@@ -19,7 +19,7 @@ from brats_seg.cases.clinical import (
     mapping_files,
     read_clinical_files,
 )
-from brats_seg.errors import UsageError, some_of
+from brats_seg.errors import UsageError, counted, some_of
 from brats_seg.survival.table import AGE, FeatureTable
 
 GTR, STR = "GTR", "STR"
@@ -87,9 +87,9 @@ def read_outcomes(table: FeatureTable, path: Path, mappings: Sequence[Path] = ()
     )
     if not outcomes.died.any():
         msg = (
-            f"{path} has no death among the {sum(map(bool, rows))} cases that it shares with the "
-            f"features: {outcomes.lived.sum()} patients were alive at the last contact, the others "
-            "have no survival. Expected days until death, to train on; add such cases."
+            f"{path} has no death among the {counted(sum(map(bool, rows)), 'case')} that it shares with "
+            f"the features: {outcomes.lived.sum()} alive at the last contact, the others without "
+            "survival. Expected days until death, to train on; add such cases."
         )
         raise UsageError(msg)
     return outcomes
@@ -115,7 +115,7 @@ def _days(days: float | None) -> float:
 def _no_match(table: FeatureTable, known: ClinicalTable, path: Path) -> UsageError:
     theirs = [row.case_id for row in known.rows.values()]
     return UsageError(
-        f"{path} has none of the {len(table.case_ids)} cases of the features. The features are of "
+        f"{path} has none of the {counted(len(table.case_ids), 'case')} of the features. The features are of "
         f"{some_of(table.case_ids)}, the table has {some_of(theirs) or 'no rows'}. Give the table of "
         "the same year, or with --mapping the name_mapping.csv that joins the ids of the years."
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from brats_seg.errors import counted
 from brats_seg.evaluation.significance import CONFIDENCE
 from brats_seg.survival.cross_validation import SELECTED, Predictions, Study
 from brats_seg.survival.leakage import Leakage, least_leakage
@@ -78,7 +79,7 @@ class Verdict:
         rank = self.spearman
         found = (
             f"rank correlation {rank.value:.2f} [{rank.low:.2f}, {rank.high:.2f}] on "
-            f"{self.n_died} deaths, p {self.p_ranks:.2g}"
+            f"{counted(self.n_died, 'death')}, p {self.p_ranks:.2g}"
         )
         if not self.is_significant:
             few = f" Fewer than {FEWEST_SIGNIFICANT_DEATHS} deaths prove nothing, whatever the figures say."
@@ -182,7 +183,7 @@ def _remarks(study: Study, *, with_cox: bool) -> Iterator[str]:
         yield f"age unknown in {unknown_ages} of {known.sum()} cases with an outcome"
     if study.dropped:
         named = ", ".join(study.dropped[:5]) + (", ..." if len(study.dropped) > 5 else "")
-        yield f"{len(study.dropped)} features empty or equal in all cases, left out: {named}"
+        yield f"{counted(len(study.dropped), 'feature')} empty or equal in all cases, left out: {named}"
     for what, answers in (
         ("the latent vector", [least_leakage(one)[1] for one in table.latent_leakage if one]),
         ("the label map", [one for one in table.labels_leakage if one]),
@@ -207,7 +208,7 @@ def _census(outcomes: Outcomes, *, with_cox: bool) -> str:
         else "predicted but never learnt from or scored"
     )
     return (
-        f"{len(outcomes.days)} cases: {n_died} deaths, which are learnt from; {n_lived} censored "
+        f"{counted(len(outcomes.days), 'case')}: {counted(n_died, 'death')} to learn from; {n_lived} censored "
         f"(alive at last contact), {use}; "
         f"{len(outcomes.days) - n_died - n_lived} of unknown outcome, predicted only"
     )

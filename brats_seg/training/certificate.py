@@ -9,7 +9,7 @@ enhancing tumour: with random weights all patches look alike, and every accumula
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from math import atan2, ceil, degrees, isfinite
@@ -20,16 +20,17 @@ import torch
 from monai.losses import GeneralizedDiceLoss
 from torch import Tensor, nn
 
-from brats_seg.cases.folds import read_folds
 from brats_seg.config import Config, LossConfig, Size
 from brats_seg.data.loader import PatchDataset
+from brats_seg.data.manifest import MANIFEST_NAME
 from brats_seg.data.patches import epoch_patches
+from brats_seg.data.verify import prepared_ids
 from brats_seg.errors import BratsError, ConfigError, EnvironmentalError, ResumeError, UsageError
 from brats_seg.files import whole_file
 from brats_seg.labels import REGIONS
 from brats_seg.models.build import build_model, size_multiple, size_words
 from brats_seg.models.output import as_output, output_from, structure_of, tensors_of
-from brats_seg.progress import Track, untracked
+from brats_seg.progress import Track, part, untracked
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.memory import is_out_of_memory
 from brats_seg.runtime.weights import load_trained, require_task
@@ -141,6 +142,7 @@ def certify_run(
     n_patches: int = 4,
     device: str | None = None,
     precision: str | None = None,
+    track: Track = untracked,
 ) -> Certificate:
     """Measure with the weights, loss and cases of a run, and write `certificate.json` into it.
 
@@ -150,6 +152,7 @@ def certify_run(
         n_patches: Patches in the batch, each a micro-batch.
         device: As `training.device`; that of the run by default.
         precision: As `training.precision`; that of the run by default.
+        track: Shows the progress.
 
     Raises:
         BratsError: As `probe_run` and `certify`.
@@ -157,7 +160,7 @@ def certify_run(
     probe = probe_run(run_path, prepared_path, n_patches)
     own = probe.config.training
     where = choose_device(device or own.device, precision or own.precision)
-    certificate = certificate_of(probe, where)
+    certificate = certificate_of(probe, where, track)
     with whole_file(run_path / "certificate.json") as beside:
         beside.write_text(json.dumps(asdict(certificate), indent=2) + "\n")
     return certificate
@@ -172,10 +175,10 @@ def certify_settings(
         BratsError: As `probe_settings` and `certify`.
     """
     where = choose_device(config.training.device, config.training.precision)
-    return certificate_of(probe_settings(config, n_patches, where, track), where)
+    return certificate_of(probe_settings(config, n_patches, where, track), where, track)
 
 
-def certificate_of(probe: Probe, device: Device) -> Certificate:
+def certificate_of(probe: Probe, device: Device, track: Track = untracked) -> Certificate:
     """Measure with the network and the patches of a probe.
 
     Raises:
@@ -188,12 +191,16 @@ def certificate_of(probe: Probe, device: Device) -> Certificate:
         network=probe.network_from,
         patches=f"{len(et)} patches of {size} from {probe.patches_from}, {n_lacking} without ET",
         environment=environment_of(device),
-        rows=certify(probe.network, probe.config.loss, probe.patches, device),
+        rows=certify(probe.network, probe.config.loss, probe.patches, device, track),
     )
 
 
 def certify(
-    network: nn.Module, config: LossConfig, patches: MicroBatch, device: Device
+    network: nn.Module,
+    config: LossConfig,
+    patches: MicroBatch,
+    device: Device,
+    track: Track = untracked,
 ) -> tuple[CertificateRow, ...]:
     """Measure losses of each kind in the precision of the device, and in float64 where it has that.
 
@@ -205,13 +212,14 @@ def certify(
         config: Loss of the settings; its row is marked as own.
         patches: Patches of one batch, with tumours of different size and empty regions.
         device: Device and precision.
+        track: Shows the progress.
 
     Raises:
         ConfigError: The network mixes patches, or changes in every pass, see `independence`.
         EnvironmentalError: Not even two patches fit in memory.
         BratsError: A gradient is zero or not finite.
     """
-    rows = _rows_that_fit(deepcopy(network), config, patches, device)
+    rows = _rows_that_fit(deepcopy(network), config, patches, device, track)
     if not rows:
         size = size_words(patches.image.shape[2:])
         msg = (
@@ -223,7 +231,7 @@ def certify(
         return rows
     in_float64 = Device(torch_device=device.torch_device)
     patches = patches._replace(image=patches.image.double())
-    return rows + _rows_that_fit(deepcopy(network).double(), config, patches, in_float64)
+    return rows + _rows_that_fit(deepcopy(network).double(), config, patches, in_float64, track)
 
 
 def probe_run(path: Path, prepared: Path, n_patches: int) -> Probe:
@@ -250,7 +258,7 @@ def probe_run(path: Path, prepared: Path, n_patches: int) -> Probe:
         )
         raise ResumeError(msg) from None
     size = _measured_size(trained.config, trained.identity.patch)
-    there = (prepared / "folds.csv").exists()
+    there = any(prepared.glob(f"*/{MANIFEST_NAME}"))
     return Probe(
         network=network,
         config=trained.config,
@@ -281,7 +289,9 @@ def probe_settings(config: Config, n_patches: int, device: Device, track: Track)
     patches = phantom_patches(n_patches, size)
     optimizer = torch.optim.Adam(network.parameters(), lr=_WARM_LR)
     accumulator = Accumulator(network, DiceBce(), optimizer, device=device)
-    for step in track(range(_N_WARM_STEPS), what="warming up", total=_N_WARM_STEPS):
+    for step in track(
+        range(_N_WARM_STEPS), what="training on phantom patches", total=_N_WARM_STEPS
+    ):
         which = slice(step % n_patches, step % n_patches + 1)
         accumulator.step([MicroBatch(patches.image[which], patches.target[which])])
     return Probe(
@@ -295,7 +305,7 @@ def probe_settings(config: Config, n_patches: int, device: Device, track: Track)
 
 def prepared_patches(folder: Path, config: Config, size: Size, n_patches: int) -> MicroBatch:
     """Return patches of prepared cases, from the least tumour to the most."""
-    case_ids = [row.case_id for row in read_folds(folder / "folds.csv").rows]
+    case_ids = prepared_ids(folder)
     n_candidates = _CANDIDATES * n_patches
     dataset = PatchDataset(
         folder,
@@ -387,28 +397,30 @@ def ordinary(
     network: nn.Module, criterion: Criterion, micro_batches: Sequence[MicroBatch], device: Device
 ) -> None:
     """Add up the gradients of the micro-batches, each loss divided by their number."""
-    for part in micro_batches:
+    for micro_batch in micro_batches:
         with device.autocast():
-            loss = whole_loss(criterion, network(part.image), part.target)
+            loss = whole_loss(criterion, network(micro_batch.image), micro_batch.target)
         (_loss_scale(device) * loss / len(micro_batches)).backward()
 
 
-_METHODS = {"exact": exact, "ordinary": ordinary}
+WHOLE = "whole batch"
+_METHODS = {WHOLE: whole, "exact": exact, "ordinary": ordinary}
 
 
 def _rows_that_fit(
-    network: nn.Module, config: LossConfig, patches: MicroBatch, device: Device
+    network: nn.Module, config: LossConfig, patches: MicroBatch, device: Device, track: Track
 ) -> tuple[CertificateRow, ...]:
     """Return the rows of one precision, or none if not even two patches fit in memory."""
     network.to(device.torch_device).train()
-    PatchIndependence(network).check(patches.image[:1].to(device.torch_device), device)
+    for independence in track([PatchIndependence(network)], what="checking the network", total=1):
+        independence.check(patches.image[:1].to(device.torch_device), device)
     n_all = n_patches = len(patches.image)
     while n_patches > 1:
         # the first and the last differ most
         places = [i * (n_all - 1) // (n_patches - 1) for i in range(n_patches)]
         micro_batches = [MicroBatch(*(part[i : i + 1] for part in patches)) for i in places]
         try:
-            return tuple(_rows(network, config, micro_batches, device))
+            return tuple(_rows(network, config, micro_batches, device, track))
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -417,26 +429,47 @@ def _rows_that_fit(
 
 
 def _rows(
-    network: nn.Module, config: LossConfig, micro_batches: list[MicroBatch], device: Device
+    network: nn.Module,
+    config: LossConfig,
+    micro_batches: list[MicroBatch],
+    device: Device,
+    track: Track,
 ) -> Iterator[CertificateRow]:
     own = config.name or (BATCH_DICE if config.batch_dice else PATCH_DICE)
     precision = "fp64" if micro_batches[0].image.dtype.itemsize == 8 else device.precision
-    for name, criterion in _criteria(config).items():
+    criteria = _criteria(config)
+    gradients = _gradients(network, criteria, micro_batches, device)
+    n_gradients = len(criteria) * len(_METHODS)
+    for name, method, found in track(gradients, what=f"gradients, {precision}", total=n_gradients):
+        if method == WHOLE:
+            expected = found
+            _check_comparable(expected, name)
+            continue
+        yield CertificateRow(
+            loss=name,
+            own=name == own,
+            method=method,
+            precision=precision,
+            n_patches=len(micro_batches),
+            relative_error=float((found - expected).norm() / expected.norm()),
+            angle_deg=_angle_deg(found, expected),
+        )
+
+
+def _gradients(
+    network: nn.Module,
+    criteria: Mapping[str, Criterion],
+    micro_batches: list[MicroBatch],
+    device: Device,
+) -> Iterator[tuple[str, str, Tensor]]:
+    """Yield the name of each loss with each method and its gradient, that of the whole batch first."""
+    for name, criterion in criteria.items():
         if isinstance(criterion, nn.Module):
             criterion.to(micro_batches[0].image.dtype).to(device.torch_device)
-        expected = gradient_of(whole, network, criterion, micro_batches, device)
-        _check_comparable(expected, name)
         for method, backward in _METHODS.items():
-            found = gradient_of(backward, network, criterion, micro_batches, device)
-            yield CertificateRow(
-                loss=name,
-                own=name == own,
-                method=method,
-                precision=precision,
-                n_patches=len(micro_batches),
-                relative_error=float((found - expected).norm() / expected.norm()),
-                angle_deg=_angle_deg(found, expected),
-            )
+            with part(f"{method}, {name}", 0):
+                found = gradient_of(backward, network, criterion, micro_batches, device)
+            yield name, method, found
 
 
 def _criteria(config: LossConfig) -> dict[str, Criterion]:

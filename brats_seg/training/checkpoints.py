@@ -23,17 +23,18 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import torch
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 from torch import Tensor, nn
 
-from brats_seg.cases.folds import SPLIT_NAME, Split, write_split
+from brats_seg.cases.discovery import find_cases
+from brats_seg.cases.folds import SPLIT_NAME, Split, read_split, write_split
 from brats_seg.config import Config
 from brats_seg.config_text import config_of, differing_settings
 from brats_seg.data.fold import FoldData
-from brats_seg.errors import BratsError, ResumeError
+from brats_seg.errors import BratsError, ResumeError, some_of
 from brats_seg.files import explained, remove_leftovers, whole_file
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.weights import (
@@ -49,6 +50,7 @@ from brats_seg.runtime.weights import (
 )
 from brats_seg.training.history import write_history, write_picture
 from brats_seg.training.ranks import Ranks
+from brats_seg.training.start_weights import StartedFrom, check_start, start_from
 from brats_seg.training.state import Position, RunState
 from brats_seg.training.tasks import RunningSums
 
@@ -61,9 +63,12 @@ FREE_SETTINGS = frozenset(
         "training.checkpoint_minutes",
         "training.micro_batch",
         "training.memory",
+        # a limit, once the number of epochs is fitted to it
+        "training.hours",
     }
 )
 """Settings that may change when a run is resumed, because they do not change its mathematics."""
+CONFIG_NAME = "config.yaml"
 _RESTORE = "Replace it by a copy, or start anew with --fresh."
 DRAWN_EVERY_S = 10.0
 """Time between two pictures of the history, each of which takes up to 0.3 s."""
@@ -83,6 +88,9 @@ class Checkpointer:
     """Voxels that the network is built for."""
     device: Device
     ranks: Ranks
+    session_began_s: float = field(default_factory=time.monotonic, init=False)
+    """Start of this session, by the monotonic clock."""
+    _spent_before_s: float = field(default=0.0, init=False)
     _started_s: float = field(default_factory=time.monotonic, init=False)
     _saved_s: float = field(default_factory=time.monotonic, init=False)
     _drawn_s: float = field(default=-math.inf, init=False)
@@ -106,9 +114,11 @@ class Checkpointer:
             fresh: Rename an earlier run of that name first, and start anew.
 
         Raises:
-            UsageError: Another process trains the run.
+            UsageError: Another process trains the run, or it cannot start from the weights given.
             ResumeError: The run was begun with other settings or cases.
         """
+        # before anything is written or renamed
+        self._start(begins=fresh or not Run(path=self.path).last_path.exists())
         with ExitStack() as locks:
             error = self._lock(locks, fresh=fresh) if self.ranks.is_first else None
             # every rank raises it: the others would wait for the first one
@@ -118,6 +128,15 @@ class Checkpointer:
             yield self._begin()
             if self._is_picture_old:
                 write_picture(self.state.history, self.path)
+
+    def _start(self, *, begins: bool) -> None:
+        """Take the weights that a run starts from, if it begins."""
+        start, state = self.config.start, self.state
+        check_start(start, self.path, begins=False)
+        if begins:
+            state.started_from = start_from(state.network, start, self.data)
+            if state.ema is not None:
+                state.ema.module.load_state_dict(state.network.state_dict())
 
     def _lock(self, locks: ExitStack, *, fresh: bool) -> BratsError | None:
         """Lock the folder, and the new one if the earlier run is renamed; return an error."""
@@ -140,6 +159,7 @@ class Checkpointer:
         self.ranks.broadcast(self.state.network, *([] if loss is None else [loss]))
         if checkpoint is not None:
             restore(self.state, checkpoint)
+            self._spent_before_s = self.state.spent_s
             position = self.state.position
             if self.state.history and self.ranks.is_first:
                 # the process may have ended between the checkpoint and the history
@@ -155,17 +175,25 @@ class Checkpointer:
     def save(self) -> None:
         """Write the latest state."""
         self.state.sums.seconds = self.epoch_s
+        self.state.spent_s = self._spent_before_s + time.monotonic() - self.session_began_s
         if self.ranks.is_first:
             save_checkpoint(self._checkpoint(), Run(path=self.path).last_path)
         self._saved_s = time.monotonic()
 
-    def save_if_best(self, value: float) -> None:
-        """Write the weights for prediction, if their watched value is the best so far."""
+    def save_if_best(self, value: float, validation: RunningSums) -> None:
+        """Write the weights for prediction, if their watched value is the best so far.
+
+        Args:
+            value: Watched value.
+            validation: Sums of the validation that it comes from, which are saved with the weights.
+        """
         sign = 1 if self.config.validation.watch == "val_dice" else -1
         best = self.state.best
         if math.isfinite(value) and (best is None or sign * value > sign * best):
             self.state.best = value
-            checkpoint = self._checkpoint().for_prediction(self.state.evaluated.state_dict())
+            checkpoint = self._checkpoint().for_prediction(
+                self.state.evaluated.state_dict(), validation
+            )
             if self.ranks.is_first:
                 save_checkpoint(checkpoint, Run(path=self.path).best_path)
 
@@ -208,9 +236,37 @@ class Run:
         """The weights with the best watched value on the held-out cases."""
         return self.path / BEST_NAME
 
+    def begun_with(self) -> Config:
+        """Return the settings of the latest state.
+
+        Raises:
+            ResumeError: There is none, or it is damaged.
+        """
+        return config_of(load_checkpoint(self.last_path, torch.device("cpu")).config)
+
+    def check_scans(self, data: Path, config: Config) -> None:
+        """Check that scans can be those of the run by their names, before they are prepared.
+
+        Raises:
+            ResumeError: No case of the run is among them.
+            LayoutError: There are no scans.
+        """
+        path = self.path / SPLIT_NAME
+        if not (self.last_path.exists() and path.exists()):
+            return
+        split = read_split(path)
+        own = {*split.train, *split.validation}
+        found = find_cases(data, label_files=config.cases.label_files)
+        if own.isdisjoint(case.case_id for case in found.cases):
+            msg = (
+                f"{self.path} was trained on other cases ({some_of(sorted(own))}), none of which is in "
+                f"{data}. {_WAYS_OUT}"
+            )
+            raise ResumeError(msg)
+
     def begin(self, config: Config, split: Split, device: Device) -> None:
         """Write the settings, the cases and the environment."""
-        with whole_file(self.path / "config.yaml") as beside:
+        with whole_file(self.path / CONFIG_NAME) as beside:
             beside.write_text(config.to_yaml())
         write_split(split, self.path / SPLIT_NAME)
         with whole_file(self.path / "environment.json") as beside:
@@ -263,7 +319,9 @@ class Run:
         refused = {key: values for key, values in changes.items() if key not in free}
         if refused:
             lines = [f"  {key}: {old!r} -> {new!r}" for key, (old, new) in refused.items()]
-            msg = "\n".join([f"{self.path} was begun with other settings:", *lines, _WAYS_OUT])
+            own = "Without --preset and --config the run keeps its own settings."
+            head = f"{self.path} was begun with other settings:"
+            msg = "\n".join([head, *lines, f"{own} {_WAYS_OUT}"])
             raise ResumeError(msg)
         for key, (old, new) in changes.items():
             log.info("%s changes from %r to %r", key, old, new)
@@ -280,7 +338,7 @@ class Checkpoint:
     """Settings, as `Config` dumps them."""
     position: Position
     sums: RunningSums = field(default_factory=RunningSums)
-    """Sums of the unfinished epoch."""
+    """Sums of the unfinished epoch; in a checkpoint for prediction, those of its validation."""
     history: tuple[dict[str, float], ...] = ()
     """Rows of `history.csv`."""
     best: float | None = None
@@ -296,13 +354,18 @@ class Checkpoint:
     ema: dict[str, Any] | None = None
     environment: dict[str, str] = field(default_factory=dict)
     """Versions and device that the checkpoint was made with."""
+    started_from: StartedFrom | None = None
+    """The weights that the run started from."""
+    spent_s: float = 0.0
+    """Seconds that the run has taken in all its sessions."""
     schema_version: int = SCHEMA_VERSION
 
-    def for_prediction(self, model: dict[str, Tensor]) -> Self:
+    def for_prediction(self, model: dict[str, Tensor], validation: RunningSums) -> Self:
         """Return a checkpoint with those weights, without the entries that only training needs."""
         return replace(
             self,
             model=model,
+            sums=validation,
             optimizer=None,
             criterion=None,
             schedule=None,
@@ -318,6 +381,8 @@ def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
     content["identity"] = asdict(checkpoint.identity)
     content["position"] = asdict(checkpoint.position)
     content["sums"] = asdict(checkpoint.sums)
+    if checkpoint.started_from is not None:
+        content["started_from"] = asdict(checkpoint.started_from)
     write_checkpoint(content, path)
 
 
@@ -334,6 +399,9 @@ def load_checkpoint(path: Path, device: torch.device) -> Checkpoint:
         content["position"] = _POSITION.validate_python(content["position"])
         content["sums"] = RunningSums(**content["sums"])
         content["history"] = _HISTORY.validate_python(content["history"])
+        # missing in older checkpoints
+        content["started_from"] = _STARTED_FROM.validate_python(content.get("started_from"))
+        content["spent_s"] = _SECONDS.validate_python(content.get("spent_s", 0.0))
         # other entries, such as settings fitted to the weights, are for prediction alone
         known = {entry.name for entry in fields(Checkpoint)}
         return Checkpoint(**{name: value for name, value in content.items() if name in known})
@@ -361,6 +429,8 @@ def checkpoint_of(
         scaler=state.accumulator.scaler.state_dict(),
         ema=None if state.ema is None else state.ema.state_dict(),
         environment=environment,
+        started_from=state.started_from,
+        spent_s=state.spent_s,
     )
 
 
@@ -413,10 +483,14 @@ def _restore(
     state.sums = checkpoint.sums
     state.history = list(checkpoint.history)
     state.best = checkpoint.best
+    state.started_from = checkpoint.started_from
+    state.spent_s = checkpoint.spent_s
 
 
 _POSITION = TypeAdapter(Position)
 _HISTORY = TypeAdapter(tuple[dict[str, int | float], ...])
+_STARTED_FROM = TypeAdapter(StartedFrom | None)
+_SECONDS = TypeAdapter(Annotated[float, Field(ge=0, allow_inf_nan=False)])
 
 
 def _converted(content: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,8 @@ from brats_seg.data.intensity_transforms import Transform
 from brats_seg.data.loader import PatchDataset, Sample, patch_loader
 from brats_seg.data.patches import PatchKey, epoch_patches
 from brats_seg.data.transforms import transforms_named
-from brats_seg.models.build import padded_size, size_multiple
+from brats_seg.models.build import default_window, padded_size, size_multiple, window_within
+from brats_seg.progress import part
 from brats_seg.runtime.device import Device
 from brats_seg.training.gradient import MicroBatch
 from brats_seg.training.tasks import task_of
@@ -48,14 +49,18 @@ class Batch:
     def micro_batches(self, size: int) -> Iterator[MicroBatch]:
         """Yield the patches in their order, `size` at a time; the last micro-batch may be smaller.
 
-        A micro-batch of one patch is a view of it; one of several patches is a copy.
+        A micro-batch of one patch is a view of it; one of several patches is a copy. They are counted
+        as a part of the work that is shown.
         """
-        for start in range(0, len(self.samples), size):
-            group = self.samples[start : start + size]
-            yield MicroBatch(
-                _stacked([sample.image for sample in group]),
-                _stacked([sample.target for sample in group]),
-            )
+        starts = range(0, len(self.samples), size)
+        with part("micro-batches of the step", len(starts)) as after_micro_batch:
+            for start in starts:
+                group = self.samples[start : start + size]
+                yield MicroBatch(
+                    _stacked([sample.image for sample in group]),
+                    _stacked([sample.target for sample in group]),
+                )
+                after_micro_batch()
 
 
 def epoch_batches(
@@ -100,6 +105,28 @@ def patch_shape(config: Config, data: FoldData) -> tuple[int, int, int]:
     if config.patch.size != "whole":
         return config.patch.size
     return padded_size(config.model, data.largest_shape)
+
+
+def validation_window(
+    config: Config, patch: tuple[int, int, int], shape: tuple[int, int, int]
+) -> tuple[int, int, int]:
+    """Return the window in which a case is validated: that of prediction, without tuning.
+
+    A network that is trained on whole brain crops gets the crop, padded as the network needs it; an
+    autoencoder of patches gets windows of the patch size.
+
+    Args:
+        config: Settings of the run.
+        patch: Size from `patch_shape`.
+        shape: Voxels of the brain crop of the case.
+    """
+    multiple = size_multiple(config.model, patch)
+    if config.patch.size == "whole":
+        x, y, z = (ceil(n / m) * m for n, m in zip(shape, multiple, strict=True))
+        return x, y, z
+    is_segmentation = config.model.task == "segmentation"
+    window = default_window(config.model, patch) if is_segmentation else patch
+    return window_within(window, patch, multiple, shape)
 
 
 def n_optimizer_steps(config: Config, n_cases: int) -> int:

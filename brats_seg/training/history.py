@@ -1,5 +1,6 @@
 """Write and read `history.csv` of a run, a row for each epoch, and draw it as `history.png`."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -7,7 +8,8 @@ import pandas as pd
 
 from brats_seg.errors import UsageError
 from brats_seg.files import whole_file
-from brats_seg.report.history import PHASES, Curve, Row, curves_of, history_figure
+from brats_seg.progress import left_text
+from brats_seg.report.history import CURVES, PHASES, Curve, Row, curves_of, history_figure
 
 HISTORY_NAME = "history.csv"
 
@@ -62,6 +64,28 @@ def row_line(row: Row, n_epochs: int) -> str:
             parts.append(f"{name} {' '.join(words)}")
     parts.append(f"lr {row['lr']:.2g}, {row['seconds']:.0f} s, {row['peak_memory_mb']:.0f} MB")
     return " | ".join(parts)
+
+
+def outlook_text(
+    best: float | None, watch: str, left_s: float | None, loss: float = math.nan
+) -> str:
+    """Return the state of a run in words, as far as it is known.
+
+    Args:
+        best: Best watched value so far.
+        watch: Name of the watched value, `val_dice` or `val_loss`.
+        left_s: Expected seconds to the end of the run.
+        loss: Training loss of the epoch so far.
+
+    Example:
+        >>> outlook_text(0.7131, "val_dice", 12_000, loss=0.4217)
+        'loss 0.422, best Dice 0.713, about 3 h 20 min left'
+    """
+    title = next(curve.title for curve in CURVES if f"val_{curve.name}" == watch)
+    parts = [f"loss {loss:.3f}"] if math.isfinite(loss) else []
+    parts += [f"best {title} {best:.3f}"] if best is not None else []
+    parts += [left_text(left_s)] if left_s is not None else []
+    return ", ".join(parts)
 
 
 def _table(rows: Sequence[Row]) -> pd.DataFrame:

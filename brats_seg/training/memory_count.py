@@ -26,6 +26,7 @@ from brats_seg.data.loader import Sample
 from brats_seg.errors import ConfigError
 from brats_seg.labels import MODALITIES
 from brats_seg.models.activation_checkpointing import set_activation_checkpointing
+from brats_seg.models.norm import group_as_on_gpu
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.memory import MEGABYTE
 from brats_seg.training.epoch import Batch
@@ -49,7 +50,8 @@ class Allowance:
 _ALLOWANCES = {
     # peaks of processes under glibc, patches of 48^3 to 96^3 of the default U-Net
     "cpu": Allowance(share=0.30, fixed_mb=160),
-    # workspaces of cuDNN; the context is not part of the peak that torch reports for a GPU
+    # an allowance for workspaces of cuDNN, not measured on every GPU; the context is not part of the
+    # peak that torch reports for a GPU
     "cuda": Allowance(share=0.10, fixed_mb=0),
 }
 
@@ -60,6 +62,10 @@ def predicted_bytes(counted: int, device: torch.device) -> int:
     return int(counted * (1 + allowance.share) + allowance.fixed_mb * MEGABYTE)
 
 
+class UncountableError(ConfigError):
+    """A network or a loss needs values of tensors, which tensors without memory lack."""
+
+
 class Footprint:
     """A network, and everything that training keeps beside it, on fake tensors.
 
@@ -67,9 +73,26 @@ class Footprint:
     """
 
     def __init__(
-        self, network: nn.Module, criterion: Criterion, config: Config, device: torch.device
+        self,
+        network: nn.Module,
+        criterion: Criterion,
+        config: Config,
+        device: torch.device,
+        *,
+        for_gpu: bool = False,
     ) -> None:
+        """Copy the network to fake tensors.
+
+        Args:
+            network: Network to count.
+            criterion: Its loss.
+            config: Settings; those of the optimizer and the effective batch are used.
+            device: Device of the fake tensors.
+            for_gpu: Whether tensors on the CPU stand for those of a GPU that this machine lacks. Then
+                the batch on the host is not counted, and norms take temporaries as on a GPU.
+        """
         self._criterion = criterion
+        self._for_gpu = for_gpu
         self._n_targets = task_of(config).n_targets
         batches = config.training.effective_batch
         self._effective_batch = batches if isinstance(batches, int) else max(batches.values())
@@ -79,6 +102,8 @@ class Footprint:
             fakes = _fakes_of(network, device)
         # tensors in the memo count as copied already, so this takes no memory
         self._network = deepcopy(network, fakes).train()
+        if for_gpu:
+            group_as_on_gpu(self._network)
         with self._counting():
             optimizer = build_optimizer(self._network.parameters(), config.optimizer)
             self._hold_gradients(hold=True)
@@ -95,7 +120,7 @@ class Footprint:
         On the CPU this includes the batch that the host holds.
 
         Raises:
-            ConfigError: The network or the loss needs values of tensors, which fake tensors lack.
+            UncountableError: The network or the loss needs values of tensors, which fake tensors lack.
         """
         set_activation_checkpointing(self._network, mode.checkpointing)
         try:
@@ -107,14 +132,18 @@ class Footprint:
                 "the memory of the network cannot be counted, because it, or the loss, needs values "
                 f"and not only sizes: {error}. Train it with training.memory null."
             )
-            raise ConfigError(msg) from error
+            raise UncountableError(msg) from error
         return max(self._live.peak, self._peak_of_update)
 
     def _run(self, patch: Size, mode: MemoryMode, device: Device) -> None:
         # from the second micro-batch on, the gradients of those before are held
         self._hold_gradients(hold=self._effective_batch > mode.micro_batch)
         # the batch is held on the host, which is the device itself on the CPU
-        samples = [_fake_sample(patch, self._n_targets) for _ in range(self._effective_batch)]
+        n_samples = 1 if self._for_gpu else self._effective_batch
+        samples = [_fake_sample(patch, self._n_targets) for _ in range(n_samples)]
+        if self._for_gpu:
+            # the micro-batch that is copied to the device
+            samples *= mode.micro_batch
         micro_batch = next(Batch(samples=tuple(samples)).micro_batches(mode.micro_batch))
         _step(self._network, self._criterion, micro_batch, device)
         self._hold_gradients(hold=False)

@@ -1,56 +1,38 @@
 """Plan what fits in a given memory: patches, micro-batches, precision and checkpointing.
 
 Every row of a plan is counted on tensors without memory (`memory_count`), and the suggested one is
-measured in a process of its own.
+measured in a process of its own. A plan for a GPU that this machine lacks is counted only.
 """
 
 import logging
-import math
-import sys
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
-from itertools import islice
 from math import prod
-from multiprocessing import get_context
-from pathlib import Path
 
 import torch
 from torch import nn
 
 from brats_seg.config import Config, Size
-from brats_seg.data.loader import Sample
 from brats_seg.errors import ConfigError, EnvironmentalError
-from brats_seg.labels import MODALITIES
 from brats_seg.models.activation_checkpointing import (
     ActivationCheckpointing,
     supported_checkpointing,
 )
 from brats_seg.models.build import size_words
 from brats_seg.models.norm import check_in_place
-from brats_seg.progress import Track, untracked
-from brats_seg.runtime.device import Device, choose_device, native_dtype
-from brats_seg.runtime.memory import (
-    MEGABYTE,
-    free_memory,
-    is_out_of_memory,
-    peak_memory_mb,
-    read_numbers,
-)
-from brats_seg.training.epoch import Batch
+from brats_seg.progress import Track, part, untracked
+from brats_seg.runtime.device import Device, Gpu, choose_device, native_dtype
+from brats_seg.runtime.memory import MEGABYTE, free_memory
 from brats_seg.training.memory_count import Footprint, predicted_bytes
 from brats_seg.training.out_of_memory import MemoryMode
-from brats_seg.training.ranks import Ranks
-from brats_seg.training.state import RunState, build_network, build_state
+from brats_seg.training.state import RunState, build_network
+from brats_seg.training.step_trial import measure_step
 from brats_seg.training.tasks import task_of
 
 log = logging.getLogger(__name__)
 
 RESERVED_MIB = 512
 """Part of a given memory that is left for the context of a GPU, or for Python and torch themselves."""
-_N_MICRO_BATCHES = 2
-"""Micro-batches of a trial: from the second on gradients are held, and later ones take no more."""
 _CUBES = (32, 48, 64, 80, 96, 112, 128, 160)
 _BOXES = ((96, 128, 96), (128, 160, 128), (128, 192, 128), (160, 192, 128), (160, 192, 160))
 """Patches that are longer from front to back, as brains are; the last holds nearly every brain."""
@@ -69,6 +51,8 @@ class PlanRow:
     """Expected peak."""
     measured_mib: int | None = None
     """Peak of a real batch, where one was computed."""
+    step_s: float | None = None
+    """Seconds of an optimizer step on this device, without reading patches, where one was computed."""
     fits: bool
     """Whether the peak is within the memory of the plan."""
     suggested: bool = False
@@ -81,6 +65,8 @@ class MemoryPlan:
 
     device: Device
     """Device with the precision of the settings."""
+    gpu: Gpu | None = None
+    """GPU that was planned for without using it; then nothing was measured."""
     memory_mib: int
     """Memory that a run may take."""
     rows: tuple[PlanRow, ...]
@@ -116,7 +102,11 @@ class MemoryPlan:
 
 
 def plan_memory(
-    config: Config, memory_bytes: int | None = None, track: Track = untracked
+    config: Config,
+    memory_bytes: int | None = None,
+    track: Track = untracked,
+    *,
+    gpu: Gpu | None = None,
 ) -> MemoryPlan:
     """Return what fits in memory for the network, loss and optimizer of the settings.
 
@@ -125,52 +115,90 @@ def plan_memory(
         memory_bytes: Memory of that device, of which `RESERVED_MIB` are left for torch itself; by
             default what is free on it now.
         track: Shows the progress.
+        gpu: GPU to plan for instead, which this machine need not have. Its memory is the default,
+            and nothing is measured.
 
     Raises:
         ConfigError: The network cannot be counted.
         EnvironmentalError: The device is missing, or does not report its free memory.
     """
+    if gpu is not None:
+        whole_bytes = gpu.memory_bytes if memory_bytes is None else memory_bytes
+        return count_plan(config, _without_reserve(whole_bytes), track, gpu=gpu)
     training = config.training
     device = choose_device(training.device, training.precision).torch_device
-    if memory_bytes is None:
-        available = free_memory(device)
-    else:
-        available = max(memory_bytes - RESERVED_MIB * MEGABYTE, 0)
-    return try_plan(count_plan(config, available, track), config)
+    available = free_memory(device) if memory_bytes is None else _without_reserve(memory_bytes)
+    return try_plan(count_plan(config, available, track), config, track)
 
 
-def count_plan(config: Config, memory_bytes: int, track: Track = untracked) -> MemoryPlan:
+def count_plan(
+    config: Config, memory_bytes: int, track: Track = untracked, *, gpu: Gpu | None = None
+) -> MemoryPlan:
     """Count what the patch of the settings takes in every way, and how large a patch can be.
 
     Args:
         config: Settings to plan for.
         memory_bytes: Memory that a run may take.
         track: Shows the progress.
+        gpu: GPU to plan for, instead of the device of the settings.
     """
-    training = config.training
-    device = choose_device(training.device, training.precision)
-    counter = _Counter(config=config, device=device, memory_bytes=memory_bytes)
+    counter = _counter_of(config, memory_bytes, gpu)
     own = None if config.patch.size == "whole" else config.patch.size
-    rows = [] if own is None else list(counter.every_way(own))
     others = sorted({*((n, n, n) for n in _CUBES), *_BOXES} - {own}, key=prod)
-    for patch in track(others, what="counting", total=len(others)):
+    patches = [*([] if own is None else [own]), *others]
+    rows: list[PlanRow] = []
+    for patch in track(patches, what="counting memory", total=len(patches)):
+        if patch == own:
+            rows += counter.every_way(patch)
+            continue
         found = list(counter.first_fitting(patch))
         rows += found
         # larger patches take more
         if found and not found[-1].fits:
             break
-    plan = MemoryPlan(device=device, memory_mib=memory_bytes // MEGABYTE, rows=tuple(rows))
+    plan = MemoryPlan(
+        device=counter.device, gpu=gpu, memory_mib=memory_bytes // MEGABYTE, rows=tuple(rows)
+    )
     return replace(plan, rows=_suggesting(plan.rows, plan.candidates))
 
 
-def try_plan(plan: MemoryPlan, config: Config) -> MemoryPlan:
+def largest_patch(config: Config, memory_bytes: int, *, gpu: Gpu | None = None) -> PlanRow | None:
+    """Return how to train on the patch of the settings, or on the largest cube below it that fits.
+
+    Args:
+        config: Settings to plan for, with a patch of a fixed size.
+        memory_bytes: Memory of the device, of which `RESERVED_MIB` are left for torch itself.
+        gpu: GPU to plan for, instead of the device of the settings.
+
+    Returns:
+        The row with the least checkpointing that fits, or None if no patch does.
+
+    Raises:
+        UncountableError: The network or the loss cannot be counted.
+        ConfigError: The network cannot be built for the patch of the settings.
+    """
+    own = config.patch.size
+    if own == "whole":
+        return None
+    counter = _counter_of(config, _without_reserve(memory_bytes), gpu)
+    build_network(config, own)
+    smaller = [(n, n, n) for n in reversed(_CUBES) if n**3 < prod(own)]
+    for patch in (own, *smaller):
+        fitting = [row for row in counter.first_fitting(patch) if row.fits]
+        if fitting:
+            return fitting[0]
+    return None
+
+
+def try_plan(plan: MemoryPlan, config: Config, track: Track = untracked) -> MemoryPlan:
     """Compute a batch of the suggested row, and of the next row that fits if it does not.
 
     A row that takes more than this machine has free is not tried.
     """
     row = plan.suggested
     while row is not None and row.predicted_mib * MEGABYTE < free_memory(plan.device.torch_device):
-        tried = _tried(row, plan, config)
+        what = f"computing a batch of {size_words(row.patch)}, {row.precision}"
+        (tried,) = track((_tried(one, plan, config) for one in [row]), what=what, total=1)
         rows = tuple(tried if other is row else other for other in plan.rows)
         if tried.fits:
             return replace(plan, rows=rows)
@@ -209,38 +237,36 @@ def start_in_planned_mode(state: RunState, config: Config, patch: Size) -> None:
     log.info("of %d MiB free, planned for %s", free_bytes // MEGABYTE, fallback.mode)
 
 
-def measured_bytes(
-    config: Config, patch: Size, checkpointing: ActivationCheckpointing
-) -> int | None:
-    """Measure the peak memory of a run, beside what Python and torch take before it begins.
+def _without_reserve(memory_bytes: int) -> int:
+    return max(memory_bytes - RESERVED_MIB * MEGABYTE, 0)
 
-    A batch is computed in a process of its own. On a GPU the peak is what torch has allocated, on
-    the CPU what the process grows by; None where the system does not report it.
 
-    Raises:
-        EnvironmentalError: Memory ran out, or the system ended the process, as it does when memory
-            runs out.
-    """
-    # not forked: a child cannot use a GPU that its parent has used
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        try:
-            peak_mb = pool.submit(_peak_mb, config, patch, checkpointing).result()
-        except BrokenProcessPool as error:
-            msg = "the system ended the trial, most likely because memory ran out"
-            raise EnvironmentalError(msg) from error
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            msg = f"memory ran out in the trial: {error}"
-            raise EnvironmentalError(msg) from error
-    return None if math.isnan(peak_mb) else int(peak_mb * MEGABYTE)
+def _counter_of(config: Config, memory_bytes: int, gpu: Gpu | None) -> "_Counter":
+    training = config.training
+    half: torch.dtype | None
+    if gpu is not None:
+        device, half = gpu.device(training.precision), gpu.half
+    else:
+        device = choose_device(training.device, training.precision)
+        half = native_dtype(device.torch_device)
+    return _Counter(
+        config=config,
+        device=device,
+        half=half,
+        memory_bytes=memory_bytes,
+        is_absent=gpu is not None,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Counter:
     config: Config
     device: Device
+    half: torch.dtype | None
+    """Half precision that the device computes natively."""
     memory_bytes: int
+    is_absent: bool
+    """Whether the device is a GPU that is not used; tensors on the CPU then stand for its own."""
 
     def every_way(self, patch: Size) -> Iterator[PlanRow]:
         """Yield rows of all precisions and checkpointing, micro-batches until one does not fit."""
@@ -269,17 +295,19 @@ class _Counter:
                 break
 
     def _footprint(self, patch: Size) -> tuple[Footprint, Sequence[ActivationCheckpointing]]:
-        device = self.device.torch_device
+        device = torch.device("cpu") if self.is_absent else self.device.torch_device
         network = build_network(self.config, patch).to(device)
         check_in_place(network)
         criterion = task_of(self.config).criterion
         if isinstance(criterion, nn.Module):
             criterion.to(device)
-        footprint = Footprint(network, criterion, self.config, device)
+        footprint = Footprint(network, criterion, self.config, device, for_gpu=self.is_absent)
         return footprint, supported_checkpointing(network)
 
     def _row(self, footprint: Footprint, patch: Size, mode: MemoryMode, device: Device) -> PlanRow:
-        counted = footprint.counted_bytes(patch, mode, device)
+        stand_in = replace(device, torch_device=torch.device("cpu")) if self.is_absent else device
+        with part(f"{size_words(patch)}, {device.precision}, {mode}", 0):
+            counted = footprint.counted_bytes(patch, mode, stand_in)
         predicted = predicted_bytes(counted, device.torch_device)
         return PlanRow(
             patch=patch,
@@ -296,8 +324,7 @@ class _Counter:
         return [2**k for k in range(largest.bit_length())]
 
     def _other_precision(self) -> tuple[Device, ...]:
-        half = native_dtype(self.device.torch_device)
-        other = half if self.device.autocast_dtype is None else None
+        other = self.half if self.device.autocast_dtype is None else None
         if other is self.device.autocast_dtype:
             return ()
         return (replace(self.device, autocast_dtype=other),)
@@ -313,52 +340,11 @@ def _tried(row: PlanRow, plan: MemoryPlan, config: Config) -> PlanRow:
     training = config.training.model_copy(update=changes)
     changed = config.model_copy(update={"training": training})
     try:
-        measured = measured_bytes(changed, row.patch, ActivationCheckpointing(row.checkpointing))
+        measured = measure_step(changed, row.patch, ActivationCheckpointing(row.checkpointing))
     except EnvironmentalError:
         return replace(row, fits=False)
-    if measured is None:
+    row = replace(row, step_s=measured.step_s)
+    if measured.peak_bytes is None:
         return row
-    measured_mib = measured // MEGABYTE
+    measured_mib = measured.peak_bytes // MEGABYTE
     return replace(row, measured_mib=measured_mib, fits=measured_mib <= plan.memory_mib)
-
-
-def _peak_mb(config: Config, patch: Size, checkpointing: ActivationCheckpointing) -> float:
-    training, task = config.training, task_of(config)
-    device = choose_device(training.device, training.precision)
-    before_mb = _own_peak_mb(device.torch_device)
-    state = build_state(
-        build_network(config, patch),
-        task.criterion,
-        config,
-        device=device,
-        ranks=Ranks(),
-        n_steps=1,
-    )
-    state.fallback.move_to(
-        MemoryMode(micro_batch=training.micro_batch, checkpointing=checkpointing)
-    )
-    _fill_optimizer(state)
-    samples = [_noise(patch, task.n_targets) for _ in range(training.effective_batch_at(0))]
-    micro_batches = Batch(samples=tuple(samples)).micro_batches(training.micro_batch)
-    state.accumulator.step(islice(micro_batches, _N_MICRO_BATCHES), task.measure)
-    return _own_peak_mb(device.torch_device) - before_mb
-
-
-def _own_peak_mb(device: torch.device) -> float:
-    if device.type == "cpu" and sys.platform == "linux":
-        # the peak of `getrusage` starts as that of the process that started this one
-        return read_numbers(Path("/proc/self/status"))["VmHWM"] / 1024
-    return peak_memory_mb(device)
-
-
-def _fill_optimizer(state: RunState) -> None:
-    """Let the optimizer allocate its state, which it otherwise does after the first batch."""
-    for parameter in state.network.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    state.accumulator.optimizer.step()
-
-
-def _noise(patch: Size, n_targets: int) -> Sample:
-    image = torch.randn(len(MODALITIES), *patch).half()
-    target = (torch.rand(n_targets, *patch) > 0.5).to(torch.uint8)
-    return Sample(image=image, target=target, case_id="")

@@ -1,4 +1,9 @@
-"""Set the learning rate over a run."""
+"""Set the learning rate over a run.
+
+A rise over a share of the steps and a fall along a cosine (`schedule.warmup` 0.3 with `cosine`) is what
+`torch.optim.lr_scheduler.OneCycleLR` does to the learning rate, so that it has no schedule of its own.
+That one also moves the momentum, and ends with an error when a run takes one step more than expected.
+"""
 
 import math
 from collections.abc import Callable
@@ -60,11 +65,12 @@ class StepSchedule:
     def __init__(self, optimizer: Optimizer, config: ScheduleConfig, n_steps: int) -> None:
         base = float(optimizer.param_groups[0]["lr"])
         floor = min(config.minimum_lr / base, 1.0)
+        n_warmup = config.warmup_steps or round(config.warmup * n_steps)
 
         def factor(step: int) -> float:
-            if step < config.warmup_steps:
-                return (step + 1) / (config.warmup_steps + 1)
-            progress = (step - config.warmup_steps) / max(n_steps - config.warmup_steps, 1)
+            if step < n_warmup:
+                return (step + 1) / (n_warmup + 1)
+            progress = (step - n_warmup) / max(n_steps - n_warmup, 1)
             return max(_CURVES[config.name](min(progress, 1.0)), floor)
 
         self._by_step = LambdaLR(optimizer, factor)

@@ -18,6 +18,7 @@ from brats_seg.training.losses import Criterion, parameters_of
 from brats_seg.training.out_of_memory import OutOfMemoryFallback
 from brats_seg.training.ranks import Ranks
 from brats_seg.training.schedule import Schedule, build_schedule
+from brats_seg.training.start_weights import StartedFrom
 from brats_seg.training.tasks import RunningSums
 
 Count: TypeAlias = Annotated[int, Field(ge=0)]
@@ -53,6 +54,10 @@ class RunState:
     """A row for each finished epoch."""
     best: float | None = None
     """Best watched value so far."""
+    started_from: StartedFrom | None = None
+    """The weights that the run started from; None if all were drawn from the seed."""
+    spent_s: float = 0.0
+    """Seconds that the run has taken in all its sessions, when its state was last saved."""
 
     @property
     def evaluated(self) -> nn.Module:

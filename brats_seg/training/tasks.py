@@ -16,7 +16,7 @@ from torch import Tensor
 
 from brats_seg.config import Config, LossConfig
 from brats_seg.data.loader import TargetOf, image_target, region_target
-from brats_seg.evaluation.overlap import RegionCounts, dice, jaccard
+from brats_seg.evaluation.overlap import RegionCounts, dice, jaccard, region_counts
 from brats_seg.labels import MODALITIES, REGIONS
 from brats_seg.models.output import as_output
 from brats_seg.training.losses import (
@@ -157,18 +157,6 @@ def scores_of(loss: float, counts: Sequence[RegionCounts]) -> OverlapScores:
         dice=np.mean([dice(case) for case in counts], axis=0),
         jaccard=np.mean([jaccard(case) for case in counts], axis=0),
         n_empty=np.sum([case.in_reference == 0 for case in counts], axis=0),
-    )
-
-
-def region_counts(case_id: str, counts: Sequence[Sequence[float]]) -> RegionCounts:
-    """Return the voxel counts of a case from rows TP, FP, FN, TN of `R` counts."""
-    true_positive, false_positive, false_negative, true_negative = np.asarray(counts, np.int64)
-    return RegionCounts(
-        case_id=case_id,
-        true_positive=true_positive,
-        false_positive=false_positive,
-        false_negative=false_negative,
-        true_negative=true_negative,
     )
 
 

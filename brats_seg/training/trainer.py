@@ -5,16 +5,15 @@ epochs alone, for data, a network or a loss that are given in Python.
 """
 
 import logging
-import signal
-import threading
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from math import inf, prod
 from pathlib import Path
 from signal import Signals
-from types import FrameType
 
 import torch
 from torch import nn
@@ -23,19 +22,22 @@ from brats_seg.config import Config
 from brats_seg.data.fold import FoldData, open_fold, open_split
 from brats_seg.data.loader import Sample
 from brats_seg.data.patches import stable_seed
+from brats_seg.data.store import open_case
 from brats_seg.data.verify import raise_damage, verify_cases
-from brats_seg.errors import BratsError, EnvironmentalError, UsageError
+from brats_seg.errors import BratsError, EnvironmentalError, UsageError, counted
 from brats_seg.files import reading
-from brats_seg.progress import Track, tracked, untracked
+from brats_seg.progress import Track, say, tracked, untracked
 from brats_seg.report.history import Row
 from brats_seg.runtime.device import choose_device, threads_for
 from brats_seg.runtime.memory import (
+    give_back_memory,
     keep_to_limit_of_address_space,
     peak_memory_mb,
     reset_peak_memory,
 )
 from brats_seg.training.accumulation import HalfUpdatedError, StepResult
 from brats_seg.training.checkpoints import Checkpointer, Run
+from brats_seg.training.duration import RunDuration
 from brats_seg.training.epoch import (
     Batch,
     epoch_batches,
@@ -43,19 +45,35 @@ from brats_seg.training.epoch import (
     patch_shape,
     read_batches,
 )
-from brats_seg.training.history import phase_columns, row_line
+from brats_seg.training.history import outlook_text, phase_columns, row_line
 from brats_seg.training.losses import Criterion
 from brats_seg.training.memory_plan import start_in_planned_mode
 from brats_seg.training.ranks import Ranks, joined_ranks
+from brats_seg.training.start_weights import check_start, holding
 from brats_seg.training.state import Position, build_network, build_state
 from brats_seg.training.tasks import RunningSums, task_of
+from brats_seg.training.time_limits import (
+    EpochTime,
+    RunStoppedError,
+    StopRequest,
+    Stopwatch,
+    TrialEndedError,
+    fitted_to_hours,
+    kept_from_start,
+    trial_s,
+)
 from brats_seg.training.validation import plan_validation, validate
+from brats_seg.training.validation_interval import (
+    interval_line,
+    is_validated_whole,
+    validation_cost,
+    validation_interval,
+)
 
 log = logging.getLogger(__name__)
 
 MAX_IN_A_ROW = 50
 """Skipped steps in a row after which a run gives up; a float16 loss scale settles in 16."""
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +112,7 @@ def train_fold(  # noqa: PLR0913 - the options of a run
         fold: Index of the fold that is held out.
         config: Settings.
         run_path: Folder to write to; `runs/fold<fold>` by default.
-        prepared_path: Folder of prepared cases; one under `prepared` by default.
+        prepared_path: Folder of prepared cases; `prepared_path_of` the data folder by default.
         max_hours: Time after which training stops; the same call then continues it.
         fresh: Rename an earlier run of that name instead of resuming it.
         track: Shows the progress.
@@ -104,20 +122,51 @@ def train_fold(  # noqa: PLR0913 - the options of a run
     """
     stop = StopRequest(max_hours)
     run_path = run_path or Path(f"runs/fold{fold}")
+    begins = fresh or not Run(path=run_path).last_path.exists()
+    check_start(config.start, run_path, begins=begins)
     with joined_ranks() as ranks:
         track = track if ranks.is_first else untracked
         with ranks.first_alone():
+            if not begins:
+                Run(path=run_path).check_scans(data, config)
             fold_data = open_fold(
                 data, fold=fold, config=config, prepared_path=prepared_path, track=track
             )
         with reading(fold_data.folder):
             check_unchanged(fold_data)
+            if config.training.hours is not None:
+                if begins:
+                    timed = time_epoch(fold_data, config, ranks)
+                    config = fitted_to_hours(config, timed, max(ranks.gather(stop.elapsed_s)))
+                else:
+                    config = kept_from_start(config, run_path)
             trainer = Trainer(data=fold_data, config=config, run_path=run_path, ranks=ranks)
             n_train, n_held_out = len(fold_data.split.train), len(fold_data.split.validation)
-            log.info("fold %d: %d cases to train on, %d held out", fold, n_train, n_held_out)
+            of = f"fold {fold} of {fold_data.folds_path}"
+            log.info("%s: %s to train on, %d held out", of, counted(n_train, "case"), n_held_out)
             outcome = trainer.run(fresh=fresh, stop=stop, track=track)
-        _log_outcome(outcome, config.validation.watch, Run(path=run_path))
+        _log_outcome(outcome, config.validation.watch, Run(path=run_path), stop)
     return outcome
+
+
+def time_epoch(data: FoldData, config: Config, ranks: Ranks | None = None) -> EpochTime:
+    """Time real steps and held-out cases on a network that is thrown away; nothing is written.
+
+    Args:
+        data: Prepared cases of a fold.
+        config: Settings; the timing takes a share of `training.hours`.
+        ranks: The processes that share each batch.
+    """
+    log.info("timing steps and held-out cases, to fit the number of epochs to the hours")
+    # no checkpoint meanwhile
+    training = config.training.model_copy(update={"checkpoint_minutes": inf})
+    config = config.model_copy(update={"training": training})
+    trainer = Trainer(data=data, config=config, run_path=Path(), ranks=ranks)
+    timed = trainer.timed_epoch(trial_s(config.training.hours or 0))
+    device = trainer.device.torch_device
+    del trainer
+    give_back_memory(device)
+    return timed
 
 
 def check_unchanged(data: FoldData) -> None:
@@ -128,56 +177,6 @@ def check_unchanged(data: FoldData) -> None:
             "they were opened. Start the same command again."
         )
         raise UsageError(msg)
-
-
-class StopRequest:
-    """Asks a run to stop early: after a signal, or at the end of its time limit.
-
-    The run checks it between batches and between cases, and saves its state before it stops.
-    """
-
-    def __init__(self, max_hours: float | None = None) -> None:
-        self._signal: Signals | None = None
-        self._max_hours = max_hours
-        self._deadline_s = None if max_hours is None else time.monotonic() + 3600 * max_hours
-
-    @property
-    def signal(self) -> Signals | None:
-        """The signal that was received, or None."""
-        return self._signal
-
-    @property
-    def reason(self) -> str | None:
-        """The reason to stop now, or None."""
-        if self._signal is not None:
-            return f"{self._signal.name} was received"
-        if self._deadline_s is not None and time.monotonic() >= self._deadline_s:
-            return f"the time limit of {self._max_hours} hours was reached"
-        return None
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Record Ctrl-C and SIGTERM instead of ending the process; a second one ends it."""
-        # only the main thread may set handlers; elsewhere the deadline still counts
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.signal(number, self._note) for number in _SIGNALS}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self._signal = Signals(number)
-        signal.signal(
-            number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-        )
-
-
-class RunStoppedError(BratsError):
-    """The run was asked to stop, and its state is saved."""
 
 
 class SkippedSteps:
@@ -254,6 +253,15 @@ class Trainer:
         )
         self._skipped = SkippedSteps()
         self._n_at_once = 1
+        self._every = validation_interval(data, config)
+        self._duration = RunDuration(
+            n_epochs=config.training.n_epochs,
+            n_patches=config.patch.per_case * len(data.split.train),
+            is_validated=partial(is_validated_whole, config, self._every),
+            validation_cost=validation_cost(data, config),
+        )
+        # a run that has begun says it once
+        self._is_duration_said = True
 
     def run(
         self,
@@ -275,6 +283,7 @@ class Trainer:
             ResumeError: The run was begun with other settings or cases.
         """
         stop = stop or StopRequest()
+        self._checkpointer.session_began_s = stop.began_s
         keep_to_limit_of_address_space()
         patch = patch_shape(self.config, self.data)
         with (
@@ -288,9 +297,19 @@ class Trainer:
     def _run(self, stop: StopRequest, track: Track, *, resumed: bool) -> Outcome:
         if self.config.training.memory == "auto" and not resumed:
             start_in_planned_mode(self.state, self.config, patch_shape(self.config, self.data))
+        start, training = self.config.start, self.config.training
+        if self.config.validation.every == "auto":
+            log.info(interval_line(self._every, training.n_epochs))
+        stop.limit_sessions(training.hours, self.state.spent_s)
+        epoch, n_batches = self.state.position.epoch, self.state.position.n_batches
+        self._duration.begin(epoch, n_batches * training.effective_batch_at(epoch))
+        self._is_duration_said = False
         try:
-            with stop.listening():
-                while self.state.position.epoch < self.config.training.n_epochs:
+            with (
+                stop.listening(),
+                holding(self.network, self.state.started_from, start.hold_epochs) as self._hold,
+            ):
+                while self.state.position.epoch < training.n_epochs:
                     self._run_epoch(stop, track)
         except RunStoppedError as stopped:
             return self._outcome(str(stopped), signal=stop.signal)
@@ -303,7 +322,59 @@ class Trainer:
         own = verify_cases(own_ids, folder, track=track)
         raise_damage([error for errors in self.ranks.gather(own) for error in errors])
 
+    def timed_epoch(self, limit_s: float) -> EpochTime:
+        """Time an epoch by a part of it: the weights change, and nothing is written.
+
+        Args:
+            limit_s: Seconds that the timing of steps may take, and that of held-out cases.
+        """
+        config, device = self.config, self.device.torch_device
+        patch = patch_shape(config, self.data)
+        self._is_duration_said = True
+        with threads_for(device, patch) as self._n_at_once, reading(self.data.folder):
+            if config.training.memory == "auto":
+                start_in_planned_mode(self.state, config, patch)
+            return EpochTime(
+                training_s=max(self.ranks.gather(self._timed_training(limit_s))),
+                validation_s=max(self.ranks.gather(self._timed_validation(limit_s))),
+                every=self._every,
+            )
+
+    def _timed_training(self, limit_s: float) -> float:
+        sizes = [len(keys) for keys in epoch_batches(self.config, self.data.split.train, 0)]
+        # memory is allocated, and kernels are chosen, in the first step
+        self._timed_pass(Stopwatch(0, self.ranks))
+        watch, n_patches = Stopwatch(limit_s, self.ranks), 0
+        while not watch.is_over:
+            self._timed_pass(watch)
+            n_patches += sum(sizes[: self.state.position.n_batches])
+        return watch.first_s[0] + sum(watch.steps_s) * sum(sizes) / n_patches
+
+    def _timed_pass(self, watch: Stopwatch) -> None:
+        """Train on an epoch, until it ends or enough is timed."""
+        self.state.position = Position()
+        self._duration.begin(0, 0)
+        watch.begin_pass()
+        with suppress(TrialEndedError):
+            self._train(watch, untracked)
+
+    def _timed_validation(self, limit_s: float) -> float:
+        """Return the seconds of a validation, by the first cases and the voxels of all."""
+        held_out = self.data.split.validation
+        timed = held_out[: self.ranks.n_ranks * self._n_at_once]
+        self.data = replace(self.data, split=replace(self.data.split, validation=timed))
+        self.state.position = Position(epoch=self.config.training.n_epochs - 1)
+        voxels = {case_id: prod(open_case(self.data.folder, case_id).shape) for case_id in held_out}
+        for _ in range(2):
+            began_s = time.monotonic()
+            self._validate(StopRequest(), untracked)
+            took_s = time.monotonic() - began_s
+            if took_s > limit_s / 2:
+                break
+        return took_s * sum(voxels.values()) / sum(voxels[case_id] for case_id in timed)
+
     def _run_epoch(self, stop: StopRequest, track: Track) -> None:
+        self._hold(self.state.position.epoch)
         self._checkpointer.begin_epoch()
         reset_peak_memory(self.device.torch_device)
         self._train(stop, track)
@@ -321,8 +392,10 @@ class Trainer:
         what = f"epoch {epoch + 1}/{self.config.training.n_epochs}"
         try:
             for batch in track(batches, what=what, total=len(shares)):
+                say(partial(self._outlook, stop))
                 self._stop_if_asked(stop)
                 self._train_batch(batch)
+                self._say_duration()
                 if self._checkpointer.is_due:
                     self._checkpointer.save()
         except HalfUpdatedError:
@@ -344,12 +417,26 @@ class Trainer:
             for case_id, measured in zip(case_ids, rows, strict=True):
                 state.sums.add(case_id, measured)
         state.after_batch(result)
+        self._duration.after_batch(result.n_patches)
         self._skipped.note(result)
+
+    def _outlook(self, stop: StopRequest) -> str:
+        """Return the text behind the progress bar."""
+        if stop.signal is not None:
+            return "stopping soon; a second Ctrl-C does not save"
+        state, watch = self.state, self.config.validation.watch
+        return outlook_text(state.best, watch, self._duration.left_s, state.sums.loss)
+
+    def _say_duration(self) -> None:
+        """Log the expected duration once; later the line of each epoch says it."""
+        if not self._is_duration_said and (words := self._duration.expectation()):
+            self._is_duration_said = True
+            log.info("%s", words)
 
     def _validate(self, stop: StopRequest, track: Track) -> RunningSums | None:
         own_ids = self.ranks.share(self.data.split.validation)
         epoch = self.state.position.epoch
-        plan = plan_validation(self.data, self.config, own_ids, epoch, self.device)
+        plan = plan_validation(self.data, self.config, own_ids, epoch, self.device, self._every)
         if plan is None:
             return None
         samples = track(plan.samples, what="validation", total=plan.n_samples)
@@ -381,18 +468,23 @@ class Trainer:
         }
         state.history.append(row)
         line = row_line(row, self.config.training.n_epochs)
-        log.info(f"{line}, {state.fallback.mode}" if state.fallback.place else line)
+        line = f"{line}, {state.fallback.mode}" if state.fallback.place else line
         state.position = Position(epoch=state.position.epoch + 1, n_steps=state.position.n_steps)
         state.sums = RunningSums()
         self._checkpointer.begin_epoch()
         if validation is not None:
             state.schedule.after_validation(row[self.config.schedule.watch])
-            self._checkpointer.save_if_best(row[self.config.validation.watch])
+            self._checkpointer.save_if_best(row[self.config.validation.watch], validation)
+        self._duration.end_epoch()
+        self._is_duration_said = True
+        outlook = outlook_text(state.best, self.config.validation.watch, self._duration.left_s)
+        log.info("%s", f"{line} | {outlook}" if outlook else line)
         self._checkpointer.save()
         self._checkpointer.write_history()
 
     def _until_stopped(self, samples: Iterable[Sample], stop: StopRequest) -> Iterator[Sample]:
         for sample in samples:
+            say(partial(self._outlook, stop))
             # ranks must check together, and have different numbers of cases
             if self.ranks.n_ranks == 1:
                 self._stop_if_asked(stop)
@@ -422,12 +514,13 @@ def _read_ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
             yield batch
 
 
-def _log_outcome(outcome: Outcome, watched: str, run: Run) -> None:
+def _log_outcome(outcome: Outcome, watched: str, run: Run, stop: StopRequest) -> None:
     if outcome.best is not None:
         log.info("best %s %.4f, weights in %s", watched, outcome.best, run.best_path)
     if outcome.finished:
-        n_epochs = len(outcome.history)
-        log.info("finished after %d epochs: %s. Research use only.", n_epochs, run.path)
+        n_epochs = counted(len(outcome.history), "epoch")
+        log.info("finished after %s: %s. Research use only.", n_epochs, run.path)
     else:
-        what = "stopped: %s. The same command continues from %s."
+        way = "The same command with more --hours" if stop.is_used_up else "The same command"
+        what = f"stopped: %s. {way} continues from %s."
         log.info(what, outcome.reason, run.last_path)

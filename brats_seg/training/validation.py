@@ -15,13 +15,14 @@ from brats_seg.config import Config
 from brats_seg.data.fold import FoldData
 from brats_seg.data.loader import Sample, whole_case
 from brats_seg.data.patches import PatchKey
-from brats_seg.models.build import size_multiple
 from brats_seg.models.output import as_output
+from brats_seg.progress import part
 from brats_seg.runtime.device import Device
-from brats_seg.runtime.sliding_window import predict_logits
-from brats_seg.training.epoch import held_out_patches, patch_shape
+from brats_seg.runtime.sliding_window import n_windows, predict_logits
+from brats_seg.training.epoch import held_out_patches, patch_shape, validation_window
 from brats_seg.training.losses import whole_loss
 from brats_seg.training.tasks import RunningSums, Task, task_of
+from brats_seg.training.validation_interval import is_validated_whole
 
 Predict: TypeAlias = Callable[[nn.Module, Tensor], Tensor]
 """Maps an image `(4, X, Y, Z)` to the output of a network, such as logits `(3, X, Y, Z)`."""
@@ -114,22 +115,21 @@ class ValidationPlan:
 
 
 def plan_validation(
-    data: FoldData, config: Config, case_ids: Sequence[str], epoch: int, device: Device
+    data: FoldData, config: Config, case_ids: Sequence[str], epoch: int, device: Device, every: int
 ) -> ValidationPlan | None:
     """Return the samples that an epoch is validated on, or None if it is not.
 
-    They are whole cases every `validation.every` epochs and in the last epoch, and patches in the
-    others if `validation.patches_between` is set.
+    They are whole cases after `every` epochs (see `validation_interval`) and in the last epoch, and
+    patches in the others if `validation.patches_between` is set.
     """
-    validation = config.validation
-    if (epoch + 1) % validation.every == 0 or epoch + 1 == config.training.n_epochs:
+    if is_validated_whole(config, every, epoch):
         target_of = task_of(config).target_of
         return ValidationPlan(
             samples=(whole_case(data.folder, case_id, target_of) for case_id in case_ids),
             n_samples=len(case_ids),
             predict=case_predictor(config, device, patch_shape(config, data)),
         )
-    if not validation.patches_between:
+    if not config.validation.patches_between:
         return None
     keys = [
         PatchKey(epoch=epoch, case_id=case_id, draw=draw)
@@ -154,23 +154,24 @@ def patch_predictor(device: Device) -> Predict:
 
 
 def case_predictor(config: Config, device: Device, patch: tuple[int, int, int]) -> Predict:
-    """Return a function that computes the logits of a whole case, in windows of the patch size.
+    """Return a function that computes the logits of a whole case, in the windows of prediction.
 
     A network that was trained on whole brain crops gets the crop in one window.
     """
-    multiple = size_multiple(config.model, patch)
+    overlap = config.validation.overlap
 
     def predict(network: nn.Module, image: Tensor) -> Tensor:
-        def window_logits(window: Tensor) -> Tensor:
-            with device.autocast():
-                return as_output(network(window)).logits[0]
+        shape = image.shape[1], image.shape[2], image.shape[3]
+        window = validation_window(config, patch, shape)
+        with part("windows", n_windows(shape, window, overlap)) as after_window:
 
-        x, y, z = (-(-n // m) * m for n, m in zip(image.shape[1:], multiple, strict=True))
-        return predict_logits(
-            window_logits,
-            image.to(device.torch_device).float(),
-            window=(x, y, z) if config.patch.size == "whole" else patch,
-            overlap=config.validation.overlap,
-        )
+            def window_logits(voxels: Tensor) -> Tensor:
+                with device.autocast():
+                    logits = as_output(network(voxels)).logits[0]
+                after_window()
+                return logits
+
+            whole = image.to(device.torch_device).float()
+            return predict_logits(window_logits, whole, window=window, overlap=overlap)
 
     return predict

@@ -66,6 +66,7 @@ GARBAGE: Mapping[str, bytes] = {
 }
 READ_AGAIN: Mapping[str, tuple[str, str, tuple[int, ...]]] = {
     "prepared/cases.csv": (COMMANDS["prepare"].words, "prepared", (0, 2)),
+    "prepared/folds-2-seed55.csv": (COMMANDS["prepare"].words, "prepared", (2,)),
     "prepared/folds.csv": (COMMANDS["prepare"].words, "prepared", (2,)),
     "prepared/BraTS2021_00001/case.json": (COMMANDS["prepare"].words, "prepared", (0,)),
     "cases.csv": (COMMANDS["index"].words, "scans", (0, 2)),

@@ -1,0 +1,139 @@
+"""Tables of paths: for training as for prediction."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from brats_seg.cases.case_table import read_index, write_index
+from brats_seg.cases.discovery import find_cases
+from brats_seg.cases.index import index_cases
+from brats_seg.cases.layouts import LABEL
+from brats_seg.config_text import load_config
+from brats_seg.data.fold import open_index, prepare_data
+from brats_seg.errors import UsageError
+from brats_seg.evaluation.pairs import find_pairs
+from brats_seg.labels import MODALITIES
+
+SUFFIXES = dict(zip((*MODALITIES, LABEL), ("t1", "t1ce", "t2", "flair", "seg"), strict=True))
+HEADINGS = ("T1", "T1 post", "t2w", "FLAIR", "Segmentation")
+
+
+def rows_of(brats_root: Path, above: Path, n_patients: int = 6) -> list[dict[str, str]]:
+    rows = []
+    for number, folder in enumerate(sorted(brats_root.iterdir())):
+        name = f"{folder.relative_to(above)}/{folder.name}"
+        files = {
+            heading: f"{name}_{suffix}.nii.gz"
+            for heading, suffix in zip(HEADINGS, SUFFIXES.values(), strict=True)
+        }
+        rows.append({"case_id": f"scan{number}", "patient_id": f"p{number % n_patients}", **files})
+    return rows
+
+
+def write_rows(path: Path, rows: list[dict[str, str]]) -> Path:
+    if path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+        return path
+    with path.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+@pytest.mark.parametrize("name", ["cases.csv", "cases.json"])
+def test_a_table_is_indexed_as_a_folder_is(brats_root: Path, tmp_path: Path, name: str) -> None:
+    table = write_rows(tmp_path / name, rows_of(brats_root, tmp_path))
+
+    index = index_cases(table)
+
+    assert [case.case_id for case in index.cases] == [f"scan{n}" for n in range(6)]
+    assert all(case.usable and case.label is not None for case in index.cases)
+    assert index.root == tmp_path
+    write_index(index, tmp_path / "index.csv")
+    assert read_index(tmp_path / "index.csv", table) == index
+
+
+def test_a_table_is_prepared_and_keeps_patients_together(brats_root: Path, tmp_path: Path) -> None:
+    table = write_rows(tmp_path / "cases.csv", rows_of(brats_root, tmp_path, n_patients=2))
+    config = load_config(preset="demo", values={"folds.n_folds": 2})
+
+    prepared = prepare_data(table, config=config, prepared_path=tmp_path / "ready")
+
+    assert prepared.case_ids == {f"scan{n}" for n in range(6)}
+    held_out = prepared.folds.split(0).validation
+    assert set(held_out) in ({"scan0", "scan2", "scan4"}, {"scan1", "scan3", "scan5"})
+
+
+def test_an_index_of_a_table_is_up_to_date_the_second_time(
+    brats_root: Path, tmp_path: Path
+) -> None:
+    table = write_rows(tmp_path / "cases.csv", rows_of(brats_root, tmp_path))
+    index_path = tmp_path / "out" / "index.csv"
+    first = open_index(table, index_path, load_config())
+    state = index_path.stat()
+
+    assert open_index(table, index_path, load_config()) == first
+    assert index_path.stat().st_mtime_ns == state.st_mtime_ns
+
+
+def test_references_are_found_in_a_table(brats_root: Path, tmp_path: Path) -> None:
+    rows = rows_of(brats_root, tmp_path)
+    table = write_rows(tmp_path / "cases.csv", rows)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "scan0.nii.gz").touch()
+
+    pairs = find_pairs(table, tmp_path / "out").pairs
+
+    assert pairs[0].reference == tmp_path / rows[0]["Segmentation"]
+    assert pairs[0].prediction == tmp_path / "out" / "scan0.nii.gz"
+    assert pairs[0].case is not None
+
+
+def test_a_row_without_scans_or_with_missing_files_is_a_problem_of_its_case(
+    brats_root: Path, tmp_path: Path
+) -> None:
+    rows = rows_of(brats_root, tmp_path)[:3]
+    rows[1] = {**rows[1], **dict.fromkeys(HEADINGS, "")}
+    rows[2]["FLAIR"] = "nowhere.nii.gz"
+    table = write_rows(tmp_path / "cases.csv", rows)
+
+    good, empty, broken = index_cases(table).cases
+
+    assert good.usable
+    assert empty.problems == (
+        "case scan1, file (none): found no t1n, t1c, t2w, t2f; expected t1n, t1c, t2w, t2f. "
+        "Add the missing files.",
+    )
+    assert "case scan2, file nowhere.nii.gz: found a file that cannot be read" in broken.problems[0]
+
+
+def test_an_index_is_not_taken_for_a_table_of_paths(brats_root: Path, tmp_path: Path) -> None:
+    write_index(index_cases(brats_root), tmp_path / "out.csv")
+
+    with pytest.raises(UsageError, match=r"out\.csv is an index .*Give the data folder"):
+        find_cases(tmp_path / "out.csv")
+
+
+def test_two_columns_of_one_modality_are_refused(brats_root: Path, tmp_path: Path) -> None:
+    rows = [{**row, "t1gd": row["T1 post"]} for row in rows_of(brats_root, tmp_path)]
+    table = write_rows(tmp_path / "cases.csv", rows)
+
+    with pytest.raises(UsageError, match="T1 post and t1gd both name t1c"):
+        find_cases(table)
+
+
+def test_a_path_that_no_file_can_have_is_a_problem_of_its_case(
+    brats_root: Path, tmp_path: Path
+) -> None:
+    rows = rows_of(brats_root, tmp_path)[:3]
+    rows[1]["FLAIR"] = "a\0b.nii"
+    rows[2]["Segmentation"] = "a\0b.nii"
+    table = write_rows(tmp_path / "cases.json", rows)
+
+    good, *bad = index_cases(table).cases
+
+    assert good.usable
+    assert all("found a path that no file can have" in case.problems[0] for case in bad)

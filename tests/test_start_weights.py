@@ -1,0 +1,306 @@
+"""Test what a run takes from weights that there are, how long it is held, and what is refused."""
+
+import logging
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from brats_seg.config import Config, ModelConfig, StartConfig
+from brats_seg.config_text import load_config
+from brats_seg.data.fold import FoldData, open_fold
+from brats_seg.errors import ConfigError, UsageError
+from brats_seg.inference.export import export_model
+from brats_seg.models.autoencoder import Autoencoder, encoder_for_unet
+from brats_seg.models.build import build_model
+from brats_seg.training.checkpoints import load_checkpoint
+from brats_seg.training.start_weights import match_weights, read_source, start_from
+from brats_seg.training.state import build_network
+from tests.builders import write_case
+from tests.inference_builders import IDENTITY, write_run
+from tests.training_builders import StopAtCheck, train
+
+SETTINGS = [
+    "folds.n_folds=3",
+    "patch.size=[8, 8, 8]",
+    "model.widths=[4, 8]",
+    "model.deep_supervision=false",
+    "optimizer.lr=0.01",
+    "optimizer.ema=0.9",
+    "schedule.name=cosine",
+    "training.n_epochs=2",
+    "training.effective_batch=2",
+    "training.precision=fp32",
+    "training.n_workers=0",
+    "validation.overlap=0",
+]
+
+
+def settings(*changes: str) -> Config:
+    return load_config(assignments=[*SETTINGS, *changes])
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> FoldData:
+    """Six patients in three folds: four to train on, in two batches an epoch."""
+    root = tmp_path_factory.mktemp("scans")
+    for number in range(6):
+        write_case(root, f"BraTS2021_{number:05d}", seed=number)
+    return open_fold(
+        root, fold=0, config=settings(), prepared_path=tmp_path_factory.mktemp("prepared")
+    )
+
+
+@pytest.fixture(scope="module")
+def parent(data: FoldData, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one epoch."""
+    path = tmp_path_factory.mktemp("parent") / "run"
+    train(data, path, settings("training.n_epochs=1"))
+    return path
+
+
+def weights(path: Path) -> dict[str, Tensor]:
+    return load_checkpoint(path, torch.device("cpu")).model
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+WIDER = "model.widths=[4, 8, 12]"
+"""A third level, which the parent does not have."""
+
+
+def test_layers_are_taken_whole_by_name_and_shape() -> None:
+    """A bias that fits beside a convolution that does not is not taken."""
+    network = nn.Sequential(nn.Conv3d(4, 2, 1), nn.Conv3d(2, 3, 1), nn.Conv3d(3, 3, 1))
+    other = nn.Sequential(nn.Conv3d(4, 2, 1), nn.Conv3d(9, 3, 1))
+
+    fit = match_weights(network, other.state_dict())
+
+    assert set(fit.taken) == {"0.weight", "0.bias"}
+    assert fit.differing == {"1": "3x2x1x1x1 here, 3x9x1x1x1 there"}
+    assert fit.missing == ["2"]
+
+
+def test_wrappers_around_a_network_do_not_change_the_names() -> None:
+    network = nn.ModuleDict({"network": nn.Conv3d(4, 3, 1)})
+    wrapped = {f"module._orig_mod.{name}": w for name, w in nn.Conv3d(4, 3, 1).state_dict().items()}
+
+    assert set(match_weights(network, wrapped).taken) == {"network.weight", "network.bias"}
+
+
+def test_a_bias_alone_starts_nothing() -> None:
+    other = nn.Sequential(nn.Conv3d(4, 3, 1), nn.InstanceNorm3d(8, affine=True))
+    network = nn.Sequential(nn.Conv3d(4, 5, 1), nn.InstanceNorm3d(8, affine=True))
+
+    fit = match_weights(network, other.state_dict())
+
+    assert fit.layers == ["1"]
+    assert not fit.has_matrices
+
+
+def test_the_encoder_of_an_autoencoder_fits_the_unet_of_its_widths() -> None:
+    autoencoder = Autoencoder(n_channels=4, latent=64)
+    unet = build_model(ModelConfig(widths=(16, 32, 64, 128, 160)), (64, 64, 64))
+
+    fit = match_weights(unet, encoder_for_unet(autoencoder.state_dict()))
+
+    convolutions = [name for name in fit.layers if name.endswith("convolution")]
+    assert convolutions == [
+        *("encoder.0.0.convolution", "encoder.1.0.convolution", "encoder.2.0.convolution"),
+        *("encoder.3.0.convolution", "encoder.3.1.convolution"),
+    ]
+    assert not fit.left
+
+
+def test_a_run_starts_with_the_best_weights_of_its_parent(
+    data: FoldData, parent: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The averaged weights too; config.yaml and the checkpoints name the parent."""
+    config = settings(f"start.path={parent}")
+
+    with caplog.at_level(logging.INFO):
+        train(data, tmp_path / "run", config, StopAtCheck(0))
+
+    assert same(weights(tmp_path / "run" / "last.pt"), weights(parent / "best.pt"))
+    saved = load_checkpoint(tmp_path / "run" / "last.pt", torch.device("cpu"))
+    assert saved.ema is not None
+    assert all(torch.equal(saved.ema[f"module.{name}"], w) for name, w in saved.model.items())
+    assert saved.started_from is not None
+    assert saved.started_from.path == str(parent)
+    assert saved.started_from.learnt_from == data.split.train
+    assert str(parent) in (tmp_path / "run" / "config.yaml").read_text()
+    assert re.search(r"model.name 'unet'\): 14 of 14 layers taken, 5,091 of", caplog.text)
+    assert "held out here" not in caplog.text
+
+
+@pytest.mark.parametrize("n_checks", [1, 6])
+def test_a_run_that_holds_what_it_took_is_resumed_bit_for_bit_without_its_parent(
+    data: FoldData, parent: Path, tmp_path: Path, n_checks: int
+) -> None:
+    """It is stopped in the epoch in which layers are held, and in the next one."""
+    shutil.copytree(parent, tmp_path / "parent")
+    start = [f"start.path={tmp_path / 'parent'}", "start.hold_epochs=1", WIDER]
+    train(data, tmp_path / "undisturbed", settings(*start, "patch.size=[16, 16, 16]"))
+
+    config = settings(*start, "patch.size=[16, 16, 16]")
+    stopped = train(data, tmp_path / "run", config, StopAtCheck(n_checks))
+    shutil.rmtree(tmp_path / "parent")
+    resumed = train(data, tmp_path / "run", config)
+
+    assert not stopped.finished
+    assert resumed.finished
+    for name in ("last.pt", "best.pt"):
+        assert same(weights(tmp_path / "undisturbed" / name), weights(tmp_path / "run" / name))
+
+
+def test_what_was_taken_is_held_for_its_epochs_and_learns_afterwards(
+    data: FoldData, parent: Path, tmp_path: Path
+) -> None:
+    start = [f"start.path={parent}", "start.hold_epochs=1", WIDER, "patch.size=[16, 16, 16]"]
+    before = weights(parent / "best.pt")
+    # two batches an epoch, two held-out cases, and one check after the batches
+    train(data, tmp_path / "run", settings(*start), StopAtCheck(5))
+    held = load_checkpoint(tmp_path / "run" / "last.pt", torch.device("cpu"))
+    assert held.started_from is not None
+    assert held.position.epoch == 1
+    assert all(torch.equal(held.model[name], before[name]) for name in held.started_from.taken)
+    drawn = build_network(settings(*start), (16, 16, 16)).state_dict()
+    free = held.model.keys() - set(held.started_from.taken)
+    assert not any(torch.equal(held.model[name], drawn[name]) for name in free if name[-1] == "t")
+
+    train(data, tmp_path / "run", settings(*start))
+
+    after = weights(tmp_path / "run" / "last.pt")
+    taken = [name for name in held.started_from.taken if after[name].ndim > 1]
+    assert not any(torch.equal(after[name], before[name]) for name in taken)
+
+
+def test_a_network_that_is_held_learns_again_when_the_run_was_stopped(
+    data: FoldData, parent: Path, tmp_path: Path
+) -> None:
+    config = settings(
+        f"start.path={parent}", "start.hold_epochs=1", WIDER, "patch.size=[16, 16, 16]"
+    )
+    network = build_network(config, (16, 16, 16))
+
+    train(data, tmp_path / "run", config, StopAtCheck(1), network=network)
+
+    assert all(parameter.requires_grad for parameter in network.parameters())
+
+
+def test_held_out_cases_that_the_parent_or_its_parent_has_learnt_from_are_named(
+    data: FoldData, parent: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = settings(f"start.path={parent}", "training.n_epochs=1")
+    train(data, tmp_path / "child", config)
+    ids = data.split.train
+    (tmp_path / "child" / "split.csv").write_text("case_id,role\nanother,train\nmore,validation\n")
+    seen = FoldData(
+        folder=data.folder,
+        split=type(data.split)(train=data.split.validation, validation=ids),
+        conventions=("brats2023",),
+        fingerprint="other",
+        largest_shape=data.largest_shape,
+        spacing_mm=(2.0, 2.0, 2.0),
+    )
+    network = build_network(config, (8, 8, 8))
+
+    with caplog.at_level(logging.INFO):
+        started = start_from(network, StartConfig(path=str(tmp_path / "child")), seen)
+
+    assert started is not None
+    assert started.learnt_from == tuple(sorted({*ids, "another"}))
+    assert f"learnt from 4 of the 4 cases that are held out here ({', '.join(ids)})" in caplog.text
+    assert "learnt from label maps of brats2017; these are of brats2023" in caplog.text
+    assert "learnt at voxels of 1x1x1 mm; these are of 2x2x2 mm" in caplog.text
+
+
+def test_an_exported_model_and_files_of_weights_are_started_from(
+    data: FoldData, parent: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    export_model([parent], tmp_path / "exported")
+    plain = weights(parent / "best.pt")
+    torch.save(plain, tmp_path / "plain.pt")
+    torch.save({"state_dict": plain, "epoch": 3}, tmp_path / "lightning.ckpt")
+
+    for name in ("exported", "exported/member0.safetensors", "plain.pt", "lightning.ckpt"):
+        network = build_network(settings(), (8, 8, 8))
+        start_from(network, StartConfig(path=str(tmp_path / name)), data)
+        assert same(network.state_dict(), plain), name
+    assert caplog.text.count("does not say what its weights were trained on") == 3
+
+
+def nan_weights(path: Path) -> None:
+    torch.save({"weight": torch.full((3, 4, 1, 1, 1), torch.nan), "bias": torch.zeros(3)}, path)
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda path: None, r"holds no model: .*found nothing"),
+        (lambda path: path.write_bytes(b"text"), r"not a checkpoint that can be read: .*Copy it"),
+        (lambda path: torch.save(nn.Conv3d(4, 3, 1), path), r"save the state_dict\(\)"),
+        (lambda path: torch.save([1, 2], path), "holds no weights: found list"),
+        (lambda path: torch.save({}, path), "nothing fits"),
+        (lambda path: torch.save({"bias": torch.zeros(3)}, path), "nothing fits"),
+        (nan_weights, "weights that are not finite numbers: weight"),
+    ],
+)
+def test_files_that_are_no_weights_are_refused(
+    data: FoldData, tmp_path: Path, write: Callable[[Path], object], message: str
+) -> None:
+    write(tmp_path / "other.pt")
+
+    with pytest.raises(UsageError, match=message):
+        start_from(nn.Conv3d(4, 3, 1), StartConfig(path=str(tmp_path / "other.pt")), data)
+
+
+def test_a_network_of_other_widths_is_refused_with_shapes_and_the_settings_that_fit(
+    data: FoldData, parent: Path, tmp_path: Path
+) -> None:
+    """Before anything is written, and before --fresh renames the earlier run."""
+    train(data, tmp_path / "run", settings("training.n_epochs=1"))
+    before = sorted(tmp_path.rglob("*"))
+
+    with pytest.raises(UsageError, match=r"8x4x3x3x3 here, 4x4x3x3x3 there.*\n.*widths=4,8\."):
+        train(data, tmp_path / "new", settings(f"start.path={parent}", "model.widths=[8, 16]"))
+    with pytest.raises(UsageError, match="cannot start from itself"):
+        train(data, tmp_path / "run", settings(f"start.path={tmp_path / 'run' / 'best.pt'}"))
+
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_modalities_in_another_order_are_refused(tmp_path: Path) -> None:
+    identity = type(IDENTITY)(
+        conventions=("brats2017",),
+        patch=(8, 8, 8),
+        fingerprint="",
+        modalities=("t2f", "t1n", "t1c", "t2w"),
+    )
+    write_run(tmp_path / "run", identity=identity)
+
+    with pytest.raises(UsageError, match="modalities t2f, t1n, t1c, t2w; expected t1n, t1c, t2w"):
+        read_source(tmp_path / "run")
+
+
+def test_several_networks_are_refused_with_the_name_of_one(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / str(seed), seed=seed) for seed in range(2)]
+    export_model(runs, tmp_path / "exported")
+
+    with pytest.raises(UsageError, match=r"holds 2 networks; expected one.*member0\.safetensors"):
+        read_source(tmp_path / "exported")
+
+
+def test_nothing_would_learn_if_all_weights_were_held(data: FoldData, parent: Path) -> None:
+    start = StartConfig(path=str(parent), hold_epochs=2)
+
+    with pytest.raises(UsageError, match="all weights of the network are taken"):
+        start_from(build_network(settings(), (8, 8, 8)), start, data)
+    with pytest.raises(ConfigError, match=r"hold_epochs is 2 without start\.path"):
+        settings("start.hold_epochs=2")
