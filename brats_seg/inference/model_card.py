@@ -142,7 +142,7 @@ def _score_lines(networks: Sequence[TrainedModel], facts: ModelFacts) -> list[st
     by = "the network" if len(networks) == 1 else "the network that was not trained on it"
     lines += [
         f"Validation during training: each held-out case was predicted by {by}, on the prepared "
-        f"scan, with thresholds of 0.5 and the window of training.{of_single}",
+        f"scan, with thresholds of 0.5 and the default window.{of_single}",
     ]
     for title, summaries in tables:
         lines += ["", *([f"{title}:", ""] if title else []), *_table_lines(summaries)]
