@@ -91,6 +91,8 @@ def test_a_fold_is_trained_by_two_ranks_as_by_one(tmp_path: Path) -> None:
         "optimizer.name=sgd",
         "--set",
         "loss.batch_dice=true",
+        "--set",
+        "validation.every=1",
     ]
     subprocess.run([sys.executable, *arguments, "--run", "one"], cwd=tmp_path, check=True)
 

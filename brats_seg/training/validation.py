@@ -1,5 +1,6 @@
 """Score a network on held-out cases during training."""
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,14 +16,19 @@ from brats_seg.config import Config
 from brats_seg.data.fold import FoldData
 from brats_seg.data.loader import Sample, whole_case
 from brats_seg.data.patches import PatchKey
+from brats_seg.models.build import size_words
 from brats_seg.models.output import as_output
 from brats_seg.progress import part
 from brats_seg.runtime.device import Device
+from brats_seg.runtime.memory import give_back_memory, is_out_of_memory
 from brats_seg.runtime.sliding_window import n_windows, predict_logits
 from brats_seg.training.epoch import held_out_patches, patch_shape, validation_window
 from brats_seg.training.losses import whole_loss
 from brats_seg.training.tasks import RunningSums, Task, task_of
 from brats_seg.training.validation_interval import is_validated_whole
+from brats_seg.voxels.box import Triple
+
+log = logging.getLogger(__name__)
 
 Predict: TypeAlias = Callable[[nn.Module, Tensor], Tensor]
 """Maps an image `(4, X, Y, Z)` to the output of a network, such as logits `(3, X, Y, Z)`."""
@@ -153,17 +159,17 @@ def patch_predictor(device: Device) -> Predict:
     return predict
 
 
-def case_predictor(config: Config, device: Device, patch: tuple[int, int, int]) -> Predict:
+def case_predictor(config: Config, device: Device, patch: Triple) -> Predict:
     """Return a function that computes the logits of a whole case, in the windows of prediction.
 
-    A network that was trained on whole brain crops gets the crop in one window.
+    A network that was trained on whole brain crops gets the crop in one window. If memory runs out,
+    the windows become training patches, which have fitted in training; a line of the log says so.
     """
-    overlap = config.validation.overlap
+    has_less = False
 
-    def predict(network: nn.Module, image: Tensor) -> Tensor:
-        shape = image.shape[1], image.shape[2], image.shape[3]
-        window = validation_window(config, patch, shape)
-        with part("windows", n_windows(shape, window, overlap)) as after_window:
+    def logits_in(window: Triple, network: nn.Module, image: Tensor) -> Tensor:
+        overlap = config.validation.overlap
+        with part("windows", n_windows(image.shape[1:], window, overlap)) as after_window:
 
             def window_logits(voxels: Tensor) -> Tensor:
                 with device.autocast():
@@ -173,5 +179,23 @@ def case_predictor(config: Config, device: Device, patch: tuple[int, int, int]) 
 
             whole = image.to(device.torch_device).float()
             return predict_logits(window_logits, whole, window=window, overlap=overlap)
+
+    def predict(network: nn.Module, image: Tensor) -> Tensor:
+        nonlocal has_less
+        window = validation_window(config, patch, (image.shape[1], image.shape[2], image.shape[3]))
+        x, y, z = map(min, window, patch)
+        if has_less or window == (x, y, z) or config.patch.size == "whole":
+            return logits_in((x, y, z) if has_less else window, network, image)
+        try:
+            return logits_in(window, network, image)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            has_less = True
+        # the error is gone here, and with it the tensors of its traceback
+        give_back_memory(device.torch_device)
+        words = size_words(window), size_words((x, y, z))
+        log.warning("memory ran out in validation with windows of %s; they are %s now", *words)
+        return logits_in((x, y, z), network, image)
 
     return predict
