@@ -30,7 +30,7 @@ _NETWORK = (
     # a checkpoint after every batch
     "--set training.checkpoint_minutes=1e-9"
 )
-_TIMES = frozenset({"seconds", "peak_memory_mb"})
+_TIMES = frozenset({"seconds", "peak_memory_mb", "spent_s"})
 """Entries that differ from run to run."""
 _TEMPORARY = re.compile(r"\.\d+-.+|\..+\.lock")
 _BEGINNINGS = ("scans/", "other/")
