@@ -39,4 +39,6 @@ def test_memory_that_runs_out_in_validation_costs_the_window_and_not_the_run(
     for found in logits:
         torch.testing.assert_close(found, image[:3])
     assert network.n_refused == 1
-    assert "memory ran out in validation with windows of 12x12x12; they are 8x8x8 now" in caplog.text
+    assert (
+        "memory ran out in validation with windows of 12x12x12; they are 8x8x8 now" in caplog.text
+    )
