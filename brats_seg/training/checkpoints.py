@@ -34,7 +34,7 @@ from brats_seg.cases.folds import SPLIT_NAME, Split, read_split, write_split
 from brats_seg.config import Config
 from brats_seg.config_text import config_of, differing_settings
 from brats_seg.data.fold import FoldData
-from brats_seg.errors import BratsError, ResumeError, some_of
+from brats_seg.errors import BratsError, ResumeError, counted, some_of
 from brats_seg.files import explained, remove_leftovers, whole_file
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.weights import (
@@ -248,7 +248,7 @@ class Run:
         """Check that scans can be those of the run by their names, before they are prepared.
 
         Raises:
-            ResumeError: No case of the run is among them.
+            ResumeError: A case of the run is not among them.
             LayoutError: There are no scans.
         """
         path = self.path / SPLIT_NAME
@@ -257,10 +257,13 @@ class Run:
         split = read_split(path)
         own = {*split.train, *split.validation}
         found = find_cases(data, label_files=config.cases.label_files)
-        if own.isdisjoint(case.case_id for case in found.cases):
+        missing = own - {case.case_id for case in found.cases}
+        if missing:
+            n_of_run = f"{len(missing)} of the {counted(len(own), 'case')}"
             msg = (
-                f"{self.path} was trained on other cases ({some_of(sorted(own))}), none of which is in "
-                f"{data}. {_WAYS_OUT}"
+                f"{n_of_run} that {self.path} was trained on and validated with "
+                f"{'is' if len(missing) == 1 else 'are'} not in {data}: {some_of(sorted(missing))}. "
+                f"{_WAYS_OUT}"
             )
             raise ResumeError(msg)
 
