@@ -10,20 +10,11 @@ import pytest
 from brats_seg.cases.case import Case
 from brats_seg.cases.discovery import find_cases, find_data
 from brats_seg.errors import LayoutError
-from tests.builders import write_case
+from tests.builders import touch, write_case
 
 LEGACY = ("_t1", "_t1ce", "_t2", "_flair")
 MODERN = ("-t1n", "-t1c", "-t2w", "-t2f")
 IMAGES = ("t1n", "t1c", "t2w", "t2f")
-
-
-def touch(root: Path, *names: str) -> Path:
-    """Make empty files: finding cases opens none."""
-    for name in names:
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-    return root
 
 
 def scans(stem: str, suffixes: tuple[str, ...] = LEGACY, end: str = ".nii.gz") -> list[str]:

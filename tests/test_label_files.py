@@ -9,19 +9,10 @@ from brats_seg.cases.discovery import find_cases
 from brats_seg.config_text import load_config
 from brats_seg.data.fold import prepare_data
 from brats_seg.errors import LayoutError
-from tests.builders import write_case
+from tests.builders import touch, write_case
 
 UPENN = "UPENN-GBM-00001_11"
 BIDS = ("T1w", "ce-gadolinium_T1w", "T2w", "FLAIR")
-
-
-def touch(root: Path, *names: str) -> Path:
-    """Make empty files: finding cases opens none."""
-    for name in names:
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-    return root
 
 
 def scans(stem: str, words: tuple[str, ...] = ("t1", "t1ce", "t2", "flair")) -> list[str]:

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from brats_seg.config import Config, ModelConfig, StartConfig
-from brats_seg.config_text import load_config
-from brats_seg.data.fold import FoldData, open_fold
+from brats_seg.data.fold import FoldData
 from brats_seg.errors import ConfigError, UsageError
 from brats_seg.inference.export import export_model
 from brats_seg.models.autoencoder import Autoencoder, encoder_for_unet
@@ -20,39 +19,26 @@ from brats_seg.models.build import build_model
 from brats_seg.training.checkpoints import load_checkpoint
 from brats_seg.training.start_weights import match_weights, read_source, start_from
 from brats_seg.training.state import build_network
-from tests.builders import write_case
 from tests.inference_builders import IDENTITY, write_run
-from tests.training_builders import StopAtCheck, train
+from tests.training_builders import StopAtCheck, open_six, tiny_settings, train
 
 SETTINGS = [
-    "folds.n_folds=3",
-    "patch.size=[8, 8, 8]",
-    "model.widths=[4, 8]",
-    "model.deep_supervision=false",
     "optimizer.lr=0.01",
     "optimizer.ema=0.9",
     "schedule.name=cosine",
     "training.n_epochs=2",
     "training.effective_batch=2",
-    "training.precision=fp32",
-    "training.n_workers=0",
-    "validation.overlap=0",
 ]
 
 
 def settings(*changes: str) -> Config:
-    return load_config(assignments=[*SETTINGS, *changes])
+    return tiny_settings(*SETTINGS, *changes)
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> FoldData:
-    """Six patients in three folds: four to train on, in two batches an epoch."""
-    root = tmp_path_factory.mktemp("scans")
-    for number in range(6):
-        write_case(root, f"BraTS2021_{number:05d}", seed=number)
-    return open_fold(
-        root, fold=0, config=settings(), prepared_path=tmp_path_factory.mktemp("prepared")
-    )
+    """Two batches an epoch."""
+    return open_six(tmp_path_factory, settings())
 
 
 @pytest.fixture(scope="module")

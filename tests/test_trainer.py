@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from brats_seg.cases.folds import read_split
 from brats_seg.config import Config
 from brats_seg.config_text import load_config
-from brats_seg.data.fold import FoldData, open_fold
+from brats_seg.data.fold import FoldData
 from brats_seg.errors import (
     BratsError,
     ConfigError,
@@ -44,37 +44,25 @@ from brats_seg.training.trainer import (
     train_fold,
 )
 from tests.builders import Run, limited_files, write_case
-from tests.training_builders import StopAtCheck, train
+from tests.training_builders import TINY, StopAtCheck, open_six, tiny_settings, train
 
 SETTINGS = [
-    "folds.n_folds=3",
-    "patch.size=[8, 8, 8]",
     "patch.per_case=2",
     "patch.foreground=0.5",
-    "model.widths=[4, 8]",
-    "model.deep_supervision=false",
     "optimizer.lr=0.01",
     "training.n_epochs=2",
     "training.effective_batch=3",
-    "training.precision=fp32",
-    "training.n_workers=0",
-    "validation.overlap=0",
 ]
 
 
 def settings(*changes: str) -> Config:
-    return load_config(assignments=[*SETTINGS, *changes])
+    return tiny_settings(*SETTINGS, *changes)
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> FoldData:
-    """Six patients in three folds: four to train on, eight patches an epoch, batches of 3, 3, 2."""
-    root = tmp_path_factory.mktemp("scans")
-    for number in range(6):
-        write_case(root, f"BraTS2021_{number:05d}", seed=number, with_et=number < 5)
-    return open_fold(
-        root, fold=0, config=settings(), prepared_path=tmp_path_factory.mktemp("prepared")
-    )
+    """Eight patches an epoch, in batches of 3, 3, 2; one case without enhancing tumour."""
+    return open_six(tmp_path_factory, settings(), n_with_et=5)
 
 
 def weights(path: Path) -> dict[str, Tensor]:
@@ -210,7 +198,7 @@ def test_a_network_and_a_loss_by_dotted_name_are_trained_and_predicted_with(
     data: FoldData, tmp_path: Path, run: Run
 ) -> None:
     config = load_config(
-        assignments=[*SETTINGS, "training.n_epochs=1", "patch.size=[32, 32, 32]"],
+        assignments=[*TINY, *SETTINGS, "training.n_epochs=1", "patch.size=[32, 32, 32]"],
         values={
             "model.name": "monai.networks.nets.BasicUNet",
             "model.arguments": {

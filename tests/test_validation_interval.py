@@ -7,38 +7,21 @@ import pandas as pd
 import pytest
 
 from brats_seg.config import Config
-from brats_seg.config_text import load_config
-from brats_seg.data.fold import FoldData, open_fold
+from brats_seg.data.fold import FoldData
 from brats_seg.data.loader import whole_case
 from brats_seg.runtime.sliding_window import predict_logits
 from brats_seg.training.epoch import validation_window
 from brats_seg.training.validation_interval import VALIDATION_SHARE, validation_interval
-from tests.builders import write_case
-from tests.training_builders import StopAtCheck, train
-
-SETTINGS = [
-    "folds.n_folds=3",
-    "patch.size=8,8,8",
-    "model.widths=4,8",
-    "model.deep_supervision=false",
-    "training.effective_batch=2",
-    "training.precision=fp32",
-    "training.n_workers=0",
-    "validation.every=auto",
-]
+from tests.training_builders import StopAtCheck, open_six, tiny_settings, train
 
 
 def settings(*changes: str) -> Config:
-    return load_config(assignments=[*SETTINGS, *changes])
+    return tiny_settings("training.effective_batch=2", "validation.every=auto", *changes)
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> FoldData:
-    root = tmp_path_factory.mktemp("scans")
-    for number in range(6):
-        write_case(root, f"BraTS2021_{number:05d}", seed=number)
-    ready = tmp_path_factory.mktemp("prepared")
-    return open_fold(root, fold=0, config=settings(), prepared_path=ready)
+    return open_six(tmp_path_factory, settings())
 
 
 def window_voxels(data: FoldData, config: Config) -> int:
