@@ -225,7 +225,7 @@ class LossConfig(Section):
 class OptimizerConfig(Section):
     """Settings of the optimizer."""
 
-    name: Literal["adam", "adamw", "sgd"] = "adamw"
+    name: Literal["adam", "adamw", "muon", "sgd"] = "adamw"
     """Optimizer; `sgd` uses Nesterov momentum."""
     lr: PositiveFloat = 3e-4
     """Initial learning rate, reached at the end of the warm-up."""

@@ -15,6 +15,7 @@ from brats_seg.models.norm import check_in_place
 from brats_seg.runtime.device import Device
 from brats_seg.training.accumulation import Accumulator, StepResult
 from brats_seg.training.losses import Criterion, parameters_of
+from brats_seg.training.muon import Muon
 from brats_seg.training.out_of_memory import OutOfMemoryFallback
 from brats_seg.training.ranks import Ranks
 from brats_seg.training.schedule import Schedule, build_schedule
@@ -140,6 +141,8 @@ def build_optimizer(
         return torch.optim.Adam(parameters, lr=lr, weight_decay=decay)
     if config.name == "adamw":
         return torch.optim.AdamW(parameters, lr=lr, weight_decay=decay)
+    if config.name == "muon":
+        return Muon(parameters, lr=lr, weight_decay=decay)
     return torch.optim.SGD(
         parameters,
         lr=lr,
