@@ -203,7 +203,7 @@ _WORDS = {
     "too_short": "at least {min_length} items",
     "too_long": "at most {max_length} items",
 }
-"""What is expected, by the type of a problem that pydantic reports."""
+"""Words for the expected value, by the type of a problem that pydantic reports."""
 
 
 def differing_settings(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:

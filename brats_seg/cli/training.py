@@ -247,6 +247,13 @@ def _print_plan(found: "MemoryPlan", config: Config, *, is_given: bool) -> None:
             for row in found.rows
         ],
     )
+    _print_advice(found, config)
+
+
+def _print_advice(found: "MemoryPlan", config: Config) -> None:
+    """Print the flags of the largest patch that fits, and what was measured of it."""
+    from brats_seg.models.build import size_words
+
     best = found.suggested
     if best is not None:
         print(
@@ -262,7 +269,7 @@ def _print_plan(found: "MemoryPlan", config: Config, *, is_given: bool) -> None:
     elif best is not None and best.step_s is not None:
         n_patches = config.training.effective_batch_at(0)
         print(
-            f"measured on {device}: a step of training.effective_batch {n_patches} and patches of "
+            f"measured on {found.device.torch_device}: a step of training.effective_batch {n_patches} and patches of "
             f"{size_words(best.patch)} takes {best.step_s:.2g} s, without reading and validation"
         )
 

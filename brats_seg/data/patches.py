@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from brats_seg.voxels.box import Box, Triple
+from brats_seg.voxels.box import Box, Triple, rounded_up
 
 ORIGIN: Triple = (0, 0, 0)
 
@@ -85,5 +85,4 @@ def choose_box(
 
 def whole_box(shape: Triple, multiple: Triple) -> Box:
     """Return the box of a whole case, its size rounded up to multiples that a network takes."""
-    x, y, z = (-(-n // m) * m for n, m in zip(shape, multiple, strict=True))
-    return Box.at(ORIGIN, (x, y, z))
+    return Box.at(ORIGIN, rounded_up(shape, multiple))

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -35,8 +34,7 @@ from brats_seg.runtime.weights import (
     read_trained,
     require_task,
 )
-
-Triple: TypeAlias = tuple[int, int, int]
+from brats_seg.voxels.box import Triple
 
 _CONVENTIONS = frozenset(convention.name for convention in CONVENTIONS)
 _SIZED_BY_SETTINGS = frozenset({"unet", "dynunet", "vae-unet"})

@@ -40,11 +40,11 @@ from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.memory import is_out_of_memory, peak_memory_mb, reset_peak_memory
 from brats_seg.runtime.sliding_window import n_windows, predict_logits
 from brats_seg.runtime.weights import ModelIdentity
+from brats_seg.voxels.box import Triple, rounded_up
 
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-Triple: TypeAlias = tuple[int, int, int]
 Field: TypeAlias = npt.NDArray[np.float32]
 
 _SMALLEST_WINDOW = 16
@@ -325,10 +325,10 @@ def window_of(member: Member, settings: PredictionSettings, shape: Triple) -> Tr
     default = member.window or (member.patch if own.windows == "sliding" else None)
     window = own.window or default
     if own.windows == "whole" or window is None:
-        return _rounded_up(shape, member.multiple)
-    if _rounded_up(window, member.multiple) != window:
+        return rounded_up(shape, member.multiple)
+    if rounded_up(window, member.multiple) != window:
         words = ["x".join(map(str, size)) for size in (window, member.multiple)]
-        nearest = ",".join(map(str, _rounded_up(window, member.multiple)))
+        nearest = ",".join(map(str, rounded_up(window, member.multiple)))
         msg = (
             f"--window {words[0]} does not fit model.name {member.name!r}; expected "
             f"multiples of {words[1]}. Nearest above: {nearest}."
@@ -416,14 +416,9 @@ def _on(network: nn.Module, device: Device) -> Iterator[None]:
         network.to(home)
 
 
-def _rounded_up(size: Triple, multiple: Triple) -> Triple:
-    x, y, z = (-(-n // m) * m for n, m in zip(size, multiple, strict=True))
-    return x, y, z
-
-
 def _halved(window: Triple, multiple: Triple) -> Triple:
     x, y, z = (min(n, max(n // 2, _SMALLEST_WINDOW)) for n in window)
-    return _rounded_up((x, y, z), multiple)
+    return rounded_up((x, y, z), multiple)
 
 
 def _modes(device: Device) -> tuple[PredictionMode, ...]:

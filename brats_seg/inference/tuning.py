@@ -61,6 +61,7 @@ from brats_seg.runtime.weights import (
     run_locked,
     store_fitted,
 )
+from brats_seg.voxels.box import rounded_up
 
 log = logging.getLogger(__name__)
 
@@ -422,8 +423,8 @@ def _triple(values: Scores) -> tuple[float, float, float]:
 def _enlarged(own: HeldOut, factor: float) -> tuple[int, int, int]:
     patch = own.trained.identity.patch
     multiple = size_multiple(own.trained.config.model, patch)
-    x, y, z = (ceil(n * factor / m) * m for n, m in zip(patch, multiple, strict=True))
-    return x, y, z
+    x, y, z = (ceil(n * factor) for n in patch)
+    return rounded_up((x, y, z), multiple)
 
 
 def _all_covered(held_out: Sequence[HeldOut], windows: Windows) -> bool:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from brats_seg.models.activation_checkpointing import ActivationCheckpointing, run_level
-from brats_seg.models.unet import Block, Triple, initialise
+from brats_seg.models.unet import Block, initialise
+from brats_seg.voxels.box import Triple
 
 CELLS: Triple = (4, 4, 4)
 """Cells along X, Y and Z that the numbers of the vector belong to.

@@ -18,7 +18,8 @@ from brats_seg.labels import MODALITIES, REGIONS
 from brats_seg.models.autoencoder import Autoencoder
 from brats_seg.models.notebook_unet import SMALLEST_PATCH, NotebookUNet
 from brats_seg.models.output import as_output
-from brats_seg.models.unet import SMALLEST_AXIS, Triple, UNet, level_strides
+from brats_seg.models.unet import SMALLEST_AXIS, UNet, level_strides
+from brats_seg.voxels.box import Triple, rounded_up
 
 OWN_MULTIPLE = 32
 """Voxels that the size of an input is a multiple of, for a network by dotted name.
@@ -202,9 +203,9 @@ def window_within(window: Triple, patch: Triple, multiple: Triple, shape: Triple
         >>> window_within((96, 96, 96), (64, 64, 64), (16, 16, 16), (140, 70, 30))
         (96, 80, 64)
     """
+    covering = rounded_up(shape, multiple)
     x, y, z = (
-        min(n, max(least, ceil(size / m) * m))
-        for n, least, m, size in zip(window, patch, multiple, shape, strict=True)
+        min(n, max(least, size)) for n, least, size in zip(window, patch, covering, strict=True)
     )
     return x, y, z
 
@@ -213,8 +214,7 @@ def padded_size(config: ModelConfig, shape: Triple) -> Triple:
     """Return the smallest size of an input that holds a volume of that shape."""
     own = (OWN_MULTIPLE, OWN_MULTIPLE, OWN_MULTIPLE)
     multiple = own if config.name not in NETWORKS else size_multiple(config, shape)
-    x, y, z = (-(-n // m) * m for n, m in zip(shape, multiple, strict=True))
-    return x, y, z
+    return rounded_up(shape, multiple)
 
 
 def size_words(size: tuple[int, ...]) -> str:

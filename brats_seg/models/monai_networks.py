@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from brats_seg.errors import ConfigError
 from brats_seg.models.activation_checkpointing import ActivationCheckpointing, HasLevels, run_level
 from brats_seg.models.output import TrainingOutput
-from brats_seg.models.unet import LEAKY_SLOPE, Triple
+from brats_seg.models.unet import LEAKY_SLOPE
+from brats_seg.voxels.box import Triple
 
 Levels: TypeAlias = Sequence[tuple[nn.Module, ...]]
 """The modules of each level, finest first, whose activations are checkpointed together."""

@@ -14,8 +14,8 @@ from torch.nn import functional
 from brats_seg.models.activation_checkpointing import ActivationCheckpointing, run_level
 from brats_seg.models.norm import ActivatedNorm
 from brats_seg.models.output import TrainingOutput
+from brats_seg.voxels.box import Triple
 
-Triple: TypeAlias = tuple[int, int, int]
 Run: TypeAlias = Callable[..., Tensor]
 """Calls its first argument with the others, checkpointed as the mode of the network says."""
 

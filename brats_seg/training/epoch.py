@@ -27,6 +27,7 @@ from brats_seg.progress import part
 from brats_seg.runtime.device import Device
 from brats_seg.training.gradient import MicroBatch
 from brats_seg.training.tasks import task_of
+from brats_seg.voxels.box import rounded_up
 
 MAX_AUTO_WORKERS = 8
 """Largest automatic number of workers: eight make patches faster than one GPU trains on them."""
@@ -122,8 +123,7 @@ def validation_window(
     """
     multiple = size_multiple(config.model, patch)
     if config.patch.size == "whole":
-        x, y, z = (ceil(n / m) * m for n, m in zip(shape, multiple, strict=True))
-        return x, y, z
+        return rounded_up(shape, multiple)
     is_segmentation = config.model.task == "segmentation"
     window = default_window(config.model, patch) if is_segmentation else patch
     return window_within(window, patch, multiple, shape)

@@ -60,6 +60,17 @@ class Box:
         return volume
 
 
+def rounded_up(shape: Triple, multiple: Triple) -> Triple:
+    """Return the smallest multiples that are not below a shape.
+
+    Example:
+        >>> rounded_up((140, 64, 1), (16, 16, 8))
+        (144, 64, 8)
+    """
+    x, y, z = (-(-n // m) * m for n, m in zip(shape, multiple, strict=True))
+    return x, y, z
+
+
 def bounding_box(mask: Mask) -> Box | None:
     """Return the smallest box that contains the true voxels of `(X, Y, Z)`, or None without any.
 
