@@ -80,7 +80,7 @@ def test_an_assignment_is_read_as_yaml(assignment, section, key, value):
         ("store.spacing_mm=1,1", r"store\.spacing_mm: expected one more value"),
         (
             "optimizer.name=lion",
-            r"optimizer\.name: expected 'adam', 'adamw' or 'sgd' \(got 'lion'\)",
+            r"optimizer\.name: expected 'adam', 'adamw', 'muon' or 'sgd' \(got 'lion'\)",
         ),
         ("model.latent=100", r"model\.latent: expected a multiple of 64"),
         ("model.arguments=3", r"model\.arguments: expected key: value"),

@@ -79,14 +79,15 @@ def test_the_count_forgets_what_is_freed() -> None:
     [
         ([], 4),
         (["optimizer.ema=0.9"], 5),
+        (["optimizer.name=muon"], 3),
         (["optimizer.name=sgd"], 3),
         (["optimizer.name=sgd", "optimizer.momentum=0"], 2),
     ],
 )
 def test_the_optimizer_and_the_average_are_counted(assignments: list[str], n_kept: int) -> None:
     """Weights, gradients, two moments or one, average: each as large as the weights."""
-    network = nn.Conv3d(4, 3, 35, bias=False)
-    weights = 4 * 3 * 35**3 * 4
+    network = nn.Conv3d(4, 8, 25, bias=False)
+    weights = 4 * 8 * 25**3 * 4
 
     footprint = footprint_of(settings(*assignments), network)
 

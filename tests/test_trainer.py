@@ -660,7 +660,7 @@ def test_whole_crops_are_learnt_from(data: FoldData, tmp_path: Path) -> None:
     assert np.isfinite(outcome.history[-1]["val_loss"])
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "muon", "sgd"])
 def test_every_optimizer_moves_the_weights(data: FoldData, tmp_path: Path, optimizer: str) -> None:
     network = nn.Conv3d(4, 3, 1)
     before = network.weight.detach().clone()

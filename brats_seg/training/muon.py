@@ -2,8 +2,9 @@
 
 Muon replaces the momentum of a matrix by the nearest matrix with orthogonal rows or columns, so that an
 update changes all directions equally (Jordan 2024, https://kellerjordan.github.io/posts/muon/).
-`torch.optim.Muon` takes matrices only; this one flattens filters, and updates every other parameter,
-such as biases and the parameters of norms, as AdamW does.
+`torch.optim.Muon` takes only matrices. This one flattens filters to matrices and updates all other
+parameters, such as biases, the parameters of norms and the layers of few channels that give the logits,
+as AdamW does.
 """
 
 import math
@@ -14,95 +15,105 @@ import torch
 from torch import Tensor, nn
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the quintic polynomial whose repetition sends singular values to about one (Jordan 2024)."""
+"""Coefficients of the quintic polynomial that brings singular values close to one (Jordan 2024)."""
 N_ITERATIONS = 5
+MOMENTUM = 0.95
+"""Share of the last momentum that is kept (Jordan 2024)."""
 MATCHED_RMS = 0.2
-"""Root mean square of an update in units of the learning rate, as of AdamW (Liu 2025, arXiv 2502.16982), so
-that both take the same learning rates."""
+"""Root mean square of the update of a matrix, in learning rates: about that of AdamW (Liu 2025, arXiv
+2502.16982)."""
+FEWEST_ROWS = 8
+"""Rows and columns below which a parameter is updated by AdamW: three orthogonal rows mean little."""
+BETAS = (0.9, 0.999)
+EPSILON = 1e-8
 
 
 class Muon(torch.optim.Optimizer):
     """Update filters by their orthogonal momentum, and all other parameters as AdamW.
 
-    Args:
-        parameters: Parameters; those of two axes and more are updated as matrices.
-        lr: Learning rate, of the size that AdamW would have.
-        weight_decay: Decoupled weight decay.
-        momentum: Share of the last momentum that is kept, with Nesterov's correction.
-        betas: Averages of the gradient and of its square for the parameters that are no filters.
+    Its state is one number for each number of a filter; that of AdamW is two.
+
+    Example:
+        >>> network = nn.Conv3d(8, 16, 3)
+        >>> optimizer = Muon(network.parameters(), lr=1e-2)
+        >>> network(torch.ones(1, 8, 4, 4, 4)).sum().backward()
+        >>> optimizer.step()
+        >>> sorted(optimizer.state[network.weight]), sorted(optimizer.state[network.bias])
+        (['momentum'], ['mean', 'square', 'step'])
     """
 
     def __init__(
-        self,
-        parameters: Iterable[nn.Parameter],
-        *,
-        lr: float,
-        weight_decay: float = 0.0,
-        momentum: float = 0.95,
-        betas: tuple[float, float] = (0.9, 0.999),
+        self, parameters: Iterable[nn.Parameter], *, lr: float, weight_decay: float = 0.0
     ) -> None:
-        defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "betas": betas}
-        super().__init__(parameters, defaults)
+        """Take the parameters.
+
+        Args:
+            parameters: Parameters; those of two axes and more are filters if they are large enough.
+            lr: Learning rate.
+            weight_decay: Decoupled weight decay, as in AdamW.
+        """
+        super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update every parameter that has a gradient."""
+        """Update every parameter that has a gradient; the closure is called first, if there is one."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
+            lr, decay = float(group["lr"]), float(group["weight_decay"])
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                    update = self._filter_update if _is_filter(parameter) else self._adam_update
-                    update(parameter, parameter.grad, group)
+                    parameter.mul_(1 - lr * decay)
+                    update = self._update_filter if _is_filter(parameter) else self._update_as_adamw
+                    update(parameter, parameter.grad, lr)
         return loss
 
-    def _filter_update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        state, momentum = self.state[parameter], group["momentum"]
+    def _update_filter(self, filters: Tensor, gradient: Tensor, lr: float) -> None:
+        state = self.state[filters]
         if not state:
-            state["momentum"] = torch.zeros_like(parameter)
-        state["momentum"].lerp_(gradient, 1 - momentum)
-        ahead = gradient.lerp(state["momentum"], momentum).flatten(1)
-        update = orthogonal(ahead)
-        scale = MATCHED_RMS * math.sqrt(max(ahead.shape))
-        parameter.add_(update.reshape(parameter.shape), alpha=-group["lr"] * scale)
+            state["momentum"] = torch.zeros_like(filters)
+        state["momentum"].lerp_(gradient, 1 - MOMENTUM)
+        # Nesterov's correction: the momentum that the next step would have
+        ahead = gradient.lerp(state["momentum"], MOMENTUM).flatten(1)
+        size = MATCHED_RMS * math.sqrt(max(ahead.shape))
+        filters.add_(orthogonal(ahead).reshape(filters.shape), alpha=-lr * size)
 
-    def _adam_update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        state, (first, second) = self.state[parameter], group["betas"]
+    def _update_as_adamw(self, parameter: Tensor, gradient: Tensor, lr: float) -> None:
+        state = self.state[parameter]
         if not state:
-            state["step"] = torch.zeros(())
+            state["step"] = 0
             state["mean"] = torch.zeros_like(parameter)
             state["square"] = torch.zeros_like(parameter)
         state["step"] += 1
-        step = float(state["step"])
-        state["mean"].lerp_(gradient, 1 - first)
-        state["square"].lerp_(gradient.square(), 1 - second)
-        root = (state["square"] / (1 - second**step)).sqrt_().add_(1e-8)
-        parameter.addcdiv_(state["mean"], root, value=-group["lr"] / (1 - first**step))
-
-
-def _is_filter(parameter: Tensor) -> bool:
-    """Return whether a parameter is a matrix after flattening: more than a row of numbers."""
-    return parameter.ndim >= 2 and parameter.shape[0] > 1 and parameter.numel() > parameter.shape[0]
+        state["mean"].lerp_(gradient, 1 - BETAS[0])
+        state["square"].lerp_(gradient.square(), 1 - BETAS[1])
+        of_mean, of_square = (1 - beta ** state["step"] for beta in BETAS)
+        root = (state["square"] / of_square).sqrt_().add_(EPSILON)
+        parameter.addcdiv_(state["mean"], root, value=-lr / of_mean)
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
     """Return about the nearest matrix with orthogonal rows, or columns where those are fewer.
 
-    The polynomial is applied to the small product of the matrix with itself, and the result to the
-    matrix once: the same iteration for a fifth of the computation where filters are long.
+    Singular values become 0.7 to 1.2, except those below a thousandth of the norm. The iteration of
+    Newton and Schulz multiplies the matrix by polynomials of its product with itself. They are
+    multiplied with each other first, because that product is small where filters are long.
     """
-    wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
-    wide = (wide / wide.norm().clamp(min=1e-7)).float()
-    gram = wide @ wide.T
-    identity = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
-    product = identity
+    wide = (matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T).float()
+    wide = wide / wide.norm().clamp(min=1e-7)
+    product = wide @ wide.T
+    identity = torch.eye(len(product), dtype=product.dtype, device=product.device)
+    factors = identity
     a, b, c = COEFFICIENTS
     for _ in range(N_ITERATIONS):
-        factor = a * identity + b * gram + c * (gram @ gram)
-        product = factor @ product
-        gram = factor @ gram @ factor
-    result = product @ wide
+        factor = a * identity + b * product + c * (product @ product)
+        factors = factor @ factors
+        product = factor @ product @ factor
+    result = (factors @ wide).to(matrix.dtype)
     return result if matrix.shape[0] <= matrix.shape[1] else result.T
+
+
+def _is_filter(parameter: Tensor) -> bool:
+    return parameter.ndim > 1 and min(parameter.flatten(1).shape) >= FEWEST_ROWS
