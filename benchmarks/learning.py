@@ -70,6 +70,27 @@ RECIPES: dict[str, list[str]] = {
         "schedule.name=cosine",
         "schedule.warmup_steps=50",
     ],
+    "muon 1e-2, batch 1": [
+        "optimizer.name=muon",
+        "optimizer.lr=1e-2",
+        "training.effective_batch=1",
+    ],
+    "muon 1e-2, foreground 0.67": [
+        "optimizer.name=muon",
+        "optimizer.lr=1e-2",
+        "patch.foreground=0.67",
+    ],
+    "muon 1e-2, full augmentation": [
+        "optimizer.name=muon",
+        "optimizer.lr=1e-2",
+        "training.augment=full",
+    ],
+    "muon 1e-2, batch dice": [
+        "optimizer.name=muon",
+        "optimizer.lr=1e-2",
+        "loss.batch_dice=true",
+    ],
+    "muon 1e-2, ema": ["optimizer.name=muon", "optimizer.lr=1e-2", "optimizer.ema=0.98"],
     "muon 3e-2": ["optimizer.name=muon", "optimizer.lr=3e-2"],
     "ema": ["optimizer.ema=0.99"],
     "batch dice": ["loss.batch_dice=true"],

@@ -117,8 +117,10 @@ def _step_seconds(state: RunState, batch: Batch, measure: Measure) -> float:
 
 def _own_peak_mb(device: torch.device) -> float:
     if device.type == "cpu" and sys.platform == "linux":
-        # the peak of `getrusage` starts as that of the process that started this one
-        return read_numbers(Path("/proc/self/status"))["VmHWM"] / 1024
+        # the peak of `getrusage` starts as that of the process that started this one. Pages of files,
+        # such as libraries, are left out: the system reads them again when it needs their memory
+        status = read_numbers(Path("/proc/self/status"))
+        return (status["VmHWM"] - status["RssFile"]) / 1024
     return peak_memory_mb(device)
 
 
