@@ -39,6 +39,8 @@ NETWORKS = ("unet", "notebook", "segresnet", "vae-unet", "dynunet", "swin-unetr"
 """Networks with a short name; any other is given by its dotted name."""
 GPU_NAMES = ("t4", "p100", "v100", "v100-32gb", "l4", "a100", "a100-80gb")
 """GPUs that can be planned for without having one; `runtime.device` knows their memory."""
+LEARNING_RATES = {"adam": 1e-3, "adamw": 1e-3, "muon": 1e-2, "sgd": 1e-2}
+"""Initial learning rate of each optimizer, where none is given."""
 OVERLAP = 0.5
 """Default share of a window that the next one overlaps, in validation and in prediction."""
 
@@ -225,12 +227,14 @@ class LossConfig(Section):
 class OptimizerConfig(Section):
     """Settings of the optimizer."""
 
-    name: Literal["adam", "adamw", "muon", "sgd"] = "adamw"
-    """Optimizer; `sgd` uses Nesterov momentum."""
-    lr: PositiveFloat = 3e-4
-    """Initial learning rate, reached at the end of the warm-up."""
+    name: Literal["adam", "adamw", "muon", "sgd"] = "muon"
+    """Optimizer. `muon` makes the updates of filters orthogonal and treats all else as `adamw`; `sgd` uses
+    Nesterov momentum."""
+    lr: PositiveFloat = LEARNING_RATES["muon"]
+    """Initial learning rate, reached at the end of the warm-up; where it is not given, 1e-2 for `muon` and
+    `sgd`, 1e-3 for `adam` and `adamw`."""
     weight_decay: Annotated[float, Field(ge=0)] = 1e-5
-    """Weight decay, decoupled in `adamw` and added to the gradient in the others."""
+    """Weight decay, decoupled in `adamw` and `muon`, and added to the gradient in the others."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.99
     """Momentum of `sgd`."""
     clip_norm: PositiveFloat | None = 12.0
@@ -238,12 +242,21 @@ class OptimizerConfig(Section):
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Decay per step of the exponential moving average of the weights; null disables it."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _rate_of_the_optimizer(cls, given: Any) -> Any:
+        # the rate of one optimizer is ten times too large for another
+        if not isinstance(given, dict) or "lr" in given or given.get("name") not in LEARNING_RATES:
+            return given
+        return {**given, "lr": LEARNING_RATES[given["name"]]}
+
 
 class ScheduleConfig(Section):
     """Settings of the learning rate schedule."""
 
-    name: Literal["plateau", "cosine", "polynomial", "constant"] = "plateau"
-    """`plateau` follows the watched value; the others follow the number of optimizer steps."""
+    name: Literal["plateau", "cosine", "polynomial", "constant"] = "polynomial"
+    """`plateau` lowers the rate when the watched value stops improving; the others follow the number of
+    optimizer steps of the whole run."""
     watch: Literal["val_loss", "val_dice"] = "val_loss"
     """Value that `plateau` watches: the validation loss, or the mean validation Dice."""
     patience: Annotated[int, Field(ge=0)] = 2
@@ -265,7 +278,7 @@ class TrainingConfig(Section):
     """Number of epochs: passes over the training cases."""
     hours: PositiveFloat | None = None
     """Hours of a run in all its sessions, which `n_epochs` is fitted to when it begins; null keeps `n_epochs`."""
-    effective_batch: PositiveInt | dict[Annotated[int, Field(ge=0)], PositiveInt] = 4
+    effective_batch: PositiveInt | dict[Annotated[int, Field(ge=0)], PositiveInt] = 2
     """Patches per optimizer step; `{0: 8, 40: 16}` changes the number at epoch 40."""
     micro_batch: PositiveInt = 1
     """Patches per forward pass, as many as fit in memory."""
@@ -401,8 +414,8 @@ NETWORK_DEFAULTS: dict[str, dict[str, Any]] = {
     # the autoencoder encodes whole brains; augmentation would have to be reconstructed as well
     "autoencoder": {
         "patch": {"size": "whole", "foreground": 0.0, "per_case": 1},
-        "optimizer": {"name": "adamw", "lr": 1e-3},
-        "schedule": {"watch": "val_loss", "patience": 5},
+        "optimizer": {"name": "adamw", "lr": LEARNING_RATES["adamw"]},
+        "schedule": {"name": "plateau", "watch": "val_loss", "patience": 5},
         "training": {"effective_batch": 2, "augment": "none"},
         "validation": {"watch": "val_loss"},
     },
@@ -414,22 +427,19 @@ PRESETS: dict[str, dict[str, Any]] = {
         "folds": {"n_folds": 3},
         "patch": {"size": [32, 32, 32], "foreground": 0.5, "per_case": 4},
         "model": {"widths": [12, 24, 48], "deep_supervision": False},
-        "optimizer": {"lr": 1e-2},
-        "training": {"n_epochs": 20, "effective_batch": 2},
+        "training": {"n_epochs": 20},
     },
     # two to eight CPU cores, hours
     "cpu": {
         "patch": {"size": [64, 64, 64]},
         "model": {"widths": [16, 32, 64, 128, 160]},
-        "optimizer": {"lr": 1e-3},
-        "schedule": {"name": "polynomial"},
-        "training": {"n_epochs": 100, "effective_batch": 2},
+        "training": {"n_epochs": 100},
         "validation": {"every": "auto", "overlap": 0.25},
     },
     # one 16 GB GPU without bf16, sessions of 12 hours
     "kaggle-t4": {
         "patch": {"size": [128, 128, 128], "per_case": 2},
-        "training": {"n_epochs": 100, "effective_batch": 4, "augment": "light"},
+        "training": {"n_epochs": 100},
         "validation": {"every": 5},
     },
     # the network and recipe of the Kaggle notebook, on patches instead of whole volumes
@@ -438,6 +448,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "patch": {"size": [128, 128, 128], "foreground": 0.0},
         "model": {"name": "notebook"},
         "optimizer": {"name": "adam", "lr": 5e-4, "weight_decay": 0.0, "clip_norm": None},
+        "schedule": {"name": "plateau"},
         "training": {"n_epochs": 50, "effective_batch": 4, "augment": "none"},
         "validation": {"watch": "val_loss"},
     },
@@ -445,7 +456,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     "full": {
         "patch": {"size": [128, 128, 128], "per_case": 2},
         "optimizer": {"name": "sgd", "lr": 1e-2, "weight_decay": 3e-5},
-        "schedule": {"name": "polynomial"},
         "training": {"n_epochs": 300, "effective_batch": 8, "augment": "full"},
         "validation": {"every": 10},
     },

@@ -113,7 +113,7 @@ def test_what_is_given_wins() -> None:
     assert chosen.config.optimizer.lr == 0.5
     assert chosen.config.model.widths == (4, 8)
     assert chosen.config.patch.size == (16, 16, 16)
-    assert chosen.config.schedule.name == PRESETS["cpu"]["schedule"]["name"]
+    assert chosen.config.validation.every == PRESETS["cpu"]["validation"]["every"]
 
 
 def test_whole_brains_stay_whole() -> None:

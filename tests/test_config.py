@@ -6,7 +6,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from brats_seg.config import PRESETS, Config, ModelConfig, TrainingConfig
+from brats_seg.config import LEARNING_RATES, PRESETS, Config, ModelConfig, TrainingConfig
 from brats_seg.config_text import differing_settings, load_config
 from brats_seg.errors import ConfigError
 
@@ -109,6 +109,14 @@ def test_a_wrong_configuration_file_is_refused(text, match):
         load_config(text=text)
 
 
+@pytest.mark.parametrize("name", LEARNING_RATES)
+def test_an_optimizer_gets_a_learning_rate_that_suits_it(name):
+    assignment = f"optimizer.name={name}"
+
+    assert load_config(assignments=[assignment]).optimizer.lr == LEARNING_RATES[name]
+    assert load_config(assignments=[assignment, "optimizer.lr=0.5"]).optimizer.lr == 0.5
+
+
 def test_all_wrong_settings_are_told_at_once():
     with pytest.raises(ConfigError, match=r"(?s)n_epochs.*\n.*overlap"):
         load_config(assignments=["training.n_epochs=0", "validation.overlap=1"])
@@ -117,7 +125,10 @@ def test_all_wrong_settings_are_told_at_once():
 @pytest.mark.parametrize(
     ("assignments", "match"),
     [
-        (["schedule.warmup=0.1"], r"^schedule\.warmup is 0\.1 with schedule\.name 'plateau'"),
+        (
+            ["schedule.name=plateau", "schedule.warmup=0.1"],
+            r"^schedule\.warmup is 0\.1 with schedule\.name 'plateau'",
+        ),
         (
             ["schedule.name=cosine", "schedule.warmup=0.1", "schedule.warmup_steps=5"],
             r"warmup_steps is 5; expected one of them",

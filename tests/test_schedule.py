@@ -75,7 +75,7 @@ def test_a_plateau_lowers_the_rate_after_more_than_patience_validations(
     watch: str, values: list[float]
 ) -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    config = ScheduleConfig(watch=watch, patience=2, factor=0.1, minimum_lr=0.05)
+    config = ScheduleConfig(name="plateau", watch=watch, patience=2, factor=0.1, minimum_lr=0.05)
     schedule = build_schedule(optimizer, config, 100)
 
     found = []
