@@ -11,11 +11,12 @@ Runs that are in the tables are not repeated, so that an interrupted comparison 
 every recipe is compared with the first, case by case, for the same folds and seeds. The interval is a
 bootstrap over patients and seeds; with one seed it does not contain the chance of training.
 
-    python benchmarks/learning.py /path/to/BraTS --recipes plateau polynomial --patches 500
+    python benchmarks/learning.py /path/to/BraTS --recipes default plateau adamw --patches 500
 
 The default network is small (patches of 64^3, 16 to 160 channels), so that two CPU cores are enough.
 `--size patch.size=128,128,128 model.widths=[32,64,128,256,320,320]` compares on a GPU.
-`--folds FILE` names a fold table, in which the fold 0 is held out, as the command `train` writes it.
+`--other "nnU-Net" FOLDER` adds the label maps that another program has written for the held-out cases of
+the first of `--folds`, after as many patches; its CPU seconds are given with `--other-cpu-s`.
 """
 
 import argparse
@@ -25,6 +26,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,9 @@ import torch
 from brats_seg import PredictionSettings, Predictor, Trainer, load_config, open_fold
 from brats_seg.cases.case import Case
 from brats_seg.cases.case_table import read_index
+from brats_seg.evaluation.evaluate import evaluate_folders
 from brats_seg.evaluation.overlap import count_regions, dice
+from brats_seg.evaluation.protocols import protocol_named
 from brats_seg.inference.scan import read_scan
 from brats_seg.labels import REGIONS, convention_named, regions_of
 from brats_seg.progress import untracked
@@ -45,54 +49,32 @@ SIZE = ["patch.size=64,64,64", "model.widths=[16,32,64,128,160]"]
 """The network and patch of the comparison; see `--size`."""
 EPOCH_PATCHES = 64
 """Patches of an epoch, about."""
-BASE = [
-    "optimizer.name=adamw",
-    "optimizer.lr=1e-3",
-    "schedule.name=polynomial",
-    "training.augment=light",
-    "training.effective_batch=2",
-]
+ADAMW = ["optimizer.name=adamw", "optimizer.lr=1e-3"]
 RECIPES: dict[str, list[str]] = {
-    "plateau": ["optimizer.lr=3e-4", "schedule.name=plateau", "training.effective_batch=4"],
-    "polynomial": [],
+    "default": [],
+    "plateau": [
+        "optimizer.name=adamw",
+        "optimizer.lr=3e-4",
+        "schedule.name=plateau",
+        "training.effective_batch=4",
+    ],
+    "adamw": ADAMW,
+    "adamw, batch 1": [*ADAMW, "training.effective_batch=1"],
+    "adamw 3e-3, warm-up": [
+        "optimizer.name=adamw",
+        "optimizer.lr=3e-3",
+        "schedule.name=cosine",
+        "schedule.warmup=0.2",
+    ],
+    "adamw, 2 mm": [*ADAMW, "store.spacing_mm=[2,2,2]"],
+    "sgd": ["optimizer.name=sgd", "optimizer.lr=1e-2", "optimizer.weight_decay=3e-5"],
+    "lr 3e-3": ["optimizer.lr=3e-3"],
+    "lr 5e-3": ["optimizer.lr=5e-3"],
+    "lr 3e-2": ["optimizer.lr=3e-2"],
+    "warm-up": ["schedule.name=cosine", "schedule.warmup=0.2"],
     "batch 1": ["training.effective_batch=1"],
     "batch 4": ["training.effective_batch=4"],
-    "cosine": ["schedule.name=cosine"],
-    "lr 3e-4": ["optimizer.lr=3e-4"],
-    "lr 3e-3": ["optimizer.lr=3e-3"],
-    "lr 3e-3, warm-up": ["optimizer.lr=3e-3", "schedule.name=cosine", "schedule.warmup_steps=50"],
-    "sgd": ["optimizer.name=sgd", "optimizer.lr=1e-2", "optimizer.weight_decay=3e-5"],
-    "muon 3e-3": ["optimizer.name=muon", "optimizer.lr=3e-3"],
-    "muon 1e-2": ["optimizer.name=muon", "optimizer.lr=1e-2"],
-    "muon 1e-2, warm-up": [
-        "optimizer.name=muon",
-        "optimizer.lr=1e-2",
-        "schedule.name=cosine",
-        "schedule.warmup_steps=50",
-    ],
-    "muon 1e-2, batch 1": [
-        "optimizer.name=muon",
-        "optimizer.lr=1e-2",
-        "training.effective_batch=1",
-    ],
-    "muon 1e-2, foreground 0.67": [
-        "optimizer.name=muon",
-        "optimizer.lr=1e-2",
-        "patch.foreground=0.67",
-    ],
-    "muon 1e-2, full augmentation": [
-        "optimizer.name=muon",
-        "optimizer.lr=1e-2",
-        "training.augment=full",
-    ],
-    "muon 1e-2, batch dice": [
-        "optimizer.name=muon",
-        "optimizer.lr=1e-2",
-        "loss.batch_dice=true",
-    ],
-    "muon 1e-2, ema": ["optimizer.name=muon", "optimizer.lr=1e-2", "optimizer.ema=0.98"],
-    "muon 3e-2": ["optimizer.name=muon", "optimizer.lr=3e-2"],
-    "ema": ["optimizer.ema=0.99"],
+    "ema": ["optimizer.ema=0.98"],
     "batch dice": ["loss.batch_dice=true"],
     "no bce": ["loss.bce=0"],
     "bce 0.3": ["loss.bce=0.3"],
@@ -103,11 +85,9 @@ RECIPES: dict[str, list[str]] = {
     "no deep supervision": ["model.deep_supervision=false"],
     "no clipping": ["optimizer.clip_norm=null"],
     "1.5 mm": ["store.spacing_mm=[1.5,1.5,1.5]"],
-    "2 mm": ["store.spacing_mm=[2,2,2]"],
-    "2 mm, batch 1": ["store.spacing_mm=[2,2,2]", "training.effective_batch=1"],
     "decay 1e-2": ["optimizer.weight_decay=1e-2"],
 }
-"""Settings of each recipe, over those of `BASE`."""
+"""Settings in which each recipe differs from the default."""
 
 
 def main() -> None:
@@ -117,6 +97,8 @@ def main() -> None:
         _train(json.loads(options.child))
         return
     options.work.mkdir(parents=True, exist_ok=True)
+    if options.other:
+        _add_other(options)
     for recipe in options.recipes:
         for fold in options.folds:
             for seed in options.seeds:
@@ -148,10 +130,12 @@ def _options() -> argparse.Namespace:
         "--windows",
         type=int,
         nargs="+",
-        default=[64, 96],
+        default=[96],
         help="edges of the windows of prediction",
     )
     parser.add_argument("--size", nargs="+", default=SIZE)
+    parser.add_argument("--other", nargs=2, metavar=("NAME", "FOLDER"), default=())
+    parser.add_argument("--other-cpu-s", type=float, default=float("nan"))
     parser.add_argument("--child", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -172,7 +156,6 @@ def _train(order: dict[str, Any]) -> None:
     data = Path(order["data"])
     settings = [
         *order["size"],
-        *BASE,
         *RECIPES[run["recipe"]],
         f"folds.n_folds={run['n_folds']}",
         f"training.seed={run['seed']}",
@@ -231,6 +214,31 @@ def _scores(run: Path, cases: Iterable[Case], window: int) -> list[dict[str, Any
     return rows
 
 
+def _add_other(options: argparse.Namespace) -> None:
+    """Score the label maps of another program, and add them to the tables."""
+    name, folder = options.other
+    run = {
+        "recipe": name,
+        "patches": options.patches,
+        "fold": options.folds[0],
+        "n_folds": options.n_folds,
+        "seed": options.seeds[0],
+    }
+    if _is_done(options.work, run):
+        return
+    found = evaluate_folders(
+        options.data, Path(folder), protocol_named("legacy"), only_predicted=True
+    )
+    scores = pd.DataFrame([asdict(score) for score in found.scores])
+    cases = scores.pivot_table(index="case_id", columns="region", values="dice")[list(REGIONS)]
+    cases["mean"] = cases.mean(axis=1)
+    rows = [{"case": case_id, **row} for case_id, row in cases.to_dict("index").items()]
+    _append(options.work / "cases.csv", [{**run, "window": 0, **row} for row in rows])
+    nothing = dict.fromkeys(("predict_cpu_s", "train_s", "peak_memory_mib"), float("nan"))
+    result = {**run, "window": 0, **cases.mean(), "train_cpu_s": options.other_cpu_s, **nothing}
+    _append(options.work / "runs.csv", [result])
+
+
 def _append(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     pd.DataFrame(rows).to_csv(path, mode="a", header=not path.exists(), index=False)
 
@@ -245,7 +253,7 @@ def _print_comparison(options: argparse.Namespace) -> None:
     first = options.recipes[0]
     print(f"torch {torch.__version__}, {options.patches} patches, each with its best window")
     print(f"{'recipe':22} window runs    WT    TC    ET  mean  difference from {first}")
-    for recipe in options.recipes:
+    for recipe in (*options.recipes, *options.other[:1]):
         own = cases[cases.recipe == recipe]
         n_runs = len(own[["fold", "seed"]].drop_duplicates())
         means = " ".join(f"{own[column].mean():.3f}" for column in (*REGIONS, "mean"))
