@@ -35,6 +35,7 @@ COMMANDS = [
     "survival",
     "figure",
     "phantom",
+    "doctor",
 ]
 
 

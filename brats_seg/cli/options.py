@@ -131,6 +131,13 @@ SkipBadOption = Annotated[
     typer.Option("--skip-bad", rich_help_panel=SCANS_PANEL, help="Skip cases with problems."),
 ]
 
+JsonOption = Annotated[
+    bool,
+    typer.Option(
+        "--json", help="Print the result as JSON, for programs; messages go to standard error."
+    ),
+]
+
 
 class Command(TyperCommand):
     """Command whose help shows no type beside a flag that takes no value."""
@@ -179,6 +186,21 @@ class LogHandler(logging.StreamHandler[TextIO]):
     def stream(self) -> TextIO:  # type: ignore[override]
         """Standard error if `to_stderr` is set, else standard output."""
         return sys.stderr if self.to_stderr else sys.stdout
+
+
+def log_to_stderr() -> None:
+    """Log to standard error, so that standard output has only JSON."""
+    for handler in logging.getLogger("brats_seg").handlers:
+        if isinstance(handler, LogHandler):
+            handler.to_stderr = True
+
+
+def print_json(value: Any, *, is_line: bool = False) -> None:
+    """Print a dataclass or a pydantic model as JSON, on one line or on several."""
+    from pydantic import TypeAdapter
+
+    text = TypeAdapter(type(value)).dump_json(value, indent=None if is_line else 2).decode()
+    print(text, flush=True)
 
 
 def command_again() -> str:
@@ -240,7 +262,7 @@ def data_or_demo(data: Path | None, preset: str | None) -> tuple[Path, str | Non
     """Return the folder of scans and the preset; those of the demo if there are no scans."""
     if data is not None:
         return data, preset
-    if _holds_scans(DEFAULT_PATH):
+    if holds_scans(DEFAULT_PATH):
         return DEFAULT_PATH, preset
     print(f"no --data, and nothing under {DEFAULT_PATH}/: training on {DEMO_CASES} phantom cases")
     if not DEMO_PATH.exists():
@@ -304,5 +326,6 @@ def _start_of(path: Path) -> str:
         return file.read(LONGEST_YAML + 1)
 
 
-def _holds_scans(folder: Path) -> bool:
+def holds_scans(folder: Path) -> bool:
+    """Return whether a folder holds anything besides the page that comes with it."""
     return folder.is_dir() and any(path.name != "README.md" for path in folder.iterdir())

@@ -1,7 +1,6 @@
 """Commands `predict`, `export` and `reconstruct`, which use trained models."""
 
 import json
-import logging
 import signal
 import sys
 from collections.abc import Sequence
@@ -17,9 +16,9 @@ from brats_seg.cli.options import (
     DEVICES,
     PRECISIONS,
     DeviceOption,
-    LogHandler,
     PrecisionOption,
     command_again,
+    log_to_stderr,
     one_of,
 )
 from brats_seg.errors import UsageError, counted
@@ -306,13 +305,6 @@ def print_outcome(outcome: "CaseOutcome") -> None:
     )
     for warning in record.warnings:
         print(f"    note: {warning}", flush=True)
-
-
-def log_to_stderr() -> None:
-    """Log to stderr, so that stdout has only lines of JSON."""
-    for handler in logging.getLogger("brats_seg").handlers:
-        if isinstance(handler, LogHandler):
-            handler.to_stderr = True
 
 
 def _cases(

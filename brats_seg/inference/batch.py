@@ -26,6 +26,7 @@ from brats_seg.inference.predict import CaseResult, Predictor
 from brats_seg.inference.scan import Scan, read_scan
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
 from brats_seg.progress import Track, untracked
+from brats_seg.runtime.machine import check_machine
 
 Result = TypeVar("Result")
 
@@ -136,6 +137,7 @@ def predict_cases(
     """Segment cases into an output folder; see `predict_folder`."""
     folder = OutputFolder(output)
     check_apart(cases, folder)
+    check_machine(output)
     predictor = Predictor.load(models, settings)
     with folder.opened():
         if executor.is_local:

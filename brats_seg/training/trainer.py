@@ -29,6 +29,7 @@ from brats_seg.files import reading
 from brats_seg.progress import Track, say, tracked, untracked
 from brats_seg.report.history import Row
 from brats_seg.runtime.device import choose_device, threads_for
+from brats_seg.runtime.machine import RUN_BYTES, check_machine
 from brats_seg.runtime.memory import (
     give_back_memory,
     keep_to_limit_of_address_space,
@@ -44,6 +45,7 @@ from brats_seg.training.epoch import (
     n_optimizer_steps,
     patch_shape,
     read_batches,
+    shared_memory_needed,
 )
 from brats_seg.training.history import outlook_text, phase_columns, row_line
 from brats_seg.training.losses import Criterion
@@ -126,6 +128,7 @@ def train_fold(  # noqa: PLR0913 - the options of a run
     check_start(config.start, run_path, begins=begins)
     with joined_ranks() as ranks:
         track = track if ranks.is_first else untracked
+        _check_machine(config, run_path)
         with ranks.first_alone():
             if not begins:
                 Run(path=run_path).check_scans(data, config)
@@ -147,6 +150,14 @@ def train_fold(  # noqa: PLR0913 - the options of a run
             outcome = trainer.run(fresh=fresh, stop=stop, track=track)
         _log_outcome(outcome, config.validation.watch, Run(path=run_path), stop)
     return outcome
+
+
+def _check_machine(config: Config, run_path: Path) -> None:
+    """Check the device and the folder of the run, before hours of preparation."""
+    settings = config.training
+    on_gpu = choose_device(settings.device, settings.precision).torch_device.type != "cpu"
+    needed = shared_memory_needed(config, on_gpu=on_gpu)
+    check_machine(run_path, needed_shared=needed, needed_disk=RUN_BYTES)
 
 
 def time_epoch(data: FoldData, config: Config, ranks: Ranks | None = None) -> EpochTime:
