@@ -1,10 +1,13 @@
 """Small cases for tests: plain functions with a default for everything."""
 
+import json
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import jsonschema
 import nibabel as nib
 import numpy as np
 import numpy.typing as npt
@@ -120,3 +123,21 @@ def _inside(
     """Return the ellipsoid whose half axes are that share of the shape."""
     offsets = (np.indices(shape).T - centre) / (share * np.array(shape))
     return (offsets**2).sum(axis=-1).T < 1
+
+
+JSON_SCHEMA = json.loads(
+    (Path(__file__).parent.parent / "docs" / "json-output.schema.json").read_text()
+)
+"""Schema of the JSON of all commands, as the documentation has it."""
+
+
+def check_json(command: str, text: str) -> list[Any]:
+    """Check what a command has printed with `--json` against its schema, and return the values."""
+    # of several cases there is a line each
+    lines = text.splitlines() if command in {"predict", "reconstruct"} else [text]
+    schema = {**JSON_SCHEMA["properties"][command], "$defs": JSON_SCHEMA["$defs"]}
+    found = [json.loads(line) for line in lines]
+    assert found
+    for value in found:
+        jsonschema.validate(value, schema, cls=jsonschema.Draft202012Validator)
+    return found
