@@ -235,6 +235,7 @@ __all__ = [
     "cohort_figure",
     "compare_folders",
     "cross_validate",
+    "diagnose",
     "evaluate_folders",
     "export_model",
     "features_of_folder",
