@@ -60,7 +60,8 @@ def test_a_p100_under_a_stock_wheel_is_a_problem_with_the_wheel_that_has_its_ker
     assert finding.status == "problem"
     assert "sm_60: torch calls it available, but was built for sm_75, sm_80" in finding.found
     assert finding.remedy == (
-        'pip install "torch<2.15" --index-url https://download.pytorch.org/whl/cu126'
+        'pip install --force-reinstall "torch<2.15" '
+        "--index-url https://download.pytorch.org/whl/cu126"
     )
 
 

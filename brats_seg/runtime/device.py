@@ -217,11 +217,14 @@ def has_kernels(built_for: Sequence[str], capability: tuple[int, int]) -> bool:
 
 
 def wheel_for(capability: tuple[int, int] | None) -> str:
-    """Return the command that installs a torch for a GPU; None for one that is not known."""
+    """Return the command that installs a torch for a GPU; None for one that is not known.
+
+    pip would keep a torch of the same version that was built for another CUDA.
+    """
     if capability is not None and capability < _OLDEST_OF_NEW_WHEELS:
         # the last wheels with kernels for sm_50 to sm_70
-        return f'pip install "torch<2.15" --index-url {_WHEELS}/cu126'
-    return f"pip install --upgrade --force-reinstall torch --index-url {_WHEELS}/cu128"
+        return f'pip install --force-reinstall "torch<2.15" --index-url {_WHEELS}/cu126'
+    return f"pip install --force-reinstall torch --index-url {_WHEELS}/cu128"
 
 
 def precision_name(dtype: torch.dtype) -> str:

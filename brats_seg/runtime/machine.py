@@ -150,8 +150,8 @@ def shared_findings(free: int | None, needed: int) -> Iterator[Finding]:
         yield Finding(
             check="shared memory",
             status="warning",
-            found=f"{found}, where worker processes may need {_gib(needed)}; without a container, load "
-            "patches without workers: --set training.n_workers=0",
+            found=f"{found}, where worker processes may need {_gib(needed)}. Outside a container, "
+            "load patches without workers: --set training.n_workers=0",
             remedy="docker run --shm-size=8g ...",
         )
 
@@ -166,7 +166,7 @@ def disk_finding(check: str, folder: Path, needed: int, found: str = "") -> Find
         check=check,
         status="problem",
         found=f"{text}: free some space, or choose a folder on another disk",
-        remedy=f"du -xh -d 2 {folder.absolute().anchor} | sort -h | tail -20",
+        remedy="df -h",
     )
 
 
