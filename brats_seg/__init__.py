@@ -6,6 +6,7 @@ raise errors derived from `BratsError`, and print nothing.
 | task | functions |
 |---|---|
 | find and read scans | `find_cases`, `find_inputs`, `load_case`, `open_index`, `summarise` |
+| check this machine | `diagnose` |
 | try without scans | `write_phantom_cases`, `write_phantom_survival`, `phantom_patches` |
 | prepare and split | `open_fold`, `PatchDataset`, `training_transforms` |
 | train | `choose_settings`, `load_config`, `train_fold`, `Trainer`, `plan_memory`, `certify_run`, `certify_settings` |
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from brats_seg.data.fold import open_index as open_index
     from brats_seg.data.loader import PatchDataset as PatchDataset
     from brats_seg.data.transforms import training_transforms as training_transforms
+    from brats_seg.doctor import diagnose as diagnose
     from brats_seg.errors import BratsError as BratsError
     from brats_seg.evaluation.compare import compare_folders as compare_folders
     from brats_seg.evaluation.evaluate import evaluate_folders as evaluate_folders
@@ -130,6 +132,7 @@ _NAMES = {
     ),
     "data.loader": ("PatchDataset",),
     "data.transforms": ("training_transforms",),
+    "doctor": ("diagnose",),
     "errors": ("BratsError",),
     "evaluation.compare": ("compare_folders",),
     "evaluation.evaluate": (
@@ -232,6 +235,7 @@ __all__ = [
     "cohort_figure",
     "compare_folders",
     "cross_validate",
+    "diagnose",
     "evaluate_folders",
     "export_model",
     "features_of_folder",

@@ -1,5 +1,36 @@
-"""`python -m brats_seg`, the same as `brats-seg`."""
+"""Run the command line; where a package that it needs is missing, name it and the command to install it."""
 
-from brats_seg.cli import main
+import json
+import sys
+from dataclasses import asdict
 
-main()
+from brats_seg.installation import Finding, package_findings
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        from brats_seg.cli import main as run
+
+        run()
+    except ModuleNotFoundError:
+        (finding,) = package_findings()
+        if finding.status == "ok":
+            raise
+        _report(finding)
+
+
+def _report(finding: Finding) -> None:
+    """Print what is missing, and exit; for `doctor --json`, as JSON."""
+    if sys.argv[1:2] == ["doctor"] and "--json" in sys.argv:
+        print(json.dumps({"version": "", "can_work": False, "findings": [asdict(finding)]}))
+    else:
+        print(
+            f"error: a package cannot be imported; {finding.found}\n    {finding.remedy}",
+            file=sys.stderr,
+        )
+    sys.exit(3)
+
+
+if __name__ == "__main__":
+    main()

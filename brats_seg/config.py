@@ -35,6 +35,7 @@ VoxelEdge = Annotated[float, Field(ge=0.2, le=10)]
 """Millimetres; scanners make voxels of 0.4 to 7 mm an edge."""
 TaskName = Literal["segmentation", "reconstruction"]
 ConventionName = Literal["brats2017", "brats2023", "brats2024", "brats2024-ped", "msd"]
+TrackerName = Literal["tensorboard", "mlflow", "wandb"]
 NETWORKS = ("unet", "notebook", "segresnet", "vae-unet", "dynunet", "swin-unetr", "autoencoder")
 """Networks with a short name; any other is given by its dotted name."""
 GPU_NAMES = ("t4", "p100", "v100", "v100-32gb", "l4", "a100", "a100-80gb")
@@ -333,6 +334,15 @@ class ValidationConfig(Section):
     """Value by which `best.pt` is chosen."""
 
 
+class TrackingConfig(Section):
+    """Settings of the programs that show a run, besides its `history.csv`."""
+
+    to: Annotated[tuple[TrackerName, ...], BeforeValidator(_listed)] = ()
+    """Trackers, such as `tensorboard,mlflow`; each needs the extra of its name."""
+    project: Annotated[str, Field(min_length=1)] = "brats_seg"
+    """Project of W&B, or experiment of MLflow, that the run belongs to."""
+
+
 class Config(Section):
     """All settings of a run."""
 
@@ -347,6 +357,7 @@ class Config(Section):
     schedule: ScheduleConfig = ScheduleConfig()
     training: TrainingConfig = TrainingConfig()
     validation: ValidationConfig = ValidationConfig()
+    tracking: TrackingConfig = TrackingConfig()
 
     @model_validator(mode="after")
     def _whole_crops_have_many_sizes(self) -> Self:

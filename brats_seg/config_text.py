@@ -208,8 +208,17 @@ _WORDS = {
 
 def differing_settings(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
     """Return the settings that differ, by dotted name, with the old and the new value."""
-    before, after = _flat(old.model_dump()), _flat(new.model_dump())
+    before, after = flat_settings(old), flat_settings(new)
     return {key: (before[key], after[key]) for key in before if before[key] != after[key]}
+
+
+def flat_settings(config: Config) -> dict[str, Any]:
+    """Return all settings by dotted name."""
+    return {
+        f"{section}.{key}": value
+        for section, values in config.model_dump().items()
+        for key, value in values.items()
+    }
 
 
 def _network_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -310,14 +319,6 @@ def _copied(value: Any) -> Any:
     return (
         {key: _copied(below) for key, below in value.items()} if isinstance(value, dict) else value
     )
-
-
-def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        f"{section}.{key}": value
-        for section, values in settings.items()
-        for key, value in values.items()
-    }
 
 
 def _explained(error: ValidationError) -> str:

@@ -268,6 +268,37 @@ def writable_folder(wanted: Path) -> Path:
         return instead
 
 
+def check_writable(folder: Path) -> None:
+    """Check that a folder, or the first one above it that exists, can be written to.
+
+    Raises:
+        EnvironmentalError: It cannot; the message names the reason.
+    """
+    existing = folder.absolute()
+    while not existing.exists():
+        existing = existing.parent
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+    except OSError as error:
+        raise explained(error, folder) from error
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether another process holds the lock of a file; nothing is written or waited for."""
+    if not path.exists():
+        return False
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return True
+    except OSError:
+        return False
+    lock.release()
+    return False
+
+
 def folder_bytes(folder: Path) -> int:
     """Return the size of the files directly in a folder; 0 if the folder does not exist."""
     return sum(path.stat().st_size for path in folder.glob("*"))

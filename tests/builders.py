@@ -1,10 +1,15 @@
 """Small cases for tests: plain functions with a default for everything."""
 
+import json
+import os
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import distribution
 from pathlib import Path
+from typing import Any
 
+import jsonschema
 import nibabel as nib
 import numpy as np
 import numpy.typing as npt
@@ -129,3 +134,45 @@ def touch(root: Path, *names: str) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     return root
+
+
+JSON_SCHEMA = json.loads(
+    (Path(__file__).parent.parent / "docs" / "json-output.schema.json").read_text()
+)
+"""Schema of the JSON of all commands, as the documentation has it."""
+
+
+def check_json(command: str, text: str) -> list[Any]:
+    """Check what a command has printed with `--json` against its schema, and return the values."""
+    # of several cases there is a line each
+    lines = text.splitlines() if command in {"predict", "reconstruct"} else [text]
+    schema = {**JSON_SCHEMA["properties"][command], "$defs": JSON_SCHEMA["$defs"]}
+    found = [json.loads(line) for line in lines]
+    assert found
+    for value in found:
+        jsonschema.validate(value, schema, cls=jsonschema.Draft202012Validator)
+    return found
+
+
+def variables_of_installation(folder: Path) -> dict[str, str]:
+    """Return variables in which pip installs this package alone, and finds the others here.
+
+    Neither torch nor anything else is downloaded, and the source is not on the path.
+    """
+    others = folder / "others"
+    others.mkdir()
+    for path in distribution("pip").locate_file("").iterdir():
+        if "brats_seg" not in path.name:
+            (others / path.name).symlink_to(path)
+    here = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("MAKE", "MFLAGS", "PIP_", "VIRTUAL_ENV"))
+    }
+    return here | {
+        "PYTHONPATH": str(others),
+        "PIP_NO_DEPS": "1",
+        "PIP_NO_INDEX": "1",
+        # "off" for a switch whose name begins with NO
+        "PIP_NO_BUILD_ISOLATION": "off",
+    }

@@ -17,7 +17,10 @@ PACKAGE = "brats_seg"
 ROOT = Path(brats_seg.errors.__file__).parent
 FLOORS = {
     **dict.fromkeys(
-        ("errors", "labels", "config", "config_text", "cpu_threads", "files", "progress", "tables"),
+        (
+            *("errors", "labels", "config", "config_text", "cpu_threads", "files", "installation"),
+            *("progress", "tables"),
+        ),
         0,
     ),
     "voxels": 1,
@@ -25,8 +28,8 @@ FLOORS = {
     **dict.fromkeys(("data", "evaluation"), 3),
     **dict.fromkeys(("models", "runtime", "report"), 4),
     **dict.fromkeys(("training", "inference"), 5),
-    **dict.fromkeys(("survival", "crossval"), 6),
-    **dict.fromkeys(("cli", "__main__", "__init__"), 7),
+    **dict.fromkeys(("survival", "crossval", "doctor"), 6),
+    **dict.fromkeys(("cli", "json_results", "__main__", "__init__"), 7),
 }
 SHARED_FLOORS = (0, 7)
 """Their modules may import each other."""

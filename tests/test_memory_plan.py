@@ -31,6 +31,7 @@ from brats_seg.training.out_of_memory import MemoryMode
 from brats_seg.training.ranks import Ranks
 from brats_seg.training.state import RunState, build_state
 from brats_seg.training.step_trial import measure_step
+from tests.builders import check_json
 from tests.training_builders import Recorder
 
 SMALL = [
@@ -228,7 +229,7 @@ def test_the_command_prints_rows_as_json(
 ) -> None:
     run_plan(monkeypatch, "--memory", "600MiB", "--json")
 
-    rows = json.loads(capsys.readouterr().out)
+    (rows,) = check_json("plan", capsys.readouterr().out)
     assert rows[0]["patch"] == [40, 40, 40]
     assert rows[0]["measured_mib"] is None
     assert {"micro_batch", "precision", "checkpointing", "predicted_mib", "fits"} <= rows[0].keys()

@@ -1,5 +1,6 @@
 """What a user can import and call from outside."""
 
+import os
 import resource
 import shlex
 import subprocess
@@ -35,6 +36,7 @@ COMMANDS = [
     "survival",
     "figure",
     "phantom",
+    "doctor",
 ]
 
 
@@ -115,6 +117,27 @@ def test_commands_are_listed_in_groups() -> None:
 
     places = [shown.index(f"─ {group} ─") for group in ("Data", "Train", "Use", "Look")]
     assert places == sorted(places)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [("tr", "train"), ("doct", "doctor"), ("train --preset kag", "kaggle-t4")],
+)
+def test_the_shell_completes_commands_and_values(words: str, expected: str) -> None:
+    """As the script of `--install-completion` asks for them in bash."""
+    asked = {"_BRATS_SEG_COMPLETE": "complete_bash", "COMP_WORDS": f"brats-seg {words}"}
+    asked["COMP_CWORD"] = str(len(words.split()))
+    program = "import sys; sys.argv[0] = 'brats-seg'; from brats_seg.cli import app; app()"
+
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | asked,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.stdout.split() == [expected]
 
 
 def test_version_is_printed() -> None:

@@ -1,6 +1,7 @@
 """Every command and every program of the README and of the pages in docs does what it says."""
 
 import csv
+import json
 import os
 import re
 import shlex
@@ -12,7 +13,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import distribution
 from itertools import product
 from pathlib import Path
 
@@ -21,7 +21,13 @@ import pytest
 from brats_seg import find_cases
 from brats_seg.cases.phantom import write_phantom_cases
 from brats_seg.cli import main
-from tests.builders import SHAPE, make_label_map, make_volumes, write_nifti
+from tests.builders import (
+    SHAPE,
+    make_label_map,
+    make_volumes,
+    variables_of_installation,
+    write_nifti,
+)
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -404,31 +410,6 @@ def test_the_commands_for_a_cluster_predict(workplace: Path) -> None:
         assert "6 predicted, 0 finished before, 0 failed" in shown
 
 
-def environment(folder: Path) -> dict[str, str]:
-    """Return variables in which pip installs this package alone, and finds the others here.
-
-    Neither torch nor anything else is downloaded, and the source is not on the path.
-    """
-    others = folder / "others"
-    others.mkdir()
-    for path in distribution("pip").locate_file("").iterdir():
-        if "brats_seg" not in path.name:
-            (others / path.name).symlink_to(path)
-    here = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("MAKE", "MFLAGS", "PIP_", "VIRTUAL_ENV"))
-    }
-    return here | {
-        "PYTHONPATH": str(others),
-        "PIP_NO_DEPS": "1",
-        "PIP_NO_INDEX": "1",
-        # "off" for a switch whose name begins with NO
-        "PIP_NO_BUILD_ISOLATION": "off",
-        "REPO": ROOT.as_uri(),
-    }
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["clone", "address", "wheel"])
 def test_each_way_to_install_works(tmp_path: Path, way: str) -> None:
@@ -450,12 +431,16 @@ def test_each_way_to_install_works(tmp_path: Path, way: str) -> None:
             by_wheel,
         ],
     }[way]
-    demo = ["brats-seg train --epochs 1", "python -c 'import brats_seg; print(brats_seg.__file__)'"]
+    demo = [
+        "brats-seg doctor --json > doctor.json",
+        "brats-seg train --epochs 1",
+        "python -c 'import brats_seg; print(brats_seg.__file__)'",
+    ]
 
     done = subprocess.run(
         ["bash", "-e", "-c", "\n".join([*typed, *demo])],
         cwd=tmp_path,
-        env=environment(tmp_path),
+        env=variables_of_installation(tmp_path) | {"REPO": ROOT.as_uri()},
         capture_output=True,
         text=True,
         check=False,
@@ -464,5 +449,11 @@ def test_each_way_to_install_works(tmp_path: Path, way: str) -> None:
 
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert "finished after 1 epoch" in done.stdout
+    (diagnosis,) = tmp_path.rglob("doctor.json")
+    (packages,) = [
+        one for one in json.loads(diagnosis.read_text())["findings"] if one["check"] == "packages"
+    ]
+    # the tested versions are known without the checkout
+    assert packages["found"].endswith("as tested"), packages
     expected = tmp_path / ("brats_seg/brats_seg" if way == "clone" else ".venv")
     assert Path(done.stdout.splitlines()[-1]).is_relative_to(expected)

@@ -13,7 +13,7 @@ from brats_seg.cases.phantom import write_phantom_cases
 from brats_seg.survival import results
 from brats_seg.survival.radiomics import Feature
 from brats_seg.survival.table import FeatureRow, read_features, write_features
-from tests.builders import Run
+from tests.builders import Run, check_json
 from tests.inference_builders import write_run
 from tests.survival_builders import RIDGE
 
@@ -124,9 +124,10 @@ def test_a_segmentation_run_for_an_autoencoder_is_wrong_use(
 def test_an_effect_is_found_and_written_down(run: Run, tmp_path: Path) -> None:
     write_cohort(tmp_path)
 
-    code, shown, errors = run(*SURVIVAL)
+    code, found, shown = run(*SURVIVAL, "--json")
 
-    assert code == 0, errors
+    assert code == 0, shown
+    assert check_json("survival", found)[0]["verdict"]["n_died"] == 30
     assert "30 cases: 30 deaths to learn from; 0 censored" in shown
     assert "Accuracy is over short (under 300 days), mid and long (over 450 days)" in shown
     assert "More than chance" in shown

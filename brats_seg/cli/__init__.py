@@ -15,7 +15,16 @@ from typing import Annotated
 
 import typer
 
-from brats_seg.cli import crossval, evaluation, figure, prediction, scans, survival, training
+from brats_seg.cli import (
+    crossval,
+    doctor,
+    evaluation,
+    figure,
+    prediction,
+    scans,
+    survival,
+    training,
+)
 from brats_seg.cli.options import Command, Commands, LogHandler
 from brats_seg.errors import BratsError, EnvironmentalError, printable
 from brats_seg.files import check_current_folder
@@ -61,6 +70,7 @@ _COMMANDS: tuple[tuple[str, Callable[..., None], tuple[str, ...]], ...] = (
             "data --compare predictions/first predictions/second -o tests.csv",
         ),
     ),
+    (_LOOK, doctor.doctor, ("", "data --json")),
     (_LOOK, prediction.reconstruct, ("runs/autoencoder data -o reconstructions",)),
 )
 """Groups of commands in the order of the help, with the arguments of the examples of each."""

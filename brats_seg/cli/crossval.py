@@ -11,6 +11,7 @@ from brats_seg.cli.options import (
     ConfigOption,
     DataOption,
     DeviceOption,
+    JsonOption,
     LabelFilesOption,
     LabelsOption,
     PrecisionOption,
@@ -22,6 +23,7 @@ from brats_seg.cli.options import (
     TaskOption,
     data_or_demo,
     prepared_path,
+    print_json,
     print_table,
     settings_of_run,
 )
@@ -42,6 +44,7 @@ def tune(
     prepared: PreparedOption = None,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
+    as_json: JsonOption = False,
 ) -> None:
     """Fit window, thresholds and smallest volumes on held-out cases, and store them with the model.
 
@@ -59,7 +62,10 @@ def tune(
         precision=precision,
         track=tracked,
     )
-    _print_tuning(tuning)
+    if as_json:
+        print_json(tuning)
+    else:
+        _print_tuning(tuning)
 
 
 def crossval(
@@ -92,6 +98,7 @@ def crossval(
     label_files: LabelFilesOption = None,
     skip_bad: SkipBadOption = False,
     prepared: PreparedOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Train every fold, predict and score its held-out cases, and export the ensemble.
 
@@ -127,6 +134,10 @@ def crossval(
     except KeyboardInterrupt:
         print("interrupted. The same command continues.")
         raise typer.Exit(128 + signal.SIGINT) from None
+    if as_json:
+        from brats_seg.json_results import cross_validated
+
+        print_json(cross_validated(done, output))
     if done.results is None:
         stopped_by = done.trainings[-1].signal
         raise typer.Exit(0 if stopped_by is None else 128 + stopped_by)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from brats_seg.cli.options import ProtocolOption, TaskOption, print_table
+from brats_seg.cli.options import JsonOption, ProtocolOption, TaskOption, print_json, print_table
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.errors import UsageError, counted, some_of
 from brats_seg.progress import tracked
@@ -54,6 +54,7 @@ def evaluate(
             help="Leave out references without a prediction, which otherwise get the worst scores.",
         ),
     ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Score predictions as the challenges do, and write a table and a summary.
 
@@ -66,10 +67,10 @@ def evaluate(
     chosen = protocol_named(protocol, task)
     if compare is not None and prediction is None:
         table = output or Path("comparison.csv")
-        _compare(reference, compare, chosen, table, only_predicted=only_predicted)
+        _compare(reference, compare, chosen, table, only_predicted=only_predicted, as_json=as_json)
     elif compare is None and prediction is not None:
         table = output or Path("scores.csv")
-        _score(reference, prediction, chosen, table, only_predicted=only_predicted)
+        _score(reference, prediction, chosen, table, only_predicted=only_predicted, as_json=as_json)
     else:
         msg = "give one set of predictions, or two with --compare A B"
         raise UsageError(msg)
@@ -170,6 +171,7 @@ def _score(
     output: Path,
     *,
     only_predicted: bool,
+    as_json: bool,
 ) -> None:
     from brats_seg.evaluation.evaluate import score_folders
 
@@ -182,6 +184,10 @@ def _score(
         n_workers=available_cpus(),
         track=tracked,
     )
+    if as_json:
+        from brats_seg.json_results import scored as scores_json
+
+        print_json(scores_json(scored, output))
     print_remarks(scored.evaluation, prediction)
     print_summaries(scored.summaries, scored.predicted_summaries)
     if scored.evaluation.missing:
@@ -201,6 +207,7 @@ def _compare(
     output: Path,
     *,
     only_predicted: bool,
+    as_json: bool,
 ) -> None:
     from brats_seg.evaluation.compare import compare_folders
 
@@ -213,6 +220,10 @@ def _compare(
         n_workers=available_cpus(),
         track=tracked,
     )
+    if as_json:
+        from brats_seg.json_results import compared as comparison_json
+
+        print_json(comparison_json(compared, output))
     for path, evaluation in zip(predictions, (compared.first, compared.second), strict=True):
         print_remarks(evaluation, path, left_out_because="not in both sets")
     print(f"\nfirst: {predictions[0]}\nsecond: {predictions[1]}")

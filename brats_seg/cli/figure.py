@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from brats_seg.cli.options import Command, Commands, LabelsOption, one_of
+from brats_seg.cli.options import Command, Commands, JsonOption, LabelsOption, one_of, print_json
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.errors import UsageError
 
@@ -37,13 +37,17 @@ app = typer.Typer(cls=_Kinds, no_args_is_help=True, help="Draw a case, scores, a
 
 @app.command(cls=Command)
 def sample(
-    data: DataArgument, output: OutputOption, case: CaseOption = None, labels: LabelsOption = None
+    data: DataArgument,
+    output: OutputOption,
+    case: CaseOption = None,
+    labels: LabelsOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Draw the four modalities of a case, and its label map with a legend."""
     from brats_seg.report.draw import draw_sample
 
     draw_sample(data, output, case_id=case, labels=labels)
-    _print_written(output)
+    _print_written(output, as_json=as_json)
 
 
 @app.command(cls=Command)
@@ -60,6 +64,7 @@ def montage(
         ),
     ] = "t2f",
     labels: LabelsOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Draw sections through the tumour, reference and prediction side by side."""
     from brats_seg.report.draw import draw_montage
@@ -67,7 +72,7 @@ def montage(
     draw_montage(
         data, output, prediction=prediction, case_id=case, modality=modality, labels=labels
     )
-    _print_written(output)
+    _print_written(output, as_json=as_json)
 
 
 @app.command(cls=Command)
@@ -77,12 +82,13 @@ def preview(
     prediction: PredictionOption = None,
     case: CaseOption = None,
     labels: LabelsOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Draw three planes through the tumour of the prediction, or else of the reference."""
     from brats_seg.report.draw import draw_preview
 
     draw_preview(data, output, prediction=prediction, case_id=case, labels=labels)
-    _print_written(output)
+    _print_written(output, as_json=as_json)
 
 
 @app.command(cls=Command)
@@ -97,6 +103,7 @@ def uncertainty(
     ] = None,
     case: CaseOption = None,
     labels: LabelsOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Draw where a prediction is uncertain, in three planes."""
     from brats_seg.report.draw import draw_uncertainty
@@ -104,7 +111,7 @@ def uncertainty(
     draw_uncertainty(
         data, output, prediction=prediction, entropy=entropy, case_id=case, labels=labels
     )
-    _print_written(output)
+    _print_written(output, as_json=as_json)
 
 
 @app.command(cls=Command)
@@ -125,6 +132,7 @@ def surface(
         ),
     ] = 30.0,
     labels: LabelsOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Draw the regions in space, reference and prediction side by side."""
     from brats_seg.report.draw import draw_surface
@@ -132,7 +140,7 @@ def surface(
     draw_surface(
         data, output, prediction=prediction, case_id=case, azimuth_degrees=azimuth, labels=labels
     )
-    _print_written(output)
+    _print_written(output, as_json=as_json)
 
 
 @app.command(cls=Command)
@@ -140,21 +148,26 @@ def scores(
     table: ScoresArgument,
     output: OutputOption,
     column: Annotated[str, typer.Option(help="Score to draw: a column of the table.")] = "dice",
+    as_json: JsonOption = False,
 ) -> None:
     """Draw a score of every case, with a box for each region."""
     from brats_seg.report.draw import draw_scores
 
     draw_scores(table, output, column=column)
-    _print_written(output)
+    _print_written(output, as_json=as_json)
 
 
 @app.command(cls=Command)
-def bars(table: ScoresArgument, output: OutputOption) -> None:
+def bars(
+    table: ScoresArgument,
+    output: OutputOption,
+    as_json: JsonOption = False,
+) -> None:
     """Draw the mean Dice and Jaccard of each region."""
     from brats_seg.report.draw import draw_bars
 
     draw_bars(table, output)
-    _print_written(output)
+    _print_written(output, as_json=as_json)
 
 
 @app.command(cls=Command)
@@ -166,6 +179,7 @@ def distributions(
         typer.Option(help="Table of ages and survival, besides those below DATA; may be repeated."),
     ] = None,
     labels: LabelsOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Draw how age, survival and tumour volume are distributed over the cases of a folder."""
     from brats_seg.progress import tracked
@@ -175,12 +189,14 @@ def distributions(
     draw_distributions(
         data, output, tables=table or (), labels=labels, n_workers=n_workers, track=tracked
     )
-    _print_written(output)
+    _print_written(output, as_json=as_json)
 
 
 @app.command(cls=Command)
 def history(
-    run: Annotated[Path, typer.Argument(help="Folder of a run.")], output: OutputOption
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    output: OutputOption,
+    as_json: JsonOption = False,
 ) -> None:
     """Draw the history of a run: loss and scores of every epoch."""
     from brats_seg.report.history import history_figure
@@ -188,8 +204,12 @@ def history(
     from brats_seg.training.history import read_history
 
     write_figure(history_figure(read_history(run)), output)
-    _print_written(output)
+    _print_written(output, as_json=as_json)
 
 
-def _print_written(output: Path) -> None:
+def _print_written(output: Path, *, as_json: bool) -> None:
+    if as_json:
+        from brats_seg.json_results import WrittenFile
+
+        print_json(WrittenFile(path=output))
     print(f"wrote {output}. Research use only.")

@@ -9,6 +9,8 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import redirect_stdout
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO, get_args
 
@@ -33,6 +35,9 @@ DEMO_PATH = Path("prepared/demo-scans")
 SCANS_PANEL = "Scans"
 SETTINGS_PANEL = "Settings"
 SHORTCUTS_PANEL = "Short forms of settings"
+
+_RESULTS: ContextVar[TextIO] = ContextVar("results")
+"""Standard output of a command with `--json`."""
 
 DEVICES = "Device: auto, cpu, cuda, cuda:1 or mps."
 PRECISIONS = "Precision: auto, fp32, fp16 or bf16."
@@ -132,6 +137,24 @@ SkipBadOption = Annotated[
 ]
 
 
+def _result_alone(context: typer.Context, wanted: bool) -> bool:
+    """With `--json`, keep standard output for the result, and print all else to standard error."""
+    if wanted:
+        _RESULTS.set(sys.stdout)
+        context.with_resource(redirect_stdout(sys.stderr))
+    return wanted
+
+
+JsonOption = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        callback=_result_alone,
+        help="Print the result as JSON, for programs; messages go to standard error.",
+    ),
+]
+
+
 class Command(TyperCommand):
     """Command whose help shows no type beside a flag that takes no value."""
 
@@ -168,17 +191,23 @@ def without_flag_types(parameters: list[Any]) -> list[Any]:
 
 
 class LogHandler(logging.StreamHandler[TextIO]):
-    """Writes the log where standard output or error is at that moment: above a progress bar."""
+    """Writes the log where standard output is at that moment: above a progress bar."""
 
     def __init__(self) -> None:
         # not that of `StreamHandler`, which would set the stream
         logging.Handler.__init__(self)
-        self.to_stderr = False
 
     @property
     def stream(self) -> TextIO:  # type: ignore[override]
-        """Standard error if `to_stderr` is set, else standard output."""
-        return sys.stderr if self.to_stderr else sys.stdout
+        """Standard output, or with `--json` standard error."""
+        return sys.stdout
+
+
+def print_json(value: object, *, is_line: bool = False) -> None:
+    """Print a result as JSON to the standard output of the program, on one line or on several."""
+    from brats_seg.json_results import json_text
+
+    print(json_text(value, is_line=is_line), file=_RESULTS.get(), flush=True)
 
 
 def command_again() -> str:
@@ -215,12 +244,11 @@ def settings_of_run(
     *,
     run_paths: Sequence[Path] = (),
     gpu: "Gpu | None" = None,
-    quiet: bool = False,
 ) -> Config:
     """Return the settings of a run, which are chosen where neither a preset nor a file is given.
 
     Then they are those of the first of the runs that was begun already, and otherwise those that suit
-    the device, or a GPU that is planned for; why is printed, unless `quiet`.
+    the device, or a GPU that is planned for; why is printed.
     """
     if preset is not None or path is not None:
         return settings_of(preset, path, assignments, flags)
@@ -231,7 +259,7 @@ def settings_of_run(
         assignments=assignments or [], values=given, run_paths=run_paths, gpu=gpu
     )
     # of several processes under torchrun the first one prints
-    if not quiet and os.environ.get("RANK", "0") == "0":
+    if os.environ.get("RANK", "0") == "0":
         print(chosen.reason)
     return chosen.config
 
@@ -240,7 +268,7 @@ def data_or_demo(data: Path | None, preset: str | None) -> tuple[Path, str | Non
     """Return the folder of scans and the preset; those of the demo if there are no scans."""
     if data is not None:
         return data, preset
-    if _holds_scans(DEFAULT_PATH):
+    if holds_scans(DEFAULT_PATH):
         return DEFAULT_PATH, preset
     print(f"no --data, and nothing under {DEFAULT_PATH}/: training on {DEMO_CASES} phantom cases")
     if not DEMO_PATH.exists():
@@ -304,5 +332,6 @@ def _start_of(path: Path) -> str:
         return file.read(LONGEST_YAML + 1)
 
 
-def _holds_scans(folder: Path) -> bool:
+def holds_scans(folder: Path) -> bool:
+    """Return whether a folder holds anything besides the page that comes with it."""
     return folder.is_dir() and any(path.name != "README.md" for path in folder.iterdir())

@@ -1,7 +1,5 @@
 """Commands `predict`, `export` and `reconstruct`, which use trained models."""
 
-import json
-import logging
 import signal
 import sys
 from collections.abc import Sequence
@@ -17,10 +15,11 @@ from brats_seg.cli.options import (
     DEVICES,
     PRECISIONS,
     DeviceOption,
-    LogHandler,
+    JsonOption,
     PrecisionOption,
     command_again,
     one_of,
+    print_json,
 )
 from brats_seg.errors import UsageError, counted
 from brats_seg.progress import tracked
@@ -134,6 +133,14 @@ def predict(
             "--uncertainty", rich_help_panel=_WRITTEN, help="Write a map of the entropy too."
         ),
     ] = False,
+    layout: Annotated[
+        str,
+        typer.Option(
+            rich_help_panel=_WRITTEN,
+            autocompletion=one_of("plain", "bids"),
+            help="Names of the files: plain (CASE.nii.gz) or bids (a BIDS derivative).",
+        ),
+    ] = "plain",
     preview: Annotated[
         bool, typer.Option(rich_help_panel=_WRITTEN, help="Write a picture of each case.")
     ] = True,
@@ -159,12 +166,7 @@ def predict(
             rich_help_panel=_MACHINE, help="Address of a dask cluster to distribute the cases to."
         ),
     ] = None,
-    as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json", rich_help_panel=_WRITTEN, help="Print a line of JSON for each case."
-        ),
-    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Segment new scans: label maps on their own grids, volumes, pictures and a record of each.
 
@@ -173,8 +175,6 @@ def predict(
     """
     from brats_seg.inference.settings import prediction_settings
 
-    if as_json:
-        log_to_stderr()
     settings = prediction_settings(
         {
             "device": device,
@@ -190,6 +190,7 @@ def predict(
             "probabilities": probabilities,
             "uncertainty": uncertainty,
             "preview": preview,
+            "layout": layout,
         }
     )
     from brats_seg.inference.batch import Executor, predict_cases
@@ -201,7 +202,10 @@ def predict(
     def on_case(outcome: "CaseOutcome") -> None:
         nonlocal n_done
         n_done += 1
-        (_print_json if as_json else print_outcome)(outcome)
+        if as_json:
+            print_json(outcome.record, is_line=True)
+        else:
+            print_outcome(outcome)
 
     try:
         outcome = predict_cases(
@@ -217,12 +221,11 @@ def predict(
     n_failed = len(outcome.failures)
     advice = "" if labels else "; --labels chooses another"
     for remark in outcome.remarks:
-        print(f"{remark}{advice}", file=sys.stderr if as_json else sys.stdout)
-    if not as_json:
-        print(
-            f"{outcome.n_predicted} predicted, {outcome.n_skipped} finished before, {n_failed} "
-            f"failed. Results and tables are in {output}. Research use only."
-        )
+        print(f"{remark}{advice}")
+    print(
+        f"{outcome.n_predicted} predicted, {outcome.n_skipped} finished before, {n_failed} "
+        f"failed. Results and tables are in {output}. Research use only."
+    )
     if n_failed:
         raise typer.Exit(1)
 
@@ -242,6 +245,7 @@ def export(
             "named if all ids are of public releases, such as BraTS)",
         ),
     ] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Export networks to a folder: weights, settings, tables and a model card, without pickles.
 
@@ -250,8 +254,14 @@ def export(
     from brats_seg.inference.export import export_model
 
     exported = export_model(runs, output, license_name=license_name, case_ids=case_ids)
-    n_networks = counted(len(exported.networks), "network")
-    print(f"wrote {n_networks} to {output}, fingerprint {exported.fingerprint}")
+    n_networks = len(exported.networks)
+    if as_json:
+        from brats_seg.json_results import ExportedFolder
+
+        print_json(
+            ExportedFolder(path=output, n_networks=n_networks, fingerprint=exported.fingerprint)
+        )
+    print(f"wrote {counted(n_networks, 'network')} to {output}, fingerprint {exported.fingerprint}")
     print("Research use only.")
 
 
@@ -265,9 +275,7 @@ def reconstruct(
     ] = Path("reconstructions"),
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print a line of JSON for each case.")
-    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Draw a case beside its reconstruction, and print the error of each modality.
 
@@ -277,16 +285,18 @@ def reconstruct(
     from brats_seg.inference.reconstruct import reconstruct_cases
     from brats_seg.inference.settings import prediction_settings
 
-    if as_json:
-        log_to_stderr()
     settings = prediction_settings({"device": device, "precision": precision})
     done = reconstruct_cases([case], run, output, settings, track=tracked)
     for drawn in done.results:
-        _print_drawn(drawn, as_json=as_json)
+        if as_json:
+            from brats_seg.json_results import reconstructed_case
+
+            print_json(reconstructed_case(drawn), is_line=True)
+        else:
+            _print_drawn(drawn)
     for failure in done.failures:
-        print(f"FAILED  {failure.message}", file=sys.stderr if as_json else sys.stdout)
-    if not as_json:
-        print("1 is the error of an image without contrast. Research use only.")
+        print(f"FAILED  {failure.message}")
+    print("1 is the error of an image without contrast. Research use only.")
     if done.failures:
         raise typer.Exit(1)
 
@@ -306,13 +316,6 @@ def print_outcome(outcome: "CaseOutcome") -> None:
     )
     for warning in record.warnings:
         print(f"    note: {warning}", flush=True)
-
-
-def log_to_stderr() -> None:
-    """Log to stderr, so that stdout has only lines of JSON."""
-    for handler in logging.getLogger("brats_seg").handlers:
-        if isinstance(handler, LogHandler):
-            handler.to_stderr = True
 
 
 def _cases(
@@ -339,19 +342,11 @@ def _numbers(text: str | None) -> list[str] | None:
     return None if text is None else text.split(",")
 
 
-def _print_json(outcome: "CaseOutcome") -> None:
-    print(outcome.record.model_dump_json(), flush=True)
-
-
-def _print_drawn(drawn: "DrawnCase", *, as_json: bool) -> None:
+def _print_drawn(drawn: "DrawnCase") -> None:
     from brats_seg.labels import MODALITIES
 
     errors = dict(zip(MODALITIES, drawn.rmse, strict=True))
     mean = sum(errors.values()) / len(errors)
-    if as_json:
-        record = {"case_id": drawn.case_id, "rmse": errors, "mean_rmse": mean}
-        print(json.dumps({**record, "picture": str(drawn.picture), "warnings": drawn.warnings}))
-        return
     parts = ", ".join(f"{modality} {error:.3f}" for modality, error in errors.items())
     print(f"{drawn.case_id}: error {mean:.3f} in the brain ({parts}), {drawn.picture}")
     for warning in drawn.warnings:

@@ -8,12 +8,14 @@ import typer
 from brats_seg.cli.options import (
     DEMO_CASES,
     ConfigOption,
+    JsonOption,
     LabelFilesOption,
     LabelsOption,
     PreparedOption,
     PresetOption,
     SetOption,
     SkipBadOption,
+    print_json,
     settings_of,
 )
 from brats_seg.cpu_threads import available_cpus
@@ -33,6 +35,7 @@ def index(
     ),
     labels: LabelsOption = None,
     label_files: LabelFilesOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Find cases and their label conventions, and list what is wrong with them."""
     from brats_seg.cases.case_table import summarise
@@ -43,6 +46,10 @@ def index(
     found = open_index(data, output, config, n_workers=available_cpus(), track=tracked)
     for line in summarise(found):
         print(line)
+    if as_json:
+        from brats_seg.json_results import indexed_folder
+
+        print_json(indexed_folder(found, output))
     print(f"wrote {output}")
     if any(not case.usable for case in found.cases):
         raise typer.Exit(1)
@@ -64,12 +71,13 @@ def prepare(
     repair: Annotated[
         bool, typer.Option("--repair", help="Also prepare cases again that are damaged.")
     ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Index the scans, distribute them to folds, and prepare them for training."""
     from brats_seg.data.fold import prepare_data, prepared_path_of
 
     if verify:
-        _verify(prepared or prepared_path_of(data))
+        _verify(prepared or prepared_path_of(data), as_json=as_json)
         return
 
     flags = {
@@ -81,6 +89,17 @@ def prepare(
     folder = prepared or prepared_path_of(data)
     done = prepare_data(data, config=chosen, prepared_path=folder, repair=repair, track=tracked)
     n_folds = len(done.folds.folds)
+    if as_json:
+        from brats_seg.json_results import PreparedFolder
+
+        print_json(
+            PreparedFolder(
+                folder=folder,
+                case_ids=tuple(sorted(done.case_ids)),
+                n_folds=n_folds,
+                folds_table=done.folds_path,
+            )
+        )
     print(f"{counted(len(done.case_ids), 'case')} prepared, with cases.csv, in {folder}")
     print(f"the table of {n_folds} folds is {done.folds_path.name} there")
 
@@ -89,20 +108,30 @@ def phantom(
     output: Annotated[Path, typer.Argument(help="Folder to write to.")],
     cases: Annotated[int, typer.Option(min=1, help="Number of cases.")] = DEMO_CASES,
     seed: Annotated[int, typer.Option(help="The same seed gives the same cases.")] = 0,
+    as_json: JsonOption = False,
 ) -> None:
     """Generate phantom cases in the layout of BraTS 2021, to try the software without scans."""
     from brats_seg.cases.phantom import write_phantom_cases
 
     write_phantom_cases(output, n_cases=cases, seed=seed)
+    if as_json:
+        from brats_seg.json_results import WrittenFile
+
+        print_json(WrittenFile(path=output))
     print(f"wrote {counted(cases, 'phantom case')} to {output}")
 
 
-def _verify(folder: Path) -> None:
+def _verify(folder: Path, *, as_json: bool) -> None:
     """Verify prepared cases, and exit with 1 if some are damaged."""
     from brats_seg.data.verify import prepared_ids, verify_cases
 
     case_ids = prepared_ids(folder)
     errors = verify_cases(case_ids, folder, track=tracked)
+    if as_json:
+        from brats_seg.json_results import PreparedFolder
+
+        damage = tuple(map(str, errors))
+        print_json(PreparedFolder(folder=folder, case_ids=tuple(case_ids), damage=damage))
     for error in errors:
         print(error)
     print(f"{counted(len(case_ids), 'prepared case')} in {folder}, {len(errors)} damaged")

@@ -8,9 +8,11 @@ import typer
 
 from brats_seg.cli.options import (
     DeviceOption,
+    JsonOption,
     LabelsOption,
     PrecisionOption,
     PreparedOption,
+    print_json,
     print_table,
 )
 from brats_seg.errors import counted
@@ -58,6 +60,7 @@ def features(
     prepared: PreparedOption = None,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
+    as_json: JsonOption = False,
 ) -> None:
     """Measure each case: size, shape and intensities of the tumour, and its latent vector.
 
@@ -79,6 +82,10 @@ def features(
         precision=precision,
         track=tracked,
     )
+    if as_json:
+        from brats_seg.json_results import measured_cases
+
+        print_json(measured_cases(extraction, output))
     for failure in extraction.failures:
         print(f"FAILED  {failure.message}")
     _print_features(extraction.rows)
@@ -119,6 +126,7 @@ def survival(
             help="Table of the cases to submit, such as survival_evaluation.csv. (default: all)"
         ),
     ] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Predict days of survival, and test the predictions against chance.
 
@@ -140,6 +148,10 @@ def survival(
         submit=submit,
         track=tracked,
     )
+    if as_json:
+        from brats_seg.json_results import survival_result
+
+        print_json(survival_result(found, output))
     _print_study(found)
     print(f"wrote predictions, figures, picture and submission to {output}. Research use only.")
     if found.missing:

@@ -1,7 +1,5 @@
 """Commands that train a fold, plan its memory and certify its gradient."""
 
-import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +13,7 @@ from brats_seg.cli.options import (
     SHORTCUTS_PANEL,
     ConfigOption,
     DataOption,
+    JsonOption,
     LabelFilesOption,
     LabelsOption,
     PreparedOption,
@@ -24,6 +23,7 @@ from brats_seg.cli.options import (
     data_or_demo,
     one_of,
     prepared_path,
+    print_json,
     print_table,
     settings_of,
     settings_of_run,
@@ -128,6 +128,7 @@ def train(
     label_files: LabelFilesOption = None,
     skip_bad: SkipBadOption = False,
     prepared: PreparedOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Train a fold, or resume it."""
     if epochs is not None and hours is not None:
@@ -152,7 +153,8 @@ def train(
         "cases.label_files": label_files,
         "cases.skip_bad": skip_bad or None,
     }
-    begun = () if fresh else (run or Path(f"runs/fold{fold}"),)
+    run_path = run or Path(f"runs/fold{fold}")
+    begun = () if fresh else (run_path,)
     chosen = settings_of_run(preset, config, settings, flags, run_paths=begun)
     from brats_seg.training.trainer import train_fold
 
@@ -160,12 +162,16 @@ def train(
         scans,
         fold,
         config=chosen,
-        run_path=run,
+        run_path=run_path,
         prepared_path=prepared,
         max_hours=max_hours,
         fresh=fresh,
         track=tracked,
     )
+    if as_json:
+        from brats_seg.json_results import trained_run
+
+        print_json(trained_run(run_path, outcome))
     if outcome.signal is not None:
         raise typer.Exit(128 + outcome.signal)
 
@@ -192,7 +198,7 @@ def plan(
     preset: PresetOption = None,
     config: ConfigOption = None,
     settings: SetOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Print which patch, micro-batch, precision and checkpointing fit in memory.
 
@@ -209,11 +215,11 @@ def plan(
         "training.device": None if gpu is not None else device,
         "training.precision": precision,
     }
-    chosen = settings_of_run(preset, config, settings, flags, gpu=gpu, quiet=as_json)
+    chosen = settings_of_run(preset, config, settings, flags, gpu=gpu)
     size = None if memory is None else parse_memory(memory)
     found = plan_memory(chosen, size, tracked, gpu=gpu)
     if as_json:
-        print(json.dumps([asdict(row) for row in found.rows], indent=2))
+        print_json(found.rows)
     else:
         _print_plan(found, chosen, is_given=gpu is not None or memory is not None)
     if found.suggested is None:
@@ -281,19 +287,23 @@ def settings(
     preset: PresetOption = None,
     config: ConfigOption = None,
     assignments: SetOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """List the settings: keys, values, what is allowed, and what they do.
 
     The values are those that `train` would begin a run with, given the same options.
     """
-    listed = [
+    listed = tuple(
         setting
         for setting in describe_settings(settings_of_run(preset, config, assignments, {}))
         if section in setting.key
-    ]
+    )
     if not listed:
         msg = f"no setting has {section!r} in its key; `brats-seg settings` lists all of them"
         raise UsageError(msg)
+    if as_json:
+        print_json(listed)
+        return
     print_table(
         ("key", "value", "allowed", "meaning"),
         [(one.key, one.value, one.allowed, one.meaning) for one in listed],
@@ -320,7 +330,7 @@ def certify(
     precision: Annotated[
         str | None, typer.Option(autocompletion=COMPLETE_PRECISION, help=PRECISIONS)
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Measure how far accumulated gradients, exact and ordinary, are from that of the whole batch.
 
@@ -346,7 +356,7 @@ def certify(
         chosen = settings_of(preset, config, settings, flags)
         certificate = certify_settings(chosen, n_patches=patches, track=tracked)
     if as_json:
-        print(json.dumps([asdict(row) for row in certificate.rows], indent=2))
+        print_json(certificate.rows)
     else:
         _print_certificate(certificate)
     if not certificate.exact:

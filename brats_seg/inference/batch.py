@@ -23,9 +23,11 @@ from brats_seg.errors import BratsError, UsageError
 from brats_seg.inference.cluster import MAX_KILLED_WORKERS, cluster_results
 from brats_seg.inference.output import OutputFolder, Record, convention_remarks, key_of
 from brats_seg.inference.predict import CaseResult, Predictor
+from brats_seg.inference.result_files import check_names
 from brats_seg.inference.scan import Scan, read_scan
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
 from brats_seg.progress import Track, untracked
+from brats_seg.runtime.machine import check_machine
 
 Result = TypeVar("Result")
 
@@ -136,6 +138,8 @@ def predict_cases(
     """Segment cases into an output folder; see `predict_folder`."""
     folder = OutputFolder(output)
     check_apart(cases, folder)
+    check_names(settings.layout, [case.case_id for case in cases])
+    check_machine(output)
     predictor = Predictor.load(models, settings)
     with folder.opened():
         if executor.is_local:

@@ -6,6 +6,9 @@ uncertainty/<case>.nii.gz
 previews/<case>.png            three planes through the tumour, with the outlines of the regions
 manifest.jsonl                 record of each case; the last line of a case counts
 volumes.csv, failures.csv
+labels-brats2017.txt, .ctbl    label values and colours for ITK-SNAP and 3D Slicer
+
+`result_files` names the files, also in the layout of a BIDS derivative.
 """
 
 import hashlib
@@ -30,6 +33,7 @@ from brats_seg.errors import UsageError, counted
 from brats_seg.files import explained, locked, remove_leftovers, whole_file
 from brats_seg.inference.postprocess import PARTS, PartVolume
 from brats_seg.inference.predict import CaseResult
+from brats_seg.inference.result_files import result_files, write_descriptions
 from brats_seg.inference.scan import Scan
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import MODALITIES, REGIONS, convention_named, regions_of
@@ -101,7 +105,9 @@ def convention_remarks(records: Iterable[Record]) -> tuple[str, ...]:
 
 def key_of(inputs: Sequence[str], model: str, settings: PredictionSettings) -> str:
     """Return a hash of everything that a result depends on, except the device."""
-    parts = [*inputs, model, settings.model_dump_json(exclude={"device"})]
+    parts = [*inputs, model, settings.model_dump_json(exclude={"device", "layout"})]
+    # not the usual layout, so that results of versions that had no other stay finished
+    parts += [settings.layout] if settings.layout != "plain" else []
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
@@ -157,23 +163,26 @@ class OutputFolder:
     ) -> tuple[str, ...]:
         """Write the files of a case, the label map last, and return their names."""
         names = []
-        geometry, case_id = scan.geometry, result.case_id
+        geometry = scan.geometry
+        files = result_files(settings.layout, result.case_id, result.convention)
         if result.probabilities is not None:
-            self._mark(self.path / "probabilities")
-            for region, values in zip(REGIONS, result.probabilities, strict=True):
-                names.append(f"probabilities/{case_id}-{region}.nii.gz")
+            if settings.layout == "plain":
+                self._mark(self.path / "probabilities")
+            for name, values in zip(files.probabilities, result.probabilities, strict=True):
+                names.append(name)
                 # NIfTI has no half precision, but values of that precision compress as well
                 rounded = values.astype(np.float16).astype(np.float32)
                 write_volume(self.path / names[-1], rounded, geometry)
         if result.uncertainty is not None:
-            self._mark(self.path / "uncertainty")
-            names.append(f"uncertainty/{case_id}.nii.gz")
+            if settings.layout == "plain":
+                self._mark(self.path / "uncertainty")
+            names.append(files.uncertainty)
             rounded = result.uncertainty.astype(np.float16).astype(np.float32)
             write_volume(self.path / names[-1], rounded, geometry)
         if settings.preview:
-            names.append(f"previews/{case_id}.png")
+            names.append(files.preview)
             write_preview(scan, result, self.path / names[-1])
-        names.append(f"{case_id}.nii.gz")
+        names.append(files.label_map)
         write_volume(self.path / names[-1], result.label_map, geometry)
         return tuple(names)
 
@@ -191,18 +200,23 @@ class OutputFolder:
             raise explained(error, self.path / MANIFEST_NAME) from error
 
     def write_tables(self, failures: Iterable[Record]) -> None:
-        """Write the volumes of all cases in the folder, and the failures of this batch."""
+        """Write the volumes of all cases in the folder, their label values, and the failures."""
         done = sorted(self.records().values(), key=lambda record: record.case_id)
-        volumes = [_volume_row(record) for record in done if record.status == "done"]
+        done = [record for record in done if record.status == "done"]
+        volumes = [_volume_row(record) for record in done]
         write_table(self.path / "volumes.csv", _VOLUME_COLUMNS, volumes)
         rows = [
             Failure(case_id=record.case_id, error=record.error, message=record.message)
             for record in failures
         ]
         write_failures(rows, self.path / "failures.csv")
+        for layout in sorted({record.settings.layout for record in done}):
+            names = sorted({one.convention for one in done if one.settings.layout == layout})
+            write_descriptions(self.path, layout, map(convention_named, names))
 
     def _tidy_up(self) -> None:
-        for folder in (self.path, *filter(Path.is_dir, self.path.iterdir())):
+        below = filter(Path.is_dir, self.path.iterdir())
+        for folder in (self.path, *below, *self.path.glob("sub-*/**/anat")):
             remove_leftovers(folder)
 
     def _ends_whole(self) -> bool:

@@ -18,6 +18,8 @@ from brats_seg.errors import ConfigError
 from brats_seg.labels import convention_named
 from brats_seg.runtime.weights import Decoding, FittedPrediction
 
+ResultLayout = Literal["plain", "bids"]
+
 
 class PredictionSettings(Section):
     """Settings of a prediction.
@@ -55,6 +57,8 @@ class PredictionSettings(Section):
     """Whether a map of the entropy over models and mirror images is written as well."""
     preview: bool = True
     """Whether a picture of each case is written as well."""
+    layout: ResultLayout = "plain"
+    """Names of the files that are written: `plain`, CASE.nii.gz, or `bids`, a BIDS derivative."""
 
     def over(self, fitted: FittedPrediction) -> Self:
         """Return these settings, completed by what was fitted to a network."""

@@ -45,6 +45,9 @@ class Device:
         )
 
 
+_WHEELS = "https://download.pytorch.org/whl"
+_OLDEST_OF_NEW_WHEELS = (7, 5)
+"""Compute capability of a T4: wheels for CUDA 12.8 and later have no kernels for most older GPUs."""
 _DTYPES = {"fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -185,17 +188,48 @@ def _check_cuda(device: torch.device) -> None:
     if (device.index or 0) >= count:
         msg = f"device {device} is not available: torch sees {counted(count, 'CUDA device')}; use --device cpu"
         raise EnvironmentalError(msg)
-    major, minor = torch.cuda.get_device_capability(device)
+    capability = torch.cuda.get_device_capability(device)
     built_for = torch.cuda.get_arch_list()
     # torch may be built without kernels for an old card: is_available() is then still true, and the
     # first operation fails (Kaggle/kaggle-cli#1151)
-    if not any(_runs_on(architecture, major, minor) for architecture in built_for):
+    if not has_kernels(built_for, capability):
+        major, minor = capability
         msg = (
             f"{torch.cuda.get_device_name(device)} is sm_{major}{minor}, and this torch "
-            f"{torch.__version__} was built for {', '.join(built_for)}; install a torch built for "
-            "an older CUDA (the cu126 wheels reach back to sm_60), or use --device cpu"
+            f"{torch.__version__} was built for {', '.join(built_for)}. Install one that was built for "
+            f"it: {wheel_for(capability)}, or use --device cpu"
         )
         raise EnvironmentalError(msg)
+
+
+def has_kernels(built_for: Sequence[str], capability: tuple[int, int]) -> bool:
+    """Return whether a torch that was built for some architectures computes on a GPU.
+
+    Args:
+        built_for: Architectures, such as `sm_75`, as `torch.cuda.get_arch_list` returns them.
+        capability: Compute capability of the GPU.
+
+    Example:
+        >>> has_kernels(["sm_75", "sm_80"], (8, 6)), has_kernels(["sm_75", "sm_80"], (6, 0))
+        (True, False)
+    """
+    return any(_runs_on(architecture, *capability) for architecture in built_for)
+
+
+def wheel_for(capability: tuple[int, int] | None) -> str:
+    """Return the command that installs a torch for a GPU; None for one that is not known.
+
+    pip would keep a torch of the same version that was built for another CUDA.
+    """
+    if capability is not None and capability < _OLDEST_OF_NEW_WHEELS:
+        # the last wheels with kernels for sm_50 to sm_70
+        return f'pip install --force-reinstall "torch<2.15" --index-url {_WHEELS}/cu126'
+    return f"pip install --force-reinstall torch --index-url {_WHEELS}/cu128"
+
+
+def precision_name(dtype: torch.dtype) -> str:
+    """Return the name of a half precision in settings."""
+    return next(word for word, known in _DTYPES.items() if known is dtype)
 
 
 def _runs_on(architecture: str, major: int, minor: int) -> bool:

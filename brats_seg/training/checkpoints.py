@@ -65,6 +65,8 @@ FREE_SETTINGS = frozenset(
         "training.memory",
         # a limit, once the number of epochs is fitted to it
         "training.hours",
+        "tracking.to",
+        "tracking.project",
     }
 )
 """Settings that may change when a run is resumed, because they do not change its mathematics."""

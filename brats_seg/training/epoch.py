@@ -10,7 +10,7 @@ N patches, C modalities, R targets, X Y Z voxels.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from math import ceil
+from math import ceil, prod
 from typing import Literal
 
 import torch
@@ -19,7 +19,7 @@ from brats_seg.config import Config
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.data.fold import FoldData
 from brats_seg.data.intensity_transforms import Transform
-from brats_seg.data.loader import PatchDataset, Sample, patch_loader
+from brats_seg.data.loader import PATCHES_AHEAD, PatchDataset, Sample, patch_loader
 from brats_seg.data.patches import PatchKey, epoch_patches
 from brats_seg.data.transforms import transforms_named
 from brats_seg.models.build import default_window, padded_size, size_multiple, window_within
@@ -31,6 +31,10 @@ from brats_seg.voxels.box import rounded_up
 
 MAX_AUTO_WORKERS = 8
 """Largest automatic number of workers: eight make patches faster than one GPU trains on them."""
+_LARGEST_CROP = (160, 192, 160)
+"""Voxels of a large brain crop, for the memory that patches of whole crops take."""
+_BYTES_PER_VOXEL = 11
+"""Of a patch in shared memory: four modalities in float16, and three regions in uint8."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -87,7 +91,7 @@ def read_batches(
     """
     transforms = transforms_named(config.training.transforms)
     dataset = _dataset(data, config, config.training.augment, transforms)
-    n_workers = _n_workers(config.training.n_workers, device)
+    n_workers = _n_workers(config.training.n_workers, on_gpu=device.torch_device.type != "cpu")
     samples = patch_loader(dataset, chain.from_iterable(batches), n_workers)
     for keys in batches:
         yield Batch(samples=tuple(islice(samples, len(keys))))
@@ -97,7 +101,7 @@ def held_out_patches(
     data: FoldData, config: Config, keys: Iterable[PatchKey], device: Device
 ) -> Iterator[Sample]:
     """Yield the patches of those keys in their order, without augmentation."""
-    n_workers = _n_workers(config.training.n_workers, device)
+    n_workers = _n_workers(config.training.n_workers, on_gpu=device.torch_device.type != "cpu")
     return patch_loader(_dataset(data, config, "none"), keys, n_workers=n_workers)
 
 
@@ -154,9 +158,20 @@ def _dataset(
     )
 
 
-def _n_workers(setting: int | Literal["auto"], device: Device) -> int:
+def shared_memory_needed(config: Config, *, on_gpu: bool) -> int:
+    """Return the bytes of shared memory that the patches of the worker processes take at most.
+
+    Args:
+        config: Settings; a patch of whole brain crops counts as a patch of 160x192x160 voxels.
+        on_gpu: Whether training is on a GPU, where the automatic number of workers is above 0.
+    """
+    n_workers = _n_workers(config.training.n_workers, on_gpu=on_gpu)
+    size = _LARGEST_CROP if config.patch.size == "whole" else config.patch.size
+    return n_workers * PATCHES_AHEAD * prod(size) * _BYTES_PER_VOXEL
+
+
+def _n_workers(setting: int | Literal["auto"], *, on_gpu: bool) -> int:
     if setting != "auto":
         return setting
     # on a machine without a GPU, training itself keeps the processors busy
-    on_cpu = device.torch_device.type == "cpu"
-    return 0 if on_cpu else min(MAX_AUTO_WORKERS, available_cpus())
+    return min(MAX_AUTO_WORKERS, available_cpus()) if on_gpu else 0

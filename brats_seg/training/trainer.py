@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf, prod
@@ -29,6 +29,7 @@ from brats_seg.files import reading
 from brats_seg.progress import Track, say, tracked, untracked
 from brats_seg.report.history import Row
 from brats_seg.runtime.device import choose_device, threads_for
+from brats_seg.runtime.machine import RUN_BYTES, check_machine
 from brats_seg.runtime.memory import (
     give_back_memory,
     keep_to_limit_of_address_space,
@@ -44,6 +45,7 @@ from brats_seg.training.epoch import (
     n_optimizer_steps,
     patch_shape,
     read_batches,
+    shared_memory_needed,
 )
 from brats_seg.training.history import outlook_text, phase_columns, row_line
 from brats_seg.training.losses import Criterion
@@ -62,6 +64,7 @@ from brats_seg.training.time_limits import (
     kept_from_start,
     trial_s,
 )
+from brats_seg.training.trackers import LogRow, check_trackers, tracked_run
 from brats_seg.training.validation import plan_validation, validate
 from brats_seg.training.validation_interval import (
     interval_line,
@@ -126,6 +129,7 @@ def train_fold(  # noqa: PLR0913 - the options of a run
     check_start(config.start, run_path, begins=begins)
     with joined_ranks() as ranks:
         track = track if ranks.is_first else untracked
+        _check_machine(config, run_path)
         with ranks.first_alone():
             if not begins:
                 Run(path=run_path).check_scans(data, config)
@@ -147,6 +151,15 @@ def train_fold(  # noqa: PLR0913 - the options of a run
             outcome = trainer.run(fresh=fresh, stop=stop, track=track)
         _log_outcome(outcome, config.validation.watch, Run(path=run_path), stop)
     return outcome
+
+
+def _check_machine(config: Config, run_path: Path) -> None:
+    """Check the device, the trackers and the folder of the run, before hours of preparation."""
+    check_trackers(config.tracking)
+    settings = config.training
+    on_gpu = choose_device(settings.device, settings.precision).torch_device.type != "cpu"
+    needed = shared_memory_needed(config, on_gpu=on_gpu)
+    check_machine(run_path, needed_shared=needed, needed_disk=RUN_BYTES)
 
 
 def time_epoch(data: FoldData, config: Config, ranks: Ranks | None = None) -> EpochTime:
@@ -260,6 +273,7 @@ class Trainer:
             is_validated=partial(is_validated_whole, config, self._every),
             validation_cost=validation_cost(data, config),
         )
+        self._log_row: LogRow = _ignore_row
         # a run that has begun says it once
         self._is_duration_said = True
 
@@ -291,8 +305,17 @@ class Trainer:
             reading(self.data.folder),
         ):
             self._verify(track)
-            with self._checkpointer.opened(fresh=fresh) as resumed:
+            with self._checkpointer.opened(fresh=fresh) as resumed, self._tracked():
                 return self._run(stop, track, resumed=resumed)
+
+    @contextmanager
+    def _tracked(self) -> Iterator[None]:
+        """Open the trackers of the settings on the first rank."""
+        if not self.ranks.is_first:
+            yield
+            return
+        with tracked_run(self.config, self._checkpointer.path) as self._log_row:
+            yield
 
     def _run(self, stop: StopRequest, track: Track, *, resumed: bool) -> Outcome:
         if self.config.training.memory == "auto" and not resumed:
@@ -481,6 +504,7 @@ class Trainer:
         log.info("%s", f"{line} | {outlook}" if outlook else line)
         self._checkpointer.save()
         self._checkpointer.write_history()
+        self._log_row(row)
 
     def _until_stopped(self, samples: Iterable[Sample], stop: StopRequest) -> Iterator[Sample]:
         for sample in samples:
@@ -503,6 +527,10 @@ class Trainer:
             history=tuple(self.state.history),
             best=self.state.best,
         )
+
+
+def _ignore_row(row: Row) -> None:
+    pass
 
 
 def _read_ahead(batches: Iterator[Batch]) -> Iterator[Batch]:

@@ -1,0 +1,206 @@
+"""Check the installation, the machine, the scans and the runs before work begins.
+
+`diagnose` asks the modules that do the work, changes nothing, and returns a line for each check, with
+the command that mends what is wrong.
+"""
+
+import platform
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from brats_seg.config import Config
+from brats_seg.errors import BratsError, EnvironmentalError, counted, printable
+from brats_seg.files import check_writable, is_locked
+from brats_seg.installation import Finding, installed_version, package_findings
+
+if TYPE_CHECKING:
+    from brats_seg.cases.case import Case
+    from brats_seg.training.checkpoints import Checkpoint
+
+_OLDEST_PYTHON = (3, 11)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Diagnosis:
+    """Everything that `brats-seg doctor` has found."""
+
+    version: str
+    """Version of brats_seg; empty if it was put on the path without being installed."""
+    can_work: bool
+    """Whether no check has found a problem; warnings do not count."""
+    findings: tuple[Finding, ...]
+
+
+def diagnose(
+    data: Path | None = None,
+    *,
+    prepared_path: Path | None = None,
+    runs: Path = Path("runs"),
+    config: Config | None = None,
+) -> Diagnosis:
+    """Check installation, machine, disk, scans and runs; nothing is written.
+
+    Args:
+        data: Folder of scans, or table of their paths; None checks no scans.
+        prepared_path: Folder of prepared cases; `prepared_path_of` the data folder by default.
+        runs: Folder of the runs.
+        config: Settings; those of cases, store, patch and workers are used.
+
+    Example:
+        >>> diagnosis = diagnose()
+        >>> diagnosis.findings[0].check
+        'Python'
+    """
+    config = config or Config()
+    findings = [_python_finding(), *package_findings()]
+    # the other checks need the packages
+    if not any(one.status == "problem" for one in findings):
+        findings += _machine_findings(config)
+        if data is not None:
+            findings += _scan_findings(data, prepared_path, config)
+        findings += _run_findings(runs, data)
+    return diagnosis_of(findings)
+
+
+def diagnosis_of(findings: list[Finding]) -> Diagnosis:
+    """Return findings with their verdict."""
+    return Diagnosis(
+        version=installed_version("brats_seg"),
+        can_work=all(one.status != "problem" for one in findings),
+        findings=tuple(findings),
+    )
+
+
+def _python_finding() -> Finding:
+    found = f"Python {platform.python_version()} on {platform.platform(terse=True)}, {sys.prefix}"
+    if sys.version_info >= _OLDEST_PYTHON:
+        return Finding(check="Python", status="ok", found=found)
+    oldest = ".".join(map(str, _OLDEST_PYTHON))
+    found = f"{found}; expected {oldest} or later"
+    remedy = f"python{oldest} -m venv .venv"
+    return Finding(check="Python", status="problem", found=found, remedy=remedy)
+
+
+def _machine_findings(config: Config) -> list[Finding]:
+    try:
+        from brats_seg.runtime.machine import machine_findings, read_machine
+        from brats_seg.training.epoch import shared_memory_needed
+    # a library of CUDA that is missing, or of another version, raises an OSError
+    except (ImportError, OSError) as error:
+        found = f"it is installed, and cannot be imported: {printable(str(error))}"
+        remedy = "pip install --force-reinstall torch"
+        return [Finding(check="torch", status="problem", found=found, remedy=remedy)]
+    machine = read_machine()
+    on_gpu = bool(machine.gpus)
+    return list(machine_findings(machine, shared_memory_needed(config, on_gpu=on_gpu)))
+
+
+def _scan_findings(data: Path, prepared_path: Path | None, config: Config) -> Iterator[Finding]:
+    from brats_seg.cases.discovery import find_cases
+    from brats_seg.data.fold import prepared_path_of
+    from brats_seg.data.manifest import read_manifest
+    from brats_seg.data.prepare import required_bytes
+    from brats_seg.runtime.machine import disk_finding
+
+    index = f"brats-seg index {shlex.quote(str(data))}"
+    try:
+        cases = find_cases(data, label_files=config.cases.label_files).cases
+    except BratsError as error:
+        remedy = index if data.exists() else ""
+        yield Finding(check="scans", status="problem", found=printable(str(error)), remedy=remedy)
+        return
+    yield _cases_finding(cases, data, index)
+    folder = prepared_path or prepared_path_of(data)
+    labelled = [case for case in cases if case.label is not None and not case.problems]
+    n_done = sum(read_manifest(folder / case.case_id) is not None for case in labelled)
+    needed = required_bytes(labelled, folder, config.store)
+    what = f"{n_done} of {counted(len(labelled), 'labelled case')} prepared: "
+    yield disk_finding("prepared cases", folder, needed, what)
+    yield _write_finding("write access", folder)
+
+
+def _cases_finding(cases: "tuple[Case, ...]", data: Path, index: str) -> Finding:
+    n_labelled = sum(case.label is not None for case in cases)
+    bad = [case for case in cases if case.problems]
+    found = f"{counted(len(cases), 'case')} in {data}, {n_labelled} with a label map"
+    if not bad:
+        return Finding(check="scans", status="ok", found=found)
+    example = printable(f"{bad[0].case_id}: {bad[0].problems[0]}")
+    found = f"{found}; {len(bad)} with problems, such as {example}"
+    status = "problem" if len(bad) == len(cases) else "warning"
+    return Finding(check="scans", status=status, found=found, remedy=index)  # type: ignore[arg-type]
+
+
+def _write_finding(check: str, folder: Path) -> Finding:
+    try:
+        check_writable(folder)
+    except EnvironmentalError as error:
+        remedy = f"chmod u+w {shlex.quote(str(folder))}"
+        return Finding(check=check, status="problem", found=printable(str(error)), remedy=remedy)
+    return Finding(check=check, status="ok", found=f"{folder.absolute()} can be written to")
+
+
+def _run_findings(runs: Path, data: Path | None) -> Iterator[Finding]:
+    from brats_seg.runtime.machine import RUN_BYTES, disk_finding
+    from brats_seg.training.checkpoints import CONFIG_NAME
+
+    yield _write_finding("runs", runs)
+    yield disk_finding("disk of the runs", runs, RUN_BYTES, "a run: ")
+    for path in sorted(runs.glob("*")) if runs.is_dir() else []:
+        if (path / CONFIG_NAME).is_file():
+            yield _run_finding(path, data)
+
+
+def _run_finding(path: Path, data: Path | None) -> Finding:
+    """Say how far a run is, and whether this version can continue it."""
+    import torch
+
+    from brats_seg.runtime.weights import RUN_LOCK_NAME
+    from brats_seg.training.checkpoints import Run, load_checkpoint
+
+    check = printable(f"run {path.name}")
+    if is_locked(path / RUN_LOCK_NAME):
+        return Finding(check=check, status="ok", found="another process trains or tunes it now")
+    last = Run(path=path).last_path
+    again = _train_command(path, data)
+    if not last.exists():
+        found = "it was begun, and has no checkpoint yet"
+        return Finding(check=check, status="warning", found=found, remedy=again)
+    try:
+        checkpoint = load_checkpoint(last, torch.device("cpu"))
+    except (BratsError, OSError) as error:
+        found = printable(str(error))
+        return Finding(check=check, status="problem", found=found, remedy=f"{again} --fresh")
+    return _progress_finding(check, checkpoint, again)
+
+
+def _progress_finding(check: str, checkpoint: "Checkpoint", again: str) -> Finding:
+    n_done, n_epochs = checkpoint.position.epoch, checkpoint.config["training"]["n_epochs"]
+    found = f"{n_done} of {counted(n_epochs, 'epoch')} done"
+    if n_done >= n_epochs:
+        return Finding(check=check, status="ok", found=f"{found}: finished")
+    then = checkpoint.environment
+    others = [
+        f"{name} {then[name]}, now {now}"
+        for name in ("brats_seg", "torch", "monai")
+        if name in then and (now := installed_version(name)) not in {then[name], ""}
+    ]
+    if others:
+        changed = f"begun with {'; '.join(others)}: the last bits of its results may differ"
+        found = f"{found}; {changed}"
+    return Finding(check=check, status="warning", found=f"{found}, unfinished", remedy=again)
+
+
+def _train_command(path: Path, data: Path | None) -> str:
+    """Return the command that continues a run, as far as its folder tells."""
+    words = ["brats-seg", "train"]
+    if data is not None:
+        words += ["--data", str(data)]
+    if fold := re.fullmatch(r"fold(\d+)", path.name):
+        words += ["--fold", fold[1]]
+    return shlex.join([*words, "--run", str(path)])

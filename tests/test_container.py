@@ -1,0 +1,112 @@
+"""Test the Dockerfile, whose steps are run as a script, and the workflow of the tests."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.builders import variables_of_installation
+
+ROOT = Path(__file__).parent.parent
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+WORKFLOW = ROOT / ".github" / "workflows" / "tests.yml"
+PAGE = (ROOT / "docs" / "running.md").read_text()
+
+
+def steps() -> list[tuple[str, str]]:
+    """Return the instructions of the Dockerfile with their arguments."""
+    lines = DOCKERFILE.replace("\\\n", " ").splitlines()
+    return [
+        (line.split()[0], line.split(maxsplit=1)[1])
+        for line in lines
+        if line and not line.startswith("#")
+    ]
+
+
+def as_script(root: Path) -> str:
+    """Return the steps of the Dockerfile as a script that works below a folder."""
+    lines = [f"mkdir -p {root}", f"cd {root}"]
+    for name, text in steps():
+        if name == "ARG":
+            lines += [f"{text.split('=', 1)[0]}={shlex.quote(text.split('=', 1)[1])}"]
+        elif name == "ENV" and not text.startswith("HOME"):
+            lines += [f"export {text}"]
+        elif name == "WORKDIR":
+            lines += [f"mkdir -p {root}{text}", f"cd {root}{text}"]
+        elif name == "COPY":
+            *sources, target = text.split()
+            # a folder's content is copied into a folder of that name
+            lines += [f"cp -a {ROOT / source} {Path(target).parent}" for source in sources]
+        elif name == "RUN":
+            lines += [text]
+    return "\n".join(lines)
+
+
+def test_everything_that_is_copied_is_there_and_not_ignored() -> None:
+    kept = {
+        line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] == "!"
+    }
+
+    copied = {source for name, text in steps() if name == "COPY" for source in text.split()[:-1]}
+
+    assert copied == kept
+    assert all((ROOT / name).exists() for name in copied)
+
+
+def test_the_image_has_the_tested_torch() -> None:
+    (torch,) = re.findall(r"^ARG TORCH=(.+)$", DOCKERFILE, re.MULTILINE)
+
+    assert f"torch=={torch}\n" in (ROOT / "constraints.txt").read_text()
+
+
+def test_the_lines_of_the_page_have_arguments_that_the_dockerfile_knows() -> None:
+    (block,) = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+    known = {text.split("=")[0] for name, text in steps() if name == "ARG"}
+
+    for line in block.splitlines():
+        program, command, *rest = shlex.split(line)
+        assert (program, command) in {("docker", "build"), ("docker", "run")}
+        given = [rest[place + 1] for place, word in enumerate(rest) if word == "--build-arg"]
+        assert {text.split("=")[0] for text in given} <= known
+
+
+@pytest.mark.slow
+def test_the_steps_of_the_dockerfile_work_as_a_script(tmp_path: Path) -> None:
+    """In an environment that finds the other packages here, so that nothing is downloaded."""
+    script = [
+        f"{sys.executable} -m venv {tmp_path / 'venv'}",
+        f". {tmp_path / 'venv/bin/activate'}",
+        as_script(tmp_path / "image"),
+        "rm -rf ../opt/brats_seg",
+        "brats-seg doctor --json",
+        "brats-seg train --epochs 1",
+    ]
+
+    done = subprocess.run(
+        ["bash", "-e", "-c", "\n".join(script)],
+        cwd=tmp_path,
+        env=variables_of_installation(tmp_path),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert '"can_work": true' in done.stdout
+    assert "finished after 1 epoch" in done.stdout
+    assert (tmp_path / "image/work/runs/fold0/best.pt").is_file()
+
+
+def test_the_workflow_calls_targets_that_exist() -> None:
+    jobs = yaml.safe_load(WORKFLOW.read_text())["jobs"]
+    lines = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
+    targets = [target for line in lines for target in re.findall(r"make ([\w-]+)", line)]
+    makefile = (ROOT / "Makefile").read_text()
+
+    assert targets == ["check", "test", "test-all"]
+    assert all(f"\n{target}:" in makefile for target in targets)
