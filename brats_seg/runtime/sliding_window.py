@@ -28,6 +28,16 @@ SIGMA_FRACTION = 1 / 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class WindowRule:
+    """Rule of a program for placing windows along an axis, and for weighting their voxels."""
+
+    starts: Callable[[int, int, float], Sequence[int]]
+    """First voxel of each window, for an axis, a window and an overlap."""
+    weights: Callable[[int], Tensor]
+    """Weight of each voxel of a window, `(length,)` float32; any factor cancels out."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AxisWindow:
     """Part of one axis that a window covers."""
 
@@ -48,6 +58,7 @@ def predict_logits(
     *,
     window: tuple[int, int, int],
     overlap: float,
+    rule: WindowRule | None = None,
 ) -> Tensor:
     """Return the logits `(R, X, Y, Z)` of an image `(C, X, Y, Z)`, in float32.
 
@@ -60,6 +71,8 @@ def predict_logits(
         image: Normalised modalities.
         window: Voxels along X, Y and Z.
         overlap: Smallest overlap of neighbouring windows, as a share of the window, in [0, 1).
+        rule: Rule of another program; by default windows are spaced evenly and weighted by a
+            Gaussian around their centre.
 
     Example:
         >>> image = torch.ones(4, 20, 18, 16)
@@ -68,7 +81,7 @@ def predict_logits(
     """
     padded, inner = _padded(image, window)
     axes = [
-        axis_windows(size, length, overlap, image.device)
+        axis_windows(size, length, overlap, image.device, rule=rule)
         for size, length in zip(padded.shape[1:], window, strict=True)
     ]
     total = image.new_zeros(0)  # the number of regions is known after the first window
@@ -82,30 +95,39 @@ def predict_logits(
     return total[inner]
 
 
-def n_windows(shape: Sequence[int], window: Sequence[int], overlap: float) -> int:
+def n_windows(
+    shape: Sequence[int], window: Sequence[int], overlap: float, rule: WindowRule | None = None
+) -> int:
     """Return the number of windows for an image of `shape` voxels along X, Y and Z.
 
     Example:
         >>> n_windows((20, 18, 6), (8, 8, 8), overlap=0.5)
         16
     """
+    starts = window_starts if rule is None else rule.starts
     return prod(
-        len(window_starts(max(size, length), length, overlap))
+        len(starts(max(size, length), length, overlap))
         for size, length in zip(shape, window, strict=True)
     )
 
 
 def axis_windows(
-    size: int, length: int, overlap: float, device: torch.device | None = None
+    size: int,
+    length: int,
+    overlap: float,
+    device: torch.device | None = None,
+    *,
+    rule: WindowRule | None = None,
 ) -> tuple[AxisWindow, ...]:
-    """Cover an axis of `size` voxels with evenly spaced windows of `length`, from border to border."""
-    starts = window_starts(size, length, overlap)
-    bell = _bell(length).to(device)
+    """Cover an axis of `size` voxels with windows of `length`, from border to border."""
+    rule = rule or _OWN_RULE
+    starts = rule.starts(size, length, overlap)
+    weights = rule.weights(length).to(device)
     total = torch.zeros(size, dtype=torch.float32, device=device)
     for start in starts:
-        total[start : start + length] += bell
+        total[start : start + length] += weights
     return tuple(
-        AxisWindow(start=start, weights=bell / total[start : start + length]) for start in starts
+        AxisWindow(start=start, weights=weights / total[start : start + length]) for start in starts
     )
 
 
@@ -116,9 +138,17 @@ def window_starts(size: int, length: int, overlap: float) -> tuple[int, ...]:
     return tuple(round(i * (size - length) / max(1, n_steps)) for i in range(n_steps + 1))
 
 
-def _bell(length: int) -> Tensor:
-    distance = torch.arange(length, dtype=torch.float32) - (length - 1) / 2
-    return torch.exp(-0.5 * (distance / (SIGMA_FRACTION * length)) ** 2)
+def bell(length: int, centre: float, sigma_fraction: float = SIGMA_FRACTION) -> Tensor:
+    """Return a Gaussian `(length,)` around a centre, whose standard deviation is a share of it."""
+    distance = torch.arange(length, dtype=torch.float32) - centre
+    return torch.exp(-0.5 * (distance / (sigma_fraction * length)) ** 2)
+
+
+def _centred_bell(length: int) -> Tensor:
+    return bell(length, (length - 1) / 2)
+
+
+_OWN_RULE = WindowRule(starts=window_starts, weights=_centred_bell)
 
 
 def _padded(
