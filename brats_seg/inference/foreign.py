@@ -21,10 +21,20 @@ from brats_seg.errors import UsageError
 from brats_seg.inference.scan import Scan
 from brats_seg.labels import MODALITIES
 from brats_seg.runtime.sliding_window import WindowRule
-from brats_seg.runtime.weights import ModelIdentity
+from brats_seg.runtime.weights import NOT_FITTED, FittedPrediction, ModelIdentity
 from brats_seg.voxels.box import Triple
 
 Image: TypeAlias = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class NetworkInput:
+    """A scan as a network takes it, and the way back."""
+
+    image: Image
+    """(C, ...): the channels, axes and voxel size of the network."""
+    back: Callable[[Image], Image]
+    """Turns logits on that grid into probabilities (3, x, y, z) of WT, TC and ET on the crop."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -33,10 +43,8 @@ class ForeignMethod:
 
     prepare: Callable[[LoadedCase], Scan]
     """Crops and normalises the modalities of a case."""
-    to_grid: Callable[[Scan], Image]
-    """Returns the image (C, ...) of a scan in the channels, axes and voxel size of the network."""
-    from_grid: Callable[[Image, Scan], Image]
-    """Turns the output of the network into logits (3, x, y, z) of WT, TC and ET on the crop."""
+    to_network: Callable[[Scan], NetworkInput]
+    """Returns the input of the network for a scan."""
     rule: WindowRule
     overlap: float
     """Share that neighbouring windows have in common, unless the user gives another."""
@@ -56,6 +64,8 @@ class ForeignNetwork:
     """Numbers that the size of an input must be a multiple of."""
     fingerprint: str
     method: ForeignMethod
+    fitted: FittedPrediction = NOT_FITTED
+    """Thresholds of the program."""
 
 
 def channels_of(names: Sequence[str], path: Path) -> tuple[str, ...]:

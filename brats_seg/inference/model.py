@@ -13,6 +13,7 @@ from brats_seg.cases.layouts import NNUNET, UNKNOWN
 from brats_seg.config import Config
 from brats_seg.errors import UsageError
 from brats_seg.inference.foreign import ForeignMethod, ForeignNetwork
+from brats_seg.inference.monai_bundle import is_bundle, read_bundle
 from brats_seg.inference.nnunet_model import is_nnunet, read_nnunet
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import (
@@ -175,6 +176,7 @@ def _foreign_reader(path: Path) -> Callable[[Path], ForeignNetwork] | None:
 
 _FOREIGN: tuple[tuple[Callable[[Path], bool], Callable[[Path], ForeignNetwork]], ...] = (
     (is_nnunet, read_nnunet),
+    (is_bundle, read_bundle),
 )
 """How models of other programs are recognised and read."""
 
@@ -188,6 +190,7 @@ def _of_foreign(found: ForeignNetwork, device: Device) -> Model:
         channels=tuple(range(len(MODALITIES))),
         regions=tuple(range(len(REGIONS))),
         multiple=found.multiple,
+        fitted=found.fitted,
     )
     return Model(
         members=(member,),

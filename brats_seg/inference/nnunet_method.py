@@ -7,16 +7,18 @@ its plans, and resamples the logits back before it takes labels from them. Its a
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import floor
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from scipy.ndimage import binary_fill_holes, zoom
+from scipy.special import expit
 
 from brats_seg.cases.case import LoadedCase
 from brats_seg.errors import CaseError
-from brats_seg.inference.foreign import Image
+from brats_seg.inference.foreign import Image, NetworkInput
 from brats_seg.inference.scan import Scan
 from brats_seg.runtime.sliding_window import WindowRule, bell, window_starts
 from brats_seg.voxels.box import Mask, Triple, bounding_box
@@ -104,17 +106,17 @@ class NnunetGrid:
             warnings=loaded.remarks,
         )
 
-    def to_grid(self, scan: Scan) -> Image:
-        """Return the image (C, ...) of a scan on the grid of the network."""
-        image = self._permuted(scan.image[list(self.channels)], scan)
-        return _resized(image, self._shape(image, scan), self._spacings(scan), _IMAGE_ORDER)
+    def to_network(self, scan: Scan) -> NetworkInput:
+        """Return a scan on the grid of the network."""
+        crop = self._permuted(scan.image[list(self.channels)], scan)
+        image = _resized(crop, self._shape(crop, scan), self._spacings(scan), _IMAGE_ORDER)
+        return NetworkInput(image=image, back=partial(self._back, crop.shape[1:], scan))
 
-    def from_grid(self, output: Image, scan: Scan) -> Image:
-        """Return logits (3, x, y, z) on the crop of a scan, of the output (R, ...) of the network."""
-        crop = self._permuted(scan.image[:1], scan).shape[1:]
+    def _back(self, shape: tuple[int, ...], scan: Scan, output: Image) -> Image:
+        """Return probabilities (3, x, y, z) on the crop of a scan, of the output of the network."""
         there, here = self._spacings(scan)
-        logits = self.regions(_resized(output, crop, (here, there), _LOGITS_ORDER))
-        stored = logits.transpose(0, *(1 + int(axis) for axis in np.argsort(self.axes)))
+        logits = self.regions(_resized(output, shape, (here, there), _LOGITS_ORDER))
+        stored = expit(logits).transpose(0, *(1 + int(axis) for axis in np.argsort(self.axes)))
         stored = stored.transpose(0, 3, 2, 1)
         if self.is_turned:
             return np.ascontiguousarray(stored[:, ::-1, ::-1])

@@ -225,8 +225,7 @@ def read_nnunet(path: Path) -> ForeignNetwork:
         fingerprint=fingerprint,
         method=ForeignMethod(
             prepare=grid.prepare,
-            to_grid=grid.to_grid,
-            from_grid=grid.from_grid,
+            to_network=grid.to_network,
             rule=RULE,
             overlap=_OVERLAP,
             mirror_axes=folds[0].mirror_axes,

@@ -22,7 +22,7 @@ from typing import Any, Self, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.special import entr, expit
+from scipy.special import entr
 from torch import Tensor, nn
 
 from brats_seg.cases.case import LoadedCase, case_of_arrays, load_case
@@ -333,9 +333,9 @@ def foreign_probabilities(
     mirrors = [mirror for n in range(len(axes) + 1) for mirror in combinations(axes, n)]
     is_own = "overlap" not in settings.model_fields_set
     settings = settings.model_copy(update={"overlap": method.overlap}) if is_own else settings
-    image = method.to_grid(scan)
+    given = method.to_network(scan)
     with part(
-        f"{scan.case_id}, windows", _n_windows(member, settings, image, method.rule)
+        f"{scan.case_id}, windows", _n_windows(member, settings, given.image, method.rule)
     ) as after_window:
         passing = _Pass(
             member=member,
@@ -344,8 +344,8 @@ def foreign_probabilities(
             rule=method.rule,
             window_mirrors=mirrors,
         )
-        logits = fallback.run(partial(passing.logits, torch.from_numpy(image)))
-    mean: Field = expit(method.from_grid(logits.cpu().numpy(), scan))
+        logits = fallback.run(partial(passing.logits, torch.from_numpy(given.image)))
+    mean = given.back(logits.cpu().numpy())
     _check_numbers(scan.case_id, mean)
     return mean
 
