@@ -36,11 +36,10 @@ from brats_seg.inference.postprocess import PartVolume, decode, measure
 from brats_seg.inference.scan import Scan, prepare_scan
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
 from brats_seg.labels import LabelConvention, LabelMap, regions_of
-from brats_seg.models.build import window_within
 from brats_seg.progress import part
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.memory import is_out_of_memory, peak_memory_mb, reset_peak_memory
-from brats_seg.runtime.sliding_window import WindowRule, n_windows, predict_logits
+from brats_seg.runtime.sliding_window import WindowRule, n_windows, predict_logits, window_within
 from brats_seg.runtime.weights import ModelIdentity
 
 log = logging.getLogger(__name__)
