@@ -130,3 +130,59 @@ def write_fold(folder: Path, network: NnunetNetwork, **entries: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     torch.save(content, folder / "checkpoint_final.pth")
     return folder
+
+
+def write_bundle(
+    folder: Path,
+    *,
+    metadata: dict[str, Any] | None = None,
+    transforms: tuple[dict[str, Any], ...] = (),
+    **sections: Any,
+) -> Path:
+    """Write a bundle of the form of `brats_mri_segmentation`, with sections of it replaced."""
+    from monai.networks.nets import SegResNet
+
+    arguments = {"in_channels": 4, "out_channels": 3, "init_filters": 8, "blocks_down": [1, 1]}
+    arguments |= {"blocks_up": [1], "dropout_prob": 0.2}
+    channels = {"0": "T1c", "1": "T1", "2": "T2", "3": "FLAIR"}
+    regions = {"0": "Tumor core", "1": "Whole tumor", "2": "Enhancing tumor"}
+    described = {
+        "inputs": {"image": {"channel_def": channels, "spatial_shape": ["2*n", "2*n", "2*n"]}},
+        "outputs": {"pred": {"channel_def": regions}},
+    }
+    normalised = {"_target_": "NormalizeIntensityd", "keys": "image", "nonzero": True}
+    loaded = {"_target_": "LoadImaged", "keys": "image"}
+    content = {
+        "imports": ["$import os"],
+        "device": "$torch.device('cpu')",
+        "network_def": {"_target_": "SegResNet", **arguments},
+        "preprocessing": {
+            "_target_": "Compose",
+            "transforms": [loaded, *transforms, normalised | {"channel_wise": True}],
+        },
+        "inferer": {
+            "_target_": "SlidingWindowInferer",
+            "roi_size": [16, 16, 8],
+            "sw_batch_size": 1,
+            "overlap": 0.4,
+        },
+        "postprocessing": {
+            "_target_": "Compose",
+            "transforms": [
+                {"_target_": "Activationsd", "keys": "pred", "sigmoid": True},
+                {"_target_": "AsDiscreted", "keys": "pred", "threshold": 0.5},
+                {"_target_": "Lambdad", "keys": "pred", "func": "$lambda x: x"},
+            ],
+        },
+        **sections,
+    }
+    for name in ("configs", "models"):
+        (folder / name).mkdir(parents=True)
+    written = metadata or {"network_data_format": described}
+    (folder / "configs" / "metadata.json").write_text(json.dumps(written))
+    (folder / "configs" / "inference.json").write_text(json.dumps(content))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = SegResNet(**arguments)
+    torch.save(network.state_dict(), folder / "models" / "model.pt")
+    return folder
