@@ -4,7 +4,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -35,10 +35,13 @@ _LABEL_MAP = "Label map"
 _WRITTEN = "What is written"
 _MACHINE = "Machine"
 
+FileFormat = Literal["safetensors", "bundle", "onnx"]
 ModelOption = Annotated[
     list[Path],
     typer.Option(
-        "--model", help="A run, a checkpoint or an exported folder; several are averaged."
+        "--model",
+        help="A run, a checkpoint or an exported folder; several are averaged. Or one model of "
+        "nnU-Net v2 or MONAI bundle.",
     ),
 ]
 
@@ -245,6 +248,13 @@ def export(
             "named if all ids are of public releases, such as BraTS)",
         ),
     ] = None,
+    file_format: Annotated[
+        FileFormat,
+        typer.Option(
+            "--format",
+            help="safetensors alone, or a MONAI bundle or ONNX files beside them.",
+        ),
+    ] = "safetensors",
     as_json: JsonOption = False,
 ) -> None:
     """Export networks to a folder: weights, settings, tables and a model card, without pickles.
@@ -253,7 +263,9 @@ def export(
     """
     from brats_seg.inference.export import export_model
 
-    exported = export_model(runs, output, license_name=license_name, case_ids=case_ids)
+    exported = export_model(
+        runs, output, license_name=license_name, case_ids=case_ids, file_format=file_format
+    )
     n_networks = len(exported.networks)
     if as_json:
         from brats_seg.json_results import ExportedFolder

@@ -13,7 +13,7 @@ from brats_seg.cases.nifti import Volume
 from brats_seg.errors import CaseError
 from brats_seg.labels import LabelMap
 from brats_seg.voxels.box import Box, bounding_box
-from brats_seg.voxels.brain import Array, brain_mask
+from brats_seg.voxels.brain import Array, brain_mask, normalised
 
 _CHECK_SCAN = "View the scan, and export it again or leave the case out."
 
@@ -71,13 +71,8 @@ def extract_brain(case_id: str, volumes: Sequence[Volume], label: Volume | None)
 
 def _normalise(case_id: str, volume: Volume, values: Array) -> tuple[Array, float, float]:
     """Return the normalised values, with the mean and the standard deviation before."""
-    # float32 holds the 16-bit integers of scanners exactly; wider types go to float64
-    values = values.astype(np.result_type(values.dtype, np.float32))
-    mean = values.mean(dtype=np.float64)
-    values -= mean.astype(values.dtype)
-    std = np.sqrt(np.einsum("i,i->", values, values, dtype=np.float64) / values.size)
+    values, mean, std = normalised(values)
     if std == 0:
         found = f"the value {mean:g} in the whole brain"
         raise CaseError(case_id, volume.file, found, "a scan with contrast", _CHECK_SCAN)
-    values /= std.astype(values.dtype)
-    return values, float(mean), float(std)
+    return values, mean, std

@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
 
-from brats_seg.cases.case import Case, read_case_files
+from brats_seg.cases.case import Case, load_case, read_case_files
 from brats_seg.cases.inputs import find_inputs
 from brats_seg.cases.many import Failure, attempt_case
 from brats_seg.errors import BratsError, UsageError
@@ -24,7 +24,7 @@ from brats_seg.inference.cluster import MAX_KILLED_WORKERS, cluster_results
 from brats_seg.inference.output import OutputFolder, Record, convention_remarks, key_of
 from brats_seg.inference.predict import CaseResult, Predictor
 from brats_seg.inference.result_files import check_names
-from brats_seg.inference.scan import Scan, read_scan
+from brats_seg.inference.scan import Scan
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
 from brats_seg.progress import Track, untracked
 from brats_seg.runtime.machine import check_machine
@@ -274,7 +274,7 @@ class CaseWork:
         earlier = self.earlier.get(case.case_id)
         if earlier and self.output.is_finished(earlier, key):
             return CaseOutcome(record=earlier, is_new=False)
-        scan = read_scan(case, self.predictor.spacing_mm, files=files)
+        scan = self.predictor.prepare(load_case(case, with_label=False, files=files))
         seconds = time.monotonic() - started_s
         return ReadCase(
             scan=scan, inputs=files.contents, files=case.read_as, key=key, seconds=seconds

@@ -3,21 +3,26 @@
 model.json             identity and settings of each network, tables of labels, checksums
 member0.safetensors    weights of the first network, and so on
 README.md, card.json   the model card and its facts
+
+A MONAI bundle or ONNX files stand beside them if they are asked for.
 """
 
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from safetensors.torch import save
 
 from brats_seg.errors import UsageError
 from brats_seg.files import alone_at, whole_file, whole_folder
+from brats_seg.inference.export_bundle import BUNDLE_FOLDERS, write_bundle
+from brats_seg.inference.export_onnx import write_onnx
 from brats_seg.inference.model import build_single, read_together
 from brats_seg.inference.model_card import CARD_NAME, write_card
 from brats_seg.inference.model_facts import (
@@ -44,7 +49,16 @@ from brats_seg.runtime.weights import (
 
 log = logging.getLogger(__name__)
 
-_MEMBER = re.compile(r"member\d+\.safetensors")
+FileFormat = Literal["safetensors", "bundle", "onnx"]
+Writer: TypeAlias = Callable[[ExportedModel, Path], None]
+"""Writes files into the folder of an exported model that has its weights and its card."""
+
+_MEMBER = re.compile(r"member\d+\.(safetensors|onnx)")
+_WRITERS: dict[FileFormat, Writer | None] = {
+    "safetensors": None,
+    "bundle": write_bundle,
+    "onnx": write_onnx,
+}
 
 
 def export_model(
@@ -55,6 +69,7 @@ def export_model(
     license_name: str = "",
     case_ids: bool | None = None,
     scores: CrossValidationScores | None = None,
+    file_format: FileFormat = "safetensors",
 ) -> ExportedModel:
     """Export runs as one ensemble to a folder.
 
@@ -68,6 +83,8 @@ def export_model(
             public releases. Other ids may identify patients.
         scores: Scores of a cross-validation with the runs, for the model card; without them it has
             those of the validation during training.
+        file_format: `bundle` writes a MONAI bundle too, and `onnx` a file of ONNX for each network;
+            this package reads the same folder in any case.
 
     Returns:
         The networks and their fingerprint.
@@ -91,7 +108,7 @@ def export_model(
     if not replace:
         _check_free(folder)
         with alone_at(folder, is_folder=True):
-            write_exported(exported, facts, folder)
+            write_exported(exported, facts, folder, _WRITERS[file_format])
     elif not _holds(folder, exported.fingerprint):
         when_full = "Free some space and start the same command again."
         with whole_folder(folder, when_full=when_full) as beside:
@@ -109,26 +126,40 @@ def check_replaceable(folder: Path) -> None:
         raise UsageError(msg)
 
 
-def write_exported(exported: ExportedModel, facts: ModelFacts, folder: Path) -> None:
+def write_exported(
+    exported: ExportedModel, facts: ModelFacts, folder: Path, also: Writer | None = None
+) -> None:
     """Write networks to a folder that is empty or missing; the description comes last.
 
     If they cannot all be written, the folder is empty again. What a killed process has left there is
     replaced.
+
+    Args:
+        exported: Networks.
+        facts: Facts for the model card.
+        folder: Folder to write.
+        also: Writes the files of another program beside the weights.
 
     Raises:
         UsageError: The folder holds something.
         EnvironmentalError: It cannot be written.
     """
     _check_free(folder)
-    for path in _visible(folder):
-        path.unlink()
+    _empty(folder)
     try:
-        _write(exported, facts, folder)
+        _write(exported, facts, folder, also)
     except BaseException:
-        for path in _visible(folder):
-            with suppress(OSError):
-                path.unlink()
+        with suppress(OSError):
+            _empty(folder)
         raise
+
+
+def _empty(folder: Path) -> None:
+    for path in _visible(folder):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def _check_free(folder: Path) -> None:
@@ -141,7 +172,7 @@ def _is_free(files: Sequence[Path]) -> bool:
     """Return whether a folder with these files is empty, or an export that did not end."""
     own = [path for path in files if _MEMBER.fullmatch(path.name) and path.is_file()]
     rest = {path.name for path in files} - {path.name for path in own}
-    return not files or (bool(own) and rest <= {CARD_NAME, FACTS_NAME})
+    return not files or (bool(own) and rest <= {CARD_NAME, FACTS_NAME, *BUNDLE_FOLDERS})
 
 
 def _visible(folder: Path) -> list[Path]:
@@ -151,7 +182,7 @@ def _visible(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if not path.name.startswith(".")]
 
 
-def _write(exported: ExportedModel, facts: ModelFacts, folder: Path) -> None:
+def _write(exported: ExportedModel, facts: ModelFacts, folder: Path, also: Writer | None) -> None:
     networks = exported.networks
     members = [_written(network, place, folder) for place, network in enumerate(networks)]
     conventions = sorted({name for network in networks for name in network.identity.conventions})
@@ -163,6 +194,8 @@ def _write(exported: ExportedModel, facts: ModelFacts, folder: Path) -> None:
         "members": members,
     }
     write_card(exported, facts, folder)
+    if also is not None:
+        also(exported, folder)
     with whole_file(folder / MODEL_NAME) as beside:
         beside.write_text(json.dumps(description, indent=1) + "\n")
 

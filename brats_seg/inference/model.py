@@ -1,6 +1,6 @@
 """Load trained networks, from runs or an exported folder, onto a device."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,9 @@ from brats_seg.cases.conventions import resolve
 from brats_seg.cases.layouts import NNUNET, UNKNOWN
 from brats_seg.config import Config
 from brats_seg.errors import UsageError
+from brats_seg.inference.foreign import ForeignMethod, ForeignNetwork
+from brats_seg.inference.monai_bundle import is_bundle, read_bundle
+from brats_seg.inference.nnunet_model import is_nnunet, read_nnunet
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import (
     BRATS2023,
@@ -24,6 +27,8 @@ from brats_seg.models.build import build_model, default_window, size_multiple
 from brats_seg.models.norm import check_in_place
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.weights import (
+    BEST_NAME,
+    MODEL_NAME,
     NOT_FITTED,
     Decoding,
     FittedPrediction,
@@ -83,6 +88,8 @@ class Model:
     fingerprint: str
     """Hash that changes with the weights and how they are used, and not with their path."""
     device: Device
+    method: ForeignMethod | None = None
+    """How another program applies its network; None for networks of this package."""
 
     def decoding(self, settings: PredictionSettings) -> Decoding:
         """Return the decoding asked for, completed by the one stored with the model."""
@@ -105,7 +112,8 @@ class Model:
         if len(taught) == 1:
             reason = f"{unknown}, and the model was trained on this convention"
             return WrittenConvention(convention=convention_named(taught[0]), reason=reason)
-        reason = f"{unknown}, and the model was trained on {', '.join(taught)}"
+        taught_words = ", ".join(taught) or "labels of no known convention"
+        reason = f"{unknown}, and the model was trained on {taught_words}"
         return WrittenConvention(convention=BRATS2023, reason=reason)
 
 
@@ -135,11 +143,74 @@ def load_model(paths: Sequence[Path], device: Device) -> Model:
     )
 
 
+def load_any_model(paths: Sequence[Path], device: Device) -> Model:
+    """Load a model as `load_model` does, or one model of nnU-Net or MONAI, for prediction.
+
+    Raises:
+        UsageError: As `load_model`, or the model of another program cannot be used here.
+    """
+    foreign = [(path, read) for path in paths if (read := _foreign_reader(path)) is not None]
+    if not foreign:
+        return load_model(paths, device)
+    if len(paths) > 1:
+        msg = (
+            f"{foreign[0][0]} is a model of another program, which cannot be averaged with others; "
+            "expected it alone. Predict with one at a time."
+        )
+        raise UsageError(msg)
+    ((path, read),) = foreign
+    return _of_foreign(read(path), device)
+
+
+def _foreign_reader(path: Path) -> Callable[[Path], ForeignNetwork] | None:
+    """Return the function that reads a model of another program, or None for one of this package."""
+    if (path / MODEL_NAME).exists() or (path / BEST_NAME).exists():
+        return None
+    try:
+        return next((read for is_one, read in _FOREIGN if is_one(path)), None)
+    except OSError:
+        return None
+
+
+_FOREIGN: tuple[tuple[Callable[[Path], bool], Callable[[Path], ForeignNetwork]], ...] = (
+    (is_nnunet, read_nnunet),
+    (is_bundle, read_bundle),
+)
+"""How models of other programs are recognised and read."""
+
+
+def _of_foreign(found: ForeignNetwork, device: Device) -> Model:
+    member = Member(
+        network=_on_device(found.network, device),
+        name=found.name,
+        patch=found.identity.patch,
+        window=found.identity.patch,
+        channels=tuple(range(len(MODALITIES))),
+        regions=tuple(range(len(REGIONS))),
+        multiple=found.multiple,
+        fitted=found.fitted,
+    )
+    return Model(
+        members=(member,),
+        identity=found.identity,
+        fingerprint=found.fingerprint,
+        device=device,
+        method=found.method,
+    )
+
+
 def read_together(paths: Sequence[Path]) -> tuple[TrainedModel, ...]:
     """Read the networks of runs, checkpoints or exported folders for one ensemble.
 
     Raises as `load_model`.
     """
+    for path in paths:
+        if _foreign_reader(path) is not None:
+            msg = (
+                f"{path} is a model of another program, which only `predict` can use; expected a run, "
+                "a checkpoint or an exported folder of this package."
+            )
+            raise UsageError(msg)
     read = [(path, network) for path in paths for network in read_trained(path)]
     for path, network in read:
         require_task(network, "segmentation", path)

@@ -18,7 +18,7 @@ from brats_seg.labels import (
     regions_of,
 )
 from brats_seg.runtime.weights import Decoding
-from brats_seg.voxels.components import number_components
+from brats_seg.voxels.components import nested_regions, number_components
 from brats_seg.voxels.resampling import MM3_PER_ML
 
 TISSUES = ("ed", "ncr")
@@ -51,18 +51,12 @@ def decode_regions(
     A voxel of an inner region belongs to the outer ones whatever their probabilities. A component
     that is removed from a region is removed from those inside it, and stays in those around it.
     """
-    thresholds = np.array(decoding.thresholds, dtype=np.float32)[:, None, None, None]
-    regions = probabilities > thresholds
-    wt, tc, et = regions
-    tc |= et
-    wt |= tc
-    for region, inner, smallest in zip(regions, (tc, et, None), decoding.smallest_mm3, strict=True):
-        _drop_small(region, smallest / voxel_mm3)
-        if inner is not None:
-            inner &= region
-    if np.count_nonzero(et) * voxel_mm3 < decoding.smallest_et_mm3:
-        et[...] = False
-    return regions
+    return nested_regions(
+        probabilities,
+        decoding.thresholds,
+        smallest=[mm3 / voxel_mm3 for mm3 in decoding.smallest_mm3],
+        smallest_et=decoding.smallest_et_mm3 / voxel_mm3,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,16 +77,6 @@ def measure(
     wt, tc, et = regions_of(label_map, convention)
     masks = zip(PARTS, (wt, tc, et, wt & ~tc, tc & ~et), strict=True)
     return tuple(_measured(name, mask, voxel_mm3) for name, mask in masks)
-
-
-def _drop_small(mask: npt.NDArray[np.bool_], smallest: float) -> None:
-    """Empty components of fewer voxels, in place; voxels that share a corner are connected."""
-    if smallest <= 1:
-        return
-    components = number_components(mask)
-    kept = np.bincount(components.ravel()) >= smallest
-    kept[0] = False
-    mask[...] = kept[components]
 
 
 def _measured(name: str, mask: npt.NDArray[np.bool_], voxel_mm3: float) -> PartVolume:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any, Self, TypeAlias, TypeVar
 
@@ -25,20 +25,21 @@ import torch
 from scipy.special import entr
 from torch import Tensor, nn
 
+from brats_seg.cases.case import LoadedCase, case_of_arrays, load_case
 from brats_seg.cases.inputs import single_input
 from brats_seg.cases.layouts import modality_named
 from brats_seg.errors import CaseError, ConfigError
-from brats_seg.inference.model import Member, Model, load_model, wrap_network
+from brats_seg.inference.foreign import ForeignMethod
+from brats_seg.inference.model import Member, Model, load_any_model, wrap_network
 from brats_seg.inference.plausibility import Prediction, implausibilities
 from brats_seg.inference.postprocess import PartVolume, decode, measure
-from brats_seg.inference.scan import Scan, read_scan, scan_of_arrays
+from brats_seg.inference.scan import Scan, prepare_scan
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
 from brats_seg.labels import LabelConvention, LabelMap, regions_of
-from brats_seg.models.build import window_within
 from brats_seg.progress import part
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.memory import is_out_of_memory, peak_memory_mb, reset_peak_memory
-from brats_seg.runtime.sliding_window import n_windows, predict_logits
+from brats_seg.runtime.sliding_window import WindowRule, n_windows, predict_logits, window_within
 from brats_seg.runtime.weights import ModelIdentity
 from brats_seg.voxels.box import Triple, rounded_up
 
@@ -95,13 +96,15 @@ class Predictor:
     def load(cls, paths: Sequence[Path], settings: PredictionSettings = DEFAULT_SETTINGS) -> Self:
         """Load runs, checkpoints or exported folders, whose probabilities are averaged.
 
+        A model of nnU-Net v2 or a bundle of MONAI is loaded alone.
+
         Raises:
             UsageError: A path holds no model, or one that does not segment, or is damaged; or they
                 cannot be averaged.
             EnvironmentalError: The device of the settings is not available.
         """
         device = choose_device(settings.device, settings.precision)
-        return cls(model=load_model(paths, device), settings=settings)
+        return cls(model=load_any_model(paths, device), settings=settings)
 
     @classmethod
     def of_network(
@@ -143,7 +146,8 @@ class Predictor:
             ConfigError: As `predict_scan`.
         """
         named = {modality_named(word) or word: path for word, path in files.items()}
-        return self.predict_scan(read_scan(single_input(case_id, named), self.spacing_mm))
+        loaded = load_case(single_input(case_id, named), with_label=False)
+        return self.predict_scan(self.prepare(loaded))
 
     def predict_arrays(
         self, images: npt.NDArray[Any], affine: npt.NDArray[np.float64], case_id: str = "case"
@@ -159,7 +163,16 @@ class Predictor:
             CaseError: The images cannot be used, or as `predict_scan`.
             ConfigError: As `predict_scan`.
         """
-        return self.predict_scan(scan_of_arrays(case_id, images, affine, self.spacing_mm))
+        return self.predict_scan(self.prepare(case_of_arrays(case_id, images, affine)))
+
+    def prepare(self, loaded: LoadedCase) -> Scan:
+        """Prepare a case that has been loaded, as the training of the model did.
+
+        Raises:
+            CaseError: The scan cannot be used.
+        """
+        method = self.model.method
+        return prepare_scan(loaded, self.spacing_mm) if method is None else method.prepare(loaded)
 
     def predict_scan(self, scan: Scan) -> CaseResult:
         """Segment a scan that has been read; see the function `predict_scan`."""
@@ -182,7 +195,10 @@ def predict_scan(model: Model, scan: Scan, settings: PredictionSettings) -> Case
     started_s = time.monotonic()
     reset_peak_memory(model.device.torch_device)
     fallback = PredictionFallback(scan.case_id, model.device)
-    mean = crop_probabilities(model, scan.case_id, scan.image, settings, fallback)
+    if model.method is None:
+        mean = crop_probabilities(model, scan.case_id, scan.image, settings, fallback)
+    else:
+        mean = foreign_probabilities(model, model.method, scan, settings, fallback)
     probabilities = scan.on_scan_spacing(mean)
     written = model.written_convention(settings, scan.release)
     convention = written.convention
@@ -298,6 +314,42 @@ def crop_probabilities(
 
 
 @torch.inference_mode()
+def foreign_probabilities(
+    model: Model,
+    method: ForeignMethod,
+    scan: Scan,
+    settings: PredictionSettings,
+    fallback: PredictionFallback,
+) -> npt.NDArray[np.float32]:
+    """Return the probabilities (3, x, y, z) of a crop, computed as another program does.
+
+    Logits are averaged over windows, networks and mirror images, and tumour may be anywhere.
+
+    Raises as `predict_scan`.
+    """
+    (member,) = model.members
+    axes = method.mirror_axes if settings.tta else ()
+    mirrors = [mirror for n in range(len(axes) + 1) for mirror in combinations(axes, n)]
+    is_own = "overlap" not in settings.model_fields_set
+    settings = settings.model_copy(update={"overlap": method.overlap}) if is_own else settings
+    given = method.to_network(scan)
+    with part(
+        f"{scan.case_id}, windows", _n_windows(member, settings, given.image, method.rule)
+    ) as after_window:
+        passing = _Pass(
+            member=member,
+            settings=settings,
+            after_window=after_window,
+            rule=method.rule,
+            window_mirrors=mirrors,
+        )
+        logits = fallback.run(partial(passing.logits, torch.from_numpy(given.image)))
+    mean = given.back(logits.cpu().numpy())
+    _check_numbers(scan.case_id, mean)
+    return mean
+
+
+@torch.inference_mode()
 def predict_probabilities(
     model: Model, image: Field, settings: PredictionSettings, fallback: PredictionFallback
 ) -> Field:
@@ -366,14 +418,23 @@ class _Pass:
     """Application of one network to one mirror image."""
 
     member: Member
-    axes: list[int]
-    """Axes of the image that are mirrored."""
     settings: PredictionSettings
     after_window: Callable[[], None]
+    axes: Sequence[int] = ()
+    """Axes of the image that are mirrored."""
+    window_mirrors: Sequence[tuple[int, ...]] = ((),)
+    """Axes of the mirror images of a window whose logits are averaged."""
+    rule: WindowRule | None = None
+    """Rule of another program for windows."""
 
     def probabilities(self, image: Tensor, mode: PredictionMode) -> Tensor:
         """Return the probabilities, mirrored as the image."""
-        mirrored = image[list(self.member.channels)].flip(self.axes)
+        # in place, which saves a whole float32 volume
+        return self.logits(image, mode).sigmoid_().cpu()
+
+    def logits(self, image: Tensor, mode: PredictionMode) -> Tensor:
+        """Return the logits, mirrored as the image."""
+        mirrored = image[list(self.member.channels)].flip(list(self.axes))
         window = window_of(self.member, self.settings, _shape_of(image))
         for _ in range(mode.n_halvings):
             window = _halved(window, self.member.multiple)
@@ -381,24 +442,39 @@ class _Pass:
 
         def of_window(voxels: Tensor) -> Tensor:
             with mode.device.autocast():
-                logits = self.member.network(voxels.to(place))
+                logits = self._of_window(voxels.to(place))
             self.after_window()
             return logits
 
         with _on(self.member.network, mode.device):
-            logits = predict_logits(
+            return predict_logits(
                 of_window,
                 mirrored if mode.stitch_on_host else mirrored.to(place),
                 window=window,
                 overlap=self.settings.overlap,
+                rule=self.rule,
             )
-        # in place, which saves a whole float32 volume
-        return logits.sigmoid_().cpu()
+
+    def _of_window(self, voxels: Tensor) -> Tensor:
+        """Return the logits of a window (1, C, X, Y, Z), averaged over its mirror images."""
+        _, *others = self.window_mirrors
+        logits: Tensor = self.member.network(voxels)
+        for mirror in others:
+            dims = _dims(mirror)
+            logits = logits + self.member.network(voxels.flip(dims)).flip(dims)
+        return logits / len(self.window_mirrors) if others else logits
 
 
-def _n_windows(member: Member, settings: PredictionSettings, image: Field) -> int:
+def _dims(mirror: Sequence[int]) -> list[int]:
+    """Return the dimensions of a window (1, C, X, Y, Z) for axes of the image."""
+    return [2 + axis for axis in mirror]
+
+
+def _n_windows(
+    member: Member, settings: PredictionSettings, image: Field, rule: WindowRule | None = None
+) -> int:
     shape = _shape_of(image)
-    return n_windows(shape, window_of(member, settings, shape), settings.overlap)
+    return n_windows(shape, window_of(member, settings, shape), settings.overlap, rule)
 
 
 def _shape_of(image: Tensor | Field) -> Triple:

@@ -17,14 +17,26 @@ the same windows, the results agree.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import ceil, prod
+from math import prod
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from brats_seg.voxels.box import Triple, rounded_up
+
 SIGMA_FRACTION = 1 / 8
 """Standard deviation of the Gaussian, as a share of the window, as in nnU-Net and MONAI."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WindowRule:
+    """Rule of a program for placing windows along an axis, and for weighting their voxels."""
+
+    starts: Callable[[int, int, float], Sequence[int]]
+    """First voxel of each window, for an axis, a window and an overlap."""
+    weights: Callable[[int], Tensor]
+    """Weight of each voxel of a window, `(length,)` float32; any factor cancels out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +60,7 @@ def predict_logits(
     *,
     window: tuple[int, int, int],
     overlap: float,
+    rule: WindowRule | None = None,
 ) -> Tensor:
     """Return the logits `(R, X, Y, Z)` of an image `(C, X, Y, Z)`, in float32.
 
@@ -60,6 +73,8 @@ def predict_logits(
         image: Normalised modalities.
         window: Voxels along X, Y and Z.
         overlap: Smallest overlap of neighbouring windows, as a share of the window, in [0, 1).
+        rule: Rule of another program; by default windows are spaced evenly and weighted by a
+            Gaussian around their centre.
 
     Example:
         >>> image = torch.ones(4, 20, 18, 16)
@@ -68,7 +83,7 @@ def predict_logits(
     """
     padded, inner = _padded(image, window)
     axes = [
-        axis_windows(size, length, overlap, image.device)
+        axis_windows(size, length, overlap, image.device, rule=rule)
         for size, length in zip(padded.shape[1:], window, strict=True)
     ]
     total = image.new_zeros(0)  # the number of regions is known after the first window
@@ -82,30 +97,39 @@ def predict_logits(
     return total[inner]
 
 
-def n_windows(shape: Sequence[int], window: Sequence[int], overlap: float) -> int:
+def n_windows(
+    shape: Sequence[int], window: Sequence[int], overlap: float, rule: WindowRule | None = None
+) -> int:
     """Return the number of windows for an image of `shape` voxels along X, Y and Z.
 
     Example:
         >>> n_windows((20, 18, 6), (8, 8, 8), overlap=0.5)
         16
     """
+    starts = window_starts if rule is None else rule.starts
     return prod(
-        len(window_starts(max(size, length), length, overlap))
+        len(starts(max(size, length), length, overlap))
         for size, length in zip(shape, window, strict=True)
     )
 
 
 def axis_windows(
-    size: int, length: int, overlap: float, device: torch.device | None = None
+    size: int,
+    length: int,
+    overlap: float,
+    device: torch.device | None = None,
+    *,
+    rule: WindowRule | None = None,
 ) -> tuple[AxisWindow, ...]:
-    """Cover an axis of `size` voxels with evenly spaced windows of `length`, from border to border."""
-    starts = window_starts(size, length, overlap)
-    bell = _bell(length).to(device)
+    """Cover an axis of `size` voxels with windows of `length`, from border to border."""
+    rule = rule or _OWN_RULE
+    starts = rule.starts(size, length, overlap)
+    weights = rule.weights(length).to(device)
     total = torch.zeros(size, dtype=torch.float32, device=device)
     for start in starts:
-        total[start : start + length] += bell
+        total[start : start + length] += weights
     return tuple(
-        AxisWindow(start=start, weights=bell / total[start : start + length]) for start in starts
+        AxisWindow(start=start, weights=weights / total[start : start + length]) for start in starts
     )
 
 
@@ -116,9 +140,40 @@ def window_starts(size: int, length: int, overlap: float) -> tuple[int, ...]:
     return tuple(round(i * (size - length) / max(1, n_steps)) for i in range(n_steps + 1))
 
 
-def _bell(length: int) -> Tensor:
-    distance = torch.arange(length, dtype=torch.float32) - (length - 1) / 2
-    return torch.exp(-0.5 * (distance / (SIGMA_FRACTION * length)) ** 2)
+def window_within(window: Triple, patch: Triple, multiple: Triple, shape: Triple) -> Triple:
+    """Return a window, cut to a volume that is smaller but never below the training patch.
+
+    Zeros around a volume change the statistics of the normalisation layers: with windows of 96^3 on
+    crops of about 70^3 the mean Dice was 0.465, with windows of 64^3 0.557 (four real cases at 2 mm).
+
+    Args:
+        window: Voxels of the window.
+        patch: Voxels of a training patch, in which zeros were seen in training.
+        multiple: Numbers that the size of an input must be a multiple of.
+        shape: Voxels of the volume.
+
+    Example:
+        >>> window_within((96, 96, 96), (64, 64, 64), (16, 16, 16), (140, 70, 30))
+        (96, 80, 64)
+    """
+    covering = rounded_up(shape, multiple)
+    x, y, z = (
+        min(n, max(least, size)) for n, least, size in zip(window, patch, covering, strict=True)
+    )
+    return x, y, z
+
+
+def bell(length: int, centre: float, sigma_fraction: float = SIGMA_FRACTION) -> Tensor:
+    """Return a Gaussian `(length,)` around a centre, whose standard deviation is a share of it."""
+    distance = torch.arange(length, dtype=torch.float32) - centre
+    return torch.exp(-0.5 * (distance / (sigma_fraction * length)) ** 2)
+
+
+def _centred_bell(length: int) -> Tensor:
+    return bell(length, (length - 1) / 2)
+
+
+_OWN_RULE = WindowRule(starts=window_starts, weights=_centred_bell)
 
 
 def _padded(

@@ -15,12 +15,13 @@ import json
 import pickle
 import reprlib
 import zipfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import IO, Annotated, Any, BinaryIO, ClassVar, Literal, TypeAlias, cast
 
+import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from safetensors import SafetensorError
@@ -60,6 +61,16 @@ _MOST_VALUES = 1_000_000
 """Values of a checkpoint besides the tensors, counted as often as they are referred to."""
 _DEEPEST = 32
 """Levels of lists and dictionaries in a checkpoint; ours have six."""
+_CPU = torch.device("cpu")
+_NUMPY_SCALARS: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
+    np.dtype,
+    *(type(np.dtype(kind)) for kind in ("f4", "f8", "i4", "i8", "?")),
+    *(
+        (cast("Callable[..., Any]", np.float64(0).__reduce__()[0]), f"numpy.{module}.scalar")
+        for module in ("core.multiarray", "_core.multiarray")
+    ),
+]
+"""Classes of single numbers of numpy, which other programs keep in checkpoints: plain values."""
 _COPY_AGAIN = "Copy or export the model again."
 _RUN_AGAIN = "Copy the file again; without a whole copy, train the run again with --fresh."
 
@@ -206,11 +217,11 @@ def load_trained(path: Path) -> TrainedModel:
     """
     content = read_checkpoint(path, torch.device("cpu"))
     try:
-        weights = _checked_weights(content["model"])
+        weights = checked_weights(content["model"])
         if content.get("ema") is not None:
             weights = {
                 name.removeprefix(_AVERAGED): value
-                for name, value in _checked_weights(content["ema"]).items()
+                for name, value in checked_weights(content["ema"]).items()
                 if name.startswith(_AVERAGED)
             }
         return TrainedModel(
@@ -367,7 +378,7 @@ def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
     Raises:
         ResumeError: The file is damaged, is no checkpoint, or has another schema version.
     """
-    content = _loaded(path, device)
+    content = read_plain(path, device=device)
     version = content.get("schema_version") if isinstance(content, dict) else None
     if not isinstance(version, int) or version not in _READABLE:
         found = reprlib.repr(version)
@@ -394,15 +405,13 @@ def read_weights(path: Path) -> dict[str, Tensor] | None:
     """
     if path.suffix == ".safetensors":
         return _load_weights(path)
-    content = _loaded(
-        path, torch.device("cpu"), "Copy it again, or save the state_dict() of its network."
-    )
+    content = read_plain(path, "Copy it again, or save the state_dict() of its network.")
     if isinstance(content, dict) and "schema_version" in content:
         return None
     # the entry that torch's own examples, MONAI and Lightning store the weights in
     state = content.get("state_dict", content) if isinstance(content, dict) else content
     try:
-        return _checked_weights(state)
+        return checked_weights(state)
     except _INVALID as error:
         msg = (
             f"{path} holds no weights: {reason_of(error)}; expected a checkpoint of a run, a state "
@@ -411,8 +420,13 @@ def read_weights(path: Path) -> dict[str, Tensor] | None:
         raise UsageError(msg) from None
 
 
-def _loaded(path: Path, device: torch.device, next_step: str = _RUN_AGAIN) -> Any:
-    """Return what `torch.save` has written, read without running code.
+def read_plain(path: Path, next_step: str = _RUN_AGAIN, *, device: torch.device = _CPU) -> Any:
+    """Return the values and tensors that `torch.save` has written, read without running code.
+
+    Args:
+        path: File to read.
+        next_step: Advice of the message if it cannot be read.
+        device: Device of the tensors.
 
     Raises:
         ResumeError: The file is damaged, or holds more than plain values and tensors.
@@ -420,7 +434,8 @@ def _loaded(path: Path, device: torch.device, next_step: str = _RUN_AGAIN) -> An
     try:
         check_regular(path)
         _check_entries(path)
-        content = torch.load(path, map_location=device, weights_only=True)
+        with torch.serialization.safe_globals(_NUMPY_SCALARS):
+            content = torch.load(path, map_location=device, weights_only=True)
         _check_values(content)
     except OSError as error:
         msg = f"{path} is not a checkpoint that can be read: {error.strerror}. {next_step}"
@@ -512,8 +527,13 @@ def _load_weights(path: Path) -> dict[str, Tensor]:
         raise UsageError(msg) from None
 
 
-def _checked_weights(state: Any) -> dict[str, Tensor]:
-    """Return a state dict, if all its entries are tensors whose values are in the file."""
+def checked_weights(state: Any) -> dict[str, Tensor]:
+    """Return a state dict, if all its entries are tensors whose values are in the file.
+
+    Raises:
+        TypeError: It is no dictionary of tensors.
+        ValueError: A tensor repeats the values of the file.
+    """
     if not isinstance(state, dict):
         msg = f"found {type(state).__name__} in place of the weights"
         raise TypeError(msg)

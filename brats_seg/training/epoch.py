@@ -22,9 +22,10 @@ from brats_seg.data.intensity_transforms import Transform
 from brats_seg.data.loader import PATCHES_AHEAD, PatchDataset, Sample, patch_loader
 from brats_seg.data.patches import PatchKey, epoch_patches
 from brats_seg.data.transforms import transforms_named
-from brats_seg.models.build import default_window, padded_size, size_multiple, window_within
+from brats_seg.models.build import default_window, padded_size, size_multiple
 from brats_seg.progress import part
 from brats_seg.runtime.device import Device
+from brats_seg.runtime.sliding_window import window_within
 from brats_seg.training.gradient import MicroBatch
 from brats_seg.training.tasks import task_of
 from brats_seg.voxels.box import rounded_up

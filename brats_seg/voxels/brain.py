@@ -39,3 +39,18 @@ def background_of(array: Array) -> Array:
     values, counts = np.unique(np.concatenate(edges), return_counts=True)
     most = counts.argmax()
     return values[most] if 2 * counts[most] >= counts.sum() else np.zeros_like(values[most])
+
+
+def normalised(values: Array) -> tuple[Array, float, float]:
+    """Return values with mean 0 and standard deviation 1, and both as they were.
+
+    Values that are all the same have a standard deviation of 0, and are returned as zeros.
+    """
+    # float32 holds the 16-bit integers of scanners exactly; wider types go to float64
+    values = values.astype(np.result_type(values.dtype, np.float32))
+    mean = values.mean(dtype=np.float64)
+    values -= mean.astype(values.dtype)
+    std = np.sqrt(np.einsum("i,i->", values, values, dtype=np.float64) / values.size)
+    if std > 0:
+        values /= std.astype(values.dtype)
+    return values, float(mean), float(std)

@@ -1,4 +1,4 @@
-"""Number the connected components of a mask, and group items that share a key."""
+"""Number the connected components of masks, drop small ones, and group items that share a key."""
 
 from collections.abc import Hashable, Iterable, Sequence
 
@@ -26,6 +26,44 @@ def number_components(mask: Mask) -> Lesions:
     """
     lesions, _ = ndimage.label(mask, _ALL_NEIGHBOURS, output=np.int32)
     return lesions
+
+
+def nested_regions(
+    probabilities: npt.NDArray[np.float32],
+    thresholds: Sequence[float],
+    *,
+    smallest: Sequence[float],
+    smallest_et: float,
+) -> npt.NDArray[np.bool_]:
+    """Threshold probabilities of WT, TC and ET (3, X, Y, Z), nest the masks and drop small components.
+
+    Args:
+        probabilities: Of WT, TC and ET.
+        thresholds: Probability above which a voxel belongs to each region.
+        smallest: Voxels below which a component of each region is dropped.
+        smallest_et: Voxels of all ET together below which it is dropped.
+    """
+    regions = probabilities > np.array(thresholds, dtype=np.float32)[:, None, None, None]
+    wt, tc, et = regions
+    tc |= et
+    wt |= tc
+    for region, inner, n_voxels in zip(regions, (tc, et, None), smallest, strict=True):
+        _drop_small(region, n_voxels)
+        if inner is not None:
+            inner &= region
+    if np.count_nonzero(et) < smallest_et:
+        et[...] = False
+    return regions
+
+
+def _drop_small(mask: Mask, smallest: float) -> None:
+    """Empty components of fewer voxels, in place; voxels that share a corner are connected."""
+    if smallest <= 1:
+        return
+    components = number_components(mask)
+    kept = np.bincount(components.ravel()) >= smallest
+    kept[0] = False
+    mask[...] = kept[components]
 
 
 def first_of_group(keys: Sequence[Iterable[Hashable]]) -> tuple[int, ...]:

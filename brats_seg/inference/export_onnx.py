@@ -1,0 +1,119 @@
+"""Write the networks of an exported model as ONNX too, and check them with onnxruntime.
+
+member0.onnx holds the first network: `image`, normalised modalities `(1, 4, X, Y, Z)` in float32, to
+`logits` of WT, TC and ET. X, Y and Z can be any multiples of the numbers in its metadata. What is done
+before and after, cropping, normalising, windows and thresholds, is not in it; the model card says it.
+"""
+
+import warnings
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from brats_seg.errors import EnvironmentalError, UsageError
+from brats_seg.files import whole_file
+from brats_seg.inference.model import Member, build_single
+from brats_seg.models.norm import ActivatedNorm
+from brats_seg.runtime.device import choose_device
+from brats_seg.runtime.weights import ExportedModel
+
+ONNX_TOLERANCE = 1e-4
+"""Largest difference of a logit between torch and onnxruntime, of logits that are about 1."""
+_OPSET = 18
+_SMALLEST_AXIS = 8
+
+
+def write_onnx(exported: ExportedModel, folder: Path) -> None:
+    """Write each network of an exported model as `member*.onnx`, and compare it with torch.
+
+    Raises:
+        EnvironmentalError: `onnx`, `onnxscript` or `onnxruntime` is not installed.
+        UsageError: A network cannot be written, or gives other logits with onnxruntime.
+    """
+    onnxruntime = _required()
+    for place, trained in enumerate(exported.networks):
+        (member,) = build_single(trained, choose_device("cpu", "fp32")).members
+        for layer in member.network.modules():
+            if isinstance(layer, ActivatedNorm):
+                # ONNX has the stock layers alone
+                layer.in_place = False
+        with whole_file(folder / f"member{place}.onnx") as beside:
+            _write_network(member, beside)
+            _compare(member, beside, onnxruntime)
+
+
+def _required() -> ModuleType:
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        msg = (
+            f"--format onnx needs packages that are not installed ({error.name}): "
+            'pip install "brats_seg[onnx]", or pip install onnx onnxscript onnxruntime.'
+        )
+        raise EnvironmentalError(msg) from None
+    runtime: ModuleType = onnxruntime
+    return runtime
+
+
+def _write_network(member: Member, path: Path) -> None:
+    """Write a network; the size of its input stays open."""
+    open_axes = {
+        2: torch.export.Dim.DYNAMIC,
+        3: torch.export.Dim.DYNAMIC,
+        4: torch.export.Dim.DYNAMIC,
+    }
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                member.network,
+                (_example(member, 1),),
+                dynamo=True,
+                opset_version=_OPSET,
+                input_names=["image"],
+                output_names=["logits"],
+                dynamic_shapes=(open_axes,),
+                verbose=False,
+            )
+        if program is not None:
+            program.save(path, external_data=False)
+    except (RuntimeError, ValueError, TypeError, torch.onnx.errors.OnnxExporterError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        msg = (
+            f"model.name {member.name!r} cannot be written as ONNX with open sizes: {reason}. Export "
+            "it without --format, or as a bundle."
+        )
+        raise UsageError(msg) from None
+
+
+def _compare(member: Member, path: Path, onnxruntime: ModuleType) -> None:
+    """Raise `UsageError` unless onnxruntime gives the logits of torch, for two sizes of the input."""
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    for scale in (1, 2):
+        image = _example(member, scale)
+        (found,) = session.run(None, {"image": image.numpy()})
+        with torch.inference_mode():
+            expected = member.network(image).numpy()
+        size = max(1.0, float(np.abs(expected).max()))
+        if found.shape != expected.shape or np.abs(found - expected).max() > ONNX_TOLERANCE * size:
+            msg = (
+                f"{path.name}: onnxruntime {onnxruntime.__version__} does not give the logits of "
+                f"torch for an image of {tuple(image.shape)}; expected them within "
+                f"{ONNX_TOLERANCE:g}. Export it without --format, or as a bundle."
+            )
+            raise UsageError(msg)
+
+
+def _example(member: Member, scale: int) -> Tensor:
+    """Return a random image of a size that the network takes, of other numbers along each axis."""
+    generator = torch.Generator().manual_seed(scale)
+    x, y, z = (
+        m * (-(-max(_SMALLEST_AXIS, n // 4) // m) + scale + axis)
+        for axis, (n, m) in enumerate(zip(member.patch, member.multiple, strict=True))
+    )
+    return torch.randn(1, len(member.channels), x, y, z, generator=generator)

@@ -1,0 +1,171 @@
+"""Test that bundles predict as MONAI does, and that those that need code or other data are refused."""
+
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+from monai.inferers import SlidingWindowInferer
+from monai.networks.nets import SegResNet
+from monai.transforms import (
+    Compose,
+    EnsureChannelFirstd,
+    Invertd,
+    LoadImaged,
+    NormalizeIntensityd,
+    Orientationd,
+    Spacingd,
+)
+
+from brats_seg.cases.case import load_case
+from brats_seg.cases.inputs import find_inputs
+from brats_seg.errors import UsageError
+from brats_seg.inference.predict import CaseResult, Predictor
+from brats_seg.inference.settings import PredictionSettings
+from tests.builders import write_case
+from tests.foreign_builders import write_bundle
+
+FP32 = {"device": "cpu", "precision": "fp32"}
+SPATIAL: tuple[dict[str, Any], ...] = (
+    {"_target_": "Orientationd", "keys": "image", "axcodes": "RAS", "labels": None},
+    {
+        "_target_": "Spacingd",
+        "keys": ["image", "label"],
+        "pixdim": [1.5, 1.5, 1.25],
+        "mode": ["bilinear", "nearest"],
+    },
+)
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Path:
+    return write_case(tmp_path / "scans")
+
+
+def predicted(model: Path, case: Path) -> CaseResult:
+    predictor = Predictor.load([model], PredictionSettings(**FP32, probabilities=True))
+    return predictor.predict_scan(predictor.prepare(load_case(find_inputs([case])[0])))
+
+
+@pytest.mark.filterwarnings("ignore")  # MONAI's own
+@pytest.mark.parametrize("is_spatial", [False, True])
+def test_regions_are_those_of_monai(tmp_path: Path, case: Path, is_spatial: bool) -> None:
+    model = write_bundle(tmp_path / "model", transforms=SPATIAL if is_spatial else ())
+    network = SegResNet(
+        in_channels=4, out_channels=3, init_filters=8, blocks_down=[1, 1], blocks_up=[1]
+    ).eval()
+    network.load_state_dict(torch.load(model / "models" / "model.pt"))
+    spatial = (
+        Orientationd("image", axcodes="RAS", labels=None),
+        Spacingd("image", pixdim=[1.5, 1.5, 1.25], mode="bilinear"),
+    )
+    pipeline = Compose(
+        [
+            LoadImaged("image"),
+            EnsureChannelFirstd("image"),
+            *(spatial if is_spatial else ()),
+            NormalizeIntensityd("image", nonzero=True, channel_wise=True),
+        ]
+    )
+    files = [next(case.glob(f"*_{name}.nii.gz")) for name in ("t1ce", "t1", "t2", "flair")]
+    data = pipeline({"image": files})
+    with torch.no_grad():
+        inferer = SlidingWindowInferer([16, 16, 8], overlap=0.4)
+        data["pred"] = inferer(data["image"][None], network)[0].sigmoid()
+    data = Invertd("pred", pipeline, orig_keys="image", nearest_interp=False)(data)
+    tc, wt, et = data["pred"].numpy()
+
+    found = predicted(model, case).probabilities
+
+    assert found is not None
+    assert min(region.std() for region in (wt, tc, et)) > 0.01
+    np.testing.assert_allclose(found, np.stack([wt, tc, et]), rtol=0, atol=1e-5)
+
+
+def test_the_label_map_is_on_the_grid_of_the_files(tmp_path: Path, case: Path) -> None:
+    result = predicted(write_bundle(tmp_path / "model", transforms=SPATIAL), case)
+
+    stored = nib.load(next(case.glob("*_t1.nii.gz")))
+    assert result.label_map.shape == stored.shape
+    assert set(np.unique(result.label_map)) <= {0, 1, 2, 4}
+
+
+NETWORK = {"_target_": "SegResNet", "in_channels": 4, "out_channels": 3, "init_filters": 8}
+INFERER = {"_target_": "SlidingWindowInferer", "roi_size": [16, 16, 8]}
+
+
+def channels(*names: str) -> dict[str, Any]:
+    image = {"channel_def": {str(place): name for place, name in enumerate(names)}}
+    pred = {"channel_def": {"0": "tumor core", "1": "whole tumor", "2": "enhancing tumor"}}
+    return {"network_data_format": {"inputs": {"image": image}, "outputs": {"pred": pred}}}
+
+
+def other_regions() -> dict[str, Any]:
+    metadata = channels("T1c", "T1", "T2", "FLAIR")
+    metadata["network_data_format"]["outputs"]["pred"]["channel_def"] = {"0": "bg", "1": "liver"}
+    return metadata
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"metadata": channels("CT")},
+            r"metadata.json: the model takes the channels CT; expected T1",
+        ),
+        ({"metadata": other_regions()}, "the bundle returns bg, liver; expected the regions whole"),
+        (
+            {"metadata": {"version": "1"}},
+            "are not described: it has no entry 'network_data_format'",
+        ),
+        (
+            {"network_def": {**NETWORK, "act": "$os.system('true')"}},
+            r"it needs the code .\$os.system",
+        ),
+        (
+            {"network_def": {"_target_": "os.system"}},
+            "its network is 'os.system'; expected MONAI's",
+        ),
+        (
+            {"network_def": {**NETWORK, "init_filters": 16}},
+            "the weights are not those of SegResNet",
+        ),
+        (
+            {"network_def": {**NETWORK, "sizes": 3}},
+            "SegResNet cannot be built: .*unexpected keyword",
+        ),
+        ({"network_def": "@network"}, "network_def is '@network'; expected"),
+        (
+            {"preprocessing": {"transforms": [{"_target_": "scripts.Mine"}]}},
+            "its preprocessing has Mine; .* Run this bundle with `python -m monai.bundle run`",
+        ),
+        ({"inferer": {"_target_": "SimpleInferer"}}, "its inferer is SimpleInferer"),
+        ({"inferer": {**INFERER, "roi_size": [96, 96]}}, r"roi_size of its windows is \[96, 96\]"),
+        (
+            {"postprocessing": {"transforms": [{"_target_": "Activationsd", "softmax": True}]}},
+            "its outputs are no sigmoids",
+        ),
+    ],
+)
+def test_a_bundle_of_something_else_or_with_code_is_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    model = write_bundle(tmp_path / "model", **changes)
+
+    with pytest.raises(UsageError, match=message):
+        Predictor.load([model], PredictionSettings(**FP32))
+
+
+def test_a_bundle_with_missing_files_is_refused(tmp_path: Path) -> None:
+    model = write_bundle(tmp_path / "model")
+    (model / "models" / "model.pt").unlink()
+
+    with pytest.raises(UsageError, match=r"model.pt is not a checkpoint .*: No such file"):
+        Predictor.load([model], PredictionSettings(**FP32))
+
+    (model / "configs" / "inference.json").unlink()
+
+    with pytest.raises(UsageError, match=r"found no configs/inference.json"):
+        Predictor.load([model], PredictionSettings(**FP32))

@@ -1,0 +1,319 @@
+"""Test that models of nnU-Net predict as nnU-Net does, and that others are refused."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from scipy.ndimage import binary_fill_holes, gaussian_filter
+
+from brats_seg.cases.case import load_case
+from brats_seg.cases.inputs import find_inputs
+from brats_seg.errors import UsageError
+from brats_seg.inference.export import export_model
+from brats_seg.inference.nnunet_method import region_logits
+from brats_seg.inference.predict import CaseResult, Predictor
+from brats_seg.inference.settings import PredictionSettings
+from brats_seg.labels import BRATS2017, BRATS2023
+from tests.builders import write_case
+from tests.foreign_builders import (
+    CHANNELS,
+    TISSUE_LABELS,
+    nnunet_network,
+    nnunet_shape,
+    write_fold,
+    write_nnunet,
+)
+
+FP32 = {"device": "cpu", "precision": "fp32"}
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Path:
+    return write_case(tmp_path / "scans")
+
+
+def predicted(model: Path, case: Path, **settings: Any) -> CaseResult:
+    predictor = Predictor.load([model], PredictionSettings(**FP32, **settings))
+    return predictor.predict_scan(predictor.prepare(load_case(find_inputs([case])[0])))
+
+
+def oracle(
+    case: Path, networks: list[torch.nn.Module], *, mirrored: bool = False
+) -> npt.NDArray[np.float32]:
+    """Return the logits (L, X, Y, Z) of networks, computed window by window as nnU-Net documents it."""
+    files = [next(case.glob(f"*_{name}.nii.gz")) for name in ("flair", "t1", "t1ce", "t2")]
+    images = np.stack([nib.load(file).get_fdata().astype(np.float32).T for file in files])
+    images = images.transpose(0, 2, 1, 3)
+    mask = binary_fill_holes((images != 0).any(axis=0))
+    box = tuple(slice(int(i.min()), int(i.max()) + 1) for i in np.nonzero(mask))
+    crop, inside = images[:, *box], mask[box]
+    for image in crop:
+        image[inside] = (image[inside] - image[inside].mean()) / image[inside].std()
+    patch = (16, 8, 16)
+    point = np.zeros(patch)
+    point[tuple(n // 2 for n in patch)] = 1
+    weights = torch.from_numpy(gaussian_filter(point, [n / 8 for n in patch], mode="constant"))
+    flips = [[2 + a for a in range(3) if bits >> a & 1] for bits in range(8 if mirrored else 1)]
+    total, count = 0.0, torch.zeros(inside.shape)
+    voxels = torch.from_numpy(crop)[None]
+    with torch.no_grad():
+        for start in np.ndindex(
+            *(len(starts(n, p)) for n, p in zip(inside.shape, patch, strict=True))
+        ):
+            place = tuple(
+                slice(starts(n, p)[i], starts(n, p)[i] + p)
+                for i, n, p in zip(start, inside.shape, patch, strict=True)
+            )
+            window = voxels[:, :, *place]
+            logits = sum(network(window.flip(f)).flip(f) for network in networks for f in flips) / (
+                len(networks) * len(flips)
+            )
+            if isinstance(total, float):
+                total = torch.zeros(logits.shape[1], *inside.shape)
+            total[:, *place] += logits[0] * weights
+            count[place] += weights
+    whole = np.full((len(total), *mask.shape), -9, dtype=np.float32)
+    whole[0 if len(total) == 4 else slice(0, 0)] = 9
+    whole[:, *box] = (total / count).numpy()
+    return whole.transpose(0, 2, 1, 3).transpose(0, 3, 2, 1)
+
+
+def starts(size: int, length: int) -> list[int]:
+    n = int(np.ceil((size - length) / (length / 2))) + 1
+    return [round(i * (size - length) / max(1, n - 1)) for i in range(n)]
+
+
+def painted(regions: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
+    """Return the label map of BraTS 2017 for region masks, later ones over earlier ones."""
+    label_map = np.zeros(regions.shape[1:], dtype=np.uint8)
+    for region, value in zip(regions, (2, 1, 4), strict=True):
+        label_map[region] = value
+    return label_map
+
+
+@pytest.mark.parametrize("is_residual", [False, True])
+def test_regions_are_those_of_nnunet(tmp_path: Path, case: Path, is_residual: bool) -> None:
+    model = write_nnunet(tmp_path / "model", is_residual=is_residual)
+    network = nnunet_network(nnunet_shape(3, is_residual=is_residual), seed=0)
+
+    result = predicted(model, case)
+
+    assert len(np.unique(result.label_map)) > 2
+    assert result.convention == BRATS2017
+    np.testing.assert_array_equal(result.label_map, painted(oracle(case, [network]) > 0))
+
+
+def test_folds_and_mirror_images_are_averaged_as_logits(tmp_path: Path, case: Path) -> None:
+    model = write_nnunet(tmp_path / "model", labels=TISSUE_LABELS, n_folds=2)
+    networks: list[torch.nn.Module] = [nnunet_network(nnunet_shape(4), seed=n) for n in range(2)]
+    labels = np.array([0, 2, 1, 4], dtype=np.uint8)
+
+    for mirrored in (False, True):
+        found = predicted(model, case, tta=mirrored).label_map
+        expected = labels[oracle(case, networks, mirrored=mirrored).argmax(axis=0)]
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_one_fold_can_be_given_alone(tmp_path: Path, case: Path) -> None:
+    model = write_nnunet(tmp_path / "model", n_folds=2)
+    networks = [nnunet_network(nnunet_shape(3), seed=n) for n in range(2)]
+
+    alone = predicted(model / "fold_1", case).label_map
+    by_file = predicted(model / "fold_1" / "checkpoint_final.pth", case).label_map
+
+    np.testing.assert_array_equal(alone, painted(oracle(case, networks[1:]) > 0))
+    np.testing.assert_array_equal(alone, by_file)
+
+
+def test_a_region_is_where_the_most_probable_label_belongs_to_it() -> None:
+    logits = np.random.default_rng(0).normal(size=(4, 5, 6, 7)).astype(np.float32)
+    heads = (frozenset({1, 2, 3}), frozenset({2, 3}), frozenset({3}))
+
+    regions = region_logits(heads)(logits)
+
+    for region, places in zip(regions, heads, strict=True):
+        np.testing.assert_array_equal(region > 0, np.isin(logits.argmax(axis=0), list(places)))
+
+
+@pytest.mark.parametrize("spacing", [[2.0, 1.5, 1.25], [5.0, 1.2, 1.2]])
+def test_scans_of_another_voxel_size_are_resampled_and_back(
+    tmp_path: Path, case: Path, spacing: list[float]
+) -> None:
+    model = write_nnunet(tmp_path / "model", configuration={"spacing": spacing})
+    predictor = Predictor.load([model], PredictionSettings(**FP32))
+    scan = predictor.prepare(load_case(find_inputs([case])[0]))
+    method = predictor.model.method
+    assert method is not None
+
+    given = method.to_network(scan)
+
+    y, z, x = scan.image.shape[2], scan.image.shape[3], scan.image.shape[1]
+    edges = zip((y, z, x), spacing, strict=True)
+    assert given.image.shape[1:] == tuple(round(n / mm) for n, mm in edges)
+    # a constant stays one, there and back
+    back = given.back(np.full((3, *given.image.shape[1:]), 2, dtype=np.float32))
+    assert back.shape == (3, *scan.image.shape[1:])
+    np.testing.assert_allclose(back, 1 / (1 + np.exp(-2)), rtol=1e-5)
+
+
+def test_the_record_of_the_model_changes_with_its_weights_and_not_with_its_place(
+    tmp_path: Path,
+) -> None:
+    prints = [
+        Predictor.load([model], PredictionSettings(**FP32)).model.fingerprint
+        for model in (
+            write_nnunet(tmp_path / "a"),
+            write_nnunet(tmp_path / "b"),
+            write_nnunet(tmp_path / "c", n_folds=2),
+        )
+    ]
+
+    assert prints[0] == prints[1] != prints[2]
+
+
+def test_scans_whose_names_show_no_release_get_the_labels_of_the_model(tmp_path: Path) -> None:
+    labels = {"background": 0, "NCR": 1, "ED": 2, "ET": 3}
+    model = write_nnunet(tmp_path / "model", labels=TISSUE_LABELS)
+    dataset = json.loads((model / "dataset.json").read_text()) | {"labels": labels}
+    (model / "dataset.json").write_text(json.dumps(dataset))
+
+    assert predicted(model, write_case(tmp_path / "scans", "mine")).convention == BRATS2023
+
+
+class _Code:
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str]]:
+        return print, ("code of the checkpoint was run",)
+
+
+def _without_fold(model: Path) -> None:
+    (model / "fold_1" / "checkpoint_final.pth").unlink()
+
+
+def _with_code(model: Path) -> None:
+    write_fold(model / "fold_1", nnunet_network(nnunet_shape(3), seed=0), logging=_Code())
+
+
+def _of_other_sizes(model: Path) -> None:
+    write_fold(model / "fold_1", nnunet_network(nnunet_shape(4), seed=0))
+
+
+def _damaged(model: Path) -> None:
+    (model / "plans.json").write_text("{")
+
+
+def _nested(model: Path) -> None:
+    inner = model / "nnUNetTrainer__nnUNetPlans__3d_fullres"
+    inner.mkdir()
+    for name in ("plans.json", "dataset.json"):
+        (model / name).rename(inner / name)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (
+            _without_fold,
+            r"no checkpoint in fold_1; expected checkpoint_final.pth .* or give one fold",
+        ),
+        (
+            _with_code,
+            r"checkpoint_final.pth is not a checkpoint that can be read: it holds something",
+        ),
+        (_of_other_sizes, r"the weights are not those of the network in plans.json: size mismatch"),
+        (_damaged, r"plans.json cannot be read as a file of nnU-Net v2: Expecting"),
+        (
+            _nested,
+            r"holds trained models of nnU-Net: nnUNetTrainer__nnUNetPlans__3d_fullres. Give one",
+        ),
+    ],
+)
+def test_a_model_with_missing_or_damaged_files_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], None], message: str
+) -> None:
+    model = write_nnunet(tmp_path / "model", n_folds=2)
+    damage(model)
+
+    with pytest.raises(UsageError, match=message):
+        Predictor.load([model], PredictionSettings(**FP32))
+
+    assert "code of the checkpoint" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"channels": {"0": "CT"}},
+            "the model takes the channels CT; expected T1, T1 with contrast",
+        ),
+        ({"channels": CHANNELS | {"3": "T1w"}}, "takes the channels FLAIR, T1w, t1gd, T1w"),
+        (
+            {"labels": {"background": 0, "liver": [1, 2], "tumour": 2}},
+            "labels background, liver, tum",
+        ),
+        ({"labels": TISSUE_LABELS | {"cavity": 4}}, "enhancing tumor, cavity; expected oedema"),
+        (
+            {"configuration": {"normalization_schemes": ["CTNormalization"] * 4}},
+            "the normalisation is CTNormalization; .* CTNormalization is for CT",
+        ),
+        (
+            {"configuration": {"patch_size": [16, 16]}},
+            "configuration '3d_fullres' cannot be used: patch",
+        ),
+        ({"configuration": {"previous_stage": "3d_lowres"}}, "it is the second stage of a cascade"),
+        ({"configuration": {"resampling_fn_data": "resample_torch"}}, "it resamples with"),
+        (
+            {
+                "configuration": {
+                    "architecture": {"network_class_name": "a.Mamba", "arch_kwargs": {}}
+                }
+            },
+            "the network cannot be built: its network is Mamba; expected PlainConvUNet or",
+        ),
+        ({"plans": {"configurations": {}}}, "configuration '3d_fullres' cannot be used"),
+    ],
+)
+def test_a_model_of_something_else_is_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    model = write_nnunet(tmp_path / "model", **changes)
+
+    with pytest.raises(UsageError, match=message):
+        Predictor.load([model], PredictionSettings(**FP32))
+
+
+def test_plans_before_version_2_4_are_read(tmp_path: Path, case: Path) -> None:
+    model = write_nnunet(tmp_path / "model")
+    plans = json.loads((model / "plans.json").read_text())
+    found = plans["configurations"]["3d_fullres"]
+    expected = predicted(model, case).label_map
+    kwargs = found.pop("architecture")["arch_kwargs"]
+    found |= {
+        "UNet_class_name": "PlainConvUNet",
+        "UNet_base_num_features": 4,
+        "unet_max_num_features": 6,
+        "n_conv_per_stage_encoder": kwargs["n_conv_per_stage"],
+        "n_conv_per_stage_decoder": kwargs["n_conv_per_stage_decoder"],
+        "pool_op_kernel_sizes": kwargs["strides"],
+        "conv_kernel_sizes": kwargs["kernel_sizes"],
+    }
+    plans["configurations"]["3d_fullres"] = {"inherits_from": "base"}
+    plans["configurations"]["base"] = found
+    (model / "plans.json").write_text(json.dumps(plans))
+
+    np.testing.assert_array_equal(predicted(model, case).label_map, expected)
+
+
+def test_it_is_neither_averaged_with_others_nor_exported(tmp_path: Path) -> None:
+    model = write_nnunet(tmp_path / "model")
+
+    with pytest.raises(UsageError, match="cannot be averaged with others; expected it alone"):
+        Predictor.load([model, model], PredictionSettings(**FP32))
+    with pytest.raises(UsageError, match="which only `predict` can use; expected a run"):
+        export_model([model], tmp_path / "exported")
