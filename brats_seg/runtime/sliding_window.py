@@ -17,7 +17,7 @@ the same windows, the results agree.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import prod
+from math import ceil, prod
 
 import torch
 from torch import Tensor
