@@ -22,6 +22,7 @@ from brats_seg import find_cases
 from brats_seg.cases.phantom import write_phantom_cases
 from brats_seg.cli import main
 from tests.builders import SHAPE, make_label_map, make_volumes, write_nifti
+from tests.foreign_builders import write_bundle, write_nnunet
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -138,6 +139,9 @@ def test_the_commands_of_a_page_run(
     found = [arguments for line in lines(PAGES[name]) if (arguments := arguments_of(line))]
     Path("scans").symlink_to("data")
     write_table_of_paths(workplace)
+    if name == "docs/other-tools.md":
+        write_nnunet(workplace / "nnunet-model")
+        write_bundle(workplace / "monai-bundle")
     if any("runs/fold0" in arguments for arguments in found):
         assert not called(["train", *TINY], monkeypatch)
 
