@@ -117,7 +117,6 @@ def test_without_onnx_the_command_to_install_it_is_said(
 
 def test_onnxruntime_gives_the_logits_of_torch_for_any_size(tmp_path: Path) -> None:
     pytest.importorskip("onnx")
-    pytest.importorskip("onnxscript")
     onnxruntime = pytest.importorskip("onnxruntime")
     model = tmp_path / "model"
     export_model(write_runs(tmp_path)[:1], model, file_format="onnx")

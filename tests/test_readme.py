@@ -28,6 +28,7 @@ from tests.builders import (
     variables_of_installation,
     write_nifti,
 )
+from tests.foreign_builders import write_bundle, write_nnunet
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -144,6 +145,9 @@ def test_the_commands_of_a_page_run(
     found = [arguments for line in lines(PAGES[name]) if (arguments := arguments_of(line))]
     Path("scans").symlink_to("data")
     write_table_of_paths(workplace)
+    if name == "docs/other-tools.md":
+        write_nnunet(workplace / "nnunet-model")
+        write_bundle(workplace / "monai-bundle")
     if any("runs/fold0" in arguments for arguments in found):
         assert not called(["train", *TINY], monkeypatch)
 

@@ -1,7 +1,7 @@
 """Write the networks of an exported model as ONNX too, and check them with onnxruntime.
 
 member0.onnx holds the first network: `image`, normalised modalities `(1, 4, X, Y, Z)` in float32, to
-`logits` of WT, TC and ET. X, Y and Z can be any multiples of the numbers in its metadata. What is done
+`logits` of WT, TC and ET. X, Y and Z can be any multiples of those that the network needs. What is done
 before and after, cropping, normalising, windows and thresholds, is not in it; the model card says it.
 """
 
@@ -21,7 +21,7 @@ from brats_seg.runtime.device import choose_device
 from brats_seg.runtime.weights import ExportedModel
 
 ONNX_TOLERANCE = 1e-4
-"""Largest difference of a logit between torch and onnxruntime, of logits that are about 1."""
+"""Largest difference of a logit between torch and onnxruntime, as a share of the largest if that is above 1."""
 _OPSET = 18
 _SMALLEST_AXIS = 8
 
@@ -30,7 +30,7 @@ def write_onnx(exported: ExportedModel, folder: Path) -> None:
     """Write each network of an exported model as `member*.onnx`, and compare it with torch.
 
     Raises:
-        EnvironmentalError: `onnx`, `onnxscript` or `onnxruntime` is not installed.
+        EnvironmentalError: `onnx` or `onnxruntime` is not installed.
         UsageError: A network cannot be written, or gives other logits with onnxruntime.
     """
     onnxruntime = _required()
@@ -49,11 +49,10 @@ def _required() -> ModuleType:
     try:
         import onnx  # noqa: F401
         import onnxruntime
-        import onnxscript  # noqa: F401
     except ImportError as error:
         msg = (
             f"--format onnx needs packages that are not installed ({error.name}): "
-            'pip install "brats_seg[onnx]", or pip install onnx onnxscript onnxruntime.'
+            'pip install "brats_seg[onnx]", or pip install onnx onnxruntime.'
         )
         raise EnvironmentalError(msg) from None
     runtime: ModuleType = onnxruntime
@@ -62,31 +61,26 @@ def _required() -> ModuleType:
 
 def _write_network(member: Member, path: Path) -> None:
     """Write a network; the size of its input stays open."""
-    open_axes = {
-        2: torch.export.Dim.DYNAMIC,
-        3: torch.export.Dim.DYNAMIC,
-        4: torch.export.Dim.DYNAMIC,
-    }
+    axes = {2: "x", 3: "y", 4: "z"}
     try:
         with warnings.catch_warnings():
+            # the exporter by tracing is the one that needs no further package
             warnings.simplefilter("ignore")
-            program = torch.onnx.export(
+            torch.onnx.export(
                 member.network,
                 (_example(member, 1),),
-                dynamo=True,
+                path,
+                dynamo=False,
                 opset_version=_OPSET,
                 input_names=["image"],
                 output_names=["logits"],
-                dynamic_shapes=(open_axes,),
-                verbose=False,
+                dynamic_axes={"image": axes, "logits": axes},
             )
-        if program is not None:
-            program.save(path, external_data=False)
-    except (RuntimeError, ValueError, TypeError, torch.onnx.errors.OnnxExporterError) as error:
+    except (RuntimeError, ValueError, TypeError) as error:
         reason = str(error).strip().partition("\n")[0]
         msg = (
-            f"model.name {member.name!r} cannot be written as ONNX with open sizes: {reason}. Export "
-            "it without --format, or as a bundle."
+            f"model.name {member.name!r} cannot be written as ONNX: {reason}. Export it without "
+            "--format, or as a bundle."
         )
         raise UsageError(msg) from None
 

@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations, product
 from pathlib import Path
@@ -104,7 +104,11 @@ class Predictor:
             EnvironmentalError: The device of the settings is not available.
         """
         device = choose_device(settings.device, settings.precision)
-        return cls(model=load_any_model(paths, device), settings=settings)
+        model = load_any_model(paths, device)
+        if model.method and settings.precision == "auto" and device.torch_device.type == "cpu":
+            # as the other programs compute on a CPU
+            model = replace(model, device=choose_device("cpu", "fp32"))
+        return cls(model=model, settings=settings)
 
     @classmethod
     def of_network(
