@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from monai.data import MetaTensor
 from monai.inferers import Inferer
 from monai.transforms import MapTransform
 from torch import Tensor, nn
@@ -138,6 +139,6 @@ class LabelMapd(MapTransform):
             label_map = np.zeros((1, *regions.shape[1:]), dtype=np.uint8)
             for region, value in zip(regions, self.values, strict=True):
                 label_map[0, region] = value
-            image.set_array(torch.from_numpy(label_map))
-            changed[key] = image
+            # with the affine and the file name of the image
+            changed[key] = MetaTensor(torch.from_numpy(label_map), meta=image.meta)
         return changed
