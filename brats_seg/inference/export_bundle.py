@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 
-import brats_seg
 from brats_seg.config import NETWORKS, OVERLAP
 from brats_seg.errors import UsageError
 from brats_seg.files import whole_file
@@ -85,7 +84,7 @@ def _network_def(network: TrainedModel) -> dict[str, Any]:
 
 def _closure(names: Iterable[str]) -> dict[str, Path]:
     """Return the files of modules of this package, and of all that they import from it, by name."""
-    root = Path(brats_seg.__file__).parent
+    root = Path(__file__).parents[1]
     files = {
         path.stem: path for place in ("models", "inference") for path in (root / place).glob("*.py")
     }
