@@ -12,6 +12,7 @@ import torch
 from monai.data import MetaTensor
 from monai.inferers import Inferer
 from monai.transforms import MapTransform
+from monai.utils import convert_to_dst_type
 from torch import Tensor, nn
 
 from brats_seg.runtime.sliding_window import predict_logits, window_within
@@ -66,7 +67,10 @@ class BrainInferer(Inferer):
     ) -> Tensor:
         """Return probabilities (N, 3, X, Y, Z), 0 outside the brain, of images (N, 4, X, Y, Z)."""
         images = torch.as_tensor(inputs).as_subclass(Tensor)
-        return torch.stack([self._of_image(image, network) for image in images])
+        found = torch.stack([self._of_image(image, network) for image in images])
+        # with the affine of the images, which the transforms after it need
+        like_inputs: Tensor = convert_to_dst_type(found, inputs)[0]
+        return like_inputs
 
     def _of_image(self, image: Tensor, network: Any) -> Tensor:
         total = torch.zeros(())
