@@ -77,8 +77,8 @@ def test_the_count_forgets_what_is_freed() -> None:
 @pytest.mark.parametrize(
     ("assignments", "n_kept"),
     [
-        ([], 4),
-        (["optimizer.ema=0.9"], 5),
+        (["optimizer.name=adamw"], 4),
+        (["optimizer.name=adamw", "optimizer.ema=0.9"], 5),
         (["optimizer.name=muon"], 3),
         (["optimizer.name=sgd"], 3),
         (["optimizer.name=sgd", "optimizer.momentum=0"], 2),

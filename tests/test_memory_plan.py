@@ -75,7 +75,7 @@ def state_of(config: Config) -> RunState:
 
 @pytest.fixture(scope="module")
 def medium() -> MemoryPlan:
-    return count_plan(settings(), MEDIUM_MIB * MEGABYTE)
+    return count_plan(settings("training.effective_batch=4"), MEDIUM_MIB * MEGABYTE)
 
 
 def test_the_rows_hold_the_settings_patch_in_every_way(medium: MemoryPlan) -> None:

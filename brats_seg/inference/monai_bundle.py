@@ -201,6 +201,7 @@ class _Method:
         # importing MONAI's transforms takes seconds
         from monai.data import MetaTensor
         from monai.transforms import Compose
+        from monai.transforms.inverse import InvertibleTransform
 
         turn = turn_of(scan.geometry.affine)
         stored = np.stack([turned_back(scan.image[place], turn) for place in self.channels])
@@ -211,7 +212,9 @@ class _Method:
         def back(logits: Image) -> Image:
             shares = MetaTensor(torch.from_numpy(logits[list(self.regions)]).sigmoid())
             shares.affine, shares.applied_operations = image.affine, image.applied_operations
-            found = pipeline.inverse({_IMAGE: shares})[_IMAGE]
+            # MONAI warns where there is nothing to undo
+            is_undone = any(isinstance(one, InvertibleTransform) for one in self.transforms)
+            found = pipeline.inverse({_IMAGE: shares})[_IMAGE] if is_undone else shares
             return np.stack([turned(one, turn) for one in found.numpy()])
 
         return NetworkInput(image=np.ascontiguousarray(image.numpy()), back=back)
