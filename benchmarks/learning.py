@@ -11,7 +11,7 @@ Runs that are in the tables are not repeated, so that an interrupted comparison 
 every recipe is compared with the first, case by case, for the same folds and seeds. The interval is a
 bootstrap over patients and seeds; with one seed it does not contain the chance of training.
 
-    python benchmarks/learning.py /path/to/BraTS --recipes default plateau adamw --patches 500
+    python benchmarks/learning.py /path/to/BraTS --recipes default adamw "default on a plateau"
 
 The default network is small (patches of 64^3, 16 to 160 channels), so that two CPU cores are enough.
 `--size patch.size=128,128,128 model.widths=[32,64,128,256,320,320]` compares on a GPU.
@@ -52,12 +52,15 @@ EPOCH_PATCHES = 64
 ADAMW = ["optimizer.name=adamw", "optimizer.lr=1e-3"]
 RECIPES: dict[str, list[str]] = {
     "default": [],
-    "plateau": [
+    # the default of earlier versions
+    "adamw 3e-4, plateau, batch 4": [
         "optimizer.name=adamw",
         "optimizer.lr=3e-4",
         "schedule.name=plateau",
+        "validation.patches_between=true",
         "training.effective_batch=4",
     ],
+    "default on a plateau": ["schedule.name=plateau", "validation.patches_between=true"],
     "adamw": ADAMW,
     "adamw, batch 1": [*ADAMW, "training.effective_batch=1"],
     "adamw 3e-3, warm-up": [
