@@ -67,7 +67,8 @@ def plan_of(*rows: PlanRow) -> MemoryPlan:
 
 
 def state_of(config: Config) -> RunState:
-    network = build_model(config.model, PATCH)
+    assert config.patch.size != "whole"
+    network = build_model(config.model, config.patch.size)
     device = choose_device("cpu", config.training.precision)
     criterion = build_criterion(config.loss)
     return build_state(network, criterion, config, device=device, ranks=Ranks(), n_steps=1)
