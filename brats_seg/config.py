@@ -36,6 +36,8 @@ VoxelEdge = Annotated[float, Field(ge=0.2, le=10)]
 TaskName = Literal["segmentation", "reconstruction"]
 ConventionName = Literal["brats2017", "brats2023", "brats2024", "brats2024-ped", "msd"]
 TrackerName = Literal["tensorboard", "mlflow", "wandb"]
+FileFormat = Literal["safetensors", "bundle", "onnx"]
+"""Formats of an exported model: weights alone, or with a MONAI bundle or ONNX files beside them."""
 NETWORKS = ("unet", "notebook", "segresnet", "vae-unet", "dynunet", "swin-unetr", "autoencoder")
 """Networks with a short name; any other is given by its dotted name."""
 GPU_NAMES = ("t4", "p100", "v100", "v100-32gb", "l4", "a100", "a100-80gb")

@@ -337,6 +337,21 @@ def check_regular(path: Path) -> None:
         raise OSError(errno.EINVAL, f"it is {next(kinds, 'no regular file')}", str(path))
 
 
+def read_bounded(path: Path, most_bytes: int) -> bytes:
+    """Return the content of a file that should be short.
+
+    Raises:
+        OSError: It cannot be read, or is no regular file.
+        ValueError: It has more bytes.
+    """
+    check_regular(path)
+    n_bytes = path.stat().st_size
+    if n_bytes > most_bytes:
+        msg = f"it has {n_bytes} bytes, expected at most {most_bytes}"
+        raise ValueError(msg)
+    return path.read_bytes()
+
+
 def sync(path: Path) -> None:
     """Flush a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -26,7 +26,7 @@ class Finding:
     status: Status
     """`problem` prevents work, `warning` may disturb it."""
     found: str
-    """What was found, in a sentence."""
+    """Sentence about it."""
     remedy: str = ""
     """Command that mends it; empty if nothing has to be done."""
 

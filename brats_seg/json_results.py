@@ -275,7 +275,7 @@ def reconstructed_case(drawn: DrawnCase) -> ReconstructedCase:
     return ReconstructedCase(
         case_id=drawn.case_id,
         rmse=dict(zip(MODALITIES, drawn.rmse, strict=True)),
-        mean_rmse=sum(drawn.rmse) / len(drawn.rmse),
+        mean_rmse=drawn.mean_rmse,
         picture=drawn.picture,
         warnings=drawn.warnings,
     )

@@ -4,7 +4,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,6 +21,7 @@ from brats_seg.cli.options import (
     one_of,
     print_json,
 )
+from brats_seg.config import FileFormat
 from brats_seg.errors import UsageError, counted
 from brats_seg.progress import tracked
 
@@ -35,7 +36,6 @@ _LABEL_MAP = "Label map"
 _WRITTEN = "What is written"
 _MACHINE = "Machine"
 
-FileFormat = Literal["safetensors", "bundle", "onnx"]
 ModelOption = Annotated[
     list[Path],
     typer.Option(
@@ -358,8 +358,7 @@ def _print_drawn(drawn: "DrawnCase") -> None:
     from brats_seg.labels import MODALITIES
 
     errors = dict(zip(MODALITIES, drawn.rmse, strict=True))
-    mean = sum(errors.values()) / len(errors)
     parts = ", ".join(f"{modality} {error:.3f}" for modality, error in errors.items())
-    print(f"{drawn.case_id}: error {mean:.3f} in the brain ({parts}), {drawn.picture}")
+    print(f"{drawn.case_id}: error {drawn.mean_rmse:.3f} in the brain ({parts}), {drawn.picture}")
     for warning in drawn.warnings:
         print(f"    note: {warning}")

@@ -16,6 +16,7 @@ from monai.utils import convert_to_dst_type
 from torch import Tensor, nn
 
 from brats_seg.runtime.sliding_window import predict_logits, window_within
+from brats_seg.voxels.box import rounded_up
 from brats_seg.voxels.brain import brain_mask, normalised
 from brats_seg.voxels.components import nested_regions
 
@@ -83,8 +84,7 @@ class BrainInferer(Inferer):
     def _window(self, member: Mapping[str, Any], image: Tensor) -> tuple[int, int, int]:
         shape, multiple = (image.shape[1], image.shape[2], image.shape[3]), member["multiple"]
         if member["window"] is None:
-            x, y, z = (-(-n // m) * m for n, m in zip(shape, multiple, strict=True))
-            return x, y, z
+            return rounded_up(shape, multiple)
         return window_within(tuple(member["window"]), tuple(member["patch"]), multiple, shape)
 
 

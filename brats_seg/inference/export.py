@@ -15,10 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from safetensors.torch import save
 
+from brats_seg.config import FileFormat
 from brats_seg.errors import UsageError
 from brats_seg.files import alone_at, whole_file, whole_folder
 from brats_seg.inference.export_bundle import BUNDLE_FOLDERS, write_bundle
@@ -49,7 +50,6 @@ from brats_seg.runtime.weights import (
 
 log = logging.getLogger(__name__)
 
-FileFormat = Literal["safetensors", "bundle", "onnx"]
 Writer: TypeAlias = Callable[[ExportedModel, Path], None]
 """Writes files into the folder of an exported model that has its weights and its card."""
 

@@ -105,24 +105,6 @@ def _closure(names: Iterable[str]) -> dict[str, Path]:
 
 def _inference(exported: ExportedModel, calls: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the configuration that predicts a case."""
-    first = exported.networks[0]
-    decoding = first.fitted.decoding
-    crop = {"source_key": "image", "select_fn": "$lambda image: image != 0", "allow_smaller": True}
-    preprocessing = [
-        _part("LoadImaged", keys="image", image_only=True, ensure_channel_first=True),
-        _part("Orientationd", keys="image", axcodes="LPS", labels=None),
-        _part("Spacingd", keys="image", pixdim=first.identity.spacing_mm, mode="bilinear"),
-        _part(f"{_SCRIPTS}.{_PARTS}.NormalizeBraind", keys="image"),
-        _part("CropForegroundd", keys="image", **crop),
-    ]
-    labels = {**decoding.model_dump(), "values": _convention(exported).painted}
-    inverse = {"transform": "@preprocessing", "orig_keys": "image", "nearest_interp": False}
-    saving = {"output_dir": "@output_dir", "output_postfix": "seg", "output_dtype": "uint8"}
-    postprocessing = [
-        _part("Invertd", keys="pred", **inverse),
-        _part(f"{_SCRIPTS}.{_PARTS}.LabelMapd", keys="pred", **labels),
-        _part("SaveImaged", keys="pred", resample=False, separate_folder=False, **saving),
-    ]
     loader = {"_target_": "DataLoader", "dataset": "@dataset", "batch_size": 1, "num_workers": 0}
     checkpoint = {
         "load_path": "$@bundle_root + '/models/model.pt'",
@@ -136,7 +118,7 @@ def _inference(exported: ExportedModel, calls: list[dict[str, Any]]) -> dict[str
         "device": "$torch.device('cuda:0' if torch.cuda.is_available() else 'cpu')",
         "network_def": _part(f"{_SCRIPTS}.{_PARTS}.Ensemble", members=calls),
         "network": "$@network_def.to(@device)",
-        "preprocessing": _part("Compose", transforms=preprocessing),
+        "preprocessing": _part("Compose", transforms=_preprocessing(exported)),
         "dataset": _part("Dataset", data="@datalist", transform="@preprocessing"),
         "dataloader": loader,
         "inferer": _part(
@@ -144,7 +126,7 @@ def _inference(exported: ExportedModel, calls: list[dict[str, Any]]) -> dict[str
             members=[_windows(network) for network in exported.networks],
             overlap=OVERLAP,
         ),
-        "postprocessing": _part("Compose", transforms=postprocessing),
+        "postprocessing": _part("Compose", transforms=_postprocessing(exported)),
         "handlers": [_part("CheckpointLoader", **checkpoint)],
         "evaluator": _part(
             "SupervisedEvaluator",
@@ -157,6 +139,32 @@ def _inference(exported: ExportedModel, calls: list[dict[str, Any]]) -> dict[str
         ),
         "run": ["$@evaluator.run()"],
     }
+
+
+def _preprocessing(exported: ExportedModel) -> list[dict[str, Any]]:
+    """Return the transforms from files to the image that the networks take."""
+    spacing_mm = exported.networks[0].identity.spacing_mm
+    crop = {"source_key": "image", "select_fn": "$lambda image: image != 0", "allow_smaller": True}
+    return [
+        _part("LoadImaged", keys="image", image_only=True, ensure_channel_first=True),
+        _part("Orientationd", keys="image", axcodes="LPS", labels=None),
+        _part("Spacingd", keys="image", pixdim=spacing_mm, mode="bilinear"),
+        _part(f"{_SCRIPTS}.{_PARTS}.NormalizeBraind", keys="image"),
+        _part("CropForegroundd", keys="image", **crop),
+    ]
+
+
+def _postprocessing(exported: ExportedModel) -> list[dict[str, Any]]:
+    """Return the transforms from probabilities to a label map on the grid of the files."""
+    decoding = exported.networks[0].fitted.decoding
+    labels = {**decoding.model_dump(), "values": _convention(exported).painted}
+    inverse = {"transform": "@preprocessing", "orig_keys": "image", "nearest_interp": False}
+    saving = {"output_dir": "@output_dir", "output_postfix": "seg", "output_dtype": "uint8"}
+    return [
+        _part("Invertd", keys="pred", **inverse),
+        _part(f"{_SCRIPTS}.{_PARTS}.LabelMapd", keys="pred", **labels),
+        _part("SaveImaged", keys="pred", resample=False, separate_folder=False, **saving),
+    ]
 
 
 def _part(target: str, **arguments: Any) -> dict[str, Any]:

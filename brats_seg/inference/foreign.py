@@ -26,6 +26,9 @@ from brats_seg.voxels.box import Triple
 
 Image: TypeAlias = npt.NDArray[np.float32]
 
+LONGEST_TEXT = 1 << 24
+"""Bytes of the longest description of a model."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class NetworkInput:

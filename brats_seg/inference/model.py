@@ -89,7 +89,7 @@ class Model:
     """Hash that changes with the weights and how they are used, and not with their path."""
     device: Device
     method: ForeignMethod | None = None
-    """How another program applies its network; None for networks of this package."""
+    """Method by which another program applies its network; None for networks of this package."""
 
     def decoding(self, settings: PredictionSettings) -> Decoding:
         """Return the decoding asked for, completed by the one stored with the model."""
@@ -176,7 +176,7 @@ _FOREIGN: tuple[tuple[Callable[[Path], bool], Callable[[Path], ForeignNetwork]],
     (is_nnunet, read_nnunet),
     (is_bundle, read_bundle),
 )
-"""How models of other programs are recognised and read."""
+"""Functions that recognise and read models of other programs."""
 
 
 def _of_foreign(found: ForeignNetwork, device: Device) -> Model:

@@ -22,7 +22,7 @@ from brats_seg.config import Section
 from brats_seg.config_text import config_of
 from brats_seg.errors import ResumeError, UsageError, printable
 from brats_seg.evaluation.scores import RegionSummary
-from brats_seg.files import check_regular
+from brats_seg.files import read_bounded
 from brats_seg.labels import REGIONS
 from brats_seg.runtime.weights import BEST_NAME, MODEL_NAME, read_checkpoint, reason_of
 
@@ -164,11 +164,7 @@ def read_facts(folder: Path) -> ModelFacts | None:
     if not (folder / MODEL_NAME).exists() or not path.exists():
         return None
     try:
-        check_regular(path)
-        if path.stat().st_size > _LARGEST_FACTS:
-            msg = f"it has {path.stat().st_size} bytes, expected at most {_LARGEST_FACTS}"
-            raise ValueError(msg)
-        facts = ModelFacts.model_validate(json.loads(path.read_bytes()))
+        facts = ModelFacts.model_validate(json.loads(read_bounded(path, _LARGEST_FACTS)))
         if len(facts.networks) != (n_networks := _n_networks(folder)):
             msg = f"it describes {len(facts.networks)} networks; expected {n_networks}"
             raise ValueError(msg)

@@ -24,8 +24,9 @@ from torch import Tensor, nn
 
 from brats_seg.cases.case import LoadedCase
 from brats_seg.errors import UsageError
-from brats_seg.files import check_regular
+from brats_seg.files import read_bounded
 from brats_seg.inference.foreign import (
+    LONGEST_TEXT,
     ForeignMethod,
     ForeignNetwork,
     Image,
@@ -49,8 +50,6 @@ from brats_seg.voxels.orientation import turn_of, turned, turned_back
 
 _METADATA, _WEIGHTS = Path("configs/metadata.json"), Path("models/model.pt")
 _CONFIGURATIONS = tuple(Path(f"configs/inference.{kind}") for kind in ("json", "yaml", "yml"))
-_LONGEST_TEXT = 1 << 24
-"""Bytes of the longest configuration."""
 _COPY_AGAIN = "Copy the folder of the bundle again."
 _USE_MONAI = "Run this bundle with `python -m monai.bundle run`."
 _IMAGE = "image"
@@ -237,11 +236,7 @@ def _whole_scan(loaded: LoadedCase) -> Scan:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        check_regular(path)
-        if path.stat().st_size > _LONGEST_TEXT:
-            msg = f"it has {path.stat().st_size} bytes, expected at most {_LONGEST_TEXT}"
-            raise ValueError(msg)
-        text = path.read_text(encoding="utf-8")
+        text = read_bounded(path, LONGEST_TEXT).decode()
         content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
         if not isinstance(content, dict):
             msg = f"it holds {type(content).__name__}, expected sections by name"

@@ -21,8 +21,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from brats_seg.errors import UsageError
-from brats_seg.files import check_regular
+from brats_seg.files import read_bounded
 from brats_seg.inference.foreign import (
+    LONGEST_TEXT,
     ForeignMethod,
     ForeignNetwork,
     Image,
@@ -56,8 +57,6 @@ _OVERLAP = 0.5
 _REORIENTED = "NibabelIOWithReorient"
 _COPY_AGAIN = "Copy the folder of the model again."
 _UNUSABLE = "Use nnU-Net itself for this model."
-_LONGEST_TEXT = 1 << 24
-"""Bytes of the longest `dataset.json` or `plans.json`."""
 
 _NORMALISATIONS: dict[tuple[str, bool], Normalisation] = {
     ("ZScoreNormalization", True): z_score_inside,
@@ -208,6 +207,13 @@ def read_nnunet(path: Path) -> ForeignNetwork:
         is_turned=plans.image_reader_writer == _REORIENTED,
         regions=heads.region_logits(),
     )
+    method = ForeignMethod(
+        prepare=grid.prepare,
+        to_network=grid.to_network,
+        rule=RULE,
+        overlap=_OVERLAP,
+        mirror_axes=folds[0].mirror_axes,
+    )
     fingerprint = hash_of_files([root / DATASET_NAME, root / PLANS_NAME, *files])
     return ForeignNetwork(
         network=network,
@@ -223,13 +229,7 @@ def read_nnunet(path: Path) -> ForeignNetwork:
         ),
         multiple=shape.multiple,
         fingerprint=fingerprint,
-        method=ForeignMethod(
-            prepare=grid.prepare,
-            to_network=grid.to_network,
-            rule=RULE,
-            overlap=_OVERLAP,
-            mirror_axes=folds[0].mirror_axes,
-        ),
+        method=method,
     )
 
 
@@ -290,11 +290,7 @@ def _log_folds(folds: Sequence[Path]) -> None:
 
 def _read(path: Path, kind: type[Values]) -> Values:
     try:
-        check_regular(path)
-        if path.stat().st_size > _LONGEST_TEXT:
-            msg = f"it has {path.stat().st_size} bytes, expected at most {_LONGEST_TEXT}"
-            raise ValueError(msg)
-        return kind.model_validate(json.loads(path.read_bytes()))
+        return kind.model_validate(json.loads(read_bounded(path, LONGEST_TEXT)))
     except (OSError, ValueError, RecursionError) as error:
         msg = f"{path} cannot be read as a file of nnU-Net v2: {reason_of(error)}. {_COPY_AGAIN}"
         raise UsageError(msg) from None

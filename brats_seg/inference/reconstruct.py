@@ -39,6 +39,11 @@ class DrawnCase:
     warnings: tuple[str, ...]
     """Warnings about the scan."""
 
+    @property
+    def mean_rmse(self) -> float:
+        """Mean error over the modalities."""
+        return sum(self.rmse) / len(self.rmse)
+
 
 def reconstruct_cases(
     inputs: Sequence[Path],

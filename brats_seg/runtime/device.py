@@ -34,7 +34,7 @@ class Device:
     @property
     def precision(self) -> str:
         """Name of the precision in settings and checkpoints."""
-        return next(word for word, dtype in _DTYPES.items() if dtype is self.autocast_dtype)
+        return precision_name(self.autocast_dtype)
 
     def autocast(self) -> AbstractContextManager[None]:
         """Return a context that computes in the precision of the device."""
@@ -227,8 +227,8 @@ def wheel_for(capability: tuple[int, int] | None) -> str:
     return f"pip install --force-reinstall torch --index-url {_WHEELS}/cu128"
 
 
-def precision_name(dtype: torch.dtype) -> str:
-    """Return the name of a half precision in settings."""
+def precision_name(dtype: torch.dtype | None) -> str:
+    """Return the name of a precision in settings; None is full precision."""
     return next(word for word, known in _DTYPES.items() if known is dtype)
 
 

@@ -32,7 +32,7 @@ from brats_seg.cases.nifti import VOXEL_EDGES_MM
 from brats_seg.config import Config, Section, Size, TaskName
 from brats_seg.config_text import config_of, problems_of
 from brats_seg.errors import ResumeError, UsageError
-from brats_seg.files import check_regular, locked, whole_file
+from brats_seg.files import check_regular, locked, read_bounded, whole_file
 from brats_seg.labels import MODALITIES, REGIONS
 
 BEST_NAME = "best.pt"
@@ -477,11 +477,7 @@ def _read_checked(path: Path) -> tuple[TrainedModel, ...]:
 
 def _read_description(path: Path) -> ModelDescription:
     try:
-        check_regular(path)
-        if path.stat().st_size > _LARGEST_DESCRIPTION:
-            msg = f"it has {path.stat().st_size} bytes, expected at most {_LARGEST_DESCRIPTION}"
-            raise ValueError(msg)
-        content = json.loads(path.read_bytes())
+        content = json.loads(read_bounded(path, _LARGEST_DESCRIPTION))
         found = content["format_version"]
         if found == FORMAT_VERSION:
             members = [

@@ -35,7 +35,7 @@ MAX_AUTO_WORKERS = 8
 _LARGEST_CROP = (160, 192, 160)
 """Voxels of a large brain crop, for the memory that patches of whole crops take."""
 _BYTES_PER_VOXEL = 11
-"""Of a patch in shared memory: four modalities in float16, and three regions in uint8."""
+"""Bytes of a voxel of a patch in shared memory: four modalities in float16, three regions in uint8."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
