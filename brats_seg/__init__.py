@@ -221,6 +221,7 @@ __all__ = [
     "LiveHistory",
     "LoadedCase",
     "MicroBatch",
+    "Muon",
     "Outcome",
     "PatchDataset",
     "PredictionSettings",
