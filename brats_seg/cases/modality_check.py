@@ -79,12 +79,14 @@ def check_are_scans(case_id: str, volumes: Sequence[Volume], sample: BrainSample
             )
 
 
-def check_all_different(case_id: str, volumes: Sequence[Volume], sample: BrainSample) -> None:
-    """Raise `CaseError` if two of the four modalities are one image, even if scaled or rounded."""
+def check_all_different(
+    case_id: str, volumes: Sequence[Volume], sample: BrainSample, modalities: Sequence[str]
+) -> None:
+    """Raise `CaseError` if two of the modalities are one image, even if scaled or rounded."""
     likeness = _correlations(sample.values)
-    for one, other in _PAIRS:
+    for one, other in combinations(range(len(modalities)), 2):
         files = f"{volumes[one].file} and {volumes[other].file}"
-        names = f"{MODALITIES[one]} and {MODALITIES[other]}"
+        names = f"{modalities[one]} and {modalities[other]}"
         found = ""
         if abs(likeness[one, other]) > SAME_IMAGE:
             found = f"the same image for {names}, but for its brightness"
@@ -103,7 +105,7 @@ def scan_remarks(geometry: Geometry, sample: BrainSample) -> Iterator[str]:
 
     Args:
         geometry: Grid of the files.
-        sample: The four modalities.
+        sample: The modalities; they are compared with each other only if all four are there.
     """
     angle = _turn_degrees(geometry)
     if angle > LARGEST_TURN_DEGREES:
@@ -116,7 +118,9 @@ def scan_remarks(geometry: Geometry, sample: BrainSample) -> Iterator[str]:
             f"the foreground measures {sample.brain_ml:.0f} ml, more than a brain: the "
             "skull does not seem to be stripped"
         )
-    elif surface_brightness(sample) > BRIGHT_SURFACE:
+    if len(sample.images) < len(MODALITIES):
+        return
+    if sample.brain_ml <= LARGEST_BRAIN_ML and surface_brightness(sample) > BRIGHT_SURFACE:
         yield (
             "the surface of the foreground is bright in t1n, t1c and t2f: the scalp does not seem "
             "to be stripped"

@@ -344,9 +344,6 @@ def _cases(
             msg = "--case-id needs one case by --t1n, --t1c, --t2w and --t2f instead of INPUTS"
             raise UsageError(msg)
         return find_inputs(paths)
-    if missing := [f"--{modality}" for modality in files if modality not in given]:
-        msg = f"one case needs four modalities; missing: {', '.join(missing)}"
-        raise UsageError(msg)
     return (single_input(case_id, given),)
 
 

@@ -40,6 +40,7 @@ from brats_seg.runtime.weights import (
     MODEL_NAME,
     NOT_FITTED,
     PREDICTION,
+    SUBSET_SCORES,
     ExportedModel,
     ExportedNetwork,
     TrainedModel,
@@ -240,10 +241,13 @@ def _written(network: TrainedModel, place: int, folder: Path) -> dict[str, Any]:
         sha256=sha256_of(folder / name),
         identity=network.identity,
         prediction=network.fitted,
+        subset_scores=network.subset_scores,
         config=network.config,
     )
-    # so that earlier versions can read the model of a run that was not tuned
-    left_out = {PREDICTION} if network.fitted == NOT_FITTED else None
+    # so that earlier versions can read the model of a run that has nothing of these
+    left_out: dict[str, Any] = {} if network.identity.subsets else {"identity": {"subsets"}}
+    left_out |= {PREDICTION: True} if network.fitted == NOT_FITTED else {}
+    left_out |= {} if network.subset_scores else {SUBSET_SCORES: True}
     return entry.model_dump(mode="json", exclude=left_out)
 
 

@@ -11,6 +11,7 @@ from brats_seg.cases.conventions import resolve
 from brats_seg.cases.layouts import NNUNET, UNKNOWN
 from brats_seg.config import Config
 from brats_seg.errors import UsageError
+from brats_seg.evaluation.subset_scores import SubsetScores
 from brats_seg.inference.foreign import ForeignMethod, ForeignNetwork
 from brats_seg.inference.monai_bundle import is_bundle, read_bundle
 from brats_seg.inference.nnunet_model import is_nnunet, read_nnunet
@@ -19,6 +20,7 @@ from brats_seg.labels import (
     BRATS2023,
     CONVENTIONS,
     MODALITIES,
+    MODALITY_SUBSETS,
     REGIONS,
     LabelConvention,
     convention_named,
@@ -67,6 +69,10 @@ class Member:
     """Numbers that the size of an input must be a multiple of, along each axis."""
     fitted: FittedPrediction = NOT_FITTED
     """Window and decoding that were fitted to the network."""
+    subsets: tuple[tuple[str, ...], ...] = ()
+    """Subsets of the modalities that the network was trained for."""
+    subset_scores: tuple[SubsetScores, ...] = ()
+    """Scores of its held-out cases with these subsets, where they were measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,6 +96,14 @@ class Model:
     device: Device
     method: ForeignMethod | None = None
     """Method by which another program applies its network; None for networks of this package."""
+
+    @property
+    def subsets(self) -> tuple[tuple[str, ...], ...]:
+        """Subsets of the modalities that all networks were trained for."""
+        first, *others = self.members
+        return tuple(
+            subset for subset in first.subsets if all(subset in own.subsets for own in others)
+        )
 
     def decoding(self, settings: PredictionSettings) -> Decoding:
         """Return the decoding asked for, completed by the one stored with the model."""
@@ -250,6 +264,7 @@ def wrap_network(
         regions=_regions(identity),
         multiple=multiple,
         fitted=fitted,
+        subsets=identity.subsets,
     )
     trained = TrainedModel(
         weights=network.state_dict(), identity=identity, config=Config(), fitted=fitted
@@ -276,6 +291,7 @@ def _check_known(identity: ModelIdentity) -> None:
         ("regions", sorted(identity.regions), sorted(REGIONS)),
         ("normalisation", identity.normalisation, expected.normalisation),
         ("label conventions", sorted({*identity.conventions} - _CONVENTIONS), []),
+        ("subsets of the modalities", sorted({*identity.subsets} - {*MODALITY_SUBSETS}), []),
     ):
         if found != known:
             msg = (
@@ -319,6 +335,8 @@ def _built(trained: TrainedModel, device: Device) -> Member:
         regions=_regions(identity),
         multiple=size_multiple(trained.config.model, identity.patch),
         fitted=trained.fitted,
+        subsets=identity.subsets,
+        subset_scores=trained.subset_scores,
     )
 
 

@@ -14,6 +14,7 @@ from brats_seg.errors import counted, printable
 from brats_seg.evaluation.overlap import region_counts
 from brats_seg.evaluation.scores import RegionSummary, summarise_counts, title_of
 from brats_seg.evaluation.significance import CONFIDENCE
+from brats_seg.evaluation.subset_scores import pooled
 from brats_seg.files import whole_file
 from brats_seg.inference.model_facts import FACTS_NAME, ModelFacts, NetworkFacts, ValidatedCase
 from brats_seg.labels import REGIONS, convention_named
@@ -47,6 +48,7 @@ def model_card(exported: ExportedModel, facts: ModelFacts) -> str:
         _head_lines(exported, facts),
         _use_lines(networks),
         _score_lines(networks, facts),
+        *([_subset_lines(networks)] if networks[0].identity.subsets else []),
         _training_lines(networks, facts),
         _case_lines(facts),
         _label_lines(_conventions(networks)),
@@ -150,6 +152,40 @@ def _score_lines(networks: Sequence[TrainedModel], facts: ModelFacts) -> list[st
     if any(network.fitted != NOT_FITTED for network in networks):
         remark += ", and later the window and the thresholds above"
     return [*lines, "", f"{remark}: expect other, most likely lower, scores on new cases."]
+
+
+def _subset_lines(networks: Sequence[TrainedModel]) -> list[str]:
+    """Return the table of the Dice that held-out cases lose without some modalities."""
+    n_subsets = min(len(network.identity.subsets) for network in networks)
+    lines = [
+        "## Missing modalities",
+        "",
+        f"Trained with modality dropout: scans with {n_subsets} other sets of modalities than all four "
+        "are accepted. Their results are worse:",
+        "",
+    ]
+    scores = pooled(one for network in networks for one in network.subset_scores)
+    if not scores:
+        return [*lines[:3], "The loss of Dice was not measured: `brats-seg tune` does it."]
+    of_single = " by the network that was not trained on it" if len(networks) > 1 else ""
+    rows = [
+        f"| {', '.join(one.modalities)} | "
+        + " | ".join(
+            f"{dice:.3f} ({-loss:+.3f})"
+            for dice, loss in zip(one.mean_dice, one.mean_loss, strict=True)
+        )
+        + f" | {one.n_cases} |"
+        for one in scores
+    ]
+    return [
+        *lines,
+        f"| predicted from | {' | '.join(region.upper() for region in REGIONS)} | cases |",
+        "|---" * (len(REGIONS) + 2) + "|",
+        *rows,
+        "",
+        "Mean Dice of held-out cases (change against the Dice from all four modalities), each case "
+        f"predicted{of_single} with the window and thresholds above.",
+    ]
 
 
 def _mean_lines(networks: Sequence[NetworkFacts]) -> list[str]:

@@ -30,6 +30,7 @@ from brats_seg.cases.many import Failure, write_failures
 from brats_seg.cases.nifti import write_volume
 from brats_seg.config import Section
 from brats_seg.errors import UsageError, counted
+from brats_seg.evaluation.subset_scores import SubsetScores, absent_from
 from brats_seg.files import explained, locked, remove_leftovers, whole_file
 from brats_seg.inference.postprocess import PARTS, PartVolume
 from brats_seg.inference.predict import CaseResult
@@ -50,6 +51,7 @@ _LOCK_NAME = ".predicting.lock"
 _VOLUME_COLUMNS = (
     "case_id",
     "convention",
+    "modalities",
     *(f"{part}_{what}" for part in PARTS for what in ("ml", "components")),
     "warnings",
 )
@@ -66,6 +68,10 @@ class Record(Section):
     """SHA-256 of the file of each modality, and the index of the volume in a 4-D file."""
     files: dict[str, str] = Field(default_factory=dict)
     """File that was read as each modality, with the index of the volume in a 4-D file."""
+    modalities: tuple[str, ...] = MODALITIES
+    """Modalities that the case was predicted from."""
+    expected_loss: SubsetScores | None = None
+    """Dice that held-out cases lost with these modalities; None with all four, or if not measured."""
     model: str
     """Fingerprint of the model."""
     settings: PredictionSettings
@@ -103,11 +109,18 @@ def convention_remarks(records: Iterable[Record]) -> tuple[str, ...]:
     )
 
 
-def key_of(inputs: Sequence[str], model: str, settings: PredictionSettings) -> str:
+def key_of(
+    inputs: Sequence[str],
+    model: str,
+    settings: PredictionSettings,
+    modalities: Sequence[str] = MODALITIES,
+) -> str:
     """Return a hash of everything that a result depends on, except the device."""
     parts = [*inputs, model, settings.model_dump_json(exclude={"device", "layout"})]
     # not the usual layout, so that results of versions that had no other stay finished
     parts += [settings.layout] if settings.layout != "plain" else []
+    # one file may be given as any of the modalities
+    parts += modalities if len(modalities) < len(MODALITIES) else ()
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
@@ -240,7 +253,8 @@ def write_preview(scan: Scan, result: CaseResult, path: Path) -> None:
 
     turn = turn_of(scan.geometry.affine)
     regions = regions_of(turned(result.label_map, turn), result.convention)
-    images = {name: _on_grid(scan, MODALITIES.index(name), turn) for name in SHOWN}
+    shown = [name for name in SHOWN if name in scan.modalities] or scan.modalities[:1]
+    images = {name: _on_grid(scan, MODALITIES.index(name), turn) for name in shown}
     figure = planes_figure(images, regions, scan.spacing_mm)
     _add_words(figure, result)
     write_figure(figure, path)
@@ -248,6 +262,7 @@ def write_preview(scan: Scan, result: CaseResult, path: Path) -> None:
 
 def _volume_row(record: Record) -> dict[str, str | float]:
     row: dict[str, str | float] = {"case_id": record.case_id, "convention": record.convention}
+    row["modalities"] = " ".join(record.modalities)
     for part in record.volumes:
         row[f"{part.name}_ml"] = part.ml
         row[f"{part.name}_components"] = part.n_components
@@ -273,4 +288,6 @@ def _add_words(figure: "Figure", result: CaseResult) -> None:
     words = tuple(f"{region.upper()} {ml[region]:.1f} ml" for region in REGIONS)
     entries = outline_key(words, [ml[region] > 0 for region in REGIONS])
     add_dark_legend(figure, entries, f"{RESEARCH_USE}; {LEFT_IS_RIGHT}")
-    add_title(figure, f"{result.case_id}{'' if ml['wt'] else ': no tumour found'}")
+    absent = absent_from(result.modalities)
+    without = f", predicted without {', '.join(absent)}" if absent else ""
+    add_title(figure, f"{result.case_id}{without}{'' if ml['wt'] else ': no tumour found'}")

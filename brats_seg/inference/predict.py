@@ -25,17 +25,24 @@ import torch
 from scipy.special import entr
 from torch import Tensor, nn
 
-from brats_seg.cases.case import LoadedCase, case_of_arrays, load_case
+from brats_seg.cases.case import Case, CaseFiles, LoadedCase, case_of_arrays, load_case
 from brats_seg.cases.inputs import single_input
 from brats_seg.cases.layouts import modality_named
 from brats_seg.errors import CaseError, ConfigError
+from brats_seg.evaluation.subset_scores import SubsetScores
 from brats_seg.inference.foreign import ForeignMethod
+from brats_seg.inference.missing_modalities import (
+    accepted,
+    check_subset,
+    scores_without,
+    subset_words,
+)
 from brats_seg.inference.model import Member, Model, load_any_model, wrap_network
 from brats_seg.inference.plausibility import Prediction, implausibilities
 from brats_seg.inference.postprocess import PartVolume, decode, measure
 from brats_seg.inference.scan import Scan, prepare_scan
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
-from brats_seg.labels import LabelConvention, LabelMap, regions_of
+from brats_seg.labels import MODALITIES, LabelConvention, LabelMap, regions_of
 from brats_seg.progress import part
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.memory import is_out_of_memory, peak_memory_mb, reset_peak_memory
@@ -74,6 +81,10 @@ class CaseResult:
     """Time of prediction and postprocessing, without reading and writing."""
     peak_memory_mb: float
     device: str
+    modalities: tuple[str, ...] = MODALITIES
+    """Modalities that it was predicted from."""
+    expected_loss: SubsetScores | None = None
+    """Dice that held-out cases lost with these modalities; None with all four, or if not measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -142,7 +153,8 @@ class Predictor:
         """Segment a case given as one file for each modality.
 
         Args:
-            files: File of each of `MODALITIES`, also under names such as `flair` or `t1ce`.
+            files: File of each of `MODALITIES`, also under names such as `flair` or `t1ce`. A model
+                trained with `training.modality_dropout` does without some of them.
             case_id: Id of the case; by default the common part of the file names.
 
         Raises:
@@ -150,11 +162,15 @@ class Predictor:
             ConfigError: As `predict_scan`.
         """
         named = {modality_named(word) or word: path for word, path in files.items()}
-        loaded = load_case(single_input(case_id, named), with_label=False)
-        return self.predict_scan(self.prepare(loaded))
+        return self.predict_scan(self.prepare(self.read(single_input(case_id, named))))
 
     def predict_arrays(
-        self, images: npt.NDArray[Any], affine: npt.NDArray[np.float64], case_id: str = "case"
+        self,
+        images: npt.NDArray[Any],
+        affine: npt.NDArray[np.float64],
+        case_id: str = "case",
+        *,
+        modalities: Sequence[str] = MODALITIES,
     ) -> CaseResult:
         """Segment a case given as arrays.
 
@@ -162,19 +178,35 @@ class Predictor:
             images: (4, X, Y, Z), in the order of `MODALITIES`, 0 outside the brain.
             affine: (4, 4), from voxel indices to millimetres.
             case_id: Id of the case; the release that it names decides the label convention.
+            modalities: Modalities of the images, in that order, if there are fewer than four.
 
         Raises:
             CaseError: The images cannot be used, or as `predict_scan`.
             ConfigError: As `predict_scan`.
         """
-        return self.predict_scan(self.prepare(case_of_arrays(case_id, images, affine)))
+        loaded = case_of_arrays(case_id, images, affine, modalities)
+        return self.predict_scan(self.prepare(loaded))
+
+    def read(self, case: Case, files: CaseFiles | None = None) -> LoadedCase:
+        """Load a case of `find_inputs`, whose modalities the model was trained for.
+
+        Args:
+            case: The case; `missing_modalities.accepted` names what speaks against it.
+            files: Files of the case, if they have been read already.
+
+        Raises:
+            CaseError: The case cannot be used, or lacks modalities that the model needs.
+        """
+        case = accepted(case, self.model)
+        return load_case(case, with_label=False, files=files, modalities=case.modalities)
 
     def prepare(self, loaded: LoadedCase) -> Scan:
         """Prepare a case that has been loaded, as the training of the model did.
 
         Raises:
-            CaseError: The scan cannot be used.
+            CaseError: The scan cannot be used, or lacks modalities that the model needs.
         """
+        check_subset(self.model, loaded.case.case_id, loaded.modalities)
         method = self.model.method
         return prepare_scan(loaded, self.spacing_mm) if method is None else method.prepare(loaded)
 
@@ -192,10 +224,11 @@ def predict_scan(model: Model, scan: Scan, settings: PredictionSettings) -> Case
     """Segment a scan.
 
     Raises:
-        CaseError: Memory runs out even in the last mode of the fallback, or a network
-            returns values that are not finite.
+        CaseError: Memory runs out even in the last mode of the fallback, a network returns
+            values that are not finite, or the scan lacks modalities that the model needs.
         ConfigError: A network cannot take the window that the settings ask for.
     """
+    check_subset(model, scan.case_id, scan.modalities)
     started_s = time.monotonic()
     reset_peak_memory(model.device.torch_device)
     fallback = PredictionFallback(scan.case_id, model.device)
@@ -214,6 +247,9 @@ def predict_scan(model: Model, scan: Scan, settings: PredictionSettings) -> Case
         volumes=measure(labels, convention, scan.voxel_mm3),
         spacing_mm=scan.spacing_mm,
     )
+    expected = scores_without(model, scan.modalities)
+    is_whole = scan.modalities == MODALITIES
+    subset_warnings = [] if is_whole else [subset_words(scan.modalities, expected)]
     return CaseResult(
         case_id=scan.case_id,
         label_map=scan.on_scan_grid(labels),
@@ -226,10 +262,17 @@ def predict_scan(model: Model, scan: Scan, settings: PredictionSettings) -> Case
         if settings.uncertainty
         else None,
         volumes=prediction.volumes,
-        warnings=(*scan.warnings, *fallback.warnings, *implausibilities(prediction)),
+        warnings=(
+            *subset_warnings,
+            *scan.warnings,
+            *fallback.warnings,
+            *implausibilities(prediction),
+        ),
         seconds=time.monotonic() - started_s,
         peak_memory_mb=peak_memory_mb(model.device.torch_device),
         device=str(model.device.torch_device),
+        modalities=scan.modalities,
+        expected_loss=expected,
     )
 
 

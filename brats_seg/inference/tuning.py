@@ -15,7 +15,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
 from pathlib import Path
@@ -40,7 +40,9 @@ from brats_seg.evaluation.significance import (
     gain_of,
     least_p_value,
 )
+from brats_seg.evaluation.subset_scores import SubsetScores, pooled
 from brats_seg.files import whole_file
+from brats_seg.inference.modality_loss import subset_scores_of
 from brats_seg.inference.out_of_fold import (
     HeldOut,
     OutOfFoldPrediction,
@@ -115,6 +117,8 @@ class Tuning:
     """The same with the chosen settings, on the cases that they were chosen on, hence optimistic."""
     fitted: tuple[FittedPrediction, ...]
     """Settings stored with the weights of each run."""
+    subset_scores: tuple[SubsetScores, ...] = ()
+    """Scores of held-out cases without some modalities; none without modality dropout."""
 
 
 def tune_runs(
@@ -128,6 +132,8 @@ def tune_runs(
     track: Track = untracked,
 ) -> Tuning:
     """Fit window, thresholds and smallest volumes on held-out cases, and store them with the weights.
+
+    For runs with modality dropout, the loss without some modalities is measured and stored too.
 
     Args:
         runs: Folders of runs that are to be averaged; each predicts the cases held out of it.
@@ -156,7 +162,10 @@ def tune_runs(
         held_out = [open_held_out(run, prepared_path) for run in own]
         tuning = tune(held_out, protocol, where, n_workers=available_cpus(), track=track)
         store_tuning(tuning, held_out)
-    return tuning
+        # with the settings that are stored now
+        held_out = [open_held_out(run, prepared_path) for run in own]
+        scores = [one for run in held_out for one in subset_scores_of(run, where, track)]
+    return replace(tuning, subset_scores=pooled(scores))
 
 
 def tune(

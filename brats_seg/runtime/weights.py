@@ -2,12 +2,13 @@
 
 A run holds a checkpoint, and an exported model (see `inference.export`) holds several networks. A
 checkpoint is a dictionary of plain values and tensors, read with `weights_only=True`, so that
-opening one runs no code. Prediction reads four of its entries:
+opening one runs no code. Prediction reads five of its entries:
 
 model         state dict of the network
 identity      data that the network was trained on; never changes
 config        settings of its run
 prediction    settings of prediction that `tune` fitted; missing before that
+subset_scores scores without some modalities, that `tune` measured; only of modality dropout
 """
 
 import hashlib
@@ -32,8 +33,9 @@ from brats_seg.cases.nifti import VOXEL_EDGES_MM
 from brats_seg.config import Config, Section, Size, TaskName
 from brats_seg.config_text import config_of, problems_of
 from brats_seg.errors import ResumeError, UsageError
+from brats_seg.evaluation.subset_scores import AllSubsetScores, SubsetScores, parse_subset_scores
 from brats_seg.files import check_regular, locked, read_bounded, whole_file
-from brats_seg.labels import MODALITIES, REGIONS
+from brats_seg.labels import MODALITIES, MODALITY_SUBSETS, REGIONS
 
 BEST_NAME = "best.pt"
 """Checkpoint of a run with the best score on its held-out cases."""
@@ -49,6 +51,8 @@ FORMAT_VERSION = 1
 """Version of exported folders."""
 PREDICTION = "prediction"
 """Entry of a checkpoint, and of a network in `model.json`, with the settings that `tune` fitted."""
+SUBSET_SCORES = "subset_scores"
+"""Entry of both with the scores of held-out cases without some of their modalities."""
 _AVERAGED = "module."
 """Prefix that torch gives the names of averaged weights."""
 _INVALID = (KeyError, TypeError, AttributeError, ValueError, RecursionError)
@@ -113,6 +117,8 @@ class ModelIdentity:
     """Normalisation of the intensities."""
     spacing_mm: Spacing = (1.0, 1.0, 1.0)
     """Voxel size of the training cases."""
+    subsets: Annotated[tuple[tuple[str, ...], ...], Field(max_length=len(MODALITY_SUBSETS))] = ()
+    """Subsets of the modalities that training patches were cut to; none without modality dropout."""
 
 
 class Decoding(Section):
@@ -147,6 +153,8 @@ class TrainedModel:
     config: Config
     """Settings of its run."""
     fitted: FittedPrediction = NOT_FITTED
+    subset_scores: tuple[SubsetScores, ...] = ()
+    """Scores without some modalities; none before they are measured, or without modality dropout."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -171,6 +179,7 @@ class ExportedNetwork(_Part):
     """Check sum of that file."""
     identity: ModelIdentity
     prediction: FittedPrediction = NOT_FITTED
+    subset_scores: AllSubsetScores = ()
     config: Config
 
 
@@ -229,6 +238,7 @@ def load_trained(path: Path) -> TrainedModel:
             identity=parse_identity(content["identity"]),
             config=config_of(content["config"]),
             fitted=FittedPrediction.model_validate(content.get(PREDICTION, {})),
+            subset_scores=parse_subset_scores(content.get(SUBSET_SCORES, ())),
         )
     except _INVALID as error:
         msg = f"{path} cannot be read as a model: {reason_of(error)}. {_RUN_AGAIN}"
@@ -262,6 +272,7 @@ def read_exported(folder: Path) -> ExportedModel:
                 identity=member.identity,
                 config=member.config,
                 fitted=member.prediction,
+                subset_scores=member.subset_scores,
             )
         )
     return ExportedModel(networks=tuple(networks), fingerprint=description.fingerprint)
@@ -299,6 +310,8 @@ def _fingerprint(trained: TrainedModel) -> str:
     key = hashlib.sha256(json.dumps(own, sort_keys=True).encode())
     key.update(trained.config.model.model_dump_json(exclude_defaults=True).encode())
     key.update(str(trained.config.patch.size).encode())
+    for scores in trained.subset_scores:
+        key.update(scores.model_dump_json().encode())
     for name, weights in sorted(trained.weights.items()):
         key.update(f"{name} {weights.dtype} {tuple(weights.shape)}".encode())
         key.update(weights.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy().data)
@@ -325,8 +338,10 @@ def run_locked(run: Path) -> AbstractContextManager[None]:
     return locked(run / RUN_LOCK_NAME, when_taken=UsageError(msg))
 
 
-def store_fitted(path: Path, fitted: FittedPrediction) -> None:
-    """Store fitted settings of prediction in a checkpoint, and leave its other entries unchanged.
+def store_fitted(
+    path: Path, fitted: FittedPrediction, subset_scores: Sequence[SubsetScores] = ()
+) -> None:
+    """Store fitted settings in a checkpoint, and the scores without some modalities with them.
 
     Raises:
         ResumeError: As `read_checkpoint`.
@@ -334,6 +349,7 @@ def store_fitted(path: Path, fitted: FittedPrediction) -> None:
     """
     content = read_checkpoint(path, torch.device("cpu"))
     content[PREDICTION] = fitted.model_dump()
+    content[SUBSET_SCORES] = [scores.model_dump() for scores in subset_scores]
     write_checkpoint(content, path)
 
 

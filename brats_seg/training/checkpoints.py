@@ -36,6 +36,7 @@ from brats_seg.config_text import config_of, differing_settings
 from brats_seg.data.fold import FoldData
 from brats_seg.errors import BratsError, ResumeError, counted, some_of
 from brats_seg.files import explained, remove_leftovers, whole_file
+from brats_seg.labels import MODALITY_SUBSETS
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.weights import (
     BEST_NAME,
@@ -216,6 +217,7 @@ class Checkpointer:
             patch=self.patch,
             fingerprint=self.data.fingerprint,
             spacing_mm=self.data.spacing_mm,
+            subsets=MODALITY_SUBSETS if self.config.training.modality_dropout > 0 else (),
         )
 
     def _checkpoint(self) -> "Checkpoint":
