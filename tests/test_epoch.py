@@ -15,6 +15,7 @@ from brats_seg.runtime.device import Device
 from brats_seg.training.epoch import (
     Batch,
     epoch_batches,
+    held_out_patches,
     n_optimizer_steps,
     patch_shape,
     read_batches,
@@ -142,3 +143,38 @@ def test_the_cost_of_a_validation_counts_the_voxels_of_its_windows(data: FoldDat
     assert validation_cost(data, without_overlap) == cost
     assert validation_cost(data, settings("validation.overlap=0.8")) > cost
     assert validation_cost(data, settings("patch.size=whole", "patch.per_case=1")) == 1 / (3 * 3)
+
+
+@pytest.mark.parametrize("augment", ["none", "full"])
+def test_modality_dropout_empties_whole_channels_and_leaves_place_and_labels(
+    data: FoldData, augment: str
+) -> None:
+    """Dropped channels are empty even if noise was added before; without dropout nothing changes."""
+    keys = [[PatchKey(epoch=0, case_id=data.split.train[0], draw=draw) for draw in range(12)]]
+    plain, dropped, again = (
+        next(read_batches(data, settings(f"training.augment={augment}", *more), keys, CPU)).samples
+        for more in ([], ["training.modality_dropout=1"], ["training.modality_dropout=1"])
+    )
+
+    n_kept = set()
+    for before, after, same in zip(plain, dropped, again, strict=True):
+        assert after.target.equal(before.target)
+        assert after.image.dtype == before.image.dtype
+        assert after.image.equal(same.image)
+        empty = [not channel.any() for channel in after.image]
+        for channel, of_all, is_empty in zip(after.image, before.image, empty, strict=True):
+            assert is_empty or channel.equal(of_all)
+        n_kept.add(4 - sum(empty))
+    assert n_kept == {1, 2, 3}
+
+
+def test_held_out_patches_keep_all_modalities(data: FoldData) -> None:
+    keys = [PatchKey(epoch=0, case_id=data.split.validation[0], draw=draw) for draw in range(3)]
+
+    dropped, plain = (
+        list(held_out_patches(data, settings(f"training.modality_dropout={prob}"), keys, CPU))
+        for prob in (1, 0)
+    )
+
+    for one, other in zip(dropped, plain, strict=True):
+        assert one.image.equal(other.image)

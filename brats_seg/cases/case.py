@@ -249,7 +249,8 @@ def missing_problem(case: Case) -> str | None:
     missing = [name for name in MODALITIES if name not in case.modalities]
     if not missing:
         return None
-    file = f"{case.folder.as_posix()}/" if case.images else "(none)"
+    files = " and ".join(scan.path.name for scan in case.images) or "(none)"
+    file = files if case.folder == Path() else f"{case.folder.as_posix()}/"
     found, expected = f"no {', '.join(missing)}", ", ".join(MODALITIES)
     next_step = "Add the missing files, or leave the case out."
     return str(CaseError(case.case_id, file, found, expected, next_step))

@@ -80,7 +80,10 @@ def check_are_scans(case_id: str, volumes: Sequence[Volume], sample: BrainSample
 
 
 def check_all_different(
-    case_id: str, volumes: Sequence[Volume], sample: BrainSample, modalities: Sequence[str]
+    case_id: str,
+    volumes: Sequence[Volume],
+    sample: BrainSample,
+    modalities: Sequence[str] = MODALITIES,
 ) -> None:
     """Raise `CaseError` if two of the modalities are one image, even if scaled or rounded."""
     likeness = _correlations(sample.values)

@@ -189,16 +189,7 @@ def _print_subsets(scores: "Sequence[SubsetScores]") -> None:
     print(f"without some modalities, on {n_cases}: mean Dice (change against all four modalities)")
     print_table(
         ("predicted from", *(region.upper() for region in REGIONS)),
-        [
-            (
-                ", ".join(one.modalities),
-                *(
-                    f"{dice:.3f} ({-loss:+.3f})"
-                    for dice, loss in zip(one.mean_dice, one.mean_loss, strict=True)
-                ),
-            )
-            for one in scores
-        ],
+        [(", ".join(one.modalities), *one.texts()) for one in scores],
     )
 
 

@@ -76,6 +76,11 @@ class SubsetScores(Section):
         spread = [max(0.0, square - self.n_cases * mean**2) for mean, square in pairs]
         return _of_regions([sqrt(one / (self.n_cases - 1)) for one in spread])
 
+    def texts(self) -> tuple[str, ...]:
+        """Return the mean Dice of each region and its change, such as `0.812 (-0.043)`."""
+        pairs = zip(self.mean_dice, self.mean_loss, strict=True)
+        return tuple(f"{dice:.3f} ({-loss:+.3f})" for dice, loss in pairs)
+
     def __str__(self) -> str:
         """Return the mean loss and its spread as words."""
         loss = ", ".join(map(loss_text, REGIONS, self.mean_loss, self.std_loss or (None,) * 3))

@@ -155,36 +155,30 @@ def _score_lines(networks: Sequence[TrainedModel], facts: ModelFacts) -> list[st
 
 
 def _subset_lines(networks: Sequence[TrainedModel]) -> list[str]:
-    """Return the table of the Dice that held-out cases lose without some modalities."""
+    """Return the table of the Dice of held-out cases without some modalities."""
     n_subsets = min(len(network.identity.subsets) for network in networks)
-    lines = [
+    head = [
         "## Missing modalities",
         "",
-        f"Trained with modality dropout: scans with {n_subsets} other sets of modalities than all four "
-        "are accepted. Their results are worse:",
+        f"Trained with modality dropout: besides all four modalities, {n_subsets} subsets of them are "
+        "accepted.",
         "",
     ]
     scores = pooled(one for network in networks for one in network.subset_scores)
     if not scores:
-        return [*lines[:3], "The loss of Dice was not measured: `brats-seg tune` does it."]
+        return [*head, "The loss of Dice was not measured; `brats-seg tune` measures it."]
     of_single = " by the network that was not trained on it" if len(networks) > 1 else ""
-    rows = [
-        f"| {', '.join(one.modalities)} | "
-        + " | ".join(
-            f"{dice:.3f} ({-loss:+.3f})"
-            for dice, loss in zip(one.mean_dice, one.mean_loss, strict=True)
-        )
-        + f" | {one.n_cases} |"
-        for one in scores
-    ]
     return [
-        *lines,
+        *head,
         f"| predicted from | {' | '.join(region.upper() for region in REGIONS)} | cases |",
         "|---" * (len(REGIONS) + 2) + "|",
-        *rows,
+        *(
+            f"| {', '.join(one.modalities)} | {' | '.join(one.texts())} | {one.n_cases} |"
+            for one in scores
+        ),
         "",
-        "Mean Dice of held-out cases (change against the Dice from all four modalities), each case "
-        f"predicted{of_single} with the window and thresholds above.",
+        f"Mean Dice of held-out cases, each predicted{of_single}, and in brackets its change against "
+        "the Dice from all four modalities.",
     ]
 
 

@@ -349,7 +349,10 @@ def store_fitted(
     """
     content = read_checkpoint(path, torch.device("cpu"))
     content[PREDICTION] = fitted.model_dump()
-    content[SUBSET_SCORES] = [scores.model_dump() for scores in subset_scores]
+    # those that are there were measured with other settings
+    content.pop(SUBSET_SCORES, None)
+    if subset_scores:
+        content[SUBSET_SCORES] = [scores.model_dump() for scores in subset_scores]
     write_checkpoint(content, path)
 
 
