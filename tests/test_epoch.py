@@ -1,5 +1,6 @@
 """Test the batches of an epoch: their patches, read once and cut into micro-batches."""
 
+from collections.abc import Callable
 from math import ceil, prod
 
 import pytest
@@ -9,6 +10,7 @@ from brats_seg.cases.folds import Split
 from brats_seg.config import Config
 from brats_seg.config_text import load_config
 from brats_seg.data.fold import FoldData, open_split
+from brats_seg.data.intensity_transforms import Item
 from brats_seg.data.loader import PatchDataset, Sample
 from brats_seg.data.patches import PatchKey
 from brats_seg.runtime.device import Device
@@ -166,6 +168,25 @@ def test_modality_dropout_empties_whole_channels_and_leaves_place_and_labels(
             assert is_empty or channel.equal(of_all)
         n_kept.add(4 - sum(empty))
     assert n_kept == {1, 2, 3}
+
+
+def brighten() -> Callable[[Item], Item]:
+    """Return a transform of one's own that leaves no channel empty."""
+    return lambda data: {**data, "image": data["image"] + 1}
+
+
+def test_modality_dropout_comes_after_transforms_of_ones_own(data: FoldData) -> None:
+    keys = [[PatchKey(epoch=0, case_id=data.split.train[0], draw=draw) for draw in range(3)]]
+    own = f"training.transforms=[{__name__}.brighten]"
+
+    (batch,) = read_batches(data, settings(own, "training.modality_dropout=1"), keys, CPU)
+    (plain,) = read_batches(data, settings(own), keys, CPU)
+
+    for sample, before in zip(batch.samples, plain.samples, strict=True):
+        same = [c.equal(b) for c, b in zip(sample.image, before.image, strict=True)]
+        empty = [not channel.any() for channel in sample.image]
+        assert any(empty)
+        assert same == [not one for one in empty]
 
 
 def test_held_out_patches_keep_all_modalities(data: FoldData) -> None:

@@ -26,7 +26,7 @@ from brats_seg.inference.output import OutputFolder
 from brats_seg.inference.predict import Predictor, predict_scan
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import MODALITIES, MODALITY_SUBSETS
-from tests.builders import make_volumes, write_case
+from tests.builders import make_volumes, write_case, write_nifti
 from tests.inference_builders import IDENTITY, make_model
 
 CASE_ID = "BraTS2021_00000"
@@ -192,6 +192,8 @@ def test_a_case_of_no_modality_is_refused() -> None:
 
     with pytest.raises(UnusableCaseError, match="expected at least one of t1n, t1c, t2w, t2f"):
         Predictor(model=DROPOUT).read(case)
+    with pytest.raises(CaseError, match="found 0 modalities"):
+        Predictor(model=DROPOUT).read(replace(case, problems=()))
 
 
 def test_one_file_given_as_another_modality_is_another_case(tmp_path: Path) -> None:
@@ -267,3 +269,13 @@ def test_the_picture_shows_a_modality_that_is_there(tmp_path: Path) -> None:
     height, width = plt.imread(picture).shape[:2]
     # one row of three planes
     assert width > 2 * height
+
+
+def test_a_case_of_another_task_is_refused_as_before(tmp_path: Path) -> None:
+    """The radiotherapy task has t1c alone, and another target than the regions."""
+    volume = make_volumes()[1]
+    write_nifti(tmp_path / "BraTS-MEN-RT-0001-1" / "BraTS-MEN-RT-0001-1_t1c.nii.gz", volume)
+
+    record = run(tmp_path, tmp_path / "out", DROPOUT).record
+
+    assert "found a case of the radiotherapy task" in record.message

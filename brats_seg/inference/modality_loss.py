@@ -1,7 +1,8 @@
 """Measure on held-out cases how much Dice a model loses without some of its modalities.
 
 Every case is predicted by the run that it was held out of: from all modalities, and from each subset
-that the run was trained for, with the window and the decoding that were fitted to the run.
+that the run was trained for, with the window and the decoding that were fitted to the run. Windows overlap
+as in its validation, so that a run for a few processors does not take days here.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from brats_seg.inference.model import Model, build_single
 from brats_seg.inference.out_of_fold import HeldOut
 from brats_seg.inference.postprocess import decode_regions
 from brats_seg.inference.predict import PredictionFallback, crop_probabilities
-from brats_seg.inference.settings import DEFAULT_SETTINGS
+from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import MODALITIES
 from brats_seg.progress import Track
 from brats_seg.runtime.device import Device
@@ -69,7 +70,8 @@ def _dice_of(
     sample = whole_case(held_out.data.folder, case_id)
     reference = sample.target.numpy().astype(np.bool_)
     voxel_mm3 = prod(open_case(held_out.data.folder, case_id).geometry.spacing_mm)
-    decoding = model.decoding(DEFAULT_SETTINGS)
+    settings = PredictionSettings(overlap=held_out.trained.config.validation.overlap)
+    decoding = model.decoding(settings)
     rows = []
     for subset in subsets:
         image = sample.image.float().numpy()
@@ -77,7 +79,7 @@ def _dice_of(
             if modality not in subset:
                 channel[...] = 0
         fallback = PredictionFallback(case_id, model.device)
-        mean = crop_probabilities(model, case_id, image, DEFAULT_SETTINGS, fallback)
+        mean = crop_probabilities(model, case_id, image, settings, fallback)
         regions = decode_regions(mean, decoding, voxel_mm3)
         rows.append(dice(count_regions(regions, reference, case_id)))
     return np.stack(rows)
