@@ -50,7 +50,7 @@ def test_the_cases_of_several_runs_are_pooled_as_if_they_were_one() -> None:
 
 
 def test_one_case_has_no_spread() -> None:
-    scores = SubsetScores.of_cases(("t1c",), DICE[:1], np.add(DICE[:1], [[0.25, 0, -0.5]]))
+    scores = SubsetScores.of_cases(("t1c",), DICE[:1], np.add(DICE[:1], [[0.25, -0.004, -0.5]]))
 
     assert scores.std_loss is None
     assert str(scores) == "WT 0.25 lower, TC 0.00 lower, ET 0.50 higher on 1 held-out case"

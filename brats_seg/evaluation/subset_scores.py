@@ -18,6 +18,8 @@ from brats_seg.errors import counted
 from brats_seg.labels import MODALITIES, MODALITY_SUBSETS, REGIONS
 
 OfRegions: TypeAlias = tuple[float, float, float]
+_SMALLEST = 0.005
+"""Change of Dice that is shown as 0.00."""
 
 
 class SubsetScores(Section):
@@ -133,7 +135,7 @@ def loss_text(region: str, loss: float, std: float | None = None) -> str:
         >>> loss_text("wt", 0.123, 0.04), loss_text("et", -0.01)
         ('WT 0.12 lower (standard deviation 0.04)', 'ET 0.01 higher')
     """
-    words = f"{region.upper()} {abs(loss):.2f} {'lower' if loss >= 0 else 'higher'}"
+    words = f"{region.upper()} {abs(loss):.2f} {'higher' if loss < -_SMALLEST else 'lower'}"
     return words if std is None else f"{words} (standard deviation {std:.2f})"
 
 

@@ -167,7 +167,7 @@ def _subset_lines(networks: Sequence[TrainedModel]) -> list[str]:
     scores = pooled(one for network in networks for one in network.subset_scores)
     if not scores:
         return [*head, "The loss of Dice was not measured; `brats-seg tune` measures it."]
-    of_single = " by the network that was not trained on it" if len(networks) > 1 else ""
+    by = " Each case was predicted by the network that was not trained on it."
     return [
         *head,
         f"| predicted from | {' | '.join(region.upper() for region in REGIONS)} | cases |",
@@ -177,8 +177,8 @@ def _subset_lines(networks: Sequence[TrainedModel]) -> list[str]:
             for one in scores
         ),
         "",
-        f"Mean Dice of held-out cases, each predicted{of_single}, and in brackets its change against "
-        "the Dice from all four modalities.",
+        "Mean Dice of held-out cases and, in brackets, its change against the Dice from all four "
+        f"modalities.{by if len(networks) > 1 else ''}",
     ]
 
 
