@@ -35,6 +35,7 @@ from brats_seg.inference.model_facts import (
 )
 from brats_seg.labels import LabelConvention, convention_named
 from brats_seg.runtime.device import choose_device
+from brats_seg.runtime.torch_files import sha256_of
 from brats_seg.runtime.weights import (
     FORMAT_VERSION,
     MODEL_NAME,
@@ -46,7 +47,6 @@ from brats_seg.runtime.weights import (
     TrainedModel,
     fingerprint_of,
     read_exported,
-    sha256_of,
 )
 
 log = logging.getLogger(__name__)

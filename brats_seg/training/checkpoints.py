@@ -38,6 +38,7 @@ from brats_seg.errors import BratsError, ResumeError, counted, some_of
 from brats_seg.files import explained, remove_leftovers, whole_file
 from brats_seg.labels import MODALITY_SUBSETS
 from brats_seg.runtime.device import Device
+from brats_seg.runtime.torch_files import reason_of, write_checkpoint
 from brats_seg.runtime.weights import (
     BEST_NAME,
     RUN_LOCK_NAME,
@@ -45,9 +46,7 @@ from brats_seg.runtime.weights import (
     ModelIdentity,
     parse_identity,
     read_checkpoint,
-    reason_of,
     run_locked,
-    write_checkpoint,
 )
 from brats_seg.training.history import write_history, write_picture
 from brats_seg.training.ranks import Ranks
