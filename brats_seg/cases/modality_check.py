@@ -121,14 +121,12 @@ def scan_remarks(geometry: Geometry, sample: BrainSample) -> Iterator[str]:
             f"the foreground measures {sample.brain_ml:.0f} ml, more than a brain: the "
             "skull does not seem to be stripped"
         )
-    if len(sample.images) < len(MODALITIES):
-        return
-    if sample.brain_ml <= LARGEST_BRAIN_ML and surface_brightness(sample) > BRIGHT_SURFACE:
+    elif len(sample.images) == len(MODALITIES) and surface_brightness(sample) > BRIGHT_SURFACE:
         yield (
             "the surface of the foreground is bright in t1n, t1c and t2f: the scalp does not seem "
             "to be stripped"
         )
-    if not sample.is_brain:
+    if not sample.is_brain or len(sample.images) < len(MODALITIES):
         return
     local = local_contrast(sample)
     order = likeliest_order(local)

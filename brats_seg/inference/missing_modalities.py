@@ -1,7 +1,8 @@
 """Decide whether a model predicts a scan without some of its modalities, and say what that costs.
 
 A model takes the subsets of the modalities that it was trained for with `training.modality_dropout`,
-and refuses every other by its name. `modality_loss` measures the loss on held-out cases.
+and refuses every other by its name. `modality_loss`, which predicts with the model itself, measures the
+loss on held-out cases.
 """
 
 from collections.abc import Sequence
