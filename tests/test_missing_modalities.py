@@ -190,7 +190,7 @@ def test_other_problems_of_a_case_stay(tmp_path: Path) -> None:
 def test_a_case_of_no_modality_is_refused() -> None:
     case = single_input("nothing", {})
 
-    with pytest.raises(UnusableCaseError, match="expected at least one of t1n, t1c, t2w, t2f"):
+    with pytest.raises(UnusableCaseError, match=r"file \(none\): .* expected at least one of t1n"):
         Predictor(model=DROPOUT).read(case)
     with pytest.raises(CaseError, match="found 0 modalities"):
         Predictor(model=DROPOUT).read(replace(case, problems=()))
@@ -240,6 +240,10 @@ def test_files_and_arrays_of_a_subset_are_predicted(tmp_path: Path) -> None:
     np.testing.assert_array_equal(of_files.label_map, of_arrays.label_map)
     with pytest.raises(CaseError, match="found 2 modalities; expected the four t1n"):
         predictor.predict_arrays(images, np.eye(4))
+    with pytest.raises(
+        CaseError, match="expected at least one of t1n, t1c, t2w, t2f, in this order"
+    ):
+        predictor.predict_arrays(images, np.eye(4), modalities=("t2f", "t1c"))
     with pytest.raises(UnusableCaseError, match="as the model was trained with all four"):
         Predictor(model=PLAIN).predict_files(files)
 

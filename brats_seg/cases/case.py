@@ -158,6 +158,13 @@ class Case:
         return next((scan.path.parent for scan in self.images), Path())
 
     @property
+    def place(self) -> str:
+        """The folder of the files, for messages; their names if they lie in the data folder itself."""
+        if self.folder != Path():
+            return f"{self.folder.as_posix()}/"
+        return " and ".join(scan.path.name for scan in self.images) or "(none)"
+
+    @property
     def read_as(self) -> dict[str, str]:
         """File that is read as each modality, with the index in a 4-D file."""
         return {
@@ -249,11 +256,9 @@ def missing_problem(case: Case) -> str | None:
     missing = [name for name in MODALITIES if name not in case.modalities]
     if not missing:
         return None
-    files = " and ".join(scan.path.name for scan in case.images) or "(none)"
-    file = files if case.folder == Path() else f"{case.folder.as_posix()}/"
     found, expected = f"no {', '.join(missing)}", ", ".join(MODALITIES)
     next_step = "Add the missing files, or leave the case out."
-    return str(CaseError(case.case_id, file, found, expected, next_step))
+    return str(CaseError(case.case_id, case.place, found, expected, next_step))
 
 
 def load_case(

@@ -23,7 +23,7 @@ def accepted(case: Case, model: Model) -> Case:
     """
     if case.problems == case.other_problems:
         return case
-    refusal = subset_refusal(model, case.case_id, case.modalities, f"{case.folder.as_posix()}/")
+    refusal = subset_refusal(model, case.case_id, case.modalities, case.place)
     problems = [] if refusal is None else [str(refusal)]
     return replace(case, problems=(*problems, *case.other_problems))
 
@@ -44,7 +44,7 @@ def subset_refusal(
     if not model.subsets:
         expected = f"{', '.join(MODALITIES)}, as the model was trained with all four modalities"
     elif len(model.subsets) == len(MODALITY_SUBSETS):
-        expected = f"at least one of {', '.join(MODALITIES)}"
+        expected = f"at least one of {', '.join(MODALITIES)}, in this order"
     else:
         subsets = "; ".join(", ".join(subset) for subset in model.subsets)
         expected = (
