@@ -40,6 +40,7 @@ from brats_seg.runtime.weights import (
     MODEL_NAME,
     NOT_FITTED,
     PREDICTION,
+    PROFILE,
     ExportedModel,
     ExportedNetwork,
     TrainedModel,
@@ -240,10 +241,12 @@ def _written(network: TrainedModel, place: int, folder: Path) -> dict[str, Any]:
         sha256=sha256_of(folder / name),
         identity=network.identity,
         prediction=network.fitted,
+        profile=network.profile,
         config=network.config,
     )
-    # so that earlier versions can read the model of a run that was not tuned
-    left_out = {PREDICTION} if network.fitted == NOT_FITTED else None
+    # so that earlier versions can read the model of a run that has neither
+    left_out = {PREDICTION} if network.fitted == NOT_FITTED else set()
+    left_out |= {PROFILE} if network.profile is None else set()
     return entry.model_dump(mode="json", exclude=left_out)
 
 

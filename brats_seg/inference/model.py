@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from brats_seg.cases.conventions import resolve
 from brats_seg.cases.layouts import NNUNET, UNKNOWN
 from brats_seg.config import Config
+from brats_seg.data.training_profile import TrainingProfile, pooled
 from brats_seg.errors import UsageError
 from brats_seg.inference.foreign import ForeignMethod, ForeignNetwork
 from brats_seg.inference.monai_bundle import is_bundle, read_bundle
@@ -90,6 +91,8 @@ class Model:
     device: Device
     method: ForeignMethod | None = None
     """Method by which another program applies its network; None for networks of this package."""
+    profile: TrainingProfile | None = None
+    """Profile of the training scans of all members; None if that of one is not known."""
 
     def decoding(self, settings: PredictionSettings) -> Decoding:
         """Return the decoding asked for, completed by the one stored with the model."""
@@ -140,6 +143,7 @@ def load_model(paths: Sequence[Path], device: Device) -> Model:
         identity=trained[0].identity,
         fingerprint=fingerprint_of(trained),
         device=device,
+        profile=_profile(trained),
     )
 
 
@@ -266,7 +270,13 @@ def build_single(trained: TrainedModel, device: Device) -> Model:
         identity=trained.identity,
         fingerprint=fingerprint_of([trained]),
         device=device,
+        profile=trained.profile,
     )
+
+
+def _profile(trained: Sequence[TrainedModel]) -> TrainingProfile | None:
+    known = [network.profile for network in trained if network.profile is not None]
+    return pooled(known) if len(known) == len(trained) else None
 
 
 def _check_known(identity: ModelIdentity) -> None:

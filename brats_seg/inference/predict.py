@@ -34,6 +34,7 @@ from brats_seg.inference.model import Member, Model, load_any_model, wrap_networ
 from brats_seg.inference.plausibility import Prediction, implausibilities
 from brats_seg.inference.postprocess import PartVolume, decode, measure
 from brats_seg.inference.scan import Scan, prepare_scan
+from brats_seg.inference.scan_check import checked_scan
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
 from brats_seg.labels import LabelConvention, LabelMap, regions_of
 from brats_seg.progress import part
@@ -108,6 +109,11 @@ class Predictor:
         if model.method and settings.precision == "auto" and device.torch_device.type == "cpu":
             # as the other programs compute on a CPU
             model = replace(model, device=choose_device("cpu", "fp32"))
+        if model.method is None and model.profile is None:
+            log.warning(
+                "the model has no profile of its training scans, because an earlier version trained "
+                "it, or on few brains: new scans are not compared with them"
+            )
         return cls(model=model, settings=settings)
 
     @classmethod
@@ -176,7 +182,10 @@ class Predictor:
             CaseError: The scan cannot be used.
         """
         method = self.model.method
-        return prepare_scan(loaded, self.spacing_mm) if method is None else method.prepare(loaded)
+        if method is not None:
+            return method.prepare(loaded)
+        scan = prepare_scan(loaded, self.spacing_mm)
+        return checked_scan(scan, self.model.profile, self.spacing_mm)
 
     def predict_scan(self, scan: Scan) -> CaseResult:
         """Segment a scan that has been read; see the function `predict_scan`."""

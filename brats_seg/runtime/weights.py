@@ -2,12 +2,13 @@
 
 A run holds a checkpoint, and an exported model (see `inference.export`) holds several networks. A
 checkpoint is a dictionary of plain values and tensors, read with `weights_only=True`, so that
-opening one runs no code. Prediction reads four of its entries:
+opening one runs no code. Prediction reads five of its entries:
 
 model         state dict of the network
 identity      data that the network was trained on; never changes
 config        settings of its run
 prediction    settings of prediction that `tune` fitted; missing before that
+profile       profile of the training scans; missing in earlier versions, and without brains
 """
 
 import hashlib
@@ -31,6 +32,7 @@ from torch import Tensor
 from brats_seg.cases.nifti import VOXEL_EDGES_MM
 from brats_seg.config import Config, Section, Size, TaskName
 from brats_seg.config_text import config_of, problems_of
+from brats_seg.data.training_profile import TrainingProfile, parse_profile
 from brats_seg.errors import ResumeError, UsageError
 from brats_seg.files import check_regular, locked, read_bounded, whole_file
 from brats_seg.labels import MODALITIES, REGIONS
@@ -49,6 +51,8 @@ FORMAT_VERSION = 1
 """Version of exported folders."""
 PREDICTION = "prediction"
 """Entry of a checkpoint, and of a network in `model.json`, with the settings that `tune` fitted."""
+PROFILE = "profile"
+"""Entry of a checkpoint, and of a network in `model.json`, with the profile of the training scans."""
 _AVERAGED = "module."
 """Prefix that torch gives the names of averaged weights."""
 _INVALID = (KeyError, TypeError, AttributeError, ValueError, RecursionError)
@@ -147,6 +151,8 @@ class TrainedModel:
     config: Config
     """Settings of its run."""
     fitted: FittedPrediction = NOT_FITTED
+    profile: TrainingProfile | None = None
+    """Profile of the training scans; None if it is not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -171,6 +177,7 @@ class ExportedNetwork(_Part):
     """Check sum of that file."""
     identity: ModelIdentity
     prediction: FittedPrediction = NOT_FITTED
+    profile: TrainingProfile | None = None
     config: Config
 
 
@@ -229,6 +236,7 @@ def load_trained(path: Path) -> TrainedModel:
             identity=parse_identity(content["identity"]),
             config=config_of(content["config"]),
             fitted=FittedPrediction.model_validate(content.get(PREDICTION, {})),
+            profile=parse_profile(content.get(PROFILE)),
         )
     except _INVALID as error:
         msg = f"{path} cannot be read as a model: {reason_of(error)}. {_RUN_AGAIN}"
@@ -262,6 +270,7 @@ def read_exported(folder: Path) -> ExportedModel:
                 identity=member.identity,
                 config=member.config,
                 fitted=member.prediction,
+                profile=member.profile,
             )
         )
     return ExportedModel(networks=tuple(networks), fingerprint=description.fingerprint)
