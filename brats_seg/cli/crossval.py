@@ -175,6 +175,11 @@ def _print_tuning(tuning: "Tuning") -> None:
     print(f"WT, TC, ET: {before} before, {after} after.")
     if tuning.before != tuning.after:
         print("Fitted and scored on the same cases: expect a smaller gain on new cases.")
+    for line in tuning.fitted[0].predicted_dice:
+        print(
+            f"predicted Dice of {line.region.upper()}: off by {line.mean_error:.3f} on average, and by "
+            f"at most {line.half_width:.3f} in 90 % of cases ({counted(line.n_cases, 'held-out case')})"
+        )
     print(f"Stored with the weights of {', '.join(tuning.runs)}. Research use only.")
 
 

@@ -12,6 +12,7 @@ from brats_seg.cases.layouts import NNUNET, UNKNOWN
 from brats_seg.config import Config
 from brats_seg.data.training_profile import TrainingProfile, pooled
 from brats_seg.errors import UsageError
+from brats_seg.evaluation.predicted_dice import DiceLine
 from brats_seg.inference.foreign import ForeignMethod, ForeignNetwork
 from brats_seg.inference.monai_bundle import is_bundle, read_bundle
 from brats_seg.inference.nnunet_model import is_nnunet, read_nnunet
@@ -97,6 +98,12 @@ class Model:
     def decoding(self, settings: PredictionSettings) -> Decoding:
         """Return the decoding asked for, completed by the one stored with the model."""
         return settings.over(self.members[0].fitted).decoding
+
+    @property
+    def dice_lines(self) -> tuple[DiceLine, ...]:
+        """Expected Dice of each region, if it was fitted to all members together."""
+        first, *others = (member.fitted.predicted_dice for member in self.members)
+        return first if all(lines == first for lines in others) else ()
 
     def written_convention(self, settings: PredictionSettings, release: str) -> WrittenConvention:
         """Return the label convention to write a case of that release in.

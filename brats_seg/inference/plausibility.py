@@ -17,6 +17,7 @@ import numpy.typing as npt
 from scipy.ndimage import binary_erosion
 
 from brats_seg.cases.sample import SMALLEST_BRAIN_ML
+from brats_seg.evaluation.predicted_dice import PredictedDice
 from brats_seg.inference.postprocess import PartVolume
 from brats_seg.labels import RegionMasks
 from brats_seg.voxels.box import Mask, bounding_box
@@ -36,6 +37,9 @@ LARGEST_ENHANCING = 0.9
 """Largest share of the tumour that is enhancing: at most 0.49 in the real cases."""
 LARGEST_UNDECIDED = 1.0
 """Largest volume in which the network is undecided, as a share of the tumour."""
+
+LEAST_DICE = 0.7
+"""Smallest Dice that may be expected of a region without a warning."""
 
 _RIM_VOXELS = 2
 _UNDECIDED = (0.25, 0.75)
@@ -58,6 +62,8 @@ class Prediction:
     """Volumes and numbers of components of the regions."""
     spacing_mm: Spacing
     """Voxel size."""
+    predicted_dice: tuple[PredictedDice, ...] = ()
+    """Dice that is expected of it, where the model tells it."""
 
     @property
     def voxel_ml(self) -> float:
@@ -82,6 +88,7 @@ def implausibilities(prediction: Prediction) -> Iterator[str]:
         if ml["wt"] >= _LEAST_ML:
             yield from _wrong_shape(prediction)
     yield from _undecided(prediction, ml["wt"])
+    yield from _poor(prediction)
 
 
 def _wrong_size(prediction: Prediction, ml: dict[str, float]) -> Iterator[str]:
@@ -131,6 +138,12 @@ def _undecided(prediction: Prediction, tumour_ml: float) -> Iterator[str]:
             f"the network is undecided in {ml:.0f} ml (a probability of {low} to {high}), more than "
             f"the {tumour_ml:.0f} ml of the tumour"
         )
+
+
+def _poor(prediction: Prediction) -> Iterator[str]:
+    poor = [str(one) for one in prediction.predicted_dice if one.dice < LEAST_DICE]
+    if poor:
+        yield f"the predicted Dice is low, below {LEAST_DICE}: {', '.join(poor)}"
 
 
 def _rim_share(wt: Mask, brain: Mask) -> float:

@@ -29,6 +29,11 @@ from brats_seg.cases.case import LoadedCase, case_of_arrays, load_case
 from brats_seg.cases.inputs import single_input
 from brats_seg.cases.layouts import modality_named
 from brats_seg.errors import CaseError, ConfigError
+from brats_seg.evaluation.predicted_dice import (
+    PredictedDice,
+    mean_probabilities,
+    predicted_dice,
+)
 from brats_seg.inference.foreign import ForeignMethod
 from brats_seg.inference.model import Member, Model, load_any_model, wrap_network
 from brats_seg.inference.plausibility import Prediction, implausibilities
@@ -36,7 +41,7 @@ from brats_seg.inference.postprocess import PartVolume, decode, measure
 from brats_seg.inference.scan import Scan, prepare_scan
 from brats_seg.inference.scan_check import checked_scan
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
-from brats_seg.labels import LabelConvention, LabelMap, regions_of
+from brats_seg.labels import LabelConvention, LabelMap, RegionMasks, regions_of
 from brats_seg.progress import part
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.memory import is_out_of_memory, peak_memory_mb, reset_peak_memory
@@ -75,6 +80,8 @@ class CaseResult:
     """Time of prediction and postprocessing, without reading and writing."""
     peak_memory_mb: float
     device: str
+    predicted_dice: tuple[PredictedDice, ...] = ()
+    """Dice that is expected of the regions that were found; none if the model has no fit of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -216,12 +223,14 @@ def predict_scan(model: Model, scan: Scan, settings: PredictionSettings) -> Case
     written = model.written_convention(settings, scan.release)
     convention = written.convention
     labels = decode(probabilities, model.decoding(settings), convention, scan.voxel_mm3)
+    regions = regions_of(labels, convention)
     prediction = Prediction(
-        regions=regions_of(labels, convention),
+        regions=regions,
         probabilities=probabilities,
         brain=_brain_of(scan),
         volumes=measure(labels, convention, scan.voxel_mm3),
         spacing_mm=scan.spacing_mm,
+        predicted_dice=_predicted_dice(model, probabilities, regions),
     )
     return CaseResult(
         case_id=scan.case_id,
@@ -239,6 +248,7 @@ def predict_scan(model: Model, scan: Scan, settings: PredictionSettings) -> Case
         seconds=time.monotonic() - started_s,
         peak_memory_mb=peak_memory_mb(model.device.torch_device),
         device=str(model.device.torch_device),
+        predicted_dice=prediction.predicted_dice,
     )
 
 
@@ -415,6 +425,13 @@ def _brain_of(scan: Scan) -> npt.NDArray[np.bool_]:
     """Return the voxels of the brain at the spacing of the files."""
     brain = (scan.image != 0).any(axis=0)
     return scan.on_scan_spacing(brain[None].astype(np.float32))[0] > 0.5
+
+
+def _predicted_dice(
+    model: Model, probabilities: Field, regions: RegionMasks
+) -> tuple[PredictedDice, ...]:
+    lines = model.dice_lines
+    return predicted_dice(lines, mean_probabilities(probabilities, regions)) if lines else ()
 
 
 def _check_numbers(case_id: str, probabilities: npt.NDArray[np.float32]) -> None:

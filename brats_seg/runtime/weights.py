@@ -34,6 +34,7 @@ from brats_seg.config import Config, Section, Size, TaskName
 from brats_seg.config_text import config_of, problems_of
 from brats_seg.data.training_profile import TrainingProfile, parse_profile
 from brats_seg.errors import ResumeError, UsageError
+from brats_seg.evaluation.predicted_dice import DiceLine
 from brats_seg.files import check_regular, locked, read_bounded, whole_file
 from brats_seg.labels import MODALITIES, REGIONS
 
@@ -136,6 +137,8 @@ class FittedPrediction(Section):
     window: Window | None = None
     """Window with the best score; None where no window was fitted."""
     decoding: Decoding = Decoding()
+    predicted_dice: tuple[DiceLine, ...] = ()
+    """Dice that is expected of each region; none if there were too few held-out cases."""
 
 
 NOT_FITTED = FittedPrediction()
