@@ -76,7 +76,11 @@ def _measures() -> tuple[Measure, ...]:
     pairs = [f"{MODALITIES[one]} and {MODALITIES[other]}" for one, other in MODALITY_PAIRS]
     measures = [Measure(name=name, kind="size", least_sd=0.02, is_log=True) for name in size]
     measures += [
-        Measure(name=f"percentile {percent} of {modality}", kind="intensities", least_sd=0.1)
+        Measure(
+            name=f"percentile {percent} of the intensities of {modality}",
+            kind="intensities",
+            least_sd=0.1,
+        )
         for modality in MODALITIES
         for percent in _PERCENTILES
     ]
@@ -92,7 +96,11 @@ def _measures() -> tuple[Measure, ...]:
     sharpness = [
         f"{words} of {modality}"
         for modality in (*MODALITIES, "all modalities")
-        for words in ("sharpness", "sharpness of the sharpest axis", "sharpness of the worst axis")
+        for words in (
+            "sharpness",
+            "sharpness of the sharpest axis",
+            "sharpness of the least sharp axis, against that of the sharpest,",
+        )
     ]
     measures += [
         Measure(name=name, kind="sharpness", least_sd=0.05, is_log=True) for name in sharpness

@@ -22,7 +22,7 @@ from brats_seg.labels import REGIONS, RegionMasks
 
 COVERAGE = 0.9
 """Share of the cases whose Dice is in the interval."""
-FEWEST_CASES = ceil(COVERAGE / (1 - COVERAGE))
+FEWEST_CASES = round(COVERAGE / (1 - COVERAGE))
 """Smallest number of cases, 9, of which the largest error bounds that share of new errors."""
 
 PREDICTED_COLUMNS = tuple(

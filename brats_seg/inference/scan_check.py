@@ -36,6 +36,8 @@ _SAID: dict[Kind, str] = {
     "surface": NOT_STRIPPED,
 }
 """Words of the remark that says the same of any scan."""
+_SINGLE_CAUSE: tuple[Kind, ...] = ("uptake", "size")
+"""Kinds that are told first: few faults change them, and most faults change the others."""
 _MOST_SENTENCES = 3
 
 
@@ -54,7 +56,7 @@ def checked_scan(scan: Scan, profile: TrainingProfile | None, spacing_mm: Spacin
 
 
 def unusual_properties(scan: Scan, profile: TrainingProfile, spacing_mm: Spacing) -> Iterator[str]:
-    """Yield a sentence for each kind of measure that deviates from the training set, the worst first.
+    """Yield sentences about the kinds of measures that deviate most from the training set.
 
     Nothing is said about a foreground that is no brain.
     """
@@ -73,14 +75,12 @@ def unusual_properties(scan: Scan, profile: TrainingProfile, spacing_mm: Spacing
     for one in deviations(profile, values):
         by_kind.setdefault(one.measure.kind, []).append(one)
     said = [kind for kind, words in _SAID.items() if any(words in one for one in scan.warnings)]
-    left = {kind: found for kind, found in by_kind.items() if kind not in said}
-    for kind, found in list(left.items())[:_MOST_SENTENCES]:
-        yield _sentence(kind, found, profile)
+    left = [kind for kind in by_kind if kind not in said]
+    # the sort is stable, and the others stay in the order of their worst measure
+    for kind in sorted(left, key=lambda kind: kind not in _SINGLE_CAUSE)[:_MOST_SENTENCES]:
+        yield _sentence(kind, by_kind[kind])
 
 
-def _sentence(kind: Kind, found: Sequence[Deviation], profile: TrainingProfile) -> str:
-    more = f", and {counted(len(found) - 1, 'more measure')} of that kind" * (len(found) > 1)
-    return (
-        f"unlike the scans that the model was trained on ({profile.n_cases} compared): {found[0]}"
-        f"{more}. Usual causes: {_CAUSES[kind]}"
-    )
+def _sentence(kind: Kind, found: Sequence[Deviation]) -> str:
+    more = f" ({counted(len(found) - 1, 'more measure')} of that kind)" if len(found) > 1 else ""
+    return f"unlike the training scans: {found[0]}{more}; usual causes: {_CAUSES[kind]}"
