@@ -13,7 +13,7 @@ from brats_seg.evaluation.predicted_dice import (
     predicted_dice,
 )
 
-LINE = DiceLine(region="wt", n_cases=12, intercept=-0.5, slope=1.5, half_width=0.1, mean_error=0.05)
+LINE = DiceLine(region="wt", n_cases=12, intercept=-0.5, slope=1.5, width=0.5, mean_error=0.05)
 
 
 def counts_of(*dices: float) -> RegionCounts:
@@ -43,7 +43,7 @@ def test_a_line_is_found_and_its_interval_has_no_width() -> None:
 
     assert (wt.region, tc.region) == ("wt", "tc")
     assert (wt.slope, tc.slope) == (pytest.approx(1, abs=0.01), pytest.approx(1.2, abs=0.01))
-    assert wt.half_width < 0.002
+    assert wt.width < 0.01
     (told,) = predicted_dice([wt], np.array([0.75, 0.5, 0.5]))
     assert told.dice == pytest.approx(0.75, abs=0.002)
 
@@ -72,10 +72,10 @@ def test_nothing_is_told_of_a_region_that_was_not_found() -> None:
 def test_an_interval_stays_between_no_overlap_and_a_perfect_one() -> None:
     high, low = LINE.at(0.99), LINE.at(0.3)
 
-    assert (high.dice, high.high) == (0.985, 1.0)
-    assert (low.dice, low.low, low.high) == (0.0, 0.0, 0.1)
-    assert str(high) == "WT 0.98 (0.89 to 1.00)"
-    assert high.columns["wt_predicted_dice_low"] == 0.885
+    assert (high.dice, high.low, high.high) == (0.985, 0.9275, 1.0)
+    assert (low.dice, low.low, low.high) == (0.0, 0.0, 0.55)
+    assert str(high) == "WT 0.98 (0.93 to 1.00)"
+    assert high.columns["wt_predicted_dice_low"] == 0.9275
 
 
 @pytest.mark.parametrize("n_cases", [FEWEST_CASES, 12, 40])

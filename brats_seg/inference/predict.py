@@ -41,7 +41,7 @@ from brats_seg.inference.postprocess import PartVolume, decode, measure
 from brats_seg.inference.scan import Scan, prepare_scan
 from brats_seg.inference.scan_check import checked_scan
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
-from brats_seg.labels import LabelConvention, LabelMap, RegionMasks, regions_of
+from brats_seg.labels import MODALITIES, LabelConvention, LabelMap, RegionMasks, regions_of
 from brats_seg.progress import part
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.memory import is_out_of_memory, peak_memory_mb, reset_peak_memory
@@ -231,6 +231,8 @@ def predict_scan(model: Model, scan: Scan, settings: PredictionSettings) -> Case
         volumes=measure(labels, convention, scan.voxel_mm3),
         spacing_mm=scan.spacing_mm,
         predicted_dice=_predicted_dice(model, probabilities, regions),
+        uptake=None if model.method else _uptake(scan),
+        is_unusual=bool(scan.warnings),
     )
     return CaseResult(
         case_id=scan.case_id,
@@ -425,6 +427,12 @@ def _brain_of(scan: Scan) -> npt.NDArray[np.bool_]:
     """Return the voxels of the brain at the spacing of the files."""
     brain = (scan.image != 0).any(axis=0)
     return scan.on_scan_spacing(brain[None].astype(np.float32))[0] > 0.5
+
+
+def _uptake(scan: Scan) -> Field | None:
+    """Return t1c minus t1n (x, y, z) at the spacing of the files; None if one of them is missing."""
+    t1n, t1c = (scan.image[MODALITIES.index(name)] for name in ("t1n", "t1c"))
+    return scan.on_scan_spacing((t1c - t1n)[None])[0] if t1n.any() and t1c.any() else None
 
 
 def _predicted_dice(
