@@ -180,6 +180,11 @@ def _print_tuning(tuning: "Tuning") -> None:
         print("Fitted and scored on the same cases: expect a smaller gain on new cases.")
     if tuning.subset_scores:
         _print_subsets(tuning.subset_scores)
+    for line in tuning.fitted[0].predicted_dice:
+        print(
+            f"predicted Dice of {line.region.upper()}: off by {line.mean_error:.3f} on average "
+            f"({counted(line.n_cases, 'held-out case')})"
+        )
     print(f"Stored with the weights of {', '.join(tuning.runs)}. Research use only.")
 
 

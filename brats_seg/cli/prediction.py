@@ -326,6 +326,8 @@ def print_outcome(outcome: "CaseOutcome") -> None:
         f"({how})",
         flush=True,
     )
+    if record.predicted_dice:
+        print(f"    predicted Dice: {', '.join(map(str, record.predicted_dice))}", flush=True)
     for warning in record.warnings:
         print(f"    note: {warning}", flush=True)
 

@@ -304,6 +304,7 @@ class CaseWork:
             convention_reason=result.convention_reason,
             volumes=result.volumes,
             warnings=result.warnings,
+            predicted_dice=result.predicted_dice,
             seconds=round(read.seconds + result.seconds, 3),
             peak_memory_mb=round(result.peak_memory_mb, 1),
             device=result.device,

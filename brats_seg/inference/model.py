@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from brats_seg.cases.conventions import resolve
 from brats_seg.cases.layouts import NNUNET, UNKNOWN
 from brats_seg.config import Config
+from brats_seg.data.training_profile import TrainingProfile, pooled
 from brats_seg.errors import UsageError
+from brats_seg.evaluation.predicted_dice import DiceLine
 from brats_seg.evaluation.subset_scores import SubsetScores
 from brats_seg.inference.foreign import ForeignMethod, ForeignNetwork
 from brats_seg.inference.monai_bundle import is_bundle, read_bundle
@@ -96,6 +98,8 @@ class Model:
     device: Device
     method: ForeignMethod | None = None
     """Method by which another program applies its network; None for networks of this package."""
+    profile: TrainingProfile | None = None
+    """Profile of the training scans of all members; None if that of one is not known."""
 
     @property
     def subsets(self) -> tuple[tuple[str, ...], ...]:
@@ -108,6 +112,12 @@ class Model:
     def decoding(self, settings: PredictionSettings) -> Decoding:
         """Return the decoding asked for, completed by the one stored with the model."""
         return settings.over(self.members[0].fitted).decoding
+
+    @property
+    def dice_lines(self) -> tuple[DiceLine, ...]:
+        """Expected Dice of each region, if it was fitted to all members together."""
+        first, *others = (member.fitted.predicted_dice for member in self.members)
+        return first if all(lines == first for lines in others) else ()
 
     def written_convention(self, settings: PredictionSettings, release: str) -> WrittenConvention:
         """Return the label convention to write a case of that release in.
@@ -154,6 +164,7 @@ def load_model(paths: Sequence[Path], device: Device) -> Model:
         identity=trained[0].identity,
         fingerprint=fingerprint_of(trained),
         device=device,
+        profile=_profile(trained),
     )
 
 
@@ -281,7 +292,13 @@ def build_single(trained: TrainedModel, device: Device) -> Model:
         identity=trained.identity,
         fingerprint=fingerprint_of([trained]),
         device=device,
+        profile=trained.profile,
     )
+
+
+def _profile(trained: Sequence[TrainedModel]) -> TrainingProfile | None:
+    known = [network.profile for network in trained if network.profile is not None]
+    return pooled(known) if len(known) == len(trained) else None
 
 
 def _check_known(identity: ModelIdentity) -> None:

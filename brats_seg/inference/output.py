@@ -30,6 +30,7 @@ from brats_seg.cases.many import Failure, write_failures
 from brats_seg.cases.nifti import write_volume
 from brats_seg.config import Section
 from brats_seg.errors import UsageError, counted
+from brats_seg.evaluation.predicted_dice import PREDICTED_COLUMNS, PredictedDice
 from brats_seg.evaluation.subset_scores import SubsetScores, absent_from
 from brats_seg.files import explained, locked, remove_leftovers, whole_file
 from brats_seg.inference.postprocess import PARTS, PartVolume
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 
 MANIFEST_NAME = "manifest.jsonl"
+VOLUMES_NAME = "volumes.csv"
 _LOCK_NAME = ".predicting.lock"
 
 _VOLUME_COLUMNS = (
@@ -84,6 +86,8 @@ class Record(Section):
     volumes: tuple[PartVolume, ...] = ()
     warnings: tuple[str, ...] = ()
     """Remarks on unusual properties of the case, and on what speaks against its prediction."""
+    predicted_dice: tuple[PredictedDice, ...] = ()
+    """Dice that is expected of the regions that were found, where the model tells it."""
     error: str = ""
     """Name of the class of the error, if the case failed."""
     message: str = ""
@@ -217,7 +221,9 @@ class OutputFolder:
         done = sorted(self.records().values(), key=lambda record: record.case_id)
         done = [record for record in done if record.status == "done"]
         volumes = [_volume_row(record) for record in done]
-        write_table(self.path / "volumes.csv", _VOLUME_COLUMNS, volumes)
+        is_predicted = any(record.predicted_dice for record in done)
+        columns = _VOLUME_COLUMNS + PREDICTED_COLUMNS * is_predicted
+        write_table(self.path / VOLUMES_NAME, columns, volumes)
         rows = [
             Failure(case_id=record.case_id, error=record.error, message=record.message)
             for record in failures
@@ -266,6 +272,8 @@ def _volume_row(record: Record) -> dict[str, str | float]:
     for part in record.volumes:
         row[f"{part.name}_ml"] = part.ml
         row[f"{part.name}_components"] = part.n_components
+    for one in record.predicted_dice:
+        row |= one.columns
     return row | {"warnings": BETWEEN_TEXTS.join(record.warnings)}
 
 

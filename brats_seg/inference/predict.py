@@ -29,6 +29,11 @@ from brats_seg.cases.case import Case, CaseFiles, LoadedCase, case_of_arrays, lo
 from brats_seg.cases.inputs import single_input
 from brats_seg.cases.layouts import modality_named
 from brats_seg.errors import CaseError, ConfigError
+from brats_seg.evaluation.predicted_dice import (
+    PredictedDice,
+    mean_probabilities,
+    predicted_dice,
+)
 from brats_seg.evaluation.subset_scores import SubsetScores
 from brats_seg.inference.foreign import ForeignMethod
 from brats_seg.inference.missing_modalities import (
@@ -41,8 +46,9 @@ from brats_seg.inference.model import Member, Model, load_any_model, wrap_networ
 from brats_seg.inference.plausibility import Prediction, implausibilities
 from brats_seg.inference.postprocess import PartVolume, decode, measure
 from brats_seg.inference.scan import Scan, prepare_scan
+from brats_seg.inference.scan_check import checked_scan
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
-from brats_seg.labels import MODALITIES, LabelConvention, LabelMap, regions_of
+from brats_seg.labels import MODALITIES, LabelConvention, LabelMap, RegionMasks, regions_of
 from brats_seg.progress import part
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.memory import is_out_of_memory, peak_memory_mb, reset_peak_memory
@@ -85,6 +91,8 @@ class CaseResult:
     """Modalities that it was predicted from."""
     expected_loss: SubsetScores | None = None
     """Dice that held-out cases lost with these modalities; None with all four, or if not measured."""
+    predicted_dice: tuple[PredictedDice, ...] = ()
+    """Dice that is expected of the regions that were found; none if the model has no fit of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -119,6 +127,11 @@ class Predictor:
         if model.method and settings.precision == "auto" and device.torch_device.type == "cpu":
             # as the other programs compute on a CPU
             model = replace(model, device=choose_device("cpu", "fp32"))
+        if model.method is None and model.profile is None:
+            log.warning(
+                "the model has no profile of its training scans, because an earlier version trained "
+                "it, or on few brains: new scans are not compared with them"
+            )
         return cls(model=model, settings=settings)
 
     @classmethod
@@ -208,7 +221,10 @@ class Predictor:
         """
         check_subset(self.model, loaded.case.case_id, loaded.modalities)
         method = self.model.method
-        return prepare_scan(loaded, self.spacing_mm) if method is None else method.prepare(loaded)
+        if method is not None:
+            return method.prepare(loaded)
+        scan = prepare_scan(loaded, self.spacing_mm)
+        return checked_scan(scan, self.model.profile, self.spacing_mm)
 
     def predict_scan(self, scan: Scan) -> CaseResult:
         """Segment a scan that has been read; see the function `predict_scan`."""
@@ -240,15 +256,20 @@ def predict_scan(model: Model, scan: Scan, settings: PredictionSettings) -> Case
     written = model.written_convention(settings, scan.release)
     convention = written.convention
     labels = decode(probabilities, model.decoding(settings), convention, scan.voxel_mm3)
+    regions = regions_of(labels, convention)
+    is_whole = scan.modalities == MODALITIES
     prediction = Prediction(
-        regions=regions_of(labels, convention),
+        regions=regions,
         probabilities=probabilities,
         brain=_brain_of(scan),
         volumes=measure(labels, convention, scan.voxel_mm3),
         spacing_mm=scan.spacing_mm,
+        # both are known of all four modalities alone
+        predicted_dice=_predicted_dice(model, probabilities, regions) if is_whole else (),
+        uptake=_uptake(scan) if is_whole and not model.method else None,
+        is_unusual=bool(scan.warnings),
     )
     expected = scores_without(model, scan.modalities)
-    is_whole = scan.modalities == MODALITIES
     subset_warnings = [] if is_whole else [subset_words(scan.modalities, expected)]
     return CaseResult(
         case_id=scan.case_id,
@@ -273,6 +294,7 @@ def predict_scan(model: Model, scan: Scan, settings: PredictionSettings) -> Case
         device=str(model.device.torch_device),
         modalities=scan.modalities,
         expected_loss=expected,
+        predicted_dice=prediction.predicted_dice,
     )
 
 
@@ -449,6 +471,19 @@ def _brain_of(scan: Scan) -> npt.NDArray[np.bool_]:
     """Return the voxels of the brain at the spacing of the files."""
     brain = (scan.image != 0).any(axis=0)
     return scan.on_scan_spacing(brain[None].astype(np.float32))[0] > 0.5
+
+
+def _uptake(scan: Scan) -> Field | None:
+    """Return t1c minus t1n (x, y, z) at the spacing of the files; None if one of them is missing."""
+    t1n, t1c = (scan.image[MODALITIES.index(name)] for name in ("t1n", "t1c"))
+    return scan.on_scan_spacing((t1c - t1n)[None])[0] if t1n.any() and t1c.any() else None
+
+
+def _predicted_dice(
+    model: Model, probabilities: Field, regions: RegionMasks
+) -> tuple[PredictedDice, ...]:
+    lines = model.dice_lines
+    return predicted_dice(lines, mean_probabilities(probabilities, regions)) if lines else ()
 
 
 def _check_numbers(case_id: str, probabilities: npt.NDArray[np.float32]) -> None:

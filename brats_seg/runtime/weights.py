@@ -9,6 +9,7 @@ identity      data that the network was trained on; never changes
 config        settings of its run
 prediction    settings of prediction that `tune` fitted; missing before that
 subset_scores scores without some modalities, that `tune` measured; only of modality dropout
+profile       profile of the training scans; missing in earlier versions, and without brains
 """
 
 import hashlib
@@ -29,7 +30,9 @@ from torch import Tensor
 from brats_seg.cases.nifti import VOXEL_EDGES_MM
 from brats_seg.config import Config, Section, Size, TaskName
 from brats_seg.config_text import config_of
+from brats_seg.data.training_profile import TrainingProfile, parse_profile
 from brats_seg.errors import ResumeError, UsageError
+from brats_seg.evaluation.predicted_dice import DiceLine
 from brats_seg.evaluation.subset_scores import AllSubsetScores, SubsetScores, parse_subset_scores
 from brats_seg.files import check_regular, locked, read_bounded
 from brats_seg.labels import MODALITIES, MODALITY_SUBSETS, REGIONS
@@ -58,6 +61,8 @@ PREDICTION = "prediction"
 """Entry of a checkpoint, and of a network in `model.json`, with the settings that `tune` fitted."""
 SUBSET_SCORES = "subset_scores"
 """Entry of both with the scores of held-out cases without some of their modalities."""
+PROFILE = "profile"
+"""Entry of a checkpoint, and of a network in `model.json`, with the profile of the training scans."""
 _AVERAGED = "module."
 """Prefix that torch gives the names of averaged weights."""
 _INVALID = (KeyError, TypeError, AttributeError, ValueError, RecursionError)
@@ -128,6 +133,8 @@ class FittedPrediction(Section):
     window: Window | None = None
     """Window with the best score; None where no window was fitted."""
     decoding: Decoding = Decoding()
+    predicted_dice: tuple[DiceLine, ...] = ()
+    """Dice that is expected of each region; none if there were too few held-out cases."""
 
 
 NOT_FITTED = FittedPrediction()
@@ -145,6 +152,8 @@ class TrainedModel:
     fitted: FittedPrediction = NOT_FITTED
     subset_scores: tuple[SubsetScores, ...] = ()
     """Scores without some modalities; none before they are measured, or without modality dropout."""
+    profile: TrainingProfile | None = None
+    """Profile of the training scans; None if it is not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -170,6 +179,7 @@ class ExportedNetwork(_Part):
     identity: ModelIdentity
     prediction: FittedPrediction = NOT_FITTED
     subset_scores: AllSubsetScores = ()
+    profile: TrainingProfile | None = None
     config: Config
 
 
@@ -229,6 +239,7 @@ def load_trained(path: Path) -> TrainedModel:
             config=config_of(content["config"]),
             fitted=FittedPrediction.model_validate(content.get(PREDICTION, {})),
             subset_scores=parse_subset_scores(content.get(SUBSET_SCORES, ())),
+            profile=parse_profile(content.get(PROFILE)),
         )
     except _INVALID as error:
         msg = f"{path} cannot be read as a model: {reason_of(error)}. {RUN_AGAIN}"
@@ -263,6 +274,7 @@ def read_exported(folder: Path) -> ExportedModel:
                 config=member.config,
                 fitted=member.prediction,
                 subset_scores=member.subset_scores,
+                profile=member.profile,
             )
         )
     return ExportedModel(networks=tuple(networks), fingerprint=description.fingerprint)
