@@ -34,7 +34,15 @@ from tests.test_training_profile import phantom_profile
 from tests.training_builders import tiny_settings, train
 
 LINES = tuple(
-    DiceLine(region=region, n_cases=12, intercept=0.2, slope=0.5, width=0.4, mean_error=0.05)
+    DiceLine(
+        region=region,
+        n_cases=12,
+        intercept=0.2,
+        slope=0.5,
+        width=0.4,
+        worst_fifth=0.1,
+        mean_error=0.05,
+    )
     for region in ("wt", "tc", "et")
 )
 FITTED = FittedPrediction(predicted_dice=LINES)
