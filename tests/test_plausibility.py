@@ -117,7 +117,7 @@ def test_a_tumour_with_islands_is_flagged() -> None:
     assert list(implausibilities(prediction_of(np.where(ball(3, (16, 32, 32)), 2, TUMOUR)))) == []
 
 
-@pytest.mark.parametrize(("enhancement", "is_flagged"), [(0.2, True), (0.6, False)])
+@pytest.mark.parametrize(("enhancement", "is_flagged"), [(0.2, True), (0.5, False)])
 def test_enhancing_tumour_that_does_not_enhance_is_flagged(
     enhancement: float, *, is_flagged: bool
 ) -> None:
@@ -133,11 +133,12 @@ def test_enhancing_tumour_that_does_not_enhance_is_flagged(
 
 def test_a_low_predicted_dice_is_flagged() -> None:
     wt = PredictedDice(region="wt", dice=0.82, low=0.7, high=0.9)
-    et = PredictedDice(region="et", dice=0.41, low=0.2, high=0.6)
+    et = PredictedDice(region="et", dice=0.41, low=0.2, high=0.6, is_low=True)
     prediction = replace(prediction_of(TUMOUR), predicted_dice=(wt, et))
 
     assert list(implausibilities(prediction)) == [
-        "the predicted Dice is low, below 0.7: ET 0.41 (0.20 to 0.60)"
+        "the predicted Dice is low, as in the worst fifth of the held-out cases of the model: "
+        "ET 0.41 (0.20 to 0.60)"
     ]
     assert list(implausibilities(replace(prediction, predicted_dice=(wt,)))) == []
 

@@ -13,7 +13,9 @@ from brats_seg.evaluation.predicted_dice import (
     predicted_dice,
 )
 
-LINE = DiceLine(region="wt", n_cases=12, intercept=-0.5, slope=1.5, width=0.5, mean_error=0.05)
+LINE = DiceLine(
+    region="wt", n_cases=12, intercept=-0.5, slope=1.5, width=0.5, worst_fifth=0.6, mean_error=0.05
+)
 
 
 def counts_of(*dices: float) -> RegionCounts:
@@ -76,6 +78,22 @@ def test_an_interval_stays_between_no_overlap_and_a_perfect_one() -> None:
     assert (low.dice, low.low, low.high) == (0.0, 0.0, 0.55)
     assert str(high) == "WT 0.98 (0.93 to 1.00)"
     assert high.columns["wt_predicted_dice_low"] == 0.9275
+
+
+def test_a_dice_is_low_in_the_worst_fifth_of_cases_unless_it_is_good() -> None:
+    good = LINE.model_copy(update={"worst_fifth": 0.9})
+
+    assert [LINE.at(x).is_low for x in (0.72, 0.75)] == [True, False]
+    assert [good.at(x).is_low for x in (0.75, 0.81)] == [True, False]
+
+
+def test_the_worst_fifth_is_known_from_the_held_out_cases() -> None:
+    sure = np.linspace(0.5, 0.9, 11)
+    counts = [counts_of(x, x, x) for x in sure]
+
+    (line, *_) = fit_predicted_dice([np.full(3, x) for x in sure], counts)
+
+    assert line.worst_fifth == pytest.approx(sure[2], abs=0.002)
 
 
 @pytest.mark.parametrize("n_cases", [FEWEST_CASES, 12, 40])

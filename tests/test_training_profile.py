@@ -196,7 +196,7 @@ def test_a_training_set_of_no_brains_or_of_few_has_no_profile(tmp_path: Path) ->
     assert profile_of_cases(folder, ids) is None
 
 
-def test_the_profile_of_an_ensemble_is_no_surer_than_that_of_one_network() -> None:
+def test_the_profile_of_an_ensemble_is_the_mixture_of_those_of_its_networks() -> None:
     values = phantom_values()
     parts = [profile_of(values[:6]), profile_of(values[3:])]
 
@@ -206,7 +206,8 @@ def test_the_profile_of_an_ensemble_is_no_surer_than_that_of_one_network() -> No
     assert both.n_cases == 6
     for one, first, second in zip(both.ranges, parts[0].ranges, parts[1].ranges, strict=True):
         assert one.mean == pytest.approx((first.mean + second.mean) / 2)
-        assert one.sd >= min(first.sd, second.sd) - 1e-12
+        apart = (first.mean - second.mean) / 2
+        assert one.sd**2 == pytest.approx((first.sd**2 + second.sd**2) / 2 + apart**2)
         assert (one.low, one.high) == (min(first.low, second.low), max(first.high, second.high))
     assert pooled([]) is None
 

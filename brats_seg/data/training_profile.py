@@ -41,7 +41,7 @@ FEWEST_CASES = 4
 FALSE_ALARMS = 0.05
 """Largest share of scans like those of training in which any measure is reported, if measures are
 normally distributed. Of twelve real cases, each compared with the other eleven, none was reported, and
-3 % in random splits with eight cases to train on."""
+2 % in random splits with eight cases to train on (`benchmarks/scan_check.py`)."""
 _MOST_CASES = 100
 """Cases that are measured at most; more hardly change the ranges."""
 _MOST_MEASURES = 1000

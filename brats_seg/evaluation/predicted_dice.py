@@ -24,6 +24,8 @@ from brats_seg.labels import REGIONS, RegionMasks
 
 COVERAGE = 0.9
 """Share of the cases whose Dice is in the interval."""
+LEAST_DICE = 0.7
+"""Dice from which nothing is low."""
 FEWEST_CASES = round(COVERAGE / (1 - COVERAGE))
 """Smallest number of cases, 9, of which the largest error bounds that share of new errors."""
 
@@ -48,6 +50,8 @@ class DiceLine(Section):
     """Rise of the Dice from a mean probability of 0 to one of 1."""
     width: Annotated[float, Field(ge=0)]
     """Half width of the interval where a Dice of 0.1 is expected; less where more is expected."""
+    worst_fifth: Share
+    """Largest Dice that was predicted of the worst fifth of the held-out cases."""
     mean_error: Share
     """Mean absolute error in the held-out cases, each predicted from the others."""
 
@@ -60,6 +64,7 @@ class DiceLine(Section):
             dice=round(middle, 4),
             low=round(max(middle - half, 0.0), 4),
             high=round(min(middle + half, 1.0), 4),
+            is_low=middle < LEAST_DICE and middle <= self.worst_fifth,
         )
 
 
@@ -73,6 +78,8 @@ class PredictedDice:
     """Lower end of the interval that holds the Dice of `COVERAGE` of the cases."""
     high: float
     """Upper end of that interval."""
+    is_low: bool = False
+    """Whether it is below `LEAST_DICE`, and as in the worst fifth of the held-out cases of the model."""
 
     @property
     def columns(self) -> dict[str, float]:
@@ -149,6 +156,7 @@ def _fit(region: str, x: Values, y: Values) -> DiceLine:
         n_cases=len(x),
         intercept=intercept,
         slope=slope,
+        worst_fifth=float(np.quantile(told, 0.2, method="lower")),
         width=float(np.sort(errors / _difficulty(told))[place]),
         mean_error=float(errors.mean()),
     )

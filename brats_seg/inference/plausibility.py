@@ -46,8 +46,6 @@ LEAST_UPTAKE = 0.4
 """Least enhancement of enhancing tumour above that around it, in standard deviations of the brain: 0.8
 or more in eleven of the twelve patients, and 0.2 in one with a weak contrast agent. Of 33 predictions of
 weak networks, eleven were below; their Dice of ET was at most 0.14."""
-LEAST_DICE = 0.7
-"""Smallest Dice that may be expected of a region without a warning."""
 
 _RIM_VOXELS = 2
 _UNDECIDED = (0.25, 0.75)
@@ -106,7 +104,7 @@ def implausibilities(prediction: Prediction) -> Iterator[str]:
         if ml["et"] >= _LEAST_ENHANCING_ML:
             yield from _not_enhancing(prediction)
     yield from _undecided(prediction, ml["wt"])
-    yield from _poor(prediction)
+    yield from _low_dice(prediction)
 
 
 def _wrong_size(prediction: Prediction, ml: dict[str, float]) -> Iterator[str]:
@@ -185,15 +183,18 @@ def _undecided(prediction: Prediction, tumour_ml: float) -> Iterator[str]:
         )
 
 
-def _poor(prediction: Prediction) -> Iterator[str]:
+def _low_dice(prediction: Prediction) -> Iterator[str]:
     if prediction.predicted_dice and prediction.is_unusual:
         yield (
             "the predicted Dice was fitted on scans without such remarks, and may be too high for "
             "this one"
         )
-    poor = [str(one) for one in prediction.predicted_dice if one.dice < LEAST_DICE]
-    if poor:
-        yield f"the predicted Dice is low, below {LEAST_DICE}: {', '.join(poor)}"
+    low = [str(one) for one in prediction.predicted_dice if one.is_low]
+    if low:
+        yield (
+            "the predicted Dice is low, as in the worst fifth of the held-out cases of the model: "
+            f"{', '.join(low)}"
+        )
 
 
 def _rim_share(wt: Mask, brain: Mask) -> float:
