@@ -299,6 +299,9 @@ class TrainingConfig(Section):
     """Seed of the run; all randomness is a function of seed, epoch, case and draw."""
     augment: Literal["none", "light", "full"] = "light"
     """`light`: mirroring, brightness, contrast, noise. `full`: the augmentation of nnU-Net."""
+    modality_dropout: Fraction = 0.0
+    """Probability that a patch loses modalities: one of the 14 subsets of one to three remains, all equally
+    likely. A model trained with it predicts scans without some of their modalities."""
     transforms: Annotated[tuple[DottedName, ...], BeforeValidator(_listed)] = ()
     """Dotted names of functions or classes, called without arguments, that return a MONAI dictionary transform.
 
@@ -378,6 +381,8 @@ class Config(Section):
             wrong = ["loss.ssim=0"] * (self.loss.ssim > 0)
         else:
             wrong = ["loss.batch_dice=false"] * self.loss.batch_dice
+            # the image is its target too: the autoencoder would learn to leave modalities out
+            wrong += ["training.modality_dropout=0"] * (self.training.modality_dropout > 0)
             wrong += ["schedule.watch=val_loss"] * (self.schedule.watch == "val_dice")
             wrong += ["validation.watch=val_loss"] * (self.validation.watch == "val_dice")
         if wrong:

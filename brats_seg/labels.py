@@ -6,6 +6,7 @@ conventions are those of BraTS 2017-2025 and of the Medical Segmentation Decathl
 """
 
 from dataclasses import dataclass
+from itertools import combinations
 from typing import TypeAlias
 
 import numpy as np
@@ -15,6 +16,11 @@ from brats_seg.errors import ConfigError
 
 MODALITIES = ("t1n", "t1c", "t2w", "t2f")
 """The order of modalities everywhere in the package."""
+
+MODALITY_SUBSETS = tuple(
+    subset for n in range(len(MODALITIES) - 1, 0, -1) for subset in combinations(MODALITIES, n)
+)
+"""The subsets of one to three modalities, which a model may be trained to take; larger ones first."""
 
 REGIONS = ("wt", "tc", "et")
 """Whole tumour, tumour core, enhancing tumour: the order of regions everywhere."""

@@ -29,11 +29,11 @@ def geometry(shape: tuple[int, ...], affine: npt.NDArray[np.float64] = ATLAS_AFF
 
 
 def volumes_of(images: npt.NDArray[np.generic]) -> list[Volume]:
-    """Return images (4, X, Y, Z) as volumes named after their modality."""
+    """Return up to four images (n, X, Y, Z) as volumes named after the first modalities."""
     grid = geometry(images.shape[1:])
     return [
         Volume(array=image, geometry=grid, file=f"{modality}.nii")
-        for modality, image in zip(MODALITIES, images, strict=True)
+        for modality, image in zip(MODALITIES, images, strict=False)
     ]
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from brats_seg.config import Config, ModelConfig, PatchConfig
+from brats_seg.evaluation.subset_scores import SubsetScores
 from brats_seg.inference.model import Member, Model
 from brats_seg.models.build import build_model, size_multiple
 from brats_seg.runtime.device import Device
@@ -67,6 +68,7 @@ def make_model(
     identity: ModelIdentity = IDENTITY,
     config: Config = CONFIG,
     fitted: FittedPrediction = NOT_FITTED,
+    subset_scores: tuple[SubsetScores, ...] = (),
 ) -> Model:
     """Return a model of the given networks, or of one pointwise network."""
     members = tuple(
@@ -79,6 +81,8 @@ def make_model(
             regions=(0, 1, 2),
             multiple=size_multiple(config.model, identity.patch),
             fitted=fitted,
+            subsets=identity.subsets,
+            subset_scores=subset_scores,
         )
         for network in networks or (Pointwise(),)
     )

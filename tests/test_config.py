@@ -272,6 +272,11 @@ def test_what_is_given_wins_over_what_the_network_starts_from():
         ),
         ("autoencoder", "schedule.watch=val_dice", r"expected schedule\.watch=val_loss"),
         ("autoencoder", "loss.batch_dice=true", r"expected loss\.batch_dice=false"),
+        (
+            "autoencoder",
+            "training.modality_dropout=0.5",
+            r"expected training\.modality_dropout=0",
+        ),
         ("unet", "loss.ssim=0.5", r"with model\.name 'unet', expected loss\.ssim=0"),
     ],
 )

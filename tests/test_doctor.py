@@ -12,7 +12,7 @@ from brats_seg.config import Config
 from brats_seg.doctor import Diagnosis, diagnose
 from brats_seg.files import locked
 from brats_seg.installation import Finding
-from brats_seg.runtime.weights import write_checkpoint
+from brats_seg.runtime.torch_files import write_checkpoint
 from tests.builders import Run
 
 TRAINED = ("--preset", "demo", "--epochs", "2", "--patch", "16,16,16", "--set", "model.widths=4,8")

@@ -1,5 +1,6 @@
 """Test the batches of an epoch: their patches, read once and cut into micro-batches."""
 
+from collections.abc import Callable
 from math import ceil, prod
 
 import pytest
@@ -9,12 +10,14 @@ from brats_seg.cases.folds import Split
 from brats_seg.config import Config
 from brats_seg.config_text import load_config
 from brats_seg.data.fold import FoldData, open_split
+from brats_seg.data.intensity_transforms import Item
 from brats_seg.data.loader import PatchDataset, Sample
 from brats_seg.data.patches import PatchKey
 from brats_seg.runtime.device import Device
 from brats_seg.training.epoch import (
     Batch,
     epoch_batches,
+    held_out_patches,
     n_optimizer_steps,
     patch_shape,
     read_batches,
@@ -142,3 +145,57 @@ def test_the_cost_of_a_validation_counts_the_voxels_of_its_windows(data: FoldDat
     assert validation_cost(data, without_overlap) == cost
     assert validation_cost(data, settings("validation.overlap=0.8")) > cost
     assert validation_cost(data, settings("patch.size=whole", "patch.per_case=1")) == 1 / (3 * 3)
+
+
+@pytest.mark.parametrize("augment", ["none", "full"])
+def test_modality_dropout_empties_whole_channels_and_leaves_place_and_labels(
+    data: FoldData, augment: str
+) -> None:
+    """Dropped channels are empty even if noise was added before; without dropout nothing changes."""
+    keys = [[PatchKey(epoch=0, case_id=data.split.train[0], draw=draw) for draw in range(12)]]
+    plain, dropped, again = (
+        next(read_batches(data, settings(f"training.augment={augment}", *more), keys, CPU)).samples
+        for more in ([], ["training.modality_dropout=1"], ["training.modality_dropout=1"])
+    )
+
+    n_kept = set()
+    for before, after, same in zip(plain, dropped, again, strict=True):
+        assert after.target.equal(before.target)
+        assert after.image.dtype == before.image.dtype
+        assert after.image.equal(same.image)
+        empty = [not channel.any() for channel in after.image]
+        for channel, of_all, is_empty in zip(after.image, before.image, empty, strict=True):
+            assert is_empty or channel.equal(of_all)
+        n_kept.add(4 - sum(empty))
+    assert n_kept == {1, 2, 3}
+
+
+def brighten() -> Callable[[Item], Item]:
+    """Return a transform of one's own that leaves no channel empty."""
+    return lambda data: {**data, "image": data["image"] + 1}
+
+
+def test_modality_dropout_comes_after_transforms_of_ones_own(data: FoldData) -> None:
+    keys = [[PatchKey(epoch=0, case_id=data.split.train[0], draw=draw) for draw in range(3)]]
+    own = f"training.transforms=[{__name__}.brighten]"
+
+    (batch,) = read_batches(data, settings(own, "training.modality_dropout=1"), keys, CPU)
+    (plain,) = read_batches(data, settings(own), keys, CPU)
+
+    for sample, before in zip(batch.samples, plain.samples, strict=True):
+        same = [c.equal(b) for c, b in zip(sample.image, before.image, strict=True)]
+        empty = [not channel.any() for channel in sample.image]
+        assert any(empty)
+        assert same == [not one for one in empty]
+
+
+def test_held_out_patches_keep_all_modalities(data: FoldData) -> None:
+    keys = [PatchKey(epoch=0, case_id=data.split.validation[0], draw=draw) for draw in range(3)]
+
+    dropped, plain = (
+        list(held_out_patches(data, settings(f"training.modality_dropout={prob}"), keys, CPU))
+        for prob in (1, 0)
+    )
+
+    for one, other in zip(dropped, plain, strict=True):
+        assert one.image.equal(other.image)

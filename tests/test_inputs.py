@@ -107,7 +107,7 @@ def test_a_missing_modality_is_a_problem_of_its_case(tmp_path: Path) -> None:
 
     assert found.problems == (
         "case a, file 1.nii and 2.nii and 4.nii: found no t2w; expected t1n, t1c, t2w, t2f. "
-        "Add the missing files.",
+        "Add the missing files, or leave the case out.",
     )
 
 

@@ -1,4 +1,5 @@
 import math
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
@@ -28,8 +29,10 @@ from brats_seg.data.intensity_transforms import (
     RandBrightnessd,
     RandIntensitiesd,
     RandIntensityd,
+    RandModalityDropoutd,
 )
 from brats_seg.data.transforms import FULL, LIGHT, NONE, Augmentation, intensity_changes
+from brats_seg.labels import MODALITIES, MODALITY_SUBSETS
 
 Change = Callable[..., RandIntensityd]
 add_noise = partial(RandBrainNoised, "image", prob=1.0)
@@ -330,3 +333,38 @@ def test_low_resolution_is_monais_at_half_the_voxels() -> None:
 
     half = partial(lower_resolution, channel_prob=1.0, zoom_range=(0.5, 0.5))
     np.testing.assert_allclose(changed(half, image=image), expected, rtol=1e-4, atol=1e-5)
+
+
+def kept_of(image: Tensor) -> tuple[str, ...]:
+    return tuple(
+        name for name, channel in zip(MODALITIES, image, strict=True) if bool(channel.any())
+    )
+
+
+def test_modality_dropout_leaves_every_subset_equally_often_and_never_none() -> None:
+    dropout = RandModalityDropoutd("image", prob=0.7).set_random_state(seed=0)
+    n_draws = 4000
+
+    found = Counter(
+        kept_of(dropout({"image": torch.ones(4, 1, 1, 1)})["image"]) for _ in range(n_draws)
+    )
+
+    assert {*found} == {MODALITIES, *MODALITY_SUBSETS}
+    assert found.pop(MODALITIES) / n_draws == pytest.approx(0.3, abs=0.03)
+    for n_found in found.values():
+        assert n_found / n_draws == pytest.approx(0.05, abs=0.02)
+
+
+def test_modality_dropout_changes_whole_channels_alone_and_depends_on_the_seed_alone() -> None:
+    dropout = RandModalityDropoutd("image", prob=1.0)
+
+    def dropped(seed: int, image: object) -> Tensor:
+        return dropout.set_random_state(seed=seed)({"image": image})["image"]
+
+    for seed in range(20):
+        image = make_image()
+        result = dropped(seed, make_image())
+        for name, channel, before in zip(MODALITIES, result, image, strict=True):
+            assert channel.equal(before if name in dropout.kept else torch.zeros_like(before))
+        assert result.equal(dropped(seed, MetaTensor(make_image())))
+        assert result.equal(dropped(seed, make_image().numpy()))

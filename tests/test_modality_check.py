@@ -72,6 +72,20 @@ def test_a_mix_up_is_a_remark() -> None:
     assert found == "modalities may be mixed up: t1n looks like t2f, t2f looks like t1n"
 
 
+@pytest.mark.parametrize("kept", [(0, 1, 3), (1, 3), (2,)])
+def test_fewer_than_four_modalities_are_not_compared_but_checked(kept: tuple[int, ...]) -> None:
+    """The order of the modalities and the contrast agent show only beside the others."""
+    images, _ = phantom(0)
+    swapped = images[list(kept)][::-1]
+
+    assert sample_of(swapped).is_brain
+    assert remarks_on(swapped) == []
+    turned = np.eye(4)
+    turned[:2, :2] = [[0.9, -0.436], [0.436, 0.9]]
+    (found,) = remarks_on(swapped, turned)
+    assert found.startswith("the grid is turned by 26 degrees")
+
+
 def test_modalities_that_do_not_resemble_each_other_are_left_as_they_are() -> None:
     noise = np.random.default_rng(0).integers(1, 900, (4, 50, 50, 50))
 

@@ -105,7 +105,7 @@ def test_a_row_without_scans_or_with_missing_files_is_a_problem_of_its_case(
     assert good.usable
     assert empty.problems == (
         "case scan1, file (none): found no t1n, t1c, t2w, t2f; expected t1n, t1c, t2w, t2f. "
-        "Add the missing files.",
+        "Add the missing files, or leave the case out.",
     )
     assert "case scan2, file nowhere.nii.gz: found a file that cannot be read" in broken.problems[0]
 

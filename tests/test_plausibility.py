@@ -15,6 +15,7 @@ from scipy.ndimage import binary_erosion, gaussian_filter
 from brats_seg.cases.case import load_case
 from brats_seg.cases.discovery import find_cases
 from brats_seg.data.brain import brain_mask
+from brats_seg.evaluation.predicted_dice import PredictedDice
 from brats_seg.inference.plausibility import Prediction, implausibilities
 from brats_seg.inference.postprocess import measure
 from brats_seg.labels import BRATS2017, LabelConvention, LabelMap, regions_of
@@ -107,6 +108,51 @@ def test_a_network_that_cannot_decide_is_flagged() -> None:
     ]
 
 
+def test_a_tumour_with_islands_is_flagged() -> None:
+    islands = np.where(ball(8, (16, 32, 32)), 2, TUMOUR)
+
+    (said,) = implausibilities(prediction_of(islands))
+
+    assert "% of the whole tumour lies apart from its largest part; expected at most 15%" in said
+    assert list(implausibilities(prediction_of(np.where(ball(3, (16, 32, 32)), 2, TUMOUR)))) == []
+
+
+@pytest.mark.parametrize(("enhancement", "is_flagged"), [(0.2, True), (0.5, False)])
+def test_enhancing_tumour_that_does_not_enhance_is_flagged(
+    enhancement: float, *, is_flagged: bool
+) -> None:
+    prediction = prediction_of(TUMOUR)
+    noise = np.random.default_rng(0).normal(1, 0.3, SHAPE).astype(np.float32)
+    uptake = noise + np.float32(enhancement) * prediction.regions[2]
+
+    said = list(implausibilities(replace(prediction, uptake=uptake)))
+
+    assert len(said) == is_flagged
+    assert all("is hardly brighter in t1c than what is around it (0." in one for one in said)
+
+
+def test_a_low_predicted_dice_is_flagged() -> None:
+    wt = PredictedDice(region="wt", dice=0.82, low=0.7, high=0.9)
+    et = PredictedDice(region="et", dice=0.41, low=0.2, high=0.6, is_low=True)
+    prediction = replace(prediction_of(TUMOUR), predicted_dice=(wt, et))
+
+    assert list(implausibilities(prediction)) == [
+        "the predicted Dice is low, as in the worst fifth of the held-out cases of the model: "
+        "ET 0.41 (0.20 to 0.60)"
+    ]
+    assert list(implausibilities(replace(prediction, predicted_dice=(wt,)))) == []
+
+
+def test_the_predicted_dice_of_an_unusual_scan_is_doubted() -> None:
+    wt = PredictedDice(region="wt", dice=0.82, low=0.7, high=0.9)
+    prediction = replace(prediction_of(TUMOUR), predicted_dice=(wt,), is_unusual=True)
+
+    assert list(implausibilities(prediction)) == [
+        "the predicted Dice was fitted on scans without such remarks, and may be too high for this one"
+    ]
+    assert list(implausibilities(replace(prediction, predicted_dice=()))) == []
+
+
 @pytest.mark.parametrize("labels", [2 * BRAIN, TUMOUR * 0, 2 * speckle(0.2)])
 def test_nothing_is_said_about_what_is_no_brain(labels: npt.NDArray[np.generic]) -> None:
     """The foreground measures 14 ml."""
@@ -137,18 +183,28 @@ def test_the_warnings_are_in_manifest_table_and_terminal(run: Run, tmp_path: Pat
 def test_real_label_maps_and_good_predictions_are_believed(real_data: Path) -> None:
     predictions = real_data / "metric_fixtures" / "network_predictions"
     n_believed = 0
+    weak: list[str] = []
     for folder in ("BraTS2018", "BraTS2021"):
         for case in find_cases(real_data / folder).cases:
             loaded = load_case(case)
             assert loaded.label is not None
             brain = brain_mask([volume.array for volume in loaded.volumes])
+            native, enhanced = (_normalised(volume.array, brain) for volume in loaded.volumes[:2])
             maps = [loaded.label.array]
             path = predictions / f"{case.case_id}.nii.gz"
             if path.exists():
                 stored = np.asarray(nib.load(path).dataobj).astype(np.uint8)
                 maps.append(np.where(stored == 3, 4, stored))
             for labels in maps:
-                assert list(implausibilities(prediction_of(labels, brain=brain))) == []
-                n_believed += 1
+                prediction = replace(prediction_of(labels, brain=brain), uptake=enhanced - native)
+                said = list(implausibilities(prediction))
+                n_believed += not said
+                weak += [case.case_id] * any("hardly brighter" in one for one in said)
 
-    assert n_believed == 20
+    # the reference and the prediction of a scan whose contrast agent is weak
+    assert (n_believed, weak) == (18, ["Brats18_TCIA13_623_1"] * 2)
+
+
+def _normalised(image: npt.NDArray[np.generic], brain: Mask) -> npt.NDArray[np.float32]:
+    values = image.astype(np.float32)
+    return (values - values[brain].mean()) / values[brain].std()

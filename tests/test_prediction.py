@@ -6,15 +6,16 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import nibabel as nib
 import numpy as np
 import pytest
 
-from brats_seg.labels import MODALITIES
+from brats_seg.labels import MODALITIES, MODALITY_SUBSETS
 from tests.builders import Run, write_case
-from tests.inference_builders import write_run
+from tests.inference_builders import IDENTITY, write_run
 
 
 @pytest.fixture
@@ -62,6 +63,23 @@ def test_machines_read_a_line_of_json_for_each_case(
     assert [record["status"] for record in records] == ["done"] * 6
     # what a person should know does not get between the lines
     assert "archives are not read" in said
+
+
+def test_one_case_of_two_files_is_for_models_that_were_trained_for_it(
+    run: Run, model: Path, tmp_path: Path
+) -> None:
+    folder = write_case(tmp_path / "scans", labelled=False)
+    flags = [f"--{name}={folder}/BraTS2021_00000_{name}.nii.gz" for name in ("t1ce", "flair")]
+    identity = replace(IDENTITY, subsets=MODALITY_SUBSETS)
+    trained = write_run(tmp_path / "trained", identity=identity)
+
+    refused = run("predict", *flags, "-o", "refused", "--model", model, "--no-preview")
+    done = run("predict", *flags, "-o", "out", "--model", trained, "--no-preview")
+
+    assert refused[0] == 1
+    assert "found no t1n, t2w; expected t1n, t1c, t2w, t2f, as the model was trained" in refused[1]
+    assert done[0] == 0, done[2]
+    assert "note: no t1n, t2w: predicted from t1c and t2f alone" in done[1]
 
 
 def test_one_case_by_four_flags(run: Run, model: Path, tmp_path: Path) -> None:
@@ -204,7 +222,6 @@ def test_export_says_what_the_model_card_names_and_what_it_lacks(
     [
         (["scans", "--model", "run", "--t1n", "a.nii"], "give either INPUTS, or one case by"),
         (["--model", "run"], "give either INPUTS, or one case by"),
-        (["--t1n", "a.nii", "--model", "run"], "missing: --t1c, --t2w, --t2f"),
         (["scans", "--model", "run", "--case-id", "me"], "--case-id needs one case by --t1n"),
         (["scans", "--model", "nothing"], "nothing holds no model"),
         (["empty", "--model", "run"], "empty holds no cases"),

@@ -29,11 +29,12 @@ from brats_seg.errors import (
     UsageError,
 )
 from brats_seg.inference.model import load_model
+from brats_seg.labels import MODALITY_SUBSETS
 from brats_seg.models.build import build_model
 from brats_seg.models.output import TrainingOutput
 from brats_seg.progress import _SCREEN, tracked, untracked
 from brats_seg.runtime.device import Device
-from brats_seg.runtime.weights import run_locked
+from brats_seg.runtime.weights import load_trained, run_locked
 from brats_seg.training.checkpoints import load_checkpoint
 from brats_seg.training.tasks import overlap_columns
 from brats_seg.training.time_limits import StopRequest
@@ -98,6 +99,7 @@ def test_a_run_writes_what_it_promises(data: FoldData, tmp_path: Path) -> None:
     assert best.best == history["val_dice"].max() == outcome.best
     assert best.identity.conventions == ("brats2017",)
     assert best.identity.modalities == ("t1n", "t1c", "t2w", "t2f")
+    assert best.identity.subsets == ()
 
 
 def test_the_best_weights_are_saved_with_the_voxel_counts_of_their_validation(
@@ -122,7 +124,7 @@ def test_the_loss_falls_and_the_network_learns(data: FoldData, tmp_path: Path) -
     assert last["val_dice_wt"] > 0.7
 
 
-RESUMED = ["optimizer.ema=0.9", "training.augment=full"]
+RESUMED = ["optimizer.ema=0.9", "training.augment=full", "training.modality_dropout=0.5"]
 
 
 @pytest.fixture(scope="module", params=["plateau", "cosine"])
@@ -150,6 +152,7 @@ def test_a_stopped_run_ends_with_the_weights_of_an_undisturbed_one(
     assert resumed.finished
     for name in ("last.pt", "best.pt"):
         assert same(weights(expected_path / name), weights(tmp_path / "run" / name))
+    assert load_trained(tmp_path / "run" / "best.pt").identity.subsets == MODALITY_SUBSETS
     drop = ["seconds", "peak_memory_mb"]
     pd.testing.assert_frame_equal(
         pd.read_csv(expected_path / "history.csv").drop(columns=drop),

@@ -27,6 +27,7 @@ from brats_seg.inference.tuning import (
     Score,
     Tuning,
     _fit_decoding,
+    _fit_predicted_dice,
     _fit_window,
     _scores,
     metric_named,
@@ -88,6 +89,23 @@ def test_a_region_that_reaches_too_far_gets_a_higher_threshold(tmp_path: Path) -
     # Dice of ET from 2 64 / (216 + 64) to 1, a third of the mean
     assert fits["threshold of ET"].gain.mean == pytest.approx((1 - 128 / 280) / 3)
     assert fits["threshold of WT"].chosen == fits["threshold of WT"].best == "0.5"
+
+
+def test_the_predicted_dice_is_fitted_to_the_decoded_regions(tmp_path: Path) -> None:
+    """The surer a network is, the nearer its cubes are to the reference."""
+    cases = []
+    for number in range(N_CASES):
+        found = np.stack([cube(4, 16), cube(6, 14), cube(8, 12)])
+        found[:, : 4 + number % 5] = False
+        said = found * (0.95 - 0.05 * (number % 5))
+        cases.append(write_case(tmp_path / f"{number}.npz", said, nested()))
+
+    lines = _fit_predicted_dice(tuple(cases), Decoding(), n_workers=0, track=untracked)
+
+    assert [line.region for line in lines] == ["wt", "tc", "et"]
+    assert {line.n_cases for line in lines} == {N_CASES}
+    # ET is cut in no case
+    assert [line.slope > 0 for line in lines] == [True, True, False]
 
 
 def test_specks_are_dropped_by_the_smallest_volume_that_does(tmp_path: Path) -> None:

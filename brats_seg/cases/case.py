@@ -6,7 +6,7 @@ Arrays are `(X, Y, Z)`. `load_case` is the only way from the files of a case to 
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -142,6 +142,11 @@ class Case:
         )
 
     @property
+    def modalities(self) -> tuple[str, ...]:
+        """Modalities that have a file, in the order of `MODALITIES`."""
+        return tuple(name for name in MODALITIES if getattr(self, name) is not None)
+
+    @property
     def images(self) -> tuple[ScanFile, ...]:
         """Files of the modalities that exist, in the order of `MODALITIES`."""
         found = (getattr(self, modality) for modality in MODALITIES)
@@ -151,6 +156,13 @@ class Case:
     def folder(self) -> Path:
         """Folder of the first file, relative to the data folder."""
         return next((scan.path.parent for scan in self.images), Path())
+
+    @property
+    def place(self) -> str:
+        """The folder of the files, for messages; their names if they lie in the data folder itself."""
+        if self.folder != Path():
+            return f"{self.folder.as_posix()}/"
+        return " and ".join(scan.path.name for scan in self.images) or "(none)"
 
     @property
     def read_as(self) -> dict[str, str]:
@@ -165,6 +177,12 @@ class Case:
     def usable(self) -> bool:
         """Whether the case has no problem."""
         return not self.problems
+
+    @property
+    def other_problems(self) -> tuple[str, ...]:
+        """Problems besides that of missing modalities, which some models predict without."""
+        missing = missing_problem(self)
+        return tuple(problem for problem in self.problems if problem != missing)
 
     def path_of(self, scan: ScanFile) -> Path:
         """Return the path of one of the files."""
@@ -216,7 +234,7 @@ class LoadedCase:
 
     case: Case
     volumes: tuple[Volume, ...]
-    """Four volumes in the order of `MODALITIES`, in the axes of BraTS."""
+    """A volume for each of the modalities, in the axes of BraTS."""
     label: Volume | None
     """Label map in the same axes, uint8."""
     geometry: Geometry
@@ -227,12 +245,29 @@ class LoadedCase:
     """Convention of the label map; None without one."""
     remarks: tuple[str, ...]
     """Irregularities that do not prevent its use."""
-    contents: tuple[str, ...]
+    modalities: tuple[str, ...] = MODALITIES
+    """Modalities of the volumes: all four, but for models that predict without some."""
+    contents: tuple[str, ...] = ()
     """SHA-256 of each modality and then of the label map, with the index in a 4-D file."""
 
 
+def missing_problem(case: Case) -> str | None:
+    """Return the problem of a case that lacks modalities; None if it has all four."""
+    missing = [name for name in MODALITIES if name not in case.modalities]
+    if not missing:
+        return None
+    found, expected = f"no {', '.join(missing)}", ", ".join(MODALITIES)
+    next_step = "Add the missing files, or leave the case out."
+    return str(CaseError(case.case_id, case.place, found, expected, next_step))
+
+
 def load_case(
-    case: Case, *, labels: str = "", with_label: bool = True, files: CaseFiles | None = None
+    case: Case,
+    *,
+    labels: str = "",
+    with_label: bool = True,
+    files: CaseFiles | None = None,
+    modalities: Sequence[str] = MODALITIES,
 ) -> LoadedCase:
     """Read a case, check it, reorient it to the axes of BraTS, and find its label convention.
 
@@ -242,6 +277,7 @@ def load_case(
             from the release and the voxels.
         with_label: Whether the label map is read, if there is one.
         files: The files of the case if they have been read already, with `read_case_files`.
+        modalities: Modalities that the case must have, in the order of `MODALITIES`.
 
     Raises:
         CaseError: The case has problems, a file cannot be read, the grids differ or are sheared, a
@@ -271,20 +307,25 @@ def load_case(
     if with_label and case.label is not None:
         packed = files.packed[case.label.path]
         label = unpack_label_map(packed, case.label.path, case_id=case.case_id)
-    check_volumes(case.case_id, volumes, label)
+    check_volumes(case.case_id, volumes, label, modalities)
     check_right_angles(case.case_id, volumes[0])
-    return _loaded(case, volumes, label, labels=labels, contents=files.contents)
+    loaded = _loaded(case, volumes, label, labels=labels, modalities=tuple(modalities))
+    return replace(loaded, contents=files.contents)
 
 
 def case_of_arrays(
-    case_id: str, images: npt.NDArray[Any], affine: npt.NDArray[np.float64]
+    case_id: str,
+    images: npt.NDArray[Any],
+    affine: npt.NDArray[np.float64],
+    modalities: Sequence[str] = MODALITIES,
 ) -> LoadedCase:
     """Check a case given as arrays, and reorient it, as `load_case` does.
 
     Args:
         case_id: Id of the case, which may name a release.
-        images: (4, X, Y, Z), in the order of `MODALITIES`.
+        images: (n, X, Y, Z), an image for each of the modalities.
         affine: (4, 4), from voxel indices to millimetres.
+        modalities: Modalities of the images, in the order of `MODALITIES`.
 
     Raises:
         CaseError: The case cannot be used.
@@ -294,21 +335,27 @@ def case_of_arrays(
     geometry = Geometry(shape=(x, y, z), affine=affine, qform=affine, qform_code=1, sform_code=1)
     volumes = [
         Volume(array=image, geometry=geometry, file=modality)
-        for modality, image in zip(MODALITIES, images, strict=False)
+        for modality, image in zip(modalities, images, strict=False)
     ]
-    check_volumes(case_id, volumes, None)
+    check_volumes(case_id, volumes, None, modalities)
     check_right_angles(case_id, volumes[0])
     case = Case(case_id=case_id, patient_id=name.patient_id, release=name.release)
-    return _loaded(case, volumes, None)
+    return _loaded(case, volumes, None, modalities=tuple(modalities))
 
 
-def examine(case_id: str, volumes: Sequence[Volume], label: Volume | None) -> Examination:
+def examine(
+    case_id: str,
+    volumes: Sequence[Volume],
+    label: Volume | None,
+    modalities: Sequence[str] = MODALITIES,
+) -> Examination:
     """Check that the modalities are what they are called, and that the label map is of the scan.
 
     Args:
         case_id: Id of the case.
-        volumes: Four volumes that `check_volumes` has passed, as stored.
+        volumes: Volumes that `check_volumes` has passed, as stored.
         label: The label map, as stored; None without one.
+        modalities: Modality of each volume.
 
     Raises:
         CaseError: A modality is a label map, or two modalities are one image.
@@ -320,7 +367,7 @@ def examine(case_id: str, volumes: Sequence[Volume], label: Volume | None) -> Ex
     if sample is None:
         return Examination()
     check_are_scans(case_id, turned, sample)
-    check_all_different(case_id, turned, sample)
+    check_all_different(case_id, turned, sample, modalities)
     remarks = tuple(scan_remarks(volumes[0].geometry, sample))
     # in other modalities than it is told to be, a tumour does not look like itself
     if turned_label is None or any(remark.startswith(MIXED_UP) for remark in remarks):
@@ -353,14 +400,20 @@ def label_values_of(label_map: LabelMap) -> frozenset[int]:
     return frozenset(np.flatnonzero(np.bincount(label_map.ravel(order="K"))).tolist())
 
 
-def check_volumes(case_id: str, volumes: Sequence[Volume], label: Volume | None) -> None:
-    """Raise `CaseError` unless there are four modalities on one grid with the label map.
+def check_volumes(
+    case_id: str,
+    volumes: Sequence[Volume],
+    label: Volume | None,
+    modalities: Sequence[str] = MODALITIES,
+) -> None:
+    """Raise `CaseError` unless there are all modalities, on one grid with the label map.
 
     The modalities must be finite and not constant.
     """
-    if len(volumes) != len(MODALITIES):
+    if not volumes or len(volumes) != len(modalities):
         files = ", ".join(volume.file for volume in volumes)
-        found, expected = f"{len(volumes)} modalities", f"the four {', '.join(MODALITIES)}"
+        the = "the four " if len(modalities) == len(MODALITIES) else ""
+        found, expected = f"{len(volumes)} modalities", f"{the}{', '.join(modalities)}"
         raise CaseError(case_id, files, found, expected, "Add the missing files.")
     all_volumes = [*volumes, label] if label else list(volumes)
     check_one_grid(case_id, [(volume.file, volume.geometry) for volume in all_volumes])
@@ -425,9 +478,9 @@ def _loaded(
     label: Volume | None,
     *,
     labels: str = "",
-    contents: tuple[str, ...] = (),
+    modalities: tuple[str, ...] = MODALITIES,
 ) -> LoadedCase:
-    examined = examine(case.case_id, volumes, label)
+    examined = examine(case.case_id, volumes, label, modalities)
     values = label_values_of(label.array) if label else frozenset[int]()
     found = resolve(
         release=case.release,
@@ -454,7 +507,7 @@ def _loaded(
         convention=found.convention if label else None,
         # an index has found some of them already
         remarks=tuple(dict.fromkeys(remarks)),
-        contents=contents,
+        modalities=modalities,
     )
 
 

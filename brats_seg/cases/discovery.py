@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from brats_seg.cases.case import Case, ScanFile
+from brats_seg.cases.case import Case, ScanFile, missing_problem
 from brats_seg.cases.dataset_json import DATASET_FOLDERS, cases_of_dataset, is_dataset
 from brats_seg.cases.folders import Folder, NiftiFile, advise, describe, walk_folders
 from brats_seg.cases.label_files import (
@@ -264,7 +264,7 @@ def _ambiguities(case_id: str, candidates: Mapping[str, Sequence[NiftiFile]]) ->
 
 def _checked(case: Case) -> Case:
     """Add what is missing to the problems of a case."""
-    return replace(case, problems=(*case.problems, *_missing(case, case.folder)))
+    return replace(case, problems=(*case.problems, *_missing(case)))
 
 
 def _completed(case: Case, root: Path) -> Case:
@@ -282,15 +282,14 @@ def _sorted(cases: Iterable[Case]) -> tuple[Case, ...]:
     return tuple(sorted(cases, key=lambda case: (case.case_id, str(case.images[:1]))))
 
 
-def _missing(case: Case, folder: Path) -> Iterator[str]:
-    missing = [modality for modality in MODALITIES if getattr(case, modality) is None]
-    found, expected = f"no {', '.join(missing)}", ", ".join(MODALITIES)
-    next_step = "Add the missing files, or leave the case out."
-    if case.release == MEN_RT:
+def _missing(case: Case) -> Iterator[str]:
+    problem = missing_problem(case)
+    if problem and case.release == MEN_RT:
         found = "a case of the radiotherapy task, which has one modality and another target"
-        next_step = "Leave it out: this task is not supported."
-    if missing:
-        yield str(CaseError(case.case_id, f"{folder.as_posix()}/", found, expected, next_step))
+        next_step, expected = "Leave it out: this task is not supported.", ", ".join(MODALITIES)
+        yield str(CaseError(case.case_id, f"{case.folder.as_posix()}/", found, expected, next_step))
+    elif problem:
+        yield problem
 
 
 def _files_key(case: Case, root: Path) -> str:

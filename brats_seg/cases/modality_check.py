@@ -19,6 +19,7 @@ from brats_seg.cases.nifti import Geometry, Volume
 from brats_seg.cases.sample import BrainSample
 from brats_seg.errors import CaseError
 from brats_seg.labels import MODALITIES
+from brats_seg.voxels.box import Mask
 
 MOST_LABEL_VALUES = 5
 """Values of an image that may be a label map; a scan has hundreds."""
@@ -37,6 +38,10 @@ BRIGHT_SURFACE = 0.0
 -0.5: the surface is fluid and cortex, which are dark in T1 and FLAIR."""
 MIXED_UP = "modalities may be mixed up"
 """Beginning of the remark on the order of the modalities."""
+NO_AGENT = "t1c shows no contrast agent"
+"""Beginning of the remark on a scan without contrast agent."""
+NOT_STRIPPED = "does not seem to be stripped"
+"""End of the remarks on tissue around the brain."""
 MIXED_UP_MARGIN = 4.0
 """Least gain in log-likelihood for which another order of the modalities is reported. The given
 order of real brains was better than all others by 8 or more."""
@@ -45,7 +50,8 @@ SAME_TISSUE = 0.65
 """Correlation of the local contrast of two modalities from which they may be the same modality. Pairs
 that are not t1n and t1c reached 0.63."""
 
-_PAIRS = tuple(combinations(range(len(MODALITIES)), 2))
+MODALITY_PAIRS = tuple(combinations(range(len(MODALITIES)), 2))
+"""Places in `MODALITIES` of every pair of modalities."""
 _LOCAL_MM = 30.0
 """Width of the neighbourhood whose mean is subtracted, because of the bias field of the scanner."""
 _SURFACE_MM = 4.0
@@ -55,7 +61,7 @@ _TAIL_PERCENT = 0.1
 _EVERY = 7
 """Step between the voxels that are looked at for being labels."""
 _CORRELATIONS = np.array([0.52, -0.62, 0.32, -0.49, 0.14, -0.12])
-"""Means of fourteen real brains, for the pairs of modalities in the order of `_PAIRS`."""
+"""Means of fourteen real brains, for the pairs of modalities in the order of `MODALITY_PAIRS`."""
 _TAILS = np.array([-0.51, -0.48, -0.11, -0.20, 0.22, 0.50])
 """Means of the asymmetry of the difference of two modalities, for the same pairs."""
 _CORRELATION_SD = 0.17
@@ -79,12 +85,17 @@ def check_are_scans(case_id: str, volumes: Sequence[Volume], sample: BrainSample
             )
 
 
-def check_all_different(case_id: str, volumes: Sequence[Volume], sample: BrainSample) -> None:
-    """Raise `CaseError` if two of the four modalities are one image, even if scaled or rounded."""
+def check_all_different(
+    case_id: str,
+    volumes: Sequence[Volume],
+    sample: BrainSample,
+    modalities: Sequence[str] = MODALITIES,
+) -> None:
+    """Raise `CaseError` if two of the modalities are one image, even if scaled or rounded."""
     likeness = _correlations(sample.values)
-    for one, other in _PAIRS:
+    for one, other in combinations(range(len(modalities)), 2):
         files = f"{volumes[one].file} and {volumes[other].file}"
-        names = f"{MODALITIES[one]} and {MODALITIES[other]}"
+        names = f"{modalities[one]} and {modalities[other]}"
         found = ""
         if abs(likeness[one, other]) > SAME_IMAGE:
             found = f"the same image for {names}, but for its brightness"
@@ -103,7 +114,7 @@ def scan_remarks(geometry: Geometry, sample: BrainSample) -> Iterator[str]:
 
     Args:
         geometry: Grid of the files.
-        sample: The four modalities.
+        sample: The modalities; they are compared with each other only if all four are there.
     """
     angle = _turn_degrees(geometry)
     if angle > LARGEST_TURN_DEGREES:
@@ -114,19 +125,18 @@ def scan_remarks(geometry: Geometry, sample: BrainSample) -> Iterator[str]:
     if sample.brain_ml > LARGEST_BRAIN_ML:
         yield (
             f"the foreground measures {sample.brain_ml:.0f} ml, more than a brain: the "
-            "skull does not seem to be stripped"
+            f"skull {NOT_STRIPPED}"
         )
-    elif surface_brightness(sample) > BRIGHT_SURFACE:
+    elif len(sample.images) == len(MODALITIES) and surface_brightness(sample) > BRIGHT_SURFACE:
         yield (
-            "the surface of the foreground is bright in t1n, t1c and t2f: the scalp does not seem "
-            "to be stripped"
+            f"the surface of the foreground is bright in t1n, t1c and t2f: the scalp {NOT_STRIPPED}"
         )
-    if not sample.is_brain:
+    if not sample.is_brain or len(sample.images) < len(MODALITIES):
         return
     local = local_contrast(sample)
     order = likeliest_order(local)
     if _is_native_twice(local) or (order == MODALITIES and uptake(local) < LEAST_UPTAKE):
-        yield "t1c shows no contrast agent: its vessels are no brighter than those of t1n"
+        yield f"{NO_AGENT}: its vessels are no brighter than those of t1n"
     elif order != MODALITIES:
         pairs = [
             f"{named} looks like {likely}"
@@ -174,6 +184,18 @@ def uptake(local: npt.NDArray[np.float32]) -> float:
     return float(high + low)
 
 
+def pair_contrasts(
+    local: npt.NDArray[np.float32],
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Return correlation and asymmetry of the difference (6,) of each of `MODALITY_PAIRS`.
+
+    Args:
+        local: (4, n), the result of `local_contrast`.
+    """
+    upper = tuple(np.transpose(MODALITY_PAIRS))
+    return _correlations(local)[upper], _tails(local)[upper]
+
+
 def local_contrast(sample: BrainSample) -> npt.NDArray[np.float32]:
     """Return intensities (4, n) minus the mean around them, in the brain without its surface."""
     size = [max(3, round(_LOCAL_MM / mm)) for mm in sample.spacing_mm]
@@ -190,17 +212,22 @@ def surface_brightness(sample: BrainSample) -> float:
 
     The brighter of two layers counts, because the outer one holds voxels of half scalp, half air.
     """
+    return max(
+        min(float(np.median(sample.images[place][layer])) for place in (0, 1, 3))
+        for layer in surface_layers(sample)
+        if layer.any()
+    )
+
+
+def surface_layers(sample: BrainSample) -> list[Mask]:
+    """Return the layers (x, y, z) of voxels at the surface of the brain, from the outermost inwards."""
     inside = np.pad(sample.brain, 1)
     layers = []
     for _ in range(max(1, round(_SURFACE_MM / max(sample.spacing_mm)))):
         smaller = binary_erosion(inside)
         layers.append((inside & ~smaller)[1:-1, 1:-1, 1:-1])
         inside = smaller
-    return max(
-        min(float(np.median(sample.images[place][layer])) for place in (0, 1, 3))
-        for layer in layers
-        if layer.any()
-    )
+    return layers
 
 
 def _is_native_twice(local: npt.NDArray[np.float32]) -> bool:
@@ -211,7 +238,7 @@ def _is_native_twice(local: npt.NDArray[np.float32]) -> bool:
 def _tails(local: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
     """Return the asymmetries (4, 4) of the differences between modalities."""
     tails = np.zeros((len(MODALITIES), len(MODALITIES)))
-    for one, other in _PAIRS:
+    for one, other in MODALITY_PAIRS:
         tails[one, other] = _asymmetry(local[one] - local[other])
         tails[other, one] = -tails[one, other]
     return tails
@@ -219,7 +246,7 @@ def _tails(local: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
 
 def _fit(correlations: npt.NDArray[np.float64], tails: npt.NDArray[np.float64]) -> float:
     """Return the log-likelihood of the patterns of four images in an assumed order."""
-    upper = tuple(np.transpose(_PAIRS))
+    upper = tuple(np.transpose(MODALITY_PAIRS))
     of_correlations = ((correlations[upper] - _CORRELATIONS) / _CORRELATION_SD) ** 2
     of_tails = ((tails[upper] - _TAILS) / _TAIL_SD) ** 2
     return float(-(of_correlations.sum() + of_tails.sum()) / 2)

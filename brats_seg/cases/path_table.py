@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from brats_seg.cases.case import Case, ScanFile
+from brats_seg.cases.case import Case, ScanFile, missing_problem
 from brats_seg.cases.layouts import LABEL, is_label_word, modality_named
 from brats_seg.errors import CaseError, UsageError
 from brats_seg.labels import MODALITIES
@@ -84,10 +84,8 @@ def read_path_table(path: Path) -> tuple[Case, ...]:
 def path_problems(case: Case) -> Iterator[str]:
     """Yield what is wrong with a case whose files and id a person has given."""
     files = " and ".join(map(str, case.images)) or "(none)"
-    missing = [modality for modality in MODALITIES if getattr(case, modality) is None]
-    if missing and not case.problems:
-        found, next_step = f"no {', '.join(missing)}", "Add the missing files."
-        yield str(CaseError(case.case_id, files, found, ", ".join(MODALITIES), next_step))
+    if not case.problems and (missing := missing_problem(case)):
+        yield missing
     for scan in filter(None, (*case.images, case.label)):
         if not _can_be_a_path(scan.path):
             found, next_step = "a path that no file can have", "Correct the table."

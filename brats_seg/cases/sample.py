@@ -15,7 +15,7 @@ from brats_seg.cases.nifti import Volume
 from brats_seg.labels import LabelMap
 from brats_seg.voxels.box import Mask, bounding_box
 from brats_seg.voxels.brain import brain_mask
-from brats_seg.voxels.resampling import MM3_PER_ML
+from brats_seg.voxels.resampling import MM3_PER_ML, Spacing
 
 STEP_MM = 2.0
 """Distance between the voxels of a sample; on coarser grids all voxels are taken."""
@@ -40,7 +40,7 @@ class BrainSample:
     """Label map (x, y, z); None without one."""
     n_labelled: int
     """Labelled voxels of the sample, in the box or outside."""
-    spacing_mm: tuple[float, float, float]
+    spacing_mm: Spacing
     """Distance between neighbours."""
 
     @property
@@ -71,8 +71,7 @@ def sample_brain(volumes: Sequence[Volume], label: Volume | None) -> BrainSample
         The sample; None if nothing differs from the background.
     """
     spacing_mm = volumes[0].geometry.spacing_mm
-    steps = [max(1, round(STEP_MM / mm)) for mm in spacing_mm]
-    every = tuple(slice(None, None, step) for step in steps)
+    every, between_mm = _steps(spacing_mm)
     mask = brain_mask([volume.array for volume in volumes], every)
     box = bounding_box(mask)
     if box is None:
@@ -82,14 +81,34 @@ def sample_brain(volumes: Sequence[Volume], label: Volume | None) -> BrainSample
     for image, volume in zip(images, volumes, strict=True):
         image[brain] = _standardised(volume.array[every][box.slices][brain])
     labels = None if label is None else label.array[every]
-    x, y, z = (mm * step for mm, step in zip(spacing_mm, steps, strict=True))
     return BrainSample(
         images=images,
         brain=brain,
         labels=None if labels is None else np.ascontiguousarray(labels[box.slices]),
         n_labelled=0 if labels is None else int(np.count_nonzero(labels)),
-        spacing_mm=(x, y, z),
+        spacing_mm=between_mm,
     )
+
+
+def sample_crop(image: npt.NDArray[np.generic], spacing_mm: Spacing) -> BrainSample:
+    """Sample a brain crop (4, x, y, z) that is normalised, and exactly 0 outside the brain.
+
+    The scale of the modalities does not matter, so that the result is that of `sample_brain` for the
+    scan that the crop was made from.
+    """
+    every, between_mm = _steps(spacing_mm)
+    images = image[(slice(None), *every)].astype(np.float32)
+    brain = (images != 0).any(axis=0)
+    for modality in images:
+        modality[brain] = _standardised(modality[brain])
+    return BrainSample(images=images, brain=brain, labels=None, n_labelled=0, spacing_mm=between_mm)
+
+
+def _steps(spacing_mm: Spacing) -> tuple[tuple[slice, slice, slice], Spacing]:
+    """Return which voxels are in a sample, and the distance between them."""
+    x, y, z = (max(1, round(STEP_MM / mm)) for mm in spacing_mm)
+    every = (slice(None, None, x), slice(None, None, y), slice(None, None, z))
+    return every, (spacing_mm[0] * x, spacing_mm[1] * y, spacing_mm[2] * z)
 
 
 def _standardised(values: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:

@@ -1,6 +1,7 @@
 """Commands `tune` and `crossval`: fit settings of prediction, and cross-validate."""
 
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,10 +30,12 @@ from brats_seg.cli.options import (
 )
 from brats_seg.cli.prediction import print_outcome
 from brats_seg.errors import UsageError, counted
+from brats_seg.labels import REGIONS
 from brats_seg.progress import tracked
 
 if TYPE_CHECKING:
     from brats_seg.crossval import OutOfFoldResults
+    from brats_seg.evaluation.subset_scores import SubsetScores
     from brats_seg.inference.tuning import Tuning
 
 
@@ -175,7 +178,24 @@ def _print_tuning(tuning: "Tuning") -> None:
     print(f"WT, TC, ET: {before} before, {after} after.")
     if tuning.before != tuning.after:
         print("Fitted and scored on the same cases: expect a smaller gain on new cases.")
+    if tuning.subset_scores:
+        _print_subsets(tuning.subset_scores)
+    for line in tuning.fitted[0].predicted_dice:
+        print(
+            f"predicted Dice of {line.region.upper()}: off by {line.mean_error:.3f} on average "
+            f"({counted(line.n_cases, 'held-out case')})"
+        )
     print(f"Stored with the weights of {', '.join(tuning.runs)}. Research use only.")
+
+
+def _print_subsets(scores: "Sequence[SubsetScores]") -> None:
+    """Print the Dice of held-out cases without some modalities, and its change by their absence."""
+    n_cases = counted(scores[0].n_cases, "held-out case")
+    print(f"without some modalities, on {n_cases}: mean Dice (change against all four modalities)")
+    print_table(
+        ("predicted from", *(region.upper() for region in REGIONS)),
+        [(", ".join(one.modalities), *one.texts()) for one in scores],
+    )
 
 
 def _print_results(results: "OutOfFoldResults", n_networks: int, output: Path) -> None:

@@ -326,6 +326,8 @@ def print_outcome(outcome: "CaseOutcome") -> None:
         f"({how})",
         flush=True,
     )
+    if record.predicted_dice:
+        print(f"    predicted Dice: {', '.join(map(str, record.predicted_dice))}", flush=True)
     for warning in record.warnings:
         print(f"    note: {warning}", flush=True)
 
@@ -344,9 +346,6 @@ def _cases(
             msg = "--case-id needs one case by --t1n, --t1c, --t2w and --t2f instead of INPUTS"
             raise UsageError(msg)
         return find_inputs(paths)
-    if missing := [f"--{modality}" for modality in files if modality not in given]:
-        msg = f"one case needs four modalities; missing: {', '.join(missing)}"
-        raise UsageError(msg)
     return (single_input(case_id, given),)
 
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from brats_seg.data.store import Buffers
+from brats_seg.labels import MODALITIES, MODALITY_SUBSETS
 
 Range: TypeAlias = tuple[float, float]
 Item: TypeAlias = dict[str, Any]
@@ -312,6 +313,38 @@ class RandBrainGammad(RandIntensityd):
             adjust_gamma(channel, brain, _around_one(self.gamma, self.R))
             if self.invert_image:
                 channel.neg_()
+
+
+class RandModalityDropoutd(RandomizableTransform, MapTransform):
+    """Leave a random subset of one to three modalities, and set the channels of the others to 0.
+
+    A scan without these modalities is given to the network in the same way: 0 is the mean of a
+    normalised modality inside the brain, and the background around it.
+    """
+
+    def __init__(self, keys: str | Sequence[str], prob: float = 0.5) -> None:
+        """Set the probability that a patch loses modalities."""
+        MapTransform.__init__(self, keys)
+        RandomizableTransform.__init__(self, prob)
+        self.kept: tuple[str, ...] = MODALITIES
+
+    def randomize(self, data: Any = None) -> None:
+        """Draw the modalities that are kept: all of them, or one of `MODALITY_SUBSETS`."""
+        super().randomize(None)
+        self.kept = MODALITIES
+        if self._do_transform:
+            self.kept = MODALITY_SUBSETS[self.R.randint(len(MODALITY_SUBSETS))]
+
+    def __call__(self, data: Mapping[str, Any]) -> Item:
+        """Change the images (4, X, Y, Z), in the order of `MODALITIES`, in place."""
+        changed = dict(data)
+        self.randomize()
+        for key in self.key_iterator(data):
+            changed[key] = image = plain_tensor(data[key])
+            for modality, channel in zip(MODALITIES, image, strict=True):
+                if modality not in self.kept:
+                    channel.zero_()
+        return changed
 
 
 def in_float32(image: Tensor, buffers: Buffers) -> Tensor:

@@ -16,11 +16,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
 
-from brats_seg.cases.case import Case, load_case, read_case_files
+from brats_seg.cases.case import Case, read_case_files
 from brats_seg.cases.inputs import find_inputs
 from brats_seg.cases.many import Failure, attempt_case
 from brats_seg.errors import BratsError, UsageError
 from brats_seg.inference.cluster import MAX_KILLED_WORKERS, cluster_results
+from brats_seg.inference.missing_modalities import accepted
 from brats_seg.inference.output import OutputFolder, Record, convention_remarks, key_of
 from brats_seg.inference.predict import CaseResult, Predictor
 from brats_seg.inference.result_files import check_names
@@ -162,7 +163,7 @@ def check_apart(inputs: Sequence[Case], output: OutputFolder) -> None:
     places = {
         Path(os.path.realpath(case.path_of(scan))).parent
         for case in inputs
-        if not case.problems
+        if not case.other_problems
         for scan in case.images
     }
     if output.path.resolve() in places:
@@ -267,14 +268,20 @@ class CaseWork:
 
     def _read(self, case: Case) -> ReadCase | CaseOutcome:
         started_s = time.monotonic()
+        case = accepted(case, self.predictor.model)
         if case.problems:
             return self._failed(case.case_id, "CaseError", "; ".join(case.problems))
         files = read_case_files(case, with_label=False)
-        key = key_of(files.contents, self.predictor.model.fingerprint, self.predictor.settings)
+        key = key_of(
+            files.contents,
+            self.predictor.model.fingerprint,
+            self.predictor.settings,
+            case.modalities,
+        )
         earlier = self.earlier.get(case.case_id)
         if earlier and self.output.is_finished(earlier, key):
             return CaseOutcome(record=earlier, is_new=False)
-        scan = self.predictor.prepare(load_case(case, with_label=False, files=files))
+        scan = self.predictor.prepare(self.predictor.read(case, files))
         seconds = time.monotonic() - started_s
         return ReadCase(
             scan=scan, inputs=files.contents, files=case.read_as, key=key, seconds=seconds
@@ -288,6 +295,8 @@ class CaseWork:
             key=read.key,
             inputs=read.inputs,
             files=read.files,
+            modalities=result.modalities,
+            expected_loss=result.expected_loss,
             model=self.predictor.model.fingerprint,
             settings=self.predictor.settings,
             outputs=self.output.write_case(read.scan, result, self.predictor.settings),
@@ -295,6 +304,7 @@ class CaseWork:
             convention_reason=result.convention_reason,
             volumes=result.volumes,
             warnings=result.warnings,
+            predicted_dice=result.predicted_dice,
             seconds=round(read.seconds + result.seconds, 3),
             peak_memory_mb=round(result.peak_memory_mb, 1),
             device=result.device,

@@ -10,7 +10,10 @@ from torch import Tensor, nn
 from brats_seg.cases.conventions import resolve
 from brats_seg.cases.layouts import NNUNET, UNKNOWN
 from brats_seg.config import Config
+from brats_seg.data.training_profile import TrainingProfile, pooled
 from brats_seg.errors import UsageError
+from brats_seg.evaluation.predicted_dice import DiceLine
+from brats_seg.evaluation.subset_scores import SubsetScores
 from brats_seg.inference.foreign import ForeignMethod, ForeignNetwork
 from brats_seg.inference.monai_bundle import is_bundle, read_bundle
 from brats_seg.inference.nnunet_model import is_nnunet, read_nnunet
@@ -19,6 +22,7 @@ from brats_seg.labels import (
     BRATS2023,
     CONVENTIONS,
     MODALITIES,
+    MODALITY_SUBSETS,
     REGIONS,
     LabelConvention,
     convention_named,
@@ -67,6 +71,10 @@ class Member:
     """Numbers that the size of an input must be a multiple of, along each axis."""
     fitted: FittedPrediction = NOT_FITTED
     """Window and decoding that were fitted to the network."""
+    subsets: tuple[tuple[str, ...], ...] = ()
+    """Subsets of the modalities that the network was trained for."""
+    subset_scores: tuple[SubsetScores, ...] = ()
+    """Scores of its held-out cases with these subsets, where they were measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,10 +98,26 @@ class Model:
     device: Device
     method: ForeignMethod | None = None
     """Method by which another program applies its network; None for networks of this package."""
+    profile: TrainingProfile | None = None
+    """Profile of the training scans of all members; None if that of one is not known."""
+
+    @property
+    def subsets(self) -> tuple[tuple[str, ...], ...]:
+        """Subsets of the modalities that all networks were trained for."""
+        first, *others = self.members
+        return tuple(
+            subset for subset in first.subsets if all(subset in own.subsets for own in others)
+        )
 
     def decoding(self, settings: PredictionSettings) -> Decoding:
         """Return the decoding asked for, completed by the one stored with the model."""
         return settings.over(self.members[0].fitted).decoding
+
+    @property
+    def dice_lines(self) -> tuple[DiceLine, ...]:
+        """Expected Dice of each region, if it was fitted to all members together."""
+        first, *others = (member.fitted.predicted_dice for member in self.members)
+        return first if all(lines == first for lines in others) else ()
 
     def written_convention(self, settings: PredictionSettings, release: str) -> WrittenConvention:
         """Return the label convention to write a case of that release in.
@@ -140,6 +164,7 @@ def load_model(paths: Sequence[Path], device: Device) -> Model:
         identity=trained[0].identity,
         fingerprint=fingerprint_of(trained),
         device=device,
+        profile=_profile(trained),
     )
 
 
@@ -250,6 +275,7 @@ def wrap_network(
         regions=_regions(identity),
         multiple=multiple,
         fitted=fitted,
+        subsets=identity.subsets,
     )
     trained = TrainedModel(
         weights=network.state_dict(), identity=identity, config=Config(), fitted=fitted
@@ -266,7 +292,13 @@ def build_single(trained: TrainedModel, device: Device) -> Model:
         identity=trained.identity,
         fingerprint=fingerprint_of([trained]),
         device=device,
+        profile=trained.profile,
     )
+
+
+def _profile(trained: Sequence[TrainedModel]) -> TrainingProfile | None:
+    known = [network.profile for network in trained if network.profile is not None]
+    return pooled(known) if len(known) == len(trained) else None
 
 
 def _check_known(identity: ModelIdentity) -> None:
@@ -276,6 +308,7 @@ def _check_known(identity: ModelIdentity) -> None:
         ("regions", sorted(identity.regions), sorted(REGIONS)),
         ("normalisation", identity.normalisation, expected.normalisation),
         ("label conventions", sorted({*identity.conventions} - _CONVENTIONS), []),
+        ("subsets of the modalities", sorted({*identity.subsets} - {*MODALITY_SUBSETS}), []),
     ):
         if found != known:
             msg = (
@@ -319,6 +352,8 @@ def _built(trained: TrainedModel, device: Device) -> Member:
         regions=_regions(identity),
         multiple=size_multiple(trained.config.model, identity.patch),
         fitted=trained.fitted,
+        subsets=identity.subsets,
+        subset_scores=trained.subset_scores,
     )
 
 

@@ -14,6 +14,7 @@ from brats_seg.errors import counted, printable
 from brats_seg.evaluation.overlap import region_counts
 from brats_seg.evaluation.scores import RegionSummary, summarise_counts, title_of
 from brats_seg.evaluation.significance import CONFIDENCE
+from brats_seg.evaluation.subset_scores import pooled
 from brats_seg.files import whole_file
 from brats_seg.inference.model_facts import FACTS_NAME, ModelFacts, NetworkFacts, ValidatedCase
 from brats_seg.labels import REGIONS, convention_named
@@ -47,6 +48,7 @@ def model_card(exported: ExportedModel, facts: ModelFacts) -> str:
         _head_lines(exported, facts),
         _use_lines(networks),
         _score_lines(networks, facts),
+        *([_subset_lines(networks)] if networks[0].identity.subsets else []),
         _training_lines(networks, facts),
         _case_lines(facts),
         _label_lines(_conventions(networks)),
@@ -150,6 +152,34 @@ def _score_lines(networks: Sequence[TrainedModel], facts: ModelFacts) -> list[st
     if any(network.fitted != NOT_FITTED for network in networks):
         remark += ", and later the window and the thresholds above"
     return [*lines, "", f"{remark}: expect other, most likely lower, scores on new cases."]
+
+
+def _subset_lines(networks: Sequence[TrainedModel]) -> list[str]:
+    """Return the table of the Dice of held-out cases without some modalities."""
+    n_subsets = min(len(network.identity.subsets) for network in networks)
+    head = [
+        "## Missing modalities",
+        "",
+        f"Trained with modality dropout: besides all four modalities, {n_subsets} subsets of them are "
+        "accepted.",
+        "",
+    ]
+    scores = pooled(one for network in networks for one in network.subset_scores)
+    if not scores:
+        return [*head, "The loss of Dice was not measured; `brats-seg tune` measures it."]
+    by = " Each case was predicted by the network that was not trained on it."
+    return [
+        *head,
+        f"| predicted from | {' | '.join(region.upper() for region in REGIONS)} | cases |",
+        "|---" * (len(REGIONS) + 2) + "|",
+        *(
+            f"| {', '.join(one.modalities)} | {' | '.join(one.texts())} | {one.n_cases} |"
+            for one in scores
+        ),
+        "",
+        "Mean Dice of held-out cases and, in brackets, its change against the Dice from all four "
+        f"modalities.{by if len(networks) > 1 else ''}",
+    ]
 
 
 def _mean_lines(networks: Sequence[NetworkFacts]) -> list[str]:

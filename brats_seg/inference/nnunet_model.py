@@ -42,7 +42,8 @@ from brats_seg.inference.nnunet_method import (
 )
 from brats_seg.labels import CONVENTIONS, MODALITIES, REGIONS
 from brats_seg.models.nnunet import MeanNetwork, NnunetNetwork, NnunetShape
-from brats_seg.runtime.weights import ModelIdentity, checked_weights, read_plain, reason_of
+from brats_seg.runtime.torch_files import checked_weights, read_plain, reason_of
+from brats_seg.runtime.weights import ModelIdentity
 from brats_seg.voxels.box import Triple
 
 log = logging.getLogger(__name__)

@@ -59,8 +59,8 @@ class HeldOut:
 
     @property
     def key(self) -> str:
-        """Hash of the weights and the training set, without the fitted settings."""
-        return fingerprint_of([replace(self.trained, fitted=NOT_FITTED)])
+        """Hash of the weights and the training set, without what was fitted and measured since."""
+        return fingerprint_of([replace(self.trained, fitted=NOT_FITTED, subset_scores=())])
 
 
 def open_held_out(run: Path, prepared: Path) -> HeldOut:

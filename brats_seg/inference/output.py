@@ -30,6 +30,8 @@ from brats_seg.cases.many import Failure, write_failures
 from brats_seg.cases.nifti import write_volume
 from brats_seg.config import Section
 from brats_seg.errors import UsageError, counted
+from brats_seg.evaluation.predicted_dice import PREDICTED_COLUMNS, PredictedDice
+from brats_seg.evaluation.subset_scores import SubsetScores, absent_from
 from brats_seg.files import explained, locked, remove_leftovers, whole_file
 from brats_seg.inference.postprocess import PARTS, PartVolume
 from brats_seg.inference.predict import CaseResult
@@ -45,11 +47,13 @@ if TYPE_CHECKING:
 
 
 MANIFEST_NAME = "manifest.jsonl"
+VOLUMES_NAME = "volumes.csv"
 _LOCK_NAME = ".predicting.lock"
 
 _VOLUME_COLUMNS = (
     "case_id",
     "convention",
+    "modalities",
     *(f"{part}_{what}" for part in PARTS for what in ("ml", "components")),
     "warnings",
 )
@@ -66,6 +70,10 @@ class Record(Section):
     """SHA-256 of the file of each modality, and the index of the volume in a 4-D file."""
     files: dict[str, str] = Field(default_factory=dict)
     """File that was read as each modality, with the index of the volume in a 4-D file."""
+    modalities: tuple[str, ...] = MODALITIES
+    """Modalities that the case was predicted from."""
+    expected_loss: SubsetScores | None = None
+    """Dice that held-out cases lost with these modalities; None with all four, or if not measured."""
     model: str
     """Fingerprint of the model."""
     settings: PredictionSettings
@@ -78,6 +86,8 @@ class Record(Section):
     volumes: tuple[PartVolume, ...] = ()
     warnings: tuple[str, ...] = ()
     """Remarks on unusual properties of the case, and on what speaks against its prediction."""
+    predicted_dice: tuple[PredictedDice, ...] = ()
+    """Dice that is expected of the regions that were found, where the model tells it."""
     error: str = ""
     """Name of the class of the error, if the case failed."""
     message: str = ""
@@ -103,11 +113,18 @@ def convention_remarks(records: Iterable[Record]) -> tuple[str, ...]:
     )
 
 
-def key_of(inputs: Sequence[str], model: str, settings: PredictionSettings) -> str:
+def key_of(
+    inputs: Sequence[str],
+    model: str,
+    settings: PredictionSettings,
+    modalities: Sequence[str] = MODALITIES,
+) -> str:
     """Return a hash of everything that a result depends on, except the device."""
     parts = [*inputs, model, settings.model_dump_json(exclude={"device", "layout"})]
     # not the usual layout, so that results of versions that had no other stay finished
     parts += [settings.layout] if settings.layout != "plain" else []
+    # one file may be given as any of the modalities
+    parts += modalities if len(modalities) < len(MODALITIES) else ()
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
@@ -204,7 +221,9 @@ class OutputFolder:
         done = sorted(self.records().values(), key=lambda record: record.case_id)
         done = [record for record in done if record.status == "done"]
         volumes = [_volume_row(record) for record in done]
-        write_table(self.path / "volumes.csv", _VOLUME_COLUMNS, volumes)
+        is_predicted = any(record.predicted_dice for record in done)
+        columns = _VOLUME_COLUMNS + PREDICTED_COLUMNS * is_predicted
+        write_table(self.path / VOLUMES_NAME, columns, volumes)
         rows = [
             Failure(case_id=record.case_id, error=record.error, message=record.message)
             for record in failures
@@ -240,7 +259,8 @@ def write_preview(scan: Scan, result: CaseResult, path: Path) -> None:
 
     turn = turn_of(scan.geometry.affine)
     regions = regions_of(turned(result.label_map, turn), result.convention)
-    images = {name: _on_grid(scan, MODALITIES.index(name), turn) for name in SHOWN}
+    shown = [name for name in SHOWN if name in scan.modalities] or scan.modalities[:1]
+    images = {name: _on_grid(scan, MODALITIES.index(name), turn) for name in shown}
     figure = planes_figure(images, regions, scan.spacing_mm)
     _add_words(figure, result)
     write_figure(figure, path)
@@ -248,9 +268,12 @@ def write_preview(scan: Scan, result: CaseResult, path: Path) -> None:
 
 def _volume_row(record: Record) -> dict[str, str | float]:
     row: dict[str, str | float] = {"case_id": record.case_id, "convention": record.convention}
+    row["modalities"] = " ".join(record.modalities)
     for part in record.volumes:
         row[f"{part.name}_ml"] = part.ml
         row[f"{part.name}_components"] = part.n_components
+    for one in record.predicted_dice:
+        row |= one.columns
     return row | {"warnings": BETWEEN_TEXTS.join(record.warnings)}
 
 
@@ -273,4 +296,6 @@ def _add_words(figure: "Figure", result: CaseResult) -> None:
     words = tuple(f"{region.upper()} {ml[region]:.1f} ml" for region in REGIONS)
     entries = outline_key(words, [ml[region] > 0 for region in REGIONS])
     add_dark_legend(figure, entries, f"{RESEARCH_USE}; {LEFT_IS_RIGHT}")
-    add_title(figure, f"{result.case_id}{'' if ml['wt'] else ': no tumour found'}")
+    absent = absent_from(result.modalities)
+    without = f", predicted without {', '.join(absent)}" if absent else ""
+    add_title(figure, f"{result.case_id}{without}{'' if ml['wt'] else ': no tumour found'}")

@@ -25,17 +25,30 @@ import torch
 from scipy.special import entr
 from torch import Tensor, nn
 
-from brats_seg.cases.case import LoadedCase, case_of_arrays, load_case
+from brats_seg.cases.case import Case, CaseFiles, LoadedCase, case_of_arrays, load_case
 from brats_seg.cases.inputs import single_input
 from brats_seg.cases.layouts import modality_named
 from brats_seg.errors import CaseError, ConfigError
+from brats_seg.evaluation.predicted_dice import (
+    PredictedDice,
+    mean_probabilities,
+    predicted_dice,
+)
+from brats_seg.evaluation.subset_scores import SubsetScores
 from brats_seg.inference.foreign import ForeignMethod
+from brats_seg.inference.missing_modalities import (
+    accepted,
+    check_subset,
+    scores_without,
+    subset_words,
+)
 from brats_seg.inference.model import Member, Model, load_any_model, wrap_network
 from brats_seg.inference.plausibility import Prediction, implausibilities
 from brats_seg.inference.postprocess import PartVolume, decode, measure
 from brats_seg.inference.scan import Scan, prepare_scan
+from brats_seg.inference.scan_check import checked_scan
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
-from brats_seg.labels import LabelConvention, LabelMap, regions_of
+from brats_seg.labels import MODALITIES, LabelConvention, LabelMap, RegionMasks, regions_of
 from brats_seg.progress import part
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.memory import is_out_of_memory, peak_memory_mb, reset_peak_memory
@@ -74,6 +87,12 @@ class CaseResult:
     """Time of prediction and postprocessing, without reading and writing."""
     peak_memory_mb: float
     device: str
+    modalities: tuple[str, ...] = MODALITIES
+    """Modalities that it was predicted from."""
+    expected_loss: SubsetScores | None = None
+    """Dice that held-out cases lost with these modalities; None with all four, or if not measured."""
+    predicted_dice: tuple[PredictedDice, ...] = ()
+    """Dice that is expected of the regions that were found; none if the model has no fit of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -108,6 +127,11 @@ class Predictor:
         if model.method and settings.precision == "auto" and device.torch_device.type == "cpu":
             # as the other programs compute on a CPU
             model = replace(model, device=choose_device("cpu", "fp32"))
+        if model.method is None and model.profile is None:
+            log.warning(
+                "the model has no profile of its training scans, because an earlier version trained "
+                "it, or on few brains: new scans are not compared with them"
+            )
         return cls(model=model, settings=settings)
 
     @classmethod
@@ -142,7 +166,8 @@ class Predictor:
         """Segment a case given as one file for each modality.
 
         Args:
-            files: File of each of `MODALITIES`, also under names such as `flair` or `t1ce`.
+            files: File of each of `MODALITIES`, also under names such as `flair` or `t1ce`. A model
+                trained with `training.modality_dropout` does without some of them.
             case_id: Id of the case; by default the common part of the file names.
 
         Raises:
@@ -150,11 +175,15 @@ class Predictor:
             ConfigError: As `predict_scan`.
         """
         named = {modality_named(word) or word: path for word, path in files.items()}
-        loaded = load_case(single_input(case_id, named), with_label=False)
-        return self.predict_scan(self.prepare(loaded))
+        return self.predict_scan(self.prepare(self.read(single_input(case_id, named))))
 
     def predict_arrays(
-        self, images: npt.NDArray[Any], affine: npt.NDArray[np.float64], case_id: str = "case"
+        self,
+        images: npt.NDArray[Any],
+        affine: npt.NDArray[np.float64],
+        case_id: str = "case",
+        *,
+        modalities: Sequence[str] = MODALITIES,
     ) -> CaseResult:
         """Segment a case given as arrays.
 
@@ -162,21 +191,40 @@ class Predictor:
             images: (4, X, Y, Z), in the order of `MODALITIES`, 0 outside the brain.
             affine: (4, 4), from voxel indices to millimetres.
             case_id: Id of the case; the release that it names decides the label convention.
+            modalities: Modalities of the images, in that order, if there are fewer than four.
 
         Raises:
             CaseError: The images cannot be used, or as `predict_scan`.
             ConfigError: As `predict_scan`.
         """
-        return self.predict_scan(self.prepare(case_of_arrays(case_id, images, affine)))
+        loaded = case_of_arrays(case_id, images, affine, modalities)
+        return self.predict_scan(self.prepare(loaded))
+
+    def read(self, case: Case, files: CaseFiles | None = None) -> LoadedCase:
+        """Load a case of `find_inputs`, whose modalities the model was trained for.
+
+        Args:
+            case: The case; `missing_modalities.accepted` names what speaks against it.
+            files: Files of the case, if they have been read already.
+
+        Raises:
+            CaseError: The case cannot be used, or lacks modalities that the model needs.
+        """
+        case = accepted(case, self.model)
+        return load_case(case, with_label=False, files=files, modalities=case.modalities)
 
     def prepare(self, loaded: LoadedCase) -> Scan:
         """Prepare a case that has been loaded, as the training of the model did.
 
         Raises:
-            CaseError: The scan cannot be used.
+            CaseError: The scan cannot be used, or lacks modalities that the model needs.
         """
+        check_subset(self.model, loaded.case.case_id, loaded.modalities)
         method = self.model.method
-        return prepare_scan(loaded, self.spacing_mm) if method is None else method.prepare(loaded)
+        if method is not None:
+            return method.prepare(loaded)
+        scan = prepare_scan(loaded, self.spacing_mm)
+        return checked_scan(scan, self.model.profile, self.spacing_mm)
 
     def predict_scan(self, scan: Scan) -> CaseResult:
         """Segment a scan that has been read; see the function `predict_scan`."""
@@ -192,10 +240,11 @@ def predict_scan(model: Model, scan: Scan, settings: PredictionSettings) -> Case
     """Segment a scan.
 
     Raises:
-        CaseError: Memory runs out even in the last mode of the fallback, or a network
-            returns values that are not finite.
+        CaseError: Memory runs out even in the last mode of the fallback, a network returns
+            values that are not finite, or the scan lacks modalities that the model needs.
         ConfigError: A network cannot take the window that the settings ask for.
     """
+    check_subset(model, scan.case_id, scan.modalities)
     started_s = time.monotonic()
     reset_peak_memory(model.device.torch_device)
     fallback = PredictionFallback(scan.case_id, model.device)
@@ -207,13 +256,21 @@ def predict_scan(model: Model, scan: Scan, settings: PredictionSettings) -> Case
     written = model.written_convention(settings, scan.release)
     convention = written.convention
     labels = decode(probabilities, model.decoding(settings), convention, scan.voxel_mm3)
+    regions = regions_of(labels, convention)
+    is_whole = scan.modalities == MODALITIES
     prediction = Prediction(
-        regions=regions_of(labels, convention),
+        regions=regions,
         probabilities=probabilities,
         brain=_brain_of(scan),
         volumes=measure(labels, convention, scan.voxel_mm3),
         spacing_mm=scan.spacing_mm,
+        # both are known of all four modalities alone
+        predicted_dice=_predicted_dice(model, probabilities, regions) if is_whole else (),
+        uptake=_uptake(scan) if is_whole and not model.method else None,
+        is_unusual=bool(scan.warnings),
     )
+    expected = scores_without(model, scan.modalities)
+    subset_warnings = [] if is_whole else [subset_words(scan.modalities, expected)]
     return CaseResult(
         case_id=scan.case_id,
         label_map=scan.on_scan_grid(labels),
@@ -226,10 +283,18 @@ def predict_scan(model: Model, scan: Scan, settings: PredictionSettings) -> Case
         if settings.uncertainty
         else None,
         volumes=prediction.volumes,
-        warnings=(*scan.warnings, *fallback.warnings, *implausibilities(prediction)),
+        warnings=(
+            *subset_warnings,
+            *scan.warnings,
+            *fallback.warnings,
+            *implausibilities(prediction),
+        ),
         seconds=time.monotonic() - started_s,
         peak_memory_mb=peak_memory_mb(model.device.torch_device),
         device=str(model.device.torch_device),
+        modalities=scan.modalities,
+        expected_loss=expected,
+        predicted_dice=prediction.predicted_dice,
     )
 
 
@@ -406,6 +471,19 @@ def _brain_of(scan: Scan) -> npt.NDArray[np.bool_]:
     """Return the voxels of the brain at the spacing of the files."""
     brain = (scan.image != 0).any(axis=0)
     return scan.on_scan_spacing(brain[None].astype(np.float32))[0] > 0.5
+
+
+def _uptake(scan: Scan) -> Field | None:
+    """Return t1c minus t1n (x, y, z) at the spacing of the files; None if one of them is missing."""
+    t1n, t1c = (scan.image[MODALITIES.index(name)] for name in ("t1n", "t1c"))
+    return scan.on_scan_spacing((t1c - t1n)[None])[0] if t1n.any() and t1c.any() else None
+
+
+def _predicted_dice(
+    model: Model, probabilities: Field, regions: RegionMasks
+) -> tuple[PredictedDice, ...]:
+    lines = model.dice_lines
+    return predicted_dice(lines, mean_probabilities(probabilities, regions)) if lines else ()
 
 
 def _check_numbers(case_id: str, probabilities: npt.NDArray[np.float32]) -> None:

@@ -4,6 +4,7 @@ A scan `(X, Y, Z)` is turned to the axes of BraTS, resampled if its voxels do no
 those in training, and cut to the brain crop `(x, y, z)`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -15,6 +16,7 @@ from brats_seg.cases.case import Case, CaseFiles, LoadedCase, case_of_arrays, lo
 from brats_seg.cases.nifti import Geometry
 from brats_seg.data.spacing import at_spacing
 from brats_seg.data.transforms import apply_transforms, prediction_transforms
+from brats_seg.labels import MODALITIES
 from brats_seg.voxels.box import Box
 from brats_seg.voxels.orientation import turn_of, turned_back
 from brats_seg.voxels.resampling import Resampling, Spacing
@@ -27,7 +29,7 @@ class Scan:
     case_id: str
     release: str
     image: npt.NDArray[np.float32]
-    """(4, x, y, z): the brain crop, normalised as in training."""
+    """(4, x, y, z): the brain crop, normalised as in training, 0 for modalities that are missing."""
     box: Box
     """Position of the crop in the turned and resampled scan."""
     geometry: Geometry
@@ -36,6 +38,8 @@ class Scan:
     """None where the voxels have the size of those in training."""
     warnings: tuple[str, ...]
     """Remarks of loading, and whether it was resampled."""
+    modalities: tuple[str, ...] = MODALITIES
+    """Modalities of the scan: all four, but for models that predict without some."""
 
     @property
     def voxel_mm3(self) -> float:
@@ -106,7 +110,8 @@ def prepare_scan(loaded: LoadedCase, spacing_mm: Spacing) -> Scan:
     """Resample, crop and normalise a case that has been loaded.
 
     Args:
-        loaded: The case; its label map is not used.
+        loaded: The case; its label map is not used. Channels of modalities that it lacks are 0, as
+            in training with `training.modality_dropout`; other models refuse the scan.
         spacing_mm: Voxel size that the network was trained on.
 
     Raises:
@@ -122,12 +127,24 @@ def prepare_scan(loaded: LoadedCase, spacing_mm: Spacing) -> Scan:
     return Scan(
         case_id=case_id,
         release=loaded.release,
-        image=data["image"],
+        image=_all_channels(data["image"], loaded.modalities),
         box=data["box"],
         geometry=loaded.geometry,
         resampling=resampling,
         warnings=tuple(warnings),
+        modalities=loaded.modalities,
     )
+
+
+def _all_channels(
+    image: npt.NDArray[np.float32], modalities: Sequence[str]
+) -> npt.NDArray[np.float32]:
+    """Return an image (4, x, y, z) whose other channels are 0."""
+    if len(modalities) == len(MODALITIES):
+        return image
+    whole = np.zeros((len(MODALITIES), *image.shape[1:]), dtype=np.float32)
+    whole[[MODALITIES.index(modality) for modality in modalities]] = image
+    return whole
 
 
 def _resampled_words(geometry: Geometry, spacing_mm: Spacing) -> str:

@@ -8,6 +8,9 @@ the volume of all ET below which it is necrosis. A default is replaced only wher
 than chance (`evaluation.significance`). Several runs are tuned together, because an ensemble has one
 decoding; each case is predicted by the run that it was held out of.
 
+Finally the Dice that is expected of a prediction is fitted to the mean probability in each region; see
+`evaluation.predicted_dice`.
+
 The result is stored with the weights of each run, and described in `tuning.json` beside them.
 """
 
@@ -15,9 +18,9 @@ import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from math import ceil
+from math import ceil, prod
 from pathlib import Path
 from typing import TypeAlias
 
@@ -29,7 +32,8 @@ from brats_seg.cases.many import map_cases
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.errors import CaseProblemsError, ConfigError, counted
 from brats_seg.evaluation.lesionwise import Scale, score_lesions
-from brats_seg.evaluation.overlap import count_regions, dice
+from brats_seg.evaluation.overlap import RegionCounts, count_regions, dice
+from brats_seg.evaluation.predicted_dice import DiceLine, fit_predicted_dice, mean_probabilities
 from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
 from brats_seg.evaluation.significance import (
     FEWEST_CASES,
@@ -40,7 +44,9 @@ from brats_seg.evaluation.significance import (
     gain_of,
     least_p_value,
 )
+from brats_seg.evaluation.subset_scores import SubsetScores, pooled
 from brats_seg.files import whole_file
+from brats_seg.inference.modality_loss import subset_scores_of
 from brats_seg.inference.out_of_fold import (
     HeldOut,
     OutOfFoldPrediction,
@@ -77,6 +83,8 @@ SMALLEST_ET_MM3 = (25.0, 50.0, 100.0, 200.0, 350.0, 500.0, 1000.0)
 """Smallest volumes of all ET to try."""
 METRICS = ("dice", "lesionwise")
 _INNERMOST_FIRST = (2, 1, 0)
+_FITS = "window, decoding, predicted Dice"
+"""Settings that are fitted: results of versions that fitted fewer are not kept."""
 
 Windows: TypeAlias = tuple[Window, ...]
 """One for each run."""
@@ -115,6 +123,8 @@ class Tuning:
     """The same with the chosen settings, on the cases that they were chosen on, hence optimistic."""
     fitted: tuple[FittedPrediction, ...]
     """Settings stored with the weights of each run."""
+    subset_scores: tuple[SubsetScores, ...] = ()
+    """Scores of held-out cases without some modalities; none without modality dropout."""
 
 
 def tune_runs(
@@ -128,6 +138,8 @@ def tune_runs(
     track: Track = untracked,
 ) -> Tuning:
     """Fit window, thresholds and smallest volumes on held-out cases, and store them with the weights.
+
+    For runs with modality dropout, the loss without some modalities is measured and stored too.
 
     Args:
         runs: Folders of runs that are to be averaged; each predicts the cases held out of it.
@@ -156,7 +168,10 @@ def tune_runs(
         held_out = [open_held_out(run, prepared_path) for run in own]
         tuning = tune(held_out, protocol, where, n_workers=available_cpus(), track=track)
         store_tuning(tuning, held_out)
-    return tuning
+        # with the settings that are stored now
+        held_out = [open_held_out(run, prepared_path) for run in own]
+        scores = [one for run in held_out for one in subset_scores_of(run, where, track)]
+    return replace(tuning, subset_scores=pooled(scores))
 
 
 def tune(
@@ -192,6 +207,7 @@ def tune(
     before = score(cases[0], [Decoding()])[0]
     decoding, fits = _fit_decoding(cases[1], score)
     after = score(cases[1], [decoding])[0]
+    lines = _fit_predicted_dice(cases[1], decoding, n_workers=n_workers, track=track)
     return Tuning(
         key=key,
         metric=protocol.name,
@@ -200,7 +216,10 @@ def tune(
         fits=(window_fit, *fits),
         before=_triple(before.mean(axis=0)),
         after=_triple(after.mean(axis=0)),
-        fitted=tuple(FittedPrediction(window=window, decoding=decoding) for window in windows),
+        fitted=tuple(
+            FittedPrediction(window=window, decoding=decoding, predicted_dice=lines)
+            for window in windows
+        ),
     )
 
 
@@ -398,10 +417,30 @@ def _score_case(
     return np.stack(rows)
 
 
+def _fit_predicted_dice(
+    cases: Cases, decoding: Decoding, *, n_workers: int, track: Track
+) -> tuple[DiceLine, ...]:
+    count = partial(_count_case, decoding=decoding)
+    what = "fitting the predicted Dice"
+    done = map_cases(count, cases, what, n_workers=n_workers, track=track)
+    if done.failures:
+        raise CaseProblemsError([one.message for one in done.failures])
+    probabilities, counts = zip(*done.results, strict=True)
+    return fit_predicted_dice(probabilities, counts)
+
+
+def _count_case(case: OutOfFoldPrediction, decoding: Decoding) -> tuple[Scores, RegionCounts]:
+    """Return the mean probability of each region of a case, and its voxel counts."""
+    stored = case.read()
+    regions = decode_regions(stored.probabilities, decoding, prod(stored.spacing_mm))
+    counts = count_regions(regions, stored.reference, case.case_id)
+    return mean_probabilities(stored.probabilities, regions), counts
+
+
 def _key(held_out: Sequence[HeldOut], protocol: ScoringProtocol, device: Device) -> str:
     tried = (WINDOW_PATCHES, THRESHOLDS, SMALLEST_MM3, SMALLEST_ET_MM3)
     rule = (SMALLEST_GAIN, LARGEST_CHANCE)
-    parts = [protocol.name, protocol.task, device.precision, str(tried), str(rule)]
+    parts = [protocol.name, protocol.task, device.precision, str(tried), str(rule), _FITS]
     parts += [f"{own.key} {own.data.fingerprint}" for own in held_out]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 

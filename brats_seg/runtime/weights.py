@@ -2,38 +2,48 @@
 
 A run holds a checkpoint, and an exported model (see `inference.export`) holds several networks. A
 checkpoint is a dictionary of plain values and tensors, read with `weights_only=True`, so that
-opening one runs no code. Prediction reads four of its entries:
+opening one runs no code. Prediction reads five of its entries:
 
 model         state dict of the network
 identity      data that the network was trained on; never changes
 config        settings of its run
 prediction    settings of prediction that `tune` fitted; missing before that
+subset_scores scores without some modalities, that `tune` measured; only of modality dropout
+profile       profile of the training scans; missing in earlier versions, and without brains
 """
 
 import hashlib
 import json
-import pickle
 import reprlib
-import zipfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import IO, Annotated, Any, BinaryIO, ClassVar, Literal, TypeAlias, cast
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from brats_seg.cases.nifti import VOXEL_EDGES_MM
 from brats_seg.config import Config, Section, Size, TaskName
-from brats_seg.config_text import config_of, problems_of
+from brats_seg.config_text import config_of
+from brats_seg.data.training_profile import TrainingProfile, parse_profile
 from brats_seg.errors import ResumeError, UsageError
-from brats_seg.files import check_regular, locked, read_bounded, whole_file
-from brats_seg.labels import MODALITIES, REGIONS
+from brats_seg.evaluation.predicted_dice import DiceLine
+from brats_seg.evaluation.subset_scores import AllSubsetScores, SubsetScores, parse_subset_scores
+from brats_seg.files import check_regular, locked, read_bounded
+from brats_seg.labels import MODALITIES, MODALITY_SUBSETS, REGIONS
+from brats_seg.runtime.torch_files import (
+    RUN_AGAIN,
+    checked_weights,
+    read_plain,
+    reason_of,
+    sha256_of,
+    write_checkpoint,
+)
 
 BEST_NAME = "best.pt"
 """Checkpoint of a run with the best score on its held-out cases."""
@@ -49,6 +59,10 @@ FORMAT_VERSION = 1
 """Version of exported folders."""
 PREDICTION = "prediction"
 """Entry of a checkpoint, and of a network in `model.json`, with the settings that `tune` fitted."""
+SUBSET_SCORES = "subset_scores"
+"""Entry of both with the scores of held-out cases without some of their modalities."""
+PROFILE = "profile"
+"""Entry of a checkpoint, and of a network in `model.json`, with the profile of the training scans."""
 _AVERAGED = "module."
 """Prefix that torch gives the names of averaged weights."""
 _INVALID = (KeyError, TypeError, AttributeError, ValueError, RecursionError)
@@ -57,22 +71,7 @@ _MOST_NETWORKS = 64
 """Networks of an ensemble; cross-validation exports five."""
 _LARGEST_DESCRIPTION = 1 << 24
 """Bytes of the longest `model.json`; a network takes about 2,000."""
-_MOST_VALUES = 1_000_000
-"""Values of a checkpoint besides the tensors, counted as often as they are referred to."""
-_DEEPEST = 32
-"""Levels of lists and dictionaries in a checkpoint; ours have six."""
-_CPU = torch.device("cpu")
-_NUMPY_SCALARS: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
-    np.dtype,
-    *(type(np.dtype(kind)) for kind in ("f4", "f8", "i4", "i8", "?")),
-    *(
-        (cast("Callable[..., Any]", np.float64(0).__reduce__()[0]), f"numpy.{module}.scalar")
-        for module in ("core.multiarray", "_core.multiarray")
-    ),
-]
-"""Classes of single numbers of numpy, which other programs keep in checkpoints: plain values."""
 _COPY_AGAIN = "Copy or export the model again."
-_RUN_AGAIN = "Copy the file again; without a whole copy, train the run again with --fresh."
 
 Window: TypeAlias = Size | Literal["whole"]
 """Voxels of a window; `whole` is the brain crop in one pass."""
@@ -113,6 +112,8 @@ class ModelIdentity:
     """Normalisation of the intensities."""
     spacing_mm: Spacing = (1.0, 1.0, 1.0)
     """Voxel size of the training cases."""
+    subsets: Annotated[tuple[tuple[str, ...], ...], Field(max_length=len(MODALITY_SUBSETS))] = ()
+    """Subsets of the modalities that training patches were cut to; none without modality dropout."""
 
 
 class Decoding(Section):
@@ -132,6 +133,8 @@ class FittedPrediction(Section):
     window: Window | None = None
     """Window with the best score; None where no window was fitted."""
     decoding: Decoding = Decoding()
+    predicted_dice: tuple[DiceLine, ...] = ()
+    """Dice that is expected of each region; none if there were too few held-out cases."""
 
 
 NOT_FITTED = FittedPrediction()
@@ -147,6 +150,10 @@ class TrainedModel:
     config: Config
     """Settings of its run."""
     fitted: FittedPrediction = NOT_FITTED
+    subset_scores: tuple[SubsetScores, ...] = ()
+    """Scores without some modalities; none before they are measured, or without modality dropout."""
+    profile: TrainingProfile | None = None
+    """Profile of the training scans; None if it is not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -171,6 +178,8 @@ class ExportedNetwork(_Part):
     """Check sum of that file."""
     identity: ModelIdentity
     prediction: FittedPrediction = NOT_FITTED
+    subset_scores: AllSubsetScores = ()
+    profile: TrainingProfile | None = None
     config: Config
 
 
@@ -229,9 +238,11 @@ def load_trained(path: Path) -> TrainedModel:
             identity=parse_identity(content["identity"]),
             config=config_of(content["config"]),
             fitted=FittedPrediction.model_validate(content.get(PREDICTION, {})),
+            subset_scores=parse_subset_scores(content.get(SUBSET_SCORES, ())),
+            profile=parse_profile(content.get(PROFILE)),
         )
     except _INVALID as error:
-        msg = f"{path} cannot be read as a model: {reason_of(error)}. {_RUN_AGAIN}"
+        msg = f"{path} cannot be read as a model: {reason_of(error)}. {RUN_AGAIN}"
         raise ResumeError(msg) from None
 
 
@@ -262,6 +273,8 @@ def read_exported(folder: Path) -> ExportedModel:
                 identity=member.identity,
                 config=member.config,
                 fitted=member.prediction,
+                subset_scores=member.subset_scores,
+                profile=member.profile,
             )
         )
     return ExportedModel(networks=tuple(networks), fingerprint=description.fingerprint)
@@ -299,6 +312,8 @@ def _fingerprint(trained: TrainedModel) -> str:
     key = hashlib.sha256(json.dumps(own, sort_keys=True).encode())
     key.update(trained.config.model.model_dump_json(exclude_defaults=True).encode())
     key.update(str(trained.config.patch.size).encode())
+    for scores in trained.subset_scores:
+        key.update(scores.model_dump_json().encode())
     for name, weights in sorted(trained.weights.items()):
         key.update(f"{name} {weights.dtype} {tuple(weights.shape)}".encode())
         key.update(weights.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy().data)
@@ -325,8 +340,10 @@ def run_locked(run: Path) -> AbstractContextManager[None]:
     return locked(run / RUN_LOCK_NAME, when_taken=UsageError(msg))
 
 
-def store_fitted(path: Path, fitted: FittedPrediction) -> None:
-    """Store fitted settings of prediction in a checkpoint, and leave its other entries unchanged.
+def store_fitted(
+    path: Path, fitted: FittedPrediction, subset_scores: Sequence[SubsetScores] = ()
+) -> None:
+    """Store fitted settings in a checkpoint, and the scores without some modalities with them.
 
     Raises:
         ResumeError: As `read_checkpoint`.
@@ -334,42 +351,11 @@ def store_fitted(path: Path, fitted: FittedPrediction) -> None:
     """
     content = read_checkpoint(path, torch.device("cpu"))
     content[PREDICTION] = fitted.model_dump()
+    # those that are there were measured with other settings
+    content.pop(SUBSET_SCORES, None)
+    if subset_scores:
+        content[SUBSET_SCORES] = [scores.model_dump() for scores in subset_scores]
     write_checkpoint(content, path)
-
-
-def write_checkpoint(content: Mapping[str, Any], path: Path) -> None:
-    """Write the entries of a checkpoint as a whole: a reader finds the old file or the new one.
-
-    Raises:
-        EnvironmentalError: The file cannot be written.
-    """
-    with whole_file(path) as beside, beside.open("wb") as file:
-        writer = _Writer(file)
-        try:
-            torch.save(content, cast("IO[bytes]", writer))
-        except RuntimeError:
-            # torch reports a full disk as "unexpected pos"
-            if writer.error is None:
-                raise
-            raise writer.error from None
-
-
-class _Writer:
-    """File to write to, which keeps the error of the system."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.error: OSError | None = None
-
-    def write(self, data: bytes) -> int:
-        try:
-            return self._file.write(data)
-        except OSError as error:
-            self.error = error
-            raise
-
-    def flush(self) -> None:
-        self._file.flush()
 
 
 def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
@@ -390,7 +376,7 @@ def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
     try:
         return separate_fitted(content)
     except _INVALID as error:
-        msg = f"{path} is not a checkpoint that can be read: {reason_of(error)}. {_RUN_AGAIN}"
+        msg = f"{path} is not a checkpoint that can be read: {reason_of(error)}. {RUN_AGAIN}"
         raise ResumeError(msg) from None
 
 
@@ -418,32 +404,6 @@ def read_weights(path: Path) -> dict[str, Tensor] | None:
             "dict, or a .safetensors file."
         )
         raise UsageError(msg) from None
-
-
-def read_plain(path: Path, next_step: str = _RUN_AGAIN, *, device: torch.device = _CPU) -> Any:
-    """Return the values and tensors that `torch.save` has written, read without running code.
-
-    Args:
-        path: File to read.
-        next_step: Advice of the message if it cannot be read.
-        device: Device of the tensors.
-
-    Raises:
-        ResumeError: The file is damaged, or holds more than plain values and tensors.
-    """
-    try:
-        check_regular(path)
-        _check_entries(path)
-        with torch.serialization.safe_globals(_NUMPY_SCALARS):
-            content = torch.load(path, map_location=device, weights_only=True)
-        _check_values(content)
-    except OSError as error:
-        msg = f"{path} is not a checkpoint that can be read: {error.strerror}. {next_step}"
-        raise ResumeError(msg) from None
-    except Exception as error:  # noqa: BLE001 - torch raises errors of many kinds for a damaged file
-        msg = f"{path} is not a checkpoint that can be read: {reason_of(error)}. {next_step}"
-        raise ResumeError(msg) from None
-    return content
 
 
 def separate_fitted(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -508,12 +468,6 @@ def _check_sum(path: Path, expected: str) -> None:
         raise UsageError(msg)
 
 
-def sha256_of(path: Path) -> str:
-    """Return the check sum of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _load_weights(path: Path) -> dict[str, Tensor]:
     try:
         check_regular(path)
@@ -521,75 +475,3 @@ def _load_weights(path: Path) -> dict[str, Tensor]:
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
         msg = f"{path} holds no weights that can be read: {reason_of(error)}. {_COPY_AGAIN}"
         raise UsageError(msg) from None
-
-
-def checked_weights(state: Any) -> dict[str, Tensor]:
-    """Return a state dict, if all its entries are tensors whose values are in the file.
-
-    Raises:
-        TypeError: It is no dictionary of tensors.
-        ValueError: A tensor repeats the values of the file.
-    """
-    if not isinstance(state, dict):
-        msg = f"found {type(state).__name__} in place of the weights"
-        raise TypeError(msg)
-    for name, value in state.items():
-        is_dense = isinstance(value, Tensor) and value.layout == torch.strided
-        if not isinstance(name, str) or not is_dense or value.is_complex():
-            msg = f"the weight {reprlib.repr(name)} is no tensor of real numbers"
-            raise TypeError(msg)
-        # a tensor can repeat a few stored values without end
-        if value.nbytes > value.untyped_storage().nbytes():
-            msg = f"the weight {name} has more values than the file holds"
-            raise ValueError(msg)
-    return state
-
-
-def _check_values(content: Any) -> None:
-    """Raise `ValueError` if nested values are too deep or too many, as lists that hold each other."""
-    pending = [(content, 0)]
-    n_values = 0
-    while pending:
-        value, depth = pending.pop()
-        below: Collection[Any] = ()
-        if isinstance(value, Mapping):
-            below = value.values()
-        elif isinstance(value, list | tuple | set):
-            below = value
-        n_values += len(below)
-        if depth > _DEEPEST or n_values > _MOST_VALUES:
-            msg = (
-                "its values are nested too deeply" if depth > _DEEPEST else "it has too many values"
-            )
-            raise ValueError(msg)
-        pending += [(one, depth + 1) for one in below]
-
-
-def reason_of(error: Exception) -> str:
-    """Return what an error says about content that cannot be read, as one line for a message."""
-    if isinstance(error, ValidationError):
-        return problems_of(error)
-    if isinstance(error, pickle.UnpicklingError):
-        # the message of torch recommends to run the code
-        return "it holds something else than weights and plain values"
-    if isinstance(error, KeyError):
-        return f"it has no entry {error}"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return f"{error}".partition("\n")[0] or "it ends too soon"
-
-
-def _check_entries(path: Path) -> None:
-    """Raise `BadZipFile` if a byte has changed: torch writes check sums but does not verify them.
-
-    Entries of `torch.save` are not compressed, and cannot unpack to more than the file holds.
-    """
-    with zipfile.ZipFile(path) as archive:
-        entries = archive.infolist()
-        if sum(entry.file_size for entry in entries) > path.stat().st_size:
-            msg = "its entries are compressed or overlap"
-            raise zipfile.BadZipFile(msg)
-        damaged = archive.testzip()
-    if damaged is not None:
-        msg = f"its entry {damaged} is damaged"
-        raise zipfile.BadZipFile(msg)

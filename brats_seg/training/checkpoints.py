@@ -34,9 +34,12 @@ from brats_seg.cases.folds import SPLIT_NAME, Split, read_split, write_split
 from brats_seg.config import Config
 from brats_seg.config_text import config_of, differing_settings
 from brats_seg.data.fold import FoldData
+from brats_seg.data.training_profile import TrainingProfile, parse_profile, profile_of_cases
 from brats_seg.errors import BratsError, ResumeError, counted, some_of
 from brats_seg.files import explained, remove_leftovers, whole_file
+from brats_seg.labels import MODALITY_SUBSETS
 from brats_seg.runtime.device import Device
+from brats_seg.runtime.torch_files import reason_of, write_checkpoint
 from brats_seg.runtime.weights import (
     BEST_NAME,
     RUN_LOCK_NAME,
@@ -44,9 +47,7 @@ from brats_seg.runtime.weights import (
     ModelIdentity,
     parse_identity,
     read_checkpoint,
-    reason_of,
     run_locked,
-    write_checkpoint,
 )
 from brats_seg.training.history import write_history, write_picture
 from brats_seg.training.ranks import Ranks
@@ -97,6 +98,7 @@ class Checkpointer:
     _saved_s: float = field(default_factory=time.monotonic, init=False)
     _drawn_s: float = field(default=-math.inf, init=False)
     _is_picture_old: bool = field(default=False, init=False)
+    _profile: TrainingProfile | None = field(default=None, init=False)
 
     @property
     def epoch_s(self) -> float:
@@ -168,6 +170,9 @@ class Checkpointer:
                 write_history(self.state.history, self.path)
                 self._is_picture_old = True
             log.info("resuming at epoch %d, step %d", position.epoch + 1, position.n_steps)
+        if self.ranks.is_first:
+            known = checkpoint and checkpoint.profile
+            self._profile = known or profile_of_cases(self.data.folder, self.data.split.train)
         return checkpoint is not None
 
     def begin_epoch(self) -> None:
@@ -216,10 +221,12 @@ class Checkpointer:
             patch=self.patch,
             fingerprint=self.data.fingerprint,
             spacing_mm=self.data.spacing_mm,
+            subsets=MODALITY_SUBSETS if self.config.training.modality_dropout > 0 else (),
         )
 
     def _checkpoint(self) -> "Checkpoint":
-        return checkpoint_of(self.state, self._identity, self.config, environment_of(self.device))
+        made = checkpoint_of(self.state, self._identity, self.config, environment_of(self.device))
+        return replace(made, profile=self._profile)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -363,6 +370,8 @@ class Checkpoint:
     """The weights that the run started from."""
     spent_s: float = 0.0
     """Seconds that the run has taken in all its sessions."""
+    profile: TrainingProfile | None = None
+    """Profile of the training scans; None if too few of them are brains."""
     schema_version: int = SCHEMA_VERSION
 
     def for_prediction(self, model: dict[str, Tensor], validation: RunningSums) -> Self:
@@ -388,6 +397,8 @@ def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
     content["sums"] = asdict(checkpoint.sums)
     if checkpoint.started_from is not None:
         content["started_from"] = asdict(checkpoint.started_from)
+    if checkpoint.profile is not None:
+        content["profile"] = checkpoint.profile.model_dump()
     write_checkpoint(content, path)
 
 
@@ -406,6 +417,7 @@ def load_checkpoint(path: Path, device: torch.device) -> Checkpoint:
         content["history"] = _HISTORY.validate_python(content["history"])
         # missing in older checkpoints
         content["started_from"] = _STARTED_FROM.validate_python(content.get("started_from"))
+        content["profile"] = parse_profile(content.get("profile"))
         content["spent_s"] = _SECONDS.validate_python(content.get("spent_s", 0.0))
         # other entries, such as settings fitted to the weights, are for prediction alone
         known = {entry.name for entry in fields(Checkpoint)}

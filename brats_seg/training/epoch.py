@@ -18,7 +18,7 @@ import torch
 from brats_seg.config import Config
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.data.fold import FoldData
-from brats_seg.data.intensity_transforms import Transform
+from brats_seg.data.intensity_transforms import RandModalityDropoutd, Transform
 from brats_seg.data.loader import PATCHES_AHEAD, PatchDataset, Sample, patch_loader
 from brats_seg.data.patches import PatchKey, epoch_patches
 from brats_seg.data.transforms import transforms_named
@@ -91,6 +91,9 @@ def read_batches(
         EnvironmentalError: A worker process was killed, or shared memory is too small.
     """
     transforms = transforms_named(config.training.transforms)
+    if config.training.modality_dropout > 0:
+        # after all others: noise, or a transform of one's own, would fill the empty channels
+        transforms += (RandModalityDropoutd("image", config.training.modality_dropout),)
     dataset = _dataset(data, config, config.training.augment, transforms)
     n_workers = _n_workers(config.training.n_workers, on_gpu=device.torch_device.type != "cpu")
     samples = patch_loader(dataset, chain.from_iterable(batches), n_workers)

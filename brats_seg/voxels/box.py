@@ -42,6 +42,11 @@ class Box:
         start = _clip(self.start, shape)
         return type(self)(start=start, stop=_clip(self.stop, shape))
 
+    def grown(self, by: int) -> Self:
+        """Return the box with a margin on every side; it may extend beyond a volume."""
+        start, stop = _add(self.start, (-by, -by, -by)), _add(self.stop, (by, by, by))
+        return type(self)(start=start, stop=stop)
+
     def seen_from(self, origin: Triple) -> Self:
         """Return the same voxels with indices relative to `origin`."""
         back = (-origin[0], -origin[1], -origin[2])

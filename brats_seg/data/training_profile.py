@@ -1,0 +1,343 @@
+"""Measure scans, and describe the training set of a network by the range of each measure.
+
+The profile is stored with the network, so that a new scan can be compared with the scans that the
+network knows. A scan is measured as the network sees it: the crop (4, x, y, z) of the brain, with
+mean 0 and standard deviation 1 in each modality. Factors and offsets of the intensities are removed by
+that, and are therefore not measured. Spacing and label convention are in `ModelIdentity`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+from scipy.ndimage import binary_erosion
+from scipy.special import stdtrit
+
+from brats_seg.cases.modality_check import (
+    MODALITY_PAIRS,
+    local_contrast,
+    pair_contrasts,
+    surface_layers,
+    uptake,
+)
+from brats_seg.cases.sample import BrainSample, sample_crop
+from brats_seg.config import Section
+from brats_seg.data.manifest import manifest_of
+from brats_seg.data.spacing import grid_of
+from brats_seg.data.store import open_case
+from brats_seg.labels import MODALITIES
+from brats_seg.voxels.box import Box, Triple
+from brats_seg.voxels.resampling import Spacing
+
+Kind: TypeAlias = Literal["size", "intensities", "contrast", "uptake", "surface", "sharpness"]
+"""Property of a scan that a measure is about."""
+
+FEWEST_CASES = 4
+"""Training cases from which a range can be told."""
+FALSE_ALARMS = 0.05
+"""Largest share of scans like those of training in which any measure is reported, if measures are
+normally distributed. Of twelve real cases, each compared with the other eleven, none was reported, and
+2 % in random splits with eight cases to train on (`benchmarks/scan_check.py`)."""
+_MOST_CASES = 100
+"""Cases that are measured at most; more hardly change the ranges."""
+_MOST_MEASURES = 1000
+_MOST_GRIDS = 3
+"""Grids from which a training set has no grid of its own."""
+_PERCENTILES = (1, 5, 95, 99)
+_EVERY = 8
+"""Step between the planes whose sharpness is measured."""
+_SMOOTH = 0.01
+"""Sharpness below which an image counts as smooth, such as between slices that were interpolated."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measure:
+    """A number that is measured in every scan."""
+
+    name: str
+    """Name, as a profile stores it and as it is printed."""
+    kind: Kind
+    least_sd: float
+    """Standard deviation below which differences do no harm, even where all training cases agree."""
+    is_log: bool = False
+    """Whether its logarithm is compared."""
+
+    def shown(self, value: float) -> str:
+        """Return a value as it is printed."""
+        return f"{np.exp(value) if self.is_log else value:.3g}"
+
+
+def _measures() -> tuple[Measure, ...]:
+    size = ("brain volume (ml)", *(f"length of the brain along {axis} (mm)" for axis in "xyz"))
+    pairs = [f"{MODALITIES[one]} and {MODALITIES[other]}" for one, other in MODALITY_PAIRS]
+    measures = [Measure(name=name, kind="size", least_sd=0.02, is_log=True) for name in size]
+    measures += [
+        Measure(
+            name=f"percentile {percent} of the intensities of {modality}",
+            kind="intensities",
+            least_sd=0.1,
+        )
+        for modality in MODALITIES
+        for percent in _PERCENTILES
+    ]
+    for words in ("correlation", "asymmetry of the difference", "correlation of the edges"):
+        measures += [
+            Measure(name=f"{words} of {pair}", kind="contrast", least_sd=0.03) for pair in pairs
+        ]
+    measures.append(Measure(name="uptake of t1c", kind="uptake", least_sd=0.1, is_log=True))
+    measures += [
+        Measure(name=f"brightness of the surface in {modality}", kind="surface", least_sd=0.1)
+        for modality in MODALITIES
+    ]
+    sharpness = [
+        f"{words} of {modality}"
+        for modality in (*MODALITIES, "all modalities")
+        for words in (
+            "sharpness",
+            "sharpness of the sharpest axis",
+            "sharpness of the least sharp axis, against that of the sharpest,",
+        )
+    ]
+    measures += [
+        Measure(name=name, kind="sharpness", least_sd=0.05, is_log=True) for name in sharpness
+    ]
+    return tuple(measures)
+
+
+MEASURES = _measures()
+"""All measures, in the order of the results of `measure_crop`."""
+
+
+class MeasureRange(Section):
+    """Distribution of a measure over the training cases; of its logarithm, where that is compared."""
+
+    name: str
+    mean: float
+    sd: Annotated[float, Field(ge=0)]
+    """Standard deviation over the cases."""
+    low: float
+    """Smallest value."""
+    high: float
+    """Largest value."""
+
+
+class TrainingProfile(Section):
+    """Description of a training set by its scans."""
+
+    n_cases: Annotated[int, Field(ge=FEWEST_CASES)]
+    """Cases that were measured."""
+    ranges: Annotated[tuple[MeasureRange, ...], Field(max_length=_MOST_MEASURES)]
+    """Ranges by the name of the measure; those that this version does not know are not compared."""
+    grids: Annotated[tuple[Triple, ...], Field(max_length=_MOST_GRIDS)] = ()
+    """Voxels of the grids of the files along X, Y and Z; none if they have more than a few."""
+
+    def limit(self, rate: float) -> float:
+        """Return the deviation, in standard deviations, that one measure of a new case exceeds at a rate.
+
+        It is that of the prediction interval of a normal distribution whose mean and standard
+        deviation are known from `n_cases` cases.
+        """
+        return float(stdtrit(self.n_cases - 1, 1 - rate / 2) * (1 + 1 / self.n_cases) ** 0.5)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Deviation:
+    """A measure of a scan that is outside what the training cases make likely."""
+
+    measure: Measure
+    value: float
+    typical: MeasureRange
+    excess: float
+    """Deviation from the mean as a multiple of the largest likely one."""
+
+    def __str__(self) -> str:
+        show = self.measure.shown
+        return (
+            f"{self.measure.name} is {show(self.value)}, in training {show(self.typical.low)} to "
+            f"{show(self.typical.high)}"
+        )
+
+
+def profile_of_cases(folder: Path, case_ids: Sequence[str]) -> TrainingProfile | None:
+    """Measure prepared cases; None if too few of them are brains.
+
+    Of very many cases, evenly spaced ones are measured.
+
+    Raises:
+        CaseError: A case is not prepared, or is damaged.
+    """
+    places = np.linspace(0, len(case_ids) - 1, min(len(case_ids), _MOST_CASES)).astype(int)
+    measured, grids = [], set[Triple]()
+    for case_id in (sorted(case_ids)[place] for place in places):
+        case = open_case(folder, case_id)
+        whole = Box(start=(0, 0, 0), stop=case.shape)
+        values = measure_crop(case.read_image(whole), case.spacing_mm)
+        if values is not None:
+            measured.append(values)
+            grids.add(grid_of(manifest_of(folder, case_id).scan)[0])
+    if len(measured) < FEWEST_CASES:
+        return None
+    return profile_of(np.stack(measured), grids if len(grids) <= _MOST_GRIDS else ())
+
+
+def profile_of(
+    values: npt.NDArray[np.float64], grids: Sequence[Triple] | set[Triple] = ()
+) -> TrainingProfile:
+    """Return the profile of measured cases.
+
+    Args:
+        values: (cases, measures), rows from `measure_crop`.
+        grids: Voxels of the grids of their files.
+    """
+    spread = np.stack(
+        [values.mean(axis=0), values.std(axis=0, ddof=1), values.min(axis=0), values.max(axis=0)],
+        axis=1,
+    )
+    return TrainingProfile(
+        n_cases=len(values),
+        ranges=tuple(
+            MeasureRange(name=measure.name, mean=mean, sd=sd, low=low, high=high)
+            for measure, (mean, sd, low, high) in zip(MEASURES, spread.tolist(), strict=True)
+        ),
+        grids=tuple(sorted(grids)),
+    )
+
+
+def parse_profile(values: Any) -> TrainingProfile | None:
+    """Return a profile as a checkpoint stores it; None if it has none.
+
+    Raises:
+        ValueError: An entry is unknown, missing or out of range.
+    """
+    return None if values is None else TrainingProfile.model_validate(values)
+
+
+def pooled(profiles: Sequence[TrainingProfile]) -> TrainingProfile | None:
+    """Return the profile of an ensemble, whose training sets may overlap; None without any.
+
+    It is the mixture of the distributions, with as few cases as the smallest training set.
+    """
+    if not profiles:
+        return None
+    by_name = [{one.name: one for one in profile.ranges} for profile in profiles]
+    shared = [name for name in by_name[0] if all(name in ranges for ranges in by_name)]
+    grids = {grid for profile in profiles for grid in profile.grids}
+    is_known = all(profile.grids for profile in profiles) and len(grids) <= _MOST_GRIDS
+    return TrainingProfile(
+        n_cases=min(profile.n_cases for profile in profiles),
+        ranges=tuple(_mixture([ranges[name] for ranges in by_name]) for name in shared),
+        grids=tuple(sorted(grids)) if is_known else (),
+    )
+
+
+def deviations(profile: TrainingProfile, values: npt.NDArray[np.float64]) -> tuple[Deviation, ...]:
+    """Return the measures that deviate from a training set, the worst first.
+
+    Args:
+        profile: Profile of the training set.
+        values: Measures (n,) of a scan, from `measure_crop`.
+    """
+    known = {one.name: one for one in profile.ranges}
+    compared = [
+        (measure, value, known[measure.name])
+        for measure, value in zip(MEASURES, values.tolist(), strict=True)
+        if measure.name in known
+    ]
+    if not compared:
+        return ()
+    limit = profile.limit(FALSE_ALARMS / len(compared))
+    found = [
+        Deviation(
+            measure=measure,
+            value=value,
+            typical=typical,
+            excess=abs(value - typical.mean) / (limit * max(typical.sd, measure.least_sd)),
+        )
+        for measure, value, typical in compared
+    ]
+    return tuple(sorted((one for one in found if one.excess > 1), key=lambda one: -one.excess))
+
+
+def measure_crop(
+    image: npt.NDArray[np.generic], spacing_mm: Spacing
+) -> npt.NDArray[np.float64] | None:
+    """Measure a brain crop (4, x, y, z); None unless it is a brain in all four modalities.
+
+    Args:
+        image: Intensities of mean 0 and standard deviation 1 in the brain, exactly 0 around it.
+        spacing_mm: Voxel size.
+
+    Returns:
+        Values (n,) in the order of `MEASURES`.
+    """
+    sample = sample_crop(image, spacing_mm)
+    if len(image) < len(MODALITIES) or not sample.is_brain or not sample.values.any(axis=1).all():
+        return None
+    inner = binary_erosion(sample.brain, iterations=2)
+    if not inner.any():
+        return None
+    lengths = [n * mm for n, mm in zip(sample.brain.shape, sample.spacing_mm, strict=True)]
+    local = local_contrast(sample)
+    edges = np.corrcoef([_steepness(one)[inner] for one in sample.images])
+    parts = [
+        np.log([sample.brain_ml, *lengths]),
+        np.percentile(sample.values, _PERCENTILES, axis=1).T.ravel(),
+        *pair_contrasts(local),
+        edges[tuple(np.transpose(MODALITY_PAIRS))],
+        # without contrast agent it may be negative
+        [np.log(max(uptake(local), 0.05))],
+        _surface_brightness(sample),
+        _sharpness(image).ravel(),
+    ]
+    return np.nan_to_num(np.concatenate(parts))
+
+
+def _surface_brightness(sample: BrainSample) -> list[float]:
+    """Return the median of each modality in the second layer below the surface of the brain."""
+    # half of the outermost layer may be background
+    layer = surface_layers(sample)[-1]
+    return [float(np.median(image[layer])) if layer.any() else 0.0 for image in sample.images]
+
+
+def _steepness(image: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Return the length of the gradient of an image (x, y, z)."""
+    return np.sqrt(sum(np.square(along) for along in np.gradient(image)))
+
+
+def _sharpness(image: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
+    """Return logarithms (5, 3) of the sharpness of each modality, and of their mean.
+
+    The columns are the mean over the axes, the sharpest axis, and the least sharp one against that.
+    """
+    along = np.array([[_roughness(one, axis) for axis in range(3)] for one in image])
+    logs = np.log(along + _SMOOTH)
+    best, worst = logs.max(axis=1), logs.min(axis=1)
+    of_modalities = np.stack([logs.mean(axis=1), best, worst - best], axis=1)
+    return np.concatenate([of_modalities, of_modalities.mean(axis=0, keepdims=True)])
+
+
+def _roughness(image: npt.NDArray[np.generic], axis: int) -> float:
+    """Return the median second difference along an axis of an image of standard deviation 1."""
+    planes = np.moveaxis(image, axis, 0)
+    n = max(0, (len(planes) - 2 + _EVERY - 1) // _EVERY)
+    low, middle, high = (planes[start::_EVERY][:n].astype(np.float32) for start in range(3))
+    inside = (low != 0) & (middle != 0) & (high != 0)
+    differences = np.abs(2 * middle[inside] - low[inside] - high[inside])
+    return float(np.median(differences)) if differences.size else 0.0
+
+
+def _mixture(ranges: Sequence[MeasureRange]) -> MeasureRange:
+    means, sds = (
+        np.array(values) for values in zip(*((r.mean, r.sd) for r in ranges), strict=True)
+    )
+    return MeasureRange(
+        name=ranges[0].name,
+        mean=float(means.mean()),
+        sd=float(np.sqrt((sds**2).mean() + means.var())),
+        low=min(one.low for one in ranges),
+        high=max(one.high for one in ranges),
+    )

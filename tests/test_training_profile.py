@@ -1,0 +1,271 @@
+"""The profile of a training set knows its own scans, and names what is wrong with a damaged one."""
+
+import os
+import re
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from scipy.ndimage import gaussian_filter, shift, zoom
+
+from brats_seg.cases.case import LoadedCase, case_of_arrays
+from brats_seg.cases.phantom import write_phantom_cases
+from brats_seg.data.training_profile import (
+    FEWEST_CASES,
+    MEASURES,
+    TrainingProfile,
+    deviations,
+    measure_crop,
+    pooled,
+    profile_of,
+    profile_of_cases,
+)
+from brats_seg.inference.scan import Scan, prepare_scan
+from brats_seg.inference.scan_check import checked_scan
+from tests.check_builders import ATLAS_AFFINE, phantom, real_cases
+from tests.prepared import prepare, write_prepared
+
+Images = npt.NDArray[np.generic]
+N_PHANTOMS = 9
+MM = (1.0, 1.0, 1.0)
+
+
+def scan_of(images: Images) -> Scan:
+    return prepare_scan(case_of_arrays("case", images, ATLAS_AFFINE), MM)
+
+
+def measured(images: Images) -> npt.NDArray[np.float64]:
+    values = measure_crop(scan_of(images).image, MM)
+    assert values is not None
+    return values
+
+
+def brain(images: Images) -> npt.NDArray[np.bool_]:
+    return (images != 0).any(axis=0)
+
+
+@cache
+def phantom_values() -> npt.NDArray[np.float64]:
+    return np.stack([measured(phantom(seed)[0]) for seed in range(N_PHANTOMS)])
+
+
+def phantom_profile() -> TrainingProfile:
+    return profile_of(phantom_values(), [(64, 64, 56)])
+
+
+def said_of(images: Images, profile: TrainingProfile | None = None) -> str:
+    """Return all warnings about a scan."""
+    return " | ".join(checked_scan(scan_of(images), profile or phantom_profile(), MM).warnings)
+
+
+def blurred(images: Images, mm: float = 1.5) -> Images:
+    return np.stack([gaussian_filter(one.astype(np.float32), mm) for one in images]) * brain(images)
+
+
+def no_agent(images: Images) -> Images:
+    t1n, inside = images[0].astype(np.float32), brain(images)
+    noise = np.random.default_rng(1).normal(0, 0.15 * t1n[inside].std(), t1n.shape)
+    return np.stack([t1n, t1n + noise * inside, images[2], images[3]])
+
+
+def thick(images: Images, n: int = 4) -> Images:
+    slices = images.reshape(*images.shape[:3], -1, n).mean(axis=-1)
+    return np.stack([zoom(one, (1, 1, n), order=1) for one in slices]) * brain(images)
+
+
+DAMAGES: dict[str, tuple[Callable[[Images], Images], str]] = {
+    "swapped": (lambda images: images[[2, 1, 0, 3]], "normalisation"),
+    "shifted": (
+        lambda images: np.stack([*images[:3], shift(images[3], (0, 8, 0), order=0)]),
+        "shifted against each other",
+    ),
+    "scaled": (lambda images: np.stack([zoom(one, 1.3, order=1) for one in images]), "voxel size"),
+    "blurred": (blurred, "smoothing"),
+    "thick slices": (thick, "thick slices"),
+    "another normalisation": (
+        lambda images: np.sqrt(images.astype(np.float32)),
+        "another normalisation",
+    ),
+    "no contrast agent": (no_agent, "no contrast agent"),
+    "noisy": (
+        lambda images: (
+            images + np.random.default_rng(0).normal(0, 80, images.shape) * brain(images)
+        ),
+        "noise",
+    ),
+}
+
+
+def test_phantoms_are_like_the_other_phantoms() -> None:
+    """Each is compared with the profile of the others."""
+    values = phantom_values()
+
+    found = [
+        deviations(profile_of(np.delete(values, place, axis=0)), values[place])
+        for place in range(N_PHANTOMS)
+    ]
+
+    assert sum(map(bool, found)) <= 1
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_phantom_is_reported_with_its_cause(name: str) -> None:
+    damage, cause = DAMAGES[name]
+
+    said = said_of(damage(phantom(20)[0]))
+
+    assert cause in said
+    assert cause not in said_of(phantom(20)[0])
+
+
+def test_a_sentence_names_the_measure_its_value_and_the_range_in_training() -> None:
+    said = said_of(blurred(phantom(20)[0]))
+
+    found = re.search(
+        r"unlike the training scans: sharpness [a-z0-9, ]+ is 0\.\d+, in training 0\.\d+ to 0\.\d+ "
+        r"\(\d+ more measures of that kind\); usual causes: thick slices",
+        said,
+    )
+    assert found
+
+
+def test_a_change_of_units_is_removed_by_normalisation_and_not_reported() -> None:
+    images = phantom(20)[0].astype(np.float32)
+    inside = brain(images)
+
+    rescaled = np.where(inside, 1000 * images + 300, 0)
+
+    np.testing.assert_allclose(scan_of(rescaled).image, scan_of(images).image, atol=0.002)
+    assert said_of(rescaled) == said_of(images)
+
+
+def test_a_grid_that_no_training_scan_has_is_named() -> None:
+    images = np.pad(phantom(20)[0], ((0, 0), (0, 6), (0, 0), (0, 0)))
+
+    assert "its grid has 70x64x56 voxels, those of the training scans 64x64x56" in said_of(images)
+
+
+def test_what_any_scan_is_told_is_not_said_again() -> None:
+    scan = scan_of(phantom(20)[0][[2, 1, 0, 3]])
+
+    checked = checked_scan(scan, phantom_profile(), MM)
+
+    assert any("mixed up" in one for one in scan.warnings)
+    added = checked.warnings[len(scan.warnings) :]
+    assert added
+    assert not any("swapped, shifted" in one for one in added)
+
+
+def test_nothing_is_said_without_a_profile_or_of_a_scan_that_is_no_brain() -> None:
+    scan = scan_of(phantom(20)[0])
+    speck = scan_of(phantom(20)[0][:, 20:40, 20:40, 20:40])
+
+    assert checked_scan(scan, None, MM) is scan
+    assert checked_scan(speck, phantom_profile(), MM) is speck
+
+
+def test_a_modality_that_is_missing_makes_the_scan_incomparable() -> None:
+    image = scan_of(phantom(20)[0]).image.copy()
+    image[1] = 0
+
+    assert measure_crop(image, MM) is None
+
+
+def test_prepared_cases_are_measured_as_new_scans_are(tmp_path: Path) -> None:
+    """The range of four prepared phantoms holds what prediction measures in them."""
+    write_phantom_cases(tmp_path / "scans", n_cases=FEWEST_CASES, seed=0)
+    assert prepare(tmp_path / "scans", tmp_path / "prepared") == ()
+    ids = [path.name for path in (tmp_path / "scans").iterdir() if path.is_dir()]
+
+    profile = profile_of_cases(tmp_path / "prepared", ids)
+
+    assert profile is not None
+    assert (profile.n_cases, profile.grids) == (FEWEST_CASES, ((64, 64, 56),))
+    values = measured(phantom(0)[0])
+    for one, value in zip(profile.ranges, values, strict=True):
+        assert one.low - 1e-3 <= value <= one.high + 1e-3, one.name
+
+
+def test_a_training_set_of_no_brains_or_of_few_has_no_profile(tmp_path: Path) -> None:
+    folder = write_prepared(tmp_path, n_cases=FEWEST_CASES)
+    ids = [path.name for path in folder.iterdir() if path.is_dir()]
+
+    assert profile_of_cases(folder, ids) is None
+
+
+def test_the_profile_of_an_ensemble_is_the_mixture_of_those_of_its_networks() -> None:
+    values = phantom_values()
+    parts = [profile_of(values[:6]), profile_of(values[3:])]
+
+    both = pooled(parts)
+
+    assert both is not None
+    assert both.n_cases == 6
+    for one, first, second in zip(both.ranges, parts[0].ranges, parts[1].ranges, strict=True):
+        assert one.mean == pytest.approx((first.mean + second.mean) / 2)
+        apart = (first.mean - second.mean) / 2
+        assert one.sd**2 == pytest.approx((first.sd**2 + second.sd**2) / 2 + apart**2)
+        assert (one.low, one.high) == (min(first.low, second.low), max(first.high, second.high))
+    assert pooled([]) is None
+
+
+def test_measures_of_another_version_are_not_compared() -> None:
+    profile = phantom_profile()
+    older = profile.model_copy(update={"ranges": profile.ranges[:4]})
+    empty = profile.model_copy(update={"ranges": ()})
+
+    assert {one.measure.kind for one in deviations(older, phantom_values()[0] + 99)} == {"size"}
+    assert deviations(empty, phantom_values()[0]) == ()
+
+
+def test_a_limit_is_the_prediction_interval_of_the_normal_distribution() -> None:
+    """5 % of new values from the distribution of eight are outside, by simulation."""
+    draws = np.random.default_rng(0).normal(size=(20_000, 9))
+    limit = phantom_profile().model_copy(update={"n_cases": 8}).limit(0.05)
+
+    mean, sd = draws[:, :8].mean(axis=1), draws[:, :8].std(axis=1, ddof=1)
+
+    assert np.mean(abs(draws[:, 8] - mean) > limit * sd) == pytest.approx(0.05, abs=0.005)
+
+
+def test_the_names_of_measures_differ() -> None:
+    assert len({measure.name for measure in MEASURES}) == len(MEASURES)
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_real_scans_are_like_each_other_and_damaged_ones_are_not() -> None:
+    """Each of twelve patients is compared with the other eleven."""
+    root = Path(os.environ["BRATS_REAL_DATA"])
+    cases = [_cut(case) for case in real_cases(root, "BraTS2018", "BraTS2021")]
+    values = np.stack([measured(images) for images in cases])
+    damages = {
+        "swapped": lambda images: images[[0, 1, 3, 2]],
+        "shifted": lambda images: np.stack([*images[:3], shift(images[3], (0, 10, 0), order=0)]),
+        "scaled": lambda images: np.stack([zoom(one, 1.25, order=1) for one in images]),
+        "blurred": lambda images: blurred(images, 2.0),
+        "no contrast agent": no_agent,
+    }
+
+    alarms, caught = 0, dict.fromkeys(damages, 0)
+    for place, images in enumerate(cases):
+        profile = profile_of(np.delete(values, place, axis=0))
+        alarms += bool(deviations(profile, values[place]))
+        if place % 4 == 0:
+            for name, damage in damages.items():
+                caught[name] += bool(deviations(profile, measured(damage(images))))
+
+    assert alarms == 0
+    assert caught == dict.fromkeys(damages, 3)
+
+
+def _cut(case: LoadedCase) -> Images:
+    """Return the images of a case (4, x, y, z) with a margin around the brain."""
+    images = np.stack([volume.array for volume in case.volumes]).astype(np.float32)
+    where = np.argwhere(brain(images))
+    low, high = where.min(axis=0), where.max(axis=0) + 1
+    cut = images[:, low[0] : high[0], low[1] : high[1], low[2] : high[2]]
+    return np.pad(cut, ((0, 0), (12, 12), (12, 12), (12, 12)))
