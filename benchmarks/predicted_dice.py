@@ -1,0 +1,76 @@
+"""Measure the predicted Dice on held-out cases: interval, error, and risk-coverage curve.
+
+Each case is predicted by the run that it was held out of, and its Dice is told by a fit to the other
+cases. Give the runs of all folds of one recipe.
+
+    python benchmarks/predicted_dice.py --prepared prepared/BraTS runs/fold0 runs/fold1 runs/fold2
+"""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from brats_seg.evaluation.overlap import RegionCounts, count_regions, dice
+from brats_seg.evaluation.predicted_dice import (
+    Values,
+    fit_predicted_dice,
+    mean_probabilities,
+    predicted_dice,
+)
+from brats_seg.evaluation.risk_coverage import risk_coverage
+from brats_seg.inference.out_of_fold import open_held_out, predict_held_out
+from brats_seg.inference.postprocess import decode_regions
+from brats_seg.inference.tuning import window_kinds
+from brats_seg.labels import REGIONS
+from brats_seg.progress import tracked
+from brats_seg.runtime.device import choose_device
+from brats_seg.runtime.weights import Decoding
+
+
+def counted_cases(
+    runs: Sequence[Path], prepared: Path, precision: str
+) -> Iterator[tuple[Values, RegionCounts]]:
+    """Yield the mean probability of each region and the voxel counts of every held-out case."""
+    for run in runs:
+        held_out = open_held_out(run, prepared)
+        window = window_kinds([held_out])[0].windows[0]
+        device = choose_device("auto", precision)
+        for case in predict_held_out(held_out, [window], device, tracked)[window]:
+            stored = case.read()
+            regions = decode_regions(stored.probabilities, Decoding(), prod(stored.spacing_mm))
+            counts = count_regions(regions, stored.reference, case.case_id)
+            yield mean_probabilities(stored.probabilities, regions), counts
+
+
+def main() -> None:
+    """Print one line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("runs", type=Path, nargs="+")
+    parser.add_argument("--prepared", type=Path, required=True)
+    parser.add_argument("--precision", default="auto")
+    given = parser.parse_args()
+    cases = list(counted_cases(given.runs, given.prepared, given.precision))
+    inside, errors, qualities = [], [], []
+    for place, (probabilities, counts) in enumerate(cases):
+        rest = cases[:place] + cases[place + 1 :]
+        told = predicted_dice(
+            fit_predicted_dice([one for one, _ in rest], [one for _, one in rest]), probabilities
+        )
+        true = dict(zip(REGIONS, dice(counts), strict=True))
+        inside += [one.low <= true[one.region] <= one.high for one in told]
+        errors += [abs(one.dice - true[one.region]) for one in told]
+        qualities.append(np.mean([one.dice for one in told]) if told else 0.0)
+    mean_dice = np.array([dice(counts).mean() for _, counts in cases])
+    curve = risk_coverage(mean_dice, np.array(qualities), "predicted Dice")
+    print(
+        f"{len(cases)} cases: {np.mean(inside):.0%} of {len(inside)} regions in the interval, mean error "
+        f"{np.mean(errors):.3f}; area {curve.area:.3f}, best {curve.best_area:.3f}, random "
+        f"{curve.random_area:.3f}, p {curve.p_value:.2g}"
+    )
+
+
+if __name__ == "__main__":
+    main()
