@@ -1,6 +1,6 @@
 """Draw charts over many cases: scores, distributions of a cohort, predicted survival."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -141,6 +141,22 @@ def distributions_figure(
     _histogram(of_ml, [_Part(ml, REGION_COLOURS[0])])
     _label_axes(of_ml, "whole tumour (ml)", ml)
     of_age.set_ylabel("cases")
+    return figure
+
+
+def volume_figure(volumes_ml: Mapping[str, npt.ArrayLike]) -> Figure:
+    """Draw a histogram of the volume of each region over cases.
+
+    Args:
+        volumes_ml: Volumes `(n,)` by region.
+    """
+    figure = light_figure(4 * len(volumes_ml), 3.4)
+    panels = figure.subplots(1, len(volumes_ml), squeeze=False)[0]
+    for axes, (region, ml) in zip(panels, volumes_ml.items(), strict=True):
+        values = np.asarray(ml, float)
+        _histogram(axes, [_Part(values, _COLOUR_OF.get(region, _OTHER_COLOUR))])
+        _label_axes(axes, f"{region.upper()} (ml)", values)
+    panels[0].set_ylabel("cases")
     return figure
 
 

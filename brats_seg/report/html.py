@@ -30,8 +30,6 @@ NIIVUE = "niivue/niivue.umd.js"
 _PACKAGE = "brats_seg.report"
 _SUFFIX = ".html"
 _DPI = 110
-_COLOURS = 128
-"""Colours of a picture: a fifth of the bytes of one with all colours, and as good to the eye."""
 _NO_NUMBER = "n/a"
 
 
@@ -82,13 +80,16 @@ def script_text(name: str) -> Markup:
 
 
 def picture_uri(figure: Figure, *, dpi: int = _DPI) -> str:
-    """Return a figure as a PNG of few colours, for the `src` of an image."""
-    picture = BytesIO()
-    figure.savefig(picture, dpi=dpi, format="png")
-    small = BytesIO()
-    with Image.open(picture) as drawn:
-        drawn.convert("RGB").quantize(_COLOURS).save(small, format="PNG", optimize=True)
-    return data_uri(small.getvalue(), "image/png")
+    """Return a figure as a lossless WebP, for the `src` of an image.
+
+    It has two thirds of the bytes of a PNG. With fewer colours a PNG would be as small, but the thin
+    yellow outlines of the core turn brown.
+    """
+    drawn, picture = BytesIO(), BytesIO()
+    figure.savefig(drawn, dpi=dpi, format="png")
+    with Image.open(drawn) as image:
+        image.convert("RGB").save(picture, format="WEBP", lossless=True, quality=50, method=2)
+    return data_uri(picture.getvalue(), "image/webp")
 
 
 def data_uri(content: bytes, media_type: str) -> str:

@@ -21,6 +21,8 @@ from brats_seg.voxels.orientation import AXES, Affine
 Image: TypeAlias = npt.NDArray[np.floating[Any] | np.integer[Any]]
 Spacing: TypeAlias = tuple[float, float, float]
 Directions: TypeAlias = tuple[str, str, str]
+Voxel: TypeAlias = tuple[int, int, int]
+"""Index of a voxel along X, Y and Z."""
 
 PLANES = (("axial", 2), ("coronal", 1), ("sagittal", 0))
 """Name of each plane and the axis that is perpendicular to it."""
@@ -103,7 +105,7 @@ class Grid:
         return {edge: self.letters(vector) for edge, vector in vectors.items()}
 
 
-def centre_of(regions: RegionMasks, image: Image) -> tuple[int, int, int]:
+def centre_of(regions: RegionMasks, image: Image) -> Voxel:
     """Return the section along each axis with most of the largest tumour, or with most brain."""
     mask = image != 0
     if regions[0].any():
