@@ -24,7 +24,6 @@ from brats_seg.report.sections import (
     Grid,
     Image,
     Spacing,
-    Voxel,
     centre_of,
     draw_outline,
     draw_outlines,
@@ -49,6 +48,7 @@ from brats_seg.report.style import (
     line_key,
     outline_key,
 )
+from brats_seg.voxels.box import Triple
 from brats_seg.voxels.orientation import AXES
 
 SHOWN = ("t1c", "t2f")
@@ -157,7 +157,7 @@ def planes_figure(
     spacing_mm: Spacing,
     *,
     directions: Directions = AXES,
-    centre: Voxel | None = None,
+    centre: Triple | None = None,
 ) -> Figure:
     """Draw axial, coronal and sagittal sections, a row for each image, with the regions outlined.
 
@@ -166,7 +166,7 @@ def planes_figure(
         regions: Region masks `(3, X, Y, Z)`.
         spacing_mm: Edges of a voxel.
         directions: Sides of the patient that X, Y and Z run to.
-        centre: Voxel that the sections go through; by default the middle of the largest tumour.
+        centre: Triple that the sections go through; by default the middle of the largest tumour.
     """
     figure = dark_figure(9, 3.3 * len(images))
     grid = Grid(spacing_mm=spacing_mm, directions=directions)
@@ -274,7 +274,7 @@ def _draw_panel(axes: Any, image: Image, at: tuple[int, int], grid: Grid) -> Non
     draw_section_bar(axes, axis, grid)
 
 
-def _draw_planes(row: Any, image: Image, centre: Voxel, grid: Grid, words: str) -> None:
+def _draw_planes(row: Any, image: Image, centre: Triple, grid: Grid, words: str) -> None:
     """Draw the three sections of an image through a voxel."""
     for axes, (plane, axis) in zip(row, PLANES, strict=True):
         _draw_panel(axes, image, (axis, centre[axis]), grid)

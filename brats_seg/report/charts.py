@@ -1,5 +1,6 @@
 """Draw charts over many cases: scores, distributions of a cohort, predicted survival."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -28,6 +29,8 @@ _SHARES = ("dice", "jaccard", "sensitivity", "specificity", "nsd")
 """Parts of the names of scores that lie between 0 and 1."""
 _BARS = ("dice", "jaccard")
 """Scores in a bar chart."""
+_FEW_POINTS = 200
+"""Points of a region that are drawn in full size."""
 _TITLE_SIZE = 12.0
 """Size of a title, in points."""
 _AXES_SHARE = 0.85
@@ -44,23 +47,16 @@ def score_figure(scores: Sequence[Score], *, column: str = "dice") -> Figure:
     Raises:
         UsageError: There are no scores, or they have no such column.
     """
-    by_region = _by_region(scores, column)
-    figure = light_figure(1.6 + 1.4 * len(by_region), 4.8)
-    axes = figure.subplots()
-    boxes = axes.boxplot(
-        list(by_region.values()),
-        tick_labels=[_label(region, values) for region, values in by_region.items()],
-        widths=0.5,
-        showfliers=False,  # every case is drawn
-        patch_artist=True,
-        medianprops={"color": "black"},
-    )
-    for place, (region, values) in enumerate(by_region.items(), start=1):
-        boxes["boxes"][place - 1].set_facecolor(_COLOUR_OF.get(region, _OTHER_COLOUR))
-        axes.plot(place + _apart(values), values, "o", color="black", mec="white", mew=0.5, ms=4)
-    _add_title(axes, f"{title_of(column)}, {counted(_n_cases(scores), 'case')}")
-    _finish(axes, column)
-    return figure
+    return _box_figure(_by_region(scores, column), column)
+
+
+def dice_figure(dice: npt.ArrayLike) -> Figure:
+    """Draw the Dice of every case as a point, and a box for each region, as `score_figure` does.
+
+    Args:
+        dice: Scores `(cases, 3)` in the order of `REGIONS`, of at least one case.
+    """
+    return _box_figure(dict(zip(REGIONS, np.asarray(dice, float).T, strict=True)), "dice")
 
 
 def bar_figure(scores: Sequence[Score]) -> Figure:
@@ -230,6 +226,33 @@ def _by_region(scores: Sequence[Score], column: str) -> dict[str, npt.NDArray[np
 def _apart(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Return sideways offsets that separate equal values; the same at every call."""
     return np.random.default_rng(0).uniform(-0.15, 0.15, len(values))
+
+
+def _box_figure(by_region: Mapping[str, npt.NDArray[np.float64]], column: str) -> Figure:
+    figure = light_figure(1.6 + 1.4 * len(by_region), 4.8)
+    axes = figure.subplots()
+    boxes = axes.boxplot(
+        list(by_region.values()),
+        tick_labels=[_label(region, values) for region, values in by_region.items()],
+        widths=0.5,
+        showfliers=False,  # every case is drawn
+        patch_artist=True,
+        medianprops={"color": "black"},
+    )
+    for place, (region, values) in enumerate(by_region.items(), start=1):
+        boxes["boxes"][place - 1].set_facecolor(_COLOUR_OF.get(region, _OTHER_COLOUR))
+        size = _point_size(len(values))
+        x = place + _apart(values)
+        axes.plot(x, values, "o", color="black", mec="white", mew=size / 8, ms=size)
+    n_cases = max(map(len, by_region.values()))
+    _add_title(axes, f"{title_of(column)}, {counted(n_cases, 'case')}")
+    _finish(axes, column)
+    return figure
+
+
+def _point_size(n_points: int) -> float:
+    """Return the size in points at which thousands of points do not hide the box."""
+    return min(4.0, 4 * math.sqrt(_FEW_POINTS / max(n_points, 1)))
 
 
 def _label(region: str, values: npt.NDArray[np.float64]) -> str:

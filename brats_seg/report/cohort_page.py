@@ -152,7 +152,7 @@ def _thumbnail(preview: Path | None) -> str:
             left, top, right, bottom = _AXIAL_FLAIR
             width, height = image.size
             box = (left * width, top * height, right * width, bottom * height)
-            part = image.convert("RGB").crop(box)
+            part = image.crop(box).convert("RGB")
     except (OSError, UnidentifiedImageError):
         # a picture was removed or is damaged: the case is shown without it
         return ""

@@ -15,14 +15,13 @@ import numpy.typing as npt
 
 from brats_seg.labels import RegionMasks
 from brats_seg.report.style import OUTLINE_DASHES, OUTLINE_WIDTHS, REGION_COLOURS, LineStyle
+from brats_seg.voxels.box import Triple
 from brats_seg.voxels.components import number_components
 from brats_seg.voxels.orientation import AXES, Affine
 
 Image: TypeAlias = npt.NDArray[np.floating[Any] | np.integer[Any]]
 Spacing: TypeAlias = tuple[float, float, float]
 Directions: TypeAlias = tuple[str, str, str]
-Voxel: TypeAlias = tuple[int, int, int]
-"""Index of a voxel along X, Y and Z."""
 
 PLANES = (("axial", 2), ("coronal", 1), ("sagittal", 0))
 """Name of each plane and the axis that is perpendicular to it."""
@@ -105,7 +104,7 @@ class Grid:
         return {edge: self.letters(vector) for edge, vector in vectors.items()}
 
 
-def centre_of(regions: RegionMasks, image: Image) -> Voxel:
+def centre_of(regions: RegionMasks, image: Image) -> Triple:
     """Return the section along each axis with most of the largest tumour, or with most brain."""
     mask = image != 0
     if regions[0].any():

@@ -20,7 +20,6 @@ from brats_seg.report.case_view import CaseView, drawn_of, open_view, with_predi
 from brats_seg.report.html import check_page_name, picture_uri, write_page
 from brats_seg.report.sections import (
     PLANES,
-    Voxel,
     centre_of,
     draw_overlay,
     draw_section,
@@ -38,7 +37,7 @@ from brats_seg.report.style import (
     filled_key,
     outline_key,
 )
-from brats_seg.voxels.box import Mask
+from brats_seg.voxels.box import Mask, Triple
 
 LEAST_OVERLAP = 0.95
 """Least Dice of the brains of two registered scans of one patient."""
@@ -248,7 +247,7 @@ def _remarks(found: TimePoints) -> Iterator[str]:
         yield "Both time points have the same voxels: one is a copy of the other."
 
 
-def _centre(found: TimePoints) -> Voxel:
+def _centre(found: TimePoints) -> Triple:
     """Return the voxel that the sections of both scans go through."""
     either = found.earlier.regions | found.later.regions
     return centre_of(either, found.later.view.image(SHOWN[0]))
