@@ -16,8 +16,9 @@ CUBES = (1.0, 1.0, 1.0)
 
 
 def ball(radius: float, shape: tuple[int, int, int]) -> np.ndarray:
-    centre = np.array(shape) // 2
-    return np.sqrt(((np.indices(shape).T - centre) ** 2).sum(axis=-1)).T <= radius
+    from_centre = np.indices(shape) - np.array(shape).reshape(3, 1, 1, 1) // 2
+    distance = np.linalg.norm(from_centre, axis=0)
+    return distance <= radius
 
 
 def longest_of_all_pairs(points: np.ndarray) -> float:
