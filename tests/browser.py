@@ -62,8 +62,10 @@ class Page:
         self._call(
             "Emulation.setDeviceMetricsOverride",
             # zoom leaves fewer CSS pixels for the page
-            **{"width": round(width / scale), "height": round(height / scale)},
-            **{"deviceScaleFactor": scale, "mobile": False},
+            width=round(width / scale),
+            height=round(height / scale),
+            deviceScaleFactor=scale,
+            mobile=False,
         )
         self.requests.clear()
         self.complaints.clear()

@@ -16,7 +16,7 @@ def regions_with(*boxes: tuple[slice, slice, slice]) -> np.ndarray:
 
 
 def test_lesions_are_listed_by_size_with_their_place_in_the_coordinates_of_the_file() -> None:
-    small = (slice(1, 3), slice(1, 3), slice(1, 3))
+    small = (slice(1, 4), slice(1, 4), slice(1, 3))
     large = (slice(10, 21), slice(10, 19), slice(5, 8))
 
     wt, _, _ = list_lesions(regions_with(small, large), AFFINE)
@@ -36,12 +36,12 @@ def test_a_region_without_voxels_has_no_lesions() -> None:
     assert (wt.lesions, wt.n_others, wt.others_ml) == ((), 0, 0.0)
 
 
-def test_small_islands_are_counted_and_not_measured() -> None:
+@pytest.mark.parametrize(("depth", "n_listed"), [(1, 1), (18, MOST_LISTED)])
+def test_small_and_further_islands_are_counted_and_not_measured(depth: int, n_listed: int) -> None:
     n = MOST_LISTED + 3
-    boxes = [(slice(2 * i, 2 * i + 1), slice(4, 5), slice(4, 5)) for i in range(n)]
+    boxes = [(slice(2 * i, 2 * i + 1), slice(4, 5), slice(depth)) for i in range(n)]
 
     wt, _, _ = list_lesions(regions_with(*boxes), AFFINE)
 
-    assert len(wt.lesions) == MOST_LISTED
-    assert (wt.n_others, wt.others_ml) == (3, pytest.approx(3 * 0.006))
-    assert sum(lesion.ml for lesion in wt.lesions) == pytest.approx(MOST_LISTED * 0.006)
+    assert (len(wt.lesions), wt.n_others) == (n_listed, n - n_listed)
+    assert wt.others_ml == pytest.approx((n - n_listed) * depth * 0.006)

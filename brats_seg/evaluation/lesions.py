@@ -5,20 +5,22 @@ dilation before they are scored, are those of `lesionwise`.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import ndimage
 
 from brats_seg.labels import REGIONS, RegionMasks
-from brats_seg.voxels.box import Box, Mask
+from brats_seg.voxels.box import Box, Mask, bounding_box
 from brats_seg.voxels.components import Lesions, number_components
 from brats_seg.voxels.diameters import SectionDiameters, longest_diameter_mm, section_diameters
 from brats_seg.voxels.orientation import Affine
 from brats_seg.voxels.resampling import MM3_PER_ML
 
 MOST_LISTED = 10
-"""Lesions of a region that are measured, the largest first: the others are small islands."""
+"""Lesions of a region that are measured at most, the largest first."""
+LEAST_LISTED_ML = 0.1
+"""Volume from which a lesion is measured, if it is not the largest: the others are small islands."""
 LEAST_MM = 10.0
 """Diameter from which a lesion is measurable by RANO, if both diameters have it."""
 
@@ -53,7 +55,7 @@ class LesionList:
     region: str
     """One of `REGIONS`."""
     lesions: tuple[Lesion, ...]
-    """At most `MOST_LISTED`, the largest first."""
+    """The largest, and others from `LEAST_LISTED_ML`; at most `MOST_LISTED`."""
     n_others: int
     """Lesions that are not listed."""
     others_ml: float
@@ -74,23 +76,42 @@ def list_lesions(regions: RegionMasks, affine: Affine) -> tuple[LesionList, ...]
         >>> wt.lesions[0].ml, wt.lesions[0].centre_mm, wt.lesions[0].longest_mm, et.lesions
         (0.003, (3.0, 3.0, 3.0), 3.0, ())
     """
-    return tuple(_listed(name, mask, affine) for name, mask in zip(REGIONS, regions, strict=True))
+    box = bounding_box(regions.any(axis=0))
+    if box is None:
+        return tuple(
+            LesionList(region=name, lesions=(), n_others=0, others_ml=0.0) for name in REGIONS
+        )
+    here = affine.copy()
+    here[:3, 3] += affine[:3, :3] @ box.start
+    cut = (region[box.slices] for region in regions)
+    listed = (_listed(name, mask, here) for name, mask in zip(REGIONS, cut, strict=True))
+    return tuple(_from_bottom(one, box.start[2]) for one in listed)
+
+
+def _from_bottom(found: LesionList, start: int) -> LesionList:
+    """Return lesions whose sections are counted from the bottom of the volume, not of the box."""
+    lesions = (
+        replace(lesion, axial=replace(lesion.axial, index=lesion.axial.index + start))
+        for lesion in found.lesions
+    )
+    return replace(found, lesions=tuple(lesions))
 
 
 def _listed(region: str, mask: Mask, affine: Affine) -> LesionList:
     components = number_components(mask)
     n_voxels = np.bincount(components.ravel())
     n_voxels[0] = 0
-    voxel_ml = abs(float(np.linalg.det(affine[:3, :3]))) / MM3_PER_ML
+    ml = n_voxels * abs(float(np.linalg.det(affine[:3, :3]))) / MM3_PER_ML
     # by size, and of equal ones the first
     order = np.argsort(-n_voxels, kind="stable")[: np.count_nonzero(n_voxels)]
-    others = n_voxels[order[MOST_LISTED:]]
-    found = enumerate(_cut_out(components, order[:MOST_LISTED].tolist()), 1)
+    n_listed = min(MOST_LISTED, max(1, int(np.count_nonzero(ml >= LEAST_LISTED_ML))))
+    others = order[n_listed:]
+    found = enumerate(_cut_out(components, order[:n_listed].tolist()), 1)
     return LesionList(
         region=region,
         lesions=tuple(_measured(region, number, box, cut, affine) for number, (box, cut) in found),
         n_others=others.size,
-        others_ml=float(others.sum()) * voxel_ml,
+        others_ml=float(ml[others].sum()),
     )
 
 
@@ -115,9 +136,5 @@ def _measured(region: str, number: int, box: Box, cut: Mask, affine: Affine) -> 
         ml=int(np.count_nonzero(cut)) * x_mm * y_mm * z_mm / MM3_PER_ML,
         centre_mm=(x, y, z),
         longest_mm=longest_diameter_mm(cut, spacing_mm),
-        axial=SectionDiameters(
-            longest_mm=axial.longest_mm,
-            perpendicular_mm=axial.perpendicular_mm,
-            index=axial.index + box.start[2],
-        ),
+        axial=replace(axial, index=axial.index + box.start[2]),
     )

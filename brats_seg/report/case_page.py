@@ -114,7 +114,7 @@ def write_case_page(page: CasePage, path: Path) -> None:
         legend=_legend(view),
         pictures=_pictures(view),
         viewer=viewer_values(view, grid),
-        scans=[(name, MODALITY_NAMES[name]) for name in _viewer_order()],
+        scans=list(MODALITY_NAMES.items()),
         layers=[one.name for one in grid.volumes if one.name not in MODALITIES],
         region_names=REGION_NAMES,
         niivue=packed_niivue(),
@@ -124,23 +124,23 @@ def write_case_page(page: CasePage, path: Path) -> None:
 
 def part_rows(view: CaseView) -> tuple[PartRow, ...]:
     """Return the volume of every region and tissue on both sides, and the Dice of the regions."""
-    sides = [side and side.regions for side in (view.prediction, view.reference)]
-    volumes = [None if side is None else _volumes_ml(side, view.grid.voxel_ml) for side in sides]
+    prediction, reference = (
+        None if side is None else side.regions for side in (view.prediction, view.reference)
+    )
     scores: list[float | None] = [None] * len(PART_NAMES)
-    prediction, reference = sides
     if prediction is not None and reference is not None:
         found = dice(count_regions(prediction, reference, view.case_id)).tolist()
         scores[: len(found)] = found
-    colours = (*REGION_COLOURS, "", "")
     return tuple(
-        PartRow(
-            name=name,
-            colour=colours[k],
-            prediction_ml=volumes[0] and volumes[0][k],
-            reference_ml=volumes[1] and volumes[1][k],
-            dice=scores[k],
+        PartRow(name=name, colour=colour, prediction_ml=predicted, reference_ml=drawn, dice=score)
+        for name, colour, predicted, drawn, score in zip(
+            PART_NAMES,
+            (*REGION_COLOURS, "", ""),
+            _volumes_ml(prediction, view.grid.voxel_ml),
+            _volumes_ml(reference, view.grid.voxel_ml),
+            scores,
+            strict=True,
         )
-        for k, name in enumerate(PART_NAMES)
     )
 
 
@@ -168,12 +168,10 @@ def viewer_values(view: CaseView, grid: EmbeddedVolumes) -> dict[str, Any]:
     }
 
 
-def _viewer_order() -> tuple[str, ...]:
-    # the scan that shows most comes first
-    return MODALITIES
-
-
-def _volumes_ml(regions: RegionMasks, voxel_ml: float) -> list[float]:
+def _volumes_ml(regions: RegionMasks | None, voxel_ml: float) -> Sequence[float | None]:
+    """Return the volume of each part of `PART_NAMES`; None for each without a label map."""
+    if regions is None:
+        return [None] * len(PART_NAMES)
     wt, tc, et = (int(np.count_nonzero(mask)) * voxel_ml for mask in regions)
     return [wt, tc, et, wt - tc, tc - et]
 
@@ -203,14 +201,14 @@ def _rgb(colour: str) -> tuple[int, int, int]:
 
 
 def _legend(view: CaseView) -> tuple[tuple[str, str], ...]:
-    """Return the colour and the words of each tissue of the case's label maps."""
-    words = {
-        (tissue_colours(side.convention)[value], f"{meaning} (label {value})")
-        for side in (view.prediction, view.reference)
-        if side is not None
-        for value, meaning in side.convention.meanings
-    }
-    return tuple(sorted(words, key=lambda entry: entry[1]))
+    """Return the colours of the tissues, and what each means on either side."""
+    words: dict[str, dict[str, None]] = {}
+    for side in (view.prediction, view.reference):
+        if side is not None:
+            colours = tissue_colours(side.convention)
+            for value, meaning in side.convention.meanings:
+                words.setdefault(colours[value], {})[f"{meaning} (label {value})"] = None
+    return tuple((colour, " or ".join(meanings)) for colour, meanings in words.items())
 
 
 def _pictures(view: CaseView) -> Iterator[Picture]:
