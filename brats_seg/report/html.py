@@ -16,18 +16,17 @@ from importlib.resources import files
 from io import BytesIO
 from pathlib import Path
 
+import deflate
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 from matplotlib.figure import Figure
 from PIL import Image
 
 from brats_seg.errors import UsageError
 from brats_seg.files import whole_file
 
-NIIVUE = "niivue/niivue.umd.js"
-"""Script that draws scans, for `script_text`."""
-
 _PACKAGE = "brats_seg.report"
+_NIIVUE = files(_PACKAGE).joinpath("niivue")
+_COMPRESSION_LEVEL = 9
 _SUFFIX = ".html"
 _DPI = 110
 _NO_NUMBER = "n/a"
@@ -69,14 +68,20 @@ def render_page(template: str, *, title: str, **values: object) -> str:
     )
 
 
-def script_text(name: str) -> Markup:
-    """Return a script that lies in the package, such as `NIIVUE`, to insert between `<script>` tags."""
-    text = files(_PACKAGE).joinpath(name).read_text(encoding="utf-8")
-    if "</script" in text.lower() or "<!--" in text:
-        msg = f"{name} would end the script element that it is inserted in"
-        raise ValueError(msg)
-    # a script of the package, in which nothing comes from a user
-    return Markup(text)
+def packed(content: bytes) -> str:
+    """Return bytes compressed by gzip and in base64, for `unpacked` of `unpack.js`."""
+    return base64.b64encode(deflate.gzip_compress(content, _COMPRESSION_LEVEL)).decode()
+
+
+@cache
+def packed_niivue() -> str:
+    """Return the script NiiVue, which draws scans, as `packed` does."""
+    return packed(_NIIVUE.joinpath("niivue.umd.js").read_bytes())
+
+
+def niivue_licence() -> str:
+    """Return the licence of NiiVue, which a page that holds the script must show."""
+    return _NIIVUE.joinpath("LICENSE").read_text()
 
 
 def picture_uri(figure: Figure, *, dpi: int = _DPI) -> str:
