@@ -76,7 +76,7 @@ def list_lesions(regions: RegionMasks, affine: Affine) -> tuple[LesionList, ...]
         >>> wt.lesions[0].ml, wt.lesions[0].centre_mm, wt.lesions[0].longest_mm, et.lesions
         (0.003, (3.0, 3.0, 3.0), 3.0, ())
     """
-    box = bounding_box(regions.any(axis=0))
+    box = bounding_box(np.logical_or.reduce(regions))
     if box is None:
         return tuple(
             LesionList(region=name, lesions=(), n_others=0, others_ml=0.0) for name in REGIONS

@@ -20,6 +20,7 @@ from brats_seg.cases.case import Case, load_case, read_case_files
 from brats_seg.cases.inputs import find_inputs
 from brats_seg.cases.many import Failure, attempt_case
 from brats_seg.errors import BratsError, UsageError
+from brats_seg.inference.case_pages import page_of_result, page_path, write_page
 from brats_seg.inference.cluster import MAX_KILLED_WORKERS, cluster_results
 from brats_seg.inference.output import OutputFolder, Record, convention_remarks, key_of
 from brats_seg.inference.predict import CaseResult, Predictor
@@ -215,6 +216,7 @@ def finish_batch(
 class ReadCase:
     """A case that has been read."""
 
+    case: Case
     scan: Scan
     inputs: tuple[str, ...]
     """SHA-256 of the files."""
@@ -273,11 +275,18 @@ class CaseWork:
         key = key_of(files.contents, self.predictor.model.fingerprint, self.predictor.settings)
         earlier = self.earlier.get(case.case_id)
         if earlier and self.output.is_finished(earlier, key):
+            if not page_path(self.output.path, case.case_id).exists():
+                self._write_page(case, earlier)
             return CaseOutcome(record=earlier, is_new=False)
         scan = self.predictor.prepare(load_case(case, with_label=False, files=files))
         seconds = time.monotonic() - started_s
         return ReadCase(
-            scan=scan, inputs=files.contents, files=case.read_as, key=key, seconds=seconds
+            case=case,
+            scan=scan,
+            inputs=files.contents,
+            files=case.read_as,
+            key=key,
+            seconds=seconds,
         )
 
     def _write(self, predicted: PredictedCase) -> CaseOutcome:
@@ -300,7 +309,13 @@ class CaseWork:
             device=result.device,
             version=version("brats_seg"),
         )
+        self._write_page(read.case, record)
         return CaseOutcome(record=record)
+
+    def _write_page(self, case: Case, record: Record) -> None:
+        if self.predictor.settings.report:
+            # from the files again: the network was given resampled and normalised scans
+            write_page(page_of_result(case, record, self.output.path))
 
     def _attempt(self, case_id: str, stage: Callable[[], Result]) -> Result | CaseOutcome:
         result = attempt_case(case_id, stage)
