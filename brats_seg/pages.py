@@ -47,6 +47,7 @@ from brats_seg.inference.settings import PredictionSettings
 from brats_seg.inference.tuning import window_kinds
 from brats_seg.labels import REGIONS, RegionMasks, convention_named
 from brats_seg.progress import Track, duration_text, untracked
+from brats_seg.report.case_page import Fact
 from brats_seg.report.cohort_page import Cohort, CohortCase, dice_by_case, write_cohort_page
 from brats_seg.report.html import check_page_name
 from brats_seg.report.run_page import HeldOutPicture, HeldOutScore, RunReport, write_run_page
@@ -251,23 +252,27 @@ def _cohort_case(results: Path, record: Record, dice: tuple[float, ...]) -> Coho
     )
 
 
-def _facts(records: Iterable[Record]) -> Iterator[tuple[str, str]]:
+def _facts(records: Iterable[Record]) -> Iterator[Fact]:
     """Yield what the predictions were made with; several values with their numbers of cases."""
     every = list(records)
     values = {
-        "model": (record.model for record in every),
-        "version of brats_seg": (record.version for record in every),
-        "device": (record.device for record in every),
-        "label convention": (record.convention for record in every),
-        "settings": (_settings_text(record) for record in every),
+        "Model": (record.model for record in every),
+        "Version of brats_seg": (record.version for record in every),
+        "Device": (record.device for record in every),
+        "Label convention": (record.convention for record in every),
+        "Settings": (_settings_text(record) for record in every),
     }
     for name, found in values.items():
         counts = Counter(found).most_common()
         words = [f"{value} ({counted(n, 'case')})" for value, n in counts[:_MOST_LISTED]]
         more = [f"{len(counts) - _MOST_LISTED} more"] if len(counts) > _MOST_LISTED else []
-        yield name, "; ".join([counts[0][0]] if len(counts) == 1 else [*words, *more])
+        if counts:
+            yield Fact(
+                name=name, words="; ".join([counts[0][0]] if len(counts) == 1 else [*words, *more])
+            )
     if every:
-        yield "seconds for a case, median", f"{median(record.seconds for record in every):.1f}"
+        seconds = median(record.seconds for record in every)
+        yield Fact(name="Time of a case", words=f"{seconds:.1f} s (median)")
 
 
 def _settings_text(record: Record) -> str:
@@ -290,21 +295,24 @@ def _linked(cohort: Cohort, pages: Mapping[str, Path], output: Path) -> Cohort:
 
 def _run_facts(
     history: pd.DataFrame, config: Config, split: Split, best: Checkpoint | None
-) -> Iterator[tuple[str, str]]:
-    yield "network", config.model.name
-    yield "epochs", f"{int(history['epoch'].iloc[-1])} of {config.training.n_epochs}"
-    yield "cases", f"{len(split.train)} to train on, {len(split.validation)} held out"
-    yield "optimizer steps", str(int(history["step"].iloc[-1]))
-    yield "time of the epochs", duration_text(float(history["seconds"].sum()))
-    yield "peak memory", f"{history['peak_memory_mb'].max():.0f} MB"
+) -> Iterator[Fact]:
+    n_done = int(history["epoch"].iloc[-1])
+    yield Fact(name="Network", words=config.model.name)
+    yield Fact(name="Epochs", words=f"{n_done} of {config.training.n_epochs}")
+    yield Fact(
+        name="Cases", words=f"{len(split.train)} to train on, {len(split.validation)} held out"
+    )
+    yield Fact(name="Optimizer steps", words=str(int(history["step"].iloc[-1])))
+    yield Fact(name="Time of the epochs", words=duration_text(float(history["seconds"].sum())))
+    yield Fact(name="Peak memory", words=f"{history['peak_memory_mb'].max():.0f} MB")
     if best is None:
         return
     score = "" if best.best is None else f", {config.validation.watch} {best.best:.3f}"
-    yield "best weights", f"epoch {best.position.epoch}{score}"
-    yield "training set", best.identity.fingerprint
-    yield "label conventions", ", ".join(best.identity.conventions)
+    yield Fact(name="Best weights", words=f"epoch {best.position.epoch}{score}")
+    yield Fact(name="Training set", words=best.identity.fingerprint, is_code=True)
+    yield Fact(name="Label conventions", words=", ".join(best.identity.conventions))
     if best.started_from is not None:
-        yield "started from", best.started_from.path
+        yield Fact(name="Started from", words=best.started_from.path, is_code=True)
 
 
 def _with_scores(report: RunReport, held_out: HeldOut, device: Device, track: Track) -> RunReport:

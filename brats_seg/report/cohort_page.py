@@ -20,6 +20,7 @@ from brats_seg.cpu_threads import available_cpus
 from brats_seg.evaluation.scores import RegionSummary, Score, summarise_scores
 from brats_seg.labels import REGIONS
 from brats_seg.progress import Track, untracked
+from brats_seg.report.case_page import Fact
 from brats_seg.report.charts import score_figure, volume_figure
 from brats_seg.report.html import data_uri, picture_uri, write_page
 
@@ -61,8 +62,8 @@ class Cohort:
     failures: tuple[Failure, ...] = ()
     scores: tuple[Score, ...] = ()
     """Scores of those cases that have a reference."""
-    facts: tuple[tuple[str, str], ...] = ()
-    """Name and value of what the predictions were made with."""
+    facts: tuple[Fact, ...] = ()
+    """What the predictions were made with."""
     remarks: tuple[str, ...] = ()
     """Sentences on all cases, or on cases that could not be scored."""
 

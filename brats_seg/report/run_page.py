@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from brats_seg.labels import MODALITIES, REGIONS, RegionMasks
 from brats_seg.report.case_figures import SHOWN, planes_figure
+from brats_seg.report.case_page import Fact
 from brats_seg.report.charts import dice_figure
 from brats_seg.report.history import PHASES, curves_of, history_figure
 from brats_seg.report.html import picture_uri, write_page
@@ -61,8 +62,8 @@ class RunReport:
     """A row for each epoch; see `training.history`."""
     best_epoch: int | None
     """Epoch of the weights that prediction uses; None before the first validation."""
-    facts: tuple[tuple[str, str], ...]
-    """Name and value of what the run was given and how far it is."""
+    facts: tuple[Fact, ...]
+    """What the run was given, and how far it is."""
     settings: Mapping[str, tuple[object, object]]
     """Settings that are not the defaults, by dotted name: the default and the value of the run."""
     settings_text: str

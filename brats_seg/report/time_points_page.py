@@ -16,8 +16,16 @@ from brats_seg.cases.case import have_one_grid
 from brats_seg.errors import UsageError
 from brats_seg.labels import REGIONS, RegionMasks
 from brats_seg.report.case_figures import SHOWN, planes_figure
+from brats_seg.report.case_page import viewer_values
 from brats_seg.report.case_view import CaseView, drawn_of, open_view, with_prediction
-from brats_seg.report.html import check_page_name, picture_uri, write_page
+from brats_seg.report.embedded import embedded
+from brats_seg.report.html import (
+    check_page_name,
+    niivue_licence,
+    packed_niivue,
+    picture_uri,
+    write_page,
+)
 from brats_seg.report.sections import (
     PLANES,
     centre_of,
@@ -151,6 +159,10 @@ def write_time_points_page(
         earlier_picture=picture_uri(_case_figure(found, found.earlier)),
         later_picture=picture_uri(_case_figure(found, found.later)),
         change_picture=picture_uri(change_figure(found)) if found.one_grid else None,
+        viewers=[viewer_values(view, embedded(view)) for view in views],
+        scans=list(MODALITY_NAMES.items()),
+        niivue=packed_niivue(),
+        niivue_licence=niivue_licence(),
     )
     return found
 

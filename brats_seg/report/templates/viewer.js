@@ -294,4 +294,4 @@ document.addEventListener("click", (event) => {
     window.viewers[0].root.scrollIntoView({ block: "nearest" });
   }
 });
-startViewers();
+window.viewersStarted = startViewers();
