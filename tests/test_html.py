@@ -95,7 +95,7 @@ def test_a_picture_is_inside_the_page() -> None:
     uri = picture_uri(figure, dpi=50)
 
     start, _, coded = uri.partition(",")
-    assert start == "data:image/png;base64"
+    assert start == "data:image/webp;base64"
     with Image.open(BytesIO(base64.b64decode(coded))) as picture:
         assert picture.size == (100, 50)
 

@@ -74,7 +74,11 @@ _COMMANDS: tuple[tuple[str, Callable[..., None], tuple[str, ...]], ...] = (
     (
         _LOOK,
         report.report,
-        ("predictions --reference data", "data --prediction predictions --case BraTS2021_00000"),
+        (
+            "predictions --reference data",
+            "data --prediction predictions --case BraTS2021_00000",
+            "runs/fold0 --data data",
+        ),
     ),
     (_LOOK, doctor.doctor, ("", "data --json")),
     (_LOOK, prediction.reconstruct, ("runs/autoencoder data -o reconstructions",)),

@@ -23,6 +23,7 @@ from brats_seg.progress import Track, untracked
 
 if TYPE_CHECKING:
     from brats_seg.report.case_page import Fact
+    from brats_seg.report.case_view import CaseView
 
 log = logging.getLogger(__name__)
 
@@ -98,10 +99,18 @@ def write_case_pages(
         UsageError: The inputs or the settings do not fit together.
         EnvironmentalError: A page cannot be written.
     """
-    sources = [source for path in inputs for source in _sources_of(path, settings)]
-    sources = _chosen(sources, settings)
+    sources = page_sources(inputs, settings)
     workers = min(n_workers, len(sources)) if len(sources) > 1 else 0
     return map_cases(write_page, sources, "pages", n_workers=workers, track=track)
+
+
+def page_sources(inputs: Sequence[Path], settings: PageSettings) -> list[PageSource]:
+    """Find what the pages of the chosen cases are made from.
+
+    The arguments and errors are those of `write_case_pages`.
+    """
+    found = [source for path in inputs for source in _sources_of(path, settings)]
+    return _chosen(found, settings)
 
 
 def write_page(source: PageSource) -> Path:
@@ -113,6 +122,23 @@ def write_page(source: PageSource) -> Path:
     """
     # matplotlib takes long to import
     from brats_seg.report.case_page import CasePage, write_case_page
+
+    view, loaded = read_source(source)
+    page = CasePage(
+        view=view,
+        flags=tuple(_flags(loaded, source.record)),
+        facts=tuple(_facts(source, loaded)),
+    )
+    write_case_page(page, source.page)
+    return source.page
+
+
+def read_source(source: PageSource) -> "tuple[CaseView, LoadedCase]":
+    """Read a case with its label maps and its uncertainty, as a page shows them.
+
+    Raises:
+        CaseError: A file of the case cannot be used.
+    """
     from brats_seg.report.case_view import (
         view_of,
         with_prediction,
@@ -122,21 +148,16 @@ def write_page(source: PageSource) -> Path:
 
     if source.problem is not None:
         raise source.problem
-    record = source.record
     loaded = load_case(source.case, labels=source.labels, with_label=source.reference is None)
     view = view_of(loaded)
     if source.prediction is not None:
-        labels = record.convention if record else None
+        labels = source.record.convention if source.record else None
         view = with_prediction(view, source.prediction, labels=labels)
     if source.reference is not None:
         view = with_reference(view, source.reference, labels=source.labels)
     if source.uncertainty is not None:
         view = with_uncertainty(view, source.uncertainty)
-    page = CasePage(
-        view=view, flags=tuple(_flags(loaded, record)), facts=tuple(_facts(source, loaded))
-    )
-    write_case_page(page, source.page)
-    return source.page
+    return view, loaded
 
 
 def page_of_result(case: Case, record: Record, folder: Path) -> PageSource:

@@ -27,7 +27,8 @@ from brats_seg.files import whole_file
 _PACKAGE = "brats_seg.report"
 _NIIVUE = files(_PACKAGE).joinpath("niivue")
 _COMPRESSION_LEVEL = 9
-_SUFFIX = ".html"
+PAGE_SUFFIX = ".html"
+"""Ending of the name of a page."""
 _DPI = 110
 _NO_NUMBER = "n/a"
 
@@ -54,8 +55,10 @@ def write_page(path: Path, template: str, *, title: str, **values: object) -> No
 
 def check_page_name(path: Path) -> None:
     """Raise `UsageError` unless the name of a file ends in `.html`."""
-    if path.suffix.lower() != _SUFFIX:
-        msg = f"{path} ends in {path.suffix or 'nothing'}; expected a name that ends in {_SUFFIX}"
+    if path.suffix.lower() != PAGE_SUFFIX:
+        msg = (
+            f"{path} ends in {path.suffix or 'nothing'}; expected a name that ends in {PAGE_SUFFIX}"
+        )
         raise UsageError(msg)
 
 

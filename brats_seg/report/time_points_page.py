@@ -13,14 +13,13 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from brats_seg.cases.case import have_one_grid
-from brats_seg.errors import UsageError
+from brats_seg.evaluation.lesions import list_lesions
 from brats_seg.labels import REGIONS, RegionMasks
 from brats_seg.report.case_figures import SHOWN, planes_figure
 from brats_seg.report.case_page import viewer_values
-from brats_seg.report.case_view import CaseView, drawn_of, open_view, with_prediction
+from brats_seg.report.case_view import CaseView, drawn_of
 from brats_seg.report.embedded import embedded
 from brats_seg.report.html import (
-    check_page_name,
     niivue_licence,
     packed_niivue,
     picture_uri,
@@ -65,6 +64,9 @@ class RegionChange:
     region: str
     earlier_ml: float
     later_ml: float
+    earlier_mm2: float
+    """Sum of the products of the RANO diameters of the measurable lesions."""
+    later_mm2: float
     gained_ml: float | None
     """Volume that only the later label map has; None unless both scans have one grid."""
     lost_ml: float | None
@@ -97,6 +99,14 @@ class TimePoint:
         return (self.view.images != 0).any(axis=0)
 
     @property
+    def products_mm2(self) -> list[float]:
+        """Sum over the measurable lesions of each region of the product of their RANO diameters."""
+        lists = list_lesions(self.regions, self.view.affine)
+        return [
+            sum(one.axial.product_mm2 for one in own.lesions if one.is_measurable) for own in lists
+        ]
+
+    @property
     def region_ml(self) -> list[float]:
         """Volume of each region."""
         return [float(np.count_nonzero(mask)) * self.view.grid.voxel_ml for mask in self.regions]
@@ -119,47 +129,25 @@ class TimePoints:
         return self.brain_overlap is not None
 
 
-def write_time_points_page(
-    data: Path,
-    case_ids: tuple[str, str],
-    output: Path,
-    *,
-    predictions: Path | None = None,
-    labels: str | None = None,
-) -> TimePoints:
+def write_time_points_page(earlier: CaseView, later: CaseView, output: Path) -> TimePoints:
     """Compare two cases of a patient, and write the page.
 
-    Args:
-        data: Folder of the scans of both, of any layout.
-        case_ids: The earlier and the later case.
-        output: The page, a `.html`.
-        predictions: Folder of `<case>.nii.gz`; None compares the label maps beside the scans.
-        labels: Name of the label convention of the label maps beside the scans; None to infer it.
-
     Raises:
-        UsageError: Both are the same case, a case or its prediction is missing, or the name of the
-            page has another ending.
-        CaseError: A case cannot be read, or has no label map.
+        UsageError: The name of the page has another ending than `.html`.
+        CaseError: A case has no label map.
         EnvironmentalError: The page cannot be written.
     """
-    check_page_name(output)
-    if len(set(case_ids)) == 1:
-        msg = f"both time points are the case {case_ids[0]}; expected two cases of one patient"
-        raise UsageError(msg)
-    views = [open_view(data, case_id, labels=labels) for case_id in case_ids]
-    if predictions is not None:
-        views = [with_prediction(view, predictions) for view in views]
-    found = compare_time_points(*views)
+    found = compare_time_points(earlier, later)
     write_page(
         output,
         "time_points_page.html",
-        title=f"{case_ids[0]} and {case_ids[1]}",
+        title=f"{earlier.case_id} and {later.case_id}",
         found=found,
         remarks=time_point_remarks(found),
         earlier_picture=picture_uri(_case_figure(found, found.earlier)),
         later_picture=picture_uri(_case_figure(found, found.later)),
         change_picture=picture_uri(change_figure(found)) if found.one_grid else None,
-        viewers=[viewer_values(view, embedded(view)) for view in views],
+        viewers=[viewer_values(view, embedded(view)) for view in (earlier, later)],
         scans=list(MODALITY_NAMES.items()),
         niivue=packed_niivue(),
         niivue_licence=niivue_licence(),
@@ -215,16 +203,20 @@ def _time_point(view: CaseView) -> TimePoint:
 
 
 def _changes(before: TimePoint, after: TimePoint, *, one_grid: bool) -> Iterator[RegionChange]:
-    volumes = zip(REGIONS, before.region_ml, after.region_ml, strict=True)
-    for place, (region, earlier_ml, later_ml) in enumerate(volumes):
+    ml = list(zip(before.region_ml, after.region_ml, strict=True))
+    mm2 = list(zip(before.products_mm2, after.products_mm2, strict=True))
+    for place, region in enumerate(REGIONS):
+        earlier_ml, later_ml = ml[place]
         shared_ml = None
         if one_grid:
             both = np.count_nonzero(before.regions[place] & after.regions[place])
-            shared_ml = both * after.view.grid.voxel_ml
+            shared_ml = int(both) * after.view.grid.voxel_ml
         yield RegionChange(
             region=region,
             earlier_ml=earlier_ml,
             later_ml=later_ml,
+            earlier_mm2=mm2[place][0],
+            later_mm2=mm2[place][1],
             gained_ml=None if shared_ml is None else later_ml - shared_ml,
             lost_ml=None if shared_ml is None else earlier_ml - shared_ml,
         )
