@@ -1,6 +1,6 @@
 """A headless Chromium, driven by its DevTools protocol over a pipe: no package, no port.
 
-Tests that need it skip where there is none. A page counts as loaded when the script of the viewer has
+Tests take it as the fixture `browser`, and skip where there is none. A page counts as loaded when the script of the viewer has
 set `data-viewer`, or when the page has no viewer.
 """
 
@@ -16,12 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from PIL import Image
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome"))), None)
 """Program of the browser; None if there is none."""
-needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
 
 _FLAGS = (
     *("--headless=new", "--no-sandbox", "--remote-debugging-pipe", "--no-first-run"),
@@ -57,7 +55,7 @@ class Page:
 
     _session: str | None = None
 
-    def open(self, path: Path, *, width: int = 1280, height: int = 900, scale: float = 1) -> None:
+    def open(self, path: Path, *, width: int = 640, height: int = 600, scale: float = 1) -> None:
         """Open a file, and wait until it is ready; `scale` is the zoom of the browser."""
         self._call(
             "Emulation.setDeviceMetricsOverride",

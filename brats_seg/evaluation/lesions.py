@@ -45,7 +45,8 @@ class Lesion:
     @property
     def is_measurable(self) -> bool:
         """Whether both axial diameters have the 10 mm that RANO asks for."""
-        return self.axial.perpendicular_mm >= LEAST_MM
+        # as it is shown: 9.98 mm is no other measurement than 10.0
+        return round(self.axial.perpendicular_mm, 1) >= LEAST_MM
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

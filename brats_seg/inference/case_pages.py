@@ -356,8 +356,8 @@ def _facts_of(record: Record) -> "Iterator[Fact]":
     from brats_seg.report.case_page import Fact
 
     default = DEFAULT_SETTINGS.model_dump(mode="json")
-    settings = record.settings.model_dump(mode="json")
-    changed = [f"{key} {value}" for key, value in settings.items() if value != default[key]]
+    settings = record.settings.model_dump(mode="json", exclude={"preview", "report", "layout"})
+    changed = [f"{key}: {value}" for key, value in settings.items() if value != default[key]]
     reason = f" ({record.convention_reason})" if record.convention_reason else ""
     yield Fact(name="Model", words=record.model, is_code=True)
     yield Fact(name="Settings", words=", ".join(changed) or "the defaults")

@@ -3,8 +3,8 @@
 Whole numbers are embedded as they are, and the page shows the values of the file. Other numbers are
 rounded to 65,536 steps, and to fewer where the volumes of a case would take more than `MOST_BYTES`.
 
-Voxels of 16 bits are coded as the difference of the differences along X and Y, modulo 2^16, with the
-sign in the lowest bit, and all low bytes before all high bytes: two thirds of the size that gzip alone
+Voxels of 16 bits are coded as differences along X, of these along Y, and of these along Z, modulo 2^16,
+with the sign in the lowest bit, and all low bytes before all high bytes: four fifths of the size that gzip alone
 gives. The order of voxels is that of NIfTI, X first.
 """
 
@@ -61,11 +61,6 @@ class EmbeddedVolumes:
     volumes: tuple[EmbeddedVolume, ...]
 
     @property
-    def n_bytes(self) -> int:
-        """Size of the coded voxels."""
-        return sum(len(volume.data) for volume in self.volumes)
-
-    @property
     def largest_step(self) -> float:
         """Largest step between the values of a scan; 0 if all are those of the file."""
         steps = (one.step for one in self.volumes if one.name in MODALITIES)
@@ -77,15 +72,16 @@ def embedded(view: CaseView) -> EmbeddedVolumes:
     box = _box_of(view)
     affine = view.affine.copy()
     affine[:3, 3] += affine[:3, :3] @ box.start
+    layers = tuple(_layers(view, box))
     scans, coarser = _scans(view, box, 1), 1
-    while sum(len(scan.data) for scan in scans) > MOST_BYTES and coarser < _COARSEST:
+    while _n_bytes(*scans, *layers) > MOST_BYTES and coarser < _COARSEST:
         coarser *= 4
         scans = _scans(view, box, coarser)
     return EmbeddedVolumes(
         shape=box.shape,
         affine=_rows(affine),
         from_mm=_rows(np.linalg.inv(view.geometry.affine)),
-        volumes=(*scans, *_layers(view, box)),
+        volumes=(*scans, *layers),
     )
 
 
@@ -149,6 +145,7 @@ def _coded(stored: npt.NDArray[np.int16]) -> bytes:
     # unsigned numbers wrap around, here and in the page
     rest[1:] -= rest[:-1].copy()
     rest[:, 1:] -= rest[:, :-1].copy()
+    rest[:, :, 1:] -= rest[:, :, :-1].copy()
     signed = rest.view(np.int16)
     zigzag = ((signed << 1) ^ (signed >> 15)).view(np.uint16).ravel(order="F")
     low, high = (zigzag & 0xFF).astype(np.uint8), (zigzag >> 8).astype(np.uint8)
@@ -171,6 +168,10 @@ def _entropy(bits: Image) -> EmbeddedVolume:
         high=1.0,
         data=packed(stored.tobytes(order="F")),
     )
+
+
+def _n_bytes(*volumes: EmbeddedVolume) -> int:
+    return sum(len(volume.data) for volume in volumes)
 
 
 def _rows(matrix: npt.NDArray[np.floating[Any]]) -> tuple[tuple[float, ...], ...]:

@@ -6,13 +6,14 @@ async function unpacked(text) {
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
-// the differences along X and Y, added up again; see `embedded.py`
+// the differences along Z, Y and X, added up again; see `embedded.py`
 function decoded(bytes, [nx, ny, nz]) {
   const n = nx * ny * nz, voxels = new Uint16Array(n);
   for (let i = 0; i < n; i++) {
     const code = bytes[i] | (bytes[n + i] << 8);
     voxels[i] = (code >>> 1) ^ -(code & 1);
   }
+  for (let i = nx * ny; i < n; i++) voxels[i] += voxels[i - nx * ny];
   for (let z = 0; z < nz; z++) {
     const start = z * nx * ny;
     for (let i = start + nx; i < start + nx * ny; i++) voxels[i] += voxels[i - nx];
@@ -77,9 +78,6 @@ class CaseViewer {
     this.voxels = {};
     this.images = {};
     this.toVoxel = inverseOf(values.grid.affine);
-    this.isShown = { prediction: true, reference: false, uncertainty: false };
-    this.scan = "t1c";
-    this.opacity = 0.5;
   }
 
   async start(niivue) {
@@ -101,8 +99,7 @@ class CaseViewer {
     await this.nv.attachToCanvas(canvas);
     await this.load(niivue);
     this.connect();
-    this.showScan(this.scan);
-    this.goTo(this.values.centre_mm);
+    this.reset();
   }
 
   async load(niivue) {
@@ -136,7 +133,7 @@ class CaseViewer {
 
   // the scan is the first volume, on whose grid NiiVue draws, and the layers lie over it
   draw() {
-    const layers = ["prediction", "reference", "uncertainty"]
+    const layers = ["prediction", "uncertainty", "reference"]
       .filter((name) => this.isShown[name] && this.images[name]);
     for (const name of layers) {
       this.images[name].image.opacity = name === "reference" ? 1 : this.opacity;
@@ -163,7 +160,9 @@ class CaseViewer {
 
   setOpacity(share) {
     this.opacity = Math.min(1, Math.max(0, share));
-    this.root.querySelector("[data-opacity]").value = Math.round(this.opacity * 100);
+    this.root.querySelectorAll("[data-opacity]").forEach((input) => {
+      input.value = Math.round(this.opacity * 100);
+    });
     this.draw();
   }
 
@@ -174,13 +173,15 @@ class CaseViewer {
     this.press("view", (view) => view === name);
   }
 
-  // brightness as at first, and the whole head in view
+  // everything as at first
   reset() {
     for (const { image, low, high } of Object.values(this.images)) {
       image.cal_min = low;
       image.cal_max = high;
     }
     this.nv.scene.pan2Dxyzmm = [0, 0, 0, 1];
+    this.isShown = { prediction: true, reference: !this.images.prediction, uncertainty: false };
+    this.scan = "t1c";
     this.setOpacity(0.5);
     this.showView("all");
     this.goTo(this.values.centre_mm);
