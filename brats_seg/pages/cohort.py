@@ -8,11 +8,13 @@ from pathlib import Path
 from statistics import median
 from urllib.parse import quote
 
+import numpy as np
+
 from brats_seg.cases.many import Failure
 from brats_seg.errors import UsageError, counted
 from brats_seg.evaluation.evaluate import evaluate_folders
 from brats_seg.evaluation.protocols import protocol_named
-from brats_seg.evaluation.scores import Score, read_scores
+from brats_seg.evaluation.scores import Score, read_scores, summarise_scores
 from brats_seg.inference.case_pages import (
     page_path,
 )
@@ -100,7 +102,7 @@ def cohort_of(results: Path, scores: Sequence[Score] = ()) -> Cohort:
             for one in records.values()
             if one.status == "failed"
         ),
-        scores=scored,
+        summaries=summarise_scores(scored, np.random.default_rng(0)),
         facts=tuple(_facts(done.values())),
     )
 

@@ -215,9 +215,10 @@ def _picture(
 
 
 def _environment(run: Path) -> dict[str, str]:
+    """Return the versions and the device of a run; none if their file is missing or damaged."""
     try:
         found = json.loads(_text(run / ENVIRONMENT_NAME))
-    except ValueError:
+    except (UsageError, ValueError):
         return {}
     return {str(name): str(value) for name, value in dict(found).items()}
 

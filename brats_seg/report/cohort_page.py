@@ -17,11 +17,11 @@ from PIL import Image, UnidentifiedImageError
 
 from brats_seg.cases.many import Failure
 from brats_seg.cpu_threads import available_cpus
-from brats_seg.evaluation.scores import RegionSummary, Score, summarise_scores
+from brats_seg.evaluation.scores import RegionSummary, Score
 from brats_seg.labels import REGIONS
 from brats_seg.progress import Track, untracked
 from brats_seg.report.case_page import Fact
-from brats_seg.report.charts import score_figure, volume_figure
+from brats_seg.report.charts import dice_figure, volume_figure
 from brats_seg.report.html import data_uri, picture_uri, write_page
 
 _AXIAL_FLAIR = (0.02, 0.495, 0.32, 0.9)
@@ -60,8 +60,8 @@ class Cohort:
 
     cases: tuple[CohortCase, ...]
     failures: tuple[Failure, ...] = ()
-    scores: tuple[Score, ...] = ()
-    """Scores of those cases that have a reference."""
+    summaries: tuple[RegionSummary, ...] = ()
+    """Means of the scores of those cases that have a reference, by region."""
     facts: tuple[Fact, ...] = ()
     """What the predictions were made with."""
     remarks: tuple[str, ...] = ()
@@ -106,7 +106,6 @@ def write_cohort_page(
         pictures = pool.map(_thumbnail, [case.preview for case in ordered])
         shown = track(pictures, what="reading pictures", total=len(ordered))
         rows = [_Row(case=c, picture=uri) for c, uri in zip(ordered, shown, strict=True)]
-    summaries = summarise_scores(cohort.scores, np.random.default_rng(0))
     write_page(
         output,
         "cohort_page.html",
@@ -116,7 +115,7 @@ def write_cohort_page(
         regions=REGIONS,
         has_scores=any(case.dice for case in cohort.cases),
         has_pictures=any(row.picture for row in rows),
-        summaries=[(one.region, one.n_cases, _mean_text(one)) for one in summaries],
+        summaries=[(one.region, one.n_cases, _mean_text(one)) for one in cohort.summaries],
         charts=[(words, picture_uri(figure)) for words, figure in _charts(cohort)],
     )
 
@@ -166,8 +165,9 @@ def _thumbnail(preview: Path | None) -> str:
 
 def _charts(cohort: Cohort) -> Iterator[tuple[str, Figure]]:
     """Yield the distributions over the cases, each with its words for those who cannot see it."""
-    if sum(bool(case.dice) for case in cohort.cases) >= _FEWEST_SCORED:
-        yield "Dice of every case by region", score_figure(cohort.scores)
+    scored = [case.dice for case in cohort.cases if case.dice]
+    if len(scored) >= _FEWEST_SCORED:
+        yield "Dice of every case by region", dice_figure(scored)
     if cohort.cases:
         volumes = {
             region: [case.ml[place] for case in cohort.cases]
