@@ -10,7 +10,7 @@ raise errors derived from `BratsError`, and print nothing.
 | try without scans | `write_phantom_cases`, `write_phantom_survival`, `phantom_patches` |
 | prepare and split | `open_fold`, `PatchDataset`, `training_transforms` |
 | train | `choose_settings`, `load_config`, `train_fold`, `Trainer`, `plan_memory`, `certify_run`, `certify_settings` |
-| own training loop | `Accumulator`, `MicroBatch`, `DiceBce`, `BatchDiceBce`, `build_model` |
+| own training loop | `Accumulator`, `MicroBatch`, `DiceBce`, `BatchDiceBce`, `Muon`, `build_model` |
 | predict | `load_model`, `Predictor`, `predict_folder`, `tune_runs`, `export_model` |
 | score | `evaluate_folders`, `score_folders`, `compare_folders`, `cross_validate`, `read_scores` |
 | autoencoder | `Reconstructor`, `reconstruct_cases` |
@@ -100,6 +100,7 @@ if TYPE_CHECKING:
     from brats_seg.training.losses import DiceBce as DiceBce
     from brats_seg.training.losses import whole_loss as whole_loss
     from brats_seg.training.memory_plan import plan_memory as plan_memory
+    from brats_seg.training.muon import Muon as Muon
     from brats_seg.training.time_limits import StopRequest as StopRequest
     from brats_seg.training.trainer import Outcome as Outcome
     from brats_seg.training.trainer import Trainer as Trainer
@@ -195,6 +196,7 @@ _NAMES = {
         "whole_loss",
     ),
     "training.memory_plan": ("plan_memory",),
+    "training.muon": ("Muon",),
     "training.time_limits": ("StopRequest",),
     "training.trainer": (
         "Outcome",

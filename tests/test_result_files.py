@@ -1,6 +1,8 @@
 """Test the names of result files, and the descriptions of label values for other programs."""
 
 import json
+import shutil
+import subprocess
 from pathlib import Path
 
 import nibabel as nib
@@ -145,6 +147,21 @@ def test_a_bids_derivative_is_written_and_scored(tmp_path: Path, run: Run) -> No
     code, shown, errors = run("evaluate", "raw", "derivatives")
     assert code == 0, shown + errors
     assert "over 2 cases" in shown
+
+
+@pytest.mark.skipif(
+    not shutil.which("bids-validator-deno"), reason="needs pip install bids-validator-deno"
+)
+def test_the_validator_of_bids_finds_no_error(brats_root: Path, tmp_path: Path) -> None:
+    changed = {"layout": "bids", "probabilities": True, "uncertainty": True}
+    settings = PredictionSettings.model_validate(changed)
+    predict_folder([brats_root], [write_run(tmp_path / "run")], tmp_path / "out", settings)
+
+    done = subprocess.run(
+        ["bids-validator-deno", tmp_path / "out"], capture_output=True, text=True, timeout=100
+    )
+
+    assert done.returncode == 0, done.stdout
 
 
 def test_two_layouts_in_one_folder_are_described_both(brats_root: Path, tmp_path: Path) -> None:

@@ -197,11 +197,12 @@ def _of_results(folder: Path, settings: PageSettings) -> Iterator[PageSource]:
         log.warning("%s: no page for %s that failed: %s", folder, n_failed, some_of(failed))
     references = _label_maps(settings.reference, [record.case_id for record in done])
     for record in done:
+        source = page_of_result(_case_of(record), record, folder)
         yield replace(
-            page_of_result(_case_of(record), record, folder),
+            source,
             reference=references.get(record.case_id),
             labels=settings.labels,
-            problem=_gone(record),
+            problem=_gone(source, record),
         )
 
 
@@ -283,21 +284,25 @@ def _case_of(record: Record) -> Case:
     )
 
 
-def _gone(record: Record) -> CaseError | None:
-    """Return the error for scans that are not where they were when they were predicted."""
-    paths = {name: ScanFile.parse(text).path for name, text in record.files.items()}
-    missing = {name: path for name, path in paths.items() if not path.exists()}
-    if record.files and not missing:
+def _gone(source: PageSource, record: Record) -> CaseError | None:
+    """Return the error for files of a result, or of its scans, that are not where they were."""
+    results = [path for path in (source.prediction, source.uncertainty) if path is not None]
+    if missing := [path for path in results if not path.exists()]:
+        found, expected = "no such file", "what predict wrote"
+        next_step = "Predict the case again."
+    elif not record.files:
+        missing = [Path(MANIFEST_NAME)]
+        found = "a record of an earlier version, which does not name the scans"
+        expected, next_step = "the scans", _GIVE_SCANS
+    else:
+        paths = [ScanFile.parse(text).path for text in record.files.values()]
+        missing = [path for path in paths if not path.exists()]
+        found = "no file at the place that it was predicted from"
+        expected, next_step = "the scans", _GIVE_SCANS
+    if not missing:
         return None
-    return CaseError(
-        record.case_id,
-        file=", ".join(path.name for path in missing.values()) or MANIFEST_NAME,
-        found="no file at the place that it was predicted from"
-        if missing
-        else "a record of an earlier version, which does not name the scans",
-        expected="the scans",
-        next_step=_GIVE_SCANS,
-    )
+    names = ", ".join(path.name for path in missing)
+    return CaseError(record.case_id, names, found, expected, next_step)
 
 
 def _unpredicted(case_id: str, folder: Path) -> CaseError:
