@@ -48,6 +48,8 @@ from brats_seg.voxels.resampling import MM3_PER_ML
 
 RUN_PAGE = "report.html"
 """Page of a run, in its folder."""
+_WATCHED = {"val_dice": "validation Dice", "val_loss": "validation loss"}
+"""Words for the value that the best weights are chosen by."""
 _N_WORST = 3
 """Held-out cases of a run that are drawn."""
 
@@ -147,7 +149,8 @@ def _run_facts(
     yield Fact(name="Peak memory", words=f"{history['peak_memory_mb'].max():.0f} MB")
     if best is None:
         return
-    score = "" if best.best is None else f", {config.validation.watch} {best.best:.3f}"
+    watched = _WATCHED[config.validation.watch]
+    score = "" if best.best is None else f", {watched} {best.best:.3f}"
     yield Fact(name="Best weights", words=f"epoch {best.position.epoch}{score}")
     yield Fact(name="Training set", words=best.identity.fingerprint, is_code=True)
     yield Fact(name="Label conventions", words=", ".join(best.identity.conventions))

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from brats_seg.cases.case import have_one_grid
 from brats_seg.evaluation.lesions import list_lesions
-from brats_seg.labels import REGIONS, RegionMasks
+from brats_seg.labels import MODALITIES, REGIONS, RegionMasks
 from brats_seg.report.case_figures import SHOWN, planes_figure
 from brats_seg.report.case_page import viewer_values
 from brats_seg.report.case_view import CaseView, drawn_of
@@ -138,6 +138,7 @@ def write_time_points_page(earlier: CaseView, later: CaseView, output: Path) -> 
         EnvironmentalError: The page cannot be written.
     """
     found = compare_time_points(earlier, later)
+    grids = [embedded(view) for view in (earlier, later)]
     write_page(
         output,
         "time_points_page.html",
@@ -147,7 +148,8 @@ def write_time_points_page(earlier: CaseView, later: CaseView, output: Path) -> 
         earlier_picture=picture_uri(_case_figure(found, found.earlier)),
         later_picture=picture_uri(_case_figure(found, found.later)),
         change_picture=picture_uri(change_figure(found)) if found.one_grid else None,
-        viewers=[viewer_values(view, embedded(view)) for view in (earlier, later)],
+        viewers=[viewer_values(v, g) for v, g in zip((earlier, later), grids, strict=True)],
+        layers=[[one.name for one in g.volumes if one.name not in MODALITIES] for g in grids],
         scans=list(MODALITY_NAMES.items()),
         niivue=packed_niivue(),
         niivue_licence=niivue_licence(),
