@@ -98,6 +98,8 @@ def test_two_time_points_are_compared_by_their_ids(run: Run, results: Path) -> N
     (written,) = check_json("report", shown)
     assert (results.parent / written["pages"][0]) == page
     text = page.read_text()
+    # what the pages of the cases say of them is said here too
+    assert text.count("<dt>Model</dt>") == 2
     assert text.index(f"<strong>{CASES[1]}</strong> (earlier)") < text.index("(later)")
 
 

@@ -9,6 +9,7 @@ import pytest
 from brats_seg.cases.nifti import Geometry
 from brats_seg.cases.phantom import write_phantom_cases
 from brats_seg.errors import CaseError
+from brats_seg.report.case_page import CasePage, Fact
 from brats_seg.report.case_view import CaseView, Labelled, open_view
 from brats_seg.report.time_points_page import (
     RegionChange,
@@ -48,7 +49,12 @@ def with_label_map(view: CaseView, label_map: np.ndarray) -> CaseView:
 @pytest.fixture(scope="module")
 def page_file(earlier: CaseView, later: CaseView, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("pages") / "a.html"
-    write_time_points_page(replace(earlier, case_id=HOSTILE), later, path)
+    first = CasePage(
+        view=replace(earlier, case_id=HOSTILE),
+        flags=(f"odd {HOSTILE}",),
+        facts=(Fact(name="Model", words=HOSTILE),),
+    )
+    write_time_points_page(first, CasePage(view=later), path)
     return path
 
 
@@ -110,7 +116,9 @@ def test_a_prediction_is_compared_if_there_is_one(earlier: CaseView, later: Case
 def test_scans_of_different_grids_have_no_changed_voxels(
     earlier: CaseView, later: CaseView, tmp_path: Path
 ) -> None:
-    found = write_time_points_page(earlier, moved(later), tmp_path / "a.html")
+    found = write_time_points_page(
+        CasePage(view=earlier), CasePage(view=moved(later)), tmp_path / "a.html"
+    )
 
     assert {change.gained_ml for change in found.changes} == {None}
     assert "different grids" in time_point_remarks(found)[0]

@@ -22,8 +22,7 @@ from brats_seg.labels import MODALITIES, convention_named
 from brats_seg.progress import Track, untracked
 
 if TYPE_CHECKING:
-    from brats_seg.report.case_page import Fact
-    from brats_seg.report.case_view import CaseView
+    from brats_seg.report.case_page import CasePage, Fact
 
 log = logging.getLogger(__name__)
 
@@ -121,24 +120,19 @@ def write_page(source: PageSource) -> Path:
         EnvironmentalError: The page cannot be written.
     """
     # matplotlib takes long to import
-    from brats_seg.report.case_page import CasePage, write_case_page
+    from brats_seg.report.case_page import write_case_page
 
-    view, loaded = read_source(source)
-    page = CasePage(
-        view=view,
-        flags=tuple(_flags(loaded, source.record)),
-        facts=tuple(_facts(source, loaded)),
-    )
-    write_case_page(page, source.page)
+    write_case_page(read_page(source), source.page)
     return source.page
 
 
-def read_source(source: PageSource) -> "tuple[CaseView, LoadedCase]":
-    """Read a case with its label maps and its uncertainty, as a page shows them.
+def read_page(source: PageSource) -> "CasePage":
+    """Read a case with its label maps and its uncertainty, and what its page says about it.
 
     Raises:
         CaseError: A file of the case cannot be used.
     """
+    from brats_seg.report.case_page import CasePage
     from brats_seg.report.case_view import (
         view_of,
         with_prediction,
@@ -157,7 +151,11 @@ def read_source(source: PageSource) -> "tuple[CaseView, LoadedCase]":
         view = with_reference(view, source.reference, labels=source.labels)
     if source.uncertainty is not None:
         view = with_uncertainty(view, source.uncertainty)
-    return view, loaded
+    return CasePage(
+        view=view,
+        flags=tuple(_flags(loaded, source.record)),
+        facts=tuple(_facts(source, loaded)),
+    )
 
 
 def page_of_result(case: Case, record: Record, folder: Path) -> PageSource:

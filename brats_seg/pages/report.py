@@ -9,7 +9,7 @@ from brats_seg.errors import UsageError
 from brats_seg.inference.case_pages import (
     PageSettings,
     page_sources,
-    read_source,
+    read_page,
     write_case_pages,
 )
 from brats_seg.inference.output import MANIFEST_NAME
@@ -152,6 +152,5 @@ def _write_time_points(
     first, second = case_ids
     output = pages.output or by_id[first].page.parent
     page = output if _names_a_page(pages) else output / f"{first}-to-{second}{PAGE_SUFFIX}"
-    (earlier, _), (later, _) = (read_source(by_id[case_id]) for case_id in case_ids)
-    write_time_points_page(earlier, later, page)
+    write_time_points_page(read_page(by_id[first]), read_page(by_id[second]), page)
     return page

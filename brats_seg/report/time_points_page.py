@@ -16,7 +16,7 @@ from brats_seg.cases.case import have_one_grid
 from brats_seg.evaluation.lesions import list_lesions
 from brats_seg.labels import MODALITIES, REGIONS, RegionMasks
 from brats_seg.report.case_figures import SHOWN, planes_figure
-from brats_seg.report.case_page import viewer_values
+from brats_seg.report.case_page import CasePage, viewer_values
 from brats_seg.report.case_view import CaseView, drawn_of
 from brats_seg.report.embedded import embedded
 from brats_seg.report.html import (
@@ -129,7 +129,7 @@ class TimePoints:
         return self.brain_overlap is not None
 
 
-def write_time_points_page(earlier: CaseView, later: CaseView, output: Path) -> TimePoints:
+def write_time_points_page(earlier: CasePage, later: CasePage, output: Path) -> TimePoints:
     """Compare two cases of a patient, and write the page.
 
     Raises:
@@ -137,20 +137,23 @@ def write_time_points_page(earlier: CaseView, later: CaseView, output: Path) -> 
         CaseError: A case has no label map.
         EnvironmentalError: The page cannot be written.
     """
-    found = compare_time_points(earlier, later)
-    grids = [embedded(view) for view in (earlier, later)]
+    cases = (earlier, later)
+    found = compare_time_points(earlier.view, later.view)
+    grids = [embedded(case.view) for case in cases]
+    flags = [f"{case.view.case_id}: {flag}" for case in cases for flag in case.flags]
     write_page(
         output,
         "time_points_page.html",
-        title=f"{earlier.case_id} and {later.case_id}",
+        title=f"{earlier.view.case_id} and {later.view.case_id}",
         found=found,
-        remarks=time_point_remarks(found),
+        remarks=(*time_point_remarks(found), *flags),
         earlier_picture=picture_uri(_case_figure(found, found.earlier)),
         later_picture=picture_uri(_case_figure(found, found.later)),
         change_picture=picture_uri(change_figure(found)) if found.one_grid else None,
-        viewers=[viewer_values(v, g) for v, g in zip((earlier, later), grids, strict=True)],
+        viewers=[viewer_values(c.view, grid) for c, grid in zip(cases, grids, strict=True)],
         layers=[[one.name for one in g.volumes if one.name not in MODALITIES] for g in grids],
         scans=list(MODALITY_NAMES.items()),
+        facts=[case.facts for case in cases],
         niivue=packed_niivue(),
         niivue_licence=niivue_licence(),
     )
