@@ -68,7 +68,10 @@ def test_predict_writes_a_page_of_a_new_case(results: Path, layout: ResultLayout
 def test_a_folder_of_predictions_has_a_page_of_each_case(run: Run, results: Path) -> None:
     code, said, _ = run("report", "results", "--reference", "scans")
 
-    assert (code, said) == (0, "wrote 2 pages to results/reports\nResearch use only.\n")
+    assert code == 0
+    assert said == (
+        "wrote results/cohort.html\nwrote 2 pages to results/reports\nResearch use only.\n"
+    )
     assert len(list((results / "reports").iterdir())) == 2
     page = (results / "reports" / f"{IDS[0]}.html").read_text()
     record = json.loads((results / MANIFEST_NAME).read_text().splitlines()[0])
