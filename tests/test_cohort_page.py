@@ -21,7 +21,7 @@ def make_cohort(preview: Path | None = None) -> Cohort:
     cases = [
         CohortCase(
             case_id=name,
-            ml=(90.0 - place, 10.0 + place, 3.0),
+            ml=(90.0 - place, (0.5, 0.12, 10.0)[place], 3.0),
             dice=values,
             warnings=("the tumour is large",) if name == "fair" else (),
             preview=preview,
@@ -76,6 +76,13 @@ def test_a_column_is_sorted_up_and_down(page: Page) -> None:
 
     assert rising == ["fair", "bad", "good", "unknown"]
     assert falling == rising[::-1]
+
+
+def test_numbers_are_sorted_by_their_value(page: Page) -> None:
+    """As text, 0.5 comes before 0.12."""
+    press(page, "TC, ml")
+
+    assert shown(page) == ["bad", "good", "unknown", "fair"]
 
 
 def test_cases_without_a_value_stay_last_in_both_directions(page: Page) -> None:
