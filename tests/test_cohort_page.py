@@ -52,7 +52,7 @@ def page(browser: Page, cohort_file: Path) -> Page:
 def shown(page: Page) -> list[str]:
     """Return the cases that are seen, in their order."""
     rows = "[...document.querySelectorAll('#cases tbody tr')].filter((row) => !row.hidden)"
-    return list(page.run(f"{rows}.map((row) => row.querySelector('.name').textContent)"))
+    return list(page.run(f"{rows}.map((row) => row.querySelector('.name').dataset.value)"))
 
 
 def press(page: Page, heading: str) -> None:
@@ -127,15 +127,15 @@ def test_it_fits_the_window_in_light_and_dark(
 
 
 def test_pictures_links_and_failures_are_there(page: Page) -> None:
-    pictures = page.run(
-        "[...document.querySelectorAll('#cases img')].map((i) => { i.loading = 'eager'; return i; })"
-        ".length"
-    )
+    pictures = page.run("document.querySelectorAll('#cases img').length")
     links = page.run(
         "[...document.querySelectorAll('#cases a')].map((a) => a.getAttribute('href'))"
     )
 
+    width = page.run("getComputedStyle(document.querySelector('#cases img')).width")
+
     assert pictures == 4
+    assert width == "128px"
     assert links == ["reports/bad.html", "reports/fair.html", "reports/good.html"]
     assert "a file is empty" in page.run("document.getElementById('failures').textContent")
 

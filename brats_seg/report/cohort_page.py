@@ -24,7 +24,7 @@ from brats_seg.report.case_page import Fact
 from brats_seg.report.charts import dice_figure, volume_figure
 from brats_seg.report.html import data_uri, picture_uri, write_page
 
-_AXIAL_FLAIR = (0.02, 0.495, 0.32, 0.9)
+_AXIAL_FLAIR = (0.02, 0.51, 0.32, 0.9)
 """Part of a preview that is shown: left, top, right and bottom as shares of its size."""
 _PICTURE_WIDTH = 160
 """Width of the picture of a case, in pixels."""
