@@ -7,6 +7,7 @@ set `data-viewer`, or when the page has no viewer.
 import base64
 import json
 import os
+import select
 import shutil
 import subprocess
 import tempfile
@@ -28,6 +29,7 @@ _FLAGS = (
     *("--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader"),
     *("--hide-scrollbars", "--mute-audio"),
 )
+_PATIENCE_S = 60
 _READY = """new Promise((done) => {
   const look = () => document.readyState === "complete" &&
     (!document.querySelector(".viewer") || document.documentElement.dataset.viewer ||
@@ -129,6 +131,8 @@ class Page:
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
+            ready, _, _ = select.select([self._receive], [], [], _PATIENCE_S)
+            assert ready, f"the browser has not answered for {_PATIENCE_S} s"
             part = os.read(self._receive, 1 << 20)
             assert part, "the browser has ended"
             self._rest += part

@@ -20,7 +20,7 @@ from brats_seg.report.case_view import CaseView, open_view
 from brats_seg.report.embedded import EmbeddedVolume, embedded
 from tests.browser import CHROMIUM, Page, opened_browser
 
-HOSTILE = "</script><img src=x onerror=alert(1)>\"'&"
+HOSTILE = "</script><img src=x onerror=hurt=1>\"'&"
 SUFFIXES = dict(zip(MODALITIES, ("t1", "t1ce", "t2", "flair"), strict=True))
 
 
@@ -119,6 +119,23 @@ def test_each_view_can_be_chosen(page: Page, tmp_path: Path) -> None:
     assert all(np.abs(a - b).mean() > 1 for a, b in pairwise(pictures))
 
 
+def test_the_patients_left_is_on_the_right(page: Page, view: CaseView, tmp_path: Path) -> None:
+    assert view.prediction is not None
+    page.click("[data-view=axial]")
+    with_prediction = drawn(page, tmp_path)
+    page.click("[data-layer=prediction]")
+    without = drawn(page, tmp_path)
+
+    # X of the axes of BraTS runs to the patient's left
+    section = page.run("viewers[0].values.centre_mm[2]")
+    z = round(np.linalg.solve(view.affine, [0, 0, section, 1])[2])
+    labels = view.prediction.label_map[:, :, z] > 0
+    brain = (view.images[0, :, :, z] != 0).nonzero()[0].mean()
+    is_left = labels.nonzero()[0].mean() > brain
+    changed = (np.abs(with_prediction - without).sum(axis=2) > 30).nonzero()[1].mean()
+    assert (changed > without.shape[1] / 2) == is_left
+
+
 @pytest.mark.parametrize("place", [(20, 22, 18), (13, 30, 10)])
 def test_a_value_in_the_page_is_that_of_the_file(
     page: Page, scans: Path, place: tuple[int, int, int]
@@ -194,6 +211,7 @@ def test_names_cannot_add_anything_to_a_page(browser: Page, view: CaseView, tmp_
 
     assert browser.run("document.querySelector('h1').textContent") == HOSTILE
     assert browser.run("document.querySelectorAll('img[onerror]').length") == 0
+    assert browser.run("typeof hurt") == "undefined"
     assert (browser.complaints, outside(browser)) == ([], [])
 
 

@@ -89,6 +89,9 @@ class CaseViewer {
     this.root.hidden = false;
     this.nv = new niivue.Niivue({
       backColor: [0, 0, 0, 1], crosshairColor: [0.2, 0.9, 0.4, 0.7], show3Dcrosshair: true,
+      crosshairWidth: 0.6, crosshairWidthUnit: "percent", crosshairGap: 5,
+      multiplanarPadPixels: 16,
+      fontColor: [1, 1, 1, 1], showAllOrientationMarkers: true,
       isRadiologicalConvention: true, dragAndDropEnabled: false, scrollRequiresFocus: true,
       isOrientCube: false, logLevel: "silent", loadingText: "", textHeight: -1, fontMinPx: 13,
       isNearestInterpolation: true, isForceMouseClickToVoxelCenters: true,
@@ -109,13 +112,14 @@ class CaseViewer {
       const voxels = volume.bits === 16 ? decoded(bytes, shape) : bytes;
       this.voxels[volume.name] = { voxels, step: volume.step };
       const isLabels = volume.name in this.values.tissues;
-      const drawn = volume.name === "reference" ? outlined(voxels, shape) : voxels;
+      const isOutline = volume.name === "reference" && "prediction" in this.values.tissues;
+      const drawn = isOutline ? outlined(voxels, shape) : voxels;
       const colours = isLabels ? "" : volume.bits === 16 ? "gray" : "plasma";
       const image = await niivue.NVImage.new(
         niftiOf(volume, drawn, shape, affine), volume.name + ".nii", colours, 1, null,
         volume.low, volume.high);
       if (isLabels) image.setColormapLabel(this.values.tissues[volume.name].colours);
-      this.images[volume.name] = { image, low: volume.low, high: volume.high };
+      this.images[volume.name] = { image, isOutline, low: volume.low, high: volume.high };
       volume.data = "";
     }
   }
@@ -136,7 +140,7 @@ class CaseViewer {
     const layers = ["prediction", "uncertainty", "reference"]
       .filter((name) => this.isShown[name] && this.images[name]);
     for (const name of layers) {
-      this.images[name].image.opacity = name === "reference" ? 1 : this.opacity;
+      this.images[name].image.opacity = this.images[name].isOutline ? 1 : this.opacity;
     }
     this.nv.volumes = [this.scan, ...layers].map((name) => this.images[name].image);
     this.nv.setVolume(this.images[this.scan].image, 0);
