@@ -15,8 +15,14 @@ import pytest
 from brats_seg.cases.nifti import read_volume
 from brats_seg.cases.phantom import write_phantom_cases
 from brats_seg.labels import MODALITIES
-from brats_seg.report.case_page import CasePage, Fact, part_rows, write_case_page
-from brats_seg.report.case_view import CaseView, open_view
+from brats_seg.report.case_page import (
+    LARGEST_PAGE,
+    CasePage,
+    Fact,
+    part_rows,
+    write_case_page,
+)
+from brats_seg.report.case_view import CaseView, open_view, with_prediction
 from brats_seg.report.embedded import EmbeddedVolume, embedded
 from tests.browser import CHROMIUM, Page, opened_browser
 
@@ -256,6 +262,19 @@ def test_the_rows_of_volumes_are_of_both_sides(view: CaseView) -> None:
     assert tc.reference_ml == pytest.approx((et.reference_ml or 0) + (ncr.reference_ml or 0))
 
 
+def test_a_page_that_is_too_large_is_said(
+    view: CaseView,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("brats_seg.report.case_page.LARGEST_PAGE", 1_000_000)
+
+    write_case_page(CasePage(view=view), tmp_path / "a.html")
+
+    assert "a.html has 1 MB: scans of 40 x 44 x 36 voxels are too large" in caplog.text
+
+
 def test_a_case_without_label_maps_has_a_page_of_its_scans(view: CaseView, tmp_path: Path) -> None:
     alone = replace(view, prediction=None, reference=None, uncertainty=None)
 
@@ -312,3 +331,21 @@ def test_large_scans_are_rounded_until_the_page_is_small_enough(
     assert sum(len(volume.data) for volume in rounded.volumes) <= n_bytes * 3 // 4
     assert exact.largest_step == 0
     assert rounded.largest_step >= 4
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_the_page_of_a_real_case_is_small_enough(real_data: Path, tmp_path: Path) -> None:
+    """The scans that take most room of those that there are, of 30,000 grey levels, with all layers."""
+    case_id = "Brats18_TCIA10_637_1"
+    view = open_view(real_data / "BraTS2018" / "LGG" / case_id)
+    predictions = real_data / "metric_fixtures" / "network_predictions"
+    view = with_prediction(view, predictions / f"{case_id}.nii.gz")
+    noise = np.random.default_rng(0).random(view.images.shape[1:], np.float32)
+    assert view.prediction is not None
+    # as uncertain as a network is around the whole tumour
+    entropy = np.where(view.prediction.label_map > 0, noise, 0)
+
+    write_case_page(CasePage(view=replace(view, uncertainty=entropy)), tmp_path / "a.html")
+
+    assert (tmp_path / "a.html").stat().st_size < LARGEST_PAGE

@@ -4,6 +4,7 @@ A page is one file that shows the scans with the prediction, the reference and t
 case has them. Without a script or WebGL its tables and its pictures remain.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,8 +27,10 @@ from brats_seg.report.html import niivue_licence, packed_niivue, picture_uri, wr
 from brats_seg.report.sections import centre_of
 from brats_seg.report.style import MODALITY_NAMES, REGION_COLOURS
 
+log = logging.getLogger(__name__)
+
 LARGEST_PAGE = 15_000_000
-"""Size in bytes that a page does not exceed, for scans of the size of BraTS."""
+"""Size in bytes from which a page is slow to open; those of BraTS scans are smaller."""
 
 PART_NAMES = (
     "Whole tumour (WT)",
@@ -120,6 +123,14 @@ def write_case_page(page: CasePage, path: Path) -> None:
         niivue=packed_niivue(),
         niivue_licence=niivue_licence(),
     )
+    n_bytes = path.stat().st_size
+    if n_bytes > LARGEST_PAGE:
+        log.warning(
+            "%s has %.0f MB: scans of %s voxels are too large for a quick page. Resample them to 1 mm.",
+            path,
+            n_bytes / 1e6,
+            " x ".join(map(str, view.geometry.shape)),
+        )
 
 
 def part_rows(view: CaseView) -> tuple[PartRow, ...]:
