@@ -228,6 +228,7 @@ __all__ = [
     "LiveHistory",
     "LoadedCase",
     "MicroBatch",
+    "Muon",
     "Outcome",
     "PatchDataset",
     "PredictionSettings",
