@@ -1,18 +1,22 @@
 """The page of two time points, in a browser and without one."""
 
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from brats_seg.cases.nifti import Geometry
+from brats_seg.cases.discovery import find_cases
+from brats_seg.cases.nifti import Geometry, oriented, read_volume
 from brats_seg.cases.phantom import write_phantom_cases
 from brats_seg.errors import CaseError
 from brats_seg.report.case_page import CasePage, Fact
 from brats_seg.report.case_view import CaseView, Labelled, open_view
 from brats_seg.report.time_points_page import (
+    LEAST_OVERLAP,
     RegionChange,
+    _overlap,
     compare_time_points,
     time_point_remarks,
     write_time_points_page,
@@ -176,3 +180,19 @@ def test_ids_cannot_add_tags(page_file: Path) -> None:
 
     assert [values for tag, values in found if tag == "img" and values.get("src") == "x"] == []
     assert any(HOSTILE in str(values.get("alt")) for _, values in found)
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_brains_of_two_patients_overlap_less_than_those_of_one(real_data: Path) -> None:
+    cases = [
+        case for root in ("BraTS2018", "BraTS2021") for case in find_cases(real_data / root).cases
+    ]
+    scans = [read_volume(case.path_of(case.images[3]), case_id=case.case_id) for case in cases]
+    brains = [oriented(scan).array != 0 for scan in scans]
+
+    pairs = [_overlap(one, other) for one, other in combinations(brains, 2)]
+    moved_3_mm = [_overlap(brain, np.roll(brain, 3, axis=0)) for brain in brains]
+
+    assert len(pairs) == 66
+    assert max(pairs) < LEAST_OVERLAP < min(moved_3_mm)
