@@ -13,6 +13,7 @@ raise errors derived from `BratsError`, and print nothing.
 | own training loop | `Accumulator`, `MicroBatch`, `DiceBce`, `BatchDiceBce`, `Muon`, `build_model` |
 | predict | `load_model`, `Predictor`, `predict_folder`, `tune_runs`, `export_model` |
 | score | `evaluate_folders`, `score_folders`, `compare_folders`, `cross_validate`, `read_scores` |
+| look at results | `write_report`, `ReportSettings`, `write_case_pages`, `PageSettings` |
 | autoencoder | `Reconstructor`, `reconstruct_cases` |
 | survival | `features_of_folder`, `study_survival` |
 | draw | `open_view`, `sample_figure`, `montage_figure`, `uncertainty_figure`, `score_figure`, `write_figure` |
@@ -63,6 +64,8 @@ if TYPE_CHECKING:
     from brats_seg.evaluation.scores import read_scores as read_scores
     from brats_seg.files import writable_folder as writable_folder
     from brats_seg.inference.batch import predict_folder as predict_folder
+    from brats_seg.inference.case_pages import PageSettings as PageSettings
+    from brats_seg.inference.case_pages import write_case_pages as write_case_pages
     from brats_seg.inference.export import export_model as export_model
     from brats_seg.inference.model import load_model as load_model
     from brats_seg.inference.predict import Predictor as Predictor
@@ -71,6 +74,8 @@ if TYPE_CHECKING:
     from brats_seg.inference.settings import PredictionSettings as PredictionSettings
     from brats_seg.inference.tuning import tune_runs as tune_runs
     from brats_seg.models.build import build_model as build_model
+    from brats_seg.pages.report import ReportSettings as ReportSettings
+    from brats_seg.pages.report import write_report as write_report
     from brats_seg.report.case_figures import montage_figure as montage_figure
     from brats_seg.report.case_figures import reconstruction_figure as reconstruction_figure
     from brats_seg.report.case_figures import sample_figure as sample_figure
@@ -143,6 +148,10 @@ _NAMES = {
     "evaluation.scores": ("read_scores",),
     "files": ("writable_folder",),
     "inference.batch": ("predict_folder",),
+    "inference.case_pages": (
+        "PageSettings",
+        "write_case_pages",
+    ),
     "inference.export": ("export_model",),
     "inference.model": ("load_model",),
     "inference.predict": ("Predictor",),
@@ -153,6 +162,10 @@ _NAMES = {
     "inference.settings": ("PredictionSettings",),
     "inference.tuning": ("tune_runs",),
     "models.build": ("build_model",),
+    "pages.report": (
+        "ReportSettings",
+        "write_report",
+    ),
     "report.case_figures": (
         "montage_figure",
         "reconstruction_figure",
@@ -223,10 +236,12 @@ __all__ = [
     "MicroBatch",
     "Muon",
     "Outcome",
+    "PageSettings",
     "PatchDataset",
     "PredictionSettings",
     "Predictor",
     "Reconstructor",
+    "ReportSettings",
     "StepResult",
     "StopRequest",
     "Trainer",
@@ -275,9 +290,11 @@ __all__ = [
     "with_prediction",
     "with_uncertainty",
     "writable_folder",
+    "write_case_pages",
     "write_figure",
     "write_phantom_cases",
     "write_phantom_survival",
+    "write_report",
     "write_surface_gif",
 ]
 

@@ -43,6 +43,15 @@ class WrittenFile:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class WrittenPages:
+    """Pages that `report` has written."""
+
+    pages: tuple[Path, ...]
+    failures: tuple[Failure, ...]
+    """Cases that have no page."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class IndexedCase:
     """A case that `index` has found."""
 
@@ -204,6 +213,7 @@ OUTPUTS: dict[str, Any] = {
     "reconstruct": ReconstructedCase,
     "doctor": Diagnosis,
     "figure": WrittenFile,
+    "report": WrittenPages,
 }
 """Type of the JSON of each command; `predict` and `reconstruct` print a line of it for each case."""
 

@@ -2,12 +2,14 @@
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from brats_seg.cli import main
+from tests.browser import CHROMIUM, Page, opened_browser
 from tests.builders import Run, write_case
 from tests.faults.campaign import print_table
 
@@ -44,6 +46,15 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         return int(ended.value.code or 0), shown.out, shown.err
 
     return run_here
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Page]:
+    """A headless Chromium; the test is skipped where there is none."""
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium")
+    with opened_browser() as page:
+        yield page
 
 
 @pytest.fixture

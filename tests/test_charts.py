@@ -13,9 +13,11 @@ from brats_seg.evaluation.scores import Score
 from brats_seg.report.charts import (
     bar_figure,
     cohort_figure,
+    dice_figure,
     distributions_figure,
     score_figure,
     survival_figure,
+    volume_figure,
 )
 from tests.builders import write_case
 
@@ -230,3 +232,32 @@ def test_both_axes_reach_as_far_as_any_case() -> None:
 def test_nobody_censored_and_nobody_at_all_can_be_drawn() -> None:
     survival_figure([100.0], [100.0], [False], title="").canvas.draw()
     survival_figure([], [], [], title="").canvas.draw()
+
+
+def test_dice_of_cases_is_drawn_as_scores_are() -> None:
+    dice = [[(k + 1) / 10] * 3 for k in range(4)]
+
+    (axes,) = dice_figure(dice).axes
+
+    points = [line.get_ydata().tolist() for line in axes.lines if line.get_marker() == "o"]
+    assert points == [[0.1, 0.2, 0.3, 0.4]] * 3
+    assert axes.get_title() == "Dice, 4 cases"
+
+
+def test_thousands_of_points_do_not_hide_the_box() -> None:
+    few, many = (dice_figure([[0.5] * 3] * n).axes[0].lines for n in (4, 5000))
+
+    sizes = [
+        next(li for li in lines if li.get_marker() == "o").get_markersize() for lines in (few, many)
+    ]
+    assert sizes[0] == 4
+    assert sizes[1] < 1
+
+
+def test_volumes_are_counted_by_region() -> None:
+    panels = volume_figure({"wt": [10.0, 20.0, 90.0], "et": [1.0, 1.0, 1.0]}).axes
+
+    counts = [sum(bar.get_height() for bar in axes.patches) for axes in panels]
+    assert counts == [3, 3]
+    assert [axes.get_xlabel() for axes in panels] == ["WT (ml)", "ET (ml)"]
+    assert panels[0].get_title() == "known for 3 of 3 cases, median 20"

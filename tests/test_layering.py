@@ -28,7 +28,7 @@ FLOORS = {
     **dict.fromkeys(("data", "evaluation"), 3),
     **dict.fromkeys(("models", "runtime", "report"), 4),
     **dict.fromkeys(("training", "inference"), 5),
-    **dict.fromkeys(("survival", "crossval", "doctor"), 6),
+    **dict.fromkeys(("survival", "crossval", "doctor", "pages"), 6),
     **dict.fromkeys(("cli", "json_results", "__main__", "__init__"), 7),
 }
 SHARED_FLOORS = (0, 7)

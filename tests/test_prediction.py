@@ -180,6 +180,7 @@ def test_every_option_reaches_the_record(
         "probabilities": True,
         "uncertainty": True,
         "preview": False,
+        "report": False,
         "layout": "plain",
     }
     assert record["convention"] == "brats2023"

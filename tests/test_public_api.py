@@ -35,6 +35,7 @@ COMMANDS = [
     "features",
     "survival",
     "figure",
+    "report",
     "phantom",
     "doctor",
 ]

@@ -21,6 +21,7 @@ from brats_seg.cli import (
     evaluation,
     figure,
     prediction,
+    report,
     scans,
     survival,
     training,
@@ -68,6 +69,15 @@ _COMMANDS: tuple[tuple[str, Callable[..., None], tuple[str, ...]], ...] = (
             "data predictions --protocol lesionwise2023",
             "data predictions --only-predicted",
             "data --compare predictions/first predictions/second -o tests.csv",
+        ),
+    ),
+    (
+        _LOOK,
+        report.report,
+        (
+            "predictions --reference data",
+            "data --prediction predictions --case BraTS2021_00000",
+            "runs/fold0 --data data",
         ),
     ),
     (_LOOK, doctor.doctor, ("", "data --json")),

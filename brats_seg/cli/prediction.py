@@ -144,6 +144,14 @@ def predict(
             help="Names of the files: plain (CASE.nii.gz) or bids (a BIDS derivative).",
         ),
     ] = "plain",
+    report: Annotated[
+        bool,
+        typer.Option(
+            "--report",
+            rich_help_panel=_WRITTEN,
+            help="Write a page of each case too: reports/CASE.html, for any browser.",
+        ),
+    ] = False,
     preview: Annotated[
         bool, typer.Option(rich_help_panel=_WRITTEN, help="Write a picture of each case.")
     ] = True,
@@ -193,6 +201,7 @@ def predict(
             "probabilities": probabilities,
             "uncertainty": uncertainty,
             "preview": preview,
+            "report": report,
             "layout": layout,
         }
     )

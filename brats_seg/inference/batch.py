@@ -20,6 +20,7 @@ from brats_seg.cases.case import Case, read_case_files
 from brats_seg.cases.inputs import find_inputs
 from brats_seg.cases.many import Failure, attempt_case
 from brats_seg.errors import BratsError, UsageError
+from brats_seg.inference.case_pages import page_of_result, page_path, write_page
 from brats_seg.inference.cluster import MAX_KILLED_WORKERS, cluster_results
 from brats_seg.inference.missing_modalities import accepted
 from brats_seg.inference.output import OutputFolder, Record, convention_remarks, key_of
@@ -216,6 +217,7 @@ def finish_batch(
 class ReadCase:
     """A case that has been read."""
 
+    case: Case
     scan: Scan
     inputs: tuple[str, ...]
     """SHA-256 of the files."""
@@ -280,11 +282,18 @@ class CaseWork:
         )
         earlier = self.earlier.get(case.case_id)
         if earlier and self.output.is_finished(earlier, key):
+            if not page_path(self.output.path, case.case_id).exists():
+                self._write_page(case, earlier)
             return CaseOutcome(record=earlier, is_new=False)
         scan = self.predictor.prepare(self.predictor.read(case, files))
         seconds = time.monotonic() - started_s
         return ReadCase(
-            scan=scan, inputs=files.contents, files=case.read_as, key=key, seconds=seconds
+            case=case,
+            scan=scan,
+            inputs=files.contents,
+            files=case.read_as,
+            key=key,
+            seconds=seconds,
         )
 
     def _write(self, predicted: PredictedCase) -> CaseOutcome:
@@ -310,7 +319,13 @@ class CaseWork:
             device=result.device,
             version=version("brats_seg"),
         )
+        self._write_page(read.case, record)
         return CaseOutcome(record=record)
+
+    def _write_page(self, case: Case, record: Record) -> None:
+        if self.predictor.settings.report:
+            # from the files again: the network was given resampled and normalised scans
+            write_page(page_of_result(case, record, self.output.path))
 
     def _attempt(self, case_id: str, stage: Callable[[], Result]) -> Result | CaseOutcome:
         result = attempt_case(case_id, stage)

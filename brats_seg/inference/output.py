@@ -4,6 +4,8 @@
 probabilities/<case>-wt.nii.gz, -tc, -et
 uncertainty/<case>.nii.gz
 previews/<case>.png            three planes through the tumour, with the outlines of the regions
+reports/<case>.html            page of the case, by `case_pages`
+cohort.html                    page of all cases, by `pages.cohort`
 manifest.jsonl                 record of each case; the last line of a case counts
 volumes.csv, failures.csv
 labels-brats2017.txt, .ctbl    label values and colours for ITK-SNAP and 3D Slicer
@@ -119,8 +121,11 @@ def key_of(
     settings: PredictionSettings,
     modalities: Sequence[str] = MODALITIES,
 ) -> str:
-    """Return a hash of everything that a result depends on, except the device."""
-    parts = [*inputs, model, settings.model_dump_json(exclude={"device", "layout"})]
+    """Return a hash of everything that a result depends on, except the device.
+
+    A page is made from the result, and is no part of it.
+    """
+    parts = [*inputs, model, settings.model_dump_json(exclude={"device", "layout", "report"})]
     # not the usual layout, so that results of versions that had no other stay finished
     parts += [settings.layout] if settings.layout != "plain" else []
     # one file may be given as any of the modalities

@@ -28,7 +28,8 @@ from brats_seg.labels import REGIONS, LabelConvention
 _BIDS_VERSION = "1.10.0"
 _BIDS_ID = re.compile(r"sub-[A-Za-z0-9]+(_ses-[A-Za-z0-9]+)?")
 _NOT_BIDS = (
-    *("brats_seg.json", "manifest.jsonl", "volumes.csv", "failures.csv", "previews", "labels-*"),
+    *("brats_seg.json", "manifest.jsonl", "volumes.csv", "failures.csv", "previews", "reports"),
+    *("cohort.html", "labels-*"),
     "**/*_desc-entropy_*",
 )
 """Files in a BIDS derivative that BIDS does not know, for its validator."""

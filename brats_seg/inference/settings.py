@@ -57,6 +57,8 @@ class PredictionSettings(Section):
     """Whether a map of the entropy over models and mirror images is written as well."""
     preview: bool = True
     """Whether a picture of each case is written as well."""
+    report: bool = False
+    """Whether a page of each case is written as well, in HTML, to the folder `reports`."""
     layout: ResultLayout = "plain"
     """Names of the files that are written: `plain`, CASE.nii.gz, or `bids`, a BIDS derivative."""
 

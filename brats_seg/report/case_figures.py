@@ -48,6 +48,7 @@ from brats_seg.report.style import (
     line_key,
     outline_key,
 )
+from brats_seg.voxels.box import Triple
 from brats_seg.voxels.orientation import AXES
 
 SHOWN = ("t1c", "t2f")
@@ -156,18 +157,20 @@ def planes_figure(
     spacing_mm: Spacing,
     *,
     directions: Directions = AXES,
+    centre: Triple | None = None,
 ) -> Figure:
     """Draw axial, coronal and sagittal sections, a row for each image, with the regions outlined.
 
     Args:
         images: Images `(X, Y, Z)` by modality, 0 outside the brain.
-        regions: Region masks `(3, X, Y, Z)`; the sections go through the largest tumour.
+        regions: Region masks `(3, X, Y, Z)`.
         spacing_mm: Edges of a voxel.
         directions: Sides of the patient that X, Y and Z run to.
+        centre: Triple that the sections go through; by default the middle of the largest tumour.
     """
     figure = dark_figure(9, 3.3 * len(images))
     grid = Grid(spacing_mm=spacing_mm, directions=directions)
-    centre = centre_of(regions, next(iter(images.values())))
+    centre = centre or centre_of(regions, next(iter(images.values())))
     rows = figure.subplots(len(images), len(PLANES), squeeze=False)
     for row, (modality, image) in zip(rows, images.items(), strict=True):
         _draw_planes(row, image, centre, grid, MODALITY_NAMES[modality])
@@ -271,9 +274,7 @@ def _draw_panel(axes: Any, image: Image, at: tuple[int, int], grid: Grid) -> Non
     draw_section_bar(axes, axis, grid)
 
 
-def _draw_planes(
-    row: Any, image: Image, centre: tuple[int, int, int], grid: Grid, words: str
-) -> None:
+def _draw_planes(row: Any, image: Image, centre: Triple, grid: Grid, words: str) -> None:
     """Draw the three sections of an image through a voxel."""
     for axes, (plane, axis) in zip(row, PLANES, strict=True):
         _draw_panel(axes, image, (axis, centre[axis]), grid)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from brats_seg.cases.case import Case, check_one_grid, label_values_of, load_case
+from brats_seg.cases.case import Case, LoadedCase, check_one_grid, label_values_of, load_case
 from brats_seg.cases.conventions import check_values, resolve
 from brats_seg.cases.discovery import find_cases
 from brats_seg.cases.layouts import modality_named
@@ -23,6 +23,7 @@ from brats_seg.labels import (
 )
 from brats_seg.report.sections import Grid, Image
 from brats_seg.voxels.brain import background_of
+from brats_seg.voxels.orientation import Affine
 
 _MOST_BITS = 1.001
 """Largest entropy of a yes or no, and the rounding error of half precision."""
@@ -52,12 +53,17 @@ class CaseView:
     """(4, X, Y, Z) in the order of `MODALITIES`, as scanned, 0 outside the brain."""
     geometry: Geometry
     """Grid of the files as they are stored."""
-    grid: Grid
-    """Size and directions of the voxels of the images."""
+    affine: Affine
+    """(4, 4), from the voxels of the images to millimetres."""
     reference: Labelled | None = None
     prediction: Labelled | None = None
     uncertainty: Image | None = None
     """Entropy (X, Y, Z) of the prediction in bits."""
+
+    @property
+    def grid(self) -> Grid:
+        """Size and directions of the voxels of the images."""
+        return Grid.of(self.affine)
 
     def image(self, modality: str) -> Image:
         """Return one modality (X, Y, Z), by a name that files may have too, such as `flair`.
@@ -94,16 +100,22 @@ def open_view(root: Path, case_id: str | None = None, *, labels: str | None = No
         UsageError: The folder does not hold that case.
         CaseError: The case lacks a modality, or a file of it cannot be used.
     """
-    loaded = load_case(_chosen(find_cases(root).cases, root, case_id), labels=labels or "")
+    chosen = _chosen(find_cases(root).cases, root, case_id)
+    return view_of(load_case(chosen, labels=labels or ""))
+
+
+def view_of(loaded: LoadedCase) -> CaseView:
+    """Return a case that has been loaded, with its reference if it has a label map."""
     reference = None
     if loaded.label is not None and loaded.convention is not None:
-        reference = Labelled(label_map=loaded.label.array, convention=loaded.convention)
+        label_map = np.ascontiguousarray(loaded.label.array)
+        reference = Labelled(label_map=label_map, convention=loaded.convention)
     return CaseView(
         case_id=loaded.case.case_id,
         release=loaded.release,
         images=np.stack([_on_zero(volume.array) for volume in loaded.volumes]),
         geometry=loaded.geometry,
-        grid=Grid.of(loaded.volumes[0].geometry.affine),
+        affine=loaded.volumes[0].geometry.affine,
         reference=reference,
     )
 
@@ -115,18 +127,12 @@ def with_prediction(view: CaseView, path: Path, *, labels: str | None = None) ->
         UsageError: The label map does not exist.
         CaseError: The label map cannot be read, or has another grid than the scans.
     """
-    if path.is_dir():
-        found = label_maps_in(path)
-        if view.case_id not in found:
-            msg = f"{path} holds no label map of case {view.case_id}; it has {some_of(found)}"
-            raise UsageError(msg)
-        path = found[view.case_id]
-    elif not path.exists():
-        msg = f"{path} does not exist; expected a label map, or a folder of <case>.nii.gz"
-        raise UsageError(msg)
-    label = read_label_map(path, case_id=view.case_id)
-    check_one_grid(view.case_id, [("the scans", view.geometry), (label.file, label.geometry)])
-    return replace(view, prediction=_labelled(view, label, labels))
+    return replace(view, prediction=_read_labelled(view, path, labels))
+
+
+def with_reference(view: CaseView, path: Path, *, labels: str | None = None) -> CaseView:
+    """Add the reference of a case; the arguments and errors are those of `with_prediction`."""
+    return replace(view, reference=_read_labelled(view, path, labels))
 
 
 def with_uncertainty(view: CaseView, path: Path) -> CaseView:
@@ -191,10 +197,27 @@ def _on_zero(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.where(array == background, 0, array) if background else array
 
 
+def _read_labelled(view: CaseView, path: Path, labels: str | None) -> Labelled:
+    if path.is_dir():
+        found = label_maps_in(path)
+        if view.case_id not in found:
+            msg = f"{path} holds no label map of case {view.case_id}; it has {some_of(found)}"
+            raise UsageError(msg)
+        path = found[view.case_id]
+    elif not path.exists():
+        msg = f"{path} does not exist; expected a label map, or a folder of <case>.nii.gz"
+        raise UsageError(msg)
+    label = read_label_map(path, case_id=view.case_id)
+    check_one_grid(view.case_id, [("the scans", view.geometry), (label.file, label.geometry)])
+    return _labelled(view, label, labels)
+
+
 def _labelled(view: CaseView, label: Volume, labels: str | None) -> Labelled:
     values = label_values_of(label.array)
     found = resolve(
         release=view.release, shape=label.geometry.shape, values=values, declared=labels or ""
     )
     check_values(values, found.convention, view.case_id, label.file)
-    return Labelled(label_map=oriented(label).array, convention=found.convention)
+    # regions of an array in another order of voxels take ten times as long
+    label_map = np.ascontiguousarray(oriented(label).array)
+    return Labelled(label_map=label_map, convention=found.convention)

@@ -1,6 +1,7 @@
 """Draw charts over many cases: scores, distributions of a cohort, predicted survival."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +30,8 @@ _SHARES = ("dice", "jaccard", "sensitivity", "specificity", "nsd")
 """Parts of the names of scores that lie between 0 and 1."""
 _BARS = ("dice", "jaccard")
 """Scores in a bar chart."""
+_FEW_POINTS = 200
+"""Points of a region that are drawn in full size."""
 _TITLE_SIZE = 12.0
 """Size of a title, in points."""
 _AXES_SHARE = 0.85
@@ -47,23 +50,16 @@ def score_figure(scores: Sequence[Score], *, column: str = "dice") -> Figure:
     Raises:
         UsageError: There are no scores, or they have no such column.
     """
-    by_region = _by_region(scores, column)
-    figure = light_figure(1.6 + 1.4 * len(by_region), 4.8)
-    axes = figure.subplots()
-    boxes = axes.boxplot(
-        list(by_region.values()),
-        tick_labels=[_label(region, values) for region, values in by_region.items()],
-        widths=0.5,
-        showfliers=False,  # every case is drawn
-        patch_artist=True,
-        medianprops={"color": "black"},
-    )
-    for place, (region, values) in enumerate(by_region.items(), start=1):
-        boxes["boxes"][place - 1].set_facecolor(_COLOUR_OF.get(region, _OTHER_COLOUR))
-        axes.plot(place + _apart(values), values, "o", color="black", mec="white", mew=0.5, ms=4)
-    _add_title(axes, f"{title_of(column)}, {counted(_n_cases(scores), 'case')}")
-    _finish(axes, column)
-    return figure
+    return _box_figure(_by_region(scores, column), column)
+
+
+def dice_figure(dice: npt.ArrayLike) -> Figure:
+    """Draw the Dice of every case as a point, and a box for each region, as `score_figure` does.
+
+    Args:
+        dice: Scores `(cases, 3)` in the order of `REGIONS`, of at least one case.
+    """
+    return _box_figure(dict(zip(REGIONS, np.asarray(dice, float).T, strict=True)), "dice")
 
 
 def bar_figure(scores: Sequence[Score]) -> Figure:
@@ -144,6 +140,22 @@ def distributions_figure(
     _histogram(of_ml, [_Part(ml, REGION_COLOURS[0])])
     _label_axes(of_ml, "whole tumour (ml)", ml)
     of_age.set_ylabel("cases")
+    return figure
+
+
+def volume_figure(volumes_ml: Mapping[str, npt.ArrayLike]) -> Figure:
+    """Draw a histogram of the volume of each region over cases.
+
+    Args:
+        volumes_ml: Volumes `(n,)` by region.
+    """
+    figure = light_figure(4 * len(volumes_ml), 3.4)
+    panels = figure.subplots(1, len(volumes_ml), squeeze=False)[0]
+    for axes, (region, ml) in zip(panels, volumes_ml.items(), strict=True):
+        values = np.asarray(ml, float)
+        _histogram(axes, [_Part(values, _COLOUR_OF.get(region, _OTHER_COLOUR))])
+        _label_axes(axes, f"{region.upper()} (ml)", values)
+    panels[0].set_ylabel("cases")
     return figure
 
 
@@ -244,6 +256,33 @@ def _by_region(scores: Sequence[Score], column: str) -> dict[str, npt.NDArray[np
 def _apart(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Return sideways offsets that separate equal values; the same at every call."""
     return np.random.default_rng(0).uniform(-0.15, 0.15, len(values))
+
+
+def _box_figure(by_region: Mapping[str, npt.NDArray[np.float64]], column: str) -> Figure:
+    figure = light_figure(1.6 + 1.4 * len(by_region), 4.8)
+    axes = figure.subplots()
+    boxes = axes.boxplot(
+        list(by_region.values()),
+        tick_labels=[_label(region, values) for region, values in by_region.items()],
+        widths=0.5,
+        showfliers=False,  # every case is drawn
+        patch_artist=True,
+        medianprops={"color": "black"},
+    )
+    for place, (region, values) in enumerate(by_region.items(), start=1):
+        boxes["boxes"][place - 1].set_facecolor(_COLOUR_OF.get(region, _OTHER_COLOUR))
+        size = _point_size(len(values))
+        x = place + _apart(values)
+        axes.plot(x, values, "o", color="black", mec="white", mew=size / 8, ms=size)
+    n_cases = max(map(len, by_region.values()))
+    _add_title(axes, f"{title_of(column)}, {counted(n_cases, 'case')}")
+    _finish(axes, column)
+    return figure
+
+
+def _point_size(n_points: int) -> float:
+    """Return the size in points at which thousands of points do not hide the box."""
+    return min(4.0, 4 * math.sqrt(_FEW_POINTS / max(n_points, 1)))
 
 
 def _label(region: str, values: npt.NDArray[np.float64]) -> str:

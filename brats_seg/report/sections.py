@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from brats_seg.labels import RegionMasks
 from brats_seg.report.style import OUTLINE_DASHES, OUTLINE_WIDTHS, REGION_COLOURS, LineStyle
+from brats_seg.voxels.box import Triple
 from brats_seg.voxels.components import number_components
 from brats_seg.voxels.orientation import AXES, Affine
 
@@ -103,7 +104,7 @@ class Grid:
         return {edge: self.letters(vector) for edge, vector in vectors.items()}
 
 
-def centre_of(regions: RegionMasks, image: Image) -> tuple[int, int, int]:
+def centre_of(regions: RegionMasks, image: Image) -> Triple:
     """Return the section along each axis with most of the largest tumour, or with most brain."""
     mask = image != 0
     if regions[0].any():

@@ -72,6 +72,7 @@ FREE_SETTINGS = frozenset(
 )
 """Settings that may change when a run is resumed, because they do not change its mathematics."""
 CONFIG_NAME = "config.yaml"
+ENVIRONMENT_NAME = "environment.json"
 _RESTORE = "Replace it by a copy, or start anew with --fresh."
 DRAWN_EVERY_S = 10.0
 """Time between two pictures of the history, each of which takes up to 0.3 s."""
@@ -281,7 +282,7 @@ class Run:
         with whole_file(self.path / CONFIG_NAME) as beside:
             beside.write_text(config.to_yaml())
         write_split(split, self.path / SPLIT_NAME)
-        with whole_file(self.path / "environment.json") as beside:
+        with whole_file(self.path / ENVIRONMENT_NAME) as beside:
             beside.write_text(json.dumps(environment_of(device), indent=2) + "\n")
         remove_leftovers(self.path)
 

@@ -1,0 +1,134 @@
+"""Make HTML pages: one file each, which opens by a double click and loads nothing from outside.
+
+A page is a template of the folder `templates` that extends `page.html`: title, style for light and
+dark, and the footer "research use only" are the same for all. Whatever a template inserts is escaped.
+
+A template inserts values for a script as `<script type="application/json" id="values">{{ values | tojson
+}}</script>`, a number as `{{ ml | number(1) }}`, and a picture as `<img src="{{ picture }}" alt="...">`
+with a value of `picture_uri`.
+"""
+
+import base64
+import math
+from functools import cache
+from importlib.metadata import version
+from importlib.resources import files
+from io import BytesIO
+from pathlib import Path
+
+import deflate
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from matplotlib.figure import Figure
+from PIL import Image
+
+from brats_seg.errors import UsageError
+from brats_seg.files import whole_file
+
+_PACKAGE = "brats_seg.report"
+_NIIVUE = files(_PACKAGE).joinpath("niivue")
+_COMPRESSION_LEVEL = 9
+PAGE_SUFFIX = ".html"
+"""Ending of the name of a page."""
+_DPI = 110
+_NO_NUMBER = "n/a"
+
+
+def write_page(path: Path, template: str, *, title: str, **values: object) -> None:
+    """Write a page to a file.
+
+    Args:
+        path: File to write, which ends in `.html`.
+        template: Name of a template in the folder `templates`.
+        title: Title and heading of the page.
+        values: Values that the template names.
+
+    Raises:
+        UsageError: The name of the file has another ending.
+        EnvironmentalError: The file cannot be written.
+    """
+    check_page_name(path)
+    page = render_page(template, title=title, **values)
+    with whole_file(path) as beside:
+        # file names need not be UTF-8
+        beside.write_bytes(page.encode(errors="backslashreplace"))
+
+
+def check_page_name(path: Path) -> None:
+    """Raise `UsageError` unless the name of a file ends in `.html`."""
+    if path.suffix.lower() != PAGE_SUFFIX:
+        msg = (
+            f"{path} ends in {path.suffix or 'nothing'}; expected a name that ends in {PAGE_SUFFIX}"
+        )
+        raise UsageError(msg)
+
+
+def render_page(template: str, *, title: str, **values: object) -> str:
+    """Return the text of a page; the arguments are those of `write_page`."""
+    return (
+        _environment()
+        .get_template(template)
+        .render(title=title, version=version("brats_seg"), **values)
+    )
+
+
+def packed(content: bytes) -> str:
+    """Return bytes compressed by gzip and in base64, for `unpacked` of `unpack.js`."""
+    return base64.b64encode(deflate.gzip_compress(content, _COMPRESSION_LEVEL)).decode()
+
+
+@cache
+def packed_niivue() -> str:
+    """Return the script NiiVue, which draws scans, as `packed` does."""
+    return packed(_NIIVUE.joinpath("niivue.umd.js").read_bytes())
+
+
+def niivue_licence() -> str:
+    """Return the licence of NiiVue, which a page that holds the script must show."""
+    return _NIIVUE.joinpath("LICENSE").read_text()
+
+
+def picture_uri(figure: Figure, *, dpi: int = _DPI) -> str:
+    """Return a figure as a lossless WebP, for the `src` of an image.
+
+    It has two thirds of the bytes of a PNG. With fewer colours a PNG would be as small, but the thin
+    yellow outlines of the core turn brown.
+    """
+    drawn, picture = BytesIO(), BytesIO()
+    figure.savefig(drawn, dpi=dpi, format="png")
+    with Image.open(drawn) as image:
+        image.convert("RGB").save(picture, format="WEBP", lossless=True, quality=50, method=2)
+    return data_uri(picture.getvalue(), "image/webp")
+
+
+def data_uri(content: bytes, media_type: str) -> str:
+    """Return bytes as a URI that holds them.
+
+    Example:
+        >>> data_uri(b"abc", "text/plain")
+        'data:text/plain;base64,YWJj'
+    """
+    return f"data:{media_type};base64,{base64.b64encode(content).decode()}"
+
+
+def number_text(value: float | None, digits: int = 1) -> str:
+    """Return a number with that many digits after the point, and `n/a` for none or NaN.
+
+    Example:
+        >>> number_text(12.345), number_text(float("nan")), number_text(7.0, 0)
+        ('12.3', 'n/a', '7')
+    """
+    return _NO_NUMBER if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader(_PACKAGE),
+        autoescape=True,
+        # a name that a template misspells is an error, and not an empty place
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["number"] = number_text
+    return environment
