@@ -111,16 +111,8 @@ def scan_remarks(geometry: Geometry, sample: BrainSample) -> Iterator[str]:
             f"the grid is turned by {angle:.0f} degrees against the axes of the body: the scan "
             "does not seem to be registered to an atlas"
         )
-    if sample.brain_ml > LARGEST_BRAIN_ML:
-        yield (
-            f"the foreground measures {sample.brain_ml:.0f} ml, more than a brain: the "
-            "skull does not seem to be stripped"
-        )
-    elif surface_brightness(sample) > BRIGHT_SURFACE:
-        yield (
-            "the surface of the foreground is bright in t1n, t1c and t2f: the scalp does not seem "
-            "to be stripped"
-        )
+    if remark := stripping_remark(sample):
+        yield remark
     if not sample.is_brain:
         return
     local = local_contrast(sample)
@@ -134,6 +126,21 @@ def scan_remarks(geometry: Geometry, sample: BrainSample) -> Iterator[str]:
             if named != likely
         ]
         yield f"{MIXED_UP}: {', '.join(pairs)}"
+
+
+def stripping_remark(sample: BrainSample) -> str:
+    """Return a sentence if the skull or the scalp does not seem to be stripped; else nothing."""
+    if sample.brain_ml > LARGEST_BRAIN_ML:
+        return (
+            f"the foreground measures {sample.brain_ml:.0f} ml, more than a brain: the "
+            "skull does not seem to be stripped"
+        )
+    if surface_brightness(sample) > BRIGHT_SURFACE:
+        return (
+            "the surface of the foreground is bright in t1n, t1c and t2f: the scalp does not seem "
+            "to be stripped"
+        )
+    return ""
 
 
 def likeliest_order(local: npt.NDArray[np.float32]) -> tuple[str, ...]:

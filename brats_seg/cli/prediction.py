@@ -36,6 +36,35 @@ _LABEL_MAP = "Label map"
 _WRITTEN = "What is written"
 _MACHINE = "Machine"
 
+SeriesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--series",
+        metavar="MODALITY=SERIES",
+        rich_help_panel="DICOM",
+        help="DICOM series that is a modality: its number, or a part of its description. May be "
+        "repeated.",
+    ),
+]
+IdentifiersOption = Annotated[
+    bool,
+    typer.Option(
+        "--identifiers",
+        rich_help_panel="DICOM",
+        help="Write the patient's name and number to the DICOM segmentation, and keep the names of "
+        "folders that are called after the patient.",
+    ),
+]
+PreprocessOption = Annotated[
+    bool,
+    typer.Option(
+        "--preprocess",
+        rich_help_panel="DICOM",
+        help="Register, resample to 1 mm and skull-strip DICOM scans where needed, by greedy and "
+        "HD-BET.",
+    ),
+]
+
 ModelOption = Annotated[
     list[Path],
     typer.Option(
@@ -51,7 +80,10 @@ def predict(
     model: ModelOption,
     inputs: Annotated[
         list[Path] | None,
-        typer.Argument(help="Folders of scans of any layout, or .csv or .json tables of paths."),
+        typer.Argument(
+            help="Folders of scans of any layout, or of DICOM files; or .csv or .json tables of "
+            "paths."
+        ),
     ] = None,
     t1n: Annotated[
         Path | None, typer.Option("--t1n", "--t1", rich_help_panel=_ONE_CASE, help="T1.")
@@ -169,6 +201,9 @@ def predict(
             rich_help_panel=_MACHINE, help="Address of a dask cluster to distribute the cases to."
         ),
     ] = None,
+    series: SeriesOption = None,
+    identifiers: IdentifiersOption = False,
+    preprocess: PreprocessOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Segment new scans: label maps on their own grids, volumes, pictures and a record of each.
@@ -196,10 +231,19 @@ def predict(
             "layout": layout,
         }
     )
-    from brats_seg.inference.batch import Executor, predict_cases
+    from brats_seg.dicom.convert import DicomOptions
+    from brats_seg.dicom.modalities import parse_overrides
+    from brats_seg.inference.batch import Executor, find_scans, predict_cases
 
     executor = Executor(n_workers=workers, scheduler=scheduler)
-    cases = _cases(inputs or [], {"t1n": t1n, "t1c": t1c, "t2w": t2w, "t2f": t2f}, case_id)
+    dicom = DicomOptions(
+        series=parse_overrides(series or []),
+        with_identifiers=identifiers,
+        preprocess=preprocess,
+    )
+    files = {"t1n": t1n, "t1c": t1c, "t2w": t2w, "t2f": t2f}
+    of_files = _case_of_files(inputs or [], files, case_id)
+    cases = of_files or find_scans(inputs or [], output, dicom, track=tracked)
     n_done = 0
 
     def on_case(outcome: "CaseOutcome") -> None:
@@ -330,10 +374,11 @@ def print_outcome(outcome: "CaseOutcome") -> None:
         print(f"    note: {warning}", flush=True)
 
 
-def _cases(
+def _case_of_files(
     paths: Sequence[Path], files: dict[str, Path | None], case_id: str | None
 ) -> "tuple[Case, ...]":
-    from brats_seg.cases.inputs import find_inputs, single_input
+    """Return the case that is given by its files, or nothing if paths are given."""
+    from brats_seg.cases.inputs import single_input
 
     given = {modality: path for modality, path in files.items() if path is not None}
     if bool(given) == bool(paths):
@@ -343,7 +388,7 @@ def _cases(
         if case_id is not None:
             msg = "--case-id needs one case by --t1n, --t1c, --t2w and --t2f instead of INPUTS"
             raise UsageError(msg)
-        return find_inputs(paths)
+        return ()
     if missing := [f"--{modality}" for modality in files if modality not in given]:
         msg = f"one case needs four modalities; missing: {', '.join(missing)}"
         raise UsageError(msg)
