@@ -94,7 +94,7 @@ def write_series(
         for name, value in {**PATIENT, **header}.items():
             setattr(image, name, value)
         # names that do not tell the order of the slices
-        path = folder / f"IM{(place * 7) % 101:04d}_{number}_{place}"
+        path = folder / f"IM{(place * 7) % 101:04d}_{study}_{number}_{place}"
         image.save_as(path, enforce_file_format=True)
         paths.append(path)
     return paths

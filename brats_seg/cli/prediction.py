@@ -15,8 +15,11 @@ from brats_seg.cli.options import (
     DEVICES,
     PRECISIONS,
     DeviceOption,
+    IdentifiersOption,
     JsonOption,
     PrecisionOption,
+    PreprocessOption,
+    SeriesOption,
     command_again,
     one_of,
     print_json,
@@ -35,35 +38,6 @@ _WINDOWS = "Windows"
 _LABEL_MAP = "Label map"
 _WRITTEN = "What is written"
 _MACHINE = "Machine"
-
-SeriesOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--series",
-        metavar="MODALITY=SERIES",
-        rich_help_panel="DICOM",
-        help="DICOM series that is a modality: its number, or a part of its description. May be "
-        "repeated.",
-    ),
-]
-IdentifiersOption = Annotated[
-    bool,
-    typer.Option(
-        "--identifiers",
-        rich_help_panel="DICOM",
-        help="Write the patient's name and number to the DICOM segmentation, and keep the names of "
-        "folders that are called after the patient.",
-    ),
-]
-PreprocessOption = Annotated[
-    bool,
-    typer.Option(
-        "--preprocess",
-        rich_help_panel="DICOM",
-        help="Register, resample to 1 mm and skull-strip DICOM scans where needed, by greedy and "
-        "HD-BET.",
-    ),
-]
 
 ModelOption = Annotated[
     list[Path],

@@ -29,7 +29,7 @@ from brats_seg.config import Section
 from brats_seg.dicom.modalities import OVERRIDE, Sorted, missing_words, sort_series
 from brats_seg.dicom.preprocess import ONE_MM, check_tools, has_spacing, how_to_prepare, prepare
 from brats_seg.dicom.series import INSTALL_DICOM, Series, Study, find_studies
-from brats_seg.errors import CaseError, EnvironmentalError, counted
+from brats_seg.errors import CaseError, EnvironmentalError, counted, some_of
 from brats_seg.files import whole_file
 from brats_seg.labels import MODALITIES
 from brats_seg.progress import Track, untracked
@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 SOURCE_NAME = "dicom.json"
 """Name of the file that says which DICOM files a case was converted from."""
+_SEPARATE = "Separate the patients' files, or export the examination again."
 _NOT_ENOUGH = (
     "--preprocess was not enough: look at the scans, and prepare them with other programs."
 )
@@ -226,15 +227,15 @@ def _converted(found: SortedStudy, scans: Path, options: DicomOptions) -> Case:
 
 def _check_usable(found: SortedStudy) -> None:
     """Raise `CaseError` if an examination cannot be converted."""
-    if found.problem:
-        names = "; ".join(map(str, found.series))
-        raise CaseError(
-            found.case_id,
-            str(found.study.folder),
-            f"{found.problem}. Series: {names}",
-            f"a series for each of {', '.join(MODALITIES)}",
-            OVERRIDE,
-        )
+    if not found.problem:
+        return
+    words = found.problem
+    unused = [f"{one.series}, {one.reason}" for one in found.series if not one.modality]
+    if unused and len(found.chosen) < len(MODALITIES):
+        words = f"{words}; not used: {some_of(unused)}"
+    expected = f"a whole series for each of {', '.join(MODALITIES)}"
+    next_step = _SEPARATE if found.study.problem else OVERRIDE
+    raise CaseError(found.case_id, str(found.study.folder), words, expected, next_step)
 
 
 def _key(found: SortedStudy, options: DicomOptions) -> str:

@@ -14,8 +14,11 @@ from brats_seg.dicom.series import Series
 from brats_seg.errors import UsageError
 from brats_seg.labels import MODALITIES
 
-OVERRIDE = "Name the series: --series MODALITY=NUMBER, or a part of its description."
-"""Next step where no series, or more than one, may be a modality."""
+OVERRIDE = (
+    "Export what is missing, or name the series of a modality: --series MODALITY=NUMBER, or a part of "
+    "its description."
+)
+"""Next step where a modality has no series, or one that cannot be converted."""
 
 _FEWEST_SLICES = 8
 """Slices of a series that can hold a whole brain: with 5 mm there are 25 or more."""
@@ -87,7 +90,7 @@ class Sorted:
 
     def __str__(self) -> str:
         """Return a line of the table that a user sees."""
-        return f"{self.modality or 'not used'}: {self.series}: {self.reason}"
+        return f"{self.modality or 'not used'}: {self.series}, {self.reason}"
 
 
 def parse_overrides(texts: Sequence[str]) -> dict[str, str]:
@@ -141,7 +144,7 @@ def missing_words(found: Sequence[Sorted], overrides: Mapping[str, str] | None =
     missing = [modality for modality in MODALITIES if modality not in of_modality]
     words = [f"no series for {', '.join(missing)}"] if missing else []
     words += [
-        f"no series for --series {modality}={wanted}"
+        f"nothing that is --series {modality}={wanted}"
         for modality, wanted in (overrides or {}).items()
         if not any(one.modality == modality and one.is_chosen for one in found)
     ]
