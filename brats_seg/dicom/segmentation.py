@@ -160,6 +160,7 @@ def _segmentation(
             manufacturer_model_name="brats_seg",
             software_versions=version("brats_seg"),
             device_serial_number="0",
+            content_creator_name="brats_seg",
             content_label="TUMOUR",
             content_description="Brain tumour, research use only",
             series_description=_NAME,
