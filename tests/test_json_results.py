@@ -43,7 +43,11 @@ SLOW_FLOW = (
     f"train --data data --prepared ready {TINY} --model autoencoder --run runs/ae --patch 16,16,16",
     "reconstruct runs/ae data",
 )
-ELSEWHERE = {"plan": "test_memory_plan.py", "survival": "test_survival.py"}
+ELSEWHERE = {
+    "convert": "test_convert.py",
+    "plan": "test_memory_plan.py",
+    "survival": "test_survival.py",
+}
 """Commands whose output is checked in other files, where their cases are."""
 
 

@@ -1,0 +1,258 @@
+"""A label map becomes a DICOM segmentation of its series, voxel for voxel, that others can read."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+pytest.importorskip("pydicom")
+pytest.importorskip("highdicom")
+pytest.importorskip("dcm2niix")
+
+import pydicom
+
+from brats_seg.cases.case import Case
+from brats_seg.cases.nifti import Geometry, read_volume
+from brats_seg.dicom.convert import DicomOptions, DicomSource, cases_of_dicom, read_source
+from brats_seg.dicom.segmentation import write_segmentation
+from brats_seg.labels import BRATS2017, BRATS2023, CONVENTIONS, LabelConvention
+from tests.builders import Run, check_json, make_label_map
+from tests.dicom_builders import TO_DICOM, oriented_affine, write_examination
+from tests.inference_builders import write_run
+from tests.test_convert import ORIENTATIONS
+
+NECROSIS, OEDEMA, ENHANCING = ("6574001", "SCT"), ("79654002", "SCT"), ("C113842", "NCIt")
+
+
+def converted(
+    root: Path, *, with_identifiers: bool = False, **kwargs: Any
+) -> tuple[Case, DicomSource]:
+    """Return a converted examination, and the DICOM files that it came from."""
+    write_examination(root / "dicom", **kwargs)
+    options = DicomOptions(with_identifiers=with_identifiers)
+    (case,) = cases_of_dicom(root / "dicom", root / "scans", options)
+    source = read_source(root / "scans/dicom")
+    assert source is not None
+    return case, source
+
+
+def grid_of(case: Case) -> Geometry:
+    assert case.t1c
+    return read_volume(case.path_of(case.t1c), case_id=case.case_id).geometry
+
+
+def moved(
+    labels: npt.NDArray[np.uint8], affine: npt.NDArray[np.float64], there: Geometry
+) -> npt.NDArray[np.uint8]:
+    """Return labels of one grid on another that has the same voxels in another order."""
+    places = np.indices(labels.shape).reshape(3, -1)
+    world = affine[:3, :3] @ places + affine[:3, 3:]
+    inverse = np.linalg.inv(there.affine)
+    voxels = np.rint(inverse[:3, :3] @ world + inverse[:3, 3:]).astype(int)
+    found = np.zeros(there.shape, dtype=np.uint8)
+    found[tuple(voxels)] = labels.ravel()
+    return found
+
+
+def read_by_hand(
+    path: Path, affine: npt.NDArray[np.float64], shape: tuple[int, ...]
+) -> npt.NDArray[Any]:
+    """Return the segment numbers (column, row, slice) of a series, from the bits of the file alone."""
+    image = pydicom.dcmread(path)
+    bits = np.unpackbits(np.frombuffer(image.PixelData, np.uint8), bitorder="little")
+    n_frames = int(image.NumberOfFrames)
+    frames = bits[: n_frames * image.Rows * image.Columns].reshape(n_frames, image.Rows, -1)
+    found = np.zeros(shape, dtype=np.uint8)
+    inverse = np.linalg.inv(affine)
+    shared = image.SharedFunctionalGroupsSequence[0]
+    along, down = np.reshape(
+        [float(v) for v in shared.PlaneOrientationSequence[0].ImageOrientationPatient], (2, 3)
+    )
+    for frame, groups in zip(frames, image.PerFrameFunctionalGroupsSequence, strict=True):
+        position = [float(v) for v in groups.PlanePositionSequence[0].ImagePositionPatient]
+        number = groups.SegmentIdentificationSequence[0].ReferencedSegmentNumber
+        for row, column in np.argwhere(frame):
+            world = TO_DICOM @ (np.array(position) + column * along + row * down)
+            voxel = np.rint(inverse @ [*world, 1])[:3].astype(int)
+            assert found[tuple(voxel)] == 0
+            found[tuple(voxel)] = number
+    return found
+
+
+def numbered(labels: npt.NDArray[np.uint8], convention: LabelConvention) -> npt.NDArray[np.uint8]:
+    """Return the number of the segment of each voxel."""
+    return np.searchsorted([0, *sorted(convention.painted)], labels).astype(np.uint8)
+
+
+@pytest.mark.parametrize("name", ORIENTATIONS)
+def test_every_voxel_returns_to_its_place(tmp_path: Path, name: str) -> None:
+    axes, degrees = ORIENTATIONS[name]
+    case, source = converted(tmp_path, axes=axes, degrees=degrees)
+    affine, labels = oriented_affine(axes, degrees), make_label_map()
+    geometry = grid_of(case)
+
+    remark = write_segmentation(
+        tmp_path / "a.dcm", moved(labels, affine, geometry), geometry, BRATS2017, source
+    )
+
+    assert remark == ""
+    found = read_by_hand(tmp_path / "a.dcm", affine, labels.shape)
+    np.testing.assert_array_equal(found, numbered(labels, BRATS2017))
+
+
+@pytest.mark.parametrize("name", ["axial, from above", "coronal", "oblique"])
+def test_a_second_reader_finds_the_same_voxels(tmp_path: Path, name: str) -> None:
+    """dcmqi, which knows nothing of the library that wrote the file."""
+    reader = shutil.which("segimage2itkimage")
+    if reader is None:
+        pytest.skip("needs dcmqi: pip install dcmqi")
+    axes, degrees = ORIENTATIONS[name]
+    case, source = converted(tmp_path, axes=axes, degrees=degrees)
+    geometry, labels = grid_of(case), make_label_map()
+    on_scan = moved(labels, oriented_affine(axes, degrees), geometry)
+    write_segmentation(tmp_path / "a.dcm", on_scan, geometry, BRATS2017, source)
+    options = ["--inputDICOM", tmp_path / "a.dcm", "--outputType", "nii", "--mergeSegments"]
+    done = subprocess.run(
+        [reader, *options, "--outputDirectory", tmp_path],
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+
+    assert "absent" not in done.stderr
+    image = nib.load(tmp_path / "1.nii.gz")
+    there = Geometry(
+        shape=image.shape[:3], affine=image.affine, qform=image.affine, qform_code=1, sform_code=1
+    )
+    found = np.asanyarray(image.dataobj)
+    back = np.linalg.inv(geometry.affine) @ there.affine
+    voxels = np.rint(np.c_[np.argwhere(found), np.ones((found > 0).sum())] @ back.T)[:, :3].astype(
+        int
+    )
+    expected = numbered(on_scan, BRATS2017)
+    assert len(voxels) == np.count_nonzero(expected)
+    np.testing.assert_array_equal(expected[tuple(voxels.T)], found[found > 0])
+    attributes = json.loads((tmp_path / "meta.json").read_text())["segmentAttributes"]
+    types = [one["SegmentedPropertyTypeCodeSequence"] for segment in attributes for one in segment]
+    assert [(one["CodeValue"], one["CodingSchemeDesignator"]) for one in types] == [
+        NECROSIS,
+        OEDEMA,
+        ENHANCING,
+    ]
+
+
+def test_a_label_map_on_another_grid_is_sampled_at_the_slices(tmp_path: Path) -> None:
+    case, source = converted(tmp_path)
+    coarse = grid_of(case)
+    affine = coarse.affine @ np.diag([0.5, 0.5, 0.5, 1])
+    affine[:3, 3] = (coarse.affine @ [-0.25, -0.25, -0.25, 1])[:3]
+    shape = tuple(2 * n for n in coarse.shape)
+    fine = Geometry(shape=shape, affine=affine, qform=affine, qform_code=1, sform_code=1)
+    labels = moved(make_label_map(), oriented_affine("LPS"), coarse)
+    repeated = labels.repeat(2, 0).repeat(2, 1).repeat(2, 2)
+
+    write_segmentation(tmp_path / "fine.dcm", repeated, fine, BRATS2017, source)
+
+    found = read_by_hand(tmp_path / "fine.dcm", oriented_affine("LPS"), make_label_map().shape)
+    np.testing.assert_array_equal(found, numbered(make_label_map(), BRATS2017))
+
+
+@pytest.mark.parametrize(("with_identifiers", "name"), [(False, ""), (True, "DOE^JOHN")])
+def test_the_patient_is_named_only_if_asked_for(
+    tmp_path: Path, with_identifiers: bool, name: str
+) -> None:
+    case, source = converted(tmp_path, with_identifiers=with_identifiers, StudyDescription="Jo D")
+    geometry = grid_of(case)
+    write_segmentation(
+        tmp_path / "a.dcm", np.zeros(geometry.shape, np.uint8), geometry, BRATS2017, source
+    )
+
+    image = pydicom.dcmread(tmp_path / "a.dcm")
+
+    assert str(image.PatientName) == name
+    assert str(image.PatientID) == ("HOSPITAL-4711" if with_identifiers else "")
+    one = pydicom.dcmread(source.series["t1c"].files[0], stop_before_pixels=True)
+    assert image.StudyInstanceUID == one.StudyInstanceUID
+    assert image.FrameOfReferenceUID == one.FrameOfReferenceUID
+    content = (tmp_path / "a.dcm").read_bytes()
+    words = (b"DOE", b"4711", b"1970", b"HOUSE", b"ACC123", b"Jo D", b"20200101")
+    assert any(word in content for word in words) == with_identifiers
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS, ids=lambda one: one.name)
+def test_every_tissue_that_a_prediction_has_is_coded(
+    tmp_path: Path, convention: LabelConvention
+) -> None:
+    case, source = converted(tmp_path)
+    geometry = grid_of(case)
+    labels = moved(make_label_map(convention=convention), oriented_affine("LPS"), geometry)
+
+    write_segmentation(tmp_path / "a.dcm", labels, geometry, convention, source)
+
+    segments = pydicom.dcmread(tmp_path / "a.dcm").SegmentSequence
+    assert len(segments) == 3
+    codes = [one.SegmentedPropertyTypeCodeSequence[0] for one in segments]
+    assert {OEDEMA, ENHANCING} <= {(one.CodeValue, one.CodingSchemeDesignator) for one in codes}
+    enhancing = [one.SegmentNumber for one in segments if one.SegmentLabel == "Enhancing tumour"]
+    found = read_by_hand(tmp_path / "a.dcm", oriented_affine("LPS"), make_label_map().shape)
+    is_enhancing = make_label_map(convention=BRATS2023) == 3
+    np.testing.assert_array_equal(found == enhancing[0], is_enhancing)
+
+
+def test_files_that_are_gone_are_said(tmp_path: Path) -> None:
+    case, source = converted(tmp_path)
+    Path(source.series["t1c"].files[3]).unlink()
+    geometry = grid_of(case)
+
+    remark = write_segmentation(
+        tmp_path / "a.dcm", np.zeros(geometry.shape, np.uint8), geometry, BRATS2017, source
+    )
+
+    assert "no DICOM segmentation was written: 1 of the 16 files of its series are gone" in remark
+    assert not (tmp_path / "a.dcm").exists()
+
+
+def test_predict_takes_a_folder_of_dicom_files(tmp_path: Path, run: Run) -> None:
+    write_examination(tmp_path / "Doe")
+    model = write_run(tmp_path / "run")
+    command = ["predict", tmp_path / "Doe", "-o", tmp_path / "out", "--model", model, "--json"]
+    given = ["--no-preview", "--threshold", "0.1,0.1,0.1"]
+
+    first = run(*command, *given)
+    again = run(*command, *given)
+    named = run(*command, *given, "--identifiers")
+
+    assert [one[0] for one in (first, again, named)] == [0, 0, 0], first[2]
+    (record,) = check_json("predict", first[1])
+    name = record["case_id"]
+    assert name.startswith("study-")
+    assert record["outputs"] == [f"{name}.dcm", f"{name}.nii.gz"]
+    assert "1 predicted, 0 finished before" in first[2]
+    assert "0 predicted, 1 finished before" in again[2]
+    assert check_json("predict", named[1])[0]["outputs"] == ["Doe.dcm", "Doe.nii.gz"]
+    label_map = nib.load(tmp_path / f"out/{name}.nii.gz")
+    segmented = read_by_hand(tmp_path / f"out/{name}.dcm", label_map.affine, label_map.shape)
+    assert np.count_nonzero(segmented) == np.count_nonzero(label_map.dataobj) > 0
+    assert "DOE" not in (tmp_path / "out/manifest.jsonl").read_text()
+
+
+def test_a_segmentation_that_cannot_be_written_leaves_the_label_map(
+    tmp_path: Path, run: Run
+) -> None:
+    case, _ = converted(tmp_path)
+    shutil.rmtree(tmp_path / "dicom")
+    model = write_run(tmp_path / "run")
+
+    code, shown, errors = run(
+        "predict", tmp_path / "scans", "-o", tmp_path / "out", "--model", model, "--no-preview"
+    )
+
+    assert code == 0, errors
+    assert "no DICOM segmentation was written" in shown
+    assert (tmp_path / f"out/{case.case_id}.nii.gz").exists()
