@@ -6,7 +6,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from pydicom.dataset import Dataset, FileMetaDataset
-from pydicom.uid import ExplicitVRLittleEndian, MRImageStorage, generate_uid
+from pydicom.uid import (
+    EnhancedMRImageStorage,
+    ExplicitVRLittleEndian,
+    MRImageStorage,
+    generate_uid,
+)
 
 from brats_seg.labels import MODALITIES
 from tests.builders import make_volumes
@@ -122,6 +127,53 @@ def write_examination(
             **{**HEADERS[modality], **header},
         )
     return volumes
+
+
+def write_enhanced(
+    path: Path, array: npt.NDArray[Any], affine: Affine, *, number: int, **header: Any
+) -> Path:
+    """Write an array (column, row, slice) as enhanced MR: one file, in another order of slices."""
+    image = _image(array[:, :, 0].T, "enhanced", number, 0)
+    image.file_meta.MediaStorageSOPClassUID = image.SOPClassUID = EnhancedMRImageStorage
+    to_dicom = TO_DICOM @ affine[:3, :3]
+    edges = np.linalg.norm(affine[:3, :3], axis=0)
+    order = np.random.default_rng(0).permutation(array.shape[2])
+    image.PixelData = np.stack([array[:, :, place].T for place in order]).astype("<i2").tobytes()
+    image.NumberOfFrames = len(order)
+    image.ImageType = ["ORIGINAL", "PRIMARY", "M", "NONE"]
+    echo, times, modifier, measures, plane = (Dataset() for _ in range(5))
+    echo.EffectiveEchoTime = header.pop("EchoTime")
+    times.RepetitionTime = header.pop("RepetitionTime")
+    modifier.InversionTimes = header.pop("InversionTime", None)
+    header.pop("ScanningSequence")
+    measures.PixelSpacing = [float(edges[1]), float(edges[0])]
+    measures.SliceThickness = measures.SpacingBetweenSlices = float(edges[2])
+    plane.ImageOrientationPatient = [
+        f"{value:.9g}" for axis in (0, 1) for value in to_dicom[:, axis] / edges[axis]
+    ]
+    shared = Dataset()
+    shared.MREchoSequence, shared.MRTimingAndRelatedParametersSequence = [echo], [times]
+    shared.MRModifierSequence, shared.PixelMeasuresSequence = [modifier], [measures]
+    shared.PlaneOrientationSequence = [plane]
+    image.SharedFunctionalGroupsSequence = [shared]
+    image.PerFrameFunctionalGroupsSequence = [_frame(affine, int(place)) for place in order]
+    if header.pop("ContrastBolusAgent", ""):
+        image.ContrastBolusAgentSequence = [Dataset()]
+    for name, value in {**PATIENT, **header}.items():
+        setattr(image, name, value)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.save_as(path, enforce_file_format=True)
+    return path
+
+
+def _frame(affine: Affine, place: int) -> Dataset:
+    position, content, frame = Dataset(), Dataset(), Dataset()
+    world = TO_DICOM @ (affine @ np.array([0, 0, place, 1]))[:3]
+    position.ImagePositionPatient = [f"{value:.9g}" for value in world]
+    content.StackID, content.InStackPositionNumber = "1", place + 1
+    content.DimensionIndexValues = [1, place + 1]
+    frame.PlanePositionSequence, frame.FrameContentSequence = [position], [content]
+    return frame
 
 
 def _image(pixels: npt.NDArray[Any], study: str, number: int, place: int) -> Dataset:

@@ -86,7 +86,7 @@ def test_nothing_logged_names_the_patient(
         only_case(tmp_path)
 
     shown = caplog.text + "".join(capfd.readouterr())
-    assert 'dicom: t1c: series 2 "AX T1 POST" (16 files, 1x1x1 mm), T1 by its' in shown
+    assert 'dicom: t1c: series 2 "AX T1 POST" (16 slices, 1x1x1 mm), T1 by its' in shown
     assert not any(word in shown for word in ("DOE", "JOHN", "4711", "19700101", "ACC1"))
 
 

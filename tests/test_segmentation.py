@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,18 @@ import pydicom
 
 from brats_seg.cases.case import Case
 from brats_seg.cases.nifti import Geometry, read_volume
-from brats_seg.dicom.convert import DicomSource, cases_of_dicom, read_source
+from brats_seg.dicom.convert import DicomSource, cases_of_dicom, convert_studies, read_source
+from brats_seg.dicom.modalities import sort_series
 from brats_seg.dicom.segmentation import write_segmentation
-from brats_seg.labels import BRATS2017, BRATS2023, CONVENTIONS, LabelConvention
-from tests.builders import Run, check_json, make_label_map
-from tests.dicom_builders import TO_DICOM, oriented_affine, write_examination
+from brats_seg.labels import BRATS2017, BRATS2023, CONVENTIONS, MODALITIES, LabelConvention
+from tests.builders import Run, check_json, make_label_map, make_volumes
+from tests.dicom_builders import (
+    HEADERS,
+    TO_DICOM,
+    oriented_affine,
+    write_enhanced,
+    write_examination,
+)
 from tests.inference_builders import write_run
 from tests.test_convert import ORIENTATIONS
 
@@ -53,14 +61,14 @@ def grid_of(case: Case) -> Geometry:
 
 
 def moved(
-    labels: npt.NDArray[np.uint8], affine: npt.NDArray[np.float64], there: Geometry
-) -> npt.NDArray[np.uint8]:
-    """Return labels of one grid on another that has the same voxels in another order."""
+    labels: npt.NDArray[Any], affine: npt.NDArray[np.float64], there: Geometry
+) -> npt.NDArray[Any]:
+    """Return voxels of one grid on another that has the same voxels in another order."""
     places = np.indices(labels.shape).reshape(3, -1)
     world = affine[:3, :3] @ places + affine[:3, 3:]
     inverse = np.linalg.inv(there.affine)
     voxels = np.rint(inverse[:3, :3] @ world + inverse[:3, 3:]).astype(int)
-    found = np.zeros(there.shape, dtype=np.uint8)
+    found = np.zeros(there.shape, dtype=labels.dtype)
     found[tuple(voxels)] = labels.ravel()
     return found
 
@@ -106,6 +114,30 @@ def test_every_voxel_returns_to_its_place(tmp_path: Path, name: str) -> None:
     )
 
     assert remark == ""
+    found = read_by_hand(tmp_path / "a.dcm", affine, labels.shape)
+    np.testing.assert_array_equal(found, numbered(labels, BRATS2017))
+
+
+def test_enhanced_mr_with_all_slices_in_one_file_is_read_and_segmented(tmp_path: Path) -> None:
+    affine, labels = oriented_affine(*ORIENTATIONS["oblique"]), make_label_map()
+    volumes = make_volumes()
+    for number, (modality, array) in enumerate(zip(MODALITIES, volumes, strict=True), start=1):
+        path = tmp_path / f"dicom/{number}"
+        write_enhanced(path, array, affine, number=number, **HEADERS[modality])
+
+    (done,) = convert_studies(tmp_path / "dicom", tmp_path / "scans")
+
+    # by their times alone as well: they stand elsewhere than in other files
+    series = [replace(one.series, description="") for one in done.found.series]
+    assert [one.modality for one in sort_series(series)] == list(MODALITIES)
+    assert [(one.n_slices, len(one.files)) for one in series] == [(16, 1)] * 4
+    assert done.case.t1c
+    scan = read_volume(done.case.path_of(done.case.t1c), case_id="me")
+    np.testing.assert_array_equal(scan.array, moved(volumes[1], affine, scan.geometry))
+    source = read_source(tmp_path / "scans/dicom")
+    assert source
+    on_scan = moved(labels, affine, scan.geometry)
+    write_segmentation(tmp_path / "a.dcm", on_scan, scan.geometry, BRATS2017, source)
     found = read_by_hand(tmp_path / "a.dcm", affine, labels.shape)
     np.testing.assert_array_equal(found, numbered(labels, BRATS2017))
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from brats_seg.cases.layouts import modality_named
 from brats_seg.dicom.series import Series
-from brats_seg.errors import UsageError
+from brats_seg.errors import UsageError, counted
 from brats_seg.labels import MODALITIES
 
 OVERRIDE = (
@@ -201,8 +201,8 @@ def _excluded(series: Series) -> str:
             return f"{name}, by its description"
     if series.is_diffusion or "EP" in series.techniques:
         return "diffusion or perfusion: it has a b value, or is echo planar"
-    if len(series.files) < _FEWEST_SLICES and not series.problem:
-        return f"only {len(series.files)} slices"
+    if series.n_slices < _FEWEST_SLICES and not series.problem:
+        return f"only {counted(series.n_slices, 'slice')}"
     return ""
 
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from brats_seg.cases.nifti import Geometry
 from brats_seg.dicom.convert import DicomSource
-from brats_seg.dicom.series import INSTALL_DICOM, plane_of, read_header
+from brats_seg.dicom.series import INSTALL_DICOM, frames_of, plane_of, read_header
 from brats_seg.errors import EnvironmentalError
 from brats_seg.files import whole_file
 from brats_seg.labels import LabelConvention, LabelMap
@@ -32,7 +32,9 @@ _IMAGE = (
     *("SOPClassUID", "SOPInstanceUID", "StudyInstanceUID", "SeriesInstanceUID", "Modality"),
     *("FrameOfReferenceUID", "PositionReferenceIndicator", "Rows", "Columns", "PixelSpacing"),
     *("SliceThickness", "SpacingBetweenSlices", "ImagePositionPatient", "InstanceNumber"),
-    *("ImageOrientationPatient", "SeriesNumber"),
+    *("ImageOrientationPatient", "SeriesNumber", "NumberOfFrames", "DimensionIndexSequence"),
+    *("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"),
+    *("DimensionOrganizationSequence",),
 )
 """Elements of the images that a segmentation needs and that do not name the patient."""
 _PATIENT = (
@@ -96,21 +98,21 @@ def write_segmentation(
 def label_map_on(
     images: Sequence[Any], label_map: LabelMap, geometry: Geometry
 ) -> npt.NDArray[np.uint8]:
-    """Return the labels (image, row, column) at the positions of the pixels of DICOM images.
+    """Return the labels (slice, row, column) at the positions of the pixels of DICOM images.
 
     Pixels take the nearest label; outside of the label map it is 0.
     """
     to_voxel = np.linalg.inv(geometry.affine)
+    rows, columns = np.indices((images[0].Rows, images[0].Columns))
+    pixels = np.stack([columns, rows, np.ones_like(rows)]).reshape(3, -1)
     slices = []
-    for image in images:
-        directions, position = plane_of(image)
-        row_mm, column_mm = (float(mm) for mm in image.PixelSpacing)
+    for frame in (frame for image in images for frame in frames_of(image)):
+        directions, position = plane_of(frame)
+        row_mm, column_mm = (float(mm) for mm in frame["PixelSpacing"])
         # from (column, row, 1) of a pixel to its voxel
         step = np.stack([directions[0] * column_mm, directions[1] * row_mm, position], axis=1)
         there = to_voxel[:3, :3] @ (_TO_DICOM @ step)
         there[:, 2] += to_voxel[:3, 3]
-        rows, columns = np.indices((image.Rows, image.Columns))
-        pixels = np.stack([columns, rows, np.ones_like(rows)]).reshape(3, -1)
         voxels = np.rint(there @ pixels).astype(np.int64)
         inside = ((voxels >= 0) & (voxels < np.array(label_map.shape)[:, None])).all(axis=0)
         labels = np.zeros(rows.size, dtype=np.uint8)

@@ -28,8 +28,6 @@ log = logging.getLogger(__name__)
 INSTALL_DICOM = "pip install 'brats_seg[dicom]'"
 """Command that installs what DICOM needs."""
 
-_MANY_FRAMES = frozenset({"1.2.840.10008.5.1.4.1.1.4.1", "1.2.840.10008.5.1.4.1.1.4.4"})
-"""Classes of MR images with all slices in one file."""
 _GAP_TOLERANCE = 0.1
 """Share of the usual distance of slices by which a distance may differ."""
 _SAME_PLACE_MM = 0.01
@@ -48,8 +46,25 @@ _TAGS = (
     *("ScanningSequence", "EchoTime", "RepetitionTime", "InversionTime", "DiffusionBValue"),
     *("ContrastBolusAgent", "ContrastBolusVolume", "ImagePositionPatient", "InstanceNumber"),
     *("ImageOrientationPatient", "PixelSpacing", "Rows", "Columns", "PatientIdentityRemoved"),
-    *("ImagesInAcquisition", "NumberOfFrames", "StudyDate", "AcquisitionTime", *_IDENTIFIERS),
+    *("ImagesInAcquisition", "NumberOfFrames"),
+    *("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence", "EchoPulseSequence"),
+    *("InversionRecovery", "EchoPlanarPulseSequence", "ContrastBolusAgentSequence"),
+    *_IDENTIFIERS,
 )
+_KEPT = frozenset(_TAGS).difference(
+    _IDENTIFIERS, ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence")
+)
+_OF_FRAMES = {
+    "ImagePositionPatient": ("PlanePositionSequence", "ImagePositionPatient"),
+    "ImageOrientationPatient": ("PlaneOrientationSequence", "ImageOrientationPatient"),
+    "PixelSpacing": ("PixelMeasuresSequence", "PixelSpacing"),
+    "EchoTime": ("MREchoSequence", "EffectiveEchoTime"),
+    "RepetitionTime": ("MRTimingAndRelatedParametersSequence", "RepetitionTime"),
+    "InversionTime": ("MRModifierSequence", "InversionTimes"),
+    "DiffusionBValue": ("MRDiffusionSequence", "DiffusionBValue"),
+}
+"""Place in the functional groups of enhanced MR, whose slices are frames of one file, of what other
+files state at their top."""
 _DAMAGE = (
     *(ValueError, TypeError, KeyError, AttributeError, EOFError, OSError, NotImplementedError),
     *(IndexError, OverflowError, RecursionError, MemoryError, struct.error),
@@ -70,8 +85,9 @@ class Series:
     """Description, or else the name of the protocol or of the sequence."""
     kind: str
     """Modality of DICOM, such as `MR` or `CT`."""
+    n_slices: int
     files: tuple[Path, ...]
-    """Files in the order of the slices."""
+    """Files in the order of the slices; one file of enhanced MR holds them all."""
     image_type: tuple[str, ...] = ()
     techniques: tuple[str, ...] = ()
     """Scanning sequences: SE spin echo, GR gradient echo, IR inversion recovery, EP echo planar."""
@@ -83,8 +99,6 @@ class Series:
     is_diffusion: bool = False
     spacing_mm: tuple[float, float, float] = (0.0, 0.0, 0.0)
     """Distance of columns, rows and slices."""
-    time: str = ""
-    """Time of day of the first image, to tell what was acquired first."""
     problem: str = ""
     """Reason why it cannot be converted; empty if it can."""
 
@@ -93,7 +107,7 @@ class Series:
         size = "x".join(f"{mm:.2g}" for mm in self.spacing_mm)
         return (
             f'series {self.number} "{self.description}" '
-            f"({counted(len(self.files), 'file')}, {size} mm)"
+            f"({counted(self.n_slices, 'slice')}, {size} mm)"
         )
 
 
@@ -128,6 +142,8 @@ class _Image:
     def number(self, name: str) -> float | None:
         """Return a value as a number, None if there is none."""
         value = self.values.get(name)
+        if isinstance(value, Sequence) and not isinstance(value, str):
+            value = value[0] if value else None
         return None if value is None or value == "" else float(value)
 
     def texts(self, name: str) -> tuple[str, ...]:
@@ -179,6 +195,34 @@ def find_studies(root: Path, *, with_identifiers: bool = False) -> tuple[Study, 
     return tuple(sorted(studies, key=lambda study: study.name))
 
 
+def frames_of(header: Any) -> list[dict[str, Any]]:
+    """Return position, orientation, spacing and times of each frame of an image; of most images one.
+
+    Args:
+        header: A `pydicom.Dataset`.
+
+    Raises:
+        AttributeError: A frame of enhanced MR states no position.
+    """
+    groups = header.get("PerFrameFunctionalGroupsSequence")
+    if not groups:
+        return [{name: header.get(name) for name in _OF_FRAMES}]
+    shared = header.get("SharedFunctionalGroupsSequence") or [{}]
+    return [
+        {name: _in_groups((frame, shared[0]), *place) for name, place in _OF_FRAMES.items()}
+        for frame in groups
+    ]
+
+
+def _in_groups(groups: Sequence[Any], sequence: str, name: str) -> Any:
+    """Return an element from the first of several functional groups that has it, or None."""
+    for group in groups:
+        items = group.get(sequence)
+        if items and name in items[0]:
+            return items[0].get(name)
+    return None
+
+
 def plane_of(values: Mapping[str, Any]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Return the directions (3, 3) of columns, rows and slices of an image, and its position (3,).
 
@@ -223,10 +267,13 @@ def _images_below(root: Path) -> dict[_StudyKey, list[_Image]]:
     images: dict[_StudyKey, dict[str, _Image]] = defaultdict(dict)
     n_damaged = 0
     for path in _files_below(root):
-        image = _read(path)
-        if image is None:
+        try:
+            frames = _read(path)
+        except _DAMAGE:
             n_damaged += 1
-        elif uid := image.text("SOPInstanceUID"):
+            continue
+        for number, image in enumerate(frames):
+            uid = f"{image.text('SOPInstanceUID')}.{number}"
             images[image.text("StudyInstanceUID"), image.patient].setdefault(uid, image)
     if n_damaged:
         damaged = counted(n_damaged, "file")
@@ -240,21 +287,24 @@ def _files_below(root: Path) -> Iterator[Path]:
             yield root / folder.path / name
 
 
-def _read(path: Path) -> _Image | None:
-    """Return the header of an image, one without values for another file, None for a damaged one."""
-    try:
-        header = read_header(path, _TAGS)
-        values = {} if header is None else {name: header.get(name) for name in _TAGS}
-        identifiers = [_plain(part) for name in _IDENTIFIERS for part in _parts(values.get(name))]
-        patient = "^".join(str(values.get(name)) for name in ("PatientID", "PatientName"))
-        return _Image(
+def _read(path: Path) -> list[_Image]:
+    """Return the slices in a file: none if it is not DICOM, one, or those of enhanced MR."""
+    header = read_header(path, _TAGS)
+    if header is None or "SOPInstanceUID" not in header:
+        return []
+    values = {name: header.get(name) for name in _TAGS}
+    identifiers = [_plain(part) for name in _IDENTIFIERS for part in _parts(values.get(name))]
+    patient = "^".join(str(values.get(name)) for name in ("PatientID", "PatientName"))
+    kept = {name: value for name, value in values.items() if name in _KEPT}
+    return [
+        _Image(
             path=path,
-            values={name: value for name, value in values.items() if name not in _IDENTIFIERS},
+            values={**kept, **frame, "InstanceNumber": values["InstanceNumber"] or number},
             patient=_hash(patient),
             identifiers=tuple(one for one in identifiers if len(one) >= _SHORTEST_IDENTIFIER),
         )
-    except _DAMAGE:
-        return None
+        for number, frame in enumerate(frames_of(header))
+    ]
 
 
 def _parts(value: Any) -> list[str]:
@@ -327,30 +377,37 @@ def _series(images: Sequence[_Image]) -> Series:
     except (KeyError, TypeError, ValueError):
         files, spacing = sorted(image.path for image in images), (0.0, 0.0, 0.0)
         problem = "its headers do not say where its slices lie"
-    if first.text("SOPClassUID") in _MANY_FRAMES or (first.number("NumberOfFrames") or 1) > 1:
-        problem = "all its slices are in one file (enhanced DICOM), which is not supported"
     named = ("SeriesDescription", "ProtocolName", "SequenceName")
     return Series(
         number=int(first.number("SeriesNumber") or 0),
         description=next(filter(None, map(first.text, named)), ""),
         kind=first.text("Modality"),
-        files=tuple(files),
+        n_slices=len(images),
+        files=tuple(dict.fromkeys(files)),
         image_type=first.texts("ImageType"),
-        techniques=first.texts("ScanningSequence"),
+        techniques=_techniques(first),
         echo_ms=first.number("EchoTime"),
         repetition_ms=first.number("RepetitionTime"),
         inversion_ms=first.number("InversionTime"),
         has_agent=_has_agent(first),
         is_diffusion=bool(first.number("DiffusionBValue")),
         spacing_mm=spacing,
-        time=first.text("AcquisitionTime"),
         problem=problem,
     )
 
 
 def _has_agent(image: _Image) -> bool:
     named = image.text("ContrastBolusAgent").lower() not in _NO_AGENT
-    return named or bool(image.number("ContrastBolusVolume"))
+    listed = bool(image.values.get("ContrastBolusAgentSequence"))
+    return named or listed or bool(image.number("ContrastBolusVolume"))
+
+
+def _techniques(image: _Image) -> tuple[str, ...]:
+    """Return the scanning sequences, also where enhanced MR states them in other elements."""
+    pulse = {"SPIN": "SE", "GRADIENT": "GR"}.get(image.text("EchoPulseSequence"))
+    others = {"IR": "InversionRecovery", "EP": "EchoPlanarPulseSequence"}
+    found = [name for name, element in others.items() if image.text(element) == "YES"]
+    return (*image.texts("ScanningSequence"), *([pulse] if pulse else []), *found)
 
 
 def _ordered(images: Sequence[_Image]) -> tuple[list[Path], float, str]:
