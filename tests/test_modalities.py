@@ -104,15 +104,15 @@ def test_the_reason_names_what_it_was_judged_by() -> None:
 
 
 def test_the_best_of_several_series_is_taken() -> None:
-    thick = series("AX T2", 1, **T2)
-    thin = series("AX T2 thin", 2, **{**T2, "spacing_mm": (1.0, 1.0, 1.0)})
+    thick = series("AX T2", 2, **T2)
+    thin = series("AX T2 thin", 1, **{**T2, "spacing_mm": (1.0, 1.0, 1.0)})
     broken = series("AX T2", 3, problem="gap", **{**T2, "spacing_mm": (0.5, 0.5, 0.5)})
     derived = series("T2", 4, image_type=("DERIVED",), **{**T2, "spacing_mm": (0.5, 0.5, 0.5)})
 
     found = sort_series([thick, thin, broken, derived])
 
     assert [one.modality for one in found] == ["", "t2w", "", ""]
-    assert found[0].reason.startswith("t2w too, but series 2 has thinner slices")
+    assert found[0].reason.startswith("t2w too, but series 1 has thinner slices")
     assert found[2].reason == "t2w, but gap"
 
 

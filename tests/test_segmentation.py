@@ -240,9 +240,9 @@ def test_every_tissue_that_a_prediction_has_is_coded(
 
 
 def test_predict_takes_a_folder_of_dicom_files(tmp_path: Path, run: Run) -> None:
-    write_examination(tmp_path / "Doe")
+    write_examination(tmp_path / "exam")
     model = write_run(tmp_path / "run")
-    command = ["predict", tmp_path / "Doe", "-o", tmp_path / "out", "--model", model, "--json"]
+    command = ["predict", tmp_path / "exam", "-o", tmp_path / "out", "--model", model, "--json"]
     given = ["--no-preview", "--threshold", "0.1,0.1,0.1"]
 
     first = run(*command, *given)
@@ -251,14 +251,14 @@ def test_predict_takes_a_folder_of_dicom_files(tmp_path: Path, run: Run) -> None
 
     assert [one[0] for one in (first, again, named)] == [0, 0, 0], first[2]
     (record,) = check_json("predict", first[1])
-    name = record["case_id"]
-    assert name.startswith("study-")
-    assert record["outputs"] == [f"{name}.dcm", f"{name}.nii.gz"]
+    assert record["outputs"] == ["exam.dcm", "exam.nii.gz"]
     assert "1 predicted, 0 finished before" in first[2]
     assert "0 predicted, 1 finished before" in again[2]
-    assert check_json("predict", named[1])[0]["outputs"] == ["Doe.dcm", "Doe.nii.gz"]
-    label_map = nib.load(tmp_path / f"out/{name}.nii.gz")
-    segmented = read_by_hand(tmp_path / f"out/{name}.dcm", label_map.affine, label_map.shape)
+    # the scans are the same, and the segmentation is not
+    assert "1 predicted, 0 finished before" in named[2]
+    assert str(pydicom.dcmread(tmp_path / "out/exam.dcm").PatientName) == "DOE^JOHN"
+    label_map = nib.load(tmp_path / "out/exam.nii.gz")
+    segmented = read_by_hand(tmp_path / "out/exam.dcm", label_map.affine, label_map.shape)
     assert np.count_nonzero(segmented) == np.count_nonzero(label_map.dataobj) > 0
     assert "DOE" not in (tmp_path / "out/manifest.jsonl").read_text()
 
