@@ -263,6 +263,22 @@ def test_predict_takes_a_folder_of_dicom_files(tmp_path: Path, run: Run) -> None
     assert "DOE" not in (tmp_path / "out/manifest.jsonl").read_text()
 
 
+def test_headers_that_no_segmentation_can_be_made_of_are_said(
+    tmp_path: Path, axial: tuple[Geometry, DicomSource]
+) -> None:
+    geometry, source = axial
+    text = tmp_path / "text"
+    text.write_text("no DICOM")
+    t1c = source.series["t1c"].model_copy(update={"files": (str(text),) * 16})
+    source = source.model_copy(update={"series": {**source.series, "t1c": t1c}})
+    empty = np.zeros(geometry.shape, np.uint8)
+
+    remark = write_segmentation(tmp_path / "a.dcm", empty, geometry, BRATS2017, source)
+
+    assert f"headers of its series, such as {text}, are not as the standard says" in remark
+    assert not (tmp_path / "a.dcm").exists()
+
+
 def test_a_segmentation_that_cannot_be_written_leaves_the_label_map(
     tmp_path: Path, run: Run
 ) -> None:

@@ -146,6 +146,35 @@ def test_copies_of_the_files_and_other_files_do_not_matter(tmp_path: Path) -> No
     assert not series.problem
 
 
+def test_a_segmentation_beside_its_scans_does_not_matter(tmp_path: Path) -> None:
+    write_one(tmp_path / "exam/a")
+    write_one(tmp_path / "exam/b", number=2, Modality="SEG", PatientName="", PatientID="")
+
+    (study,) = find_studies(tmp_path / "exam")
+
+    assert (len(study.series), study.problem) == (1, "")
+
+
+def test_values_that_are_not_as_the_standard_says_are_not_quoted(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    for path in write_one(tmp_path / "exam"):
+        # a date that is none, which pydicom warns of
+        path.write_bytes(path.read_bytes().replace(b"19700101", b"DOE 1970"))
+
+    assert find_studies(tmp_path / "exam")[0].series[0].problem == ""
+    assert not [str(one.message) for one in recwarn if "DOE" in str(one.message)]
+
+
+def test_a_folder_of_a_very_long_path_is_named_by_a_hash(tmp_path: Path) -> None:
+    write_one(tmp_path / "all" / ("n" * 120) / ("m" * 120), study="1")
+    write_one(tmp_path / "all" / ("n" * 120) / "other", study="2")
+
+    names = [study.name for study in find_studies(tmp_path / "all")]
+
+    assert names == ["n" * 120 + "_other", *[name for name in names if name.startswith("study-")]]
+
+
 def test_a_damaged_file_is_a_missing_slice(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

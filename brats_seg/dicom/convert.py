@@ -175,9 +175,10 @@ def sorted_study(study: Study, options: DicomOptions = DEFAULT_OPTIONS) -> Sorte
 def read_source(folder: Path) -> DicomSource | None:
     """Return the DICOM files that the case in a folder was converted from, or None."""
     try:
-        return DicomSource.model_validate_json((folder / SOURCE_NAME).read_bytes())
+        found = DicomSource.model_validate_json((folder / SOURCE_NAME).read_bytes())
     except (OSError, ValidationError):
         return None
+    return found if set(found.series) == set(MODALITIES) else None
 
 
 def unready_words(volumes: Sequence[Volume]) -> tuple[str, ...]:

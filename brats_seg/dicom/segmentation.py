@@ -7,7 +7,6 @@ are, because without them the segmentation refers to no images.
 """
 
 import hashlib
-import warnings
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -18,7 +17,14 @@ import numpy.typing as npt
 
 from brats_seg.cases.nifti import Geometry
 from brats_seg.dicom.convert import DicomSource
-from brats_seg.dicom.series import INSTALL_DICOM, frames_of, plane_of, read_header
+from brats_seg.dicom.series import (
+    HEADER_ERRORS,
+    INSTALL_DICOM,
+    frames_of,
+    plane_of,
+    read_header,
+    without_warnings,
+)
 from brats_seg.errors import EnvironmentalError
 from brats_seg.files import whole_file
 from brats_seg.labels import LabelConvention, LabelMap
@@ -76,7 +82,7 @@ def write_segmentation(
         source: DICOM files that the case was converted from.
 
     Returns:
-        Empty, or the reason why none was written: the DICOM files are gone.
+        Empty, or the reason why none was written: the DICOM files are gone or damaged.
 
     Raises:
         EnvironmentalError: pydicom or highdicom is not installed, or the file cannot be written.
@@ -87,9 +93,17 @@ def write_segmentation(
             f"no DICOM segmentation was written: {len(missing)} of the {len(files)} files of its "
             f"series are gone, such as {missing[0]}"
         )
-    images = [_image(file, with_identifiers=source.with_identifiers) for file in files]
-    on_images = label_map_on(images, label_map, geometry)
-    segmentation = _segmentation(images, on_images, convention)
+    try:
+        with without_warnings():
+            images = [_image(file, with_identifiers=source.with_identifiers) for file in files]
+            on_images = label_map_on(images, label_map, geometry)
+            segmentation = _segmentation(images, on_images, convention)
+    except HEADER_ERRORS as error:
+        # its message may quote what identifies the patient
+        return (
+            f"no DICOM segmentation was written: the headers of its series, such as {files[0]}, are "
+            f"not as the standard says ({type(error).__name__})"
+        )
     with whole_file(path) as beside:
         segmentation.save_as(beside)
     return ""
@@ -145,28 +159,25 @@ def _segmentation(
     masks = np.stack([on_images == value for value in values], axis=-1).astype(np.uint8)
     series_uid = images[0].SeriesInstanceUID
     content = hashlib.sha256(masks.tobytes()).hexdigest()
-    with warnings.catch_warnings():
-        # they quote values of headers that are not as the standard says
-        warnings.simplefilter("ignore")
-        return Segmentation(
-            source_images=images,
-            pixel_array=masks,
-            segmentation_type="BINARY",
-            segment_descriptions=_descriptions(convention, values),
-            # an equal label map gets the same UIDs, so that an archive stores it once
-            series_instance_uid=_uid(series_uid, "series"),
-            sop_instance_uid=_uid(series_uid, content),
-            series_number=int(images[0].get("SeriesNumber") or 0) + _SERIES_OFFSET,
-            instance_number=1,
-            manufacturer="brats_seg",
-            manufacturer_model_name="brats_seg",
-            software_versions=version("brats_seg"),
-            device_serial_number="0",
-            content_creator_name="brats_seg",
-            content_label="TUMOUR",
-            content_description="Brain tumour, research use only",
-            series_description=_NAME,
-        )
+    return Segmentation(
+        source_images=images,
+        pixel_array=masks,
+        segmentation_type="BINARY",
+        segment_descriptions=_descriptions(convention, values),
+        # an equal label map gets the same UIDs, so that an archive stores it once
+        series_instance_uid=_uid(series_uid, "series"),
+        sop_instance_uid=_uid(series_uid, content),
+        series_number=int(images[0].get("SeriesNumber") or 0) + _SERIES_OFFSET,
+        instance_number=1,
+        manufacturer="brats_seg",
+        manufacturer_model_name="brats_seg",
+        software_versions=version("brats_seg"),
+        device_serial_number="0",
+        content_creator_name="brats_seg",
+        content_label="TUMOUR",
+        content_description="Brain tumour, research use only",
+        series_description=_NAME,
+    )
 
 
 def _descriptions(convention: LabelConvention, values: Sequence[int]) -> list[Any]:

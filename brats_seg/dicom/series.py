@@ -12,6 +12,7 @@ import struct
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -19,6 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from brats_seg.cases.discovery import LONGEST_ID
 from brats_seg.cases.folders import walk_folders
 from brats_seg.errors import EnvironmentalError, UsageError, counted, printable
 from brats_seg.files import check_regular
@@ -65,13 +67,14 @@ _OF_FRAMES = {
 }
 """Place in the functional groups of enhanced MR, whose slices are frames of one file, of what other
 files state at their top."""
-_DAMAGE = (
+HEADER_ERRORS = (
     *(ValueError, TypeError, KeyError, AttributeError, EOFError, OSError, NotImplementedError),
     *(IndexError, OverflowError, RecursionError, MemoryError, struct.error),
 )
-"""Errors of pydicom on a file that is damaged."""
+"""Errors of pydicom and highdicom on a file that is damaged or not as the standard says."""
 _StudyKey: TypeAlias = tuple[str, str]
 """UID of an examination, and hash of the patient."""
+_SEVERAL_PATIENTS = "the images of one examination name several patients"
 _NO_AGENT = frozenset({"", "none", "no", "n", "without", "0"})
 
 
@@ -175,23 +178,16 @@ def find_studies(root: Path, *, with_identifiers: bool = False) -> tuple[Study, 
         log.warning("%s holds %s: each examination is a case", root, counted(n_patients, "patient"))
     n_of_uid = Counter(uid for uid, _ in images)
     folders = _own_folders(root, images)
-    names = {
-        key: _name(root, folders[key], found[0], with_identifiers=with_identifiers)
-        for key, found in images.items()
-    }
-    n_of_name = Counter(names.values())
-    studies = []
-    for key, found in images.items():
-        several = "the images of one examination name several patients"
-        is_own = names[key] and n_of_name[names[key]] == 1
-        studies.append(
-            Study(
-                name=names[key] if is_own else f"study-{_hash('^'.join(key))[:8]}",
-                folder=folders[key] or _common(found),
-                series=_all_series(found),
-                problem=several if n_of_uid[key[0]] > 1 else "",
-            )
+    names = _names(root, folders, images, with_identifiers=with_identifiers)
+    studies = [
+        Study(
+            name=names[key],
+            folder=folders[key] or _common(found),
+            series=_all_series(found),
+            problem=_SEVERAL_PATIENTS if n_of_uid[key[0]] > 1 else "",
         )
+        for key, found in images.items()
+    ]
     return tuple(sorted(studies, key=lambda study: study.name))
 
 
@@ -199,10 +195,7 @@ def frames_of(header: Any) -> list[dict[str, Any]]:
     """Return position, orientation, spacing and times of each frame of an image; of most images one.
 
     Args:
-        header: A `pydicom.Dataset`.
-
-    Raises:
-        AttributeError: A frame of enhanced MR states no position.
+        header: A `pydicom.Dataset`; what it does not state is None.
     """
     groups = header.get("PerFrameFunctionalGroupsSequence")
     if not groups:
@@ -251,15 +244,19 @@ def read_header(path: Path, tags: Sequence[str] | None = None) -> Any:
         msg = f"DICOM files need pydicom, which is not installed: {INSTALL_DICOM}"
         raise EnvironmentalError(msg) from None
     check_regular(path)
+    wanted = None if tags is None else [*tags]
+    try:
+        return pydicom.dcmread(path, stop_before_pixels=True, specific_tags=wanted)
+    except InvalidDicomError:
+        return None
+
+
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """Silence the warnings of pydicom, which quote values that may identify the patient."""
     with warnings.catch_warnings():
-        # its warnings quote values, which may identify the patient
         warnings.simplefilter("ignore")
-        try:
-            return pydicom.dcmread(
-                path, stop_before_pixels=True, specific_tags=None if tags is None else [*tags]
-            )
-        except InvalidDicomError:
-            return None
+        yield
 
 
 def _images_below(root: Path) -> dict[_StudyKey, list[_Image]]:
@@ -268,8 +265,9 @@ def _images_below(root: Path) -> dict[_StudyKey, list[_Image]]:
     n_damaged = 0
     for path in _files_below(root):
         try:
-            frames = _read(path)
-        except _DAMAGE:
+            with without_warnings():
+                frames = _read(path)
+        except HEADER_ERRORS:
             n_damaged += 1
             continue
         for number, image in enumerate(frames):
@@ -290,7 +288,8 @@ def _files_below(root: Path) -> Iterator[Path]:
 def _read(path: Path) -> list[_Image]:
     """Return the slices in a file: none if it is not DICOM, one, or those of enhanced MR."""
     header = read_header(path, _TAGS)
-    if header is None or "SOPInstanceUID" not in header:
+    # a segmentation that was made from the scans may lie beside them, without the patient's name
+    if header is None or "SOPInstanceUID" not in header or header.get("Modality") == "SEG":
         return []
     values = {name: header.get(name) for name in _TAGS}
     identifiers = [_plain(part) for name in _IDENTIFIERS for part in _parts(values.get(name))]
@@ -344,12 +343,32 @@ def _chain(root: Path, folder: Path) -> list[Path]:
     return [root.joinpath(*parts[:n]) for n in range(len(parts) + 1)]
 
 
+def _names(
+    root: Path,
+    folders: Mapping[_StudyKey, Path | None],
+    images: Mapping[_StudyKey, Sequence[_Image]],
+    *,
+    with_identifiers: bool,
+) -> dict[_StudyKey, str]:
+    """Return a name of its own for each study."""
+    wanted = {
+        key: _name(root, folders[key], found[0], with_identifiers=with_identifiers)
+        for key, found in images.items()
+    }
+    n_of_name = Counter(wanted.values())
+    return {
+        key: name if name and n_of_name[name] == 1 else f"study-{_hash('^'.join(key))[:8]}"
+        for key, name in wanted.items()
+    }
+
+
 def _name(root: Path, folder: Path | None, image: _Image, *, with_identifiers: bool) -> str:
     """Return a name after the folder of an examination; empty if it has none that can be shown."""
     if folder is None:
         return ""
     name = "_".join(folder.relative_to(root).parts) or folder.resolve().name
-    return name if with_identifiers or not _identifies(name, image) else ""
+    is_usable = name == printable(name) and len(name.encode()) <= LONGEST_ID
+    return name if is_usable and (with_identifiers or not _identifies(name, image)) else ""
 
 
 def _identifies(name: str, image: _Image) -> bool:
