@@ -7,6 +7,7 @@ that is defined here and holds the parts that a program can use. The schema is m
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from brats_seg.cases.case import CaseIndex
 from brats_seg.cases.many import Failure
 from brats_seg.config_text import Setting
 from brats_seg.crossval import CrossValidation
+from brats_seg.dicom.convert import Conversion
 from brats_seg.doctor import Diagnosis
 from brats_seg.evaluation.compare import ComparedFolders, Comparison
 from brats_seg.evaluation.evaluate import Evaluation, ScoredFolder
@@ -85,6 +87,37 @@ class PreparedFolder:
     folds_table: Path | None = None
     damage: tuple[str, ...] = ()
     """Messages about damaged cases, by `--verify`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SortedSeries:
+    """A DICOM series that `convert` has found."""
+
+    number: int
+    description: str
+    modality: str
+    """Empty if it is not used."""
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConvertedCase:
+    """An examination that `convert` has found."""
+
+    case_id: str
+    folder: Path
+    """Folder of its DICOM files."""
+    series: tuple[SortedSeries, ...]
+    problems: tuple[str, ...]
+    """Reasons why it cannot be predicted; empty if it can."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConvertedFolder:
+    """Result of `convert`."""
+
+    path: Path
+    cases: tuple[ConvertedCase, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,6 +231,7 @@ class SurvivalResult:
 OUTPUTS: dict[str, Any] = {
     "index": IndexedFolder,
     "prepare": PreparedFolder,
+    "convert": ConvertedFolder,
     "phantom": WrittenFile,
     "plan": tuple[PlanRow, ...],
     "train": TrainedRun,
@@ -266,6 +300,28 @@ def indexed_folder(found: CaseIndex, table: Path) -> IndexedFolder:
         for case in found.cases
     )
     return IndexedFolder(table=table, cases=tuple(cases))
+
+
+def converted_folder(done: Sequence[Conversion], path: Path) -> ConvertedFolder:
+    """Return the JSON of a conversion."""
+    cases = (
+        ConvertedCase(
+            case_id=one.case.case_id,
+            folder=one.found.study.folder,
+            series=tuple(
+                SortedSeries(
+                    number=series.series.number,
+                    description=series.series.description,
+                    modality=series.modality,
+                    reason=series.reason,
+                )
+                for series in one.found.series
+            ),
+            problems=one.case.problems,
+        )
+        for one in done
+    )
+    return ConvertedFolder(path=path, cases=tuple(cases))
 
 
 def trained_run(run: Path, outcome: Outcome) -> TrainedRun:

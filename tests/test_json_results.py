@@ -44,6 +44,7 @@ SLOW_FLOW = (
     "reconstruct runs/ae data",
 )
 ELSEWHERE = {
+    "convert": "test_convert.py",
     "plan": "test_memory_plan.py",
     "survival": "test_survival.py",
     "report": "test_case_pages.py",

@@ -25,7 +25,7 @@ FLOORS = {
     ),
     "voxels": 1,
     "cases": 2,
-    **dict.fromkeys(("data", "evaluation"), 3),
+    **dict.fromkeys(("data", "evaluation", "dicom"), 3),
     **dict.fromkeys(("models", "runtime", "report"), 4),
     **dict.fromkeys(("training", "inference"), 5),
     **dict.fromkeys(("survival", "crossval", "doctor", "pages"), 6),

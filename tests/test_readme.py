@@ -148,6 +148,11 @@ def test_the_commands_of_a_page_run(
     if name == "docs/other-tools.md":
         write_nnunet(workplace / "nnunet-model")
         write_bundle(workplace / "monai-bundle")
+    if name == "docs/dicom.md":
+        pytest.importorskip("pydicom")
+        from tests.dicom_builders import write_examination
+
+        write_examination(workplace / "dicom")
     if any("runs/fold0" in arguments for arguments in found):
         assert not called(["train", *TINY], monkeypatch)
 

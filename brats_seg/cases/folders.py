@@ -30,8 +30,8 @@ _TAKE_VOLUMES = (
     "awsaf49/brats20-dataset-training-validation instead of awsaf49/brats2020-training-data)"
 )
 _CONVERT = (
-    "convert them (dcm2niix -z y -o FOLDER SCANS), bring the four modalities onto one grid, and "
-    "give that folder"
+    "convert them (brats-seg convert FOLDER -o SCANS) and give the folder SCANS; predict takes them "
+    "as they are"
 )
 
 
@@ -93,6 +93,16 @@ def advise(root: Path, folders: Collection[Folder]) -> tuple[str, ...]:
             if folder.refused
         ),
     )
+
+
+def holds_dicom(root: Path) -> bool:
+    """Return whether DICOM files are below a folder, and no NIfTI file is."""
+    found = False
+    for folder in walk_folders(root):
+        if folder.scans:
+            return False
+        found = found or bool(_dicom_files(root, folder))
+    return found
 
 
 def describe(what: str, paths: Sequence[Path], next_step: str) -> Iterator[str]:

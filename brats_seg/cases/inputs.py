@@ -1,14 +1,18 @@
-"""Find the cases to predict: in folders of any layout, in tables of paths, or in four files."""
+"""Find the cases to predict: in folders of any layout, in tables of paths, or in four files.
+
+Folders of DICOM files are handed to a function that converts them.
+"""
 
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from brats_seg.cases.case import Case, ScanFile
 from brats_seg.cases.discovery import find_cases, id_problems
+from brats_seg.cases.folders import holds_dicom
 from brats_seg.cases.layouts import parse_file_name
 from brats_seg.cases.path_table import is_path_table, path_problems
 from brats_seg.errors import CaseError, UsageError
@@ -16,17 +20,24 @@ from brats_seg.errors import CaseError, UsageError
 log = logging.getLogger(__name__)
 
 
-def find_inputs(paths: Sequence[Path]) -> tuple[Case, ...]:
+def find_inputs(
+    paths: Sequence[Path], *, of_dicom: Callable[[Path], Sequence[Case]] | None = None
+) -> tuple[Case, ...]:
     """Return the cases in folders and tables of paths, sorted by id.
 
     Their roots are absolute, so that a worker on another machine finds the files. Label maps are not
     looked for. Errors of a case are listed in its `problems`.
 
+    Args:
+        paths: Folders of any layout, or tables of paths.
+        of_dicom: Converts a folder of DICOM files to cases, as `dicom.convert.cases_of_dicom` does;
+            without it, such a folder holds no cases.
+
     Raises:
         LayoutError: A folder contains no cases.
         UsageError: A path is neither a folder nor a table, or a table cannot be read or is empty.
     """
-    found = [case for path in paths for case in _inputs_of(path)]
+    found = [case for path in paths for case in _inputs_of(path, of_dicom)]
     if not found:
         msg = f"{', '.join(map(str, paths)) or 'the input'} lists no cases; expected at least one"
         raise UsageError(msg)
@@ -52,7 +63,7 @@ def single_input(case_id: str | None, files: Mapping[str, Path]) -> Case:
     return _checked(case, Counter([case.case_id]))
 
 
-def _inputs_of(path: Path) -> Iterator[Case]:
+def _inputs_of(path: Path, of_dicom: Callable[[Path], Sequence[Case]] | None) -> Iterator[Case]:
     # Path.is_file raises if the name is too long
     if os.path.isfile(path) and not is_path_table(path):  # noqa: PTH113
         msg = (
@@ -60,6 +71,9 @@ def _inputs_of(path: Path) -> Iterator[Case]:
             "one case give --t1n, --t1c, --t2w and --t2f."
         )
         raise UsageError(msg)
+    if of_dicom is not None and os.path.isdir(path) and holds_dicom(path):  # noqa: PTH112
+        yield from of_dicom(path)
+        return
     # neither a lack of label maps nor a choice of them matters to scans that are predicted
     discovery = find_cases(path, with_labels=False)
     for notice in discovery.notices:

@@ -122,15 +122,8 @@ def scan_remarks(geometry: Geometry, sample: BrainSample) -> Iterator[str]:
             f"the grid is turned by {angle:.0f} degrees against the axes of the body: the scan "
             "does not seem to be registered to an atlas"
         )
-    if sample.brain_ml > LARGEST_BRAIN_ML:
-        yield (
-            f"the foreground measures {sample.brain_ml:.0f} ml, more than a brain: the "
-            f"skull {NOT_STRIPPED}"
-        )
-    elif len(sample.images) == len(MODALITIES) and surface_brightness(sample) > BRIGHT_SURFACE:
-        yield (
-            f"the surface of the foreground is bright in t1n, t1c and t2f: the scalp {NOT_STRIPPED}"
-        )
+    if remark := stripping_remark(sample):
+        yield remark
     if not sample.is_brain or len(sample.images) < len(MODALITIES):
         return
     local = local_contrast(sample)
@@ -144,6 +137,23 @@ def scan_remarks(geometry: Geometry, sample: BrainSample) -> Iterator[str]:
             if named != likely
         ]
         yield f"{MIXED_UP}: {', '.join(pairs)}"
+
+
+def stripping_remark(sample: BrainSample) -> str:
+    """Return a sentence if the skull or the scalp does not seem to be stripped; else nothing.
+
+    The scalp is looked for where all four modalities are there.
+    """
+    if sample.brain_ml > LARGEST_BRAIN_ML:
+        return (
+            f"the foreground measures {sample.brain_ml:.0f} ml, more than a brain: the "
+            f"skull {NOT_STRIPPED}"
+        )
+    if len(sample.images) == len(MODALITIES) and surface_brightness(sample) > BRIGHT_SURFACE:
+        return (
+            f"the surface of the foreground is bright in t1n, t1c and t2f: the scalp {NOT_STRIPPED}"
+        )
+    return ""
 
 
 def likeliest_order(local: npt.NDArray[np.float32]) -> tuple[str, ...]:

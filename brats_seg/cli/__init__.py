@@ -37,6 +37,7 @@ _DATA, _TRAIN, _USE, _LOOK = "Data", "Train", "Use", "Look"
 _COMMANDS: tuple[tuple[str, Callable[..., None], tuple[str, ...]], ...] = (
     (_DATA, scans.index, ("data", "data -o cases.csv --labels brats2017")),
     (_DATA, scans.prepare, ("data", "data --preset kaggle-t4 --set store.compressed=true")),
+    (_DATA, scans.convert, ("dicom -o scans", "dicom -o scans --series t1c=5 --series t2f=FLAIR")),
     (_DATA, scans.phantom, ("scans --cases 6",)),
     (_TRAIN, training.plan, ("", "--device t4 --precision fp16", "--memory 15GiB --preset full")),
     (
@@ -56,6 +57,7 @@ _COMMANDS: tuple[tuple[str, Callable[..., None], tuple[str, ...]], ...] = (
         prediction.predict,
         (
             "scans -o predictions --model runs/fold0",
+            "dicom -o predictions --model model --series t1c=5",
             "--t1n a.nii.gz --t1c b.nii.gz --t2w c.nii.gz --t2f d.nii.gz -o out --model model",
         ),
     ),

@@ -35,6 +35,7 @@ DEMO_PATH = Path("prepared/demo-scans")
 SCANS_PANEL = "Scans"
 SETTINGS_PANEL = "Settings"
 SHORTCUTS_PANEL = "Short forms of settings"
+DICOM_PANEL = "DICOM"
 
 _RESULTS: ContextVar[TextIO] = ContextVar("results")
 """Standard output of a command with `--json`."""
@@ -134,6 +135,35 @@ TaskOption = Annotated[
 SkipBadOption = Annotated[
     bool,
     typer.Option("--skip-bad", rich_help_panel=SCANS_PANEL, help="Skip cases with problems."),
+]
+
+SeriesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--series",
+        metavar="MODALITY=SERIES",
+        rich_help_panel=DICOM_PANEL,
+        help="DICOM series that is a modality: its number, or a part of its description. May be "
+        "repeated.",
+    ),
+]
+IdentifiersOption = Annotated[
+    bool,
+    typer.Option(
+        "--identifiers",
+        rich_help_panel=DICOM_PANEL,
+        help="Write the patient's name and number to the DICOM segmentation, and keep the names of "
+        "folders that are called after the patient.",
+    ),
+]
+PreprocessOption = Annotated[
+    bool,
+    typer.Option(
+        "--preprocess",
+        rich_help_panel=DICOM_PANEL,
+        help="Register, resample to 1 mm and skull-strip DICOM scans where needed, by greedy and "
+        "HD-BET.",
+    ),
 ]
 
 

@@ -15,8 +15,11 @@ from brats_seg.cli.options import (
     DEVICES,
     PRECISIONS,
     DeviceOption,
+    IdentifiersOption,
     JsonOption,
     PrecisionOption,
+    PreprocessOption,
+    SeriesOption,
     command_again,
     one_of,
     print_json,
@@ -51,7 +54,10 @@ def predict(
     model: ModelOption,
     inputs: Annotated[
         list[Path] | None,
-        typer.Argument(help="Folders of scans of any layout, or .csv or .json tables of paths."),
+        typer.Argument(
+            help="Folders of scans of any layout, or of DICOM files; or .csv or .json tables of "
+            "paths."
+        ),
     ] = None,
     t1n: Annotated[
         Path | None, typer.Option("--t1n", "--t1", rich_help_panel=_ONE_CASE, help="T1.")
@@ -177,6 +183,9 @@ def predict(
             rich_help_panel=_MACHINE, help="Address of a dask cluster to distribute the cases to."
         ),
     ] = None,
+    series: SeriesOption = None,
+    identifiers: IdentifiersOption = False,
+    preprocess: PreprocessOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Segment new scans: label maps on their own grids, volumes, pictures and a record of each.
@@ -205,10 +214,19 @@ def predict(
             "layout": layout,
         }
     )
-    from brats_seg.inference.batch import Executor, predict_cases
+    from brats_seg.dicom.convert import DicomOptions
+    from brats_seg.dicom.modalities import parse_overrides
+    from brats_seg.inference.batch import Executor, find_scans, predict_cases
 
     executor = Executor(n_workers=workers, scheduler=scheduler)
-    cases = _cases(inputs or [], {"t1n": t1n, "t1c": t1c, "t2w": t2w, "t2f": t2f}, case_id)
+    dicom = DicomOptions(
+        series=parse_overrides(series or []),
+        with_identifiers=identifiers,
+        preprocess=preprocess,
+    )
+    files = {"t1n": t1n, "t1c": t1c, "t2w": t2w, "t2f": t2f}
+    of_files = _case_of_files(inputs or [], files, case_id)
+    cases = of_files or find_scans(inputs or [], output, dicom, track=tracked)
     n_done = 0
 
     def on_case(outcome: "CaseOutcome") -> None:
@@ -341,10 +359,11 @@ def print_outcome(outcome: "CaseOutcome") -> None:
         print(f"    note: {warning}", flush=True)
 
 
-def _cases(
+def _case_of_files(
     paths: Sequence[Path], files: dict[str, Path | None], case_id: str | None
 ) -> "tuple[Case, ...]":
-    from brats_seg.cases.inputs import find_inputs, single_input
+    """Return the case that is given by its files, or nothing if paths are given."""
+    from brats_seg.cases.inputs import single_input
 
     given = {modality: path for modality, path in files.items() if path is not None}
     if bool(given) == bool(paths):
@@ -354,7 +373,7 @@ def _cases(
         if case_id is not None:
             msg = "--case-id needs one case by --t1n, --t1c, --t2w and --t2f instead of INPUTS"
             raise UsageError(msg)
-        return find_inputs(paths)
+        return ()
     return (single_input(case_id, given),)
 
 

@@ -1,4 +1,4 @@
-"""Commands `index`, `prepare` and `phantom`: find scans, prepare them, generate some."""
+"""Commands `index`, `prepare`, `convert` and `phantom`: find, prepare, convert and generate scans."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,11 +8,14 @@ import typer
 from brats_seg.cli.options import (
     DEMO_CASES,
     ConfigOption,
+    IdentifiersOption,
     JsonOption,
     LabelFilesOption,
     LabelsOption,
     PreparedOption,
+    PreprocessOption,
     PresetOption,
+    SeriesOption,
     SetOption,
     SkipBadOption,
     print_json,
@@ -102,6 +105,42 @@ def prepare(
         )
     print(f"{counted(len(done.case_ids), 'case')} prepared, with cases.csv, in {folder}")
     print(f"the table of {n_folds} folds is {done.folds_path.name} there")
+
+
+def convert(
+    dicom: Annotated[Path, typer.Argument(help="Folder with DICOM files of MR examinations.")],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Folder to write the scans to.")
+    ] = Path("scans"),
+    series: SeriesOption = None,
+    identifiers: IdentifiersOption = False,
+    preprocess: PreprocessOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Convert DICOM examinations to NIfTI, and say which series is which modality, and why.
+
+    `predict` does the same with a folder of DICOM files. Exit code 1: some cases cannot be predicted.
+    """
+    from brats_seg.dicom.convert import DicomOptions, convert_studies
+    from brats_seg.dicom.modalities import parse_overrides
+
+    options = DicomOptions(
+        series=parse_overrides(series or []),
+        with_identifiers=identifiers,
+        preprocess=preprocess,
+    )
+    done = convert_studies(dicom, output, options, track=tracked)
+    if as_json:
+        from brats_seg.json_results import converted_folder
+
+        print_json(converted_folder(done, output))
+    for one in done:
+        for problem in one.case.problems:
+            print(f"FAILED  {problem}")
+    n_usable = sum(one.case.usable for one in done)
+    print(f"{n_usable} of {counted(len(done), 'case')} can be predicted: {output}")
+    if n_usable < len(done):
+        raise typer.Exit(1)
 
 
 def phantom(

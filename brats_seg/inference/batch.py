@@ -19,11 +19,18 @@ from typing import TypeVar
 from brats_seg.cases.case import Case, read_case_files
 from brats_seg.cases.inputs import find_inputs
 from brats_seg.cases.many import Failure, attempt_case
+from brats_seg.dicom.convert import (
+    DEFAULT_OPTIONS,
+    DicomOptions,
+    DicomSource,
+    cases_of_dicom,
+    read_source,
+)
 from brats_seg.errors import BratsError, UsageError
 from brats_seg.inference.case_pages import page_of_result, page_path, write_page
 from brats_seg.inference.cluster import MAX_KILLED_WORKERS, cluster_results
 from brats_seg.inference.missing_modalities import accepted
-from brats_seg.inference.output import OutputFolder, Record, convention_remarks, key_of
+from brats_seg.inference.output import SCANS_NAME, OutputFolder, Record, convention_remarks, key_of
 from brats_seg.inference.predict import CaseResult, Predictor
 from brats_seg.inference.result_files import check_names
 from brats_seg.inference.scan import Scan
@@ -90,6 +97,7 @@ def predict_folder(  # noqa: PLR0913 - each is a choice of its own
     *,
     n_workers: int | None = None,
     scheduler: str | None = None,
+    dicom: DicomOptions = DEFAULT_OPTIONS,
     on_case: Callable[[CaseOutcome], None] = _ignore,
     track: Track = untracked,
 ) -> BatchOutcome:
@@ -99,12 +107,13 @@ def predict_folder(  # noqa: PLR0913 - each is a choice of its own
     that fails is listed in failures.csv of the output folder and does not stop the others.
 
     Args:
-        inputs: Folders of scans of any layout, or .csv or .json tables of paths.
+        inputs: Folders of scans of any layout or of DICOM files, or .csv or .json tables of paths.
         models: Runs, checkpoints or exported folders; the probabilities of several are averaged.
         output: Folder to write to.
         settings: Settings of prediction.
         n_workers: Processes to start on this machine with dask, which share the cases.
         scheduler: Address of a running dask cluster to use instead.
+        dicom: Choices about DICOM examinations.
         on_case: Called with the outcome of each case as it ends.
         track: Shows the progress.
 
@@ -117,7 +126,7 @@ def predict_folder(  # noqa: PLR0913 - each is a choice of its own
         predict_folder([Path("scans")], [Path("runs/fold0")], Path("predictions"))
     """
     return predict_cases(
-        find_inputs(inputs),
+        find_scans(inputs, output, dicom, track=track),
         models,
         output,
         settings,
@@ -125,6 +134,22 @@ def predict_folder(  # noqa: PLR0913 - each is a choice of its own
         on_case=on_case,
         track=track,
     )
+
+
+def find_scans(
+    inputs: Sequence[Path],
+    output: Path,
+    dicom: DicomOptions = DEFAULT_OPTIONS,
+    *,
+    track: Track = untracked,
+) -> tuple[Case, ...]:
+    """Return the cases in folders and tables; DICOM files are converted into the output folder.
+
+    The arguments and errors are those of `predict_folder`.
+    """
+    scans = output / SCANS_NAME
+    convert = partial(cases_of_dicom, scans=scans, options=dicom, track=track)
+    return find_inputs(inputs, of_dicom=convert)
 
 
 def predict_cases(
@@ -226,6 +251,8 @@ class ReadCase:
     key: str
     seconds: float
     """Time of reading."""
+    source: DicomSource | None = None
+    """DICOM files that the case was converted from."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -274,8 +301,9 @@ class CaseWork:
         if case.problems:
             return self._failed(case.case_id, "CaseError", "; ".join(case.problems))
         files = read_case_files(case, with_label=False)
+        source = _source_of(case)
         key = key_of(
-            files.contents,
+            (*files.contents, source.key) if source else files.contents,
             self.predictor.model.fingerprint,
             self.predictor.settings,
             case.modalities,
@@ -294,10 +322,15 @@ class CaseWork:
             files=case.read_as,
             key=key,
             seconds=seconds,
+            source=source,
         )
 
     def _write(self, predicted: PredictedCase) -> CaseOutcome:
         read, result = predicted.read, predicted.result
+        settings = self.predictor.settings
+        made, remarks = self.output.write_segmentation(
+            read.scan, result, settings.layout, read.source
+        )
         record = Record(
             case_id=result.case_id,
             status="done",
@@ -307,12 +340,12 @@ class CaseWork:
             modalities=result.modalities,
             expected_loss=result.expected_loss,
             model=self.predictor.model.fingerprint,
-            settings=self.predictor.settings,
-            outputs=self.output.write_case(read.scan, result, self.predictor.settings),
+            settings=settings,
+            outputs=(*made, *self.output.write_case(read.scan, result, settings)),
             convention=result.convention.name,
             convention_reason=result.convention_reason,
             volumes=result.volumes,
-            warnings=result.warnings,
+            warnings=(*result.warnings, *remarks),
             predicted_dice=result.predicted_dice,
             seconds=round(read.seconds + result.seconds, 3),
             peak_memory_mb=round(result.peak_memory_mb, 1),
@@ -401,6 +434,11 @@ def _work(job: Job) -> CaseWork:
         raise UsageError(msg)
     output = OutputFolder(job.output_path)
     return CaseWork(predictor=predictor, output=output, earlier=output.records())
+
+
+def _source_of(case: Case) -> DicomSource | None:
+    """Return the DICOM files that a case was converted from, if it was."""
+    return read_source(case.path_of(case.t1c).parent) if case.t1c else None
 
 
 def _lost(case_id: str, error: BaseException, job: Job) -> CaseOutcome:

@@ -8,6 +8,8 @@ reports/<case>.html            page of the case, by `case_pages`
 cohort.html                    page of all cases, by `pages.cohort`
 manifest.jsonl                 record of each case; the last line of a case counts
 volumes.csv, failures.csv
+<case>.dcm                     DICOM segmentation, of a case that was converted from DICOM
+scans/<case>/                  the scans that were converted from DICOM
 labels-brats2017.txt, .ctbl    label values and colours for ITK-SNAP and 3D Slicer
 
 `result_files` names the files, also in the layout of a BIDS derivative.
@@ -31,6 +33,8 @@ from brats_seg.cases.folders import OUTPUT_MARKER
 from brats_seg.cases.many import Failure, write_failures
 from brats_seg.cases.nifti import write_volume
 from brats_seg.config import Section
+from brats_seg.dicom.convert import DicomSource
+from brats_seg.dicom.segmentation import write_segmentation
 from brats_seg.errors import UsageError, counted
 from brats_seg.evaluation.predicted_dice import PREDICTED_COLUMNS, PredictedDice
 from brats_seg.evaluation.subset_scores import SubsetScores, absent_from
@@ -39,7 +43,7 @@ from brats_seg.inference.postprocess import PARTS, PartVolume
 from brats_seg.inference.predict import CaseResult
 from brats_seg.inference.result_files import result_files, write_descriptions
 from brats_seg.inference.scan import Scan
-from brats_seg.inference.settings import PredictionSettings
+from brats_seg.inference.settings import PredictionSettings, ResultLayout
 from brats_seg.labels import MODALITIES, REGIONS, convention_named, regions_of
 from brats_seg.tables import BETWEEN_TEXTS, write_table
 from brats_seg.voxels.orientation import turn_of, turned
@@ -50,6 +54,8 @@ if TYPE_CHECKING:
 
 MANIFEST_NAME = "manifest.jsonl"
 VOLUMES_NAME = "volumes.csv"
+SCANS_NAME = "scans"
+"""Folder of the scans that were converted from DICOM."""
 _LOCK_NAME = ".predicting.lock"
 
 _VOLUME_COLUMNS = (
@@ -207,6 +213,23 @@ class OutputFolder:
         names.append(files.label_map)
         write_volume(self.path / names[-1], result.label_map, geometry)
         return tuple(names)
+
+    def write_segmentation(
+        self, scan: Scan, result: CaseResult, layout: ResultLayout, source: DicomSource | None
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Write the DICOM segmentation of a case that was converted from DICOM.
+
+        Returns:
+            The name of the file, and a remark if there is none although there should be.
+        """
+        if source is None:
+            return (), ()
+        name = result_files(layout, result.case_id, result.convention).segmentation
+        path = self.path / name
+        remark = write_segmentation(
+            path, result.label_map, scan.geometry, result.convention, source
+        )
+        return ((), (remark,)) if remark else ((name,), ())
 
     def append(self, record: Record) -> None:
         """Append a line to the manifest, and sync it to the disk."""

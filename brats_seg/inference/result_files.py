@@ -29,8 +29,8 @@ _BIDS_VERSION = "1.10.0"
 _BIDS_ID = re.compile(r"sub-[A-Za-z0-9]+(_ses-[A-Za-z0-9]+)?")
 _NOT_BIDS = (
     *("brats_seg.json", "manifest.jsonl", "volumes.csv", "failures.csv", "previews", "reports"),
-    *("cohort.html", "labels-*"),
-    "**/*_desc-entropy_*",
+    *("cohort.html", "scans", "labels-*"),
+    *("**/*_desc-entropy_*", "**/*.dcm"),
 )
 """Files in a BIDS derivative that BIDS does not know, for its validator."""
 _SNAP_HEAD = """################################################
@@ -50,6 +50,8 @@ class ResultFiles:
     """One for each region."""
     uncertainty: str
     preview: str
+    segmentation: str
+    """DICOM segmentation, of a case that was converted from DICOM."""
 
 
 def result_files(layout: ResultLayout, case_id: str, convention: LabelConvention) -> ResultFiles:
@@ -67,6 +69,7 @@ def result_files(layout: ResultLayout, case_id: str, convention: LabelConvention
             probabilities=tuple(f"probabilities/{case_id}-{region}.nii.gz" for region in REGIONS),
             uncertainty=f"uncertainty/{case_id}.nii.gz",
             preview=preview,
+            segmentation=f"{case_id}.dcm",
         )
     name = bids_name(case_id)
     start = f"{name.replace('_', '/')}/anat/{name}"
@@ -75,6 +78,7 @@ def result_files(layout: ResultLayout, case_id: str, convention: LabelConvention
         probabilities=tuple(f"{start}_label-{r.upper()}_probseg.nii.gz" for r in REGIONS),
         uncertainty=f"{start}_desc-entropy_probseg.nii.gz",
         preview=preview,
+        segmentation=f"{start}_desc-{_letters(convention.name)}_dseg.dcm",
     )
 
 

@@ -1,0 +1,125 @@
+"""Scans as they leave the scanner are prepared by the programs that are there, and never by downloads."""
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.ndimage import binary_erosion, shift
+
+from brats_seg.cases.nifti import Geometry, Volume
+from brats_seg.dicom import preprocess
+from brats_seg.dicom.preprocess import (
+    WEIGHTS,
+    check_tools,
+    how_to_prepare,
+    missing_tools,
+    prepare,
+)
+from brats_seg.errors import CaseError, EnvironmentalError
+from brats_seg.voxels.orientation import Affine
+
+HD_BET = f"""#!{sys.executable}
+# stands for HD-BET: the brain is what is darker than the scalp
+import sys
+import nibabel as nib
+import numpy as np
+options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+assert "--save_bet_mask" in sys.argv
+image = nib.load(options["-i"])
+mask = (np.abs(image.get_fdata() - 650) < 250).astype(np.uint8)
+nib.save(nib.Nifti1Image(mask, image.affine), options["-o"].replace(".nii.gz", "_bet.nii.gz"))
+"""
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of programs on the path, with a stand-in of HD-BET and its weights."""
+    folder, home = tmp_path / "programs", tmp_path / "home"
+    write_program(folder / "hd-bet", HD_BET)
+    (home / WEIGHTS).parent.mkdir(parents=True)
+    (home / WEIGHTS).touch()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("HOME", str(home))
+    return folder
+
+
+def write_program(path: Path, text: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def head(edge_mm: tuple[float, float, float] = (1, 1, 1), moved_mm: float = 0.0) -> Volume:
+    """Return a small brain of several structures in a bright scalp, which is moved along X."""
+    shape = tuple(int(124 / edge) for edge in edge_mm)
+    affine: Affine = np.diag([*edge_mm, 1.0])
+    affine[:3, 3] = -62
+    places = np.indices(shape) * np.reshape(edge_mm, (3, 1, 1, 1)) - 62
+    x, y, z = places[0] - moved_mm, places[1], places[2]
+    scalp = (x / 44) ** 2 + (y / 50) ** 2 + (z / 42) ** 2 < 1
+    inside = (x / 35) ** 2 + (y / 42) ** 2 + (z / 33) ** 2 < 1
+    blob = (x - 15) ** 2 + (y + 10) ** 2 + (z - 5) ** 2 < 100
+    other = (x + 12) ** 2 + (y - 20) ** 2 + z**2 < 60
+    array = np.where(inside, 600, 1200) * scalp + 200 * blob - 150 * other
+    grid = Geometry(shape=shape, affine=affine, qform=affine, qform_code=1, sform_code=1)
+    return Volume(array=array.astype(np.int16), geometry=grid, file="scan.nii")
+
+
+def test_what_is_missing_is_named_with_its_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(preprocess.importlib.util, "find_spec", lambda name: None)
+
+    with pytest.raises(EnvironmentalError) as error:
+        check_tools()
+
+    assert "greedy is not installed: pip install 'brats_seg[preprocess]'" in str(error.value)
+    assert "hd-bet is not installed: pip install 'brats_seg[preprocess]'" in str(error.value)
+    assert "install what --preprocess needs" in how_to_prepare(tmp_path)
+
+
+def test_hd_bet_is_not_started_without_its_weights(tools: Path) -> None:
+    """It would download them."""
+    (Path.home() / WEIGHTS).unlink()
+
+    (missing,) = [words for words in missing_tools() if "hd-bet" in words]
+
+    assert f"hd-bet has no weights in {Path.home() / WEIGHTS}" in missing
+
+
+def test_a_head_of_large_voxels_is_resampled_and_stripped(tools: Path) -> None:
+    images = [head((2, 2, 2))] * 4
+
+    done, steps = prepare("me", images)
+
+    assert {volume.geometry.spacing_mm for volume in done} == {(1.0, 1.0, 1.0)}
+    assert steps == ("resampled to 1 mm", "brain of t1c found by HD-BET")
+    brain = np.abs(head().array - 650) < 250
+    for volume in done:
+        assert np.mean((volume.array > 0) != brain) < 0.02
+
+
+@pytest.mark.slow
+def test_a_modality_that_was_moved_is_registered_to_t1c(tools: Path) -> None:
+    pytest.importorskip("picsl_greedy")
+    moved = head((2, 2, 4), moved_mm=9.0)
+
+    done, steps = prepare("me", [moved, head((2, 2, 2)), head((2, 2, 3)), moved])
+
+    assert "registered to it by greedy" in steps[0]
+    first, fixed = done[0].array, done[1].array
+    # away from the border, where thick slices mix brain and scalp
+    inside = binary_erosion(np.abs(head().array - 650) < 250, iterations=6)
+    assert np.corrcoef(first[inside], fixed[inside])[0, 1] > 0.9
+    apart = shift(head().array.astype(np.float32), (9, 0, 0), order=1)
+    assert np.corrcoef(apart[inside], fixed[inside])[0, 1] < 0.5
+
+
+def test_a_program_that_fails_is_a_problem_of_its_case(tools: Path) -> None:
+    write_program(tools / "hd-bet", "#!/bin/sh\necho out of memory >&2\nexit 9\n")
+
+    with pytest.raises(CaseError, match="hd-bet failed with exit code 9: out of memory"):
+        prepare("me", [head((4, 4, 4))] * 4)

@@ -1,0 +1,296 @@
+"""A label map becomes a DICOM segmentation of its series, voxel for voxel, that others can read."""
+
+import json
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+pytest.importorskip("pydicom")
+pytest.importorskip("highdicom")
+pytest.importorskip("dcm2niix")
+
+import pydicom
+
+from brats_seg.cases.case import Case
+from brats_seg.cases.nifti import Geometry, read_volume
+from brats_seg.dicom.convert import DicomSource, cases_of_dicom, convert_studies, read_source
+from brats_seg.dicom.modalities import sort_series
+from brats_seg.dicom.segmentation import write_segmentation
+from brats_seg.labels import BRATS2017, BRATS2023, CONVENTIONS, MODALITIES, LabelConvention
+from tests.builders import Run, check_json, make_label_map, make_volumes
+from tests.dicom_builders import (
+    HEADERS,
+    TO_DICOM,
+    oriented_affine,
+    write_enhanced,
+    write_examination,
+)
+from tests.inference_builders import write_run
+from tests.test_convert import ORIENTATIONS
+
+NECROSIS, OEDEMA, ENHANCING = ("6574001", "SCT"), ("79654002", "SCT"), ("C113842", "NCIt")
+
+
+def converted(root: Path, name: str = "axial") -> tuple[Case, DicomSource]:
+    """Return a converted examination, and the DICOM files that it came from."""
+    axes, degrees = ORIENTATIONS[name]
+    write_examination(root / "dicom", axes, degrees=degrees, StudyDescription="Jo D")
+    (case,) = cases_of_dicom(root / "dicom", root / "scans")
+    source = read_source(root / "scans/dicom")
+    assert source is not None
+    return case, source
+
+
+@pytest.fixture(scope="module")
+def axial(tmp_path_factory: pytest.TempPathFactory) -> tuple[Geometry, DicomSource]:
+    """The grid and the DICOM files of an axial examination that tests share."""
+    case, source = converted(tmp_path_factory.mktemp("axial"))
+    return grid_of(case), source
+
+
+def grid_of(case: Case) -> Geometry:
+    assert case.t1c
+    return read_volume(case.path_of(case.t1c), case_id=case.case_id).geometry
+
+
+def moved(
+    labels: npt.NDArray[Any], affine: npt.NDArray[np.float64], there: Geometry
+) -> npt.NDArray[Any]:
+    """Return voxels of one grid on another that has the same voxels in another order."""
+    places = np.indices(labels.shape).reshape(3, -1)
+    world = affine[:3, :3] @ places + affine[:3, 3:]
+    inverse = np.linalg.inv(there.affine)
+    voxels = np.rint(inverse[:3, :3] @ world + inverse[:3, 3:]).astype(int)
+    found = np.zeros(there.shape, dtype=labels.dtype)
+    found[tuple(voxels)] = labels.ravel()
+    return found
+
+
+def read_by_hand(
+    path: Path, affine: npt.NDArray[np.float64], shape: tuple[int, ...]
+) -> npt.NDArray[Any]:
+    """Return the segment numbers (column, row, slice) of a series, from the bits of the file alone."""
+    image = pydicom.dcmread(path)
+    bits = np.unpackbits(np.frombuffer(image.PixelData, np.uint8), bitorder="little")
+    n_frames = int(image.NumberOfFrames)
+    frames = bits[: n_frames * image.Rows * image.Columns].reshape(n_frames, image.Rows, -1)
+    found = np.zeros(shape, dtype=np.uint8)
+    inverse = np.linalg.inv(affine)
+    shared = image.SharedFunctionalGroupsSequence[0]
+    along, down = np.reshape(
+        [float(v) for v in shared.PlaneOrientationSequence[0].ImageOrientationPatient], (2, 3)
+    )
+    for frame, groups in zip(frames, image.PerFrameFunctionalGroupsSequence, strict=True):
+        position = [float(v) for v in groups.PlanePositionSequence[0].ImagePositionPatient]
+        number = groups.SegmentIdentificationSequence[0].ReferencedSegmentNumber
+        for row, column in np.argwhere(frame):
+            world = TO_DICOM @ (np.array(position) + column * along + row * down)
+            voxel = np.rint(inverse @ [*world, 1])[:3].astype(int)
+            assert found[tuple(voxel)] == 0
+            found[tuple(voxel)] = number
+    return found
+
+
+def numbered(labels: npt.NDArray[np.uint8], convention: LabelConvention) -> npt.NDArray[np.uint8]:
+    """Return the number of the segment of each voxel."""
+    return np.searchsorted([0, *sorted(convention.painted)], labels).astype(np.uint8)
+
+
+@pytest.mark.parametrize("name", ORIENTATIONS)
+def test_every_voxel_returns_to_its_place(tmp_path: Path, name: str) -> None:
+    case, source = converted(tmp_path, name)
+    affine, labels = oriented_affine(*ORIENTATIONS[name]), make_label_map()
+    geometry = grid_of(case)
+
+    remark = write_segmentation(
+        tmp_path / "a.dcm", moved(labels, affine, geometry), geometry, BRATS2017, source
+    )
+
+    assert remark == ""
+    found = read_by_hand(tmp_path / "a.dcm", affine, labels.shape)
+    np.testing.assert_array_equal(found, numbered(labels, BRATS2017))
+
+
+def test_enhanced_mr_with_all_slices_in_one_file_is_read_and_segmented(tmp_path: Path) -> None:
+    affine, labels = oriented_affine(*ORIENTATIONS["oblique"]), make_label_map()
+    volumes = make_volumes()
+    for number, (modality, array) in enumerate(zip(MODALITIES, volumes, strict=True), start=1):
+        path = tmp_path / f"dicom/{number}"
+        write_enhanced(path, array, affine, number=number, **HEADERS[modality])
+
+    (done,) = convert_studies(tmp_path / "dicom", tmp_path / "scans")
+
+    # by their times alone as well: they stand elsewhere than in other files
+    series = [replace(one.series, description="") for one in done.found.series]
+    assert [one.modality for one in sort_series(series)] == list(MODALITIES)
+    assert [(one.n_slices, len(one.files)) for one in series] == [(16, 1)] * 4
+    assert done.case.t1c
+    scan = read_volume(done.case.path_of(done.case.t1c), case_id="me")
+    np.testing.assert_array_equal(scan.array, moved(volumes[1], affine, scan.geometry))
+    source = read_source(tmp_path / "scans/dicom")
+    assert source
+    on_scan = moved(labels, affine, scan.geometry)
+    write_segmentation(tmp_path / "a.dcm", on_scan, scan.geometry, BRATS2017, source)
+    found = read_by_hand(tmp_path / "a.dcm", affine, labels.shape)
+    np.testing.assert_array_equal(found, numbered(labels, BRATS2017))
+
+
+@pytest.mark.parametrize("name", ["axial, from above", "coronal", "oblique"])
+def test_a_second_reader_finds_the_same_voxels(tmp_path: Path, name: str) -> None:
+    """dcmqi, which knows nothing of the library that wrote the file."""
+    reader = shutil.which("segimage2itkimage")
+    if reader is None:
+        pytest.skip("needs dcmqi: pip install dcmqi")
+    case, source = converted(tmp_path, name)
+    geometry, labels = grid_of(case), make_label_map()
+    on_scan = moved(labels, oriented_affine(*ORIENTATIONS[name]), geometry)
+    write_segmentation(tmp_path / "a.dcm", on_scan, geometry, BRATS2017, source)
+    options = ["--inputDICOM", tmp_path / "a.dcm", "--outputType", "nii", "--mergeSegments"]
+    done = subprocess.run(
+        [reader, *options, "--outputDirectory", tmp_path],
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+
+    assert "absent" not in done.stderr
+    image = nib.load(tmp_path / "1.nii.gz")
+    there = Geometry(
+        shape=image.shape[:3], affine=image.affine, qform=image.affine, qform_code=1, sform_code=1
+    )
+    found = np.asanyarray(image.dataobj)
+    back = np.linalg.inv(geometry.affine) @ there.affine
+    voxels = np.rint(np.c_[np.argwhere(found), np.ones((found > 0).sum())] @ back.T)[:, :3].astype(
+        int
+    )
+    expected = numbered(on_scan, BRATS2017)
+    assert len(voxels) == np.count_nonzero(expected)
+    np.testing.assert_array_equal(expected[tuple(voxels.T)], found[found > 0])
+    attributes = json.loads((tmp_path / "meta.json").read_text())["segmentAttributes"]
+    types = [one["SegmentedPropertyTypeCodeSequence"] for segment in attributes for one in segment]
+    assert [(one["CodeValue"], one["CodingSchemeDesignator"]) for one in types] == [
+        NECROSIS,
+        OEDEMA,
+        ENHANCING,
+    ]
+
+
+def test_a_label_map_on_another_grid_is_sampled_at_the_slices(
+    tmp_path: Path, axial: tuple[Geometry, DicomSource]
+) -> None:
+    coarse, source = axial
+    affine = coarse.affine @ np.diag([0.5, 0.5, 0.5, 1])
+    affine[:3, 3] = (coarse.affine @ [-0.25, -0.25, -0.25, 1])[:3]
+    shape = tuple(2 * n for n in coarse.shape)
+    fine = Geometry(shape=shape, affine=affine, qform=affine, qform_code=1, sform_code=1)
+    labels = moved(make_label_map(), oriented_affine("LPS"), coarse)
+    repeated = labels.repeat(2, 0).repeat(2, 1).repeat(2, 2)
+
+    write_segmentation(tmp_path / "fine.dcm", repeated, fine, BRATS2017, source)
+
+    found = read_by_hand(tmp_path / "fine.dcm", oriented_affine("LPS"), make_label_map().shape)
+    np.testing.assert_array_equal(found, numbered(make_label_map(), BRATS2017))
+
+
+@pytest.mark.parametrize(("with_identifiers", "name"), [(False, ""), (True, "DOE^JOHN")])
+def test_the_patient_is_named_only_if_asked_for(
+    tmp_path: Path, axial: tuple[Geometry, DicomSource], with_identifiers: bool, name: str
+) -> None:
+    geometry, source = axial
+    source = source.model_copy(update={"with_identifiers": with_identifiers})
+    empty = np.zeros(geometry.shape, np.uint8)
+    write_segmentation(tmp_path / "a.dcm", empty, geometry, BRATS2017, source)
+
+    image = pydicom.dcmread(tmp_path / "a.dcm")
+
+    assert str(image.PatientName) == name
+    assert str(image.PatientID) == ("HOSPITAL-4711" if with_identifiers else "")
+    one = pydicom.dcmread(source.series["t1c"].files[0], stop_before_pixels=True)
+    assert image.StudyInstanceUID == one.StudyInstanceUID
+    assert image.FrameOfReferenceUID == one.FrameOfReferenceUID
+    content = (tmp_path / "a.dcm").read_bytes()
+    words = (b"DOE", b"4711", b"1970", b"HOUSE", b"ACC123", b"Jo D", b"20200101")
+    assert any(word in content for word in words) == with_identifiers
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS, ids=lambda one: one.name)
+def test_every_tissue_that_a_prediction_has_is_coded(
+    tmp_path: Path, axial: tuple[Geometry, DicomSource], convention: LabelConvention
+) -> None:
+    geometry, source = axial
+    labels = moved(make_label_map(convention=convention), oriented_affine("LPS"), geometry)
+
+    write_segmentation(tmp_path / "a.dcm", labels, geometry, convention, source)
+
+    segments = pydicom.dcmread(tmp_path / "a.dcm").SegmentSequence
+    assert len(segments) == 3
+    codes = [one.SegmentedPropertyTypeCodeSequence[0] for one in segments]
+    assert {OEDEMA, ENHANCING} <= {(one.CodeValue, one.CodingSchemeDesignator) for one in codes}
+    enhancing = [one.SegmentNumber for one in segments if one.SegmentLabel == "Enhancing tumour"]
+    found = read_by_hand(tmp_path / "a.dcm", oriented_affine("LPS"), make_label_map().shape)
+    is_enhancing = make_label_map(convention=BRATS2023) == 3
+    np.testing.assert_array_equal(found == enhancing[0], is_enhancing)
+
+
+def test_predict_takes_a_folder_of_dicom_files(tmp_path: Path, run: Run) -> None:
+    write_examination(tmp_path / "exam")
+    model = write_run(tmp_path / "run")
+    command = ["predict", tmp_path / "exam", "-o", tmp_path / "out", "--model", model, "--json"]
+    given = ["--no-preview", "--threshold", "0.1,0.1,0.1"]
+
+    first = run(*command, *given)
+    again = run(*command, *given)
+    named = run(*command, *given, "--identifiers")
+
+    assert [one[0] for one in (first, again, named)] == [0, 0, 0], first[2]
+    (record,) = check_json("predict", first[1])
+    assert record["outputs"] == ["exam.dcm", "exam.nii.gz"]
+    assert "1 predicted, 0 finished before" in first[2]
+    assert "0 predicted, 1 finished before" in again[2]
+    # the scans are the same, and the segmentation is not
+    assert "1 predicted, 0 finished before" in named[2]
+    assert str(pydicom.dcmread(tmp_path / "out/exam.dcm").PatientName) == "DOE^JOHN"
+    label_map = nib.load(tmp_path / "out/exam.nii.gz")
+    segmented = read_by_hand(tmp_path / "out/exam.dcm", label_map.affine, label_map.shape)
+    assert np.count_nonzero(segmented) == np.count_nonzero(label_map.dataobj) > 0
+    assert "DOE" not in (tmp_path / "out/manifest.jsonl").read_text()
+
+
+def test_headers_that_no_segmentation_can_be_made_of_are_said(
+    tmp_path: Path, axial: tuple[Geometry, DicomSource]
+) -> None:
+    geometry, source = axial
+    text = tmp_path / "text"
+    text.write_text("no DICOM")
+    t1c = source.series["t1c"].model_copy(update={"files": (str(text),) * 16})
+    source = source.model_copy(update={"series": {**source.series, "t1c": t1c}})
+    empty = np.zeros(geometry.shape, np.uint8)
+
+    remark = write_segmentation(tmp_path / "a.dcm", empty, geometry, BRATS2017, source)
+
+    assert f"headers of its series, such as {text}, are not as the standard says" in remark
+    assert not (tmp_path / "a.dcm").exists()
+
+
+def test_a_segmentation_that_cannot_be_written_leaves_the_label_map(
+    tmp_path: Path, run: Run
+) -> None:
+    case, _ = converted(tmp_path)
+    next((tmp_path / "dicom/SE2").iterdir()).unlink()
+    model = write_run(tmp_path / "run")
+
+    code, shown, errors = run(
+        "predict", tmp_path / "scans", "-o", tmp_path / "out", "--model", model, "--no-preview"
+    )
+
+    assert code == 0, errors
+    assert "no DICOM segmentation was written: 1 of the 16 files of its series are gone" in shown
+    assert not (tmp_path / f"out/{case.case_id}.dcm").exists()
+    assert (tmp_path / f"out/{case.case_id}.nii.gz").exists()
