@@ -31,7 +31,7 @@ from torch import Tensor
 
 from brats_seg.data.store import open_case
 from brats_seg.inference.model import Model, load_model
-from brats_seg.inference.predict import PredictionFallback, predict_probabilities
+from brats_seg.inference.probabilities import PredictionFallback, predict_probabilities
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import REGIONS
 from brats_seg.runtime.device import Device, choose_device, native_dtype

@@ -21,6 +21,7 @@ from brats_seg.inference.batch import (
     finish_batch,
     local_outcomes,
 )
+from brats_seg.inference.case_pages import PageSettings, write_case_pages
 from brats_seg.inference.model import Model
 from brats_seg.inference.output import OutputFolder
 from brats_seg.inference.predict import Predictor, predict_scan
@@ -273,6 +274,27 @@ def test_the_picture_shows_a_modality_that_is_there(tmp_path: Path) -> None:
     height, width = plt.imread(picture).shape[:2]
     # one row of three planes
     assert width > 2 * height
+
+
+@pytest.mark.parametrize("kept", [("t1n", "t1c"), ("t2w", "t2f")])
+def test_the_page_shows_the_modalities_that_are_there(
+    tmp_path: Path, kept: tuple[str, ...]
+) -> None:
+    write_subset(tmp_path / "scans", kept)
+    out = tmp_path / "out"
+    settings = SETTINGS.model_copy(update={"report": True, "uncertainty": True})
+
+    record = run(tmp_path / "scans", out, DROPOUT, settings).record
+    at_once = (out / "reports" / f"{CASE_ID}.html").read_text()
+    by_scans = PageSettings(prediction=out, output=tmp_path / "pages")
+    (page,) = write_case_pages([tmp_path / "scans"], by_scans).results
+
+    assert record.status == "done", record.message
+    assert page.read_text() == at_once
+    for modality in MODALITIES:
+        assert (f'data-scan="{modality}"' in at_once) == (modality in kept)
+        assert (f"File of {modality}" in at_once) == (modality in kept)
+    assert f"predicted from {kept[0]} and {kept[1]} alone" in at_once
 
 
 def test_a_case_of_another_task_is_refused_as_before(tmp_path: Path) -> None:

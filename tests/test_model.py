@@ -10,7 +10,7 @@ import torch
 from brats_seg.config import Config, ModelConfig
 from brats_seg.errors import ConfigError, ResumeError, UsageError
 from brats_seg.inference.model import load_model, read_trained
-from brats_seg.inference.predict import window_of
+from brats_seg.inference.probabilities import window_of
 from brats_seg.inference.settings import PredictionSettings, prediction_settings
 from brats_seg.labels import BRATS2017, BRATS2023, BRATS2024, BRATS2024_PED, MSD
 from brats_seg.runtime.weights import Decoding, FittedPrediction

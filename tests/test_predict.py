@@ -18,14 +18,12 @@ from brats_seg.errors import CaseError, ConfigError, UsageError
 from brats_seg.inference.batch import predict_folder
 from brats_seg.inference.model import Model, load_model
 from brats_seg.inference.output import OutputFolder
-from brats_seg.inference.predict import (
-    CaseResult,
+from brats_seg.inference.predict import CaseResult, Predictor, predict_scan
+from brats_seg.inference.probabilities import (
     PredictionFallback,
     PredictionMode,
-    Predictor,
     entropy,
     predict_probabilities,
-    predict_scan,
     window_of,
 )
 from brats_seg.inference.scan import Scan, read_scan

@@ -142,7 +142,16 @@ def read_page(source: PageSource) -> "CasePage":
 
     if source.problem is not None:
         raise source.problem
-    loaded = load_case(source.case, labels=source.labels, with_label=source.reference is None)
+    case, modalities = source.case, tuple[str, ...](MODALITIES)
+    if source.record is not None:
+        # a case that was predicted without some modalities is shown without them
+        case, modalities = replace(case, problems=case.other_problems), source.record.modalities
+    loaded = load_case(
+        case,
+        labels=source.labels,
+        with_label=source.reference is None,
+        modalities=modalities,
+    )
     view = view_of(loaded)
     if source.prediction is not None:
         labels = source.record.convention if source.record else None
@@ -324,7 +333,7 @@ def _flags(loaded: LoadedCase, record: Record | None) -> Iterator[str]:
     yield from dict.fromkeys((*warnings, *loaded.remarks))
     if record is None:
         return
-    pairs = zip(MODALITIES, loaded.contents, record.inputs, strict=False)
+    pairs = zip(loaded.modalities, loaded.contents, record.inputs, strict=False)
     changed = [name for name, now, then in pairs if now != then]
     if changed:
         yield (
@@ -349,7 +358,9 @@ def _facts(source: PageSource, loaded: LoadedCase) -> "Iterator[Fact]":
         )
         yield Fact(name="Reference", words=name)
     yield Fact(name="Release of the scans", words=loaded.release)
-    for modality, volume, content in zip(MODALITIES, loaded.volumes, loaded.contents, strict=False):
+    for modality, volume, content in zip(
+        loaded.modalities, loaded.volumes, loaded.contents, strict=False
+    ):
         sha256, _, index = content.partition("#")
         words = f"{volume.file}{'' if index == 'None' else f', volume {index}'}, SHA-256 {sha256}"
         yield Fact(name=f"File of {modality}", words=words, is_code=True)
@@ -364,6 +375,8 @@ def _facts_of(record: Record) -> "Iterator[Fact]":
     reason = f" ({record.convention_reason})" if record.convention_reason else ""
     yield Fact(name="Model", words=record.model, is_code=True)
     yield Fact(name="Settings", words=", ".join(changed) or "the defaults")
+    if record.predicted_dice:
+        yield Fact(name="Predicted Dice", words=", ".join(map(str, record.predicted_dice)))
     yield Fact(name="Label convention", words=f"{convention_named(record.convention)}{reason}")
     yield Fact(name="Predicted by", words=f"brats_seg {record.version} on {record.device}")
     memory = f", at most {record.peak_memory_mb:.0f} MB" if record.peak_memory_mb else ""

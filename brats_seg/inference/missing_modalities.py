@@ -62,14 +62,19 @@ def scores_without(model: Model, modalities: Sequence[str]) -> SubsetScores | No
     return next((one for one in scores if one.modalities == tuple(modalities)), None)
 
 
-def subset_words(modalities: Sequence[str], scores: SubsetScores | None) -> str:
-    """Return a sentence that says which modalities are missing, and what to expect of the result."""
-    words = (
-        f"no {', '.join(absent_from(modalities))}: predicted from {' and '.join(modalities)} alone"
+def subset_warnings(modalities: Sequence[str], scores: SubsetScores | None) -> tuple[str, ...]:
+    """Return a sentence that says which modalities are missing, and what to expect of the result.
+
+    Args:
+        modalities: Modalities of a scan; nothing is said of all four.
+        scores: What held-out cases lost with them, as `scores_without` returns it.
+    """
+    if not (missing := absent_from(modalities)):
+        return ()
+    words = f"no {', '.join(missing)}: predicted from {' and '.join(modalities)} alone"
+    if scores is not None:
+        return (f"{words}; expect a lower Dice than with all four modalities: it was {scores}",)
+    return (
+        f"{words}; the loss of Dice to expect is not known: `brats-seg tune` measures it on the "
+        "held-out cases of the runs",
     )
-    if scores is None:
-        return (
-            f"{words}; the loss of Dice to expect is not known: `brats-seg tune` measures it on the "
-            "held-out cases of the runs"
-        )
-    return f"{words}; expect a lower Dice than with all four modalities: it was {scores}"

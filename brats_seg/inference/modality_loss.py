@@ -18,7 +18,7 @@ from brats_seg.evaluation.subset_scores import SubsetScores
 from brats_seg.inference.model import Model, build_single
 from brats_seg.inference.out_of_fold import HeldOut
 from brats_seg.inference.postprocess import decode_regions
-from brats_seg.inference.predict import PredictionFallback, crop_probabilities
+from brats_seg.inference.probabilities import PredictionFallback, crop_probabilities
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import MODALITIES
 from brats_seg.progress import Track

@@ -21,7 +21,7 @@ from brats_seg.data.store import open_case
 from brats_seg.errors import CaseError, UsageError
 from brats_seg.files import remove_leftovers, whole_file
 from brats_seg.inference.model import Model, build_single
-from brats_seg.inference.predict import PredictionFallback, crop_probabilities
+from brats_seg.inference.probabilities import PredictionFallback, crop_probabilities
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import RegionMasks
 from brats_seg.progress import Track

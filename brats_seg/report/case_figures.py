@@ -88,13 +88,14 @@ def sample_figure(view: CaseView) -> Figure:
     index = centre_of(regions, view.images[0])[AXIAL]
     figure = dark_figure(10, 6.2)
     grid = figure.add_gridspec(2, 4)
-    for number, modality in enumerate(MODALITIES):
+    for number, modality in enumerate(view.modalities):
         axes = figure.add_subplot(grid[number // 2, number % 2])
         _draw_panel(axes, view.image(modality), (AXIAL, index), view.grid)
         axes.set_title(MODALITY_NAMES[modality], color="white", fontsize="small")
     axes = figure.add_subplot(grid[:, 2:])
-    _draw_panel(axes, view.image(_BACKGROUND), (AXIAL, index), view.grid)
-    below = MODALITY_NAMES[_BACKGROUND]
+    background, image = _background(view)
+    _draw_panel(axes, image, (AXIAL, index), view.grid)
+    below = MODALITY_NAMES[background]
     title = f"label map over {below}" if labelled else f"{below}, no label map"
     axes.set_title(title, color="white", fontsize="small")
     entries = []
@@ -142,7 +143,7 @@ def view_figure(view: CaseView) -> Figure:
     """
     words, regions = drawn_of(view)[-1]
     grid = view.grid
-    images = {name: view.image(name) for name in SHOWN}
+    images = view.shown(SHOWN)
     figure = planes_figure(images, regions, grid.spacing_mm, directions=grid.directions)
     present = _present(regions)
     add_title(figure, f"{view.case_id}, {words}{'' if present[0] else ': no tumour'}")
@@ -189,12 +190,12 @@ def uncertainty_figure(view: CaseView) -> Figure:
         CaseError: The case has no prediction, or no map of its uncertainty.
     """
     bits, sides = _uncertain(view), dict(drawn_of(view))
-    regions, image, grid = sides["prediction"], view.image(_BACKGROUND), view.grid
+    regions, (background, image), grid = sides["prediction"], _background(view), view.grid
     high = bits > _HIGH_BITS
     centre = centre_of(regions if regions[0].any() else np.stack([high] * 3), image)
     figure = dark_figure(9.6, 6.9)
     upper, lower = figure.subplots(2, len(PLANES))
-    _draw_planes(upper, image, centre, grid, MODALITY_NAMES[_BACKGROUND])
+    _draw_planes(upper, image, centre, grid, MODALITY_NAMES[background])
     _draw_planes(lower, image, centre, grid, "uncertainty")
     for above, below, (_, axis) in zip(upper, lower, PLANES, strict=True):
         draw_outlines(above, regions, axis, centre[axis])
@@ -265,6 +266,12 @@ def tissue_colours(convention: LabelConvention) -> dict[int, str]:
             taken.add(smallest)
             colours[value] = REGION_COLOURS[smallest]
     return colours
+
+
+def _background(view: CaseView) -> tuple[str, Image]:
+    """Return the modality that maps are drawn over, with its name."""
+    ((name, image),) = view.shown([_BACKGROUND]).items()
+    return name, image
 
 
 def _draw_panel(axes: Any, image: Image, at: tuple[int, int], grid: Grid) -> None:

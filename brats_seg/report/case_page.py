@@ -117,7 +117,7 @@ def write_case_page(page: CasePage, path: Path) -> None:
         legend=_legend(view),
         pictures=_pictures(view),
         viewer=viewer_values(view, grid),
-        scans=list(MODALITY_NAMES.items()),
+        scans=[(name, MODALITY_NAMES[name]) for name in view.modalities],
         layers=[one.name for one in grid.volumes if one.name not in MODALITIES],
         region_names=REGION_NAMES,
         niivue=packed_niivue(),

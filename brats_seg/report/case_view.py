@@ -1,5 +1,6 @@
 """Read a case and its label maps for figures, turned to the axes of BraTS."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,11 +51,13 @@ class CaseView:
     case_id: str
     release: str
     images: npt.NDArray[Any]
-    """(4, X, Y, Z) in the order of `MODALITIES`, as scanned, 0 outside the brain."""
+    """(n, X, Y, Z), an image for each of the modalities, as scanned, 0 outside the brain."""
     geometry: Geometry
     """Grid of the files as they are stored."""
     affine: Affine
     """(4, 4), from the voxels of the images to millimetres."""
+    modalities: tuple[str, ...] = MODALITIES
+    """Modalities of the images: all four, but for models that predict without some."""
     reference: Labelled | None = None
     prediction: Labelled | None = None
     uncertainty: Image | None = None
@@ -69,9 +72,18 @@ class CaseView:
         """Return one modality (X, Y, Z), by a name that files may have too, such as `flair`.
 
         Raises:
-            UsageError: There is no modality of that name.
+            UsageError: There is no modality of that name, or the case lacks it.
         """
-        return self.images[MODALITIES.index(known_modality(modality))]
+        name = known_modality(modality)
+        if name not in self.modalities:
+            msg = f"{self.case_id} has no {name}; there are {', '.join(self.modalities)}"
+            raise UsageError(msg)
+        return self.images[self.modalities.index(name)]
+
+    def shown(self, preferred: Sequence[str]) -> dict[str, Image]:
+        """Return those of the preferred modalities that the case has, or its first one, by name."""
+        names = [name for name in preferred if name in self.modalities] or self.modalities[:1]
+        return {name: self.image(name) for name in names}
 
 
 def known_modality(word: str) -> str:
@@ -116,6 +128,7 @@ def view_of(loaded: LoadedCase) -> CaseView:
         images=np.stack([_on_zero(volume.array) for volume in loaded.volumes]),
         geometry=loaded.geometry,
         affine=loaded.volumes[0].geometry.affine,
+        modalities=loaded.modalities,
         reference=reference,
     )
 

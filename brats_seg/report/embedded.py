@@ -88,7 +88,7 @@ def embedded(view: CaseView) -> EmbeddedVolumes:
 def _scans(view: CaseView, box: Box, coarser: int) -> tuple[EmbeddedVolume, ...]:
     return tuple(
         _scan(name, image[box.slices], coarser)
-        for name, image in zip(MODALITIES, view.images, strict=True)
+        for name, image in zip(view.modalities, view.images, strict=True)
     )
 
 

@@ -152,7 +152,7 @@ def write_time_points_page(earlier: CasePage, later: CasePage, output: Path) -> 
         change_picture=picture_uri(change_figure(found)) if found.one_grid else None,
         viewers=[viewer_values(c.view, grid) for c, grid in zip(cases, grids, strict=True)],
         layers=[[one.name for one in g.volumes if one.name not in MODALITIES] for g in grids],
-        scans=list(MODALITY_NAMES.items()),
+        scans=[[(n, MODALITY_NAMES[n]) for n in case.view.modalities] for case in cases],
         facts=[case.facts for case in cases],
         niivue=packed_niivue(),
         niivue_licence=niivue_licence(),
@@ -191,12 +191,13 @@ def change_figure(found: TimePoints) -> Figure:
     rows = figure.subplots(len(_DRAWN), len(PLANES))
     for row, (region, modality) in zip(rows, _DRAWN, strict=True):
         before, after = (p.regions[REGIONS.index(region)] for p in (found.earlier, found.later))
+        ((name, image),) = view.shown([modality]).items()
         for axes, (plane, axis) in zip(row, PLANES, strict=True):
-            draw_section(axes, view.image(modality), axis, centre[axis], view.grid)
+            draw_section(axes, image, axis, centre[axis], view.grid)
             draw_section_bar(axes, axis, view.grid)
             changed = (after & ~before, before & ~after)
             draw_overlay(axes, _painted([section_of(c, axis, centre[axis]) for c in changed]))
-            words = f"{region.upper()} over {MODALITY_NAMES[modality]}, {plane} {centre[axis]}"
+            words = f"{region.upper()} over {MODALITY_NAMES[name]}, {plane} {centre[axis]}"
             axes.set_title(words, color="white", fontsize="small")
     add_dark_legend(figure, filled_key(_CHANGE_WORDS, _CHANGE_COLOURS), _SMALL_PRINT)
     return figure
@@ -259,13 +260,13 @@ def _remarks(found: TimePoints) -> Iterator[str]:
 def _centre(found: TimePoints) -> Triple:
     """Return the voxel that the sections of both scans go through."""
     either = found.earlier.regions | found.later.regions
-    return centre_of(either, found.later.view.image(SHOWN[0]))
+    return centre_of(either, found.later.view.images[0])
 
 
 def _case_figure(found: TimePoints, point: TimePoint) -> Figure:
     view = point.view
     figure = planes_figure(
-        {name: view.image(name) for name in SHOWN},
+        view.shown(SHOWN),
         point.regions,
         view.grid.spacing_mm,
         directions=view.grid.directions,
