@@ -439,7 +439,7 @@ def test_a_link_to_nowhere_is_left_for_the_inspection(tmp_path: Path) -> None:
             r"archives are not read, such as BraTS2021_00495\.tar \(1 in all\): unpack.*tar -xf",
         ),
         (["a/b/data.zip", "x.tar.gz", "t1.gz"], r"archives.*such as t1\.gz \(3 in all\)"),
-        (["p/IM1.dcm", "p/IM2.DCM"], r"DICOM files.*\(2 in all\): convert.*dcm2niix"),
+        (["p/IM1.dcm", "p/IM2.DCM"], r"DICOM files.*\(2 in all\): convert.*brats-seg convert"),
         (["BRATS_001.nii.gz"], r"NIfTI files were ignored, such as BRATS.*CASE_t1, CASE_t1ce"),
         (["x_seg.nii.gz"], r"NIfTI files were ignored, such as x_seg\.nii\.gz \(1 in all\)"),
     ],
