@@ -116,6 +116,7 @@ def test_layers_and_scans_are_toggled_by_buttons_and_keys(page: Page, tmp_path: 
     assert pressed == ["FLAIR", "Reference", "Uncertainty", "All"]
 
 
+@pytest.mark.slow
 def test_each_view_can_be_chosen(page: Page, tmp_path: Path) -> None:
     pictures = []
     for name in ("axial", "coronal", "sagittal", "space", "all"):
@@ -186,6 +187,7 @@ def test_a_lesion_is_shown_where_it_is(page: Page) -> None:
     assert said(page, "mm") == ", ".join(f"{mm:.1f}" for mm in json.loads(wanted))
 
 
+@pytest.mark.slow
 def test_a_page_is_readable_when_enlarged_and_dark(
     browser: Page, page_file: Path, tmp_path: Path
 ) -> None:

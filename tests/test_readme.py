@@ -138,7 +138,14 @@ def test_the_commands_of_the_readme_run_in_their_order(
         assert not code, arguments
 
 
-@pytest.mark.parametrize("name", [name for name in PAGES if name != "README.md"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == "docs/pages.md" else ())
+        for name in PAGES
+        if name != "README.md"
+    ],
+)
 def test_the_commands_of_a_page_run(
     name: str, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

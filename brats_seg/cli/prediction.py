@@ -30,8 +30,9 @@ from brats_seg.progress import tracked
 
 if TYPE_CHECKING:
     from brats_seg.cases.case import Case
-    from brats_seg.inference.batch import CaseOutcome
+    from brats_seg.inference.batch import BatchOutcome, CaseOutcome, Executor
     from brats_seg.inference.reconstruct import DrawnCase
+    from brats_seg.inference.settings import PredictionSettings
 
 _ONE_CASE = "One case by its files"
 _WINDOWS = "Windows"
@@ -216,7 +217,7 @@ def predict(
     )
     from brats_seg.dicom.convert import DicomOptions
     from brats_seg.dicom.modalities import parse_overrides
-    from brats_seg.inference.batch import Executor, find_scans, predict_cases
+    from brats_seg.inference.batch import Executor, find_scans
 
     executor = Executor(n_workers=workers, scheduler=scheduler)
     dicom = DicomOptions(
@@ -227,6 +228,31 @@ def predict(
     files = {"t1n": t1n, "t1c": t1c, "t2w": t2w, "t2f": t2f}
     of_files = _case_of_files(inputs or [], files, case_id)
     cases = of_files or find_scans(inputs or [], output, dicom, track=tracked)
+    outcome = _predict_cases(cases, model, output, settings, executor, as_json=as_json)
+    advice = "" if labels else "; --labels chooses another"
+    for remark in outcome.remarks:
+        print(f"{remark}{advice}")
+    n_failed = len(outcome.failures)
+    print(
+        f"{outcome.n_predicted} predicted, {outcome.n_skipped} finished before, {n_failed} "
+        f"failed. Results and tables are in {output}. Research use only."
+    )
+    if n_failed:
+        raise typer.Exit(1)
+
+
+def _predict_cases(
+    cases: "Sequence[Case]",
+    models: Sequence[Path],
+    output: Path,
+    settings: "PredictionSettings",
+    executor: "Executor",
+    *,
+    as_json: bool,
+) -> "BatchOutcome":
+    """Predict cases, print each as it ends, and say after an interruption how to go on."""
+    from brats_seg.inference.batch import predict_cases
+
     n_done = 0
 
     def on_case(outcome: "CaseOutcome") -> None:
@@ -238,8 +264,8 @@ def predict(
             print_outcome(outcome)
 
     try:
-        outcome = predict_cases(
-            cases, model, output, settings, executor=executor, on_case=on_case, track=tracked
+        return predict_cases(
+            cases, models, output, settings, executor=executor, on_case=on_case, track=tracked
         )
     except KeyboardInterrupt:
         print(
@@ -248,16 +274,6 @@ def predict(
             file=sys.stderr,
         )
         raise typer.Exit(128 + signal.SIGINT) from None
-    n_failed = len(outcome.failures)
-    advice = "" if labels else "; --labels chooses another"
-    for remark in outcome.remarks:
-        print(f"{remark}{advice}")
-    print(
-        f"{outcome.n_predicted} predicted, {outcome.n_skipped} finished before, {n_failed} "
-        f"failed. Results and tables are in {output}. Research use only."
-    )
-    if n_failed:
-        raise typer.Exit(1)
 
 
 def export(
