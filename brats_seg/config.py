@@ -1,6 +1,6 @@
-"""Settings of a run: defaults, bounds and presets.
+"""Settings of a run: defaults and bounds.
 
-Every default stands here. Settings are frozen and validated by pydantic; an unknown key is an error
+Every default stands here; `presets` has the settings to start from. Settings are frozen and validated by pydantic; an unknown key is an error
 that names it. A number that can be derived from others is a property, not a setting. `config_text` reads
 and describes settings.
 """
@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from brats_seg.errors import ConfigError
+from brats_seg.presets import LEARNING_RATES, NETWORKS, ConventionName, TaskName, TrackerName
 
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
@@ -33,17 +34,6 @@ Width = Annotated[int, Field(gt=0, le=4096)]
 """Channels of a layer; the widest networks in use have 1024."""
 VoxelEdge = Annotated[float, Field(ge=0.2, le=10)]
 """Millimetres; scanners make voxels of 0.4 to 7 mm an edge."""
-TaskName = Literal["segmentation", "reconstruction"]
-ConventionName = Literal["brats2017", "brats2023", "brats2024", "brats2024-ped", "msd"]
-TrackerName = Literal["tensorboard", "mlflow", "wandb"]
-FileFormat = Literal["safetensors", "bundle", "onnx"]
-"""Formats of an exported model: weights alone, or with a MONAI bundle or ONNX files beside them."""
-NETWORKS = ("unet", "notebook", "segresnet", "vae-unet", "dynunet", "swin-unetr", "autoencoder")
-"""Networks with a short name; any other is given by its dotted name."""
-GPU_NAMES = ("t4", "p100", "v100", "v100-32gb", "l4", "a100", "a100-80gb")
-"""GPUs that can be planned for without having one; `runtime.device` knows their memory."""
-LEARNING_RATES = {"adam": 1e-3, "adamw": 1e-3, "muon": 1e-2, "sgd": 1e-2}
-"""Initial learning rate of each optimizer, where none is given."""
 OVERLAP = 0.5
 """Default share of a window that the next one overlaps, in validation and in prediction."""
 
@@ -426,55 +416,3 @@ def plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: plain(below) for key, below in value.items()}
     return list(value) if isinstance(value, tuple) else value
-
-
-NETWORK_DEFAULTS: dict[str, dict[str, Any]] = {
-    # the autoencoder encodes whole brains; augmentation would have to be reconstructed as well
-    "autoencoder": {
-        "patch": {"size": "whole", "foreground": 0.0, "per_case": 1},
-        "optimizer": {"name": "adamw", "lr": LEARNING_RATES["adamw"]},
-        "schedule": {"name": "plateau", "watch": "val_loss", "patience": 5},
-        "training": {"effective_batch": 2, "augment": "none"},
-        "validation": {"watch": "val_loss"},
-    },
-}
-"""Defaults of single networks, applied over any preset."""
-PRESETS: dict[str, dict[str, Any]] = {
-    # phantom cases on two CPU cores, a few minutes
-    "demo": {
-        "folds": {"n_folds": 3},
-        "patch": {"size": [32, 32, 32], "foreground": 0.5, "per_case": 4},
-        "model": {"widths": [12, 24, 48], "deep_supervision": False},
-        "training": {"n_epochs": 20},
-    },
-    # two to eight CPU cores, hours
-    "cpu": {
-        "patch": {"size": [64, 64, 64]},
-        "model": {"widths": [16, 32, 64, 128, 160]},
-        "training": {"n_epochs": 100},
-        "validation": {"every": "auto", "overlap": 0.25},
-    },
-    # one 16 GB GPU without bf16, sessions of 12 hours
-    "kaggle-t4": {
-        "patch": {"size": [128, 128, 128], "per_case": 2},
-        "training": {"n_epochs": 100},
-        "validation": {"every": 5},
-    },
-    # the network and recipe of the Kaggle notebook, on patches instead of whole volumes
-    "notebook": {
-        "folds": {"n_folds": 7, "scheme": "notebook"},
-        "patch": {"size": [128, 128, 128], "foreground": 0.0},
-        "model": {"name": "notebook"},
-        "optimizer": {"name": "adam", "lr": 5e-4, "weight_decay": 0.0, "clip_norm": None},
-        "schedule": {"name": "plateau"},
-        "training": {"n_epochs": 50, "effective_batch": 4, "augment": "none"},
-        "validation": {"watch": "val_loss"},
-    },
-    # the training recipe of nnU-Net
-    "full": {
-        "patch": {"size": [128, 128, 128], "per_case": 2},
-        "optimizer": {"name": "sgd", "lr": 1e-2, "weight_decay": 3e-5},
-        "training": {"n_epochs": 300, "effective_batch": 8, "augment": "full"},
-        "validation": {"every": 10},
-    },
-}

@@ -12,8 +12,9 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from brats_seg.config import NETWORK_DEFAULTS, PRESETS, Config, plain
+from brats_seg.config import Config, plain
 from brats_seg.errors import ConfigError
+from brats_seg.presets import NETWORK_DEFAULTS, PRESETS
 
 LONGEST_YAML = 1 << 15
 """Characters of the longest text that is parsed as YAML; all settings together have 2,000."""

@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from brats_seg.config import NETWORKS, PRESETS, Config
+from brats_seg.config import Config
 from brats_seg.config_text import load_config
 from brats_seg.errors import ConfigError
 from brats_seg.models.build import build_model
+from brats_seg.presets import NETWORKS, PRESETS
 from brats_seg.runtime.device import Device, gpu_named
 from brats_seg.training import chosen_settings, memory_plan
 from brats_seg.training.chosen_settings import choose_settings

@@ -6,9 +6,10 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from brats_seg.config import LEARNING_RATES, PRESETS, Config, ModelConfig, TrainingConfig
+from brats_seg.config import Config, ModelConfig, TrainingConfig
 from brats_seg.config_text import differing_settings, load_config
 from brats_seg.errors import ConfigError
+from brats_seg.presets import LEARNING_RATES, PRESETS
 
 
 def test_without_anything_all_settings_are_the_defaults():

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from brats_seg.config import GPU_NAMES
 from brats_seg.errors import ConfigError, EnvironmentalError, UsageError
+from brats_seg.presets import GPU_NAMES
 from brats_seg.runtime.device import GPUS, Device, choose_device, gpu_named
 
 

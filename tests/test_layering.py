@@ -19,7 +19,7 @@ FLOORS = {
     **dict.fromkeys(
         (
             *("errors", "labels", "config", "config_text", "cpu_threads", "files", "installation"),
-            *("progress", "tables"),
+            *("presets", "progress", "tables"),
         ),
         0,
     ),

@@ -30,7 +30,6 @@ from brats_seg.cli.options import (
 )
 from brats_seg.cli.prediction import print_outcome
 from brats_seg.errors import UsageError, counted
-from brats_seg.labels import REGIONS
 from brats_seg.progress import tracked
 
 if TYPE_CHECKING:
@@ -190,6 +189,8 @@ def _print_tuning(tuning: "Tuning") -> None:
 
 def _print_subsets(scores: "Sequence[SubsetScores]") -> None:
     """Print the Dice of held-out cases without some modalities, and its change by their absence."""
+    from brats_seg.labels import REGIONS
+
     n_cases = counted(scores[0].n_cases, "held-out case")
     print(f"without some modalities, on {n_cases}: mean Dice (change against all four modalities)")
     print_table(

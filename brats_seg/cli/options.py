@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, get_args
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from brats_seg.config import PRESETS, Config, ConventionName
-from brats_seg.config_text import LONGEST_YAML, load_config
 from brats_seg.errors import ConfigError
 from brats_seg.files import alone_at, whole_folder
+from brats_seg.presets import PRESETS, ConventionName
 
 if TYPE_CHECKING:
+    from brats_seg.config import Config
     from brats_seg.runtime.device import Gpu
 
 DEMO_CASES = 12
@@ -248,7 +248,7 @@ def command_again() -> str:
 
 def settings_of(
     preset: str | None, path: Path | None, assignments: list[str] | None, flags: dict[str, Any]
-) -> Config:
+) -> "Config":
     """Return the settings; flags override `--set`, which overrides the file, then the preset."""
     try:
         text = "" if path is None else _start_of(path)
@@ -258,6 +258,8 @@ def settings_of(
     except UnicodeDecodeError as error:
         msg = f"the configuration file {path} is no text: {error.reason} at byte {error.start}"
         raise ConfigError(msg) from None
+    from brats_seg.config_text import load_config
+
     return load_config(
         preset=preset,
         text=text,
@@ -274,7 +276,7 @@ def settings_of_run(
     *,
     run_paths: Sequence[Path] = (),
     gpu: "Gpu | None" = None,
-) -> Config:
+) -> "Config":
     """Return the settings of a run, which are chosen where neither a preset nor a file is given.
 
     Then they are those of the first of the runs that was begun already, and otherwise those that suit
@@ -357,6 +359,8 @@ def print_table(
 
 def _start_of(path: Path) -> str:
     """Return the text of a file, cut off where it is too long to be accepted."""
+    from brats_seg.config_text import LONGEST_YAML
+
     # it may be a pipe of the shell, as in --config <(command)
     with path.open(encoding="utf-8") as file:
         return file.read(LONGEST_YAML + 1)

@@ -24,8 +24,8 @@ from brats_seg.cli.options import (
     one_of,
     print_json,
 )
-from brats_seg.config import FileFormat
 from brats_seg.errors import UsageError, counted
+from brats_seg.presets import FileFormat
 from brats_seg.progress import tracked
 
 if TYPE_CHECKING:

@@ -28,12 +28,12 @@ from brats_seg.cli.options import (
     settings_of,
     settings_of_run,
 )
-from brats_seg.config import GPU_NAMES, NETWORKS, Config
-from brats_seg.config_text import describe_settings, parse_yaml
 from brats_seg.errors import EnvironmentalError, UsageError
+from brats_seg.presets import GPU_NAMES, NETWORKS
 from brats_seg.progress import tracked
 
 if TYPE_CHECKING:
+    from brats_seg.config import Config
     from brats_seg.training.certificate import Certificate
     from brats_seg.training.memory_plan import MemoryPlan
 
@@ -131,6 +131,8 @@ def train(
     as_json: JsonOption = False,
 ) -> None:
     """Train a fold, or resume it."""
+    from brats_seg.config_text import parse_yaml
+
     if epochs is not None and hours is not None:
         msg = f"--epochs {epochs} and --hours {hours:g} are given; expected one of them"
         raise UsageError(msg)
@@ -226,7 +228,7 @@ def plan(
         raise EnvironmentalError(found.what_to_lower())
 
 
-def _print_plan(found: "MemoryPlan", config: Config, *, is_given: bool) -> None:
+def _print_plan(found: "MemoryPlan", config: "Config", *, is_given: bool) -> None:
     from brats_seg.models.build import size_words
     from brats_seg.training.memory_plan import RESERVED_MIB
 
@@ -256,7 +258,7 @@ def _print_plan(found: "MemoryPlan", config: Config, *, is_given: bool) -> None:
     _print_advice(found, config)
 
 
-def _print_advice(found: "MemoryPlan", config: Config) -> None:
+def _print_advice(found: "MemoryPlan", config: "Config") -> None:
     """Print the flags of the largest patch that fits, and what was measured of it."""
     from brats_seg.models.build import size_words
 
@@ -293,6 +295,8 @@ def settings(
 
     The values are those that `train` would begin a run with, given the same options.
     """
+    from brats_seg.config_text import describe_settings
+
     listed = tuple(
         setting
         for setting in describe_settings(settings_of_run(preset, config, assignments, {}))

@@ -19,7 +19,6 @@ from typing import Any, TypeAlias
 
 from safetensors.torch import save
 
-from brats_seg.config import FileFormat
 from brats_seg.errors import UsageError
 from brats_seg.files import alone_at, whole_file, whole_folder
 from brats_seg.inference.export_bundle import BUNDLE_FOLDERS, write_bundle
@@ -34,6 +33,7 @@ from brats_seg.inference.model_facts import (
     read_facts,
 )
 from brats_seg.labels import LabelConvention, convention_named
+from brats_seg.presets import FileFormat
 from brats_seg.runtime.device import choose_device
 from brats_seg.runtime.torch_files import sha256_of
 from brats_seg.runtime.weights import (

@@ -20,13 +20,14 @@ from typing import Any
 
 import torch
 
-from brats_seg.config import NETWORKS, OVERLAP
+from brats_seg.config import OVERLAP
 from brats_seg.errors import UsageError
 from brats_seg.files import whole_file
 from brats_seg.inference.model import build_single
 from brats_seg.inference.model_card import CARD_NAME
 from brats_seg.labels import BRATS2023, MODALITIES, LabelConvention, convention_named
 from brats_seg.models.build import network_call
+from brats_seg.presets import NETWORKS
 from brats_seg.runtime.device import choose_device
 from brats_seg.runtime.weights import ExportedModel, TrainedModel
 

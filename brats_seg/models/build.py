@@ -12,13 +12,14 @@ from typing import Any, get_type_hints
 
 from torch import Tensor, nn
 
-from brats_seg.config import NETWORKS, ModelConfig, import_by_name, is_dotted_name
+from brats_seg.config import ModelConfig, import_by_name, is_dotted_name
 from brats_seg.errors import ConfigError
 from brats_seg.labels import MODALITIES, REGIONS
 from brats_seg.models.autoencoder import Autoencoder
 from brats_seg.models.notebook_unet import SMALLEST_PATCH, NotebookUNet
 from brats_seg.models.output import as_output
 from brats_seg.models.unet import SMALLEST_AXIS, UNet, level_strides
+from brats_seg.presets import NETWORKS
 from brats_seg.voxels.box import Triple, rounded_up
 
 OWN_MULTIPLE = 32
