@@ -127,6 +127,24 @@ def test_the_loss_falls_and_the_network_learns(data: FoldData, tmp_path: Path) -
 RESUMED = ["optimizer.ema=0.9", "training.augment=full", "training.modality_dropout=0.5"]
 
 
+def test_too_little_memory_to_measure_the_scans_ends_no_run(
+    data: FoldData,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def exhausted(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("brats_seg.training.checkpoints.profile_of_cases", exhausted)
+
+    outcome = train(data, tmp_path / "run", settings("training.n_epochs=1"))
+
+    assert outcome.finished
+    assert load_trained(tmp_path / "run" / "best.pt").profile is None
+    assert "memory ran out while the training scans were measured" in caplog.text
+
+
 @pytest.fixture(scope="module", params=["plateau", "cosine"])
 def undisturbed(
     request: pytest.FixtureRequest, data: FoldData, tmp_path_factory: pytest.TempPathFactory

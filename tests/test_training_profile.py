@@ -1,6 +1,5 @@
 """The profile of a training set knows its own scans, and names what is wrong with a damaged one."""
 
-import os
 import re
 from collections.abc import Callable
 from functools import cache
@@ -237,10 +236,9 @@ def test_the_names_of_measures_differ() -> None:
 
 @pytest.mark.real
 @pytest.mark.slow
-def test_real_scans_are_like_each_other_and_damaged_ones_are_not() -> None:
+def test_real_scans_are_like_each_other_and_damaged_ones_are_not(real_data: Path) -> None:
     """Each of twelve patients is compared with the other eleven."""
-    root = Path(os.environ["BRATS_REAL_DATA"])
-    cases = [_cut(case) for case in real_cases(root, "BraTS2018", "BraTS2021")]
+    cases = [_cut(case) for case in real_cases(real_data, "BraTS2018", "BraTS2021")]
     values = np.stack([measured(images) for images in cases])
     damages = {
         "swapped": lambda images: images[[0, 1, 3, 2]],

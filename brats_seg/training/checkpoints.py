@@ -172,9 +172,18 @@ class Checkpointer:
                 self._is_picture_old = True
             log.info("resuming at epoch %d, step %d", position.epoch + 1, position.n_steps)
         if self.ranks.is_first:
-            known = checkpoint and checkpoint.profile
-            self._profile = known or profile_of_cases(self.data.folder, self.data.split.train)
+            self._profile = (checkpoint and checkpoint.profile) or self._measured_profile()
         return checkpoint is not None
+
+    def _measured_profile(self) -> TrainingProfile | None:
+        try:
+            return profile_of_cases(self.data.folder, self.data.split.train)
+        except MemoryError:
+            log.warning(
+                "memory ran out while the training scans were measured: the model will have no "
+                "profile, and new scans are not compared with them"
+            )
+            return None
 
     def begin_epoch(self) -> None:
         """Start the clock of an epoch, from the time that it had taken before an interruption."""
