@@ -14,6 +14,8 @@ from multiprocessing import parent_process
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
+import numpy as np
+
 from brats_seg.errors import BratsError, EnvironmentalError, UsageError
 from brats_seg.progress import Track, untracked
 from brats_seg.tables import write_table
@@ -21,6 +23,13 @@ from brats_seg.tables import write_table
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+
+
+def evenly_spread(case_ids: Sequence[str], n_most: int) -> list[str]:
+    """Return at most that many cases, evenly spread over the sorted ids."""
+    ids = sorted(case_ids)
+    places = np.linspace(0, len(ids) - 1, min(len(ids), n_most)).round().astype(int)
+    return [ids[place] for place in places]
 
 
 class HasCaseId(Protocol):

@@ -17,6 +17,7 @@ from pydantic import Field
 from scipy.ndimage import binary_erosion
 from scipy.special import stdtrit
 
+from brats_seg.cases.many import evenly_spread
 from brats_seg.cases.modality_check import (
     MODALITY_PAIRS,
     local_contrast,
@@ -170,9 +171,8 @@ def profile_of_cases(folder: Path, case_ids: Sequence[str]) -> TrainingProfile |
     Raises:
         CaseError: A case is not prepared, or is damaged.
     """
-    places = np.linspace(0, len(case_ids) - 1, min(len(case_ids), _MOST_CASES)).astype(int)
     measured, grids = [], set[Triple]()
-    for case_id in (sorted(case_ids)[place] for place in places):
+    for case_id in evenly_spread(case_ids, _MOST_CASES):
         case = open_case(folder, case_id)
         whole = Box(start=(0, 0, 0), stop=case.shape)
         values = measure_crop(case.read_image(whole), case.spacing_mm)

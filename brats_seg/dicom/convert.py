@@ -28,7 +28,7 @@ from brats_seg.cases.sample import sample_brain
 from brats_seg.config import Section
 from brats_seg.dicom.modalities import OVERRIDE, Sorted, missing_words, sort_series
 from brats_seg.dicom.preprocess import ONE_MM, check_tools, has_spacing, how_to_prepare, prepare
-from brats_seg.dicom.series import INSTALL_DICOM, Series, Study, find_studies
+from brats_seg.dicom.series import INSTALL_DICOM, DicomStudy, Series, find_studies
 from brats_seg.errors import CaseError, EnvironmentalError, counted, some_of
 from brats_seg.files import whole_file
 from brats_seg.labels import MODALITIES
@@ -88,7 +88,7 @@ class DicomSource(Section):
 class SortedStudy:
     """An examination whose series have been sorted."""
 
-    study: Study
+    study: DicomStudy
     series: tuple[Sorted, ...]
     problem: str
     """Reason why it cannot be converted; empty if it can."""
@@ -165,7 +165,7 @@ def check_converter() -> None:
         raise EnvironmentalError(msg)
 
 
-def sorted_study(study: Study, options: DicomOptions = DEFAULT_OPTIONS) -> SortedStudy:
+def sorted_study(study: DicomStudy, options: DicomOptions = DEFAULT_OPTIONS) -> SortedStudy:
     """Sort the series of an examination into modalities."""
     series = sort_series(study.series, options.series)
     problem = study.problem or missing_words(series, options.series)

@@ -115,7 +115,7 @@ class Series:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Study:
+class DicomStudy:
     """One examination of one patient."""
 
     name: str
@@ -155,7 +155,7 @@ class _Image:
         return tuple(map(str, [value] if isinstance(value, str) else value))
 
 
-def find_studies(root: Path, *, with_identifiers: bool = False) -> tuple[Study, ...]:
+def find_studies(root: Path, *, with_identifiers: bool = False) -> tuple[DicomStudy, ...]:
     """Return the examinations below a folder, in the order of their names.
 
     Files that are not DICOM are ignored; links are followed.
@@ -180,7 +180,7 @@ def find_studies(root: Path, *, with_identifiers: bool = False) -> tuple[Study, 
     folders = _own_folders(root, images)
     names = _names(root, folders, images, with_identifiers=with_identifiers)
     studies = [
-        Study(
+        DicomStudy(
             name=names[key],
             folder=folders[key] or _common(found),
             series=_all_series(found),

@@ -85,20 +85,12 @@ def list_lesions(regions: RegionMasks, affine: Affine) -> tuple[LesionList, ...]
     here = affine.copy()
     here[:3, 3] += affine[:3, :3] @ box.start
     cut = (region[box.slices] for region in regions)
-    listed = (_listed(name, mask, here) for name, mask in zip(REGIONS, cut, strict=True))
-    return tuple(_from_bottom(one, box.start[2]) for one in listed)
+    bottom = box.start[2]
+    return tuple(_listed(name, mask, here, bottom) for name, mask in zip(REGIONS, cut, strict=True))
 
 
-def _from_bottom(found: LesionList, start: int) -> LesionList:
-    """Return lesions whose sections are counted from the bottom of the volume, not of the box."""
-    lesions = (
-        replace(lesion, axial=replace(lesion.axial, index=lesion.axial.index + start))
-        for lesion in found.lesions
-    )
-    return replace(found, lesions=tuple(lesions))
-
-
-def _listed(region: str, mask: Mask, affine: Affine) -> LesionList:
+def _listed(region: str, mask: Mask, affine: Affine, bottom: int) -> LesionList:
+    """List the lesions of a part of a volume, whose lowest section is `bottom` in the volume."""
     components = number_components(mask)
     n_voxels = np.bincount(components.ravel())
     n_voxels[0] = 0
@@ -110,7 +102,9 @@ def _listed(region: str, mask: Mask, affine: Affine) -> LesionList:
     found = enumerate(_cut_out(components, order[:n_listed].tolist()), 1)
     return LesionList(
         region=region,
-        lesions=tuple(_measured(region, number, box, cut, affine) for number, (box, cut) in found),
+        lesions=tuple(
+            _measured(region, number, box, cut, affine, bottom) for number, (box, cut) in found
+        ),
         n_others=others.size,
         others_ml=float(ml[others].sum()),
     )
@@ -125,7 +119,7 @@ def _cut_out(components: Lesions, numbers: list[int]) -> Iterator[tuple[Box, Mas
         yield box, components[box.slices] == number
 
 
-def _measured(region: str, number: int, box: Box, cut: Mask, affine: Affine) -> Lesion:
+def _measured(region: str, number: int, box: Box, cut: Mask, affine: Affine, bottom: int) -> Lesion:
     x_mm, y_mm, z_mm = map(float, np.linalg.norm(affine[:3, :3], axis=0))
     spacing_mm = (x_mm, y_mm, z_mm)
     centre = np.argwhere(cut).mean(axis=0) + box.start
@@ -137,5 +131,5 @@ def _measured(region: str, number: int, box: Box, cut: Mask, affine: Affine) -> 
         ml=int(np.count_nonzero(cut)) * x_mm * y_mm * z_mm / MM3_PER_ML,
         centre_mm=(x, y, z),
         longest_mm=longest_diameter_mm(cut, spacing_mm),
-        axial=replace(axial, index=axial.index + box.start[2]),
+        axial=replace(axial, index=axial.index + box.start[2] + bottom),
     )

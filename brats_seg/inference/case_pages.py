@@ -17,7 +17,6 @@ from brats_seg.errors import CaseError, UsageError, counted, some_of
 from brats_seg.evaluation.pairs import label_maps_in
 from brats_seg.inference.output import MANIFEST_NAME, OutputFolder, Record
 from brats_seg.inference.result_files import ResultFiles, result_files
-from brats_seg.inference.settings import DEFAULT_SETTINGS
 from brats_seg.labels import MODALITIES, convention_named
 from brats_seg.progress import Track, untracked
 
@@ -369,12 +368,9 @@ def _facts(source: PageSource, loaded: LoadedCase) -> "Iterator[Fact]":
 def _facts_of(record: Record) -> "Iterator[Fact]":
     from brats_seg.report.case_page import Fact
 
-    default = DEFAULT_SETTINGS.model_dump(mode="json")
-    settings = record.settings.model_dump(mode="json", exclude={"preview", "report", "layout"})
-    changed = [f"{key}: {value}" for key, value in settings.items() if value != default[key]]
     reason = f" ({record.convention_reason})" if record.convention_reason else ""
     yield Fact(name="Model", words=record.model, is_code=True)
-    yield Fact(name="Settings", words=", ".join(changed) or "the defaults")
+    yield Fact(name="Settings", words=record.settings.changed_text())
     if record.predicted_dice:
         yield Fact(name="Predicted Dice", words=", ".join(map(str, record.predicted_dice)))
     yield Fact(name="Label convention", words=f"{convention_named(record.convention)}{reason}")

@@ -11,6 +11,7 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
+from brats_seg.cases.many import evenly_spread
 from brats_seg.data.loader import whole_case
 from brats_seg.data.store import open_case
 from brats_seg.evaluation.overlap import count_regions, dice
@@ -44,7 +45,7 @@ def subset_scores_of(held_out: HeldOut, device: Device, track: Track) -> tuple[S
         return trained.subset_scores
     model = build_single(trained, device)
     subsets = (MODALITIES, *trained.identity.subsets)
-    cases = _spread(held_out.data.split.validation, MOST_CASES)
+    cases = evenly_spread(held_out.data.split.validation, MOST_CASES)
     work = track(cases, what=f"{held_out.run.name}, subsets of modalities", total=len(cases))
     rows = np.stack([_dice_of(held_out, model, case_id, subsets) for case_id in work])
     scores = tuple(
@@ -54,13 +55,6 @@ def subset_scores_of(held_out: HeldOut, device: Device, track: Track) -> tuple[S
     )
     store_fitted(held_out.checkpoint_path, trained.fitted, scores)
     return scores
-
-
-def _spread(case_ids: Sequence[str], n_most: int) -> list[str]:
-    """Return at most that many cases, evenly spread over the sorted ids."""
-    ids = sorted(case_ids)
-    places = np.linspace(0, len(ids) - 1, min(len(ids), n_most)).round().astype(int)
-    return [ids[place] for place in places]
 
 
 def _dice_of(

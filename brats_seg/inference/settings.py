@@ -73,6 +73,13 @@ class PredictionSettings(Section):
             window = None
         return self.model_copy(update={"windows": windows, "window": window, "decoding": decoding})
 
+    def changed_text(self) -> str:
+        """Return the settings that a label map depends on and that are not the defaults, as words."""
+        default = PredictionSettings().model_dump(mode="json")
+        given = self.model_dump(mode="json", exclude={"preview", "report", "layout"})
+        changed = [f"{key}: {value}" for key, value in given.items() if value != default[key]]
+        return ", ".join(changed) or "the defaults"
+
     def __eq__(self, other: object) -> bool:
         # a given threshold of 0.5 differs from a default one: it overrides the fitted threshold
         return isinstance(other, PredictionSettings) and self.model_dump() == other.model_dump()

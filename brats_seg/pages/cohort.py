@@ -15,12 +15,9 @@ from brats_seg.errors import UsageError, counted
 from brats_seg.evaluation.evaluate import evaluate_folders
 from brats_seg.evaluation.protocols import protocol_named
 from brats_seg.evaluation.scores import Score, read_scores, summarise_scores
-from brats_seg.inference.case_pages import (
-    page_path,
-)
+from brats_seg.inference.case_pages import page_path
 from brats_seg.inference.output import MANIFEST_NAME, OutputFolder, Record
 from brats_seg.inference.result_files import result_files
-from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import REGIONS, convention_named
 from brats_seg.progress import Track, untracked
 from brats_seg.report.case_page import Fact
@@ -144,7 +141,7 @@ def _facts(records: Iterable[Record]) -> Iterator[Fact]:
         "Version of brats_seg": (record.version for record in every),
         "Device": (record.device for record in every),
         "Label convention": (record.convention for record in every),
-        "Settings": (_settings_text(record) for record in every),
+        "Settings": (record.settings.changed_text() for record in every),
     }
     for name, found in values.items():
         counts = Counter(found).most_common()
@@ -157,13 +154,6 @@ def _facts(records: Iterable[Record]) -> Iterator[Fact]:
     if every:
         seconds = median(record.seconds for record in every)
         yield Fact(name="Time of a case", words=f"{seconds:.1f} s (median)")
-
-
-def _settings_text(record: Record) -> str:
-    """Return the settings that are not the defaults."""
-    usual = PredictionSettings().model_dump()
-    given = record.settings.model_dump().items()
-    return ", ".join(f"{key} {value}" for key, value in given if value != usual[key]) or "defaults"
 
 
 def _link(results: Path, case: CohortCase, page: Path) -> str:

@@ -61,7 +61,7 @@ class CasePage:
     flags: tuple[str, ...] = ()
     """Sentences on what speaks against the scans or the prediction."""
     facts: tuple[Fact, ...] = ()
-    """Where the scans and the prediction came from."""
+    """Origin of the scans and of the prediction."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -30,6 +30,8 @@ _SHARES = ("dice", "jaccard", "sensitivity", "specificity", "nsd")
 """Parts of the names of scores that lie between 0 and 1."""
 _BARS = ("dice", "jaccard")
 """Scores in a bar chart."""
+FEWEST_SCORED = 2
+"""Cases with scores from which pages draw their distribution."""
 _FEW_POINTS = 200
 """Points of a region that are drawn in full size."""
 _TITLE_SIZE = 12.0

@@ -12,14 +12,12 @@ from matplotlib.figure import Figure
 from brats_seg.labels import MODALITIES, REGIONS, RegionMasks
 from brats_seg.report.case_figures import SHOWN, planes_figure
 from brats_seg.report.case_page import Fact
-from brats_seg.report.charts import dice_figure
+from brats_seg.report.charts import FEWEST_SCORED, dice_figure
 from brats_seg.report.history import PHASES, curves_of, history_figure
 from brats_seg.report.html import picture_uri, write_page
 from brats_seg.report.sections import Spacing, centre_of
 from brats_seg.report.style import LEFT_IS_RIGHT, RESEARCH_USE, add_dark_legend, outline_key
 
-_FEWEST_SCORED = 2
-"""Cases with scores below which their distribution is not drawn."""
 _SIDES = ("reference", "prediction")
 _SMALL_PRINT = f"{RESEARCH_USE}; {LEFT_IS_RIGHT}"
 
@@ -63,7 +61,7 @@ class RunReport:
     best_epoch: int | None
     """Epoch of the weights that prediction uses; None before the first validation."""
     facts: tuple[Fact, ...]
-    """What the run was given, and how far it is."""
+    """Network, cases and progress of the run."""
     settings: Mapping[str, tuple[object, object]]
     """Settings that are not the defaults, by dotted name: the default and the value of the run."""
     settings_text: str
@@ -103,7 +101,7 @@ def write_run_page(report: RunReport, output: Path) -> None:
         epochs=shown["epoch"].tolist(),
         values=tuple(_epochs(shown)),
         chart=picture_uri(dice_figure([one.dice for one in report.scores]))
-        if len(report.scores) >= _FEWEST_SCORED
+        if len(report.scores) >= FEWEST_SCORED
         else None,
         pictures=[
             (case.score, *(picture_uri(_case_figure(case, side)) for side in _SIDES))
