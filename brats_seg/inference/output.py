@@ -283,11 +283,12 @@ def write_preview(scan: Scan, result: CaseResult, path: Path) -> None:
     """Draw a case to a PNG file, with the patient's left on the right as radiologists see it."""
     # matplotlib takes long to import
     from brats_seg.report.case_figures import SHOWN, planes_figure
+    from brats_seg.report.case_view import shown_of
     from brats_seg.report.style import write_figure
 
     turn = turn_of(scan.geometry.affine)
     regions = regions_of(turned(result.label_map, turn), result.convention)
-    shown = [name for name in SHOWN if name in scan.modalities] or scan.modalities[:1]
+    shown = shown_of(scan.modalities, SHOWN)
     images = {name: _on_grid(scan, MODALITIES.index(name), turn) for name in shown}
     figure = planes_figure(images, regions, scan.spacing_mm)
     _add_words(figure, result)

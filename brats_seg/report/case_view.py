@@ -82,8 +82,12 @@ class CaseView:
 
     def shown(self, preferred: Sequence[str]) -> dict[str, Image]:
         """Return those of the preferred modalities that the case has, or its first one, by name."""
-        names = [name for name in preferred if name in self.modalities] or self.modalities[:1]
-        return {name: self.image(name) for name in names}
+        return {name: self.image(name) for name in shown_of(self.modalities, preferred)}
+
+
+def shown_of(modalities: Sequence[str], preferred: Sequence[str]) -> list[str]:
+    """Return those of the preferred modalities that are there, or the first one that is."""
+    return [name for name in preferred if name in modalities] or [modalities[0]]
 
 
 def known_modality(word: str) -> str:
