@@ -1,0 +1,84 @@
+"""Measure programs in turn, and describe the result in one form that all benchmarks share.
+
+Costs are measured in rounds, A B A B, and compared within a round, because machines are shared and
+their speed drifts. A ratio is the cost of the other program divided by ours: above 1, ours is less.
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import process_time
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """What a task costs us and another program, measured in turn in one run."""
+
+    task: str
+    """The task, in the words of a table, such as `read the four volumes of a case`."""
+    ours: str
+    """What it cost us, with its unit: the median over rounds, such as `26 ms`."""
+    peer: str
+    """The other program with its version and setting, such as `nibabel 5.4.2`."""
+    theirs: str
+    """What it cost the other program, with its unit."""
+    ratios: tuple[float, ...]
+    """Cost of the other program over ours, one for each round."""
+    least: float | None = None
+    """Goal: smallest median ratio; None where there is none."""
+    agreement: str = ""
+    """How far the results of both agree, such as `largest difference 0`."""
+
+    @property
+    def ratio(self) -> float:
+        """Median over rounds."""
+        return statistics.median(self.ratios)
+
+    @property
+    def is_met(self) -> bool | None:
+        """Whether the goal is met; None without one."""
+        return None if self.least is None else self.ratio >= self.least
+
+
+def seconds_in_turn(
+    ways: Mapping[str, Callable[[], object]], n_rounds: int, *, n_warm_ups: int = 1
+) -> dict[str, list[float]]:
+    """Return the CPU seconds of each way in each round; the ways are run in turn."""
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for round_number in range(-n_warm_ups, n_rounds):
+        for name, run in ways.items():
+            started_s = process_time()
+            run()
+            spent_s = process_time() - started_s
+            if round_number >= 0:
+                seconds[name].append(spent_s)
+    return seconds
+
+
+def ratios_of(theirs: Iterable[float], ours: Iterable[float]) -> tuple[float, ...]:
+    """Return the cost of the other program over ours, round by round."""
+    return tuple(a / b for a, b in zip(theirs, ours, strict=True))
+
+
+def add_json_option(parser: argparse.ArgumentParser) -> None:
+    """Let a benchmark append its comparisons to a file, one JSON object a line."""
+    parser.add_argument("--json", type=Path, help="file to append the comparisons to")
+
+
+def append_json(comparisons: Iterable[Comparison], path: Path | None) -> None:
+    """Append comparisons to the file of `--json`, if it was given."""
+    if path is not None:
+        with path.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(asdict(found)) + "\n" for found in comparisons)
+
+
+def read_json(path: Path) -> list[Comparison]:
+    """Read the comparisons that benchmarks appended to a file."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [
+        Comparison(**{**values, "ratios": tuple(values["ratios"])})
+        for values in map(json.loads, lines)
+    ]
