@@ -63,6 +63,35 @@ def ratios_of(theirs: Iterable[float], ours: Iterable[float]) -> tuple[float, ..
     return tuple(a / b for a, b in zip(theirs, ours, strict=True))
 
 
+def table_of(comparisons: Iterable[Comparison]) -> str:
+    """Return a Markdown table with a row for each comparison."""
+    head = ("task", "ours", "the other program", "theirs", "ratio", "range", "goal", "agreement")
+    rows = [head, ("---",) * len(head), *map(_cells, comparisons)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _cells(found: Comparison) -> tuple[str, ...]:
+    goal = "" if found.least is None else f"{_number(found.least)}x"
+    if found.is_met is not None:
+        goal += ", met" if found.is_met else ", **not met**"
+    low, high = min(found.ratios), max(found.ratios)
+    return (
+        found.task,
+        found.ours,
+        found.peer,
+        found.theirs,
+        f"{_number(found.ratio)}x",
+        f"{_number(low)} to {_number(high)}" if len(found.ratios) > 1 else "",
+        goal,
+        found.agreement,
+    )
+
+
+def _number(value: float) -> str:
+    """Return a ratio with three digits or two decimals."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.2f}"
+
+
 def add_json_option(parser: argparse.ArgumentParser) -> None:
     """Let a benchmark append its comparisons to a file, one JSON object a line."""
     parser.add_argument("--json", type=Path, help="file to append the comparisons to")
