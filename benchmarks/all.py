@@ -61,7 +61,11 @@ PROGRAMS = (
     Program(name="step", title="Training step"),
     Program(name="step_memory", title="Memory of a training step", arguments=("--patch", "64")),
     Program(name="accumulation_cost", title="Effective batches"),
-    Program(name="effective_batch_memory", title="Memory of effective batches"),
+    Program(
+        name="effective_batch_memory",
+        title="Memory of effective batches",
+        arguments=("--patch", "32"),
+    ),
     Program(name="sliding_window", title="Sliding windows"),
     Program(name="verify", title="Check sums of prepared cases"),
 )
