@@ -44,15 +44,19 @@ class Comparison:
 
 
 def seconds_in_turn(
-    ways: Mapping[str, Callable[[], object]], n_rounds: int, *, n_warm_ups: int = 1
+    ways: Mapping[str, Callable[[], object]],
+    n_rounds: int,
+    *,
+    n_warm_ups: int = 1,
+    clock: Callable[[], float] = process_time,
 ) -> dict[str, list[float]]:
-    """Return the CPU seconds of each way in each round; the ways are run in turn."""
+    """Return the seconds of each way in each round, of the CPU by default; they are run in turn."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for round_number in range(-n_warm_ups, n_rounds):
         for name, run in ways.items():
-            started_s = process_time()
+            started_s = clock()
             run()
-            spent_s = process_time() - started_s
+            spent_s = clock() - started_s
             if round_number >= 0:
                 seconds[name].append(spent_s)
     return seconds
