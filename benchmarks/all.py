@@ -190,6 +190,12 @@ def _machine_lines() -> Iterator[str]:
         f"{rates[0]:.0f} GFLOP/s in fp32 and {rates[1]:.0f} in bf16."
     )
     found = ", ".join(f"{package} {version_of(package)}" for package in PACKAGES)
+    data = (
+        "real cases"
+        if os.environ.get("BRATS_REAL_DATA")
+        else "phantoms; BRATS_REAL_DATA names none"
+    )
+    yield f"- Cases: {data}."
     yield f"- Versions: Python {platform.python_version()}, {found}."
 
 
