@@ -37,7 +37,7 @@ from brats_seg.cases.phantom import write_phantom_cases
 from brats_seg.config import PatchConfig, StoreConfig
 from brats_seg.data import transforms
 from brats_seg.data.brain import extract_brain
-from brats_seg.data.intensity_transforms import BrainMask
+from brats_seg.data.intensities import BrainMask
 from brats_seg.data.loader import PatchDataset
 from brats_seg.data.patches import PatchKey
 from brats_seg.data.prepare import prepare_cases

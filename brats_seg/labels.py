@@ -102,19 +102,33 @@ def convention_named(name: str) -> LabelConvention:
     raise ConfigError(msg)
 
 
-def regions_of(label_map: LabelMap, convention: LabelConvention) -> RegionMasks:
+def regions_of(
+    label_map: LabelMap, convention: LabelConvention, out: RegionMasks | None = None
+) -> RegionMasks:
     """Convert a label map `(X, Y, Z)` to region masks `(3, X, Y, Z)`.
+
+    Args:
+        label_map: Label map in the values of the convention.
+        convention: Convention of the label map.
+        out: Array to write to, which saves allocating one.
 
     Example:
         >>> masks = regions_of(np.array([[[0, 1, 2, 4]]], dtype=np.uint8), BRATS2017)
         >>> masks[:, 0, 0].astype(int).tolist()
         [[0, 1, 1, 1], [0, 1, 0, 1], [0, 0, 0, 1]]
     """
-    masks = np.zeros((len(REGIONS), *label_map.shape), dtype=np.bool_)
-    # comparisons are ten times as fast as a lookup table
-    for mask, values in zip(masks, convention.regions, strict=True):
-        for value in values:
-            mask |= label_map == value
+    masks = np.empty((len(REGIONS), *label_map.shape), dtype=np.bool_) if out is None else out
+    inside: tuple[int, ...] = ()
+    # comparisons are ten times as fast as a lookup table. Each value is compared once, because a
+    # region contains the next one
+    for region in reversed(range(len(REGIONS))):
+        first, *others = (value for value in convention.regions[region] if value not in inside)
+        np.equal(label_map, first, out=masks[region])
+        for value in others:
+            masks[region] |= label_map == value
+        if inside:
+            masks[region] |= masks[region + 1]
+        inside = convention.regions[region]
     return masks
 
 

@@ -19,8 +19,8 @@ from scipy.stats import ks_2samp
 from torch import Tensor
 
 from brats_seg.data import intensity_transforms
+from brats_seg.data.intensities import BrainMask, smoothed_along
 from brats_seg.data.intensity_transforms import (
-    BrainMask,
     RandBrainContrastd,
     RandBrainGammad,
     RandBrainLowResolutiond,
@@ -182,7 +182,7 @@ def test_inverted_gamma_is_gamma_of_the_negative() -> None:
 def test_smoothing_is_a_gaussian_whose_weights_add_up_at_the_border() -> None:
     """Against a plain loop over voxels, on an image that is brain throughout."""
     image = torch.from_numpy(np.random.default_rng(0).normal(size=(1, 6, 5, 4)) + 9).float()
-    smoothed = intensity_transforms._smoothed_along(image[0], 1, 0.8)
+    smoothed = smoothed_along(image[0], 1, 0.8)
 
     weights = [math.exp(-0.5 * (offset / 0.8) ** 2) for offset in range(4)]
     for j in range(5):

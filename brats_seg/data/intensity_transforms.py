@@ -1,18 +1,12 @@
 """Random changes of intensities inside the brain, as MONAI dictionary transforms.
 
-Probabilities and ranges are those of nnU-Net v2 (Isensee et al. 2021). As there, the background is
-reset to 0 after every change, because it is 0 in every case that a network predicts. Means and
-standard deviations are those of the brain in the patch, so that a change is as strong at the border
-of the brain as inside. They are computed from sums over the patch, whose background is 0.
+Probabilities and ranges are those of nnU-Net v2 (Isensee et al. 2021). A transform draws the
+parameters of a change, which is a value (see `intensities`), and applies it.
 
-The transforms take numpy arrays, tensors and MetaTensors (C, X, Y, Z) and change float32 in place,
-because allocating memory for a patch takes longer than most changes. A channel is a tensor (X, Y, Z)
-in float32.
+The transforms take numpy arrays, tensors and MetaTensors (C, X, Y, Z) and change float32 in place.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
 
 import numpy as np
@@ -20,8 +14,18 @@ import torch
 from monai.data import MetaTensor
 from monai.transforms import MapTransform, Randomizable, RandomizableTransform
 from torch import Tensor
-from torch.nn import functional
 
+from brats_seg.data.intensities import (
+    Blur,
+    BrainMask,
+    Brightness,
+    Contrast,
+    Gamma,
+    IntensityChange,
+    LowResolution,
+    Noise,
+    apply_changes,
+)
 from brats_seg.data.store import Buffers
 from brats_seg.labels import MODALITIES, MODALITY_SUBSETS
 
@@ -46,39 +50,6 @@ GAMMA = (0.7, 1.5)
 CHANNEL_CHANCE = 0.5
 """Probability of each channel if blur or low resolution is drawn."""
 
-_BLUR_RADIUS = 3
-"""Radius of the Gaussian in voxels: three standard deviations of the widest."""
-_SMALLEST = 1e-7
-"""Lower bound of a divisor, for channels without contrast."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BrainMask:
-    """The brain in a patch."""
-
-    mask: Tensor
-    """Mask (X, Y, Z) in float32: 1 inside, 0 in the background."""
-    n_voxels: int
-    """Voxels inside."""
-
-    @classmethod
-    def of(cls, image: Tensor) -> Self:
-        """Return the brain of an image (4, X, Y, Z): the voxels where any channel is not 0."""
-        # numpy compares eight times as fast as torch
-        array = image.numpy()
-        mask = array[0] != 0
-        for channel in array[1:]:
-            mask |= channel != 0
-        as_float = torch.from_numpy(mask).to(torch.float32)
-        return cls(mask=as_float, n_voxels=int(np.count_nonzero(mask)))
-
-    def mean_and_std(self, channel: Tensor) -> tuple[float, float]:
-        """Return both over the brain, for a channel (X, Y, Z) whose background is 0."""
-        n_voxels = max(self.n_voxels, 1)
-        mean = float(channel.sum()) / n_voxels
-        mean_square = float(torch.linalg.vector_norm(channel)) ** 2 / n_voxels
-        return mean, math.sqrt(max(0.0, mean_square - mean**2))
-
 
 class RandIntensityd(RandomizableTransform, MapTransform):
     """Base of the random changes of intensities, which change the image in place."""
@@ -99,11 +70,11 @@ class RandIntensityd(RandomizableTransform, MapTransform):
         if self.is_drawn:
             for key in self.key_iterator(data):
                 changed[key] = image = plain_tensor(data[key]).to(torch.float32)
-                self.change(image, BrainMask.of(image))
+                apply_changes(image, [self.draw(len(image))])
         return changed
 
-    def change(self, image: Tensor, brain: BrainMask) -> None:
-        """Change an image in place."""
+    def draw(self, n_channels: int) -> IntensityChange:
+        """Draw the parameters of the change, for an image of so many channels."""
         raise NotImplementedError
 
 
@@ -148,10 +119,10 @@ class RandIntensitiesd(Randomizable, MapTransform):
         drawn = [change for change in self.changes if change.is_drawn]
         if drawn:
             for key in self.key_iterator(data):
-                changed[key] = image = in_float32(plain_tensor(data[key]), self._buffers)
-                brain = BrainMask.of(image)
-                for change in drawn:
-                    change.change(image, brain)
+                stored = plain_tensor(data[key])
+                changed[key] = image = in_float32(stored, self._buffers)
+                changes = [change.draw(len(image)) for change in drawn]
+                apply_changes(image, changes, BrainMask.of(stored))
         return changed
 
 
@@ -169,16 +140,10 @@ class RandBrainNoised(RandIntensityd):
         super().__init__(keys, prob)
         self.std = std
 
-    def change(self, image: Tensor, brain: BrainMask) -> None:
-        """Add noise in place."""
+    def draw(self, n_channels: int) -> Noise:
+        """Draw the standard deviation, and the seed of the noise."""
         std = self.R.uniform(*self.std)
-        # torch draws twice as fast as numpy
-        seed = int(self.R.randint(2**63 - 1, dtype=np.int64))
-        source = torch.Generator().manual_seed(seed)
-        noise = torch.empty_like(image[0])
-        for channel in image:
-            noise.normal_(generator=source).mul_(brain.mask)
-            channel.add_(noise, alpha=std)
+        return Noise(std=std, seed=int(self.R.randint(2**63 - 1, dtype=np.int64)))
 
 
 class RandBrainSmoothd(RandIntensityd):
@@ -202,13 +167,15 @@ class RandBrainSmoothd(RandIntensityd):
         self.sigma = sigma
         self.channel_prob = channel_prob
 
-    def change(self, image: Tensor, brain: BrainMask) -> None:
-        """Smooth in place."""
-        for channel in _some_channels(image, self.channel_prob, self.R):
-            smoothed = channel
-            for axis in range(channel.ndim):
-                smoothed = _smoothed_along(smoothed, axis, self.R.uniform(*self.sigma))
-            torch.mul(smoothed, brain.mask, out=channel)
+    def draw(self, n_channels: int) -> Blur:
+        """Draw the channels, and the width of the Gaussian along each of their axes."""
+        chosen = _some_channels(n_channels, self.channel_prob, self.R)
+        return Blur(
+            sigmas=tuple(
+                tuple(self.R.uniform(*self.sigma) for _ in range(3)) if is_chosen else None
+                for is_chosen in chosen
+            )
+        )
 
 
 class RandBrightnessd(RandIntensityd):
@@ -225,11 +192,9 @@ class RandBrightnessd(RandIntensityd):
         super().__init__(keys, prob)
         self.factors = factors
 
-    def change(self, image: Tensor, brain: BrainMask) -> None:
-        """Multiply in place."""
-        # the background stays 0 without a mask
-        for channel in image:
-            channel.mul_(_around_one(self.factors, self.R))
+    def draw(self, n_channels: int) -> Brightness:
+        """Draw the factors."""
+        return Brightness(factors=_each_around_one(n_channels, self.factors, self.R))
 
 
 class RandBrainContrastd(RandIntensityd):
@@ -246,13 +211,9 @@ class RandBrainContrastd(RandIntensityd):
         super().__init__(keys, prob)
         self.factors = factors
 
-    def change(self, image: Tensor, brain: BrainMask) -> None:
-        """Change the contrast in place."""
-        for channel in image:
-            mean, _ = brain.mean_and_std(channel)
-            low, high = channel.aminmax()
-            factor = _around_one(self.factors, self.R)
-            channel.mul_(factor).add_(mean * (1 - factor)).clamp_(low, high).mul_(brain.mask)
+    def draw(self, n_channels: int) -> Contrast:
+        """Draw the factors."""
+        return Contrast(factors=_each_around_one(n_channels, self.factors, self.R))
 
 
 class RandBrainLowResolutiond(RandIntensityd):
@@ -274,14 +235,14 @@ class RandBrainLowResolutiond(RandIntensityd):
         self.zoom_range = zoom_range
         self.channel_prob = channel_prob
 
-    def change(self, image: Tensor, brain: BrainMask) -> None:
-        """Lower the resolution in place."""
-        for channel in _some_channels(image, self.channel_prob, self.R):
-            kept = self.R.uniform(*self.zoom_range)
-            size = [max(1, round(n * kept)) for n in channel.shape]
-            coarse = functional.interpolate(channel[None, None], size, mode="nearest-exact")
-            fine = functional.interpolate(coarse, channel.shape, mode="trilinear")[0, 0]
-            torch.mul(fine, brain.mask, out=channel)
+    def draw(self, n_channels: int) -> LowResolution:
+        """Draw the channels, and the fraction of voxels that each keeps."""
+        chosen = _some_channels(n_channels, self.channel_prob, self.R)
+        return LowResolution(
+            kept=tuple(
+                self.R.uniform(*self.zoom_range) if is_chosen else None for is_chosen in chosen
+            )
+        )
 
 
 class RandBrainGammad(RandIntensityd):
@@ -305,14 +266,10 @@ class RandBrainGammad(RandIntensityd):
         self.gamma = gamma
         self.invert_image = invert_image
 
-    def change(self, image: Tensor, brain: BrainMask) -> None:
-        """Change the intensities in place."""
-        for channel in image:
-            if self.invert_image:
-                channel.neg_()
-            adjust_gamma(channel, brain, _around_one(self.gamma, self.R))
-            if self.invert_image:
-                channel.neg_()
+    def draw(self, n_channels: int) -> Gamma:
+        """Draw the exponents."""
+        exponents = _each_around_one(n_channels, self.gamma, self.R)
+        return Gamma(exponents=exponents, is_inverted=self.invert_image)
 
 
 class RandModalityDropoutd(RandomizableTransform, MapTransform):
@@ -351,8 +308,14 @@ def in_float32(image: Tensor, buffers: Buffers) -> Tensor:
     """Return an image in float32: the same tensor, or a copy in memory of the buffers."""
     if image.dtype == torch.float32:
         return image
-    single = torch.from_numpy(buffers.take(tuple(image.shape), np.float32))
-    return single.copy_(image)
+    return torch.from_numpy(buffers.take(tuple(image.shape), np.float32)).copy_(image)
+
+
+def in_float16(image: Tensor, buffers: Buffers) -> Tensor:
+    """Return an image in float16: the same tensor, or a copy in memory of the buffers."""
+    if image.dtype == torch.float16:
+        return image
+    return torch.from_numpy(buffers.take(tuple(image.shape), np.float16)).copy_(image)
 
 
 def plain_tensor(image: Any) -> Tensor:
@@ -360,38 +323,18 @@ def plain_tensor(image: Any) -> Tensor:
     return image.as_tensor() if isinstance(image, MetaTensor) else torch.as_tensor(image)
 
 
-def adjust_gamma(channel: Tensor, brain: BrainMask, exponent: float) -> None:
-    """Rescale a channel (X, Y, Z) to 0 to 1, and raise it to a power, in place.
-
-    Its mean and standard deviation over the brain are restored.
-    """
-    mean, std = brain.mean_and_std(channel)
-    low, high = channel.aminmax()
-    span = (high - low).clamp(min=_SMALLEST)
-    channel.sub_(low).div_(span).pow_(exponent).mul_(span).add_(low).mul_(brain.mask)
-    new_mean, new_std = brain.mean_and_std(channel)
-    channel.sub_(new_mean).mul_(std / max(new_std, _SMALLEST)).add_(mean).mul_(brain.mask)
+def _some_channels(n_channels: int, prob: float, random: np.random.RandomState) -> list[bool]:
+    # all channels are drawn before the parameters of any
+    return [random.uniform() < prob for _ in range(n_channels)]
 
 
-def _some_channels(image: Tensor, prob: float, random: np.random.RandomState) -> list[Tensor]:
-    return [channel for channel in image if random.uniform() < prob]
+def _each_around_one(
+    n_channels: int, bounds: Range, random: np.random.RandomState
+) -> tuple[float, ...]:
+    return tuple(_around_one(bounds, random) for _ in range(n_channels))
 
 
 def _around_one(bounds: Range, random: np.random.RandomState) -> float:
     """Draw a factor that is below 1 as often as above, wherever the bounds are."""
     low, high = bounds
     return random.uniform(low, 1) if random.uniform() < 0.5 else random.uniform(1, high)
-
-
-def _smoothed_along(channel: Tensor, axis: int, sigma: float) -> Tensor:
-    """Return a channel smoothed along one axis."""
-    n = channel.shape[axis]
-    smoothed = channel.clone()
-    weights = torch.ones([n if other == axis else 1 for other in range(channel.ndim)])
-    for offset in range(1, min(_BLUR_RADIUS + 1, n)):
-        weight = math.exp(-0.5 * (offset / sigma) ** 2)
-        for here, there in ((0, offset), (offset, 0)):
-            neighbours = channel.narrow(axis, there, n - offset)
-            smoothed.narrow(axis, here, n - offset).add_(neighbours, alpha=weight)
-            weights.narrow(axis, here, n - offset).add_(weight)
-    return smoothed.div_(weights)

@@ -18,6 +18,7 @@ from brats_seg.cases.many import worker_pool
 from brats_seg.config import PatchConfig
 from brats_seg.data.intensity_transforms import Transform
 from brats_seg.data.patches import PatchKey, patch_seed
+from brats_seg.data.shared_memory import Receiver, Sender, SentTensors
 from brats_seg.data.transforms import (
     apply_transforms,
     seed_patch,
@@ -140,13 +141,14 @@ def patch_loader(
         return
     set_up, advice = partial(_set_up, dataset), f"{_LESS_MEMORY} {_SHARED_MEMORY}"
     with worker_pool(n_workers, set_up=set_up, when_killed=advice) as pool:
-        waiting: deque[Future[Sample]] = deque()
+        waiting: deque[Future[_SentSample]] = deque()
+        receiver = Receiver()
         for key in keys:
             waiting.append(pool.submit(_load, key))
             if len(waiting) > PATCHES_AHEAD * n_workers:
-                yield waiting.popleft().result()
+                yield _received(waiting.popleft().result(), receiver)
         while waiting:
-            yield waiting.popleft().result()
+            yield _received(waiting.popleft().result(), receiver)
 
 
 def _sample(pipeline: Compose, case_id: str, target_of: TargetOf) -> Sample:
@@ -165,24 +167,40 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(n_threads)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _SentSample:
+    """A sample on its way from a worker process."""
+
+    case_id: str
+    tensors: SentTensors
+    """Image and target, or one tensor that is both."""
+
+
 _dataset: PatchDataset
 """Dataset of a worker process, set when the process starts."""
+_sender: Sender
+"""Shared memory of a worker process."""
 
 
 def _set_up(dataset: PatchDataset) -> None:
-    global _dataset
-    _dataset = dataset
+    global _dataset, _sender
+    _dataset, _sender = dataset, Sender()
     torch.set_num_threads(1)
 
 
-def _load(key: PatchKey) -> Sample:
+def _load(key: PatchKey) -> _SentSample:
     sample = _dataset[key]
+    is_one = sample.target is sample.image
     try:
-        for tensor in (sample.image, sample.target):
-            tensor.share_memory_()
+        tensors = _sender.send([sample.image] if is_one else [sample.image, sample.target])
     except RuntimeError as error:
         msg = (
             f"shared memory is too small for the patches ({error}). {_LESS_MEMORY} {_SHARED_MEMORY}"
         )
         raise EnvironmentalError(msg) from error
-    return sample
+    return _SentSample(case_id=sample.case_id, tensors=tensors)
+
+
+def _received(sent: _SentSample, receiver: Receiver) -> Sample:
+    tensors = receiver.receive(sent.tensors)
+    return Sample(image=tensors[0], target=tensors[-1], case_id=sent.case_id)
