@@ -24,7 +24,7 @@ def test_what_is_asked_for_wins_over_what_is_stored_and_that_over_the_default() 
     assert completed.decoding.smallest_et_mm3 == 50
     assert completed.decoding.smallest_mm3 == (0, 0, 0)
     assert completed.window == (32, 32, 32)
-    assert completed.overlap == OVERLAP
+    assert completed.least_overlap == OVERLAP
     assert asked.over(NOT_FITTED) == PredictionSettings(
         decoding=Decoding(**asked.over(NOT_FITTED).decoding.model_dump())
     )
@@ -62,9 +62,9 @@ def test_json_is_flat_and_null_where_nothing_is_asked_for() -> None:
 
     text = settings.model_dump_json(exclude={"device", "layout", "report"})
 
-    # as earlier versions wrote it: finished predictions are recognised by it
+    # finished predictions are recognised by it
     assert text == (
-        '{"precision":"auto","windows":"auto","window":null,"overlap":0.5,"tta":false,'
+        '{"precision":"auto","windows":"auto","window":null,"overlap":null,"tta":false,'
         '"thresholds":[0.4,0.5,0.6],"smallest_mm3":null,"smallest_et_mm3":null,"labels":null,'
         '"probabilities":false,"uncertainty":false,"preview":true}'
     )

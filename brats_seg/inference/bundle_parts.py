@@ -52,16 +52,15 @@ class NormalizeBraind(MapTransform):
 class BrainInferer(Inferer):
     """Apply the networks of an ensemble in evenly spaced windows, and average their probabilities."""
 
-    def __init__(self, members: Sequence[Mapping[str, Any]], overlap: float) -> None:
+    def __init__(self, members: Sequence[Mapping[str, Any]]) -> None:
         """Keep the windows of each network.
 
         Args:
-            members: `window`, or None for the brain in one pass, `patch` and `multiple` of each.
-            overlap: Share that neighbouring windows have in common.
+            members: `window`, or None for the brain in one pass, `overlap`, the share that neighbouring
+                windows have in common, `patch` and `multiple` of each.
         """
         super().__init__()
         self.members = tuple(members)
-        self.overlap = overlap
 
     def __call__(
         self, inputs: Tensor, network: nn.Module, *_args: object, **_kwargs: object
@@ -77,7 +76,7 @@ class BrainInferer(Inferer):
         total = torch.zeros(())
         for member, described in zip(network.members, self.members, strict=True):
             window = self._window(described, image)
-            logits = predict_logits(member, image, window=window, overlap=self.overlap)
+            logits = predict_logits(member, image, window=window, overlap=described["overlap"])
             total = total.to(image.device) + logits.sigmoid_()
         return total / len(self.members) * (image != 0).any(dim=0)
 

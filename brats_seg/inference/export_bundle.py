@@ -125,7 +125,6 @@ def _inference(exported: ExportedModel, calls: list[dict[str, Any]]) -> dict[str
         "inferer": _part(
             f"{_SCRIPTS}.{_PARTS}.BrainInferer",
             members=[_windows(network) for network in exported.networks],
-            overlap=OVERLAP,
         ),
         "postprocessing": _part("Compose", transforms=_postprocessing(exported)),
         "handlers": [_part("CheckpointLoader", **checkpoint)],
@@ -176,7 +175,13 @@ def _windows(network: TrainedModel) -> dict[str, Any]:
     """Return the window of a network, as `BrainInferer` takes it."""
     (member,) = build_single(network, choose_device("cpu", "fp32")).members
     window = None if member.fitted.window == "whole" else member.fitted.window or member.window
-    return {"window": window, "patch": member.patch, "multiple": member.multiple}
+    overlap = OVERLAP if member.fitted.overlap is None else member.fitted.overlap
+    return {
+        "window": window,
+        "overlap": overlap,
+        "patch": member.patch,
+        "multiple": member.multiple,
+    }
 
 
 def _convention(exported: ExportedModel) -> LabelConvention:

@@ -144,8 +144,8 @@ def foreign_probabilities(
     (member,) = model.members
     axes = method.mirror_axes if settings.tta else ()
     mirrors = [mirror for n in range(len(axes) + 1) for mirror in combinations(axes, n)]
-    is_own = "overlap" not in settings.model_fields_set
-    settings = settings.model_copy(update={"overlap": method.overlap}) if is_own else settings
+    if settings.overlap is None:
+        settings = settings.model_copy(update={"overlap": method.overlap})
     given = method.to_network(scan)
     with part(
         f"{scan.case_id}, windows", _n_windows(member, settings, given.image, method.rule)
@@ -259,7 +259,7 @@ class _Pass:
                 of_window,
                 mirrored if mode.stitch_on_host else mirrored.to(place),
                 window=window,
-                overlap=self.settings.overlap,
+                overlap=self.settings.over(self.member.fitted).least_overlap,
                 rule=self.rule,
             )
 
@@ -281,8 +281,8 @@ def _dims(mirror: Sequence[int]) -> list[int]:
 def _n_windows(
     member: Member, settings: PredictionSettings, image: Field, rule: WindowRule | None = None
 ) -> int:
-    shape = _shape_of(image)
-    return n_windows(shape, window_of(member, settings, shape), settings.overlap, rule)
+    shape, overlap = _shape_of(image), settings.over(member.fitted).least_overlap
+    return n_windows(shape, window_of(member, settings, shape), overlap, rule)
 
 
 def _shape_of(image: Tensor | Field) -> Triple:

@@ -1,10 +1,9 @@
 """Combine the settings of prediction: those of the user, those fitted to a model, and defaults."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import (
-    Field,
     SerializerFunctionWrapHandler,
     ValidationError,
     field_validator,
@@ -16,7 +15,9 @@ from brats_seg.config import OVERLAP, Section, Size
 from brats_seg.config_text import words_of
 from brats_seg.errors import ConfigError
 from brats_seg.labels import convention_named
-from brats_seg.runtime.weights import Decoding, FittedPrediction
+from brats_seg.models.build import size_words
+from brats_seg.runtime.weights import Decoding, FittedPrediction, Overlap
+from brats_seg.voxels.box import Triple
 
 ResultLayout = Literal["plain", "bids"]
 
@@ -24,7 +25,7 @@ ResultLayout = Literal["plain", "bids"]
 class PredictionSettings(Section):
     """Settings of a prediction.
 
-    Window and decoding that are not given here are those stored with the model (see `over`), and
+    Window, overlap and decoding that are not given here are those stored with the model (see `over`), and
     the defaults where nothing was fitted. Written to JSON, the settings of `decoding` stand beside
     the others, null where they are not given.
 
@@ -43,8 +44,9 @@ class PredictionSettings(Section):
     """`whole` takes the brain crop in one pass, `sliding` many windows; `auto`: the fitted window, else the default."""
     window: Size | None = None
     """Voxels of a sliding window."""
-    overlap: Annotated[float, Field(ge=0, lt=1)] = OVERLAP
-    """Share that neighbouring windows have in common."""
+    overlap: Overlap | None = None
+    """Share that neighbouring windows have in common; null takes the one fitted with the window, else
+    0.5."""
     tta: bool = False
     """Whether the mean is taken over all eight mirror images: eight times the work."""
     decoding: Decoding = Decoding()
@@ -71,7 +73,28 @@ class PredictionSettings(Section):
             windows = "whole"
         if windows == "whole" or window == "whole":
             window = None
-        return self.model_copy(update={"windows": windows, "window": window, "decoding": decoding})
+        overlap = self.overlap
+        if overlap is None and self.window is None:
+            # fitted together with the window, and to no other
+            overlap = fitted.overlap
+        completed = {"windows": windows, "window": window, "overlap": overlap}
+        return self.model_copy(update={**completed, "decoding": decoding})
+
+    @property
+    def least_overlap(self) -> float:
+        """Overlap to use: the one given or fitted, else the default."""
+        return OVERLAP if self.overlap is None else self.overlap
+
+    def window_words(self, default: Triple | None) -> str:
+        """Return window and overlap as words, for a network whose default window is given.
+
+        Args:
+            default: Voxels; None for the whole brain crop.
+        """
+        window = self.window or default
+        if self.windows == "whole" or window is None:
+            return "the whole brain in one pass"
+        return f"{size_words(window)} voxels, overlap {self.least_overlap:g}"
 
     def changed_text(self) -> str:
         """Return the settings that a label map depends on and that are not the defaults, as words."""
@@ -133,8 +156,8 @@ def prediction_settings(given: Mapping[str, Any]) -> PredictionSettings:
             what is allowed.
 
     Example:
-        >>> prediction_settings({"tta": True, "overlap": None, "smallest_et_mm3": 50}).overlap
-        0.5
+        >>> prediction_settings({"tta": True, "overlap": None, "smallest_et_mm3": 50}).tta
+        True
     """
     try:
         return PredictionSettings.model_validate(
