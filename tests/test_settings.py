@@ -37,6 +37,9 @@ def test_what_is_asked_for_wins_over_what_is_stored_and_that_over_the_default() 
         ({}, (8, 8, 8), ("auto", (8, 8, 8))),
         ({}, None, ("auto", None)),
         ({"windows": "whole"}, (8, 8, 8), ("whole", None)),
+        ({}, "centre", ("centre", None)),
+        ({"windows": "whole"}, "centre", ("whole", None)),
+        ({"window": (4, 4, 4)}, "centre", ("auto", (4, 4, 4))),
         ({"windows": "sliding"}, "whole", ("sliding", None)),
         ({"windows": "sliding"}, (8, 8, 8), ("sliding", (8, 8, 8))),
         ({"window": (4, 4, 4)}, "whole", ("auto", (4, 4, 4))),
@@ -46,6 +49,22 @@ def test_windows_are_completed_by_the_one_that_was_fitted(given, fitted, expecte
     completed = prediction_settings(given).over(FittedPrediction(window=fitted))
 
     assert (completed.windows, completed.window) == expected
+
+
+def test_a_fitted_overlap_is_that_of_the_fitted_window_alone() -> None:
+    fitted = FittedPrediction(window=(32, 32, 32), overlap=0.25)
+
+    assert PredictionSettings().over(fitted).least_overlap == 0.25
+    assert PredictionSettings(overlap=0.75).over(fitted).least_overlap == 0.75
+    assert PredictionSettings(window=(64, 64, 64)).over(fitted).least_overlap == OVERLAP
+
+
+def test_windows_in_words() -> None:
+    fitted = FittedPrediction(window=(32, 32, 16), overlap=0.25)
+    centre = PredictionSettings().over(FittedPrediction(window="centre"))
+
+    assert PredictionSettings().over(fitted).window_words() == "32x32x16 voxels, overlap 0.25"
+    assert centre.window_words() == "the whole brain in one pass, with the statistics of its centre"
 
 
 def test_a_default_that_is_asked_for_is_not_the_same_as_none() -> None:

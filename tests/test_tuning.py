@@ -219,6 +219,7 @@ def test_the_default_window_is_tried_first_then_the_patch_and_larger_ones(
         *("8x8x8, overlap 0.5", "8x8x8, overlap 0.25"),
         *("16x16x16, overlap 0.5", "16x16x16, overlap 0.25"),
         "whole",
+        "centre",
     ]
 
 
@@ -245,7 +246,7 @@ def test_the_window_that_scores_best_is_found(tmp_path: Path) -> None:
     held_out = write_held_out(tmp_path, n_cases=10)
 
     def score(cases, decodings):
-        value = {"8x8x8": 0.5, "12x12x12": 0.4, "16x16x16": 0.6, "whole": 0.7}
+        value = {"centre": 0.4, "8x8x8": 0.5, "12x12x12": 0.4, "16x16x16": 0.6, "whole": 0.7}
         return np.array([[[value[size_of(case)]] * 3 for case in cases]])
 
     found = _fit_windows(held_out, CPU, score, untracked)
@@ -254,7 +255,7 @@ def test_the_window_that_scores_best_is_found(tmp_path: Path) -> None:
     assert found.fit.chosen == "the whole crop (whole)"
     assert found.fit.gain.mean == pytest.approx(0.3)
     scores = [trial.score[0] for trial in found.trials]
-    assert scores == pytest.approx([0.4, 0.4, 0.5, 0.5, 0.6, 0.6, 0.7])
+    assert scores == pytest.approx([0.4, 0.4, 0.5, 0.5, 0.6, 0.6, 0.7, 0.4])
     assert all(trial.seconds > 0 for trial in found.trials)
     assert {size_of(case) for case in found.cases} == {"whole"}
 

@@ -55,7 +55,7 @@ class WindowSetting:
 
     window: Window
     overlap: float | None = None
-    """Share that neighbouring windows have in common; None for the whole crop."""
+    """Share that neighbouring windows have in common; None for one pass over the crop."""
 
     @property
     def folder(self) -> str:
@@ -66,7 +66,7 @@ class WindowSetting:
         return self._words(", overlap ")
 
     def _words(self, between: str) -> str:
-        if self.window == "whole":
+        if isinstance(self.window, str):
             return self.window
         size = size_words(self.window)
         return size if self.overlap is None else f"{size}{between}{self.overlap:g}"
@@ -216,8 +216,8 @@ def _predict(
 ) -> bool:
     """Predict and store a case; return whether the window fitted in memory."""
     sample = whole_case(held_out.data.folder, case.case_id)
-    if window.window == "whole":
-        settings = PredictionSettings(windows="whole")
+    if isinstance(window.window, str):
+        settings = PredictionSettings(windows=window.window)
     else:
         settings = PredictionSettings(
             windows="sliding", window=window.window, overlap=window.overlap

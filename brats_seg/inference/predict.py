@@ -32,6 +32,7 @@ from brats_seg.inference.postprocess import PartVolume, decode, measure
 from brats_seg.inference.probabilities import (
     Field,
     PredictionFallback,
+    completed,
     crop_probabilities,
     entropy,
     foreign_probabilities,
@@ -116,7 +117,7 @@ class Predictor:
                 "it, or on few brains: new scans are not compared with them"
             )
         if model.method is None:
-            words = [settings.over(one.fitted).window_words(one.window) for one in model.members]
+            words = [completed(one, settings).window_words() for one in model.members]
             log.info("windows: %s", "; ".join(dict.fromkeys(words)))
         if device.torch_device.type == "cpu":
             keep_freed_memory()

@@ -17,9 +17,10 @@ from brats_seg.errors import ConfigError
 from brats_seg.labels import convention_named
 from brats_seg.models.build import size_words
 from brats_seg.runtime.weights import Decoding, FittedPrediction, Overlap
-from brats_seg.voxels.box import Triple
 
 ResultLayout = Literal["plain", "bids"]
+ONE_PASS = ("whole", "centre")
+"""Values of `windows` that take the brain crop in one pass."""
 
 
 class PredictionSettings(Section):
@@ -40,8 +41,9 @@ class PredictionSettings(Section):
     """`auto` takes the GPU when there is one; else `cpu`, `cuda`, `cuda:1`, `mps`."""
     precision: Literal["auto", "fp32", "fp16", "bf16"] = "auto"
     """`auto` takes what the device computes natively: bf16, else fp16 on a GPU, else fp32."""
-    windows: Literal["auto", "whole", "sliding"] = "auto"
-    """`whole` takes the brain crop in one pass, `sliding` many windows; `auto`: the fitted window, else the default."""
+    windows: Literal["auto", "whole", "centre", "sliding"] = "auto"
+    """`whole` takes the brain crop in one pass, `centre` too, with the statistics of its centre in the norms
+    of the network, and `sliding` many windows; `auto`: what was fitted, else the default."""
     window: Size | None = None
     """Voxels of a sliding window."""
     overlap: Overlap | None = None
@@ -69,9 +71,9 @@ class PredictionSettings(Section):
         given = self.decoding.model_dump(exclude_unset=True)
         decoding = Decoding(**{**fitted.decoding.model_dump(), **given})
         windows, window = self.windows, self.window or fitted.window
-        if windows == "auto" and window == "whole":
-            windows = "whole"
-        if windows == "whole" or window == "whole":
+        if isinstance(window, str):
+            windows, window = window if windows == "auto" else windows, None
+        if windows in ONE_PASS:
             window = None
         overlap = self.overlap
         if overlap is None and self.window is None:
@@ -85,16 +87,12 @@ class PredictionSettings(Section):
         """Overlap to use: the one given or fitted, else the default."""
         return OVERLAP if self.overlap is None else self.overlap
 
-    def window_words(self, default: Triple | None) -> str:
-        """Return window and overlap as words, for a network whose default window is given.
-
-        Args:
-            default: Voxels; None for the whole brain crop.
-        """
-        window = self.window or default
-        if self.windows == "whole" or window is None:
-            return "the whole brain in one pass"
-        return f"{size_words(window)} voxels, overlap {self.least_overlap:g}"
+    def window_words(self) -> str:
+        """Return window and overlap as words, of settings that are complete."""
+        if self.window is not None:
+            return f"{size_words(self.window)} voxels, overlap {self.least_overlap:g}"
+        centred = ", with the statistics of its centre" * (self.windows == "centre")
+        return f"the whole brain in one pass{centred}"
 
     def changed_text(self) -> str:
         """Return the settings that a label map depends on and that are not the defaults, as words."""
@@ -121,8 +119,8 @@ class PredictionSettings(Section):
 
     @model_validator(mode="after")
     def _whole_has_no_window(self) -> Self:
-        if self.windows == "whole" and self.window is not None:
-            msg = "windows is 'whole' and a window is given; expected one of the two"
+        if self.windows in ONE_PASS and self.window is not None:
+            msg = f"windows is {self.windows!r} and a window is given; expected one of the two"
             raise ValueError(msg)
         return self
 

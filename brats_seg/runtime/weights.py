@@ -74,8 +74,9 @@ _LARGEST_DESCRIPTION = 1 << 24
 """Bytes of the longest `model.json`; a network takes about 2,000."""
 _COPY_AGAIN = "Copy or export the model again."
 
-Window: TypeAlias = Size | Literal["whole"]
-"""Voxels of a window; `whole` is the brain crop in one pass."""
+Window: TypeAlias = Size | Literal["whole", "centre"]
+"""Voxels of a window; `whole` is the brain crop in one pass, `centre` the same with statistics of its
+centre, see `models.norm.statistics_of_centre`."""
 Overlap = Annotated[float, Field(ge=0, lt=1)]
 """Share that neighbouring windows have in common."""
 CubicMillimetres = Annotated[float, Field(ge=0, le=1e7)]
