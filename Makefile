@@ -1,6 +1,7 @@
 # One screen. Everything here only calls the command line.
 PYTHON ?= python3
 VENV   ?= .venv
+PEERS  ?= .venv-peers
 BIN    := $(VENV)/bin
 FOLD   ?= 0
 DATA   ?=
@@ -68,8 +69,19 @@ check: setup ## format, lint and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-bench: setup ## time against peers, as tables
-	for program in benchmarks/*.py; do echo "== $$program"; $(BIN)/python $$program $(ARGS) || exit 1; done
+bench: $(PEERS)/.installed ## compare with other programs, in under 30 minutes on 2 cores, and write benchmarks/RESULTS.md
+	$(PEERS)/bin/python benchmarks/all.py $(ARGS)
+
+# an environment that sees the packages of $(VENV), so that all programs compute with the same torch
+$(PEERS)/.installed: $(BIN)/.installed benchmarks/peers.txt
+	$(PYTHON) -m venv $(PEERS)
+	echo "import site; site.addsitedir('$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
+		> "$$($(PEERS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/brats_seg_packages.pth"
+	$(PEERS)/bin/pip install --quiet --constraint constraints.txt --requirement benchmarks/peers.txt
+	$(PEERS)/bin/pip install --quiet --no-deps panoptica==2.1.7
+	# torchvision, which nnU-Net does not need here, is built for CUDA and fails beside a torch for the CPU
+	$(PEERS)/bin/python -c "import torchvision" 2>/dev/null || $(PEERS)/bin/pip uninstall --quiet --yes torchvision
+	@touch $@
 
 clean: ## remove what was built; scans, prepared cases and runs stay
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(PEERS) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -24,11 +24,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+
+from comparison import Comparison, add_json_option, append_json, ratios_of, table_of
 
 from brats_seg import FoldData, Trainer, load_config, open_fold, write_phantom_cases
 from brats_seg.cpu_threads import NUMBERS, WAITING
@@ -117,6 +119,9 @@ def main() -> None:
     print(f"{arguments.epochs} epochs on {N_CPUS} CPUs, {arguments.rounds} rounds; quota: {how}")
     _print_table(found)
     _print_ratios(found, children)
+    comparisons = _compared(found, situations, arguments.epochs)
+    print(table_of(comparisons))
+    append_json(comparisons, arguments.json)
 
 
 def _measured(
@@ -221,6 +226,23 @@ def _print_ratios(found: dict[tuple[str, str], Timings], children: dict[str, Chi
         print(f"quota of one CPU over one thread alone, {setting}: {slower:.2f}")
 
 
+def _compared(
+    found: dict[tuple[str, str], Timings], situations: Iterable[str], n_epochs: int
+) -> list[Comparison]:
+    """Compare the time of the clock of our choice with that of the other settings."""
+    return [
+        Comparison(
+            task=f"{n_epochs} epochs of the demo, {situation}",
+            ours=f"{found[situation, 'now'].median:.1f} s",
+            peer=setting,
+            theirs=f"{found[situation, key].median:.1f} s",
+            ratios=ratios_of(found[situation, key].seconds, found[situation, "now"].seconds),
+        )
+        for situation in situations
+        for key, setting in (("before", "GNU OpenMP as it is"), ("one thread", "one thread"))
+    ]
+
+
 def _prepare(folder: Path) -> None:
     write_phantom_cases(folder / "scans", n_cases=12, seed=0)
     _open(folder)
@@ -252,6 +274,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=2)
+    add_json_option(parser)
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args()
 

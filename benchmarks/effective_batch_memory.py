@@ -3,7 +3,7 @@
 The host holds the batch, whose size is listed separately. Each effective batch is measured in a
 process of its own, in the second step, because the first also allocates memory that is kept. On a
 GPU the peak is that of torch. On the CPU, where the device is the host, it is the rise of the peak
-of the process during the step (Linux), including the batch.
+of the process during the step (Linux).
 
     python benchmarks/effective_batch_memory.py --patch 48 --device cpu
 """
@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 import torch
+from comparison import Comparison, add_json_option, append_json, table_of
 
 from brats_seg.config import LossConfig, ModelConfig, TrainingConfig
 from brats_seg.data.loader import Sample
@@ -43,12 +44,27 @@ def main() -> None:
         f"{arguments.widths}; MB on the device at effective batch, and their ratio to that at 2"
     )
     print(f"{'':12}{''.join(f'{n:>16}' for n in EFFECTIVE_BATCHES)}")
+    comparisons = []
     for loss, flag in (("patch Dice", []), ("batch Dice", ["--batch-dice"])):
         found = [_in_a_process(["--effective-batch", str(n), *flag]) for n in EFFECTIVE_BATCHES]
         peaks = [peak for peak, _ in found]
         cells = (f"{peak:8.0f} {peak / peaks[1]:6.3f}x" for peak in peaks)
         print(f"{loss:12}{''.join(cells)}")
+        comparisons.append(_comparison(loss, at_largest_mb=peaks[-1], at_two_mb=peaks[1]))
     print(f"{'on the host':12}{''.join(f'{held:8.1f}        ' for _, held in found)}")
+    print(table_of(comparisons))
+    append_json(comparisons, arguments.json)
+
+
+def _comparison(loss: str, *, at_largest_mb: float, at_two_mb: float) -> Comparison:
+    return Comparison(
+        task=f"memory of a step of {loss} at effective batch {EFFECTIVE_BATCHES[-1]}",
+        ours=f"{at_largest_mb:.0f} MB",
+        peer="effective batch 2",
+        theirs=f"{at_two_mb:.0f} MB",
+        ratios=(at_two_mb / at_largest_mb,),
+        least=1 / 1.02,
+    )
 
 
 def _arguments() -> argparse.Namespace:
@@ -58,6 +74,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch-dice", action="store_true")
     parser.add_argument("--effective-batch", type=int, help="measure this one alone")
+    add_json_option(parser)
     return parser.parse_args()
 
 

@@ -49,7 +49,10 @@ def test_two_ranks_make_the_step_of_one(tmp_path: Path) -> None:
     done = torchrun("-m", "tests.ranks_program", str(tmp_path / "rows.json"), cwd=ROOT)
 
     assert done.returncode == 0, done.stderr
-    rows = json.loads((tmp_path / "rows.json").read_text())
+    found = json.loads((tmp_path / "rows.json").read_text())
+    # a thread of the group that outlives it aborts the process now and then, as Python ends
+    assert not [name for name in found["threads_afterwards"] if "gloo" in name]
+    rows = found["rows"]
     assert len(rows) == 3 * (len(CRITERIA) + len(LEARNT))
     for row in rows:
         assert row["error"] <= 1e-12, row

@@ -6,6 +6,7 @@ unequal shares of a batch, and a loss of sums needs the sums of all ranks betwee
 the one exchange of gradients that a batch needs is made here.
 """
 
+import importlib
 import logging
 import os
 from collections.abc import Iterator, Sequence
@@ -127,6 +128,9 @@ def joined_ranks() -> Iterator[Ranks]:
         return
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    # The first step of an optimizer imports this module, which keeps a group that exists then alive
+    # for ever. Its threads would still run when Python ends, and abort the process now and then.
+    importlib.import_module("torch._dynamo")
     distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     log = logging.getLogger("brats_seg")
     level = log.level

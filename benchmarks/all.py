@@ -1,0 +1,219 @@
+"""Run the benchmarks that compare brats_seg with other programs, and write their results to a page.
+
+Each program runs in a process of its own, with one thread unless it measures several, and its
+comparisons become a section of RESULTS.md. Goals stand in the programs, beside what they measure.
+All of it takes under 30 minutes on two cores.
+
+    python benchmarks/all.py                      every program; writes benchmarks/RESULTS.md
+    python benchmarks/all.py step patches         these alone; their tables are printed
+
+`make bench` first installs the other programs (peers.txt). Programs that are missing are left out by
+each benchmark with a line that says so.
+"""
+
+import argparse
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+from comparison import Comparison, read_json, table_of
+from machine import machine_name, matrix_product_rate, version_of
+
+FOLDER = Path(__file__).parent
+RESULTS = FOLDER / "RESULTS.md"
+LIMIT_S = 420.0
+"""Seconds after which a program is ended. Alone on two cores each needs less than half of them."""
+ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "BLOSC_NTHREADS": "1",
+    "ITK_GLOBAL_DEFAULT_NUMBER_OF_THREADS": "1",
+}
+"""Variables by which the programs that are compared compute with one thread."""
+PACKAGES = (
+    *("torch", "monai", "nnunetv2", "dynamic-network-architectures", "batchgeneratorsv2"),
+    *("mist-medical", "panoptica", "nibabel", "SimpleITK", "deflate", "blosc2", "numpy", "scipy"),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Program:
+    """A benchmark that runs without anything but the repository."""
+
+    name: str
+    """Its file, without `.py`."""
+    title: str
+    """Heading of its section."""
+    arguments: tuple[str, ...] = ()
+    by_hand: str = ""
+    """Why it runs only if it is named; empty if it is one of those that always run."""
+
+
+PROGRAMS = (
+    Program(name="read_case", title="Reading a case"),
+    Program(name="patches", title="Training patches"),
+    Program(name="step", title="Training step"),
+    Program(name="step_memory", title="Memory of a training step", arguments=("--patch", "64")),
+    Program(name="accumulation_cost", title="Effective batches"),
+    Program(
+        name="effective_batch_memory",
+        title="Memory of effective batches",
+        arguments=("--patch", "32"),
+    ),
+    Program(name="sliding_window", title="Sliding windows"),
+    Program(name="verify", title="Check sums of prepared cases"),
+    Program(
+        name="busy_cpu",
+        title="Beside other work",
+        by_hand="it takes 15 minutes, and other work would spoil it",
+    ),
+    Program(name="gpu", title="On a GPU", by_hand="it needs a GPU"),
+)
+NOT_COMPARED = {
+    "accumulation_error": "compares weights with those of Lightning, Accelerate and MONAI, not costs",
+    "learning": "trains for hours on real cases",
+    "predict_case": "needs a trained network and its prepared cases",
+    "predicted_dice": "needs trained networks and their held-out cases",
+    "scan_check": "needs real cases, and compares with no other program",
+}
+"""Benchmarks that only print a table of their own, each with the reason."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What a program has measured."""
+
+    program: Program
+    comparisons: tuple[Comparison, ...]
+    seconds: float
+    failure: str = ""
+    """Why it did not end well; empty if it did."""
+
+
+def main() -> None:
+    """Run the programs and write the page; exit with 1 if one of them fails."""
+    arguments = _arguments()
+    names = arguments.names or [p.name for p in PROGRAMS if not p.by_hand]
+    chosen = [program for program in PROGRAMS if program.name in names]
+    outcomes = [run_program(program, arguments.limit) for program in chosen]
+    page = page_of(outcomes)
+    if arguments.output is None and arguments.names:
+        print(page)
+    else:
+        output = arguments.output or RESULTS
+        output.write_text(page, encoding="utf-8")
+        print(f"results: {output}")
+    sys.exit(any(outcome.failure for outcome in outcomes))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="PROGRAM", help="these alone, such as `step`")
+    parser.add_argument("--output", type=Path, help=f"page to write, by default {RESULTS.name}")
+    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds for each program")
+    arguments = parser.parse_args()
+    names = [program.name for program in PROGRAMS]
+    if unknown := sorted(set(arguments.names) - set(names)):
+        parser.error(f"there is no {', '.join(unknown)}; expected some of {', '.join(names)}")
+    return arguments
+
+
+def run_program(program: Program, limit_s: float) -> Outcome:
+    """Run a benchmark, and return its comparisons, also those from before it failed."""
+    print(f"== {program.name}", flush=True)
+    started_s = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        found = Path(folder) / "comparisons.json"
+        command = [sys.executable, str(FOLDER / f"{program.name}.py"), *program.arguments]
+        failure = _failure([*command, "--json", str(found)], limit_s)
+        comparisons = tuple(read_json(found)) if found.exists() else ()
+    if failure:
+        print(f"{program.name} {failure}", flush=True)
+    seconds = time.monotonic() - started_s
+    return Outcome(program=program, comparisons=comparisons, seconds=seconds, failure=failure)
+
+
+def _failure(command: Sequence[str], limit_s: float) -> str:
+    """Run a command with one thread, and say how it failed; nothing if it did not."""
+    try:
+        done = subprocess.run(
+            command, env={**os.environ, **ONE_THREAD}, timeout=limit_s, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"was ended after {limit_s:.0f} s"
+    return f"failed with exit code {done.returncode}" if done.returncode else ""
+
+
+def page_of(outcomes: Sequence[Outcome]) -> str:
+    """Return the page of results, in Markdown."""
+    return "\n".join(
+        [
+            "# Results of the benchmarks",
+            "",
+            f"Written by `make bench` on {datetime.now(UTC):%Y-%m-%d}. [NOTES.md](NOTES.md) says why rows "
+            "fall short, and what was tried.",
+            "",
+            *_machine_lines(),
+            "",
+            "Costs were measured in turn in one process, in rounds. The ratio is the cost of the other "
+            "program divided by ours in the same round (median and range over rounds): above 1, ours is "
+            "less.",
+            "",
+            _count_of_goals(outcomes),
+            *(line for outcome in outcomes for line in _section(outcome)),
+            "",
+            "## Run by hand",
+            "",
+            *(
+                f"- `{program.name}.py`: {program.by_hand}."
+                for program in PROGRAMS
+                if program.by_hand
+            ),
+            *(f"- `{name}.py` {reason}." for name, reason in NOT_COMPARED.items()),
+            "",
+        ]
+    )
+
+
+def _machine_lines() -> Iterator[str]:
+    rates = [matrix_product_rate(dtype) / 1e9 for dtype in (torch.float32, torch.bfloat16)]
+    yield (
+        f"- Machine: {machine_name()}; {platform.system()}; one thread multiplies matrices at "
+        f"{rates[0]:.0f} GFLOP/s in fp32 and {rates[1]:.0f} in bf16."
+    )
+    found = ", ".join(f"{package} {version_of(package)}" for package in PACKAGES)
+    data = (
+        "real cases"
+        if os.environ.get("BRATS_REAL_DATA")
+        else "phantoms; BRATS_REAL_DATA names none"
+    )
+    yield f"- Cases: {data}."
+    yield f"- Versions: Python {platform.python_version()}, {found}."
+
+
+def _count_of_goals(outcomes: Sequence[Outcome]) -> str:
+    met = [found.is_met for outcome in outcomes for found in outcome.comparisons]
+    n_goals = len(met) - met.count(None)
+    return f"{met.count(True)} of {n_goals} goals are met; {len(met)} comparisons in all."
+
+
+def _section(outcome: Outcome) -> Iterator[str]:
+    program = outcome.program
+    words = " ".join([f"benchmarks/{program.name}.py", *program.arguments])
+    yield from ("", f"## {program.title}", "", f"`{words}`, {outcome.seconds:.0f} s")
+    if outcome.failure:
+        yield from ("", f"**It {outcome.failure}.**")
+    if outcome.comparisons:
+        yield from ("", table_of(outcome.comparisons))
+
+
+if __name__ == "__main__":
+    main()

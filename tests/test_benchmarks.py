@@ -1,0 +1,86 @@
+"""Test that every benchmark is listed, and that their results become one page."""
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+FOLDER = Path(__file__).parent.parent / "benchmarks"
+MODULES = {"all", "comparison", "machine", "monai_patches"}
+"""Files that are no benchmarks."""
+FAKE = """
+import argparse
+from comparison import Comparison, add_json_option, append_json
+parser = argparse.ArgumentParser()
+add_json_option(parser)
+found = Comparison(task="read", ours="2 ms", peer="other 1.0", theirs="5 ms", ratios=(2.0, 2.5, 4.0),
+                   least={least})
+append_json([found], parser.parse_args().json)
+{end}
+"""
+
+
+@pytest.fixture
+def benchmarks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The program that runs all benchmarks, which imports its neighbours as programs do."""
+    monkeypatch.syspath_prepend(FOLDER)
+    return importlib.import_module("all")
+
+
+def test_every_benchmark_is_listed(benchmarks: ModuleType) -> None:
+    listed = [program.name for program in benchmarks.PROGRAMS] + list(benchmarks.NOT_COMPARED)
+
+    assert sorted(listed) == sorted({path.stem for path in FOLDER.glob("*.py")} - MODULES)
+
+
+def page(
+    benchmarks: ModuleType,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    least: float = 2.0,
+    end: str = "",
+) -> str:
+    """Return the page of one benchmark that is not real."""
+    (folder / "fake.py").write_text(FAKE.format(least=least, end=end))
+    monkeypatch.setattr(benchmarks, "FOLDER", folder)
+    monkeypatch.setenv("PYTHONPATH", str(FOLDER))
+    monkeypatch.setattr(benchmarks, "matrix_product_rate", lambda dtype: 1e9)
+    program = benchmarks.Program(name="fake", title="A title")
+    text: str = benchmarks.page_of([benchmarks.run_program(program, limit_s=60)])
+    return text
+
+
+def test_a_comparison_becomes_a_row_with_its_goal(
+    benchmarks: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = page(benchmarks, tmp_path, monkeypatch)
+
+    assert "| read | 2 ms | other 1.0 | 5 ms | 2.50x | 2.00 to 4.00 | 2.00x, met |  |" in text
+    assert "1 of 1 goals are met" in text
+    assert "## A title" in text
+
+
+def test_a_goal_that_is_missed_and_a_benchmark_that_fails_are_named(
+    benchmarks: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = page(benchmarks, tmp_path, monkeypatch, least=3.0, end="raise SystemExit(3)")
+
+    assert "| 3.00x, **not met** |" in text
+    assert "0 of 1 goals are met" in text
+    assert "**It failed with exit code 3.**" in text
+
+
+@pytest.mark.slow
+def test_every_part_of_the_benchmark_of_gpus_runs_on_the_cpu(tmp_path: Path) -> None:
+    found = tmp_path / "found.json"
+    program = [sys.executable, str(FOLDER / "gpu.py"), "--device", "cpu", "--tiny"]
+    done = subprocess.run(
+        [*program, "--json", str(found)], capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert len(found.read_text().splitlines()) == 17

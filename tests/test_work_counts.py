@@ -1,0 +1,341 @@
+"""The work of the hot paths is counted, in numbers that do not depend on the machine.
+
+Each limit is a little above the count of today and below twice that: a path that does its work twice
+fails, and so does a limit that a faster path has left far behind. Costs in seconds are measured by
+`benchmarks/`.
+"""
+
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from brats_seg.cases.index import index_cases
+from brats_seg.config import ModelConfig, StoreConfig
+from brats_seg.data.loader import PatchDataset
+from brats_seg.data.prepare import prepare_cases
+from brats_seg.data.store import PreparedCase
+from brats_seg.inference.batch import predict_folder
+from brats_seg.inference.predict import predict_scan
+from brats_seg.inference.scan import scan_of_arrays
+from brats_seg.inference.settings import PredictionSettings
+from brats_seg.models.build import build_model
+from brats_seg.models.unet import UNet
+from brats_seg.runtime.device import Device
+from brats_seg.training.accumulation import Accumulator
+from brats_seg.training.certificate import phantom_patches
+from brats_seg.training.gradient import MicroBatch
+from brats_seg.training.losses import BatchDiceBce, Criterion, DiceBce
+from brats_seg.training.tasks import count_voxels
+from tests.builders import BRATS_AFFINE, make_volumes, write_case
+from tests.inference_builders import Pointwise, make_model, write_run
+from tests.training_builders import open_six, tiny_settings, train
+
+IO = Path("/proc/self/io")
+MEGABYTE = 1e6
+SHAPE = (80, 80, 64)
+"""Voxels of the scans: large enough that their files are larger than all that is read beside them."""
+
+
+def check(counts: Mapping[str, float], limits: Mapping[str, float]) -> None:
+    """Fail with the counts that are above their limits, or so low that twice as much would pass."""
+    assert counts.keys() == limits.keys()
+    grown = [
+        f"{name}: {count:g}, at most {limits[name]:g} before"
+        for name, count in counts.items()
+        if count > limits[name]
+    ]
+    assert not grown, f"more work than before. {'; '.join(grown)}"
+    loose = [
+        f"{name}: {count:g}, limit {limits[name]:g}"
+        for name, count in counts.items()
+        if 2 * count <= limits[name]
+    ]
+    assert not loose, f"twice the work would pass: lower the limits. {'; '.join(loose)}"
+
+
+def test_more_work_and_limits_that_would_let_it_pass_are_named() -> None:
+    with pytest.raises(AssertionError, match=r"more work than before\. kernels: 12, at most 11"):
+        check({"kernels": 12, "files": 4}, {"kernels": 11, "files": 4})
+    with pytest.raises(AssertionError, match=r"lower the limits\. files: 4, limit 8"):
+        check({"kernels": 10, "files": 4}, {"kernels": 11, "files": 8})
+
+
+class Kernels(TorchDispatchMode):
+    """Counts the kernels that torch calls, and the memory that they allocate for their results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: Counter[str] = Counter()
+        self.n_bytes = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: Any = (), kwargs: Any = None
+    ) -> object:
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            self.names[func.overloadpacket.__name__] += 1
+            self.n_bytes += sum(_new_bytes(result, {p.data_ptr() for p in _storages(args)}))
+        return result
+
+    def counts(self) -> dict[str, float]:
+        return {
+            "kernels": self.names.total(),
+            "convolutions": self.names["convolution"],
+            "gradients of convolutions": self.names["convolution_backward"],
+            "copies": sum(self.names[name] for name in ("copy_", "_to_copy", "clone")),
+            "numbers that the host waits for": self.names["_local_scalar_dense"],
+            "megabytes": self.n_bytes / MEGABYTE,
+        }
+
+
+def _storages(values: object) -> Iterator[torch.UntypedStorage]:
+    if isinstance(values, Tensor):
+        yield values.untyped_storage()
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from _storages(value)
+
+
+def _new_bytes(result: object, known: set[int]) -> Iterator[int]:
+    for storage in _storages(result):
+        if storage.data_ptr() not in known:
+            yield storage.nbytes()
+
+
+def step_of(
+    criterion: Criterion, dtype: torch.dtype | None, n_patches: int = 3
+) -> Callable[[], object]:
+    """Return a training step of a small U-Net, in micro-batches of one patch, that has run once."""
+    torch.manual_seed(0)
+    patch = (16, 16, 16)
+    network = build_model(ModelConfig(widths=(4, 8, 16)), patch)
+    accumulator = Accumulator(
+        network,
+        criterion,
+        torch.optim.AdamW(network.parameters()),
+        device=Device(torch_device=torch.device("cpu"), autocast_dtype=dtype),
+        clip_norm=12.0,
+    )
+    images, targets = phantom_patches(n_patches, patch)
+    parts = zip(images.split(1), targets.split(1), strict=True)
+    micro_batches = [MicroBatch(*pair) for pair in parts]
+    # the first step checks the network, and allocates the state of the optimizer
+    accumulator.step(micro_batches, count_voxels)
+    return lambda: accumulator.step(micro_batches, count_voxels)
+
+
+_NAMES = (
+    *("kernels", "convolutions", "gradients of convolutions", "copies"),
+    *("numbers that the host waits for", "megabytes"),
+)
+STEP_LIMITS = {
+    name: dict(zip(_NAMES, limits, strict=True))
+    for name, limits in {
+        "fp32": (1500, 45, 45, 95, 45, 10.5),
+        "bf16": (1650, 45, 45, 230, 45, 7.2),
+        "fp32, batch Dice": (1700, 75, 45, 100, 50, 12),
+        "bf16, batch Dice": (1900, 75, 45, 265, 50, 8.4),
+    }.items()
+}
+"""Of 15 convolutions, 3 patches; batch Dice computes two of the three forward passes twice."""
+
+
+@pytest.mark.parametrize("name", STEP_LIMITS)
+def test_a_training_step_calls_no_more_kernels_and_allocates_no_more_memory(name: str) -> None:
+    """One step of three micro-batches with clipping and AdamW, as the trainer makes it."""
+    criterion: Criterion = BatchDiceBce() if "batch Dice" in name else DiceBce()
+    step = step_of(criterion, torch.bfloat16 if "bf16" in name else None)
+    with Kernels() as kernels:
+        step()
+
+    check(kernels.counts(), STEP_LIMITS[name])
+
+
+@contextmanager
+def counted_calls(
+    monkeypatch: pytest.MonkeyPatch, owner: type, name: str, counts: Counter[str]
+) -> Iterator[None]:
+    """Count the calls of a method as `Owner.name`, and the bytes of the arrays that it returns."""
+    method, key = getattr(owner, name), f"{owner.__name__}.{name}"
+
+    def counting(self: object, *args: object, **kwargs: object) -> object:
+        result = method(self, *args, **kwargs)
+        counts[key] += 1
+        counts[f"bytes of {key}"] += getattr(result, "nbytes", 0)
+        return result
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, counting)
+        yield
+
+
+class Opened:
+    """Counts how often files below a folder are opened."""
+
+    def __init__(self, folder: Path) -> None:
+        self.counts: Counter[str] = Counter()
+        self._start = f"{folder}/"
+
+    def note(self, path: object) -> None:
+        if str(path).startswith(self._start):
+            self.counts[str(path).removeprefix(self._start)] += 1
+
+
+_listeners: list[Opened] = []
+"""An audit hook cannot be removed: this one does nothing unless a test listens."""
+
+
+def _hear(event: str, arguments: tuple[object, ...]) -> None:
+    if _listeners and event == "open":
+        for listener in _listeners:
+            listener.note(arguments[0])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _hook() -> None:
+    sys.addaudithook(_hear)
+
+
+@contextmanager
+def opened_below(folder: Path) -> Iterator[Opened]:
+    opened = Opened(folder)
+    _listeners.append(opened)
+    try:
+        yield opened
+    finally:
+        _listeners.remove(opened)
+
+
+def bytes_read() -> int:
+    """Return the bytes that this process has read so far, from files of any kind."""
+    if not IO.exists():
+        pytest.skip("this system does not count the bytes that a process reads")
+    return int(IO.read_text().split()[1])
+
+
+def scans(root: Path, *names: str) -> Path:
+    for seed, name in enumerate(names):
+        write_case(root, name, seed=seed, shape=SHAPE)
+    return root
+
+
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def test_an_epoch_makes_each_patch_once_and_passes_it_through_the_network_once(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four cases, two patches each, and a validation of the two held-out cases in windows."""
+    config = tiny_settings("training.n_epochs=1", "patch.per_case=2", "training.effective_batch=4")
+    data, counts = open_six(tmp_path_factory, config), Counter[str]()
+    with (
+        counted_calls(monkeypatch, PatchDataset, "__getitem__", counts),
+        counted_calls(monkeypatch, PreparedCase, "read_image", counts),
+        counted_calls(monkeypatch, UNet, "forward", counts),
+        opened_below(data.folder) as opened,
+    ):
+        train(data, tmp_path / "run", config)
+
+    check(
+        {
+            "patches": counts["PatchDataset.__getitem__"],
+            "forward passes": counts["UNet.forward"],
+            "reads of an image": counts["PreparedCase.read_image"],
+            "megabytes of images": counts["bytes of PreparedCase.read_image"] / MEGABYTE,
+            "prepared files opened": sum(opened.counts.values()),
+        },
+        {
+            "patches": 8,
+            # one for each patch, three to test that patches are independent, eight windows a case
+            "forward passes": 8 + 3 + 2 * 8,
+            "reads of an image": 14,
+            "megabytes of images": 0.45,
+            "prepared files opened": 160,
+        },
+    )
+
+
+def test_preparing_a_case_opens_and_reads_no_more_files(tmp_path: Path) -> None:
+    root = scans(tmp_path / "scans", "BraTS2021_00000", "BraTS2021_00001")
+    cases = index_cases(root).cases
+    prepare_cases(cases[:1], tmp_path / "prepared", StoreConfig(), n_workers=0)
+    before = bytes_read()
+    with opened_below(root) as opened, opened_below(tmp_path / "prepared") as written:
+        prepare_cases(cases[1:], tmp_path / "prepared", StoreConfig(), n_workers=0)
+    prepared = size_of(tmp_path / "prepared" / "BraTS2021_00001")
+    n_read = bytes_read() - before - prepared
+
+    check(
+        {
+            "scans opened": sum(opened.counts.values()),
+            "prepared files opened": sum(written.counts.values()),
+            "bytes read per byte of the scans": n_read / size_of(root / "BraTS2021_00001"),
+        },
+        {"scans opened": 19, "prepared files opened": 17, "bytes read per byte of the scans": 3.0},
+    )
+
+
+def test_predicting_a_case_opens_and_reads_no_more_files(tmp_path: Path) -> None:
+    first, second = (
+        scans(tmp_path / name, name) for name in ("BraTS2021_00000", "BraTS2021_00001")
+    )
+    settings = PredictionSettings(windows="whole", preview=False)
+    models, output = [write_run(tmp_path / "run")], tmp_path / "out"
+    predict_folder([first], models, output, settings)
+    before = bytes_read()
+    with opened_below(second) as opened, opened_below(output) as written:
+        predict_folder([second], models, output, settings)
+    n_read = bytes_read() - before
+
+    check(
+        {
+            "scans opened": sum(opened.counts.values()),
+            "files of the output opened": sum(written.counts.values()),
+            "bytes read per byte of the scans": n_read / size_of(second),
+        },
+        {
+            "scans opened": 13,
+            "files of the output opened": 18,
+            "bytes read per byte of the scans": 2.6,
+        },
+    )
+
+
+@pytest.mark.parametrize(("tta", "n_mirrors"), [(False, 1), (True, 8)])
+def test_each_window_of_a_case_is_computed_once(
+    monkeypatch: pytest.MonkeyPatch, tta: bool, n_mirrors: int
+) -> None:
+    """Windows of 8 at steps of 4 cover a crop of 23 x 23 x 15 in 5 x 5 x 3 places."""
+    scan = scan_of_arrays("case", make_volumes(), BRATS_AFFINE, (1.0, 1.0, 1.0))
+    settings = PredictionSettings(window=(8, 8, 8), overlap=0.5, tta=tta)
+    counts = Counter[str]()
+    with counted_calls(monkeypatch, Pointwise, "forward", counts):
+        predict_scan(make_model(), scan, settings)
+    assert scan.box.shape == (23, 23, 15)
+
+    assert counts["Pointwise.forward"] == n_mirrors * 5 * 5 * 3
+
+
+def test_help_imports_few_modules() -> None:
+    program = (
+        "import sys\n"
+        "from brats_seg.cli import main\n"
+        "sys.argv = ['brats-seg', '--help']\n"
+        "try:\n    main()\n"
+        "finally:\n    print(len(sys.modules))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+
+    check({"modules": int(done.stdout.split()[-1])}, {"modules": 400})
