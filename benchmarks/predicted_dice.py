@@ -23,7 +23,7 @@ from brats_seg.evaluation.predicted_dice import (
 from brats_seg.evaluation.risk_coverage import risk_coverage
 from brats_seg.inference.out_of_fold import open_held_out, predict_held_out
 from brats_seg.inference.postprocess import decode_regions
-from brats_seg.inference.tuning import window_kinds
+from brats_seg.inference.window_choice import window_kinds
 from brats_seg.labels import REGIONS
 from brats_seg.progress import tracked
 from brats_seg.runtime.device import choose_device
@@ -36,7 +36,7 @@ def counted_cases(
     """Yield the mean probability of each region and the voxel counts of every held-out case."""
     for run in runs:
         held_out = open_held_out(run, prepared)
-        window = window_kinds([held_out])[0].windows[0]
+        (window,) = window_kinds([held_out])[0].settings
         device = choose_device("auto", precision)
         for case in predict_held_out(held_out, [window], device, tracked)[window]:
             stored = case.read()

@@ -114,7 +114,7 @@ def test_the_tables_hold_volumes_and_failures(tmp_path: Path) -> None:
     assert record["outputs"] == ["BraTS2021_00000.nii.gz"]
     assert record["seconds"] > 0
     assert record["peak_memory_mb"] > 0
-    assert record["settings"]["overlap"] == 0.5
+    assert record["settings"]["windows"] == "auto"
     assert ending.record.model_dump(mode="json") == record
 
 

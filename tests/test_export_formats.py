@@ -20,9 +20,12 @@ from brats_seg.runtime.weights import Decoding, FittedPrediction
 from tests.builders import write_case
 from tests.inference_builders import CONFIG, CPU, write_run
 
-FITTED = FittedPrediction(
-    window=(16, 8, 8), decoding=Decoding(thresholds=(0.45, 0.5, 0.55), smallest_mm3=(6, 4, 2))
+DECODING = Decoding(thresholds=(0.45, 0.5, 0.55), smallest_mm3=(6, 4, 2))
+FITTED = (
+    FittedPrediction(window=(16, 8, 8), overlap=0.25, decoding=DECODING),
+    FittedPrediction(window="centre", decoding=DECODING),
 )
+"""One for each network."""
 PROGRAM = """
 import sys
 sys.modules["brats_seg"] = None
@@ -45,7 +48,7 @@ for case in decollate_batch(batch):
 
 
 def write_runs(folder: Path) -> list[Path]:
-    return [write_run(folder / f"run{n}", seed=n, fitted=FITTED) for n in range(2)]
+    return [write_run(folder / f"run{n}", seed=n, fitted=FITTED[n]) for n in range(2)]
 
 
 def test_a_bundle_predicts_the_same_label_map_without_this_package(tmp_path: Path) -> None:

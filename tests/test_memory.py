@@ -119,3 +119,32 @@ def test_a_group_without_a_limit_does_not_count(tmp_path: Path, allowed: str) ->
     (tmp_path / "memory.max").write_text(allowed)
 
     assert list(_free_in_cgroup(tmp_path, "memory.max", "memory.current")) == []
+
+
+FAULTS = """
+import resource, torch
+from brats_seg.runtime.memory import keep_freed_memory
+if {kept}:
+    keep_freed_memory()
+for n in range(4):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(2**24)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="an option of glibc")
+def test_memory_that_is_kept_is_not_cleared_again() -> None:
+    """Each page of a tensor of 64 MB is a page fault, unless its memory is that of the last one."""
+    faults = [
+        int(
+            subprocess.run(
+                [sys.executable, "-c", FAULTS.format(kept=kept)], capture_output=True, check=True
+            ).stdout
+        )
+        for kept in (False, True)
+    ]
+
+    # huge pages of 2 MB are 32 faults
+    assert faults[0] >= 32
+    assert faults[1] < 32

@@ -10,7 +10,7 @@ import torch
 from brats_seg.config import Config, ModelConfig
 from brats_seg.errors import ConfigError, ResumeError, UsageError
 from brats_seg.inference.model import load_model, read_trained
-from brats_seg.inference.probabilities import window_of
+from brats_seg.inference.probabilities import centre_shares, completed, window_of
 from brats_seg.inference.settings import PredictionSettings, prediction_settings
 from brats_seg.labels import BRATS2017, BRATS2023, BRATS2024, BRATS2024_PED, MSD
 from brats_seg.runtime.weights import Decoding, FittedPrediction
@@ -188,7 +188,7 @@ def test_labels_are_in_the_convention_of_the_release_of_the_scan(
         ({"window": ["64", "64"]}, r"setting window\.2: expected one more value"),
         ({"window": ["a", "64", "64"]}, r"setting window\.0: expected a whole number"),
         ({"overlap": 1.0}, r"setting overlap: .* less than 1"),
-        ({"windows": "huge"}, r"setting windows: .*'auto', 'whole' or 'sliding'"),
+        ({"windows": "huge"}, r"setting windows: .*'auto', 'whole', 'centre' or 'sliding'"),
     ],
 )
 def test_settings_out_of_range_are_named(given, message) -> None:
@@ -212,6 +212,29 @@ def test_the_whole_crop_can_be_what_scores_best(tmp_path: Path) -> None:
     assert member.window == (12, 12, 12)
     assert window_of(member, PredictionSettings(), (20, 18, 16)) == (20, 18, 16)
     assert window_of(member, PredictionSettings(windows="sliding"), (20, 18, 16)) == (12, 12, 12)
+
+
+def test_statistics_of_the_centre_are_those_of_the_default_window(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", fitted=FittedPrediction(window="centre"))
+    (member,) = load_model([run], CPU).members
+    fitted, whole = PredictionSettings(), PredictionSettings(windows="whole")
+
+    assert window_of(member, fitted, (20, 18, 16)) == (20, 18, 16)
+    assert centre_shares(member, fitted, (20, 18, 16)) == (12 / 20, 12 / 18, 12 / 16)
+    assert centre_shares(member, whole, (20, 18, 16)) is None
+    # a crop is never smaller than a training patch
+    assert window_of(member, fitted, (12, 10, 5)) == (12, 10, 8)
+    assert centre_shares(member, fitted, (12, 10, 8)) is None
+
+
+def test_other_networks_slide_and_are_refused_the_statistics_of_the_middle() -> None:
+    (member,) = make_model().members
+
+    assert completed(member, PredictionSettings()).window == (8, 8, 8)
+    with pytest.raises(
+        ConfigError, match=r"--windows centre needs the norms of model\.name 'unet'"
+    ):
+        window_of(member, PredictionSettings(windows="centre"), (20, 18, 16))
 
 
 def test_a_network_that_the_settings_make_huge_is_not_built(tmp_path: Path) -> None:

@@ -11,7 +11,12 @@ from torch.utils.checkpoint import checkpoint
 
 from brats_seg.errors import ConfigError
 from brats_seg.models import norm
-from brats_seg.models.norm import SMALLEST_WEIGHT, ActivatedNorm, check_in_place
+from brats_seg.models.norm import (
+    SMALLEST_WEIGHT,
+    ActivatedNorm,
+    check_in_place,
+    statistics_of_centre,
+)
 
 SLOPE = 0.01
 SHAPE = (2, 5, 7, 6, 4)
@@ -373,3 +378,37 @@ def test_a_device_without_the_kernel_gets_the_stock_layers(monkeypatch: pytest.M
     check_in_place(network)
 
     assert not network[1].in_place
+
+
+def test_statistics_of_the_centre_normalise_the_whole() -> None:
+    """Twice the deviation and a mean of 3 in the middle: there, and around it, the same is computed."""
+    layer = ActivatedNorm(2, slope=0.1)
+    layer.weight.data[:] = torch.tensor([1.0, 2.0])
+    layer.bias.data[:] = torch.tensor([0.5, 0.0])
+    features = torch.randn(2, 2, 12, 10, 8, generator=torch.Generator().manual_seed(0))
+    features[..., 3:9, 2:8, 2:6] = 2 * features[..., 3:9, 2:8, 2:6] + 3
+    inside = features[..., 3:9, 2:8, 2:6]
+    variance, mean = torch.var_mean(inside, dim=(2, 3, 4), keepdim=True, correction=0)
+
+    with torch.inference_mode(), statistics_of_centre(nn.Sequential(layer), (0.5, 0.6, 0.5)):
+        found = layer(features.clone())
+    with torch.inference_mode():
+        after = layer(features.clone())
+
+    weight, bias = layer.weight.view(1, 2, 1, 1, 1), layer.bias.view(1, 2, 1, 1, 1)
+    scaled = (features - mean) / (variance + layer.eps).sqrt() * weight + bias
+    torch.testing.assert_close(found, functional.leaky_relu(scaled, 0.1))
+    # and the layer is as it was
+    torch.testing.assert_close(after, layer.stock(features))
+    assert not torch.allclose(after, found, atol=0.1)
+
+
+def test_a_centre_that_is_the_whole_changes_nothing() -> None:
+    layer = ActivatedNorm(3, slope=0.1)
+    features = torch.randn(1, 3, 6, 5, 4, generator=torch.Generator().manual_seed(0))
+
+    with torch.inference_mode(), statistics_of_centre(layer, (1.0, 1.0, 1.0)):
+        found = layer(features.to(torch.bfloat16))
+
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), layer.stock(features), atol=0.03, rtol=0.03)

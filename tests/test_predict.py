@@ -22,6 +22,7 @@ from brats_seg.inference.predict import CaseResult, Predictor, predict_scan
 from brats_seg.inference.probabilities import (
     PredictionFallback,
     PredictionMode,
+    centre_shares,
     entropy,
     predict_probabilities,
     window_of,
@@ -30,6 +31,7 @@ from brats_seg.inference.scan import Scan, read_scan
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import BRATS2017, BRATS2023, MODALITIES, regions_of
 from brats_seg.models.build import build_model
+from brats_seg.models.norm import statistics_of_centre
 from brats_seg.progress import _SCREEN, tracked, untracked
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.sliding_window import predict_logits
@@ -204,7 +206,7 @@ def test_a_case_is_predicted_as_the_trainer_validated_it(tmp_path: Path) -> None
     with torch.inference_mode():
         logits = predictor(model.members[0].network, sample.image)
 
-    settings = PredictionSettings(overlap=config.validation.overlap)
+    settings = PredictionSettings(windows="sliding", overlap=config.validation.overlap)
     scan, result = predict(tmp_path / "scans" / "BraTS2021_00003", model, settings)
 
     found = regions_of(result.label_map, BRATS2017)[(slice(None), *scan.box.slices)]
@@ -573,3 +575,30 @@ def test_the_windows_of_a_case_are_counted_while_it_is_predicted(
     n_passes = 2 * (8 if tta else 1)
     assert positions[: 2 * n_passes] == [(n + 1) / (2 * n_passes) for n in range(2 * n_passes)]
     assert positions[-1] == 1
+
+
+def test_the_norms_of_one_pass_take_the_statistics_of_its_middle(tmp_path: Path) -> None:
+    """The result is that of the network on the crop, its norms by a window in the middle."""
+    model = load_model([write_run(tmp_path / "run")], CPU)
+    image = np.random.default_rng(0).normal(size=(4, 20, 18, 16)).astype(np.float32)
+    member = model.members[0]
+
+    found = predict_probabilities(
+        model, image, PredictionSettings(windows="centre"), PredictionFallback("case", CPU)
+    )
+
+    shares = tuple(n / m for n, m in zip((12, 12, 12), image.shape[1:], strict=True))
+    with torch.inference_mode(), statistics_of_centre(member.network, shares):
+        expected = member.network(torch.from_numpy(image)[None])[0].sigmoid().numpy()
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    whole = predict_probabilities(
+        model, image, PredictionSettings(windows="whole"), PredictionFallback("case", CPU)
+    )
+    assert not np.allclose(found, whole, atol=1e-3)
+
+
+def test_less_than_one_pass_has_windows_of_their_own_statistics(tmp_path: Path) -> None:
+    """Halves of the crop are smaller than the box that statistics would be taken from."""
+    member = load_model([write_run(tmp_path / "run")], CPU).members[0]
+
+    assert centre_shares(member, PredictionSettings(windows="centre"), (10, 10, 8)) is None

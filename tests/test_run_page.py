@@ -12,7 +12,7 @@ from brats_seg.errors import UsageError
 from brats_seg.evaluation.overlap import count_regions, dice
 from brats_seg.inference.out_of_fold import open_held_out, predict_held_out
 from brats_seg.inference.postprocess import decode_regions
-from brats_seg.inference.tuning import window_kinds
+from brats_seg.inference.window_choice import window_in_use
 from brats_seg.pages.run import _with_scores, run_report, write_run
 from brats_seg.progress import untracked
 from brats_seg.report.run_page import write_run_page
@@ -52,7 +52,7 @@ def test_it_says_what_the_folder_of_the_run_says(trained: Path, data: FoldData) 
 
 def test_held_out_cases_are_scored_and_the_worst_are_drawn(trained: Path, data: FoldData) -> None:
     held_out = open_held_out(trained, data.folder)
-    window = window_kinds([held_out])[0].windows[0]
+    window = window_in_use(held_out)
 
     report = _with_scores(run_report(trained), held_out, CPU, untracked)
 

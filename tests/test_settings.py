@@ -24,7 +24,7 @@ def test_what_is_asked_for_wins_over_what_is_stored_and_that_over_the_default() 
     assert completed.decoding.smallest_et_mm3 == 50
     assert completed.decoding.smallest_mm3 == (0, 0, 0)
     assert completed.window == (32, 32, 32)
-    assert completed.overlap == OVERLAP
+    assert completed.least_overlap == OVERLAP
     assert asked.over(NOT_FITTED) == PredictionSettings(
         decoding=Decoding(**asked.over(NOT_FITTED).decoding.model_dump())
     )
@@ -37,6 +37,9 @@ def test_what_is_asked_for_wins_over_what_is_stored_and_that_over_the_default() 
         ({}, (8, 8, 8), ("auto", (8, 8, 8))),
         ({}, None, ("auto", None)),
         ({"windows": "whole"}, (8, 8, 8), ("whole", None)),
+        ({}, "centre", ("centre", None)),
+        ({"windows": "whole"}, "centre", ("whole", None)),
+        ({"window": (4, 4, 4)}, "centre", ("auto", (4, 4, 4))),
         ({"windows": "sliding"}, "whole", ("sliding", None)),
         ({"windows": "sliding"}, (8, 8, 8), ("sliding", (8, 8, 8))),
         ({"window": (4, 4, 4)}, "whole", ("auto", (4, 4, 4))),
@@ -46,6 +49,22 @@ def test_windows_are_completed_by_the_one_that_was_fitted(given, fitted, expecte
     completed = prediction_settings(given).over(FittedPrediction(window=fitted))
 
     assert (completed.windows, completed.window) == expected
+
+
+def test_a_fitted_overlap_is_that_of_the_fitted_window_alone() -> None:
+    fitted = FittedPrediction(window=(32, 32, 32), overlap=0.25)
+
+    assert PredictionSettings().over(fitted).least_overlap == 0.25
+    assert PredictionSettings(overlap=0.75).over(fitted).least_overlap == 0.75
+    assert PredictionSettings(window=(64, 64, 64)).over(fitted).least_overlap == OVERLAP
+
+
+def test_windows_in_words() -> None:
+    fitted = FittedPrediction(window=(32, 32, 16), overlap=0.25)
+    centre = PredictionSettings().over(FittedPrediction(window="centre"))
+
+    assert PredictionSettings().over(fitted).window_words() == "32x32x16 voxels, overlap 0.25"
+    assert centre.window_words() == "the whole brain in one pass, with the statistics of its centre"
 
 
 def test_a_default_that_is_asked_for_is_not_the_same_as_none() -> None:
@@ -62,9 +81,9 @@ def test_json_is_flat_and_null_where_nothing_is_asked_for() -> None:
 
     text = settings.model_dump_json(exclude={"device", "layout", "report"})
 
-    # as earlier versions wrote it: finished predictions are recognised by it
+    # finished predictions are recognised by it
     assert text == (
-        '{"precision":"auto","windows":"auto","window":null,"overlap":0.5,"tta":false,'
+        '{"precision":"auto","windows":"auto","window":null,"overlap":null,"tta":false,'
         '"thresholds":[0.4,0.5,0.6],"smallest_mm3":null,"smallest_et_mm3":null,"labels":null,'
         '"probabilities":false,"uncertainty":false,"preview":true}'
     )

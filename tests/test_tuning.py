@@ -19,6 +19,7 @@ from brats_seg.inference.out_of_fold import (
     FOLDER_NAME,
     HeldOut,
     OutOfFoldPrediction,
+    WindowSetting,
     open_held_out,
     predict_held_out,
 )
@@ -28,15 +29,15 @@ from brats_seg.inference.tuning import (
     Tuning,
     _fit_decoding,
     _fit_predicted_dice,
-    _fit_window,
+    _fit_windows,
     _scores,
     metric_named,
     store_tuning,
     stored_tuning,
     tune,
     tune_runs,
-    window_kinds,
 )
+from brats_seg.inference.window_choice import window_kinds
 from brats_seg.progress import untracked
 from brats_seg.runtime.weights import Decoding, FittedPrediction, run_locked
 from tests.inference_builders import CONFIG, CPU, IDENTITY, write_run
@@ -45,6 +46,7 @@ from tests.prepared import write_prepared
 DICE = metric_named("dice", "GLI")
 LESIONS = metric_named("lesionwise", "GLI")
 N_CASES = 10
+SMALL = WindowSetting(window=(8, 8, 8), overlap=0.5)
 
 
 def write_case(path: Path, probabilities: np.ndarray, reference: np.ndarray) -> OutOfFoldPrediction:
@@ -212,20 +214,31 @@ def test_the_default_window_is_tried_first_then_the_patch_and_larger_ones(
 ) -> None:
     kinds = window_kinds(held_out)
 
-    assert [kind.windows[0] for kind in kinds] == [(12, 12, 12), (8, 8, 8), (16, 16, 16), "whole"]
+    assert [str(kind.settings[0]) for kind in kinds] == [
+        *("12x12x12, overlap 0.5", "12x12x12, overlap 0.25"),
+        *("8x8x8, overlap 0.5", "8x8x8, overlap 0.25"),
+        *("16x16x16, overlap 0.5", "16x16x16, overlap 0.25"),
+        "whole",
+        "centre",
+    ]
 
 
 def test_a_window_that_holds_every_crop_is_not_tried(held_out: list[HeldOut]) -> None:
     large = [replace(own, data=replace(own.data, largest_shape=(12, 12, 9))) for own in held_out]
 
-    assert [kind.windows[0] for kind in window_kinds(large)] == [(12, 12, 12), (8, 8, 8)]
+    assert [str(kind.settings[0]) for kind in window_kinds(large)] == [
+        "12x12x12, overlap 0.5",
+        "8x8x8, overlap 0.5",
+        "8x8x8, overlap 0.25",
+    ]
 
 
 def test_a_network_of_whole_crops_has_no_other_window(held_out: list[HeldOut]) -> None:
     config = CONFIG.model_copy(update={"patch": PatchConfig(size="whole")})
     whole = [replace(own, trained=replace(own.trained, config=config)) for own in held_out]
 
-    assert [kind.windows for kind in window_kinds(whole)] == [("whole", "whole")]
+    (kind,) = window_kinds(whole)
+    assert kind.settings == (WindowSetting(window="whole"),) * 2
 
 
 def test_the_window_that_scores_best_is_found(tmp_path: Path) -> None:
@@ -233,25 +246,31 @@ def test_the_window_that_scores_best_is_found(tmp_path: Path) -> None:
     held_out = write_held_out(tmp_path, n_cases=10)
 
     def score(cases, decodings):
-        value = {"8x8x8": 0.5, "12x12x12": 0.4, "16x16x16": 0.6, "whole": 0.7}
-        return np.array([[[value[case.path.parent.name]] * 3 for case in cases]])
+        value = {"centre": 0.4, "8x8x8": 0.5, "12x12x12": 0.4, "16x16x16": 0.6, "whole": 0.7}
+        return np.array([[[value[size_of(case)]] * 3 for case in cases]])
 
-    window_fit, windows, (first, chosen) = _fit_window(held_out, CPU, score, untracked)
+    found = _fit_windows(held_out, CPU, score, untracked)
 
-    assert windows == ("whole", "whole")
-    assert window_fit.chosen == "the whole crop (whole)"
-    assert window_fit.gain.mean == pytest.approx(0.3)
-    assert {case.path.parent.name for case in first} == {"12x12x12"}
-    assert {case.path.parent.name for case in chosen} == {"whole"}
+    assert [one.window for one in found.settings] == ["whole", "whole"]
+    assert found.fit.chosen == "the whole crop (whole)"
+    assert found.fit.gain.mean == pytest.approx(0.3)
+    scores = [trial.score[0] for trial in found.trials]
+    assert scores == pytest.approx([0.4, 0.4, 0.5, 0.5, 0.6, 0.6, 0.7, 0.4])
+    assert all(trial.seconds > 0 for trial in found.trials)
+    assert {size_of(case) for case in found.cases} == {"whole"}
+
+
+def size_of(case: OutOfFoldPrediction) -> str:
+    return case.path.parent.name.partition("-")[0]
 
 
 def test_a_case_is_asked_for_once(held_out: list[HeldOut]) -> None:
     """A second start reads the stored predictions of the first, also of an interrupted one."""
-    (cases,) = predict_held_out(held_out[0], [(8, 8, 8)], CPU, untracked).values()
+    (cases,) = predict_held_out(held_out[0], [SMALL], CPU, untracked).values()
     times = [case.path.stat().st_mtime_ns for case in cases]
     cases[1].path.unlink()
 
-    (again,) = predict_held_out(held_out[0], [(8, 8, 8)], CPU, untracked).values()
+    (again,) = predict_held_out(held_out[0], [SMALL], CPU, untracked).values()
 
     assert cases == again
     after = [case.path.stat().st_mtime_ns for case in again]
@@ -260,11 +279,11 @@ def test_a_case_is_asked_for_once(held_out: list[HeldOut]) -> None:
 
 
 def test_predictions_of_other_weights_are_removed(held_out: list[HeldOut]) -> None:
-    predict_held_out(held_out[0], [(8, 8, 8)], CPU, untracked)
+    predict_held_out(held_out[0], [SMALL], CPU, untracked)
     weights = {name: value + 1 for name, value in held_out[0].trained.weights.items()}
     other = replace(held_out[0], trained=replace(held_out[0].trained, weights=weights))
 
-    (cases,) = predict_held_out(other, [(8, 8, 8)], CPU, untracked).values()
+    (cases,) = predict_held_out(other, [SMALL], CPU, untracked).values()
 
     (folder,) = (other.run / FOLDER_NAME).iterdir()
     assert cases[0].path.is_relative_to(folder)
@@ -289,7 +308,7 @@ def test_a_second_tuning_of_the_same_asks_no_network(
     tuned: tuple[list[HeldOut], Tuning], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held_out, first = tuned
-    monkeypatch.setattr(tuning_module, "_fit_window", None)
+    monkeypatch.setattr(tuning_module, "_fit_windows", None)
 
     assert tune(reopened(held_out), DICE, CPU) == first
     with pytest.raises(TypeError):
@@ -322,7 +341,7 @@ def test_too_few_cases_are_told_before_a_network_is_asked(
     def ask(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(tuning_module, "predict_held_out", ask)
+    monkeypatch.setattr(tuning_module, "try_windows", ask)
     with pytest.raises(KeyboardInterrupt):
         tune(held_out, DICE, CPU)
 

@@ -92,8 +92,9 @@ def predict(
         str | None,
         typer.Option(
             rich_help_panel=_WINDOWS,
-            autocompletion=one_of("auto", "whole", "sliding"),
-            help="auto, whole or sliding.",
+            autocompletion=one_of("auto", "whole", "centre", "sliding"),
+            help="One pass (whole, or centre with statistics of its centre), or sliding windows; auto: "
+            "what tune chose, else sliding windows.",
         ),
     ] = None,
     window: Annotated[
@@ -102,7 +103,10 @@ def predict(
     ] = None,
     overlap: Annotated[
         float | None,
-        typer.Option(rich_help_panel=_WINDOWS, help="Overlap of sliding windows, 0 to 1."),
+        typer.Option(
+            rich_help_panel=_WINDOWS,
+            help="Overlap of sliding windows, 0 to 1. (default: what tune chose, else 0.5)",
+        ),
     ] = None,
     tta: Annotated[
         bool,

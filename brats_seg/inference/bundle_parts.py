@@ -15,6 +15,7 @@ from monai.transforms import MapTransform
 from monai.utils import convert_to_dst_type
 from torch import Tensor, nn
 
+from brats_seg.models.norm import shares_of, statistics_of_centre
 from brats_seg.runtime.sliding_window import predict_logits, window_within
 from brats_seg.voxels.box import rounded_up
 from brats_seg.voxels.brain import brain_mask, normalised
@@ -52,16 +53,16 @@ class NormalizeBraind(MapTransform):
 class BrainInferer(Inferer):
     """Apply the networks of an ensemble in evenly spaced windows, and average their probabilities."""
 
-    def __init__(self, members: Sequence[Mapping[str, Any]], overlap: float) -> None:
+    def __init__(self, members: Sequence[Mapping[str, Any]]) -> None:
         """Keep the windows of each network.
 
         Args:
-            members: `window`, or None for the brain in one pass, `patch` and `multiple` of each.
-            overlap: Share that neighbouring windows have in common.
+            members: `window`, or None for the brain in one pass, `centre`, the box in its middle that
+                norms take statistics from, or None, `overlap`, the share that neighbouring windows have
+                in common, `patch` and `multiple` of each.
         """
         super().__init__()
         self.members = tuple(members)
-        self.overlap = overlap
 
     def __call__(
         self, inputs: Tensor, network: nn.Module, *_args: object, **_kwargs: object
@@ -77,15 +78,21 @@ class BrainInferer(Inferer):
         total = torch.zeros(())
         for member, described in zip(network.members, self.members, strict=True):
             window = self._window(described, image)
-            logits = predict_logits(member, image, window=window, overlap=self.overlap)
+            shares = described["centre"] and shares_of(tuple(described["centre"]), window)
+            with statistics_of_centre(member, shares):
+                logits = predict_logits(member, image, window=window, overlap=described["overlap"])
             total = total.to(image.device) + logits.sigmoid_()
         return total / len(self.members) * (image != 0).any(dim=0)
 
     def _window(self, member: Mapping[str, Any], image: Tensor) -> tuple[int, int, int]:
         shape, multiple = (image.shape[1], image.shape[2], image.shape[3]), member["multiple"]
-        if member["window"] is None:
-            return rounded_up(shape, multiple)
-        return window_within(tuple(member["window"]), tuple(member["patch"]), multiple, shape)
+        patch = tuple(member["patch"])
+        if member["window"] is not None:
+            return window_within(tuple(member["window"]), patch, multiple, shape)
+        x, y, z = rounded_up(shape, multiple)
+        if member["centre"] is not None:
+            x, y, z = map(max, (x, y, z), patch)
+        return x, y, z
 
 
 class Ensemble(nn.Module):

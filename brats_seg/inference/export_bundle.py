@@ -20,11 +20,12 @@ from typing import Any
 
 import torch
 
-from brats_seg.config import OVERLAP
 from brats_seg.errors import UsageError
 from brats_seg.files import whole_file
 from brats_seg.inference.model import build_single
 from brats_seg.inference.model_card import CARD_NAME
+from brats_seg.inference.probabilities import completed
+from brats_seg.inference.settings import DEFAULT_SETTINGS
 from brats_seg.labels import BRATS2023, MODALITIES, LabelConvention, convention_named
 from brats_seg.models.build import network_call
 from brats_seg.presets import NETWORKS
@@ -125,7 +126,6 @@ def _inference(exported: ExportedModel, calls: list[dict[str, Any]]) -> dict[str
         "inferer": _part(
             f"{_SCRIPTS}.{_PARTS}.BrainInferer",
             members=[_windows(network) for network in exported.networks],
-            overlap=OVERLAP,
         ),
         "postprocessing": _part("Compose", transforms=_postprocessing(exported)),
         "handlers": [_part("CheckpointLoader", **checkpoint)],
@@ -175,8 +175,14 @@ def _part(target: str, **arguments: Any) -> dict[str, Any]:
 def _windows(network: TrainedModel) -> dict[str, Any]:
     """Return the window of a network, as `BrainInferer` takes it."""
     (member,) = build_single(network, choose_device("cpu", "fp32")).members
-    window = None if member.fitted.window == "whole" else member.fitted.window or member.window
-    return {"window": window, "patch": member.patch, "multiple": member.multiple}
+    own = completed(member, DEFAULT_SETTINGS)
+    return {
+        "window": own.window,
+        "centre": (member.window or member.patch) if own.windows == "centre" else None,
+        "overlap": own.least_overlap,
+        "patch": member.patch,
+        "multiple": member.multiple,
+    }
 
 
 def _convention(exported: ExportedModel) -> LabelConvention:

@@ -1,8 +1,9 @@
 """Measure on held-out cases how much Dice a model loses without some of its modalities.
 
 Every case is predicted by the run that it was held out of: from all modalities, and from each subset
-that the run was trained for, with the window and the decoding that were fitted to the run. Windows overlap
-as in its validation, so that a run for a few processors does not take days here.
+that the run was trained for, with the window and the decoding that were fitted to the run. Where no
+overlap was fitted, windows overlap as in its validation, so that a run for a few processors does not
+take days here.
 """
 
 from collections.abc import Sequence
@@ -64,7 +65,9 @@ def _dice_of(
     sample = whole_case(held_out.data.folder, case_id)
     reference = sample.target.numpy().astype(np.bool_)
     voxel_mm3 = prod(open_case(held_out.data.folder, case_id).geometry.spacing_mm)
-    settings = PredictionSettings(overlap=held_out.trained.config.validation.overlap)
+    trained = held_out.trained
+    is_fitted = trained.fitted.overlap is not None
+    settings = PredictionSettings(overlap=None if is_fitted else trained.config.validation.overlap)
     decoding = model.decoding(settings)
     rows = []
     for subset in subsets:

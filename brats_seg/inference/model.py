@@ -27,7 +27,7 @@ from brats_seg.labels import (
     LabelConvention,
     convention_named,
 )
-from brats_seg.models.build import build_model, default_window, size_multiple
+from brats_seg.models.build import build_model, default_window, has_centred_norms, size_multiple
 from brats_seg.models.norm import check_in_place
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.weights import (
@@ -38,6 +38,7 @@ from brats_seg.runtime.weights import (
     FittedPrediction,
     ModelIdentity,
     TrainedModel,
+    Window,
     entries_of,
     fingerprint_of,
     read_trained,
@@ -62,7 +63,7 @@ class Member:
     patch: Triple
     """Voxels of a training patch."""
     window: Triple | None
-    """Default window; None for networks that were trained on whole brain crops."""
+    """Default sliding window; None for networks that were trained on whole brain crops."""
     channels: tuple[int, ...]
     """Place in `MODALITIES` of each input channel."""
     regions: tuple[int, ...]
@@ -75,6 +76,8 @@ class Member:
     """Subsets of the modalities that the network was trained for."""
     subset_scores: tuple[SubsetScores, ...] = ()
     """Scores of its held-out cases with these subsets, where they were measured."""
+    has_centred_norms: bool = False
+    """Whether its norms can take statistics from the centre of a crop."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -354,7 +357,13 @@ def _built(trained: TrainedModel, device: Device) -> Member:
         fitted=trained.fitted,
         subsets=identity.subsets,
         subset_scores=trained.subset_scores,
+        has_centred_norms=has_centred_norms(trained.config.model),
     )
+
+
+def default_of(trained: TrainedModel) -> Window:
+    """Return the window that a network predicts with where none is given or fitted."""
+    return _default_window(trained) or "whole"
 
 
 def _default_window(trained: TrainedModel) -> Triple | None:

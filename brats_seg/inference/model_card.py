@@ -16,9 +16,11 @@ from brats_seg.evaluation.scores import RegionSummary, summarise_counts, title_o
 from brats_seg.evaluation.significance import CONFIDENCE
 from brats_seg.evaluation.subset_scores import pooled
 from brats_seg.files import whole_file
+from brats_seg.inference.model import default_of
 from brats_seg.inference.model_facts import FACTS_NAME, ModelFacts, NetworkFacts, ValidatedCase
+from brats_seg.inference.settings import DEFAULT_SETTINGS
 from brats_seg.labels import REGIONS, convention_named
-from brats_seg.runtime.weights import NOT_FITTED, ExportedModel, TrainedModel
+from brats_seg.runtime.weights import NOT_FITTED, ExportedModel, FittedPrediction, TrainedModel
 
 CARD_NAME = "README.md"
 _REGION_WORDS = {"wt": "whole tumour", "tc": "tumour core", "et": "enhancing tumour"}
@@ -116,10 +118,8 @@ def _use_lines(networks: Sequence[TrainedModel]) -> list[str]:
 
 def _window_of(network: TrainedModel) -> str:
     """Return the window that a network predicts with, as words."""
-    fitted, is_whole = network.fitted.window, network.config.patch.size == "whole"
-    if fitted == "whole" or (fitted is None and is_whole):
-        return "the whole brain in one pass"
-    return "x".join(map(str, fitted or network.identity.patch)) + " voxels"
+    default = FittedPrediction(window=default_of(network))
+    return DEFAULT_SETTINGS.over(network.fitted).over(default).window_words()
 
 
 def _score_lines(networks: Sequence[TrainedModel], facts: ModelFacts) -> list[str]:

@@ -1,12 +1,14 @@
 """Predict the held-out cases of a run and keep the probabilities on disk, for `tune`.
 
-A network predicts each case once for each window; every threshold is then tried on the stored
-probabilities. They are cut to the box that holds the tumour and all voxels that could become one.
+A network predicts each case once for each way of placing windows, and the time that it takes is
+measured; every threshold is then tried on the stored probabilities. They are cut to the box that holds
+the tumour and all voxels that could become one.
 The files lie in the run's folder, under a key that changes with the weights and the cases.
 """
 
 import hashlib
 import shutil
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +26,7 @@ from brats_seg.inference.model import Model, build_single
 from brats_seg.inference.probabilities import PredictionFallback, crop_probabilities
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import RegionMasks
+from brats_seg.models.build import size_words
 from brats_seg.progress import Track
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.weights import (
@@ -42,6 +45,31 @@ FOLDER_NAME = "out-of-fold"
 """Folder below that of the run."""
 LOWEST_PROBABILITY = 0.2
 """Lowest threshold that is tried; boxes are cut to voxels above it."""
+_CONTENT = "with seconds"
+"""Content of the files: those of versions that measured no time are not kept."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WindowSetting:
+    """Window of a network, and the overlap of neighbouring ones."""
+
+    window: Window
+    overlap: float | None = None
+    """Share that neighbouring windows have in common; None for one pass over the crop."""
+
+    @property
+    def folder(self) -> str:
+        """Name of the folder for predictions with it."""
+        return self._words("-")
+
+    def __str__(self) -> str:
+        return self._words(", overlap ")
+
+    def _words(self, between: str) -> str:
+        if isinstance(self.window, str):
+            return self.window
+        size = size_words(self.window)
+        return size if self.overlap is None else f"{size}{between}{self.overlap:g}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -107,6 +135,12 @@ class OutOfFoldPrediction:
     case_id: str
     path: Path
 
+    @property
+    def seconds(self) -> float:
+        """Time that the prediction took: CPU time on a CPU, so that other work does not count."""
+        with np.load(self.path) as stored:
+            return float(stored["seconds"])
+
     def read(self) -> "StoredPrediction":
         """Read the file."""
         with np.load(self.path) as stored:
@@ -130,8 +164,8 @@ class StoredPrediction:
 
 
 def predict_held_out(
-    held_out: HeldOut, windows: Sequence[Window], device: Device, track: Track
-) -> dict[Window, tuple[OutOfFoldPrediction, ...]]:
+    held_out: HeldOut, windows: Sequence[WindowSetting], device: Device, track: Track
+) -> dict[WindowSetting, tuple[OutOfFoldPrediction, ...]]:
     """Predict a run's held-out cases with each window, unless they are stored already.
 
     A window that does not fit in memory is left out.
@@ -144,23 +178,16 @@ def predict_held_out(
     found = {}
     for window in windows:
         cases = [
-            OutOfFoldPrediction(
-                case_id=case_id, path=folder / window_text(window) / f"{case_id}.npz"
-            )
+            OutOfFoldPrediction(case_id=case_id, path=folder / window.folder / f"{case_id}.npz")
             for case_id in held_out.data.split.validation
         ]
-        what = f"{held_out.run.name}, window {window_text(window)}"
+        what = f"{held_out.run.name}, window {window}"
         fits = True
         for case in track(cases, what=what, total=len(cases)):
             fits = fits and (case.path.exists() or _predict(case, held_out, model, window))
         if fits:
             found[window] = tuple(cases)
     return found
-
-
-def window_text(window: Window) -> str:
-    """Return a window as text."""
-    return window if window == "whole" else "x".join(map(str, window))
 
 
 def _opened(prepared: Path, split: Split) -> FoldData | None:
@@ -173,7 +200,7 @@ def _opened(prepared: Path, split: Split) -> FoldData | None:
 
 def _own_folder(held_out: HeldOut, device: Device) -> Path:
     """Return the folder for these weights and cases, and remove the folders of others."""
-    parts = f"{held_out.key} {held_out.data.fingerprint} {device.precision}"
+    parts = f"{held_out.key} {held_out.data.fingerprint} {device.precision} {_CONTENT}"
     name = hashlib.sha256(parts.encode()).hexdigest()[:16]
     above = held_out.run / FOLDER_NAME
     for other in above.glob("*"):
@@ -184,17 +211,24 @@ def _own_folder(held_out: HeldOut, device: Device) -> Path:
     return above / name
 
 
-def _predict(case: OutOfFoldPrediction, held_out: HeldOut, model: Model, window: Window) -> bool:
+def _predict(
+    case: OutOfFoldPrediction, held_out: HeldOut, model: Model, window: WindowSetting
+) -> bool:
     """Predict and store a case; return whether the window fitted in memory."""
     sample = whole_case(held_out.data.folder, case.case_id)
-    if window == "whole":
-        settings = PredictionSettings(windows="whole")
+    if isinstance(window.window, str):
+        settings = PredictionSettings(windows=window.window)
     else:
-        settings = PredictionSettings(windows="sliding", window=window)
+        settings = PredictionSettings(
+            windows="sliding", window=window.window, overlap=window.overlap
+        )
     fallback = PredictionFallback(case.case_id, model.device)
+    clock = time.process_time if model.device.torch_device.type == "cpu" else time.monotonic
+    started_s = clock()
     probabilities = crop_probabilities(
         model, case.case_id, sample.image.float().numpy(), settings, fallback
     )
+    seconds = clock() - started_s
     if fallback.mode.n_halvings:
         return False
     reference = sample.target.numpy().astype(np.bool_)
@@ -207,5 +241,6 @@ def _predict(case: OutOfFoldPrediction, held_out: HeldOut, model: Model, window:
             probabilities=probabilities[cut].astype(np.float16),
             reference=reference[cut],
             spacing_mm=open_case(held_out.data.folder, case.case_id).geometry.spacing_mm,
+            seconds=seconds,
         )
     return True

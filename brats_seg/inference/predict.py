@@ -32,6 +32,7 @@ from brats_seg.inference.postprocess import PartVolume, decode, measure
 from brats_seg.inference.probabilities import (
     Field,
     PredictionFallback,
+    completed,
     crop_probabilities,
     entropy,
     foreign_probabilities,
@@ -41,7 +42,7 @@ from brats_seg.inference.scan_check import checked_scan
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
 from brats_seg.labels import MODALITIES, LabelConvention, LabelMap, RegionMasks, regions_of
 from brats_seg.runtime.device import choose_device
-from brats_seg.runtime.memory import peak_memory_mb, reset_peak_memory
+from brats_seg.runtime.memory import keep_freed_memory, peak_memory_mb, reset_peak_memory
 from brats_seg.runtime.weights import ModelIdentity
 from brats_seg.voxels.box import Triple
 
@@ -115,6 +116,11 @@ class Predictor:
                 "the model has no profile of its training scans, because an earlier version trained "
                 "it, or on few brains: new scans are not compared with them"
             )
+        if model.method is None:
+            words = [completed(one, settings).window_words() for one in model.members]
+            log.info("windows: %s", "; ".join(dict.fromkeys(words)))
+        if device.torch_device.type == "cpu":
+            keep_freed_memory()
         return cls(model=model, settings=settings)
 
     @classmethod

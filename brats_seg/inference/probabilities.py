@@ -27,11 +27,13 @@ from brats_seg.errors import CaseError, ConfigError
 from brats_seg.inference.foreign import ForeignMethod
 from brats_seg.inference.model import Member, Model
 from brats_seg.inference.scan import Scan
-from brats_seg.inference.settings import PredictionSettings
+from brats_seg.inference.settings import ONE_PASS, PredictionSettings
+from brats_seg.models.norm import Shares, shares_of, statistics_of_centre
 from brats_seg.progress import part
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.memory import is_out_of_memory
 from brats_seg.runtime.sliding_window import WindowRule, n_windows, predict_logits, window_within
+from brats_seg.runtime.weights import FittedPrediction
 from brats_seg.voxels.box import Triple, rounded_up
 
 log = logging.getLogger(__name__)
@@ -144,8 +146,8 @@ def foreign_probabilities(
     (member,) = model.members
     axes = method.mirror_axes if settings.tta else ()
     mirrors = [mirror for n in range(len(axes) + 1) for mirror in combinations(axes, n)]
-    is_own = "overlap" not in settings.model_fields_set
-    settings = settings.model_copy(update={"overlap": method.overlap}) if is_own else settings
+    if settings.overlap is None:
+        settings = settings.model_copy(update={"overlap": method.overlap})
     given = method.to_network(scan)
     with part(
         f"{scan.case_id}, windows", _n_windows(member, settings, given.image, method.rule)
@@ -181,17 +183,38 @@ def predict_probabilities(
     return total.div_(len(model.members) * len(mirrors)).numpy()
 
 
+def completed(member: Member, settings: PredictionSettings) -> PredictionSettings:
+    """Return settings for a network, whose window is None only where the crop is taken in one pass.
+
+    Raises:
+        ConfigError: The norms of the network cannot take statistics of the centre.
+    """
+    own = settings.over(member.fitted).over(FittedPrediction(window=member.window or "whole"))
+    if own.windows == "centre" and not member.has_centred_norms:
+        msg = (
+            f"--windows centre needs the norms of model.name 'unet'; found {member.name!r}. Give "
+            "--windows sliding or whole."
+        )
+        raise ConfigError(msg)
+    if own.windows in ONE_PASS or own.window is not None:
+        return own
+    return own.model_copy(update={"window": member.window or member.patch})
+
+
 def window_of(member: Member, settings: PredictionSettings, shape: Triple) -> Triple:
     """Return the window of a network for a crop of that shape.
 
     Raises:
         ConfigError: The network cannot take the window asked for.
     """
-    own = settings.over(member.fitted)
-    default = member.window or (member.patch if own.windows == "sliding" else None)
-    window = own.window or default
-    if own.windows == "whole" or window is None:
+    own = completed(member, settings)
+    if own.windows == "centre":
+        # never smaller than a training patch, as sliding windows
+        x, y, z = map(max, rounded_up(shape, member.multiple), member.patch)
+        return x, y, z
+    if own.window is None:
         return rounded_up(shape, member.multiple)
+    window = own.window
     if rounded_up(window, member.multiple) != window:
         words = ["x".join(map(str, size)) for size in (window, member.multiple)]
         nearest = ",".join(map(str, rounded_up(window, member.multiple)))
@@ -201,6 +224,17 @@ def window_of(member: Member, settings: PredictionSettings, shape: Triple) -> Tr
         )
         raise ConfigError(msg)
     return window_within(window, member.patch, member.multiple, shape)
+
+
+def centre_shares(member: Member, settings: PredictionSettings, window: Triple) -> Shares | None:
+    """Return the part of each axis of a window that norms take statistics from; None for all.
+
+    It has the size of the default sliding window, with which a network sees about what it saw in
+    training.
+    """
+    if completed(member, settings).windows != "centre":
+        return None
+    return shares_of(member.window or member.patch, window)
 
 
 def entropy(probabilities: Field) -> Field:
@@ -254,12 +288,16 @@ class _Pass:
             self.after_window()
             return logits
 
-        with _on(self.member.network, mode.device):
+        shares = centre_shares(self.member, self.settings, window)
+        with (
+            _on(self.member.network, mode.device),
+            statistics_of_centre(self.member.network, shares),
+        ):
             return predict_logits(
                 of_window,
                 mirrored if mode.stitch_on_host else mirrored.to(place),
                 window=window,
-                overlap=self.settings.overlap,
+                overlap=completed(self.member, self.settings).least_overlap,
                 rule=self.rule,
             )
 
@@ -281,8 +319,8 @@ def _dims(mirror: Sequence[int]) -> list[int]:
 def _n_windows(
     member: Member, settings: PredictionSettings, image: Field, rule: WindowRule | None = None
 ) -> int:
-    shape = _shape_of(image)
-    return n_windows(shape, window_of(member, settings, shape), settings.overlap, rule)
+    shape, overlap = _shape_of(image), completed(member, settings).least_overlap
+    return n_windows(shape, window_of(member, settings, shape), overlap, rule)
 
 
 def _shape_of(image: Tensor | Field) -> Triple:

@@ -68,7 +68,7 @@ def reconstruct_cases(
         EnvironmentalError: The device is not available, or the folder cannot be written to.
     """
     device = choose_device(settings.device, settings.precision)
-    reconstructor = Reconstructor.load(run, device, overlap=settings.overlap)
+    reconstructor = Reconstructor.load(run, device, overlap=settings.least_overlap)
     draw = partial(_drawn, reconstructor=reconstructor, output=output)
     cases = find_inputs(inputs)
     with alone_at(output, is_folder=True):

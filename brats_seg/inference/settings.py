@@ -1,10 +1,9 @@
 """Combine the settings of prediction: those of the user, those fitted to a model, and defaults."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import (
-    Field,
     SerializerFunctionWrapHandler,
     ValidationError,
     field_validator,
@@ -16,15 +15,18 @@ from brats_seg.config import OVERLAP, Section, Size
 from brats_seg.config_text import words_of
 from brats_seg.errors import ConfigError
 from brats_seg.labels import convention_named
-from brats_seg.runtime.weights import Decoding, FittedPrediction
+from brats_seg.models.build import size_words
+from brats_seg.runtime.weights import Decoding, FittedPrediction, Overlap
 
 ResultLayout = Literal["plain", "bids"]
+ONE_PASS = ("whole", "centre")
+"""Values of `windows` that take the brain crop in one pass."""
 
 
 class PredictionSettings(Section):
     """Settings of a prediction.
 
-    Window and decoding that are not given here are those stored with the model (see `over`), and
+    Window, overlap and decoding that are not given here are those stored with the model (see `over`), and
     the defaults where nothing was fitted. Written to JSON, the settings of `decoding` stand beside
     the others, null where they are not given.
 
@@ -39,12 +41,14 @@ class PredictionSettings(Section):
     """`auto` takes the GPU when there is one; else `cpu`, `cuda`, `cuda:1`, `mps`."""
     precision: Literal["auto", "fp32", "fp16", "bf16"] = "auto"
     """`auto` takes what the device computes natively: bf16, else fp16 on a GPU, else fp32."""
-    windows: Literal["auto", "whole", "sliding"] = "auto"
-    """`whole` takes the brain crop in one pass, `sliding` many windows; `auto`: the fitted window, else the default."""
+    windows: Literal["auto", "whole", "centre", "sliding"] = "auto"
+    """`whole` takes the brain crop in one pass, `centre` too, with the statistics of its centre in the norms
+    of the network, and `sliding` many windows; `auto`: what was fitted, else the default."""
     window: Size | None = None
     """Voxels of a sliding window."""
-    overlap: Annotated[float, Field(ge=0, lt=1)] = OVERLAP
-    """Share that neighbouring windows have in common."""
+    overlap: Overlap | None = None
+    """Share that neighbouring windows have in common; null takes the one fitted with the window, else
+    0.5."""
     tta: bool = False
     """Whether the mean is taken over all eight mirror images: eight times the work."""
     decoding: Decoding = Decoding()
@@ -67,11 +71,28 @@ class PredictionSettings(Section):
         given = self.decoding.model_dump(exclude_unset=True)
         decoding = Decoding(**{**fitted.decoding.model_dump(), **given})
         windows, window = self.windows, self.window or fitted.window
-        if windows == "auto" and window == "whole":
-            windows = "whole"
-        if windows == "whole" or window == "whole":
+        if isinstance(window, str):
+            windows, window = window if windows == "auto" else windows, None
+        if windows in ONE_PASS:
             window = None
-        return self.model_copy(update={"windows": windows, "window": window, "decoding": decoding})
+        overlap = self.overlap
+        if overlap is None and self.window is None:
+            # fitted together with the window, and to no other
+            overlap = fitted.overlap
+        completed = {"windows": windows, "window": window, "overlap": overlap}
+        return self.model_copy(update={**completed, "decoding": decoding})
+
+    @property
+    def least_overlap(self) -> float:
+        """Overlap to use: the one given or fitted, else the default."""
+        return OVERLAP if self.overlap is None else self.overlap
+
+    def window_words(self) -> str:
+        """Return window and overlap as words, of settings that are complete."""
+        if self.window is not None:
+            return f"{size_words(self.window)} voxels, overlap {self.least_overlap:g}"
+        centred = ", with the statistics of its centre" * (self.windows == "centre")
+        return f"the whole brain in one pass{centred}"
 
     def changed_text(self) -> str:
         """Return the settings that a label map depends on and that are not the defaults, as words."""
@@ -98,8 +119,8 @@ class PredictionSettings(Section):
 
     @model_validator(mode="after")
     def _whole_has_no_window(self) -> Self:
-        if self.windows == "whole" and self.window is not None:
-            msg = "windows is 'whole' and a window is given; expected one of the two"
+        if self.windows in ONE_PASS and self.window is not None:
+            msg = f"windows is {self.windows!r} and a window is given; expected one of the two"
             raise ValueError(msg)
         return self
 
@@ -133,8 +154,8 @@ def prediction_settings(given: Mapping[str, Any]) -> PredictionSettings:
             what is allowed.
 
     Example:
-        >>> prediction_settings({"tta": True, "overlap": None, "smallest_et_mm3": 50}).overlap
-        0.5
+        >>> prediction_settings({"tta": True, "overlap": None, "smallest_et_mm3": 50}).tta
+        True
     """
     try:
         return PredictionSettings.model_validate(

@@ -1,8 +1,6 @@
 """Tune the settings of prediction on out-of-fold predictions.
 
-The window is fitted first: the default one, the training patch, larger ones, and the whole crop in
-one pass. More context than in training may help a network, or harm it, because the statistics of its normalisation layers change.
-Then, with the chosen window, the decoding is fitted one setting after another, the inner regions
+Window and overlap are chosen first, by Dice and by time; see `inference.window_choice`. Then, with them, the decoding is fitted one setting after another, the inner regions
 first because the outer ones contain them: the threshold of each region, its smallest component, and
 the volume of all ET below which it is necrosis. A default is replaced only where the gain is more
 than chance (`evaluation.significance`). Several runs are tuned together, because an ensemble has one
@@ -20,7 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from math import ceil, prod
+from math import prod
 from pathlib import Path
 from typing import TypeAlias
 
@@ -52,29 +50,32 @@ from brats_seg.inference.out_of_fold import (
     OutOfFoldPrediction,
     check_is_run,
     open_held_out,
-    predict_held_out,
-    window_text,
 )
 from brats_seg.inference.postprocess import decode_regions
+from brats_seg.inference.window_choice import (
+    LARGEST_LOSS,
+    LESS_OVERLAP,
+    SAME_TIME,
+    WINDOW_PATCHES,
+    Cases,
+    Settings,
+    WindowTrial,
+    chosen_window,
+    try_windows,
+)
 from brats_seg.labels import REGIONS
-from brats_seg.models.build import default_window, size_multiple
 from brats_seg.progress import Track, untracked
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.weights import (
     Decoding,
     FittedPrediction,
-    Window,
     run_locked,
     store_fitted,
 )
-from brats_seg.voxels.box import rounded_up
 
 log = logging.getLogger(__name__)
 
 TUNING_NAME = "tuning.json"
-WINDOW_PATCHES = (1.0, 1.5, 2.0)
-"""Edges of windows to try, in training patches; the default and the whole crop are tried as well."""
-
 THRESHOLDS = (0.45, 0.55, 0.4, 0.6, 0.35, 0.65, 0.3, 0.7, 0.25, 0.75, 0.8)
 """Thresholds to try, nearest to the default first; none is below `LOWEST_PROBABILITY`."""
 SMALLEST_MM3 = (10.0, 25.0, 50.0, 100.0, 200.0, 500.0)
@@ -83,13 +84,10 @@ SMALLEST_ET_MM3 = (25.0, 50.0, 100.0, 200.0, 350.0, 500.0, 1000.0)
 """Smallest volumes of all ET to try."""
 METRICS = ("dice", "lesionwise")
 _INNERMOST_FIRST = (2, 1, 0)
-_FITS = "window, decoding, predicted Dice"
+_FITS = "window, overlap, decoding, predicted Dice"
 """Settings that are fitted: results of versions that fitted fewer are not kept."""
 
-Windows: TypeAlias = tuple[Window, ...]
-"""One for each run."""
 Scores: TypeAlias = npt.NDArray[np.float64]
-Cases: TypeAlias = tuple[OutOfFoldPrediction, ...]
 Score: TypeAlias = Callable[[Cases, Sequence[Decoding]], Scores]
 
 
@@ -100,7 +98,7 @@ class FittedSetting:
     setting: str
     default: str
     chosen: str
-    """Value to use; the default if no other is significantly better."""
+    """Value to use; the default if no other is significantly better, or, of a window, faster."""
     best: str
     """Value with the highest score, significant or not."""
     gain: Gain
@@ -117,6 +115,8 @@ class Tuning:
     n_cases: int
     runs: tuple[str, ...]
     fits: tuple[FittedSetting, ...]
+    windows: tuple[WindowTrial, ...]
+    """Scores and times of the windows that were tried, the default first."""
     before: tuple[float, float, float]
     """Mean score of WT, TC, ET with the default window and the default decoding."""
     after: tuple[float, float, float]
@@ -203,22 +203,24 @@ def tune(
         return earlier
     _warn_of_few_cases(held_out)
     score: Score = partial(_scores, protocol=protocol, n_workers=n_workers, track=track)
-    window_fit, windows, cases = _fit_window(held_out, device, score, track)
-    before = score(cases[0], [Decoding()])[0]
-    decoding, fits = _fit_decoding(cases[1], score)
-    after = score(cases[1], [decoding])[0]
-    lines = _fit_predicted_dice(cases[1], decoding, n_workers=n_workers, track=track)
+    windows = _fit_windows(held_out, device, score, track)
+    decoding, fits = _fit_decoding(windows.cases, score)
+    after = score(windows.cases, [decoding])[0]
+    lines = _fit_predicted_dice(windows.cases, decoding, n_workers=n_workers, track=track)
     return Tuning(
         key=key,
         metric=protocol.name,
-        n_cases=len(cases[0]),
+        n_cases=len(windows.cases),
         runs=tuple(str(own.run) for own in held_out),
-        fits=(window_fit, *fits),
-        before=_triple(before.mean(axis=0)),
+        fits=(windows.fit, *fits),
+        windows=windows.trials,
+        before=windows.trials[0].score,
         after=_triple(after.mean(axis=0)),
         fitted=tuple(
-            FittedPrediction(window=window, decoding=decoding, predicted_dice=lines)
-            for window in windows
+            FittedPrediction(
+                window=one.window, overlap=one.overlap, decoding=decoding, predicted_dice=lines
+            )
+            for one in windows.settings
         ),
     )
 
@@ -264,38 +266,6 @@ def stored_tuning(held_out: Sequence[HeldOut], key: str) -> Tuning | None:
     return found
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WindowKind:
-    """A candidate for the window."""
-
-    name: str
-    windows: Windows
-    """Window in each run."""
-
-
-def window_kinds(held_out: Sequence[HeldOut]) -> list[WindowKind]:
-    """Return the candidates, the default window first, without those larger than every crop."""
-    if any(own.trained.config.patch.size == "whole" for own in held_out):
-        trained: Windows = tuple(
-            "whole" if own.trained.config.patch.size == "whole" else own.trained.identity.patch
-            for own in held_out
-        )
-        return [WindowKind(name="as in training", windows=trained)]
-    patches = [own.trained.identity.patch for own in held_out]
-    models = [own.trained.config.model for own in held_out]
-    default = tuple(map(default_window, models, patches))
-    kinds = [WindowKind(name="the default", windows=default)]
-    for factor in WINDOW_PATCHES:
-        name = f"{factor:g} x the training patch" if factor != 1 else "the training patch"
-        windows = tuple(_enlarged(own, factor) for own in held_out)
-        kinds += [WindowKind(name=name, windows=windows)] * (windows != default)
-    smaller = [kind for kind in kinds[1:] if not _all_covered(held_out, kind.windows)]
-    if not _all_covered(held_out, default):
-        whole: Windows = tuple("whole" for _ in held_out)
-        smaller.append(WindowKind(name="the whole crop", windows=whole))
-    return [kinds[0], *smaller]
-
-
 def _warn_of_few_cases(held_out: Sequence[HeldOut]) -> None:
     n_cases = sum(len(own.data.split.validation) for own in held_out)
     if n_cases < FEWEST_CASES:
@@ -310,39 +280,31 @@ def _warn_of_few_cases(held_out: Sequence[HeldOut]) -> None:
         )
 
 
-def _fit_window(
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _FittedWindows:
+    """Result for window and overlap."""
+
+    fit: FittedSetting
+    trials: tuple[WindowTrial, ...]
+    settings: Settings
+    """Chosen window and overlap of each run."""
+    cases: Cases
+    """Predictions with them."""
+
+
+def _fit_windows(
     held_out: Sequence[HeldOut], device: Device, score: Score, track: Track
-) -> tuple[FittedSetting, Windows, tuple[Cases, Cases]]:
-    """Return the fit, the chosen windows, and the cases with the first windows and with the chosen."""
-    kinds = window_kinds(held_out)
-    predicted = [
-        predict_held_out(own, [kind.windows[place] for kind in kinds], device, track)
-        for place, own in enumerate(held_out)
-    ]
-    # windows that do not fit in memory have no predictions
-    kinds = [
-        kind
-        for kind in kinds
-        if all(window in own for window, own in zip(kind.windows, predicted, strict=True))
-    ]
-    if not kinds:
-        reasons = [f"{own.run}: no memory for the default window" for own in held_out]
-        raise CaseProblemsError(reasons)
-    cases = [
-        tuple(
-            case
-            for window, own in zip(kind.windows, predicted, strict=True)
-            for case in own[window]
-        )
-        for kind in kinds
-    ]
-    scores = np.stack([score(of_kind, [Decoding()])[0] for of_kind in cases])
-    names = [
-        f"{kind.name} ({', '.join(dict.fromkeys(map(window_text, kind.windows)))})"
-        for kind in kinds
-    ]
-    fit, place = _fit("window", names, scores)
-    return fit, kinds[place].windows, (cases[0], cases[place])
+) -> _FittedWindows:
+    tried = try_windows(held_out, device, track)
+    scores = np.stack([score(of_kind, [Decoding()])[0] for of_kind in tried.cases])
+    means = scores.mean(axis=2)
+    chosen, best = chosen_window(means, tried.seconds), int(np.argmax(means.mean(axis=1)))
+    return _FittedWindows(
+        fit=_row("window", [str(kind) for kind in tried.kinds], means, chosen, best),
+        trials=tried.trials(scores),
+        settings=tried.kinds[chosen].settings,
+        cases=tried.cases[chosen],
+    )
 
 
 def _fit_decoding(cases: Cases, score: Score) -> tuple[Decoding, list[FittedSetting]]:
@@ -371,18 +333,25 @@ def _fit_decoding(cases: Cases, score: Score) -> tuple[Decoding, list[FittedSett
 
 def _fit(setting: str, names: Sequence[str], scores: Scores) -> tuple[FittedSetting, int]:
     """Choose among candidates, the default first, by scores (candidates, cases, regions)."""
-    default, *candidates = scores.mean(axis=2)
+    means = scores.mean(axis=2)
+    default, *candidates = means
     sure = best_candidate(default, candidates)
     chosen = 0 if sure is None else sure + 1
-    best = chosen or int(np.argmax(scores.mean(axis=(1, 2))))
-    fit = FittedSetting(
+    best = chosen or int(np.argmax(means.mean(axis=1)))
+    return _row(setting, names, means, chosen, best), chosen
+
+
+def _row(
+    setting: str, names: Sequence[str], means: Scores, chosen: int, best: int
+) -> FittedSetting:
+    """Return the result for a setting whose candidates have the mean scores (candidates, cases)."""
+    return FittedSetting(
         setting=setting,
         default=names[0],
         chosen=names[chosen],
         best=names[best],
-        gain=gain_of(default, scores[best].mean(axis=1)),
+        gain=gain_of(means[0], means[best]),
     )
-    return fit, chosen
 
 
 def _scores(
@@ -438,8 +407,8 @@ def _count_case(case: OutOfFoldPrediction, decoding: Decoding) -> tuple[Scores, 
 
 
 def _key(held_out: Sequence[HeldOut], protocol: ScoringProtocol, device: Device) -> str:
-    tried = (WINDOW_PATCHES, THRESHOLDS, SMALLEST_MM3, SMALLEST_ET_MM3)
-    rule = (SMALLEST_GAIN, LARGEST_CHANCE)
+    tried = (WINDOW_PATCHES, LESS_OVERLAP, THRESHOLDS, SMALLEST_MM3, SMALLEST_ET_MM3)
+    rule = (SMALLEST_GAIN, LARGEST_CHANCE, LARGEST_LOSS, SAME_TIME)
     parts = [protocol.name, protocol.task, device.precision, str(tried), str(rule), _FITS]
     parts += [f"{own.key} {own.data.fingerprint}" for own in held_out]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
@@ -457,19 +426,3 @@ def _with(
 def _triple(values: Scores) -> tuple[float, float, float]:
     wt, tc, et = map(float, values)
     return wt, tc, et
-
-
-def _enlarged(own: HeldOut, factor: float) -> tuple[int, int, int]:
-    patch = own.trained.identity.patch
-    multiple = size_multiple(own.trained.config.model, patch)
-    x, y, z = (ceil(n * factor) for n in patch)
-    return rounded_up((x, y, z), multiple)
-
-
-def _all_covered(held_out: Sequence[HeldOut], windows: Windows) -> bool:
-    """Tell whether each window covers every crop of its run: it is then cut to the whole crop."""
-    return all(
-        window == "whole"
-        or all(n >= m for n, m in zip(window, own.data.largest_shape, strict=True))
-        for own, window in zip(held_out, windows, strict=True)
-    )

@@ -25,10 +25,9 @@ from brats_seg.inference.out_of_fold import (
     StoredPrediction,
     open_held_out,
     predict_held_out,
-    window_text,
 )
 from brats_seg.inference.postprocess import decode_regions
-from brats_seg.inference.tuning import window_kinds
+from brats_seg.inference.window_choice import window_in_use
 from brats_seg.labels import RegionMasks
 from brats_seg.progress import Track, duration_text, untracked
 from brats_seg.report.case_page import Fact
@@ -160,16 +159,15 @@ def _run_facts(
 
 def _with_scores(report: RunReport, held_out: HeldOut, device: Device, track: Track) -> RunReport:
     """Return a report with the scores of the held-out cases, and the worst of them as pictures."""
-    fitted = held_out.trained.fitted
-    window = fitted.window or window_kinds([held_out])[0].windows[0]
+    window = window_in_use(held_out)
     cases = predict_held_out(held_out, [window], device, track).get(window)
     if cases is None:
         msg = (
-            f"memory ran out with windows of {window_text(window)} voxels on the held-out cases of "
+            f"memory ran out with windows of {window} voxels on the held-out cases of "
             f"{held_out.run}. Give a device with more memory, or no --data for a page without scores."
         )
         raise EnvironmentalError(msg)
-    decoded = partial(_decoded, decoding=fitted.decoding)
+    decoded = partial(_decoded, decoding=held_out.trained.fitted.decoding)
     scored = {case.case_id: _held_out_score(case.case_id, *decoded(case)) for case in cases}
     report = replace(report, scores=tuple(scored.values()))
     worst = [one.case_id for one in report.worst_first[:_N_WORST]]

@@ -74,8 +74,11 @@ _LARGEST_DESCRIPTION = 1 << 24
 """Bytes of the longest `model.json`; a network takes about 2,000."""
 _COPY_AGAIN = "Copy or export the model again."
 
-Window: TypeAlias = Size | Literal["whole"]
-"""Voxels of a window; `whole` is the brain crop in one pass."""
+Window: TypeAlias = Size | Literal["whole", "centre"]
+"""Voxels of a window; `whole` is the brain crop in one pass, `centre` the same with statistics of its
+centre, see `models.norm.statistics_of_centre`."""
+Overlap = Annotated[float, Field(ge=0, lt=1)]
+"""Share that neighbouring windows have in common."""
 CubicMillimetres = Annotated[float, Field(ge=0, le=1e7)]
 """Volume of tissue: a head has about 5e6."""
 Threshold = Annotated[float, Field(gt=0, lt=1)]
@@ -132,7 +135,9 @@ class FittedPrediction(Section):
     """Settings of prediction that `tune` fitted to a network on its held-out cases."""
 
     window: Window | None = None
-    """Window with the best score; None where no window was fitted."""
+    """Chosen window; None where no window was fitted."""
+    overlap: Overlap | None = None
+    """Overlap that was chosen with the window; None where none was fitted, as in earlier versions."""
     decoding: Decoding = Decoding()
     predicted_dice: tuple[DiceLine, ...] = ()
     """Dice that is expected of each region; none if there were too few held-out cases."""
@@ -308,7 +313,7 @@ def _fingerprint(trained: TrainedModel) -> str:
     # without defaults: entries that a later version adds do not change fingerprints of this one
     own = entries_of(trained)
     defaults = {entry.name: entry.default for entry in fields(ModelIdentity)}
-    defaults |= {"window": None, **Decoding().model_dump()}
+    defaults |= {"window": None, "overlap": None, **Decoding().model_dump()}
     own = {name: value for name, value in own.items() if value != defaults[name]}
     key = hashlib.sha256(json.dumps(own, sort_keys=True).encode())
     key.update(trained.config.model.model_dump_json(exclude_defaults=True).encode())
@@ -324,7 +329,8 @@ def _fingerprint(trained: TrainedModel) -> str:
 def entries_of(trained: TrainedModel) -> dict[str, Any]:
     """Return identity and fitted settings as one mapping, for hashes and comparisons."""
     fitted = trained.fitted
-    return {**asdict(trained.identity), "window": fitted.window, **fitted.decoding.model_dump()}
+    windows = {"window": fitted.window, "overlap": fitted.overlap}
+    return {**asdict(trained.identity), **windows, **fitted.decoding.model_dump()}
 
 
 def run_locked(run: Path) -> AbstractContextManager[None]:

@@ -7,7 +7,7 @@ import numpy.typing as npt
 from scipy import ndimage
 from scipy.cluster.hierarchy import DisjointSet
 
-from brats_seg.voxels.box import Mask
+from brats_seg.voxels.box import Mask, bounding_box
 
 Lesions = npt.NDArray[np.int32]
 """Lesions `(X, Y, Z)`: 0 outside, else the number of the lesion; numbers may be missing."""
@@ -24,7 +24,11 @@ def number_components(mask: Mask) -> Lesions:
         >>> number_components(mask).tolist()
         [[[1, 0, 2, 2]]]
     """
-    lesions, _ = ndimage.label(mask, _ALL_NEIGHBOURS, output=np.int32)
+    lesions = np.zeros(mask.shape, dtype=np.int32)
+    box = bounding_box(mask)
+    if box is not None:
+        # a tumour fills little of a brain
+        ndimage.label(mask[box.slices], _ALL_NEIGHBOURS, output=lesions[box.slices])
     return lesions
 
 
