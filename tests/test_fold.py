@@ -291,7 +291,7 @@ def test_a_fold_has_more_cases_than_a_process_may_open_files(tmp_path: Path) -> 
     data = write_cases(tmp_path / "data", *[1.0] * 6)
     config = load_config(values={"folds.n_folds": 2})
     expected = open_fold(data, fold=0, config=config)
-    n_open = len(os.listdir("/proc/self/fd"))
+    n_open = len(list(Path("/proc/self/fd").iterdir()))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 
     resource.setrlimit(resource.RLIMIT_NOFILE, (n_open + 6, hard))
