@@ -1,40 +1,34 @@
-"""Define the JSON that each command prints with `--json`, and write its schema.
+"""Define the JSON that commands print with `--json`.
 
-`OUTPUTS` holds the type of what each command prints: a value that the package returns anyway, or one
-that is defined here and holds the parts that a program can use. The schema is made from these types by
-`python -m brats_seg.json_results > docs/json-output.schema.json`.
+The values hold the parts of a result that a program can use; other commands print a value that the
+package returns anyway. The types of results are imported for the type checker alone: a command imports
+what it needs, and not torch because another command does. `json_schema` describes all of them.
 """
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter
-from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
-from pydantic_core import core_schema, to_jsonable_python
+from pydantic_core import to_jsonable_python
 
-from brats_seg.cases.case import CaseIndex
-from brats_seg.cases.many import Failure
-from brats_seg.config_text import Setting
-from brats_seg.crossval import CrossValidation
-from brats_seg.dicom.convert import Conversion
-from brats_seg.doctor import Diagnosis
-from brats_seg.evaluation.compare import ComparedFolders, Comparison
-from brats_seg.evaluation.evaluate import Evaluation, ScoredFolder
-from brats_seg.evaluation.scores import RegionSummary
-from brats_seg.inference.output import Record
-from brats_seg.inference.reconstruct import DrawnCase
-from brats_seg.inference.tuning import Tuning
 from brats_seg.labels import MODALITIES
-from brats_seg.survival.features import Extraction
-from brats_seg.survival.results import SurvivalStudy
-from brats_seg.survival.verdict import FamilyFigures, Verdict
-from brats_seg.training.certificate import CertificateRow
-from brats_seg.training.memory_plan import PlanRow
-from brats_seg.training.trainer import Outcome
+
+if TYPE_CHECKING:
+    from brats_seg.cases.case import CaseIndex
+    from brats_seg.cases.many import Failure
+    from brats_seg.crossval import CrossValidation
+    from brats_seg.dicom.convert import Conversion
+    from brats_seg.evaluation.compare import ComparedFolders, Comparison
+    from brats_seg.evaluation.evaluate import Evaluation, ScoredFolder
+    from brats_seg.evaluation.scores import RegionSummary
+    from brats_seg.inference.reconstruct import DrawnCase
+    from brats_seg.inference.tuning import Tuning
+    from brats_seg.survival.features import Extraction
+    from brats_seg.survival.results import SurvivalStudy
+    from brats_seg.survival.verdict import FamilyFigures, Verdict
+    from brats_seg.training.trainer import Outcome
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +43,7 @@ class WrittenPages:
     """Pages that `report` has written."""
 
     pages: tuple[Path, ...]
-    failures: tuple[Failure, ...]
+    failures: "tuple[Failure, ...]"
     """Cases that have no page."""
 
 
@@ -167,7 +161,7 @@ class ScoredCases:
     """Cases without a prediction, which get the worst scores."""
     left_out: tuple[str, ...]
     without_reference: tuple[str, ...]
-    failures: tuple[Failure, ...]
+    failures: "tuple[Failure, ...]"
     remarks: tuple[str, ...]
 
 
@@ -178,12 +172,12 @@ class Scores:
     table: Path
     evaluations: tuple[ScoredCases, ...]
     """One for each set of predictions."""
-    summaries: tuple[RegionSummary, ...] = ()
+    summaries: "tuple[RegionSummary, ...]" = ()
     """Means over all references, with the worst scores where a prediction is missing."""
-    predicted_summaries: tuple[RegionSummary, ...] = ()
+    predicted_summaries: "tuple[RegionSummary, ...]" = ()
     """Means over the predicted cases."""
-    comparison: Comparison | None = None
-    predicted_comparison: Comparison | None = None
+    comparison: "Comparison | None" = None
+    predicted_comparison: "Comparison | None" = None
     """The same over the cases that both sets predict."""
 
 
@@ -196,10 +190,10 @@ class CrossValidated:
     finished: bool
     fingerprint: str = ""
     """Fingerprint of the exported ensemble."""
-    tuning: Tuning | None = None
-    summaries: tuple[RegionSummary, ...] = ()
-    predicted_summaries: tuple[RegionSummary, ...] = ()
-    failures: tuple[Failure, ...] = ()
+    tuning: "Tuning | None" = None
+    summaries: "tuple[RegionSummary, ...]" = ()
+    predicted_summaries: "tuple[RegionSummary, ...]" = ()
+    failures: "tuple[Failure, ...]" = ()
     """Held-out cases that could not be predicted or scored."""
 
 
@@ -211,7 +205,7 @@ class MeasuredCases:
     case_ids: tuple[str, ...]
     columns: tuple[str, ...]
     """Names of the features."""
-    failures: tuple[Failure, ...]
+    failures: "tuple[Failure, ...]"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -219,37 +213,13 @@ class SurvivalResult:
     """Result of `survival`."""
 
     folder: Path
-    figures: tuple[FamilyFigures, ...]
-    verdict: Verdict
+    figures: "tuple[FamilyFigures, ...]"
+    verdict: "Verdict"
     conclusion: str
     """The verdict in words."""
     remarks: tuple[str, ...]
     missing: tuple[str, ...]
     """Cases to submit that have no features."""
-
-
-OUTPUTS: dict[str, Any] = {
-    "index": IndexedFolder,
-    "prepare": PreparedFolder,
-    "convert": ConvertedFolder,
-    "phantom": WrittenFile,
-    "plan": tuple[PlanRow, ...],
-    "train": TrainedRun,
-    "settings": tuple[Setting, ...],
-    "certify": tuple[CertificateRow, ...],
-    "tune": Tuning,
-    "crossval": CrossValidated,
-    "predict": Record,
-    "export": ExportedFolder,
-    "features": MeasuredCases,
-    "survival": SurvivalResult,
-    "evaluate": Scores,
-    "reconstruct": ReconstructedCase,
-    "doctor": Diagnosis,
-    "figure": WrittenFile,
-    "report": WrittenPages,
-}
-"""Type of the JSON of each command; `predict` and `reconstruct` print a line of it for each case."""
 
 
 def json_text(value: Any, *, is_line: bool = False) -> str:
@@ -259,34 +229,7 @@ def json_text(value: Any, *, is_line: bool = False) -> str:
     return json.dumps(plain, indent=None if is_line else 2)
 
 
-def output_schema() -> dict[str, Any]:
-    """Return the JSON schema (2020-12) of the output of every command, under `properties`."""
-    adapters = [(name, "serialization", TypeAdapter(kind)) for name, kind in OUTPUTS.items()]
-    by_command, schema = TypeAdapter.json_schemas(
-        adapters,  # type: ignore[arg-type]
-        title="Output of the commands of brats-seg with --json",
-        schema_generator=_ClosedSchema,
-    )
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **schema,
-        "properties": {name: by_command[name, "serialization"] for name in OUTPUTS},
-    }
-
-
-class _ClosedSchema(GenerateJsonSchema):
-    """Schemas of objects without further keys, and of numbers that may be missing."""
-
-    def float_schema(self, schema: core_schema.FloatSchema) -> JsonSchemaValue:
-        """Return the schema of a number; one that is not finite is written as null."""
-        return {**super().float_schema(schema), "type": ["number", "null"]}
-
-    def dataclass_schema(self, schema: core_schema.DataclassSchema) -> JsonSchemaValue:
-        """Return the schema of a dataclass, which has no other keys."""
-        return {**super().dataclass_schema(schema), "additionalProperties": False}
-
-
-def indexed_folder(found: CaseIndex, table: Path) -> IndexedFolder:
+def indexed_folder(found: "CaseIndex", table: Path) -> IndexedFolder:
     """Return the JSON of an index."""
     cases = (
         IndexedCase(
@@ -302,7 +245,7 @@ def indexed_folder(found: CaseIndex, table: Path) -> IndexedFolder:
     return IndexedFolder(table=table, cases=tuple(cases))
 
 
-def converted_folder(done: Sequence[Conversion], path: Path) -> ConvertedFolder:
+def converted_folder(done: "Sequence[Conversion]", path: Path) -> ConvertedFolder:
     """Return the JSON of a conversion."""
     cases = (
         ConvertedCase(
@@ -324,7 +267,7 @@ def converted_folder(done: Sequence[Conversion], path: Path) -> ConvertedFolder:
     return ConvertedFolder(path=path, cases=tuple(cases))
 
 
-def trained_run(run: Path, outcome: Outcome) -> TrainedRun:
+def trained_run(run: Path, outcome: "Outcome") -> TrainedRun:
     """Return the JSON of a training."""
     return TrainedRun(
         run=run,
@@ -336,7 +279,7 @@ def trained_run(run: Path, outcome: Outcome) -> TrainedRun:
     )
 
 
-def reconstructed_case(drawn: DrawnCase) -> ReconstructedCase:
+def reconstructed_case(drawn: "DrawnCase") -> ReconstructedCase:
     """Return the JSON of a reconstruction."""
     return ReconstructedCase(
         case_id=drawn.case_id,
@@ -347,7 +290,7 @@ def reconstructed_case(drawn: DrawnCase) -> ReconstructedCase:
     )
 
 
-def scored(found: ScoredFolder, table: Path) -> Scores:
+def scored(found: "ScoredFolder", table: Path) -> Scores:
     """Return the JSON of the scores of one set of predictions."""
     return Scores(
         table=table,
@@ -357,7 +300,7 @@ def scored(found: ScoredFolder, table: Path) -> Scores:
     )
 
 
-def compared(found: ComparedFolders, table: Path) -> Scores:
+def compared(found: "ComparedFolders", table: Path) -> Scores:
     """Return the JSON of the comparison of two sets of predictions."""
     return Scores(
         table=table,
@@ -367,15 +310,12 @@ def compared(found: ComparedFolders, table: Path) -> Scores:
     )
 
 
-def cross_validated(done: CrossValidation, output: Path) -> CrossValidated:
+def cross_validated(done: "CrossValidation", output: Path) -> CrossValidated:
     """Return the JSON of a cross-validation."""
     if done.results is None:
         return CrossValidated(output=output, runs=done.runs, finished=False)
     results = done.results
-    unpredicted = tuple(
-        Failure(case_id=record.case_id, error=record.error, message=record.message)
-        for record in results.batch.failures
-    )
+    unpredicted = tuple(record.failure for record in results.batch.failures)
     unscored = results.evaluation.failures if results.evaluation else ()
     return CrossValidated(
         output=output,
@@ -389,7 +329,7 @@ def cross_validated(done: CrossValidation, output: Path) -> CrossValidated:
     )
 
 
-def measured_cases(extraction: Extraction, table: Path) -> MeasuredCases:
+def measured_cases(extraction: "Extraction", table: Path) -> MeasuredCases:
     """Return the JSON of measured features."""
     rows = extraction.rows
     return MeasuredCases(
@@ -400,7 +340,7 @@ def measured_cases(extraction: Extraction, table: Path) -> MeasuredCases:
     )
 
 
-def survival_result(study: SurvivalStudy, folder: Path) -> SurvivalResult:
+def survival_result(study: "SurvivalStudy", folder: Path) -> SurvivalResult:
     """Return the JSON of a study of survival."""
     return SurvivalResult(
         folder=folder,
@@ -412,7 +352,7 @@ def survival_result(study: SurvivalStudy, folder: Path) -> SurvivalResult:
     )
 
 
-def _scored_cases(evaluation: Evaluation) -> ScoredCases:
+def _scored_cases(evaluation: "Evaluation") -> ScoredCases:
     return ScoredCases(
         case_ids=tuple(dict.fromkeys(score.case_id for score in evaluation.scores)),
         missing=evaluation.missing,
@@ -421,8 +361,3 @@ def _scored_cases(evaluation: Evaluation) -> ScoredCases:
         failures=evaluation.failures,
         remarks=evaluation.remarks,
     )
-
-
-if __name__ == "__main__":
-    json.dump(output_schema(), sys.stdout, indent=2)
-    sys.stdout.write("\n")

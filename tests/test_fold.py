@@ -1,6 +1,7 @@
 import errno
 import logging
 import os
+import resource
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -283,6 +284,21 @@ def test_a_split_of_two_spacings_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(CaseError, match=r"prepared at 1x1x1 mm; expected 2x2x2 mm as BraTS2021"):
         open_split(other.folder, data.split)
+
+
+def test_a_fold_has_more_cases_than_a_process_may_open_files(tmp_path: Path) -> None:
+    """The usual limit is 1,024 files, and BraTS 2021 has 1,251 cases."""
+    data = write_cases(tmp_path / "data", *[1.0] * 6)
+    config = load_config(values={"folds.n_folds": 2})
+    expected = open_fold(data, fold=0, config=config)
+    n_open = len(list(Path("/proc/self/fd").iterdir()))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, (n_open + 6, hard))
+    try:
+        assert open_split(expected.folder, expected.split).fingerprint == expected.fingerprint
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_folder_that_is_up_to_date_is_only_read(tmp_path: Path) -> None:

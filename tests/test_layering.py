@@ -29,14 +29,14 @@ FLOORS = {
     **dict.fromkeys(("models", "runtime", "report"), 4),
     **dict.fromkeys(("training", "inference"), 5),
     **dict.fromkeys(("survival", "crossval", "doctor", "pages"), 6),
-    **dict.fromkeys(("cli", "json_results", "__main__", "__init__"), 7),
+    **dict.fromkeys(("cli", "json_results", "json_schema", "__main__", "__init__"), 7),
 }
 SHARED_FLOORS = (0, 7)
 """Their modules may import each other."""
 HEAVY = {"torch", "monai", "lightning", "lightning_fabric"}
 TORCH_FREE = {"voxels", "cases", *(name for name, floor in FLOORS.items() if floor == 0)}
 """Do without torch altogether."""
-TORCH_FREE_AT_IMPORT = {*TORCH_FREE, "cli", "report", "__init__"}
+TORCH_FREE_AT_IMPORT = {*TORCH_FREE, "cli", "json_results", "report", "__init__"}
 """May import torch inside a function, so that `--help` is quick."""
 
 FILES = sorted(ROOT.rglob("*.py"))

@@ -106,6 +106,7 @@ def test_every_case_gets_a_folder_of_its_own(root: Path, folder: Path) -> None:
             "image.npy",
             "labels.npy",
             "foreground.npy",
+            "measures.json",
             "case.json",
         }
 

@@ -1,6 +1,7 @@
 """The profile of a training set knows its own scans, and names what is wrong with a damaged one."""
 
 import re
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -22,6 +23,7 @@ from brats_seg.data.training_profile import (
     profile_of,
     profile_of_cases,
 )
+from brats_seg.data.verify import verify_cases
 from brats_seg.inference.scan import Scan, prepare_scan
 from brats_seg.inference.scan_check import checked_scan
 from tests.check_builders import ATLAS_AFFINE, phantom, real_cases
@@ -173,19 +175,62 @@ def test_a_modality_that_is_missing_makes_the_scan_incomparable() -> None:
     assert measure_crop(image, MM) is None
 
 
-def test_prepared_cases_are_measured_as_new_scans_are(tmp_path: Path) -> None:
-    """The range of four prepared phantoms holds what prediction measures in them."""
-    write_phantom_cases(tmp_path / "scans", n_cases=FEWEST_CASES, seed=0)
-    assert prepare(tmp_path / "scans", tmp_path / "prepared") == ()
-    ids = [path.name for path in (tmp_path / "scans").iterdir() if path.is_dir()]
+@pytest.fixture(scope="module")
+def four_prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of as many prepared phantoms as a profile needs."""
+    above = tmp_path_factory.mktemp("four")
+    write_phantom_cases(above / "scans", n_cases=FEWEST_CASES, seed=0)
+    assert prepare(above / "scans", above / "prepared") == ()
+    return above / "prepared"
 
-    profile = profile_of_cases(tmp_path / "prepared", ids)
+
+def test_prepared_cases_are_measured_as_new_scans_are(four_prepared: Path) -> None:
+    """The range of four prepared phantoms holds what prediction measures in them."""
+    ids = [path.name for path in four_prepared.iterdir() if path.is_dir()]
+
+    profile = profile_of_cases(four_prepared, ids)
 
     assert profile is not None
     assert (profile.n_cases, profile.grids) == (FEWEST_CASES, ((64, 64, 56),))
     values = measured(phantom(0)[0])
     for one, value in zip(profile.ranges, values, strict=True):
         assert one.low - 1e-3 <= value <= one.high + 1e-3, one.name
+
+
+def test_prepared_cases_hold_their_measures_and_those_of_an_earlier_version_are_measured(
+    four_prepared: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(four_prepared, tmp_path / "prepared")
+    ids = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    stored = profile_of_cases(folder, ids)
+
+    first, second, third, _ = (folder / case_id / "measures.json" for case_id in ids)
+    first.unlink()
+    second.write_text(second.read_text().replace('"version": 1', '"version": 0'))
+    third.write_text("{}")
+
+    assert stored is not None
+    assert profile_of_cases(folder, ids) == stored
+
+
+def test_stored_measures_spare_a_run_the_reading_of_its_scans(
+    four_prepared: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(four_prepared, tmp_path / "prepared")
+    ids = [path.name for path in folder.iterdir() if path.is_dir()]
+    for path in folder.glob("*/image.npy"):
+        path.write_bytes(b"")
+
+    assert profile_of_cases(folder, ids) is not None
+
+
+def test_damaged_measures_are_found_by_their_check_sum(tmp_path: Path) -> None:
+    folder = write_prepared(tmp_path)
+    (path,) = folder.glob("*/measures.json")
+    path.write_text(path.read_text() + " ")
+
+    (error,) = verify_cases([path.parent.name], folder)
+    assert "measures.json" in str(error)
 
 
 def test_a_training_set_of_no_brains_or_of_few_has_no_profile(tmp_path: Path) -> None:

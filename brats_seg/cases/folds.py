@@ -13,7 +13,6 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import numpy as np
-from sklearn.model_selection import StratifiedKFold
 
 from brats_seg.cases.case import Case
 from brats_seg.config import FoldConfig
@@ -327,6 +326,9 @@ def _notebook_folds(groups: Sequence[list[Case]]) -> dict[str, int]:
             "release's survival_*.csv into the data folder, or use --set folds.scheme=stratified"
         )
         raise FoldError(msg)
+    # scikit-learn takes a second to import, and no other scheme uses it
+    from sklearn.model_selection import StratifiedKFold
+
     splitter = StratifiedKFold(_NOTEBOOK_FOLDS, shuffle=True, random_state=_NOTEBOOK_SEED)
     folds: dict[str, int] = {}
     with warnings.catch_warnings():

@@ -11,6 +11,7 @@ import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from brats_seg.cases.case import Case, CaseIndex
 from brats_seg.cases.case_table import read_index, remark_lines, write_index
@@ -44,7 +45,9 @@ from brats_seg.errors import (
     counted,
 )
 from brats_seg.files import alone_at
+from brats_seg.labels import LabelConvention
 from brats_seg.progress import Track, untracked
+from brats_seg.voxels.box import Triple
 from brats_seg.voxels.resampling import Spacing
 
 log = logging.getLogger(__name__)
@@ -273,7 +276,9 @@ def open_split(folder: Path, split: Split) -> FoldData:
     Raises:
         CaseError: One of them is not prepared, or at another spacing than the first.
     """
-    cases = [open_case(folder, case_id) for case_id in (*split.train, *split.validation)]
+    # one at a time: each holds two files open, and a process may open 1,024
+    opened = (open_case(folder, case_id) for case_id in (*split.train, *split.validation))
+    cases = [_Facts.of(case) for case in opened]
     _check_one_spacing(cases)
     x, y, z = zip(*(case.shape for case in cases), strict=True)
     content = "\n".join([*(case.key for case in cases), "held out:", *split.validation])
@@ -285,6 +290,27 @@ def open_split(folder: Path, split: Split) -> FoldData:
         largest_shape=(max(x), max(y), max(z)),
         spacing_mm=cases[0].spacing_mm,
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Facts:
+    """What a fold is described by, of a prepared case whose files are closed."""
+
+    case_id: str
+    key: str
+    shape: Triple
+    convention: LabelConvention | None
+    spacing_mm: Spacing
+
+    @classmethod
+    def of(cls, case: PreparedCase) -> Self:
+        return cls(
+            case_id=case.case_id,
+            key=case.key,
+            shape=case.shape,
+            convention=case.convention,
+            spacing_mm=case.spacing_mm,
+        )
 
 
 def _cache_folder() -> Path | None:
@@ -334,7 +360,7 @@ def _try_to_write(index: CaseIndex, path: Path) -> None:
         )
 
 
-def _check_one_spacing(cases: Sequence[PreparedCase]) -> None:
+def _check_one_spacing(cases: Sequence[_Facts]) -> None:
     first, *others = cases
     for case in others:
         if case.spacing_mm != first.spacing_mm:

@@ -31,11 +31,13 @@ from brats_seg.data.manifest import (
 from brats_seg.data.spacing import at_spacing, choose_spacing, grid_of, spacing_line
 from brats_seg.data.store import (
     FOREGROUND_NAME,
+    MEASURES_NAME,
     Voxels,
     array_name,
     check_compression,
     write_array,
 )
+from brats_seg.data.training_profile import measure_crop, measures_text
 from brats_seg.data.verify import is_replaceable, verify_cases
 from brats_seg.errors import CaseError, EnvironmentalError, UsageError, counted
 from brats_seg.files import (
@@ -386,7 +388,7 @@ def _prepare_voxels(job: _Job, sources: tuple[SourceFile, ...], files: CaseFiles
     brain = extract_brain(job.case_id, there.volumes, there.label)
     convention = loaded.convention.name if loaded.convention else ""
     with whole_folder(job.path, when_full=_when_full(job.config)) as folder:
-        files_written = _write_arrays(folder, brain, convention, job.config)
+        files_written = _write_files(folder, brain, convention, job.config)
         manifest = Manifest(
             compressed=job.config.compressed,
             convention=convention,
@@ -404,10 +406,10 @@ def _prepare_voxels(job: _Job, sources: tuple[SourceFile, ...], files: CaseFiles
             beside.write_text(manifest.to_json())
 
 
-def _write_arrays(
+def _write_files(
     folder: Path, brain: Brain, convention: str, config: StoreConfig
 ) -> tuple[StoredFile, ...]:
-    """Write the arrays of a case, and return names, sizes and check sums."""
+    """Write arrays and measures of a case, and return names, sizes and check sums."""
     # n values of standard deviation 1 are at most sqrt(n): any brain fits into float16 (65504)
     image = brain.image.astype(np.float16)
     arrays: dict[str, Array] = {array_name("image", compressed=config.compressed): image}
@@ -418,4 +420,7 @@ def _write_arrays(
     arrays[FOREGROUND_NAME] = foreground
     for name, array in arrays.items():
         write_array(folder / name, array)
-    return tuple(StoredFile.of(folder / name) for name in arrays)
+    measures = measure_crop(image, config.spacing_mm or choose_spacing(()))
+    with whole_file(folder / MEASURES_NAME) as beside:
+        beside.write_text(measures_text(measures))
+    return tuple(StoredFile.of(folder / name) for name in (*arrays, MEASURES_NAME))

@@ -1,7 +1,8 @@
 """Define the format of prepared cases, and read boxes of them.
 
 A case is a folder with the arrays `image` and `labels`, plain or compressed in small blocks so that
-a part can be read without the rest; `foreground.npy`; and the manifest `case.json` (see `manifest`).
+a part can be read without the rest; `foreground.npy`; `measures.json`; and the manifest `case.json`
+(see `manifest`).
 `prepare` replaces folders atomically, so a case is complete or missing. The crop is `(x, y, z)`,
 smaller than the scan `(X, Y, Z)`.
 
@@ -38,6 +39,8 @@ from brats_seg.voxels.resampling import Spacing
 
 FOREGROUND_NAME = "foreground.npy"
 """File of an array (n, 4) int32: index of the region, then the voxel in the crop."""
+MEASURES_NAME = "measures.json"
+"""File of the measures of the image (see `training_profile`); cases of earlier versions have none."""
 PREPARE_AGAIN = "Prepare it again with `brats-seg prepare --repair`, which needs the scans."
 _CHUNK = 64
 """Edge of a blosc2 chunk in voxels; a chunk is divided into blocks."""

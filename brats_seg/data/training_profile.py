@@ -6,6 +6,7 @@ mean 0 and standard deviation 1 in each modality. Factors and offsets of the int
 that, and are therefore not measured. Spacing and label convention are in `ModelIdentity`.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,7 @@ from brats_seg.cases.sample import BrainSample, sample_crop
 from brats_seg.config import Section
 from brats_seg.data.manifest import manifest_of
 from brats_seg.data.spacing import grid_of
-from brats_seg.data.store import open_case
+from brats_seg.data.store import MEASURES_NAME, open_case
 from brats_seg.labels import MODALITIES
 from brats_seg.voxels.box import Box, Triple
 from brats_seg.voxels.resampling import Spacing
@@ -43,8 +44,13 @@ FALSE_ALARMS = 0.05
 """Largest share of scans like those of training in which any measure is reported, if measures are
 normally distributed. Of twelve real cases, each compared with the other eleven, none was reported, and
 2 % in random splits with eight cases to train on (`benchmarks/scan_check.py`)."""
-_MOST_CASES = 24
-"""Cases that are measured at most, which takes seconds; 100 would narrow the intervals by 12 %."""
+_MOST_CASES = 100
+"""Cases that a profile is made from at most; with 24 the intervals are 12 % wider."""
+_MOST_MEASURED = 24
+"""Cases that are measured at most at the start of a run, which takes seconds, where `prepare` has stored
+no measures."""
+_VERSION = 1
+"""Version of the measures, to be raised when one is computed in another way."""
 _MOST_MEASURES = 1000
 _MOST_GRIDS = 3
 """Grids from which a training set has no grid of its own."""
@@ -164,24 +170,36 @@ class Deviation:
 
 
 def profile_of_cases(folder: Path, case_ids: Sequence[str]) -> TrainingProfile | None:
-    """Measure prepared cases; None if too few of them are brains.
+    """Return the profile of prepared cases; None if too few of them are brains.
 
-    Of very many cases, evenly spaced ones are measured.
+    The measures are those that `prepare` has stored. Cases that an earlier version prepared are
+    measured. Of very many cases, evenly spaced ones are taken.
 
     Raises:
         CaseError: A case is not prepared, or is damaged.
     """
+    chosen = evenly_spread(case_ids, _MOST_CASES)
+    if not all((folder / case_id / MEASURES_NAME).exists() for case_id in chosen):
+        chosen = evenly_spread(case_ids, _MOST_MEASURED)
     measured, grids = [], set[Triple]()
-    for case_id in evenly_spread(case_ids, _MOST_CASES):
-        case = open_case(folder, case_id)
-        whole = Box(start=(0, 0, 0), stop=case.shape)
-        values = measure_crop(case.read_image(whole), case.spacing_mm)
+    for case_id in chosen:
+        values = _measures_of(folder, case_id)
         if values is not None:
             measured.append(values)
             grids.add(grid_of(manifest_of(folder, case_id).scan)[0])
     if len(measured) < FEWEST_CASES:
         return None
     return profile_of(np.stack(measured), grids if len(grids) <= _MOST_GRIDS else ())
+
+
+def measures_text(values: npt.NDArray[np.float64] | None) -> str:
+    """Return the content of the file in which `prepare` stores the measures of a case.
+
+    Args:
+        values: The result of `measure_crop`.
+    """
+    named = {} if values is None else dict(zip(_names(), values.tolist(), strict=True))
+    return json.dumps({"version": _VERSION, "values": named}, indent=1)
 
 
 def profile_of(
@@ -294,6 +312,30 @@ def measure_crop(
         _sharpness(image).ravel(),
     ]
     return np.nan_to_num(np.concatenate(parts))
+
+
+def _names() -> list[str]:
+    return [measure.name for measure in MEASURES]
+
+
+def _measures_of(folder: Path, case_id: str) -> npt.NDArray[np.float64] | None:
+    """Return the measures of a prepared case: the stored ones, if they are those of this version."""
+    try:
+        values = _parsed_measures((folder / case_id / MEASURES_NAME).read_text())
+    except (OSError, ValueError, TypeError, KeyError):
+        case = open_case(folder, case_id)
+        whole = Box(start=(0, 0, 0), stop=case.shape)
+        return measure_crop(case.read_image(whole), case.spacing_mm)
+    return np.array(values) if values else None
+
+
+def _parsed_measures(text: str) -> list[float]:
+    """Return the values that `measures_text` wrote; raise if they are not those of this version."""
+    stored = json.loads(text)
+    if stored["version"] != _VERSION:
+        raise ValueError(stored["version"])
+    named = stored["values"]
+    return [float(named[name]) for name in _names()] if named else []
 
 
 def _surface_brightness(sample: BrainSample) -> list[float]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.data.manifest import MANIFEST_NAME, StoredFile, check_sum, manifest_of
-from brats_seg.data.store import FOREGROUND_NAME, PREPARE_AGAIN, array_name
+from brats_seg.data.store import FOREGROUND_NAME, MEASURES_NAME, PREPARE_AGAIN, array_name
 from brats_seg.errors import CaseError, UsageError, some_of
 from brats_seg.progress import Track, untracked
 
@@ -23,6 +23,7 @@ _N_THREADS = 8
 _WRITTEN = (
     MANIFEST_NAME,
     FOREGROUND_NAME,
+    MEASURES_NAME,
     *(
         array_name(stem, compressed=packed)
         for stem in ("image", "labels")

@@ -107,6 +107,11 @@ class Record(Section):
     version: str = ""
     """Version of brats_seg."""
 
+    @property
+    def failure(self) -> Failure:
+        """The error of a case that failed."""
+        return Failure(case_id=self.case_id, error=self.error, message=self.message)
+
 
 def convention_remarks(records: Iterable[Record]) -> tuple[str, ...]:
     """Return a sentence for each label convention that was not that of the scans' own release."""
@@ -252,11 +257,7 @@ class OutputFolder:
         is_predicted = any(record.predicted_dice for record in done)
         columns = _VOLUME_COLUMNS + PREDICTED_COLUMNS * is_predicted
         write_table(self.path / VOLUMES_NAME, columns, volumes)
-        rows = [
-            Failure(case_id=record.case_id, error=record.error, message=record.message)
-            for record in failures
-        ]
-        write_failures(rows, self.path / "failures.csv")
+        write_failures([record.failure for record in failures], self.path / "failures.csv")
         for layout in sorted({record.settings.layout for record in done}):
             names = sorted({one.convention for one in done if one.settings.layout == layout})
             write_descriptions(self.path, layout, map(convention_named, names))

@@ -10,7 +10,6 @@ from urllib.parse import quote
 
 import numpy as np
 
-from brats_seg.cases.many import Failure
 from brats_seg.errors import UsageError, counted
 from brats_seg.evaluation.evaluate import evaluate_folders
 from brats_seg.evaluation.protocols import protocol_named
@@ -94,11 +93,7 @@ def cohort_of(results: Path, scores: Sequence[Score] = ()) -> Cohort:
     dice = dice_by_case(scored)
     return Cohort(
         cases=tuple(_cohort_case(results, one, dice.get(name, ())) for name, one in done.items()),
-        failures=tuple(
-            Failure(case_id=one.case_id, error=one.error, message=one.message)
-            for one in records.values()
-            if one.status == "failed"
-        ),
+        failures=tuple(one.failure for one in records.values() if one.status == "failed"),
         summaries=summarise_scores(scored, np.random.default_rng(0)),
         facts=tuple(_facts(done.values())),
     )
