@@ -47,7 +47,7 @@ SHAPE = (80, 80, 64)
 
 def check(counts: Mapping[str, float], limits: Mapping[str, float]) -> None:
     """Fail with the counts that are above their limits, or so low that twice as much would pass."""
-    assert counts.keys() == limits.keys()
+    assert counts.keys() == limits.keys(), "expected a limit for each count that is not 0"
     grown = [
         f"{name}: {count:g}, at most {limits[name]:g} before"
         for name, count in counts.items()
