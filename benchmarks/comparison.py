@@ -44,15 +44,19 @@ class Comparison:
 
 
 def seconds_in_turn(
-    ways: Mapping[str, Callable[[], object]], n_rounds: int, *, n_warm_ups: int = 1
+    ways: Mapping[str, Callable[[], object]],
+    n_rounds: int,
+    *,
+    n_warm_ups: int = 1,
+    clock: Callable[[], float] = process_time,
 ) -> dict[str, list[float]]:
-    """Return the CPU seconds of each way in each round; the ways are run in turn."""
+    """Return the seconds of each way in each round, of the CPU by default; they are run in turn."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for round_number in range(-n_warm_ups, n_rounds):
         for name, run in ways.items():
-            started_s = process_time()
+            started_s = clock()
             run()
-            spent_s = process_time() - started_s
+            spent_s = clock() - started_s
             if round_number >= 0:
                 seconds[name].append(spent_s)
     return seconds
@@ -61,6 +65,35 @@ def seconds_in_turn(
 def ratios_of(theirs: Iterable[float], ours: Iterable[float]) -> tuple[float, ...]:
     """Return the cost of the other program over ours, round by round."""
     return tuple(a / b for a, b in zip(theirs, ours, strict=True))
+
+
+def table_of(comparisons: Iterable[Comparison]) -> str:
+    """Return a Markdown table with a row for each comparison."""
+    head = ("task", "ours", "the other program", "theirs", "ratio", "range", "goal", "agreement")
+    rows = [head, ("---",) * len(head), *map(_cells, comparisons)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _cells(found: Comparison) -> tuple[str, ...]:
+    goal = "" if found.least is None else f"{_number(found.least)}x"
+    if found.is_met is not None:
+        goal += ", met" if found.is_met else ", **not met**"
+    low, high = min(found.ratios), max(found.ratios)
+    return (
+        found.task,
+        found.ours,
+        found.peer,
+        found.theirs,
+        f"{_number(found.ratio)}x",
+        f"{_number(low)} to {_number(high)}" if len(found.ratios) > 1 else "",
+        goal,
+        found.agreement,
+    )
+
+
+def _number(value: float) -> str:
+    """Return a ratio with three digits or two decimals."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.2f}"
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:
