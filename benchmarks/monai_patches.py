@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from monai import transforms as mt
 
-from brats_seg.cases.case import CaseIndex
+from brats_seg.cases.case import Case, CaseIndex
 
 IMAGES = ("t1n", "t1c", "t2w", "t2f")
 BOTH = ("image", "label")
@@ -13,21 +13,33 @@ BOTH = ("image", "label")
 
 def items(index: CaseIndex, *, labels: bool) -> list[dict[str, str]]:
     """Return the files of every case."""
-    names = (*IMAGES, "label") if labels else IMAGES
-    return [
-        {name: str(index.root / getattr(case, name).path) for name in names} for case in index.cases
-    ]
+    return [item(index, case, labels=labels) for case in index.cases]
 
 
-def deterministic(*, labels: bool) -> list[Callable]:
-    """Read a case, crop it to the brain and normalise it; a cache holds the result."""
+def item(index: CaseIndex, case: Case, *, labels: bool) -> dict[str, str]:
+    """Return the files of a case."""
+    scans = dict(zip(IMAGES, case.images, strict=True))
+    if labels:
+        scans["label"] = case.label
+    return {name: str(index.root / scan.path) for name, scan in scans.items()}
+
+
+def loaded(*, labels: bool) -> list[Callable]:
+    """Read a case and put its modalities into one array."""
     keys = (*IMAGES, "label") if labels else IMAGES
-    cropped = BOTH if labels else ("image",)
     return [
         mt.LoadImaged(keys),
         mt.EnsureChannelFirstd(keys),
         mt.ConcatItemsd(IMAGES, "image"),
         mt.DeleteItemsd(IMAGES),
+    ]
+
+
+def deterministic(*, labels: bool) -> list[Callable]:
+    """Read a case, crop it to the brain and normalise it; a cache holds the result."""
+    cropped = BOTH if labels else ("image",)
+    return [
+        *loaded(labels=labels),
         *([mt.ConvertToMultiChannelBasedOnBratsClassesd("label")] if labels else []),
         mt.CropForegroundd(cropped, "image", allow_smaller=True),
         mt.NormalizeIntensityd("image", nonzero=True, channel_wise=True),

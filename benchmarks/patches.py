@@ -1,317 +1,270 @@
-"""Time cases and training patches of the prepared store, and those of MONAI's dictionary pipeline.
+"""Time training patches of the prepared store beside those of MONAI's dictionary pipeline and nnU-Net.
 
-All run in turn in one process and one thread, with files in the page cache. A table shows the
-median CPU time per patch over rounds, and the median over rounds of its ratio to the first line.
-MONAI transforms patches as often and as much; its rotation fills the corners of a patch, where ours
-reads the voxels around it.
+All run in turn in one process and one thread, with files in the page cache; for two workers, the time
+of all processes is counted. MONAI transforms patches as often and as much as ours; its rotation fills
+the corners of a patch, where ours reads the voxels around it. nnU-Net runs on cases that it has
+planned and preprocessed itself, with its own loader and its default transforms, which also make the
+targets of deep supervision. Transforms are drawn anew for each patch, so that the ratios of full
+augmentation vary between rounds.
 
-The last table replaces one of our transforms at a time by MONAI's: it shows the CPU time of either,
-and the ratio of the mean time of a whole patch with MONAI's transform to that with ours.
-
-    python benchmarks/patches.py --size 128 --cases 2 --rounds 5
+    python benchmarks/patches.py --size 128 --cases 2 --rounds 5 --json comparisons.jsonl
 
 It generates phantom cases of full size.
 """
 
 import argparse
+import resource
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count, cycle
+from itertools import count, cycle, islice
 from pathlib import Path
-from time import process_time
 
-import monai_patches as peer
+import monai_patches
+import nnunet_patches
 import numpy as np
 import torch
-from machine import matrix_product_rate
+from comparison import Comparison, add_json_option, append_json, ratios_of, seconds_in_turn
+from machine import matrix_product_rate, version_of
 from monai.data import CacheDataset, PersistentDataset
 from monai.data import Dataset as PlainDataset
 from monai.transforms import Compose
+from torch.utils.data import DataLoader, RandomSampler
 
-from brats_seg.cases.case import Case, CaseIndex
+from brats_seg.cases.case import CaseIndex
 from brats_seg.cases.index import index_cases
-from brats_seg.cases.nifti import read_volume
 from brats_seg.cases.phantom import write_phantom_cases
 from brats_seg.config import PatchConfig, StoreConfig
 from brats_seg.data import transforms
-from brats_seg.data.brain import extract_brain
-from brats_seg.data.intensities import BrainMask
-from brats_seg.data.loader import PatchDataset
+from brats_seg.data.loader import PatchDataset, patch_loader
 from brats_seg.data.patches import PatchKey
 from brats_seg.data.prepare import prepare_cases
 from brats_seg.data.store import Buffers, PreparedCase, open_case
-from brats_seg.voxels.box import Box
+from brats_seg.voxels.box import Box, Triple
+
+MONAI, NNUNET = (f"{name} {version_of(name)}" for name in ("monai", "nnunetv2"))
+N_WORKERS = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Contender:
-    """A way to make patches, or cases."""
+class Way:
+    """A way to make patches."""
 
-    name: str
     make: Callable[[], object]
+    """Makes `n_made` patches."""
     n_made: int
-    """Number that is made in a round."""
+    n_calls: int = 1
+    """Calls in a round."""
+    least: float | None = None
+    """Goal: time of this way over ours."""
+
+    def run(self) -> None:
+        """Make the patches of a round."""
+        for _ in range(self.n_calls):
+            self.make()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bench:
+    """The cases that all programs make patches of."""
+
+    folder: Path
+    index: CaseIndex
+    size: Triple
+    n_patches: int
+    """Patches of ours in a round."""
+    nnunet: object | None
+    """Trainer of nnU-Net on its own preprocessed cases; None if it is not installed."""
 
 
 def main() -> None:
-    """Print a table for each kind of patch."""
+    """Print a table for each kind of patch, and append the comparisons."""
     arguments = _arguments()
     torch.set_num_threads(1)
-    size = (arguments.size,) * 3
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write_phantom_cases(
-            folder / "scans", n_cases=arguments.cases, seed=0, shape=(240, 240, 155)
-        )
-        index = index_cases(folder / "scans")
-        for compressed in (False, True):
-            store = folder / f"compressed-{compressed}"
-            prepare_cases(index.cases, store, StoreConfig(compressed=compressed), n_workers=0)
-        print(
-            f"patches of {size}, {len(index.cases)} cases, "
-            f"matrix product {matrix_product_rate() / 1e9:.0f} GFLOP/s"
-        )
-        print(f"difference of a case from MONAI's: {_largest_difference(index):.1e}")
-        n = arguments.patches
-        tables = {
-            "a case from its scans": _cases(index),
-            "crop": _crops(folder, index, size, n),
-            "light augmentation": _light(folder, index, size, n),
-            "full augmentation": _full(folder, index, size, n),
-        }
-        for title, contenders in tables.items():
-            _print_table(title, contenders, arguments.rounds)
-        _print_exchanges(folder / "compressed-False", index, size, n)
+        bench = _prepared(Path(name), arguments)
+        rate = matrix_product_rate() / 1e9
+        print(f"patches of {bench.size}, matrix product {rate:.0f} GFLOP/s")
+        for task, ways, clock in (
+            ("crop", _crops(bench), _own_seconds),
+            ("light augmentation", _light(bench), _own_seconds),
+            ("full augmentation", _full(bench), _own_seconds),
+            (f"light augmentation, {N_WORKERS} workers", _by_workers(bench), _all_seconds),
+        ):
+            comparisons = _compared(task, arguments.size, ways, arguments.rounds, clock)
+            append_json(comparisons, arguments.json)
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", type=int, default=128, help="voxels along each axis of a patch")
     parser.add_argument("--cases", type=int, default=2)
-    parser.add_argument("--patches", type=int, default=24, help="per round and contender")
+    parser.add_argument("--patches", type=int, default=16, help="patches of ours in a round")
     parser.add_argument("--rounds", type=int, default=5)
+    add_json_option(parser)
     return parser.parse_args()
 
 
-def _print_table(title: str, contenders: Sequence[Contender], rounds: int) -> None:
-    seconds = _measured(contenders, rounds)
-    first = seconds[contenders[0].name]
-    print(f"\n{title:42}  CPU ms  a second   ratio")
-    for contender in contenders:
-        own = seconds[contender.name]
-        ratio = statistics.median(a / b for a, b in zip(own, first, strict=True))
-        median = statistics.median(own)
-        print(f"{contender.name:42}  {1e3 * median:6.1f}  {1 / median:8.1f}  {ratio:6.2f}x")
+def _prepared(folder: Path, arguments: argparse.Namespace) -> Bench:
+    size = (arguments.size,) * 3
+    write_phantom_cases(folder / "scans", n_cases=arguments.cases, seed=0, shape=(240, 240, 155))
+    index = index_cases(folder / "scans")
+    for compressed in (False, True):
+        store = folder / f"compressed-{compressed}"
+        prepare_cases(index.cases, store, StoreConfig(compressed=compressed), n_workers=0)
+    trainer = None
+    if nnunet_patches.is_installed():
+        nnunet_patches.preprocess(index, folder / "nnunet", size)
+        trainer = nnunet_patches.trainer(folder / "nnunet")
+    return Bench(folder=folder, index=index, size=size, n_patches=arguments.patches, nnunet=trainer)
 
 
-def _measured(contenders: Sequence[Contender], rounds: int) -> dict[str, list[float]]:
-    """Return the CPU seconds for one patch or case of every contender, in every round."""
-    for contender in contenders:
-        contender.make()
-    seconds: dict[str, list[float]] = {contender.name: [] for contender in contenders}
-    for _ in range(rounds):
-        for contender in contenders:
-            start = process_time()
-            for _ in range(contender.n_made):
-                contender.make()
-            seconds[contender.name].append((process_time() - start) / contender.n_made)
-    return seconds
+def _own_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
 
 
-def _cases(index: CaseIndex) -> list[Contender]:
-    ours, theirs = cycle(index.cases), cycle(peer.items(index, labels=False))
-    pipeline = Compose(peer.deterministic(labels=False))
+def _all_seconds() -> float:
+    """Return the CPU seconds of this process and of all that it has started and that have ended."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return _own_seconds() + children.ru_utime + children.ru_stime
+
+
+def _compared(
+    task: str, size: int, ways: Mapping[str, Way], n_rounds: int, clock: Callable[[], float]
+) -> list[Comparison]:
+    """Time the ways, print them, and compare all others with the first, which is ours."""
+    runs = {name: way.run for name, way in ways.items()}
+    found = seconds_in_turn(runs, n_rounds, clock=clock)
+    each = {
+        name: [spent / (ways[name].n_made * ways[name].n_calls) for spent in found[name]]
+        for name in ways
+    }
+    ours, *others = ways
+    print(f"\n{task:42}  CPU ms  a second   ratio")
+    for name in ways:
+        median = statistics.median(each[name])
+        ratio = statistics.median(ratios_of(each[name], each[ours]))
+        print(f"{name:42}  {1e3 * median:6.1f}  {1 / median:8.1f}  {ratio:6.2f}x")
     return [
-        Contender(name="ours", make=lambda: _normalised(index, next(ours)), n_made=2),
-        Contender(name="MONAI", make=lambda: pipeline(next(theirs)), n_made=2),
+        Comparison(
+            task=f"a patch of {size}^3, {task}",
+            ours=f"{1e3 * statistics.median(each[ours]):.1f} ms",
+            peer=name,
+            theirs=f"{1e3 * statistics.median(each[name]):.1f} ms",
+            ratios=ratios_of(each[name], each[ours]),
+            least=ways[name].least,
+        )
+        for name in others
     ]
 
 
-def _normalised(index: CaseIndex, case: Case) -> np.ndarray:
-    volumes = [read_volume(index.root / scan.path, case_id=case.case_id) for scan in case.images]
-    return extract_brain(case.case_id, volumes, None).image
-
-
-def _largest_difference(index: CaseIndex) -> float:
-    theirs = Compose(peer.deterministic(labels=False))(peer.items(index, labels=False)[0])[
-        "image"
-    ].numpy()
-    return float(np.abs(_normalised(index, index.cases[0]) - theirs).max())
-
-
-def _crops(
-    folder: Path, index: CaseIndex, size: tuple[int, int, int], n_made: int
-) -> list[Contender]:
+def _crops(bench: Bench) -> dict[str, Way]:
     plain, packed = (
-        open_case(folder / f"compressed-{compressed}", index.cases[0].case_id)
+        open_case(bench.folder / f"compressed-{compressed}", bench.index.cases[0].case_id)
         for compressed in (False, True)
     )
-    box, buffers = Box.at((5, 7, 3), size), Buffers()
+    box, buffers, n = Box.at((5, 7, 3), bench.size), Buffers(), bench.n_patches
     still = transforms.SpatialTransform(mirrored=(False, False, False), matrix=None)
+    cached = _cached(bench, monai_patches.crop(bench.size), labels=False)
     makes = {
         "ours: memory used again": lambda: transforms.read_transformed(plain, box, still, buffers),
         "ours: new arrays": lambda: _read_anew(plain, box),
         "ours: compressed": lambda: transforms.read_transformed(packed, box, still, buffers),
-        "MONAI CacheDataset, image alone": _cached(index, peer.crop(size), labels=False),
+        f"{MONAI} CacheDataset, image alone": cached,
     }
-    return [Contender(name=name, make=make, n_made=n_made) for name, make in makes.items()]
+    ways = {name: Way(make=make, n_made=1, n_calls=n) for name, make in makes.items()}
+    if bench.nnunet is not None:
+        make, n_made = nnunet_patches.cropped_patches(bench.nnunet)
+        ways[f"{NNUNET} loader"] = Way(make=make, n_made=n_made, n_calls=n // 4, least=10)
+    return ways
 
 
 def _read_anew(case: PreparedCase, box: Box) -> tuple[np.ndarray, np.ndarray]:
     return case.read_image(box).astype(np.float32), case.read_labels(box)
 
 
-def _light(
-    folder: Path, index: CaseIndex, size: tuple[int, int, int], n_made: int
-) -> list[Contender]:
-    random = [*peer.crop(size), *peer.light()]
-    scans, steps = peer.items(index, labels=True), [*peer.deterministic(labels=True), *random]
-    persistent = PersistentDataset(scans, steps, folder / "persistent")
+def _light(bench: Bench) -> dict[str, Way]:
+    random = [*monai_patches.crop(bench.size), *monai_patches.light()]
+    scans = monai_patches.items(bench.index, labels=True)
+    steps, n = [*monai_patches.deterministic(labels=True), *random], bench.n_patches
+    persistent = PersistentDataset(scans, steps, bench.folder / "persistent")
     plain = PlainDataset(scans, Compose(steps))
-    cached = _cached(index, random, labels=True)
-    return [
-        _ours(folder / "compressed-False", index, size, "light", n_made),
-        Contender(name="MONAI CacheDataset", make=cached, n_made=n_made),
-        Contender(name="MONAI PersistentDataset", make=_each(persistent), n_made=n_made // 4),
-        Contender(name="MONAI Dataset", make=_each(plain), n_made=2),
-    ]
-
-
-def _full(
-    folder: Path, index: CaseIndex, size: tuple[int, int, int], n_made: int
-) -> list[Contender]:
-    cached = _cached(index, [*peer.crop(size), *peer.full()], labels=True)
-    return [
-        _ours(folder / "compressed-False", index, size, "full", n_made),
-        Contender(name="MONAI CacheDataset", make=cached, n_made=n_made),
-    ]
-
-
-def _print_exchanges(
-    folder: Path, index: CaseIndex, size: tuple[int, int, int], n_patches: int
-) -> None:
-    """Print the time that each of our transforms saves."""
-    whole = {}
-    for augment in ("light", "full"):
-        # many, because the transforms are drawn anew for each patch
-        ours = _ours(folder, index, size, augment, 10 * n_patches)
-        whole[augment] = _measured([ours], 1)[ours.name][0]
-    case = open_case(folder, index.cases[0].case_id)
-    image = torch.from_numpy(case.read_image(Box.at((5, 7, 3), size))).float()
-    brain = BrainMask.of(image)
-    print(f"\n{'exchanged':20}  ours CPU ms  MONAI CPU ms  light patch  full patch")
-    for exchange in (*_spatial_exchanges(case, size), *_intensity_exchanges()):
-        data = {"image": image.clone(), "label": torch.zeros(1, *size, dtype=torch.uint8)}
-        ours, theirs = (
-            _seconds(make, data, n_patches // 4) for make in (exchange.ours, exchange.theirs)
-        )
-        if exchange.is_masked:
-            theirs += _seconds(lambda _: image.mul_(brain.mask), data, n_patches // 4)
-        added = [
-            1
-            + (
-                exchange.share * getattr(list_, exchange.name) * theirs
-                - getattr(list_, exchange.name) * ours
-            )
-            / whole[name]
-            for name, list_ in (("light", transforms.LIGHT), ("full", transforms.FULL))
-        ]
-        print(
-            f"{exchange.name:20}  {1e3 * ours:11.1f}  {1e3 * theirs:12.1f}  {added[0]:10.2f}x  {added[1]:9.2f}x"
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Exchange:
-    """One of our transforms, and MONAI's in its place; both with probability 1."""
-
-    name: str
-    """Name of its probability in `Augmentation`."""
-    ours: Callable[[dict[str, torch.Tensor]], object]
-    theirs: Callable[[dict[str, torch.Tensor]], object]
-    share: float = 1.0
-    """Probability of MONAI's transform, as a share of that of ours."""
-    is_masked: bool = True
-    """Whether the background must be set to 0 after MONAI's."""
-
-
-def _spatial_exchanges(case: PreparedCase, size: tuple[int, int, int]) -> list[Exchange]:
-    box, buffers = Box.at((5, 7, 3), size), Buffers()
-    still, mirrored = (
-        transforms.SpatialTransform(mirrored=(flip,) * 3, matrix=None) for flip in (False, True)
-    )
-    rotated = transforms.SpatialTransform(
-        mirrored=(False,) * 3, matrix=transforms.rotation_matrix(np.full(3, 15.0))
-    )
-
-    def read(transform: transforms.SpatialTransform) -> Callable[[object], object]:
-        return lambda _: transforms.read_transformed(case, box, transform, buffers)
-
-    def read_and(theirs: Callable) -> Callable[[dict[str, torch.Tensor]], object]:
-        return lambda data: (read(still)(data), theirs(data))
-
-    return [
-        Exchange(
-            name="mirror",
-            ours=read(mirrored),
-            # three axes, each with a probability of one half
-            theirs=read_and(peer.certain_flips()),
-            is_masked=False,
+    cached = _cached(bench, random, labels=True)
+    return {
+        "ours": Way(make=_ours(bench, "light"), n_made=1, n_calls=n),
+        f"{MONAI} CacheDataset": Way(make=cached, n_made=1, n_calls=n // 2, least=2.5),
+        f"{MONAI} PersistentDataset": Way(
+            make=_each(persistent), n_made=1, n_calls=max(n // 6, 1), least=6
         ),
-        Exchange(
-            name="rotation", ours=read(rotated), theirs=read_and(peer.affine(1)), is_masked=False
-        ),
+        f"{MONAI} Dataset": Way(make=_each(plain), n_made=1, least=20),
+    }
+
+
+def _full(bench: Bench) -> dict[str, Way]:
+    n = bench.n_patches
+    cached = _cached(bench, [*monai_patches.crop(bench.size), *monai_patches.full()], labels=True)
+    ways = {
+        "ours": Way(make=_ours(bench, "full"), n_made=1, n_calls=2 * n),
+        f"{MONAI} CacheDataset": Way(make=cached, n_made=1, n_calls=n // 2),
+    }
+    if bench.nnunet is not None:
+        make, n_made = nnunet_patches.training_patches(bench.nnunet)
+        name = f"{NNUNET}, its loader and default transforms"
+        ways[name] = Way(make=make, n_made=n_made, n_calls=max(n // 4, 1), least=3)
+    return ways
+
+
+def _by_workers(bench: Bench) -> dict[str, Way]:
+    """Return ways that hand patches from worker processes to this one, with the start of them."""
+    n_ours, n_theirs = 4 * bench.n_patches, bench.n_patches
+    steps = [
+        *monai_patches.deterministic(labels=True),
+        *monai_patches.crop(bench.size),
+        *monai_patches.light(),
     ]
+    scans = monai_patches.items(bench.index, labels=True)
+    dataset = CacheDataset(scans, steps, progress=False)
+    sampler = RandomSampler(dataset, replacement=True, num_samples=n_theirs)
+    ours, keys = _dataset(bench, "light"), _keys(bench)
+
+    def run_ours() -> None:
+        for sample in patch_loader(ours, islice(keys, n_ours), N_WORKERS):
+            del sample
+
+    def run_theirs() -> None:
+        for sample in DataLoader(dataset, sampler=sampler, num_workers=N_WORKERS):
+            del sample
+
+    return {
+        "ours": Way(make=run_ours, n_made=n_ours),
+        f"{MONAI} CacheDataset, DataLoader of torch": Way(make=run_theirs, n_made=n_theirs),
+    }
 
 
-def _intensity_exchanges() -> list[Exchange]:
-    certain = transforms.Augmentation(
-        **dict.fromkeys(transforms.Augmentation.__dataclass_fields__, 1.0)
-    )
-    ours = dict(zip(peer.CHANGES, transforms.intensity_changes(certain), strict=True))
-    # MONAI changes all channels by blur and low resolution, and ours half of them
-    return [
-        Exchange(
-            name=name,
-            ours=ours[name],
-            theirs=peer.change(name, prob=1),
-            share=0.5 if name in {"blur", "low_resolution"} else 1.0,
-            is_masked=name != "brightness",
-        )
-        for name in peer.CHANGES
-    ]
+def _ours(bench: Bench, augment: str) -> Callable[[], object]:
+    dataset, keys = _dataset(bench, augment), _keys(bench)
+    return lambda: dataset[next(keys)]
 
 
-def _seconds(
-    make: Callable[[dict[str, torch.Tensor]], object], data: dict[str, torch.Tensor], n: int
-) -> float:
-    """Return the median CPU seconds of a transform."""
-    seconds = []
-    for _ in range(max(n, 3) + 1):
-        start = process_time()
-        make(data)
-        seconds.append(process_time() - start)
-    return statistics.median(seconds[1:])
+def _dataset(bench: Bench, augment: str) -> PatchDataset:
+    folder, patch = bench.folder / "compressed-False", PatchConfig(size=bench.size)
+    return PatchDataset(folder, patch=patch, multiple=(1, 1, 1), augment=augment, seed=0)
 
 
-def _ours(
-    folder: Path, index: CaseIndex, size: tuple[int, int, int], augment: str, n_made: int
-) -> Contender:
-    patch = PatchConfig(size=size)
-    dataset = PatchDataset(folder, patch=patch, multiple=(1, 1, 1), augment=augment, seed=0)
-    keys = (
+def _keys(bench: Bench) -> Iterator[PatchKey]:
+    return (
         PatchKey(epoch=0, case_id=case.case_id, draw=draw)
         for draw in count()
-        for case in index.cases
+        for case in bench.index.cases
     )
-    return Contender(name="ours", make=lambda: dataset[next(keys)], n_made=n_made)
 
 
-def _cached(index: CaseIndex, random: Sequence[Callable], *, labels: bool) -> Callable[[], object]:
-    steps = [*peer.deterministic(labels=labels), *random]
-    return _each(CacheDataset(peer.items(index, labels=labels), steps, progress=False))
+def _cached(bench: Bench, random: Sequence[Callable], *, labels: bool) -> Callable[[], object]:
+    steps = [*monai_patches.deterministic(labels=labels), *random]
+    scans = monai_patches.items(bench.index, labels=labels)
+    return _each(CacheDataset(scans, steps, progress=False))
 
 
 def _each(dataset: PlainDataset) -> Callable[[], object]:

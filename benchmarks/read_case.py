@@ -1,9 +1,10 @@
-"""Time the reading of the four volumes of a case, and compare it with nibabel.
+"""Time the reading of the four volumes of a case, and its crop and normalisation, beside other programs.
 
-Both run in turn in one process and one thread, with files in the page cache. Shown are the median
-CPU time over rounds, and the median over rounds of the ratio.
+All run in turn in one process and one thread, with files in the page cache. Reading is compared with
+nibabel, SimpleITK, MONAI and the reader of nnU-Net; reading, cropping to the brain and normalising
+with MONAI and with the preprocessing of nnU-Net, which plans for the cases before.
 
-    python benchmarks/read_case.py ../scans --cases 5
+    python benchmarks/read_case.py ../scans --cases 3 --json comparisons.jsonl
 
 Without a folder, here or in BRATS_REAL_DATA, a phantom case of full size is generated.
 """
@@ -12,38 +13,64 @@ import argparse
 import os
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from time import process_time
+from typing import Any
 
+import monai_patches
 import nibabel as nib
+import nnunet_patches
 import numpy as np
+import torch
+from comparison import Comparison, add_json_option, append_json, ratios_of, seconds_in_turn
+from machine import version_of
+from monai.transforms import Compose
 
+from brats_seg.cases.case import Case, CaseIndex
 from brats_seg.cases.discovery import find_cases
 from brats_seg.cases.nifti import read_volume
 from brats_seg.cases.phantom import write_phantom_cases
+from brats_seg.data.brain import extract_brain
+
+Read = Callable[[CaseIndex, Case], object]
+"""Reads a case in whatever form a program has for it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Way:
+    """A way to read a case."""
+
+    read: Read
+    arrays: Callable[[Any], Sequence[np.ndarray]]
+    """The volumes (X, Y, Z) of what was read."""
+    least: float | None = None
+    """Goal: its time over ours."""
 
 
 def main() -> None:
-    """Print one line per case, and one for all of them."""
+    """Print a line for each program, and append the comparisons."""
     arguments = _arguments()
-    with _data_folder(arguments.data) as root:
-        cases = [
-            [root / scan.path for scan in case.images]
-            for case in find_cases(root).cases
-            if case.usable and all(scan.volume is None for scan in case.images)
-        ][: arguments.cases]
-        print(f"{'four volumes of':28}  nibabel CPU ms  ours CPU ms   ratio")
-        ratios = [_print_line(paths, arguments.rounds) for paths in cases]
-    print(f"{'median':28}  {'':14}  {'':11}  {statistics.median(ratios):5.2f}x")
+    torch.set_num_threads(1)
+    with _data_folder(arguments.data) as root, tempfile.TemporaryDirectory() as name:
+        index = _chosen(find_cases(root).cases, root, arguments.cases)
+        for task, ways in (
+            ("read the four volumes of a case", _readers()),
+            ("read, crop and normalise a case", _preparers(index, Path(name))),
+        ):
+            comparisons = _compared(task, ways, index, arguments.rounds)
+            append_json(comparisons, arguments.json)
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", nargs="?", default=os.environ.get("BRATS_REAL_DATA"))
-    parser.add_argument("--cases", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--cases", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    add_json_option(parser)
     return parser.parse_args()
 
 
@@ -57,35 +84,132 @@ def _data_folder(given: str | None) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _print_line(paths: Sequence[Path], rounds: int) -> float:
-    """Time one case and return the ratio of nibabel's time to ours."""
-    for path in paths:
-        # also the warm-up
-        np.testing.assert_array_equal(_read_ours(path), _read_nibabel(path))
-    theirs, ours = [], []
-    for _ in range(rounds):
-        theirs.append(_seconds(_read_nibabel, paths))
-        ours.append(_seconds(_read_ours, paths))
-    ratio = statistics.median(a / b for a, b in zip(theirs, ours, strict=True))
-    theirs_ms, ours_ms = (1e3 * statistics.median(seconds) for seconds in (theirs, ours))
-    print(f"{paths[0].parent.name[:28]:28}  {theirs_ms:14.0f}  {ours_ms:11.0f}  {ratio:5.2f}x")
-    return ratio
+def _chosen(cases: Iterable[Case], root: Path, n_cases: int) -> CaseIndex:
+    """Return an index of some labelled cases in compressed files, which all programs can read."""
+    chosen = [
+        case
+        for case in cases
+        if case.usable
+        and case.label is not None
+        and all(scan.volume is None and scan.path.suffix == ".gz" for scan in case.images)
+    ]
+    return CaseIndex(root=root, cases=tuple(chosen[:n_cases]))
 
 
-def _seconds(read: Callable[[Path], object], paths: Sequence[Path]) -> float:
-    start = process_time()
-    volumes = [read(path) for path in paths]
-    elapsed = process_time() - start
-    del volumes
-    return elapsed
+def _compared(
+    task: str, ways: Mapping[str, Way], index: CaseIndex, n_rounds: int
+) -> list[Comparison]:
+    """Time the ways, print them, and compare all others with the first, which is ours."""
+    runs = {name: partial(_read_all, way.read, index) for name, way in ways.items()}
+    found = seconds_in_turn(runs, n_rounds)
+    costs = {
+        name: f"{1e3 * statistics.median(seconds) / len(index.cases):.0f} ms"
+        for name, seconds in found.items()
+    }
+    ours, *others = ways
+    comparisons = [
+        Comparison(
+            task=task,
+            ours=costs[ours],
+            peer=name,
+            theirs=costs[name],
+            ratios=ratios_of(found[name], found[ours]),
+            least=ways[name].least,
+            agreement=_agreement(ways[ours], ways[name], index),
+        )
+        for name in others
+    ]
+    print(f"\n{task}, {len(index.cases)} cases: {costs[ours]}")
+    for comparison in comparisons:
+        low, high = min(comparison.ratios), max(comparison.ratios)
+        print(
+            f"{comparison.peer:36}  {comparison.theirs:>8}  {comparison.ratio:5.2f}x "
+            f"({low:.2f} to {high:.2f})  {comparison.agreement}"
+        )
+    return comparisons
 
 
-def _read_nibabel(path: Path) -> np.ndarray:
-    return np.asanyarray(nib.load(path).dataobj)
+def _read_all(read: Read, index: CaseIndex) -> None:
+    for case in index.cases:
+        read(index, case)
 
 
-def _read_ours(path: Path) -> np.ndarray:
-    return read_volume(path, case_id=path.parent.name).array
+def _agreement(ours: Way, theirs: Way, index: CaseIndex) -> str:
+    case = index.cases[0]
+    pairs = list(zip(*(way.arrays(way.read(index, case)) for way in (ours, theirs)), strict=True))
+    if any(one.shape != other.shape for one, other in pairs):
+        return f"another crop: {pairs[0][1].shape} instead of {pairs[0][0].shape}"
+    largest = max(float(np.abs(one.astype(np.float64) - other).max()) for one, other in pairs)
+    return f"largest difference {largest:.1e}"
+
+
+def _readers() -> dict[str, Way]:
+    read_monai = partial(_apply, Compose(monai_patches.loaded(labels=False)))
+    ways = {
+        "ours": Way(read=_read_ours, arrays=list),
+        f"nibabel {version_of('nibabel')}": Way(read=_read_nibabel, arrays=list, least=2.5),
+        f"monai {version_of('monai')}": Way(read=read_monai, arrays=_of_monai),
+    }
+    if find_spec("SimpleITK"):
+        name = f"SimpleITK {version_of('SimpleITK')}"
+        ways[name] = Way(read=_read_itk, arrays=_turned, least=0.95)
+    if nnunet_patches.is_installed():
+        name = f"nnunetv2 {version_of('nnunetv2')}, SimpleITKIO"
+        ways[name] = Way(read=_read_nnunet, arrays=_turned)
+    return ways
+
+
+def _preparers(index: CaseIndex, folder: Path) -> dict[str, Way]:
+    steps = partial(_apply, Compose(monai_patches.deterministic(labels=False)))
+    ways = {
+        "ours": Way(read=_normalised, arrays=list),
+        f"monai {version_of('monai')}": Way(read=steps, arrays=_of_monai, least=4),
+    }
+    if find_spec("nnunetv2"):
+        nnunet_patches.preprocess(index, folder, None)
+        name = f"nnunetv2 {version_of('nnunetv2')}, DefaultPreprocessor"
+        read = nnunet_patches.case_reader(folder)
+        ways[name] = Way(read=read, arrays=_turned, least=3)
+    return ways
+
+
+def _read_ours(index: CaseIndex, case: Case) -> list[np.ndarray]:
+    return [read_volume(index.root / scan.path, case_id=case.case_id).array for scan in case.images]
+
+
+def _normalised(index: CaseIndex, case: Case) -> np.ndarray:
+    volumes = [read_volume(index.root / scan.path, case_id=case.case_id) for scan in case.images]
+    return extract_brain(case.case_id, volumes, None).image
+
+
+def _read_nibabel(index: CaseIndex, case: Case) -> list[np.ndarray]:
+    return [np.asanyarray(nib.load(index.root / scan.path).dataobj) for scan in case.images]
+
+
+def _read_itk(index: CaseIndex, case: Case) -> list[np.ndarray]:
+    import SimpleITK
+
+    paths = (str(index.root / scan.path) for scan in case.images)
+    return [SimpleITK.GetArrayFromImage(SimpleITK.ReadImage(path)) for path in paths]
+
+
+def _read_nnunet(index: CaseIndex, case: Case) -> np.ndarray:
+    from nnunetv2.imageio.simpleitk_reader_writer import SimpleITKIO
+
+    return SimpleITKIO().read_images([str(index.root / scan.path) for scan in case.images])[0]
+
+
+def _apply(steps: Compose, index: CaseIndex, case: Case) -> dict[str, Any]:
+    return steps(monai_patches.item(index, case, labels=False))
+
+
+def _of_monai(data: dict[str, Any]) -> list[np.ndarray]:
+    return list(data["image"].numpy())
+
+
+def _turned(volumes: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return volumes (X, Y, Z) of those of ITK, whose axes are Z, Y, X."""
+    return [volume.transpose() for volume in volumes]
 
 
 if __name__ == "__main__":

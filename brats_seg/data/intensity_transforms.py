@@ -95,6 +95,9 @@ class RandIntensitiesd(Randomizable, MapTransform):
         """Apply `changes`; `buffers` is memory for images, which other transforms may share."""
         MapTransform.__init__(self, keys)
         self.changes = tuple(changes)
+        self.leave_changes = False
+        """Whether images stay as they are, and `changes` in the dictionary is set to the changes that
+        were drawn, a tuple of `IntensityChange`."""
         self._buffers = buffers or Buffers()
         self.set_random_state()
 
@@ -117,11 +120,13 @@ class RandIntensitiesd(Randomizable, MapTransform):
         changed = dict(data)
         self.randomize()
         drawn = [change for change in self.changes if change.is_drawn]
-        if drawn:
-            for key in self.key_iterator(data):
-                stored = plain_tensor(data[key])
+        for key in self.key_iterator(data) if drawn else ():
+            stored = plain_tensor(data[key])
+            changes = tuple(change.draw(len(stored)) for change in drawn)
+            if self.leave_changes:
+                changed["changes"] = changes
+            else:
                 changed[key] = image = in_float32(stored, self._buffers)
-                changes = [change.draw(len(image)) for change in drawn]
                 apply_changes(image, changes, BrainMask.of(stored))
         return changed
 

@@ -16,7 +16,8 @@ from torch.utils.data import Dataset
 
 from brats_seg.cases.many import worker_pool
 from brats_seg.config import PatchConfig
-from brats_seg.data.intensity_transforms import Transform
+from brats_seg.data.intensities import IntensityChange
+from brats_seg.data.intensity_transforms import RandIntensitiesd, Transform
 from brats_seg.data.patches import PatchKey, patch_seed
 from brats_seg.data.shared_memory import Receiver, Sender, SentTensors
 from brats_seg.data.transforms import (
@@ -46,6 +47,8 @@ class Sample:
     target: Tensor
     """Region masks (3, X, Y, Z) in uint8, 1 inside; or the image itself for an autoencoder."""
     case_id: str
+    changes: tuple[IntensityChange, ...] = ()
+    """Changes of the intensities that were drawn and are still to be applied to the image."""
 
 
 TargetOf: TypeAlias = Callable[[Mapping[str, Any]], Tensor]
@@ -96,6 +99,12 @@ class PatchDataset(Dataset[Sample]):
         )
         self._seed = seed
         self._target_of = target_of
+
+    def leave_changes(self) -> None:
+        """Return the changes of intensities with each sample from now on, instead of applying them."""
+        for transform in self.transform.transforms:
+            if isinstance(transform, RandIntensitiesd):
+                transform.leave_changes = True
 
     def __getitem__(self, key: PatchKey) -> Sample:
         """Return the patch of a key.
@@ -153,7 +162,12 @@ def patch_loader(
 
 def _sample(pipeline: Compose, case_id: str, target_of: TargetOf) -> Sample:
     data = apply_transforms(pipeline, {"case_id": case_id})
-    return Sample(image=data["image"], target=target_of(data), case_id=case_id)
+    return Sample(
+        image=data["image"],
+        target=target_of(data),
+        case_id=case_id,
+        changes=data.get("changes", ()),
+    )
 
 
 @contextmanager
@@ -174,6 +188,7 @@ class _SentSample:
     case_id: str
     tensors: SentTensors
     """Image and target, or one tensor that is both."""
+    changes: tuple[IntensityChange, ...]
 
 
 _dataset: PatchDataset
@@ -198,9 +213,9 @@ def _load(key: PatchKey) -> _SentSample:
             f"shared memory is too small for the patches ({error}). {_LESS_MEMORY} {_SHARED_MEMORY}"
         )
         raise EnvironmentalError(msg) from error
-    return _SentSample(case_id=sample.case_id, tensors=tensors)
+    return _SentSample(case_id=sample.case_id, tensors=tensors, changes=sample.changes)
 
 
 def _received(sent: _SentSample, receiver: Receiver) -> Sample:
     tensors = receiver.receive(sent.tensors)
-    return Sample(image=tensors[0], target=tensors[-1], case_id=sent.case_id)
+    return Sample(image=tensors[0], target=tensors[-1], case_id=sent.case_id, changes=sent.changes)

@@ -10,7 +10,7 @@ deformation, which is off by default.
 
 Transforms of this package replace those of MONAI for flips, rotation and intensities where they
 behave differently or are faster; the docstring of each has the figure, from
-`benchmarks/patches.py` on one core: CPU time of a patch of 128x128x128 with one transform exchanged
+`benchmarks/exchanged_transforms.py` on one core: CPU time of a patch of 128x128x128 with one transform exchanged
 for MONAI's. Together they make a light patch 3.1 times and a full patch 7.4 times as fast as MONAI's
 pipeline on a `CacheDataset`.
 """

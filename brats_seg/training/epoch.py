@@ -65,6 +65,7 @@ class Batch:
                 yield MicroBatch(
                     _stacked([sample.image for sample in group]),
                     _stacked([sample.target for sample in group]),
+                    tuple(sample.changes for sample in group),
                 )
                 after_micro_batch()
 
@@ -94,8 +95,11 @@ def read_batches(
     if config.training.modality_dropout > 0:
         # after all others: noise, or a transform of one's own, would fill the empty channels
         transforms += (RandModalityDropoutd("image", config.training.modality_dropout),)
+    on_gpu = device.torch_device.type != "cpu"
     dataset = _dataset(data, config, config.training.augment, transforms)
-    n_workers = _n_workers(config.training.n_workers, on_gpu=device.torch_device.type != "cpu")
+    if on_gpu and may_leave_changes(config, transforms):
+        dataset.leave_changes()
+    n_workers = _n_workers(config.training.n_workers, on_gpu=on_gpu)
     samples = patch_loader(dataset, chain.from_iterable(batches), n_workers)
     for keys in batches:
         yield Batch(samples=tuple(islice(samples, len(keys))))
@@ -107,6 +111,15 @@ def held_out_patches(
     """Yield the patches of those keys in their order, without augmentation."""
     n_workers = _n_workers(config.training.n_workers, on_gpu=device.torch_device.type != "cpu")
     return patch_loader(_dataset(data, config, "none"), keys, n_workers=n_workers)
+
+
+def may_leave_changes(config: Config, transforms: Sequence[Transform]) -> bool:
+    """Return whether the device may change the intensities of patches, instead of the loader.
+
+    A transform after them needs the changed image in the loader, and so does an autoencoder, whose
+    target it is.
+    """
+    return not transforms and config.model.task == "segmentation"
 
 
 def patch_shape(config: Config, data: FoldData) -> tuple[int, int, int]:

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 import torch
 from torch import Tensor, nn
 
+from brats_seg.data.intensities import IntensityChange, apply_changes
 from brats_seg.errors import ConfigError
 from brats_seg.models.output import output_from, structure_of, tensors_of
 from brats_seg.runtime.device import Device
@@ -71,6 +72,8 @@ class MicroBatch(NamedTuple):
     """`(N, C, X, Y, Z)` of any floating type."""
     target: Tensor
     """Target of the loss; its first axis counts patches too."""
+    changes: tuple[tuple[IntensityChange, ...], ...] = ()
+    """Changes of intensities that the device applies, for each patch; empty if there are none."""
 
     def to(self, device: torch.device) -> "MicroBatch":
         """Return the micro-batch on a device, in the types that networks and losses compute with.
@@ -80,8 +83,20 @@ class MicroBatch(NamedTuple):
         """
         # moved first, because fewer bytes cross to the device that way
         image, target = self.image.to(device), self.target.to(device)
+        if any(self.changes):
+            image = _changed(image, self.changes)
         image = image if image.dtype == torch.float64 else image.float()
         return MicroBatch(image, target.float() if target.dtype in _STORED_TYPES else target)
+
+
+def _changed(image: Tensor, changes: Sequence[Sequence[IntensityChange]]) -> Tensor:
+    """Return a copy of images `(N, C, X, Y, Z)` with the changes of each, as a loader returns it."""
+    changed = image.to(torch.float32, copy=True)
+    for patch, own in zip(changed, changes, strict=True):
+        if own:
+            apply_changes(patch, own)
+    # in float16, as patches that were changed by a loader
+    return changed.half()
 
 
 _STORED_TYPES = (torch.uint8, torch.float16, torch.bfloat16)

@@ -1,0 +1,138 @@
+"""Prepare cases and make patches with nnU-Net, as its users do: its planner, preprocessing and loader."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+
+from brats_seg.cases.case import Case, CaseIndex
+
+_DATASET = "Dataset501_BraTS"
+_CONFIGURATION = "3d_fullres"
+_MODALITIES = ("T1", "T1c", "T2", "FLAIR")
+
+
+def is_installed() -> bool:
+    """Return whether nnU-Net can be imported; print a line if it cannot."""
+    found = importlib.util.find_spec("nnunetv2") is not None
+    if not found:
+        print("nnU-Net is not installed: its rows are left out (see benchmarks/peers.txt)")
+    return found
+
+
+def preprocess(index: CaseIndex, folder: Path, size: tuple[int, int, int] | None) -> None:
+    """Let nnU-Net plan and preprocess the cases of an index, in its own processes.
+
+    Args:
+        index: Labelled cases of BraTS, whose scans are `.nii.gz`.
+        folder: Folder for all files of nnU-Net.
+        size: Voxels of a training patch in the plans; None plans, and preprocesses no case.
+    """
+    raw = folder / "raw" / _DATASET
+    for name in ("imagesTr", "labelsTr"):
+        (raw / name).mkdir(parents=True)
+    for case in index.cases:
+        _write_raw(index, case, raw)
+    description = {
+        "channel_names": dict(enumerate(_MODALITIES)),
+        "labels": {"background": 0, "wt": [1, 2, 3], "tc": [1, 3], "et": [3]},
+        "regions_class_order": [2, 1, 3],
+        "numTraining": len(index.cases),
+        "file_ending": ".nii.gz",
+    }
+    (raw / "dataset.json").write_text(json.dumps(description))
+    _set_folders(folder)
+    if size is None:
+        _run("--no_pp")
+        return
+    _run()
+    plans = json.loads(_plans_path(folder).read_text())
+    plans["configurations"][_CONFIGURATION]["patch_size"] = list(size)
+    _plans_path(folder).write_text(json.dumps(plans))
+
+
+def trainer(folder: Path) -> Any:
+    """Return nnU-Net's trainer of the preprocessed cases, which loads in this process."""
+    _set_folders(folder)
+    import torch
+    from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
+
+    plans = {**json.loads(_plans_path(folder).read_text()), "continue_training": False}
+    description = json.loads((_plans_path(folder).parent / "dataset.json").read_text())
+    made = nnUNetTrainer(plans, _CONFIGURATION, "all", description, torch.device("cpu"))
+    made.initialize()
+    # 0 processes, which means this one, are refused by the planner
+    os.environ.update(nnUNet_n_proc_DA="0")
+    return made
+
+
+def training_patches(made: Any) -> tuple[Callable[[], object], int]:
+    """Return a function that makes the batch of a training step, and its number of patches."""
+    loader, _ = made.get_dataloaders()
+    return lambda: next(loader), made.batch_size
+
+
+def cropped_patches(made: Any) -> tuple[Callable[[], object], int]:
+    """Return a function that makes a batch of patches that are read and not augmented."""
+    _, validation = made.get_dataloaders()
+    loader = validation.data_loader
+    loader.transforms = None
+    return lambda: next(loader), made.batch_size
+
+
+def case_reader(folder: Path) -> Callable[[CaseIndex, Case], np.ndarray]:
+    """Return a function that reads, crops and normalises the scans of a case."""
+    _set_folders(folder)
+    from nnunetv2.preprocessing.preprocessors.default_preprocessor import DefaultPreprocessor
+    from nnunetv2.utilities.plans_handling.plans_handler import PlansManager
+
+    plans = PlansManager(json.loads(_plans_path(folder).read_text()))
+    configuration = plans.get_configuration(_CONFIGURATION)
+    description = json.loads((_plans_path(folder).parent / "dataset.json").read_text())
+    preprocessor = DefaultPreprocessor(verbose=False)
+
+    def read(index: CaseIndex, case: Case) -> np.ndarray:
+        files = [str(index.root / scan.path) for scan in case.images]
+        return preprocessor.run_case(files, None, plans, configuration, description)[0]
+
+    return read
+
+
+def _write_raw(index: CaseIndex, case: Case, raw: Path) -> None:
+    for channel, scan in enumerate(case.images):
+        (raw / "imagesTr" / f"{case.case_id}_{channel:04d}.nii.gz").symlink_to(
+            (index.root / scan.path).resolve()
+        )
+    image = nib.load(index.root / case.label.path)
+    labels = np.asarray(image.dataobj).astype(np.uint8)
+    # nnU-Net wants consecutive labels
+    labels[labels == 4] = 3
+    written = nib.Nifti1Image(labels, image.affine)
+    nib.save(written, raw / "labelsTr" / f"{case.case_id}.nii.gz")
+
+
+def _plans_path(folder: Path) -> Path:
+    return folder / "preprocessed" / _DATASET / "nnUNetPlans.json"
+
+
+def _set_folders(folder: Path) -> None:
+    """Set what nnU-Net reads from the environment when it is imported."""
+    for name in ("raw", "preprocessed", "results"):
+        os.environ[f"nnUNet_{name}"] = str(folder / name)
+    os.environ.update(nnUNet_n_proc_DA="1", nnUNet_compile="f")
+
+
+def _run(*options: str) -> None:
+    entry = "from nnunetv2.experiment_planning.plan_and_preprocess_entrypoints import *; "
+    command = [sys.executable, "-c", f"{entry}plan_and_preprocess_entry()"]
+    processes = ["-c", _CONFIGURATION, "-npfp", "1", "-np", "1"]
+    subprocess.run(
+        [*command, "-d", "501", *processes, *options], check=True, stdout=subprocess.DEVNULL
+    )
