@@ -4,8 +4,7 @@ More context than in training may help a network, or harm it, because the statis
 normalisation layers change; and every window costs time, most of all where windows overlap much. So
 each candidate predicts the held-out cases, and `chosen_window` compares their Dice and their seconds.
 
-Measured on 15 predictions of held-out real patients by U-Nets taught on patches of 64^3: see
-`docs/windows.md`.
+`docs/learning.md` has what was measured on real patients.
 """
 
 from collections.abc import Sequence
