@@ -1,9 +1,8 @@
 """Time the prediction of a volume larger than the window: MONAI's sliding window, and ours.
 
 Both get the same network, volume, windows of the same size and overlap, Gaussian weights and one
-thread, and run in turn. Shown are the median CPU time, the median and range over rounds of the
-ratio of MONAI's time to ours, and the peak memory of a process beyond the volume (Linux only), with
-a network that takes almost no memory itself.
+thread, and run in turn. Shown are CPU times, and the peak memory of a process beyond the volume (Linux
+only), with a network that takes almost no memory itself.
 
     python benchmarks/sliding_window.py --shape 141 175 137 --window 64
 """
@@ -11,10 +10,19 @@ a network that takes almost no memory itself.
 import argparse
 import statistics
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from time import process_time
 
 import torch
+from comparison import (
+    Comparison,
+    add_json_option,
+    append_json,
+    ratios_of,
+    seconds_in_turn,
+    table_of,
+)
+from machine import version_of
 from monai.inferers.utils import sliding_window_inference
 from torch import Tensor
 
@@ -27,7 +35,7 @@ OVERLAP = 0.5
 
 
 def main() -> None:
-    """Print one line per way."""
+    """Print the comparison, and the peak memory of both."""
     arguments = _arguments()
     window = (arguments.window,) * 3
     torch.set_num_threads(1)
@@ -35,22 +43,22 @@ def main() -> None:
     image = torch.randn(4, *arguments.shape)
     config = ModelConfig(widths=(8, 16, 32), deep_supervision=False)
     network = build_model(config, window).eval()
-    seconds: dict[str, list[float]] = {name: [] for name in WAYS}
-    for _ in range(arguments.rounds):
-        for name, own in seconds.items():
-            started_s = process_time()
-            with torch.inference_mode():
-                WAYS[name](network, image, window)
-            own.append(process_time() - started_s)
-    ratios = [theirs / ours for theirs, ours in zip(*seconds.values(), strict=True)]
+    with torch.inference_mode():
+        ways = {name: partial(way, network, image, window) for name, way in WAYS.items()}
+        seconds = seconds_in_turn(ways, arguments.rounds, n_warm_ups=0)
+    memory = {name: f"{_peak_mb(name, image, window):.0f} MB" for name in WAYS}
     shape = "x".join(map(str, arguments.shape))
-    print(f"{shape}, window {arguments.window}^3, {arguments.rounds} rounds")
-    for name, own in seconds.items():
-        print(f"{name:6} {statistics.median(own):6.2f} s  {_peak_mb(name, image, window):6.0f} MB")
-    print(
-        f"MONAI's time over ours: {statistics.median(ratios):.2f} "
-        f"({min(ratios):.2f} to {max(ratios):.2f})"
+    ours, theirs = (f"{statistics.median(seconds[name]):.2f} s" for name in ("ours", "MONAI"))
+    found = Comparison(
+        task=f"sliding windows of {arguments.window}^3 over {shape} voxels",
+        ours=f"{ours}, {memory['ours']}",
+        peer=f"MONAI {version_of('monai')}, the same windows",
+        theirs=f"{theirs}, {memory['MONAI']}",
+        ratios=ratios_of(seconds["MONAI"], seconds["ours"]),
+        least=0.95,
     )
+    print(table_of([found]))
+    append_json([found], arguments.json)
 
 
 def _arguments() -> argparse.Namespace:
@@ -58,6 +66,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--shape", type=int, nargs=3, default=(141, 175, 137))
     parser.add_argument("--window", type=int, default=64, help="voxels along each axis")
     parser.add_argument("--rounds", type=int, default=5)
+    add_json_option(parser)
     return parser.parse_args()
 
 

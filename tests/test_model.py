@@ -10,7 +10,7 @@ import torch
 from brats_seg.config import Config, ModelConfig
 from brats_seg.errors import ConfigError, ResumeError, UsageError
 from brats_seg.inference.model import load_model, read_trained
-from brats_seg.inference.probabilities import centre_shares, completed, window_of
+from brats_seg.inference.probabilities import centre_shares, window_of
 from brats_seg.inference.settings import PredictionSettings, prediction_settings
 from brats_seg.labels import BRATS2017, BRATS2023, BRATS2024, BRATS2024_PED, MSD
 from brats_seg.runtime.weights import Decoding, FittedPrediction
@@ -230,7 +230,7 @@ def test_statistics_of_the_centre_are_those_of_the_default_window(tmp_path: Path
 def test_other_networks_slide_and_are_refused_the_statistics_of_the_middle() -> None:
     (member,) = make_model().members
 
-    assert completed(member, PredictionSettings()).window == (8, 8, 8)
+    assert window_of(member, PredictionSettings(), (20, 18, 16)) == (8, 8, 8)
     with pytest.raises(
         ConfigError, match=r"--windows centre needs the norms of model\.name 'unet'"
     ):

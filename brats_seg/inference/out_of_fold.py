@@ -33,6 +33,7 @@ from brats_seg.runtime.weights import (
     BEST_NAME,
     MODEL_NAME,
     NOT_FITTED,
+    FittedPrediction,
     TrainedModel,
     Window,
     fingerprint_of,
@@ -53,9 +54,10 @@ _CONTENT = "with seconds"
 class WindowSetting:
     """Window of a network, and the overlap of neighbouring ones."""
 
-    window: Window
+    window: Window | None = None
+    """None is the default of the network."""
     overlap: float | None = None
-    """Share that neighbouring windows have in common; None for one pass over the crop."""
+    """Share that neighbouring windows have in common; None is the default."""
 
     @property
     def folder(self) -> str:
@@ -68,7 +70,7 @@ class WindowSetting:
     def _words(self, between: str) -> str:
         if isinstance(self.window, str):
             return self.window
-        size = size_words(self.window)
+        size = "default" if self.window is None else size_words(self.window)
         return size if self.overlap is None else f"{size}{between}{self.overlap:g}"
 
 
@@ -174,7 +176,8 @@ def predict_held_out(
         CaseError: A case cannot be predicted.
     """
     folder = _own_folder(held_out, device)
-    model = build_single(held_out.trained, device)
+    # without the settings that were fitted before
+    model = build_single(replace(held_out.trained, fitted=NOT_FITTED), device)
     found = {}
     for window in windows:
         cases = [
@@ -216,12 +219,8 @@ def _predict(
 ) -> bool:
     """Predict and store a case; return whether the window fitted in memory."""
     sample = whole_case(held_out.data.folder, case.case_id)
-    if isinstance(window.window, str):
-        settings = PredictionSettings(windows=window.window)
-    else:
-        settings = PredictionSettings(
-            windows="sliding", window=window.window, overlap=window.overlap
-        )
+    fitted = FittedPrediction(window=window.window, overlap=window.overlap)
+    settings = PredictionSettings().over(fitted)
     fallback = PredictionFallback(case.case_id, model.device)
     clock = time.process_time if model.device.torch_device.type == "cpu" else time.monotonic
     started_s = clock()

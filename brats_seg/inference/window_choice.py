@@ -4,8 +4,7 @@ More context than in training may help a network, or harm it, because the statis
 normalisation layers change; and every window costs time, most of all where windows overlap much. So
 each candidate predicts the held-out cases, and `chosen_window` compares their Dice and their seconds.
 
-Measured on 15 predictions of held-out real patients by U-Nets taught on patches of 64^3: see
-`docs/windows.md`.
+`docs/learning.md` has what was measured on real patients.
 """
 
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from brats_seg.config import OVERLAP
+from brats_seg.config import OVERLAP, ModelConfig
 from brats_seg.errors import CaseProblemsError
 from brats_seg.evaluation.significance import FEWEST_CASES, SMALLEST_GAIN, gain_of
 from brats_seg.inference.out_of_fold import (
@@ -25,7 +24,7 @@ from brats_seg.inference.out_of_fold import (
     WindowSetting,
     predict_held_out,
 )
-from brats_seg.models.build import default_window, has_centred_norms, size_multiple
+from brats_seg.models.build import default_window, has_centred_norms, size_multiple, size_words
 from brats_seg.progress import Track
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.weights import Window
@@ -117,40 +116,31 @@ def chosen_window(scores: Values, seconds: Values) -> int:
 def window_in_use(held_out: HeldOut) -> WindowSetting:
     """Return the window that a run predicts with: the one that was fitted, or the default."""
     fitted = held_out.trained.fitted
-    if fitted.window is None:
-        (setting,) = window_kinds([held_out])[0].settings
-        return setting
-    return _setting(fitted.window, OVERLAP if fitted.overlap is None else fitted.overlap)
+    return WindowSetting(window=fitted.window, overlap=fitted.overlap)
 
 
 def window_kinds(held_out: Sequence[HeldOut]) -> list[WindowKind]:
     """Return the candidates, the default first, without those larger than every crop."""
     if any(own.trained.config.patch.size == "whole" for own in held_out):
-        trained = tuple(
-            _setting("whole" if own.trained.config.patch.size == "whole" else _patch(own), OVERLAP)
-            for own in held_out
-        )
-        return [WindowKind(name="as in training", settings=trained)]
-    default = tuple(default_window(own.trained.config.model, _patch(own)) for own in held_out)
-    named = {default: "the default"}
+        return [WindowKind(name="as in training", settings=(WindowSetting(),) * len(held_out))]
+    sizes = tuple(default_window(_config(own), _patch(own)) for own in held_out)
+    name = " and ".join(dict.fromkeys(map(size_words, sizes)))
+    default: list[Window | None] = [None for _ in held_out]
+    kinds = [_kind(name, default)]
+    is_small = not _cover(held_out, sizes)
+    if is_small:
+        kinds.append(_kind(name, default, LESS_OVERLAP))
     for factor in WINDOW_PATCHES:
         name = f"{factor:g} x the training patch" if factor != 1 else "the training patch"
-        named.setdefault(tuple(_enlarged(own, factor) for own in held_out), name)
-    sliding = [
-        WindowKind(name=name, settings=tuple(_setting(size, overlap) for size in sizes))
-        for sizes, name in named.items()
-        for overlap in (OVERLAP, LESS_OVERLAP)
-        if (sizes == default and overlap == OVERLAP) or not _cover(held_out, sizes)
-    ]
-    if _cover(held_out, default):
-        return sliding
-    one_pass: dict[str, Window] = {"the whole crop": "whole"}
-    if all(has_centred_norms(own.trained.config.model) for own in held_out):
-        one_pass["the whole crop, with statistics of its centre"] = "centre"
-    return sliding + [
-        WindowKind(name=name, settings=tuple(_setting(window) for _ in held_out))
-        for name, window in one_pass.items()
-    ]
+        windows = tuple(_enlarged(own, factor) for own in held_out)
+        if windows != sizes and not _cover(held_out, windows):
+            kinds += [_kind(name, windows, overlap) for overlap in (OVERLAP, LESS_OVERLAP)]
+    if is_small:
+        kinds.append(_kind("the crop in one pass", ["whole" for _ in held_out]))
+        if all(has_centred_norms(_config(own)) for own in held_out):
+            name = "the crop in one pass, statistics of its centre"
+            kinds.append(_kind(name, ["centre" for _ in held_out]))
+    return kinds
 
 
 def try_windows(held_out: Sequence[HeldOut], device: Device, track: Track) -> TriedWindows:
@@ -180,8 +170,13 @@ def try_windows(held_out: Sequence[HeldOut], device: Device, track: Track) -> Tr
     return TriedWindows(kinds=tuple(fitting), cases=cases, seconds=seconds)
 
 
-def _setting(window: Window, overlap: float | None = None) -> WindowSetting:
-    return WindowSetting(window=window, overlap=None if isinstance(window, str) else overlap)
+def _kind(name: str, windows: Sequence[Window | None], overlap: float | None = None) -> WindowKind:
+    settings = tuple(WindowSetting(window=window, overlap=overlap) for window in windows)
+    return WindowKind(name=name, settings=settings)
+
+
+def _config(own: HeldOut) -> ModelConfig:
+    return own.trained.config.model
 
 
 def _patch(own: HeldOut) -> Triple:
@@ -189,7 +184,7 @@ def _patch(own: HeldOut) -> Triple:
 
 
 def _enlarged(own: HeldOut, factor: float) -> Triple:
-    multiple = size_multiple(own.trained.config.model, _patch(own))
+    multiple = size_multiple(_config(own), _patch(own))
     x, y, z = (ceil(n * factor) for n in _patch(own))
     return rounded_up((x, y, z), multiple)
 
