@@ -23,6 +23,7 @@ from brats_seg.cli.options import (
     SkipBadOption,
     TaskOption,
     data_or_demo,
+    importing,
     prepared_path,
     print_json,
     print_table,
@@ -54,7 +55,8 @@ def tune(
     Dice is within 0.001 of the best; other defaults are replaced only if the gain is statistically
     significant. Give all runs whose predictions are to be averaged together.
     """
-    from brats_seg.inference.tuning import tune_runs
+    with importing():
+        from brats_seg.inference.tuning import tune_runs
 
     tuning = tune_runs(
         runs,
@@ -108,8 +110,9 @@ def crossval(
     Runs that `train` has begun or finished are continued or kept. If it is interrupted, the same
     command continues it. Exit code 1: some cases could not be predicted or scored.
     """
-    from brats_seg.crossval import cross_validate
-    from brats_seg.evaluation.protocols import protocol_named
+    with importing():
+        from brats_seg.crossval import cross_validate
+        from brats_seg.evaluation.protocols import protocol_named
 
     scoring = protocol_named(protocol, task)
     scans, preset = data_or_demo(data, preset)

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from brats_seg.cli.options import JsonOption, ProtocolOption, TaskOption, print_json, print_table
+from brats_seg.cli.options import (
+    JsonOption,
+    ProtocolOption,
+    TaskOption,
+    importing,
+    print_json,
+    print_table,
+)
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.errors import UsageError, counted, some_of
 from brats_seg.progress import tracked
@@ -173,7 +180,8 @@ def _score(
     only_predicted: bool,
     as_json: bool,
 ) -> None:
-    from brats_seg.evaluation.evaluate import score_folders
+    with importing():
+        from brats_seg.evaluation.evaluate import score_folders
 
     scored = score_folders(
         reference,
@@ -209,7 +217,8 @@ def _compare(
     only_predicted: bool,
     as_json: bool,
 ) -> None:
-    from brats_seg.evaluation.compare import compare_folders
+    with importing():
+        from brats_seg.evaluation.compare import compare_folders
 
     compared = compare_folders(
         reference,

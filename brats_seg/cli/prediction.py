@@ -21,6 +21,7 @@ from brats_seg.cli.options import (
     PreprocessOption,
     SeriesOption,
     command_again,
+    importing,
     one_of,
     print_json,
 )
@@ -219,9 +220,10 @@ def predict(
             "layout": layout,
         }
     )
-    from brats_seg.dicom.convert import DicomOptions
-    from brats_seg.dicom.modalities import parse_overrides
-    from brats_seg.inference.batch import Executor, find_scans
+    with importing():
+        from brats_seg.dicom.convert import DicomOptions
+        from brats_seg.dicom.modalities import parse_overrides
+        from brats_seg.inference.batch import Executor, find_scans
 
     executor = Executor(n_workers=workers, scheduler=scheduler)
     dicom = DicomOptions(
@@ -308,7 +310,8 @@ def export(
 
     The model card names the training cases, and has the scores of the validation during training.
     """
-    from brats_seg.inference.export import export_model
+    with importing():
+        from brats_seg.inference.export import export_model
 
     exported = export_model(
         runs, output, license_name=license_name, case_ids=case_ids, file_format=file_format
@@ -341,8 +344,9 @@ def reconstruct(
     The error is the root mean square inside the brain, in units of the normalised intensity: an
     image without any contrast has an error of 1. Exit code 1: some cases failed.
     """
-    from brats_seg.inference.reconstruct import reconstruct_cases
-    from brats_seg.inference.settings import prediction_settings
+    with importing():
+        from brats_seg.inference.reconstruct import reconstruct_cases
+        from brats_seg.inference.settings import prediction_settings
 
     settings = prediction_settings({"device": device, "precision": precision})
     done = reconstruct_cases([case], run, output, settings, track=tracked)

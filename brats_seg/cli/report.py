@@ -10,6 +10,7 @@ from brats_seg.cli.options import (
     JsonOption,
     LabelsOption,
     PrecisionOption,
+    importing,
     prepared_path,
     print_json,
 )
@@ -85,8 +86,9 @@ def report(
     cases. A page is one file, opens by a double click, and needs no network. Exit code 1: some cases
     have no page.
     """
-    from brats_seg.inference.case_pages import PageSettings
-    from brats_seg.pages.report import ReportSettings, write_report
+    with importing():
+        from brats_seg.inference.case_pages import PageSettings
+        from brats_seg.pages.report import ReportSettings, write_report
 
     pages = PageSettings(
         output=output,

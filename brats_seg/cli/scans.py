@@ -18,6 +18,7 @@ from brats_seg.cli.options import (
     SeriesOption,
     SetOption,
     SkipBadOption,
+    importing,
     print_json,
     settings_of,
 )
@@ -41,8 +42,9 @@ def index(
     as_json: JsonOption = False,
 ) -> None:
     """Find cases and their label conventions, and list what is wrong with them."""
-    from brats_seg.cases.case_table import summarise
-    from brats_seg.data.fold import open_index
+    with importing():
+        from brats_seg.cases.case_table import summarise
+        from brats_seg.data.fold import open_index
 
     flags = {"cases.labels": labels, "cases.label_files": label_files}
     config = settings_of(None, None, None, flags)
@@ -77,7 +79,8 @@ def prepare(
     as_json: JsonOption = False,
 ) -> None:
     """Index the scans, distribute them to folds, and prepare them for training."""
-    from brats_seg.data.fold import prepare_data, prepared_path_of
+    with importing():
+        from brats_seg.data.fold import prepare_data, prepared_path_of
 
     if verify:
         _verify(prepared or prepared_path_of(data), as_json=as_json)

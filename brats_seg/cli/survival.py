@@ -12,6 +12,7 @@ from brats_seg.cli.options import (
     LabelsOption,
     PrecisionOption,
     PreparedOption,
+    importing,
     print_json,
     print_table,
 )
@@ -67,7 +68,8 @@ def features(
     With several runs, a case is predicted by those that were not trained on its patient. Exit code
     1: some cases failed; they are listed in failures.csv beside the table.
     """
-    from brats_seg.survival.features import features_of_folder
+    with importing():
+        from brats_seg.survival.features import features_of_folder
 
     extraction = features_of_folder(
         data,
@@ -134,7 +136,8 @@ def survival(
     Days are learnt from deaths. If lifelines is installed (extra `survival`), a Cox model also
     learns from censored cases (alive at the last follow-up), which count in the concordance index.
     """
-    from brats_seg.survival.results import study_survival
+    with importing():
+        from brats_seg.survival.results import study_survival
 
     found = study_survival(
         features,

@@ -21,6 +21,7 @@ from brats_seg.cli.options import (
     SetOption,
     SkipBadOption,
     data_or_demo,
+    importing,
     one_of,
     prepared_path,
     print_json,
@@ -158,7 +159,8 @@ def train(
     run_path = run or Path(f"runs/fold{fold}")
     begun = () if fresh else (run_path,)
     chosen = settings_of_run(preset, config, settings, flags, run_paths=begun)
-    from brats_seg.training.trainer import train_fold
+    with importing():
+        from brats_seg.training.trainer import train_fold
 
     outcome = train_fold(
         scans,
@@ -208,9 +210,10 @@ def plan(
     patch that fits is computed to measure its memory and time. For a GPU that this machine need not
     have, such as --device t4, both remain a prediction. Exit code 3: nothing fits.
     """
-    from brats_seg.runtime.device import gpu_named
-    from brats_seg.runtime.memory import parse_memory
-    from brats_seg.training.memory_plan import plan_memory
+    with importing():
+        from brats_seg.runtime.device import gpu_named
+        from brats_seg.runtime.memory import parse_memory
+        from brats_seg.training.memory_plan import plan_memory
 
     gpu = None if device is None else gpu_named(device)
     flags = {
@@ -344,7 +347,8 @@ def certify(
     if (run is None) == (preset is None and config is None and settings is None):
         msg = "give either --run, or settings by --preset, --config or --set"
         raise UsageError(msg)
-    from brats_seg.training.certificate import certify_run, certify_settings
+    with importing():
+        from brats_seg.training.certificate import certify_run, certify_settings
 
     if run is not None:
         certificate = certify_run(
