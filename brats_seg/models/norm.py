@@ -29,6 +29,9 @@ from brats_seg.voxels.box import Triple
 log = logging.getLogger(__name__)
 
 Shares: TypeAlias = tuple[float, float, float]
+Affine: TypeAlias = tuple[Tensor, Tensor, Tensor]
+"""Weight, bias, and reciprocal of the deviation of the features, of each channel."""
+
 SMALLEST_WEIGHT = 1e-3
 """Smallest absolute weight: a smaller one is replaced by it, because zero cannot be inverted.
 
@@ -39,6 +42,11 @@ _VOXELS_AT_A_TIME = {"cpu": 2**21, "gpu": 2**25}
 
 They are few enough for small temporaries and the cache of a CPU, and enough to keep a GPU busy.
 """
+_NUMBERS_AT_A_TIME = 2**18
+"""Numbers of channels-last features that a CPU computes together: they stay in its cache."""
+_NUMBERS_TO_SPLIT = 2**25
+"""Numbers of channels-last features up to which the backward pass computes them all at once, which takes
+fewer steps and more temporary memory."""
 
 
 class ActivatedNorm(nn.Module):
@@ -204,11 +212,15 @@ class _InPlace(torch.autograd.Function):
         weight, bias = _away_from_zero(weight).to(dtype), bias.to(dtype)
         mean, inverse_deviation = weight.new_empty(2, *features.shape[:2])
         for patch, *statistics in zip(features.split(1), mean, inverse_deviation, strict=True):
+            if _is_in_rows(patch):
+                own = _overwrite_rows(_rows_of(patch), weight, bias, slope, eps)
+                statistics[1].copy_(own)
+                continue
             # the statistics are complete before the first voxel is written
             torch.native_batch_norm(
                 patch, weight, bias, None, None, True, 0.0, eps, out=(patch, *statistics)
             )
-        functional.leaky_relu_(features, slope)
+            functional.leaky_relu_(patch, slope)
         ctx.mark_dirty(features)
         ctx.save_for_backward(features, weight, bias, inverse_deviation)
         ctx.slope = slope
@@ -219,18 +231,21 @@ class _InPlace(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, by_output: Tensor) -> tuple[Tensor | None, ...]:
         output, weight, bias, inverse_deviation = ctx.saved_tensors
+        groups = _groups_of_channels(output, as_on_gpu=ctx.as_on_gpu)
+        if len(output) == len(groups) == 1 and not _is_split(output):
+            affine = weight, bias, inverse_deviation[0]
+            return *_backward(by_output, output, affine, ctx.slope), None, None, None, None
         by_features = torch.empty_like(output)
         by_weight, by_bias = weight.new_empty(2, *inverse_deviation.shape)
-        for patch in range(len(output)):
-            for channels in _groups_of_channels(output, as_on_gpu=ctx.as_on_gpu):
-                voxels = slice(patch, patch + 1), channels
-                row = patch, channels
-                by_features[voxels], by_weight[row], by_bias[row] = _backward(
-                    by_output[voxels],
-                    output[voxels],
-                    (weight[channels], bias[channels], inverse_deviation[row]),
-                    ctx.slope,
-                )
+        of_patches = zip(by_output.split(1), output.split(1), by_features.split(1), strict=True)
+        for patch, (by_own, own, by_own_features) in enumerate(of_patches):
+            affine = weight, bias, inverse_deviation[patch]
+            found = (
+                _backward_by_rows(by_own, own, by_own_features, affine, ctx.slope)
+                if _is_split(own)
+                else _backward_by_channels(by_own, own, by_own_features, affine, ctx.slope, groups)
+            )
+            by_weight[patch], by_bias[patch] = found
         return by_features, by_weight.sum(0), by_bias.sum(0), None, None, None
 
 
@@ -253,18 +268,119 @@ def _groups_of_channels(output: Tensor, *, as_on_gpu: bool) -> list[slice]:
     return [slice(start, start + size) for start in range(0, n_channels, size)]
 
 
+def _is_split(patch: Tensor) -> bool:
+    """Return whether the backward pass of channels-last features is computed a part at a time."""
+    return _is_in_rows(patch) and patch.numel() > _NUMBERS_TO_SPLIT
+
+
+def _is_in_rows(patch: Tensor) -> bool:
+    """Return whether a patch `(1, C, X, Y, Z)` on the CPU holds the channels of a voxel side by side."""
+    channels_last = patch.is_contiguous(memory_format=torch.channels_last_3d)
+    return patch.device.type == "cpu" and channels_last and not patch.is_contiguous()
+
+
+def _rows_of(patch: Tensor) -> Tensor:
+    """`(1, C, X, Y, Z) -> (X * Y * Z, C)`, without a copy if the channels are last."""
+    return patch.movedim(1, -1).flatten(0, 3)
+
+
+def _in_cache(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield the rows of several tensors, as many at a time as the cache of a CPU holds."""
+    size = max(1, _NUMBERS_AT_A_TIME // tensors[0].shape[1])
+    return zip(*(tensor.split(size) for tensor in tensors), strict=True)
+
+
+def _overwrite_rows(rows: Tensor, weight: Tensor, bias: Tensor, slope: float, eps: float) -> Tensor:
+    """Normalise and activate rows; return the reciprocal of the deviation of each channel."""
+    # statistics of half precision are float32 only beside others in float32, which are not used
+    unused = torch.zeros_like(weight)
+    mean, variance = torch.batch_norm_update_stats(rows, unused, unused, 0.0)
+    for (part,) in _in_cache(rows):
+        _normalise(part, weight, bias, mean, variance, eps)
+        functional.leaky_relu_(part, slope)
+    return (variance + eps).rsqrt()
+
+
+def _normalise(
+    rows: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, variance: Tensor, eps: float
+) -> None:
+    """Overwrite rows with weight * (rows - mean) / sqrt(variance + eps) + bias."""
+    unused = weight.new_empty(0)
+    torch.native_batch_norm(
+        rows, weight, bias, mean, variance, False, 0.0, eps, out=(rows, unused, unused)
+    )
+
+
+def _backward_by_channels(
+    by_output: Tensor,
+    output: Tensor,
+    by_features: Tensor,
+    affine: Affine,
+    slope: float,
+    groups: list[slice],
+) -> tuple[Tensor, Tensor]:
+    """Write the derivative of a patch by its features; return those by weight and bias."""
+    by_weight, by_bias = torch.empty_like(affine[0]), torch.empty_like(affine[1])
+    for channels in groups:
+        weight, bias, inverse_deviation = affine
+        by_features[:, channels], by_weight[channels], by_bias[channels] = _backward(
+            by_output[:, channels],
+            output[:, channels],
+            (weight[channels], bias[channels], inverse_deviation[channels]),
+            slope,
+        )
+    return by_weight, by_bias
+
+
+def _backward_by_rows(
+    by_output: Tensor, output: Tensor, by_features: Tensor, affine: Affine, slope: float
+) -> tuple[Tensor, Tensor]:
+    """Compute the same as `_backward_by_channels`, for channels-last features.
+
+    The derivative by the features needs sums over all voxels, so that there are two passes: the first
+    leaves the derivative by the scaled features in `by_features`, the second completes it.
+    """
+    weight, bias, inverse_deviation = affine
+    rows = [_rows_of(tensor) for tensor in (by_output, output, by_features)]
+    by_weight, by_bias = torch.zeros_like(weight), torch.zeros_like(bias)
+    for by_own, own, by_scaled in _in_cache(*rows):
+        torch.ops.aten.leaky_relu_backward(by_own, own, slope, True, grad_input=by_scaled)
+        _, of_weight, of_bias = _norm_backward(
+            by_scaled, functional.leaky_relu(own, 1 / slope), affine, only_sums=True
+        )
+        by_weight += of_weight
+        by_bias += of_bias
+    n_voxels = len(rows[0])
+    factor = weight * inverse_deviation
+    of_scaled = -inverse_deviation * by_weight / n_voxels
+    shift = -factor * by_bias / n_voxels - of_scaled * bias
+    zeros, ones = torch.zeros_like(weight), torch.ones_like(weight)
+    for _, own, by_scaled in _in_cache(*rows):
+        scaled = functional.leaky_relu(own, 1 / slope)
+        _normalise(scaled, of_scaled, shift, zeros, ones, 0.0)
+        _normalise(by_scaled, factor, zeros, zeros, ones, 0.0)
+        by_scaled += scaled
+    return by_weight, by_bias
+
+
 def _backward(
-    by_output: Tensor, output: Tensor, affine: tuple[Tensor, Tensor, Tensor], slope: float
+    by_output: Tensor, output: Tensor, affine: Affine, slope: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the derivatives by features, weight and bias.
+    """Return the derivatives by features, weight and bias."""
+    by_scaled = torch.ops.aten.leaky_relu_backward(by_output, output, slope, True)
+    return _norm_backward(by_scaled, functional.leaky_relu(output, 1 / slope), affine)
+
+
+def _norm_backward(
+    by_scaled: Tensor, scaled: Tensor, affine: Affine, *, only_sums: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the derivatives by features, weight and bias; without the first, if only sums are asked for.
 
     The kernel of batch norm divides its input by a deviation and multiplies its result by
     weight / deviation. Its input here is already scaled, so the bias is passed as the mean and the
     weight as the deviation; the missing factor is then weight / deviation of the features.
     """
     weight, bias, inverse_deviation = affine
-    by_scaled = torch.ops.aten.leaky_relu_backward(by_output, output, slope, True)
-    scaled = functional.leaky_relu(output, 1 / slope)
     derivatives: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.native_batch_norm_backward(
         by_scaled,
         scaled,
@@ -275,6 +391,6 @@ def _backward(
         weight.reciprocal(),
         True,
         0.0,  # eps is in the deviation already
-        [True, True, True],
+        [not only_sums, True, True],
     )
     return derivatives

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeAlias, cast
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -111,11 +112,12 @@ class UNet(nn.Module):
         n_heads = max(1, len(widths) - 2) if deep_supervision else 1
         self.heads = nn.ModuleList(nn.Conv3d(width, n_out, 1) for width in widths[:n_heads])
         self.checkpointing = ActivationCheckpointing.NONE
+        self.memory_format = torch.contiguous_format
         self.apply(initialise)
 
     def forward(self, image: Tensor) -> Tensor | TrainingOutput:
         """Return logits: a `TrainingOutput` in training mode, else `(N, n_out, X, Y, Z)`."""
-        features, skips = image, []
+        features, skips = image.contiguous(memory_format=self.memory_format), []
         for level, encode in enumerate(self.encoder):
             features = run_level(self.checkpointing, level, encode, features)
             skips.append(features)

@@ -27,7 +27,12 @@ from brats_seg.training.epoch import Batch
 from brats_seg.training.losses import Measure
 from brats_seg.training.out_of_memory import MemoryMode
 from brats_seg.training.ranks import Ranks
-from brats_seg.training.state import RunState, build_network, build_state
+from brats_seg.training.state import (
+    RunState,
+    build_network,
+    build_state,
+    choose_memory_format,
+)
 from brats_seg.training.tasks import task_of
 
 _SLOW_STEP_S = 10.0
@@ -85,6 +90,7 @@ def _measured(config: Config, patch: Size, checkpointing: ActivationCheckpointin
         ranks=Ranks(),
         n_steps=1,
     )
+    choose_memory_format(state, config, patch)
     state.fallback.move_to(
         MemoryMode(micro_batch=training.micro_batch, checkpointing=checkpointing)
     )

@@ -52,7 +52,12 @@ from brats_seg.training.losses import Criterion
 from brats_seg.training.memory_plan import start_in_planned_mode
 from brats_seg.training.ranks import Ranks, joined_ranks
 from brats_seg.training.start_weights import check_start, holding
-from brats_seg.training.state import Position, build_network, build_state
+from brats_seg.training.state import (
+    Position,
+    build_network,
+    build_state,
+    choose_memory_format,
+)
 from brats_seg.training.tasks import RunningSums, task_of
 from brats_seg.training.time_limits import (
     EpochTime,
@@ -318,8 +323,8 @@ class Trainer:
             yield
 
     def _run(self, stop: StopRequest, track: Track, *, resumed: bool) -> Outcome:
-        if self.config.training.memory == "auto" and not resumed:
-            start_in_planned_mode(self.state, self.config, patch_shape(self.config, self.data))
+        if not resumed:
+            self._plan()
         start, training = self.config.start, self.config.training
         if self.config.validation.every == "auto":
             log.info(interval_line(self._every, training.n_epochs))
@@ -338,6 +343,13 @@ class Trainer:
             return self._outcome(str(stopped), signal=stop.signal)
         return self._outcome("all epochs are done")
 
+    def _plan(self) -> None:
+        """Choose the memory format and the memory mode of a new run."""
+        patch = patch_shape(self.config, self.data)
+        choose_memory_format(self.state, self.config, patch)
+        if self.config.training.memory == "auto":
+            start_in_planned_mode(self.state, self.config, patch)
+
     def _verify(self, track: Track) -> None:
         """Verify the prepared cases, each by one rank."""
         split, folder = self.data.split, self.data.folder
@@ -355,8 +367,7 @@ class Trainer:
         patch = patch_shape(config, self.data)
         self._is_duration_said = True
         with threads_for(device, patch) as self._n_at_once, reading(self.data.folder):
-            if config.training.memory == "auto":
-                start_in_planned_mode(self.state, config, patch)
+            self._plan()
             return EpochTime(
                 training_s=max(self.ranks.gather(self._timed_training(limit_s))),
                 validation_s=max(self.ranks.gather(self._timed_validation(limit_s))),
