@@ -126,7 +126,7 @@ import resource, torch
 from brats_seg.runtime.memory import keep_freed_memory
 if {kept}:
     keep_freed_memory()
-for n in range(4):
+for n in range(40):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     torch.ones(2**24)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
