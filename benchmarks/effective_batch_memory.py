@@ -112,8 +112,9 @@ def _batch(patch: tuple[int, int, int], n_patches: int) -> Batch:
 
 
 def _sample(patch: tuple[int, int, int], seed: int) -> Sample:
-    image, target = phantom_patches(1, patch, seed=seed)
-    return Sample(image=image[0].half(), target=target[0].to(torch.uint8), case_id=str(seed))
+    made = phantom_patches(1, patch, seed=seed)
+    image, target = made.image[0].half(), made.target[0].to(torch.uint8)
+    return Sample(image=image, target=target, case_id=str(seed))
 
 
 def _held_mb(batch: Batch) -> float:
