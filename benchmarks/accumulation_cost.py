@@ -74,7 +74,7 @@ def main() -> None:
     patch = (arguments.patch,) * 3
     network = build_model(ModelConfig(widths=tuple(arguments.widths)), patch)
     patches = phantom_patches(arguments.micro_batches * arguments.micro_batch, patch)
-    parts = (part.split(arguments.micro_batch) for part in patches)
+    parts = (part.split(arguments.micro_batch) for part in (patches.image, patches.target))
     micro_batches = [MicroBatch(*pair) for pair in zip(*parts, strict=True)]
     print(
         f"{platform.machine()}, torch {torch.__version__}, {arguments.threads} threads, "

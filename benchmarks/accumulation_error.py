@@ -62,18 +62,18 @@ class Epoch:
 
     def batches(self, size: int) -> Iterator[MicroBatch]:
         """Yield the patches in batches of a size; the last may be smaller."""
-        parts = (part.split(size) for part in self.patches)
+        parts = (part.split(size) for part in (self.patches.image, self.patches.target))
         return (MicroBatch(*pair) for pair in zip(*parts, strict=True))
 
     def micro_batches(self) -> Iterator[list[MicroBatch]]:
         """Yield the micro-batches of each effective batch."""
-        for image, target in self.batches(EFFECTIVE_BATCH):
-            parts = zip(image.split(1), target.split(1), strict=True)
+        for batch in self.batches(EFFECTIVE_BATCH):
+            parts = zip(batch.image.split(1), batch.target.split(1), strict=True)
             yield [MicroBatch(*pair) for pair in parts]
 
     def loader(self) -> DataLoader[tuple[Tensor, Tensor]]:
         """Return a loader of single patches, for frameworks."""
-        return DataLoader(list(zip(*self.patches, strict=True)))
+        return DataLoader(list(zip(self.patches.image, self.patches.target, strict=True)))
 
 
 Way = Callable[[Epoch], None]
@@ -109,17 +109,17 @@ def ours(epoch: Epoch) -> None:
 
 def whole_batch(epoch: Epoch) -> None:
     """Compute each batch in one forward pass, as the reference."""
-    for image, target in epoch.batches(EFFECTIVE_BATCH):
+    for part in epoch.batches(EFFECTIVE_BATCH):
         epoch.optimizer.zero_grad()
-        epoch.loss(epoch.network(image), target).backward()
+        epoch.loss(epoch.network(part.image), part.target).backward()
         epoch.optimizer.step()
 
 
 def loop(epoch: Epoch, *, drop_tail: bool) -> None:
     """Divide by the effective batch, also in the short last batch."""
     for batch in epoch.micro_batches():
-        for image, target in batch:
-            (epoch.loss(epoch.network(image), target) / EFFECTIVE_BATCH).backward()
+        for part in batch:
+            (epoch.loss(epoch.network(part.image), part.target) / EFFECTIVE_BATCH).backward()
         if len(batch) == EFFECTIVE_BATCH or not drop_tail:
             epoch.optimizer.step()
             epoch.optimizer.zero_grad()
@@ -128,8 +128,8 @@ def loop(epoch: Epoch, *, drop_tail: bool) -> None:
 def loop_by_actual(epoch: Epoch) -> None:
     """Divide by the patches in the batch."""
     for batch in epoch.micro_batches():
-        for image, target in batch:
-            (epoch.loss(epoch.network(image), target) / len(batch)).backward()
+        for part in batch:
+            (epoch.loss(epoch.network(part.image), part.target) / len(batch)).backward()
         epoch.optimizer.step()
         epoch.optimizer.zero_grad()
 
@@ -174,7 +174,7 @@ def monai(epoch: Epoch) -> None:
     import ignite  # noqa: F401  # MONAI's engines fail without it, and only when they are made
     from monai.engines import SupervisedTrainer
 
-    loader = [{"image": image, "label": target} for image, target in epoch.batches(1)]
+    loader = [{"image": part.image, "label": part.target} for part in epoch.batches(1)]
     SupervisedTrainer(
         device=torch.device("cpu"),
         max_epochs=1,

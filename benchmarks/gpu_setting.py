@@ -89,8 +89,8 @@ class Setting:
 
     def batch(self, n_patches: int) -> Batch:
         """Make phantom patches in the types in which patches are read."""
-        images, targets = phantom_patches(n_patches, self.patch)
-        pairs = zip(images.half(), targets.to(torch.uint8), strict=True)
+        patches = phantom_patches(n_patches, self.patch)
+        pairs = zip(patches.image.half(), patches.target.to(torch.uint8), strict=True)
         return Batch(samples=tuple(Sample(image=i, target=t, case_id="") for i, t in pairs))
 
     def seconds(self, run: Callable[[], object]) -> float:

@@ -133,8 +133,8 @@ def step_of(
         device=Device(torch_device=torch.device("cpu"), autocast_dtype=dtype),
         clip_norm=12.0,
     )
-    images, targets = phantom_patches(n_patches, patch)
-    parts = zip(images.split(1), targets.split(1), strict=True)
+    patches = phantom_patches(n_patches, patch)
+    parts = zip(patches.image.split(1), patches.target.split(1), strict=True)
     micro_batches = [MicroBatch(*pair) for pair in parts]
     # the first step checks the network, and allocates the state of the optimizer
     accumulator.step(micro_batches, count_voxels)
