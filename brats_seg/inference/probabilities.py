@@ -31,6 +31,11 @@ from brats_seg.inference.settings import PredictionSettings
 from brats_seg.progress import part
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.memory import is_out_of_memory
+from brats_seg.runtime.memory_format import (
+    format_to_predict,
+    memory_format_of,
+    set_memory_format,
+)
 from brats_seg.runtime.sliding_window import WindowRule, n_windows, predict_logits, window_within
 from brats_seg.voxels.box import Triple, rounded_up
 
@@ -254,7 +259,7 @@ class _Pass:
             self.after_window()
             return logits
 
-        with _on(self.member.network, mode.device):
+        with _on(self.member.network, mode.device, window):
             return predict_logits(
                 of_window,
                 mirrored if mode.stitch_on_host else mirrored.to(place),
@@ -290,14 +295,16 @@ def _shape_of(image: Tensor | Field) -> Triple:
 
 
 @contextmanager
-def _on(network: nn.Module, device: Device) -> Iterator[None]:
-    """Move a network to a device, and back afterwards."""
-    home = next(network.parameters()).device
+def _on(network: nn.Module, device: Device, window: Triple) -> Iterator[None]:
+    """Move a network to a device, in the memory format for it, and back afterwards."""
+    home, memory_format = next(network.parameters()).device, memory_format_of(network)
     network.to(device.torch_device)
+    set_memory_format(network, format_to_predict(device.torch_device, window))
     try:
         yield
     finally:
         network.to(home)
+        set_memory_format(network, memory_format)
 
 
 def _halved(window: Triple, multiple: Triple) -> Triple:
