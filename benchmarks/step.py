@@ -1,21 +1,24 @@
-"""Time one training step of the default U-Net and of MONAI's DynUNet of the same shape.
+"""Time one training step of the default U-Net beside those of nnU-Net's network and MONAI's DynUNet.
 
-Both compute forward and backward of one patch, in turn in one process. Shown are the median CPU
-time over rounds, the median over rounds of the speed-up over the first row, and the floating-point
-operations per second as a share of those of a big matrix product.
+All compute forward and backward of one patch, in turn in one process, with the same widths, heads, loss,
+threads and memory allocator. nnU-Net's network (`dynamic_network_architectures`) runs in float32, its
+default on a CPU, and in bf16, as ours does. Shown are the median CPU time over rounds, the paired ratio
+to ours in bf16 with the format that a run would choose, and the floating-point operations per second as a
+share of those of a big matrix product.
 
-    python benchmarks/step.py --patch 64 --widths 16 32 64 128 160 --threads 2
+    python benchmarks/step.py --patch 64 --widths 16 32 64 128 160 --threads 1
 """
 
 import argparse
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from time import process_time
+from importlib.util import find_spec
 
 import torch
-from machine import matrix_product_rate
+from comparison import Comparison, add_json_option, append_json, ratios_of, seconds_in_turn
+from machine import matrix_product_rate, version_of
 from torch import nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
@@ -23,19 +26,32 @@ from torch.utils.flop_counter import FlopCounterMode
 from brats_seg.config import ModelConfig
 from brats_seg.models.build import build_model
 from brats_seg.models.output import as_output
+from brats_seg.models.unet import level_strides
+from brats_seg.runtime.memory_format import (
+    CONTIGUOUS,
+    MEMORY_FORMATS,
+    set_memory_format,
+)
+
+NNUNET = "dynamic_network_architectures"
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+GOAL = 2.6
+"""Smallest ratio of nnU-Net's step in float32, its default on a CPU, to ours."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contender:
-    """A network and the precision it runs in."""
+    """A network, and how it is run."""
 
     name: str
     network: nn.Module
-    dtype: torch.dtype
+    precision: str
+    memory_format: str = CONTIGUOUS
+    is_ours: bool = False
 
 
 def main() -> None:
-    """Print one line per contender."""
+    """Print one line per contender, and append the comparisons with ours."""
     arguments = _arguments()
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
@@ -45,19 +61,21 @@ def main() -> None:
     contenders = _contenders(tuple(arguments.widths), patch)
     steps = {c.name: partial(_step, c, image, target) for c in contenders}
     n_flops = {name: _flops(step) for name, step in steps.items()}  # also the warm-up
-    seconds = _measured(steps, arguments.rounds)
-    peaks = {dtype: matrix_product_rate(dtype) for dtype in (torch.float32, torch.bfloat16)}
-    first = seconds[contenders[0].name]
+    seconds = seconds_in_turn(steps, arguments.rounds, n_warm_ups=0)
+    shares = {
+        c.name: n_flops[c.name] / statistics.median(seconds[c.name]) / _peak(c.precision)
+        for c in contenders
+    }
+    own = min(
+        (c for c in contenders if c.is_ours and c.precision == "bf16"),
+        key=lambda c: statistics.median(seconds[c.name]),
+    )
     print(f"patch {patch}, widths {arguments.widths}, {arguments.threads} threads")
-    print(f"{'':34}  CPU ms  speed-up  of GEMM")
+    print(f"{'':48}  CPU ms  of ours  (range)        of GEMM")
     for contender in contenders:
-        own = seconds[contender.name]
-        speed_up = statistics.median(a / b for a, b in zip(first, own, strict=True))
-        rate = n_flops[contender.name] / statistics.median(own)
-        share = rate / peaks[contender.dtype]
-        print(
-            f"{contender.name:34}  {1e3 * statistics.median(own):6.0f}  {speed_up:7.2f}x  {share:7.2f}"
-        )
+        _print_line(contender.name, seconds, own.name, shares)
+    task = f"training step, patch {patch}, widths {arguments.widths}"
+    append_json(_comparisons(task, contenders, own, seconds, shares), arguments.json)
 
 
 def _arguments() -> argparse.Namespace:
@@ -66,26 +84,69 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--widths", type=int, nargs="+", default=[16, 32, 64, 128, 160])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=7)
+    add_json_option(parser)
     return parser.parse_args()
 
 
 def _contenders(widths: tuple[int, ...], patch: tuple[int, int, int]) -> list[Contender]:
-    networks = {
-        "MONAI DynUNet": ModelConfig(name="dynunet", widths=widths),
-        "unet, one head": ModelConfig(widths=widths, deep_supervision=False),
-        "unet, deep supervision": ModelConfig(widths=widths),
-    }
+    """Return the networks in both precisions; ours also in both memory formats."""
+    dynunet = build_model(ModelConfig(name="dynunet", widths=widths), patch)
+    peers = {f"MONAI {version_of('monai')} DynUNet, one head": dynunet}
+    if find_spec(NNUNET) is None:
+        print(f"{NNUNET} is not installed: nnU-Net's network is left out")
+    else:
+        peers[f"nnU-Net PlainConvUNet {version_of(NNUNET)}"] = _nnunet(widths, patch)
+    own = build_model(ModelConfig(widths=widths), patch)
     return [
-        Contender(name=f"{name}, {words}", network=build_model(config, patch), dtype=dtype)
-        for words, dtype in (("fp32", torch.float32), ("bf16 autocast", torch.bfloat16))
-        for name, config in networks.items()
+        *(
+            Contender(name=f"{name}, {precision}", network=network, precision=precision)
+            for name, network in peers.items()
+            for precision in DTYPES
+        ),
+        *(
+            Contender(
+                name=f"unet, {precision}, {memory_format}",
+                network=own,
+                precision=precision,
+                memory_format=memory_format,
+                is_ours=True,
+            )
+            for precision in DTYPES
+            for memory_format in MEMORY_FORMATS
+        ),
     ]
 
 
+def _nnunet(widths: Sequence[int], patch: tuple[int, int, int]) -> nn.Module:
+    """Return the network that nnU-Net's plans ask for, with a head for each level but the lowest."""
+    from dynamic_network_architectures.architectures.unet import PlainConvUNet
+
+    strides = level_strides(patch, len(widths))
+    return PlainConvUNet(
+        input_channels=4,
+        n_stages=len(strides),
+        features_per_stage=list(widths[: len(strides)]),
+        conv_op=nn.Conv3d,
+        kernel_sizes=3,
+        strides=strides,
+        n_conv_per_stage=2,
+        num_classes=3,
+        n_conv_per_stage_decoder=2,
+        conv_bias=True,
+        norm_op=nn.InstanceNorm3d,
+        norm_op_kwargs={"eps": 1e-5, "affine": True},
+        nonlin=nn.LeakyReLU,
+        nonlin_kwargs={"inplace": True},
+        deep_supervision=True,
+    )
+
+
 def _step(contender: Contender, image: torch.Tensor, target: torch.Tensor) -> None:
-    contender.network.zero_grad()
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=contender.dtype == torch.bfloat16):
-        output = as_output(contender.network(image))
+    network, dtype = contender.network, DTYPES[contender.precision]
+    set_memory_format(network, contender.memory_format)
+    network.zero_grad()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+        output = as_output(network(image))
     # a cheap loss, because the network is measured
     losses = [
         functional.binary_cross_entropy_with_logits(
@@ -102,14 +163,45 @@ def _flops(step: Callable[[], None]) -> int:
     return int(counter.get_total_flops())
 
 
-def _measured(steps: dict[str, Callable[[], None]], n_rounds: int) -> dict[str, list[float]]:
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(n_rounds):
-        for name, step in steps.items():
-            start = process_time()
-            step()
-            seconds[name].append(process_time() - start)
-    return seconds
+_PEAKS: dict[str, float] = {}
+
+
+def _peak(precision: str) -> float:
+    """Return the operations per second of a big matrix product, measured once."""
+    if precision not in _PEAKS:
+        _PEAKS[precision] = matrix_product_rate(DTYPES[precision])
+    return _PEAKS[precision]
+
+
+def _print_line(
+    name: str, seconds: dict[str, list[float]], own: str, shares: dict[str, float]
+) -> None:
+    ratios = ratios_of(seconds[name], seconds[own])
+    middle, low, high = statistics.median(ratios), min(ratios), max(ratios)
+    ms = 1e3 * statistics.median(seconds[name])
+    print(f"{name:48}  {ms:6.0f}  {middle:6.2f}x  ({low:.2f}-{high:.2f})  {shares[name]:7.2f}")
+
+
+def _comparisons(
+    task: str,
+    contenders: Sequence[Contender],
+    own: Contender,
+    seconds: dict[str, list[float]],
+    shares: dict[str, float],
+) -> list[Comparison]:
+    return [
+        Comparison(
+            task=task,
+            ours=f"{1e3 * statistics.median(seconds[own.name]):.0f} ms ({own.name})",
+            peer=other.name,
+            theirs=f"{1e3 * statistics.median(seconds[other.name]):.0f} ms",
+            ratios=ratios_of(seconds[other.name], seconds[own.name]),
+            least=GOAL if "nnU-Net" in other.name and other.precision == "fp32" else None,
+            agreement=f"{shares[own.name]:.2f} of a bf16 matrix product",
+        )
+        for other in contenders
+        if other is not own
+    ]
 
 
 if __name__ == "__main__":

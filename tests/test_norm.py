@@ -108,6 +108,28 @@ def test_gradients_are_those_of_the_stock_layers(
     assert max(errors) < tolerance
 
 
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float64, 1e-13), (torch.float32, 1e-5), (torch.bfloat16, 1e-2)],
+)
+def test_large_channels_last_features_are_computed_a_part_at_a_time(
+    dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In parts of 32 voxels, the last of which is smaller."""
+    layer = make_layer().double() if dtype == torch.float64 else make_layer()
+    features = random_features().to(dtype, memory_format=torch.channels_last_3d)
+    whole = gradients(layer, features)
+    monkeypatch.setattr(norm, "_NUMBERS_TO_SPLIT", 1)
+    monkeypatch.setattr(norm, "_NUMBERS_AT_A_TIME", 5 * 32)
+
+    parts, stock = gradients(layer, features), gradients(stock_of(layer), features)
+
+    assert not torch.equal(parts[0], whole[0]) or dtype == torch.float64
+    assert parts[0].is_contiguous(memory_format=torch.channels_last_3d)
+    assert max(map(relative_error, parts, stock)) < tolerance
+    assert max(map(relative_error, parts, whole)) < tolerance
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_gradients_are_right_by_finite_differences(seed: int) -> None:
     layer = make_layer(3, seed, torch.float64)

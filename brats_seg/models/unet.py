@@ -130,7 +130,8 @@ class UNet(nn.Module):
                 coarser.append(self.heads[level](features))
         finest: Tensor = self.heads[0](features)
         if not self.training:
-            return finest
+            # windows are added up in contiguous format
+            return finest.contiguous()
         return TrainingOutput(logits=(finest, *reversed(coarser)))
 
 
