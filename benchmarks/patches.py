@@ -157,6 +157,7 @@ def _compared(
             least=ways[name].least,
         )
         for name in others
+        if not name.startswith("ours")
     ]
 
 

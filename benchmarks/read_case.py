@@ -2,7 +2,9 @@
 
 All run in turn in one process and one thread, with files in the page cache. Reading is compared with
 nibabel, SimpleITK, MONAI and the reader of nnU-Net; reading, cropping to the brain and normalising
-with MONAI and with the preprocessing of nnU-Net, which plans for the cases before.
+with MONAI and with the preprocessing of nnU-Net, which plans for the cases before. MONAI normalises
+the voxels of a channel that are not 0, where ours and nnU-Net take those of the whole brain: in cases
+with 0 inside the brain the results differ there.
 
     python benchmarks/read_case.py ../scans --cases 3 --json comparisons.jsonl
 

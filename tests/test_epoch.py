@@ -24,7 +24,7 @@ from brats_seg.training.epoch import (
     read_batches,
     validation_window,
 )
-from brats_seg.training.gradient import MicroBatch
+from brats_seg.training.gradient import MicroBatch, UnchangedMicroBatch
 from brats_seg.training.validation_interval import validation_cost
 from tests.prepared import write_prepared
 
@@ -128,11 +128,12 @@ def test_changes_of_a_micro_batch_leave_its_own_image_alone() -> None:
     before = image.clone()
     brighter = (Brightness(factors=(2.0,) * 4),)
 
-    moved = MicroBatch(image, image[:, :3], (brighter, ())).to(CPU.torch_device)
+    held = UnchangedMicroBatch(patches=MicroBatch(image, image[:, :3]), changes=(brighter, ()))
+    moved = held.to(CPU.torch_device)
 
     assert torch.equal(image, before)
     assert torch.equal(moved.image, torch.stack([before[0] * 2, before[1]]).half().float())
-    assert moved.changes == ()
+    assert torch.equal(moved.target, before[:, :3])
 
 
 @pytest.mark.parametrize(

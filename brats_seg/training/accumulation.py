@@ -11,7 +11,12 @@ from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from brats_seg.errors import EnvironmentalError
 from brats_seg.runtime.device import Device
-from brats_seg.training.gradient import BatchGradient, Leaves, MicroBatch, stateful_modules
+from brats_seg.training.gradient import (
+    BatchGradient,
+    HeldMicroBatch,
+    Leaves,
+    stateful_modules,
+)
 from brats_seg.training.independence import (
     PatchIndependence,
     RandomState,
@@ -49,6 +54,7 @@ class Accumulator:
     It takes the place of `loss.backward(); optimizer.step()` in a training loop.
 
     Example:
+        >>> from brats_seg.training.gradient import MicroBatch
         >>> network = nn.Conv3d(4, 3, 1)
         >>> optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
         >>> accumulator = Accumulator(network, nn.BCEWithLogitsLoss(), optimizer)
@@ -93,7 +99,7 @@ class Accumulator:
         self.scaler = torch.amp.GradScaler(device.torch_device.type, enabled=device.needs_scaler)
 
     def step(
-        self, micro_batches: Iterable[MicroBatch], measure: Measure = measure_nothing
+        self, micro_batches: Iterable[HeldMicroBatch], measure: Measure = measure_nothing
     ) -> StepResult:
         """Update the weights once, by the gradient of all micro-batches together.
 
@@ -135,7 +141,7 @@ class Accumulator:
         )
 
     def backward(
-        self, micro_batches: Iterable[MicroBatch], measure: Measure = measure_nothing
+        self, micro_batches: Iterable[HeldMicroBatch], measure: Measure = measure_nothing
     ) -> tuple[float, Tensor]:
         """Set the gradient of the batch's loss without a step; return loss and measurements."""
         self._leaves.drop_gradients()

@@ -368,8 +368,7 @@ def whole(
     network: nn.Module, criterion: Criterion, micro_batches: Sequence[MicroBatch], device: Device
 ) -> None:
     """Compute the gradient of all patches in one batch, without the accumulator."""
-    image = torch.cat([part.image for part in micro_batches])
-    target = torch.cat([part.target for part in micro_batches])
+    image, target = (torch.cat(parts) for parts in zip(*micro_batches, strict=True))
     with device.autocast():
         if _has_random_layers(network, micro_batches[0], device):
             # random layers draw patch by patch, as they do in micro-batches
@@ -419,9 +418,7 @@ def _rows_that_fit(
     while n_patches > 1:
         # the first and the last differ most
         places = [i * (n_all - 1) // (n_patches - 1) for i in range(n_patches)]
-        micro_batches = [
-            MicroBatch(patches.image[i : i + 1], patches.target[i : i + 1]) for i in places
-        ]
+        micro_batches = [MicroBatch(*(part[i : i + 1] for part in patches)) for i in places]
         try:
             return tuple(_rows(network, config, micro_batches, device, track))
         except (RuntimeError, MemoryError) as error:

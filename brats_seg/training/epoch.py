@@ -26,7 +26,7 @@ from brats_seg.models.build import default_window, padded_size, size_multiple
 from brats_seg.progress import part
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.sliding_window import window_within
-from brats_seg.training.gradient import MicroBatch
+from brats_seg.training.gradient import HeldMicroBatch, MicroBatch, UnchangedMicroBatch
 from brats_seg.training.tasks import task_of
 from brats_seg.voxels.box import rounded_up
 
@@ -52,7 +52,7 @@ class Batch:
         """The case of each patch."""
         return tuple(sample.case_id for sample in self.samples)
 
-    def micro_batches(self, size: int) -> Iterator[MicroBatch]:
+    def micro_batches(self, size: int) -> Iterator[HeldMicroBatch]:
         """Yield the patches in their order, `size` at a time; the last micro-batch may be smaller.
 
         A micro-batch of one patch is a view of it; one of several patches is a copy. They are counted
@@ -62,11 +62,15 @@ class Batch:
         with part("micro-batches of the step", len(starts)) as after_micro_batch:
             for start in starts:
                 group = self.samples[start : start + size]
-                yield MicroBatch(
+                patches = MicroBatch(
                     _stacked([sample.image for sample in group]),
                     _stacked([sample.target for sample in group]),
-                    tuple(sample.changes for sample in group),
                 )
+                changes = tuple(sample.changes for sample in group)
+                if any(changes):
+                    yield UnchangedMicroBatch(patches=patches, changes=changes)
+                else:
+                    yield patches
                 after_micro_batch()
 
 

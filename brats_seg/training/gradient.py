@@ -72,8 +72,6 @@ class MicroBatch(NamedTuple):
     """`(N, C, X, Y, Z)` of any floating type."""
     target: Tensor
     """Target of the loss; its first axis counts patches too."""
-    changes: tuple[tuple[IntensityChange, ...], ...] = ()
-    """Changes of intensities that the device applies, for each patch; empty if there are none."""
 
     def to(self, device: torch.device) -> "MicroBatch":
         """Return the micro-batch on a device, in the types that networks and losses compute with.
@@ -83,22 +81,40 @@ class MicroBatch(NamedTuple):
         """
         # moved first, because fewer bytes cross to the device that way
         image, target = self.image.to(device), self.target.to(device)
-        if any(self.changes):
-            image = _changed(image, self.changes)
         image = image if image.dtype == torch.float64 else image.float()
         return MicroBatch(image, target.float() if target.dtype in _STORED_TYPES else target)
 
 
-def _changed(image: Tensor, changes: Sequence[Sequence[IntensityChange]]) -> Tensor:
-    """Return a copy of images `(N, C, X, Y, Z)` with the changes of each, as a loader returns it."""
-    changed = image.to(torch.float32, copy=True)
-    for patch, own in zip(changed, changes, strict=True):
-        if own:
-            apply_changes(patch, own)
-    # in float16, as patches that were changed by a loader
-    return changed.half()
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class UnchangedMicroBatch:
+    """A micro-batch on the host, with changes of intensities that the device applies."""
+
+    patches: MicroBatch
+    changes: tuple[tuple[IntensityChange, ...], ...]
+    """Changes of each patch in their order; none for some patches."""
+
+    @property
+    def image(self) -> Tensor:
+        """Images before the changes."""
+        return self.patches.image
+
+    @property
+    def target(self) -> Tensor:
+        """Target of the loss."""
+        return self.patches.target
+
+    def to(self, device: torch.device) -> MicroBatch:
+        """Return a copy on a device with the changes, otherwise as `MicroBatch.to` returns it."""
+        image = self.image.to(device).to(torch.float32, copy=True)
+        for patch, changes in zip(image, self.changes, strict=True):
+            if changes:
+                apply_changes(patch, changes)
+        # in float16, as patches that were changed by a loader
+        return MicroBatch(image.half(), self.target).to(device)
 
 
+HeldMicroBatch: TypeAlias = MicroBatch | UnchangedMicroBatch
+"""A micro-batch before it is moved to the device."""
 _STORED_TYPES = (torch.uint8, torch.float16, torch.bfloat16)
 """Types in which targets are held on the host to save memory."""
 
@@ -191,7 +207,9 @@ class BatchGradient:
     independence: PatchIndependence
     """Asks the network whether a batch may be cut."""
 
-    def make(self, micro_batches: Iterable[MicroBatch], measure: Measure) -> tuple[float, Tensor]:
+    def make(
+        self, micro_batches: Iterable[HeldMicroBatch], measure: Measure
+    ) -> tuple[float, Tensor]:
         """Add this rank's part of the gradient to the leaves; return loss and measurements.
 
         Args:
@@ -209,7 +227,7 @@ class BatchGradient:
         return loss, torch.cat(rows) if rows else torch.empty(0)
 
     def _one_pass(
-        self, micro_batches: Iterable[MicroBatch], measure: Measure
+        self, micro_batches: Iterable[HeldMicroBatch], measure: Measure
     ) -> tuple[float, list[Tensor]]:
         rows: list[Tensor] = []
 
@@ -237,7 +255,7 @@ class BatchGradient:
         return losses.sum()
 
     def _two_passes(
-        self, micro_batches: Iterable[MicroBatch], measure: Measure
+        self, micro_batches: Iterable[HeldMicroBatch], measure: Measure
     ) -> tuple[float, list[Tensor]]:
         held = tuple(micro_batches)
         reduction = loss_reduction(self.criterion, self.device, self.scale, self.ranks)
@@ -275,7 +293,7 @@ class BatchGradient:
     def _second_pass(
         self,
         reduction: "LossReduction",
-        held: Sequence[MicroBatch],
+        held: Sequence[HeldMicroBatch],
         states: Sequence[RandomState],
         carried: list[Carried],
         gradients: Gradients,
@@ -299,7 +317,7 @@ class BatchGradient:
             rows.append(_measured(measure, output, here.target))
             return reduction.carry(output, here.target)
 
-    def _on_device(self, place: int, micro_batch: MicroBatch) -> MicroBatch:
+    def _on_device(self, place: int, micro_batch: HeldMicroBatch) -> MicroBatch:
         """Return a micro-batch on the device; from the second one on, the batch is cut.
 
         Raises:
