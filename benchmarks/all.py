@@ -69,6 +69,7 @@ PROGRAMS = (
         arguments=("--patch", "32"),
     ),
     Program(name="sliding_window", title="Sliding windows"),
+    Program(name="predict_case", title="Predicting a case"),
     Program(name="verify", title="Check sums of prepared cases"),
     Program(
         name="busy_cpu",
@@ -80,7 +81,6 @@ PROGRAMS = (
 NOT_COMPARED = {
     "accumulation_error": "compares weights with those of Lightning, Accelerate and MONAI, not costs",
     "learning": "trains for hours on real cases",
-    "predict_case": "needs a trained network and its prepared cases",
     "predicted_dice": "needs trained networks and their held-out cases",
     "scan_check": "needs real cases, and compares with no other program",
 }

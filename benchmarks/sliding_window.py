@@ -4,7 +4,7 @@ Both get the same network, volume, windows of the same size and overlap, Gaussia
 thread, and run in turn. Shown are CPU times, and the peak memory of a process beyond the volume (Linux
 only), with a network that takes almost no memory itself.
 
-    python benchmarks/sliding_window.py --shape 141 175 137 --window 64
+    python benchmarks/sliding_window.py --shape 141 175 137 --window 96
 """
 
 import argparse
@@ -64,7 +64,7 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--shape", type=int, nargs=3, default=(141, 175, 137))
-    parser.add_argument("--window", type=int, default=64, help="voxels along each axis")
+    parser.add_argument("--window", type=int, default=96, help="voxels along each axis")
     parser.add_argument("--rounds", type=int, default=5)
     add_json_option(parser)
     return parser.parse_args()

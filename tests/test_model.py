@@ -47,6 +47,14 @@ def test_the_fingerprint_follows_what_the_model_does_and_not_where_it_lies(tmp_p
         tmp_path / "strict", fitted=FittedPrediction(decoding=Decoding(thresholds=(0.5, 0.5, 0.9)))
     )
 
+    windows = [
+        write_run(
+            tmp_path / f"overlap{overlap}",
+            fitted=FittedPrediction(window=(8, 8, 8), overlap=overlap),
+        )
+        for overlap in (None, 0.25)
+    ]
+
     def fingerprint(*paths: Path) -> str:
         return load_model(paths, CPU).fingerprint
 
@@ -57,8 +65,9 @@ def test_the_fingerprint_follows_what_the_model_does_and_not_where_it_lies(tmp_p
         fingerprint(other),
         fingerprint(stricter),
         fingerprint(one, other),
+        *map(fingerprint, windows),
     }
-    assert len(distinct) == 4
+    assert len(distinct) == 6
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from brats_seg.labels import RegionMasks
 from brats_seg.models.build import size_words
 from brats_seg.progress import Track
 from brats_seg.runtime.device import Device
+from brats_seg.runtime.memory import keep_freed_memory
 from brats_seg.runtime.weights import (
     BEST_NAME,
     MODEL_NAME,
@@ -176,6 +177,8 @@ def predict_held_out(
         CaseError: A case cannot be predicted.
     """
     folder = _own_folder(held_out, device)
+    if device.torch_device.type == "cpu":
+        keep_freed_memory()
     # without the settings that were fitted before
     model = build_single(replace(held_out.trained, fitted=NOT_FITTED), device)
     found = {}
