@@ -68,8 +68,11 @@ PROGRAMS = (
         title="Memory of effective batches",
         arguments=("--patch", "32"),
     ),
+    Program(name="predict_case", title="Predicting a case"),
     Program(name="sliding_window", title="Sliding windows"),
     Program(name="verify", title="Check sums of prepared cases"),
+    Program(name="scale", title="From ten cases to thousands"),
+    Program(name="start", title="Start"),
     Program(
         name="busy_cpu",
         title="Beside other work",
@@ -79,8 +82,8 @@ PROGRAMS = (
 )
 NOT_COMPARED = {
     "accumulation_error": "compares weights with those of Lightning, Accelerate and MONAI, not costs",
+    "exchanged_transforms": "exchanges single transforms of a patch for those of MONAI",
     "learning": "trains for hours on real cases",
-    "predict_case": "needs a trained network and its prepared cases",
     "predicted_dice": "needs trained networks and their held-out cases",
     "scan_check": "needs real cases, and compares with no other program",
 }
