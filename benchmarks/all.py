@@ -68,9 +68,12 @@ PROGRAMS = (
         title="Memory of effective batches",
         arguments=("--patch", "32"),
     ),
+    Program(name="predict_case", title="Predicting a case"),
     Program(name="sliding_window", title="Sliding windows"),
     Program(name="predict_case", title="Predicting a case"),
     Program(name="verify", title="Check sums of prepared cases"),
+    Program(name="scale", title="From ten cases to thousands"),
+    Program(name="start", title="Start"),
     Program(
         name="busy_cpu",
         title="Beside other work",
@@ -80,6 +83,7 @@ PROGRAMS = (
 )
 NOT_COMPARED = {
     "accumulation_error": "compares weights with those of Lightning, Accelerate and MONAI, not costs",
+    "exchanged_transforms": "exchanges single transforms of a patch for those of MONAI",
     "learning": "trains for hours on real cases",
     "predicted_dice": "needs trained networks and their held-out cases",
     "scan_check": "needs real cases, and compares with no other program",

@@ -9,7 +9,15 @@ from types import ModuleType
 import pytest
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
-MODULES = {"all", "comparison", "gpu_checks", "gpu_setting", "machine", "monai_patches"}
+MODULES = {
+    "all",
+    "comparison",
+    "gpu_checks",
+    "gpu_setting",
+    "machine",
+    "monai_patches",
+    "nnunet_patches",
+}
 """Files that are no benchmarks."""
 FAKE = """
 import argparse
