@@ -70,7 +70,6 @@ PROGRAMS = (
     ),
     Program(name="predict_case", title="Predicting a case"),
     Program(name="sliding_window", title="Sliding windows"),
-    Program(name="predict_case", title="Predicting a case"),
     Program(name="verify", title="Check sums of prepared cases"),
     Program(name="scale", title="From ten cases to thousands"),
     Program(name="start", title="Start"),

@@ -14,6 +14,7 @@ from brats_seg.data.fold import FoldData
 from brats_seg.errors import ConfigError, ResumeError
 from brats_seg.models.build import build_model
 from brats_seg.models.output import as_output
+from brats_seg.runtime import memory_format
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.memory_format import (
     CHANNELS_LAST,
@@ -70,6 +71,22 @@ def test_both_formats_compute_the_same_to_rounding() -> None:
         torch.allclose(a, b, rtol=1e-9, atol=1e-12) for a, b in zip(last, contiguous, strict=True)
     )
     assert all(a.stride() == b.stride() for a, b in zip(last, contiguous, strict=True))
+
+
+def test_a_measurement_for_which_memory_is_missing_ends_no_run(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def without_memory(*_: object) -> float:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(memory_format, "_seconds", without_memory)
+    state, config = make_state()
+    caplog.set_level(logging.INFO)
+
+    choose_memory_format(state, config, LARGE)
+
+    assert state.memory_format == CONTIGUOUS
+    assert "memory or kernels are missing" in caplog.text
 
 
 def test_features_keep_the_format_through_the_network() -> None:

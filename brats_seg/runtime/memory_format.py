@@ -77,6 +77,8 @@ def channels_last_gain(
 ) -> float:
     """Return the time of a training step in contiguous format divided by that in channels last.
 
+    It is 0 where the memory or the kernels for channels last are missing.
+
     A copy of the finest level computes an image of noise, forward and backward, in both formats in
     turn; the ratio is the median over rounds. The network and the random state of torch stay as they
     are.
@@ -90,12 +92,17 @@ def channels_last_gain(
     on_cpu = device.torch_device.type == "cpu"
     size = [min(n, _LONGEST_AXIS) for n in patch] if on_cpu else patch
     noise = torch.randn(1, n_channels, *size, generator=torch.Generator().manual_seed(0))
-    level = deepcopy(network.encoder[0]).train()
-    images = [
-        noise.to(device.torch_device).contiguous(memory_format=known)
-        for known in MEMORY_FORMATS.values()
-    ]
-    rounds = [[_seconds(level, image, device) for image in images] for _ in range(_N_ROUNDS + 1)]
+    try:
+        level = deepcopy(network.encoder[0]).train()
+        images = [
+            noise.to(device.torch_device).contiguous(memory_format=known)
+            for known in MEMORY_FORMATS.values()
+        ]
+        rounds = [
+            [_seconds(level, image, device) for image in images] for _ in range(_N_ROUNDS + 1)
+        ]
+    except (RuntimeError, MemoryError):
+        return 0.0
     # memory is touched, and kernels are prepared, in the first round
     return statistics.median(contiguous / last for contiguous, last in rounds[1:])
 

@@ -173,7 +173,10 @@ def choose_memory_format(state: RunState, config: Config, patch: Size) -> None:
         own = channels_last_gain(network, len(MODALITIES), patch, accumulator.device)
         gain = accumulator.ranks.gather(own)[0]
         name = CHANNELS_LAST if gain >= LEAST_GAIN else CONTIGUOUS
-        log.info("memory format %s: channels_last is %.2f times as fast here", name, gain)
+        words = (
+            f"{gain:.2f} times as fast" if gain else "not computed: memory or kernels are missing"
+        )
+        log.info("memory format %s: channels_last is %s here", name, words)
     if not state.use_memory_format(name):
         msg = (
             f"training.memory_format is {name!r}, and model.name {config.model.name!r} computes in its "
