@@ -70,6 +70,7 @@ PROGRAMS = (
     ),
     Program(name="predict_case", title="Predicting a case"),
     Program(name="sliding_window", title="Sliding windows"),
+    Program(name="cases", title="Preparing, scoring, reading and writing cases"),
     Program(name="verify", title="Check sums of prepared cases"),
     Program(name="scale", title="From ten cases to thousands"),
     Program(name="start", title="Start"),

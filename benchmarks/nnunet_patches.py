@@ -89,20 +89,33 @@ def cropped_patches(made: Any) -> tuple[Callable[[], object], int]:
 
 def case_reader(folder: Path) -> Callable[[CaseIndex, Case], np.ndarray]:
     """Return a function that reads, crops and normalises the scans of a case."""
-    _set_folders(folder)
-    from nnunetv2.preprocessing.preprocessors.default_preprocessor import DefaultPreprocessor
-    from nnunetv2.utilities.plans_handling.plans_handler import PlansManager
-
-    plans = PlansManager(json.loads(_plans_path(folder).read_text()))
-    configuration = plans.get_configuration(_CONFIGURATION)
-    description = json.loads((_plans_path(folder).parent / "dataset.json").read_text())
-    preprocessor = DefaultPreprocessor(verbose=False)
+    preprocessor, plan = _preprocessor(folder)
 
     def read(index: CaseIndex, case: Case) -> np.ndarray:
         files = [str(index.root / scan.path) for scan in case.images]
-        return preprocessor.run_case(files, None, plans, configuration, description)[0]
+        return preprocessor.run_case(files, None, *plan)[0]
 
     return read
+
+
+def case_preparer(folder: Path) -> Callable[[Case, Path | None], np.ndarray | None]:
+    """Return a function that preprocesses a case with its labels, as nnU-Net does before training.
+
+    The function writes the case to a folder; without one it returns the modalities (4, X, Y, Z).
+    """
+    preprocessor, plan = _preprocessor(folder)
+    raw = folder / "raw" / _DATASET
+
+    def prepare(case: Case, output: Path | None) -> np.ndarray | None:
+        files = [str(path) for path in sorted((raw / "imagesTr").glob(f"{case.case_id}_*"))]
+        labels = str(raw / "labelsTr" / f"{case.case_id}.nii.gz")
+        if output is None:
+            image: np.ndarray = preprocessor.run_case(files, labels, *plan)[0]
+            return image.transpose(0, 3, 2, 1)
+        preprocessor.run_case_save(str(output / case.case_id), files, labels, *plan)
+        return None
+
+    return prepare
 
 
 def _write_raw(index: CaseIndex, case: Case, raw: Path) -> None:
@@ -116,6 +129,18 @@ def _write_raw(index: CaseIndex, case: Case, raw: Path) -> None:
     labels[labels == 4] = 3
     written = nib.Nifti1Image(labels, image.affine)
     nib.save(written, raw / "labelsTr" / f"{case.case_id}.nii.gz")
+
+
+def _preprocessor(folder: Path) -> tuple[Any, tuple[Any, Any, Any]]:
+    """Return nnU-Net's preprocessor, and its arguments: plans, configuration and data set."""
+    _set_folders(folder)
+    from nnunetv2.preprocessing.preprocessors.default_preprocessor import DefaultPreprocessor
+    from nnunetv2.utilities.plans_handling.plans_handler import PlansManager
+
+    plans = PlansManager(json.loads(_plans_path(folder).read_text()))
+    description = json.loads((_plans_path(folder).parent / "dataset.json").read_text())
+    configuration = plans.get_configuration(_CONFIGURATION)
+    return DefaultPreprocessor(verbose=False), (plans, configuration, description)
 
 
 def _plans_path(folder: Path) -> Path:

@@ -57,8 +57,8 @@ def main() -> None:
     """Print a line for each program, and append the comparisons."""
     arguments = _arguments()
     torch.set_num_threads(1)
-    with _data_folder(arguments.data) as root, tempfile.TemporaryDirectory() as name:
-        index = _chosen(find_cases(root).cases, root, arguments.cases)
+    with data_folder(arguments.data) as root, tempfile.TemporaryDirectory() as name:
+        index = chosen_cases(find_cases(root).cases, root, arguments.cases)
         for task, ways in (
             ("read the four volumes of a case", _readers()),
             ("read, crop and normalise a case", _preparers(index, Path(name))),
@@ -77,7 +77,8 @@ def _arguments() -> argparse.Namespace:
 
 
 @contextmanager
-def _data_folder(given: str | None) -> Iterator[Path]:
+def data_folder(given: str | None) -> Iterator[Path]:
+    """Yield a folder of scans, or one of a phantom case of full size if none is given."""
     if given:
         yield Path(given)
         return
@@ -86,7 +87,7 @@ def _data_folder(given: str | None) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _chosen(cases: Iterable[Case], root: Path, n_cases: int) -> CaseIndex:
+def chosen_cases(cases: Iterable[Case], root: Path, n_cases: int) -> CaseIndex:
     """Return an index of some labelled cases in compressed files, which all programs can read."""
     chosen = [
         case

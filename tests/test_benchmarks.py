@@ -17,6 +17,7 @@ MODULES = {
     "machine",
     "monai_patches",
     "nnunet_patches",
+    "scorers",
 }
 """Files that are no benchmarks."""
 FAKE = """

@@ -21,6 +21,7 @@ from brats_seg.cases.case import (
 from brats_seg.cases.discovery import find_cases
 from brats_seg.cases.index import index_cases
 from brats_seg.cases.nifti import Geometry, Volume, read_geometry
+from brats_seg.cases.packed import PackedFile
 from brats_seg.errors import CaseError, ConfigError, LabelError, UnusableCaseError
 from brats_seg.labels import BRATS2024, MODALITIES, MSD
 from tests.bad_cases import BAD_IDS, FOUND, break_in_ten_ways
@@ -46,13 +47,13 @@ def written(root: Path, case_id: str = "BraTS2021_00000", **values: object) -> C
 def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Return a counter of how often each file is read."""
     counts: Counter[str] = Counter()
-    read_bytes = Path.read_bytes
+    read_bytes = PackedFile.read_bytes
 
-    def counted(path: Path) -> bytes:
-        counts[path.name] += 1
-        return read_bytes(path)
+    def counted(file: PackedFile, n_bytes: int) -> bytes:
+        counts[file.path.name] += 1
+        return read_bytes(file, n_bytes)
 
-    monkeypatch.setattr(Path, "read_bytes", counted)
+    monkeypatch.setattr(PackedFile, "read_bytes", counted)
     return counts
 
 

@@ -16,6 +16,7 @@ from brats_seg.cases.nifti import (
     read_volume,
     write_volume,
 )
+from brats_seg.cases.packed import PackedFile
 from brats_seg.errors import CaseError, EnvironmentalError
 from tests.builders import BRATS_AFFINE, SHAPE, make_label_map, make_volumes, write_nifti
 
@@ -242,7 +243,7 @@ def test_the_geometry_is_read_without_the_voxels(
 ) -> None:
     path = write_nifti(tmp_path / "scan.nii.gz", make_volumes()[0], OBLIQUE)
     whole = read_volume(path, case_id="case_1").geometry
-    monkeypatch.delattr(Path, "read_bytes")
+    monkeypatch.delattr(PackedFile, "read_bytes")
 
     assert read_geometry(path, case_id="case_1") == whole
 

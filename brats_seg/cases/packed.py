@@ -59,7 +59,7 @@ class PackedFile:
         """
         with self._opened() as stream:
             self._check_size(os.fstat(stream.fileno()).st_size, n_bytes)
-            return self.path.read_bytes()
+            return stream.read()
 
     def read_head(self, n_bytes: int) -> bytes:
         """Return the first bytes of the decompressed content, fewer if it is shorter."""

@@ -1,0 +1,309 @@
+"""Time preparing, scoring, reading and writing of whole cases, beside other programs.
+
+All run in turn with one thread, and CPU time counts that of their processes. Preparing, of the first
+case alone, is compared with the preprocessing of nnU-Net, whose plans are made before; scoring with nnU-Net, MIST and panoptica;
+reading and writing with nibabel, as TotalSegmentator does it. Predictions are references that were
+moved by a voxel or two, with a lesion that is none.
+
+    python benchmarks/cases.py ../scans --cases 2 --json comparisons.jsonl
+
+Without a folder, here or in BRATS_REAL_DATA, a phantom case of full size is generated. Programs that
+are not installed are left out (`make bench` installs them).
+"""
+
+import argparse
+import os
+import resource
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import nnunet_patches
+import numpy as np
+import torch
+from comparison import (
+    Comparison,
+    add_json_option,
+    append_json,
+    ratios_of,
+    seconds_in_turn,
+    table_of,
+)
+from machine import version_of
+from read_case import chosen_cases, data_folder
+from scorers import Scores, score_with_mist, score_with_nnunet, score_with_panoptica
+
+from brats_seg.cases.case import CaseIndex, load_case
+from brats_seg.cases.discovery import find_cases
+from brats_seg.cases.nifti import Volume, read_label_map, write_volume
+from brats_seg.config import StoreConfig
+from brats_seg.data.prepare import prepare_cases
+from brats_seg.data.store import open_case
+from brats_seg.evaluation.evaluate import score_folders
+from brats_seg.evaluation.protocols import protocol_named
+from brats_seg.voxels.box import Box
+
+LEAST = 1.0
+"""Goal of all rows."""
+MOVED_BY = (2, 1, 1)
+FALSE_LESION = 6
+"""Edge in voxels of the lesion that only the prediction holds."""
+OEDEMA = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """Something that we and other programs do with all cases."""
+
+    name: str
+    n_cases: int
+    ours: Callable[[], Any]
+    others: Mapping[str, Callable[[], Any]]
+    """By the name of the program with its version."""
+    agreement: Callable[[Any, Any], str]
+    """Compares what ours and another one returned."""
+
+
+def main() -> None:
+    """Print a table of all tasks, and append the comparisons."""
+    arguments = _arguments()
+    torch.set_num_threads(1)
+    with data_folder(arguments.data) as root, tempfile.TemporaryDirectory() as name:
+        index = chosen_cases(find_cases(root).cases, root, arguments.cases)
+        comparisons = [
+            comparison
+            for task in _tasks(index, Path(name))
+            for comparison in _compared(task, arguments.rounds)
+        ]
+    print(table_of(comparisons))
+    append_json(comparisons, arguments.json)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("data", nargs="?", default=os.environ.get("BRATS_REAL_DATA"))
+    parser.add_argument("--cases", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    add_json_option(parser)
+    return parser.parse_args()
+
+
+def _tasks(index: CaseIndex, folder: Path) -> Iterator[Task]:
+    if nnunet_patches.is_installed():
+        yield _preparing(replace(index, cases=index.cases[:1]), folder)
+    yield from _scoring(index, folder)
+    yield _reading(index)
+    yield _writing(index, folder)
+
+
+def _compared(task: Task, n_rounds: int) -> Iterator[Comparison]:
+    ours, others = task.ours(), {name: run() for name, run in task.others.items()}
+    found = seconds_in_turn(
+        {"": task.ours, **task.others}, n_rounds, n_warm_ups=0, clock=_cpu_seconds
+    )
+    costs = {
+        name: f"{1e3 * statistics.median(seconds) / task.n_cases:.0f} ms a case"
+        for name, seconds in found.items()
+    }
+    for name, result in others.items():
+        yield Comparison(
+            task=task.name,
+            ours=costs[""],
+            peer=name,
+            theirs=costs[name],
+            ratios=ratios_of(found[name], found[""]),
+            least=LEAST,
+            agreement=task.agreement(ours, result),
+        )
+
+
+def _cpu_seconds() -> float:
+    """Return the CPU time of this process and of those that it has started and that have ended."""
+    both = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in both)
+
+
+def _preparing(index: CaseIndex, folder: Path) -> Task:
+    nnunet_patches.preprocess(index, folder / "nnunet", None)
+    prepare = nnunet_patches.case_preparer(folder / "nnunet")
+    name = f"nnunetv2 {version_of('nnunetv2')}, DefaultPreprocessor"
+
+    def theirs(*, writes: bool) -> list[np.ndarray]:
+        # it cannot replace what it has written
+        output = Path(tempfile.mkdtemp(dir=folder)) if writes else None
+        found = [prepare(case, output) for case in index.cases]
+        return [image for image in found if image is not None]
+
+    return Task(
+        name="prepare a case",
+        n_cases=len(index.cases),
+        ours=partial(_prepare, index, folder / "ours"),
+        others={
+            f"{name}, writes nothing": partial(theirs, writes=False),
+            name: partial(theirs, writes=True),
+        },
+        # what nnU-Net writes is not read again
+        agreement=lambda ours, others: _difference(ours(), others) if others else "",
+    )
+
+
+def _prepare(index: CaseIndex, folder: Path) -> Callable[[], list[np.ndarray]]:
+    """Prepare the cases in a new folder; return a function that reads them."""
+    folder.mkdir(exist_ok=True)
+    output = Path(tempfile.mkdtemp(dir=folder))
+    failures = prepare_cases(index.cases, output, StoreConfig())
+    if failures:
+        raise RuntimeError(failures[0].message)
+
+    def read() -> list[np.ndarray]:
+        cases = (open_case(output, case.case_id) for case in index.cases)
+        return [case.read_image(Box.at((0, 0, 0), case.shape)) for case in cases]
+
+    return read
+
+
+def _scoring(index: CaseIndex, folder: Path) -> Iterator[Task]:
+    reference, prediction = folder / "reference", folder / "prediction"
+    for path in (reference, prediction):
+        path.mkdir()
+    for case_id, label in _label_maps(index):
+        write_volume(reference / f"{case_id}.nii.gz", label.array, label.geometry)
+        write_volume(prediction / f"{case_id}.nii.gz", _moved(label.array), label.geometry)
+    ours = partial(_score, reference, prediction, folder / "scores.csv")
+    mist = partial(score_with_mist, reference, prediction, folder / "mist.csv")
+    whole: dict[str, Callable[[], Scores]] = {}
+    lesions: dict[str, Callable[[], Scores]] = {}
+    if nnunet_patches.is_installed():
+        name = f"nnunetv2 {version_of('nnunetv2')}, compute_metrics, Dice only"
+        whole[name] = partial(score_with_nnunet, reference, prediction)
+    if find_spec("mist"):
+        name = f"mist-medical {version_of('mist-medical')}, Evaluator"
+        whole[name] = partial(mist, lesions=False)
+        lesions[name] = partial(mist, lesions=True)
+    if find_spec("panoptica"):
+        name = f"panoptica {version_of('panoptica')}, matched lesions"
+        lesions[name] = partial(score_with_panoptica, reference, prediction)
+    for title, protocol, others in (
+        ("score whole regions, Dice and HD95", "legacy", whole),
+        ("score whole regions and lesions, Dice and HD95", "lesionwise2023", lesions),
+    ):
+        yield Task(
+            name=title,
+            n_cases=len(index.cases),
+            ours=partial(ours, protocol),
+            others=others,
+            agreement=_score_difference,
+        )
+
+
+def _label_maps(index: CaseIndex) -> Iterator[tuple[str, Volume]]:
+    for case in index.cases:
+        if case.label is not None:
+            yield case.case_id, read_label_map(case.path_of(case.label), case_id=case.case_id)
+
+
+def _moved(labels: np.ndarray) -> np.ndarray:
+    """Return a prediction that differs a little from a label map."""
+    predicted = np.roll(labels, MOVED_BY, axis=(0, 1, 2))
+    corner = [n // 4 for n in labels.shape]
+    predicted[tuple(slice(start, start + FALSE_LESION) for start in corner)] = OEDEMA
+    return predicted
+
+
+def _score(reference: Path, prediction: Path, output: Path, protocol: str) -> Scores:
+    found = score_folders(reference, prediction, output, protocol_named(protocol)).evaluation
+    if found.failures:
+        raise RuntimeError(found.failures[0].message)
+    return {
+        (score.case_id, score.region, column): score.value(column)
+        for score in found.scores
+        for column in ("dice", "hd95", "lesionwise_dice")
+        if column in score.columns
+    }
+
+
+def _score_difference(ours: Scores, theirs: Scores) -> str:
+    """Return the largest difference of each score that both have, in mm for HD95."""
+    names = dict.fromkeys(name for _, _, name in theirs)
+    largest = {
+        # a score that is not a number shows, which `max` would pass over
+        name: np.max([abs(ours[key] - value) for key, value in theirs.items() if key[2] == name])
+        for name in names
+    }
+    return ", ".join(f"{name} differs by at most {found:.1e}" for name, found in largest.items())
+
+
+def _reading(index: CaseIndex) -> Task:
+    name = f"nibabel {version_of('nibabel')}"
+    return Task(
+        name="read and check the scans to predict",
+        n_cases=len(index.cases),
+        ours=partial(_read, index),
+        others={
+            f"{name}, dataobj, no checks": partial(_read_nibabel, index, as_stored=True),
+            f"{name}, get_fdata, no checks": partial(_read_nibabel, index, as_stored=False),
+        },
+        agreement=_difference,
+    )
+
+
+def _read(index: CaseIndex) -> list[np.ndarray]:
+    loaded = (load_case(case, with_label=False) for case in index.cases)
+    return [volume.array for case in loaded for volume in case.volumes]
+
+
+def _read_nibabel(index: CaseIndex, *, as_stored: bool) -> list[np.ndarray]:
+    images = (nib.load(case.path_of(scan)) for case in index.cases for scan in case.images)
+    return [np.asanyarray(one.dataobj) if as_stored else one.get_fdata() for one in images]
+
+
+def _writing(index: CaseIndex, folder: Path) -> Task:
+    label_maps = [label for _, label in _label_maps(index)]
+    return Task(
+        name="write a label map",
+        n_cases=len(label_maps),
+        ours=partial(_write, label_maps, folder / "ours.nii.gz"),
+        others={
+            f"nibabel {version_of('nibabel')}, save": partial(
+                _write_nibabel, label_maps, folder / "nibabel.nii.gz"
+            )
+        },
+        agreement=_files_difference,
+    )
+
+
+def _write(label_maps: Sequence[Volume], path: Path) -> Path:
+    for label in label_maps:
+        write_volume(path, label.array, label.geometry)
+    return path
+
+
+def _write_nibabel(label_maps: Sequence[Volume], path: Path) -> Path:
+    for label in label_maps:
+        nib.save(nib.Nifti1Image(label.array, label.geometry.affine), path)
+    return path
+
+
+def _files_difference(ours: Path, theirs: Path) -> str:
+    arrays = [[np.asanyarray(nib.load(path).dataobj)] for path in (ours, theirs)]
+    share = ours.stat().st_size / theirs.stat().st_size
+    return f"{_difference(*arrays)}, {share:.2f} of its bytes"
+
+
+def _difference(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> str:
+    largest = 0.0
+    for one, other in zip(ours, theirs, strict=True):
+        if one.shape != other.shape:
+            return f"another crop: {other.shape} instead of {one.shape}"
+        largest = max(largest, float(np.abs(one.astype(np.float64) - other).max()))
+    return f"largest difference {largest:.1e}"
+
+
+if __name__ == "__main__":
+    main()
