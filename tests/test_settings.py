@@ -63,15 +63,8 @@ def test_windows_in_words() -> None:
     fitted = FittedPrediction(window=(32, 32, 16), overlap=0.25)
     centre = PredictionSettings().over(FittedPrediction(window="centre"))
 
-    assert (
-        PredictionSettings().over(fitted).window_words((8, 8, 8)) == "32x32x16 voxels, overlap 0.25"
-    )
-    assert PredictionSettings().window_words((8, 8, 8)) == "8x8x8 voxels or larger, overlap 0.5"
-    assert PredictionSettings().window_words(None) == "the whole brain in one pass"
-    assert (
-        centre.window_words((8, 8, 8))
-        == "the whole brain in one pass, with the statistics of its centre"
-    )
+    assert PredictionSettings().over(fitted).window_words() == "32x32x16 voxels, overlap 0.25"
+    assert centre.window_words() == "the whole brain in one pass, with the statistics of its centre"
 
 
 def test_a_default_that_is_asked_for_is_not_the_same_as_none() -> None:

@@ -2,20 +2,14 @@
 
 from collections.abc import Callable
 from itertools import pairwise, product
-from math import exp, prod
+from math import exp
 
 import pytest
 import torch
 from monai.inferers import sliding_window_inference
 from torch import Tensor, nn
 
-from brats_seg.runtime.sliding_window import (
-    axis_windows,
-    cheapest_window,
-    n_windows,
-    predict_logits,
-    window_starts,
-)
+from brats_seg.runtime.sliding_window import axis_windows, n_windows, predict_logits, window_starts
 
 Triple = tuple[int, int, int]
 
@@ -224,22 +218,3 @@ def test_the_number_of_windows_is_known_beforehand(
     predict_logits(network, torch.ones(4, *shape), window=(8, 8, 8), overlap=overlap)
 
     assert n_windows(shape, (8, 8, 8), overlap) == len(calls)
-
-
-@pytest.mark.parametrize(
-    ("shape", "expected"),
-    [
-        # a little more than a window: one larger window instead of two
-        ((18, 16, 12), (18, 16, 16)),
-        # two windows of 22 instead of four of 16, three of 24 instead of five, two of 18 instead of three
-        ((33, 48, 25), (22, 24, 18)),
-        # with 16 voxels along each axis nothing is computed twice
-        ((16, 8, 16), (16, 16, 16)),
-    ],
-)
-def test_a_window_is_enlarged_where_fewer_voxels_are_computed(shape, expected) -> None:
-    window = cheapest_window((16, 16, 16), (24, 24, 24), (2, 2, 2), shape, 0.5)
-
-    assert window == expected
-    computed, before = (prod(size) * n_windows(shape, size, 0.5) for size in (window, (16, 16, 16)))
-    assert computed <= before

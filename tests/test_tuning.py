@@ -305,6 +305,18 @@ def test_what_was_fitted_is_stored_with_the_weights(tuned: tuple[list[HeldOut], 
             assert torch.equal(own.trained.weights[name], value)
 
 
+def test_window_and_overlap_are_stored_together(
+    held_out: list[HeldOut], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six cases choose nothing: the fourth candidate is taken."""
+    monkeypatch.setattr(tuning_module, "chosen_window", lambda *_: 3)
+
+    store_tuning(tune(held_out, DICE, CPU), held_out)
+
+    for member in load_model([own.run for own in held_out], CPU).members:
+        assert (member.fitted.window, member.fitted.overlap) == ((8, 8, 8), 0.25)
+
+
 def test_a_second_tuning_of_the_same_asks_no_network(
     tuned: tuple[list[HeldOut], Tuning], monkeypatch: pytest.MonkeyPatch
 ) -> None:

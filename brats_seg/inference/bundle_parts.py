@@ -16,7 +16,7 @@ from monai.utils import convert_to_dst_type
 from torch import Tensor, nn
 
 from brats_seg.models.norm import shares_of, statistics_of_centre
-from brats_seg.runtime.sliding_window import cheapest_window, predict_logits, window_within
+from brats_seg.runtime.sliding_window import predict_logits, window_within
 from brats_seg.voxels.box import rounded_up
 from brats_seg.voxels.brain import brain_mask, normalised
 from brats_seg.voxels.components import nested_regions
@@ -57,8 +57,7 @@ class BrainInferer(Inferer):
         """Keep the windows of each network.
 
         Args:
-            members: `window`, or None for the brain in one pass, `largest`, the size up to which it is
-                enlarged where that saves time, or None, `centre`, the box in its middle that
+            members: `window`, or None for the brain in one pass, `centre`, the box in its middle that
                 norms take statistics from, or None, `overlap`, the share that neighbouring windows have
                 in common, `patch` and `multiple` of each.
         """
@@ -89,10 +88,7 @@ class BrainInferer(Inferer):
         shape, multiple = (image.shape[1], image.shape[2], image.shape[3]), member["multiple"]
         patch = tuple(member["patch"])
         if member["window"] is not None:
-            window = tuple(member["window"])
-            largest = tuple(member["largest"] or window)
-            window = cheapest_window(window, largest, multiple, shape, member["overlap"])
-            return window_within(window, patch, multiple, shape)
+            return window_within(tuple(member["window"]), patch, multiple, shape)
         x, y, z = rounded_up(shape, multiple)
         if member["centre"] is not None:
             x, y, z = map(max, (x, y, z), patch)

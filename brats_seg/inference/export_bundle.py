@@ -25,7 +25,7 @@ from brats_seg.files import whole_file
 from brats_seg.inference.model import build_single
 from brats_seg.inference.model_card import CARD_NAME
 from brats_seg.inference.probabilities import completed
-from brats_seg.inference.settings import DEFAULT_SETTINGS, ONE_PASS
+from brats_seg.inference.settings import DEFAULT_SETTINGS
 from brats_seg.labels import BRATS2023, MODALITIES, LabelConvention, convention_named
 from brats_seg.models.build import network_call
 from brats_seg.presets import NETWORKS
@@ -177,8 +177,7 @@ def _windows(network: TrainedModel) -> dict[str, Any]:
     (member,) = build_single(network, choose_device("cpu", "fp32")).members
     own = completed(member, DEFAULT_SETTINGS)
     return {
-        "window": None if own.windows in ONE_PASS else own.window or member.window or member.patch,
-        "largest": None if own.window else member.largest_window,
+        "window": own.window,
         "centre": (member.window or member.patch) if own.windows == "centre" else None,
         "overlap": own.least_overlap,
         "patch": member.patch,

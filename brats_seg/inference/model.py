@@ -27,13 +27,7 @@ from brats_seg.labels import (
     LabelConvention,
     convention_named,
 )
-from brats_seg.models.build import (
-    build_model,
-    default_window,
-    has_centred_norms,
-    largest_window,
-    size_multiple,
-)
+from brats_seg.models.build import build_model, default_window, has_centred_norms, size_multiple
 from brats_seg.models.norm import check_in_place
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.weights import (
@@ -44,6 +38,7 @@ from brats_seg.runtime.weights import (
     FittedPrediction,
     ModelIdentity,
     TrainedModel,
+    Window,
     entries_of,
     fingerprint_of,
     read_trained,
@@ -81,8 +76,6 @@ class Member:
     """Subsets of the modalities that the network was trained for."""
     subset_scores: tuple[SubsetScores, ...] = ()
     """Scores of its held-out cases with these subsets, where they were measured."""
-    largest_window: Triple | None = None
-    """Size up to which the default window is enlarged where that saves time; None for none."""
     has_centred_norms: bool = False
     """Whether its norms can take statistics from the centre of a crop."""
 
@@ -357,20 +350,23 @@ def _built(trained: TrainedModel, device: Device) -> Member:
         network=_on_device(network, device),
         name=trained.config.model.name,
         patch=identity.patch,
-        window=default_of(trained),
+        window=_default_window(trained),
         channels=_channels(identity),
         regions=_regions(identity),
         multiple=size_multiple(trained.config.model, identity.patch),
         fitted=trained.fitted,
         subsets=identity.subsets,
         subset_scores=trained.subset_scores,
-        largest_window=largest_window(trained.config.model, identity.patch),
         has_centred_norms=has_centred_norms(trained.config.model),
     )
 
 
-def default_of(trained: TrainedModel) -> Triple | None:
-    """Return the default sliding window of a network; None if it was trained on whole brain crops."""
+def default_of(trained: TrainedModel) -> Window:
+    """Return the window that a network predicts with where none is given or fitted."""
+    return _default_window(trained) or "whole"
+
+
+def _default_window(trained: TrainedModel) -> Triple | None:
     if trained.config.patch.size == "whole":
         return None
     if trained.config.model.task == "reconstruction":

@@ -20,7 +20,7 @@ from brats_seg.inference.model import default_of
 from brats_seg.inference.model_facts import FACTS_NAME, ModelFacts, NetworkFacts, ValidatedCase
 from brats_seg.inference.settings import DEFAULT_SETTINGS
 from brats_seg.labels import REGIONS, convention_named
-from brats_seg.runtime.weights import NOT_FITTED, ExportedModel, TrainedModel
+from brats_seg.runtime.weights import NOT_FITTED, ExportedModel, FittedPrediction, TrainedModel
 
 CARD_NAME = "README.md"
 _REGION_WORDS = {"wt": "whole tumour", "tc": "tumour core", "et": "enhancing tumour"}
@@ -118,7 +118,8 @@ def _use_lines(networks: Sequence[TrainedModel]) -> list[str]:
 
 def _window_of(network: TrainedModel) -> str:
     """Return the window that a network predicts with, as words."""
-    return DEFAULT_SETTINGS.over(network.fitted).window_words(default_of(network))
+    default = FittedPrediction(window=default_of(network))
+    return DEFAULT_SETTINGS.over(network.fitted).over(default).window_words()
 
 
 def _score_lines(networks: Sequence[TrainedModel], facts: ModelFacts) -> list[str]:

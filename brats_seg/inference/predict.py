@@ -117,7 +117,7 @@ class Predictor:
                 "it, or on few brains: new scans are not compared with them"
             )
         if model.method is None:
-            words = [completed(one, settings).window_words(one.window) for one in model.members]
+            words = [completed(one, settings).window_words() for one in model.members]
             log.info("windows: %s", "; ".join(dict.fromkeys(words)))
         if device.torch_device.type == "cpu":
             keep_freed_memory()

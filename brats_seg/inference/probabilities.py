@@ -27,7 +27,7 @@ from brats_seg.errors import CaseError, ConfigError
 from brats_seg.inference.foreign import ForeignMethod
 from brats_seg.inference.model import Member, Model
 from brats_seg.inference.scan import Scan
-from brats_seg.inference.settings import PredictionSettings
+from brats_seg.inference.settings import ONE_PASS, PredictionSettings
 from brats_seg.models.norm import Shares, shares_of, statistics_of_centre
 from brats_seg.progress import part
 from brats_seg.runtime.device import Device, choose_device
@@ -37,13 +37,8 @@ from brats_seg.runtime.memory_format import (
     memory_format_of,
     set_memory_format,
 )
-from brats_seg.runtime.sliding_window import (
-    WindowRule,
-    cheapest_window,
-    n_windows,
-    predict_logits,
-    window_within,
-)
+from brats_seg.runtime.sliding_window import WindowRule, n_windows, predict_logits, window_within
+from brats_seg.runtime.weights import FittedPrediction
 from brats_seg.voxels.box import Triple, rounded_up
 
 log = logging.getLogger(__name__)
@@ -194,21 +189,21 @@ def predict_probabilities(
 
 
 def completed(member: Member, settings: PredictionSettings) -> PredictionSettings:
-    """Return settings for a network, whose window is None where it is the default or one pass.
+    """Return settings for a network, whose window is None only where the crop is taken in one pass.
 
     Raises:
         ConfigError: The norms of the network cannot take statistics of the centre.
     """
-    own = settings.over(member.fitted)
+    own = settings.over(member.fitted).over(FittedPrediction(window=member.window or "whole"))
     if own.windows == "centre" and not member.has_centred_norms:
         msg = (
             f"--windows centre needs the norms of model.name 'unet'; found {member.name!r}. Give "
             "--windows sliding or whole."
         )
         raise ConfigError(msg)
-    if own.windows == "auto" and own.window is None and member.window is None:
-        return own.model_copy(update={"windows": "whole"})
-    return own
+    if own.windows in ONE_PASS or own.window is not None:
+        return own
+    return own.model_copy(update={"window": member.window or member.patch})
 
 
 def window_of(member: Member, settings: PredictionSettings, shape: Triple) -> Triple:
@@ -218,14 +213,13 @@ def window_of(member: Member, settings: PredictionSettings, shape: Triple) -> Tr
         ConfigError: The network cannot take the window asked for.
     """
     own = completed(member, settings)
-    covering = rounded_up(shape, member.multiple)
-    if own.windows == "whole":
-        return covering
     if own.windows == "centre":
         # never smaller than a training patch, as sliding windows
-        x, y, z = map(max, covering, member.patch)
+        x, y, z = map(max, rounded_up(shape, member.multiple), member.patch)
         return x, y, z
-    window = own.window or _default_window(member, shape, own.least_overlap)
+    if own.window is None:
+        return rounded_up(shape, member.multiple)
+    window = own.window
     if rounded_up(window, member.multiple) != window:
         words = ["x".join(map(str, size)) for size in (window, member.multiple)]
         nearest = ",".join(map(str, rounded_up(window, member.multiple)))
@@ -235,12 +229,6 @@ def window_of(member: Member, settings: PredictionSettings, shape: Triple) -> Tr
         )
         raise ConfigError(msg)
     return window_within(window, member.patch, member.multiple, shape)
-
-
-def _default_window(member: Member, shape: Triple, overlap: float) -> Triple:
-    window = member.window or member.patch
-    largest = member.largest_window or window
-    return cheapest_window(window, largest, member.multiple, shape, overlap)
 
 
 def centre_shares(member: Member, settings: PredictionSettings, window: Triple) -> Shares | None:

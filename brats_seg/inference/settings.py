@@ -87,18 +87,12 @@ class PredictionSettings(Section):
         """Overlap to use: the one given or fitted, else the default."""
         return OVERLAP if self.overlap is None else self.overlap
 
-    def window_words(self, default: Size | None) -> str:
-        """Return window and overlap as words, for a network whose default window is given.
-
-        Args:
-            default: Voxels; None for the whole brain crop.
-        """
-        window = self.window or default
-        if self.windows in ONE_PASS or window is None:
-            centred = ", with the statistics of its centre" * (self.windows == "centre")
-            return f"the whole brain in one pass{centred}"
-        larger = "" if self.window else " or larger"
-        return f"{size_words(window)} voxels{larger}, overlap {self.least_overlap:g}"
+    def window_words(self) -> str:
+        """Return window and overlap as words, of settings that are complete."""
+        if self.window is not None:
+            return f"{size_words(self.window)} voxels, overlap {self.least_overlap:g}"
+        centred = ", with the statistics of its centre" * (self.windows == "centre")
+        return f"the whole brain in one pass{centred}"
 
     def changed_text(self) -> str:
         """Return the settings that a label map depends on and that are not the defaults, as words."""

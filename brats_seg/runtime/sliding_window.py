@@ -16,7 +16,6 @@ the same windows, the results agree.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 from math import ceil, prod
 
@@ -160,35 +159,6 @@ def window_within(window: Triple, patch: Triple, multiple: Triple, shape: Triple
     covering = rounded_up(shape, multiple)
     x, y, z = (
         min(n, max(least, size)) for n, least, size in zip(window, patch, covering, strict=True)
-    )
-    return x, y, z
-
-
-def cheapest_window(
-    window: Triple, largest: Triple, multiple: Triple, shape: Triple, overlap: float
-) -> Triple:
-    """Return the size, from a window up to the largest, with which the fewest voxels are computed.
-
-    The smallest of equals is taken: small windows take less memory, and less time for a voxel.
-
-    Args:
-        window: Voxels of the smallest window, a multiple of `multiple`.
-        largest: Voxels of the largest.
-        multiple: Numbers that the size of an input must be a multiple of.
-        shape: Voxels of the volume.
-        overlap: Smallest overlap of neighbouring windows, as a share of the window.
-
-    Example:
-        >>> cheapest_window((128, 128, 128), (192, 192, 192), (16, 16, 16), (140, 175, 270), 0.5)
-        (144, 176, 192)
-    """
-
-    def n_computed(size: int, length: int) -> int:
-        return length * len(window_starts(max(size, length), length, overlap))
-
-    x, y, z = (
-        min(range(least, max(least, most) + 1, m), key=partial(n_computed, size))
-        for least, most, m, size in zip(window, largest, multiple, shape, strict=True)
     )
     return x, y, z
 
