@@ -1,10 +1,11 @@
 """Tune the settings of prediction on out-of-fold predictions.
 
-Window and overlap are chosen first, by Dice and by time; see `inference.window_choice`. Then, with them, the decoding is fitted one setting after another, the inner regions
-first because the outer ones contain them: the threshold of each region, its smallest component, and
-the volume of all ET below which it is necrosis. A default is replaced only where the gain is more
-than chance (`evaluation.significance`). Several runs are tuned together, because an ensemble has one
-decoding; each case is predicted by the run that it was held out of.
+Window and overlap are chosen first, by Dice and by time; see `inference.window_choice`. Then, with
+them, the decoding is fitted one setting after another, the inner regions first because the outer ones
+contain them: the threshold of each region, its smallest component, and the volume of all ET below
+which it is necrosis. A default is replaced only where the gain is more than chance
+(`evaluation.significance`). Several runs are tuned together, because an ensemble has one decoding;
+each case is predicted by the run that it was held out of.
 
 Finally the Dice that is expected of a prediction is fitted to the mean probability in each region; see
 `evaluation.predicted_dice`.
