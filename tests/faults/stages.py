@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from filelock import FileLock
 
@@ -189,8 +190,24 @@ def _records(path: Path) -> str:
     return repr(sorted(records.items()))
 
 
+def _object(path: Path) -> str | bytes:
+    """Return a JSON object; a file that was cut off as it is."""
+    try:
+        return repr(_plain(json.loads(path.read_text())))
+    except ValueError:
+        return path.read_bytes()
+
+
+def _arrays(path: Path) -> str:
+    with np.load(path) as stored:
+        arrays = {name: (stored[name].shape, stored[name].tobytes()) for name in stored.files}
+    return repr(_plain(arrays))
+
+
 _READERS: Mapping[str, Callable[[Path], str | bytes]] = {
     ".pt": _checkpoint,
     ".csv": _table,
     ".jsonl": _records,
+    ".json": _object,
+    ".npz": _arrays,
 }
