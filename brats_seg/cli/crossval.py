@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from brats_seg.crossval import OutOfFoldResults
     from brats_seg.evaluation.subset_scores import SubsetScores
     from brats_seg.inference.tuning import Tuning
+    from brats_seg.inference.window_choice import WindowTrial
 
 
 def tune(
@@ -175,13 +176,7 @@ def _print_tuning(tuning: "Tuning") -> None:
             for fit in tuning.fits
         ],
     )
-    print_table(
-        ("window", "WT", "TC", "ET", "seconds a case"),
-        [
-            (trial.name, *(f"{score:.4f}" for score in trial.score), f"{trial.seconds:.1f}")
-            for trial in tuning.windows
-        ],
-    )
+    _print_windows(tuning.windows)
     before, after = (
         ", ".join(f"{score:.4f}" for score in scores) for scores in (tuning.before, tuning.after)
     )
@@ -196,6 +191,17 @@ def _print_tuning(tuning: "Tuning") -> None:
             f"({counted(line.n_cases, 'held-out case')})"
         )
     print(f"Stored with the weights of {', '.join(tuning.runs)}. Research use only.")
+
+
+def _print_windows(trials: "Sequence[WindowTrial]") -> None:
+    """Print the Dice and the time of each window that was tried."""
+    print_table(
+        ("window", "WT", "TC", "ET", "seconds a case"),
+        [
+            (trial.name, *(f"{score:.4f}" for score in trial.score), f"{trial.seconds:.1f}")
+            for trial in trials
+        ],
+    )
 
 
 def _print_subsets(scores: "Sequence[SubsetScores]") -> None:

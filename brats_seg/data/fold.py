@@ -294,7 +294,7 @@ def open_split(folder: Path, split: Split) -> FoldData:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Facts:
-    """What a fold is described by, of a prepared case whose files are closed."""
+    """Facts about a prepared case that describe its fold; the files of the case are closed."""
 
     case_id: str
     key: str

@@ -388,7 +388,7 @@ def _prepare_voxels(job: _Job, sources: tuple[SourceFile, ...], files: CaseFiles
     brain = extract_brain(job.case_id, there.volumes, there.label)
     convention = loaded.convention.name if loaded.convention else ""
     with whole_folder(job.path, when_full=_when_full(job.config)) as folder:
-        files_written = _write_files(folder, brain, convention, job.config)
+        files_written = _write_files(folder, brain, convention, spacing_mm, job.config)
         manifest = Manifest(
             compressed=job.config.compressed,
             convention=convention,
@@ -407,7 +407,7 @@ def _prepare_voxels(job: _Job, sources: tuple[SourceFile, ...], files: CaseFiles
 
 
 def _write_files(
-    folder: Path, brain: Brain, convention: str, config: StoreConfig
+    folder: Path, brain: Brain, convention: str, spacing_mm: Spacing, config: StoreConfig
 ) -> tuple[StoredFile, ...]:
     """Write arrays and measures of a case, and return names, sizes and check sums."""
     # n values of standard deviation 1 are at most sqrt(n): any brain fits into float16 (65504)
@@ -420,7 +420,7 @@ def _write_files(
     arrays[FOREGROUND_NAME] = foreground
     for name, array in arrays.items():
         write_array(folder / name, array)
-    measures = measure_crop(image, config.spacing_mm or choose_spacing(()))
+    measures = measure_crop(image, spacing_mm)
     with whole_file(folder / MEASURES_NAME) as beside:
         beside.write_text(measures_text(measures))
     return tuple(StoredFile.of(folder / name) for name in (*arrays, MEASURES_NAME))

@@ -16,7 +16,7 @@ from monai.utils import convert_to_dst_type
 from torch import Tensor, nn
 
 from brats_seg.models.norm import shares_of, statistics_of_centre
-from brats_seg.runtime.sliding_window import predict_logits, window_within
+from brats_seg.runtime.sliding_window import predict_logits, window_around, window_within
 from brats_seg.voxels.box import rounded_up
 from brats_seg.voxels.brain import brain_mask, normalised
 from brats_seg.voxels.components import nested_regions
@@ -89,10 +89,9 @@ class BrainInferer(Inferer):
         patch = tuple(member["patch"])
         if member["window"] is not None:
             return window_within(tuple(member["window"]), patch, multiple, shape)
-        x, y, z = rounded_up(shape, multiple)
         if member["centre"] is not None:
-            x, y, z = map(max, (x, y, z), patch)
-        return x, y, z
+            return window_around(patch, multiple, shape)
+        return rounded_up(shape, multiple)
 
 
 class Ensemble(nn.Module):

@@ -37,7 +37,13 @@ from brats_seg.runtime.memory_format import (
     memory_format_of,
     set_memory_format,
 )
-from brats_seg.runtime.sliding_window import WindowRule, n_windows, predict_logits, window_within
+from brats_seg.runtime.sliding_window import (
+    WindowRule,
+    n_windows,
+    predict_logits,
+    window_around,
+    window_within,
+)
 from brats_seg.runtime.weights import FittedPrediction
 from brats_seg.voxels.box import Triple, rounded_up
 
@@ -215,8 +221,7 @@ def window_of(member: Member, settings: PredictionSettings, shape: Triple) -> Tr
     own = completed(member, settings)
     if own.windows == "centre":
         # never smaller than a training patch, as sliding windows
-        x, y, z = map(max, rounded_up(shape, member.multiple), member.patch)
-        return x, y, z
+        return window_around(member.patch, member.multiple, shape)
     if own.window is None:
         return rounded_up(shape, member.multiple)
     window = own.window

@@ -156,10 +156,20 @@ def window_within(window: Triple, patch: Triple, multiple: Triple, shape: Triple
         >>> window_within((96, 96, 96), (64, 64, 64), (16, 16, 16), (140, 70, 30))
         (96, 80, 64)
     """
-    covering = rounded_up(shape, multiple)
-    x, y, z = (
-        min(n, max(least, size)) for n, least, size in zip(window, patch, covering, strict=True)
-    )
+    x, y, z = map(min, window, window_around(patch, multiple, shape))
+    return x, y, z
+
+
+def window_around(patch: Triple, multiple: Triple, shape: Triple) -> Triple:
+    """Return the window that covers a volume in one pass, never below the training patch.
+
+    The arguments are those of `window_within`.
+
+    Example:
+        >>> window_around((64, 64, 64), (16, 16, 16), (140, 70, 30))
+        (144, 80, 64)
+    """
+    x, y, z = map(max, patch, rounded_up(shape, multiple))
     return x, y, z
 
 
