@@ -14,18 +14,18 @@ from pathlib import Path
 import numpy as np
 
 from brats_seg.evaluation.overlap import RegionCounts, count_regions, dice
-from brats_seg.evaluation.predicted_dice import (
-    Values,
-    fit_predicted_dice,
-    mean_probabilities,
-    predicted_dice,
-)
 from brats_seg.evaluation.risk_coverage import risk_coverage
 from brats_seg.inference.out_of_fold import open_held_out, predict_held_out
 from brats_seg.inference.postprocess import decode_regions
 from brats_seg.inference.window_choice import window_kinds
 from brats_seg.labels import REGIONS
 from brats_seg.progress import tracked
+from brats_seg.quality.expected_dice import (
+    Values,
+    fit_predicted_dice,
+    mean_probabilities,
+    predicted_dice,
+)
 from brats_seg.runtime.device import choose_device
 from brats_seg.runtime.weights import Decoding
 

@@ -62,10 +62,24 @@ if TYPE_CHECKING:
     from brats_seg.evaluation.evaluate import evaluate_folders as evaluate_folders
     from brats_seg.evaluation.evaluate import score_folders as score_folders
     from brats_seg.evaluation.scores import read_scores as read_scores
+    from brats_seg.figures.cases import montage_figure as montage_figure
+    from brats_seg.figures.cases import reconstruction_figure as reconstruction_figure
+    from brats_seg.figures.cases import sample_figure as sample_figure
+    from brats_seg.figures.cases import uncertainty_figure as uncertainty_figure
+    from brats_seg.figures.cases import view_figure as view_figure
+    from brats_seg.figures.charts import bar_figure as bar_figure
+    from brats_seg.figures.charts import cohort_figure as cohort_figure
+    from brats_seg.figures.charts import score_figure as score_figure
+    from brats_seg.figures.history import LiveHistory as LiveHistory
+    from brats_seg.figures.style import write_figure as write_figure
+    from brats_seg.figures.surface import models_of as models_of
+    from brats_seg.figures.surface import surface_figure as surface_figure
+    from brats_seg.figures.surface import write_surface_gif as write_surface_gif
+    from brats_seg.figures.view import open_view as open_view
+    from brats_seg.figures.view import with_prediction as with_prediction
+    from brats_seg.figures.view import with_uncertainty as with_uncertainty
     from brats_seg.files import writable_folder as writable_folder
     from brats_seg.inference.batch import predict_folder as predict_folder
-    from brats_seg.inference.case_pages import PageSettings as PageSettings
-    from brats_seg.inference.case_pages import write_case_pages as write_case_pages
     from brats_seg.inference.export import export_model as export_model
     from brats_seg.inference.model import load_model as load_model
     from brats_seg.inference.predict import Predictor as Predictor
@@ -74,24 +88,10 @@ if TYPE_CHECKING:
     from brats_seg.inference.settings import PredictionSettings as PredictionSettings
     from brats_seg.inference.tuning import tune_runs as tune_runs
     from brats_seg.models.build import build_model as build_model
+    from brats_seg.pages.case_pages import PageSettings as PageSettings
+    from brats_seg.pages.case_pages import write_case_pages as write_case_pages
     from brats_seg.pages.report import ReportSettings as ReportSettings
     from brats_seg.pages.report import write_report as write_report
-    from brats_seg.report.case_figures import montage_figure as montage_figure
-    from brats_seg.report.case_figures import reconstruction_figure as reconstruction_figure
-    from brats_seg.report.case_figures import sample_figure as sample_figure
-    from brats_seg.report.case_figures import uncertainty_figure as uncertainty_figure
-    from brats_seg.report.case_figures import view_figure as view_figure
-    from brats_seg.report.case_view import open_view as open_view
-    from brats_seg.report.case_view import with_prediction as with_prediction
-    from brats_seg.report.case_view import with_uncertainty as with_uncertainty
-    from brats_seg.report.charts import bar_figure as bar_figure
-    from brats_seg.report.charts import cohort_figure as cohort_figure
-    from brats_seg.report.charts import score_figure as score_figure
-    from brats_seg.report.history import LiveHistory as LiveHistory
-    from brats_seg.report.style import write_figure as write_figure
-    from brats_seg.report.surface import models_of as models_of
-    from brats_seg.report.surface import surface_figure as surface_figure
-    from brats_seg.report.surface import write_surface_gif as write_surface_gif
     from brats_seg.survival.features import features_of_folder as features_of_folder
     from brats_seg.survival.results import study_survival as study_survival
     from brats_seg.training.accumulation import Accumulator as Accumulator
@@ -148,7 +148,7 @@ _NAMES = {
     "evaluation.scores": ("read_scores",),
     "files": ("writable_folder",),
     "inference.batch": ("predict_folder",),
-    "inference.case_pages": (
+    "pages.case_pages": (
         "PageSettings",
         "write_case_pages",
     ),
@@ -166,26 +166,26 @@ _NAMES = {
         "ReportSettings",
         "write_report",
     ),
-    "report.case_figures": (
+    "figures.cases": (
         "montage_figure",
         "reconstruction_figure",
         "sample_figure",
         "uncertainty_figure",
         "view_figure",
     ),
-    "report.case_view": (
+    "figures.view": (
         "open_view",
         "with_prediction",
         "with_uncertainty",
     ),
-    "report.charts": (
+    "figures.charts": (
         "bar_figure",
         "cohort_figure",
         "score_figure",
     ),
-    "report.history": ("LiveHistory",),
-    "report.style": ("write_figure",),
-    "report.surface": (
+    "figures.history": ("LiveHistory",),
+    "figures.style": ("write_figure",),
+    "figures.surface": (
         "models_of",
         "surface_figure",
         "write_surface_gif",

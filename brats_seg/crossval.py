@@ -314,8 +314,8 @@ def _score(
 ) -> tuple[Evaluation | None, tuple[Score, ...], tuple[RegionSummary, ...]]:
     """Score the predictions, and write the scores, their summary and their figure."""
     # matplotlib takes long to import
-    from brats_seg.report.charts import score_figure
-    from brats_seg.report.style import write_figure
+    from brats_seg.figures.charts import score_figure
+    from brats_seg.figures.style import write_figure
 
     output = predictions.parent
     pairing = reference_pairs(parts, predictions)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from brats_seg.models.nnunet import NnunetNetwork, NnunetShape
+from brats_seg.interop.nnunet_network import NnunetNetwork, NnunetShape
 
 REGION_LABELS = {"background": 0, "whole tumor": [1, 2, 3], "tumor core": [2, 3], "ET": [3]}
 TISSUE_LABELS = {"background": 0, "edema": 1, "non-enhancing tumor": 2, "enhancing tumor": 3}

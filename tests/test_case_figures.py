@@ -13,8 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from brats_seg.errors import CaseError
-from brats_seg.labels import BRATS2017, BRATS2024, BRATS2024_PED, CONVENTIONS, LabelConvention
-from brats_seg.report.case_figures import (
+from brats_seg.figures.cases import (
     N_SECTIONS,
     _spread,
     montage_figure,
@@ -24,9 +23,10 @@ from brats_seg.report.case_figures import (
     uncertainty_figure,
     view_figure,
 )
-from brats_seg.report.case_view import CaseView, Labelled, open_view
-from brats_seg.report.sections import draw_section
-from brats_seg.report.style import REGION_COLOURS
+from brats_seg.figures.sections import draw_section
+from brats_seg.figures.style import REGION_COLOURS
+from brats_seg.figures.view import CaseView, Labelled, open_view
+from brats_seg.labels import BRATS2017, BRATS2024, BRATS2024_PED, CONVENTIONS, LabelConvention
 from tests.builders import SHAPE, make_label_map, make_volumes, write_case, write_nifti
 
 

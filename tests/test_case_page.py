@@ -14,16 +14,16 @@ import pytest
 
 from brats_seg.cases.nifti import read_volume
 from brats_seg.cases.phantom import write_phantom_cases
+from brats_seg.figures.view import CaseView, open_view, with_prediction
 from brats_seg.labels import MODALITIES
-from brats_seg.report.case_page import (
+from brats_seg.pages.case import (
     LARGEST_PAGE,
     CasePage,
     Fact,
     part_rows,
     write_case_page,
 )
-from brats_seg.report.case_view import CaseView, open_view, with_prediction
-from brats_seg.report.embedded import EmbeddedVolume, embedded
+from brats_seg.pages.embedded import EmbeddedVolume, embedded
 from tests.browser import CHROMIUM, Page, opened_browser
 
 HOSTILE = "</script><img src=x onerror=hurt=1>\"'&"
@@ -270,7 +270,7 @@ def test_a_page_that_is_too_large_is_said(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("brats_seg.report.case_page.LARGEST_PAGE", 1_000_000)
+    monkeypatch.setattr("brats_seg.pages.case.LARGEST_PAGE", 1_000_000)
 
     write_case_page(CasePage(view=view), tmp_path / "a.html")
 
@@ -326,7 +326,7 @@ def test_large_scans_are_rounded_until_the_page_is_small_enough(
 ) -> None:
     exact = embedded(view)
     n_bytes = sum(len(volume.data) for volume in exact.volumes)
-    monkeypatch.setattr("brats_seg.report.embedded.MOST_BYTES", n_bytes * 3 // 4)
+    monkeypatch.setattr("brats_seg.pages.embedded.MOST_BYTES", n_bytes * 3 // 4)
 
     rounded = embedded(view)
 

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from brats_seg.errors import CaseError, LabelError, UnusableCaseError, UsageError
-from brats_seg.labels import BRATS2017, BRATS2023, BRATS2024
-from brats_seg.report.case_view import (
+from brats_seg.figures.sections import Grid
+from brats_seg.figures.view import (
     CaseView,
     drawn_of,
     open_view,
     with_prediction,
     with_uncertainty,
 )
-from brats_seg.report.sections import Grid
+from brats_seg.labels import BRATS2017, BRATS2023, BRATS2024
 from tests.builders import (
     BRATS_AFFINE,
     SHAPE,

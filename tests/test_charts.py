@@ -10,7 +10,7 @@ from brats_seg.cases.clinical import read_clinical_tables, with_clinical
 from brats_seg.cases.index import index_cases
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.scores import Score
-from brats_seg.report.charts import (
+from brats_seg.figures.charts import (
     bar_figure,
     cohort_figure,
     dice_figure,

@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from brats_seg.cases.many import Failure
-from brats_seg.report.case_page import Fact
-from brats_seg.report.cohort_page import Cohort, CohortCase, dice_by_case, write_cohort_page
+from brats_seg.pages.case import Fact
+from brats_seg.pages.cohort_page import Cohort, CohortCase, dice_by_case, write_cohort_page
 from tests.browser import Page
 from tests.test_case_page import HOSTILE, outside
 from tests.test_charts import make_scores

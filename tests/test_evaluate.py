@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from brats_seg.cases import label_check
 from brats_seg.cases.folders import OUTPUT_MARKER
 from brats_seg.cases.nifti import Volume, read_label_map
 from brats_seg.cases.phantom import write_phantom_cases
@@ -27,6 +26,7 @@ from brats_seg.evaluation.pairs import Pair, find_pairs, label_maps_in, read_pai
 from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
 from brats_seg.evaluation.scores import LESION_COLUMNS, REGION_COLUMNS, read_scores, write_scores
 from brats_seg.labels import BRATS2017, BRATS2023, BRATS2024, MSD, LabelConvention
+from brats_seg.quality import label_map as label_check
 from brats_seg.voxels.box import Box
 from tests.builders import BRATS_AFFINE, make_label_map, write_case, write_nifti
 from tests.check_builders import renumbered

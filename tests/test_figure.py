@@ -75,7 +75,7 @@ def test_a_surface_turns_in_a_gif(
     figure: Run, brats_root: Path, tmp_path: Path, monkeypatch
 ) -> None:
     monkeypatch.setattr(
-        "brats_seg.report.surface.write_surface_gif.__kwdefaults__", {"n_frames": 2}
+        "brats_seg.figures.surface.write_surface_gif.__kwdefaults__", {"n_frames": 2}
     )
 
     code, said = figure("surface", brats_root, "-o", "a.gif")

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from brats_seg.errors import UsageError
-from brats_seg.report.history import LiveHistory, history_figure
+from brats_seg.figures.history import LiveHistory, history_figure
 from brats_seg.training.history import (
     phase_columns,
     read_history,

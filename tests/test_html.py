@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from brats_seg.errors import UsageError
-from brats_seg.report.html import (
+from brats_seg.pages.html import (
     _environment,
     niivue_licence,
     packed_niivue,

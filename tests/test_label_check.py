@@ -7,16 +7,6 @@ import numpy as np
 import pytest
 
 from brats_seg.cases.conventions import resolve
-from brats_seg.cases.label_check import (
-    LabelRoles,
-    check_placement,
-    differ,
-    judge_numbering,
-    outermost_label,
-    rival_of,
-    roles_of,
-    roles_of_outline,
-)
 from brats_seg.errors import LabelError
 from brats_seg.labels import (
     BRATS2017,
@@ -27,6 +17,16 @@ from brats_seg.labels import (
     LabelConvention,
     LabelMap,
     regions_of,
+)
+from brats_seg.quality.label_map import (
+    LabelRoles,
+    check_placement,
+    differ,
+    judge_numbering,
+    outermost_label,
+    rival_of,
+    roles_of,
+    roles_of_outline,
 )
 from tests.check_builders import (
     label_volume,

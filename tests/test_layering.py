@@ -19,24 +19,25 @@ FLOORS = {
     **dict.fromkeys(
         (
             *("errors", "labels", "config", "config_text", "cpu_threads", "files", "installation"),
-            *("presets", "progress", "tables"),
+            *("presets", "progress", "tables", "wings"),
         ),
         0,
     ),
     "voxels": 1,
     "cases": 2,
-    **dict.fromkeys(("data", "evaluation", "dicom"), 3),
-    **dict.fromkeys(("models", "runtime", "report"), 4),
+    **dict.fromkeys(("data", "evaluation"), 3),
+    **dict.fromkeys(("models", "runtime", "figures"), 4),
     **dict.fromkeys(("training", "inference"), 5),
-    **dict.fromkeys(("survival", "crossval", "doctor", "pages"), 6),
-    **dict.fromkeys(("cli", "json_results", "json_schema", "__main__", "__init__"), 7),
+    **dict.fromkeys(("quality", "interop", "dicom", "pages", "survival"), 6),
+    **dict.fromkeys(("crossval", "doctor", "cli"), 7),
+    **dict.fromkeys(("json_results", "json_schema", "__main__", "__init__"), 7),
 }
 SHARED_FLOORS = (0, 7)
 """Their modules may import each other."""
 HEAVY = {"torch", "monai", "lightning", "lightning_fabric"}
 TORCH_FREE = {"voxels", "cases", *(name for name, floor in FLOORS.items() if floor == 0)}
 """Do without torch altogether."""
-TORCH_FREE_AT_IMPORT = {*TORCH_FREE, "cli", "json_results", "report", "__init__"}
+TORCH_FREE_AT_IMPORT = {*TORCH_FREE, "cli", "json_results", "figures", "__init__"}
 """May import torch inside a function, so that `--help` is quick."""
 
 FILES = sorted(ROOT.rglob("*.py"))
@@ -82,6 +83,30 @@ def violations(part: str, source: str) -> list[str]:
     )
 
 
+NOT_YET = {
+    "brats_seg.cases.case -> quality",
+    "brats_seg.cases.index -> quality",
+    "brats_seg.data.prepare -> quality",
+    "brats_seg.dicom.convert -> quality",
+    "brats_seg.dicom.preprocess -> quality",
+    "brats_seg.evaluation.agreement -> quality",
+    "brats_seg.evaluation.pairs -> quality",
+    "brats_seg.evaluation.risk_coverage -> quality",
+    "brats_seg.inference.batch -> dicom",
+    "brats_seg.inference.batch -> pages",
+    "brats_seg.inference.export -> interop",
+    "brats_seg.inference.model -> interop",
+    "brats_seg.inference.model -> quality",
+    "brats_seg.inference.output -> dicom",
+    "brats_seg.inference.output -> quality",
+    "brats_seg.inference.predict -> quality",
+    "brats_seg.inference.tuning -> quality",
+    "brats_seg.runtime.weights -> quality",
+    "brats_seg.training.checkpoints -> quality",
+}
+"""Imports of a wing by the core that are still to go. The list only becomes shorter."""
+
+
 def heavy_imports(source: str) -> set[str]:
     return {name.split(".")[0] for name in imported_names(source)} & HEAVY
 
@@ -92,7 +117,9 @@ def test_every_part_has_a_floor():
 
 @pytest.mark.parametrize("path", FILES, ids=module_name)
 def test_imports_point_down(path):
-    assert violations(part_of(path), path.read_text()) == []
+    upward = violations(part_of(path), path.read_text())
+
+    assert {f"{module_name(path)} -> {other}" for other in upward} <= NOT_YET
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from brats_seg.report.mesh import Mesh, surface_of
+from brats_seg.figures.mesh import Mesh, surface_of
 
 ONE_MM = (1.0, 1.0, 1.0)
 

@@ -21,12 +21,12 @@ from brats_seg.inference.batch import (
     finish_batch,
     local_outcomes,
 )
-from brats_seg.inference.case_pages import PageSettings, write_case_pages
 from brats_seg.inference.model import Model
 from brats_seg.inference.output import OutputFolder
 from brats_seg.inference.predict import Predictor, predict_scan
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import MODALITIES, MODALITY_SUBSETS
+from brats_seg.pages.case_pages import PageSettings, write_case_pages
 from tests.builders import make_volumes, write_case, write_nifti
 from tests.inference_builders import IDENTITY, make_model
 

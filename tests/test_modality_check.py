@@ -10,15 +10,15 @@ from scipy.ndimage import binary_dilation
 
 from brats_seg.cases.case import Case, load_case
 from brats_seg.cases.discovery import find_cases
-from brats_seg.cases.modality_check import (
+from brats_seg.errors import CaseError
+from brats_seg.labels import MODALITIES
+from brats_seg.quality.modality_check import (
     check_all_different,
     check_are_scans,
     likeliest_order,
     local_contrast,
     scan_remarks,
 )
-from brats_seg.errors import CaseError
-from brats_seg.labels import MODALITIES
 from tests.builders import make_label_map, write_case, write_nifti
 from tests.check_builders import ATLAS_AFFINE, geometry, phantom, sample_of, volumes_of
 

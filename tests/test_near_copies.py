@@ -17,11 +17,11 @@ from brats_seg.cases.case_table import read_index, summarise, write_index
 from brats_seg.cases.discovery import find_cases
 from brats_seg.cases.folds import check_covers, make_folds
 from brats_seg.cases.index import index_cases
-from brats_seg.cases.near_copies import fingerprint_of, near_copies
 from brats_seg.cases.nifti import Geometry, Volume, read_volume
 from brats_seg.cases.phantom import make_phantom
 from brats_seg.config import FoldConfig
 from brats_seg.errors import FoldError
+from brats_seg.quality.near_copies import fingerprint_of, near_copies
 from brats_seg.voxels.orientation import turn_of, turned
 from tests.builders import BRATS_AFFINE, write_nifti
 
@@ -131,7 +131,7 @@ def test_more_cases_than_are_compared_at_once_are_all_compared(
     cases = [case_of(str(n), phantom_arrays(seed)[0]) for n, seed in enumerate(seeds)]
     expected = tuple((a, b) for a, b in combinations(range(len(seeds)), 2) if seeds[a] == seeds[b])
 
-    monkeypatch.setattr("brats_seg.cases.near_copies._N_COMPARED", 2)
+    monkeypatch.setattr("brats_seg.quality.near_copies._N_COMPARED", 2)
 
     assert near_copies(cases) == expected
     assert near_copies(cases[::-1]) == tuple(sorted((5 - b, 5 - a) for a, b in expected))

@@ -16,9 +16,9 @@ from brats_seg.cases.case import load_case
 from brats_seg.cases.inputs import find_inputs
 from brats_seg.errors import UsageError
 from brats_seg.inference.export import export_model
-from brats_seg.inference.nnunet_method import region_logits
 from brats_seg.inference.predict import CaseResult, Predictor
 from brats_seg.inference.settings import PredictionSettings
+from brats_seg.interop.nnunet_method import region_logits
 from brats_seg.labels import BRATS2017, BRATS2023
 from tests.builders import write_case
 from tests.foreign_builders import (

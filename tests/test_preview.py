@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from brats_seg.cases.inputs import find_inputs
+from brats_seg.figures.draw import draw_uncertainty
 from brats_seg.inference.output import OutputFolder, _add_words, write_preview
 from brats_seg.inference.predict import predict_scan
 from brats_seg.inference.scan import read_scan
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import REGIONS
-from brats_seg.report.draw import draw_uncertainty
 from tests.builders import make_volumes, write_case, write_nifti
 from tests.inference_builders import make_model
 

@@ -9,9 +9,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
 from brats_seg.errors import CaseError
-from brats_seg.report.case_view import open_view
-from brats_seg.report.mesh import surface_of
-from brats_seg.report.surface import (
+from brats_seg.figures.mesh import surface_of
+from brats_seg.figures.surface import (
     Camera,
     Layer,
     _cameras,
@@ -22,6 +21,7 @@ from brats_seg.report.surface import (
     surface_figure,
     write_surface_gif,
 )
+from brats_seg.figures.view import open_view
 from tests.builders import write_case
 
 

@@ -8,7 +8,7 @@ import pytest
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.risk_coverage import read_qualities, risk_coverage, risk_of_folder
 from brats_seg.evaluation.scores import Score
-from brats_seg.report.charts import risk_figure
+from brats_seg.figures.charts import risk_figure
 from brats_seg.tables import write_table
 
 DICE = np.array([0.9, 0.5, 0.7, 0.1])

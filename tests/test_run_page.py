@@ -14,8 +14,8 @@ from brats_seg.inference.out_of_fold import open_held_out, predict_held_out
 from brats_seg.inference.postprocess import decode_regions
 from brats_seg.inference.window_choice import window_in_use
 from brats_seg.pages.run import _with_scores, run_report, write_run
+from brats_seg.pages.run_page import write_run_page
 from brats_seg.progress import untracked
-from brats_seg.report.run_page import write_run_page
 from brats_seg.runtime.weights import run_locked
 from tests.browser import Page
 from tests.inference_builders import CPU
@@ -89,7 +89,7 @@ def test_its_page_asks_for_nothing_from_outside(
     browser.open(page)
 
     rows = "[...document.querySelectorAll('#cases tbody tr .name')].map((cell) => cell.textContent)"
-    assert page == trained / "report.html"
+    assert page == trained / "pages.html"
     assert sorted(browser.run(rows)) == sorted(data.split.validation)
     assert browser.run("[...document.images].every((i) => i.complete && i.naturalWidth > 100)")
     assert browser.run("document.documentElement.scrollWidth <= innerWidth")

@@ -12,11 +12,11 @@ import torch
 from brats_seg.cases.folds import Split
 from brats_seg.cases.phantom import write_phantom_cases
 from brats_seg.data.fold import open_split
-from brats_seg.data.training_profile import TrainingProfile
-from brats_seg.evaluation.predicted_dice import DiceLine
 from brats_seg.inference.export import export_model
 from brats_seg.inference.model import load_model
 from brats_seg.inference.predict import Predictor
+from brats_seg.quality.expected_dice import DiceLine
+from brats_seg.quality.profile import TrainingProfile
 from brats_seg.runtime.weights import (
     FittedPrediction,
     fingerprint_of,

@@ -6,7 +6,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 
-from brats_seg.report.sections import (
+from brats_seg.figures.sections import (
     Grid,
     centre_of,
     draw_outlines,
@@ -14,7 +14,7 @@ from brats_seg.report.sections import (
     draw_section,
     draw_section_bar,
 )
-from brats_seg.report.style import REGION_COLOURS
+from brats_seg.figures.style import REGION_COLOURS
 from brats_seg.voxels.orientation import AXES
 
 ONE_MM = (1.0, 1.0, 1.0)

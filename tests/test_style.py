@@ -10,7 +10,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from brats_seg.errors import EnvironmentalError, UsageError
-from brats_seg.report.style import (
+from brats_seg.figures.style import (
     REGION_COLOURS,
     RESEARCH_USE,
     add_dark_legend,

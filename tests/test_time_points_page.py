@@ -11,9 +11,9 @@ from brats_seg.cases.discovery import find_cases
 from brats_seg.cases.nifti import Geometry, oriented, read_volume
 from brats_seg.cases.phantom import write_phantom_cases
 from brats_seg.errors import CaseError
-from brats_seg.report.case_page import CasePage, Fact
-from brats_seg.report.case_view import CaseView, Labelled, open_view
-from brats_seg.report.time_points_page import (
+from brats_seg.figures.view import CaseView, Labelled, open_view
+from brats_seg.pages.case import CasePage, Fact
+from brats_seg.pages.time_points_page import (
     LEAST_OVERLAP,
     RegionChange,
     _overlap,

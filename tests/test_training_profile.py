@@ -13,7 +13,9 @@ from scipy.ndimage import gaussian_filter, shift, zoom
 
 from brats_seg.cases.case import LoadedCase, case_of_arrays
 from brats_seg.cases.phantom import write_phantom_cases
-from brats_seg.data.training_profile import (
+from brats_seg.data.verify import verify_cases
+from brats_seg.inference.scan import Scan, prepare_scan
+from brats_seg.quality.profile import (
     FEWEST_CASES,
     MEASURES,
     TrainingProfile,
@@ -23,9 +25,7 @@ from brats_seg.data.training_profile import (
     profile_of,
     profile_of_cases,
 )
-from brats_seg.data.verify import verify_cases
-from brats_seg.inference.scan import Scan, prepare_scan
-from brats_seg.inference.scan_check import checked_scan
+from brats_seg.quality.scan_check import checked_scan
 from tests.check_builders import ATLAS_AFFINE, phantom, real_cases
 from tests.prepared import prepare, write_prepared
 

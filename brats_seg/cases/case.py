@@ -15,20 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from brats_seg.cases.conventions import check_values, resolve
-from brats_seg.cases.label_check import (
-    NO_ROLES,
-    LabelRoles,
-    check_placement,
-    judge_numbering,
-    roles_of,
-)
 from brats_seg.cases.layouts import LABEL, parse_case_id
-from brats_seg.cases.modality_check import (
-    MIXED_UP,
-    check_all_different,
-    check_are_scans,
-    scan_remarks,
-)
 from brats_seg.cases.nifti import (
     Geometry,
     Volume,
@@ -37,9 +24,22 @@ from brats_seg.cases.nifti import (
     unpack_label_map,
     unpack_volume,
 )
-from brats_seg.cases.sample import sample_brain
 from brats_seg.errors import CaseError, UnusableCaseError, counted, printable
 from brats_seg.labels import MODALITIES, LabelConvention, LabelMap
+from brats_seg.quality.label_map import (
+    NO_ROLES,
+    LabelRoles,
+    check_placement,
+    judge_numbering,
+    roles_of,
+)
+from brats_seg.quality.modality_check import (
+    MIXED_UP,
+    check_all_different,
+    check_are_scans,
+    scan_remarks,
+)
+from brats_seg.quality.sample import sample_brain
 
 AFFINE_TOLERANCE = 1e-3
 """Largest difference in mm between the entries of two affines of one grid: rounding errors."""

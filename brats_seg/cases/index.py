@@ -31,7 +31,13 @@ from brats_seg.cases.case import (
 )
 from brats_seg.cases.conventions import check_values, resolve
 from brats_seg.cases.discovery import find_cases
-from brats_seg.cases.label_check import (
+from brats_seg.cases.layouts import NNUNET, UNKNOWN
+from brats_seg.cases.nifti import Volume, read_packed, unpack_label_map, unpack_volume
+from brats_seg.cases.path_table import data_folder
+from brats_seg.errors import CaseError
+from brats_seg.labels import MODALITIES, LabelConvention, LabelMap, convention_named
+from brats_seg.progress import Track, untracked
+from brats_seg.quality.label_map import (
     NO_ROLES,
     OTHERS_DIFFER,
     LabelRoles,
@@ -40,13 +46,7 @@ from brats_seg.cases.label_check import (
     judge_numbering,
     rival_of,
 )
-from brats_seg.cases.layouts import NNUNET, UNKNOWN
-from brats_seg.cases.near_copies import fingerprint_of, with_near_copies
-from brats_seg.cases.nifti import Volume, read_packed, unpack_label_map, unpack_volume
-from brats_seg.cases.path_table import data_folder
-from brats_seg.errors import CaseError
-from brats_seg.labels import MODALITIES, LabelConvention, LabelMap, convention_named
-from brats_seg.progress import Track, untracked
+from brats_seg.quality.near_copies import fingerprint_of, with_near_copies
 from brats_seg.voxels.resampling import MM3_PER_ML
 
 log = logging.getLogger(__name__)

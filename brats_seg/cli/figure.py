@@ -44,7 +44,7 @@ def sample(
     as_json: JsonOption = False,
 ) -> None:
     """Draw the four modalities of a case, and its label map with a legend."""
-    from brats_seg.report.draw import draw_sample
+    from brats_seg.figures.draw import draw_sample
 
     draw_sample(data, output, case_id=case, labels=labels)
     _print_written(output, as_json=as_json)
@@ -67,7 +67,7 @@ def montage(
     as_json: JsonOption = False,
 ) -> None:
     """Draw sections through the tumour, reference and prediction side by side."""
-    from brats_seg.report.draw import draw_montage
+    from brats_seg.figures.draw import draw_montage
 
     draw_montage(
         data, output, prediction=prediction, case_id=case, modality=modality, labels=labels
@@ -85,7 +85,7 @@ def preview(
     as_json: JsonOption = False,
 ) -> None:
     """Draw three planes through the tumour of the prediction, or else of the reference."""
-    from brats_seg.report.draw import draw_preview
+    from brats_seg.figures.draw import draw_preview
 
     draw_preview(data, output, prediction=prediction, case_id=case, labels=labels)
     _print_written(output, as_json=as_json)
@@ -106,7 +106,7 @@ def uncertainty(
     as_json: JsonOption = False,
 ) -> None:
     """Draw where a prediction is uncertain, in three planes."""
-    from brats_seg.report.draw import draw_uncertainty
+    from brats_seg.figures.draw import draw_uncertainty
 
     draw_uncertainty(
         data, output, prediction=prediction, entropy=entropy, case_id=case, labels=labels
@@ -135,7 +135,7 @@ def surface(
     as_json: JsonOption = False,
 ) -> None:
     """Draw the regions in space, reference and prediction side by side."""
-    from brats_seg.report.draw import draw_surface
+    from brats_seg.figures.draw import draw_surface
 
     draw_surface(
         data, output, prediction=prediction, case_id=case, azimuth_degrees=azimuth, labels=labels
@@ -151,7 +151,7 @@ def scores(
     as_json: JsonOption = False,
 ) -> None:
     """Draw a score of every case, with a box for each region."""
-    from brats_seg.report.draw import draw_scores
+    from brats_seg.figures.draw import draw_scores
 
     draw_scores(table, output, column=column)
     _print_written(output, as_json=as_json)
@@ -164,7 +164,7 @@ def bars(
     as_json: JsonOption = False,
 ) -> None:
     """Draw the mean Dice and Jaccard of each region."""
-    from brats_seg.report.draw import draw_bars
+    from brats_seg.figures.draw import draw_bars
 
     draw_bars(table, output)
     _print_written(output, as_json=as_json)
@@ -183,7 +183,7 @@ def risk(
 
     The curve is the mean of 1 - Dice of the cases that are accepted if those of low quality are left out.
     """
-    from brats_seg.report.draw import draw_risk
+    from brats_seg.figures.draw import draw_risk
 
     curve = draw_risk(table, output, predictions=prediction)
     if not as_json:
@@ -207,8 +207,8 @@ def distributions(
     as_json: JsonOption = False,
 ) -> None:
     """Draw how age, survival and tumour volume are distributed over the cases of a folder."""
+    from brats_seg.figures.draw import draw_distributions
     from brats_seg.progress import tracked
-    from brats_seg.report.draw import draw_distributions
 
     n_workers = available_cpus()
     draw_distributions(
@@ -224,8 +224,8 @@ def history(
     as_json: JsonOption = False,
 ) -> None:
     """Draw the history of a run: loss and scores of every epoch."""
-    from brats_seg.report.history import history_figure
-    from brats_seg.report.style import write_figure
+    from brats_seg.figures.history import history_figure
+    from brats_seg.figures.style import write_figure
     from brats_seg.training.history import read_history
 
     write_figure(history_figure(read_history(run)), output)

@@ -87,7 +87,7 @@ def report(
     have no page.
     """
     with importing():
-        from brats_seg.inference.case_pages import PageSettings
+        from brats_seg.pages.case_pages import PageSettings
         from brats_seg.pages.report import ReportSettings, write_report
 
     pages = PageSettings(

@@ -37,7 +37,6 @@ from brats_seg.data.store import (
     check_compression,
     write_array,
 )
-from brats_seg.data.training_profile import measure_crop, measures_text
 from brats_seg.data.verify import is_replaceable, verify_cases
 from brats_seg.errors import CaseError, EnvironmentalError, UsageError, counted
 from brats_seg.files import (
@@ -51,6 +50,7 @@ from brats_seg.files import (
 )
 from brats_seg.labels import MODALITIES, LabelConvention, LabelMap, convention_named, regions_of
 from brats_seg.progress import Track, untracked
+from brats_seg.quality.profile import measure_crop, measures_text
 from brats_seg.voxels.brain import Array
 from brats_seg.voxels.resampling import Resampling, Spacing
 

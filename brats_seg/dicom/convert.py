@@ -22,9 +22,7 @@ from pydantic import Field, ValidationError
 from brats_seg.cases.case import Case, have_one_grid
 from brats_seg.cases.inputs import single_input
 from brats_seg.cases.many import map_cases
-from brats_seg.cases.modality_check import LARGEST_BRAIN_ML, stripping_remark
 from brats_seg.cases.nifti import Volume, read_volume, write_volume
-from brats_seg.cases.sample import sample_brain
 from brats_seg.config import Section
 from brats_seg.dicom.modalities import OVERRIDE, Sorted, missing_words, sort_series
 from brats_seg.dicom.preprocess import ONE_MM, check_tools, has_spacing, how_to_prepare, prepare
@@ -33,6 +31,8 @@ from brats_seg.errors import CaseError, EnvironmentalError, counted, some_of
 from brats_seg.files import whole_file
 from brats_seg.labels import MODALITIES
 from brats_seg.progress import Track, untracked
+from brats_seg.quality.modality_check import LARGEST_BRAIN_ML, stripping_remark
+from brats_seg.quality.sample import sample_brain
 
 log = logging.getLogger(__name__)
 

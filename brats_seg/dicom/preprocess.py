@@ -18,7 +18,6 @@ from pathlib import Path
 import numpy as np
 
 from brats_seg.cases.case import have_one_grid
-from brats_seg.cases.modality_check import stripping_remark
 from brats_seg.cases.nifti import (
     Geometry,
     Volume,
@@ -28,9 +27,10 @@ from brats_seg.cases.nifti import (
     resampled,
     write_volume,
 )
-from brats_seg.cases.sample import sample_brain
 from brats_seg.errors import CaseError, EnvironmentalError
 from brats_seg.labels import MODALITIES
+from brats_seg.quality.modality_check import stripping_remark
+from brats_seg.quality.sample import sample_brain
 from brats_seg.voxels.resampling import Resampling, Spacing
 
 log = logging.getLogger(__name__)

@@ -11,16 +11,16 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from brats_seg.cases.label_check import (
+from brats_seg.errors import LabelError
+from brats_seg.evaluation.pairs import LabelPair, PackedLabelMap
+from brats_seg.labels import CONVENTIONS, LabelConvention, LabelMap
+from brats_seg.quality.label_map import (
     OTHERS_DIFFER,
     Numbering,
     differ,
     judge_numbering,
     rival_of,
 )
-from brats_seg.errors import LabelError
-from brats_seg.evaluation.pairs import LabelPair, PackedLabelMap
-from brats_seg.labels import CONVENTIONS, LabelConvention, LabelMap
 
 LEAST_GAIN = 0.3
 """Gain in Dice from which another reading is reported."""

@@ -16,18 +16,18 @@ import numpy as np
 from brats_seg.cases.case import Case, have_one_grid, label_values_of, load_case
 from brats_seg.cases.discovery import find_cases
 from brats_seg.cases.folders import walk_folders
-from brats_seg.cases.label_check import (
+from brats_seg.cases.layouts import LABEL, is_label_folder, parse_file_name
+from brats_seg.cases.nifti import Geometry, Volume, oriented, read_label_map
+from brats_seg.cases.path_table import is_path_table
+from brats_seg.errors import CaseError, LayoutError, UsageError, some_of
+from brats_seg.labels import MODALITIES, LabelMap
+from brats_seg.quality.label_map import (
     LabelRoles,
     check_placement,
     roles_of,
     roles_of_outline,
 )
-from brats_seg.cases.layouts import LABEL, is_label_folder, parse_file_name
-from brats_seg.cases.nifti import Geometry, Volume, oriented, read_label_map
-from brats_seg.cases.path_table import is_path_table
-from brats_seg.cases.sample import BrainSample, sample_brain
-from brats_seg.errors import CaseError, LayoutError, UsageError, some_of
-from brats_seg.labels import MODALITIES, LabelMap
+from brats_seg.quality.sample import BrainSample, sample_brain
 from brats_seg.voxels.box import Box, bounding_box
 
 

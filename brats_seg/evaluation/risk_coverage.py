@@ -15,9 +15,9 @@ import numpy.typing as npt
 from scipy.stats import spearmanr
 
 from brats_seg.errors import UsageError, some_of
-from brats_seg.evaluation.predicted_dice import PREDICTED_COLUMNS
 from brats_seg.evaluation.scores import Score
 from brats_seg.labels import REGIONS
+from brats_seg.quality.expected_dice import PREDICTED_COLUMNS
 from brats_seg.tables import BETWEEN_TEXTS, read_table
 
 Values = npt.NDArray[np.float64]

@@ -27,7 +27,6 @@ from brats_seg.dicom.convert import (
     read_source,
 )
 from brats_seg.errors import BratsError, UsageError
-from brats_seg.inference.case_pages import page_of_result, page_path, write_page
 from brats_seg.inference.cluster import MAX_KILLED_WORKERS, cluster_results
 from brats_seg.inference.missing_modalities import accepted
 from brats_seg.inference.output import SCANS_NAME, OutputFolder, Record, convention_remarks, key_of
@@ -35,6 +34,7 @@ from brats_seg.inference.predict import CaseResult, Predictor
 from brats_seg.inference.result_files import check_names
 from brats_seg.inference.scan import Scan
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
+from brats_seg.pages.case_pages import page_of_result, page_path, write_page
 from brats_seg.progress import Track, untracked
 from brats_seg.runtime.machine import check_machine
 

@@ -21,8 +21,6 @@ from safetensors.torch import save
 
 from brats_seg.errors import UsageError
 from brats_seg.files import alone_at, whole_file, whole_folder
-from brats_seg.inference.export_bundle import BUNDLE_FOLDERS, write_bundle
-from brats_seg.inference.export_onnx import write_onnx
 from brats_seg.inference.model import build_single, read_together
 from brats_seg.inference.model_card import CARD_NAME, write_card
 from brats_seg.inference.model_facts import (
@@ -32,6 +30,8 @@ from brats_seg.inference.model_facts import (
     facts_of,
     read_facts,
 )
+from brats_seg.interop.export_bundle import BUNDLE_FOLDERS, write_bundle
+from brats_seg.interop.onnx import write_onnx
 from brats_seg.labels import LabelConvention, convention_named
 from brats_seg.presets import FileFormat
 from brats_seg.runtime.device import choose_device

@@ -10,14 +10,12 @@ from torch import Tensor, nn
 from brats_seg.cases.conventions import resolve
 from brats_seg.cases.layouts import NNUNET, UNKNOWN
 from brats_seg.config import Config
-from brats_seg.data.training_profile import TrainingProfile, pooled
 from brats_seg.errors import UsageError
-from brats_seg.evaluation.predicted_dice import DiceLine
 from brats_seg.evaluation.subset_scores import SubsetScores
 from brats_seg.inference.foreign import ForeignMethod, ForeignNetwork
-from brats_seg.inference.monai_bundle import is_bundle, read_bundle
-from brats_seg.inference.nnunet_model import is_nnunet, read_nnunet
 from brats_seg.inference.settings import PredictionSettings
+from brats_seg.interop.monai_bundle import is_bundle, read_bundle
+from brats_seg.interop.nnunet_model import is_nnunet, read_nnunet
 from brats_seg.labels import (
     BRATS2023,
     CONVENTIONS,
@@ -29,6 +27,8 @@ from brats_seg.labels import (
 )
 from brats_seg.models.build import build_model, default_window, has_centred_norms, size_multiple
 from brats_seg.models.norm import check_in_place
+from brats_seg.quality.expected_dice import DiceLine
+from brats_seg.quality.profile import TrainingProfile, pooled
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.weights import (
     BEST_NAME,

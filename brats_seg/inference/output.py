@@ -36,7 +36,6 @@ from brats_seg.config import Section
 from brats_seg.dicom.convert import DicomSource
 from brats_seg.dicom.segmentation import write_segmentation
 from brats_seg.errors import UsageError, counted
-from brats_seg.evaluation.predicted_dice import PREDICTED_COLUMNS, PredictedDice
 from brats_seg.evaluation.subset_scores import SubsetScores, absent_from
 from brats_seg.files import explained, locked, remove_leftovers, whole_file
 from brats_seg.inference.postprocess import PARTS, PartVolume
@@ -45,6 +44,7 @@ from brats_seg.inference.result_files import result_files, write_descriptions
 from brats_seg.inference.scan import Scan
 from brats_seg.inference.settings import PredictionSettings, ResultLayout
 from brats_seg.labels import MODALITIES, REGIONS, convention_named, regions_of
+from brats_seg.quality.expected_dice import PREDICTED_COLUMNS, PredictedDice
 from brats_seg.tables import BETWEEN_TEXTS, write_table
 from brats_seg.voxels.orientation import turn_of, turned
 
@@ -283,9 +283,9 @@ class OutputFolder:
 def write_preview(scan: Scan, result: CaseResult, path: Path) -> None:
     """Draw a case to a PNG file, with the patient's left on the right as radiologists see it."""
     # matplotlib takes long to import
-    from brats_seg.report.case_figures import SHOWN, planes_figure
-    from brats_seg.report.case_view import shown_of
-    from brats_seg.report.style import write_figure
+    from brats_seg.figures.cases import SHOWN, planes_figure
+    from brats_seg.figures.style import write_figure
+    from brats_seg.figures.view import shown_of
 
     turn = turn_of(scan.geometry.affine)
     regions = regions_of(turned(result.label_map, turn), result.convention)
@@ -314,7 +314,7 @@ def _on_grid(scan: Scan, modality: int, turn: npt.NDArray[np.float64]) -> npt.ND
 
 
 def _add_words(figure: "Figure", result: CaseResult) -> None:
-    from brats_seg.report.style import (
+    from brats_seg.figures.style import (
         LEFT_IS_RIGHT,
         RESEARCH_USE,
         add_dark_legend,

@@ -14,11 +14,6 @@ from torch import nn
 from brats_seg.cases.case import Case, CaseFiles, LoadedCase, case_of_arrays, load_case
 from brats_seg.cases.inputs import single_input
 from brats_seg.cases.layouts import modality_named
-from brats_seg.evaluation.predicted_dice import (
-    PredictedDice,
-    mean_probabilities,
-    predicted_dice,
-)
 from brats_seg.evaluation.subset_scores import SubsetScores
 from brats_seg.inference.missing_modalities import (
     accepted,
@@ -27,7 +22,6 @@ from brats_seg.inference.missing_modalities import (
     subset_warnings,
 )
 from brats_seg.inference.model import Model, load_any_model, wrap_network
-from brats_seg.inference.plausibility import Prediction, implausibilities
 from brats_seg.inference.postprocess import PartVolume, decode, measure
 from brats_seg.inference.probabilities import (
     Field,
@@ -38,9 +32,15 @@ from brats_seg.inference.probabilities import (
     foreign_probabilities,
 )
 from brats_seg.inference.scan import Scan, prepare_scan
-from brats_seg.inference.scan_check import checked_scan
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
 from brats_seg.labels import MODALITIES, LabelConvention, LabelMap, RegionMasks, regions_of
+from brats_seg.quality.expected_dice import (
+    PredictedDice,
+    mean_probabilities,
+    predicted_dice,
+)
+from brats_seg.quality.result import Prediction, implausibilities
+from brats_seg.quality.scan_check import checked_scan
 from brats_seg.runtime.device import choose_device
 from brats_seg.runtime.memory import keep_freed_memory, peak_memory_mb, reset_peak_memory
 from brats_seg.runtime.weights import ModelIdentity

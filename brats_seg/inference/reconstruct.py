@@ -174,8 +174,8 @@ class Reconstructor:
 
 def _drawn(case: Case, reconstructor: Reconstructor, output: Path) -> DrawnCase:
     # matplotlib takes long to import
-    from brats_seg.report.case_figures import reconstruction_figure
-    from brats_seg.report.style import write_figure
+    from brats_seg.figures.cases import reconstruction_figure
+    from brats_seg.figures.style import write_figure
 
     made = reconstructor.reconstruct(case)
     picture = output / f"{made.case_id}.png"

@@ -161,7 +161,7 @@ def bids_labels(convention: LabelConvention) -> str:
 def _labels(convention: LabelConvention) -> list[tuple[int, str, tuple[int, int, int]]]:
     """Return value, name and colour (red, green, blue: 0 to 255) of each tissue."""
     # matplotlib takes long to import
-    from brats_seg.report.case_figures import tissue_colours
+    from brats_seg.figures.cases import tissue_colours
 
     colours = tissue_colours(convention)
     return [

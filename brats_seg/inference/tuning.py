@@ -32,7 +32,6 @@ from brats_seg.cpu_threads import available_cpus
 from brats_seg.errors import CaseProblemsError, ConfigError, counted
 from brats_seg.evaluation.lesionwise import Scale, score_lesions
 from brats_seg.evaluation.overlap import RegionCounts, count_regions, dice
-from brats_seg.evaluation.predicted_dice import DiceLine, fit_predicted_dice, mean_probabilities
 from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
 from brats_seg.evaluation.significance import (
     FEWEST_CASES,
@@ -66,6 +65,7 @@ from brats_seg.inference.window_choice import (
 )
 from brats_seg.labels import REGIONS
 from brats_seg.progress import Track, untracked
+from brats_seg.quality.expected_dice import DiceLine, fit_predicted_dice, mean_probabilities
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.weights import (
     Decoding,

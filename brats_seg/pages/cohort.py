@@ -14,14 +14,14 @@ from brats_seg.errors import UsageError, counted
 from brats_seg.evaluation.evaluate import evaluate_folders
 from brats_seg.evaluation.protocols import protocol_named
 from brats_seg.evaluation.scores import Score, read_scores, summarise_scores
-from brats_seg.inference.case_pages import page_path
 from brats_seg.inference.output import MANIFEST_NAME, OutputFolder, Record
 from brats_seg.inference.result_files import result_files
 from brats_seg.labels import REGIONS, convention_named
+from brats_seg.pages.case import Fact
+from brats_seg.pages.case_pages import page_path
+from brats_seg.pages.cohort_page import Cohort, CohortCase, dice_by_case, write_cohort_page
+from brats_seg.pages.html import PAGE_SUFFIX
 from brats_seg.progress import Track, untracked
-from brats_seg.report.case_page import Fact
-from brats_seg.report.cohort_page import Cohort, CohortCase, dice_by_case, write_cohort_page
-from brats_seg.report.html import PAGE_SUFFIX
 
 COHORT_PAGE = "cohort.html"
 """Page of a folder of predictions, in that folder."""

@@ -6,18 +6,18 @@ from pathlib import Path
 
 from brats_seg.cases.many import MappedCases
 from brats_seg.errors import UsageError
-from brats_seg.inference.case_pages import (
+from brats_seg.inference.output import MANIFEST_NAME
+from brats_seg.pages.case_pages import (
     PageSettings,
     page_sources,
     read_page,
     write_case_pages,
 )
-from brats_seg.inference.output import MANIFEST_NAME
 from brats_seg.pages.cohort import write_cohort
+from brats_seg.pages.html import PAGE_SUFFIX
 from brats_seg.pages.run import is_run, write_run
+from brats_seg.pages.time_points_page import write_time_points_page
 from brats_seg.progress import Track, untracked
-from brats_seg.report.html import PAGE_SUFFIX
-from brats_seg.report.time_points_page import write_time_points_page
 
 DEFAULT_PAGES = PageSettings()
 

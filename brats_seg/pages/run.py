@@ -29,10 +29,10 @@ from brats_seg.inference.out_of_fold import (
 from brats_seg.inference.postprocess import decode_regions
 from brats_seg.inference.window_choice import window_in_use
 from brats_seg.labels import RegionMasks
+from brats_seg.pages.case import Fact
+from brats_seg.pages.html import PAGE_SUFFIX
+from brats_seg.pages.run_page import HeldOutPicture, HeldOutScore, RunReport, write_run_page
 from brats_seg.progress import Track, duration_text, untracked
-from brats_seg.report.case_page import Fact
-from brats_seg.report.html import PAGE_SUFFIX
-from brats_seg.report.run_page import HeldOutPicture, HeldOutScore, RunReport, write_run_page
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.weights import BEST_NAME, RUN_LOCK_NAME, Decoding, run_locked
 from brats_seg.training.checkpoints import (
@@ -45,7 +45,7 @@ from brats_seg.training.history import read_history
 from brats_seg.voxels.box import Box, Triple, bounding_box
 from brats_seg.voxels.resampling import MM3_PER_ML
 
-RUN_PAGE = "report.html"
+RUN_PAGE = "pages.html"
 """Page of a run, in its folder."""
 _WATCHED = {"val_dice": "validation Dice", "val_loss": "validation loss"}
 """Words for the value that the best weights are chosen by."""

@@ -30,13 +30,13 @@ from torch import Tensor
 from brats_seg.cases.nifti import VOXEL_EDGES_MM
 from brats_seg.config import Config, Section, Size
 from brats_seg.config_text import config_of
-from brats_seg.data.training_profile import TrainingProfile, parse_profile
 from brats_seg.errors import ResumeError, UsageError
-from brats_seg.evaluation.predicted_dice import DiceLine
 from brats_seg.evaluation.subset_scores import AllSubsetScores, SubsetScores, parse_subset_scores
 from brats_seg.files import check_regular, locked, read_bounded
 from brats_seg.labels import MODALITIES, MODALITY_SUBSETS, REGIONS
 from brats_seg.presets import TaskName
+from brats_seg.quality.expected_dice import DiceLine
+from brats_seg.quality.profile import TrainingProfile, parse_profile
 from brats_seg.runtime.torch_files import (
     RUN_AGAIN,
     checked_weights,

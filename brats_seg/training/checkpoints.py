@@ -34,10 +34,10 @@ from brats_seg.cases.folds import SPLIT_NAME, Split, read_split, write_split
 from brats_seg.config import Config
 from brats_seg.config_text import config_of, differing_settings
 from brats_seg.data.fold import FoldData
-from brats_seg.data.training_profile import TrainingProfile, parse_profile, profile_of_cases
 from brats_seg.errors import BratsError, ResumeError, counted, some_of
 from brats_seg.files import explained, remove_leftovers, whole_file
 from brats_seg.labels import MODALITY_SUBSETS
+from brats_seg.quality.profile import TrainingProfile, parse_profile, profile_of_cases
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.memory_format import CONTIGUOUS
 from brats_seg.runtime.torch_files import reason_of, write_checkpoint

@@ -7,9 +7,9 @@ from pathlib import Path
 import pandas as pd
 
 from brats_seg.errors import UsageError
+from brats_seg.figures.history import CURVES, PHASES, Curve, Row, curves_of, history_figure
 from brats_seg.files import whole_file
 from brats_seg.progress import left_text
-from brats_seg.report.history import CURVES, PHASES, Curve, Row, curves_of, history_figure
 
 HISTORY_NAME = "history.csv"
 

@@ -26,8 +26,8 @@ from typing import Any
 from brats_seg.config import Config, TrackingConfig
 from brats_seg.config_text import flat_settings
 from brats_seg.errors import EnvironmentalError
+from brats_seg.figures.history import Row
 from brats_seg.files import whole_file
-from brats_seg.report.history import Row
 
 log = logging.getLogger(__name__)
 

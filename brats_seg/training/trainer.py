@@ -25,9 +25,9 @@ from brats_seg.data.patches import stable_seed
 from brats_seg.data.store import open_case
 from brats_seg.data.verify import raise_damage, verify_cases
 from brats_seg.errors import BratsError, EnvironmentalError, UsageError, counted
+from brats_seg.figures.history import Row
 from brats_seg.files import reading
 from brats_seg.progress import Track, say, tracked, untracked
-from brats_seg.report.history import Row
 from brats_seg.runtime.device import choose_device, threads_for
 from brats_seg.runtime.machine import RUN_BYTES, check_machine
 from brats_seg.runtime.memory import (

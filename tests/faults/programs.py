@@ -43,7 +43,7 @@ _PRELOADED = [
     *("brats_seg", "brats_seg.cli", "brats_seg.crossval", "brats_seg.training.trainer"),
     *("brats_seg.inference.batch", "brats_seg.inference.export", "brats_seg.inference.tuning"),
     *("brats_seg.inference.reconstruct", "brats_seg.survival.features", "brats_seg.cases.phantom"),
-    *("brats_seg.survival.results", "brats_seg.report.draw", "brats_seg.training.certificate"),
+    *("brats_seg.survival.results", "brats_seg.figures.draw", "brats_seg.training.certificate"),
 ]
 _CHANGES = frozenset({"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink"})
 _TAKES_SPACE = frozenset({"open", "os.mkdir", "fsync"})

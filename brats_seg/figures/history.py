@@ -78,7 +78,7 @@ def history_figure(table: pd.DataFrame) -> "Figure":
 
 
 def _draw_curve(axes: "Axes", table: pd.DataFrame, curve: Curve) -> None:
-    from brats_seg.report.style import MODALITY_NAMES
+    from brats_seg.figures.style import MODALITY_NAMES
 
     for phase, name in PHASES.items():
         column = f"{phase}_{curve.name}"

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.sparse import coo_array, csr_array
 
-from brats_seg.report.sections import Spacing
+from brats_seg.figures.sections import Spacing
 from brats_seg.voxels.box import bounding_box
 
 _ROUNDS = 12

@@ -30,7 +30,7 @@ from brats_seg.inference.foreign import (
     channels_of,
     hash_of_files,
 )
-from brats_seg.inference.nnunet_method import (
+from brats_seg.interop.nnunet_method import (
     RULE,
     NnunetGrid,
     Normalisation,
@@ -40,8 +40,8 @@ from brats_seg.inference.nnunet_method import (
     z_score,
     z_score_inside,
 )
+from brats_seg.interop.nnunet_network import MeanNetwork, NnunetNetwork, NnunetShape
 from brats_seg.labels import CONVENTIONS, MODALITIES, REGIONS
-from brats_seg.models.nnunet import MeanNetwork, NnunetNetwork, NnunetShape
 from brats_seg.runtime.torch_files import checked_weights, read_plain, reason_of
 from brats_seg.runtime.weights import ModelIdentity
 from brats_seg.voxels.box import Triple

@@ -14,14 +14,14 @@ from brats_seg.cases.clinical import SURVIVAL_CLASS_DAYS, ClinicalTable
 from brats_seg.errors import UsageError, counted
 from brats_seg.evaluation.risk_coverage import RiskCoverage
 from brats_seg.evaluation.scores import Score, title_of
-from brats_seg.labels import REGIONS
-from brats_seg.report.style import (
+from brats_seg.figures.style import (
     FIRST_COLOUR,
     REGION_COLOURS,
     SECOND_COLOUR,
     fitting_size,
     light_figure,
 )
+from brats_seg.labels import REGIONS
 
 _COLOUR_OF = dict(zip(REGIONS, REGION_COLOURS, strict=True))
 _OTHER_COLOUR = "lightgrey"

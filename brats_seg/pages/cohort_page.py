@@ -18,11 +18,11 @@ from PIL import Image, UnidentifiedImageError
 from brats_seg.cases.many import Failure
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.evaluation.scores import RegionSummary, Score
+from brats_seg.figures.charts import FEWEST_SCORED, dice_figure, volume_figure
 from brats_seg.labels import REGIONS
+from brats_seg.pages.case import Fact
+from brats_seg.pages.html import data_uri, picture_uri, write_page
 from brats_seg.progress import Track, untracked
-from brats_seg.report.case_page import Fact
-from brats_seg.report.charts import FEWEST_SCORED, dice_figure, volume_figure
-from brats_seg.report.html import data_uri, picture_uri, write_page
 
 _AXIAL_FLAIR = (0.02, 0.51, 0.32, 0.9)
 """Part of a preview that is shown: left, top, right and bottom as shares of its size."""

@@ -21,7 +21,7 @@ from brats_seg.labels import MODALITIES, convention_named
 from brats_seg.progress import Track, untracked
 
 if TYPE_CHECKING:
-    from brats_seg.report.case_page import CasePage, Fact
+    from brats_seg.pages.case import CasePage, Fact
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ def write_page(source: PageSource) -> Path:
         EnvironmentalError: The page cannot be written.
     """
     # matplotlib takes long to import
-    from brats_seg.report.case_page import write_case_page
+    from brats_seg.pages.case import write_case_page
 
     write_case_page(read_page(source), source.page)
     return source.page
@@ -131,13 +131,13 @@ def read_page(source: PageSource) -> "CasePage":
     Raises:
         CaseError: A file of the case cannot be used.
     """
-    from brats_seg.report.case_page import CasePage
-    from brats_seg.report.case_view import (
+    from brats_seg.figures.view import (
         view_of,
         with_prediction,
         with_reference,
         with_uncertainty,
     )
+    from brats_seg.pages.case import CasePage
 
     if source.problem is not None:
         raise source.problem
@@ -343,7 +343,7 @@ def _flags(loaded: LoadedCase, record: Record | None) -> Iterator[str]:
 
 def _facts(source: PageSource, loaded: LoadedCase) -> "Iterator[Fact]":
     """Yield where the prediction and the scans came from."""
-    from brats_seg.report.case_page import Fact
+    from brats_seg.pages.case import Fact
 
     if source.record is not None:
         yield from _facts_of(source.record)
@@ -366,7 +366,7 @@ def _facts(source: PageSource, loaded: LoadedCase) -> "Iterator[Fact]":
 
 
 def _facts_of(record: Record) -> "Iterator[Fact]":
-    from brats_seg.report.case_page import Fact
+    from brats_seg.pages.case import Fact
 
     reason = f" ({record.convention_reason})" if record.convention_reason else ""
     yield Fact(name="Model", words=record.model, is_code=True)

@@ -11,17 +11,17 @@ from brats_seg.cases.clinical import read_clinical_tables, with_clinical
 from brats_seg.cases.index import index_cases
 from brats_seg.evaluation.risk_coverage import RiskCoverage, risk_of_folder
 from brats_seg.evaluation.scores import read_scores
-from brats_seg.progress import Track, untracked
-from brats_seg.report.case_figures import (
+from brats_seg.figures.cases import (
     montage_figure,
     sample_figure,
     uncertainty_figure,
     view_figure,
 )
-from brats_seg.report.case_view import CaseView, open_view, with_prediction, with_uncertainty
-from brats_seg.report.charts import bar_figure, cohort_figure, risk_figure, score_figure
-from brats_seg.report.style import check_suffix, write_figure
-from brats_seg.report.surface import models_of, surface_figure, write_surface_gif
+from brats_seg.figures.charts import bar_figure, cohort_figure, risk_figure, score_figure
+from brats_seg.figures.style import check_suffix, write_figure
+from brats_seg.figures.surface import models_of, surface_figure, write_surface_gif
+from brats_seg.figures.view import CaseView, open_view, with_prediction, with_uncertainty
+from brats_seg.progress import Track, untracked
 
 
 def draw_sample(

@@ -24,7 +24,7 @@ from PIL import Image
 from brats_seg.errors import UsageError
 from brats_seg.files import whole_file
 
-_PACKAGE = "brats_seg.report"
+_PACKAGE = "brats_seg.pages"
 _NIIVUE = files(_PACKAGE).joinpath("niivue")
 _COMPRESSION_LEVEL = 9
 PAGE_SUFFIX = ".html"

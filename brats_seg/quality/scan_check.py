@@ -7,18 +7,18 @@ remarked on, whatever the model, is not said again.
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from brats_seg.cases.modality_check import MIXED_UP, NO_AGENT, NOT_STRIPPED
 from brats_seg.data.spacing import grid_of
-from brats_seg.data.training_profile import (
+from brats_seg.errors import counted
+from brats_seg.inference.scan import Scan
+from brats_seg.labels import MODALITIES
+from brats_seg.quality.modality_check import MIXED_UP, NO_AGENT, NOT_STRIPPED
+from brats_seg.quality.profile import (
     Deviation,
     Kind,
     TrainingProfile,
     deviations,
     measure_crop,
 )
-from brats_seg.errors import counted
-from brats_seg.inference.scan import Scan
-from brats_seg.labels import MODALITIES
 from brats_seg.voxels.resampling import Spacing
 
 _CAUSES: dict[Kind, str] = {

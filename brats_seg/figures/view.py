@@ -15,6 +15,7 @@ from brats_seg.cases.layouts import modality_named
 from brats_seg.cases.nifti import Geometry, Volume, oriented, read_label_map, read_volume
 from brats_seg.errors import CaseError, UsageError, some_of
 from brats_seg.evaluation.pairs import label_maps_in
+from brats_seg.figures.sections import Grid, Image
 from brats_seg.labels import (
     MODALITIES,
     LabelConvention,
@@ -22,7 +23,6 @@ from brats_seg.labels import (
     RegionMasks,
     regions_of,
 )
-from brats_seg.report.sections import Grid, Image
 from brats_seg.voxels.brain import background_of
 from brats_seg.voxels.orientation import Affine
 

@@ -13,8 +13,8 @@ import nibabel as nib
 import numpy as np
 import numpy.typing as npt
 
+from brats_seg.figures.style import OUTLINE_DASHES, OUTLINE_WIDTHS, REGION_COLOURS, LineStyle
 from brats_seg.labels import RegionMasks
-from brats_seg.report.style import OUTLINE_DASHES, OUTLINE_WIDTHS, REGION_COLOURS, LineStyle
 from brats_seg.voxels.box import Triple
 from brats_seg.voxels.components import number_components
 from brats_seg.voxels.orientation import AXES, Affine

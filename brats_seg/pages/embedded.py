@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from brats_seg.figures.sections import Image, grey_limits
+from brats_seg.figures.view import CaseView
 from brats_seg.labels import MODALITIES, LabelMap
-from brats_seg.report.case_view import CaseView
-from brats_seg.report.html import packed
-from brats_seg.report.sections import Image, grey_limits
+from brats_seg.pages.html import packed
 from brats_seg.voxels.box import Box, bounding_box
 
 MOST_BYTES = 12_500_000

@@ -19,19 +19,19 @@ from scipy.ndimage import binary_erosion
 from scipy.special import stdtrit
 
 from brats_seg.cases.many import evenly_spread
-from brats_seg.cases.modality_check import (
+from brats_seg.config import Section
+from brats_seg.data.manifest import manifest_of
+from brats_seg.data.spacing import grid_of
+from brats_seg.data.store import MEASURES_NAME, open_case
+from brats_seg.labels import MODALITIES
+from brats_seg.quality.modality_check import (
     MODALITY_PAIRS,
     local_contrast,
     pair_contrasts,
     surface_layers,
     uptake,
 )
-from brats_seg.cases.sample import BrainSample, sample_crop
-from brats_seg.config import Section
-from brats_seg.data.manifest import manifest_of
-from brats_seg.data.spacing import grid_of
-from brats_seg.data.store import MEASURES_NAME, open_case
-from brats_seg.labels import MODALITIES
+from brats_seg.quality.sample import BrainSample, sample_crop
 from brats_seg.voxels.box import Box, Triple
 from brats_seg.voxels.resampling import Spacing
 

@@ -16,12 +16,9 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from PIL import Image as Picture
 
-from brats_seg.files import whole_file
-from brats_seg.labels import REGIONS, RegionMasks
-from brats_seg.report.case_view import CaseView, drawn_of
-from brats_seg.report.mesh import Mesh, surface_of
-from brats_seg.report.sections import Grid, Image, draw_letters, draw_scale_bar
-from brats_seg.report.style import (
+from brats_seg.figures.mesh import Mesh, surface_of
+from brats_seg.figures.sections import Grid, Image, draw_letters, draw_scale_bar
+from brats_seg.figures.style import (
     REGION_COLOURS,
     RESEARCH_USE,
     add_dark_legend,
@@ -29,6 +26,9 @@ from brats_seg.report.style import (
     filled_key,
     fitting_size,
 )
+from brats_seg.figures.view import CaseView, drawn_of
+from brats_seg.files import whole_file
+from brats_seg.labels import REGIONS, RegionMasks
 
 Pixels: TypeAlias = npt.NDArray[np.float64]
 Points: TypeAlias = npt.NDArray[np.float32]

@@ -15,9 +15,7 @@ from matplotlib.figure import Figure, SubFigure
 
 from brats_seg.errors import CaseError
 from brats_seg.evaluation.overlap import count_regions, dice
-from brats_seg.labels import MODALITIES, REGIONS, LabelConvention, RegionMasks
-from brats_seg.report.case_view import CaseView, Labelled, drawn_of, known_modality
-from brats_seg.report.sections import (
+from brats_seg.figures.sections import (
     AXIAL,
     PLANES,
     Directions,
@@ -34,7 +32,7 @@ from brats_seg.report.sections import (
     grey_limits,
     section_of,
 )
-from brats_seg.report.style import (
+from brats_seg.figures.style import (
     LEFT_IS_RIGHT,
     MODALITY_NAMES,
     OTHER_TISSUE_COLOURS,
@@ -48,6 +46,8 @@ from brats_seg.report.style import (
     line_key,
     outline_key,
 )
+from brats_seg.figures.view import CaseView, Labelled, drawn_of, known_modality
+from brats_seg.labels import MODALITIES, REGIONS, LabelConvention, RegionMasks
 from brats_seg.voxels.box import Triple
 from brats_seg.voxels.orientation import AXES
 

@@ -14,18 +14,8 @@ from matplotlib.figure import Figure
 
 from brats_seg.cases.case import have_one_grid
 from brats_seg.evaluation.lesions import list_lesions
-from brats_seg.labels import MODALITIES, REGIONS, RegionMasks
-from brats_seg.report.case_figures import SHOWN, planes_figure
-from brats_seg.report.case_page import CasePage, viewer_values
-from brats_seg.report.case_view import CaseView, drawn_of
-from brats_seg.report.embedded import embedded
-from brats_seg.report.html import (
-    niivue_licence,
-    packed_niivue,
-    picture_uri,
-    write_page,
-)
-from brats_seg.report.sections import (
+from brats_seg.figures.cases import SHOWN, planes_figure
+from brats_seg.figures.sections import (
     PLANES,
     centre_of,
     draw_overlay,
@@ -33,7 +23,7 @@ from brats_seg.report.sections import (
     draw_section_bar,
     section_of,
 )
-from brats_seg.report.style import (
+from brats_seg.figures.style import (
     FIRST_COLOUR,
     LEFT_IS_RIGHT,
     MODALITY_NAMES,
@@ -43,6 +33,16 @@ from brats_seg.report.style import (
     dark_figure,
     filled_key,
     outline_key,
+)
+from brats_seg.figures.view import CaseView, drawn_of
+from brats_seg.labels import MODALITIES, REGIONS, RegionMasks
+from brats_seg.pages.case import CasePage, viewer_values
+from brats_seg.pages.embedded import embedded
+from brats_seg.pages.html import (
+    niivue_licence,
+    packed_niivue,
+    picture_uri,
+    write_page,
 )
 from brats_seg.voxels.box import Mask, Triple
 

@@ -9,14 +9,14 @@ import numpy.typing as npt
 import pandas as pd
 from matplotlib.figure import Figure
 
+from brats_seg.figures.cases import SHOWN, planes_figure
+from brats_seg.figures.charts import FEWEST_SCORED, dice_figure
+from brats_seg.figures.history import PHASES, curves_of, history_figure
+from brats_seg.figures.sections import Spacing, centre_of
+from brats_seg.figures.style import LEFT_IS_RIGHT, RESEARCH_USE, add_dark_legend, outline_key
 from brats_seg.labels import MODALITIES, REGIONS, RegionMasks
-from brats_seg.report.case_figures import SHOWN, planes_figure
-from brats_seg.report.case_page import Fact
-from brats_seg.report.charts import FEWEST_SCORED, dice_figure
-from brats_seg.report.history import PHASES, curves_of, history_figure
-from brats_seg.report.html import picture_uri, write_page
-from brats_seg.report.sections import Spacing, centre_of
-from brats_seg.report.style import LEFT_IS_RIGHT, RESEARCH_USE, add_dark_legend, outline_key
+from brats_seg.pages.case import Fact
+from brats_seg.pages.html import picture_uri, write_page
 
 _SIDES = ("reference", "prediction")
 _SMALL_PRINT = f"{RESEARCH_USE}; {LEFT_IS_RIGHT}"

@@ -16,9 +16,9 @@ import numpy.typing as npt
 from scipy.ndimage import binary_erosion, uniform_filter
 
 from brats_seg.cases.nifti import Geometry, Volume
-from brats_seg.cases.sample import BrainSample
 from brats_seg.errors import CaseError
 from brats_seg.labels import MODALITIES
+from brats_seg.quality.sample import BrainSample
 from brats_seg.voxels.box import Mask
 
 MOST_LABEL_VALUES = 5

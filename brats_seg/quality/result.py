@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy.ndimage import binary_dilation, binary_erosion
 
-from brats_seg.cases.sample import SMALLEST_BRAIN_ML
-from brats_seg.evaluation.predicted_dice import PredictedDice
 from brats_seg.inference.postprocess import PartVolume
 from brats_seg.labels import RegionMasks
+from brats_seg.quality.expected_dice import PredictedDice
+from brats_seg.quality.sample import SMALLEST_BRAIN_ML
 from brats_seg.voxels.box import Mask, bounding_box
 from brats_seg.voxels.components import number_components
 from brats_seg.voxels.resampling import MM3_PER_ML, Spacing

@@ -14,18 +14,18 @@ import numpy as np
 
 from brats_seg.evaluation.lesions import LesionList, list_lesions
 from brats_seg.evaluation.overlap import count_regions, dice
-from brats_seg.labels import MODALITIES, RegionMasks
-from brats_seg.report.case_figures import (
+from brats_seg.figures.cases import (
     sample_figure,
     tissue_colours,
     uncertainty_figure,
     view_figure,
 )
-from brats_seg.report.case_view import CaseView, Labelled
-from brats_seg.report.embedded import EmbeddedVolumes, embedded
-from brats_seg.report.html import niivue_licence, packed_niivue, picture_uri, write_page
-from brats_seg.report.sections import centre_of
-from brats_seg.report.style import MODALITY_NAMES, REGION_COLOURS
+from brats_seg.figures.sections import centre_of
+from brats_seg.figures.style import MODALITY_NAMES, REGION_COLOURS
+from brats_seg.figures.view import CaseView, Labelled
+from brats_seg.labels import MODALITIES, RegionMasks
+from brats_seg.pages.embedded import EmbeddedVolumes, embedded
+from brats_seg.pages.html import niivue_licence, packed_niivue, picture_uri, write_page
 
 log = logging.getLogger(__name__)
 

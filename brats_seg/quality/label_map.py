@@ -20,9 +20,9 @@ import numpy.typing as npt
 from scipy.ndimage import binary_dilation, binary_erosion
 
 from brats_seg.cases.nifti import Volume
-from brats_seg.cases.sample import BrainSample, sample_brain
 from brats_seg.errors import LabelError
 from brats_seg.labels import CONVENTIONS, LabelConvention, LabelMap, convention_named
+from brats_seg.quality.sample import BrainSample, sample_brain
 from brats_seg.voxels.box import Box, Triple, bounding_box
 from brats_seg.voxels.resampling import MM3_PER_ML
 

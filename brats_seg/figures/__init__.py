@@ -1,0 +1,1 @@
+"""Figures of cases, of scores and of runs."""

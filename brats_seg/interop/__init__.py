@@ -1,0 +1,1 @@
+"""Models of other programs read here, and ours written for them."""

@@ -1,0 +1,1 @@
+"""Checks of scans, label maps and results, and the Dice to expect."""
