@@ -21,8 +21,7 @@ from nibabel.volumeutils import apply_read_scaling
 from brats_seg.cases.packed import FETCH_AGAIN, PackedFile
 from brats_seg.errors import CaseError
 from brats_seg.files import whole_file
-from brats_seg.voxels.orientation import Affine, turn_of, turned
-from brats_seg.voxels.resampling import LARGEST_GRID, Resampling, Spacing
+from brats_seg.voxels.grids import LARGEST_GRID, Affine, Resampling, Spacing, turn_of, turned
 
 WHOLE_NUMBER_TOLERANCE = 1e-3
 """Largest distance of a label value from a whole number: rounding errors of scaled storage."""
@@ -240,9 +239,9 @@ def planned_resampling(volume: Volume, spacing_mm: Spacing, *, case_id: str) -> 
 
 def resampled(volume: Volume, resampling: Resampling) -> Volume:
     """Return the volume at another spacing, interpolated in float32."""
-    affine = resampling.affine_there(volume.geometry.affine)
+    affine = resampling.forward_affine(volume.geometry.affine)
     return Volume(
-        array=resampling.there(volume.array),
+        array=resampling.forward(volume.array),
         geometry=Geometry(
             shape=resampling.after, affine=affine, qform=affine, qform_code=0, sform_code=1
         ),

@@ -46,7 +46,7 @@ from brats_seg.inference.settings import PredictionSettings, ResultLayout
 from brats_seg.labels import MODALITIES, REGIONS, convention_named, regions_of
 from brats_seg.quality.expected_dice import PREDICTED_COLUMNS, PredictedDice
 from brats_seg.tables import BETWEEN_TEXTS, write_table
-from brats_seg.voxels.orientation import turn_of, turned
+from brats_seg.voxels.grids import turn_of, turned
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -43,7 +43,7 @@ from brats_seg.training.checkpoints import (
 )
 from brats_seg.training.history import read_history
 from brats_seg.voxels.box import Box, Triple, bounding_box
-from brats_seg.voxels.resampling import MM3_PER_ML
+from brats_seg.voxels.grids import MM3_PER_ML
 
 RUN_PAGE = "pages.html"
 """Page of a run, in its folder."""

@@ -24,7 +24,7 @@ from brats_seg.errors import LabelError
 from brats_seg.labels import CONVENTIONS, LabelConvention, LabelMap, convention_named
 from brats_seg.quality.sample import BrainSample, sample_brain
 from brats_seg.voxels.box import Box, Triple, bounding_box
-from brats_seg.voxels.resampling import MM3_PER_ML
+from brats_seg.voxels.grids import MM3_PER_ML
 
 FEWEST_VOXELS = 20
 """Voxels of a sample, 0.16 ml, from which a label is judged; the smallest of the real cases had 29."""

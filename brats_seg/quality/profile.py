@@ -33,7 +33,7 @@ from brats_seg.quality.modality_check import (
 )
 from brats_seg.quality.sample import BrainSample, sample_crop
 from brats_seg.voxels.box import Box, Triple
-from brats_seg.voxels.resampling import Spacing
+from brats_seg.voxels.grids import Spacing
 
 Kind: TypeAlias = Literal["size", "intensities", "contrast", "uptake", "surface", "sharpness"]
 """Property of a scan that a measure is about."""

@@ -21,9 +21,8 @@ from brats_seg.labels import RegionMasks
 from brats_seg.quality.expected_dice import PredictedDice
 from brats_seg.quality.sample import SMALLEST_BRAIN_ML
 from brats_seg.voxels.box import Mask, bounding_box
-from brats_seg.voxels.components import number_components
-from brats_seg.voxels.resampling import MM3_PER_ML, Spacing
-from brats_seg.voxels.surface import surface_mm2
+from brats_seg.voxels.grids import MM3_PER_ML, Spacing
+from brats_seg.voxels.shapes import number_components, surface_mm2
 
 LARGEST_SHARE = 1 / 3
 """Largest share of the brain that is tumour: at most 0.17 in the real cases."""

@@ -19,7 +19,7 @@ from brats_seg.quality.profile import (
     deviations,
     measure_crop,
 )
-from brats_seg.voxels.resampling import Spacing
+from brats_seg.voxels.grids import Spacing
 
 _CAUSES: dict[Kind, str] = {
     "size": "another atlas, a wrong voxel size, or a brain that is cut or not stripped",
