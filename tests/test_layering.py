@@ -96,7 +96,6 @@ NOT_YET = {
     "brats_seg.dicom.preprocess -> quality",
     "brats_seg.evaluation.agreement -> quality",
     "brats_seg.evaluation.pairs -> quality",
-    "brats_seg.evaluation.risk_coverage -> quality",
     "brats_seg.inference.batch -> dicom",
     "brats_seg.inference.batch -> pages",
     "brats_seg.inference.export -> interop",
