@@ -71,7 +71,10 @@ def test_one_case_of_two_files_is_for_models_that_were_trained_for_it(
     run: Run, model: Path, tmp_path: Path
 ) -> None:
     folder = write_case(tmp_path / "scans", labelled=False)
-    flags = [f"--{name}={folder}/BraTS2021_00000_{name}.nii.gz" for name in ("t1ce", "flair")]
+    flags = [
+        f"--{modality}={folder}/BraTS2021_00000_{name}.nii.gz"
+        for modality, name in (("t1c", "t1ce"), ("t2f", "flair"))
+    ]
     identity = replace(IDENTITY, subsets=MODALITY_SUBSETS)
     trained = write_run(tmp_path / "trained", identity=identity)
 

@@ -59,7 +59,7 @@ def test_the_uncertainty_that_a_prediction_writes_can_be_drawn(tmp_path: Path) -
     with output.opened():
         output.write_case(scan, result, settings)
 
-    draw(
+    draw_kind(
         "uncertainty",
         tmp_path / "scans",
         tmp_path / "a.png",
