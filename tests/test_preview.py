@@ -8,6 +8,7 @@ import pytest
 
 from brats_seg.cases.inputs import find_inputs
 from brats_seg.figures.draw import FigureOptions
+from brats_seg.figures.draw import draw as draw_kind
 from brats_seg.inference.output import OutputFolder, _add_words, write_preview
 from brats_seg.inference.predict import predict_scan
 from brats_seg.inference.scan import read_scan
