@@ -82,6 +82,15 @@ _COMMANDS: tuple[tuple[str, Callable[..., None], tuple[str, ...]], ...] = (
             "runs/fold0 --data data",
         ),
     ),
+    (
+        _LOOK,
+        figure.figure,
+        (
+            "montage data --prediction predictions -o case.png",
+            "scores scores.csv -o scores.png",
+            "history runs/fold0 -o history.png",
+        ),
+    ),
     (_LOOK, doctor.doctor, ("", "data --json")),
     (_LOOK, prediction.reconstruct, ("runs/autoencoder data -o reconstructions",)),
 )
@@ -128,7 +137,6 @@ def _app() -> typer.Typer:
     for panel, command, arguments in _COMMANDS:
         epilog = _examples(command.__name__, arguments)
         app.command(cls=Command, rich_help_panel=panel, epilog=epilog)(command)
-    app.add_typer(figure.app, name="figure", rich_help_panel=_LOOK)
     return app
 
 
