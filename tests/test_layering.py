@@ -30,14 +30,14 @@ FLOORS = {
     **dict.fromkeys(("training", "inference"), 5),
     **dict.fromkeys(("quality", "interop", "dicom", "pages", "survival"), 6),
     **dict.fromkeys(("crossval", "doctor", "cli"), 7),
-    **dict.fromkeys(("json_results", "json_schema", "__main__", "__init__"), 7),
+    **dict.fromkeys(("__main__", "__init__"), 7),
 }
 SHARED_FLOORS = (0, 7)
 """Their modules may import each other."""
 HEAVY = {"torch", "monai", "lightning", "lightning_fabric"}
 TORCH_FREE = {"voxels", "cases", *(name for name, floor in FLOORS.items() if floor == 0)}
 """Do without torch altogether."""
-TORCH_FREE_AT_IMPORT = {*TORCH_FREE, "cli", "json_results", "figures", "__init__"}
+TORCH_FREE_AT_IMPORT = {*TORCH_FREE, "cli", "figures", "__init__"}
 """May import torch inside a function, so that `--help` is quick."""
 
 FILES = sorted(ROOT.rglob("*.py"))
@@ -74,7 +74,12 @@ def imported_parts(source: str) -> set[str]:
 
 
 def violations(part: str, source: str) -> list[str]:
-    """Return what a source of that part imports from its own floor or one above."""
+    """Return what a source of that part imports from its own floor or one above.
+
+    `wings` alone may name the wings from below, in functions that are called when a wing is needed.
+    """
+    if part == "wings":
+        return []
     floor = FLOORS[part]
     return sorted(
         other
@@ -155,6 +160,10 @@ def test_importing_the_light_parts_does_not_import_torch():
         ("cli", "from brats_seg import __version__", []),
         ("cli", "from brats_seg.training.trainer import fit", []),
         ("data", "import brats_segmentation", []),
+        ("cases", "from brats_seg import wings", []),
+        ("cases", "def f():\n    import brats_seg.quality", ["quality"]),
+        ("dicom", "from brats_seg.quality import scan", ["quality"]),
+        ("wings", "def f():\n    import brats_seg.quality", []),
     ],
 )
 def test_a_forbidden_import_is_seen(part, source, expected):

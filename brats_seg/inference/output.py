@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -44,13 +44,10 @@ from brats_seg.inference.result_files import result_files, write_descriptions
 from brats_seg.inference.scan import Scan
 from brats_seg.inference.settings import PredictionSettings, ResultLayout
 from brats_seg.labels import MODALITIES, convention_named, regions_of
-from brats_seg.quality.expected_dice import PREDICTED_COLUMNS, PredictedDice
+from brats_seg.quality.expected_dice import PREDICTED_COLUMNS
 from brats_seg.tables import BETWEEN_TEXTS, write_table
 from brats_seg.voxels.grids import turn_of, turned
-
-if TYPE_CHECKING:
-    pass
-
+from brats_seg.wings import PredictedDice
 
 MANIFEST_NAME = "manifest.jsonl"
 VOLUMES_NAME = "volumes.csv"
