@@ -15,8 +15,8 @@ def figure(
     output: Path,
     prediction: Path | None = None,
     case: str | None = None,
-    column: str = "dice",
-    modality: str = "t2f",
+    column: str | None = None,
+    modality: str | None = None,
     labels: str | None = None,
     clinical: list[Path] | None = None,
 ) -> None:
@@ -27,32 +27,21 @@ def figure(
     is uncertain. scores, bars: the scores of every case, their means. distributions: age, survival
     and tumour volume. history: loss and scores of every epoch.
     """
-    from brats_seg.figures.draw import FigureOptions, draw
+    from brats_seg.figures.draw import draw
 
-    if kind == "history":
-        _draw_history(source, output)
-    else:
-        options = FigureOptions(
-            prediction=prediction,
-            case_id=case,
-            column=column,
-            modality=modality,
-            labels=labels,
-            clinical=tuple(clinical or ()),
-            n_workers=available_cpus(),
-            track=tracked,
-        )
-        draw(kind, source, output, options)
+    draw(
+        kind,
+        source,
+        output,
+        prediction=prediction,
+        case=case,
+        column=column,
+        modality=modality,
+        labels=labels,
+        clinical=clinical or None,
+    )
     emit(path=output)
     print(f"wrote {output}. Research use only.")
-
-
-def _draw_history(run: Path, output: Path) -> None:
-    from brats_seg.figures.history import history_figure
-    from brats_seg.figures.style import write_figure
-    from brats_seg.training.history import read_history
-
-    write_figure(history_figure(read_history(run)), output)
 
 
 def report(

@@ -145,8 +145,8 @@ _OPTIONS = {
     # figures and pages
     "prediction": "Predictions: a folder that `predict` wrote, or a label map.",
     "reference": "Label maps to compare with. (default: those beside the scans)",
-    "column": "Score to draw: a column of the table.",
-    "modality": "Modality of a montage: t1n, t1c, t2w or t2f.",
+    "column": "Score to draw: a column of the table. (default: dice)",
+    "modality": "Modality of a montage: t1n, t1c, t2w or t2f. (default: t2f)",
     "scores": "Table of `evaluate` for the page of all predictions, instead of --reference.",
     "no_case_pages": "Write the page of all predictions alone.",
     # settings and output
