@@ -56,7 +56,6 @@ from brats_seg.training.state import (
     Position,
     build_network,
     build_state,
-    choose_memory_format,
 )
 from brats_seg.training.tasks import RunningSums, task_of
 from brats_seg.training.time_limits import (
@@ -344,9 +343,8 @@ class Trainer:
         return self._outcome("all epochs are done")
 
     def _plan(self) -> None:
-        """Choose the memory format and the memory mode of a new run."""
+        """Choose the memory mode of a new run."""
         patch = patch_shape(self.config, self.data)
-        choose_memory_format(self.state, self.config, patch)
         if self.config.training.memory == "auto":
             start_in_planned_mode(self.state, self.config, patch)
 
