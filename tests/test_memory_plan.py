@@ -143,7 +143,9 @@ def test_too_little_memory_says_what_to_lower() -> None:
     assert plan.what_to_lower().startswith(
         f"nothing fits in 50 MiB: the row that takes least, a patch of {size_words(least.patch)}"
     )
-    assert f"needs {least.predicted_mib} MiB. Lower model.widths or patch.size" in plan.what_to_lower()
+    assert (
+        f"needs {least.predicted_mib} MiB. Lower model.widths or patch.size" in plan.what_to_lower()
+    )
 
 
 def test_a_row_that_is_larger_than_the_machine_is_not_tried() -> None:
