@@ -17,8 +17,8 @@ from brats_seg.cli.options import (
     prepared_path,
     print_table,
     run_settings,
+    settings as given_settings,
 )
-from brats_seg.cli.options import settings as given_settings
 from brats_seg.cli.predict import print_outcome
 from brats_seg.errors import EnvironmentalError, UsageError, counted
 from brats_seg.progress import tracked
