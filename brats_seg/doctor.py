@@ -93,8 +93,8 @@ def package_finding(
         )
         remedy = f"pip install {files(_PACKAGE).joinpath('..')}"
         return Finding(check=check, status="warning", found=found, remedy=remedy)
-    required = required_versions() if required is None else required
-    tested = tested_versions() if tested is None else tested
+    required = versions_required() if required is None else required
+    tested = versions_tested() if tested is None else tested
     installed = {name: installed_version(name) for name in required}
     needed = {
         name: f"{name}>={oldest}" if oldest else name
@@ -123,14 +123,14 @@ def package_finding(
     return Finding(check=check, status="ok", found=f"{len(required)} as tested")
 
 
-def required_versions() -> dict[str, str]:
+def versions_required() -> dict[str, str]:
     """Return the oldest accepted version of each package that is always needed."""
     lines = requires(_PACKAGE) or []
     matches = (_REQUIREMENT.match(line) for line in lines if "extra ==" not in line)
     return {match[1]: match[2] or "" for match in matches if match}
 
 
-def tested_versions() -> dict[str, str]:
+def versions_tested() -> dict[str, str]:
     """Return the tested version of each package, by its name in lower case with hyphens."""
     text = (files(_PACKAGE) / "constraints.txt").read_text()
     pairs = (line.split("==") for line in text.splitlines() if "==" in line)

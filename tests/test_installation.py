@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from brats_seg.doctor import package_finding, required_versions, tested_versions
+from brats_seg.doctor import package_finding, versions_required, versions_tested
 
 NUMPY = version("numpy")
 
@@ -41,10 +41,10 @@ def test_torch_of_another_build_or_version_is_left_as_it_is() -> None:
     assert finding.status == "ok"
 
 
-def test_the_tested_versions_are_those_of_the_constraints() -> None:
-    assert required_versions().keys() >= {"torch", "numpy", "typer"}
-    tested = tested_versions()
-    assert {name.lower() for name in required_versions()} <= tested.keys()
+def test_the_versions_tested_are_those_of_the_constraints() -> None:
+    assert versions_required().keys() >= {"torch", "numpy", "typer"}
+    tested = versions_tested()
+    assert {name.lower() for name in versions_required()} <= tested.keys()
 
 
 @pytest.mark.parametrize("arguments", [["doctor", "--json"], ["train"]])
