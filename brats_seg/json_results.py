@@ -354,7 +354,7 @@ def survival_result(study: "SurvivalStudy", folder: Path) -> SurvivalResult:
 
 def _scored_cases(evaluation: "Evaluation") -> ScoredCases:
     return ScoredCases(
-        case_ids=tuple(dict.fromkeys(score.case_id for score in evaluation.scores)),
+        case_ids=evaluation.case_ids,
         missing=evaluation.missing,
         left_out=evaluation.left_out,
         without_reference=evaluation.without_reference,

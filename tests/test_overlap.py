@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from brats_seg.errors import CaseError
-from brats_seg.evaluation.overlap import RegionCounts, count_regions, dice, jaccard
+from brats_seg.evaluation.metrics import RegionCounts, count_regions, dice, jaccard
 from brats_seg.labels import BRATS2017, BRATS2023, RegionMasks, regions_of
 from tests.builders import make_label_map
 

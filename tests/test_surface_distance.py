@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import cdist
 
-from brats_seg.evaluation.surface_distance import (
+from brats_seg.evaluation.metrics import (
     Mask,
     Spacing,
     hausdorff95,

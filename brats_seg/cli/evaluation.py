@@ -131,7 +131,7 @@ def print_summaries(
 
 
 def _found(evaluation: "Evaluation") -> str:
-    n_scored = len({score.case_id for score in evaluation.scores})
+    n_scored = len(evaluation.case_ids)
     n_references = n_scored + len(evaluation.failures) + len(evaluation.left_out)
     if evaluation.left_out:
         return f"{n_scored} of {n_references} references scored"

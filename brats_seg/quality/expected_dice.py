@@ -19,7 +19,7 @@ import numpy.typing as npt
 from pydantic import Field
 
 from brats_seg.config import Section
-from brats_seg.evaluation.overlap import RegionCounts, dice
+from brats_seg.evaluation.metrics import RegionCounts, dice
 from brats_seg.labels import REGIONS, RegionMasks
 
 COVERAGE = 0.9
