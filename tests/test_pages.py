@@ -1,4 +1,4 @@
-"""The command `report` for folders of predictions, runs and two time points."""
+"""The command `report` for folders of predictions and runs."""
 
 import json
 import shutil
@@ -10,9 +10,9 @@ from brats_seg.evaluation.scores import write_scores
 from brats_seg.inference.batch import predict_folder
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.pages.cohort import cohort_of
-from tests.builders import Run, check_json, write_case
+from tests.builders import Run, write_case
 from tests.inference_builders import write_run
-from tests.test_charts import make_score
+from tests.test_charts import make_score, score_table
 
 CASES = [f"BraTS2021_{number:05d}" for number in range(3)]
 
@@ -62,7 +62,9 @@ def test_the_page_of_all_links_to_the_pages_of_the_cases(run: Run, results: Path
 
 
 def test_scores_may_be_those_of_an_earlier_evaluation(run: Run, results: Path) -> None:
-    scores = [make_score(name, region, 0.25) for name in CASES[:2] for region in ("wt", "tc", "et")]
+    scores = score_table(
+        make_score(name, region, 0.25) for name in CASES[:2] for region in ("wt", "tc", "et")
+    )
     write_scores(scores, results.parent / "scores.csv")
 
     code, _, said = run("report", "results", "--scores", "scores.csv", "--no-cases")
@@ -90,24 +92,9 @@ def test_volumes_warnings_and_failures_are_those_of_the_records(results: Path) -
         assert case.preview == results / "previews" / f"{case.case_id}.png"
 
 
-def test_two_time_points_are_compared_by_their_ids(run: Run, results: Path) -> None:
-    code, shown, said = run("report", "results", "--compare", CASES[1], CASES[0], "--json")
-
-    page = results / "reports" / f"{CASES[1]}-to-{CASES[0]}.html"
-    assert code == 0, said
-    (written,) = check_json("report", shown)
-    assert (results.parent / written["pages"][0]) == page
-    text = page.read_text()
-    # what the pages of the cases say of them is said here too
-    assert text.count("<dt>Model</dt>") == 2
-    assert text.index(f"<strong>{CASES[1]}</strong> (earlier)") < text.index("(later)")
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["results", "--compare", "a", "a"], "has the case a twice; expected two cases"),
-        (["results", "--compare", "a", "b"], "there is no case a, b; there are BraTS2021_00000"),
         (["results", "--data", "data"], "results is none; leave them out"),
         (["results", "--scores", "s.csv", "--reference", "data"], "are given; expected one"),
         (["results", "--scores", "s.csv", "--no-cases"], "s.csv does not exist"),

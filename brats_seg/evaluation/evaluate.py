@@ -51,21 +51,9 @@ from brats_seg.evaluation.scores import (
 from brats_seg.files import alone_at
 from brats_seg.labels import CONVENTIONS, LabelConvention, LabelMap
 from brats_seg.progress import Track, untracked
-from brats_seg.quality.label_map import (
-    NO_ROLES,
-    OTHERS_DIFFER,
-    LabelRoles,
-    Numbering,
-    check_placement,
-    differ,
-    judge_numbering,
-    rival_of,
-    roles_of,
-    roles_of_outline,
-)
-from brats_seg.quality.sample import sample_brain
 from brats_seg.voxels.box import bounding_box
 from brats_seg.voxels.grids import MM3_PER_ML
+from brats_seg.wings import ShownLabels, judges
 
 LEAST_GAIN = 0.3
 """Gain in Dice from which another numbering of a prediction is reported."""
@@ -74,8 +62,6 @@ LEAST_DICE = 0.6
 FEWEST_VOXELS = 100
 """Voxels of a tissue in the reference from which it is compared."""
 _N_VALUES = 256
-# both sides may have the same file name
-_REFERENCE, _PREDICTED = "reference ", "prediction "
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -222,7 +208,7 @@ def evaluate_pairs(
     tasks = _with_conventions(read.results, protocol)
     scored = attempt(partial(score_pair, protocol=protocol), tasks, "scoring")
     failures = sorted([*read.failures, *scored.failures], key=lambda failure: failure.case_id)
-    predicted = [task for task in tasks if task.pair.prediction]
+    predicted = [task for task in tasks if task.pair.predicted_file]
     return Evaluation(
         protocol=protocol,
         scores=joined_scores(scored.results),
@@ -237,27 +223,16 @@ def evaluate_pairs(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class LabelSide:
-    """What is known of the label map of one side of a pair."""
-
-    file: str
-    """Side and name of the file."""
-    values: frozenset[int]
-    """Label values that occur, and 0."""
-    roles: LabelRoles = NO_ROLES
-    """Label values that are clearly oedema and enhancing tumour."""
-    is_on_scan: bool = False
-    """Whether the scans show it, and not the outline alone."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LabelPair:
     """The label maps of one case, cut to the box around the labels of both."""
 
     case_id: str
-    reference: LabelSide
-    prediction: LabelSide | None
-    """None if there is no prediction."""
+    reference: ShownLabels
+    """Values of the reference, and the tissues that they show."""
+    predicted_file: str
+    """Side and name of the file; empty if there is no prediction."""
+    predicted_values: frozenset[int]
+    """Label values of the prediction, and 0."""
     geometry: Geometry
     """Grid of the reference."""
     shape: tuple[int, ...]
@@ -278,8 +253,8 @@ class ScoringTask:
     pair: LabelPair
     reference: LabelConvention
     prediction: LabelConvention
-    rival: str = ""
-    """Name of the convention that most references look like, if it is another; empty otherwise."""
+    refusal: CaseError | None = None
+    """Why the reference cannot be in its convention; None if it can."""
 
     @property
     def case_id(self) -> str:
@@ -307,9 +282,8 @@ def read_pair(pair: Pair) -> LabelPair:
     return LabelPair(
         case_id=pair.case_id,
         reference=reference,
-        prediction=None
-        if predicted is None
-        else LabelSide(file=_PREDICTED + predicted.file, values=_values(both[1])),
+        predicted_file=f"prediction {predicted.file}" if predicted else "",
+        predicted_values=label_values_of(both[1]) | {0},
         geometry=label.geometry,
         shape=both.shape,
         packed=zlib.compress(both.tobytes(), level=1),
@@ -328,11 +302,12 @@ def score_pair(task: ScoringTask, protocol: ScoringProtocol) -> pd.DataFrame:
     """
     pair, geometry = task.pair, task.pair.geometry
     check_values(pair.reference.values, task.reference, pair.case_id, pair.reference.file)
-    _check_numbering(task)
+    if task.refusal is not None:
+        raise task.refusal
     label_maps = pair.voxels()
-    if pair.prediction is not None:
-        check_values(pair.prediction.values, task.prediction, pair.case_id, pair.prediction.file)
-        _check_agreement(task, label_maps, pair.prediction.file)
+    if pair.predicted_file:
+        check_values(pair.predicted_values, task.prediction, pair.case_id, pair.predicted_file)
+        _check_agreement(task, label_maps)
     scale = Scale(
         spacing_mm=geometry.spacing_mm,
         penalty_mm=protocol.hd95_penalty(geometry.shape, geometry.spacing_mm),
@@ -356,14 +331,14 @@ def score_pair(task: ScoringTask, protocol: ScoringProtocol) -> pd.DataFrame:
             "hd95": np.where(np.isfinite(hd95), hd95, scale.penalty_mm),
             "sensitivity": sensitivity(counts),
             "specificity": specificity(counts),
-            "reference_ml": counts.in_reference * scale.voxel_mm3 / MM3_PER_ML,
-            "prediction_ml": counts.in_prediction * scale.voxel_mm3 / MM3_PER_ML,
+            "reference_ml": counts.in_reference * (scale.voxel_mm3 / MM3_PER_ML),
+            "prediction_ml": counts.in_prediction * (scale.voxel_mm3 / MM3_PER_ML),
         }
     )
     if protocol.lesions is not None:
         rows = [one.values for one in score_lesions(reference, prediction, protocol, scale)]
         table = table.join(pd.DataFrame(rows, columns=list(LESION_COLUMNS)))
-    return table if pair.prediction else with_worst_scores(table, scale.penalty_mm)
+    return table if pair.predicted_file else with_worst_scores(table, scale.penalty_mm)
 
 
 def better_numbering(
@@ -416,26 +391,38 @@ def shared_voxels(reference: LabelMap, prediction: LabelMap) -> npt.NDArray[np.i
     return counts.reshape(_N_VALUES, _N_VALUES)
 
 
-def _values(label_map: LabelMap) -> frozenset[int]:
-    return label_values_of(label_map) | {0}
-
-
 def _judge_reference(
     label: Volume, labelled: LabelMap, pair: Pair
-) -> tuple[LabelSide, tuple[str, ...]]:
+) -> tuple[ShownLabels, tuple[str, ...]]:
     """Return what a reference shows of its numbering, and remarks on its place on the scans.
 
     `labelled` is the box around its labels.
     """
-    side = LabelSide(file=_REFERENCE + label.file, values=_values(labelled))
+    shown = ShownLabels(
+        case_id=pair.case_id,
+        file=f"reference {label.file}",
+        values=label_values_of(labelled) | {0},
+        outermost=None,
+        enhancing=None,
+        is_on_scan=False,
+    )
+    quality = judges()
+    if quality is None:
+        return shown, ()
     scans, turned = _readable_scans(pair.case), oriented(label)
-    if scans and have_one_grid(scans[0].geometry, turned.geometry):
-        sample = sample_brain(scans, turned)
-        if sample is not None:
-            remarks = check_placement(pair.case_id, scans, turned, sample)
-            remarks = tuple(f"{pair.case_id}: {remark}" for remark in remarks)
-            return replace(side, roles=roles_of(sample), is_on_scan=True), remarks
-    return replace(side, roles=roles_of_outline(labelled, label.geometry.spacing_mm)), ()
+    if not scans or not have_one_grid(scans[0].geometry, turned.geometry):
+        outermost = quality.outermost_of_outline(labelled, label.geometry.spacing_mm)
+        return replace(shown, outermost=outermost), ()
+    judgement = quality.judge_labels(pair.case_id, scans, turned)
+    if judgement.refusal is not None:
+        raise judgement.refusal
+    shown = replace(
+        shown,
+        outermost=judgement.outermost,
+        enhancing=judgement.enhancing,
+        is_on_scan=True,
+    )
+    return shown, tuple(f"{pair.case_id}: {remark}" for remark in judgement.warnings)
 
 
 def _readable_scans(case: Case | None) -> tuple[Volume, ...]:
@@ -444,7 +431,7 @@ def _readable_scans(case: Case | None) -> tuple[Volume, ...]:
     Only label maps are scored, so that a damaged scan does not matter.
     """
     try:
-        return load_case(case, with_label=False).volumes if case else ()
+        return () if case is None else load_case(case, with_label=False).volumes
     except CaseError:
         return ()
 
@@ -454,8 +441,9 @@ def _check_grids(case_id: str, label: Volume, predicted: Volume) -> tuple[str, .
     if have_one_grid(label.geometry, predicted.geometry):
         return ()
     grids = [
-        (_REFERENCE + label.file, label.geometry),
-        (_PREDICTED + predicted.file, predicted.geometry),
+        # both files may have the same name
+        (f"reference {label.file}", label.geometry),
+        (f"prediction {predicted.file}", predicted.geometry),
     ]
     # arrays are saved with the identity when their affine is not known
     without_affine = [file for file, grid in grids if np.array_equal(grid.affine, np.eye(4))]
@@ -469,78 +457,66 @@ def _check_grids(case_id: str, label: Volume, predicted: Volume) -> tuple[str, .
 def _with_conventions(
     pairs: Sequence[LabelPair], protocol: ScoringProtocol
 ) -> tuple[ScoringTask, ...]:
-    references = {pair.case_id: pair.reference for pair in pairs}
-    predictions = {pair.case_id: pair.prediction for pair in pairs if pair.prediction}
-    shapes = {pair.case_id: pair.geometry.shape for pair in pairs}
-    of_references = _conventions(references, shapes, protocol)
-    # the convention of a missing prediction is not used
-    of_predictions = of_references | _conventions(predictions, shapes, protocol)
-    rivals = {
-        convention: rival_of(
-            [
-                (side.roles, side.values)
-                for case_id, side in references.items()
-                if of_references[case_id] == convention
-            ],
-            convention,
-        )
-        for convention in dict.fromkeys(of_references.values())
+    references = {
+        pair.case_id: LabelContent(shape=pair.geometry.shape, values=pair.reference.values)
+        for pair in pairs
     }
+    predictions = {
+        pair.case_id: LabelContent(shape=pair.geometry.shape, values=pair.predicted_values)
+        for pair in pairs
+        if pair.predicted_file
+    }
+    of_references = _conventions(references, protocol)
+    # the convention of a missing prediction is not used
+    of_predictions = of_references | _conventions(predictions, protocol)
+    refusals = _refusals([pair.reference for pair in pairs], of_references)
     return tuple(
         ScoringTask(
             pair=pair,
             reference=of_references[pair.case_id],
             prediction=of_predictions[pair.case_id],
-            rival=rivals[of_references[pair.case_id]],
+            refusal=refusals.get(pair.case_id),
         )
         for pair in pairs
     )
 
 
 def _conventions(
-    sides: Mapping[str, LabelSide],
-    shapes: Mapping[str, tuple[int, int, int]],
-    protocol: ScoringProtocol,
+    contents: Mapping[str, LabelContent], protocol: ScoringProtocol
 ) -> dict[str, LabelConvention]:
     if protocol.labels is not None:
-        return dict.fromkeys(sides, protocol.labels)
-    contents = {
-        case_id: LabelContent(shape=shapes[case_id], values=side.values)
-        for case_id, side in sides.items()
-    }
+        return dict.fromkeys(contents, protocol.labels)
     return {case_id: one.convention for case_id, one in resolve_all(contents).items()}
 
 
-def _check_numbering(task: ScoringTask) -> None:
-    """Raise `LabelError` if a reference is clearly not in the convention that it is read in.
+def _refusals(
+    references: Sequence[ShownLabels], conventions: Mapping[str, LabelConvention]
+) -> dict[str, CaseError | None]:
+    """Return why references are clearly not in the convention that they are read in, by case id.
 
     An outline without scans does not suffice; it counts if most references agree.
     """
-    side, convention = task.pair.reference, task.reference
-    numbering = judge_numbering(side.roles, side.values, convention)
-    if differ(task.rival, convention, side.values):
-        numbering = Numbering(
-            contradiction=numbering.contradiction or OTHERS_DIFFER, fitting=(task.rival,)
-        )
-    elif not side.is_on_scan:
-        return
-    if numbering.fitting:
-        raise LabelError(
-            task.case_id,
-            side.file,
-            f"labels that {convention.name} does not explain ({numbering.contradiction})",
-            f"the numbering of that convention; {' or '.join(numbering.fitting)} fits",
-            "Renumber the references, or name folders and files as their release does.",
-        )
+    quality = judges()
+    if quality is None:
+        return {}
+    refusals: dict[str, CaseError | None] = {}
+    for convention in dict.fromkeys(conventions.values()):
+        group = [one for one in references if conventions[one.case_id] == convention]
+        advice = "Renumber the references, or name folders and files as their release does."
+        for shown, judgement in zip(
+            group, quality.judge_group(group, convention, next_step=advice), strict=True
+        ):
+            refusals[shown.case_id] = judgement.refusal
+    return refusals
 
 
-def _check_agreement(task: ScoringTask, label_maps: LabelMap, file: str) -> None:
+def _check_agreement(task: ScoringTask, label_maps: LabelMap) -> None:
     """Raise `LabelError` if the prediction would agree far better in another numbering."""
     shared = shared_voxels(*label_maps)
     if better := better_numbering(shared, task.reference, task.prediction):
         raise LabelError(
             task.case_id,
-            file,
+            task.pair.predicted_file,
             f"labels that agree with the reference far better numbered as {better}",
             "both numbered alike",
             "Find out which of the two is wrong, and correct it.",

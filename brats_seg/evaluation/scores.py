@@ -175,20 +175,15 @@ def summarise_counts(
     The order of the cases does not matter.
     """
     cases = sorted(counts, key=lambda case: case.case_id)
-    columns = {
-        "dice": dice,
-        "jaccard": jaccard,
-        "reference_ml": lambda case: case.in_reference,
-        "prediction_ml": lambda case: case.in_prediction,
-    }
+    values = np.array(
+        [[dice(case), jaccard(case), case.in_reference, case.in_prediction] for case in cases]
+    )
+    # only whether the volumes are zero is used
+    columns = ["dice", "jaccard", "reference_ml", "prediction_ml"]
+    tables = [pd.DataFrame(values[:, :, k], columns=columns) for k in range(len(REGIONS))]
     return tuple(
-        _summarise(
-            region,
-            pd.DataFrame({c: [column(case)[k] for case in cases] for c, column in columns.items()}),
-            ["dice", "jaccard"],
-            rng,
-        )
-        for k, region in enumerate(REGIONS)
+        _summarise(region, table, columns[:2], rng)
+        for region, table in zip(REGIONS, tables, strict=True)
     )
 
 
@@ -210,7 +205,7 @@ def _summarise(
     values = table[list(columns)].to_numpy(np.float64).T
     mean = bootstrap_interval(lambda columns: columns.mean(axis=-1), [values], rng)
     numbers = [
-        values.mean(axis=1),
+        [score.mean() for score in values],
         mean.low,
         mean.high,
         *np.quantile(values, (0.5, 0.25, 0.75), axis=1),
