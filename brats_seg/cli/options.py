@@ -1,6 +1,8 @@
 """Define options that several commands share, and turn flags into settings.
 
-Without `--data`, a command uses the scans under `data/`, or else phantom cases that it writes once.
+A command that reads settings is given `--preset`, `--config`, `--set` and the short forms of
+`presets.SHORT` by `shared`, and asks for the result with `settings` or `run_settings`. Every command
+is given `--json` in the same way, and passes its result to `emit`.
 """
 
 import gc
@@ -12,6 +14,9 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO, get_args
 
@@ -20,7 +25,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from brats_seg.errors import ConfigError
 from brats_seg.files import alone_at, whole_folder
-from brats_seg.presets import PRESETS, ConventionName
+from brats_seg.presets import GPU_NAMES, KINDS, NETWORKS, PRESETS, SHORT, ConventionName
 
 if TYPE_CHECKING:
     from brats_seg.config import Config
@@ -33,16 +38,21 @@ DEFAULT_PATH = Path("data")
 DEMO_PATH = Path("prepared/demo-scans")
 """Folder of the phantom cases of the demo."""
 
-SCANS_PANEL = "Scans"
-SETTINGS_PANEL = "Settings"
-SHORTCUTS_PANEL = "Short forms of settings"
-DICOM_PANEL = "DICOM"
 
-_RESULTS: ContextVar[TextIO] = ContextVar("results")
-"""Standard output of a command with `--json`."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Given:
+    """Settings that the command line gives."""
 
-DEVICES = "Device: auto, cpu, cuda, cuda:1 or mps."
-PRECISIONS = "Precision: auto, fp32, fp16 or bf16."
+    preset: str | None = None
+    config: Path | None = None
+    assignments: list[str] = field(default_factory=list)
+    values: dict[str, Any] = field(default_factory=dict)
+    """Values of short forms by their keys."""
+
+
+_GIVEN: ContextVar[_Given] = ContextVar("given")
+_OUTPUT: ContextVar[tuple[str, TextIO] | None] = ContextVar("output", default=None)
+"""Name of the command and its standard output, where `--json` is given."""
 
 
 def one_of(*values: str) -> Callable[[str], list[str]]:
@@ -54,136 +64,218 @@ def one_of(*values: str) -> Callable[[str], list[str]]:
     return complete
 
 
-COMPLETE_DEVICE = one_of("auto", "cpu", "cuda", "mps")
-COMPLETE_PRECISION = one_of("auto", "fp32", "fp16", "bf16")
 _CONVENTIONS: tuple[str, ...] = get_args(ConventionName)
-COMPLETE_CONVENTION = one_of(*_CONVENTIONS)
+_VALUES: dict[str, Sequence[str]] = {
+    "preset": tuple(PRESETS),
+    "network": NETWORKS,
+    "device": ("auto", "cpu", "cuda", "mps", *GPU_NAMES),
+    "precision": ("auto", "fp32", "fp16", "bf16"),
+    "labels": _CONVENTIONS,
+    "protocol": ("legacy", "lesionwise2023", "lesionwise2024"),
+    "task": ("GLI", "SSA", "MEN", "MET", "PED"),
+    "layout": ("plain", "bids"),
+    "modality": ("t1n", "t1c", "t2w", "t2f"),
+    "kind": KINDS,
+}
+"""Values that the shell completes."""
+_ARGUMENTS = {
+    "scans": "Folder of scans of any layout, or a .csv or .json table of their paths.",
+    "inputs": "Folders of scans of any layout or of DICOM files, or .csv or .json tables of paths.",
+    "dicom": "Folder with DICOM files of MR examinations.",
+    "folder": "Folder to write to.",
+    "section": "Part of the keys to list, such as training or loss.",
+    "trained": "Runs, such as the folds of one data set; for `export` also checkpoints or models.",
+    "autoencoder_run": "Run with model.name autoencoder.",
+    "features": "Table that `features` wrote.",
+    "references": "References: a folder of CASE.nii.gz or of case folders, or one label map.",
+    "predictions": "Predictions in the same form, in any label convention.",
+    "kind": f"Kind: {', '.join(KINDS)}.",
+    "source": "Folder of scans; for scores and bars the table of `evaluate`; for history a run.",
+    "results": "Folders that `predict` wrote, or of scans, or tables of paths; or runs.",
+}
+_OPTIONS = {
+    "output": "File or folder to write to.",
+    # scans and prepared cases
+    "data": "Folder of scans, or a table of their paths. (default: data/, or phantom cases)",
+    "prepared": "Folder of prepared cases. (default: NAME-prepared beside the data folder NAME)",
+    "labels": f"Label convention: {', '.join(_CONVENTIONS)}. (default: the detected one)",
+    "verify": "Only compare prepared cases with their check sums.",
+    "repair": "Also prepare cases again that are damaged.",
+    "number": "Number of cases.",
+    "seed": "The same seed gives the same cases.",
+    "series": "DICOM series of a modality: its number, or a part of its description; repeatable.",
+    "identifiers": "Keep the patient's name and number in DICOM segmentations and names of folders.",
+    "preprocess": "Register, resample to 1 mm and skull-strip DICOM scans, by greedy and HD-BET.",
+    # training
+    "fold": "Index of the fold that is held out.",
+    "folds": "Folds to hold out. (default: all)",
+    "run": "Run folder; use -r under torchrun. (default of train: runs/foldN)",
+    "runs": "Folder of the runs fold0, fold1, ...",
+    "session_hours": "Hours of this session; the same command resumes.",
+    "fresh": "Rename an earlier run and start anew.",
+    "patches": "Number of patches in the batch, each a micro-batch.",
+    "device": f"{SHORT['--device'][1]}.",
+    "precision": f"{SHORT['--precision'][1]}.",
+    # prediction
+    "model": "Run, checkpoint or exported folder, several are averaged; or one of nnU-Net or MONAI.",
+    **dict.fromkeys(("t1n", "t1c", "t2w", "t2f"), "One case by its files."),
+    "case": "Id of a case. (default: all; of a figure the first)",
+    "tta": "Average over 8 mirror images.",
+    "window": "Voxels of a window, or whole for one pass. (default: the window that tune chose)",
+    "probabilities": "Write probability maps too.",
+    "uncertainty": "Write a map of the entropy too.",
+    "report": "Write a page of each case too: reports/CASE.html, for any browser.",
+    "layout": "Names of the files: plain (CASE.nii.gz) or bids (a BIDS derivative).",
+    "changes": "One setting: overlap, thresholds, smallest_mm3, smallest_et_mm3 or preview.",
+    "workers": "Processes (dask) to distribute the cases to, or the address of a dask cluster.",
+    "license_name": "Licence of the weights, for the model card.",
+    "name_cases": "Name the cases in the model card, or count them. (default: named if public)",
+    "file_format": "safetensors alone, or a MONAI bundle or ONNX files beside them.",
+    # scores and survival
+    "protocol": "Scoring protocol: legacy, lesionwise2023 or lesionwise2024.",
+    "task": "Challenge task of the lesion-wise parameters: GLI, SSA, MEN, MET or PED.",
+    "compare": "Compare two sets of predictions, case by case.",
+    "only_predicted": "Leave out references without a prediction.",
+    "autoencoder": "Run of an autoencoder, for latent vectors; repeatable.",
+    "predict_all": "Ignore reference label maps and predict all cases.",
+    "clinical": "Table of ages, survival or ids (name_mapping.csv); repeatable.",
+    "fold_table": "Fold table to use, such as folds-5-seed55.csv. (default: new folds)",
+    "repeats": "Number of cross-validations to average.",
+    "submit": "Table of the cases to submit, such as survival_evaluation.csv. (default: all)",
+    # figures and pages
+    "prediction": "Predictions: a folder that `predict` wrote, or a label map.",
+    "reference": "Label maps to compare with. (default: those beside the scans)",
+    "column": "Score to draw: a column of the table. (default: dice)",
+    "modality": "Modality of a montage: t1n, t1c, t2w or t2f. (default: t2f)",
+    "scores": "Table of `evaluate` for the page of all predictions, instead of --reference.",
+    "no_case_pages": "Write the page of all predictions alone.",
+    # settings and output
+    "preset": f"Settings to start from: {', '.join(PRESETS)}. (default: what suits the device)",
+    "config": "YAML file with settings, applied over the preset.",
+    "assignments": "One setting; repeatable. `brats-seg settings` lists the keys.",
+    "as_json": "Print the result as JSON, for programs; messages go to standard error.",
+}
+"""Help of every option by the name of its parameter: an option means the same in all commands."""
+_FLAGS = {
+    "output": ("-o", "--output"),
+    # torchrun under Python 3.11 takes --run for an abbreviation of its own options
+    "run": ("-r", "--run"),
+    "changes": ("--set",),
+    "assignments": ("--set",),
+    "license_name": ("--license",),
+    "name_cases": ("--name-cases/--count-cases",),
+    "file_format": ("--format",),
+    "as_json": ("--json",),
+}
+_METAVARS = {
+    **dict.fromkeys(("changes", "assignments"), "KEY=VALUE"),
+    "series": "MODALITY=SERIES",
+    "folds": "0,1,...",
+    "window": "X,Y,Z",
+    "workers": "N",
+    "compare": "A B",
+}
+_LEAST = {"fold": 0, "session_hours": 0, "number": 1, "repeats": 1, "patches": 2}
 
-DataOption = Annotated[
-    Path | None,
-    typer.Option(
-        rich_help_panel=SCANS_PANEL,
-        help="Folder of scans of any layout, or a .csv or .json table of their paths. (default: data/, "
-        "or phantom cases if it is empty)",
-    ),
-]
-PreparedOption = Annotated[
-    Path | None,
-    typer.Option(
-        rich_help_panel=SCANS_PANEL,
-        help="Folder of prepared cases. (default: NAME-prepared beside the data folder NAME, or below "
-        "~/.cache/brats_seg if nothing can be written there)",
-    ),
-]
-PresetOption = Annotated[
-    str | None,
-    typer.Option(
-        rich_help_panel=SETTINGS_PANEL,
-        autocompletion=one_of(*PRESETS),
-        help=f"Settings to start from: {', '.join(PRESETS)}. (default: what suits the device)",
-    ),
-]
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option(
-        rich_help_panel=SETTINGS_PANEL, help="YAML file with settings, applied over the preset."
-    ),
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        rich_help_panel=SETTINGS_PANEL,
-        help="One setting; may be repeated. `brats-seg settings` lists the keys.",
-    ),
-]
-LabelsOption = Annotated[
-    str | None,
-    typer.Option(
-        rich_help_panel=SCANS_PANEL,
-        autocompletion=COMPLETE_CONVENTION,
-        help="Label convention of all cases, instead of the detected one: "
-        f"{', '.join(_CONVENTIONS)}.",
-    ),
-]
-LabelFilesOption = Annotated[
-    str | None,
-    typer.Option(
-        "--label-files",
-        metavar="PATTERN",
-        rich_help_panel=SCANS_PANEL,
-        help="Pattern of label maps that are not found by their names: `'*_tumour.nii.gz'`, or "
-        "`'drawn/*'` for a folder.",
-    ),
-]
-DeviceOption = Annotated[str, typer.Option(autocompletion=COMPLETE_DEVICE, help=DEVICES)]
-PrecisionOption = Annotated[str, typer.Option(autocompletion=COMPLETE_PRECISION, help=PRECISIONS)]
-ProtocolOption = Annotated[
-    str,
-    typer.Option(
-        autocompletion=one_of("legacy", "lesionwise2023", "lesionwise2024"),
-        help="Scoring protocol: legacy, lesionwise2023 or lesionwise2024.",
-    ),
-]
-TaskOption = Annotated[
-    str,
-    typer.Option(
-        autocompletion=one_of("GLI", "SSA", "MEN", "MET", "PED"),
-        help="Challenge task of the lesion-wise parameters: GLI, SSA, MEN, MET or PED.",
-    ),
-]
-SkipBadOption = Annotated[
-    bool,
-    typer.Option("--skip-bad", rich_help_panel=SCANS_PANEL, help="Skip cases with problems."),
-]
 
-SeriesOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--series",
-        metavar="MODALITY=SERIES",
-        rich_help_panel=DICOM_PANEL,
-        help="DICOM series that is a modality: its number, or a part of its description. May be "
-        "repeated.",
-    ),
-]
-IdentifiersOption = Annotated[
-    bool,
-    typer.Option(
-        "--identifiers",
-        rich_help_panel=DICOM_PANEL,
-        help="Write the patient's name and number to the DICOM segmentation, and keep the names of "
-        "folders that are called after the patient.",
-    ),
-]
-PreprocessOption = Annotated[
-    bool,
-    typer.Option(
-        "--preprocess",
-        rich_help_panel=DICOM_PANEL,
-        help="Register, resample to 1 mm and skull-strip DICOM scans where needed, by greedy and "
-        "HD-BET.",
-    ),
-]
+def _annotated(parameter: Parameter) -> Parameter:
+    """Return a parameter of a command as one that typer shows with its flags, help and values."""
+    name, values = parameter.name, _VALUES.get(parameter.name)
+    options: dict[str, Any] = {"autocompletion": one_of(*values)} if values else {}
+    if name in _ARGUMENTS:
+        about: object = typer.Argument(help=_ARGUMENTS[name], **options)
+    else:
+        about = typer.Option(
+            *_FLAGS.get(name, (f"--{name.replace('_', '-')}",)),
+            help=_OPTIONS[name],
+            metavar=_METAVARS.get(name),
+            min=_LEAST.get(name),
+            **options,
+        )
+    return parameter.replace(annotation=Annotated[parameter.annotation, about])
 
 
-def _result_alone(context: typer.Context, wanted: bool) -> bool:
+def _short_option(flag: str) -> Parameter:
+    key, text = SHORT[flag]
+    values = _VALUES.get(flag.removeprefix("--"))
+    about = typer.Option(
+        flag,
+        rich_help_panel="Short forms of settings",
+        autocompletion=one_of(*values) if values else None,
+        help=f"{text} ({key}).",
+    )
+    kind, default = (bool, False) if flag == "--skip-bad" else (str | None, None)
+    return _keyword(key.replace(".", "_"), Annotated[kind, about], default)
+
+
+def _keyword(name: str, kind: Any, default: object = None) -> Parameter:
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+
+
+_SETTINGS_OPTIONS = (
+    _annotated(_keyword("preset", str | None)),
+    _annotated(_keyword("config", Path | None)),
+    _annotated(_keyword("assignments", list[str] | None)),
+    *map(_short_option, SHORT),
+)
+_JSON_OPTION = _annotated(_keyword("as_json", bool, default=False))
+
+
+def shared(command: Callable[..., None], *, with_settings: bool) -> Callable[..., None]:
+    """Return a command with `--json`, and with the options of settings if it reads them."""
+    options = (*(_SETTINGS_OPTIONS if with_settings else ()), _JSON_OPTION)
+    names = {option.name for option in options}
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        if with_settings:
+            _GIVEN.set(_settings_given(given))
+        with _result_alone(command.__name__, wanted=given["as_json"]):
+            command(**{key: value for key, value in given.items() if key not in names})
+
+    own = map(_annotated, signature(command).parameters.values())
+    run.__signature__ = Signature([*own, *options])  # type: ignore[attr-defined]
+    return run
+
+
+def _settings_given(options: dict[str, Any]) -> _Given:
+    values = {key: options[key.replace(".", "_")] for key, _ in SHORT.values()}
+    return _Given(
+        preset=options["preset"],
+        config=options["config"],
+        assignments=options["assignments"] or [],
+        # a switch that is not given is False
+        values={key: value for key, value in values.items() if value not in (None, False)},
+    )
+
+
+@contextmanager
+def _result_alone(command: str, *, wanted: bool) -> Iterator[None]:
     """With `--json`, keep standard output for the result, and print all else to standard error."""
-    if wanted:
-        _RESULTS.set(sys.stdout)
-        context.with_resource(redirect_stdout(sys.stderr))
-    return wanted
+    token = _OUTPUT.set((command, sys.stdout) if wanted else None)
+    try:
+        if wanted:
+            with redirect_stdout(sys.stderr):
+                yield
+        else:
+            yield
+    finally:
+        _OUTPUT.reset(token)
 
 
-JsonOption = Annotated[
-    bool,
-    typer.Option(
-        "--json",
-        callback=_result_alone,
-        help="Print the result as JSON, for programs; messages go to standard error.",
-    ),
-]
+def emit(value: object = None, **fields: object) -> None:
+    """Print the result of the command, or a line of it, as JSON if `--json` is given.
+
+    Args:
+        value: The result, where it is a single value.
+        fields: The parts of the result otherwise.
+    """
+    output = _OUTPUT.get()
+    if output is not None:
+        from brats_seg.cli.json_output import json_text
+
+        command, stream = output
+        print(json_text(command, fields if value is None else value), file=stream, flush=True)
 
 
 class Command(TyperCommand):
@@ -191,7 +283,7 @@ class Command(TyperCommand):
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters."""
-        return without_flag_types(super().get_params(ctx))
+        return _without_flag_types(super().get_params(ctx))
 
 
 class Commands(TyperGroup):
@@ -210,11 +302,10 @@ class Commands(TyperGroup):
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters."""
-        return without_flag_types(super().get_params(ctx))
+        return _without_flag_types(super().get_params(ctx))
 
 
-def without_flag_types(parameters: list[Any]) -> list[Any]:
-    """Remove `<bool>` from the help of flags that take no value."""
+def _without_flag_types(parameters: list[Any]) -> list[Any]:
     for parameter in parameters:
         if getattr(parameter, "is_flag", False):
             parameter.metavar = ""
@@ -250,63 +341,66 @@ def importing() -> Iterator[None]:
         gc.enable()
 
 
-def print_json(value: object, *, is_line: bool = False) -> None:
-    """Print a result as JSON to the standard output of the program, on one line or on several."""
-    from brats_seg.json_results import json_text
-
-    print(json_text(value, is_line=is_line), file=_RESULTS.get(), flush=True)
-
-
 def command_again() -> str:
     """Return the command that is running, as it would be typed again."""
     program = "brats-seg" if Path(sys.argv[0]).name != "__main__.py" else "python -m brats_seg"
     return f"{program} {shlex.join(sys.argv[1:])}"
 
 
-def settings_of(
-    preset: str | None, path: Path | None, assignments: list[str] | None, flags: dict[str, Any]
-) -> "Config":
-    """Return the settings; flags override `--set`, which overrides the file, then the preset."""
-    try:
-        text = "" if path is None else _start_of(path)
-    except OSError as error:
-        msg = f"the configuration file {path} cannot be read: {error.strerror}"
-        raise ConfigError(msg) from None
-    except UnicodeDecodeError as error:
-        msg = f"the configuration file {path} is no text: {error.reason} at byte {error.start}"
-        raise ConfigError(msg) from None
+def given_value(key: str) -> str | None:
+    """Return the value that the short form of a setting was given, as text."""
+    return _GIVEN.get().values.get(key)
+
+
+def has_settings(*ignored: str) -> bool:
+    """Return whether the command line gives settings, besides the short forms of some keys."""
+    given = _GIVEN.get()
+    is_plain = given.preset is None and given.config is None and not given.assignments
+    return not is_plain or bool(given.values.keys() - set(ignored))
+
+
+def settings(*, default_preset: str | None = None, without: str = "") -> "Config":
+    """Return the settings; flags override `--set`, which overrides the file, then the preset.
+
+    Args:
+        default_preset: Preset to take if none is given.
+        without: Key of a setting whose short form is not applied.
+    """
+    given = _GIVEN.get()
+    text = "" if given.config is None else _settings_text(given.config)
     from brats_seg.config_text import load_config
 
     return load_config(
-        preset=preset,
+        preset=given.preset or default_preset,
         text=text,
-        assignments=assignments or [],
-        values={key: value for key, value in flags.items() if value is not None},
+        assignments=given.assignments,
+        values=_values(given, without),
     )
 
 
-def settings_of_run(
-    preset: str | None,
-    path: Path | None,
-    assignments: list[str] | None,
-    flags: dict[str, Any],
+def run_settings(
     *,
     run_paths: Sequence[Path] = (),
     gpu: "Gpu | None" = None,
+    default_preset: str | None = None,
 ) -> "Config":
     """Return the settings of a run, which are chosen where neither a preset nor a file is given.
 
     Then they are those of the first of the runs that was begun already, and otherwise those that suit
     the device, or a GPU that is planned for; why is printed.
     """
-    if preset is not None or path is not None:
-        return settings_of(preset, path, assignments, flags)
+    given = _GIVEN.get()
+    without = "" if gpu is None else "training.device"
+    if given.preset or given.config or default_preset:
+        return settings(default_preset=default_preset, without=without)
     with importing():
         from brats_seg.training.chosen_settings import choose_settings
 
-    given = {key: value for key, value in flags.items() if value is not None}
     chosen = choose_settings(
-        assignments=assignments or [], values=given, run_paths=run_paths, gpu=gpu
+        assignments=given.assignments,
+        values=_values(given, without),
+        run_paths=run_paths,
+        gpu=gpu,
     )
     # of several processes under torchrun the first one prints
     if os.environ.get("RANK", "0") == "0":
@@ -314,12 +408,39 @@ def settings_of_run(
     return chosen.config
 
 
-def data_or_demo(data: Path | None, preset: str | None) -> tuple[Path, str | None]:
-    """Return the folder of scans and the preset; those of the demo if there are no scans."""
+def _values(given: _Given, without: str) -> dict[str, Any]:
+    """Return the values of the short forms; the one of `--effective-batch` may be a mapping in YAML."""
+    from brats_seg.config_text import parse_yaml
+
+    flags = {key: flag for flag, (key, _) in SHORT.items()}
+    return {
+        key: parse_yaml(value, flags[key]) if str(value).startswith("{") else value
+        for key, value in given.values.items()
+        if key != without
+    }
+
+
+def _settings_text(path: Path) -> str:
+    """Return the text of a file of settings, cut off where it is too long to be accepted."""
+    from brats_seg.config_text import LONGEST_YAML
+
+    try:
+        # it may be a pipe of the shell, as in --config <(command)
+        with path.open(encoding="utf-8") as file:
+            return file.read(LONGEST_YAML + 1)
+    except OSError as error:
+        msg = f"the configuration file {path} cannot be read: {error.strerror}"
+    except UnicodeDecodeError as error:
+        msg = f"the configuration file {path} is not a text file: {error.reason} at byte {error.start}"
+    raise ConfigError(msg)
+
+
+def data_or_demo(data: Path | None) -> tuple[Path, str | None]:
+    """Return the folder of scans, and the default preset: those of the demo if there are no scans."""
     if data is not None:
-        return data, preset
+        return data, None
     if holds_scans(DEFAULT_PATH):
-        return DEFAULT_PATH, preset
+        return DEFAULT_PATH, None
     print(f"no --data, and nothing under {DEFAULT_PATH}/: training on {DEMO_CASES} phantom cases")
     if not DEMO_PATH.exists():
         from brats_seg.cases.phantom import write_phantom_cases
@@ -328,7 +449,7 @@ def data_or_demo(data: Path | None, preset: str | None) -> tuple[Path, str | Non
             if not DEMO_PATH.exists():
                 with whole_folder(DEMO_PATH) as beside:
                     write_phantom_cases(beside, n_cases=DEMO_CASES, seed=0)
-    return DEMO_PATH, preset or "demo"
+    return DEMO_PATH, "demo"
 
 
 def prepared_path(data: Path | None, prepared: Path | None) -> Path:
@@ -362,8 +483,8 @@ def print_table(
 
     cells = [list(row) for row in rows]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for place, heading in enumerate(columns):
-        is_number = any(isinstance(row[place], int | float) for row in cells)
+    for index, heading in enumerate(columns):
+        is_number = any(isinstance(row[index], int | float) for row in cells)
         table.add_column(
             heading, justify="right" if is_number else "left", no_wrap=heading not in wrapped
         )
@@ -373,15 +494,6 @@ def print_table(
     if not console.is_terminal:
         console = Console(width=10_000)
     console.print(table)
-
-
-def _start_of(path: Path) -> str:
-    """Return the text of a file, cut off where it is too long to be accepted."""
-    from brats_seg.config_text import LONGEST_YAML
-
-    # it may be a pipe of the shell, as in --config <(command)
-    with path.open(encoding="utf-8") as file:
-        return file.read(LONGEST_YAML + 1)
 
 
 def holds_scans(folder: Path) -> bool:

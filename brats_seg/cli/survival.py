@@ -2,20 +2,11 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from brats_seg.cli.options import (
-    DeviceOption,
-    JsonOption,
-    LabelsOption,
-    PrecisionOption,
-    PreparedOption,
-    importing,
-    print_json,
-    print_table,
-)
+from brats_seg.cli.options import emit, importing, print_table
 from brats_seg.errors import counted
 from brats_seg.progress import tracked
 
@@ -36,32 +27,16 @@ _SHOWN = (
 
 
 def features(
-    data: Annotated[Path, typer.Argument(help="Folder of scans, of any BraTS release.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Table to write.")] = Path(
-        "features.csv"
-    ),
-    autoencoder: Annotated[
-        list[Path] | None,
-        typer.Option(help="Run of an autoencoder, for latent vectors; may be repeated."),
-    ] = None,
-    segmentation: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Run that predicts label maps where there is no reference; may be repeated."
-        ),
-    ] = None,
-    predicted: Annotated[
-        bool, typer.Option("--predicted", help="Predict label maps of all cases.")
-    ] = False,
-    table: Annotated[
-        list[Path] | None,
-        typer.Option(help="Table of ages, resections or ids, besides those below DATA."),
-    ] = None,
-    labels: LabelsOption = None,
-    prepared: PreparedOption = None,
-    device: DeviceOption = "auto",
-    precision: PrecisionOption = "auto",
-    as_json: JsonOption = False,
+    scans: Path,
+    output: Path = Path("features.csv"),
+    model: list[Path] | None = None,
+    autoencoder: list[Path] | None = None,
+    predict_all: bool = False,
+    clinical: list[Path] | None = None,
+    labels: str | None = None,
+    prepared: Path | None = None,
+    device: str = "auto",
+    precision: str = "auto",
 ) -> None:
     """Measure each case: size, shape and intensities of the tumour, and its latent vector.
 
@@ -72,22 +47,25 @@ def features(
         from brats_seg.survival.features import features_of_folder
 
     extraction = features_of_folder(
-        data,
+        scans,
         output,
         autoencoders=autoencoder or (),
-        segmentations=segmentation or (),
-        predicted=predicted,
-        tables=table or (),
+        segmentations=model or (),
+        predicted=predict_all,
+        tables=clinical or (),
         labels=labels,
         prepared_path=prepared,
         device=device,
         precision=precision,
         track=tracked,
     )
-    if as_json:
-        from brats_seg.json_results import measured_cases
-
-        print_json(measured_cases(extraction, output))
+    rows = extraction.rows
+    emit(
+        table=output,
+        case_ids=[row.case_id for row in rows],
+        columns=[feature.name for feature in rows[0].features] if rows else [],
+        failures=extraction.failures,
+    )
     for failure in extraction.failures:
         print(f"FAILED  {failure.message}")
     _print_features(extraction.rows)
@@ -98,37 +76,12 @@ def features(
 
 
 def survival(
-    features: Annotated[Path, typer.Argument(help="Table that `features` wrote.")],
-    table: Annotated[Path, typer.Option(help="Table of survival, of any BraTS release.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write to.")] = Path(
-        "survival"
-    ),
-    mapping: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="name_mapping.csv, if features and table have ids of different years. "
-            "One beside the table is found by itself."
-        ),
-    ] = None,
-    folds: Annotated[
-        Path | None,
-        typer.Option(
-            help="Fold table to use, such as folds-5-seed55.csv among the prepared cases; without "
-            "it, new folds are made."
-        ),
-    ] = None,
-    n_folds: Annotated[int, typer.Option(min=2, help="Number of new folds.")] = 5,
-    repeats: Annotated[
-        int, typer.Option(min=1, help="Number of cross-validations to average.")
-    ] = 3,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same result.")] = 55,
-    submit: Annotated[
-        Path | None,
-        typer.Option(
-            help="Table of the cases to submit, such as survival_evaluation.csv. (default: all)"
-        ),
-    ] = None,
-    as_json: JsonOption = False,
+    features: Path,
+    clinical: list[Path],
+    output: Path = Path("survival"),
+    fold_table: Path | None = None,
+    repeats: int = 3,
+    submit: Path | None = None,
 ) -> None:
     """Predict days of survival, and test the predictions against chance.
 
@@ -141,20 +94,23 @@ def survival(
 
     found = study_survival(
         features,
-        table,
+        clinical[0],
         output,
-        mapping=mapping or (),
-        folds=folds,
-        n_folds=n_folds,
+        mapping=clinical[1:],
+        folds=fold_table,
         n_repeats=repeats,
-        seed=seed,
         submit=submit,
         track=tracked,
     )
-    if as_json:
-        from brats_seg.json_results import survival_result
-
-        print_json(survival_result(found, output))
+    summary = found.summary
+    emit(
+        folder=output,
+        figures=summary.figures,
+        verdict=summary.verdict,
+        conclusion=str(summary.verdict),
+        remarks=summary.remarks,
+        missing=found.missing,
+    )
     _print_study(found)
     print(f"wrote predictions, figures, picture and submission to {output}. Research use only.")
     if found.missing:
