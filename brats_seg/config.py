@@ -136,8 +136,6 @@ class FoldConfig(Section):
 class StoreConfig(Section):
     """Settings of the prepared cases on disk."""
 
-    compressed: bool = False
-    """Whether arrays are compressed: a third of the disk space, slower reads; needs the extra `compressed`."""
     spacing_mm: (
         Annotated[tuple[VoxelEdge, VoxelEdge, VoxelEdge], BeforeValidator(_listed)] | None
     ) = None
