@@ -34,7 +34,7 @@ from brats_seg.models.build import build_model
 from brats_seg.models.norm import statistics_of_centre
 from brats_seg.progress import _SCREEN, tracked, untracked
 from brats_seg.runtime.device import Device, choose_device
-from brats_seg.runtime.sliding_window import predict_logits
+from brats_seg.runtime.windows import predict_logits
 from brats_seg.runtime.weights import Decoding, FittedPrediction, load_trained
 from brats_seg.training.trainer import Trainer
 from brats_seg.training.validation import case_predictor

@@ -22,7 +22,7 @@ from brats_seg.inference.scan import Scan, read_scan
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
 from brats_seg.progress import Track, untracked
 from brats_seg.runtime.device import Device, choose_device
-from brats_seg.runtime.sliding_window import predict_logits
+from brats_seg.runtime.windows import predict_logits
 from brats_seg.runtime.weights import read_trained, require_task
 
 Image = npt.NDArray[np.float32]

@@ -36,7 +36,7 @@ from brats_seg.inference.foreign import (
 )
 from brats_seg.inference.scan import Scan
 from brats_seg.labels import MODALITIES, REGIONS
-from brats_seg.runtime.sliding_window import WindowRule, bell
+from brats_seg.runtime.windows import WindowRule, bell
 from brats_seg.runtime.torch_files import checked_weights, read_plain, reason_of
 from brats_seg.runtime.weights import Decoding, FittedPrediction, ModelIdentity
 from brats_seg.voxels.box import Box, Triple

@@ -20,7 +20,7 @@ from brats_seg.cases.layouts import modality_named
 from brats_seg.errors import UsageError
 from brats_seg.inference.scan import Scan
 from brats_seg.labels import MODALITIES
-from brats_seg.runtime.sliding_window import WindowRule
+from brats_seg.runtime.windows import WindowRule
 from brats_seg.runtime.weights import NOT_FITTED, FittedPrediction, ModelIdentity
 from brats_seg.voxels.box import Triple
 
