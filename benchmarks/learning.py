@@ -34,6 +34,7 @@ import nibabel
 import numpy as np
 import pandas as pd
 import torch
+from brats_seg.inference.scan import read_scan
 
 from brats_seg import PredictionSettings, Predictor, Trainer, load_config, open_fold
 from brats_seg.cases.case import Case
@@ -41,7 +42,6 @@ from brats_seg.cases.case_table import read_index
 from brats_seg.evaluation.evaluate import evaluate_folders
 from brats_seg.evaluation.overlap import count_regions, dice
 from brats_seg.evaluation.protocols import protocol_named
-from brats_seg.inference.scan import read_scan
 from brats_seg.labels import REGIONS, convention_named, regions_of
 from brats_seg.progress import untracked
 

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from brats_seg.crossval import OutOfFoldResults
     from brats_seg.evaluation.subset_scores import SubsetScores
     from brats_seg.inference.tuning import Tuning
-    from brats_seg.inference.window_choice import WindowTrial
 
 
 def tune(
@@ -154,7 +153,7 @@ def crossval(
 
 
 def _print_tuning(tuning: "Tuning") -> None:
-    """Print the fitted settings with their gain, the windows, and the scores before and after."""
+    """Print the fitted settings with their gain, and the scores before and after."""
     print(
         f"tuned on {counted(tuning.n_cases, 'held-out case')} of {counted(len(tuning.runs), 'run')}, "
         "for the mean "
@@ -176,7 +175,6 @@ def _print_tuning(tuning: "Tuning") -> None:
             for fit in tuning.fits
         ],
     )
-    _print_windows(tuning.windows)
     before, after = (
         ", ".join(f"{score:.4f}" for score in scores) for scores in (tuning.before, tuning.after)
     )
@@ -185,23 +183,12 @@ def _print_tuning(tuning: "Tuning") -> None:
         print("Fitted and scored on the same cases: expect a smaller gain on new cases.")
     if tuning.subset_scores:
         _print_subsets(tuning.subset_scores)
-    for line in tuning.fitted[0].predicted_dice:
+    for line in tuning.fitted.predicted_dice:
         print(
             f"predicted Dice of {line.region.upper()}: off by {line.mean_error:.3f} on average "
             f"({counted(line.n_cases, 'held-out case')})"
         )
     print(f"Stored with the weights of {', '.join(tuning.runs)}. Research use only.")
-
-
-def _print_windows(trials: "Sequence[WindowTrial]") -> None:
-    """Print the Dice and the time of each window that was tried."""
-    print_table(
-        ("window", "WT", "TC", "ET", "seconds a case"),
-        [
-            (trial.name, *(f"{score:.4f}" for score in trial.score), f"{trial.seconds:.1f}")
-            for trial in trials
-        ],
-    )
 
 
 def _print_subsets(scores: "Sequence[SubsetScores]") -> None:

@@ -22,8 +22,7 @@ from brats_seg.data.transforms import apply_transforms, prediction_transforms
 from brats_seg.labels import MODALITIES
 from brats_seg.runtime.windows import EVENLY_SPACED, WindowRule
 from brats_seg.voxels.box import Box
-from brats_seg.voxels.orientation import turn_of, turned_back
-from brats_seg.voxels.resampling import Resampling, Spacing
+from brats_seg.voxels.grids import Resampling, Spacing, turn_of, turned_back
 
 Field: TypeAlias = npt.NDArray[np.float32]
 
@@ -92,9 +91,9 @@ class Method:
     to_network: Callable[[Scan], NetworkInput]
     rule: WindowRule = EVENLY_SPACED
     mirror_axes: tuple[int, ...] = (0, 1, 2)
-    """Axes of the input along which each window is mirrored for the mean over mirror images."""
+    """Axes of the input that are mirrored for the mean over mirror images."""
     mean_of: Literal["probabilities", "logits"] = "probabilities"
-    """What is averaged over mirror images."""
+    """What is averaged over mirror images: the probabilities of the scan, or the logits of each window."""
 
 
 def standard_method(spacing_mm: Spacing) -> Method:
@@ -116,8 +115,8 @@ def prepare_scan(loaded: LoadedCase, spacing_mm: Spacing) -> Scan:
     if resampling is not None:
         warnings += (_resampling_remark(loaded.geometry, spacing_mm),)
     case_id = loaded.case.case_id
-    data = {"case_id": case_id, "image": at_size.volumes}
-    data = apply_transforms(prediction_transforms(), data)
+    given = {"case_id": case_id, "image": at_size.volumes}
+    data = apply_transforms(prediction_transforms(), given)
     return Scan(
         case_id=case_id,
         release=loaded.release,

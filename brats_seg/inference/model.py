@@ -1,8 +1,9 @@
 """Load trained networks, from runs, an exported folder or another program, onto a device."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,14 +13,9 @@ from brats_seg.errors import CaseError, ConfigError, UsageError
 from brats_seg.evaluation.subset_scores import SubsetScores, absent_from, pooled
 from brats_seg.inference.method import Method, standard_method
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings, resolve
-from brats_seg.interop.monai_bundle import is_bundle, read_bundle
-from brats_seg.interop.nnunet_model import is_nnunet, read_nnunet
 from brats_seg.labels import CONVENTIONS, MODALITIES, MODALITY_SUBSETS, REGIONS
 from brats_seg.models.build import build_model, default_window, size_multiple, size_words
 from brats_seg.models.norm import check_in_place
-from brats_seg.quality.expected_dice import DiceLine
-from brats_seg.quality.profile import TrainingProfile
-from brats_seg.quality.profile import pooled as pooled_profiles
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.weights import (
     BEST_NAME,
@@ -34,6 +30,7 @@ from brats_seg.runtime.weights import (
 )
 from brats_seg.runtime.windows import Window
 from brats_seg.voxels.box import Triple, rounded_up
+from brats_seg.wings import Notes, foreign_reader
 
 _CONVENTIONS = frozenset(convention.name for convention in CONVENTIONS)
 _SIZED_BY_SETTINGS = frozenset({"unet", "dynunet", "vae-unet"})
@@ -56,7 +53,8 @@ class Member:
     channels: tuple[int, ...]
     """Index in `MODALITIES` of each input channel."""
     regions: tuple[int, ...]
-    """Index of the output channel of each region of `REGIONS`, or of all that the method takes."""
+    """Index of the output channel of each region of `REGIONS`; of an autoencoder, of each modality; and
+    of a network of another program, of each that its method takes."""
     multiple: Triple
     """Numbers that the size of an input must be a multiple of, along each axis."""
 
@@ -78,10 +76,8 @@ class Model:
     """Subsets of the modalities that all networks were trained for."""
     subset_scores: tuple[SubsetScores, ...] = ()
     """Scores of held-out cases with these subsets, where they were measured."""
-    profile: TrainingProfile | None = None
-    """Profile of the training scans of all members; None if that of one is not known."""
-    dice_lines: tuple[DiceLine, ...] = ()
-    """Expected Dice of each region, if it was fitted to all members together."""
+    notes: tuple[Notes, ...] = ()
+    """Notes in the card of each member; none for networks of other programs."""
 
     def require(self, case_id: str, modalities: Sequence[str], file: str = "(all)") -> None:
         """Raise `CaseError` unless the networks were trained for these modalities alone."""
@@ -93,7 +89,9 @@ class Model:
             expected = f"at least one of {', '.join(MODALITIES)}, in this order"
         else:
             subsets = "; ".join(", ".join(subset) for subset in self.subsets)
-            expected = f"all four modalities, or one of the sets that the model was trained for: {subsets}"
+            expected = (
+                f"all four modalities, or one of the sets that the model was trained for: {subsets}"
+            )
         found = f"no {', '.join(absent_from(modalities))}"
         next_step = "Add the missing files, or use a model trained with training.modality_dropout."
         raise CaseError(case_id, file, found, expected, next_step)
@@ -120,7 +118,7 @@ class ForeignNetwork:
     multiple: Triple
     """Numbers that the size of an input must be a multiple of."""
     fingerprint: str
-    decoding: Decoding = Decoding()
+    decoding: Decoding = field(default_factory=Decoding)
 
 
 def load_model(
@@ -152,19 +150,8 @@ def load_model(
 
 def _foreign_reader(path: Path) -> Callable[[Path], ForeignNetwork] | None:
     """Return the function that reads a model of another program, or None for one of this package."""
-    if (path / MODEL_NAME).exists() or (path / BEST_NAME).exists():
-        return None
-    try:
-        return next((read for is_one, read in _FOREIGN if is_one(path)), None)
-    except OSError:
-        return None
-
-
-_FOREIGN: tuple[tuple[Callable[[Path], bool], Callable[[Path], ForeignNetwork]], ...] = (
-    (is_nnunet, read_nnunet),
-    (is_bundle, read_bundle),
-)
-"""Functions that recognise and read models of other programs."""
+    is_known = (path / MODEL_NAME).exists() or (path / BEST_NAME).exists()
+    return None if is_known else foreign_reader(path)
 
 
 def _of_foreign(foreign: ForeignNetwork, device: Device, settings: PredictionSettings) -> Model:
@@ -229,7 +216,9 @@ def assemble(
         try:
             network.load_state_dict(trained.weights)
         except RuntimeError as error:
-            msg = f"the weights are not those of model.name {config.name!r}: {error}. {_OF_YOUR_OWN}"
+            msg = (
+                f"the weights are not those of model.name {config.name!r}: {error}. {_OF_YOUR_OWN}"
+            )
             raise UsageError(msg) from None
         multiple = size_multiple(config, patch)
         members.append(_member(trained, network, config.name, multiple, device, settings))
@@ -288,7 +277,9 @@ def _member(
         patch=identity.patch,
         window=resolve(settings, trained.fitted.decoding, default_of(trained))[0],
         channels=tuple(map(MODALITIES.index, identity.modalities)),
-        regions=tuple(map(identity.regions.index, REGIONS)),
+        regions=tuple(map(identity.regions.index, REGIONS))
+        if trained.config.model.task == "segmentation"
+        else tuple(map(identity.modalities.index, MODALITIES)),
         multiple=multiple,
     )
     _check_window(member)
@@ -312,8 +303,6 @@ def _model(
     settings: PredictionSettings,
 ) -> Model:
     first, *others = networks
-    profiles = [network.profile for network in networks if network.profile is not None]
-    lines = first.fitted.predicted_dice
     return Model(
         members=tuple(members),
         method=standard_method(first.identity.spacing_mm),
@@ -327,9 +316,17 @@ def _model(
             if all(subset in other.identity.subsets for other in others)
         ),
         subset_scores=pooled(scores for network in networks for scores in network.subset_scores),
-        profile=pooled_profiles(profiles) if len(profiles) == len(networks) else None,
-        dice_lines=lines if all(one.fitted.predicted_dice == lines for one in others) else (),
+        notes=tuple(_notes(network) for network in networks),
     )
+
+
+def _notes(trained: TrainedModel) -> Notes:
+    notes: dict[str, Any] = {}
+    if lines := trained.fitted.predicted_dice:
+        notes["predicted_dice"] = [line.model_dump() for line in lines]
+    if profile := trained.profile:
+        notes["profile"] = profile.model_dump(mode="json")
+    return notes
 
 
 def _check_known(identity: ModelIdentity) -> None:

@@ -38,15 +38,16 @@ from brats_seg.dicom.segmentation import write_segmentation
 from brats_seg.errors import UsageError, counted
 from brats_seg.evaluation.subset_scores import SubsetScores, absent_from
 from brats_seg.files import explained, locked, remove_leftovers, whole_file
-from brats_seg.inference.postprocess import PARTS, PartVolume
-from brats_seg.inference.predict import CaseResult
+from brats_seg.inference.decode import PARTS, PartVolume
+from brats_seg.inference.method import Scan
+from brats_seg.inference.predict import Prediction
 from brats_seg.inference.result_files import result_files, write_descriptions
-from brats_seg.inference.scan import Scan
 from brats_seg.inference.settings import PredictionSettings, ResultLayout
 from brats_seg.labels import MODALITIES, REGIONS, convention_named, regions_of
-from brats_seg.quality.expected_dice import PREDICTED_COLUMNS, PredictedDice
+from brats_seg.quality.expected_dice import PREDICTED_COLUMNS
 from brats_seg.tables import BETWEEN_TEXTS, write_table
-from brats_seg.voxels.orientation import turn_of, turned
+from brats_seg.voxels.grids import turn_of, turned
+from brats_seg.wings import PredictedDice
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -136,9 +137,7 @@ def key_of(
 
     A page is made from the result, and is no part of it.
     """
-    parts = [*inputs, model, settings.model_dump_json(exclude={"device", "layout", "report"})]
-    # not the usual layout, so that results of versions that had no other stay finished
-    parts += [settings.layout] if settings.layout != "plain" else []
+    parts = [*inputs, model, settings.result_text]
     # one file may be given as any of the modalities
     parts += modalities if len(modalities) < len(MODALITIES) else ()
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
@@ -192,12 +191,12 @@ class OutputFolder:
         )
 
     def write_case(
-        self, scan: Scan, result: CaseResult, settings: PredictionSettings
+        self, scan: Scan, result: Prediction, settings: PredictionSettings
     ) -> tuple[str, ...]:
         """Write the files of a case, the label map last, and return their names."""
         names = []
         geometry = scan.geometry
-        files = result_files(settings.layout, result.case_id, result.convention)
+        files = result_files(settings.layout, result.summary.case_id, result.convention)
         if result.probabilities is not None:
             if settings.layout == "plain":
                 self._mark(self.path / "probabilities")
@@ -220,7 +219,7 @@ class OutputFolder:
         return tuple(names)
 
     def write_segmentation(
-        self, scan: Scan, result: CaseResult, layout: ResultLayout, source: DicomSource | None
+        self, scan: Scan, result: Prediction, layout: ResultLayout, source: DicomSource | None
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Write the DICOM segmentation of a case that was converted from DICOM.
 
@@ -229,7 +228,7 @@ class OutputFolder:
         """
         if source is None:
             return (), ()
-        name = result_files(layout, result.case_id, result.convention).segmentation
+        name = result_files(layout, result.summary.case_id, result.convention).segmentation
         path = self.path / name
         remark = write_segmentation(
             path, result.label_map, scan.geometry, result.convention, source
@@ -280,7 +279,7 @@ class OutputFolder:
                 beside.write_text(json.dumps({"holds": "predictions"}) + "\n")
 
 
-def write_preview(scan: Scan, result: CaseResult, path: Path) -> None:
+def write_preview(scan: Scan, result: Prediction, path: Path) -> None:
     """Draw a case to a PNG file, with the patient's left on the right as radiologists see it."""
     # matplotlib takes long to import
     from brats_seg.figures.cases import SHOWN, planes_figure
@@ -313,7 +312,7 @@ def _on_grid(scan: Scan, modality: int, turn: npt.NDArray[np.float64]) -> npt.ND
     return turned(scan.on_scan_grid(image), turn)
 
 
-def _add_words(figure: "Figure", result: CaseResult) -> None:
+def _add_words(figure: "Figure", result: Prediction) -> None:
     from brats_seg.figures.style import (
         LEFT_IS_RIGHT,
         RESEARCH_USE,
@@ -322,10 +321,10 @@ def _add_words(figure: "Figure", result: CaseResult) -> None:
         outline_key,
     )
 
-    ml = {part.name: part.ml for part in result.volumes}
+    ml = {part.name: part.ml for part in result.summary.volumes}
     words = tuple(f"{region.upper()} {ml[region]:.1f} ml" for region in REGIONS)
     entries = outline_key(words, [ml[region] > 0 for region in REGIONS])
     add_dark_legend(figure, entries, f"{RESEARCH_USE}; {LEFT_IS_RIGHT}")
-    absent = absent_from(result.modalities)
+    absent = absent_from(result.summary.modalities)
     without = f", predicted without {', '.join(absent)}" if absent else ""
-    add_title(figure, f"{result.case_id}{without}{'' if ml['wt'] else ': no tumour found'}")
+    add_title(figure, f"{result.summary.case_id}{without}{'' if ml['wt'] else ': no tumour found'}")

@@ -15,20 +15,19 @@ from brats_seg.cases.case import Case, CaseFiles, LoadedCase, case_of_arrays, lo
 from brats_seg.cases.inputs import single_input
 from brats_seg.cases.layouts import modality_named
 from brats_seg.config import Section
+from brats_seg.errors import UnusableCaseError
 from brats_seg.evaluation.subset_scores import SubsetScores, absent_from
 from brats_seg.inference.decode import PartVolume, convention_to_write, decode, measure
 from brats_seg.inference.method import Field, Scan
 from brats_seg.inference.model import Model, load_model, wrap_network
-from brats_seg.inference.probabilities import PredictionFallback, entropy, mean_probabilities
+from brats_seg.inference.probabilities import PredictionFallback, apply_model, entropy
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
-from brats_seg.labels import MODALITIES, LabelConvention, LabelMap, regions_of
-from brats_seg.quality import expected_dice, result
-from brats_seg.quality.expected_dice import PredictedDice
-from brats_seg.quality.scan_check import checked_scan
+from brats_seg.labels import MODALITIES, LabelConvention, LabelMap
 from brats_seg.runtime.device import choose_device
 from brats_seg.runtime.memory import keep_freed_memory, peak_memory_mb, reset_peak_memory
 from brats_seg.runtime.weights import ModelIdentity
 from brats_seg.voxels.box import Triple
+from brats_seg.wings import NO_JUDGEMENT, PredictedDice, judges
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +100,7 @@ class Predictor:
         """
         device = choose_device(settings.device, settings.precision)
         model = load_model(paths, device, settings)
-        if model.profile is None:
+        if (checks := judges()) is not None and not checks.has_profile(model.notes):
             log.warning(
                 "the model has no profile of its training scans, as those of other programs or of few "
                 "brains: new scans are not compared with them"
@@ -187,10 +186,19 @@ class Predictor:
         Raises:
             CaseError: The case cannot be used, or lacks modalities that the model needs.
         """
-        if not case.other_problems:
-            self.model.require(case.case_id, case.modalities, case.place)
-            case = replace(case, problems=())
+        case = self.accept(case)
         return load_case(case, with_label=False, files=files, modalities=case.modalities)
+
+    def accept(self, case: Case) -> Case:
+        """Return a case without the problem that it lacks modalities, where the model does without.
+
+        Raises:
+            CaseError: The case has other problems, or lacks modalities that the model needs.
+        """
+        if case.other_problems:
+            raise UnusableCaseError(case.case_id, case.problems)
+        self.model.require(case.case_id, case.modalities, case.place)
+        return replace(case, problems=())
 
     def prepare(self, loaded: LoadedCase) -> Scan:
         """Prepare a case that has been loaded, as the training of the model did.
@@ -198,8 +206,11 @@ class Predictor:
         Raises:
             CaseError: The scan cannot be used.
         """
-        scan = self.model.method.prepare(loaded)
-        return checked_scan(scan, self.model.profile, self.spacing_mm)
+        scan, checks = self.model.method.prepare(loaded), judges()
+        if checks is None:
+            return scan
+        unlike = checks.unlike_training(scan, self.model.notes, self.spacing_mm)
+        return replace(scan, warnings=(*scan.warnings, *unlike))
 
     def predict_scan(self, scan: Scan) -> Prediction:
         """Segment a scan that has been prepared; see the function `predict_scan`."""
@@ -222,7 +233,7 @@ def predict_scan(model: Model, scan: Scan, settings: PredictionSettings) -> Pred
     started_s = time.monotonic()
     reset_peak_memory(model.device.torch_device)
     fallback = PredictionFallback(scan.case_id, model.device)
-    mean = mean_probabilities(model, model.method.to_network(scan), fallback, tta=settings.tta)
+    mean = apply_model(model, model.method.to_network(scan), fallback, tta=settings.tta)
     probabilities = scan.on_scan_spacing(mean)
     convention, reason = convention_to_write(
         settings.labels, scan.release, model.identity.conventions
@@ -230,13 +241,11 @@ def predict_scan(model: Model, scan: Scan, settings: PredictionSettings) -> Pred
     labels = decode(probabilities, model.decoding, convention, scan.voxel_mm3)
     volumes = measure(labels, convention, scan.voxel_mm3)
     expected_loss = model.expected_loss(scan.modalities)
-    judged = _evidence(model, scan, probabilities, labels, convention)
-    warnings = (
-        *_subset_warnings(scan.modalities, expected_loss),
-        *scan.warnings,
-        *fallback.warnings,
-        *result.implausibilities(judged),
-    )
+    judged, checks = NO_JUDGEMENT, judges()
+    if checks is not None:
+        judged = checks.judge_result(
+            scan, probabilities, labels, convention, volumes=volumes, notes=model.notes
+        )
     return Prediction(
         label_map=scan.on_scan_grid(labels),
         convention=convention,
@@ -253,7 +262,12 @@ def predict_scan(model: Model, scan: Scan, settings: PredictionSettings) -> Pred
             convention=convention.name,
             convention_reason=reason,
             volumes=volumes,
-            warnings=warnings,
+            warnings=(
+                *_subset_warnings(scan.modalities, expected_loss),
+                *scan.warnings,
+                *fallback.warnings,
+                *judged.warnings,
+            ),
             predicted_dice=judged.predicted_dice,
             seconds=time.monotonic() - started_s,
             peak_memory_mb=peak_memory_mb(model.device.torch_device),
@@ -273,34 +287,3 @@ def _subset_warnings(modalities: Sequence[str], loss: SubsetScores | None) -> tu
         f"{words}; the loss of Dice to expect is not known: `brats-seg tune` measures it on the "
         "held-out cases of the runs",
     )
-
-
-def _evidence(
-    model: Model, scan: Scan, probabilities: Field, labels: LabelMap, convention: LabelConvention
-) -> result.Prediction:
-    """Return what a prediction is judged by."""
-    regions = regions_of(labels, convention)
-    # both are known of all four modalities alone
-    is_whole = scan.modalities == MODALITIES
-    lines = model.dice_lines if is_whole else ()
-    brain = (scan.image != 0).any(axis=0)[None].astype(np.float32)
-    return result.Prediction(
-        regions=regions,
-        probabilities=probabilities,
-        brain=scan.on_scan_spacing(brain)[0] > 0.5,
-        volumes=measure(labels, convention, scan.voxel_mm3),
-        spacing_mm=scan.spacing_mm,
-        predicted_dice=expected_dice.predicted_dice(
-            lines, expected_dice.mean_probabilities(probabilities, regions)
-        )
-        if lines
-        else (),
-        uptake=_uptake(scan) if is_whole and model.identity.conventions else None,
-        is_unusual=bool(scan.warnings),
-    )
-
-
-def _uptake(scan: Scan) -> Field | None:
-    """Return t1c minus t1n (x, y, z) at the spacing of the files; None if one of them is missing."""
-    t1n, t1c = (scan.image[MODALITIES.index(name)] for name in ("t1n", "t1c"))
-    return scan.on_scan_spacing((t1c - t1n)[None])[0] if t1n.any() and t1c.any() else None

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, reduce
-from itertools import combinations
+from itertools import combinations, product, starmap
 from operator import iadd
 from typing import TypeVar
 
@@ -21,9 +21,8 @@ import numpy as np
 import torch
 from scipy.special import entr
 from torch import Tensor, nn
-from torch.nn.functional import logsigmoid
 
-from brats_seg.errors import CaseError
+from brats_seg.errors import CaseError, counted
 from brats_seg.inference.method import Field, Method, NetworkInput
 from brats_seg.inference.model import Member, Model
 from brats_seg.progress import part
@@ -112,10 +111,10 @@ class PredictionFallback:
 
 
 @torch.inference_mode()
-def mean_probabilities(
+def apply_model(
     model: Model, given: NetworkInput, fallback: PredictionFallback, *, tta: bool = False
 ) -> Field:
-    """Return the probabilities (3, x, y, z) of a case: the mean over networks and mirror images.
+    """Return what a model says of a case (R, x, y, z): the mean over networks and mirror images.
 
     Args:
         model: Networks, and the method that prepared the case.
@@ -127,21 +126,22 @@ def mean_probabilities(
         CaseError: Memory runs out even in the last mode of the fallback, or a network returns values
             that are not finite.
     """
-    image, axes = torch.from_numpy(given.image), model.method.mirror_axes if tta else ()
+    image, method = torch.from_numpy(given.image), model.method
+    axes = method.mirror_axes if tta else ()
     mirrors = [mirror for n in range(len(axes) + 1) for mirror in combinations(axes, n)]
-    n_all = sum(_n_windows(member, image, model.method) for member in model.members)
+    passes, inside = (mirrors, [()]) if method.mean_of == "probabilities" else ([()], mirrors)
+    n_all = len(passes) * sum(_n_windows(member, image, method) for member in model.members)
     with part(f"{fallback.case_id}, windows", n_all) as after_window:
 
-        def probabilities_by(member: Member) -> Field:
-            passing = _Pass(
-                member=member, method=model.method, mirrors=mirrors, after_window=after_window
-            )
-            logits = fallback.run(partial(passing.logits, image))
-            return given.back(_select(logits, member.regions))
+        def output_of(member: Member, mirror: tuple[int, ...]) -> Field:
+            dims = [1 + axis for axis in mirror]
+            work = _Pass(member=member, method=method, mirrors=inside, after_window=after_window)
+            logits = fallback.run(partial(work.logits, _flip(image, dims)))
+            return given.back(_select(_flip(logits, dims), member.regions))
 
         # in place, which saves a whole float32 volume
-        total: Field = reduce(iadd, map(probabilities_by, model.members))
-    total /= len(model.members)
+        total: Field = reduce(iadd, starmap(output_of, product(model.members, passes)))
+    total /= len(model.members) * len(passes)
     _check_numbers(fallback.case_id, total)
     return total
 
@@ -155,22 +155,13 @@ def entropy(probabilities: Field) -> Field:
     return bits
 
 
-def _check_numbers(case_id: str, probabilities: npt.NDArray[np.float32]) -> None:
-    n_broken = np.count_nonzero(~np.isfinite(probabilities))
+def _check_numbers(case_id: str, outputs: Field) -> None:
+    n_broken = int(np.count_nonzero(~np.isfinite(outputs)))
     if n_broken:
         # NaN would become background: an empty label map that looks like a result
-        found = f"{n_broken} probabilities that are NaN or infinite"
+        found = f"{counted(n_broken, 'value')} of the network that are NaN or infinite"
         next_step = "Predict with --precision fp32; if that does not help, the model is broken."
-        raise CaseError(case_id, "(all)", found, "numbers from 0 to 1", next_step)
-
-
-def _check_numbers(case_id: str, probabilities: Field) -> None:
-    n_broken = np.count_nonzero(~np.isfinite(probabilities))
-    if n_broken:
-        # NaN would become background: an empty label map that looks like a result
-        found = f"{n_broken} probabilities that are NaN or infinite"
-        next_step = "Predict with --precision fp32; if that does not help, the model is broken."
-        raise CaseError(case_id, "(all)", found, "numbers from 0 to 1", next_step)
+        raise CaseError(case_id, "(all)", found, "finite numbers", next_step)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -204,22 +195,15 @@ class _Pass:
     def _mean_logits(self, voxels: Tensor) -> Tensor:
         """Return the logits of a window (1, C, X, Y, Z): the mean over its mirror images."""
         logits: Tensor = self.member.network(voxels)
-        others = (self._mirrored(voxels, axes) for axes in self.mirrors[1:])
-        if len(self.mirrors) == 1:
-            return logits
-        if self.method.mean_of == "logits":
-            return sum(others, start=logits) / len(self.mirrors)
-        # the logit of the mean of the sigmoids, of which none is rounded to 0 or 1
-        inside, outside = logsigmoid(logits.float()), logsigmoid(-logits.float())
-        for mirrored in others:
-            inside = torch.logaddexp(inside, logsigmoid(mirrored.float()))
-            outside = torch.logaddexp(outside, logsigmoid(-mirrored.float()))
-        return inside - outside
+        for axes in self.mirrors[1:]:
+            dims = [2 + axis for axis in axes]
+            logits = logits + self.member.network(voxels.flip(dims)).flip(dims)
+        return logits / len(self.mirrors) if len(self.mirrors) > 1 else logits
 
-    def _mirrored(self, voxels: Tensor, axes: Sequence[int]) -> Tensor:
-        dims = [2 + axis for axis in axes]
-        logits: Tensor = self.member.network(voxels.flip(dims)).flip(dims)
-        return logits
+
+def _flip(tensor: Tensor, dims: Sequence[int]) -> Tensor:
+    # torch copies even where nothing is flipped
+    return tensor.flip(dims) if dims else tensor
 
 
 def _select(logits: Tensor, regions: Sequence[int]) -> Tensor:

@@ -122,5 +122,7 @@ def prediction_settings(given: Mapping[str, Any]) -> PredictionSettings:
         )
     except ValidationError as error:
         problems = ((str(problem["loc"][0]), problem) for problem in error.errors())
-        lines = (f"setting {name}: {words_of(one)} (got {one['input']!r})" for name, one in problems)
+        lines = (
+            f"setting {name}: {words_of(one)} (got {one['input']!r})" for name, one in problems
+        )
         raise ConfigError("\n".join(dict.fromkeys(lines))) from None

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from brats_seg.runtime.windows import Window, predict_logits
 from brats_seg.voxels.brain import brain_mask, normalised
-from brats_seg.voxels.components import nested_regions
+from brats_seg.voxels.shapes import nested_regions
 
 
 class NormalizeBraind(MapTransform):

@@ -22,7 +22,7 @@ import torch
 
 from brats_seg.errors import UsageError
 from brats_seg.files import whole_file
-from brats_seg.inference.model import build_single
+from brats_seg.inference.model import assemble
 from brats_seg.inference.model_card import CARD_NAME
 from brats_seg.labels import BRATS2023, MODALITIES, LabelConvention, convention_named
 from brats_seg.models.build import network_call
@@ -172,7 +172,7 @@ def _part(target: str, **arguments: Any) -> dict[str, Any]:
 
 def _windows(network: TrainedModel) -> dict[str, Any]:
     """Return the window of a network, as `BrainInferer` takes it."""
-    (member,) = build_single(network, choose_device("cpu", "fp32")).members
+    (member,) = assemble([network], choose_device("cpu", "fp32")).members
     return {
         "window": member.window.size,
         "overlap": member.window.overlap,

@@ -10,17 +10,17 @@ held the Dice in 93 % of cases that had no part in the fit.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import ceil
 from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field
+from pydantic import Field, JsonValue, TypeAdapter
 
 from brats_seg.config import Section
 from brats_seg.evaluation.overlap import RegionCounts, dice
 from brats_seg.labels import REGIONS, RegionMasks
+from brats_seg.wings import Notes, PredictedDice
 
 COVERAGE = 0.9
 """Share of the cases whose Dice is in the interval."""
@@ -55,7 +55,7 @@ class DiceLine(Section):
     mean_error: Share
     """Mean absolute error in the held-out cases, each predicted from the others."""
 
-    def at(self, probability: float) -> "PredictedDice":
+    def at(self, probability: float) -> PredictedDice:
         """Return the Dice that is expected at a mean probability."""
         middle = float(np.clip(self.intercept + self.slope * probability, 0, 1))
         half = self.width * _difficulty(middle)
@@ -68,27 +68,9 @@ class DiceLine(Section):
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PredictedDice:
-    """Dice that is expected of a region of a prediction."""
-
-    region: str
-    dice: float
-    low: float
-    """Lower end of the interval that holds the Dice of `COVERAGE` of the cases."""
-    high: float
-    """Upper end of that interval."""
-    is_low: bool = False
-    """Whether it is below `LEAST_DICE`, and as in the worst fifth of the held-out cases of the model."""
-
-    @property
-    def columns(self) -> dict[str, float]:
-        """Values by their column of the table of volumes."""
-        name = f"{self.region}_predicted_dice"
-        return {name: self.dice, f"{name}_low": self.low, f"{name}_high": self.high}
-
-    def __str__(self) -> str:
-        return f"{self.region.upper()} {self.dice:.2f} ({self.low:.2f} to {self.high:.2f})"
+_NOTE = "predicted_dice"
+"""Entry of the notes of a model."""
+_LINES = TypeAdapter(tuple[DiceLine, ...])
 
 
 def mean_probabilities(probabilities: npt.NDArray[np.float32], regions: RegionMasks) -> Values:
@@ -173,3 +155,22 @@ def _line(x: Values, y: Values) -> tuple[float, float]:
     slope = float(((x - x.mean()) * (y - y.mean())).sum()) / spread if spread > 0 else 0.0
     slope = max(slope, 0.0)
     return float(y.mean() - slope * x.mean()), slope
+
+
+def notes_of_held_out(
+    probabilities: Sequence[Values], counts: Sequence[RegionCounts]
+) -> dict[str, JsonValue]:
+    """Return the notes of a model with the fit of its Dice; the arguments are those of the fit."""
+    lines = fit_predicted_dice(probabilities, counts)
+    return {_NOTE: [line.model_dump() for line in lines]} if lines else {}
+
+
+def dice_lines(notes: Sequence[Notes]) -> tuple[DiceLine, ...]:
+    """Return the fit that all members of a model have in their notes; none if they differ.
+
+    Raises:
+        ValueError: An entry is unknown, missing or out of range.
+    """
+    found = [note.get(_NOTE, ()) for note in notes]
+    agree = bool(found) and all(lines == found[0] for lines in found)
+    return _LINES.validate_python(found[0]) if agree else ()

@@ -14,15 +14,13 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field
+from pydantic import Field, JsonValue
 from scipy.ndimage import binary_erosion
 from scipy.special import stdtrit
 
 from brats_seg.cases.many import evenly_spread
 from brats_seg.config import Section
-from brats_seg.data.manifest import manifest_of
 from brats_seg.data.spacing import grid_of
-from brats_seg.data.store import MEASURES_NAME, open_case
 from brats_seg.labels import MODALITIES
 from brats_seg.quality.modality_check import (
     MODALITY_PAIRS,
@@ -33,7 +31,8 @@ from brats_seg.quality.modality_check import (
 )
 from brats_seg.quality.sample import BrainSample, sample_crop
 from brats_seg.voxels.box import Box, Triple
-from brats_seg.voxels.resampling import Spacing
+from brats_seg.voxels.grids import Spacing
+from brats_seg.wings import Notes
 
 Kind: TypeAlias = Literal["size", "intensities", "contrast", "uptake", "surface", "sharpness"]
 """Property of a scan that a measure is about."""
@@ -49,6 +48,8 @@ _MOST_CASES = 100
 _MOST_MEASURED = 24
 """Cases that are measured at most at the start of a run, which takes seconds, where `prepare` has stored
 no measures."""
+_NOTE = "profile"
+"""Entry of the notes of a model."""
 _VERSION = 1
 """Version of the measures, to be raised when one is computed in another way."""
 _MOST_MEASURES = 1000
@@ -169,6 +170,38 @@ class Deviation:
         )
 
 
+def notes_of_training(folder: Path, case_ids: Sequence[str]) -> dict[str, JsonValue]:
+    """Return the notes of a model with the profile of its prepared cases; empty without brains.
+
+    Raises:
+        CaseError: A case is not prepared, or is damaged.
+    """
+    profile = profile_of_cases(folder, case_ids)
+    return {} if profile is None else {_NOTE: profile.model_dump(mode="json")}
+
+
+def has_profile(notes: Sequence[Notes]) -> bool:
+    """Return whether new scans can be compared with the training sets of all members of a model."""
+    return profile_in(notes) is not None
+
+
+def profile_in(notes: Sequence[Notes]) -> TrainingProfile | None:
+    """Return the profile of the training sets of a model; None unless all its members have one.
+
+    Raises:
+        ValueError: An entry is unknown, missing or out of range.
+    """
+    found = [note[_NOTE] for note in notes if _NOTE in note]
+    if len(found) < len(notes):
+        return None
+    return pooled([TrainingProfile.model_validate(values) for values in found])
+
+
+def measures_of(image: npt.NDArray[np.generic], spacing_mm: Spacing) -> str:
+    """Return the measures of a prepared brain crop (4, x, y, z), as `prepare` stores them."""
+    return measures_text(measure_crop(image, spacing_mm))
+
+
 def profile_of_cases(folder: Path, case_ids: Sequence[str]) -> TrainingProfile | None:
     """Return the profile of prepared cases; None if too few of them are brains.
 
@@ -178,6 +211,9 @@ def profile_of_cases(folder: Path, case_ids: Sequence[str]) -> TrainingProfile |
     Raises:
         CaseError: A case is not prepared, or is damaged.
     """
+    from brats_seg.data.manifest import manifest_of
+    from brats_seg.data.store import MEASURES_NAME
+
     chosen = evenly_spread(case_ids, _MOST_CASES)
     if not all((folder / case_id / MEASURES_NAME).exists() for case_id in chosen):
         chosen = evenly_spread(case_ids, _MOST_MEASURED)
@@ -320,6 +356,8 @@ def _names() -> list[str]:
 
 def _measures_of(folder: Path, case_id: str) -> npt.NDArray[np.float64] | None:
     """Return the measures of a prepared case: the stored ones, if they are those of this version."""
+    from brats_seg.data.store import MEASURES_NAME, open_case
+
     try:
         values = _parsed_measures((folder / case_id / MEASURES_NAME).read_text())
     except (OSError, ValueError, TypeError, KeyError):

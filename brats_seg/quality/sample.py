@@ -15,7 +15,7 @@ from brats_seg.cases.nifti import Volume
 from brats_seg.labels import LabelMap
 from brats_seg.voxels.box import Mask, bounding_box
 from brats_seg.voxels.brain import brain_mask
-from brats_seg.voxels.resampling import MM3_PER_ML, Spacing
+from brats_seg.voxels.grids import MM3_PER_ML, Spacing
 
 STEP_MM = 2.0
 """Distance between the voxels of a sample; on coarser grids all voxels are taken."""
