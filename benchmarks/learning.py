@@ -34,7 +34,6 @@ import nibabel
 import numpy as np
 import pandas as pd
 import torch
-from brats_seg.inference.scan import read_scan
 
 from brats_seg import PredictionSettings, Predictor, Trainer, load_config, open_fold
 from brats_seg.cases.case import Case
@@ -204,7 +203,7 @@ def _scores(run: Path, cases: Iterable[Case], window: int) -> list[dict[str, Any
     predictor = Predictor.load([run], PredictionSettings(window=(window, window, window)))
     rows = []
     for case in cases:
-        result = predictor.predict_scan(read_scan(case, predictor.spacing_mm))
+        result = predictor.predict_scan(predictor.prepare(predictor.read(case)))
         assert case.label is not None
         reference = np.asarray(nibabel.load(case.root / case.label.path).dataobj).astype(np.uint8)
         counts = count_regions(

@@ -25,7 +25,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from brats_seg.inference.out_of_fold import open_held_out
 from comparison import Comparison, add_json_option, append_json, ratios_of, table_of
 from machine import version_of
 from monai.inferers.utils import sliding_window_inference
@@ -34,6 +33,7 @@ from torch import Tensor
 from brats_seg.config import Config, ModelConfig, PatchConfig
 from brats_seg.data.store import open_case
 from brats_seg.evaluation.overlap import count_regions, dice
+from brats_seg.inference.held_out import open_held_out
 from brats_seg.inference.model import Model, build_single, load_model
 from brats_seg.inference.probabilities import PredictionFallback, predict_probabilities
 from brats_seg.inference.settings import PredictionSettings

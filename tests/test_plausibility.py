@@ -15,7 +15,7 @@ from scipy.ndimage import binary_erosion, gaussian_filter
 from brats_seg.cases.case import load_case
 from brats_seg.cases.discovery import find_cases
 from brats_seg.data.brain import brain_mask
-from brats_seg.inference.postprocess import measure
+from brats_seg.inference.decode import measure
 from brats_seg.labels import BRATS2017, LabelConvention, LabelMap, regions_of
 from brats_seg.quality.result import Prediction, implausibilities
 from brats_seg.wings import PredictedDice
@@ -165,7 +165,16 @@ def test_the_warnings_are_in_manifest_table_and_terminal(run: Run, tmp_path: Pat
     model = write_run(tmp_path / "run")
 
     code, shown, errors = run(
-        "predict", "scans", "-o", "out", "--model", model, "--no-preview", "--windows", "whole"
+        "predict",
+        "scans",
+        "-o",
+        "out",
+        "--model",
+        model,
+        "--set",
+        "preview=false",
+        "--window",
+        "whole",
     )
 
     assert code == 0, errors

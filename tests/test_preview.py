@@ -7,20 +7,22 @@ import numpy as np
 import pytest
 
 from brats_seg.cases.inputs import find_inputs
-from brats_seg.figures.draw import draw_uncertainty
+from brats_seg.figures.draw import FigureOptions
+from brats_seg.figures.draw import draw as draw_kind
+from brats_seg.inference.model import Model
 from brats_seg.inference.output import OutputFolder, _add_words, write_preview
 from brats_seg.inference.predict import predict_scan
-from brats_seg.inference.scan import read_scan
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import REGIONS
+from brats_seg.runtime.weights import Decoding
 from tests.builders import make_volumes, write_case, write_nifti
-from tests.inference_builders import make_model
+from tests.inference_builders import make_model, read_scan
 
 
-def draw(folder: Path, path: Path, settings: PredictionSettings) -> np.ndarray:
+def draw(folder: Path, path: Path, model: Model | None = None) -> np.ndarray:
     (found,) = find_inputs([folder])
     scan = read_scan(found, (1.0, 1.0, 1.0))
-    write_preview(scan, predict_scan(make_model(), scan, settings), path)
+    write_preview(scan, predict_scan(model or make_model(), scan, PredictionSettings()), path)
     return matplotlib.image.imread(path)
 
 
@@ -32,9 +34,9 @@ def n_coloured(picture: np.ndarray) -> int:
 def test_a_tumour_is_outlined(tmp_path: Path) -> None:
     folder = write_case(tmp_path, labelled=False)
 
-    with_tumour = draw(folder, tmp_path / "a.png", PredictionSettings())
+    with_tumour = draw(folder, tmp_path / "a.png")
     without = draw(
-        folder, tmp_path / "b.png", PredictionSettings(thresholds=(1 - 1e-9, 1 - 1e-9, 1 - 1e-9))
+        folder, tmp_path / "b.png", make_model(decoding=Decoding(thresholds=(1 - 1e-9,) * 3))
     )
 
     assert with_tumour.shape == (990, 1350, 4)
@@ -47,7 +49,7 @@ def test_scans_of_any_grid_are_drawn(tmp_path: Path, affine: np.ndarray) -> None
     for name, image in zip(("t1", "t1ce", "t2", "flair"), make_volumes(), strict=True):
         write_nifti(tmp_path / "scan" / f"scan_{name}.nii.gz", image, affine)
 
-    assert n_coloured(draw(tmp_path / "scan", tmp_path / "a.png", PredictionSettings())) > 0
+    assert n_coloured(draw(tmp_path / "scan", tmp_path / "a.png")) > 0
 
 
 def test_the_uncertainty_that_a_prediction_writes_can_be_drawn(tmp_path: Path) -> None:
@@ -59,7 +61,12 @@ def test_the_uncertainty_that_a_prediction_writes_can_be_drawn(tmp_path: Path) -
     with output.opened():
         output.write_case(scan, result, settings)
 
-    draw_uncertainty(tmp_path / "scans", tmp_path / "a.png", prediction=tmp_path / "p")
+    draw_kind(
+        "uncertainty",
+        tmp_path / "scans",
+        tmp_path / "a.png",
+        FigureOptions(prediction=tmp_path / "p"),
+    )
 
     assert result.uncertainty.max() > 0.5
     # the colours of high entropies are between magenta and orange

@@ -196,7 +196,7 @@ class Predictor:
             CaseError: The case has other problems, or lacks modalities that the model needs.
         """
         if case.other_problems:
-            raise UnusableCaseError(case.case_id, case.problems)
+            raise UnusableCaseError(case.case_id, case.other_problems)
         self.model.require(case.case_id, case.modalities, case.place)
         return replace(case, problems=())
 

@@ -201,7 +201,7 @@ class _Pass:
         return logits / len(self.mirrors) if len(self.mirrors) > 1 else logits
 
 
-def _flip(tensor: Tensor, dims: Sequence[int]) -> Tensor:
+def _flip(tensor: Tensor, dims: list[int]) -> Tensor:
     # torch copies even where nothing is flipped
     return tensor.flip(dims) if dims else tensor
 

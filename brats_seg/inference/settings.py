@@ -121,8 +121,8 @@ def prediction_settings(given: Mapping[str, Any]) -> PredictionSettings:
             {name: value for name, value in given.items() if value is not None}
         )
     except ValidationError as error:
-        problems = ((str(problem["loc"][0]), problem) for problem in error.errors())
-        lines = (
-            f"setting {name}: {words_of(one)} (got {one['input']!r})" for name, one in problems
-        )
-        raise ConfigError("\n".join(dict.fromkeys(lines))) from None
+        lines = [
+            f"setting {'.'.join(map(str, one['loc']))}: {words_of(one)} (got {one['input']!r})"
+            for one in error.errors()
+        ]
+        raise ConfigError("\n".join(lines)) from None

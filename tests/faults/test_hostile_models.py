@@ -75,10 +75,6 @@ MODELS: Mapping[str, Break] = {
     "two thresholds": _member(prediction__decoding__thresholds=[0.5, 0.5]),
     "a negative volume": _member(prediction__decoding__smallest_mm3=[-1, 0, 0]),
     "an infinite volume": _member(prediction__decoding__smallest_et_mm3=float("inf")),
-    "a window of no voxels": _member(prediction__window=[0, 0, 0]),
-    "a window of 10^9": _member(prediction__window=[HUGE] * 3),
-    "a negative window": _member(prediction__window=[-8, 8, 8]),
-    "a window in words": _member(prediction__window="anything"),
     "a spacing of 0": _member(identity__spacing_mm=[0, 0, 0]),
     "a spacing of NaN": _member(identity__spacing_mm=[float("nan")] * 3),
     "a spacing of 10^9": _member(identity__spacing_mm=[HUGE] * 3),
@@ -143,7 +139,7 @@ def test_no_exported_model_breaks_predict(
             folder = place / f"model{number}"
             shutil.copytree(exported, folder)
             change(folder / "model")
-            ended = attack("predict scans -o out --model model --no-preview", folder)
+            ended = attack("predict scans -o out --model model --set preview=false", folder)
             tries.note(what, *harmless(ended, folder, 1, 2, 3))
 
 
@@ -238,7 +234,7 @@ def _nan_weights(path: Path) -> None:
 
 
 USES: Mapping[str, tuple[str, str]] = {
-    "predict": ("best.pt", "predict scans -o out --model runs/fold0 --no-preview"),
+    "predict": ("best.pt", "predict scans -o out --model runs/fold0 --set preview=false"),
     "train": ("last.pt", f"{TRAIN} --fold 0"),
     "tune": ("best.pt", COMMANDS["tune"].words),
     "certify": ("last.pt", COMMANDS["certify"].words),
