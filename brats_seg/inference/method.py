@@ -17,8 +17,7 @@ from torch import Tensor
 
 from brats_seg.cases.case import LoadedCase
 from brats_seg.cases.nifti import Geometry
-from brats_seg.data.spacing import at_spacing, grid_of
-from brats_seg.data.transforms import apply_transforms, prediction_transforms
+from brats_seg.data.normalisation import at_spacing, extract_brain, grid_of
 from brats_seg.labels import MODALITIES
 from brats_seg.runtime.windows import EVENLY_SPACED, WindowRule
 from brats_seg.voxels.box import Box
@@ -115,13 +114,12 @@ def prepare_scan(loaded: LoadedCase, spacing_mm: Spacing) -> Scan:
     if resampling is not None:
         warnings += (_resampling_remark(loaded.geometry, spacing_mm),)
     case_id = loaded.case.case_id
-    given = {"case_id": case_id, "image": at_size.volumes}
-    data = apply_transforms(prediction_transforms(), given)
+    brain = extract_brain(case_id, at_size.volumes, None)
     return Scan(
         case_id=case_id,
         release=loaded.release,
-        image=_all_channels(data["image"], loaded.modalities),
-        box=data["box"],
+        image=_all_channels(brain.image.astype(np.float32), loaded.modalities),
+        box=brain.box,
         geometry=loaded.geometry,
         resampling=resampling,
         warnings=warnings,

@@ -28,11 +28,6 @@ from brats_seg.inference.model import Member, Model
 from brats_seg.progress import part
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.memory import is_out_of_memory
-from brats_seg.runtime.memory_format import (
-    format_to_predict,
-    memory_format_of,
-    set_memory_format,
-)
 from brats_seg.runtime.windows import n_windows, predict_logits
 from brats_seg.voxels.box import Triple, rounded_up
 
@@ -181,7 +176,7 @@ class _Pass:
         for _ in range(mode.n_halvings):
             window = _halved(window, member.multiple)
         channels = image[list(member.channels)]
-        with _on(member.network, device, window):
+        with _on(member.network, device):
             return predict_logits(
                 self._mean_logits,
                 channels if mode.stitch_on_host else channels.to(device.torch_device),
@@ -221,16 +216,14 @@ def _shape(image: Tensor) -> Triple:
 
 
 @contextmanager
-def _on(network: nn.Module, device: Device, window: Triple) -> Iterator[None]:
-    """Move a network to a device, in the memory format for it, and back afterwards."""
-    home, memory_format = next(network.parameters()).device, memory_format_of(network)
+def _on(network: nn.Module, device: Device) -> Iterator[None]:
+    """Move a network to a device, and back afterwards."""
+    home = next(network.parameters()).device
     network.to(device.torch_device)
-    set_memory_format(network, format_to_predict(device.torch_device, window))
     try:
         yield
     finally:
         network.to(home)
-        set_memory_format(network, memory_format)
 
 
 def _halved(window: Triple, multiple: Triple) -> Triple:

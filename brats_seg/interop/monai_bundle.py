@@ -30,6 +30,7 @@ from brats_seg.inference.method import Method, NetworkInput, Scan
 from brats_seg.inference.model import ForeignNetwork
 from brats_seg.interop.foreign import LONGEST_TEXT, channels_of, hash_of_files
 from brats_seg.labels import MODALITIES, REGIONS
+from brats_seg.models.convolution import use_slabs
 from brats_seg.runtime.torch_files import checked_weights, read_plain, reason_of
 from brats_seg.runtime.weights import Decoding, ModelIdentity
 from brats_seg.runtime.windows import Window, WindowRule, gaussian
@@ -290,6 +291,7 @@ def _network(config: _Config, path: Path) -> tuple[nn.Module, str]:
         config.refuse(f"{name} cannot be built: {reason_of(error)}")
     try:
         network.load_state_dict(_weights(path))
+        use_slabs(network)
     except RuntimeError as error:
         reason = str(error).partition("\n")[2].strip().partition("\n")[0]
         msg = f"{path}: the weights are not those of {name} in {config.file.name}: {reason} {_COPY_AGAIN}"

@@ -18,6 +18,7 @@ from brats_seg.config_text import LONGEST_YAML, differing_settings, load_config
 from brats_seg.data.loader import whole_case
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.overlap import count_regions, dice
+from brats_seg.figures.history import read_history
 from brats_seg.files import is_locked, read_bounded
 from brats_seg.inference.decode import decode_regions
 from brats_seg.inference.held_out import (
@@ -40,7 +41,6 @@ from brats_seg.training.checkpoints import (
     Checkpoint,
     load_checkpoint,
 )
-from brats_seg.training.history import read_history
 from brats_seg.voxels.box import Box, Triple, bounding_box
 from brats_seg.voxels.grids import MM3_PER_ML
 
