@@ -27,7 +27,8 @@ import numpy as np
 import torch
 from comparison import Comparison, add_json_option, append_json, ratios_of, seconds_in_turn
 from machine import matrix_product_rate, version_of
-from monai.data import CacheDataset, Dataset as PlainDataset, PersistentDataset
+from monai.data import CacheDataset, PersistentDataset
+from monai.data import Dataset as PlainDataset
 from monai.transforms import Compose
 from torch.utils.data import DataLoader, RandomSampler
 

@@ -7,12 +7,15 @@ import nibabel as nib
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from monai.metrics import (
     compute_dice,
     compute_hausdorff_distance,
     compute_iou,
+)
+from monai.metrics import (
     compute_surface_dice as monai_surface_dice,
 )
 from scipy.spatial.distance import cdist

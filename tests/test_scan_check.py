@@ -24,7 +24,8 @@ from brats_seg.runtime.weights import (
     read_exported,
     read_trained,
 )
-from brats_seg.training.checkpoints import Run as RunFolder, load_checkpoint
+from brats_seg.training.checkpoints import Run as RunFolder
+from brats_seg.training.checkpoints import load_checkpoint
 from tests.builders import Run, write_nifti
 from tests.check_builders import phantom
 from tests.inference_builders import CPU, write_run

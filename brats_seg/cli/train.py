@@ -17,6 +17,8 @@ from brats_seg.cli.options import (
     prepared_path,
     print_table,
     run_settings,
+)
+from brats_seg.cli.options import (
     settings as given_settings,
 )
 from brats_seg.cli.predict import print_outcome
