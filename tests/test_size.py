@@ -1,0 +1,70 @@
+"""The budget of code lines, room by room, so that the package stays small enough to be read.
+
+A code line bears a token that is neither a comment nor a part of a docstring.
+"""
+
+import ast
+import io
+import tokenize
+from collections import Counter
+from pathlib import Path
+
+import brats_seg.errors
+
+ROOT = Path(brats_seg.errors.__file__).parent
+BUDGET = {
+    **{"top level": 1480, "voxels": 330, "cases": 1770, "data": 1350, "evaluation": 1050},
+    **{"models": 760, "runtime": 850, "figures": 850, "training": 2750, "inference": 1900},
+    **{"quality": 900, "interop": 900, "dicom": 750, "pages": 760, "survival": 800, "cli": 1150},
+}
+MOST_LINES, MOST_MODULES, LONGEST_MODULE = 20_000, 120, 600
+_NO_CODE = {
+    *(tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
+    *(tokenize.ENDMARKER, tokenize.COMMENT),
+}
+
+
+def code_lines(source: str) -> int:
+    """Return the number of lines of a source that bear code."""
+    docstrings = {
+        line
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+    code = {
+        line
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type not in _NO_CODE
+        for line in range(token.start[0], token.end[0] + 1)
+    }
+    return len(code - docstrings)
+
+
+def test_every_room_keeps_its_budget() -> None:
+    sizes: Counter[str] = Counter()
+    for path in ROOT.rglob("*.py"):
+        parts = path.relative_to(ROOT).parts
+        sizes[parts[0] if len(parts) > 1 else "top level"] += code_lines(path.read_text())
+    for room, size in sizes.most_common():
+        print(f"{size:6} of {BUDGET.get(room, 0):5}  {room}")
+
+    assert sizes.keys() == BUDGET.keys()
+    assert {room: size for room, size in sizes.items() if size > BUDGET[room]} == {}
+    assert sizes.total() <= MOST_LINES
+
+
+def test_modules_are_few_and_short() -> None:
+    modules = [path for path in ROOT.rglob("*.py") if path.name != "__init__.py"]
+    lengths = {str(path.relative_to(ROOT)): path.read_text().count("\n") for path in modules}
+
+    assert len(modules) <= MOST_MODULES
+    assert {name: n for name, n in lengths.items() if n > LONGEST_MODULE} == {}
+
+
+def test_docstrings_comments_and_blank_lines_are_not_counted() -> None:
+    source = '"""What.\n\nMore."""\n\nx = (  # why\n    1,\n)\n\n\ndef f():\n    """Doc."""\n    return """a\nb"""\n'
+
+    assert code_lines(source) == 3 + 1 + 2
