@@ -41,11 +41,11 @@ if TYPE_CHECKING:
     from brats_seg.cases.case import Case as Case
     from brats_seg.cases.case import LoadedCase as LoadedCase
     from brats_seg.cases.case import load_case as load_case
-    from brats_seg.cases.case_table import summarise as summarise
     from brats_seg.cases.clinical import read_clinical_tables as read_clinical_tables
-    from brats_seg.cases.discovery import find_cases as find_cases
-    from brats_seg.cases.discovery import find_data as find_data
-    from brats_seg.cases.inputs import find_inputs as find_inputs
+    from brats_seg.cases.find import find_cases as find_cases
+    from brats_seg.cases.find import find_data as find_data
+    from brats_seg.cases.find import find_inputs as find_inputs
+    from brats_seg.cases.index import summarise as summarise
     from brats_seg.cases.phantom import write_phantom_cases as write_phantom_cases
     from brats_seg.cases.phantom import write_phantom_survival as write_phantom_survival
     from brats_seg.config import Config as Config
@@ -117,13 +117,13 @@ _NAMES = {
         "LoadedCase",
         "load_case",
     ),
-    "cases.case_table": ("summarise",),
+    "cases.index": ("summarise",),
     "cases.clinical": ("read_clinical_tables",),
-    "cases.discovery": (
+    "cases.find": (
         "find_cases",
         "find_data",
+        "find_inputs",
     ),
-    "cases.inputs": ("find_inputs",),
     "cases.phantom": (
         "write_phantom_cases",
         "write_phantom_survival",

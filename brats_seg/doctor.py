@@ -101,7 +101,7 @@ def _machine_findings(config: Config) -> list[Finding]:
 
 
 def _scan_findings(data: Path, prepared_path: Path | None, config: Config) -> Iterator[Finding]:
-    from brats_seg.cases.discovery import find_cases
+    from brats_seg.cases.find import find_cases
     from brats_seg.data.fold import prepared_path_of
     from brats_seg.data.manifest import read_manifest
     from brats_seg.data.prepare import required_bytes

@@ -236,7 +236,7 @@ def indexed_folder(found: "CaseIndex", table: Path) -> IndexedFolder:
             case_id=case.case_id,
             patient_id=case.patient_id,
             release=case.release,
-            label_convention=case.label_convention,
+            label_convention=case.convention,
             problems=case.problems,
             remarks=case.remarks,
         )

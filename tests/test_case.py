@@ -19,7 +19,7 @@ from brats_seg.cases.case import (
     load_case,
     read_case_files,
 )
-from brats_seg.cases.discovery import find_cases
+from brats_seg.cases.find import find_cases
 from brats_seg.cases.index import index_cases
 from brats_seg.cases.nifti import Geometry, Volume, read_geometry
 from brats_seg.errors import CaseError, ConfigError, LabelError, UnusableCaseError
@@ -71,7 +71,7 @@ def test_volumes_come_in_the_order_of_the_modalities(tmp_path: Path) -> None:
         np.testing.assert_array_equal(volume.array, expected)
     assert loaded.label is not None
     np.testing.assert_array_equal(loaded.label.array, make_label_map())
-    assert loaded.release == "brats2021"
+    assert loaded.case.release == "brats2021"
     assert loaded.convention is not None
     assert loaded.convention.name == "brats2017"
 
@@ -117,7 +117,7 @@ def test_the_label_map_is_left_alone_where_it_is_not_wanted(
     assert loaded.label is None
     assert loaded.convention is None
     assert not reads["BraTS2021_00000_seg.nii.gz"]
-    assert len(loaded.contents) == len(MODALITIES)
+    assert len(loaded.hashes) == len(MODALITIES)
 
 
 def test_a_file_of_four_volumes_is_read_once(tmp_path: Path, reads: Counter[str]) -> None:
@@ -165,7 +165,7 @@ def test_a_gli_case_of_the_2024_shape_is_of_2024(
     (indexed,) = index_cases(tmp_path).cases
 
     assert loaded.label is not None
-    assert (loaded.release, loaded.convention) == ("brats2024-gli", BRATS2024)
+    assert (loaded.case.release, loaded.convention) == ("brats2024-gli", BRATS2024)
     assert (indexed.release, indexed.label_convention) == ("brats2024-gli", "brats2024")
     assert indexed.usable
     assert load_case(indexed).convention == BRATS2024

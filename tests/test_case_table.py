@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from brats_seg.cases.case import Case, CaseIndex, ScanFile
-from brats_seg.cases.case_table import COLUMNS, read_index, write_index
+from brats_seg.cases.index import COLUMNS, read_index, write_index
 from brats_seg.errors import EnvironmentalError, UsageError
 
 FULL = Case(
@@ -131,4 +131,4 @@ def test_a_table_of_an_earlier_version_is_read_and_its_cases_are_opened_again(
     found = read_index(path, tmp_path).cases
 
     assert [case.case_id for case in found] == [FULL.case_id, BARE.case_id]
-    assert [case.files_key for case in found] == ["", ""]
+    assert [case.facts.files_key for case in found] == ["", ""]

@@ -204,7 +204,7 @@ def test_cases_get_grade_and_age(tmp_path):
     filled = with_clinical(cases, table)
 
     assert [case.case_id for case in filled] == [case.case_id for case in cases]
-    assert [(case.grade, case.age_years) for case in filled] == [
+    assert [(case.facts.grade, case.facts.age_years) for case in filled] == [
         ("HGG", None),
         ("HGG", 60.5),
         ("", None),
@@ -219,7 +219,7 @@ def test_what_a_case_knows_already_stays(tmp_path):
 
     [case] = with_clinical([make_case("Brats18_AAA_1", grade="LGG", age_years=0.0)], table)
 
-    assert (case.grade, case.age_years) == ("LGG", 0.0)
+    assert (case.facts.grade, case.facts.age_years) == ("LGG", 0.0)
 
 
 def test_one_person_under_two_ids_becomes_one_patient(tmp_path):
@@ -272,7 +272,7 @@ def test_a_table_of_ones_own_may_call_the_ids_case_id(tmp_path):
 
     first, second = read_records(path, tmp_path)
 
-    assert (first.ids, first.age_years, first.survival_days) == (("scan 7",), 61, None)
+    assert (first.ids, first.facts.age_years, first.survival_days) == (("scan 7",), 61, None)
     assert second.survival_days == 9
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from brats_seg.cases.folders import OUTPUT_MARKER
+from brats_seg.cases.find import OUTPUT_MARKER
 from brats_seg.cases.nifti import Volume, read_label_map
 from brats_seg.cases.phantom import write_phantom_cases
 from brats_seg.errors import CaseError, LayoutError, UsageError

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from brats_seg.cases.folders import Folder, advise, walk_folders
+from brats_seg.cases.find import Folder, advise, walk_folders
 
 
 def test_a_folder_lists_scans_and_other_files_apart(tmp_path: Path) -> None:

@@ -328,7 +328,7 @@ def test_grades_and_decades_of_age_are_spread_evenly(seed):
     fold = fold_of(make_folds(cases, FoldConfig()))
 
     for kind in (("HGG",), ("LGG",), ("HGG", "LGG")):
-        counts = Counter(fold[case.case_id] for case in cases if case.grade in kind)
+        counts = Counter(fold[case.case_id] for case in cases if case.facts.grade in kind)
         assert max(counts.values()) - min(counts.values()) <= 3
     old = Counter(fold[c.case_id] for c in cases if c.age_years is not None and c.age_years >= 60)
     assert max(old.values()) - min(old.values()) <= 4
@@ -340,7 +340,7 @@ def test_a_patient_with_many_scans_does_not_drive_a_kind_of_patient_out_of_its_f
 
     fold = fold_of(make_folds(cases, FoldConfig()))
 
-    assert sorted(fold[case.case_id] for case in cases if case.grade == "LGG") == [
+    assert sorted(fold[case.case_id] for case in cases if case.facts.grade == "LGG") == [
         0, 0, 1, 1, 2, 2, 3, 3, 4, 4
     ]  # fmt: skip
 
@@ -365,7 +365,7 @@ def test_without_grade_and_age_the_volume_of_the_tumour_is_spread():
 
     fold = fold_of(make_folds(cases, FoldConfig()))
 
-    by_volume = sorted(cases, key=lambda case: case.tumour_ml)
+    by_volume = sorted(cases, key=lambda case: case.facts.tumour_ml)
     for start in range(0, 100, 5):
         neighbours = by_volume[start : start + 5]
         assert sorted(fold[case.case_id] for case in neighbours) == [0, 1, 2, 3, 4]

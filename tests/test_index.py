@@ -15,15 +15,17 @@ import pytest
 
 import brats_seg.cases.index as index_module
 from brats_seg.cases.case import Case, CaseIndex, ScanFile, load_case
-from brats_seg.cases.case_table import read_index, summarise, write_index
-from brats_seg.cases.discovery import find_cases
+from brats_seg.cases.find import find_cases
 from brats_seg.cases.index import (
     Inspection,
     OpenedCase,
     index_cases,
     inspect_case,
+    read_index,
+    summarise,
     with_conventions,
     without_duplicates,
+    write_index,
 )
 from brats_seg.cases.layouts import parse_case_id
 from brats_seg.cases.nifti import read_label_map, read_volume
@@ -68,8 +70,8 @@ def test_a_folder_of_scans_becomes_a_table_of_cases(brats_root: Path) -> None:
     assert str(first.t2f) == "BraTS2021_00000/BraTS2021_00000_flair.nii.gz"
     assert first.label_values == (0, 1, 2, 4)
     assert last.label_values == (0, 1, 2)
-    assert first.tumour_ml == np.count_nonzero(make_label_map(seed=0)) / 1000
-    assert len({case.voxel_hash for case in index.cases}) == 6
+    assert first.facts.tumour_ml == np.count_nonzero(make_label_map(seed=0)) / 1000
+    assert len({case.facts.voxel_hash for case in index.cases}) == 6
 
 
 def test_every_release_gets_its_own_convention(tmp_path: Path) -> None:
@@ -83,7 +85,7 @@ def test_every_release_gets_its_own_convention(tmp_path: Path) -> None:
 
     found = by_id(index_cases(tmp_path))
 
-    assert {case_id: case.label_convention for case_id, case in found.items()} == {
+    assert {case_id: case.convention for case_id, case in found.items()} == {
         "Brats18_TCIA01_201_1": "brats2017",
         "BraTS20_Training_001": "brats2017",
         "BraTS-GLI-00000-000": "brats2023",
@@ -114,9 +116,9 @@ def test_the_decathlon_is_read_from_4d_files(tmp_path: Path) -> None:
 
     case, same = found["BRATS_001"], found["BraTS2021_00000"]
     assert case.usable
-    assert (case.release, case.label_convention) == ("msd", "msd")
-    assert case.voxel_hash == same.voxel_hash
-    assert case.tumour_ml == same.tumour_ml
+    assert (case.release, case.convention) == ("msd", "msd")
+    assert case.facts.voxel_hash == same.voxel_hash
+    assert case.facts.tumour_ml == same.tumour_ml
     for scan, expected in zip(case.images, make_volumes(), strict=True):
         volume = read_volume(tmp_path / scan.path, case_id="BRATS_001", volume=scan.volume)
         np.testing.assert_array_equal(volume.array, expected)
@@ -169,7 +171,7 @@ def test_a_label_value_outside_the_convention_is_a_problem(brats_root: Path) -> 
 def test_a_named_convention_is_used(brats_root: Path) -> None:
     found = index_cases(brats_root, labels="brats2024-ped").cases
 
-    assert {case.label_convention for case in found} == {"brats2024-ped"}
+    assert {case.convention for case in found} == {"brats2024-ped"}
     with pytest.raises(ConfigError, match="label convention 'brats1999' is unknown"):
         index_cases(brats_root, labels="brats1999")
 
@@ -343,7 +345,7 @@ def test_the_whole_of_the_real_data_is_indexed(
     found = by_id(index)
     assert len(index.cases) == 15
     assert len(index.trainable) == 12
-    assert {case.label_convention for case in index.trainable} == {"brats2017"}
+    assert {case.convention for case in index.trainable} == {"brats2017"}
     assert sorted(case.case_id for case in index.cases if case.label is None) == [
         "BraTS-GLI-00001-000",
         "TCGA-FG-6692_atlas",
@@ -352,7 +354,7 @@ def test_the_whole_of_the_real_data_is_indexed(
     # 224 voxels of enhancing tumour in one, none in the other
     assert found["BraTS2021_01476"].label_values == (0, 1, 2, 4)
     assert found["BraTS2021_01480"].label_values == (0, 1, 2)
-    assert [case.case_id for case in index.cases if case.grade == "LGG"] == [
+    assert [case.case_id for case in index.cases if case.facts.grade == "LGG"] == [
         "Brats18_TCIA10_637_1",
         "Brats18_TCIA13_623_1",
     ]
@@ -434,7 +436,7 @@ def test_a_mix_up_of_modalities_is_a_remark_that_is_kept(tmp_path: Path) -> None
     assert index_cases(tmp_path / "data", previous=previous) == index
     assert any("may be mixed up" in line for line in summarise(index))
     loaded = load_case(index.cases[0])
-    assert loaded.remarks == index.cases[0].remarks
+    assert loaded.case.remarks == index.cases[0].remarks
 
 
 def test_one_image_in_two_places_and_a_label_map_as_an_image_are_problems(tmp_path: Path) -> None:
@@ -716,8 +718,8 @@ def test_values_and_release_tell_the_convention(
 ) -> None:
     case = explained(opened(case_id, values))[case_id]
 
-    assert case.label_convention == convention
-    assert case.tumour_ml == litres * 1000
+    assert case.convention == convention
+    assert case.facts.tumour_ml == litres * 1000
     assert case.label_values == values
     assert case.usable
 
@@ -730,7 +732,7 @@ def test_cases_of_a_release_share_their_convention() -> None:
     )
 
     # the second alone would be read as of 2017, with the cavity for enhancing tumour
-    assert {case.label_convention for case in found.values()} == {"brats2024"}
+    assert {case.convention for case in found.values()} == {"brats2024"}
     assert found["BraTS-GLI-00001-100"].tumour_ml == 2000
 
 
@@ -739,7 +741,7 @@ def test_releases_do_not_mix() -> None:
         opened("BraTS2021_00000", (0, 1, 2, 4)), opened("BraTS-GLI-00000-000", (0, 1, 2, 3))
     )
 
-    assert [case.label_convention for case in found.values()] == ["brats2017", "brats2023"]
+    assert [case.convention for case in found.values()] == ["brats2017", "brats2023"]
 
 
 def test_the_shape_tells_the_cases_of_2024() -> None:
@@ -786,9 +788,9 @@ def test_a_named_convention_goes_before_all_others() -> None:
 def test_a_declared_convention_goes_before_the_values() -> None:
     found = explained(opened("BRATS_485"), opened("BRATS_001", (0, 1, 2, 3), declared="msd"))
 
-    assert found["BRATS_001"].label_convention == "msd"
+    assert found["BRATS_001"].convention == "msd"
     assert found["BRATS_001"].remarks == ()
-    assert found["BRATS_485"].label_convention == ""
+    assert found["BRATS_485"].convention == ""
 
 
 def test_a_guess_is_told() -> None:
@@ -811,14 +813,14 @@ def test_unknown_scans_of_two_folders_are_told_apart() -> None:
         opened("smith", (0, 1, 2, 3), folder="one"), opened("jones", (0, 1, 2, 4), folder="two")
     )
 
-    assert [case.label_convention for case in found.values()] == ["brats2023", "brats2017"]
+    assert [case.convention for case in found.values()] == ["brats2023", "brats2017"]
 
 
 def test_an_empty_label_map_is_told() -> None:
     case = explained(opened("BraTS2021_00000", (0,)))["BraTS2021_00000"]
 
     assert case.remarks == ("the label map holds no tumour",)
-    assert case.tumour_ml == 0
+    assert case.facts.tumour_ml == 0
     assert case.usable
 
 

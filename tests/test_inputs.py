@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from brats_seg.cases.case import Case
-from brats_seg.cases.inputs import find_inputs, single_input
+from brats_seg.cases.find import find_inputs, single_input
 from brats_seg.errors import LayoutError, UsageError
 from brats_seg.labels import MODALITIES
 from tests.builders import write_case

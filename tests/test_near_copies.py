@@ -13,10 +13,9 @@ import pytest
 from scipy import ndimage
 
 from brats_seg.cases.case import Case, CaseIndex
-from brats_seg.cases.case_table import read_index, summarise, write_index
-from brats_seg.cases.discovery import find_cases
+from brats_seg.cases.find import find_cases
 from brats_seg.cases.folds import check_covers, make_folds
-from brats_seg.cases.index import index_cases
+from brats_seg.cases.index import index_cases, read_index, summarise, write_index
 from brats_seg.cases.nifti import Geometry, Volume, read_volume
 from brats_seg.cases.phantom import make_phantom
 from brats_seg.config import FoldConfig
@@ -259,7 +258,7 @@ def test_a_table_of_an_earlier_version_is_read_and_its_cases_are_opened_again(
     without_columns(path, "near_copies", "fingerprint")
     earlier = read_index(path, copied.root)
 
-    assert {case.files_key for case in earlier.cases} == {""}
+    assert {case.facts.files_key for case in earlier.cases} == {""}
     assert index_cases(copied.root, previous=earlier) == copied
 
 

@@ -43,7 +43,7 @@ def index(
 ) -> None:
     """Find cases and their label conventions, and list what is wrong with them."""
     with importing():
-        from brats_seg.cases.case_table import summarise
+        from brats_seg.cases.index import summarise
         from brats_seg.data.fold import open_index
 
     flags = {"cases.labels": labels, "cases.label_files": label_files}

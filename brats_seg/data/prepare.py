@@ -282,7 +282,7 @@ def _is_of(manifest: Manifest, case: Case) -> bool:
 def _has_settings(manifest: Manifest, job: _Job) -> bool:
     return (manifest.compressed, manifest.convention, manifest.spacing_mm) == (
         job.config.compressed,
-        job.case.label_convention,
+        job.case.convention,
         job.config.spacing_mm,
     )
 
@@ -314,7 +314,7 @@ def _compare_contents(job: _Job) -> bool:
     return (
         manifest is not None
         and _has_settings(manifest, job)
-        and manifest.contents == read_case_files(job.case).contents
+        and manifest.contents == read_case_files(job.case).hashes
     )
 
 
@@ -370,11 +370,7 @@ def _prepare(job: _Job) -> None:
         raise CaseError(job.case_id, file, found, "a scan", next_step) from error
     files = read_case_files(job.case)
     manifest = None if job.is_damaged else read_manifest(job.path)
-    if (
-        manifest is not None
-        and _has_settings(manifest, job)
-        and manifest.contents == files.contents
-    ):
+    if manifest is not None and _has_settings(manifest, job) and manifest.contents == files.hashes:
         with whole_file(job.path / MANIFEST_NAME) as beside:
             beside.write_text(replace(manifest, sources=sources).to_json())
     else:
@@ -393,7 +389,7 @@ def _prepare_voxels(job: _Job, sources: tuple[SourceFile, ...], files: CaseFiles
             compressed=job.config.compressed,
             convention=convention,
             sources=sources,
-            contents=loaded.contents,
+            contents=loaded.hashes,
             spacing_mm=spacing_mm,
             scan=loaded.volumes[0].geometry,
             geometry=there.volumes[0].geometry,

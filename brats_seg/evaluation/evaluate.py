@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from brats_seg.cases.case import check_one_grid, have_one_grid
 from brats_seg.cases.conventions import LabelContent, check_values, resolve_all
-from brats_seg.cases.folders import OUTPUT_MARKER
+from brats_seg.cases.find import OUTPUT_MARKER
 from brats_seg.cases.many import Failure, map_cases
 from brats_seg.evaluation.agreement import check_agreement, check_numbering, rivals_of
 from brats_seg.evaluation.lesionwise import LesionScores, Scale, score_lesions

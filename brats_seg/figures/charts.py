@@ -94,10 +94,10 @@ def cohort_figure(cases: Sequence[Case], table: ClinicalTable) -> Figure:
     """
     rows = [table.row(case.case_id) for case in cases]
     return distributions_figure(
-        age_years=[_or_nan(case.age_years) for case in cases],
+        age_years=[_or_nan(case.facts.age_years) for case in cases],
         survival_days=[_or_nan(row.survival_days if row else None) for row in rows],
         censored=[row is not None and row.survival_censored for row in rows],
-        tumour_ml=[_or_nan(case.tumour_ml) for case in cases],
+        tumour_ml=[_or_nan(case.facts.tumour_ml) for case in cases],
     )
 
 

@@ -18,14 +18,10 @@ from brats_seg.labels import MODALITIES, MODALITY_SUBSETS
 def accepted(case: Case, model: Model) -> Case:
     """Return a case as a model takes it.
 
-    The problem of missing modalities is removed if the model was trained for those that are there;
-    otherwise it says what the model was trained for. Other problems stay.
+    It has a problem that says what the model was trained for if that are other modalities.
     """
-    if case.problems == case.other_problems:
-        return case
-    refusal = subset_refusal(model, case.case_id, case.modalities, case.place)
-    problems = [] if refusal is None else [str(refusal)]
-    return replace(case, problems=(*problems, *case.other_problems))
+    refusal = subset_refusal(model, case.case_id, case.modalities, case.location)
+    return case if refusal is None else replace(case, problems=(str(refusal), *case.problems))
 
 
 def check_subset(model: Model, case_id: str, modalities: Sequence[str]) -> None:

@@ -128,7 +128,7 @@ class Model:
         Where the release allows several, it is that of the training cases, if they had only one.
         """
         found = resolve(release=release, shape=None, values=())
-        own = "" if found.is_open else found.convention.name
+        own = "" if found.is_ambiguous else found.convention.name
         if settings.labels is not None:
             reason = "" if settings.labels == own else f"asked for; {_release_words(own, release)}"
             return WrittenConvention(convention=convention_named(settings.labels), reason=reason)

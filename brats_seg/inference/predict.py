@@ -12,7 +12,7 @@ import numpy.typing as npt
 from torch import nn
 
 from brats_seg.cases.case import Case, CaseFiles, LoadedCase, case_of_arrays, load_case
-from brats_seg.cases.inputs import single_input
+from brats_seg.cases.find import single_input
 from brats_seg.cases.layouts import modality_named
 from brats_seg.evaluation.subset_scores import SubsetScores
 from brats_seg.inference.missing_modalities import (
@@ -205,7 +205,7 @@ class Predictor:
         Raises:
             CaseError: The scan cannot be used, or lacks modalities that the model needs.
         """
-        check_subset(self.model, loaded.case.case_id, loaded.modalities)
+        check_subset(self.model, loaded.case.case_id, loaded.case.modalities)
         method = self.model.method
         if method is not None:
             return method.prepare(loaded)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from brats_seg.cases.case import Case
-from brats_seg.cases.inputs import find_inputs
+from brats_seg.cases.find import find_inputs
 from brats_seg.cases.many import MappedCases, map_cases
 from brats_seg.config import OVERLAP
 from brats_seg.errors import CaseError, UsageError, counted

@@ -116,7 +116,7 @@ def prepare_scan(loaded: LoadedCase, spacing_mm: Spacing) -> Scan:
     Raises:
         CaseError: The scan holds no brain, or its grid at that spacing is too large.
     """
-    warnings = list(loaded.remarks)
+    warnings = list(loaded.case.remarks)
     there, resampling = at_spacing(replace(loaded, label=None), spacing_mm)
     volumes = there.volumes
     if resampling is not None:
@@ -125,13 +125,13 @@ def prepare_scan(loaded: LoadedCase, spacing_mm: Spacing) -> Scan:
     data = apply_transforms(prediction_transforms(), {"case_id": case_id, "image": volumes})
     return Scan(
         case_id=case_id,
-        release=loaded.release,
-        image=_all_channels(data["image"], loaded.modalities),
+        release=loaded.case.release,
+        image=_all_channels(data["image"], loaded.case.modalities),
         box=data["box"],
         geometry=loaded.geometry,
         resampling=resampling,
         warnings=tuple(warnings),
-        modalities=loaded.modalities,
+        modalities=loaded.case.modalities,
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from brats_seg.cases.case import Case, LoadedCase, ScanFile, load_case
-from brats_seg.cases.discovery import find_cases
+from brats_seg.cases.find import find_cases
 from brats_seg.cases.many import MappedCases, map_cases
 from brats_seg.errors import CaseError, UsageError, counted, some_of
 from brats_seg.evaluation.pairs import label_maps_in
@@ -144,7 +144,7 @@ def read_page(source: PageSource) -> "CasePage":
     case, modalities = source.case, tuple[str, ...](MODALITIES)
     if source.record is not None:
         # a case that was predicted without some modalities is shown without them
-        case, modalities = replace(case, problems=case.other_problems), source.record.modalities
+        modalities = source.record.modalities
     loaded = load_case(
         case,
         labels=source.labels,
@@ -329,10 +329,10 @@ def _files_of(record: Record) -> ResultFiles:
 def _flags(loaded: LoadedCase, record: Record | None) -> Iterator[str]:
     """Yield what speaks against the scans and the prediction, each sentence once."""
     warnings = record.warnings if record else ()
-    yield from dict.fromkeys((*warnings, *loaded.remarks))
+    yield from dict.fromkeys((*warnings, *loaded.case.remarks))
     if record is None:
         return
-    pairs = zip(loaded.modalities, loaded.contents, record.inputs, strict=False)
+    pairs = zip(loaded.case.modalities, loaded.hashes, record.inputs, strict=False)
     changed = [name for name, now, then in pairs if now != then]
     if changed:
         yield (
@@ -356,9 +356,9 @@ def _facts(source: PageSource, loaded: LoadedCase) -> "Iterator[Fact]":
             source.reference.name if source.reference else str(loaded.label and loaded.label.file)
         )
         yield Fact(name="Reference", words=name)
-    yield Fact(name="Release of the scans", words=loaded.release)
+    yield Fact(name="Release of the scans", words=loaded.case.release)
     for modality, volume, content in zip(
-        loaded.modalities, loaded.volumes, loaded.contents, strict=False
+        loaded.case.modalities, loaded.volumes, loaded.hashes, strict=False
     ):
         sha256, _, index = content.partition("#")
         words = f"{volume.file}{'' if index == 'None' else f', volume {index}'}, SHA-256 {sha256}"

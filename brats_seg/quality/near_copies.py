@@ -92,9 +92,11 @@ def near_copies(cases: Sequence[Case], earlier: Iterable[Case] = ()) -> tuple[tu
             other again, unless patient or scan have changed.
     """
     settled = _settled(cases, earlier)
-    new = [place for place, case in enumerate(cases) if case.fingerprint and place not in settled]
+    new = [
+        place for place, case in enumerate(cases) if case.facts.fingerprint and place not in settled
+    ]
     places = [*new, *settled] if new else []
-    pairs = _pairs(_signs([cases[place].fingerprint for place in places]), len(new))
+    pairs = _pairs(_signs([cases[place].facts.fingerprint for place in places]), len(new))
     place_of = {cases[place].case_id: place for place in settled}
     found = {(places[one], places[other]) for one, other in pairs}.union(
         (place, place_of[case_id])
@@ -120,13 +122,16 @@ def with_near_copies(cases: Sequence[Case], earlier: Iterable[Case] = ()) -> tup
 
 def _settled(cases: Sequence[Case], earlier: Iterable[Case]) -> dict[int, tuple[str, ...]]:
     """Return the places of the cases that an earlier index has compared, with their near copies."""
-    known = {(one.case_id, one.patient_id, one.fingerprint): one.near_copies for one in earlier}
+    known = {
+        (one.case_id, one.patient_id, one.facts.fingerprint): one.facts.near_copies
+        for one in earlier
+    }
     n_of_id = Counter(case.case_id for case in cases)
-    keys = [(case.case_id, case.patient_id, case.fingerprint) for case in cases]
+    keys = [(case.case_id, case.patient_id, case.facts.fingerprint) for case in cases]
     return {
         place: known[key]
         for place, (case, key) in enumerate(zip(cases, keys, strict=True))
-        if case.fingerprint and key in known and n_of_id[case.case_id] == 1
+        if case.facts.fingerprint and key in known and n_of_id[case.case_id] == 1
     }
 
 
@@ -269,4 +274,5 @@ def _noted(case: Case, copies: Sequence[str]) -> Case:
         f"nearly the same scan as {', '.join(copies)}, under the id of another patient: they are kept "
         "in one fold; remove the copies"
     )
-    return replace(case, near_copies=tuple(copies), remarks=(*case.remarks, remark))
+    facts = replace(case.facts, near_copies=tuple(copies))
+    return replace(case, facts=facts, remarks=(*case.remarks, remark))
