@@ -540,7 +540,12 @@ def test_the_decathlon_keeps_all_modalities_in_one_file(tmp_path: Path) -> None:
 
     case = found["BRATS_001"]
     image = "Task01_BrainTumour/imagesTr/BRATS_001.nii.gz"
-    assert [str(case.files.get("t1n")), str(case.files.get("t1c")), str(case.files.get("t2w")), str(case.files.get("t2f"))] == [
+    assert [
+        str(case.files.get("t1n")),
+        str(case.files.get("t1c")),
+        str(case.files.get("t2w")),
+        str(case.files.get("t2f")),
+    ] == [
         f"{image}#1",
         f"{image}#2",
         f"{image}#3",

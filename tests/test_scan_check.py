@@ -127,7 +127,7 @@ def test_predict_writes_what_is_unusual_and_the_dice_that_it_expects(
 
     for name in ("usual", "swapped"):
         code, shown[name], errors = run(
-            "predict", name, "-o", f"{name}-out", "--model", model, "--no-preview"
+            "predict", name, "-o", f"{name}-out", "--model", model, "--set", "preview=false"
         )
         assert code == 0, errors
         folder = tmp_path / f"{name}-out"
@@ -156,7 +156,9 @@ def test_predictions_without_a_fit_have_no_columns_of_it(run: Run, tmp_path: Pat
     write_scan(tmp_path / "scans", phantom(20)[0])
     model = write_run(tmp_path / "run", profile=phantom_profile())
 
-    code, shown, errors = run("predict", "scans", "-o", "out", "--model", model, "--no-preview")
+    code, shown, errors = run(
+        "predict", "scans", "-o", "out", "--model", model, "--set", "preview=false"
+    )
 
     assert code == 0, errors
     assert "predicted Dice" not in shown

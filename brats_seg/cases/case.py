@@ -165,8 +165,8 @@ class Case:
 
     @property
     def usable(self) -> bool:
-        """Whether the case has no problem."""
-        return not self.problems
+        """Whether the case has no problem, and all modalities."""
+        return not self.problems and self.modalities == MODALITIES
 
     @property
     def label_values(self) -> tuple[int, ...]:

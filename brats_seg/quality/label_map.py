@@ -22,7 +22,7 @@ from scipy.ndimage import binary_dilation, binary_erosion
 from brats_seg.cases.nifti import Volume
 from brats_seg.errors import LabelError
 from brats_seg.labels import CONVENTIONS, LabelConvention, LabelMap, convention_named
-from brats_seg.quality.sample import BrainSample, sample_brain
+from brats_seg.quality.scan import BrainSample, sample_brain
 from brats_seg.voxels.box import Box, Triple, bounding_box
 from brats_seg.voxels.grids import MM3_PER_ML
 from brats_seg.wings import NO_JUDGEMENT, Judgement, ShownLabels

@@ -22,14 +22,15 @@ from brats_seg.cases.many import evenly_spread
 from brats_seg.config import Section
 from brats_seg.data.spacing import grid_of
 from brats_seg.labels import MODALITIES
-from brats_seg.quality.modality_check import (
+from brats_seg.quality.scan import (
     MODALITY_PAIRS,
+    BrainSample,
     local_contrast,
     pair_contrasts,
+    sample_crop,
     surface_layers,
     uptake,
 )
-from brats_seg.quality.sample import BrainSample, sample_crop
 from brats_seg.voxels.box import Box, Triple
 from brats_seg.voxels.grids import Spacing
 from brats_seg.wings import Notes

@@ -19,7 +19,7 @@ from scipy.ndimage import binary_dilation, binary_erosion
 
 from brats_seg.labels import MODALITIES, LabelConvention, LabelMap, RegionMasks, regions_of
 from brats_seg.quality.expected_dice import dice_lines, mean_probabilities, predicted_dice
-from brats_seg.quality.sample import SMALLEST_BRAIN_ML
+from brats_seg.quality.scan import SMALLEST_BRAIN_ML
 from brats_seg.voxels.box import Mask, bounding_box
 from brats_seg.voxels.grids import MM3_PER_ML, Spacing
 from brats_seg.voxels.shapes import number_components, surface_mm2

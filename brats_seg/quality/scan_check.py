@@ -1,6 +1,6 @@
 """Compare a new scan with the training set of a model, and say in words what differs.
 
-The sentences are warnings: the scan is predicted all the same. What `cases.modality_check` has already
+The sentences are warnings: the scan is predicted all the same. What `quality.scan` has already
 remarked on, whatever the model, is not said again.
 """
 
@@ -13,15 +13,6 @@ from brats_seg.data.spacing import grid_of
 from brats_seg.errors import CaseError, counted
 from brats_seg.labels import MODALITIES
 from brats_seg.quality.label_map import judge_sample
-from brats_seg.quality.modality_check import (
-    MIXED_UP,
-    NO_AGENT,
-    NOT_STRIPPED,
-    check_all_different,
-    check_are_scans,
-    scan_remarks,
-    stripping_remark,
-)
 from brats_seg.quality.profile import (
     Deviation,
     Kind,
@@ -30,7 +21,16 @@ from brats_seg.quality.profile import (
     measure_crop,
     profile_in,
 )
-from brats_seg.quality.sample import sample_brain
+from brats_seg.quality.scan import (
+    MIXED_UP,
+    NO_AGENT,
+    NOT_STRIPPED,
+    check_all_different,
+    check_are_scans,
+    sample_brain,
+    scan_remarks,
+    stripping_remark,
+)
 from brats_seg.voxels.grids import Spacing
 from brats_seg.wings import NO_JUDGEMENT, Judgement, Notes
 
