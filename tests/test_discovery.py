@@ -319,30 +319,6 @@ def test_links_are_followed_once(tmp_path: Path) -> None:
     assert case.images[0].path.parts[0] == "first"
 
 
-def test_a_missing_modality_is_a_problem_of_a_listed_case(tmp_path: Path) -> None:
-    touch(tmp_path, *scans("a/BraTS2021_00000/BraTS2021_00000", ("_t1", "_flair", "_seg")))
-
-    case = only_case_in(tmp_path)
-
-    assert case.problems == (
-        "case BraTS2021_00000, file a/BraTS2021_00000/: found no t1c, t2w; expected t1n, t1c, t2w, "
-        "t2f. Add the missing files, or leave the case out.",
-    )
-    assert case.files.get("t1c") is None
-
-
-def test_a_radiotherapy_case_is_not_supported(tmp_path: Path) -> None:
-    touch(tmp_path, *scans("BraTS-MEN-RT-0002-1/BraTS-MEN-RT-0002-1", ("_t1c", "_gtv")))
-
-    case = only_case_in(tmp_path)
-
-    assert case.release == "brats2024-men-rt"
-    assert case.label is None
-    [problem] = case.problems
-    assert "one modality" in problem
-    assert "not supported" in problem
-
-
 def test_two_files_for_one_modality_are_a_problem(tmp_path: Path) -> None:
     # both words mean t1c
     touch(tmp_path, *scans("BraTS2021_00000", (*LEGACY, "_t1gd")))
@@ -422,7 +398,7 @@ def test_a_link_to_nowhere_is_left_for_the_inspection(tmp_path: Path) -> None:
     touch(tmp_path, *scans("BraTS2021_00000", LEGACY[1:]))
     (tmp_path / "BraTS2021_00000_t1.nii.gz").symlink_to(tmp_path / "gone")
 
-    assert only_case_in(tmp_path).t1n is not None
+    assert "t1n" in only_case_in(tmp_path).files
 
 
 @pytest.mark.parametrize(
@@ -622,9 +598,10 @@ def test_the_named_labels_tell_the_convention(
 def test_a_modality_that_is_not_described_is_missing(tmp_path: Path) -> None:
     write_dataset(tmp_path, {**MSD, "modality": {"0": "FLAIR", "1": "T1w"}}, "imagesTr/a.nii.gz")
 
-    [problem] = cases_in(tmp_path)["a"].problems
+    case = cases_in(tmp_path)["a"]
 
-    assert "file imagesTr/: found no t1c, t2w; expected t1n, t1c, t2w, t2f" in problem
+    assert case.modalities == ("t1n", "t2f")
+    assert not case.usable
 
 
 def test_another_organ_holds_no_cases(tmp_path: Path) -> None:

@@ -100,17 +100,6 @@ def test_a_table_that_cannot_be_read_says_what_it_should_be(
         find_inputs([path])
 
 
-def test_a_missing_modality_is_a_problem_of_its_case(tmp_path: Path) -> None:
-    (tmp_path / "cases.csv").write_text("case_id,t1n,t1c,t2w,t2f\na,1.nii,2.nii,,4.nii\n")
-
-    (found,) = find_inputs([tmp_path / "cases.csv"])
-
-    assert found.problems == (
-        "case a, file 1.nii and 2.nii and 4.nii: found no t2w; expected t1n, t1c, t2w, t2f. "
-        "Add the missing files, or leave the case out.",
-    )
-
-
 @pytest.mark.parametrize("name", ["../a", "/etc/a", "a/b", "..", "a\\b", ".hidden", "c:a"])
 def test_a_name_that_leaves_the_output_folder_is_a_problem(tmp_path: Path, name: str) -> None:
     row = {modality: f"{modality}.nii.gz" for modality in MODALITIES}

@@ -5,8 +5,8 @@ from pathlib import Path
 import matplotlib.image
 import numpy as np
 import pytest
-from brats_seg.cases.find import find_inputs
 
+from brats_seg.cases.find import find_inputs
 from brats_seg.figures.draw import FigureOptions
 from brats_seg.figures.draw import draw as draw_kind
 from brats_seg.inference.output import OutputFolder, _add_words, write_preview

@@ -288,11 +288,13 @@ def _resolved(group: Sequence[Case], labels: str) -> Iterator[Case]:
             problem = f"label 1 alone, as in all {n_of_one} label maps: a mask of the whole tumour"
     shown = [_shown(case) for case in labelled]
     judgements = judge_numbering(shown, found.convention, is_named=bool(labels))
+    judged = zip(shown, judgements, strict=True)
     for case in group:
         if not case.label_values:
             yield replace(case, convention="", remarks=(*case.remarks, *case.facts.scan_remarks))
-    for case, labels_of, judgement in zip(labelled, shown, judgements, strict=True):
-        problems = _label_problems(labels_of, found.convention.name, problem, judgement)
+            continue
+        shown_labels, judgement = next(judged)
+        problems = _label_problems(shown_labels, found.convention, problem, judgement)
         is_empty = case.label_values == (0,)
         yield replace(
             case,
@@ -325,11 +327,11 @@ def _shown(case: Case) -> ShownLabels:
 
 
 def _label_problems(
-    labels: ShownLabels, convention: str, of_one_label: str, judgement: Judgement
+    labels: ShownLabels, convention: LabelConvention, of_one_label: str, judgement: Judgement
 ) -> Iterator[str]:
     """Yield what is wrong with a label map in the convention of its release."""
     try:
-        check_values(labels.values, convention_named(convention), labels.case_id, labels.file)
+        check_values(labels.values, convention, labels.case_id, labels.file)
     except LabelError as error:
         yield str(error)
     if of_one_label:
