@@ -29,7 +29,7 @@ from brats_seg.errors import (
 from brats_seg.inference.model import load_model
 from brats_seg.labels import MODALITY_SUBSETS
 from brats_seg.models.build import build_model
-from brats_seg.models.output import TrainingOutput
+from brats_seg.models.interface import TrainingOutput
 from brats_seg.progress import _SCREEN, tracked, untracked
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.weights import load_trained, run_locked
@@ -717,7 +717,7 @@ def test_the_bar_shows_loss_best_value_and_the_end_of_the_run(
 ) -> None:
     shown: list[tuple[str, str]] = []
     monkeypatch.setattr(
-        _SCREEN, "refresh", lambda work: shown.append((work.what, work.time_words()))
+        _SCREEN, "refresh", lambda work: shown.append((work.what, work.time_text()))
     )
     Trainer(data=data, config=settings(), run_path=tmp_path).run(track=tracked)
 
