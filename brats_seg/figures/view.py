@@ -64,6 +64,12 @@ class CaseView:
     """Entropy (X, Y, Z) of the prediction in bits."""
 
     @property
+    def sides(self) -> dict[str, Labelled]:
+        """The label maps that the case has, by name: the prediction first."""
+        sides = {"prediction": self.prediction, "reference": self.reference}
+        return {name: side for name, side in sides.items() if side is not None}
+
+    @property
     def grid(self) -> Grid:
         """Size and directions of the voxels of the images."""
         return Grid.of(self.affine)
@@ -185,9 +191,7 @@ def drawn_of(view: CaseView) -> dict[str, RegionMasks]:
     Raises:
         CaseError: The case has neither.
     """
-    sides = {"reference": view.reference, "prediction": view.prediction}
-    drawn = {name: side.regions for name, side in sides.items() if side is not None}
-    if not drawn:
+    if not view.sides:
         raise CaseError(
             view.case_id,
             file="label map",
@@ -195,7 +199,8 @@ def drawn_of(view: CaseView) -> dict[str, RegionMasks]:
             expected="one of them, to draw",
             next_step="Give the prediction, or choose another case.",
         )
-    return drawn
+    # the prediction stands on the right
+    return {name: side.regions for name, side in reversed(view.sides.items())}
 
 
 def _chosen(cases: tuple[Case, ...], root: Path, case_id: str | None) -> Case:
