@@ -13,7 +13,7 @@ raise errors derived from `BratsError`, and print nothing.
 | own training loop | `Accumulator`, `MicroBatch`, `DiceBce`, `BatchDiceBce`, `Muon`, `build_model` |
 | predict | `load_model`, `Predictor`, `predict_folder`, `tune_runs`, `export_model` |
 | score | `evaluate_folders`, `score_folders`, `compare_folders`, `cross_validate`, `read_scores` |
-| look at results | `write_report`, `ReportSettings`, `write_case_pages`, `PageSettings` |
+| look at results | `write_report`, `PageOptions` |
 | autoencoder | `Reconstructor`, `reconstruct_cases` |
 | survival | `features_of_folder`, `study_survival` |
 | draw | `open_view`, `sample_figure`, `montage_figure`, `uncertainty_figure`, `score_figure`, `write_figure` |
@@ -88,10 +88,8 @@ if TYPE_CHECKING:
     from brats_seg.inference.settings import PredictionSettings as PredictionSettings
     from brats_seg.inference.tuning import tune_runs as tune_runs
     from brats_seg.models.build import build_model as build_model
-    from brats_seg.pages.case_pages import PageSettings as PageSettings
-    from brats_seg.pages.case_pages import write_case_pages as write_case_pages
-    from brats_seg.pages.report import ReportSettings as ReportSettings
-    from brats_seg.pages.report import write_report as write_report
+    from brats_seg.pages.write import PageOptions as PageOptions
+    from brats_seg.pages.write import write_report as write_report
     from brats_seg.survival.features import features_of_folder as features_of_folder
     from brats_seg.survival.results import study_survival as study_survival
     from brats_seg.training.accumulation import Accumulator as Accumulator
@@ -148,10 +146,6 @@ _NAMES = {
     "evaluation.scores": ("read_scores",),
     "files": ("writable_folder",),
     "inference.batch": ("predict_folder",),
-    "pages.case_pages": (
-        "PageSettings",
-        "write_case_pages",
-    ),
     "inference.export": ("export_model",),
     "inference.model": ("load_model",),
     "inference.predict": ("Predictor",),
@@ -162,10 +156,7 @@ _NAMES = {
     "inference.settings": ("PredictionSettings",),
     "inference.tuning": ("tune_runs",),
     "models.build": ("build_model",),
-    "pages.report": (
-        "ReportSettings",
-        "write_report",
-    ),
+    "pages.write": ("PageOptions", "write_report"),
     "figures.cases": (
         "montage_figure",
         "reconstruction_figure",
@@ -236,12 +227,11 @@ __all__ = [
     "MicroBatch",
     "Muon",
     "Outcome",
-    "PageSettings",
+    "PageOptions",
     "PatchDataset",
     "PredictionSettings",
     "Predictor",
     "Reconstructor",
-    "ReportSettings",
     "StepResult",
     "StopRequest",
     "Trainer",
@@ -290,7 +280,6 @@ __all__ = [
     "with_prediction",
     "with_uncertainty",
     "writable_folder",
-    "write_case_pages",
     "write_figure",
     "write_phantom_cases",
     "write_phantom_survival",

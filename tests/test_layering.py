@@ -97,7 +97,6 @@ NOT_YET = {
     "brats_seg.evaluation.agreement -> quality",
     "brats_seg.evaluation.pairs -> quality",
     "brats_seg.inference.batch -> dicom",
-    "brats_seg.inference.batch -> pages",
     "brats_seg.inference.export -> interop",
     "brats_seg.inference.model -> interop",
     "brats_seg.inference.model -> quality",

@@ -181,7 +181,7 @@ def _step_of(image: npt.NDArray[Any]) -> float:
 
 def _embedded(
     name: str,
-    stored: npt.NDArray[np.int16] | npt.NDArray[np.uint8],
+    stored: npt.NDArray[Any],
     affine: Affine,
     step: float,
     limits: tuple[float, float],
@@ -192,7 +192,7 @@ def _embedded(
     header.set_sform(affine, code=1)
     header.set_slope_inter(step, 0)
     header["vox_offset"] = 352
-    voxels = _coded(stored) if stored.dtype == np.int16 else stored.tobytes(order="F")
+    voxels = stored.tobytes(order="F") if stored.dtype == np.uint8 else _coded(stored)
     # four bytes say that there are no extensions
     coded_header = base64.b64encode(header.binaryblock + bytes(4)).decode()
     low, high = limits
@@ -201,7 +201,7 @@ def _embedded(
     )
 
 
-def _coded(stored: npt.NDArray[np.int16]) -> bytes:
+def _coded(stored: npt.NDArray[Any]) -> bytes:
     """Return int16 voxels (X, Y, Z) in a form that gzip halves once more.
 
     They become differences along X, of these along Y, and of these along Z, modulo 2^16, with the sign

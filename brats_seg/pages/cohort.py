@@ -23,7 +23,7 @@ from brats_seg.errors import UsageError, counted
 from brats_seg.evaluation.evaluate import evaluate_folders
 from brats_seg.evaluation.protocols import protocol_named
 from brats_seg.evaluation.scores import Score, read_scores, summarise_scores
-from brats_seg.figures.charts import FEWEST_SCORED, dice_figure, volume_figure
+from brats_seg.figures.charts import dice_figure, volume_figure
 from brats_seg.inference.output import MANIFEST_NAME, OutputFolder, Record
 from brats_seg.inference.result_files import result_files
 from brats_seg.labels import REGIONS, convention_named
@@ -223,7 +223,7 @@ def _link(results: Path, case_id: str, page: Path) -> str:
 def _charts(rows: Sequence[CohortRow]) -> Iterator[tuple[str, Figure]]:
     """Yield the distributions over the cases, each with its words for those who cannot see it."""
     scored = [row.dice for row in rows if row.dice]
-    if len(scored) >= FEWEST_SCORED:
+    if len(scored) > 1:
         yield "Dice of every case by region", dice_figure(scored)
     if rows:
         volumes = {region: [row.ml[k] for row in rows] for k, region in enumerate(REGIONS)}

@@ -18,7 +18,7 @@ from brats_seg.data.loader import whole_case
 from brats_seg.errors import EnvironmentalError, UsageError
 from brats_seg.evaluation.overlap import count_regions, dice
 from brats_seg.figures.cases import SHOWN, planes_figure
-from brats_seg.figures.charts import FEWEST_SCORED, dice_figure
+from brats_seg.figures.charts import dice_figure
 from brats_seg.figures.history import PHASES, curves_of, history_figure, read_history
 from brats_seg.figures.sections import Grid, centre_of
 from brats_seg.files import is_locked, read_bounded
@@ -126,9 +126,7 @@ def write_run_page(
         values=tuple(_epochs(shown)),
         regions=REGIONS,
         scores=scores,
-        chart=picture_uri(dice_figure([one.dice for one in scores]))
-        if len(scores) >= FEWEST_SCORED
-        else None,
+        chart=picture_uri(dice_figure([one.dice for one in scores])) if len(scores) > 1 else None,
         pictures=pictures,
         settings=differing_settings(Config(), config),
         settings_text=config.to_yaml(),
@@ -154,7 +152,9 @@ def held_out_scores(
     scores.sort(key=lambda one: (one.mean_dice, one.case_id))
     pictures = []
     for score in scores[:_N_WORST]:
-        placed = placed_prediction(held_out, *_decoded(by_id[score.case_id], held_out), score.case_id)
+        placed = placed_prediction(
+            held_out, *_decoded(by_id[score.case_id], held_out), score.case_id
+        )
         if placed is not None:
             pictures.append((score, *_pictures(*placed)))
     return scores, pictures

@@ -14,9 +14,11 @@ from brats_seg.cases.discovery import find_cases
 from brats_seg.cases.many import MappedCases, map_cases
 from brats_seg.errors import CaseError, UsageError, counted, some_of
 from brats_seg.evaluation.pairs import label_maps_in
+from brats_seg.figures.view import view_of, with_prediction, with_reference, with_uncertainty
 from brats_seg.inference.output import MANIFEST_NAME, OutputFolder, Record
 from brats_seg.inference.result_files import result_files
 from brats_seg.labels import MODALITIES, convention_named
+from brats_seg.pages.case import write_case_page
 from brats_seg.pages.cohort import COHORT_PAGE, page_path, write_cohort_page
 from brats_seg.pages.html import PAGE_SUFFIX, Fact
 from brats_seg.pages.run import RUN_PAGE, is_run, write_run_page
@@ -152,10 +154,6 @@ def write_page_of(files: PageFiles) -> Path:
         CaseError: A file of the case cannot be used.
         EnvironmentalError: The page cannot be written.
     """
-    # matplotlib takes long to import
-    from brats_seg.figures.view import view_of, with_prediction, with_reference, with_uncertainty
-    from brats_seg.pages.case import write_case_page
-
     if files.problem is not None:
         raise files.problem
     case, record, modalities = files.case, files.record, tuple[str, ...](MODALITIES)
@@ -165,7 +163,7 @@ def write_page_of(files: PageFiles) -> Path:
     loaded = load_case(case, with_label=files.reference is None, modalities=modalities)
     view = view_of(loaded)
     if files.prediction is not None:
-        view = with_prediction(view, files.prediction, labels=record and record.convention)
+        view = with_prediction(view, files.prediction, labels=record.convention if record else None)
     if files.reference is not None:
         view = with_reference(view, files.reference)
     if files.uncertainty is not None:
@@ -319,9 +317,7 @@ def _gone(files: PageFiles, record: Record) -> CaseError | None:
 def _flags(loaded: LoadedCase, record: Record | None) -> Iterator[str]:
     """Yield what speaks against the scans and the prediction, each sentence once."""
     yield from dict.fromkeys((*(record.warnings if record else ()), *loaded.remarks))
-    pairs = zip(
-        loaded.modalities, loaded.contents, record.inputs if record else (), strict=False
-    )
+    pairs = zip(loaded.modalities, loaded.contents, record.inputs if record else (), strict=False)
     if changed := [name for name, now, then in pairs if now != then]:
         yield (
             f"the file of {', '.join(changed)} is not the one that was predicted: its content has "
