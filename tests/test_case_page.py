@@ -29,9 +29,7 @@ def view(tiny_scans: Path) -> CaseView:
     assert found.reference is not None
     moved = np.ascontiguousarray(np.roll(found.reference.label_map, 1, axis=0))
     entropy = np.where(moved == 4, 0.5, 0).astype(np.float32)
-    return replace(
-        found, prediction=replace(found.reference, label_map=moved), uncertainty=entropy
-    )
+    return replace(found, prediction=replace(found.reference, label_map=moved), uncertainty=entropy)
 
 
 def test_a_page_has_volumes_lesions_flags_and_origin(view: CaseView, tmp_path: Path) -> None:

@@ -91,11 +91,8 @@ def violations(part: str, source: str) -> list[str]:
 NOT_YET = {
     "brats_seg.cases.case -> quality",
     "brats_seg.cases.index -> quality",
-    "brats_seg.data.prepare -> quality",
     "brats_seg.dicom.convert -> quality",
     "brats_seg.dicom.preprocess -> quality",
-    "brats_seg.evaluation.agreement -> quality",
-    "brats_seg.evaluation.pairs -> quality",
     "brats_seg.inference.batch -> dicom",
     "brats_seg.inference.export -> interop",
     "brats_seg.inference.model -> interop",

@@ -7,9 +7,8 @@ import pandas as pd
 import pytest
 
 from brats_seg.errors import UsageError
-from brats_seg.evaluation.overlap import count_regions, dice
-from brats_seg.inference.out_of_fold import open_held_out, predict_held_out
-from brats_seg.inference.window_choice import window_in_use
+from brats_seg.evaluation.metrics import count_regions, dice
+from brats_seg.inference.held_out import open_held_out, predict_held_out
 from brats_seg.pages.run import _decoded, held_out_scores, placed_prediction, write_run_page
 from brats_seg.progress import untracked
 from brats_seg.runtime.weights import run_locked
@@ -52,11 +51,10 @@ def test_held_out_cases_are_scored_and_the_worst_are_drawn_at_their_place(
 ) -> None:
     """The stored prediction is cut to a box, whose place only the reference tells."""
     held_out = open_held_out(tiny_run, tiny_prepared)
-    window = window_in_use(held_out)
 
     scores, pictures = held_out_scores(held_out, CPU)
 
-    for case in predict_held_out(held_out, [window], CPU, untracked)[window]:
+    for case in predict_held_out(held_out, CPU, untracked):
         (score,) = (one for one in scores if one.case_id == case.case_id)
         stored, regions = _decoded(case, held_out)
         counts = count_regions(regions, stored.reference, case.case_id)

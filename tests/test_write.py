@@ -14,7 +14,7 @@ from brats_seg.inference.settings import PredictionSettings, ResultLayout
 from brats_seg.pages.write import PageOptions, write_report
 from tests.builders import Run, check_json, make_label_map, write_case, write_nifti
 from tests.inference_builders import write_run
-from tests.test_charts import make_score
+from tests.test_charts import make_score, score_table
 
 SETTINGS = PredictionSettings(uncertainty=True)
 IDS = ("BraTS2021_00000", "BraTS2021_00001")
@@ -96,7 +96,9 @@ def test_a_folder_of_predictions_has_a_page_of_each_case_and_of_all(
 
 
 def test_scores_may_be_those_of_an_earlier_evaluation(run: Run, results: Path) -> None:
-    scores = [make_score(name, region, 0.25) for name in IDS for region in ("wt", "tc", "et")]
+    scores = score_table(
+        make_score(name, region, 0.25) for name in IDS for region in ("wt", "tc", "et")
+    )
     write_scores(scores, results.parent / "scores.csv")
 
     code, _, said = run("report", "results", "--scores", "scores.csv", "--no-case-pages")

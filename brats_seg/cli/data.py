@@ -63,7 +63,7 @@ def prepare(
 
 def _verify(folder: Path) -> None:
     """Verify prepared cases, and exit with 1 if some are damaged."""
-    from brats_seg.data.verify import prepared_ids, verify_cases
+    from brats_seg.data.manifest import prepared_ids, verify_cases
 
     case_ids = prepared_ids(folder)
     errors = verify_cases(case_ids, folder, track=tracked)

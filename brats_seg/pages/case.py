@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from brats_seg.evaluation.lesions import list_lesions
-from brats_seg.evaluation.overlap import count_regions, dice
+from brats_seg.evaluation.metrics import count_regions, dice
 from brats_seg.figures.cases import sample_figure, tissue_colours, uncertainty_figure, view_figure
 from brats_seg.figures.sections import MODALITY_NAMES, REGION_COLOURS, centre_of, grey_limits
 from brats_seg.figures.view import CaseView, Labelled

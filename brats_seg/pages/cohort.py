@@ -15,6 +15,7 @@ from statistics import median
 from urllib.parse import quote
 
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 from PIL import Image, UnidentifiedImageError
 
@@ -22,7 +23,7 @@ from brats_seg.cpu_threads import available_cpus
 from brats_seg.errors import UsageError, counted
 from brats_seg.evaluation.evaluate import evaluate_folders
 from brats_seg.evaluation.protocols import protocol_named
-from brats_seg.evaluation.scores import Score, read_scores, summarise_scores
+from brats_seg.evaluation.scores import joined_scores, read_scores, summarise_scores
 from brats_seg.figures.charts import dice_figure, volume_figure
 from brats_seg.inference.output import MANIFEST_NAME, OutputFolder, Record
 from brats_seg.inference.result_files import result_files
@@ -100,13 +101,13 @@ def write_cohort_page(
         )
         raise UsageError(msg)
     done = {name: record for name, record in records.items() if record.status == "done"}
-    scored: tuple[Score, ...] = ()
+    scored = joined_scores(())
     remarks: tuple[str, ...] = ()
     if scores is not None:
-        scored = tuple(read_scores(scores))
+        scored = read_scores(scores)
     elif reference is not None:
         scored, remarks = _scored(results, reference, n_workers, track)
-    scored = tuple(score for score in scored if score.case_id in done)
+    scored = scored[scored["case_id"].isin(done)]
     rows = _rows(results, page, [*done.values()], dice_by_case(scored), track)
     summaries = summarise_scores(scored, np.random.default_rng(0))
     write_page(
@@ -131,21 +132,16 @@ def page_path(results: Path, case_id: str) -> Path:
     return results / PAGES_NAME / f"{case_id}{PAGE_SUFFIX}"
 
 
-def dice_by_case(scores: Sequence[Score]) -> dict[str, tuple[float, ...]]:
+def dice_by_case(scores: pd.DataFrame) -> dict[str, tuple[float, ...]]:
     """Return the Dice of each of `REGIONS` by case; cases that lack a region are left out."""
-    found: dict[str, dict[str, float]] = {}
-    for score in scores:
-        found.setdefault(score.case_id, {})[score.region] = score.dice
-    return {
-        case_id: tuple(by_region[region] for region in REGIONS)
-        for case_id, by_region in found.items()
-        if by_region.keys() >= set(REGIONS)
-    }
+    by_case = scores.pivot(index="case_id", columns="region", values="dice")
+    complete = by_case.reindex(columns=list(REGIONS)).dropna()
+    return dict(zip(complete.index, map(tuple, complete.to_numpy().tolist()), strict=True))
 
 
 def _scored(
     results: Path, reference: Path, n_workers: int, track: Track
-) -> tuple[tuple[Score, ...], tuple[str, ...]]:
+) -> tuple[pd.DataFrame, tuple[str, ...]]:
     """Return the scores of the predictions, and remarks on those that have none."""
     found = evaluate_folders(
         reference,

@@ -15,22 +15,21 @@ from brats_seg.cases.folds import SPLIT_NAME, Split, read_split
 from brats_seg.config import Config
 from brats_seg.config_text import LONGEST_YAML, differing_settings, load_config
 from brats_seg.data.loader import whole_case
-from brats_seg.errors import EnvironmentalError, UsageError
-from brats_seg.evaluation.overlap import count_regions, dice
+from brats_seg.errors import UsageError
+from brats_seg.evaluation.metrics import count_regions, dice
 from brats_seg.figures.cases import SHOWN, planes_figure
 from brats_seg.figures.charts import dice_figure
 from brats_seg.figures.history import PHASES, curves_of, history_figure, read_history
 from brats_seg.figures.sections import Grid, centre_of
 from brats_seg.files import is_locked, read_bounded
-from brats_seg.inference.out_of_fold import (
+from brats_seg.inference.decode import decode_regions
+from brats_seg.inference.held_out import (
     HeldOut,
-    OutOfFoldPrediction,
-    StoredPrediction,
+    HeldOutCase,
+    Probabilities,
     open_held_out,
     predict_held_out,
 )
-from brats_seg.inference.postprocess import decode_regions
-from brats_seg.inference.window_choice import window_in_use
 from brats_seg.labels import MODALITIES, REGIONS, RegionMasks
 from brats_seg.pages.html import Fact, picture_uri, write_page
 from brats_seg.progress import Track, duration_text, untracked
@@ -139,14 +138,7 @@ def held_out_scores(
     held_out: HeldOut, device: Device, track: Track = untracked
 ) -> tuple[list[HeldOutScore], list[tuple[HeldOutScore, str, str]]]:
     """Return the scores of the held-out cases, the worst first, and the worst with two pictures."""
-    window = window_in_use(held_out)
-    cases = predict_held_out(held_out, [window], device, track).get(window)
-    if cases is None:
-        msg = (
-            f"memory ran out with windows of {window} voxels on the held-out cases of "
-            f"{held_out.run}. Give a device with more memory, or no --data for a page without scores."
-        )
-        raise EnvironmentalError(msg)
+    cases = predict_held_out(held_out, device, track)
     by_id = {case.case_id: case for case in cases}
     scores = [_score(case.case_id, *_decoded(case, held_out)) for case in cases]
     scores.sort(key=lambda one: (one.mean_dice, one.case_id))
@@ -161,7 +153,7 @@ def held_out_scores(
 
 
 def placed_prediction(
-    held_out: HeldOut, stored: StoredPrediction, prediction: RegionMasks, case_id: str
+    held_out: HeldOut, stored: Probabilities, prediction: RegionMasks, case_id: str
 ) -> tuple[dict[str, "np.ndarray"], RegionMasks, RegionMasks, Grid] | None:
     """Return images, reference and prediction of a held-out case on the grid of the prepared cases.
 
@@ -180,13 +172,13 @@ def placed_prediction(
     return images, reference, placed, Grid(spacing_mm=stored.spacing_mm)
 
 
-def _decoded(case: OutOfFoldPrediction, held_out: HeldOut) -> tuple[StoredPrediction, RegionMasks]:
+def _decoded(case: HeldOutCase, held_out: HeldOut) -> tuple[Probabilities, RegionMasks]:
     stored = case.read()
     decoding = held_out.trained.fitted.decoding
-    return stored, decode_regions(stored.probabilities, decoding, prod(stored.spacing_mm))
+    return stored, decode_regions(stored.values, decoding, prod(stored.spacing_mm))
 
 
-def _score(case_id: str, stored: StoredPrediction, prediction: RegionMasks) -> HeldOutScore:
+def _score(case_id: str, stored: Probabilities, prediction: RegionMasks) -> HeldOutScore:
     counts = count_regions(prediction, stored.reference, case_id)
     voxel_ml = prod(stored.spacing_mm) / MM3_PER_ML
     return HeldOutScore(

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from brats_seg.cases.nifti import Volume, oriented
-from brats_seg.data.spacing import grid_of
+from brats_seg.data.normalisation import grid_of
 from brats_seg.errors import CaseError, counted
 from brats_seg.labels import MODALITIES
 from brats_seg.quality.label_map import judge_sample
@@ -35,7 +35,7 @@ from brats_seg.voxels.grids import Spacing
 from brats_seg.wings import NO_JUDGEMENT, Judgement, Notes
 
 if TYPE_CHECKING:
-    from brats_seg.inference.scan import Scan
+    from brats_seg.inference.method import Scan
 
 _CAUSES: dict[Kind, str] = {
     "size": "another atlas, a wrong voxel size, or a brain that is cut or not stripped",

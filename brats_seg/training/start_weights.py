@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from brats_seg.cases.folds import SPLIT_NAME, read_split
 from brats_seg.config import StartConfig
 from brats_seg.data.fold import FoldData
-from brats_seg.data.spacing import spacing_text
+from brats_seg.data.normalisation import spacing_text
 from brats_seg.errors import UsageError, some_of
 from brats_seg.labels import MODALITIES, REGIONS
 from brats_seg.models.autoencoder import encoder_for_unet
@@ -334,8 +334,6 @@ def _advice(source: Source) -> str:
             "The encoder of an autoencoder fits --network unet with model.widths that begin with "
             f"16,32,64,128. {_CHOOSE}"
         )
-    if model.name == "vae-unet":
-        return f"All of it but the variational branch fits --network segresnet. {_CHOOSE}"
     widths = f" --set model.widths={','.join(map(str, model.widths))}"
     its_widths = widths if model.name in {"unet", "dynunet"} else ""
     return f"It fits --model {model.name}{its_widths}. {_CHOOSE}"
