@@ -92,7 +92,6 @@ NOT_YET = {
     "brats_seg.dicom.convert -> quality",
     "brats_seg.dicom.preprocess -> quality",
     "brats_seg.inference.batch -> dicom",
-    "brats_seg.inference.batch -> pages",
     "brats_seg.inference.export -> interop",
     "brats_seg.inference.model -> interop",
     "brats_seg.inference.model -> quality",
