@@ -24,10 +24,10 @@ from brats_seg.models.build import build_model
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.memory import MEGABYTE, read_numbers
 from brats_seg.training.accumulation import Accumulator
+from brats_seg.training.batches import Batch
 from brats_seg.training.certificate import phantom_patches
-from brats_seg.training.epoch import Batch
 from brats_seg.training.losses import build_criterion
-from brats_seg.training.out_of_memory import OutOfMemoryFallback
+from brats_seg.training.memory import OutOfMemoryFallback
 from brats_seg.training.tasks import count_voxels
 
 EFFECTIVE_BATCHES = (2, 32)

@@ -22,7 +22,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.utils import parameters_to_vector
 
 from brats_seg.runtime.memory import give_back_memory
-from brats_seg.training.epoch import Batch
+from brats_seg.training.batches import Batch
 from brats_seg.training.independence import LARGEST_TOLERANCE, REPLAY_TOLERANCE, ReplayError
 from brats_seg.training.ranks import Ranks
 from brats_seg.training.state import RunState

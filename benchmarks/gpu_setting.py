@@ -12,8 +12,8 @@ from brats_seg.config_text import load_config
 from brats_seg.data.loader import Sample
 from brats_seg.runtime.device import Device, native_dtype
 from brats_seg.runtime.memory import give_back_memory, peak_memory_mb, reset_peak_memory
+from brats_seg.training.batches import Batch
 from brats_seg.training.certificate import phantom_patches
-from brats_seg.training.epoch import Batch
 from brats_seg.training.ranks import Ranks
 from brats_seg.training.state import RunState, build_network, build_state
 from brats_seg.training.tasks import task_of

@@ -99,13 +99,13 @@ if TYPE_CHECKING:
     from brats_seg.training.certificate import certify_run as certify_run
     from brats_seg.training.certificate import certify_settings as certify_settings
     from brats_seg.training.certificate import phantom_patches as phantom_patches
-    from brats_seg.training.chosen_settings import choose_settings as choose_settings
     from brats_seg.training.gradient import MicroBatch as MicroBatch
     from brats_seg.training.losses import BatchDiceBce as BatchDiceBce
     from brats_seg.training.losses import DiceBce as DiceBce
     from brats_seg.training.losses import whole_loss as whole_loss
+    from brats_seg.training.memory_plan import choose_settings as choose_settings
     from brats_seg.training.memory_plan import plan_memory as plan_memory
-    from brats_seg.training.muon import Muon as Muon
+    from brats_seg.training.optimisation import Muon as Muon
     from brats_seg.training.time_limits import StopRequest as StopRequest
     from brats_seg.training.trainer import Outcome as Outcome
     from brats_seg.training.trainer import Trainer as Trainer
@@ -201,15 +201,14 @@ _NAMES = {
         "certify_settings",
         "phantom_patches",
     ),
-    "training.chosen_settings": ("choose_settings",),
+    "training.memory_plan": ("choose_settings", "plan_memory"),
     "training.gradient": ("MicroBatch",),
     "training.losses": (
         "BatchDiceBce",
         "DiceBce",
         "whole_loss",
     ),
-    "training.memory_plan": ("plan_memory",),
-    "training.muon": ("Muon",),
+    "training.optimisation": ("Muon",),
     "training.time_limits": ("StopRequest",),
     "training.trainer": (
         "Outcome",

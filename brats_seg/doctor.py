@@ -89,7 +89,7 @@ def _python_finding() -> Finding:
 def _machine_findings(config: Config) -> list[Finding]:
     try:
         from brats_seg.runtime.machine import machine_findings, read_machine
-        from brats_seg.training.epoch import shared_memory_needed
+        from brats_seg.training.batches import shared_memory_needed
     # a library of CUDA that is missing, or of another version, raises an OSError
     except (ImportError, OSError) as error:
         found = f"it is installed, and cannot be imported: {printable(str(error))}"
@@ -180,7 +180,7 @@ def _run_finding(path: Path, data: Path | None) -> Finding:
 
 
 def _progress_finding(check: str, checkpoint: "Checkpoint", again: str) -> Finding:
-    n_done, n_epochs = checkpoint.position.epoch, checkpoint.config["training"]["n_epochs"]
+    n_done, n_epochs = checkpoint.position.epoch, checkpoint.card.config.training.n_epochs
     found = f"{n_done} of {counted(n_epochs, 'epoch')} done"
     if n_done >= n_epochs:
         return Finding(check=check, status="ok", found=f"{found}: finished")

@@ -11,7 +11,7 @@ from brats_seg.evaluation.subset_scores import SubsetScores
 from brats_seg.inference.model import Member, Model
 from brats_seg.models.build import build_model, size_multiple
 from brats_seg.runtime.device import Device
-from brats_seg.runtime.weights import NOT_FITTED, FittedPrediction, ModelIdentity, store_fitted
+from brats_seg.runtime.weights import NOT_FITTED, FittedPrediction, ModelCard, ModelIdentity
 from brats_seg.training.checkpoints import Checkpoint, save_checkpoint
 from brats_seg.training.state import Position
 
@@ -29,6 +29,7 @@ def write_run(
     identity: ModelIdentity = IDENTITY,
     config: Config = CONFIG,
     fitted: FittedPrediction = NOT_FITTED,
+    notes: dict[str, Any] | None = None,
     **entries: Any,
 ) -> Path:
     """Write the best checkpoint of a run, with random weights; further entries are as given."""
@@ -37,13 +38,10 @@ def write_run(
         network = build_model(config.model, identity.patch)
     checkpoint = Checkpoint(
         model=network.state_dict(),
-        identity=identity,
-        config=config.model_dump(mode="json"),
+        card=ModelCard(identity=identity, config=config, fitted=fitted, notes=notes or {}),
         **{"position": Position(), **entries},
     )
     save_checkpoint(checkpoint, path / "best.pt")
-    if fitted != NOT_FITTED:
-        store_fitted(path / "best.pt", fitted)
     return path
 
 

@@ -18,7 +18,7 @@ from brats_seg.errors import BratsError, ConfigError, EnvironmentalError, Resume
 from brats_seg.models.build import build_model
 from brats_seg.progress import untracked
 from brats_seg.runtime.device import Device
-from brats_seg.runtime.weights import ModelIdentity
+from brats_seg.runtime.weights import ModelCard, ModelIdentity
 from brats_seg.training.certificate import (
     BATCH_DICE,
     PATCH_DICE,
@@ -287,8 +287,7 @@ def write_run(path: Path, *settings: str, widths: tuple[int, ...] = (4, 8)) -> N
     identity = ModelIdentity(conventions=("brats2017",), patch=patch, fingerprint="")
     checkpoint = Checkpoint(
         model=network.state_dict(),
-        identity=identity,
-        config=config.model_dump(mode="json"),
+        card=ModelCard(identity=identity, config=config),
         position=Position(),
     )
     save_checkpoint(checkpoint, path / "last.pt")

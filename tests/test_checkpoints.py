@@ -14,7 +14,7 @@ from brats_seg.config_text import load_config
 from brats_seg.data.fold import FoldData, open_fold
 from brats_seg.errors import EnvironmentalError, ResumeError
 from brats_seg.progress import untracked
-from brats_seg.runtime.weights import ModelIdentity
+from brats_seg.runtime.weights import ModelCard, ModelIdentity
 from brats_seg.training.checkpoints import Checkpoint, Run, load_checkpoint, save_checkpoint
 from brats_seg.training.state import Position
 from brats_seg.training.tasks import RunningSums
@@ -29,8 +29,11 @@ def make_checkpoint() -> Checkpoint:
     sums.add("a", [[1, 2, 3]] * 4)
     return Checkpoint(
         model={"weight": torch.arange(3.0)},
-        identity=ModelIdentity(conventions=("brats2017",), patch=(8, 8, 8), fingerprint="f"),
-        config={"training": {"seed": 1}},
+        card=ModelCard(
+            identity=ModelIdentity(conventions=("brats2017",), patch=(8, 8, 8), fingerprint="f"),
+            config=Config(),
+            notes={"part": [1, {"value": None}]},
+        ),
         position=Position(epoch=3, n_batches=2, n_steps=11),
         sums=sums,
         history=({"epoch": 1, "val_dice": 0.5},),
@@ -123,34 +126,8 @@ def test_a_checkpoint_that_would_run_code_is_refused(tmp_path: Path) -> None:
 def test_another_schema_is_refused(tmp_path: Path, content: object) -> None:
     torch.save(content, tmp_path / "other.pt")
 
-    with pytest.raises(ResumeError, match=r"other\.pt: found schema version .*; expected 2"):
+    with pytest.raises(ResumeError, match=r"other\.pt: found schema version .*; expected 3"):
         load_checkpoint(tmp_path / "other.pt", CPU)
-
-
-def test_a_checkpoint_of_schema_version_1_is_read(tmp_path: Path) -> None:
-    """Its entries had other names."""
-    written = make_checkpoint()
-    save_checkpoint(written, tmp_path / "new.pt")
-    content = torch.load(tmp_path / "new.pt", weights_only=True)
-    content["schema_version"] = 1
-    content["tally"] = content.pop("sums")
-    content["ladder"] = content.pop("fallback")
-    content["position"] = {"epoch": 3, "n_windows": 2, "n_steps": 11}
-    torch.save(content, tmp_path / "last.pt")
-
-    read = load_checkpoint(tmp_path / "last.pt", CPU)
-
-    empty = {"model": {}, "optimizer": None}
-    assert replace(read, **empty) == replace(written, **empty)
-
-
-def test_what_was_fitted_to_the_weights_does_not_stop_a_run(tmp_path: Path) -> None:
-    """An entry that only prediction reads."""
-    save_checkpoint(make_checkpoint(), tmp_path / "last.pt")
-    content = torch.load(tmp_path / "last.pt", weights_only=True)
-    torch.save({**content, "prediction": {"window": "whole"}}, tmp_path / "last.pt")
-
-    assert load_checkpoint(tmp_path / "last.pt", CPU).best == 0.5
 
 
 SETTINGS = [

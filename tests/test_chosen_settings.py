@@ -13,8 +13,7 @@ from brats_seg.models.build import build_model
 from brats_seg.presets import NETWORKS, PRESETS
 from brats_seg.runtime.device import Device, gpu_named
 from brats_seg.training import chosen_settings, memory_plan
-from brats_seg.training.chosen_settings import choose_settings
-from brats_seg.training.memory_plan import PlanRow
+from brats_seg.training.memory_plan import PlanRow, choose_settings
 
 ON_CPU = {"training.device": "cpu"}
 SMALL = ["model.widths=4,8", "model.deep_supervision=false"]

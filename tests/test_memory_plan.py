@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from brats_seg.training.step_trial import measure_step
 
 from brats_seg.cli import main
 from brats_seg.config import Config
@@ -18,7 +19,7 @@ from brats_seg.runtime.device import choose_device, native_dtype
 from brats_seg.runtime.memory import MEGABYTE
 from brats_seg.training import memory_plan
 from brats_seg.training.losses import build_criterion
-from brats_seg.training.memory_count import Footprint, predicted_bytes
+from brats_seg.training.memory import Footprint, MemoryMode, predicted_bytes
 from brats_seg.training.memory_plan import (
     MemoryPlan,
     PlanRow,
@@ -27,10 +28,8 @@ from brats_seg.training.memory_plan import (
     start_in_planned_mode,
     try_plan,
 )
-from brats_seg.training.out_of_memory import MemoryMode
 from brats_seg.training.ranks import Ranks
 from brats_seg.training.state import RunState, build_state
-from brats_seg.training.step_trial import measure_step
 from tests.builders import check_json
 from tests.training_builders import Recorder
 

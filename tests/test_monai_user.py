@@ -31,7 +31,7 @@ from brats_seg.data.transforms import ReadPatchd, RegionsOfLabelsd
 from brats_seg.labels import BRATS2017, regions_of
 from brats_seg.runtime.device import Device
 from brats_seg.training.accumulation import Accumulator
-from brats_seg.training.epoch import epoch_batches, held_out_patches, read_batches
+from brats_seg.training.batches import epoch_batches, held_out_patches, read_batches
 from brats_seg.training.gradient import MicroBatch
 from tests.builders import make_label_map, make_volumes, write_nifti
 

@@ -17,10 +17,10 @@ from brats_seg.errors import EnvironmentalError
 from brats_seg.models.activation_checkpointing import ActivationCheckpointing
 from brats_seg.models.build import build_model
 from brats_seg.training.accumulation import Accumulator, HalfUpdatedError
+from brats_seg.training.batches import Batch
 from brats_seg.training.checkpoints import load_checkpoint
-from brats_seg.training.epoch import Batch
 from brats_seg.training.losses import BatchDiceBce, DiceBce
-from brats_seg.training.out_of_memory import MemoryMode, OutOfMemoryFallback
+from brats_seg.training.memory import MemoryMode, OutOfMemoryFallback
 from brats_seg.training.tasks import count_voxels
 from tests.builders import write_case
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from brats_seg.config import ScheduleConfig
-from brats_seg.training.schedule import build_schedule
+from brats_seg.training.optimisation import build_schedule
 
 
 def rates(config: ScheduleConfig, n_steps: int, lr: float = 1.0) -> list[float]:

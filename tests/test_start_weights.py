@@ -116,7 +116,7 @@ def test_a_run_starts_with_the_best_weights_of_its_parent(
     assert same(weights(tmp_path / "run" / "last.pt"), weights(parent / "best.pt"))
     saved = load_checkpoint(tmp_path / "run" / "last.pt", torch.device("cpu"))
     assert saved.ema is not None
-    assert all(torch.equal(saved.ema[f"module.{name}"], w) for name, w in saved.model.items())
+    assert all(torch.equal(saved.ema[name], w) for name, w in saved.model.items())
     assert saved.started_from is not None
     assert saved.started_from.path == str(parent)
     assert saved.started_from.learnt_from == data.split.train

@@ -97,9 +97,9 @@ def test_a_run_writes_what_it_promises(data: FoldData, tmp_path: Path) -> None:
     best = load_checkpoint(tmp_path / "run" / "best.pt", torch.device("cpu"))
     assert best.optimizer is None
     assert best.best == history["val_dice"].max() == outcome.best
-    assert best.identity.conventions == ("brats2017",)
-    assert best.identity.modalities == ("t1n", "t1c", "t2w", "t2f")
-    assert best.identity.subsets == ()
+    assert best.card.identity.conventions == ("brats2017",)
+    assert best.card.identity.modalities == ("t1n", "t1c", "t2w", "t2f")
+    assert best.card.identity.subsets == ()
 
 
 def test_the_best_weights_are_saved_with_the_voxel_counts_of_their_validation(
@@ -136,12 +136,12 @@ def test_too_little_memory_to_measure_the_scans_ends_no_run(
     def exhausted(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("brats_seg.training.checkpoints.profile_of_cases", exhausted)
+    monkeypatch.setattr("brats_seg.training.checkpoints.profile_notes", exhausted)
 
     outcome = train(data, tmp_path / "run", settings("training.n_epochs=1"))
 
     assert outcome.finished
-    assert load_trained(tmp_path / "run" / "best.pt").profile is None
+    assert load_trained(tmp_path / "run" / "best.pt").card.notes == {}
     assert "memory ran out while the training scans were measured" in caplog.text
 
 
@@ -194,25 +194,6 @@ def test_a_resume_that_forgets_the_optimizer_would_be_noticed(
     assert not same(
         weights(tmp_path / "undisturbed" / "last.pt"), weights(tmp_path / "run" / "last.pt")
     )
-
-
-def test_a_run_of_an_older_version_is_resumed(data: FoldData, tmp_path: Path) -> None:
-    """Checkpoints of schema version 1 have other names for the same values."""
-    train(data, tmp_path / "undisturbed", settings())
-    train(data, tmp_path / "run", settings(), StopAtCheck(2))
-    path = tmp_path / "run" / "last.pt"
-    content = torch.load(path, weights_only=True)
-    content["tally"], content["ladder"] = content.pop("sums"), content.pop("fallback")
-    position = content["position"]
-    assert position["n_batches"] == 2
-    position["n_windows"] = position.pop("n_batches")
-    del content["started_from"], content["spent_s"], content["config"]["start"]
-    torch.save({**content, "schema_version": 1}, path)
-
-    train(data, tmp_path / "run", settings())
-
-    assert same(weights(tmp_path / "undisturbed" / "last.pt"), weights(path))
-    assert torch.load(path, weights_only=True)["schema_version"] == 2
 
 
 def test_a_network_and_a_loss_by_dotted_name_are_trained_and_predicted_with(
@@ -594,20 +575,6 @@ def test_a_run_whose_loss_was_not_learnt_is_not_resumed(data: FoldData, tmp_path
 
     with pytest.raises(ResumeError, match=r"without learning the parameters of the loss .*--fresh"):
         train(data, tmp_path / "run", settings(LEARNT))
-
-
-def test_a_loss_with_buffers_is_resumed_from_a_run_of_an_older_version(
-    data: FoldData, tmp_path: Path
-) -> None:
-    config = settings("loss.name=torch.nn.BCEWithLogitsLoss")
-    weighted = nn.BCEWithLogitsLoss(pos_weight=torch.full((3, 1, 1, 1), 2.0))
-    given = {"network": nn.Conv3d(4, 3, 1), "criterion": weighted}
-    train(data, tmp_path / "run", config, StopAtCheck(4), **given)
-    content = torch.load(tmp_path / "run" / "last.pt", weights_only=True)
-    del content["criterion"]
-    torch.save(content, tmp_path / "run" / "last.pt")
-
-    assert train(data, tmp_path / "run", config, **given).finished
 
 
 class WithAuxiliary(nn.Module):

@@ -235,7 +235,10 @@ def test_a_window_that_holds_every_crop_is_not_tried(held_out: list[HeldOut]) ->
 
 def test_a_network_of_whole_crops_has_no_other_window(held_out: list[HeldOut]) -> None:
     config = CONFIG.model_copy(update={"patch": PatchConfig(size="whole")})
-    whole = [replace(own, trained=replace(own.trained, config=config)) for own in held_out]
+    whole = []
+    for own in held_out:
+        card = own.trained.card.model_copy(update={"config": config})
+        whole.append(replace(own, trained=replace(own.trained, card=card)))
 
     (kind,) = window_kinds(whole)
     assert kind.settings == (WindowSetting(),) * 2
@@ -338,7 +341,8 @@ def test_a_tuning_of_other_weights_or_values_does_not_count(
     assert stored_tuning(again, "another") is None
     # killed between two runs, or trained since: something else is stored with the weights
     changed = FittedPrediction(decoding=Decoding(thresholds=(0.1, 0.1, 0.1)))
-    other = replace(again[1], trained=replace(again[1].trained, fitted=changed))
+    card = again[1].trained.card.model_copy(update={"fitted": changed})
+    other = replace(again[1], trained=replace(again[1].trained, card=card))
     assert stored_tuning([again[0], other], tuning.key) is None
 
 

@@ -302,7 +302,7 @@ def settings_of_run(
     if preset is not None or path is not None:
         return settings_of(preset, path, assignments, flags)
     with importing():
-        from brats_seg.training.chosen_settings import choose_settings
+        from brats_seg.training.memory_plan import choose_settings
 
     given = {key: value for key, value in flags.items() if value is not None}
     chosen = choose_settings(

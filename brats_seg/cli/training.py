@@ -105,13 +105,6 @@ def train(
             help="start.path: run, exported model, checkpoint or .safetensors file to take weights from.",
         ),
     ] = None,
-    hold_epochs: Annotated[
-        int | None,
-        typer.Option(
-            rich_help_panel=SHORTCUTS_PANEL,
-            help="start.hold_epochs: epochs in which the weights taken stay as they are.",
-        ),
-    ] = None,
     hours: Annotated[
         float | None,
         typer.Option(
@@ -143,7 +136,6 @@ def train(
         "training.n_epochs": epochs,
         "training.hours": hours,
         "start.path": None if start_from is None else str(start_from),
-        "start.hold_epochs": hold_epochs,
         "training.effective_batch": None
         if effective_batch is None
         else parse_yaml(effective_batch, "--effective-batch"),
@@ -206,9 +198,8 @@ def plan(
 ) -> None:
     """Print which patch, micro-batch, precision and checkpointing fit in memory.
 
-    Memory is counted for the network, loss and optimizer of the settings; one batch of the largest
-    patch that fits is computed to measure its memory and time. For a GPU that this machine need not
-    have, such as --device t4, both remain a prediction. Exit code 3: nothing fits.
+    Memory is predicted for the network, loss and optimizer of the settings, also for a GPU that this
+    machine need not have, such as --device t4. Exit code 3: nothing fits.
     """
     with importing():
         from brats_seg.runtime.device import gpu_named
@@ -238,10 +229,7 @@ def _print_plan(found: "MemoryPlan", config: "Config", *, is_given: bool) -> Non
     left = f", beside {RESERVED_MIB} MiB for torch itself" if is_given else ""
     device = found.device.torch_device if found.gpu is None else found.gpu.name
     print(f"{config.model.name} on {device}: {found.memory_mib} MiB{left}")
-    columns = (
-        *("patch", "micro-batch", "precision", "checkpointing"),
-        *("predicted MiB", "measured MiB", "s per step", "fits"),
-    )
+    columns = ("patch", "micro-batch", "precision", "checkpointing", "predicted MiB", "fits")
     print_table(
         columns,
         [
@@ -251,20 +239,16 @@ def _print_plan(found: "MemoryPlan", config: "Config", *, is_given: bool) -> Non
                 row.precision,
                 row.checkpointing,
                 row.predicted_mib,
-                "-" if row.measured_mib is None else row.measured_mib,
-                "-" if row.step_s is None else f"{row.step_s:.2g}",
                 "yes" if row.fits else "no",
             )
             for row in found.rows
         ],
     )
-    _print_advice(found, config)
+    _print_advice(found)
 
 
-def _print_advice(found: "MemoryPlan", config: "Config") -> None:
-    """Print the flags of the largest patch that fits, and what was measured of it."""
-    from brats_seg.models.build import size_words
-
+def _print_advice(found: "MemoryPlan") -> None:
+    """Print the flags of the largest patch that fits."""
     best = found.suggested
     if best is not None:
         print(
@@ -274,14 +258,7 @@ def _print_advice(found: "MemoryPlan", config: "Config") -> None:
     if found.gpu is not None:
         print(
             f"prediction for {found.gpu.name}: the tensors of a step were counted without a GPU, and a "
-            "share added for the workspaces of its kernels. Nothing was computed on it: `brats-seg plan` "
-            "on a machine that has it measures memory and time."
-        )
-    elif best is not None and best.step_s is not None:
-        n_patches = config.training.effective_batch_at(0)
-        print(
-            f"measured on {found.device.torch_device}: a step of training.effective_batch {n_patches} and patches of "
-            f"{size_words(best.patch)} takes {best.step_s:.2g} s, without reading and validation"
+            "share added for the workspaces of its kernels. Nothing was computed on it."
         )
 
 

@@ -25,7 +25,7 @@ from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import MODALITIES
 from brats_seg.progress import Track
 from brats_seg.runtime.device import Device
-from brats_seg.runtime.weights import store_fitted
+from brats_seg.runtime.weights import store_card
 
 MOST_CASES = 20
 """Held-out cases of a run that are predicted from every subset. Their mean loss is known to a quarter
@@ -42,8 +42,8 @@ def subset_scores_of(held_out: HeldOut, device: Device, track: Track) -> tuple[S
         EnvironmentalError: The checkpoint cannot be written.
     """
     trained = held_out.trained
-    if trained.subset_scores or not trained.identity.subsets:
-        return trained.subset_scores
+    if trained.card.subset_scores or not trained.identity.subsets:
+        return trained.card.subset_scores
     model = build_single(trained, device)
     subsets = (MODALITIES, *trained.identity.subsets)
     cases = evenly_spread(held_out.data.split.validation, MOST_CASES)
@@ -54,7 +54,7 @@ def subset_scores_of(held_out: HeldOut, device: Device, track: Track) -> tuple[S
         for place, subset in enumerate(subsets)
         if place > 0
     )
-    store_fitted(held_out.checkpoint_path, trained.fitted, scores)
+    store_card(held_out.checkpoint_path, trained.card.model_copy(update={"subset_scores": scores}))
     return scores
 
 

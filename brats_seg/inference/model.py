@@ -1,10 +1,11 @@
 """Load trained networks, from runs or an exported folder, onto a device."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from pydantic import JsonValue
 from torch import Tensor, nn
 
 from brats_seg.cases.conventions import resolve
@@ -27,8 +28,8 @@ from brats_seg.labels import (
 )
 from brats_seg.models.build import build_model, default_window, has_centred_norms, size_multiple
 from brats_seg.models.norm import check_in_place
-from brats_seg.quality.expected_dice import DiceLine
-from brats_seg.quality.profile import TrainingProfile, pooled
+from brats_seg.quality.expected_dice import DiceLine, dice_lines_in
+from brats_seg.quality.profile import TrainingProfile, pooled, profile_in
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.weights import (
     BEST_NAME,
@@ -36,6 +37,7 @@ from brats_seg.runtime.weights import (
     NOT_FITTED,
     Decoding,
     FittedPrediction,
+    ModelCard,
     ModelIdentity,
     TrainedModel,
     Window,
@@ -76,6 +78,8 @@ class Member:
     """Subsets of the modalities that the network was trained for."""
     subset_scores: tuple[SubsetScores, ...] = ()
     """Scores of its held-out cases with these subsets, where they were measured."""
+    notes: Mapping[str, JsonValue] = field(default_factory=dict)
+    """Notes in the card of the network."""
     has_centred_norms: bool = False
     """Whether its norms can take statistics from the centre of a crop."""
 
@@ -119,7 +123,7 @@ class Model:
     @property
     def dice_lines(self) -> tuple[DiceLine, ...]:
         """Expected Dice of each region, if it was fitted to all members together."""
-        first, *others = (member.fitted.predicted_dice for member in self.members)
+        first, *others = (dice_lines_in(member.notes) for member in self.members)
         return first if all(lines == first for lines in others) else ()
 
     def written_convention(self, settings: PredictionSettings, release: str) -> WrittenConvention:
@@ -280,9 +284,8 @@ def wrap_network(
         fitted=fitted,
         subsets=identity.subsets,
     )
-    trained = TrainedModel(
-        weights=network.state_dict(), identity=identity, config=Config(), fitted=fitted
-    )
+    card = ModelCard(identity=identity, config=Config(), fitted=fitted)
+    trained = TrainedModel(weights=network.state_dict(), card=card)
     return Model(
         members=(member,), identity=identity, fingerprint=fingerprint_of([trained]), device=device
     )
@@ -295,13 +298,13 @@ def build_single(trained: TrainedModel, device: Device) -> Model:
         identity=trained.identity,
         fingerprint=fingerprint_of([trained]),
         device=device,
-        profile=trained.profile,
+        profile=profile_in(trained.card.notes),
     )
 
 
 def _profile(trained: Sequence[TrainedModel]) -> TrainingProfile | None:
-    known = [network.profile for network in trained if network.profile is not None]
-    return pooled(known) if len(known) == len(trained) else None
+    known = [profile_in(network.card.notes) for network in trained]
+    return None if None in known else pooled([one for one in known if one is not None])
 
 
 def _check_known(identity: ModelIdentity) -> None:
@@ -356,7 +359,8 @@ def _built(trained: TrainedModel, device: Device) -> Member:
         multiple=size_multiple(trained.config.model, identity.patch),
         fitted=trained.fitted,
         subsets=identity.subsets,
-        subset_scores=trained.subset_scores,
+        subset_scores=trained.card.subset_scores,
+        notes=trained.card.notes,
         has_centred_norms=has_centred_norms(trained.config.model),
     )
 

@@ -19,7 +19,6 @@ from brats_seg.cases.conventions import release_of
 from brats_seg.cases.folds import SPLIT_NAME, read_split
 from brats_seg.cases.layouts import UNKNOWN
 from brats_seg.config import Section
-from brats_seg.config_text import config_of
 from brats_seg.errors import ResumeError, UsageError, printable
 from brats_seg.evaluation.scores import RegionSummary
 from brats_seg.files import read_bounded
@@ -223,7 +222,7 @@ def _validation_facts(content: Mapping[str, Any]) -> dict[str, Any]:
     row = history[-1] if history else {}
     if "epoch" in row:
         found["epoch"] = int(row["epoch"])
-    config = config_of(content["config"])
+    config = content["card"].config
     sums = content.get("sums", {"counts": {}, "n_patches": 0})
     # on patches, each case has `per_case` of them
     is_one_each = config.patch.per_case > 1 and 0 < sums["n_patches"] == len(sums["counts"])

@@ -91,7 +91,8 @@ class HeldOut:
     @property
     def key(self) -> str:
         """Hash of the weights and the training set, without what was fitted and measured since."""
-        return fingerprint_of([replace(self.trained, fitted=NOT_FITTED, subset_scores=())])
+        card = self.trained.card.model_copy(update={"fitted": NOT_FITTED, "subset_scores": ()})
+        return fingerprint_of([replace(self.trained, card=card)])
 
 
 def open_held_out(run: Path, prepared: Path) -> HeldOut:
@@ -180,7 +181,8 @@ def predict_held_out(
     if device.torch_device.type == "cpu":
         keep_freed_memory()
     # without the settings that were fitted before
-    model = build_single(replace(held_out.trained, fitted=NOT_FITTED), device)
+    card = held_out.trained.card.model_copy(update={"fitted": NOT_FITTED})
+    model = build_single(replace(held_out.trained, card=card), device)
     found = {}
     for window in windows:
         cases = [

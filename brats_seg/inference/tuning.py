@@ -15,9 +15,9 @@ The result is stored with the weights of each run, and described in `tuning.json
 
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -25,7 +25,7 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import TypeAdapter, ValidationError
+from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from brats_seg.cases.many import map_cases
 from brats_seg.cpu_threads import available_cpus
@@ -65,13 +65,19 @@ from brats_seg.inference.window_choice import (
 )
 from brats_seg.labels import REGIONS
 from brats_seg.progress import Track, untracked
-from brats_seg.quality.expected_dice import DiceLine, fit_predicted_dice, mean_probabilities
+from brats_seg.quality.expected_dice import (
+    DiceLine,
+    dice_notes,
+    fit_predicted_dice,
+    mean_probabilities,
+)
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.weights import (
     Decoding,
     FittedPrediction,
+    ModelCard,
     run_locked,
-    store_fitted,
+    store_card,
 )
 
 log = logging.getLogger(__name__)
@@ -124,6 +130,8 @@ class Tuning:
     """The same with the chosen settings, on the cases that they were chosen on, hence optimistic."""
     fitted: tuple[FittedPrediction, ...]
     """Settings stored with the weights of each run."""
+    notes: dict[str, JsonValue] = field(default_factory=dict)
+    """Notes for the cards of the networks."""
     subset_scores: tuple[SubsetScores, ...] = ()
     """Scores of held-out cases without some modalities; none without modality dropout."""
 
@@ -218,11 +226,10 @@ def tune(
         before=windows.trials[0].score,
         after=_triple(after.mean(axis=0)),
         fitted=tuple(
-            FittedPrediction(
-                window=one.window, overlap=one.overlap, decoding=decoding, predicted_dice=lines
-            )
+            FittedPrediction(window=one.window, overlap=one.overlap, decoding=decoding)
             for one in windows.settings
         ),
+        notes=dice_notes(lines),
     )
 
 
@@ -246,8 +253,9 @@ def store_tuning(tuning: Tuning, held_out: Sequence[HeldOut]) -> None:
     """
     content = TypeAdapter(Tuning).dump_json(tuning, indent=1) + b"\n"
     for own, fitted in zip(held_out, tuning.fitted, strict=True):
-        if own.trained.fitted != fitted:
-            store_fitted(own.checkpoint_path, fitted)
+        card = tuned_card(own.trained.card, fitted, tuning.notes)
+        if own.trained.card != card:
+            store_card(own.checkpoint_path, card)
         with whole_file(own.run / TUNING_NAME) as beside:
             beside.write_bytes(content)
 
@@ -262,9 +270,20 @@ def stored_tuning(held_out: Sequence[HeldOut], key: str) -> Tuning | None:
         except (FileNotFoundError, ValidationError):
             # missing, or of another version
             return None
-        if found.key != key or found.fitted[place] != own.trained.fitted:
+        card = own.trained.card
+        if found.key != key or tuned_card(card, found.fitted[place], found.notes) != card:
             return None
     return found
+
+
+def tuned_card(
+    card: ModelCard, fitted: FittedPrediction, notes: Mapping[str, JsonValue]
+) -> ModelCard:
+    """Return a card with fitted settings and notes, without the scores of other settings."""
+    notes = {**card.notes, **notes}
+    if (fitted, notes) == (card.fitted, card.notes):
+        return card
+    return card.model_copy(update={"fitted": fitted, "notes": notes, "subset_scores": ()})
 
 
 def _warn_of_few_cases(held_out: Sequence[HeldOut]) -> None:

@@ -151,8 +151,8 @@ def _run_facts(
     watched = _WATCHED[config.validation.watch]
     score = "" if best.best is None else f", {watched} {best.best:.3f}"
     yield Fact(name="Best weights", words=f"epoch {best.position.epoch}{score}")
-    yield Fact(name="Training set", words=best.identity.fingerprint, is_code=True)
-    yield Fact(name="Label conventions", words=", ".join(best.identity.conventions))
+    yield Fact(name="Training set", words=best.card.identity.fingerprint, is_code=True)
+    yield Fact(name="Label conventions", words=", ".join(best.card.identity.conventions))
     if best.started_from is not None:
         yield Fact(name="Started from", words=best.started_from.path, is_code=True)
 

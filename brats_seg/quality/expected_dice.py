@@ -9,14 +9,14 @@ for cases like those, not for scans unlike them. On twelve real patients and thr
 held the Dice in 93 % of cases that had no part in the fit.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field
+from pydantic import Field, JsonValue, TypeAdapter
 
 from brats_seg.config import Section
 from brats_seg.evaluation.overlap import RegionCounts, dice
@@ -68,6 +68,11 @@ class DiceLine(Section):
         )
 
 
+_LINES: TypeAdapter[tuple[DiceLine, ...]] = TypeAdapter(tuple[DiceLine, ...])
+_NOTE = "predicted_dice"
+"""Name of the lines in the notes of a network."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PredictedDice:
     """Dice that is expected of a region of a prediction."""
@@ -104,6 +109,20 @@ def mean_probabilities(probabilities: npt.NDArray[np.float32], regions: RegionMa
             for values, mask in zip(probabilities, regions, strict=True)
         ]
     )
+
+
+def dice_notes(lines: Sequence[DiceLine]) -> dict[str, JsonValue]:
+    """Return the lines of all regions as a note for the card of a network."""
+    return {_NOTE: [line.model_dump() for line in lines]}
+
+
+def dice_lines_in(notes: Mapping[str, JsonValue]) -> tuple[DiceLine, ...]:
+    """Return the lines in the notes of a network.
+
+    Raises:
+        ValueError: An entry is unknown, missing or out of range.
+    """
+    return _LINES.validate_python(notes.get(_NOTE, ()))
 
 
 def fit_predicted_dice(

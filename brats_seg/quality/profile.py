@@ -7,14 +7,14 @@ that, and are therefore not measured. Spacing and label convention are in `Model
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field
+from pydantic import Field, JsonValue
 from scipy.ndimage import binary_erosion
 from scipy.special import stdtrit
 
@@ -38,6 +38,8 @@ from brats_seg.voxels.resampling import Spacing
 Kind: TypeAlias = Literal["size", "intensities", "contrast", "uptake", "surface", "sharpness"]
 """Property of a scan that a measure is about."""
 
+_NOTE = "profile"
+"""Name of the profile in the notes of a network."""
 FEWEST_CASES = 4
 """Training cases from which a range can be told."""
 FALSE_ALARMS = 0.05
@@ -225,13 +227,19 @@ def profile_of(
     )
 
 
-def parse_profile(values: Any) -> TrainingProfile | None:
-    """Return a profile as a checkpoint stores it; None if it has none.
+def profile_notes(folder: Path, case_ids: Sequence[str]) -> dict[str, JsonValue]:
+    """Return the profile of prepared cases as a note for the card of a network; raises as `profile_of_cases`."""
+    profile = profile_of_cases(folder, case_ids)
+    return {} if profile is None else {_NOTE: profile.model_dump(mode="json")}
+
+
+def profile_in(notes: Mapping[str, JsonValue]) -> TrainingProfile | None:
+    """Return the profile in the notes of a network; None if they have none.
 
     Raises:
         ValueError: An entry is unknown, missing or out of range.
     """
-    return None if values is None else TrainingProfile.model_validate(values)
+    return TrainingProfile.model_validate(notes[_NOTE]) if _NOTE in notes else None
 
 
 def pooled(profiles: Sequence[TrainingProfile]) -> TrainingProfile | None:

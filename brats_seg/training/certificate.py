@@ -35,8 +35,8 @@ from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.memory import is_out_of_memory
 from brats_seg.runtime.weights import load_trained, require_task
 from brats_seg.training.accumulation import Accumulator
+from brats_seg.training.batches import Batch
 from brats_seg.training.checkpoints import Run, environment_of
-from brats_seg.training.epoch import Batch
 from brats_seg.training.gradient import MicroBatch
 from brats_seg.training.independence import PatchIndependence, RandomState
 from brats_seg.training.losses import (

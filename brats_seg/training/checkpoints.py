@@ -26,18 +26,18 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import torch
-from pydantic import Field, TypeAdapter
+from pydantic import Field, JsonValue, TypeAdapter
 from torch import Tensor, nn
 
 from brats_seg.cases.discovery import find_cases
 from brats_seg.cases.folds import SPLIT_NAME, Split, read_split, write_split
 from brats_seg.config import Config
-from brats_seg.config_text import config_of, differing_settings
+from brats_seg.config_text import differing_settings
 from brats_seg.data.fold import FoldData
 from brats_seg.errors import BratsError, ResumeError, counted, some_of
 from brats_seg.files import explained, remove_leftovers, whole_file
 from brats_seg.labels import MODALITY_SUBSETS
-from brats_seg.quality.profile import TrainingProfile, parse_profile, profile_of_cases
+from brats_seg.quality.profile import profile_notes
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.memory_format import CONTIGUOUS
 from brats_seg.runtime.torch_files import reason_of, write_checkpoint
@@ -45,12 +45,13 @@ from brats_seg.runtime.weights import (
     BEST_NAME,
     RUN_LOCK_NAME,
     SCHEMA_VERSION,
+    ModelCard,
     ModelIdentity,
-    parse_identity,
     read_checkpoint,
     run_locked,
 )
 from brats_seg.training.history import write_history, write_picture
+from brats_seg.training.memory import mode_entries, resume_mode
 from brats_seg.training.ranks import Ranks
 from brats_seg.training.start_weights import StartedFrom, check_start, start_from
 from brats_seg.training.state import Position, RunState
@@ -64,11 +65,9 @@ FREE_SETTINGS = frozenset(
         "training.n_workers",
         "training.checkpoint_minutes",
         "training.micro_batch",
-        "training.memory",
         # a limit, once the number of epochs is fitted to it
         "training.hours",
         "tracking.to",
-        "tracking.project",
     }
 )
 """Settings that may change when a run is resumed, because they do not change its mathematics."""
@@ -100,7 +99,7 @@ class Checkpointer:
     _saved_s: float = field(default_factory=time.monotonic, init=False)
     _drawn_s: float = field(default=-math.inf, init=False)
     _is_picture_old: bool = field(default=False, init=False)
-    _profile: TrainingProfile | None = field(default=None, init=False)
+    _notes: dict[str, JsonValue] = field(default_factory=dict, init=False)
 
     @property
     def epoch_s(self) -> float:
@@ -173,18 +172,18 @@ class Checkpointer:
                 self._is_picture_old = True
             log.info("resuming at epoch %d, step %d", position.epoch + 1, position.n_steps)
         if self.ranks.is_first:
-            self._profile = (checkpoint and checkpoint.profile) or self._measured_profile()
+            self._notes = checkpoint.card.notes if checkpoint else self._measured_notes()
         return checkpoint is not None
 
-    def _measured_profile(self) -> TrainingProfile | None:
+    def _measured_notes(self) -> dict[str, JsonValue]:
         try:
-            return profile_of_cases(self.data.folder, self.data.split.train)
+            return profile_notes(self.data.folder, self.data.split.train)
         except MemoryError:
             log.warning(
                 "memory ran out while the training scans were measured: the model will have no "
                 "profile, and new scans are not compared with them"
             )
-            return None
+            return {}
 
     def begin_epoch(self) -> None:
         """Start the clock of an epoch, from the time that it had taken before an interruption."""
@@ -236,8 +235,8 @@ class Checkpointer:
         )
 
     def _checkpoint(self) -> "Checkpoint":
-        made = checkpoint_of(self.state, self._identity, self.config, environment_of(self.device))
-        return replace(made, profile=self._profile)
+        card = ModelCard(identity=self._identity, config=self.config, notes=self._notes)
+        return checkpoint_of(self.state, card, environment_of(self.device))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -262,7 +261,7 @@ class Run:
         Raises:
             ResumeError: There is none, or it is damaged.
         """
-        return config_of(load_checkpoint(self.last_path, torch.device("cpu")).config)
+        return load_checkpoint(self.last_path, torch.device("cpu")).card.config
 
     def check_scans(self, data: Path, config: Config) -> None:
         """Check that scans can be those of the run by their names, before they are prepared.
@@ -324,11 +323,11 @@ class Run:
         if not self.last_path.exists():
             return None
         checkpoint = load_checkpoint(self.last_path, device)
-        self._check_settings(config_of(checkpoint.config), config)
-        if checkpoint.identity.fingerprint != identity.fingerprint:
+        self._check_settings(checkpoint.card.config, config)
+        if checkpoint.card.identity.fingerprint != identity.fingerprint:
             msg = (
                 f"{self.path} was trained on other cases: fingerprint "
-                f"{checkpoint.identity.fingerprint}, now {identity.fingerprint}. {_WAYS_OUT}"
+                f"{checkpoint.card.identity.fingerprint}, now {identity.fingerprint}. {_WAYS_OUT}"
             )
             raise ResumeError(msg)
         return checkpoint
@@ -356,9 +355,7 @@ class Checkpoint:
 
     model: dict[str, Tensor]
     """State dict of the network."""
-    identity: ModelIdentity
-    config: dict[str, Any]
-    """Settings, as `Config` dumps them."""
+    card: ModelCard
     position: Position
     sums: RunningSums = field(default_factory=RunningSums)
     """Sums of the unfinished epoch; in a checkpoint for prediction, those of its validation."""
@@ -381,8 +378,6 @@ class Checkpoint:
     """The weights that the run started from."""
     spent_s: float = 0.0
     """Seconds that the run has taken in all its sessions."""
-    profile: TrainingProfile | None = None
-    """Profile of the training scans; None if too few of them are brains."""
     memory_format: str = CONTIGUOUS
     """Format in which the network computes; older checkpoints were made in contiguous format."""
     schema_version: int = SCHEMA_VERSION
@@ -405,13 +400,11 @@ class Checkpoint:
 def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
     """Write a checkpoint as a whole: after a crash the file is the old one or the new one."""
     content = {entry.name: getattr(checkpoint, entry.name) for entry in fields(checkpoint)}
-    content["identity"] = asdict(checkpoint.identity)
+    content["card"] = checkpoint.card.model_dump()
     content["position"] = asdict(checkpoint.position)
     content["sums"] = asdict(checkpoint.sums)
     if checkpoint.started_from is not None:
         content["started_from"] = asdict(checkpoint.started_from)
-    if checkpoint.profile is not None:
-        content["profile"] = checkpoint.profile.model_dump()
     write_checkpoint(content, path)
 
 
@@ -423,32 +416,23 @@ def load_checkpoint(path: Path, device: torch.device) -> Checkpoint:
     """
     content = read_checkpoint(path, device)
     try:
-        content = _converted(content)
-        content["identity"] = parse_identity(content["identity"])
         content["position"] = _POSITION.validate_python(content["position"])
         content["sums"] = RunningSums(**content["sums"])
         content["history"] = _HISTORY.validate_python(content["history"])
-        # missing in older checkpoints
-        content["started_from"] = _STARTED_FROM.validate_python(content.get("started_from"))
-        content["profile"] = parse_profile(content.get("profile"))
-        content["spent_s"] = _SECONDS.validate_python(content.get("spent_s", 0.0))
-        content["memory_format"] = _FORMAT.validate_python(content.get("memory_format", CONTIGUOUS))
-        # other entries, such as settings fitted to the weights, are for prediction alone
-        known = {entry.name for entry in fields(Checkpoint)}
-        return Checkpoint(**{name: value for name, value in content.items() if name in known})
+        content["started_from"] = _STARTED_FROM.validate_python(content["started_from"])
+        content["spent_s"] = _SECONDS.validate_python(content["spent_s"])
+        content["memory_format"] = _FORMAT.validate_python(content["memory_format"])
+        return Checkpoint(**content)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         msg = f"{path} is not a checkpoint of a run: {reason_of(error)}. {_RESTORE}"
         raise ResumeError(msg) from None
 
 
-def checkpoint_of(
-    state: RunState, identity: ModelIdentity, config: Config, environment: dict[str, str]
-) -> Checkpoint:
+def checkpoint_of(state: RunState, card: ModelCard, environment: dict[str, str]) -> Checkpoint:
     """Return a checkpoint of the state of a run."""
     return Checkpoint(
         model=state.network.state_dict(),
-        identity=identity,
-        config=config.model_dump(mode="json"),
+        card=card,
         position=state.position,
         sums=state.sums,
         history=tuple(dict(row) for row in state.history),
@@ -456,9 +440,9 @@ def checkpoint_of(
         optimizer=state.accumulator.optimizer.state_dict(),
         criterion=None if state.loss_module is None else state.loss_module.state_dict(),
         schedule=state.schedule.state_dict(),
-        fallback=state.fallback.state_dict(),
+        fallback=mode_entries(state.fallback.mode),
         scaler=state.accumulator.scaler.state_dict(),
-        ema=None if state.ema is None else state.ema.state_dict(),
+        ema=None if state.ema is None else state.ema.module.state_dict(),
         environment=environment,
         started_from=state.started_from,
         spent_s=state.spent_s,
@@ -505,12 +489,12 @@ def _restore(
     state.accumulator.optimizer.load_state_dict(optimizer)
     state.schedule.load_state_dict(schedule)
     if checkpoint.fallback is not None:
-        # before the loss scale, which belongs to the precision that this may change
-        state.fallback.load_state_dict(checkpoint.fallback)
+        resume_mode(state.fallback, checkpoint.fallback)
     if checkpoint.scaler:  # empty when the run computed without one
         state.accumulator.scaler.load_state_dict(checkpoint.scaler)
     if state.ema is not None and checkpoint.ema is not None:
-        _load(state.ema, checkpoint.ema)
+        _load(state.ema.module, checkpoint.ema)
+        state.ema.n_averaged.fill_(checkpoint.position.n_steps)
     state.position = checkpoint.position
     state.sums = checkpoint.sums
     state.history = list(checkpoint.history)
@@ -525,17 +509,6 @@ _HISTORY = TypeAdapter(tuple[dict[str, int | float], ...])
 _STARTED_FROM = TypeAdapter(StartedFrom | None)
 _FORMAT: TypeAdapter[str] = TypeAdapter(Literal["contiguous", "channels_last"])
 _SECONDS = TypeAdapter(Annotated[float, Field(ge=0, allow_inf_nan=False)])
-
-
-def _converted(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the entries of a checkpoint of schema version 1 under the names of version 2."""
-    if content["schema_version"] == SCHEMA_VERSION:
-        return content
-    renamed = {"tally": "sums", "ladder": "fallback"}
-    content = {renamed.get(name, name): value for name, value in content.items()}
-    position = dict(content["position"])
-    position["n_batches"] = position.pop("n_windows")
-    return {**content, "position": position, "schema_version": SCHEMA_VERSION}
 
 
 def _restore_loss(state: RunState, checkpoint: Checkpoint) -> None:

@@ -1,4 +1,4 @@
-"""Start a run from weights that there are: take what fits by name and shape, and hold it for a while.
+"""Start a run from existing weights: those that fit a layer by name and shape are loaded.
 
 Weights are taken layer by layer: a layer whose weights are all there, in the same shapes, gets them,
 and any other keeps those that were drawn from the seed. The names of a wrapper around a network
@@ -7,8 +7,7 @@ and any other keeps those that were drawn from the seed. The names of a wrapper 
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -136,7 +135,7 @@ def start_from(network: nn.Module, config: StartConfig, data: FoldData) -> Start
     """Give a network the weights of the settings that fit, log which, and return where they are from.
 
     Raises:
-        UsageError: The weights cannot be read, nothing fits, or all of it fits and would be held.
+        UsageError: The weights cannot be read, or nothing fits.
     """
     if config.path is None:
         return None
@@ -144,7 +143,6 @@ def start_from(network: nn.Module, config: StartConfig, data: FoldData) -> Start
     fit = match_weights(network, _offered(source, network))
     if not fit.has_matrices:
         raise UsageError(_nothing_fits(source, fit))
-    _check_hold(network, fit, config)
     _check_finite(fit, source)
     with torch.no_grad():
         state = network.state_dict()
@@ -152,38 +150,12 @@ def start_from(network: nn.Module, config: StartConfig, data: FoldData) -> Start
             state[name].copy_(weight)
     _log_fit(source, fit, network)
     _log_differences(source, data)
-    if config.hold_epochs:
-        log.info("  they are held, and learn from epoch %d on", config.hold_epochs + 1)
     return StartedFrom(
         path=config.path,
         fingerprint=source.fingerprint,
         taken=tuple(fit.taken),
         learnt_from=source.learnt_from or (),
     )
-
-
-@contextmanager
-def holding(
-    network: nn.Module, started_from: StartedFrom | None, n_epochs: int
-) -> Iterator[Callable[[int], None]]:
-    """Provide a function that holds the weights that were taken in the first epochs.
-
-    It is called with the index of each epoch. Afterwards all weights learn as before.
-    """
-    taken = set(() if started_from is None or not n_epochs else started_from.taken)
-    held = [p for name, p in network.named_parameters() if name in taken and p.requires_grad]
-
-    def in_epoch(epoch: int) -> None:
-        if epoch == n_epochs and held:
-            log.info("the layers that were taken learn from now on")
-        for parameter in held:
-            parameter.requires_grad_(epoch >= n_epochs)
-
-    try:
-        yield in_epoch
-    finally:
-        for parameter in held:
-            parameter.requires_grad_()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -288,18 +260,6 @@ def _check_identity(identity: ModelIdentity, path: Path) -> None:
 
 def _words(value: str | Sequence[str]) -> str:
     return value if isinstance(value, str) else ", ".join(value)
-
-
-def _check_hold(network: nn.Module, fit: Fit, config: StartConfig) -> None:
-    free = [
-        name for name, p in network.named_parameters() if p.requires_grad and name not in fit.taken
-    ]
-    if config.hold_epochs and not free:
-        msg = (
-            f"start.hold_epochs is {config.hold_epochs}, and all weights of the network are taken "
-            f"from {config.path}: nothing would learn in these epochs. Leave out --hold-epochs."
-        )
-        raise UsageError(msg)
 
 
 def _check_finite(fit: Fit, source: Source) -> None:

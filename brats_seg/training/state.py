@@ -1,7 +1,7 @@
 """Build the state of a run from the settings: everything that changes while it runs."""
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Annotated, TypeAlias
@@ -11,12 +11,13 @@ from pydantic import Field
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from brats_seg.config import Config, OptimizerConfig, Size
+from brats_seg.config import Config, Size
 from brats_seg.errors import ConfigError
 from brats_seg.labels import MODALITIES
 from brats_seg.models.build import build_model
 from brats_seg.models.norm import check_in_place
 from brats_seg.runtime.device import SMALL_PATCH, Device
+from brats_seg.runtime.memory import Fallback
 from brats_seg.runtime.memory_format import (
     CHANNELS_LAST,
     CONTIGUOUS,
@@ -28,10 +29,9 @@ from brats_seg.runtime.memory_format import (
 )
 from brats_seg.training.accumulation import Accumulator, StepResult
 from brats_seg.training.losses import Criterion, parameters_of
-from brats_seg.training.muon import Muon
-from brats_seg.training.out_of_memory import OutOfMemoryFallback
+from brats_seg.training.memory import MemoryMode, step_fallback
+from brats_seg.training.optimisation import Schedule, build_optimizer
 from brats_seg.training.ranks import Ranks
-from brats_seg.training.schedule import Schedule, build_schedule
 from brats_seg.training.start_weights import StartedFrom
 from brats_seg.training.tasks import RunningSums
 
@@ -58,8 +58,8 @@ class RunState:
 
     network: nn.Module
     accumulator: Accumulator
-    fallback: OutOfMemoryFallback
-    """Cuts batches into micro-batches, and uses the next memory mode when memory runs out."""
+    fallback: Fallback[MemoryMode]
+    """How batches are cut into micro-batches; the next mode is used when memory runs out."""
     schedule: Schedule
     ema: AveragedModel | None
     """Moving average of the weights, if the settings ask for one."""
@@ -150,8 +150,8 @@ def build_state(
     return RunState(
         network=network,
         accumulator=accumulator,
-        fallback=OutOfMemoryFallback(accumulator, config.training),
-        schedule=build_schedule(optimizer, config.schedule, n_steps),
+        fallback=step_fallback(accumulator, config.training.micro_batch),
+        schedule=Schedule(optimizer, config.schedule, n_steps),
         ema=None
         if decay is None
         else AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(decay)),
@@ -183,31 +183,3 @@ def choose_memory_format(state: RunState, config: Config, patch: Size) -> None:
             "own format; expected auto or contiguous"
         )
         raise ConfigError(msg)
-
-
-def format_to_count(config: Config, patch: Size) -> str:
-    """Return the memory format that takes most memory, of those that a run may choose."""
-    name = config.training.memory_format
-    if name != "auto":
-        return name
-    return CONTIGUOUS if prod(patch) <= SMALL_PATCH else CHANNELS_LAST
-
-
-def build_optimizer(
-    parameters: Iterable[nn.Parameter], config: OptimizerConfig
-) -> torch.optim.Optimizer:
-    """Return the optimizer of the settings, for the given parameters."""
-    lr, decay = config.lr, config.weight_decay
-    if config.name == "adam":
-        return torch.optim.Adam(parameters, lr=lr, weight_decay=decay)
-    if config.name == "adamw":
-        return torch.optim.AdamW(parameters, lr=lr, weight_decay=decay)
-    if config.name == "muon":
-        return Muon(parameters, lr=lr, weight_decay=decay)
-    return torch.optim.SGD(
-        parameters,
-        lr=lr,
-        weight_decay=decay,
-        momentum=config.momentum,
-        nesterov=config.momentum > 0,
-    )

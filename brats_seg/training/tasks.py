@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from brats_seg.config import Config, LossConfig
+from brats_seg.config import Config
 from brats_seg.data.loader import TargetOf, image_target, region_target
 from brats_seg.evaluation.overlap import RegionCounts, dice, jaccard, region_counts
 from brats_seg.labels import MODALITIES, REGIONS
@@ -88,7 +88,9 @@ def task_of(config: Config) -> Task:
         return Task(
             target_of=image_target,
             n_targets=len(MODALITIES),
-            criterion=_reconstruction_criterion(config.loss),
+            criterion=ReconstructionLoss()
+            if config.loss.name is None
+            else own_criterion(config.loss.name, config.loss.arguments),
             measure=add_squares,
             scores=error_columns,
         )
@@ -191,9 +193,3 @@ def rmse_of(counts: list[list[float]]) -> list[float]:
     """Return the root of the mean square of each modality, from the rows of `add_squares`."""
     squares, n_voxels = np.asarray(counts, np.float64)
     return np.sqrt(squares / n_voxels).tolist()
-
-
-def _reconstruction_criterion(config: LossConfig) -> Criterion:
-    if config.name is not None:
-        return own_criterion(config.name, config.arguments)
-    return ReconstructionLoss(config)

@@ -31,6 +31,8 @@ from brats_seg.files import whole_file
 
 log = logging.getLogger(__name__)
 
+PROJECT = "brats_seg"
+"""Project of W&B, or experiment of MLflow, where the environment names none."""
 IDS_NAME = "trackers.json"
 LogRow = Callable[[Row], None]
 _MODULES = {"tensorboard": "tensorboardX", "mlflow": "mlflow", "wandb": "wandb"}
@@ -160,7 +162,7 @@ def _mlflow(config: Config, run_path: Path) -> Generator[LogRow]:
 
 
 def _new_mlflow_run(client: Any, config: Config, run_path: Path) -> str:
-    project = config.tracking.project
+    project = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
     known = client.get_experiment_by_name(project)
     experiment = client.create_experiment(project) if known is None else known.experiment_id
     run_id = str(client.create_run(experiment, run_name=run_path.name).info.run_id)
@@ -180,7 +182,7 @@ def _wandb(config: Config, run_path: Path) -> Generator[LogRow]:
     # W&B writes to a temporary folder without a word if this one cannot be written
     (run_path / "wandb").mkdir(exist_ok=True)
     run = wandb.init(
-        project=config.tracking.project,
+        project=os.environ.get("WANDB_PROJECT", PROJECT),
         name=run_path.name,
         id=run_id,
         resume="allow",

@@ -37,9 +37,7 @@ from brats_seg.runtime.memory import (
     reset_peak_memory,
 )
 from brats_seg.training.accumulation import HalfUpdatedError, StepResult
-from brats_seg.training.checkpoints import Checkpointer, Run
-from brats_seg.training.duration import RunDuration
-from brats_seg.training.epoch import (
+from brats_seg.training.batches import (
     Batch,
     epoch_batches,
     n_optimizer_steps,
@@ -47,11 +45,13 @@ from brats_seg.training.epoch import (
     read_batches,
     shared_memory_needed,
 )
+from brats_seg.training.checkpoints import Checkpointer, Run
+from brats_seg.training.duration import RunDuration
 from brats_seg.training.history import outlook_text, phase_columns, row_line
 from brats_seg.training.losses import Criterion
-from brats_seg.training.memory_plan import start_in_planned_mode
+from brats_seg.training.memory import make_step
 from brats_seg.training.ranks import Ranks, joined_ranks
-from brats_seg.training.start_weights import check_start, holding
+from brats_seg.training.start_weights import check_start
 from brats_seg.training.state import (
     Position,
     build_network,
@@ -325,7 +325,7 @@ class Trainer:
     def _run(self, stop: StopRequest, track: Track, *, resumed: bool) -> Outcome:
         if not resumed:
             self._plan()
-        start, training = self.config.start, self.config.training
+        training = self.config.training
         if self.config.validation.every == "auto":
             log.info(interval_line(self._every, training.n_epochs))
         stop.limit_sessions(training.hours, self.state.spent_s)
@@ -333,10 +333,7 @@ class Trainer:
         self._duration.begin(epoch, n_batches * training.effective_batch_at(epoch))
         self._is_duration_said = False
         try:
-            with (
-                stop.listening(),
-                holding(self.network, self.state.started_from, start.hold_epochs) as self._hold,
-            ):
+            with stop.listening():
                 while self.state.position.epoch < training.n_epochs:
                     self._run_epoch(stop, track)
         except RunStoppedError as stopped:
@@ -347,8 +344,6 @@ class Trainer:
         """Choose the memory format and the memory mode of a new run."""
         patch = patch_shape(self.config, self.data)
         choose_memory_format(self.state, self.config, patch)
-        if self.config.training.memory == "auto":
-            start_in_planned_mode(self.state, self.config, patch)
 
     def _verify(self, track: Track) -> None:
         """Verify the prepared cases, each by one rank."""
@@ -408,7 +403,6 @@ class Trainer:
         return took_s * sum(voxels.values()) / sum(voxels[case_id] for case_id in timed)
 
     def _run_epoch(self, stop: StopRequest, track: Track) -> None:
-        self._hold(self.state.position.epoch)
         self._checkpointer.begin_epoch()
         reset_peak_memory(self.device.torch_device)
         self._train(stop, track)
@@ -445,7 +439,7 @@ class Trainer:
         # random layers draw from torch's generator: their numbers depend on the position alone
         seed = self.config.training.seed
         torch.manual_seed(stable_seed(seed, position.epoch, position.n_batches, self.ranks.rank))
-        result = state.fallback.step(batch, self.task.measure)
+        result = make_step(state.accumulator, state.fallback, batch, self.task.measure)
         share = batch.case_ids, result.measured.tolist()
         for case_ids, rows in self.ranks.gather(share):
             for case_id, measured in zip(case_ids, rows, strict=True):
@@ -502,12 +496,12 @@ class Trainer:
         }
         state.history.append(row)
         line = row_line(row, self.config.training.n_epochs)
-        line = f"{line}, {state.fallback.mode}" if state.fallback.place else line
+        line = f"{line}, {state.fallback.mode}" if state.fallback.index else line
         state.position = Position(epoch=state.position.epoch + 1, n_steps=state.position.n_steps)
         state.sums = RunningSums()
         self._checkpointer.begin_epoch()
         if validation is not None:
-            state.schedule.after_validation(row[self.config.schedule.watch])
+            state.schedule.after_validation(row["val_loss"])
             self._checkpointer.save_if_best(row[self.config.validation.watch], validation)
         self._duration.end_epoch()
         self._is_duration_said = True

@@ -13,7 +13,7 @@ from brats_seg.config import Config
 from brats_seg.data.fold import FoldData
 from brats_seg.data.manifest import manifest_of
 from brats_seg.runtime.sliding_window import n_windows
-from brats_seg.training.epoch import patch_shape, validation_window
+from brats_seg.training.batches import patch_shape, validation_window
 
 VALIDATION_SHARE = 0.25
 """Largest cost of the validations of `validation.every: auto`, as a share of that of the training. The

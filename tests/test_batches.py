@@ -15,7 +15,7 @@ from brats_seg.data.intensity_transforms import Item
 from brats_seg.data.loader import PatchDataset, Sample
 from brats_seg.data.patches import PatchKey
 from brats_seg.runtime.device import Device
-from brats_seg.training.epoch import (
+from brats_seg.training.batches import (
     Batch,
     epoch_batches,
     held_out_patches,

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from brats_seg.config import ModelConfig
 from brats_seg.models.build import build_model
-from brats_seg.training.muon import COEFFICIENTS, N_ITERATIONS, Muon, orthogonal
+from brats_seg.training.optimisation import COEFFICIENTS, N_ITERATIONS, Muon, orthogonal
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
