@@ -11,7 +11,7 @@ from brats_seg.cases.discovery import find_cases
 from brats_seg.cases.nifti import Geometry, Volume
 from brats_seg.cases.phantom import make_phantom
 from brats_seg.labels import BRATS2017, MODALITIES, LabelConvention, LabelMap
-from brats_seg.quality.sample import BrainSample, sample_brain
+from brats_seg.quality.scan import BrainSample, sample_brain
 
 ATLAS_AFFINE = np.diag([-1.0, -1.0, 1.0, 1.0])
 

@@ -1,6 +1,7 @@
 """Fixtures that many tests share."""
 
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,13 +25,42 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(0)
 
 
-@pytest.fixture
-def brats_root(tmp_path: Path) -> Path:
-    """A data folder of six labelled patients named as in BraTS 2021; the last has no ET."""
-    root = tmp_path / "data"
+@pytest.fixture(scope="session")
+def tiny_scans(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Scans of six labelled patients named as in BraTS 2021, to be read only; the last has no ET."""
+    root = tmp_path_factory.mktemp("tiny") / "data"
     for number in range(6):
         write_case(root, f"BraTS2021_{number:05d}", seed=number, with_et=number < 5)
     return root
+
+
+@pytest.fixture
+def brats_root(tmp_path: Path, tiny_scans: Path) -> Path:
+    """A copy of `tiny_scans`, in which files may be changed."""
+    return Path(shutil.copytree(tiny_scans, tmp_path / "data"))
+
+
+@pytest.fixture(scope="session")
+def tiny_prepared(tiny_scans: Path) -> Path:
+    """The prepared cases of `tiny_scans` in three folds, to be read only."""
+    from brats_seg.data.fold import open_fold
+    from tests.training_builders import tiny_settings
+
+    folder = tiny_scans.with_name("data-prepared")
+    open_fold(tiny_scans, fold=0, config=tiny_settings(), prepared_path=folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tiny_scans: Path, tiny_prepared: Path) -> Path:
+    """A run of fold 0 of `tiny_scans`, trained for one epoch, to be read only."""
+    from brats_seg.training.trainer import train_fold
+    from tests.training_builders import tiny_settings
+
+    path = tiny_scans.with_name("runs") / "fold0"
+    config = tiny_settings("training.n_epochs=1")
+    train_fold(tiny_scans, 0, config=config, run_path=path, prepared_path=tiny_prepared)
+    return path
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+import brats_seg.cases.case as case_module
 from brats_seg.cases.case import (
     Case,
     check_one_grid,
@@ -21,7 +22,6 @@ from brats_seg.cases.case import (
 from brats_seg.cases.discovery import find_cases
 from brats_seg.cases.index import index_cases
 from brats_seg.cases.nifti import Geometry, Volume, read_geometry
-from brats_seg.cases.packed import PackedFile
 from brats_seg.errors import CaseError, ConfigError, LabelError, UnusableCaseError
 from brats_seg.labels import BRATS2024, MODALITIES, MSD
 from tests.bad_cases import BAD_IDS, FOUND, break_in_ten_ways
@@ -47,13 +47,13 @@ def written(root: Path, case_id: str = "BraTS2021_00000", **values: object) -> C
 def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Return a counter of how often each file is read."""
     counts: Counter[str] = Counter()
-    read_bytes = PackedFile.read_bytes
+    read_packed = case_module.read_packed
 
-    def counted(file: PackedFile, n_bytes: int) -> bytes:
-        counts[file.path.name] += 1
-        return read_bytes(file, n_bytes)
+    def counted(path: Path, *, case_id: str) -> bytes:
+        counts[path.name] += 1
+        return read_packed(path, case_id=case_id)
 
-    monkeypatch.setattr(PackedFile, "read_bytes", counted)
+    monkeypatch.setattr(case_module, "read_packed", counted)
     return counts
 
 

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from brats_seg.voxels.surface import cell_areas, cell_codes
+from brats_seg.voxels.shapes import cell_areas, cell_codes
 
 MM = (1.0, 1.0, 1.0)
 

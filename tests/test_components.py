@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from brats_seg.voxels.components import first_of_group
+from brats_seg.voxels.shapes import first_of_group
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from brats_seg.dicom.convert import (
 )
 from brats_seg.errors import EnvironmentalError
 from brats_seg.labels import MODALITIES
-from brats_seg.voxels.orientation import turn_of, turned
+from brats_seg.voxels.grids import turn_of, turned
 from tests.builders import Run, check_json, make_volumes
 from tests.dicom_builders import HEADERS, oriented_affine, write_examination, write_series
 

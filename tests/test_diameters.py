@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from brats_seg.voxels.diameters import (
+from brats_seg.voxels.shapes import (
     NO_DIAMETERS,
     _face_centres,
     longest_diameter_mm,

@@ -11,7 +11,6 @@ from PIL import Image
 from brats_seg.cases.folders import OUTPUT_MARKER
 from brats_seg.cli import main
 from brats_seg.evaluation.scores import write_scores
-from brats_seg.tables import write_table
 from tests.builders import SHAPE, make_label_map, write_case, write_nifti
 from tests.test_charts import make_scores
 
@@ -53,21 +52,6 @@ def test_a_prediction_is_drawn(figure: Run, brats_root: Path, tmp_path: Path, ki
     )
 
     assert code == 0, said
-    assert (tmp_path / "a.png").exists()
-
-
-def test_a_risk_coverage_curve_is_drawn_and_its_areas_are_said(figure: Run, tmp_path: Path) -> None:
-    scores = make_scores()
-    write_scores(scores, tmp_path / "scores.csv")
-    ids = sorted({score.case_id for score in scores})
-    rows = [(case_id, "x" if case_id == ids[0] else "") for case_id in ids]
-    write_table(tmp_path / "out" / "volumes.csv", ("case_id", "warnings"), rows)
-
-    code, said = figure("risk", "scores.csv", "--prediction", "out", "-o", "a.png")
-
-    assert code == 0, said
-    assert f"{len(ids)} cases sorted by number of warnings: area 0." in said
-    assert said.endswith("wrote a.png. Research use only.\n")
     assert (tmp_path / "a.png").exists()
 
 

@@ -74,7 +74,12 @@ def imported_parts(source: str) -> set[str]:
 
 
 def violations(part: str, source: str) -> list[str]:
-    """Return what a source of that part imports from its own floor or one above."""
+    """Return what a source of that part imports from its own floor or one above.
+
+    `wings` alone may name the wings from below, in functions that are called when a wing is needed.
+    """
+    if part == "wings":
+        return []
     floor = FLOORS[part]
     return sorted(
         other
@@ -91,7 +96,6 @@ NOT_YET = {
     "brats_seg.dicom.preprocess -> quality",
     "brats_seg.evaluation.agreement -> quality",
     "brats_seg.evaluation.pairs -> quality",
-    "brats_seg.evaluation.risk_coverage -> quality",
     "brats_seg.inference.batch -> dicom",
     "brats_seg.inference.batch -> pages",
     "brats_seg.inference.export -> interop",
@@ -101,7 +105,6 @@ NOT_YET = {
     "brats_seg.inference.output -> quality",
     "brats_seg.inference.predict -> quality",
     "brats_seg.inference.tuning -> quality",
-    "brats_seg.training.checkpoints -> quality",
 }
 """Imports of a wing by the core that are still to go. The list only becomes shorter."""
 
@@ -155,6 +158,10 @@ def test_importing_the_light_parts_does_not_import_torch():
         ("cli", "from brats_seg import __version__", []),
         ("cli", "from brats_seg.training.trainer import fit", []),
         ("data", "import brats_segmentation", []),
+        ("cases", "from brats_seg import wings", []),
+        ("cases", "def f():\n    import brats_seg.quality", ["quality"]),
+        ("dicom", "from brats_seg.quality import scan", ["quality"]),
+        ("wings", "def f():\n    import brats_seg.quality", []),
     ],
 )
 def test_a_forbidden_import_is_seen(part, source, expected):

@@ -20,7 +20,7 @@ from brats_seg.evaluation.overlap import count_regions, dice
 from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
 from brats_seg.evaluation.surface_distance import hausdorff95
 from brats_seg.labels import BRATS2024, REGIONS
-from brats_seg.voxels.components import Lesions, number_components
+from brats_seg.voxels.shapes import Lesions, number_components
 
 Box = tuple[tuple[int, int, int], tuple[int, int, int]]
 MM = (1.0, 1.0, 1.0)

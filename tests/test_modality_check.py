@@ -12,7 +12,7 @@ from brats_seg.cases.case import Case, load_case
 from brats_seg.cases.discovery import find_cases
 from brats_seg.errors import CaseError
 from brats_seg.labels import MODALITIES
-from brats_seg.quality.modality_check import (
+from brats_seg.quality.scan import (
     check_all_different,
     check_are_scans,
     likeliest_order,

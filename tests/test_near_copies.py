@@ -22,7 +22,7 @@ from brats_seg.cases.phantom import make_phantom
 from brats_seg.config import FoldConfig
 from brats_seg.errors import FoldError
 from brats_seg.quality.near_copies import fingerprint_of, near_copies
-from brats_seg.voxels.orientation import turn_of, turned
+from brats_seg.voxels.grids import turn_of, turned
 from tests.builders import BRATS_AFFINE, write_nifti
 
 Array = npt.NDArray[np.generic]

@@ -1,6 +1,10 @@
 """Reading and writing NIfTI files, whole and damaged ones."""
 
 import gzip
+import os
+import socket
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import nibabel as nib
@@ -9,6 +13,7 @@ import numpy.typing as npt
 import pytest
 
 from brats_seg.cases.nifti import (
+    SPARE_BYTES,
     Geometry,
     planned_resampling,
     read_geometry,
@@ -16,7 +21,6 @@ from brats_seg.cases.nifti import (
     read_volume,
     write_volume,
 )
-from brats_seg.cases.packed import PackedFile
 from brats_seg.errors import CaseError, EnvironmentalError
 from tests.builders import BRATS_AFFINE, SHAPE, make_label_map, make_volumes, write_nifti
 
@@ -100,11 +104,8 @@ def test_nifti_2_is_read(tmp_path: Path) -> None:
 
 
 def test_content_decides_whether_a_file_is_compressed(tmp_path: Path) -> None:
-    content = write_nifti(tmp_path / "scan.nii", make_volumes()[0]).read_bytes()
-    (tmp_path / "plain.nii.gz").write_bytes(content)
-    (tmp_path / "packed.nii").write_bytes(gzip.compress(content))
+    (tmp_path / "packed.nii").write_bytes(PACKED)
 
-    np.testing.assert_array_equal(read(tmp_path / "plain.nii.gz"), make_volumes()[0])
     np.testing.assert_array_equal(read(tmp_path / "packed.nii"), make_volumes()[0])
 
 
@@ -238,12 +239,10 @@ def test_a_volume_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
-def test_the_geometry_is_read_without_the_voxels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write_nifti(tmp_path / "scan.nii.gz", make_volumes()[0], OBLIQUE)
+def test_the_geometry_is_read_without_the_voxels(tmp_path: Path) -> None:
+    path = write_nifti(tmp_path / "scan.nii", make_volumes()[0], OBLIQUE)
     whole = read_volume(path, case_id="case_1").geometry
-    monkeypatch.delattr(PackedFile, "read_bytes")
+    os.truncate(path, 352)
 
     assert read_geometry(path, case_id="case_1") == whole
 
@@ -274,15 +273,116 @@ def test_a_file_that_is_no_scan_is_refused(tmp_path: Path, content: bytes, found
             reader(path, case_id="c")
 
 
-@pytest.mark.parametrize("suffix", [".nii", ".nii.gz"])
-def test_a_file_that_is_cut_off_is_refused(tmp_path: Path, suffix: str) -> None:
-    path = write_nifti(tmp_path / f"scan{suffix}", make_volumes()[0])
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+CONTENT = nib.Nifti1Image(make_volumes()[0], BRATS_AFFINE).to_bytes()
+"""A NIfTI file of 18,784 bytes."""
+PACKED = gzip.compress(CONTENT)
 
-    found = "found 9392 bytes; expected the 18784" if suffix == ".nii" else "cut off or damaged"
-    for reader in (read_volume, read_label_map, read_geometry):
-        with pytest.raises(CaseError, match=found):
-            reader(path, case_id="case_1")
+
+def members(*ends: int) -> bytes:
+    """Return the content as a gzip file of members that end at these bytes, and one for the rest."""
+    starts, stops = (0, *ends), (*ends, len(CONTENT))
+    return b"".join(
+        gzip.compress(CONTENT[start:stop]) for start, stop in zip(starts, stops, strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    "content",
+    [CONTENT, PACKED, members(100), members(18_000), members(10, 9_000, 9_010), CONTENT + b"x"],
+    ids=["plain", "one member", "short first", "short last", "four members", "a byte too many"],
+)
+def test_content_comes_whole_however_it_is_packed(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "scan.nii.gz").write_bytes(content)
+
+    np.testing.assert_array_equal(read(tmp_path / "scan.nii.gz"), make_volumes()[0])
+
+
+def flipped() -> bytes:
+    content = bytearray(PACKED)
+    content[len(content) // 2] ^= 1
+    return bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        *((PACKED[:n], "cut off or damaged") for n in (3, 15, 500, len(PACKED) // 2, -9, -1)),
+        (flipped(), "cut off or damaged"),
+        # the last four bytes state 4 GB
+        (PACKED[:-4] + b"\xff" * 4, "cut off or damaged"),
+        # flag 8: a name follows, up to a NUL, of which there is none
+        (b"\x1f\x8b\x08\x08" + bytes(6) + b"x" * 3_000_000, "cut off or damaged"),
+        (CONTENT[:9392], "9392 bytes; expected the 18784 that its header states"),
+        (gzip.compress(CONTENT[:700]), "700 bytes; expected the 18784 that its header states"),
+        (CONTENT + bytes(SPARE_BYTES + 1), "more than 1067360 bytes; expected the 18784"),
+    ],
+)
+def test_a_damaged_file_is_refused(tmp_path: Path, content: bytes, found: str) -> None:
+    path = tmp_path / "scan.nii.gz"
+    path.write_bytes(content)
+
+    for reader in (read_volume, read_label_map):
+        with pytest.raises(CaseError, match=f"case c, file scan.nii.gz: found .*{found}"):
+            reader(path, case_id="c")
+
+
+@pytest.mark.parametrize("states", ["its length", "a likely length"])
+def test_no_more_is_unpacked_than_the_header_asks_for(tmp_path: Path, states: str) -> None:
+    packed = gzip.compress(CONTENT + bytes(100 * SPARE_BYTES), 1)
+    if states == "a likely length":
+        packed = packed[:-4] + len(CONTENT).to_bytes(4, "little")
+    (tmp_path / "bomb.nii.gz").write_bytes(packed)
+
+    tracemalloc.start()
+    with pytest.raises(CaseError, match=rf"more than \d+ bytes; expected the {len(CONTENT)}"):
+        read(tmp_path / "bomb.nii.gz")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert peak < 5 * SPARE_BYTES
+
+
+def test_a_sparse_file_of_a_terabyte_is_not_read(tmp_path: Path) -> None:
+    path = write_nifti(tmp_path / "scan.nii", make_volumes()[0])
+    os.truncate(path, 1 << 40)
+
+    with pytest.raises(CaseError, match="found more than"):
+        read(path)
+
+
+def socket_file(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(os.fspath(path))
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (lambda path: None, "No such file"),
+        (lambda path: os.mkfifo(path), "it is a named pipe"),
+        (socket_file, "it is a socket"),
+        (lambda path: path.symlink_to("/dev/zero"), "it is a device"),
+        (lambda path: path.symlink_to(path.name), "Too many levels of symbolic links"),
+        (Path.mkdir, "it is a folder"),
+    ],
+)
+def test_what_is_no_file_is_refused_without_opening_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None], found: str
+) -> None:
+    # the path of a socket has about a hundred characters at most
+    monkeypatch.chdir(tmp_path)
+    path = Path("scan.nii.gz")
+    make(path)
+
+    for reader in (read_volume, read_geometry):
+        with pytest.raises(CaseError, match=rf"scan\.nii\.gz: found .* \({found}"):
+            reader(path, case_id="c")
+
+
+@pytest.mark.parametrize("name", ["n" * 300, "a\0b", "\ud800"])
+def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(CaseError, match="found a file that cannot be read"):
+        read(tmp_path / name)
 
 
 @pytest.mark.parametrize(

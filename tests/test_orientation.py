@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from brats_seg.cases.nifti import Geometry, Volume, oriented
-from brats_seg.voxels.orientation import AXES, turn_of, turned, turned_back
+from brats_seg.voxels.grids import AXES, turn_of, turned, turned_back
 
 ARRAY = np.arange(24).reshape(2, 3, 4)
 ORDERS = list(product(permutations(range(3)), product((1.0, -1.0), repeat=3)))

@@ -1,4 +1,4 @@
-"""The command `report` for folders of predictions, runs and two time points."""
+"""The command `report` for folders of predictions and runs."""
 
 import json
 import shutil
@@ -10,7 +10,7 @@ from brats_seg.evaluation.scores import write_scores
 from brats_seg.inference.batch import predict_folder
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.pages.cohort import cohort_of
-from tests.builders import Run, check_json, write_case
+from tests.builders import Run, write_case
 from tests.inference_builders import write_run
 from tests.test_charts import make_score
 
@@ -90,24 +90,9 @@ def test_volumes_warnings_and_failures_are_those_of_the_records(results: Path) -
         assert case.preview == results / "previews" / f"{case.case_id}.png"
 
 
-def test_two_time_points_are_compared_by_their_ids(run: Run, results: Path) -> None:
-    code, shown, said = run("report", "results", "--compare", CASES[1], CASES[0], "--json")
-
-    page = results / "reports" / f"{CASES[1]}-to-{CASES[0]}.html"
-    assert code == 0, said
-    (written,) = check_json("report", shown)
-    assert (results.parent / written["pages"][0]) == page
-    text = page.read_text()
-    # what the pages of the cases say of them is said here too
-    assert text.count("<dt>Model</dt>") == 2
-    assert text.index(f"<strong>{CASES[1]}</strong> (earlier)") < text.index("(later)")
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["results", "--compare", "a", "a"], "has the case a twice; expected two cases"),
-        (["results", "--compare", "a", "b"], "there is no case a, b; there are BraTS2021_00000"),
         (["results", "--data", "data"], "results is none; leave them out"),
         (["results", "--scores", "s.csv", "--reference", "data"], "are given; expected one"),
         (["results", "--scores", "s.csv", "--no-cases"], "s.csv does not exist"),

@@ -18,7 +18,7 @@ from brats_seg.dicom.preprocess import (
     prepare,
 )
 from brats_seg.errors import CaseError, EnvironmentalError
-from brats_seg.voxels.orientation import Affine
+from brats_seg.voxels.grids import Affine
 
 HD_BET = f"""#!{sys.executable}
 # stands for HD-BET: the brain is what is darker than the scalp

@@ -21,7 +21,7 @@ from brats_seg.survival.radiomics import (
     skewness,
     tumour_of,
 )
-from brats_seg.voxels.surface import surface_mm2
+from brats_seg.voxels.shapes import surface_mm2
 from tests.builders import BRATS_AFFINE, make_label_map, make_volumes, write_case, write_nifti
 from tests.survival_builders import make_tumour
 

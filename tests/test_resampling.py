@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from brats_seg.cases.nifti import Geometry, Volume, resampled
-from brats_seg.voxels.resampling import Resampling
+from brats_seg.voxels.grids import Resampling
 
 MM = (1.0, 1.0, 1.0)
 
@@ -58,7 +58,7 @@ def test_a_smooth_field_survives_the_way_there_and_back(spacing):
     volume = make_volume(np.sin(x) * np.sin(y) * np.sin(z), spacing)
 
     resampling = needed_for(volume)
-    back = resampling.back(resampling.there(volume.array))
+    back = resampling.back(resampling.forward(volume.array))
 
     assert back.shape == volume.array.shape
     assert np.abs(back - volume.array).max() < 0.07

@@ -89,7 +89,7 @@ def test_its_page_asks_for_nothing_from_outside(
     browser.open(page)
 
     rows = "[...document.querySelectorAll('#cases tbody tr .name')].map((cell) => cell.textContent)"
-    assert page == trained / "pages.html"
+    assert page == trained / "report.html"
     assert sorted(browser.run(rows)) == sorted(data.split.validation)
     assert browser.run("[...document.images].every((i) => i.complete && i.naturalWidth > 100)")
     assert browser.run("document.documentElement.scrollWidth <= innerWidth")

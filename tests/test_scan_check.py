@@ -15,7 +15,7 @@ from brats_seg.data.fold import open_split
 from brats_seg.inference.export import export_model
 from brats_seg.inference.model import load_model
 from brats_seg.inference.predict import Predictor
-from brats_seg.quality.expected_dice import DiceLine, dice_notes
+from brats_seg.quality.expected_dice import DiceLine
 from brats_seg.quality.profile import TrainingProfile, profile_in
 from brats_seg.runtime.weights import (
     fingerprint_of,
@@ -44,7 +44,10 @@ LINES = tuple(
     )
     for region in ("wt", "tc", "et")
 )
-NOTES = {**dice_notes(LINES), "profile": phantom_profile().model_dump(mode="json")}
+NOTES = {
+    "predicted_dice": [line.model_dump() for line in LINES],
+    "profile": phantom_profile().model_dump(mode="json"),
+}
 SUFFIXES = ("t1", "t1ce", "t2", "flair")
 
 
@@ -65,7 +68,7 @@ def test_a_run_keeps_the_profile_of_the_cases_that_it_learns_from(tmp_path: Path
     train(data, tmp_path / "run", tiny_settings(*settings))
 
     notes = load_trained(tmp_path / "run" / "best.pt").card.notes
-    profile = profile_in(notes)
+    profile = profile_in([notes])
     assert profile is not None
     assert (profile.n_cases, profile.grids) == (4, ((64, 64, 56),))
     last = load_checkpoint(RunFolder(path=tmp_path / "run").last_path, torch.device("cpu"))

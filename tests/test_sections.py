@@ -15,7 +15,7 @@ from brats_seg.figures.sections import (
     draw_section_bar,
 )
 from brats_seg.figures.style import REGION_COLOURS
-from brats_seg.voxels.orientation import AXES
+from brats_seg.voxels.grids import AXES
 
 ONE_MM = (1.0, 1.0, 1.0)
 

@@ -15,7 +15,7 @@ from brats_seg.data.spacing import (
     spacing_line,
 )
 from brats_seg.labels import BRATS2017, BRATS2024, regions_of
-from brats_seg.voxels.resampling import Resampling
+from brats_seg.voxels.grids import Resampling
 from tests.builders import write_case
 
 ONE, TWO = (1.0, 1.0, 1.0), (2.0, 2.0, 2.0)

@@ -2,7 +2,6 @@
 
 import logging
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from brats_seg.config import Config, ModelConfig, StartConfig
 from brats_seg.data.fold import FoldData
-from brats_seg.errors import ConfigError, UsageError
+from brats_seg.errors import UsageError
 from brats_seg.inference.export import export_model
 from brats_seg.models.autoencoder import Autoencoder, encoder_for_unet
 from brats_seg.models.build import build_model
@@ -125,61 +124,6 @@ def test_a_run_starts_with_the_best_weights_of_its_parent(
     assert "held out here" not in caplog.text
 
 
-@pytest.mark.parametrize("n_checks", [1, 6])
-def test_a_run_that_holds_what_it_took_is_resumed_bit_for_bit_without_its_parent(
-    data: FoldData, parent: Path, tmp_path: Path, n_checks: int
-) -> None:
-    """It is stopped in the epoch in which layers are held, and in the next one."""
-    shutil.copytree(parent, tmp_path / "parent")
-    start = [f"start.path={tmp_path / 'parent'}", "start.hold_epochs=1", WIDER]
-    train(data, tmp_path / "undisturbed", settings(*start, "patch.size=[16, 16, 16]"))
-
-    config = settings(*start, "patch.size=[16, 16, 16]")
-    stopped = train(data, tmp_path / "run", config, StopAtCheck(n_checks))
-    shutil.rmtree(tmp_path / "parent")
-    resumed = train(data, tmp_path / "run", config)
-
-    assert not stopped.finished
-    assert resumed.finished
-    for name in ("last.pt", "best.pt"):
-        assert same(weights(tmp_path / "undisturbed" / name), weights(tmp_path / "run" / name))
-
-
-def test_what_was_taken_is_held_for_its_epochs_and_learns_afterwards(
-    data: FoldData, parent: Path, tmp_path: Path
-) -> None:
-    start = [f"start.path={parent}", "start.hold_epochs=1", WIDER, "patch.size=[16, 16, 16]"]
-    before = weights(parent / "best.pt")
-    # two batches an epoch, two held-out cases, and one check after the batches
-    train(data, tmp_path / "run", settings(*start), StopAtCheck(5))
-    held = load_checkpoint(tmp_path / "run" / "last.pt", torch.device("cpu"))
-    assert held.started_from is not None
-    assert held.position.epoch == 1
-    assert all(torch.equal(held.model[name], before[name]) for name in held.started_from.taken)
-    drawn = build_network(settings(*start), (16, 16, 16)).state_dict()
-    free = held.model.keys() - set(held.started_from.taken)
-    assert not any(torch.equal(held.model[name], drawn[name]) for name in free if name[-1] == "t")
-
-    train(data, tmp_path / "run", settings(*start))
-
-    after = weights(tmp_path / "run" / "last.pt")
-    taken = [name for name in held.started_from.taken if after[name].ndim > 1]
-    assert not any(torch.equal(after[name], before[name]) for name in taken)
-
-
-def test_a_network_that_is_held_learns_again_when_the_run_was_stopped(
-    data: FoldData, parent: Path, tmp_path: Path
-) -> None:
-    config = settings(
-        f"start.path={parent}", "start.hold_epochs=1", WIDER, "patch.size=[16, 16, 16]"
-    )
-    network = build_network(config, (16, 16, 16))
-
-    train(data, tmp_path / "run", config, StopAtCheck(1), network=network)
-
-    assert all(parameter.requires_grad for parameter in network.parameters())
-
-
 def test_held_out_cases_that_the_parent_or_its_parent_has_learnt_from_are_named(
     data: FoldData, parent: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -281,12 +225,3 @@ def test_several_networks_are_refused_with_the_name_of_one(tmp_path: Path) -> No
 
     with pytest.raises(UsageError, match=r"holds 2 networks; expected one.*member0\.safetensors"):
         read_source(tmp_path / "exported")
-
-
-def test_nothing_would_learn_if_all_weights_were_held(data: FoldData, parent: Path) -> None:
-    start = StartConfig(path=str(parent), hold_epochs=2)
-
-    with pytest.raises(UsageError, match="all weights of the network are taken"):
-        start_from(build_network(settings(), (8, 8, 8)), start, data)
-    with pytest.raises(ConfigError, match=r"hold_epochs is 2 without start\.path"):
-        settings("start.hold_epochs=2")

@@ -13,7 +13,7 @@ from brats_seg.evaluation.surface_distance import (
     surface_dice,
     voxel_surface_distances,
 )
-from brats_seg.voxels.surface import cell_areas, cell_codes
+from brats_seg.voxels.shapes import cell_areas, cell_codes
 
 MM: Spacing = (1.0, 1.0, 1.0)
 SPACINGS: tuple[Spacing, ...] = (MM, (1.0, 1.5, 3.0))

@@ -33,13 +33,13 @@ from brats_seg.quality.label_map import (
     judge_numbering,
     roles_of,
 )
-from brats_seg.quality.modality_check import (
+from brats_seg.quality.scan import (
     MIXED_UP,
     check_all_different,
     check_are_scans,
+    sample_brain,
     scan_remarks,
 )
-from brats_seg.quality.sample import sample_brain
 
 AFFINE_TOLERANCE = 1e-3
 """Largest difference in mm between the entries of two affines of one grid: rounding errors."""

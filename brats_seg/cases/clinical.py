@@ -21,7 +21,7 @@ from typing import Self
 from brats_seg.cases.case import Case
 from brats_seg.errors import CaseError, UsageError
 from brats_seg.tables import read_table
-from brats_seg.voxels.components import first_of_group
+from brats_seg.voxels.shapes import first_of_group
 
 log = logging.getLogger(__name__)
 

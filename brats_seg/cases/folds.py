@@ -18,7 +18,7 @@ from brats_seg.cases.case import Case
 from brats_seg.config import FoldConfig
 from brats_seg.errors import FoldError, UsageError, counted
 from brats_seg.tables import read_table, write_table
-from brats_seg.voxels.components import first_of_group
+from brats_seg.voxels.shapes import first_of_group
 
 SPLIT_NAME = "split.csv"
 """File in the folder of a run that lists its training and validation cases."""

@@ -47,7 +47,7 @@ from brats_seg.quality.label_map import (
     rival_of,
 )
 from brats_seg.quality.near_copies import fingerprint_of, with_near_copies
-from brats_seg.voxels.resampling import MM3_PER_ML
+from brats_seg.voxels.grids import MM3_PER_ML
 
 log = logging.getLogger(__name__)
 

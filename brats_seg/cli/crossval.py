@@ -185,9 +185,9 @@ def _print_tuning(tuning: "Tuning") -> None:
         print("Fitted and scored on the same cases: expect a smaller gain on new cases.")
     if tuning.subset_scores:
         _print_subsets(tuning.subset_scores)
-    from brats_seg.quality.expected_dice import dice_lines_in
+    from brats_seg.quality.expected_dice import dice_lines
 
-    for line in dice_lines_in(tuning.notes):
+    for line in dice_lines([tuning.notes]):
         print(
             f"predicted Dice of {line.region.upper()}: off by {line.mean_error:.3f} on average "
             f"({counted(line.n_cases, 'held-out case')})"

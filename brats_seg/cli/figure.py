@@ -7,7 +7,7 @@ import typer
 
 from brats_seg.cli.options import Command, Commands, JsonOption, LabelsOption, one_of, print_json
 from brats_seg.cpu_threads import available_cpus
-from brats_seg.errors import UsageError, counted
+from brats_seg.errors import UsageError
 
 OutputOption = Annotated[
     Path, typer.Option("-o", "--output", help="Picture to write: .png, .svg or .pdf.")
@@ -167,31 +167,6 @@ def bars(
     from brats_seg.figures.draw import draw_bars
 
     draw_bars(table, output)
-    _print_written(output, as_json=as_json)
-
-
-@app.command(cls=Command)
-def risk(
-    table: ScoresArgument,
-    output: OutputOption,
-    prediction: Annotated[
-        Path, typer.Option(help="Folder of the predictions that were scored, with volumes.csv.")
-    ],
-    as_json: JsonOption = False,
-) -> None:
-    """Draw whether the predicted Dice, or else the number of warnings, sorts predictions by quality.
-
-    The curve is the mean of 1 - Dice of the cases that are accepted if those of low quality are left out.
-    """
-    from brats_seg.figures.draw import draw_risk
-
-    curve = draw_risk(table, output, predictions=prediction)
-    if not as_json:
-        print(
-            f"{counted(len(curve.risk), 'case')} sorted by {curve.source}: area {curve.area:.3f}, of the "
-            f"best order {curve.best_area:.3f}, of a random order {curve.random_area:.3f} "
-            f"(p {curve.p_value:.2g} that this is chance)"
-        )
     _print_written(output, as_json=as_json)
 
 

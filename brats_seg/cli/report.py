@@ -58,12 +58,6 @@ def report(
             help="Table of `evaluate` for the page of all predictions, instead of --reference."
         ),
     ] = None,
-    compare: Annotated[
-        tuple[str, str] | None,
-        typer.Option(
-            metavar="EARLIER LATER", help="Ids of two cases of a patient: one page of both."
-        ),
-    ] = None,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -79,7 +73,7 @@ def report(
     precision: PrecisionOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Write pages for a browser: of each case, of all predictions, of a run, or of two time points.
+    """Write pages for a browser: of each case, of all predictions, or of a run.
 
     The page of a case has viewer, volumes, lesions, warnings and origin; that of a folder of
     predictions a table of its cases, the worst first; that of a run its history and its held-out
@@ -101,7 +95,6 @@ def report(
         pages=pages,
         with_cases=cases,
         scores=scores,
-        compare=compare,
         prepared=prepared_path(data, prepared) if data or prepared else None,
         device=device,
         precision=precision,

@@ -48,7 +48,7 @@ from brats_seg.files import alone_at
 from brats_seg.labels import LabelConvention
 from brats_seg.progress import Track, untracked
 from brats_seg.voxels.box import Triple
-from brats_seg.voxels.resampling import Spacing
+from brats_seg.voxels.grids import Spacing
 
 log = logging.getLogger(__name__)
 

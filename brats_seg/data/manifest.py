@@ -19,7 +19,7 @@ from brats_seg.cases.nifti import Geometry
 from brats_seg.data.spacing import choose_spacing
 from brats_seg.errors import CaseError
 from brats_seg.voxels.box import Box
-from brats_seg.voxels.resampling import Spacing
+from brats_seg.voxels.grids import Spacing
 
 FORMAT_VERSION = 3
 """Version of the format; cases of another version are prepared again."""

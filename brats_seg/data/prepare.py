@@ -52,7 +52,7 @@ from brats_seg.labels import MODALITIES, LabelConvention, LabelMap, convention_n
 from brats_seg.progress import Track, untracked
 from brats_seg.quality.profile import measure_crop, measures_text
 from brats_seg.voxels.brain import Array
-from brats_seg.voxels.resampling import Resampling, Spacing
+from brats_seg.voxels.grids import Resampling, Spacing
 
 log = logging.getLogger(__name__)
 

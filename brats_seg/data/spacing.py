@@ -16,8 +16,7 @@ from brats_seg.cases.case import LoadedCase
 from brats_seg.cases.nifti import Geometry, Volume, planned_resampling, resampled
 from brats_seg.labels import LabelConvention, label_map_of, regions_of
 from brats_seg.voxels.box import Triple
-from brats_seg.voxels.orientation import turn_of
-from brats_seg.voxels.resampling import SPACING_TOLERANCE, Resampling, Spacing
+from brats_seg.voxels.grids import SPACING_TOLERANCE, Resampling, Spacing, turn_of
 
 USUAL_MM = 1.0
 """Edge of the voxels of every BraTS release."""

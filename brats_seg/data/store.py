@@ -35,7 +35,7 @@ from brats_seg.labels import (
     regions_of,
 )
 from brats_seg.voxels.box import Box, Triple
-from brats_seg.voxels.resampling import Spacing
+from brats_seg.voxels.grids import Spacing
 
 FOREGROUND_NAME = "foreground.npy"
 """File of an array (n, 4) int32: index of the region, then the voxel in the crop."""

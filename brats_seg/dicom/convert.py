@@ -31,8 +31,7 @@ from brats_seg.errors import CaseError, EnvironmentalError, counted, some_of
 from brats_seg.files import whole_file
 from brats_seg.labels import MODALITIES
 from brats_seg.progress import Track, untracked
-from brats_seg.quality.modality_check import LARGEST_BRAIN_ML, stripping_remark
-from brats_seg.quality.sample import sample_brain
+from brats_seg.quality.scan import LARGEST_BRAIN_ML, sample_brain, stripping_remark
 
 log = logging.getLogger(__name__)
 

@@ -29,9 +29,8 @@ from brats_seg.cases.nifti import (
 )
 from brats_seg.errors import CaseError, EnvironmentalError
 from brats_seg.labels import MODALITIES
-from brats_seg.quality.modality_check import stripping_remark
-from brats_seg.quality.sample import sample_brain
-from brats_seg.voxels.resampling import Resampling, Spacing
+from brats_seg.quality.scan import sample_brain, stripping_remark
+from brats_seg.voxels.grids import Resampling, Spacing
 
 log = logging.getLogger(__name__)
 

@@ -12,10 +12,14 @@ from scipy import ndimage
 
 from brats_seg.labels import REGIONS, RegionMasks
 from brats_seg.voxels.box import Box, Mask, bounding_box
-from brats_seg.voxels.components import Lesions, number_components
-from brats_seg.voxels.diameters import SectionDiameters, longest_diameter_mm, section_diameters
-from brats_seg.voxels.orientation import Affine
-from brats_seg.voxels.resampling import MM3_PER_ML
+from brats_seg.voxels.grids import MM3_PER_ML, Affine
+from brats_seg.voxels.shapes import (
+    Lesions,
+    SectionDiameters,
+    longest_diameter_mm,
+    number_components,
+    section_diameters,
+)
 
 MOST_LISTED = 10
 """Lesions of a region that are measured at most, the largest first."""

@@ -23,7 +23,7 @@ from brats_seg.evaluation.protocols import (
 )
 from brats_seg.evaluation.surface_distance import Spacing, hausdorff95, surface_dice
 from brats_seg.voxels.box import Mask, bounding_box
-from brats_seg.voxels.components import Lesions, first_of_group, number_components
+from brats_seg.voxels.shapes import Lesions, first_of_group, number_components
 
 _DILATION = ndimage.generate_binary_structure(3, 2)
 

@@ -27,7 +27,7 @@ from brats_seg.quality.label_map import (
     roles_of,
     roles_of_outline,
 )
-from brats_seg.quality.sample import BrainSample, sample_brain
+from brats_seg.quality.scan import BrainSample, sample_brain
 from brats_seg.voxels.box import Box, bounding_box
 
 

@@ -28,7 +28,7 @@ import numpy.typing as npt
 from scipy import ndimage
 
 from brats_seg.voxels.box import Mask, bounding_box
-from brats_seg.voxels.surface import cell_areas, cell_codes
+from brats_seg.voxels.shapes import cell_areas, cell_codes
 
 Distances = npt.NDArray[np.float64]
 Spacing = tuple[float, float, float]

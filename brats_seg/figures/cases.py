@@ -49,7 +49,7 @@ from brats_seg.figures.style import (
 from brats_seg.figures.view import CaseView, Labelled, drawn_of, known_modality
 from brats_seg.labels import MODALITIES, REGIONS, LabelConvention, RegionMasks
 from brats_seg.voxels.box import Triple
-from brats_seg.voxels.orientation import AXES
+from brats_seg.voxels.grids import AXES
 
 SHOWN = ("t1c", "t2f")
 """Modalities of a preview: the first shows enhancement, the second oedema."""

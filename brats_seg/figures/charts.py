@@ -12,7 +12,6 @@ from matplotlib.ticker import FixedLocator, MaxNLocator
 from brats_seg.cases.case import Case
 from brats_seg.cases.clinical import SURVIVAL_CLASS_DAYS, ClinicalTable
 from brats_seg.errors import UsageError, counted
-from brats_seg.evaluation.risk_coverage import RiskCoverage
 from brats_seg.evaluation.scores import Score, title_of
 from brats_seg.figures.style import (
     FIRST_COLOUR,
@@ -40,8 +39,6 @@ _AXES_SHARE = 0.85
 """Width of the axes as a share of the figure."""
 _FEWEST_BINS, _MOST_BINS = 4, 25
 """Bounds of the number of bins of a histogram."""
-_MOST_MARKED = 50
-"""Cases of a curve that are marked one by one, at most."""
 _MOST_TICKS = 8
 """Edges of bins that are numbered, about."""
 
@@ -210,33 +207,6 @@ def survival_figure(
     axes.set(xlim=(0, end), ylim=(0, end), aspect="equal")
     _add_title(axes, title)
     axes.set(xlabel="reported survival (days)", ylabel="predicted survival (days)")
-    axes.legend(fontsize="small")
-    return figure
-
-
-def risk_figure(curve: RiskCoverage) -> Figure:
-    """Draw the mean risk of the cases with the best predicted quality against their share.
-
-    Beside it are the best order, by the true Dice, and the mean risk of a random order.
-    """
-    figure = light_figure(5.6, 4.6)
-    axes = figure.subplots()
-    n_cases = len(curve.coverage)
-    percent = 100 * curve.coverage
-    for risk, line, colour, words, area in (
-        (curve.risk, "-", FIRST_COLOUR, f"sorted by {curve.source}", curve.area),
-        (curve.best, "--", SECOND_COLOUR, "best order, by the true Dice", curve.best_area),
-        (np.full(n_cases, curve.random_area), ":", "grey", "random order", curve.random_area),
-    ):
-        mark = "o" if line == "-" and n_cases <= _MOST_MARKED else None
-        label = f"{words}: area {area:.3f}"
-        axes.plot(percent, risk, line, color=colour, marker=mark, ms=4, label=label)
-    _add_title(axes, f"risk and coverage, {counted(n_cases, 'case')}")
-    axes.set(xlabel="cases that are accepted (%)", ylabel="their mean risk (1 - mean Dice)")
-    axes.set_xlim(0, 102)
-    axes.set_ylim(bottom=0)
-    axes.grid(visible=True, axis="y", alpha=0.3)
-    axes.set_axisbelow(True)
     axes.legend(fontsize="small")
     return figure
 

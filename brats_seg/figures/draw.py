@@ -9,7 +9,6 @@ from pathlib import Path
 
 from brats_seg.cases.clinical import read_clinical_tables, with_clinical
 from brats_seg.cases.index import index_cases
-from brats_seg.evaluation.risk_coverage import RiskCoverage, risk_of_folder
 from brats_seg.evaluation.scores import read_scores
 from brats_seg.figures.cases import (
     montage_figure,
@@ -17,7 +16,7 @@ from brats_seg.figures.cases import (
     uncertainty_figure,
     view_figure,
 )
-from brats_seg.figures.charts import bar_figure, cohort_figure, risk_figure, score_figure
+from brats_seg.figures.charts import bar_figure, cohort_figure, score_figure
 from brats_seg.figures.style import check_suffix, write_figure
 from brats_seg.figures.surface import models_of, surface_figure, write_surface_gif
 from brats_seg.figures.view import CaseView, open_view, with_prediction, with_uncertainty
@@ -138,24 +137,6 @@ def draw_bars(table: Path, output: Path) -> None:
     """Draw the mean Dice and Jaccard of each region; the errors are those of `draw_scores`."""
     check_suffix(output)
     write_figure(bar_figure(read_scores(table)), output)
-
-
-def draw_risk(table: Path, output: Path, *, predictions: Path) -> RiskCoverage:
-    """Draw how well the quality that `predict` told of its predictions sorts them; return the curve.
-
-    Args:
-        table: Scores of the predictions.
-        output: Picture to write.
-        predictions: Folder of the predictions, with `volumes.csv`.
-
-    Raises:
-        UsageError: As `draw_scores`, or a scored case has no row in `volumes.csv`.
-        EnvironmentalError: The figure cannot be written.
-    """
-    check_suffix(output)
-    curve = risk_of_folder(read_scores(table), predictions)
-    write_figure(risk_figure(curve), output)
-    return curve
 
 
 def draw_distributions(

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from brats_seg.figures.style import OUTLINE_DASHES, OUTLINE_WIDTHS, REGION_COLOURS, LineStyle
 from brats_seg.labels import RegionMasks
 from brats_seg.voxels.box import Triple
-from brats_seg.voxels.components import number_components
-from brats_seg.voxels.orientation import AXES, Affine
+from brats_seg.voxels.grids import AXES, Affine
+from brats_seg.voxels.shapes import number_components
 
 Image: TypeAlias = npt.NDArray[np.floating[Any] | np.integer[Any]]
 Spacing: TypeAlias = tuple[float, float, float]

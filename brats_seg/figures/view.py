@@ -24,7 +24,7 @@ from brats_seg.labels import (
     regions_of,
 )
 from brats_seg.voxels.brain import background_of
-from brats_seg.voxels.orientation import Affine
+from brats_seg.voxels.grids import Affine
 
 _MOST_BITS = 1.001
 """Largest entropy of a yes or no, and the rounding error of half precision."""

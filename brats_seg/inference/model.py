@@ -28,8 +28,8 @@ from brats_seg.labels import (
 )
 from brats_seg.models.build import build_model, default_window, has_centred_norms, size_multiple
 from brats_seg.models.norm import check_in_place
-from brats_seg.quality.expected_dice import DiceLine, dice_lines_in
-from brats_seg.quality.profile import TrainingProfile, pooled, profile_in
+from brats_seg.quality.expected_dice import DiceLine, dice_lines
+from brats_seg.quality.profile import TrainingProfile, profile_in
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.weights import (
     BEST_NAME,
@@ -123,8 +123,7 @@ class Model:
     @property
     def dice_lines(self) -> tuple[DiceLine, ...]:
         """Expected Dice of each region, if it was fitted to all members together."""
-        first, *others = (dice_lines_in(member.notes) for member in self.members)
-        return first if all(lines == first for lines in others) else ()
+        return dice_lines([member.notes for member in self.members])
 
     def written_convention(self, settings: PredictionSettings, release: str) -> WrittenConvention:
         """Return the label convention to write a case of that release in.
@@ -171,7 +170,7 @@ def load_model(paths: Sequence[Path], device: Device) -> Model:
         identity=trained[0].identity,
         fingerprint=fingerprint_of(trained),
         device=device,
-        profile=_profile(trained),
+        profile=profile_in([network.card.notes for network in trained]),
     )
 
 
@@ -298,13 +297,8 @@ def build_single(trained: TrainedModel, device: Device) -> Model:
         identity=trained.identity,
         fingerprint=fingerprint_of([trained]),
         device=device,
-        profile=profile_in(trained.card.notes),
+        profile=profile_in([trained.card.notes]),
     )
-
-
-def _profile(trained: Sequence[TrainedModel]) -> TrainingProfile | None:
-    known = [profile_in(network.card.notes) for network in trained]
-    return None if None in known else pooled([one for one in known if one is not None])
 
 
 def _check_known(identity: ModelIdentity) -> None:

@@ -44,9 +44,10 @@ from brats_seg.inference.result_files import result_files, write_descriptions
 from brats_seg.inference.scan import Scan
 from brats_seg.inference.settings import PredictionSettings, ResultLayout
 from brats_seg.labels import MODALITIES, REGIONS, convention_named, regions_of
-from brats_seg.quality.expected_dice import PREDICTED_COLUMNS, PredictedDice
+from brats_seg.quality.expected_dice import PREDICTED_COLUMNS
 from brats_seg.tables import BETWEEN_TEXTS, write_table
-from brats_seg.voxels.orientation import turn_of, turned
+from brats_seg.voxels.grids import turn_of, turned
+from brats_seg.wings import PredictedDice
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -18,8 +18,8 @@ from brats_seg.labels import (
     regions_of,
 )
 from brats_seg.runtime.weights import Decoding
-from brats_seg.voxels.components import nested_regions, number_components
-from brats_seg.voxels.resampling import MM3_PER_ML
+from brats_seg.voxels.grids import MM3_PER_ML
+from brats_seg.voxels.shapes import nested_regions, number_components
 
 TISSUES = ("ed", "ncr")
 """Oedema (WT without TC) and necrosis (TC without ET); the third tissue is the region ET."""

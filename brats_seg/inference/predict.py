@@ -34,17 +34,14 @@ from brats_seg.inference.probabilities import (
 from brats_seg.inference.scan import Scan, prepare_scan
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
 from brats_seg.labels import MODALITIES, LabelConvention, LabelMap, RegionMasks, regions_of
-from brats_seg.quality.expected_dice import (
-    PredictedDice,
-    mean_probabilities,
-    predicted_dice,
-)
+from brats_seg.quality.expected_dice import mean_probabilities, predicted_dice
 from brats_seg.quality.result import Prediction, implausibilities
 from brats_seg.quality.scan_check import checked_scan
 from brats_seg.runtime.device import choose_device
 from brats_seg.runtime.memory import keep_freed_memory, peak_memory_mb, reset_peak_memory
 from brats_seg.runtime.weights import ModelIdentity
 from brats_seg.voxels.box import Triple
+from brats_seg.wings import PredictedDice
 
 log = logging.getLogger(__name__)
 

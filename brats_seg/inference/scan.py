@@ -18,8 +18,7 @@ from brats_seg.data.spacing import at_spacing
 from brats_seg.data.transforms import apply_transforms, prediction_transforms
 from brats_seg.labels import MODALITIES
 from brats_seg.voxels.box import Box
-from brats_seg.voxels.orientation import turn_of, turned_back
-from brats_seg.voxels.resampling import Resampling, Spacing
+from brats_seg.voxels.grids import Resampling, Spacing, turn_of, turned_back
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -66,10 +66,8 @@ from brats_seg.inference.window_choice import (
 from brats_seg.labels import REGIONS
 from brats_seg.progress import Track, untracked
 from brats_seg.quality.expected_dice import (
-    DiceLine,
-    dice_notes,
-    fit_predicted_dice,
     mean_probabilities,
+    notes_of_held_out,
 )
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.weights import (
@@ -215,7 +213,7 @@ def tune(
     windows = _fit_windows(held_out, device, score, track)
     decoding, fits = _fit_decoding(windows.cases, score)
     after = score(windows.cases, [decoding])[0]
-    lines = _fit_predicted_dice(windows.cases, decoding, n_workers=n_workers, track=track)
+    notes = _notes_of_dice(windows.cases, decoding, n_workers=n_workers, track=track)
     return Tuning(
         key=key,
         metric=protocol.name,
@@ -229,7 +227,7 @@ def tune(
             FittedPrediction(window=one.window, overlap=one.overlap, decoding=decoding)
             for one in windows.settings
         ),
-        notes=dice_notes(lines),
+        notes=notes,
     )
 
 
@@ -406,16 +404,16 @@ def _score_case(
     return np.stack(rows)
 
 
-def _fit_predicted_dice(
+def _notes_of_dice(
     cases: Cases, decoding: Decoding, *, n_workers: int, track: Track
-) -> tuple[DiceLine, ...]:
+) -> dict[str, JsonValue]:
     count = partial(_count_case, decoding=decoding)
     what = "fitting the predicted Dice"
     done = map_cases(count, cases, what, n_workers=n_workers, track=track)
     if done.failures:
         raise CaseProblemsError([one.message for one in done.failures])
     probabilities, counts = zip(*done.results, strict=True)
-    return fit_predicted_dice(probabilities, counts)
+    return notes_of_held_out(probabilities, counts)
 
 
 def _count_case(case: OutOfFoldPrediction, decoding: Decoding) -> tuple[Scores, RegionCounts]:

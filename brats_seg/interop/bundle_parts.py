@@ -19,7 +19,7 @@ from brats_seg.models.norm import shares_of, statistics_of_centre
 from brats_seg.runtime.sliding_window import predict_logits, window_around, window_within
 from brats_seg.voxels.box import rounded_up
 from brats_seg.voxels.brain import brain_mask, normalised
-from brats_seg.voxels.components import nested_regions
+from brats_seg.voxels.shapes import nested_regions
 
 
 class NormalizeBraind(MapTransform):

@@ -40,7 +40,7 @@ from brats_seg.runtime.sliding_window import WindowRule, bell
 from brats_seg.runtime.torch_files import checked_weights, read_plain, reason_of
 from brats_seg.runtime.weights import Decoding, FittedPrediction, ModelIdentity
 from brats_seg.voxels.box import Box, Triple
-from brats_seg.voxels.orientation import turn_of, turned, turned_back
+from brats_seg.voxels.grids import turn_of, turned, turned_back
 
 _METADATA, _WEIGHTS = Path("configs/metadata.json"), Path("models/model.pt")
 _CONFIGURATIONS = tuple(Path(f"configs/inference.{kind}") for kind in ("json", "yaml", "yml"))

@@ -22,8 +22,7 @@ from brats_seg.inference.foreign import Image, NetworkInput
 from brats_seg.inference.scan import Scan
 from brats_seg.runtime.sliding_window import WindowRule, bell, window_starts
 from brats_seg.voxels.box import Mask, Triple, bounding_box
-from brats_seg.voxels.orientation import turn_of, turned, turned_back
-from brats_seg.voxels.resampling import Spacing
+from brats_seg.voxels.grids import Spacing, turn_of, turned, turned_back
 
 Axes: TypeAlias = tuple[int, int, int]
 Normalisation: TypeAlias = Callable[[Image, Mask], Image]

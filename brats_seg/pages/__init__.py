@@ -1,1 +1,1 @@
-"""Pages of cases, of many cases, of runs and of time points: read what they show, and write them."""
+"""Pages of cases, of many cases, and of runs: read what they show, and write them."""

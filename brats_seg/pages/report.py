@@ -9,14 +9,11 @@ from brats_seg.errors import UsageError
 from brats_seg.inference.output import MANIFEST_NAME
 from brats_seg.pages.case_pages import (
     PageSettings,
-    page_sources,
-    read_page,
     write_case_pages,
 )
 from brats_seg.pages.cohort import write_cohort
 from brats_seg.pages.html import PAGE_SUFFIX
 from brats_seg.pages.run import is_run, write_run
-from brats_seg.pages.time_points_page import write_time_points_page
 from brats_seg.progress import Track, untracked
 
 DEFAULT_PAGES = PageSettings()
@@ -32,8 +29,6 @@ class ReportSettings:
     """Whether a folder of predictions has the pages of its cases written too."""
     scores: Path | None = None
     """Table of scores of the predictions, which saves scoring them."""
-    compare: tuple[str, str] | None = None
-    """The earlier and the later case of a patient, to compare."""
     prepared: Path | None = None
     """Folder of the prepared cases that a run was trained on: its held-out cases are predicted,
     unless `tune` or an earlier call has, and scored. None leaves them out."""
@@ -50,7 +45,7 @@ def write_report(
     n_workers: int = 0,
     track: Track = untracked,
 ) -> MappedCases[Path]:
-    """Write the pages of runs, of two time points, or of cases with a page of each folder.
+    """Write the pages of runs, or of cases with a page of each folder.
 
     Args:
         inputs: Folders of runs; or folders of predictions, or of scans, or tables of paths.
@@ -64,14 +59,10 @@ def write_report(
     Raises:
         LayoutError: A folder holds no cases.
         UsageError: The inputs or the settings do not fit together.
-        CaseError: A case of a run or of a comparison cannot be used.
+        CaseError: A case of a run cannot be used.
         EnvironmentalError: A page cannot be written.
     """
     _check(inputs, settings)
-    if settings.compare is not None:
-        return MappedCases(
-            results=(_write_time_points(inputs, settings.pages, settings.compare),), failures=()
-        )
     if any(map(is_run, inputs)):
         return MappedCases(results=tuple(_write_runs(inputs, settings, track)), failures=())
     written: MappedCases[Path] = MappedCases(results=(), failures=())
@@ -102,7 +93,6 @@ def _check(inputs: Sequence[Path], settings: ReportSettings) -> None:
         "--reference": pages.reference,
         "--prediction": pages.prediction,
         "--scores": settings.scores,
-        "--compare": settings.compare,
         "--case": pages.case_ids,
     }
     useless = [flag for flag, value in asked.items() if value]
@@ -118,12 +108,7 @@ def _check(inputs: Sequence[Path], settings: ReportSettings) -> None:
     if settings.scores is not None and pages.reference is not None:
         msg = f"both --reference {pages.reference} and --scores {settings.scores} are given; expected one"
         raise UsageError(msg)
-    if settings.compare is not None and settings.compare[0] == settings.compare[1]:
-        msg = (
-            f"--compare has the case {settings.compare[0]} twice; expected two cases of one patient"
-        )
-        raise UsageError(msg)
-    if _names_a_page(pages) and len(inputs) > 1 and not settings.compare:
+    if _names_a_page(pages) and len(inputs) > 1:
         msg = f"{pages.output} is one page, for {len(inputs)} folders; expected a folder for the pages"
         raise UsageError(msg)
 
@@ -142,15 +127,3 @@ def _write_runs(runs: Sequence[Path], settings: ReportSettings, track: Track) ->
             precision=settings.precision,
             track=track,
         )
-
-
-def _write_time_points(
-    inputs: Sequence[Path], pages: PageSettings, case_ids: tuple[str, str]
-) -> Path:
-    sources = page_sources(inputs, replace(pages, output=None, case_ids=case_ids))
-    by_id = {source.case_id: source for source in sources}
-    first, second = case_ids
-    output = pages.output or by_id[first].page.parent
-    page = output if _names_a_page(pages) else output / f"{first}-to-{second}{PAGE_SUFFIX}"
-    write_time_points_page(read_page(by_id[first]), read_page(by_id[second]), page)
-    return page

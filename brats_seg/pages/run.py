@@ -43,9 +43,9 @@ from brats_seg.training.checkpoints import (
 )
 from brats_seg.training.history import read_history
 from brats_seg.voxels.box import Box, Triple, bounding_box
-from brats_seg.voxels.resampling import MM3_PER_ML
+from brats_seg.voxels.grids import MM3_PER_ML
 
-RUN_PAGE = "pages.html"
+RUN_PAGE = "report.html"
 """Page of a run, in its folder."""
 _WATCHED = {"val_dice": "validation Dice", "val_loss": "validation loss"}
 """Words for the value that the best weights are chosen by."""

@@ -1,16 +1,12 @@
 """Predict the Dice of a segmentation that has no reference, with an interval.
 
 A network that is right is sure of it more often: the Dice of a region rises with the mean probability
-of its voxels. How much it rises differs between networks, and is fitted on cases that the network was
-not trained on. The interval is a conformal prediction interval (Lei et al. 2018,
-doi:10.1080/01621459.2017.1307116): its half width comes from a quantile of the errors of held-out
-cases, each predicted from the others, and grows with the expected distance to a perfect Dice. It holds
-for cases like those, not for scans unlike them. On twelve real patients and three recipes, the interval
-held the Dice in 93 % of cases that had no part in the fit.
+of its voxels. The line is fitted on cases that the network was not trained on. The interval is a
+conformal prediction interval (Lei et al. 2018, doi:10.1080/01621459.2017.1307116): a quantile of the
+errors of held-out cases, each predicted from the others. It holds for cases like those.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from math import ceil
 from typing import Annotated, Any
 
@@ -21,6 +17,7 @@ from pydantic import Field, JsonValue, TypeAdapter
 from brats_seg.config import Section
 from brats_seg.evaluation.overlap import RegionCounts, dice
 from brats_seg.labels import REGIONS, RegionMasks
+from brats_seg.wings import Notes, PredictedDice
 
 COVERAGE = 0.9
 """Share of the cases whose Dice is in the interval."""
@@ -28,11 +25,12 @@ LEAST_DICE = 0.7
 """Dice from which nothing is low."""
 FEWEST_CASES = round(COVERAGE / (1 - COVERAGE))
 """Smallest number of cases, 9, of which the largest error bounds that share of new errors."""
-
 PREDICTED_COLUMNS = tuple(
     f"{region}_predicted_dice{end}" for region in REGIONS for end in ("", "_low", "_high")
 )
-"""Columns of the table of volumes, where a model tells the Dice that is expected."""
+"""Columns of the table of volumes."""
+_NOTE = "predicted_dice"
+"""Entry of the notes of a model."""
 
 Values = npt.NDArray[np.float64]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -55,7 +53,7 @@ class DiceLine(Section):
     mean_error: Share
     """Mean absolute error in the held-out cases, each predicted from the others."""
 
-    def at(self, probability: float) -> "PredictedDice":
+    def at(self, probability: float) -> PredictedDice:
         """Return the Dice that is expected at a mean probability."""
         middle = float(np.clip(self.intercept + self.slope * probability, 0, 1))
         half = self.width * _difficulty(middle)
@@ -68,32 +66,7 @@ class DiceLine(Section):
         )
 
 
-_LINES: TypeAdapter[tuple[DiceLine, ...]] = TypeAdapter(tuple[DiceLine, ...])
-_NOTE = "predicted_dice"
-"""Name of the lines in the notes of a network."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PredictedDice:
-    """Dice that is expected of a region of a prediction."""
-
-    region: str
-    dice: float
-    low: float
-    """Lower end of the interval that holds the Dice of `COVERAGE` of the cases."""
-    high: float
-    """Upper end of that interval."""
-    is_low: bool = False
-    """Whether it is below `LEAST_DICE`, and as in the worst fifth of the held-out cases of the model."""
-
-    @property
-    def columns(self) -> dict[str, float]:
-        """Values by their column of the table of volumes."""
-        name = f"{self.region}_predicted_dice"
-        return {name: self.dice, f"{name}_low": self.low, f"{name}_high": self.high}
-
-    def __str__(self) -> str:
-        return f"{self.region.upper()} {self.dice:.2f} ({self.low:.2f} to {self.high:.2f})"
+_LINES = TypeAdapter(tuple[DiceLine, ...])
 
 
 def mean_probabilities(probabilities: npt.NDArray[np.float32], regions: RegionMasks) -> Values:
@@ -111,20 +84,6 @@ def mean_probabilities(probabilities: npt.NDArray[np.float32], regions: RegionMa
     )
 
 
-def dice_notes(lines: Sequence[DiceLine]) -> dict[str, JsonValue]:
-    """Return the lines of all regions as a note for the card of a network."""
-    return {_NOTE: [line.model_dump() for line in lines]}
-
-
-def dice_lines_in(notes: Mapping[str, JsonValue]) -> tuple[DiceLine, ...]:
-    """Return the lines in the notes of a network.
-
-    Raises:
-        ValueError: An entry is unknown, missing or out of range.
-    """
-    return _LINES.validate_python(notes.get(_NOTE, ()))
-
-
 def fit_predicted_dice(
     probabilities: Sequence[Values], counts: Sequence[RegionCounts]
 ) -> tuple[DiceLine, ...]:
@@ -137,14 +96,13 @@ def fit_predicted_dice(
         probabilities: Result of `mean_probabilities` for each case.
         counts: Voxels of each case.
     """
-    lines = []
-    scores = [dice(one) for one in counts]
-    for place, region in enumerate(REGIONS):
-        x, y = (np.array([values[place] for values in rows]) for rows in (probabilities, scores))
-        x, y = x[np.isfinite(x)], y[np.isfinite(x)]
-        if len(x) >= FEWEST_CASES:
-            lines.append(_fit(region, x, y))
-    return tuple(lines)
+    means = np.array(probabilities)
+    scores = np.array([dice(one) for one in counts])
+    return tuple(
+        _fit(region, x[np.isfinite(x)], y[np.isfinite(x)])
+        for region, x, y in zip(REGIONS, means.T, scores.T, strict=True)
+        if np.isfinite(x).sum() >= FEWEST_CASES
+    )
 
 
 def predicted_dice(lines: Sequence[DiceLine], probabilities: Values) -> tuple[PredictedDice, ...]:
@@ -160,23 +118,42 @@ def predicted_dice(lines: Sequence[DiceLine], probabilities: Values) -> tuple[Pr
     )
 
 
+def notes_of_held_out(
+    probabilities: Sequence[Values], counts: Sequence[RegionCounts]
+) -> dict[str, JsonValue]:
+    """Return the notes of a model with the fit of its Dice; the arguments are those of the fit."""
+    lines = fit_predicted_dice(probabilities, counts)
+    return {_NOTE: [line.model_dump() for line in lines]}
+
+
+def dice_lines(notes: Sequence[Notes]) -> tuple[DiceLine, ...]:
+    """Return the fit that all members of a model have in their notes; none if they differ.
+
+    Raises:
+        ValueError: An entry is unknown, missing or out of range.
+    """
+    found = [note.get(_NOTE, ()) for note in notes]
+    agree = bool(found) and all(lines == found[0] for lines in found)
+    return _LINES.validate_python(found[0]) if agree else ()
+
+
 def _fit(region: str, x: Values, y: Values) -> DiceLine:
     intercept, slope = _line(x, y)
-    told = np.empty(len(x))
+    predicted = np.empty(len(x))
     for left_out in range(len(x)):
-        rest = np.arange(len(x)) != left_out
-        own_intercept, own_slope = _line(x[rest], y[rest])
-        told[left_out] = np.clip(own_intercept + own_slope * x[left_out], 0, 1)
-    errors = abs(told - y)
+        others = np.arange(len(x)) != left_out
+        intercept_without, slope_without = _line(x[others], y[others])
+        predicted[left_out] = np.clip(intercept_without + slope_without * x[left_out], 0, 1)
+    errors = abs(predicted - y)
     # of n errors and that of a new case, each rank is equally likely for the new one
-    place = ceil(COVERAGE * (len(x) + 1)) - 1
+    rank = ceil(COVERAGE * (len(x) + 1)) - 1
     return DiceLine(
         region=region,
         n_cases=len(x),
         intercept=intercept,
         slope=slope,
-        worst_fifth=float(np.quantile(told, 0.2, method="lower")),
-        width=float(np.sort(errors / _difficulty(told))[place]),
+        worst_fifth=float(np.quantile(predicted, 0.2, method="lower")),
+        width=float(np.sort(errors / _difficulty(predicted))[rank]),
         mean_error=float(errors.mean()),
     )
 

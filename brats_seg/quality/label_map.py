@@ -22,9 +22,10 @@ from scipy.ndimage import binary_dilation, binary_erosion
 from brats_seg.cases.nifti import Volume
 from brats_seg.errors import LabelError
 from brats_seg.labels import CONVENTIONS, LabelConvention, LabelMap, convention_named
-from brats_seg.quality.sample import BrainSample, sample_brain
+from brats_seg.quality.scan import BrainSample, sample_brain
 from brats_seg.voxels.box import Box, Triple, bounding_box
-from brats_seg.voxels.resampling import MM3_PER_ML
+from brats_seg.voxels.grids import MM3_PER_ML
+from brats_seg.wings import NO_JUDGEMENT, Judgement, ShownLabels
 
 FEWEST_VOXELS = 20
 """Voxels of a sample, 0.16 ml, from which a label is judged; the smallest of the real cases had 29."""
@@ -92,7 +93,9 @@ class Numbering:
     fitting: tuple[str, ...] = ()
     """Names of the conventions that agree, if this one does not."""
 
-    def refusal(self, case_id: str, file: str, convention: LabelConvention) -> LabelError:
+    def refusal(
+        self, case_id: str, file: str, convention: LabelConvention, next_step: str = ""
+    ) -> LabelError:
         """Return the error for a label map that was not declared to be in the convention."""
         fitting = " or ".join(self.fitting)
         return LabelError(
@@ -100,7 +103,7 @@ class Numbering:
             file,
             f"labels that {convention.name} does not explain ({self.contradiction})",
             f"the numbering of that convention; {fitting} fits",
-            f"Name the right one with --labels, such as --labels {self.fitting[0]}.",
+            next_step or f"Name the right one with --labels, such as --labels {self.fitting[0]}.",
         )
 
     def remark(self, convention: LabelConvention) -> str:
@@ -181,6 +184,71 @@ def judge_numbering(
         and roles.outermost in {None, other.painted[0]}
     )
     return Numbering(contradiction=contradiction, fitting=fitting)
+
+
+def judge_labels(case_id: str, volumes: Sequence[Volume], label: Volume) -> Judgement:
+    """Return whether a label map lies on a tumour of its scan, and which tissues its values show.
+
+    Args:
+        case_id: Id of the case.
+        volumes: Four modalities in the axes of BraTS.
+        label: Label map on the same grid, in the same axes.
+    """
+    sample = sample_brain(volumes, label)
+    return NO_JUDGEMENT if sample is None else judge_sample(case_id, volumes, label, sample)
+
+
+def judge_sample(
+    case_id: str, volumes: Sequence[Volume], label: Volume, sample: BrainSample
+) -> Judgement:
+    """Return the judgement of `judge_labels`, given a sample of the scan and its label map."""
+    try:
+        remarks = check_placement(case_id, volumes, label, sample)
+    except LabelError as error:
+        return Judgement(refusal=error)
+    roles = roles_of(sample)
+    return Judgement(warnings=remarks, outermost=roles.outermost, enhancing=roles.enhancing)
+
+
+def outermost_of_outline(labels: LabelMap, spacing_mm: tuple[float, float, float]) -> int | None:
+    """Return the value that surrounds the others in the box (X, Y, Z) around a label map."""
+    return roles_of_outline(labels, spacing_mm).outermost
+
+
+def judge_group(
+    group: Sequence[ShownLabels],
+    convention: LabelConvention,
+    *,
+    is_named: bool = False,
+    next_step: str = "",
+) -> tuple[Judgement, ...]:
+    """Return for each label map of one release whether the convention explains its tissues.
+
+    A label map that shows nothing clear itself is refused where most others show another numbering
+    in which its values have other regions.
+
+    Args:
+        group: Label maps that are read in one convention; one alone is judged by itself.
+        convention: The convention.
+        is_named: Whether a person named it, so that nothing is refused.
+        next_step: Advice in a refusal, instead of naming the convention with --labels.
+    """
+    shown = [(LabelRoles(outermost=one.outermost, enhancing=one.enhancing), one) for one in group]
+    rival = "" if is_named else rival_of([(roles, one.values) for roles, one in shown], convention)
+    judgements = []
+    for roles, labels in shown:
+        numbering = judge_numbering(roles, labels.values, convention)
+        is_rival = differ(rival, convention, labels.values)
+        if is_rival and not numbering.contradiction:
+            numbering = Numbering(contradiction=OTHERS_DIFFER, fitting=(rival,))
+        if not numbering.contradiction or not (labels.is_on_scan or is_rival):
+            judgements.append(NO_JUDGEMENT)
+        elif is_named or not numbering.fitting:
+            judgements.append(Judgement(warnings=(numbering.remark(convention),)))
+        else:
+            refusal = numbering.refusal(labels.case_id, labels.file, convention, next_step)
+            judgements.append(Judgement(refusal=refusal))
+    return tuple(judgements)
 
 
 def rival_of(

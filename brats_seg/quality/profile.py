@@ -7,10 +7,10 @@ that, and are therefore not measured. Spacing and label convention are in `Model
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,26 +20,24 @@ from scipy.special import stdtrit
 
 from brats_seg.cases.many import evenly_spread
 from brats_seg.config import Section
-from brats_seg.data.manifest import manifest_of
 from brats_seg.data.spacing import grid_of
-from brats_seg.data.store import MEASURES_NAME, open_case
 from brats_seg.labels import MODALITIES
-from brats_seg.quality.modality_check import (
+from brats_seg.quality.scan import (
     MODALITY_PAIRS,
+    BrainSample,
     local_contrast,
     pair_contrasts,
+    sample_crop,
     surface_layers,
     uptake,
 )
-from brats_seg.quality.sample import BrainSample, sample_crop
 from brats_seg.voxels.box import Box, Triple
-from brats_seg.voxels.resampling import Spacing
+from brats_seg.voxels.grids import Spacing
+from brats_seg.wings import Notes
 
 Kind: TypeAlias = Literal["size", "intensities", "contrast", "uptake", "surface", "sharpness"]
 """Property of a scan that a measure is about."""
 
-_NOTE = "profile"
-"""Name of the profile in the notes of a network."""
 FEWEST_CASES = 4
 """Training cases from which a range can be told."""
 FALSE_ALARMS = 0.05
@@ -51,6 +49,8 @@ _MOST_CASES = 100
 _MOST_MEASURED = 24
 """Cases that are measured at most at the start of a run, which takes seconds, where `prepare` has stored
 no measures."""
+_NOTE = "profile"
+"""Entry of the notes of a model."""
 _VERSION = 1
 """Version of the measures, to be raised when one is computed in another way."""
 _MOST_MEASURES = 1000
@@ -171,6 +171,38 @@ class Deviation:
         )
 
 
+def notes_of_training(folder: Path, case_ids: Sequence[str]) -> dict[str, JsonValue]:
+    """Return the notes of a model with the profile of its prepared cases; empty without brains.
+
+    Raises:
+        CaseError: A case is not prepared, or is damaged.
+    """
+    profile = profile_of_cases(folder, case_ids)
+    return {} if profile is None else {_NOTE: profile.model_dump(mode="json")}
+
+
+def has_profile(notes: Sequence[Notes]) -> bool:
+    """Return whether new scans can be compared with the training sets of all members of a model."""
+    return profile_in(notes) is not None
+
+
+def profile_in(notes: Sequence[Notes]) -> TrainingProfile | None:
+    """Return the profile of the training sets of a model; None unless all its members have one.
+
+    Raises:
+        ValueError: An entry is unknown, missing or out of range.
+    """
+    found = [note[_NOTE] for note in notes if _NOTE in note]
+    if len(found) < len(notes):
+        return None
+    return pooled([TrainingProfile.model_validate(values) for values in found])
+
+
+def measures_of(image: npt.NDArray[np.generic], spacing_mm: Spacing) -> str:
+    """Return the measures of a prepared brain crop (4, x, y, z), as `prepare` stores them."""
+    return measures_text(measure_crop(image, spacing_mm))
+
+
 def profile_of_cases(folder: Path, case_ids: Sequence[str]) -> TrainingProfile | None:
     """Return the profile of prepared cases; None if too few of them are brains.
 
@@ -180,6 +212,9 @@ def profile_of_cases(folder: Path, case_ids: Sequence[str]) -> TrainingProfile |
     Raises:
         CaseError: A case is not prepared, or is damaged.
     """
+    from brats_seg.data.manifest import manifest_of
+    from brats_seg.data.store import MEASURES_NAME
+
     chosen = evenly_spread(case_ids, _MOST_CASES)
     if not all((folder / case_id / MEASURES_NAME).exists() for case_id in chosen):
         chosen = evenly_spread(case_ids, _MOST_MEASURED)
@@ -227,19 +262,13 @@ def profile_of(
     )
 
 
-def profile_notes(folder: Path, case_ids: Sequence[str]) -> dict[str, JsonValue]:
-    """Return the profile of prepared cases as a note for the card of a network; raises as `profile_of_cases`."""
-    profile = profile_of_cases(folder, case_ids)
-    return {} if profile is None else {_NOTE: profile.model_dump(mode="json")}
-
-
-def profile_in(notes: Mapping[str, JsonValue]) -> TrainingProfile | None:
-    """Return the profile in the notes of a network; None if they have none.
+def parse_profile(values: Any) -> TrainingProfile | None:
+    """Return a profile as a checkpoint stores it; None if it has none.
 
     Raises:
         ValueError: An entry is unknown, missing or out of range.
     """
-    return TrainingProfile.model_validate(notes[_NOTE]) if _NOTE in notes else None
+    return None if values is None else TrainingProfile.model_validate(values)
 
 
 def pooled(profiles: Sequence[TrainingProfile]) -> TrainingProfile | None:
@@ -328,6 +357,8 @@ def _names() -> list[str]:
 
 def _measures_of(folder: Path, case_id: str) -> npt.NDArray[np.float64] | None:
     """Return the measures of a prepared case: the stored ones, if they are those of this version."""
+    from brats_seg.data.store import MEASURES_NAME, open_case
+
     try:
         values = _parsed_measures((folder / case_id / MEASURES_NAME).read_text())
     except (OSError, ValueError, TypeError, KeyError):

@@ -8,22 +8,26 @@ Necrosis, oedema or core without enhancing tumour are usual, and no region can l
 around it, because regions are nested. Nothing is said about a foreground that is no brain.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import pi, prod
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 from scipy.ndimage import binary_dilation, binary_erosion
 
-from brats_seg.inference.postprocess import PartVolume
-from brats_seg.labels import RegionMasks
-from brats_seg.quality.expected_dice import PredictedDice
-from brats_seg.quality.sample import SMALLEST_BRAIN_ML
+from brats_seg.labels import MODALITIES, LabelConvention, LabelMap, RegionMasks, regions_of
+from brats_seg.quality.expected_dice import dice_lines, mean_probabilities, predicted_dice
+from brats_seg.quality.scan import SMALLEST_BRAIN_ML
 from brats_seg.voxels.box import Mask, bounding_box
-from brats_seg.voxels.components import number_components
-from brats_seg.voxels.resampling import MM3_PER_ML, Spacing
-from brats_seg.voxels.surface import surface_mm2
+from brats_seg.voxels.grids import MM3_PER_ML, Spacing
+from brats_seg.voxels.shapes import number_components, surface_mm2
+from brats_seg.wings import Judgement, Notes, PredictedDice
+
+if TYPE_CHECKING:
+    from brats_seg.inference.postprocess import PartVolume
+    from brats_seg.inference.scan import Scan
 
 LARGEST_SHARE = 1 / 3
 """Largest share of the brain that is tumour: at most 0.17 in the real cases."""
@@ -68,7 +72,7 @@ class Prediction:
     """Probabilities (3, x, y, z)."""
     brain: Mask
     """Voxels (x, y, z) of the brain."""
-    volumes: tuple[PartVolume, ...]
+    volumes: tuple["PartVolume", ...]
     """Volumes and numbers of components of the regions."""
     spacing_mm: Spacing
     """Voxel size."""
@@ -88,6 +92,55 @@ class Prediction:
     def brain_ml(self) -> float:
         """Volume of the brain."""
         return int(np.count_nonzero(self.brain)) * self.voxel_ml
+
+
+def judge_result(
+    scan: "Scan",
+    probabilities: npt.NDArray[np.float32],
+    label_map: LabelMap,
+    convention: LabelConvention,
+    *,
+    volumes: tuple["PartVolume", ...],
+    notes: Sequence[Notes],
+) -> Judgement:
+    """Return what speaks against a predicted label map, and the Dice that is expected of it.
+
+    Args:
+        scan: The scan that was predicted, with the warnings about it.
+        probabilities: (3, x, y, z) at the spacing of the files.
+        label_map: Label map (x, y, z) that was decoded from them.
+        convention: Label convention of the label map.
+        volumes: Volumes and numbers of components of the regions.
+        notes: Notes of each member of the model; none for models of other programs.
+    """
+    regions = regions_of(label_map, convention)
+    # both are known of all four modalities alone
+    is_whole = scan.modalities == MODALITIES
+    lines = dice_lines(notes) if is_whole else ()
+    expected = predicted_dice(lines, mean_probabilities(probabilities, regions)) if lines else ()
+    prediction = Prediction(
+        regions=regions,
+        probabilities=probabilities,
+        brain=_brain_of(scan),
+        volumes=volumes,
+        spacing_mm=scan.spacing_mm,
+        predicted_dice=expected,
+        uptake=_uptake(scan) if is_whole and notes else None,
+        is_unusual=bool(scan.warnings),
+    )
+    return Judgement(warnings=tuple(implausibilities(prediction)), predicted_dice=expected)
+
+
+def _brain_of(scan: "Scan") -> Mask:
+    """Return the voxels of the brain at the spacing of the files."""
+    brain = (scan.image != 0).any(axis=0)
+    return scan.on_scan_spacing(brain[None].astype(np.float32))[0] > 0.5
+
+
+def _uptake(scan: "Scan") -> npt.NDArray[np.float32] | None:
+    """Return t1c minus t1n (x, y, z) at the spacing of the files; None if one of them is missing."""
+    t1n, t1c = (scan.image[MODALITIES.index(name)] for name in ("t1n", "t1c"))
+    return scan.on_scan_spacing((t1c - t1n)[None])[0] if t1n.any() and t1c.any() else None
 
 
 def implausibilities(prediction: Prediction) -> Iterator[str]:

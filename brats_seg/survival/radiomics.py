@@ -4,7 +4,7 @@ Shapes: the scan is `(X, Y, Z)` in the axes of BraTS; the box around brain and t
 the spacing of the files.
 
 Surfaces are measured as for the surface distances of the challenges (Nikolov et al. 2018, see
-`voxels.surface`): the surface passes half way between a voxel inside and one outside. Steps of voxels
+`voxels.shapes`): the surface passes half way between a voxel inside and one outside. Steps of voxels
 make it too large, by 9 % for a ball of cubic voxels, whose sphericity therefore is 0.92, and by more
 for anisotropic voxels.
 
@@ -28,8 +28,8 @@ from brats_seg.inference.postprocess import measure
 from brats_seg.inference.scan import Scan
 from brats_seg.labels import MODALITIES, REGIONS, LabelConvention, LabelMap, RegionMasks, regions_of
 from brats_seg.voxels.box import Box, Mask, bounding_box
-from brats_seg.voxels.resampling import MM3_PER_ML
-from brats_seg.voxels.surface import surface_mm2
+from brats_seg.voxels.grids import MM3_PER_ML
+from brats_seg.voxels.shapes import surface_mm2
 
 N_SLABS = 15
 """Number of slabs of the brain, from right to left, whose means are features; as in the notebook."""

@@ -37,7 +37,6 @@ from brats_seg.data.fold import FoldData
 from brats_seg.errors import BratsError, ResumeError, counted, some_of
 from brats_seg.files import explained, remove_leftovers, whole_file
 from brats_seg.labels import MODALITY_SUBSETS
-from brats_seg.quality.profile import profile_notes
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.memory_format import CONTIGUOUS
 from brats_seg.runtime.torch_files import reason_of, write_checkpoint
@@ -56,6 +55,7 @@ from brats_seg.training.ranks import Ranks
 from brats_seg.training.start_weights import StartedFrom, check_start, start_from
 from brats_seg.training.state import Position, RunState
 from brats_seg.training.tasks import RunningSums
+from brats_seg.wings import judges
 
 log = logging.getLogger(__name__)
 
@@ -176,8 +176,9 @@ class Checkpointer:
         return checkpoint is not None
 
     def _measured_notes(self) -> dict[str, JsonValue]:
+        wing = judges()
         try:
-            return profile_notes(self.data.folder, self.data.split.train)
+            return wing.notes_of_training(self.data.folder, self.data.split.train) if wing else {}
         except MemoryError:
             log.warning(
                 "memory ran out while the training scans were measured: the model will have no "

@@ -26,7 +26,7 @@ from brats_seg.cases.nifti import (
 from brats_seg.errors import CaseError
 from brats_seg.inference.scan import prepare_scan
 from brats_seg.labels import MODALITIES
-from brats_seg.voxels.orientation import turn_of, turned_back
+from brats_seg.voxels.grids import turn_of, turned_back
 
 SHAPE = (9, 8, 7)
 N_MUTATIONS = 10_000

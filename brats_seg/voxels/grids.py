@@ -1,18 +1,48 @@
-"""Resample volumes to another voxel spacing and back.
+"""Reorient volumes to the axes of BraTS and resample them to another spacing, and back.
 
-Both grids share the outer borders of the volume. Interpolation is linear: higher orders overshoot
-at the border of the brain, and the background must keep its value.
+BraTS stores volumes with X towards the patient's left, Y towards the back and Z towards the head.
+Axes are permuted and reversed without interpolation. Both grids of a resampling share the outer
+borders of the volume. Interpolation is linear: higher orders overshoot at the border of the brain,
+and the background must keep its value.
 """
 
 from dataclasses import dataclass
-from typing import Any, Self, TypeAlias
+from typing import Any, Self, TypeAlias, TypeVar
 
+import nibabel as nib
 import numpy as np
 import numpy.typing as npt
 from scipy.ndimage import affine_transform
 
 from brats_seg.voxels.box import Triple
-from brats_seg.voxels.orientation import Affine
+
+Affine: TypeAlias = npt.NDArray[np.float64]
+"""Matrix (4, 4) from voxel indices to millimetres."""
+AXES = ("L", "P", "S")
+"""Left, posterior, superior: directions of X, Y and Z in every BraTS release."""
+
+Voxel = TypeVar("Voxel", bound=np.generic)
+Turn: TypeAlias = npt.NDArray[np.float64]
+"""Orientation (3, 2) as in nibabel: new place of each axis, and 1 or -1 for its direction."""
+_UNTURNED: Turn = np.array([[0.0, 1.0], [1.0, 1.0], [2.0, 1.0]])
+
+
+def turn_of(affine: Affine) -> Turn:
+    """Return the transform from the axes of a volume to the nearest axes of BraTS."""
+    stored = nib.orientations.io_orientation(affine)
+    return nib.orientations.ornt_transform(stored, nib.orientations.axcodes2ornt(AXES))
+
+
+def turned(array: npt.NDArray[Voxel], turn: Turn) -> npt.NDArray[Voxel]:
+    """Return an array `(X, Y, Z)` with its axes permuted and reversed; it is a view."""
+    return nib.orientations.apply_orientation(array, turn)
+
+
+def turned_back(array: npt.NDArray[Voxel], turn: Turn) -> npt.NDArray[Voxel]:
+    """Return the array that `turned` was given; it is a view."""
+    reverse = nib.orientations.ornt_transform(_UNTURNED, turn)
+    return nib.orientations.apply_orientation(array, reverse)
+
 
 Spacing: TypeAlias = tuple[float, float, float]
 Field: TypeAlias = npt.NDArray[np.float32]
@@ -42,11 +72,11 @@ class Resampling:
         x, y, z = (max(1, round(n * f)) for n, f in zip(shape, factors, strict=True))
         return cls(before=shape, after=(x, y, z))
 
-    def there(self, array: npt.NDArray[Any]) -> Field:
+    def forward(self, array: npt.NDArray[Any]) -> Field:
         """Resample an array on the grid of the scan to the other spacing."""
         return _sampled(array, self.after)
 
-    def affine_there(self, affine: Affine) -> Affine:
+    def forward_affine(self, affine: Affine) -> Affine:
         """Return the affine of the other grid, given that of the scan."""
         scale = np.divide(self.before, self.after)
         step = np.eye(4)
