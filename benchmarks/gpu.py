@@ -89,7 +89,7 @@ def training(setting: Setting) -> Iterator[Comparison]:
     for precision, layout in product(setting.precisions, FORMATS):
         state = setting.state(precision)
         state.network.to(memory_format=FORMATS[layout])
-        step = partial(state.fallback.step, batch, count_voxels)
+        step = partial(state.step, batch, count_voxels)
         ways[f"{precision}, {layout}"] = setting.synchronised(step)
     task = f"training on patches of {_size(setting.patch)}"
     yield from _rates(setting, task, ways, len(batch.samples), goals=(62.0, 100.0))
@@ -115,7 +115,7 @@ def _loaded_against_held(setting: Setting, folder: Path, augment: str) -> Compar
 
     def train(batches: Iterator[Batch]) -> None:
         for batch in batches:
-            state.fallback.step(batch, count_voxels)
+            state.step(batch, count_voxels)
 
     def read() -> float:
         batches = read_batches(data, config, keys, state.accumulator.device)
@@ -185,7 +185,7 @@ def norm(setting: Setting) -> Iterator[Comparison]:
         for module in states[name].network.modules():
             if isinstance(module, ActivatedNorm):
                 module.in_place = in_place
-    steps = {name: partial(s.fallback.step, batch, count_voxels) for name, s in states.items()}
+    steps = {name: partial(s.step, batch, count_voxels) for name, s in states.items()}
     stock, ours = (steps[name]() for name in ("stock", "in place"))
     loss, gradient = (
         abs(getattr(ours, name) / getattr(stock, name) - 1) for name in ("loss", "gradient_norm")

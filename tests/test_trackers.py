@@ -21,7 +21,7 @@ ROWS: tuple[Mapping[str, float], ...] = (
 
 
 def config_of(*names: str) -> Config:
-    return Config(tracking=TrackingConfig.model_validate({"to": names, "project": "trial"}))
+    return Config(tracking=TrackingConfig.model_validate({"to": names}))
 
 
 def track(config: Config, run_path: Path, rows: tuple[Mapping[str, float], ...]) -> None:
@@ -94,7 +94,7 @@ def test_mlflow_continues_the_run_of_an_interrupted_training(tmp_path: Path) -> 
         track(config_of("mlflow"), path, (row,))
 
     client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
-    (found,) = client.search_runs([client.get_experiment_by_name("trial").experiment_id])
+    (found,) = client.search_runs([client.get_experiment_by_name("brats_seg").experiment_id])
     assert found.info.run_name == "fold0"
     assert found.info.status == "FINISHED"
     assert found.data.params["training.n_epochs"] == "100"

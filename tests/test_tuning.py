@@ -28,8 +28,8 @@ from brats_seg.inference.tuning import (
     Score,
     Tuning,
     _fit_decoding,
-    _fit_predicted_dice,
     _fit_windows,
+    _notes_of_dice,
     _scores,
     metric_named,
     store_tuning,
@@ -39,6 +39,7 @@ from brats_seg.inference.tuning import (
 )
 from brats_seg.inference.window_choice import window_kinds
 from brats_seg.progress import untracked
+from brats_seg.quality.expected_dice import dice_lines
 from brats_seg.runtime.weights import Decoding, FittedPrediction, run_locked
 from tests.inference_builders import CONFIG, CPU, IDENTITY, write_run
 from tests.prepared import write_prepared
@@ -102,7 +103,8 @@ def test_the_predicted_dice_is_fitted_to_the_decoded_regions(tmp_path: Path) -> 
         said = found * (0.95 - 0.05 * (number % 5))
         cases.append(write_case(tmp_path / f"{number}.npz", said, nested()))
 
-    lines = _fit_predicted_dice(tuple(cases), Decoding(), n_workers=0, track=untracked)
+    notes = _notes_of_dice(tuple(cases), Decoding(), n_workers=0, track=untracked)
+    lines = dice_lines([notes])
 
     assert [line.region for line in lines] == ["wt", "tc", "et"]
     assert {line.n_cases for line in lines} == {N_CASES}

@@ -209,7 +209,8 @@ class Footprint:
         micro_batch = next(Batch(samples=tuple(samples)).micro_batches(mode.micro_batch))
         image, target = micro_batch.to(device.torch_device)
         with device.autocast():
-            loss = whole_loss(self._criterion, self._network(image), target)
+            output = self._network(image)
+            loss = whole_loss(self._criterion, output, target)
         loss.backward()
         self._hold_gradients(hold=False)
 

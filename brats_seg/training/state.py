@@ -28,8 +28,9 @@ from brats_seg.runtime.memory_format import (
     set_memory_format,
 )
 from brats_seg.training.accumulation import Accumulator, StepResult
-from brats_seg.training.losses import Criterion, parameters_of
-from brats_seg.training.memory import MemoryMode, step_fallback
+from brats_seg.training.batches import Batch
+from brats_seg.training.losses import Criterion, Measure, parameters_of
+from brats_seg.training.memory import MemoryMode, make_step, step_fallback
 from brats_seg.training.optimisation import Schedule, build_optimizer
 from brats_seg.training.ranks import Ranks
 from brats_seg.training.start_weights import StartedFrom
@@ -96,6 +97,10 @@ class RunState:
         """The loss, if it is a module, which may have parameters and buffers."""
         criterion = self.accumulator.criterion
         return criterion if isinstance(criterion, nn.Module) else None
+
+    def step(self, batch: Batch, measure: Measure) -> StepResult:
+        """Make one optimizer step, see `training.memory.make_step`."""
+        return make_step(self.accumulator, self.fallback, batch, measure)
 
     def after_batch(self, result: StepResult) -> None:
         """Count a batch, and update schedule, average and sums unless its step was skipped."""

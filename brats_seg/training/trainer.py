@@ -49,7 +49,6 @@ from brats_seg.training.checkpoints import Checkpointer, Run
 from brats_seg.training.duration import RunDuration
 from brats_seg.training.history import outlook_text, phase_columns, row_line
 from brats_seg.training.losses import Criterion
-from brats_seg.training.memory import make_step
 from brats_seg.training.ranks import Ranks, joined_ranks
 from brats_seg.training.start_weights import check_start
 from brats_seg.training.state import (
@@ -439,7 +438,7 @@ class Trainer:
         # random layers draw from torch's generator: their numbers depend on the position alone
         seed = self.config.training.seed
         torch.manual_seed(stable_seed(seed, position.epoch, position.n_batches, self.ranks.rank))
-        result = make_step(state.accumulator, state.fallback, batch, self.task.measure)
+        result = state.step(batch, self.task.measure)
         share = batch.case_ids, result.measured.tolist()
         for case_ids, rows in self.ranks.gather(share):
             for case_id, measured in zip(case_ids, rows, strict=True):
