@@ -7,21 +7,21 @@ FOLD   ?= 0
 DATA   ?=
 RUN    ?=
 PRESET ?=
-MODEL  ?=
+NETWORK ?=
 IN     ?=
 OUT    ?= predictions
 REF    ?=
 ARGS   ?=
 NOTEBOOKS = $(wildcard notebooks/*.py)
 SOURCES = $(wildcard brats_seg/*.py brats_seg/*/*.py)
-FLAGS   = $(if $(RUN),--run $(RUN)) $(if $(PRESET),--preset $(PRESET)) $(if $(MODEL),--model $(MODEL))
+FLAGS   = $(if $(RUN),--run $(RUN)) $(if $(PRESET),--preset $(PRESET)) $(if $(NETWORK),--network $(NETWORK))
 
 .DEFAULT_GOAL := help
 .PHONY: always help setup train crossval predict evaluate notebook pages test test-all check bench clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
-	@echo "variables:  FOLD=0 DATA=scans RUN=runs/name PRESET=kaggle-t4 MODEL=unet IN=scans OUT=folder REF=scans ARGS=\"--hours 8\""
+	@echo "variables:  FOLD=0 DATA=scans RUN=runs/name PRESET=kaggle-t4 NETWORK=unet IN=scans OUT=folder REF=scans ARGS=\"--hours 8\""
 
 setup: $(BIN)/.installed ## make .venv with the tested versions (PYTHON=python3.12 takes another Python)
 $(BIN)/.installed: pyproject.toml constraints.txt

@@ -4,7 +4,7 @@ They are plain values, apart from the models of `config`: help and completion of
 them without importing pydantic.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 TaskName = Literal["segmentation", "reconstruction"]
 ConventionName = Literal["brats2017", "brats2023", "brats2024", "brats2024-ped", "msd"]
@@ -17,6 +17,22 @@ GPU_NAMES = ("t4", "p100", "v100", "v100-32gb", "l4", "a100", "a100-80gb")
 """GPUs that can be planned for without having one; `runtime.device` knows their memory."""
 LEARNING_RATES = {"adam": 1e-3, "adamw": 1e-3, "muon": 1e-2, "sgd": 1e-2}
 """Initial learning rate of each optimizer, where none is given."""
+SHORT = {
+    "--network": ("model.name", f"Network: {', '.join(NETWORKS)}, or a dotted name"),
+    "--patch": ("patch.size", "Voxels of a patch, X,Y,Z, or whole"),
+    "--epochs": ("training.n_epochs", "Epochs to train"),
+    "--hours": ("training.hours", "Hours to train for, in all sessions of the run"),
+    "--effective-batch": ("training.effective_batch", "Patches per step: 8, or '{0: 8, 40: 16}'"),
+    "--micro-batch": ("training.micro_batch", "Patches per forward pass"),
+    "--seed": ("training.seed", "Seed of the run"),
+    "--device": ("training.device", "Device: auto, cpu, cuda, cuda:1 or mps"),
+    "--precision": ("training.precision", "Precision: auto, fp32, fp16 or bf16"),
+    "--start-from": ("start.path", "Run, exported model or weights to start from"),
+    "--labels": ("cases.labels", f"Label convention: {', '.join(get_args(ConventionName))}"),
+    "--label-files": ("cases.label_files", "Pattern of label maps, such as '*_tumour.nii.gz'"),
+    "--skip-bad": ("cases.skip_bad", "Skip cases with problems"),
+}
+"""Options that are short forms of settings: the key of each, and its help."""
 
 NETWORK_DEFAULTS: dict[str, dict[str, Any]] = {
     # the autoencoder encodes whole brains; augmentation would have to be reconstructed as well

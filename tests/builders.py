@@ -136,17 +136,14 @@ def touch(root: Path, *names: str) -> Path:
     return root
 
 
-JSON_SCHEMA = json.loads(
-    (Path(__file__).parent.parent / "docs" / "json-output.schema.json").read_text()
-)
-"""Schema of the JSON of all commands, as the documentation has it."""
-
-
 def check_json(command: str, text: str) -> list[Any]:
     """Check what a command has printed with `--json` against its schema, and return the values."""
+    from brats_seg.cli.json_output import LINES, output_schema
+
     # of several cases there is a line each
-    lines = text.splitlines() if command in {"predict", "reconstruct"} else [text]
-    schema = {**JSON_SCHEMA["properties"][command], "$defs": JSON_SCHEMA["$defs"]}
+    lines = text.splitlines() if command in LINES else [text]
+    every = output_schema()
+    schema = {**every["properties"][command], "$defs": every["$defs"]}
     found = [json.loads(line) for line in lines]
     assert found
     for value in found:

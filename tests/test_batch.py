@@ -312,7 +312,7 @@ def test_killed_at_any_moment_the_next_start_finishes_and_repeats_nothing(tmp_pa
         write_case(tmp_path / "scans", f"BraTS2021_{number:05d}", seed=number, shape=(40, 40, 32))
     model, out = write_run(tmp_path / "run"), tmp_path / "out"
     command = [sys.executable, "-m", "brats_seg", "predict", tmp_path / "scans"]
-    options = ["--model", model, "--precision", "fp32", "--no-preview"]
+    options = ["--model", model, "--precision", "fp32", "--set", "preview=false"]
     for n_kill in range(1, 4):
         process = subprocess.Popen(
             [*map(str, [*command, "-o", out, *options])], stdout=subprocess.PIPE

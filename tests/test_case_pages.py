@@ -40,7 +40,7 @@ def results(made: Path, tmp_path: Path) -> Path:
 
 def test_predict_writes_the_pages_that_are_not_there(run: Run, results: Path) -> None:
     """Also of cases that were predicted before: a page is no part of what a result depends on."""
-    command = ("predict", "scans", "-o", "results", "--model", "run", "--no-preview")
+    command = ("predict", "scans", "-o", "results", "--model", "run", "--set", "preview=false")
     page, other = (results / "reports" / f"{case_id}.html" for case_id in IDS)
 
     _, first, _ = run(*command, "--uncertainty", "--report")

@@ -107,7 +107,7 @@ def test_train_writes_a_run_and_resumes_it(
 ) -> None:
     command = ["train", "--data", scans, "--fold", "1", *QUICK]
 
-    stopped = run(*command, "--max-hours", "0")
+    stopped = run(*command, "--session-hours", "0")
     finished = run(*command)
     again = run(*command)
 
@@ -126,7 +126,7 @@ def test_train_writes_a_run_and_resumes_it(
 def test_a_run_goes_on_with_its_settings_when_none_are_given(
     run: Callable[..., Done], scans: Path, tmp_path: Path
 ) -> None:
-    begun = run("train", "--data", scans, *QUICK, "--max-hours", "0")
+    begun = run("train", "--data", scans, *QUICK, "--session-hours", "0")
     run_path = tmp_path / "runs" / "fold0"
     settings = (run_path / "config.yaml").read_text()
 
@@ -199,7 +199,7 @@ def test_prepared_cases_are_verified_and_repaired(
 
 
 def test_phantom_cases_are_found_again(run: Callable[..., Done], tmp_path: Path) -> None:
-    run("phantom", "made", "--cases", "2")
+    run("phantom", "made", "--number", "2")
 
     done = run("index", "made")
 
@@ -218,7 +218,7 @@ def test_phantom_cases_are_found_again(run: Callable[..., Done], tmp_path: Path)
         (["--set", "optimizer.lr"], 2, "has no '='"),
         (["--preset", "kagle"], 2, "preset 'kagle' is unknown; there are demo, cpu, kaggle-t4"),
         (["--config", "nowhere.yaml"], 2, "nowhere.yaml cannot be read"),
-        (["--model", "vnet"], 2, "setting model.name"),
+        (["--network", "vnet"], 2, "setting model.name"),
         (["--fold", "7"], 2, "there is no fold 7: the settings have 3 folds, 0 to 2"),
         (["--device", "cuda:9"], 3, "torch sees"),
         (["--set", "folds.n_folds=9"], 2, "6 patients cannot fill 9 folds"),
@@ -519,7 +519,7 @@ def test_evaluate_needs_one_set_or_two(run: Callable[..., Done], scans: Path) ->
 def test_output_to_a_full_disk_is_an_error_of_the_machine(tmp_path: Path) -> None:
     code = (
         "import sys; from brats_seg.cli import main; "
-        "sys.argv = ['brats-seg', 'phantom', 'scans', '--cases', '1']; main()"
+        "sys.argv = ['brats-seg', 'phantom', 'scans', '--number', '1']; main()"
     )
 
     with Path("/dev/full").open("w") as full:

@@ -235,7 +235,7 @@ def test_a_fold_table_of_other_cases_is_refused():
     ("n_cases", "message"),
     [
         (3, r"3 patients .*too few for 4 folds; expected 4 at least\. Give more cases\.$"),
-        (5, r"5 patients .*too few for 6 folds; expected 6 .* or --n-folds 5\.$"),
+        (5, r"5 patients .*too few for 6 folds; expected 6 .* or n_folds=5\.$"),
     ],
 )
 def test_too_few_deaths_are_refused(n_cases, message):

@@ -126,7 +126,7 @@ def test_tune_stores_what_it_fits(root: Path) -> None:
     run(root, *CROSSVAL)
 
     done = run(
-        root, "tune", "runs/fold0", "runs/fold1", "--data", "scans", "--metric", "lesionwise"
+        root, "tune", "runs/fold0", "runs/fold1", "--data", "scans", "--protocol", "lesionwise2023"
     )
     refused = run(root, "tune", "crossval/model", "--data", "scans")
 
@@ -142,7 +142,7 @@ def test_tune_stores_what_it_fits(root: Path) -> None:
         (["--folds", "x"], "--folds is 'x'; expected numbers"),
         (["--folds", "0,7"], "there is no fold 7: the settings have 2 folds, 0 to 1"),
         (["--protocol", "legac"], "protocol 'legac' is unknown"),
-        (["--metric", "hd95"], "metric 'hd95' is unknown"),
+        (["--protocol", "hd95"], "hd95"),
         (["--set", "model.name=autoencoder"], "gives no label maps"),
     ],
 )

@@ -72,7 +72,7 @@ def test_scans_that_are_not_there_are_a_problem(tmp_path: Path) -> None:
 def test_an_unfinished_run_is_a_warning_with_the_command_that_continues_it(
     brats_root: Path, tmp_path: Path, run: Run
 ) -> None:
-    code, _, _ = run("train", "--data", brats_root, *TRAINED, "--max-hours", "0")
+    code, _, _ = run("train", "--data", brats_root, *TRAINED, "--session-hours", "0")
     assert code == 0
 
     finding = found(diagnose(brats_root, runs=tmp_path / "runs"), "run fold0")

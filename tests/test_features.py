@@ -76,7 +76,7 @@ def test_a_case_without_label_map_and_network_is_a_failure(root):
 
     assert failure.case_id == IDS[2]
     assert "found no label map; expected one, or a network to predict it" in failure.message
-    assert "--segmentation" in failure.message
+    assert "--model" in failure.message
 
 
 def test_a_broken_scan_does_not_stop_the_others(root):
@@ -137,7 +137,7 @@ def test_a_case_is_segmented_by_the_run_that_was_not_trained_on_it(root, tmp_pat
 
 
 def test_predicted_label_maps_need_a_run(root):
-    with pytest.raises(UsageError, match="expected a run to predict them: --segmentation"):
+    with pytest.raises(UsageError, match="expected a run to predict them: --model"):
         extract(root, predicted=True)
 
 

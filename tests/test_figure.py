@@ -114,7 +114,7 @@ def test_the_history_of_a_run_is_drawn(figure: Run, tmp_path: Path) -> None:
     ("arguments", "expected"),
     [
         (
-            ["sampel"],
+            ["sampel", "scans", "-o", "a.png"],
             "no kind of figure 'sampel'; there are sample, montage, preview, uncertainty,",
         ),
         (

@@ -30,14 +30,14 @@ FLOORS = {
     **dict.fromkeys(("training", "inference"), 5),
     **dict.fromkeys(("quality", "interop", "dicom", "pages", "survival"), 6),
     **dict.fromkeys(("crossval", "doctor", "cli"), 7),
-    **dict.fromkeys(("json_results", "json_schema", "__main__", "__init__"), 7),
+    **dict.fromkeys(("__main__", "__init__"), 7),
 }
 SHARED_FLOORS = (0, 7)
 """Their modules may import each other."""
 HEAVY = {"torch", "monai", "lightning", "lightning_fabric"}
 TORCH_FREE = {"voxels", "cases", *(name for name, floor in FLOORS.items() if floor == 0)}
 """Do without torch altogether."""
-TORCH_FREE_AT_IMPORT = {*TORCH_FREE, "cli", "json_results", "figures", "__init__"}
+TORCH_FREE_AT_IMPORT = {*TORCH_FREE, "cli", "figures", "__init__"}
 """May import torch inside a function, so that `--help` is quick."""
 
 FILES = sorted(ROOT.rglob("*.py"))

@@ -120,19 +120,19 @@ def run_plan(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 def test_the_command_ends_with_3_where_nothing_fits(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = run_plan(monkeypatch, "--memory", "600MiB")
+    code = run_plan(monkeypatch, "--device", "520MiB")
 
     shown = capsys.readouterr()
     assert code == 3
-    assert "unet on cpu: 88 MiB, beside 512 MiB for torch itself" in shown.out
+    assert "unet on a GPU of 520MiB: 8 MiB, beside 512 MiB for torch itself" in shown.out
     assert "32x32x32" in shown.out
-    assert "nothing fits in 88 MiB" in shown.err
+    assert "nothing fits in 8 MiB" in shown.err
 
 
 def test_the_command_prints_rows_as_json(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_plan(monkeypatch, "--memory", "600MiB", "--json")
+    run_plan(monkeypatch, "--device", "520MiB", "--json")
 
     (rows,) = check_json("plan", capsys.readouterr().out)
     assert rows[0]["patch"] == [40, 40, 40]
@@ -206,8 +206,8 @@ def test_tensors_on_the_cpu_stand_for_those_of_a_gpu(precision: str) -> None:
 def test_an_invalid_size_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_plan(monkeypatch, "--memory", "much") == 2
-    assert "memory 'much' is not a size" in capsys.readouterr().err
+    assert run_plan(monkeypatch, "--device", "much") == 2
+    assert "device 'much' is unknown" in capsys.readouterr().err
 
 
 ON_CPU = {"training.device": "cpu"}

@@ -1,7 +1,6 @@
 """Near copies: one scan under two ids, with other intensities or in another position."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from itertools import combinations
 from pathlib import Path
@@ -135,32 +134,6 @@ def test_more_cases_than_are_compared_at_once_are_all_compared(
 
     assert near_copies(cases) == expected
     assert near_copies(cases[::-1]) == tuple(sorted((5 - b, 5 - a) for a, b in expected))
-
-
-def test_only_new_cases_are_compared_with_those_of_an_earlier_index() -> None:
-    """What the earlier index says of two known cases is taken over, though it is not what it would find."""
-    known = [case_of(str(seed), phantom_arrays(seed)[0]) for seed in range(3)]
-    earlier = [replace(known[0], near_copies=("1", "gone")), replace(known[1], near_copies=("0",))]
-    new = case_of("new", phantom_arrays(1)[0])
-
-    assert near_copies(known[:2], earlier) == ((0, 1),)
-    assert near_copies([new, *known], earlier) == ((0, 2), (1, 2))
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [{"patient_id": "other"}, {"case_id": "2"}, {"fingerprint": "ff" * 136}],
-    ids=["patient", "id", "scan"],
-)
-def test_a_case_that_has_changed_since_the_earlier_index_is_compared_again(
-    changed: dict[str, str],
-) -> None:
-    array = phantom_arrays(0)[0]
-    cases = [case_of(str(n), array) for n in range(2)]
-    earlier = [cases[0], replace(cases[1], **changed)]
-
-    assert near_copies(cases, earlier) == ((0, 1),)
-    assert near_copies(cases, cases) == ()
 
 
 @pytest.mark.parametrize(

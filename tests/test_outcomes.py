@@ -70,7 +70,7 @@ def test_ids_of_another_year_are_found_through_the_mapping_beside_the_table(tmp_
 def test_a_table_of_others_is_refused_with_both_spellings(tmp_path):
     message = (
         r"has none of the 1 case of the features\. The features are of Brats18_X_1, the table has "
-        r"BraTS20_Training_001\. .*--mapping"
+        r"BraTS20_Training_001\. .*--clinical"
     )
 
     with pytest.raises(UsageError, match=message):

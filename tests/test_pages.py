@@ -38,7 +38,9 @@ def results(predicted: Path, tmp_path: Path) -> Path:
 def test_a_folder_of_predictions_has_a_page_of_all_its_cases(
     run: Run, results: Path, predicted: Path
 ) -> None:
-    code, shown, said = run("report", "results", "--reference", predicted / "data", "--no-cases")
+    code, shown, said = run(
+        "report", "results", "--reference", predicted / "data", "--no-case-pages"
+    )
 
     assert (code, shown) == (0, "wrote results/cohort.html\nResearch use only.\n"), said
     assert all(case_id in (results / "cohort.html").read_text() for case_id in CASES)
@@ -65,7 +67,7 @@ def test_scores_may_be_those_of_an_earlier_evaluation(run: Run, results: Path) -
     scores = [make_score(name, region, 0.25) for name in CASES[:2] for region in ("wt", "tc", "et")]
     write_scores(scores, results.parent / "scores.csv")
 
-    code, _, said = run("report", "results", "--scores", "scores.csv", "--no-cases")
+    code, _, said = run("report", "results", "--scores", "scores.csv", "--no-case-pages")
 
     assert code == 0, said
     assert (results / "cohort.html").read_text().count('data-value="0.25"') == 8
@@ -95,7 +97,7 @@ def test_volumes_warnings_and_failures_are_those_of_the_records(results: Path) -
     [
         (["results", "--data", "data"], "results is none; leave them out"),
         (["results", "--scores", "s.csv", "--reference", "data"], "are given; expected one"),
-        (["results", "--scores", "s.csv", "--no-cases"], "s.csv does not exist"),
+        (["results", "--scores", "s.csv", "--no-case-pages"], "s.csv does not exist"),
         (["results", "data", "-o", "a.html"], "a.html is one page, for 2 folders"),
     ],
 )

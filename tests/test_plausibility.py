@@ -165,7 +165,16 @@ def test_the_warnings_are_in_manifest_table_and_terminal(run: Run, tmp_path: Pat
     model = write_run(tmp_path / "run")
 
     code, shown, errors = run(
-        "predict", "scans", "-o", "out", "--model", model, "--no-preview", "--windows", "whole"
+        "predict",
+        "scans",
+        "-o",
+        "out",
+        "--model",
+        model,
+        "--set",
+        "preview=false",
+        "--window",
+        "whole",
     )
 
     assert code == 0, errors

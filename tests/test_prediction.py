@@ -42,7 +42,9 @@ def test_a_failed_case_ends_it_with_one_and_is_named(
 ) -> None:
     (brats_root / "BraTS2021_00003" / "BraTS2021_00003_t2.nii.gz").write_bytes(b"")
 
-    code, shown, _ = run("predict", brats_root, "-o", "out", "--model", model, "--no-preview")
+    code, shown, _ = run(
+        "predict", brats_root, "-o", "out", "--model", model, "--set", "preview=false"
+    )
 
     assert code == 1
     assert "FAILED  case BraTS2021_00003, file BraTS2021_00003_t2.nii.gz: found an empty" in shown
@@ -55,7 +57,7 @@ def test_machines_read_a_line_of_json_for_each_case(
     (brats_root / "notes.zip").touch()
 
     code, shown, said = run(
-        "predict", brats_root, "-o", "out", "--model", model, "--json", "--no-preview"
+        "predict", brats_root, "-o", "out", "--model", model, "--json", "--set", "preview=false"
     )
 
     records = [json.loads(line) for line in shown.splitlines()]
@@ -69,12 +71,15 @@ def test_one_case_of_two_files_is_for_models_that_were_trained_for_it(
     run: Run, model: Path, tmp_path: Path
 ) -> None:
     folder = write_case(tmp_path / "scans", labelled=False)
-    flags = [f"--{name}={folder}/BraTS2021_00000_{name}.nii.gz" for name in ("t1ce", "flair")]
+    flags = [
+        f"--{modality}={folder}/BraTS2021_00000_{name}.nii.gz"
+        for modality, name in (("t1c", "t1ce"), ("t2f", "flair"))
+    ]
     identity = replace(IDENTITY, subsets=MODALITY_SUBSETS)
     trained = write_run(tmp_path / "trained", identity=identity)
 
-    refused = run("predict", *flags, "-o", "refused", "--model", model, "--no-preview")
-    done = run("predict", *flags, "-o", "out", "--model", trained, "--no-preview")
+    refused = run("predict", *flags, "-o", "refused", "--model", model, "--set", "preview=false")
+    done = run("predict", *flags, "-o", "out", "--model", trained, "--set", "preview=false")
 
     assert refused[0] == 1
     assert "found no t1n, t2w; expected t1n, t1c, t2w, t2f, as the model was trained" in refused[1]
@@ -88,7 +93,7 @@ def test_one_case_by_four_flags(run: Run, model: Path, tmp_path: Path) -> None:
     flags = [f"--{m}={folder / f'BraTS2021_00000_{name}.nii.gz'}" for m, name in names]
 
     code, shown, errors = run(
-        "predict", *flags, "-o", "out", "--model", model, "--case-id", "me", "--labels", "msd"
+        "predict", *flags, "-o", "out", "--model", model, "--case", "me", "--labels", "msd"
     )
 
     assert code == 0, errors
@@ -96,23 +101,12 @@ def test_one_case_by_four_flags(run: Run, model: Path, tmp_path: Path) -> None:
     assert set(np.unique(nib.load(tmp_path / "out" / "me.nii.gz").dataobj)) <= {0, 1, 2, 3}
 
 
-def test_modalities_may_be_named_as_files_name_them(run: Run, model: Path, tmp_path: Path) -> None:
-    folder = write_case(tmp_path / "scans", labelled=False)
-    names = ("t1", "t1ce", "t2", "flair")
-    flags = [f"--{name}={folder / f'BraTS2021_00000_{name}.nii.gz'}" for name in names]
-
-    code, shown, errors = run("predict", *flags, "-o", "out", "--model", model, "--no-preview")
-
-    assert code == 0, errors
-    assert "\nBraTS2021_00000: WT " in shown
-
-
 def test_the_label_convention_is_said_if_it_is_not_that_of_the_release(
     run: Run, model: Path, tmp_path: Path
 ) -> None:
     for case_id in ("BraTS2021_00000", "patient_1", "patient_2"):
         write_case(tmp_path / "scans", case_id, labelled=False)
-    flags = ("-o", "out", "--model", model, "--no-preview")
+    flags = ("-o", "out", "--model", model, "--set", "preview=false")
 
     first = run("predict", "scans", *flags)
     again = run("predict", "scans", *flags)
@@ -137,22 +131,21 @@ def test_every_option_reaches_the_record(
 ) -> None:
     shutil.rmtree(brats_root / "BraTS2021_00001")
     flags = [
-        "--windows",
-        "sliding",
         "--window",
         "16,16,16",
-        "--overlap",
-        "0.25",
+        "--set",
+        "overlap=0.25",
         "--tta",
-        "--threshold",
-        "0.4,0.5,0.6",
-        "--smallest",
-        "9,8,7",
-        "--smallest-et",
-        "50",
+        "--set",
+        "thresholds=0.4,0.5,0.6",
+        "--set",
+        "smallest_mm3=9,8,7",
+        "--set",
+        "smallest_et_mm3=50",
         "--probabilities",
         "--uncertainty",
-        "--no-preview",
+        "--set",
+        "preview=false",
         "--device",
         "cpu",
         "--precision",
@@ -169,7 +162,7 @@ def test_every_option_reaches_the_record(
     assert record["settings"] == {
         "device": "cpu",
         "precision": "fp32",
-        "windows": "sliding",
+        "windows": "auto",
         "window": [16, 16, 16],
         "overlap": 0.25,
         "tta": True,
@@ -193,10 +186,12 @@ def test_an_exported_model_predicts_the_same(
 ) -> None:
     second = write_run(tmp_path / "run2", seed=2)
     both = ["--model", model, "--model", second]
-    run("predict", brats_root, "-o", "from-runs", *both, "--no-preview")
+    run("predict", brats_root, "-o", "from-runs", *both, "--set", "preview=false")
 
     exported = run("export", model, second, "-o", "model")
-    code, _, errors = run("predict", brats_root, "-o", "out", "--model", "model", "--no-preview")
+    code, _, errors = run(
+        "predict", brats_root, "-o", "out", "--model", "model", "--set", "preview=false"
+    )
 
     assert exported[0] == 0
     assert "wrote 2 networks to model" in exported[1]
@@ -209,11 +204,11 @@ def test_export_says_what_the_model_card_names_and_what_it_lacks(
     run: Run, model: Path, tmp_path: Path
 ) -> None:
     plain = run("export", model, "-o", "model")
-    licensed = run("export", model, "-o", "other", "--license", "CC0", "--no-case-ids")
+    licensed = run("export", model, "-o", "other", "--license", "CC0", "--count-cases")
 
     assert "wrote 1 network to model, fingerprint " in plain[1]
     assert "states no licence; --license names one" in plain[1]
-    assert "--no-case-ids" not in licensed[1]
+    assert "--count-cases" not in licensed[1]
     assert "--license" not in licensed[1]
     assert "- licence: CC0\n" in (tmp_path / "other" / "README.md").read_text()
 
@@ -223,15 +218,16 @@ def test_export_says_what_the_model_card_names_and_what_it_lacks(
     [
         (["scans", "--model", "run", "--t1n", "a.nii"], "give either INPUTS, or one case by"),
         (["--model", "run"], "give either INPUTS, or one case by"),
-        (["scans", "--model", "run", "--case-id", "me"], "--case-id needs one case by --t1n"),
+        (["scans", "--model", "run", "--case", "me"], "--case needs one case by --t1n"),
         (["scans", "--model", "nothing"], "nothing holds no model"),
         (["empty", "--model", "run"], "empty holds no cases"),
         (["nowhere", "--model", "run"], "nowhere does not exist"),
         (["scans", "--model", "run", "--labels", "brats1999"], "'brats1999' is unknown"),
         (["scans", "--model", "run", "--window", "9,9,9"], "--window 9x9x9 does not fit"),
-        (["scans", "--model", "run", "--windows", "whole", "--window", "8,8,8"], "one of the two"),
-        (["scans", "--model", "run", "--threshold", "2,0,0"], "setting thresholds.0"),
-        (["scans", "--model", "run", "--workers", "1", "--scheduler", "x"], "give one"),
+        (["scans", "--model", "run", "--window", "half"], "setting windows"),
+        (["scans", "--model", "run", "--set", "tta"], "has no '='"),
+        (["scans", "--model", "run", "--set", "thresholds=2,0,0"], "setting thresholds.0"),
+        (["scans", "--model", "run", "--workers", "many"], "expected a number"),
         (["scans", "--model", "run", "--device", "gpu"], "device 'gpu' is unknown"),
     ],
 )
@@ -325,16 +321,16 @@ def test_ctrl_c_says_where_the_results_are_and_how_to_go_on(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    place = "inference.predict.entropy" if at_once else "cli.prediction.print_outcome"
+    place = "inference.predict.entropy" if at_once else "cli.predict.print_outcome"
     monkeypatch.setattr(f"brats_seg.{place}", interrupted)
-    flags = ("-o", "out", "--model", model, "--no-preview", "--uncertainty")
+    flags = ("-o", "out", "--model", model, "--set", "preview=false", "--uncertainty")
 
     code, _, said = run("predict", brats_root, *flags)
 
     n_done = 0 if at_once else 1
     assert code == 128 + signal.SIGINT
     assert f"interrupted after {n_done} of 6 cases. Results are in out; the same command" in said
-    assert f"brats-seg predict {brats_root} -o out --model {model} --no-preview" in said
+    assert f"brats-seg predict {brats_root} -o out --model {model} --set preview=false" in said
 
 
 def test_any_command_says_that_it_was_interrupted(

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from brats_seg.cases.inputs import find_inputs
-from brats_seg.figures.draw import draw_uncertainty
+from brats_seg.figures.draw import FigureOptions
+from brats_seg.figures.draw import draw as draw_kind
 from brats_seg.inference.output import OutputFolder, _add_words, write_preview
 from brats_seg.inference.predict import predict_scan
 from brats_seg.inference.scan import read_scan
@@ -59,7 +60,12 @@ def test_the_uncertainty_that_a_prediction_writes_can_be_drawn(tmp_path: Path) -
     with output.opened():
         output.write_case(scan, result, settings)
 
-    draw_uncertainty(tmp_path / "scans", tmp_path / "a.png", prediction=tmp_path / "p")
+    draw_kind(
+        "uncertainty",
+        tmp_path / "scans",
+        tmp_path / "a.png",
+        FigureOptions(prediction=tmp_path / "p"),
+    )
 
     assert result.uncertainty.max() > 0.5
     # the colours of high entropies are between magenta and orange

@@ -16,7 +16,10 @@ import brats_seg
 from brats_seg.cli import _COMMANDS, app
 
 EXAMPLES = [
-    (command.__name__, arguments) for _, command, examples in _COMMANDS for arguments in examples
+    (command.__name__, arguments)
+    for commands in _COMMANDS.values()
+    for command, examples in commands.items()
+    for arguments in examples
 ]
 
 COMMANDS = [

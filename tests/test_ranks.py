@@ -99,7 +99,7 @@ def test_a_fold_is_trained_by_two_ranks_as_by_one(tmp_path: Path) -> None:
     ]
     subprocess.run([sys.executable, *arguments, "--run", "one"], cwd=tmp_path, check=True)
 
-    stopped = torchrun(*arguments, "-r", "two", "--max-hours", "0", cwd=tmp_path)
+    stopped = torchrun(*arguments, "-r", "two", "--session-hours", "0", cwd=tmp_path)
     done = torchrun(*arguments, "-r", "two", cwd=tmp_path)
 
     assert stopped.returncode == 0, stopped.stderr

@@ -103,7 +103,9 @@ def test_the_usual_layout_leaves_earlier_results_finished() -> None:
 def test_label_maps_lie_beside_their_colours(brats_root: Path, tmp_path: Path, run: Run) -> None:
     model = write_run(tmp_path / "run")
 
-    code, _, errors = run("predict", brats_root, "-o", "out", "--model", model, "--no-preview")
+    code, _, errors = run(
+        "predict", brats_root, "-o", "out", "--model", model, "--set", "preview=false"
+    )
 
     assert code == 0, errors
     for name in ("labels-brats2017.txt", "labels-brats2017.ctbl"):

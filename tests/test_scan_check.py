@@ -128,7 +128,7 @@ def test_predict_writes_what_is_unusual_and_the_dice_that_it_expects(
 
     for name in ("usual", "swapped"):
         code, shown[name], errors = run(
-            "predict", name, "-o", f"{name}-out", "--model", model, "--no-preview"
+            "predict", name, "-o", f"{name}-out", "--model", model, "--set", "preview=false"
         )
         assert code == 0, errors
         folder = tmp_path / f"{name}-out"
@@ -159,7 +159,9 @@ def test_predictions_without_a_fit_have_no_columns_of_it(run: Run, tmp_path: Pat
         tmp_path / "run", notes={"profile": phantom_profile().model_dump(mode="json")}
     )
 
-    code, shown, errors = run("predict", "scans", "-o", "out", "--model", model, "--no-preview")
+    code, shown, errors = run(
+        "predict", "scans", "-o", "out", "--model", model, "--set", "preview=false"
+    )
 
     assert code == 0, errors
     assert "predicted Dice" not in shown

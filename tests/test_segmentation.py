@@ -243,7 +243,7 @@ def test_predict_takes_a_folder_of_dicom_files(tmp_path: Path, run: Run) -> None
     write_examination(tmp_path / "exam")
     model = write_run(tmp_path / "run")
     command = ["predict", tmp_path / "exam", "-o", tmp_path / "out", "--model", model, "--json"]
-    given = ["--no-preview", "--threshold", "0.1,0.1,0.1"]
+    given = ["--set", "preview=false", "--set", "thresholds=0.1,0.1,0.1"]
 
     first = run(*command, *given)
     again = run(*command, *given)
@@ -287,7 +287,14 @@ def test_a_segmentation_that_cannot_be_written_leaves_the_label_map(
     model = write_run(tmp_path / "run")
 
     code, shown, errors = run(
-        "predict", tmp_path / "scans", "-o", tmp_path / "out", "--model", model, "--no-preview"
+        "predict",
+        tmp_path / "scans",
+        "-o",
+        tmp_path / "out",
+        "--model",
+        model,
+        "--set",
+        "preview=false",
     )
 
     assert code == 0, errors

@@ -17,7 +17,7 @@ from tests.builders import Run, check_json
 from tests.inference_builders import write_run
 from tests.survival_builders import RIDGE
 
-SURVIVAL = ("survival", "features.csv", "--table", "survival_info.csv", "--repeats", "1")
+SURVIVAL = ("survival", "features.csv", "--clinical", "survival_info.csv", "--repeats", "1")
 HEADER = "case_id,Age,Survival_days,Extent_of_Resection"
 
 
@@ -102,7 +102,7 @@ def test_a_bad_case_is_a_row_of_failures_and_ends_it_with_one(
 def test_networks_without_a_split_are_noted(run: Run, brats_root: Path, tmp_path: Path) -> None:
     model = write_run(tmp_path / "run")
 
-    code, shown, _ = run("features", brats_root, "--segmentation", model, "--predicted")
+    code, shown, _ = run("features", brats_root, "--model", model, "--predict-all")
 
     assert code == 0
     assert "has no split.csv: whether it was trained on a case is unknown" in shown
@@ -214,7 +214,7 @@ def test_five_patients_with_constant_columns_end_with_a_verdict(run: Run, tmp_pa
         replace_cell(tmp_path / "features.csv", row, "noise1", "7")
         replace_cell(tmp_path / "survival_info.csv", row, "Age", "50")
 
-    code, shown, _ = run(*SURVIVAL, "--n-folds", 5)
+    code, shown, _ = run(*SURVIVAL)
 
     assert code == 0
     assert "Fewer than 20 deaths prove nothing" in shown
@@ -242,7 +242,7 @@ def test_the_folds_of_the_project_are_taken(run: Run, tmp_path: Path) -> None:
     lines = [f"case{number:02d},case{number:02d},{number % 3}" for number in range(30)]
     (tmp_path / "folds.csv").write_text("\n".join(["case_id,patient_id,fold", *lines]) + "\n")
 
-    run(*SURVIVAL, "--folds", "folds.csv")
+    run(*SURVIVAL, "--fold-table", "folds.csv")
 
     with (tmp_path / "survival" / "predictions.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
@@ -278,7 +278,7 @@ def test_tables_that_cannot_be_used_are_wrong_use(
     write_cohort(tmp_path)
     (tmp_path / "survival_info.csv").write_text(table)
 
-    code, _, errors = run("survival", "features.csv", "--table", "survival_info.csv")
+    code, _, errors = run("survival", "features.csv", "--clinical", "survival_info.csv")
 
     assert code == 2
     assert re.search(message, errors)
@@ -289,7 +289,7 @@ def test_an_empty_table_of_features_is_wrong_use(run: Run, tmp_path: Path) -> No
     write_cohort(tmp_path)
     (tmp_path / "features.csv").write_text("")
 
-    code, _, errors = run("survival", "features.csv", "--table", "survival_info.csv")
+    code, _, errors = run("survival", "features.csv", "--clinical", "survival_info.csv")
 
     assert code == 2
     assert "features.csv is not a CSV table" in errors
@@ -315,7 +315,9 @@ def test_phantoms_whose_volume_drives_survival_or_does_not(
     ]
     (tmp_path / "survival_info.csv").write_text("\n".join([HEADER, *lines]) + "\n")
 
-    code, shown, _ = run("survival", "features.csv", "--table", "survival_info.csv", "--repeats", 1)
+    code, shown, _ = run(
+        "survival", "features.csv", "--clinical", "survival_info.csv", "--repeats", 1
+    )
 
     assert code == 0
     assert ("Better than age alone" in shown) == volume_matters
@@ -332,8 +334,8 @@ def test_real_cases_get_features_and_an_honest_verdict(
     survival, mapping = tables / "survival_data.csv", tables / "name_mapping.csv"
     scans = real_data / "BraTS2018"
 
-    measured = run("features", scans, "--table", survival, "--table", mapping)
-    code, shown, errors = run("survival", "features.csv", "--table", survival, "--repeats", 1)
+    measured = run("features", scans, "--clinical", survival, "--clinical", mapping)
+    code, shown, errors = run("survival", "features.csv", "--clinical", survival, "--repeats", 1)
 
     assert measured[0] == 0, measured[2]
     assert "9 cases with 320 features; label maps: 9 reference" in measured[1]

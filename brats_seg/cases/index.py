@@ -108,8 +108,7 @@ def index_cases(
         for case in discovery.cases
     ]
     kept = without_duplicates(with_conventions(cases, labels or ""))
-    compared = with_near_copies(kept, previous.usable if previous else ())
-    return CaseIndex(root=data_folder(root), cases=compared)
+    return CaseIndex(root=data_folder(root), cases=with_near_copies(kept))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

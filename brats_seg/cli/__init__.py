@@ -15,77 +15,67 @@ from typing import Annotated
 
 import typer
 
-from brats_seg.cli import (
-    crossval,
-    doctor,
-    evaluation,
-    figure,
-    prediction,
-    report,
-    scans,
-    survival,
-    training,
-)
-from brats_seg.cli.options import Command, Commands, LogHandler
+from brats_seg.cli import data, evaluate, look, predict, survival, train
+from brats_seg.cli.options import Command, Commands, LogHandler, shared
 from brats_seg.errors import BratsError, EnvironmentalError, printable
 from brats_seg.files import check_current_folder
 from brats_seg.progress import close_display
 
 _OUTPUT_FAILS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE})
 """Errors of a file or a pipe that the output is written to."""
-_DATA, _TRAIN, _USE, _LOOK = "Data", "Train", "Use", "Look"
-_COMMANDS: tuple[tuple[str, Callable[..., None], tuple[str, ...]], ...] = (
-    (_DATA, scans.index, ("data", "data -o cases.csv --labels brats2017")),
-    (_DATA, scans.prepare, ("data", "data --preset kaggle-t4 --set store.compressed=true")),
-    (_DATA, scans.convert, ("dicom -o scans", "dicom -o scans --series t1c=5 --series t2f=FLAIR")),
-    (_DATA, scans.phantom, ("scans --cases 6",)),
-    (_TRAIN, training.plan, ("", "--device t4 --precision fp16", "--memory 15GiB --preset full")),
-    (
-        _TRAIN,
-        training.train,
-        (
-            "--data data --fold 0 --preset kaggle-t4 --max-hours 11.5",
+_COMMANDS: dict[str, dict[Callable[..., None], tuple[str, ...]]] = {
+    "Data": {
+        data.index: ("data", "data -o cases.csv --labels brats2017"),
+        data.prepare: ("data", "data --preset kaggle-t4 --skip-bad"),
+        data.convert: ("dicom -o scans", "dicom -o scans --series t1c=5 --series t2f=FLAIR"),
+        data.phantom: ("scans --number 6",),
+        data.doctor: ("", "data --json"),
+    },
+    "Train": {
+        train.plan: ("", "--device t4 --precision fp16", "--device 15GiB --preset full"),
+        train.train: (
+            "--data data --fold 0 --preset kaggle-t4 --session-hours 11.5",
             "--data data --set optimizer.lr=1e-3 --set loss.batch_dice=true --run runs/batch-dice",
         ),
-    ),
-    (_TRAIN, training.settings, ("", "training", "--preset kaggle-t4")),
-    (_TRAIN, training.certify, ("--run runs/fold0", "--preset demo --set loss.batch_dice=true")),
-    (_TRAIN, crossval.tune, ("runs/fold0 runs/fold1 runs/fold2 --data data",)),
-    (_TRAIN, crossval.crossval, ("--data data --preset kaggle-t4", "--data data --folds 0,1")),
-    (
-        _USE,
-        prediction.predict,
-        (
+        train.settings: ("", "training", "--preset kaggle-t4"),
+        train.certify: ("--run runs/fold0", "--preset demo --set loss.batch_dice=true"),
+        train.tune: ("runs/fold0 runs/fold1 runs/fold2 --data data",),
+        train.crossval: ("--data data --preset kaggle-t4", "--data data --folds 0,1"),
+    },
+    "Use": {
+        predict.predict: (
             "scans -o predictions --model runs/fold0",
             "dicom -o predictions --model model --series t1c=5",
             "--t1n a.nii.gz --t1c b.nii.gz --t2w c.nii.gz --t2f d.nii.gz -o out --model model",
         ),
-    ),
-    (_USE, prediction.export, ("runs/fold0 runs/fold1 -o model --license CC-BY-4.0",)),
-    (_USE, survival.features, ("data -o features.csv", "data --autoencoder runs/autoencoder")),
-    (_USE, survival.survival, ("features.csv --table survival_data.csv",)),
-    (
-        _LOOK,
-        evaluation.evaluate,
-        (
+        predict.export: ("runs/fold0 runs/fold1 -o model --license CC-BY-4.0",),
+        survival.features: ("data -o features.csv", "data --autoencoder runs/autoencoder"),
+        survival.survival: ("features.csv --clinical survival_data.csv",),
+    },
+    "Look": {
+        evaluate.evaluate: (
             "data predictions --protocol lesionwise2023",
             "data predictions --only-predicted",
             "data --compare predictions/first predictions/second -o tests.csv",
         ),
-    ),
-    (
-        _LOOK,
-        report.report,
-        (
+        look.figure: (
+            "preview data --prediction predictions -o preview.png",
+            "scores scores.csv -o scores.png",
+        ),
+        look.report: (
             "predictions --reference data",
             "data --prediction predictions --case BraTS2021_00000",
             "runs/fold0 --data data",
         ),
-    ),
-    (_LOOK, doctor.doctor, ("", "data --json")),
-    (_LOOK, prediction.reconstruct, ("runs/autoencoder data -o reconstructions",)),
-)
-"""Groups of commands in the order of the help, with the arguments of the examples of each."""
+        predict.reconstruct: ("runs/autoencoder data -o reconstructions",),
+    },
+}
+"""Commands in the groups and the order of the help, with the arguments of the examples of each."""
+_READ_SETTINGS = {
+    *(data.index, data.prepare, data.doctor),
+    *(train.plan, train.train, train.settings, train.certify, train.crossval),
+}
+"""Commands with the options of settings."""
 
 
 def _examples(name: str, arguments: tuple[str, ...]) -> str:
@@ -125,10 +115,11 @@ def _app() -> typer.Typer:
         rich_markup_mode="markdown",
         pretty_exceptions_enable=False,
     )
-    for panel, command, arguments in _COMMANDS:
-        epilog = _examples(command.__name__, arguments)
-        app.command(cls=Command, rich_help_panel=panel, epilog=epilog)(command)
-    app.add_typer(figure.app, name="figure", rich_help_panel=_LOOK)
+    for panel, commands in _COMMANDS.items():
+        for command, arguments in commands.items():
+            epilog = _examples(command.__name__, arguments)
+            add = app.command(cls=Command, rich_help_panel=panel, epilog=epilog)
+            add(shared(command, with_settings=command in _READ_SETTINGS))
     return app
 
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from brats_seg.cli.options import (
+    ClinicalOption,
     DeviceOption,
-    JsonOption,
     LabelsOption,
     PrecisionOption,
     PreparedOption,
+    emit,
     importing,
-    print_json,
     print_table,
 )
 from brats_seg.errors import counted
@@ -40,28 +40,25 @@ def features(
     output: Annotated[Path, typer.Option("-o", "--output", help="Table to write.")] = Path(
         "features.csv"
     ),
-    autoencoder: Annotated[
-        list[Path] | None,
-        typer.Option(help="Run of an autoencoder, for latent vectors; may be repeated."),
-    ] = None,
-    segmentation: Annotated[
+    model: Annotated[
         list[Path] | None,
         typer.Option(
             help="Run that predicts label maps where there is no reference; may be repeated."
         ),
     ] = None,
-    predicted: Annotated[
-        bool, typer.Option("--predicted", help="Predict label maps of all cases.")
-    ] = False,
-    table: Annotated[
+    autoencoder: Annotated[
         list[Path] | None,
-        typer.Option(help="Table of ages, resections or ids, besides those below DATA."),
+        typer.Option(help="Run of an autoencoder, for latent vectors; may be repeated."),
     ] = None,
+    predict_all: Annotated[
+        bool,
+        typer.Option("--predict-all", help="Ignore reference label maps and predict all cases."),
+    ] = False,
+    clinical: ClinicalOption = None,
     labels: LabelsOption = None,
     prepared: PreparedOption = None,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
-    as_json: JsonOption = False,
 ) -> None:
     """Measure each case: size, shape and intensities of the tumour, and its latent vector.
 
@@ -75,19 +72,22 @@ def features(
         data,
         output,
         autoencoders=autoencoder or (),
-        segmentations=segmentation or (),
-        predicted=predicted,
-        tables=table or (),
+        segmentations=model or (),
+        predicted=predict_all,
+        tables=clinical or (),
         labels=labels,
         prepared_path=prepared,
         device=device,
         precision=precision,
         track=tracked,
     )
-    if as_json:
-        from brats_seg.json_results import measured_cases
-
-        print_json(measured_cases(extraction, output))
+    rows = extraction.rows
+    emit(
+        table=output,
+        case_ids=[row.case_id for row in rows],
+        columns=[feature.name for feature in rows[0].features] if rows else [],
+        failures=extraction.failures,
+    )
     for failure in extraction.failures:
         print(f"FAILED  {failure.message}")
     _print_features(extraction.rows)
@@ -99,36 +99,32 @@ def features(
 
 def survival(
     features: Annotated[Path, typer.Argument(help="Table that `features` wrote.")],
-    table: Annotated[Path, typer.Option(help="Table of survival, of any BraTS release.")],
+    clinical: Annotated[
+        list[Path],
+        typer.Option(
+            help="Table of survival, of any BraTS release; then, if features and survival have ids of "
+            "different years, name_mapping.csv, unless it lies beside that table."
+        ),
+    ],
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write to.")] = Path(
         "survival"
     ),
-    mapping: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="name_mapping.csv, if features and table have ids of different years. "
-            "One beside the table is found by itself."
-        ),
-    ] = None,
-    folds: Annotated[
+    fold_table: Annotated[
         Path | None,
         typer.Option(
             help="Fold table to use, such as folds-5-seed55.csv among the prepared cases; without "
             "it, new folds are made."
         ),
     ] = None,
-    n_folds: Annotated[int, typer.Option(min=2, help="Number of new folds.")] = 5,
     repeats: Annotated[
         int, typer.Option(min=1, help="Number of cross-validations to average.")
     ] = 3,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same result.")] = 55,
     submit: Annotated[
         Path | None,
         typer.Option(
             help="Table of the cases to submit, such as survival_evaluation.csv. (default: all)"
         ),
     ] = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Predict days of survival, and test the predictions against chance.
 
@@ -141,20 +137,23 @@ def survival(
 
     found = study_survival(
         features,
-        table,
+        clinical[0],
         output,
-        mapping=mapping or (),
-        folds=folds,
-        n_folds=n_folds,
+        mapping=clinical[1:],
+        folds=fold_table,
         n_repeats=repeats,
-        seed=seed,
         submit=submit,
         track=tracked,
     )
-    if as_json:
-        from brats_seg.json_results import survival_result
-
-        print_json(survival_result(found, output))
+    summary = found.summary
+    emit(
+        folder=output,
+        figures=summary.figures,
+        verdict=summary.verdict,
+        conclusion=str(summary.verdict),
+        remarks=summary.remarks,
+        missing=found.missing,
+    )
     _print_study(found)
     print(f"wrote predictions, figures, picture and submission to {output}. Research use only.")
     if found.missing:

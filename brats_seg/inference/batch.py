@@ -73,7 +73,7 @@ class Executor:
 
     def __post_init__(self) -> None:
         if self.n_workers is not None and self.scheduler is not None:
-            msg = "--workers starts processes here, --scheduler uses a running cluster: give one of them"
+            msg = "n_workers starts processes here, scheduler uses a running cluster: give one of them"
             raise UsageError(msg)
 
     @property

@@ -158,7 +158,7 @@ def _distributed() -> Any:
         import distributed
     except ImportError as error:
         msg = (
-            "--workers and --scheduler need dask, which is not installed. Run "
+            "--workers needs dask, which is not installed. Run "
             "`pip install brats_seg[cluster]`, or leave these options out."
         )
         raise EnvironmentalError(msg) from error

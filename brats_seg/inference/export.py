@@ -218,9 +218,9 @@ def _has_card(folder: Path, facts: ModelFacts) -> bool:
 def _log_card(facts: ModelFacts) -> None:
     """Log what to know about the model card before the model is handed out."""
     if facts.has_ids:
-        log.info("The model card has the ids of the cases; --no-case-ids leaves them out.")
+        log.info("The model card has the ids of the cases; --count-cases leaves them out.")
     elif facts.knows_cases:
-        log.info("The model card counts the cases without their ids; --case-ids names them.")
+        log.info("The model card counts the cases without their ids; --name-cases names them.")
     if not facts.license:
         log.info("The model card states no licence; --license names one.")
 

@@ -262,7 +262,7 @@ def require_task(trained: TrainedModel, task: TaskName, path: Path) -> None:
 
 _INSTEAD: dict[TaskName, str] = {
     "segmentation": "An autoencoder gives no label maps: use it with `reconstruct` and `features`.",
-    "reconstruction": "Train one with `brats-seg train --model autoencoder`.",
+    "reconstruction": "Train one with `brats-seg train --network autoencoder`.",
 }
 """Advice where a run of the task is missing."""
 

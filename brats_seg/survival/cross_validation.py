@@ -273,7 +273,7 @@ def _folds_of(
         msg = (
             f"the fold table has no row for {counted(len(missing), 'case')} of known survival, such as "
             f"{missing[0]}. Give the fold table of the data that the features are of, or leave "
-            "--folds out to have new folds made."
+            "--fold-table out to have new folds made."
         )
         raise FoldError(msg)
     return tuple(
@@ -300,7 +300,7 @@ def _check_enough(study: Study, plan: CrossValidationPlan, folds: FoldTable | No
     n_folds = len(folds.folds) if folds else plan.n_folds
     expected = max(n_folds, FEWEST_DEATHS)
     if len(patients) < expected:
-        way_out = f", or --n-folds {len(patients)}" if len(patients) >= FEWEST_DEATHS else ""
+        way_out = f", or n_folds={len(patients)}" if len(patients) >= FEWEST_DEATHS else ""
         msg = (
             f"{counted(len(patients), 'patient')} with a known day of death: too few for {n_folds} folds; "
             f"expected {expected} at least. Give more cases{way_out}."

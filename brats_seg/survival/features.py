@@ -122,7 +122,7 @@ def extract_features(
         UsageError: Label maps are to be predicted, and there is no network for it.
     """
     if predicted and networks.segmenter is None:
-        msg = "predicted label maps were asked for; expected a run to predict them: --segmentation"
+        msg = "predicted label maps were asked for; expected a run to predict them: --model"
         raise UsageError(msg)
     # in this process, which holds the networks on the device
     found = map_cases(
@@ -188,7 +188,7 @@ def _of_prediction(
 ) -> tuple[Tumour, Leakage | None]:
     if networks.segmenter is None:
         found, expected = "no label map", "one, or a network to predict it"
-        next_step = "Give a run with --segmentation, or leave the case out."
+        next_step = "Give a run with --model, or leave the case out."
         raise CaseError(scan.case_id, "(none)", found, expected, next_step)
     labels, convention, leakage = networks.segmenter.segment(scan, keys)
     return tumour_of(scan, labels, convention), leakage

@@ -117,5 +117,5 @@ def _no_match(table: FeatureTable, known: ClinicalTable, path: Path) -> UsageErr
     return UsageError(
         f"{path} has none of the {counted(len(table.case_ids), 'case')} of the features. The features are of "
         f"{some_of(table.case_ids)}, the table has {some_of(theirs) or 'no rows'}. Give the table of "
-        "the same year, or with --mapping the name_mapping.csv that joins the ids of the years."
+        "the same year, or with --clinical the name_mapping.csv that joins the ids of the years."
     )

@@ -238,7 +238,7 @@ def kept_from_start(config: Config, run_path: Path) -> Config:
     if begun_with.training.hours is None:
         msg = (
             f"{run_path} was begun without --hours, for {begun_with.training.n_epochs} epochs. Limit "
-            "this session with --max-hours, choose another --run, or start anew with --fresh."
+            "this session with --session-hours, choose another --run, or start anew with --fresh."
         )
         raise ResumeError(msg)
     # hours that change are logged when the run is opened

@@ -58,8 +58,7 @@ COMMANDS: Mapping[str, Command] = {
         words="predict scans -o out --model runs/fold0 --precision fp32", stage="trained"
     ),
     "features": Command(
-        words="features scans -o features/features.csv --segmentation runs/fold0 --predicted "
-        f"{_FIXED}",
+        words=f"features scans -o features/features.csv --model runs/fold0 --predict-all {_FIXED}",
         stage="trained",
     ),
     "export": Command(words="export runs/fold0 runs/fold1 -o model", stage="trained"),
@@ -67,7 +66,7 @@ COMMANDS: Mapping[str, Command] = {
     "evaluate": Command(words="evaluate scans out -o scores/scores.csv", stage="predicted"),
     "figure sample": Command(words="figure sample scans -o sample.png", stage="scans"),
     "figure history": Command(words="figure history runs/fold0 -o curves.png", stage="trained"),
-    "phantom": Command(words="phantom other --cases 2", stage="scans"),
+    "phantom": Command(words="phantom other --number 2", stage="scans"),
 }
 _STEPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "prepared": ("scans", (COMMANDS["prepare"].words,)),

@@ -144,7 +144,7 @@ def test_no_exported_model_breaks_predict(
             folder = place / f"model{number}"
             shutil.copytree(exported, folder)
             change(folder / "model")
-            ended = attack("predict scans -o out --model model --no-preview", folder)
+            ended = attack("predict scans -o out --model model --set preview=false", folder)
             tries.note(what, *harmless(ended, folder, 1, 2, 3))
 
 
@@ -239,7 +239,7 @@ def _nan_weights(path: Path) -> None:
 
 
 USES: Mapping[str, tuple[str, str]] = {
-    "predict": ("best.pt", "predict scans -o out --model runs/fold0 --no-preview"),
+    "predict": ("best.pt", "predict scans -o out --model runs/fold0 --set preview=false"),
     "train": ("last.pt", f"{TRAIN} --fold 0"),
     "tune": ("best.pt", COMMANDS["tune"].words),
     "certify": ("last.pt", COMMANDS["certify"].words),

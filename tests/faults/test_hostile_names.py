@@ -61,7 +61,7 @@ GOOD_IDS = ("BraTS2021_00000", "BraTS2021_00001")
 SCANNING = {
     "index": "index scans -o cases.csv",
     "prepare": "prepare scans --prepared new --skip-bad --set folds.n_folds=2",
-    "predict": "predict scans -o out --model runs/fold0 --precision fp32 --no-preview",
+    "predict": "predict scans -o out --model runs/fold0 --precision fp32 --set preview=false",
     "features": "features scans -o features/features.csv",
 }
 

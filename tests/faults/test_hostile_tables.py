@@ -77,7 +77,7 @@ READ_AGAIN: Mapping[str, tuple[str, str, tuple[int, ...]]] = {
     "out/brats_seg.json": (COMMANDS["predict"].words, "predicted", (0, 2)),
     "scans/survival_info.csv": (COMMANDS["index"].words, "scans", (0, 2)),
     "scans/name_mapping.csv": (COMMANDS["features"].words, "trained", (0, 2)),
-    "features.csv": ("survival features.csv --table table.csv -o survival", "scans", (2,)),
+    "features.csv": ("survival features.csv --clinical table.csv -o survival", "scans", (2,)),
     "scores.csv": ("figure bars scores.csv -o bars.png", "scans", (2,)),
 }
 """Files that a command reads, the command, the stage it starts from, and its exit codes."""

@@ -1,4 +1,4 @@
-"""No command uses the network, but `predict --scheduler`, which is given an address."""
+"""No command uses the network, but `predict --workers`, which is given an address."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def test_a_scheduler_cannot_be_reached_without_it(stages: Stages, place: Path) -
     """The guard guards: the one command that needs the network is stopped, and shown."""
     folder = stages.start("trained", place / "here")
 
-    words = f"{COMMANDS['predict'].words} --scheduler tcp://127.0.0.1:9"
+    words = f"{COMMANDS['predict'].words} --workers tcp://127.0.0.1:9"
     ended = run(words, folder, NoNetwork())
 
     assert NETWORK_USED in ended.shown

@@ -9,21 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from brats_seg.cli.options import (
-    COMPLETE_CONVENTION,
-    COMPLETE_DEVICE,
-    COMPLETE_PRECISION,
-    DEVICES,
-    PRECISIONS,
     DeviceOption,
     IdentifiersOption,
-    JsonOption,
+    LabelsOption,
+    ModelOption,
     PrecisionOption,
     PreprocessOption,
     SeriesOption,
     command_again,
+    emit,
     importing,
     one_of,
-    print_json,
 )
 from brats_seg.errors import UsageError, counted
 from brats_seg.presets import FileFormat
@@ -36,19 +32,9 @@ if TYPE_CHECKING:
     from brats_seg.inference.settings import PredictionSettings
 
 _ONE_CASE = "One case by its files"
-_WINDOWS = "Windows"
-_LABEL_MAP = "Label map"
 _WRITTEN = "What is written"
-_MACHINE = "Machine"
 
-ModelOption = Annotated[
-    list[Path],
-    typer.Option(
-        "--model",
-        help="A run, a checkpoint or an exported folder; several are averaged. Or one model of "
-        "nnU-Net v2 or MONAI bundle.",
-    ),
-]
+FileOption = Annotated[Path | None, typer.Option(rich_help_panel=_ONE_CASE, help="Its scan.")]
 
 
 def predict(
@@ -61,81 +47,22 @@ def predict(
             "paths."
         ),
     ] = None,
-    t1n: Annotated[
-        Path | None, typer.Option("--t1n", "--t1", rich_help_panel=_ONE_CASE, help="T1.")
-    ] = None,
-    t1c: Annotated[
-        Path | None,
-        typer.Option(
-            *("--t1c", "--t1ce", "--t1gd"),
-            rich_help_panel=_ONE_CASE,
-            help="T1 with contrast agent.",
-        ),
-    ] = None,
-    t2w: Annotated[
-        Path | None, typer.Option("--t2w", "--t2", rich_help_panel=_ONE_CASE, help="T2.")
-    ] = None,
-    t2f: Annotated[
-        Path | None, typer.Option("--t2f", "--flair", rich_help_panel=_ONE_CASE, help="FLAIR.")
-    ] = None,
-    case_id: Annotated[
+    t1n: FileOption = None,
+    t1c: FileOption = None,
+    t2w: FileOption = None,
+    t2f: FileOption = None,
+    case: Annotated[
         str | None, typer.Option(rich_help_panel=_ONE_CASE, help="Id of the case.")
     ] = None,
-    labels: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel=_LABEL_MAP,
-            autocompletion=COMPLETE_CONVENTION,
-            help="Label convention to write. (default: that of the release of the case)",
-        ),
-    ] = None,
-    windows: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel=_WINDOWS,
-            autocompletion=one_of("auto", "whole", "centre", "sliding"),
-            help="One pass (whole, or centre with statistics of its centre), or sliding windows; auto: "
-            "what tune chose, else sliding windows.",
-        ),
-    ] = None,
+    tta: Annotated[bool, typer.Option("--tta", help="Average over 8 mirror images.")] = False,
     window: Annotated[
         str | None,
-        typer.Option(metavar="X,Y,Z", rich_help_panel=_WINDOWS, help="Voxels of a sliding window."),
-    ] = None,
-    overlap: Annotated[
-        float | None,
         typer.Option(
-            rich_help_panel=_WINDOWS,
-            help="Overlap of sliding windows, 0 to 1. (default: what tune chose, else 0.5)",
+            metavar="X,Y,Z",
+            help="Voxels of a window, or whole for one pass. (default: the window that tune chose)",
         ),
     ] = None,
-    tta: Annotated[
-        bool,
-        typer.Option("--tta", rich_help_panel=_WINDOWS, help="Average over 8 mirror images."),
-    ] = False,
-    threshold: Annotated[
-        str | None,
-        typer.Option(
-            metavar="WT,TC,ET",
-            rich_help_panel=_LABEL_MAP,
-            help="Probabilities above which a voxel is tumour.",
-        ),
-    ] = None,
-    smallest: Annotated[
-        str | None,
-        typer.Option(
-            metavar="WT,TC,ET",
-            rich_help_panel=_LABEL_MAP,
-            help="Volume of the smallest component, mm3.",
-        ),
-    ] = None,
-    smallest_et: Annotated[
-        float | None,
-        typer.Option(
-            rich_help_panel=_LABEL_MAP,
-            help="Total ET volume, mm3, below which ET becomes necrosis.",
-        ),
-    ] = None,
+    labels: LabelsOption = None,
     probabilities: Annotated[
         bool,
         typer.Option(
@@ -148,14 +75,6 @@ def predict(
             "--uncertainty", rich_help_panel=_WRITTEN, help="Write a map of the entropy too."
         ),
     ] = False,
-    layout: Annotated[
-        str,
-        typer.Option(
-            rich_help_panel=_WRITTEN,
-            autocompletion=one_of("plain", "bids"),
-            help="Names of the files: plain (CASE.nii.gz) or bids (a BIDS derivative).",
-        ),
-    ] = "plain",
     report: Annotated[
         bool,
         typer.Option(
@@ -164,35 +83,36 @@ def predict(
             help="Write a page of each case too: reports/CASE.html, for any browser.",
         ),
     ] = False,
-    preview: Annotated[
-        bool, typer.Option(rich_help_panel=_WRITTEN, help="Write a picture of each case.")
-    ] = True,
-    device: Annotated[
-        str | None,
-        typer.Option(rich_help_panel=_MACHINE, autocompletion=COMPLETE_DEVICE, help=DEVICES),
-    ] = None,
-    precision: Annotated[
-        str | None,
-        typer.Option(rich_help_panel=_MACHINE, autocompletion=COMPLETE_PRECISION, help=PRECISIONS),
-    ] = None,
-    workers: Annotated[
-        int | None,
+    layout: Annotated[
+        str,
         typer.Option(
-            min=1,
-            rich_help_panel=_MACHINE,
-            help="Number of processes (dask) to distribute the cases to.",
+            rich_help_panel=_WRITTEN,
+            autocompletion=one_of("plain", "bids"),
+            help="Names of the files: plain (CASE.nii.gz) or bids (a BIDS derivative).",
+        ),
+    ] = "plain",
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="One setting; may be repeated: overlap, thresholds, smallest_mm3, smallest_et_mm3 or "
+            "preview.",
         ),
     ] = None,
-    scheduler: Annotated[
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
+    workers: Annotated[
         str | None,
         typer.Option(
-            rich_help_panel=_MACHINE, help="Address of a dask cluster to distribute the cases to."
+            metavar="N",
+            help="Number of processes (dask) to distribute the cases to, or the address tcp://... of "
+            "a dask cluster.",
         ),
     ] = None,
     series: SeriesOption = None,
     identifiers: IdentifiersOption = False,
     preprocess: PreprocessOption = False,
-    as_json: JsonOption = False,
 ) -> None:
     """Segment new scans: label maps on their own grids, volumes, pictures and a record of each.
 
@@ -205,36 +125,31 @@ def predict(
         {
             "device": device,
             "precision": precision,
-            "windows": windows,
-            "window": _numbers(window),
-            "overlap": overlap,
+            **_window_settings(window),
             "tta": tta,
-            "thresholds": _numbers(threshold),
-            "smallest_mm3": _numbers(smallest),
-            "smallest_et_mm3": smallest_et,
             "labels": labels,
             "probabilities": probabilities,
             "uncertainty": uncertainty,
-            "preview": preview,
             "report": report,
             "layout": layout,
+            **dict(map(_assigned, assignments or [])),
         }
     )
     with importing():
         from brats_seg.dicom.convert import DicomOptions
         from brats_seg.dicom.modalities import parse_overrides
-        from brats_seg.inference.batch import Executor, find_scans
+        from brats_seg.inference.batch import find_scans
 
-    executor = Executor(n_workers=workers, scheduler=scheduler)
     dicom = DicomOptions(
         series=parse_overrides(series or []),
         with_identifiers=identifiers,
         preprocess=preprocess,
     )
     files = {"t1n": t1n, "t1c": t1c, "t2w": t2w, "t2f": t2f}
-    of_files = _case_of_files(inputs or [], files, case_id)
-    cases = of_files or find_scans(inputs or [], output, dicom, track=tracked)
-    outcome = _predict_cases(cases, model, output, settings, executor, as_json=as_json)
+    single = _case_of_files(inputs or [], files, case)
+    executor = _executor(workers)
+    cases = single or find_scans(inputs or [], output, dicom, track=tracked)
+    outcome = _predict_cases(cases, model, output, settings, executor)
     advice = "" if labels else "; --labels chooses another"
     for remark in outcome.remarks:
         print(f"{remark}{advice}")
@@ -247,16 +162,39 @@ def predict(
         raise typer.Exit(1)
 
 
+def _window_settings(window: str | None) -> dict[str, Any]:
+    if window is None:
+        return {}
+    return {"window": window.split(",")} if "," in window else {"windows": window}
+
+
+def _assigned(assignment: str) -> tuple[str, Any]:
+    key, equals, value = assignment.partition("=")
+    if not equals:
+        msg = f"--set {assignment!r} has no '='; expected for example overlap=0.25"
+        raise UsageError(msg)
+    return key, value.split(",") if "," in value else value
+
+
+def _executor(workers: str | None) -> "Executor":
+    from brats_seg.inference.batch import Executor
+
+    if workers is None or "://" in workers:
+        return Executor(scheduler=workers)
+    if not workers.isdecimal() or int(workers) == 0:
+        msg = f"--workers is {workers!r}; expected a number from 1, or an address such as tcp://host:8786"
+        raise UsageError(msg)
+    return Executor(n_workers=int(workers))
+
+
 def _predict_cases(
     cases: "Sequence[Case]",
     models: Sequence[Path],
     output: Path,
     settings: "PredictionSettings",
     executor: "Executor",
-    *,
-    as_json: bool,
 ) -> "BatchOutcome":
-    """Predict cases, print each as it ends, and say after an interruption how to go on."""
+    """Predict cases, print each as it ends, and say after an interruption how to resume."""
     from brats_seg.inference.batch import predict_cases
 
     n_done = 0
@@ -264,10 +202,8 @@ def _predict_cases(
     def on_case(outcome: "CaseOutcome") -> None:
         nonlocal n_done
         n_done += 1
-        if as_json:
-            print_json(outcome.record, is_line=True)
-        else:
-            print_outcome(outcome)
+        emit(outcome.record)
+        print_outcome(outcome)
 
     try:
         return predict_cases(
@@ -286,13 +222,12 @@ def export(
     runs: Annotated[list[Path], typer.Argument(help="Runs, checkpoints or exported folders.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write to.")],
     license_name: Annotated[
-        str,
-        typer.Option("--license", help="Licence of the weights, for the model card."),
+        str, typer.Option("--license", help="Licence of the weights, for the model card.")
     ] = "",
-    case_ids: Annotated[
+    name_cases: Annotated[
         bool | None,
         typer.Option(
-            "--case-ids/--no-case-ids",
+            "--name-cases/--count-cases",
             help="Name the cases by their ids in the model card, or only count them. (default: "
             "named if all ids are of public releases, such as BraTS)",
         ),
@@ -304,7 +239,6 @@ def export(
             help="safetensors alone, or a MONAI bundle or ONNX files beside them.",
         ),
     ] = "safetensors",
-    as_json: JsonOption = False,
 ) -> None:
     """Export networks to a folder: weights, settings, tables and a model card, without pickles.
 
@@ -314,22 +248,17 @@ def export(
         from brats_seg.inference.export import export_model
 
     exported = export_model(
-        runs, output, license_name=license_name, case_ids=case_ids, file_format=file_format
+        runs, output, license_name=license_name, case_ids=name_cases, file_format=file_format
     )
     n_networks = len(exported.networks)
-    if as_json:
-        from brats_seg.json_results import ExportedFolder
-
-        print_json(
-            ExportedFolder(path=output, n_networks=n_networks, fingerprint=exported.fingerprint)
-        )
+    emit(path=output, n_networks=n_networks, fingerprint=exported.fingerprint)
     print(f"wrote {counted(n_networks, 'network')} to {output}, fingerprint {exported.fingerprint}")
     print("Research use only.")
 
 
 def reconstruct(
-    run: Annotated[Path, typer.Argument(help="Folder of a run with model.name autoencoder.")],
-    case: Annotated[
+    model: Annotated[Path, typer.Argument(help="Run with model.name autoencoder.")],
+    scans: Annotated[
         Path, typer.Argument(help="Folder of one case or several, of any layout; or a table.")
     ],
     output: Annotated[
@@ -337,7 +266,6 @@ def reconstruct(
     ] = Path("reconstructions"),
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
-    as_json: JsonOption = False,
 ) -> None:
     """Draw a case beside its reconstruction, and print the error of each modality.
 
@@ -349,14 +277,9 @@ def reconstruct(
         from brats_seg.inference.settings import prediction_settings
 
     settings = prediction_settings({"device": device, "precision": precision})
-    done = reconstruct_cases([case], run, output, settings, track=tracked)
+    done = reconstruct_cases([scans], model, output, settings, track=tracked)
     for drawn in done.results:
-        if as_json:
-            from brats_seg.json_results import reconstructed_case
-
-            print_json(reconstructed_case(drawn), is_line=True)
-        else:
-            _print_drawn(drawn)
+        _print_drawn(drawn)
     for failure in done.failures:
         print(f"FAILED  {failure.message}")
     print("1 is the error of an image without contrast. Research use only.")
@@ -395,20 +318,23 @@ def _case_of_files(
         raise UsageError(msg)
     if paths:
         if case_id is not None:
-            msg = "--case-id needs one case by --t1n, --t1c, --t2w and --t2f instead of INPUTS"
+            msg = "--case needs one case by --t1n, --t1c, --t2w and --t2f instead of INPUTS"
             raise UsageError(msg)
         return ()
     return (single_input(case_id, given),)
-
-
-def _numbers(text: str | None) -> list[str] | None:
-    return None if text is None else text.split(",")
 
 
 def _print_drawn(drawn: "DrawnCase") -> None:
     from brats_seg.labels import MODALITIES
 
     errors = dict(zip(MODALITIES, drawn.rmse, strict=True))
+    emit(
+        case_id=drawn.case_id,
+        rmse=errors,
+        mean_rmse=drawn.mean_rmse,
+        picture=drawn.picture,
+        warnings=drawn.warnings,
+    )
     parts = ", ".join(f"{modality} {error:.3f}" for modality, error in errors.items())
     print(f"{drawn.case_id}: error {drawn.mean_rmse:.3f} in the brain ({parts}), {drawn.picture}")
     for warning in drawn.warnings:

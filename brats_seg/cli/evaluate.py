@@ -1,4 +1,4 @@
-"""The command that scores predictions."""
+"""Command `evaluate`: score predictions, or compare two sets of them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from brats_seg.cli.options import (
-    JsonOption,
     ProtocolOption,
     TaskOption,
+    emit,
     importing,
-    print_json,
     print_table,
 )
 from brats_seg.cpu_threads import available_cpus
@@ -61,7 +60,6 @@ def evaluate(
             help="Leave out references without a prediction, which otherwise get the worst scores.",
         ),
     ] = False,
-    as_json: JsonOption = False,
 ) -> None:
     """Score predictions as the challenges do, and write a table and a summary.
 
@@ -74,10 +72,10 @@ def evaluate(
     chosen = protocol_named(protocol, task)
     if compare is not None and prediction is None:
         table = output or Path("comparison.csv")
-        _compare(reference, compare, chosen, table, only_predicted=only_predicted, as_json=as_json)
+        _compare(reference, compare, chosen, table, only_predicted=only_predicted)
     elif compare is None and prediction is not None:
         table = output or Path("scores.csv")
-        _score(reference, prediction, chosen, table, only_predicted=only_predicted, as_json=as_json)
+        _score(reference, prediction, chosen, table, only_predicted=only_predicted)
     else:
         msg = "give one set of predictions, or two with --compare A B"
         raise UsageError(msg)
@@ -178,7 +176,6 @@ def _score(
     output: Path,
     *,
     only_predicted: bool,
-    as_json: bool,
 ) -> None:
     with importing():
         from brats_seg.evaluation.evaluate import score_folders
@@ -192,10 +189,12 @@ def _score(
         n_workers=available_cpus(),
         track=tracked,
     )
-    if as_json:
-        from brats_seg.json_results import scored as scores_json
-
-        print_json(scores_json(scored, output))
+    emit(
+        table=output,
+        evaluations=[_scored_cases(scored.evaluation)],
+        summaries=scored.summaries,
+        predicted_summaries=scored.predicted_summaries,
+    )
     print_remarks(scored.evaluation, prediction)
     print_summaries(scored.summaries, scored.predicted_summaries)
     if scored.evaluation.missing:
@@ -215,7 +214,6 @@ def _compare(
     output: Path,
     *,
     only_predicted: bool,
-    as_json: bool,
 ) -> None:
     with importing():
         from brats_seg.evaluation.compare import compare_folders
@@ -229,10 +227,12 @@ def _compare(
         n_workers=available_cpus(),
         track=tracked,
     )
-    if as_json:
-        from brats_seg.json_results import compared as comparison_json
-
-        print_json(comparison_json(compared, output))
+    emit(
+        table=output,
+        evaluations=[_scored_cases(compared.first), _scored_cases(compared.second)],
+        comparison=compared.comparison,
+        predicted_comparison=compared.predicted,
+    )
     for path, evaluation in zip(predictions, (compared.first, compared.second), strict=True):
         print_remarks(evaluation, path, left_out_because="not in both sets")
     print(f"\nfirst: {predictions[0]}\nsecond: {predictions[1]}")
@@ -246,6 +246,18 @@ def _compare(
         _print_comparison(compared.predicted, words)
         print("--only-predicted compares the cases that both sets predict.")
     print(f"wrote {output}. Research use only.")
+
+
+def _scored_cases(evaluation: "Evaluation") -> dict[str, object]:
+    """Return the cases that were scored, and those that were not, for JSON."""
+    return {
+        "case_ids": list(dict.fromkeys(score.case_id for score in evaluation.scores)),
+        "missing": evaluation.missing,
+        "left_out": evaluation.left_out,
+        "without_reference": evaluation.without_reference,
+        "failures": evaluation.failures,
+        "remarks": evaluation.remarks,
+    }
 
 
 def _print_comparison(comparison: "Comparison", cases: str) -> None:

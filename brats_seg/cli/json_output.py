@@ -1,0 +1,172 @@
+"""Define the JSON that commands print with `--json`, and print its schema.
+
+`python -m brats_seg.cli.json_output` prints the JSON schema (2020-12) of the output of every command,
+under `properties`.
+"""
+
+import json
+import sys
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any, cast
+
+from pydantic import ConfigDict, TypeAdapter, create_model
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
+from pydantic_core import core_schema, to_jsonable_python
+
+_FAILURES = ["cases.many:Failure"]
+_SUMMARIES = ["evaluation.scores:RegionSummary"]
+_COMPARISON = ("evaluation.compare:Comparison", None)
+_SCORED = {
+    "case_ids": list[str],
+    "missing": list[str],
+    "left_out": list[str],
+    "without_reference": list[str],
+    "failures": _FAILURES,
+    "remarks": list[str],
+}
+_INDEXED = {
+    **dict.fromkeys(("case_id", "patient_id", "release", "label_convention"), str),
+    "problems": list[str],
+    "remarks": list[str],
+}
+_SERIES = {"number": int, "description": str, "modality": str, "reason": str}
+_CONVERTED = {"case_id": str, "folder": Path, "series": [_SERIES], "problems": list[str]}
+
+OUTPUTS: dict[str, Any] = {
+    "index": {"table": Path, "cases": [_INDEXED]},
+    "prepare": {
+        "folder": Path,
+        "case_ids": list[str],
+        "n_folds": int | None,
+        "folds_table": Path | None,
+        "damage": list[str],
+    },
+    "convert": {"path": Path, "cases": [_CONVERTED]},
+    "phantom": {"path": Path},
+    "doctor": "doctor:Diagnosis",
+    "plan": ["training.memory_plan:PlanRow"],
+    "train": {
+        "run": Path,
+        "finished": bool,
+        "reason": str,
+        "signal": str | None,
+        "best": float | None,
+        "history": list[dict[str, float]],
+    },
+    "settings": ["config_text:Setting"],
+    "certify": ["training.certificate:CertificateRow"],
+    "tune": "inference.tuning:Tuning",
+    "crossval": {
+        "output": Path,
+        "runs": list[Path],
+        "finished": bool,
+        "fingerprint": str | None,
+        "tuning": ("inference.tuning:Tuning", None),
+        "summaries": _SUMMARIES,
+        "predicted_summaries": _SUMMARIES,
+        "failures": _FAILURES,
+    },
+    "predict": "inference.output:Record",
+    "export": {"path": Path, "n_networks": int, "fingerprint": str},
+    "reconstruct": {
+        "case_id": str,
+        "rmse": dict[str, float],
+        "mean_rmse": float,
+        "picture": Path,
+        "warnings": list[str],
+    },
+    "features": {
+        "table": Path,
+        "case_ids": list[str],
+        "columns": list[str],
+        "failures": _FAILURES,
+    },
+    "survival": {
+        "folder": Path,
+        "figures": ["survival.verdict:FamilyFigures"],
+        "verdict": "survival.verdict:Verdict",
+        "conclusion": str,
+        "remarks": list[str],
+        "missing": list[str],
+    },
+    "evaluate": {
+        "table": Path,
+        "evaluations": [_SCORED],
+        "summaries": _SUMMARIES,
+        "predicted_summaries": _SUMMARIES,
+        "comparison": _COMPARISON,
+        "predicted_comparison": _COMPARISON,
+    },
+    "report": {"pages": list[Path], "failures": _FAILURES},
+    "figure": {"path": Path},
+}
+"""Output of each command: an object with its fields, a list, a type, or `module:name` of a type.
+
+A tuple with None is a value that may be missing. Of an object only the fields named here are printed.
+"""
+LINES = ("predict", "reconstruct")
+"""Commands that print a line for each case as it ends."""
+
+
+def json_text(command: str, value: object) -> str:
+    """Return the result of a command as JSON; a number that is not finite becomes null."""
+    plain = to_jsonable_python(_fields_of(value, OUTPUTS[command]), inf_nan_mode="null")
+    # ASCII alone, because file names need not be UTF-8
+    return json.dumps(plain, indent=None if command in LINES else 2)
+
+
+def _fields_of(value: Any, output: Any) -> Any:
+    """Return the fields of a value that its output names."""
+    if isinstance(output, dict):
+        get = value.get if isinstance(value, dict) else lambda key: getattr(value, key)
+        return {key: _fields_of(get(key), below) for key, below in output.items()}
+    if isinstance(output, list):
+        return [_fields_of(below, output[0]) for below in value or ()]
+    return value
+
+
+def output_schema() -> dict[str, Any]:
+    """Return the JSON schema of the output of every command."""
+    adapters = [
+        (command, "serialization", TypeAdapter(_type_of(output, command)))
+        for command, output in OUTPUTS.items()
+    ]
+    by_command, schema = TypeAdapter.json_schemas(
+        adapters,  # type: ignore[arg-type]
+        title="Output of the commands of brats-seg with --json",
+        schema_generator=_NullableNumbers,
+    )
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **schema,
+        "properties": {name: by_command[name, "serialization"] for name, _, _ in adapters},
+    }
+
+
+def _type_of(output: Any, name: str) -> Any:
+    match output:
+        case str():
+            return resolve_name(f"brats_seg.{output}")
+        case [below, None]:
+            return _type_of(below, name) | None
+        case [below]:
+            return list[_type_of(below, name)]  # type: ignore[misc]
+        case dict():
+            fields = {key: (_type_of(below, f"{name}_{key}"), ...) for key, below in output.items()}
+            forbidden = ConfigDict(extra="forbid")
+            return create_model(name, __config__=forbidden, **cast("dict[str, Any]", fields))
+    return output
+
+
+class _NullableNumbers(GenerateJsonSchema):
+    """Schemas in which a number may be null, as one that is not finite is printed."""
+
+    def float_schema(self, schema: core_schema.FloatSchema) -> JsonSchemaValue:
+        """Return the schema of a number."""
+        return {**super().float_schema(schema), "type": ["number", "null"]}
+
+
+if __name__ == "__main__":
+    json.dump(output_schema(), sys.stdout, indent=2)
+    sys.stdout.write("\n")

@@ -1,0 +1,427 @@
+"""Commands that train, plan, certify, tune and cross-validate."""
+
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from brats_seg.cli.evaluate import print_remarks, print_summaries
+from brats_seg.cli.options import (
+    DataOption,
+    DeviceOption,
+    PrecisionOption,
+    PreparedOption,
+    ProtocolOption,
+    SessionHoursOption,
+    TaskOption,
+    data_or_demo,
+    emit,
+    given_value,
+    has_settings,
+    importing,
+    prepared_path,
+    print_table,
+    run_settings,
+)
+from brats_seg.cli.options import settings as given_settings
+from brats_seg.cli.predict import print_outcome
+from brats_seg.errors import EnvironmentalError, UsageError, counted
+from brats_seg.progress import tracked
+
+if TYPE_CHECKING:
+    from brats_seg.config import Config
+    from brats_seg.crossval import OutOfFoldResults
+    from brats_seg.evaluation.subset_scores import SubsetScores
+    from brats_seg.inference.tuning import Tuning
+    from brats_seg.inference.window_choice import WindowTrial
+    from brats_seg.training.certificate import Certificate
+    from brats_seg.training.memory_plan import MemoryPlan
+
+
+def train(
+    data: DataOption = None,
+    fold: Annotated[int, typer.Option(min=0, help="Index of the fold that is held out.")] = 0,
+    run: Annotated[
+        # -r, because torchrun under Python 3.11 takes --run for an abbreviation of its own options
+        Path | None,
+        typer.Option(
+            "-r", "--run", help="Run folder; use -r under torchrun. (default: runs/foldN)"
+        ),
+    ] = None,
+    session_hours: SessionHoursOption = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Rename an earlier run and start anew.")
+    ] = False,
+    prepared: PreparedOption = None,
+) -> None:
+    """Train a fold, or resume it."""
+    epochs, hours = given_value("training.n_epochs"), given_value("training.hours")
+    if epochs is not None and hours is not None:
+        msg = f"--epochs {epochs} and --hours {hours} are given; expected one of them"
+        raise UsageError(msg)
+    scans, preset = data_or_demo(data)
+    run_path = run or Path(f"runs/fold{fold}")
+    config = run_settings(run_paths=() if fresh else (run_path,), default_preset=preset)
+    with importing():
+        from brats_seg.training.trainer import train_fold
+
+    outcome = train_fold(
+        scans,
+        fold,
+        config=config,
+        run_path=run_path,
+        prepared_path=prepared,
+        max_hours=session_hours,
+        fresh=fresh,
+        track=tracked,
+    )
+    emit(
+        run=run_path,
+        finished=outcome.finished,
+        reason=outcome.reason,
+        signal=None if outcome.signal is None else outcome.signal.name,
+        best=outcome.best,
+        history=list(map(dict, outcome.history)),
+    )
+    if outcome.signal is not None:
+        raise typer.Exit(128 + outcome.signal)
+
+
+def plan() -> None:
+    """Print which patch, micro-batch, precision and checkpointing fit in memory.
+
+    --device takes a device of this machine, a GPU that it need not have (t4, p100, v100, l4, a100), or
+    the memory of one, such as 8GiB. Memory is predicted for the network, loss and optimizer of the
+    settings. Exit code 3: nothing fits.
+    """
+    with importing():
+        from brats_seg.runtime.device import gpu_named
+        from brats_seg.training.memory_plan import plan_memory
+
+    device = given_value("training.device")
+    gpu = None if device is None else gpu_named(device)
+    config = run_settings(gpu=gpu)
+    found = plan_memory(config, track=tracked, gpu=gpu)
+    emit(found.rows)
+    _print_plan(found, config)
+    if found.suggested is None:
+        raise EnvironmentalError(found.what_to_lower())
+
+
+def _print_plan(found: "MemoryPlan", config: "Config") -> None:
+    from brats_seg.models.build import size_words
+    from brats_seg.training.memory_plan import RESERVED_MIB
+
+    left = f", beside {RESERVED_MIB} MiB for torch itself" if found.gpu else ""
+    device = found.device.torch_device if found.gpu is None else found.gpu.name
+    print(f"{config.model.name} on {device}: {found.memory_mib} MiB{left}")
+    columns = ("patch", "micro-batch", "precision", "checkpointing", "predicted MiB", "fits")
+    print_table(
+        columns,
+        [
+            (
+                size_words(row.patch),
+                row.micro_batch,
+                row.precision,
+                row.checkpointing,
+                row.predicted_mib,
+                "yes" if row.fits else "no",
+            )
+            for row in found.rows
+        ],
+    )
+    _print_advice(found)
+
+
+def _print_advice(found: "MemoryPlan") -> None:
+    """Print the flags of the largest patch that fits."""
+    best = found.suggested
+    if best is not None:
+        print(
+            f"largest patch: --patch {','.join(map(str, best.patch))} --micro-batch 1 "
+            f"--precision {best.precision}, with checkpointing {best.checkpointing}"
+        )
+    if found.gpu is not None:
+        print(
+            f"prediction for {found.gpu.name}: the tensors of a step were counted without a GPU, and a "
+            "share added for the workspaces of its kernels. Nothing was computed on it."
+        )
+
+
+def settings(
+    section: Annotated[
+        str, typer.Argument(help="Part of the keys to list, such as training or loss.")
+    ] = "",
+) -> None:
+    """List the settings: keys, values, what is allowed, and what they do.
+
+    The values are those that `train` would begin a run with, given the same options.
+    """
+    from brats_seg.config_text import describe_settings
+
+    listed = [row for row in describe_settings(run_settings()) if section in row.key]
+    if not listed:
+        msg = f"no setting has {section!r} in its key; `brats-seg settings` lists all of them"
+        raise UsageError(msg)
+    emit(listed)
+    print_table(
+        ("key", "value", "allowed", "meaning"),
+        [(row.key, row.value, row.allowed, row.meaning) for row in listed],
+        wrapped=("allowed", "meaning"),
+    )
+
+
+def certify(
+    run: Annotated[
+        Path | None,
+        typer.Option(help="Folder of a run; its weights, loss, precision and cases are used."),
+    ] = None,
+    patches: Annotated[
+        int, typer.Option(min=2, help="Number of patches in the batch, each a micro-batch.")
+    ] = 4,
+    data: DataOption = None,
+    prepared: PreparedOption = None,
+) -> None:
+    """Measure how far accumulated gradients, exact and ordinary, are from that of the whole batch.
+
+    With --run the table is also written to certificate.json there. Without it, the network of the
+    settings is first trained on phantom patches for a few steps. Exit code 1: it is not exact.
+    """
+    if (run is None) == (not has_settings("training.device", "training.precision")):
+        msg = "give either --run, or settings such as --preset, --config or --set"
+        raise UsageError(msg)
+    with importing():
+        from brats_seg.training.certificate import certify_run, certify_settings
+
+    if run is not None:
+        certificate = certify_run(
+            run,
+            prepared_path(data, prepared),
+            n_patches=patches,
+            device=given_value("training.device"),
+            precision=given_value("training.precision"),
+            track=tracked,
+        )
+    else:
+        certificate = certify_settings(given_settings(), n_patches=patches, track=tracked)
+    emit(certificate.rows)
+    _print_certificate(certificate)
+    if not certificate.exact:
+        raise typer.Exit(1)
+
+
+def _print_certificate(certificate: "Certificate") -> None:
+    print(f"{certificate.network}, on {certificate.patches}")
+    columns = ("loss", "precision", "patches", "method", "relative error", "angle, degrees")
+    print_table(
+        columns,
+        [
+            (
+                f"{row.loss} (yours)" if row.own else row.loss,
+                row.precision,
+                row.n_patches,
+                row.method,
+                f"{row.relative_error:.1e}",
+                f"{row.angle_deg:.2g}",
+            )
+            for row in certificate.rows
+        ],
+    )
+    if certificate.exact:
+        print("exact: the accumulated gradient is that of the whole batch, to rounding")
+    else:
+        print("NOT exact: the accumulated gradient differs from that of the whole batch")
+
+
+def tune(
+    runs: Annotated[list[Path], typer.Argument(help="Runs, such as the folds of one data set.")],
+    protocol: ProtocolOption = "legacy",
+    task: TaskOption = "GLI",
+    data: DataOption = None,
+    prepared: PreparedOption = None,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
+) -> None:
+    """Fit window, thresholds and smallest volumes on held-out cases, and store them with the model.
+
+    Every case is predicted by the run that it was held out of. The window is the fastest whose mean
+    Dice is within 0.001 of the best; other defaults are replaced only if the gain is statistically
+    significant. Give all runs whose predictions are to be averaged together.
+    """
+    with importing():
+        from brats_seg.inference.tuning import tune_runs
+
+    tuning = tune_runs(
+        runs,
+        prepared_path=prepared_path(data, prepared),
+        metric="dice" if protocol == "legacy" else "lesionwise",
+        task=task,
+        device=device,
+        precision=precision,
+        track=tracked,
+    )
+    emit(tuning)
+    _print_tuning(tuning)
+
+
+def crossval(
+    data: DataOption = None,
+    folds: Annotated[
+        str | None, typer.Option(metavar="0,1,...", help="Folds to hold out. (default: all)")
+    ] = None,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write to.")] = Path(
+        "crossval"
+    ),
+    runs: Annotated[Path, typer.Option(help="Folder of the runs fold0, fold1, ...")] = Path("runs"),
+    protocol: ProtocolOption = "legacy",
+    task: TaskOption = "GLI",
+    session_hours: SessionHoursOption = None,
+    prepared: PreparedOption = None,
+) -> None:
+    """Train every fold, predict and score its held-out cases, and export the ensemble.
+
+    Runs that `train` has begun or finished are continued or kept. If it is interrupted, the same
+    command resumes it. Exit code 1: some cases could not be predicted or scored.
+    """
+    with importing():
+        from brats_seg.crossval import cross_validate
+        from brats_seg.evaluation.protocols import protocol_named
+
+    scoring = protocol_named(protocol, task)
+    scans, preset = data_or_demo(data)
+    try:
+        done = cross_validate(
+            scans,
+            folds=_numbers(folds),
+            output=output,
+            runs=runs,
+            protocol=scoring,
+            config=run_settings(run_paths=_begun(runs), default_preset=preset),
+            prepared_path=prepared,
+            max_hours=session_hours,
+            track=tracked,
+            on_case=print_outcome,
+        )
+    except KeyboardInterrupt:
+        print("interrupted. The same command resumes it.")
+        raise typer.Exit(128 + signal.SIGINT) from None
+    if done.results is None:
+        emit(output=output, runs=done.runs, finished=False)
+        stopped_by = done.trainings[-1].signal
+        raise typer.Exit(0 if stopped_by is None else 128 + stopped_by)
+    _emit_results(done.results, done.runs, output)
+    _print_results(done.results, len(done.runs), output)
+    if done.results.n_failed:
+        raise typer.Exit(1)
+
+
+def _emit_results(results: "OutOfFoldResults", runs: Sequence[Path], output: Path) -> None:
+    unpredicted = tuple(record.failure for record in results.batch.failures)
+    unscored = results.evaluation.failures if results.evaluation else ()
+    emit(
+        output=output,
+        runs=runs,
+        finished=True,
+        fingerprint=results.fingerprint,
+        tuning=results.tuning,
+        summaries=results.summaries,
+        predicted_summaries=results.predicted_summaries,
+        failures=(*unpredicted, *unscored),
+    )
+
+
+def _print_tuning(tuning: "Tuning") -> None:
+    """Print the fitted settings with their gain, the windows, and the scores before and after."""
+    print(
+        f"tuned on {counted(tuning.n_cases, 'held-out case')} of {counted(len(tuning.runs), 'run')}, "
+        "for the mean "
+        f"{'lesion-wise ' if tuning.metric != 'legacy' else ''}Dice of WT, TC and ET"
+    )
+    print_table(
+        ("setting", "default", "best", "gain", "better", "worse", "p", "stored"),
+        [
+            (
+                fit.setting,
+                fit.default,
+                fit.best,
+                f"{fit.gain.mean:+.4f}",
+                fit.gain.n_raised,
+                fit.gain.n_lowered,
+                f"{fit.gain.p_value:.2g}",
+                fit.chosen,
+            )
+            for fit in tuning.fits
+        ],
+    )
+    _print_windows(tuning.windows)
+    before, after = (
+        ", ".join(f"{score:.4f}" for score in scores) for scores in (tuning.before, tuning.after)
+    )
+    print(f"WT, TC, ET: {before} before, {after} after.")
+    if tuning.before != tuning.after:
+        print("Fitted and scored on the same cases: expect a smaller gain on new cases.")
+    if tuning.subset_scores:
+        _print_subsets(tuning.subset_scores)
+    from brats_seg.quality.expected_dice import dice_lines
+
+    for line in dice_lines([tuning.notes]):
+        print(
+            f"predicted Dice of {line.region.upper()}: off by {line.mean_error:.3f} on average "
+            f"({counted(line.n_cases, 'held-out case')})"
+        )
+    print(f"Stored with the weights of {', '.join(tuning.runs)}. Research use only.")
+
+
+def _print_windows(trials: "Sequence[WindowTrial]") -> None:
+    """Print the Dice and the time of each window that was tried."""
+    print_table(
+        ("window", "WT", "TC", "ET", "seconds a case"),
+        [
+            (trial.name, *(f"{score:.4f}" for score in trial.score), f"{trial.seconds:.1f}")
+            for trial in trials
+        ],
+    )
+
+
+def _print_subsets(scores: "Sequence[SubsetScores]") -> None:
+    """Print the Dice of held-out cases without some modalities, and its change by their absence."""
+    from brats_seg.labels import REGIONS
+
+    n_cases = counted(scores[0].n_cases, "held-out case")
+    print(f"without some modalities, on {n_cases}: mean Dice (change against all four modalities)")
+    print_table(
+        ("predicted from", *(region.upper() for region in REGIONS)),
+        [(", ".join(one.modalities), *one.texts()) for one in scores],
+    )
+
+
+def _print_results(results: "OutOfFoldResults", n_networks: int, output: Path) -> None:
+    _print_tuning(results.tuning)
+    batch = results.batch
+    n_failed = len(batch.failures)
+    n_cases = batch.n_predicted + batch.n_skipped + n_failed
+    print(f"{counted(n_cases, 'held-out case')}, {n_failed} failed: {output / 'predictions'}")
+    if results.evaluation is not None:
+        print_remarks(results.evaluation, output / "predictions")
+    print_summaries(results.summaries, results.predicted_summaries)
+    print(
+        f"{counted(n_networks, 'network')} in {output / 'model'}, fingerprint {results.fingerprint}"
+    )
+    print(f"scores.csv, summary.json, scores.png: {output}. Research use only.")
+
+
+def _begun(runs: Path) -> list[Path]:
+    """Return the folders of the folds that may have begun; a run that was set aside is `fold0.1`."""
+    return [path for path in sorted(runs.glob("fold*")) if path.name[4:].isdecimal()]
+
+
+def _numbers(folds: str | None) -> tuple[int, ...] | None:
+    if folds is None:
+        return None
+    parts = [part.strip() for part in folds.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        msg = f"--folds is {folds!r}; expected numbers from 0, such as 0,1,2"
+        raise UsageError(msg)
+    return tuple(int(part) for part in parts)
