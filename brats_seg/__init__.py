@@ -106,7 +106,7 @@ if TYPE_CHECKING:
     from brats_seg.training.memory_plan import choose_settings as choose_settings
     from brats_seg.training.memory_plan import plan_memory as plan_memory
     from brats_seg.training.optimisation import Muon as Muon
-    from brats_seg.training.time_limits import StopRequest as StopRequest
+    from brats_seg.training.timing import StopRequest as StopRequest
     from brats_seg.training.trainer import Outcome as Outcome
     from brats_seg.training.trainer import Trainer as Trainer
     from brats_seg.training.trainer import train_fold as train_fold
@@ -209,7 +209,7 @@ _NAMES = {
         "whole_loss",
     ),
     "training.optimisation": ("Muon",),
-    "training.time_limits": ("StopRequest",),
+    "training.timing": ("StopRequest",),
     "training.trainer": (
         "Outcome",
         "Trainer",

@@ -1,5 +1,6 @@
 """Build models for tests of inference: small real ones on disk, and ones of known output."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,40 @@ from brats_seg.evaluation.subset_scores import SubsetScores
 from brats_seg.inference.model import Member, Model
 from brats_seg.models.build import build_model, size_multiple
 from brats_seg.runtime.device import Device
-from brats_seg.runtime.weights import NOT_FITTED, FittedPrediction, ModelCard, ModelIdentity
-from brats_seg.training.checkpoints import Checkpoint, save_checkpoint
-from brats_seg.training.state import Position
+from brats_seg.runtime.torch_files import write_checkpoint
+from brats_seg.runtime.weights import (
+    NOT_FITTED,
+    SCHEMA_VERSION,
+    FittedPrediction,
+    ModelCard,
+    ModelIdentity,
+)
+from brats_seg.training.state import Progress
 
 CPU = Device(torch_device=torch.device("cpu"))
 IDENTITY = ModelIdentity(conventions=("brats2017",), patch=(8, 8, 8), fingerprint="cases")
 CONFIG = Config(
     model=ModelConfig(widths=(4, 8), deep_supervision=False), patch=PatchConfig(size=(8, 8, 8))
 )
+
+
+def save_run(
+    path: Path,
+    weights: dict[str, Tensor],
+    card: ModelCard,
+    progress: Progress | None = None,
+    **entries: Any,
+) -> None:
+    """Write a checkpoint for prediction; further entries are as given."""
+    saved = {
+        "schema_version": SCHEMA_VERSION,
+        "card": card.model_dump(),
+        "environment": {},
+        "started_from": None,
+        "progress": asdict(progress or Progress()),
+        "model": weights,
+    }
+    write_checkpoint({**saved, **entries}, path)
 
 
 def write_run(
@@ -36,12 +62,8 @@ def write_run(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         network = build_model(config.model, identity.patch)
-    checkpoint = Checkpoint(
-        model=network.state_dict(),
-        card=ModelCard(identity=identity, config=config, fitted=fitted, notes=notes or {}),
-        **{"position": Position(), **entries},
-    )
-    save_checkpoint(checkpoint, path / "best.pt")
+    card = ModelCard(identity=identity, config=config, fitted=fitted, notes=notes or {})
+    save_run(path / "best.pt", network.state_dict(), card, **entries)
     return path
 
 

@@ -37,12 +37,11 @@ from brats_seg.training.certificate import (
     probe_settings,
     whole,
 )
-from brats_seg.training.checkpoints import Checkpoint, save_checkpoint
 from brats_seg.training.gradient import MicroBatch
 from brats_seg.training.losses import BatchDiceBce, DiceBce
-from brats_seg.training.state import Position
 from brats_seg.training.trainer import Trainer
 from tests.builders import write_case
+from tests.inference_builders import save_run
 from tests.training_builders import Recorder
 
 CPU = Device(torch_device=torch.device("cpu"))
@@ -285,12 +284,8 @@ def write_run(path: Path, *settings: str, widths: tuple[int, ...] = (4, 8)) -> N
     patch = config.patch.size if config.patch.size != "whole" else (16, 16, 16)
     network = build_model(config.model.model_copy(update={"widths": widths}), patch)
     identity = ModelIdentity(conventions=("brats2017",), patch=patch, fingerprint="")
-    checkpoint = Checkpoint(
-        model=network.state_dict(),
-        card=ModelCard(identity=identity, config=config),
-        position=Position(),
-    )
-    save_checkpoint(checkpoint, path / "last.pt")
+    card = ModelCard(identity=identity, config=config)
+    save_run(path / "last.pt", network.state_dict(), card)
 
 
 def test_phantoms_grow_and_two_in_five_lack_et() -> None:

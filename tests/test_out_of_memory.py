@@ -20,7 +20,6 @@ from brats_seg.models.build import build_model
 from brats_seg.runtime.memory import Fallback
 from brats_seg.training.accumulation import Accumulator, HalfUpdatedError, StepResult
 from brats_seg.training.batches import Batch
-from brats_seg.training.checkpoints import load_checkpoint
 from brats_seg.training.losses import BatchDiceBce, DiceBce, Measure
 from brats_seg.training.memory import (
     MemoryMode,
@@ -31,6 +30,7 @@ from brats_seg.training.memory import (
 )
 from brats_seg.training.tasks import count_voxels
 from tests.builders import write_case
+from tests.training_builders import weights as saved_weights
 
 WIDTHS = (4, 8)
 
@@ -286,8 +286,7 @@ def limited_run(scans: Path, run_path: Path, limit_mb: float) -> subprocess.Comp
 
 
 def weights_of_run(run_path: Path) -> torch.Tensor:
-    model = load_checkpoint(run_path / "last.pt", torch.device("cpu")).model
-    return torch.cat([tensor.flatten() for tensor in model.values()])
+    return torch.cat([tensor.flatten() for tensor in saved_weights(run_path / "last.pt").values()])
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 from brats_seg.cases.folds import Split
 from brats_seg.cases.phantom import write_phantom_cases
@@ -23,8 +22,7 @@ from brats_seg.runtime.weights import (
     read_exported,
     read_trained,
 )
-from brats_seg.training.checkpoints import Run as RunFolder
-from brats_seg.training.checkpoints import load_checkpoint
+from brats_seg.training.state import read_state
 from tests.builders import Run, write_nifti
 from tests.check_builders import phantom
 from tests.inference_builders import CPU, write_run
@@ -71,7 +69,7 @@ def test_a_run_keeps_the_profile_of_the_cases_that_it_learns_from(tmp_path: Path
     profile = profile_in([notes])
     assert profile is not None
     assert (profile.n_cases, profile.grids) == (4, ((64, 64, 56),))
-    last = load_checkpoint(RunFolder(path=tmp_path / "run").last_path, torch.device("cpu"))
+    last = read_state(tmp_path / "run" / "last.pt")
     assert last.card.notes == notes
 
 

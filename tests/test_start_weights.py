@@ -15,11 +15,11 @@ from brats_seg.errors import UsageError
 from brats_seg.inference.export import export_model
 from brats_seg.models.autoencoder import Autoencoder, encoder_for_unet
 from brats_seg.models.build import build_model
-from brats_seg.training.checkpoints import load_checkpoint
+from brats_seg.runtime.weights import read_checkpoint
 from brats_seg.training.start_weights import match_weights, read_source, start_from
-from brats_seg.training.state import build_network
+from brats_seg.training.state import build_network, read_state
 from tests.inference_builders import IDENTITY, write_run
-from tests.training_builders import StopAtCheck, open_six, tiny_settings, train
+from tests.training_builders import StopAtCheck, open_six, tiny_settings, train, weights
 
 SETTINGS = [
     "optimizer.lr=0.01",
@@ -46,10 +46,6 @@ def parent(data: FoldData, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("parent") / "run"
     train(data, path, settings("training.n_epochs=1"))
     return path
-
-
-def weights(path: Path) -> dict[str, Tensor]:
-    return load_checkpoint(path, torch.device("cpu")).model
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
@@ -113,9 +109,9 @@ def test_a_run_starts_with_the_best_weights_of_its_parent(
         train(data, tmp_path / "run", config, StopAtCheck(0))
 
     assert same(weights(tmp_path / "run" / "last.pt"), weights(parent / "best.pt"))
-    saved = load_checkpoint(tmp_path / "run" / "last.pt", torch.device("cpu"))
-    assert saved.ema is not None
-    assert all(torch.equal(saved.ema[name], w) for name, w in saved.model.items())
+    entries = read_checkpoint(tmp_path / "run" / "last.pt", torch.device("cpu"))
+    assert same(entries["ema"], entries["model"])
+    saved = read_state(tmp_path / "run" / "last.pt")
     assert saved.started_from is not None
     assert saved.started_from.path == str(parent)
     assert saved.started_from.learnt_from == data.split.train

@@ -5,9 +5,7 @@ import os
 import re
 import shutil
 import signal
-import threading
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,10 +32,10 @@ from brats_seg.models.build import build_model
 from brats_seg.models.output import TrainingOutput
 from brats_seg.progress import _SCREEN, tracked, untracked
 from brats_seg.runtime.device import Device
-from brats_seg.runtime.weights import load_trained, run_locked
-from brats_seg.training.checkpoints import load_checkpoint
+from brats_seg.runtime.weights import load_trained, read_checkpoint, run_locked
+from brats_seg.training.state import read_state
 from brats_seg.training.tasks import overlap_columns
-from brats_seg.training.time_limits import StopRequest
+from brats_seg.training.timing import StopRequest
 from brats_seg.training.trainer import (
     Outcome,
     Trainer,
@@ -45,7 +43,7 @@ from brats_seg.training.trainer import (
     train_fold,
 )
 from tests.builders import Run, limited_files, write_case
-from tests.training_builders import TINY, StopAtCheck, open_six, tiny_settings, train
+from tests.training_builders import TINY, StopAtCheck, open_six, tiny_settings, train, weights
 
 SETTINGS = [
     "patch.per_case=2",
@@ -64,10 +62,6 @@ def settings(*changes: str) -> Config:
 def data(tmp_path_factory: pytest.TempPathFactory) -> FoldData:
     """Eight patches an epoch, in batches of 3, 3, 2; one case without enhancing tumour."""
     return open_six(tmp_path_factory, settings(), n_with_et=5)
-
-
-def weights(path: Path) -> dict[str, Tensor]:
-    return load_checkpoint(path, torch.device("cpu")).model
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
@@ -94,9 +88,9 @@ def test_a_run_writes_what_it_promises(data: FoldData, tmp_path: Path) -> None:
     assert history["epoch"].tolist() == [1, 2]
     assert history["step"].tolist() == [3, 6]
     assert load_config(text=(tmp_path / "run" / "config.yaml").read_text()) == settings()
-    best = load_checkpoint(tmp_path / "run" / "best.pt", torch.device("cpu"))
-    assert best.optimizer is None
-    assert best.best == history["val_dice"].max() == outcome.best
+    best = read_state(tmp_path / "run" / "best.pt")
+    assert "optimizer" not in torch.load(tmp_path / "run" / "best.pt", weights_only=True)
+    assert best.progress.best == history["val_dice"].max() == outcome.best
     assert best.card.identity.conventions == ("brats2017",)
     assert best.card.identity.modalities == ("t1n", "t1c", "t2w", "t2f")
     assert best.card.identity.subsets == ()
@@ -107,9 +101,9 @@ def test_the_best_weights_are_saved_with_the_voxel_counts_of_their_validation(
 ) -> None:
     outcome = train(data, tmp_path / "run", settings())
 
-    best = load_checkpoint(tmp_path / "run" / "best.pt", torch.device("cpu"))
-    assert sorted(best.sums.counts) == list(data.split.validation)
-    assert overlap_columns(best.sums)["dice"] == outcome.best
+    sums = read_state(tmp_path / "run" / "best.pt").progress.sums
+    assert sorted(sums.counts) == list(data.split.validation)
+    assert overlap_columns(sums)["dice"] == outcome.best
 
 
 def test_the_loss_falls_and_the_network_learns(data: FoldData, tmp_path: Path) -> None:
@@ -480,39 +474,6 @@ def test_a_full_disk_ends_a_run_with_its_name_and_nothing_is_lost(
         assert same(weights(tmp_path / "run" / name), weights(tmp_path / "undisturbed" / name))
 
 
-def test_work_beside_the_one_thread_of_a_small_network_changes_no_bit(
-    data: FoldData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Batches are read ahead, cases validated at once; also when the run is stopped and resumed."""
-    train(data, tmp_path / "alone", settings())
-    monkeypatch.setattr("brats_seg.training.trainer.threads_for", lambda *_: nullcontext(2))
-
-    train(data, tmp_path / "beside", settings(), StopAtCheck(2))
-    train(data, tmp_path / "beside", settings())
-
-    for name in ("last.pt", "best.pt"):
-        assert same(weights(tmp_path / "alone" / name), weights(tmp_path / "beside" / name))
-
-
-def test_several_held_out_cases_at_once_change_no_bit(data: FoldData, tmp_path: Path) -> None:
-    rows = []
-    for n_at_once in (1, 2, 3):
-        trainer = Trainer(data=data, config=settings(), run_path=tmp_path / str(n_at_once))
-        trainer._n_at_once = n_at_once
-        rows.append(trainer._validate(StopRequest(), untracked))
-
-    assert rows[0] == rows[1] == rows[2]
-
-
-def test_a_network_that_cannot_be_copied_is_validated_alone(data: FoldData, tmp_path: Path) -> None:
-    network = nn.Conv3d(4, 3, 1)
-    network.lock = threading.Lock()
-    trainer = Trainer(data=data, config=settings(), run_path=tmp_path, network=network)
-    trainer._n_at_once = 2
-
-    assert trainer._validate(StopRequest(), untracked) is not None
-
-
 def test_a_run_folder_that_cannot_be_written_is_an_error_of_the_machine(
     data: FoldData, tmp_path: Path
 ) -> None:
@@ -553,28 +514,14 @@ def test_a_loss_by_dotted_name_is_learnt_and_resumed(
     train(data, tmp_path / "run", settings(LEARNT), StopAtCheck(n_checks))
     train(data, tmp_path / "run", settings(LEARNT))
 
-    expected, found = (
-        load_checkpoint(tmp_path / run / "last.pt", torch.device("cpu"))
-        for run in ("undisturbed", "run")
+    expected, found, best = (
+        read_checkpoint(tmp_path / name, torch.device("cpu"))
+        for name in ("undisturbed/last.pt", "run/last.pt", "run/best.pt")
     )
-    assert same(expected.model, found.model)
-    assert expected.criterion is not None
-    assert found.criterion is not None
-    assert same(expected.criterion, found.criterion)
-    assert not torch.equal(found.criterion["loss.s"], torch.linspace(-0.5, 0.5, 3))
-    best = load_checkpoint(tmp_path / "run" / "best.pt", torch.device("cpu"))
-    assert best.criterion is None
-
-
-def test_a_run_whose_loss_was_not_learnt_is_not_resumed(data: FoldData, tmp_path: Path) -> None:
-    """As by versions that left the parameters of the loss out of the optimizer."""
-    train(data, tmp_path / "run", settings(LEARNT), StopAtCheck(4))
-    content = torch.load(tmp_path / "run" / "last.pt", weights_only=True)
-    del content["criterion"]
-    torch.save(content, tmp_path / "run" / "last.pt")
-
-    with pytest.raises(ResumeError, match=r"without learning the parameters of the loss .*--fresh"):
-        train(data, tmp_path / "run", settings(LEARNT))
+    assert same(expected["model"], found["model"])
+    assert same(expected["criterion"], found["criterion"])
+    assert not torch.equal(found["criterion"]["loss.s"], torch.linspace(-0.5, 0.5, 3))
+    assert "criterion" not in best
 
 
 class WithAuxiliary(nn.Module):
@@ -702,7 +649,7 @@ def test_the_log_says_how_long_a_run_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """After the first steps, and with every epoch but the last; also where nothing is tracked."""
-    monkeypatch.setattr("brats_seg.training.duration.SAID_AFTER_S", 0)
+    monkeypatch.setattr("brats_seg.training.timing.SAID_AFTER_S", 0)
     with caplog.at_level(logging.INFO):
         train(data, tmp_path / "run", settings("training.n_epochs=3"))
 

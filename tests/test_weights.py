@@ -2,13 +2,10 @@
 
 import os
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
-from torch.optim.swa_utils import AveragedModel
 
 from brats_seg.config import Config, TaskName
 from brats_seg.config_text import load_config
@@ -24,18 +21,17 @@ from brats_seg.runtime.weights import (
     require_task,
     store_card,
 )
-from brats_seg.training.checkpoints import Checkpoint, save_checkpoint
-from brats_seg.training.state import Position
+from tests.inference_builders import save_run
 
 CARD = ModelCard(
     identity=ModelIdentity(conventions=("brats2017",), patch=(8, 8, 8), fingerprint="f"),
     config=Config(),
 )
-CHECKPOINT = Checkpoint(model={"weight": torch.arange(300.0)}, card=CARD, position=Position())
+WEIGHTS = {"weight": torch.arange(300.0)}
 
 
 def test_weights_identity_and_settings_are_read(tmp_path: Path) -> None:
-    save_checkpoint(CHECKPOINT, tmp_path / "best.pt")
+    save_run(tmp_path / "best.pt", WEIGHTS, CARD)
 
     trained = load_trained(tmp_path / "best.pt")
 
@@ -44,23 +40,15 @@ def test_weights_identity_and_settings_are_read(tmp_path: Path) -> None:
 
 
 def test_averaged_weights_are_taken_where_the_run_kept_them(tmp_path: Path) -> None:
-    network = nn.Linear(2, 1)
-    averaged = AveragedModel(network)
-    averaged.update_parameters(network)
-    with torch.no_grad():
-        averaged.module.weight.fill_(7)
-    checkpoint = replace(CHECKPOINT, model=network.state_dict(), ema=averaged.module.state_dict())
-    save_checkpoint(checkpoint, tmp_path / "last.pt")
+    ema = {"weight": torch.ones(300)}
+    save_run(tmp_path / "last.pt", WEIGHTS, CARD, ema=ema)
 
-    trained = load_trained(tmp_path / "last.pt")
-
-    assert trained.weights.keys() == network.state_dict().keys()
-    assert bool((trained.weights["weight"] == 7).all())
+    assert torch.equal(load_trained(tmp_path / "last.pt").weights["weight"], ema["weight"])
 
 
 def test_a_card_is_stored_and_nothing_else_changes(tmp_path: Path) -> None:
     path = tmp_path / "best.pt"
-    save_checkpoint(CHECKPOINT, path)
+    save_run(path, WEIGHTS, CARD)
     before = torch.load(path, weights_only=True)
 
     fitted = FittedPrediction(window="whole", decoding=Decoding(thresholds=(0.4, 0.5, 0.6)))
@@ -79,7 +67,7 @@ def test_a_card_is_stored_and_nothing_else_changes(tmp_path: Path) -> None:
 def test_a_flipped_byte_is_found(tmp_path: Path, place: float) -> None:
     """Torch itself loads such weights without an error."""
     path = tmp_path / "best.pt"
-    save_checkpoint(CHECKPOINT, path)
+    save_run(path, WEIGHTS, CARD)
     content = bytearray(path.read_bytes())
     start = content.index(torch.arange(300.0).numpy().tobytes())
     content[start + int(1200 * place)] ^= 1
@@ -120,7 +108,7 @@ def test_a_run_of_another_task_is_refused(name: str, asked: TaskName, message: s
 def changed(tmp_path: Path, **entries: object) -> Path:
     """Write a checkpoint with other entries."""
     path = tmp_path / "best.pt"
-    save_checkpoint(CHECKPOINT, path)
+    save_run(path, WEIGHTS, CARD)
     torch.save({**torch.load(path, weights_only=True), **entries}, path)
     return path
 

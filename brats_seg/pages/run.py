@@ -10,7 +10,6 @@ from typing import cast
 
 import numpy as np
 import pandas as pd
-import torch
 
 from brats_seg.cases.folds import SPLIT_NAME, Split, read_split
 from brats_seg.config import Config
@@ -35,13 +34,9 @@ from brats_seg.pages.run_page import HeldOutPicture, HeldOutScore, RunReport, wr
 from brats_seg.progress import Track, duration_text, untracked
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.weights import BEST_NAME, RUN_LOCK_NAME, Decoding, run_locked
-from brats_seg.training.checkpoints import (
-    CONFIG_NAME,
-    ENVIRONMENT_NAME,
-    Checkpoint,
-    load_checkpoint,
-)
 from brats_seg.training.history import read_history
+from brats_seg.training.run_folder import CONFIG_NAME, ENVIRONMENT_NAME
+from brats_seg.training.state import SavedState, read_state
 from brats_seg.voxels.box import Box, Triple, bounding_box
 from brats_seg.voxels.grids import MM3_PER_ML
 
@@ -109,8 +104,9 @@ def run_report(run: Path) -> RunReport:
     config = load_config(text=_text(run / CONFIG_NAME))
     split = read_split(run / SPLIT_NAME)
     path = run / BEST_NAME
-    best = load_checkpoint(path, torch.device("cpu")) if path.exists() else None
-    n_done, n_epochs = int(history["epoch"].iloc[-1]), config.training.n_epochs
+    best = read_state(path) if path.exists() else None
+    n_done = int(history["epoch"].iloc[-1])
+    n_epochs = (best and best.progress.n_epochs) or config.training.n_epochs
     is_busy = is_locked(run / RUN_LOCK_NAME)
     remarks = []
     if n_done < n_epochs:
@@ -123,7 +119,7 @@ def run_report(run: Path) -> RunReport:
     return RunReport(
         name=run.resolve().name,
         history=history,
-        best_epoch=best.position.epoch if best else None,
+        best_epoch=best.progress.epoch if best else None,
         facts=tuple(_run_facts(history, config, split, best)),
         settings=differing_settings(Config(), config),
         settings_text=config.to_yaml(),
@@ -135,7 +131,7 @@ def run_report(run: Path) -> RunReport:
 
 
 def _run_facts(
-    history: pd.DataFrame, config: Config, split: Split, best: Checkpoint | None
+    history: pd.DataFrame, config: Config, split: Split, best: SavedState | None
 ) -> Iterator[Fact]:
     n_done = int(history["epoch"].iloc[-1])
     yield Fact(name="Network", words=config.model.name)
@@ -149,8 +145,8 @@ def _run_facts(
     if best is None:
         return
     watched = _WATCHED[config.validation.watch]
-    score = "" if best.best is None else f", {watched} {best.best:.3f}"
-    yield Fact(name="Best weights", words=f"epoch {best.position.epoch}{score}")
+    score = "" if best.progress.best is None else f", {watched} {best.progress.best:.3f}"
+    yield Fact(name="Best weights", words=f"epoch {best.progress.epoch}{score}")
     yield Fact(name="Training set", words=best.card.identity.fingerprint, is_code=True)
     yield Fact(name="Label conventions", words=", ".join(best.card.identity.conventions))
     if best.started_from is not None:

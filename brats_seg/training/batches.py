@@ -1,6 +1,5 @@
 """Read the patches of an epoch, one effective batch after another.
 
-The patches of each optimizer step are a pure function of the settings, the cases and the epoch.
 `Batch` holds the patches of one step on the host, as the loader made them, and cuts them into
 micro-batches; the device holds one micro-batch at a time.
 
@@ -10,30 +9,25 @@ N patches, C modalities, R targets, X Y Z voxels.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from math import ceil, prod
+from math import prod
 from typing import Literal
 
 import torch
 
 from brats_seg.config import Config
 from brats_seg.cpu_threads import available_cpus
-from brats_seg.data.fold import FoldData
 from brats_seg.data.intensity_transforms import RandModalityDropoutd, Transform
 from brats_seg.data.loader import PATCHES_AHEAD, PatchDataset, Sample, patch_loader
-from brats_seg.data.patches import PatchKey, epoch_patches
+from brats_seg.data.patches import PatchKey
 from brats_seg.data.transforms import transforms_named
-from brats_seg.models.build import default_window, padded_size, size_multiple
 from brats_seg.progress import part
-from brats_seg.runtime.device import Device
-from brats_seg.runtime.sliding_window import window_within
-from brats_seg.training.gradient import HeldMicroBatch, MicroBatch, UnchangedMicroBatch
-from brats_seg.training.tasks import task_of
-from brats_seg.voxels.box import rounded_up
+from brats_seg.training.gradient import MicroBatch
+from brats_seg.training.run_plan import RunPlan
 
 MAX_AUTO_WORKERS = 8
 """Largest automatic number of workers: eight make patches faster than one GPU trains on them."""
 _LARGEST_CROP = (160, 192, 160)
-"""Voxels of a large brain crop, for the memory that patches of whole crops take."""
+"""Voxels of a large brain crop, for the memory of patches that are whole crops."""
 _BYTES_PER_VOXEL = 11
 """Bytes of a voxel of a patch in shared memory: four modalities in float16, three regions in uint8."""
 
@@ -52,7 +46,7 @@ class Batch:
         """The case of each patch."""
         return tuple(sample.case_id for sample in self.samples)
 
-    def micro_batches(self, size: int) -> Iterator[HeldMicroBatch]:
+    def micro_batches(self, size: int) -> Iterator[MicroBatch]:
         """Yield the patches in their order, `size` at a time; the last micro-batch may be smaller.
 
         A micro-batch of one patch is a view of it; one of several patches is a copy. They are counted
@@ -62,121 +56,34 @@ class Batch:
         with part("micro-batches of the step", len(starts)) as after_micro_batch:
             for start in starts:
                 group = self.samples[start : start + size]
-                patches = MicroBatch(
+                yield MicroBatch(
                     _stacked([sample.image for sample in group]),
                     _stacked([sample.target for sample in group]),
                 )
-                changes = tuple(sample.changes for sample in group)
-                if any(changes):
-                    yield UnchangedMicroBatch(patches=patches, changes=changes)
-                else:
-                    yield patches
                 after_micro_batch()
 
 
-def epoch_batches(
-    config: Config, case_ids: Sequence[str], epoch: int
-) -> tuple[tuple[PatchKey, ...], ...]:
-    """Return the keys of the patches of each optimizer step of an epoch.
-
-    The last batch may hold fewer patches than the others.
-    """
-    keys = epoch_patches(case_ids, epoch, config.patch.per_case, config.training.seed)
-    size = config.training.effective_batch_at(epoch)
-    return tuple(tuple(keys[start : start + size]) for start in range(0, len(keys), size))
-
-
-def read_batches(
-    data: FoldData, config: Config, batches: Sequence[Sequence[PatchKey]], device: Device
-) -> Iterator[Batch]:
+def read_batches(plan: RunPlan, batches: Sequence[Sequence[PatchKey]]) -> Iterator[Batch]:
     """Yield the batch of each group of keys; every patch is read once.
 
     Raises:
         CaseError: A case was not prepared, or has no label map.
         EnvironmentalError: A worker process was killed, or shared memory is too small.
     """
-    transforms = transforms_named(config.training.transforms)
-    if config.training.modality_dropout > 0:
+    training = plan.config.training
+    transforms = transforms_named(training.transforms)
+    if training.modality_dropout > 0:
         # after all others: noise, or a transform of one's own, would fill the empty channels
-        transforms += (RandModalityDropoutd("image", config.training.modality_dropout),)
-    on_gpu = device.torch_device.type != "cpu"
-    dataset = _dataset(data, config, config.training.augment, transforms)
-    if on_gpu and may_leave_changes(config, transforms):
-        dataset.leave_changes()
-    n_workers = _n_workers(config.training.n_workers, on_gpu=on_gpu)
-    samples = patch_loader(dataset, chain.from_iterable(batches), n_workers)
+        transforms += (RandModalityDropoutd("image", training.modality_dropout),)
+    dataset = _dataset(plan, training.augment, transforms)
+    samples = patch_loader(dataset, chain.from_iterable(batches), _n_workers(plan))
     for keys in batches:
         yield Batch(samples=tuple(islice(samples, len(keys))))
 
 
-def held_out_patches(
-    data: FoldData, config: Config, keys: Iterable[PatchKey], device: Device
-) -> Iterator[Sample]:
+def held_out_patches(plan: RunPlan, keys: Iterable[PatchKey]) -> Iterator[Sample]:
     """Yield the patches of those keys in their order, without augmentation."""
-    n_workers = _n_workers(config.training.n_workers, on_gpu=device.torch_device.type != "cpu")
-    return patch_loader(_dataset(data, config, "none"), keys, n_workers=n_workers)
-
-
-def may_leave_changes(config: Config, transforms: Sequence[Transform]) -> bool:
-    """Return whether the device may change the intensities of patches, instead of the loader.
-
-    A transform after them needs the changed image in the loader, and so does an autoencoder, whose
-    target it is.
-    """
-    return not transforms and config.model.task == "segmentation"
-
-
-def patch_shape(config: Config, data: FoldData) -> tuple[int, int, int]:
-    """Return the size that the network is built for; `whole` means that of the largest case."""
-    if config.patch.size != "whole":
-        return config.patch.size
-    return padded_size(config.model, data.largest_shape)
-
-
-def validation_window(
-    config: Config, patch: tuple[int, int, int], shape: tuple[int, int, int]
-) -> tuple[int, int, int]:
-    """Return the window in which a case is validated: that of prediction, without tuning.
-
-    A network that is trained on whole brain crops gets the crop, padded as the network needs it; an
-    autoencoder of patches gets windows of the patch size.
-
-    Args:
-        config: Settings of the run.
-        patch: Size from `patch_shape`.
-        shape: Voxels of the brain crop of the case.
-    """
-    multiple = size_multiple(config.model, patch)
-    if config.patch.size == "whole":
-        return rounded_up(shape, multiple)
-    is_segmentation = config.model.task == "segmentation"
-    window = default_window(config.model, patch) if is_segmentation else patch
-    return window_within(window, patch, multiple, shape)
-
-
-def n_optimizer_steps(config: Config, n_cases: int) -> int:
-    """Return the number of optimizer steps of a whole run."""
-    n_patches = n_cases * config.patch.per_case
-    epochs = range(config.training.n_epochs)
-    return sum(ceil(n_patches / config.training.effective_batch_at(epoch)) for epoch in epochs)
-
-
-def _stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    return tensors[0][None] if len(tensors) == 1 else torch.stack(tuple(tensors))
-
-
-def _dataset(
-    data: FoldData, config: Config, augment: str, transforms: Sequence[Transform] = ()
-) -> PatchDataset:
-    return PatchDataset(
-        data.folder,
-        patch=config.patch,
-        multiple=size_multiple(config.model, patch_shape(config, data)),
-        augment=augment,
-        seed=config.training.seed,
-        target_of=task_of(config).target_of,
-        transforms=transforms,
-    )
+    return patch_loader(_dataset(plan, "none"), keys, n_workers=_n_workers(plan))
 
 
 def shared_memory_needed(config: Config, *, on_gpu: bool) -> int:
@@ -186,12 +93,33 @@ def shared_memory_needed(config: Config, *, on_gpu: bool) -> int:
         config: Settings; a patch of whole brain crops counts as a patch of 160x192x160 voxels.
         on_gpu: Whether training is on a GPU, where the automatic number of workers is above 0.
     """
-    n_workers = _n_workers(config.training.n_workers, on_gpu=on_gpu)
     size = _LARGEST_CROP if config.patch.size == "whole" else config.patch.size
+    n_workers = _number_of(config.training.n_workers, on_gpu=on_gpu)
     return n_workers * PATCHES_AHEAD * prod(size) * _BYTES_PER_VOXEL
 
 
-def _n_workers(setting: int | Literal["auto"], *, on_gpu: bool) -> int:
+def _stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return tensors[0][None] if len(tensors) == 1 else torch.stack(tuple(tensors))
+
+
+def _dataset(plan: RunPlan, augment: str, transforms: Sequence[Transform] = ()) -> PatchDataset:
+    return PatchDataset(
+        plan.data.folder,
+        patch=plan.config.patch,
+        multiple=plan.multiple,
+        augment=augment,
+        seed=plan.config.training.seed,
+        target_of=plan.task.target_of,
+        transforms=transforms,
+    )
+
+
+def _n_workers(plan: RunPlan) -> int:
+    on_gpu = plan.device.torch_device.type != "cpu"
+    return _number_of(plan.config.training.n_workers, on_gpu=on_gpu)
+
+
+def _number_of(setting: int | Literal["auto"], *, on_gpu: bool) -> int:
     if setting != "auto":
         return setting
     # on a machine without a GPU, training itself keeps the processors busy

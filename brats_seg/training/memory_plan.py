@@ -23,7 +23,6 @@ from brats_seg.models.norm import check_in_place
 from brats_seg.progress import Track, part, untracked
 from brats_seg.runtime.device import Device, Gpu, choose_device
 from brats_seg.runtime.memory import MEGABYTE, free_memory, total_memory
-from brats_seg.training.checkpoints import CONFIG_NAME, Run
 from brats_seg.training.memory import (
     Footprint,
     MemoryMode,
@@ -31,6 +30,7 @@ from brats_seg.training.memory import (
     memory_modes,
     predicted_bytes,
 )
+from brats_seg.training.run_folder import CONFIG_NAME, RunFolder
 from brats_seg.training.state import build_network
 from brats_seg.training.tasks import task_of
 
@@ -279,7 +279,7 @@ def choose_settings(
         (64, 64, 64)
     """
     assignments = list(assignments)
-    begun = next((path for path in run_paths if Run(path=path).last_path.is_file()), None)
+    begun = next((path for path in run_paths if RunFolder(path=path).is_begun), None)
     if begun is not None:
         path = begun / CONFIG_NAME
         config = load_config(text=_settings_text(path), assignments=assignments, values=values)
