@@ -136,8 +136,6 @@ class FoldConfig(Section):
 class StoreConfig(Section):
     """Settings of the prepared cases on disk."""
 
-    compressed: bool = False
-    """Whether arrays are compressed: a third of the disk space, slower reads; needs the extra `compressed`."""
     spacing_mm: (
         Annotated[tuple[VoxelEdge, VoxelEdge, VoxelEdge], BeforeValidator(_listed)] | None
     ) = None
@@ -265,12 +263,6 @@ class TrainingConfig(Section):
     """Patches per forward pass, as many as fit in memory."""
     precision: Literal["auto", "fp32", "fp16", "bf16"] = "auto"
     """`auto` uses what the device computes natively: bf16, else fp16 on a GPU, else fp32."""
-    memory_format: Literal["auto", "contiguous", "channels_last"] = "auto"
-    """Order of the features in memory. `auto` measures which one is faster when a run begins, and keeps it.
-
-    Their results differ in the last bits. Only the network `unet` has the choice, and with `auto` only for
-    patches above 40x40x40 voxels; all else is contiguous.
-    """
     device: str = "auto"
     """`auto` uses the GPU if there is one; otherwise `cpu`, `cuda`, `cuda:1` or `mps`."""
     n_workers: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"

@@ -17,6 +17,7 @@ from brats_seg.config_text import LONGEST_YAML, differing_settings, load_config
 from brats_seg.data.loader import whole_case
 from brats_seg.errors import EnvironmentalError, UsageError
 from brats_seg.evaluation.overlap import count_regions, dice
+from brats_seg.figures.history import read_history
 from brats_seg.files import is_locked, read_bounded
 from brats_seg.inference.out_of_fold import (
     HeldOut,
@@ -34,7 +35,6 @@ from brats_seg.pages.run_page import HeldOutPicture, HeldOutScore, RunReport, wr
 from brats_seg.progress import Track, duration_text, untracked
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.weights import BEST_NAME, RUN_LOCK_NAME, Decoding, run_locked
-from brats_seg.training.history import read_history
 from brats_seg.training.run_folder import CONFIG_NAME, ENVIRONMENT_NAME
 from brats_seg.training.state import SavedState, read_state
 from brats_seg.voxels.box import Box, Triple, bounding_box

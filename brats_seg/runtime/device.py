@@ -142,8 +142,8 @@ def choose_device(name: str, precision: str) -> Device:
 
 
 @contextmanager
-def threads_for(device: torch.device, patch: Sequence[int]) -> Iterator[int]:
-    """Compute small patches with one CPU thread, unless a person has chosen the number of threads.
+def threads_for(device: torch.device, patch: Sequence[int]) -> Iterator[None]:
+    """Compute small patches with one CPU thread, unless the number of threads was set by the user.
 
     The choice depends on the size of the patch alone, not on how busy the machine is, because the
     number of threads changes the last bits of the results.
@@ -151,18 +151,15 @@ def threads_for(device: torch.device, patch: Sequence[int]) -> Iterator[int]:
     Args:
         device: Device that computes.
         patch: Voxels along X, Y and Z.
-
-    Yields:
-        The number of patches that may be computed at once: one, or one for each CPU that is free.
     """
     before = torch.get_num_threads()
     is_chosen = any(map(chosen_by_user, NUMBERS)) or before != available_cpus()
     if device.type != "cpu" or is_chosen or prod(patch) > SMALL_PATCH:
-        yield 1
+        yield
         return
     torch.set_num_threads(1)
     try:
-        yield before
+        yield
     finally:
         torch.set_num_threads(before)
 
