@@ -22,6 +22,7 @@ import argparse
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice, product
 from pathlib import Path
@@ -45,7 +46,8 @@ from brats_seg.models.build import size_multiple
 from brats_seg.models.norm import ActivatedNorm
 from brats_seg.runtime.memory import give_back_memory
 from brats_seg.runtime.sliding_window import predict_logits
-from brats_seg.training.batches import Batch, epoch_batches, read_batches
+from brats_seg.training.batches import Batch, read_batches
+from brats_seg.training.run_plan import plan_run
 from brats_seg.training.tasks import count_voxels
 from brats_seg.voxels.box import Triple, rounded_up
 
@@ -110,7 +112,8 @@ def _loaded_against_held(setting: Setting, folder: Path, augment: str) -> Compar
     )
     data = open_fold(folder / "scans", fold=0, config=config, prepared_path=folder / "prepared")
     state = setting.state(setting.fastest)
-    keys = epoch_batches(config, data.split.train, epoch=0)[: setting.n_steps]
+    plan = replace(plan_run(config, data), device=state.accumulator.device)
+    keys = plan.keys(0)[: setting.n_steps]
     held = setting.batch(len(keys[0]))
 
     def train(batches: Iterator[Batch]) -> None:
@@ -118,7 +121,7 @@ def _loaded_against_held(setting: Setting, folder: Path, augment: str) -> Compar
             state.step(batch, count_voxels)
 
     def read() -> float:
-        batches = read_batches(data, config, keys, state.accumulator.device)
+        batches = read_batches(plan, keys)
         # a run starts its workers once: the first steps wait for them
         n_first = max(1, len(keys) // 4)
         train(islice(batches, n_first))
