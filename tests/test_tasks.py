@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from brats_seg.evaluation.overlap import region_counts
 from brats_seg.training.losses import BACKGROUND_WEIGHT, ReconstructionLoss
 from brats_seg.training.tasks import (
     RunningSums,
@@ -15,7 +14,6 @@ from brats_seg.training.tasks import (
     count_voxels,
     error_columns,
     overlap_columns,
-    scores_of,
 )
 
 # rows: true positive, false positive, false negative, true negative; columns: WT, TC, ET
@@ -36,11 +34,18 @@ def test_voxels_are_counted_patch_by_patch() -> None:
 
 
 def test_scores_are_means_of_case_ratios_with_empty_regions_counted() -> None:
-    scores = scores_of(0.5, [region_counts("a", HALF_RIGHT), region_counts("b", PERFECT)])
+    sums = RunningSums(counts={"a": HALF_RIGHT, "b": PERFECT})
 
-    assert scores.dice == pytest.approx([(0.5 + 1) / 2, (2 / 3 + 1) / 2, 1])
-    assert scores.jaccard == pytest.approx([(1 / 3 + 1) / 2, (1 / 2 + 1) / 2, 1])
-    assert list(scores.n_empty) == [0, 0, 1]
+    found = overlap_columns(sums)
+
+    expected = {
+        "dice": [(0.5 + 1) / 2, (2 / 3 + 1) / 2, 1],
+        "jaccard": [(1 / 3 + 1) / 2, (1 / 2 + 1) / 2, 1],
+        "empty": [0, 0, 1],
+    }
+    for name, values in expected.items():
+        assert [found[f"{name}_{region}"] for region in ("wt", "tc", "et")] == pytest.approx(values)
+    assert found["dice"] == pytest.approx(sum(expected["dice"]) / 3)
 
 
 def test_patches_of_a_case_are_pooled_before_the_ratio() -> None:

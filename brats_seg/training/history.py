@@ -19,7 +19,6 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -264,7 +263,17 @@ def _mlflow(config: Config, run_path: Path) -> Generator[SendRow]:
 
     database = f"sqlite:///{run_path.absolute().parent / 'mlflow.db'}"
     client = mlflow.MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or database)
-    run_id = _known_id(run_path, "mlflow") or _new_mlflow_run(client, config, run_path)
+
+    def new_run() -> str:
+        project = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+        known = client.get_experiment_by_name(project)
+        experiment = client.create_experiment(project) if known is None else known.experiment_id
+        run_id = str(client.create_run(experiment, run_name=run_path.name).info.run_id)
+        for key, value in flat_settings(config).items():
+            client.log_param(run_id, key, value)
+        return run_id
+
+    run_id = _run_id(run_path, "mlflow", new_run)
     client.update_run(run_id, status="RUNNING")
 
     def send(row: Row) -> None:
@@ -275,30 +284,15 @@ def _mlflow(config: Config, run_path: Path) -> Generator[SendRow]:
     client.set_terminated(run_id)
 
 
-def _new_mlflow_run(client: Any, config: Config, run_path: Path) -> str:
-    project = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
-    known = client.get_experiment_by_name(project)
-    experiment = client.create_experiment(project) if known is None else known.experiment_id
-    run_id = str(client.create_run(experiment, run_name=run_path.name).info.run_id)
-    for key, value in flat_settings(config).items():
-        client.log_param(run_id, key, value)
-    _keep_id(run_path, "mlflow", run_id)
-    return run_id
-
-
 def _wandb(config: Config, run_path: Path) -> Generator[SendRow]:
     import wandb
 
-    run_id = _known_id(run_path, "wandb")
-    if not run_id:
-        run_id = secrets.token_hex(4)
-        _keep_id(run_path, "wandb", run_id)
     # W&B writes to a temporary folder without a word if this one cannot be written
     (run_path / "wandb").mkdir(exist_ok=True)
     run = wandb.init(
         project=os.environ.get("WANDB_PROJECT", PROJECT),
         name=run_path.name,
-        id=run_id,
+        id=_run_id(run_path, "wandb", lambda: secrets.token_hex(4)),
         resume="allow",
         dir=str(run_path),
         mode=os.environ.get("WANDB_MODE", "offline"),
@@ -316,19 +310,15 @@ _OPENERS: dict[str, Callable[[Config, Path], Generator[SendRow]]] = {
 }
 
 
-def _known_id(run_path: Path, name: str) -> str:
-    """Return the id under which a tracker knows the run; empty if it does not."""
-    return str(_ids(run_path).get(name, ""))
-
-
-def _keep_id(run_path: Path, name: str, run_id: str) -> None:
-    with whole_file(run_path / IDS_NAME) as beside:
-        beside.write_text(json.dumps({**_ids(run_path), name: run_id}, indent=2) + "\n")
-
-
-def _ids(run_path: Path) -> dict[str, Any]:
+def _run_id(run_path: Path, name: str, new_id: Callable[[], str]) -> str:
+    """Return the id under which a tracker knows the run; the first time it is made and kept."""
+    path = run_path / IDS_NAME
     try:
-        found = json.loads((run_path / IDS_NAME).read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        ids = dict(json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError):
+        ids = {}
+    if name not in ids:
+        ids[name] = new_id()
+        with whole_file(path) as beside:
+            beside.write_text(json.dumps(ids, indent=2) + "\n")
+    return str(ids[name])
