@@ -215,7 +215,9 @@ def test_an_entry_of_another_run_is_named(
     content[entry] = {}
     torch.save(content, tmp_path / "last.pt")
 
-    with pytest.raises(ResumeError, match=r"entry .* of the checkpoint does not fit the run"):
+    with pytest.raises(
+        ResumeError, match=rf"another network or loss .* entry {entry} does not fit"
+    ):
         trainer_of(data, tmp_path, "true").run(track=untracked)
 
 

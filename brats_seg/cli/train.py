@@ -291,7 +291,7 @@ def crossval(
 
 def _emit_results(results: "OutOfFoldResults", runs: Sequence[Path], output: Path) -> None:
     unpredicted = tuple(record.failure for record in results.batch.failures)
-    unscored = results.evaluation.failures if results.evaluation else ()
+    unscored = results.evaluation.failures
     emit(
         output=output,
         runs=runs,
@@ -375,8 +375,7 @@ def _print_results(results: "OutOfFoldResults", n_networks: int, output: Path) -
     n_failed = len(batch.failures)
     n_cases = batch.n_predicted + batch.n_skipped + n_failed
     print(f"{counted(n_cases, 'held-out case')}, {n_failed} failed: {output / 'predictions'}")
-    if results.evaluation is not None:
-        print_remarks(results.evaluation, output / "predictions")
+    print_remarks(results.evaluation, output / "predictions")
     print_summaries(results.summaries, results.predicted_summaries)
     print(
         f"{counted(n_networks, 'network')} in {output / 'model'}, fingerprint {results.fingerprint}"

@@ -180,7 +180,11 @@ class RunState:
                 part.load_state_dict(entries[name])
             resume_mode(self.fallback, entries["mode"])
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            msg = f"the entry {name} of the checkpoint does not fit the run: {error}. {WAY_OUT}"
+            reason = f"{error}".partition("\n")[0]
+            msg = (
+                "the checkpoint is damaged, or of another network or loss than the run: the entry "
+                f"{name} does not fit ({reason}). {WAY_OUT}"
+            )
             raise ResumeError(msg) from error
         self.progress, self.started_from = saved.progress, saved.started_from
         self.card = self.card.model_copy(update={"notes": saved.card.notes})
