@@ -13,8 +13,8 @@ from brats_seg.cli import main
 from brats_seg.config import Config
 from brats_seg.config_text import load_config
 from brats_seg.errors import ConfigError
-from brats_seg.models.activation_checkpointing import ActivationCheckpointing
 from brats_seg.models.build import build_model
+from brats_seg.models.interface import ActivationCheckpointing
 from brats_seg.presets import NETWORKS, PRESETS
 from brats_seg.runtime.device import Device, choose_device, gpu_named
 from brats_seg.runtime.memory import MEGABYTE

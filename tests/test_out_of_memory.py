@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from brats_seg.config import ModelConfig
 from brats_seg.data.loader import Sample
 from brats_seg.errors import EnvironmentalError
-from brats_seg.models.activation_checkpointing import ActivationCheckpointing
 from brats_seg.models.build import build_model
+from brats_seg.models.interface import ActivationCheckpointing
 from brats_seg.runtime.memory import Fallback
 from brats_seg.training.accumulation import Accumulator, HalfUpdatedError, StepResult
 from brats_seg.training.batches import Batch

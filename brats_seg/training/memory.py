@@ -24,7 +24,7 @@ from brats_seg.config import Config, Size
 from brats_seg.data.loader import Sample
 from brats_seg.errors import ConfigError, EnvironmentalError
 from brats_seg.labels import MODALITIES
-from brats_seg.models.activation_checkpointing import (
+from brats_seg.models.interface import (
     ActivationCheckpointing,
     set_activation_checkpointing,
     supported_checkpointing,

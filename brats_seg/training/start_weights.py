@@ -254,10 +254,12 @@ def _advice(source: Source) -> str:
     model = source.trained.config.model
     if model.name == "autoencoder":
         return (
-            "The encoder of an autoencoder fits --model unet with model.widths that begin with "
+            "The encoder of an autoencoder fits --network unet with model.widths that begin with "
             "16,32,64,128. "
         )
-    return f"It fits --model {model.name} --set model.widths={','.join(map(str, model.widths))}. "
+    widths = f" --set model.widths={','.join(map(str, model.widths))}"
+    has_widths = model.name in {"unet", "dynunet"}
+    return f"It fits --network {model.name}{widths if has_widths else ''}. "
 
 
 def _log_differences(source: Source, data: FoldData) -> None:

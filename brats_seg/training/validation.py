@@ -13,7 +13,7 @@ from brats_seg.data.loader import Sample, whole_case
 from brats_seg.data.patches import PatchKey
 from brats_seg.errors import EnvironmentalError
 from brats_seg.models.build import size_words
-from brats_seg.models.output import as_output
+from brats_seg.models.interface import as_output
 from brats_seg.progress import part
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.memory import Fallback
