@@ -13,7 +13,6 @@ from copy import deepcopy
 from dataclasses import asdict, dataclass
 from math import atan2, ceil, degrees, isfinite
 from pathlib import Path
-from typing import TypeAlias
 
 import torch
 from monai.losses import GeneralizedDiceLoss
@@ -47,9 +46,6 @@ from brats_seg.training.losses import (
 )
 from brats_seg.training.run_folder import RunFolder
 from brats_seg.training.state import build_network, environment_of
-
-Backward: TypeAlias = Callable[[nn.Module, Criterion, Sequence[MicroBatch], Device], None]
-"""Leaves the gradient of a batch, times the loss scale, in the parameters."""
 
 _LOSS_SCALE = 2.0**10
 """Loss scale in float16, so that the derivative with respect to a single logit does not underflow."""
@@ -296,63 +292,69 @@ def phantom_patches(n_patches: int, size: Size, seed: int = 0) -> MicroBatch:
     return MicroBatch(image, target)
 
 
-def gradient_of(
-    backward: Backward,
-    network: nn.Module,
-    criterion: Criterion,
-    micro_batches: Sequence[MicroBatch],
-    device: Device,
-) -> Tensor:
-    """Return the gradient of a backward pass, `(n_parameters,)`, in float64 on the CPU.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchGradients:
+    """The gradient of one batch `(n_parameters,)`, in float64 on the CPU, computed in three ways.
 
-    Parameters of the loss come after those of the network. Each call draws the same random numbers
-    as the one before it.
+    Parameters of the loss come after those of the network. Each way draws the same random numbers.
     """
-    parameters = [*network.parameters(), *parameters_of(criterion)]
-    for parameter in parameters:
-        parameter.grad = None
-    before = RandomState.capture(device.torch_device)
-    backward(network, criterion, [one.to(device.torch_device) for one in micro_batches], device)
-    before.restore()
-    parts = [
-        torch.zeros_like(p, device="cpu") if p.grad is None else p.grad.cpu() for p in parameters
-    ]
-    return torch.cat([part.flatten().double() for part in parts]) / _loss_scale(device)
+
+    network: nn.Module
+    criterion: Criterion
+    patches: MicroBatch
+    device: Device
+
+    def whole(self) -> Tensor:
+        """Compute all patches in one batch, without the accumulator."""
+        return self._by(
+            lambda parts: self._backward([MicroBatch(*map(torch.cat, zip(*parts, strict=True)))])
+        )
+
+    def ordinary(self) -> Tensor:
+        """Add up the gradients of the micro-batches, each loss divided by their number."""
+        return self._by(self._backward)
+
+    def exact(self) -> Tensor:
+        """Compute the gradient with the accumulator."""
+        optimizer = torch.optim.SGD(self._parameters)
+        accumulator = Accumulator(self.network, self.criterion, optimizer, device=self.device)
+        is_scaled = self.device.needs_scaler
+        accumulator.scaler = torch.amp.GradScaler(
+            self.device.torch_device.type, init_scale=_LOSS_SCALE, enabled=is_scaled
+        )
+        return self._by(accumulator.backward)
+
+    @property
+    def _parameters(self) -> list[nn.Parameter]:
+        return [*self.network.parameters(), *parameters_of(self.criterion)]
+
+    @property
+    def _scale(self) -> float:
+        return _LOSS_SCALE if self.device.needs_scaler else 1.0
+
+    def _backward(self, parts: Sequence[MicroBatch]) -> None:
+        for image, target in parts:
+            with self.device.autocast():
+                loss = whole_loss(self.criterion, self.network(image), target)
+            (self._scale * loss / len(parts)).backward()
+
+    def _by(self, backward: Callable[[list[MicroBatch]], object]) -> Tensor:
+        """Return the gradient that a backward pass of the micro-batches leaves."""
+        for parameter in self._parameters:
+            parameter.grad = None
+        where = self.device.torch_device
+        before = RandomState.capture(where)
+        backward([part.to(where) for part in _single(self.patches)])
+        before.restore()
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
+        return torch.cat([one.cpu().flatten().double() for one in gradients]) / self._scale
 
 
-def whole(
-    network: nn.Module, criterion: Criterion, micro_batches: Sequence[MicroBatch], device: Device
-) -> None:
-    """Compute the gradient of all patches in one batch, without the accumulator."""
-    image, target = (torch.cat(parts) for parts in zip(*micro_batches, strict=True))
-    with device.autocast():
-        loss = whole_loss(criterion, network(image), target)
-    (_loss_scale(device) * loss).backward()
-
-
-def exact(
-    network: nn.Module, criterion: Criterion, micro_batches: Sequence[MicroBatch], device: Device
-) -> None:
-    """Compute the gradient with the accumulator."""
-    optimizer = torch.optim.SGD([*network.parameters(), *parameters_of(criterion)])
-    accumulator = Accumulator(network, criterion, optimizer, device=device)
-    accumulator.scaler = torch.amp.GradScaler(
-        device.torch_device.type, init_scale=_LOSS_SCALE, enabled=device.needs_scaler
-    )
-    accumulator.backward(micro_batches)
-
-
-def ordinary(
-    network: nn.Module, criterion: Criterion, micro_batches: Sequence[MicroBatch], device: Device
-) -> None:
-    """Add up the gradients of the micro-batches, each loss divided by their number."""
-    for micro_batch in micro_batches:
-        with device.autocast():
-            loss = whole_loss(criterion, network(micro_batch.image), micro_batch.target)
-        (_loss_scale(device) * loss / len(micro_batches)).backward()
-
-
-_METHODS: dict[str, Backward] = {"whole batch": whole, "exact": exact, "ordinary": ordinary}
+_METHODS = {
+    "whole batch": BatchGradients.whole,
+    "exact": BatchGradients.exact,
+    "ordinary": BatchGradients.ordinary,
+}
 
 
 def _rows(
@@ -368,9 +370,12 @@ def _rows(
         criterion = criteria[name]
         if isinstance(criterion, nn.Module):
             criterion.to(device.torch_device, dtype)
+        gradients = BatchGradients(
+            network=network, criterion=criterion, patches=patches, device=device
+        )
         with part(f"{method}, {name}", 0):
-            found = gradient_of(_METHODS[method], network, criterion, _single(patches), device)
-        if _METHODS[method] is whole:
+            found = _METHODS[method](gradients)
+        if method == "whole batch":
             _check_comparable(found, name)
             expected = found
             continue
@@ -436,7 +441,3 @@ def _measured_size(config: Config, patch: Size) -> Size:
         for n, m in zip(patch, multiple, strict=True)
     )
     return x, y, z
-
-
-def _loss_scale(device: Device) -> float:
-    return _LOSS_SCALE if device.needs_scaler else 1.0
