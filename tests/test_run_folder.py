@@ -78,7 +78,11 @@ def undisturbed(data: FoldData, tmp_path_factory: pytest.TempPathFactory) -> dic
 
 @pytest.mark.parametrize(
     ("batch_dice", "n"),
-    [(loss, n) for loss, count in N_FORWARD.items() for n in range(1, count + 1)],
+    [
+        pytest.param(loss, n, marks=[] if n in {1, 7, count} else [pytest.mark.slow])
+        for loss, count in N_FORWARD.items()
+        for n in range(1, count + 1)
+    ],
 )
 def test_death_in_any_forward_pass_changes_no_bit(
     data: FoldData, tmp_path: Path, undisturbed: dict[str, Path], batch_dice: str, n: int

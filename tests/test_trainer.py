@@ -64,15 +64,27 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> FoldData:
     return open_six(tmp_path_factory, settings(), n_with_et=5)
 
 
+@pytest.fixture(scope="module")
+def finished(data: FoldData, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
+    """A run of two epochs that nothing interrupted, with the settings of these tests."""
+    run_path = tmp_path_factory.mktemp("finished") / "run"
+    return run_path, train(data, run_path, settings())
+
+
+@pytest.fixture
+def copied(finished: tuple[Path, Outcome], tmp_path: Path) -> Path:
+    """A copy of that run, to change."""
+    return Path(shutil.copytree(finished[0], tmp_path / "run"))
+
+
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
-def test_a_run_writes_what_it_promises(data: FoldData, tmp_path: Path) -> None:
-    outcome = train(data, tmp_path / "run", settings())
+def test_a_run_writes_what_it_promises(data: FoldData, finished: tuple[Path, Outcome]) -> None:
+    run_path, outcome = finished
 
-    names = {path.name for path in (tmp_path / "run").iterdir()}
-    assert names == {
+    assert {path.name for path in run_path.iterdir()} == {
         ".training.lock",
         "best.pt",
         "config.yaml",
@@ -83,29 +95,23 @@ def test_a_run_writes_what_it_promises(data: FoldData, tmp_path: Path) -> None:
         "split.csv",
     }
     assert outcome.finished
-    assert read_split(tmp_path / "run" / "split.csv") == data.split
-    history = pd.read_csv(tmp_path / "run" / "history.csv")
+    assert read_split(run_path / "split.csv") == data.split
+    history = pd.read_csv(run_path / "history.csv")
     assert history["epoch"].tolist() == [1, 2]
     assert history["step"].tolist() == [3, 6]
-    assert load_config(text=(tmp_path / "run" / "config.yaml").read_text()) == settings()
-    best = read_state(tmp_path / "run" / "best.pt")
-    assert "optimizer" not in torch.load(tmp_path / "run" / "best.pt", weights_only=True)
+    assert load_config(text=(run_path / "config.yaml").read_text()) == settings()
+    best = read_state(run_path / "best.pt")
+    assert "optimizer" not in torch.load(run_path / "best.pt", weights_only=True)
     assert best.progress.best == history["val_dice"].max() == outcome.best
     assert best.card.identity.conventions == ("brats2017",)
     assert best.card.identity.modalities == ("t1n", "t1c", "t2w", "t2f")
     assert best.card.identity.subsets == ()
+    # saved with the voxel counts of their validation
+    assert sorted(best.progress.sums.counts) == list(data.split.validation)
+    assert overlap_columns(best.progress.sums)["dice"] == outcome.best
 
 
-def test_the_best_weights_are_saved_with_the_voxel_counts_of_their_validation(
-    data: FoldData, tmp_path: Path
-) -> None:
-    outcome = train(data, tmp_path / "run", settings())
-
-    sums = read_state(tmp_path / "run" / "best.pt").progress.sums
-    assert sorted(sums.counts) == list(data.split.validation)
-    assert overlap_columns(sums)["dice"] == outcome.best
-
-
+@pytest.mark.slow
 def test_the_loss_falls_and_the_network_learns(data: FoldData, tmp_path: Path) -> None:
     larger = ["patch.size=[16, 16, 8]", "model.widths=[8, 16]", "validation.every=12"]
 
@@ -139,7 +145,16 @@ def test_too_little_memory_to_measure_the_scans_ends_no_run(
     assert "memory ran out while the training scans were measured" in caplog.text
 
 
-@pytest.fixture(scope="module", params=["plateau", "cosine"])
+QUICK = {("plateau", 1), ("cosine", 2), ("plateau", 4), ("cosine", 11)}
+"""Stops after the first batch, between batches, in the validation, and before the last case."""
+STOPS = [
+    pytest.param(name, n, marks=[] if (name, n) in QUICK else [pytest.mark.slow])
+    for name in ("plateau", "cosine")
+    for n in range(1, 12)
+]
+
+
+@pytest.fixture(scope="module")
 def undisturbed(
     request: pytest.FixtureRequest, data: FoldData, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Config]:
@@ -150,7 +165,7 @@ def undisturbed(
     return run_path, config
 
 
-@pytest.mark.parametrize("n_checks", range(1, 12))
+@pytest.mark.parametrize(("undisturbed", "n_checks"), STOPS, indirect=["undisturbed"])
 def test_a_stopped_run_ends_with_the_weights_of_an_undisturbed_one(
     data: FoldData, tmp_path: Path, undisturbed: tuple[Path, Config], n_checks: int
 ) -> None:
@@ -174,10 +189,9 @@ def test_a_stopped_run_ends_with_the_weights_of_an_undisturbed_one(
 
 
 def test_a_resume_that_forgets_the_optimizer_would_be_noticed(
-    data: FoldData, tmp_path: Path
+    data: FoldData, tmp_path: Path, finished: tuple[Path, Outcome]
 ) -> None:
     """The negative control: the weights of the test above do depend on what is restored."""
-    train(data, tmp_path / "undisturbed", settings())
     train(data, tmp_path / "run", settings(), StopAtCheck(4))
 
     content = torch.load(tmp_path / "run" / "last.pt", weights_only=True)
@@ -185,9 +199,7 @@ def test_a_resume_that_forgets_the_optimizer_would_be_noticed(
     torch.save(content, tmp_path / "run" / "last.pt")
     train(data, tmp_path / "run", settings())
 
-    assert not same(
-        weights(tmp_path / "undisturbed" / "last.pt"), weights(tmp_path / "run" / "last.pt")
-    )
+    assert not same(weights(finished[0] / "last.pt"), weights(tmp_path / "run" / "last.pt"))
 
 
 def test_a_network_and_a_loss_by_dotted_name_are_trained_and_predicted_with(
@@ -440,25 +452,23 @@ def test_a_run_is_locked_as_long_as_it_is_trained(data: FoldData, tmp_path: Path
 
 
 def test_a_history_that_was_not_written_any_more_is_written_when_the_run_is_opened(
-    data: FoldData, tmp_path: Path
+    data: FoldData, copied: Path
 ) -> None:
     """The process ended after the last checkpoint, or the disk was full."""
-    train(data, tmp_path / "run", settings())
-    expected = (tmp_path / "run" / "history.csv").read_bytes()
-    (tmp_path / "run" / "history.png").unlink()
-    (tmp_path / "run" / "history.csv").write_bytes(b"")
+    expected = (copied / "history.csv").read_bytes()
+    (copied / "history.png").unlink()
+    (copied / "history.csv").write_bytes(b"")
 
-    train(data, tmp_path / "run", settings())
+    train(data, copied, settings())
 
-    assert (tmp_path / "run" / "history.csv").read_bytes() == expected
-    assert (tmp_path / "run" / "history.png").exists()
+    assert (copied / "history.csv").read_bytes() == expected
+    assert (copied / "history.png").exists()
 
 
 def test_a_full_disk_ends_a_run_with_its_name_and_nothing_is_lost(
-    data: FoldData, tmp_path: Path
+    data: FoldData, tmp_path: Path, finished: tuple[Path, Outcome]
 ) -> None:
     """A limit of the size of files, which is smaller than a checkpoint."""
-    train(data, tmp_path / "undisturbed", settings())
     train(data, tmp_path / "run", settings(), StopAtCheck(4))
     before = (tmp_path / "run" / "last.pt").read_bytes()
 
@@ -471,7 +481,7 @@ def test_a_full_disk_ends_a_run_with_its_name_and_nothing_is_lost(
     train(data, tmp_path / "run", settings())
 
     for name in ("last.pt", "best.pt"):
-        assert same(weights(tmp_path / "run" / name), weights(tmp_path / "undisturbed" / name))
+        assert same(weights(tmp_path / "run" / name), weights(finished[0] / name))
 
 
 def test_a_run_folder_that_cannot_be_written_is_an_error_of_the_machine(
@@ -604,21 +614,6 @@ def test_every_optimizer_moves_the_weights(data: FoldData, tmp_path: Path, optim
     train(data, tmp_path / "run", settings(f"optimizer.name={optimizer}"), network=network)
 
     assert not torch.equal(before, network.weight)
-
-
-def test_a_lost_history_is_written_again(data: FoldData, tmp_path: Path) -> None:
-    """The table and the picture are made from the history in the checkpoint."""
-    train(data, tmp_path / "run", settings(), StopAtCheck(6))
-    shutil.copy(tmp_path / "run" / "last.pt", tmp_path / "last.pt")
-    train(data, tmp_path / "run", settings())
-    expected = pd.read_csv(tmp_path / "run" / "history.csv")
-
-    (tmp_path / "run" / "history.csv").unlink()
-    shutil.copy(tmp_path / "last.pt", tmp_path / "run" / "last.pt")
-    train(data, tmp_path / "run", settings())
-
-    found = pd.read_csv(tmp_path / "run" / "history.csv")
-    assert found["val_dice"].tolist() == expected["val_dice"].tolist()
 
 
 @pytest.mark.parametrize("augment", ["none", "full"])
