@@ -16,7 +16,8 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -179,43 +180,41 @@ def _words(row: Row, phase: str, curve: Curve) -> str:
 def _trackers(config: Config, run_path: Path) -> Iterator[SendRow]:
     """Open the trackers of the settings, and provide a function that sends them a row."""
     check_trackers(config.tracking)
-    with ExitStack() as stack:
-        senders: dict[str, SendRow] = {}
-        for name in config.tracking.to:
-            opened = _OPENERS[name](config, run_path)
-            senders[name] = stack.enter_context(_explained(name, opened))
+    opened = {name: _OPENERS[name](config, run_path) for name in config.tracking.to}
+    senders: dict[str, SendRow] = {}
+    for name, tracker in opened.items():
+        try:
+            senders[name] = next(tracker)
+        # each has its own errors, and some raise bare ones
+        except Exception as error:
+            msg = (
+                f"{name} cannot be written: {type(error).__name__}: {error}. Check its folder or "
+                f"server, or leave {name} out of tracking.to"
+            )
+            raise EnvironmentalError(msg) from error
 
-        def send_row(row: Row) -> None:
-            for name, send in tuple(senders.items()):
-                if not _sent(name, send, row):
-                    del senders[name]
+    def send_row(row: Row) -> None:
+        for name, send in tuple(senders.items()):
+            if not _sent(name, partial(send, row)):
+                del senders[name]
 
+    try:
         yield send_row
-
-
-@contextmanager
-def _explained(name: str, opened: Generator[SendRow]) -> Iterator[SendRow]:
-    """Run the opener of a tracker to its `yield`, and to its end afterwards."""
-    try:
-        send = next(opened)
-    # each has its own errors, and some raise bare ones
-    except Exception as error:
-        msg = (
-            f"{name} cannot be written: {type(error).__name__}: {error}. Check its folder or server, "
-            f"or leave {name} out of tracking.to"
-        )
-        raise EnvironmentalError(msg) from error
-    try:
-        yield send
     finally:
         # the last values are written here; the run itself is on the disk already
-        _sent(name, lambda _: deque(opened).clear(), {})
+        for name, tracker in opened.items():
+            _sent(name, partial(_finish, tracker))
 
 
-def _sent(name: str, send: SendRow, row: Row) -> bool:
-    """Send a row, and return whether that worked: a tracker that fails must not end a training."""
+def _finish(tracker: Generator[SendRow]) -> None:
+    """Run the opener of a tracker to its end."""
+    deque(tracker)
+
+
+def _sent(name: str, send: Callable[[], None]) -> bool:
+    """Send values, and return whether that worked: a tracker that fails must not end a training."""
     try:
-        send(row)
+        send()
     except Exception as error:  # noqa: BLE001 - each tracker has errors of its own
         log.warning(
             "%s failed and gets no more values (%s: %s); history.csv has them all",

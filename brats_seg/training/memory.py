@@ -4,8 +4,8 @@ A smaller micro-batch and activation checkpointing give the same gradient to rou
 goes on with them when memory runs out. The effective batch, the patch and the precision never change.
 
 The prediction computes a step of the real modules on fake tensors, which have shape, type and device,
-and no memory. What allocators and kernels need beside the tensors is not visible that way; see
-`Allowance`. `FakeTensorMode` is imported from a private module of torch because there is no public one.
+and no memory. What allocators and kernels need beside the tensors is not visible that way.
+`FakeTensorMode` is imported from a private module of torch because there is no public one.
 """
 
 import weakref
@@ -99,29 +99,18 @@ def resume_mode(fallback: Fallback[MemoryMode], entries: Mapping[str, Any]) -> N
     fallback.index = known.index(dict(entries)) if entries in known else 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Allowance:
-    """Memory that is needed beside the tensors of a step."""
-
-    share: float
-    """Share of the tensors that allocators and kernels need in addition."""
-    fixed_mb: float
-    """Memory of code that is loaded or compiled when it is first used."""
-
-
-_ALLOWANCES = {
-    # peaks of processes under glibc, patches of 48^3 to 96^3 of the default U-Net
-    "cpu": Allowance(share=0.30, fixed_mb=160),
-    # an allowance for workspaces of cuDNN, not measured on every GPU; the context is not part of the
-    # peak that torch reports for a GPU
-    "cuda": Allowance(share=0.10, fixed_mb=0),
-}
+# An allowance for what allocators and kernels need beside the tensors, and for code that is loaded or
+# compiled when it is first used: peaks of processes under glibc with patches of 48^3 to 96^3 of the
+# default U-Net. On GPUs it is for workspaces of cuDNN, and was not measured on every one; the context
+# is not part of the peak that torch reports.
+_SHARE_OF_CUDA, _SHARE_OF_HOST, _CODE_OF_HOST_MB = 0.10, 0.30, 160
 
 
 def predicted_bytes(counted: int, device: torch.device) -> int:
     """Return the expected peak of a run whose tensors need that many bytes."""
-    allowance = _ALLOWANCES.get(device.type, _ALLOWANCES["cpu"])
-    return int(counted * (1 + allowance.share) + allowance.fixed_mb * MEGABYTE)
+    if device.type == "cuda":
+        return int(counted * (1 + _SHARE_OF_CUDA))
+    return int(counted * (1 + _SHARE_OF_HOST) + _CODE_OF_HOST_MB * MEGABYTE)
 
 
 class UncountableError(ConfigError):
