@@ -1,6 +1,7 @@
 """Test the certificate: its measurements, that it can fail, and the command that prints it."""
 
 import json
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -105,6 +106,8 @@ def test_ordinary_accumulation_is_not_exact(rows: tuple[CertificateRow, ...]) ->
     assert ordinary[PATCH_DICE] <= 1e-12  # a mean over patches of one size: right in any way
     assert ordinary[BATCH_DICE] > 0.1
     assert ordinary[UNDECLARED] > 0.1
+    # the sine of the angle is the relative error at most: both are sides of one triangle
+    assert all(math.sin(math.radians(row.angle_deg)) <= row.relative_error + 1e-14 for row in rows)
     assert [row.angle_deg > 1 for row in rows if row.method == "ordinary"] == [
         False,
         True,
@@ -129,13 +132,6 @@ def test_the_network_stays_as_it_is(trained: nn.Module) -> None:
     after = trained.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert torch.equal(random_state, torch.get_rng_state())
-
-
-def test_the_angle_between_gradients_is_theirs(rows: tuple[CertificateRow, ...]) -> None:
-    """The sine of the angle is the relative error at most: both are sides of one triangle."""
-    for row in rows:
-        sine = torch.sin(torch.deg2rad(torch.tensor(row.angle_deg, dtype=torch.float64)))
-        assert float(sine) <= row.relative_error + 1e-14
 
 
 def test_patches_that_do_not_fit_are_an_error() -> None:
@@ -242,21 +238,14 @@ def test_settings_are_certified_without_a_run(
     assert out.startswith("unet, trained for 40 steps, on 4 patches of 8x8x8 from phantoms")
 
 
-@pytest.mark.parametrize("arguments", [[], ["--run", "runs/fold0", "--preset", "demo"]])
-def test_a_run_or_settings_are_asked_for(
-    command: Callable[..., tuple[int, str, str]], arguments: list[str]
-) -> None:
-    code, _, err = command(*arguments)
-
-    assert code == 2
-    assert "give either --run, or settings" in err
-
-
-def test_a_folder_without_weights_is_named(
+def test_what_cannot_be_certified_is_named(
     command: Callable[..., tuple[int, str, str]], tmp_path: Path
 ) -> None:
+    for arguments in ([], ["--run", "runs/fold0", "--preset", "demo"]):
+        code, _, err = command(*arguments)
+        assert code == 2
+        assert "give either --run, or settings" in err
     code, _, err = command("--run", tmp_path)
-
     assert code == 2
     assert f"{tmp_path} holds neither last.pt nor best.pt" in err
 
@@ -282,14 +271,9 @@ def test_phantoms_grow_and_two_in_five_lack_et() -> None:
     assert torch.all(wt.diff() > 0)
     assert wt[-1] > 30 * wt[0]
     assert (et == 0).nonzero().flatten().tolist() == [0, 2, 5, 7]
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_the_same_seed_makes_the_same_phantoms(seed: int) -> None:
-    one, same, other = (phantom_patches(2, (8, 8, 8), seed=s) for s in (seed, seed, seed + 1))
-
-    assert torch.equal(one.image, same.image)
-    assert not torch.equal(one.image, other.image)
+    one, same, other = (phantom_patches(2, (8, 8, 8), seed=seed).image for seed in (0, 0, 1))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
 
 
 def test_prepared_patches_go_from_the_least_tumour_to_the_most(
