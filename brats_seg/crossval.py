@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from brats_seg.cases.case import Case, CaseIndex
 from brats_seg.cases.case_table import read_index
@@ -29,7 +30,7 @@ from brats_seg.evaluation.pairs import Pair, Pairing
 from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
 from brats_seg.evaluation.scores import (
     RegionSummary,
-    Score,
+    joined_scores,
     summarise_scores,
     write_scores,
     write_summary,
@@ -44,8 +45,8 @@ from brats_seg.inference.batch import (
     local_outcomes,
 )
 from brats_seg.inference.export import check_replaceable, export_model
+from brats_seg.inference.held_out import HeldOut, open_held_out
 from brats_seg.inference.model_facts import CrossValidationScores
-from brats_seg.inference.out_of_fold import HeldOut, open_held_out
 from brats_seg.inference.output import OutputFolder
 from brats_seg.inference.predict import Predictor
 from brats_seg.inference.settings import PredictionSettings
@@ -58,7 +59,7 @@ DEFAULT_CONFIG = Config()
 SCORES_NAME = "scores.csv"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class OutOfFoldResults:
     """Predictions and scores of cases, each by the run that it was held out of."""
 
@@ -80,11 +81,12 @@ class OutOfFoldResults:
     def predicted_summaries(self) -> tuple[RegionSummary, ...]:
         """Means over the cases that could be predicted; equal to `summaries` if all could."""
         failed = {record.case_id for record in self.batch.failures}
-        scores = [score for score in self.evaluation.scores if score.case_id not in failed]
+        scores = self.evaluation.scores
+        scores = scores[~scores["case_id"].isin(failed)]
         return summarise_scores(scores, np.random.default_rng(0))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class CrossValidation:
     """Result of a cross-validation."""
 
@@ -96,9 +98,9 @@ class CrossValidation:
     """None if training was stopped; the same call continues it."""
 
     @property
-    def scores(self) -> tuple[Score, ...]:
+    def scores(self) -> pd.DataFrame:
         """A row for each case and region; none if training was stopped."""
-        return self.results.evaluation.scores if self.results else ()
+        return self.results.evaluation.scores if self.results else joined_scores(())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -261,7 +263,7 @@ def score_predictions(
 
     n_workers = available_cpus() if n_workers is None else n_workers
     evaluation = evaluate_pairs(pairing, protocol, n_workers=n_workers, track=track)
-    summaries = tuple(summarise_scores(evaluation.scores, np.random.default_rng(0)))
+    summaries = summarise_scores(evaluation.scores, np.random.default_rng(0))
     write_scores(evaluation.scores, folder / SCORES_NAME)
     write_summary(summaries, folder / "summary.json")
     column = "dice" if protocol.lesions is None else "lesionwise_dice"

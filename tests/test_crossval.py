@@ -22,8 +22,8 @@ from brats_seg.evaluation.protocols import protocol_named
 from brats_seg.evaluation.scores import read_scores
 from brats_seg.inference.batch import BatchOutcome, finish_batch
 from brats_seg.inference.export import export_model
+from brats_seg.inference.held_out import HeldOut, open_held_out
 from brats_seg.inference.model import load_model
-from brats_seg.inference.out_of_fold import HeldOut, open_held_out
 from brats_seg.inference.output import OutputFolder
 from brats_seg.inference.settings import PredictionSettings
 from tests.inference_builders import CPU, IDENTITY, write_run
@@ -94,10 +94,9 @@ def test_scores_are_those_of_evaluate(cases: tuple[HeldOutCases, ...], tmp_path:
     found, _ = score_predictions(pairing, LEGACY, tmp_path, n_workers=0)
 
     expected = evaluate_folders(tmp_path / "scans", tmp_path / "out", LEGACY)
-    assert found.scores == expected.scores
-    assert [row.case_id for row in read_scores(tmp_path / "scores.csv")] == [
-        row.case_id for row in expected.scores
-    ]
+    assert found.scores.equals(expected.scores)
+    written = read_scores(tmp_path / "scores.csv")
+    assert written["case_id"].tolist() == expected.scores["case_id"].tolist()
 
 
 def test_a_case_without_a_prediction_scores_the_worst(
@@ -110,7 +109,8 @@ def test_a_case_without_a_prediction_scores_the_worst(
     found, _ = score_predictions(pairing, LEGACY, tmp_path, n_workers=0)
 
     assert found.missing == ("BraTS2021_00001",)
-    assert {row.dice for row in found.scores if row.case_id == "BraTS2021_00001"} == {0.0}
+    missing = found.scores[found.scores["case_id"] == "BraTS2021_00001"]
+    assert missing["dice"].tolist() == [0.0] * 3
 
 
 def test_what_could_not_be_scored_is_named(cases: tuple[HeldOutCases, ...], tmp_path: Path) -> None:

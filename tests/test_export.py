@@ -15,7 +15,7 @@ from brats_seg.errors import EnvironmentalError, UsageError
 from brats_seg.files import alone_at
 from brats_seg.inference.export import export_model
 from brats_seg.inference.model import load_model
-from brats_seg.runtime.weights import NOT_FITTED, Decoding, FittedPrediction
+from brats_seg.runtime.weights import Decoding, FittedPrediction
 from tests.builders import limited_files
 from tests.inference_builders import CPU, write_run
 
@@ -25,12 +25,8 @@ def exported(tmp_path: Path) -> Path:
     """Export two networks with their own settings to one folder."""
     decoding = Decoding(thresholds=(0.4, 0.5, 0.6))
     runs = [
-        write_run(
-            tmp_path / f"run{n}",
-            seed=n,
-            fitted=FittedPrediction(window=window, decoding=decoding),
-        )
-        for n, window in enumerate(((16, 16, 16), "whole"))
+        write_run(tmp_path / f"run{n}", seed=n, fitted=FittedPrediction(decoding=decoding))
+        for n in range(2)
     ]
     export_model(runs, tmp_path / "model")
     return tmp_path / "model"
@@ -43,9 +39,9 @@ def test_an_exported_model_is_its_runs(exported: Path) -> None:
 
     assert model.fingerprint == original.fingerprint
     assert model.identity == original.identity
+    assert model.decoding == original.decoding == Decoding(thresholds=(0.4, 0.5, 0.6))
     for one, other in zip(model.members, original.members, strict=True):
         assert (one.name, one.window, one.multiple) == (other.name, other.window, other.multiple)
-        assert one.fitted == other.fitted
         for name, value in one.network.state_dict().items():
             assert torch.equal(value, other.network.state_dict()[name])
 
@@ -191,8 +187,8 @@ def test_a_run_that_was_not_tuned_is_exported_without_fitted_settings(tmp_path: 
 
     (member,) = json.loads((tmp_path / "model" / "model.json").read_text())["members"]
 
-    assert member["card"]["fitted"] == NOT_FITTED.model_dump(mode="json")
-    assert load_model([tmp_path / "model"], CPU).members[0].fitted == NOT_FITTED
+    assert member["card"]["fitted"] == FittedPrediction().model_dump(mode="json")
+    assert load_model([tmp_path / "model"], CPU).decoding == Decoding()
 
 
 def test_an_export_that_does_not_fit_leaves_an_empty_folder_and_can_be_repeated(

@@ -14,7 +14,7 @@ from brats_seg.data.fold import open_split
 from brats_seg.inference.export import export_model
 from brats_seg.inference.model import load_model
 from brats_seg.inference.predict import Predictor
-from brats_seg.quality.expected_dice import DiceLine
+from brats_seg.quality.expected_dice import DiceLine, dice_lines
 from brats_seg.quality.profile import TrainingProfile, profile_in
 from brats_seg.runtime.weights import (
     fingerprint_of,
@@ -95,9 +95,9 @@ def test_an_ensemble_has_what_all_of_its_networks_have(tmp_path: Path) -> None:
 
     both, mixed = load_model([one, two], CPU), load_model([one, plain], CPU)
 
-    assert isinstance(both.profile, TrainingProfile)
-    assert both.dice_lines == LINES
-    assert (mixed.profile, mixed.dice_lines) == (None, ())
+    assert isinstance(profile_in(both.notes), TrainingProfile)
+    assert dice_lines(both.notes) == LINES
+    assert (profile_in(mixed.notes), dice_lines(mixed.notes)) == (None, ())
 
 
 def test_a_model_without_a_profile_says_so_once(

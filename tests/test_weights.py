@@ -51,7 +51,7 @@ def test_a_card_is_stored_and_nothing_else_changes(tmp_path: Path) -> None:
     save_run(path, WEIGHTS, CARD)
     before = torch.load(path, weights_only=True)
 
-    fitted = FittedPrediction(window="whole", decoding=Decoding(thresholds=(0.4, 0.5, 0.6)))
+    fitted = FittedPrediction(decoding=Decoding(thresholds=(0.4, 0.5, 0.6)))
     card = CARD.model_copy(update={"fitted": fitted, "notes": {"part": [1, {"value": 2.5}]}})
     store_card(path, card)
 

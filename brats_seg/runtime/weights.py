@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
@@ -55,9 +55,6 @@ _LARGEST_DESCRIPTION = 1 << 24
 """Bytes of the longest `model.json`; a network takes about 2,000."""
 _COPY_AGAIN = "Copy or export the model again."
 
-Window: TypeAlias = Size | Literal["whole", "centre"]
-"""Voxels of a window; `whole` is the brain crop in one pass, `centre` the same with statistics of its
-centre, see `models.norm.statistics_of_centre`."""
 Overlap = Annotated[float, Field(ge=0, lt=1)]
 """Share that neighbouring windows have in common."""
 CubicMillimetres = Annotated[float, Field(ge=0, le=1e7)]
@@ -115,10 +112,6 @@ class Decoding(Section):
 class FittedPrediction(Section):
     """Settings of prediction that `tune` fitted to a network on its held-out cases."""
 
-    window: Window | None = None
-    """Chosen window; None where no window was fitted."""
-    overlap: Overlap | None = None
-    """Overlap that was chosen with the window; None where none was fitted, as in earlier versions."""
     decoding: Decoding = Decoding()
 
 
@@ -276,7 +269,7 @@ def _fingerprint(trained: TrainedModel) -> str:
     # without defaults: entries that a later version adds do not change fingerprints of this one
     own = entries_of(trained)
     defaults = {entry.name: entry.default for entry in fields(ModelIdentity)}
-    defaults |= {"window": None, "overlap": None, **Decoding().model_dump()}
+    defaults |= Decoding().model_dump()
     own = {name: value for name, value in own.items() if value != defaults[name]}
     key = hashlib.sha256(json.dumps(own, sort_keys=True).encode())
     key.update(trained.config.model.model_dump_json(exclude_defaults=True).encode())
@@ -291,9 +284,7 @@ def _fingerprint(trained: TrainedModel) -> str:
 
 def entries_of(trained: TrainedModel) -> dict[str, Any]:
     """Return identity and fitted settings as one mapping, for hashes and comparisons."""
-    fitted = trained.fitted
-    windows = {"window": fitted.window, "overlap": fitted.overlap}
-    return {**asdict(trained.identity), **windows, **fitted.decoding.model_dump()}
+    return {**asdict(trained.identity), **trained.fitted.decoding.model_dump()}
 
 
 def run_locked(run: Path) -> AbstractContextManager[None]:

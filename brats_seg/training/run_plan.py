@@ -13,8 +13,8 @@ from brats_seg.data.patches import PatchKey, epoch_patches
 from brats_seg.labels import MODALITY_SUBSETS
 from brats_seg.models.build import default_window, padded_size, size_multiple
 from brats_seg.runtime.device import Device, choose_device
-from brats_seg.runtime.sliding_window import n_windows, window_within
 from brats_seg.runtime.weights import ModelIdentity
+from brats_seg.runtime.windows import Window, n_windows
 from brats_seg.training.losses import Criterion
 from brats_seg.training.tasks import Task, task_of
 from brats_seg.voxels.box import rounded_up
@@ -147,7 +147,7 @@ def _window(config: Config, patch: Size, multiple: Size, shape: Size) -> Size:
         return rounded_up(shape, multiple)
     is_segmentation = config.model.task == "segmentation"
     window = default_window(config.model, patch) if is_segmentation else patch
-    return window_within(window, patch, multiple, shape)
+    return Window(size=window, overlap=config.validation.overlap).fit(shape, patch, multiple)
 
 
 def _validation_cost(config: Config, data: FoldData, patch: Size, multiple: Size) -> float:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from brats_seg.config import Config
 from brats_seg.data.loader import TargetOf, image_target, region_target
-from brats_seg.evaluation.overlap import dice, jaccard, region_counts
+from brats_seg.evaluation.metrics import dice, jaccard, region_counts
 from brats_seg.labels import MODALITIES, REGIONS
 from brats_seg.models.interface import as_output
 from brats_seg.training.losses import (

@@ -17,7 +17,7 @@ from brats_seg.models.interface import as_output
 from brats_seg.progress import part
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.memory import Fallback
-from brats_seg.runtime.sliding_window import n_windows, predict_logits
+from brats_seg.runtime.windows import n_windows, predict_logits
 from brats_seg.training.batches import held_out_patches
 from brats_seg.training.losses import whole_loss
 from brats_seg.training.run_plan import RunPlan
