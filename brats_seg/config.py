@@ -256,7 +256,8 @@ class TrainingConfig(Section):
     n_epochs: PositiveInt = 100
     """Number of epochs: passes over the training cases."""
     hours: PositiveFloat | None = None
-    """Hours of a run in all its sessions, which `n_epochs` is fitted to when it begins; null keeps `n_epochs`."""
+    """Hours of a run in all its sessions: it has as many epochs as they hold, judged by the first one, in place
+    of `n_epochs`."""
     effective_batch: PositiveInt | dict[Annotated[int, Field(ge=0)], PositiveInt] = 2
     """Patches per optimizer step; `{0: 8, 40: 16}` changes the number at epoch 40."""
     micro_batch: PositiveInt = 1

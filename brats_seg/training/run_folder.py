@@ -217,7 +217,7 @@ class RunFolder:
         if now.training.hours and not before.training.hours:
             msg = (
                 f"{self.path} was begun without --hours, for {before.training.n_epochs} epochs. "
-                "Limit this session with --max-hours, choose another --run, or start anew with --fresh."
+                "Limit this session with --session-hours, choose another --run, or start anew with --fresh."
             )
             raise ResumeError(msg)
         free = FREE_SETTINGS
