@@ -18,7 +18,7 @@ ROOT = Path(brats_seg.errors.__file__).parent
 FLOORS = {
     **dict.fromkeys(
         (
-            *("errors", "labels", "config", "config_text", "cpu_threads", "files", "installation"),
+            *("errors", "labels", "config", "config_text", "cpu_threads", "files"),
             *("presets", "progress", "tables", "wings"),
         ),
         0,
