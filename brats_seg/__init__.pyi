@@ -1,9 +1,9 @@
 """Public names and the modules that define them."""
 
 from brats_seg.cases.case import load_case as load_case
-from brats_seg.cases.case_table import summarise as summarise
+from brats_seg.cases.index import summarise as summarise
 from brats_seg.cases.clinical import read_clinical_tables as read_clinical_tables
-from brats_seg.cases.discovery import find_cases as find_cases, find_data as find_data
+from brats_seg.cases.find import find_cases as find_cases, find_data as find_data
 from brats_seg.cases.phantom import (
     write_phantom_cases as write_phantom_cases,
     write_phantom_survival as write_phantom_survival,
@@ -43,7 +43,7 @@ from brats_seg.inference.reconstruct import (
 from brats_seg.inference.settings import PredictionSettings as PredictionSettings
 from brats_seg.inference.tuning import tune_runs as tune_runs
 from brats_seg.models.build import build_model as build_model
-from brats_seg.pages.report import ReportSettings as ReportSettings, write_report as write_report
+from brats_seg.pages.write import PageOptions as PageOptions, write_report as write_report
 from brats_seg.survival.features import features_of_folder as features_of_folder
 from brats_seg.survival.results import study_survival as study_survival
 from brats_seg.training.accumulation import Accumulator as Accumulator
