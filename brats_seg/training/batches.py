@@ -16,7 +16,7 @@ import torch
 
 from brats_seg.config import Config
 from brats_seg.cpu_threads import available_cpus
-from brats_seg.data.intensities import RandModalityDropoutd, Transform
+from brats_seg.data.intensities import RandIntensitiesd, Transform, drop_modalities
 from brats_seg.data.loader import PATCHES_AHEAD, PatchDataset, Sample, patch_loader
 from brats_seg.data.patches import PatchKey
 from brats_seg.data.transforms import transforms_named
@@ -74,7 +74,8 @@ def read_batches(plan: RunPlan, batches: Sequence[Sequence[PatchKey]]) -> Iterat
     transforms = transforms_named(training.transforms)
     if training.modality_dropout > 0:
         # after all others: noise, or a transform of one's own, would fill the empty channels
-        transforms += (RandModalityDropoutd("image", training.modality_dropout),)
+        changes = [(drop_modalities, training.modality_dropout)]
+        transforms += (RandIntensitiesd("image", changes),)
     dataset = _dataset(plan, training.augment, transforms)
     samples = patch_loader(dataset, chain.from_iterable(batches), _n_workers(plan))
     for keys in batches:
