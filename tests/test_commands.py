@@ -35,7 +35,7 @@ from tests.builders import Run, check_json, make_label_map, write_case, write_ni
 
 TINY = (
     "--set folds.n_folds=2 --set patch.size=8,8,8 --set model.widths=4,8 --precision fp32 "
-    "--set model.deep_supervision=false --set training.n_workers=0 --set training.n_epochs=1"
+    "--set training.n_workers=0 --set training.n_epochs=1"
 )
 GROUP: Any = typer.main.get_command(app)
 
