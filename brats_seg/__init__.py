@@ -13,7 +13,7 @@ raise errors derived from `BratsError`, and print nothing. `__init__.pyi` lists 
 | own training loop | `Accumulator`, `MicroBatch`, `DiceBce`, `BatchDiceBce`, `Muon`, `build_model` |
 | predict | `load_model`, `Predictor`, `predict_folder`, `tune_runs`, `export_model` |
 | score | `score_folders`, `compare_folders`, `cross_validate`, `read_scores` |
-| look at results | `write_report`, `ReportSettings` |
+| look at results | `write_report`, `PageOptions` |
 | autoencoder | `Reconstructor`, `reconstruct_cases` |
 | survival | `features_of_folder`, `study_survival` |
 | draw | `open_view`, `sample_figure`, `montage_figure`, `score_figure`, `write_figure` |

@@ -1,9 +1,9 @@
 """Public names and the modules that define them."""
 
 from brats_seg.cases.case import load_case as load_case
-from brats_seg.cases.case_table import summarise as summarise
+from brats_seg.cases.index import summarise as summarise
 from brats_seg.cases.clinical import read_clinical_tables as read_clinical_tables
-from brats_seg.cases.discovery import find_cases as find_cases, find_data as find_data
+from brats_seg.cases.find import find_cases as find_cases, find_data as find_data
 from brats_seg.cases.phantom import (
     write_phantom_cases as write_phantom_cases,
     write_phantom_survival as write_phantom_survival,
@@ -43,7 +43,7 @@ from brats_seg.inference.reconstruct import (
 from brats_seg.inference.settings import PredictionSettings as PredictionSettings
 from brats_seg.inference.tuning import tune_runs as tune_runs
 from brats_seg.models.build import build_model as build_model
-from brats_seg.pages.report import ReportSettings as ReportSettings, write_report as write_report
+from brats_seg.pages.write import PageOptions as PageOptions, write_report as write_report
 from brats_seg.survival.features import features_of_folder as features_of_folder
 from brats_seg.survival.results import study_survival as study_survival
 from brats_seg.training.accumulation import Accumulator as Accumulator
@@ -52,7 +52,7 @@ from brats_seg.training.certificate import (
     certify_settings as certify_settings,
     phantom_patches as phantom_patches,
 )
-from brats_seg.training.chosen_settings import choose_settings as choose_settings
+from brats_seg.training.memory_plan import choose_settings as choose_settings
 from brats_seg.training.gradient import MicroBatch as MicroBatch
 from brats_seg.training.losses import (
     BatchDiceBce as BatchDiceBce,
@@ -60,7 +60,7 @@ from brats_seg.training.losses import (
     whole_loss as whole_loss,
 )
 from brats_seg.training.memory_plan import plan_memory as plan_memory
-from brats_seg.training.muon import Muon as Muon
+from brats_seg.training.optimisation import Muon as Muon
 from brats_seg.training.trainer import Trainer as Trainer, train_fold as train_fold
 
 __version__: str
