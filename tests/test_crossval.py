@@ -26,7 +26,7 @@ from brats_seg.inference.batch import BatchOutcome, finish_batch
 from brats_seg.inference.export import export_model
 from brats_seg.inference.held_out import HeldOut, open_held_out
 from brats_seg.inference.model import load_model
-from brats_seg.inference.output import OutputFolder
+from brats_seg.inference.results import OutputFolder
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.progress import untracked
 from tests.builders import write_nifti

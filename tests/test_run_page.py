@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from brats_seg.inference.window_choice import window_in_use
 
 from brats_seg.data.fold import FoldData
 from brats_seg.errors import UsageError
@@ -52,14 +51,13 @@ def test_it_says_what_the_folder_of_the_run_says(trained: Path, data: FoldData) 
 
 def test_held_out_cases_are_scored_and_the_worst_are_drawn(trained: Path, data: FoldData) -> None:
     held_out = open_held_out(trained, data.folder)
-    window = window_in_use(held_out)
 
     report = _with_scores(run_report(trained), held_out, CPU, untracked)
 
     expected = {}
-    for case in predict_held_out(held_out, [window], CPU, untracked)[window]:
+    for case in predict_held_out(held_out, CPU, untracked):
         stored = case.read()
-        regions = decode_regions(stored.probabilities, held_out.trained.fitted.decoding, 1.0)
+        regions = decode_regions(stored.values, held_out.trained.fitted.decoding, 1.0)
         expected[case.case_id] = dice(count_regions(regions, stored.reference, case.case_id))
     assert {one.case_id: one.dice for one in report.scores} == {
         name: tuple(values) for name, values in expected.items()

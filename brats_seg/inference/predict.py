@@ -72,7 +72,7 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Predictor:
-    """A loaded model and the settings to predict with.
+    """A loaded model, which has the settings to predict with.
 
     Example:
         >>> network = nn.Conv3d(4, 3, kernel_size=1)
@@ -84,7 +84,6 @@ class Predictor:
     """
 
     model: Model
-    settings: PredictionSettings = DEFAULT_SETTINGS
 
     @classmethod
     def load(cls, paths: Sequence[Path], settings: PredictionSettings = DEFAULT_SETTINGS) -> Self:
@@ -109,7 +108,7 @@ class Predictor:
         log.info("windows: %s", "; ".join(windows))
         if device.torch_device.type == "cpu":
             keep_freed_memory()
-        return cls(model=model, settings=settings)
+        return cls(model=model)
 
     @classmethod
     def of_network(
@@ -138,7 +137,7 @@ class Predictor:
         """
         device = choose_device(settings.device, settings.precision)
         model = wrap_network(network, identity, settings, device=device, multiple=multiple)
-        return cls(model=model, settings=settings)
+        return cls(model=model)
 
     def predict_files(self, files: Mapping[str, Path], case_id: str | None = None) -> Prediction:
         """Segment a case given as one file for each modality.
@@ -214,7 +213,12 @@ class Predictor:
 
     def predict_scan(self, scan: Scan) -> Prediction:
         """Segment a scan that has been prepared; see the function `predict_scan`."""
-        return predict_scan(self.model, scan, self.settings)
+        return predict_scan(self.model, scan)
+
+    @property
+    def settings(self) -> PredictionSettings:
+        """Settings that the model was loaded with."""
+        return self.model.settings
 
     @property
     def spacing_mm(self) -> tuple[float, float, float]:
@@ -222,14 +226,15 @@ class Predictor:
         return self.model.identity.spacing_mm
 
 
-def predict_scan(model: Model, scan: Scan, settings: PredictionSettings) -> Prediction:
-    """Segment a scan.
+def predict_scan(model: Model, scan: Scan) -> Prediction:
+    """Segment a scan with the settings that the model was loaded with.
 
     Raises:
         CaseError: Memory runs out even in the last mode of the fallback, a network returns
             values that are not finite, or the scan lacks modalities that the model needs.
     """
     model.require(scan.case_id, scan.modalities)
+    settings = model.settings
     started_s = time.monotonic()
     reset_peak_memory(model.device.torch_device)
     fallback = PredictionFallback(scan.case_id, model.device)

@@ -12,11 +12,16 @@ from typing import TYPE_CHECKING
 
 from brats_seg.cases.case import Case, LoadedCase, ScanFile, load_case
 from brats_seg.cases.discovery import find_cases
-from brats_seg.cases.many import MappedCases, map_cases
+from brats_seg.cases.many import Failure, MappedCases, map_cases
 from brats_seg.errors import CaseError, UsageError, counted, some_of
 from brats_seg.evaluation.pairs import label_maps_in
-from brats_seg.inference.output import MANIFEST_NAME, OutputFolder, Record
-from brats_seg.inference.result_files import ResultFiles, result_files
+from brats_seg.inference.results import (
+    MANIFEST_NAME,
+    OutputFolder,
+    Record,
+    ResultFiles,
+    result_files,
+)
 from brats_seg.labels import MODALITIES, convention_named
 from brats_seg.progress import Track, untracked
 
@@ -195,9 +200,9 @@ def _sources_of(path: Path, settings: PageSettings) -> Iterator[PageSource]:
 
 
 def _of_results(folder: Path, settings: PageSettings) -> Iterator[PageSource]:
-    records = sorted(OutputFolder(folder).records().items())
-    done = [record for _, record in records if record.status == "done"]
-    failed = [case_id for case_id, record in records if record.status == "failed"]
+    entries = [entry for _, entry in sorted(OutputFolder(folder).entries().items())]
+    done = [entry for entry in entries if isinstance(entry, Record)]
+    failed = [entry.case_id for entry in entries if isinstance(entry, Failure)]
     if failed:
         n_failed = counted(len(failed), "case")
         log.warning("%s: no page for %s that failed: %s", folder, n_failed, some_of(failed))
@@ -222,7 +227,7 @@ def _of_scans(path: Path, settings: PageSettings) -> Iterator[PageSource]:
     predictions = {} if records else _label_maps(folder, wanted)
     for case in cases:
         record = records.get(case.case_id)
-        if folder is not None and record is not None and record.status == "done":
+        if folder is not None and record is not None:
             source = page_of_result(case, record, folder)
         else:
             source = PageSource(

@@ -11,12 +11,12 @@ from urllib.parse import quote
 import numpy as np
 import pandas as pd
 
+from brats_seg.cases.many import Failure
 from brats_seg.errors import UsageError, counted
 from brats_seg.evaluation.evaluate import evaluate_folders
 from brats_seg.evaluation.protocols import protocol_named
 from brats_seg.evaluation.scores import joined_scores, read_scores, summarise_scores
-from brats_seg.inference.output import MANIFEST_NAME, OutputFolder, Record
-from brats_seg.inference.result_files import result_files
+from brats_seg.inference.results import MANIFEST_NAME, OutputFolder, Record, result_files
 from brats_seg.labels import REGIONS, convention_named
 from brats_seg.pages.case import Fact
 from brats_seg.pages.case_pages import page_path
@@ -82,20 +82,20 @@ def cohort_of(results: Path, scores: pd.DataFrame | None = None) -> Cohort:
     Raises:
         UsageError: The folder has no record of predictions.
     """
-    records = OutputFolder(results).records()
-    if not records:
+    entries = OutputFolder(results).entries()
+    if not entries:
         msg = (
             f"{results} has no record of predictions; expected a folder with {MANIFEST_NAME}, as "
             "`brats-seg predict` writes it"
         )
         raise UsageError(msg)
-    done = {name: record for name, record in records.items() if record.status == "done"}
+    done = {name: one for name, one in entries.items() if isinstance(one, Record)}
     scored = joined_scores(()) if scores is None else scores
     scored = scored[scored["case_id"].isin(done)]
     dice = dice_by_case(scored)
     return Cohort(
         cases=tuple(_cohort_case(results, one, dice.get(name, ())) for name, one in done.items()),
-        failures=tuple(one.failure for one in records.values() if one.status == "failed"),
+        failures=tuple(one for one in entries.values() if isinstance(one, Failure)),
         summaries=summarise_scores(scored, np.random.default_rng(0)),
         facts=tuple(_facts(done.values())),
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from brats_seg.cases.many import MappedCases
 from brats_seg.errors import UsageError
-from brats_seg.inference.output import MANIFEST_NAME
+from brats_seg.inference.results import MANIFEST_NAME
 from brats_seg.pages.case_pages import (
     PageSettings,
     write_case_pages,
