@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from brats_seg.cases.case import load_case
-from brats_seg.cases.inputs import find_inputs, single_input
+from brats_seg.cases.find import find_inputs, single_input
 from brats_seg.cases.many import Failure
 from brats_seg.errors import CaseError, UnusableCaseError, UsageError
 from brats_seg.evaluation.subset_scores import SubsetScores
@@ -27,7 +27,7 @@ from brats_seg.inference.predict import Predictor, predict_scan
 from brats_seg.inference.results import OutputFolder
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import MODALITIES, MODALITY_SUBSETS
-from brats_seg.pages.case_pages import PageSettings, write_case_pages
+from brats_seg.pages.write import PageOptions, write_report
 from tests.builders import make_volumes, write_case, write_nifti
 from tests.inference_builders import CPU, IDENTITY, make_model, write_run
 
@@ -282,10 +282,10 @@ def test_the_page_shows_the_modalities_that_are_there(
     out = tmp_path / "out"
 
     run(tmp_path / "scans", out, DROPOUT, SETTINGS.model_copy(update={"uncertainty": True}))
-    (page,) = write_case_pages([out], PageSettings()).results
+    (page,) = write_report([out], PageOptions(case_ids=(CASE_ID,))).results
     at_once = page.read_text()
-    by_scans = PageSettings(prediction=out, output=tmp_path / "pages")
-    (page,) = write_case_pages([tmp_path / "scans"], by_scans).results
+    by_scans = PageOptions(prediction=out, output=tmp_path / "pages")
+    (page,) = write_report([tmp_path / "scans"], by_scans).results
 
     assert page.read_text() == at_once
     for modality in MODALITIES:

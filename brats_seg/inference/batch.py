@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from brats_seg.cases.case import Case, read_case_files
-from brats_seg.cases.inputs import find_inputs
+from brats_seg.cases.find import find_inputs
 from brats_seg.cases.many import Failure, attempt_case
 from brats_seg.cpu_threads import available_cpus, chosen_by_user
 from brats_seg.errors import BratsError, EnvironmentalError, UsageError
@@ -181,7 +181,7 @@ def check_apart(inputs: Sequence[Case], output: OutputFolder) -> None:
     folders = {
         Path(os.path.realpath(case.path_of(scan))).parent
         for case in inputs
-        if not case.other_problems
+        if not case.problems
         for scan in case.images
     }
     if output.path.resolve() in folders:
@@ -239,8 +239,8 @@ def write_pages(
     )
     if not case_ids:
         return outcome
-    settings = wing.PageSettings(case_ids=case_ids)
-    made = wing.write_case_pages([output.path], settings, n_workers=available_cpus(), track=track)
+    options = wing.PageOptions(case_ids=case_ids)
+    made = wing.write_report([output.path], options, n_workers=available_cpus(), track=track)
     failures = (*outcome.failures, *made.failures)
     if made.failures:
         output.write_tables(failures)
@@ -307,7 +307,7 @@ class CaseWork:
         started_s = time.monotonic()
         case = self.predictor.accept(case)
         files = read_case_files(case, with_label=False)
-        inputs, source = files.contents, _source_of(case)
+        inputs, source = files.hashes, _source_of(case)
         model, settings = self.predictor.model, self.predictor.settings
         hashes = inputs if source is None else (*inputs, source.key)
         key = key_of(hashes, model.fingerprint, settings, case.modalities)
@@ -412,7 +412,9 @@ def _work(job: Job) -> CaseWork:
 def _source_of(case: Case) -> Any:
     """Return the DICOM files that a case was converted from, if it was."""
     wing = dicom()
-    return wing.read_source(case.path_of(case.t1c).parent) if wing and case.t1c else None
+    if wing is None or "t1c" not in case.files:
+        return None
+    return wing.read_source(case.path_of(case.files["t1c"]).parent)
 
 
 def _attempt(case_id: str, stage: Callable[[], Result]) -> Result | CaseOutcome:
