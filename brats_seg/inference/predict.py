@@ -11,9 +11,16 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
-from brats_seg.cases.case import Case, CaseFiles, LoadedCase, case_of_arrays, load_case
+from brats_seg.cases.case import (
+    Case,
+    CaseFiles,
+    LoadedCase,
+    case_of_arrays,
+    load_case,
+    missing_problem,
+)
 from brats_seg.cases.find import single_input
-from brats_seg.cases.layouts import modality_named
+from brats_seg.cases.layouts import MEN_RT, modality_named
 from brats_seg.config import Section
 from brats_seg.errors import UnusableCaseError
 from brats_seg.evaluation.subset_scores import SubsetScores, absent_from
@@ -196,6 +203,9 @@ class Predictor:
         """
         if case.problems:
             raise UnusableCaseError(case.case_id, case.problems)
+        # a task of one modality, whose target is not ours
+        if case.release == MEN_RT and (refusal := missing_problem(case)) is not None:
+            raise refusal
         self.model.require(case.case_id, case.modalities, case.location)
         return case
 
