@@ -39,7 +39,7 @@ from brats_seg.evaluation.scores import (
     write_scores,
     write_summary,
 )
-from brats_seg.files import remove_leftovers, whole_file
+from brats_seg.files import remove_leftovers, write_json
 from brats_seg.inference.batch import (
     BatchOutcome,
     CaseOutcome,
@@ -265,8 +265,7 @@ def score_predictions(
     (folder / _KEY_NAME).unlink(missing_ok=True)
     write_scores(evaluation.scores, folder / SCORES_NAME)
     if not evaluation.failures:
-        with whole_file(folder / _KEY_NAME) as beside:
-            beside.write_text(json.dumps({"key": key}) + "\n")
+        write_json(folder / _KEY_NAME, {"key": key})
     return evaluation
 
 

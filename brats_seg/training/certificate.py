@@ -8,7 +8,6 @@ The network has trained weights, and the patches have tumours of different size,
 enhancing tumour: with random weights all patches look alike, and every accumulation seems exact.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
@@ -25,7 +24,7 @@ from brats_seg.data.loader import PatchDataset
 from brats_seg.data.manifest import MANIFEST_NAME, prepared_ids
 from brats_seg.data.patches import epoch_patches
 from brats_seg.errors import BratsError, ConfigError, EnvironmentalError, ResumeError, UsageError
-from brats_seg.files import whole_file
+from brats_seg.files import write_json
 from brats_seg.labels import REGIONS
 from brats_seg.models.build import build_model, size_multiple, size_words
 from brats_seg.models.interface import as_output, output_from, structure_of, tensors_of
@@ -160,8 +159,7 @@ def certify_run(
     own = probe.config.training
     where = choose_device(device or own.device, precision or own.precision)
     certificate = certificate_of(probe, where, track)
-    with whole_file(run_path / "certificate.json") as beside:
-        beside.write_text(json.dumps(asdict(certificate), indent=2) + "\n")
+    write_json(run_path / "certificate.json", asdict(certificate))
     return certificate
 
 

@@ -12,7 +12,6 @@ A checkpoint is a dictionary of plain values and tensors, read with `weights_onl
 opening one runs no code. Its entry `model` is the plain state dict of the network.
 """
 
-import json
 import logging
 import math
 import platform
@@ -35,7 +34,7 @@ from brats_seg.config import Config
 from brats_seg.config_text import config_of, differing_settings
 from brats_seg.data.fold import FoldData
 from brats_seg.errors import BratsError, ResumeError, counted, some_of
-from brats_seg.files import explained, remove_leftovers, whole_file
+from brats_seg.files import explained, remove_leftovers, whole_file, write_json
 from brats_seg.labels import MODALITY_SUBSETS
 from brats_seg.quality.profile import TrainingProfile, parse_profile, profile_of_cases
 from brats_seg.runtime.device import Device
@@ -291,8 +290,7 @@ class Run:
         with whole_file(self.path / CONFIG_NAME) as beside:
             beside.write_text(config.to_yaml())
         write_split(split, self.path / SPLIT_NAME)
-        with whole_file(self.path / ENVIRONMENT_NAME) as beside:
-            beside.write_text(json.dumps(environment_of(device), indent=2) + "\n")
+        write_json(self.path / ENVIRONMENT_NAME, environment_of(device))
         remove_leftovers(self.path)
 
     def set_aside(self) -> Path | None:

@@ -27,7 +27,7 @@ from brats_seg.config import Config, TrackingConfig
 from brats_seg.config_text import flat_settings
 from brats_seg.errors import EnvironmentalError
 from brats_seg.figures.history import Row
-from brats_seg.files import whole_file
+from brats_seg.files import write_json
 
 log = logging.getLogger(__name__)
 
@@ -206,8 +206,7 @@ def _known_id(run_path: Path, name: str) -> str:
 
 
 def _keep_id(run_path: Path, name: str, run_id: str) -> None:
-    with whole_file(run_path / IDS_NAME) as beside:
-        beside.write_text(json.dumps({**_ids(run_path), name: run_id}, indent=2) + "\n")
+    write_json(run_path / IDS_NAME, {**_ids(run_path), name: run_id})
 
 
 def _ids(run_path: Path) -> dict[str, Any]:
