@@ -1,6 +1,5 @@
 """Test the autoencoder, and the training of one."""
 
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -24,11 +23,10 @@ from brats_seg.models.autoencoder import Autoencoder
 from brats_seg.models.build import build_model
 from brats_seg.models.interface import ActivationCheckpointing
 from brats_seg.runtime.device import Device
-from brats_seg.training.checkpoints import load_checkpoint
 from brats_seg.training.tasks import task_of
 from tests.builders import write_case
 from tests.inference_builders import write_run
-from tests.training_builders import StopAtCheck, train
+from tests.training_builders import StopAtCheck, train, weights
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +55,6 @@ def test_any_size_comes_back_in_its_size(network: Autoencoder, shape: tuple[int,
     assert latent.shape == (1, 512)
     assert reconstruction.shape == image.shape
     assert reconstruction.isfinite().all()
-
-
-def test_it_has_a_few_million_parameters(network: Autoencoder) -> None:
-    """The notebook's has 390,827,364 for the same 512 numbers."""
-    assert 1e6 < sum(parameter.numel() for parameter in network.parameters()) < 6e6
 
 
 def test_the_vector_depends_on_the_image_and_a_case_is_stable(network: Autoencoder) -> None:
@@ -140,24 +133,6 @@ def test_no_checkpointing_mode_changes_a_bit_of_the_gradient(
 
     assert len(before) == len(list(network.parameters()))
     assert all(map(torch.equal, before, after))
-
-
-def test_each_checkpointing_mode_keeps_less_than_the_one_before(network: Autoencoder) -> None:
-    kept = []
-    for mode in ActivationCheckpointing:
-        network.checkpointing = mode
-        memory: dict[int, int] = {}
-
-        def note(tensor: Tensor, memory: dict[int, int] = memory) -> Tensor:
-            memory[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            network(make_image(20, 24, 20))
-        kept.append(sum(memory.values()))
-    network.checkpointing = ActivationCheckpointing.NONE
-
-    assert all(more > less for more, less in pairwise(kept))
 
 
 @pytest.mark.parametrize("latent", [64, 128])
@@ -248,10 +223,7 @@ def test_a_stopped_run_ends_with_the_weights_of_an_undisturbed_one(
     assert not stopped.finished
     assert resumed.finished
     for name in ("last.pt", "best.pt"):
-        one, other = (
-            load_checkpoint(run / name, torch.device("cpu")).model
-            for run in (undisturbed, tmp_path / "run")
-        )
+        one, other = (weights(run / name) for run in (undisturbed, tmp_path / "run"))
         assert all(torch.equal(one[key], other[key]) for key in one)
     drop = ["seconds", "peak_memory_mb"]
     pd.testing.assert_frame_equal(
@@ -275,15 +247,15 @@ def test_the_micro_batch_does_not_change_what_is_learnt(data: FoldData, tmp_path
             "optimizer.name=sgd",
         )
         train(data, tmp_path / f"run{micro_batch}", config)
-        model = load_checkpoint(tmp_path / f"run{micro_batch}" / "last.pt", CPU.torch_device).model
-        found.append(torch.cat([weights.flatten() for weights in model.values()]))
+        model = weights(tmp_path / f"run{micro_batch}" / "last.pt")
+        found.append(torch.cat([tensor.flatten() for tensor in model.values()]))
 
     assert float((found[1] - found[0]).norm() / found[0].norm()) < 1e-5
 
 
 @pytest.mark.usefixtures("small_grid")
-def test_ssim_and_patches_in_between_go_with_it(data: FoldData, tmp_path: Path) -> None:
-    changes = ["loss.ssim=0.2", "validation.every=2", "validation.patches_between=true"]
+def test_patches_in_between_go_with_it(data: FoldData, tmp_path: Path) -> None:
+    changes = ["validation.every=2", "validation.patches_between=true"]
 
     outcome = train(data, tmp_path / "run", settings(*changes))
 

@@ -7,7 +7,6 @@ README.md, card.json   the model card and its facts
 A MONAI bundle or ONNX files stand beside them if they are asked for.
 """
 
-import json
 import logging
 import re
 import shutil
@@ -20,7 +19,7 @@ from typing import Any, TypeAlias
 from safetensors.torch import save
 
 from brats_seg.errors import UsageError
-from brats_seg.files import alone_at, whole_file, whole_folder
+from brats_seg.files import alone_at, whole_file, whole_folder, write_json
 from brats_seg.inference.model import assemble, read_together
 from brats_seg.inference.model_card import CARD_NAME, write_card
 from brats_seg.inference.model_facts import (
@@ -39,10 +38,6 @@ from brats_seg.runtime.torch_files import sha256_of
 from brats_seg.runtime.weights import (
     FORMAT_VERSION,
     MODEL_NAME,
-    NOT_FITTED,
-    PREDICTION,
-    PROFILE,
-    SUBSET_SCORES,
     ExportedModel,
     ExportedNetwork,
     TrainedModel,
@@ -198,8 +193,7 @@ def _write(exported: ExportedModel, facts: ModelFacts, folder: Path, also: Write
     write_card(exported, facts, folder)
     if also is not None:
         also(exported, folder)
-    with whole_file(folder / MODEL_NAME) as beside:
-        beside.write_text(json.dumps(description, indent=1) + "\n")
+    write_json(folder / MODEL_NAME, description)
 
 
 def _holds(folder: Path, fingerprint: str) -> bool:
@@ -240,18 +234,9 @@ def _written(network: TrainedModel, place: int, folder: Path) -> dict[str, Any]:
     entry = ExportedNetwork(
         weights=name,
         sha256=sha256_of(folder / name),
-        identity=network.identity,
-        prediction=network.fitted,
-        subset_scores=network.subset_scores,
-        profile=network.profile,
-        config=network.config,
+        card=network.card,
     )
-    # so that earlier versions can read the model of a run that has nothing of these
-    left_out: dict[str, Any] = {} if network.identity.subsets else {"identity": {"subsets"}}
-    left_out |= {PREDICTION: True} if network.fitted == NOT_FITTED else {}
-    left_out |= {} if network.subset_scores else {SUBSET_SCORES: True}
-    left_out |= {PROFILE: True} if network.profile is None else {}
-    return entry.model_dump(mode="json", exclude=left_out)
+    return entry.model_dump(mode="json")
 
 
 def _table(convention: LabelConvention) -> Mapping[str, Any]:

@@ -179,6 +179,9 @@ class Predictor:
         Raises:
             CaseError: The images cannot be used, or as `predict_scan`.
         """
+        if tuple(modalities) != MODALITIES:
+            # in another order, one modality would be taken for another
+            self.model.require(case_id, modalities)
         loaded = case_of_arrays(case_id, images, affine, modalities)
         return self.predict_scan(self.prepare(loaded))
 
