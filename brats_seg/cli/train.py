@@ -291,7 +291,7 @@ def crossval(
 
 
 def _emit_results(results: "OutOfFoldResults", runs: Sequence[Path], output: Path) -> None:
-    unpredicted = tuple(record.failure for record in results.batch.failures)
+    unpredicted = results.batch.failures
     unscored = results.evaluation.failures
     emit(
         output=output,
