@@ -11,7 +11,7 @@ RUN pip install --no-cache-dir torch==${TORCH} --index-url ${TORCH_INDEX}
 WORKDIR /opt/brats_seg
 COPY constraints.txt pyproject.toml README.md LICENSE ./
 COPY brats_seg ./brats_seg
-RUN pip install --no-cache-dir --constraint constraints.txt '.[compressed,tensorboard,survival]'
+RUN pip install --no-cache-dir --constraint constraints.txt '.[tensorboard,survival]'
 RUN brats-seg --version
 # caches of the package and of matplotlib, for a user of any number
 ENV HOME=/tmp

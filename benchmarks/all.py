@@ -40,7 +40,7 @@ ONE_THREAD = {
 """Variables by which the programs that are compared compute with one thread."""
 PACKAGES = (
     *("torch", "monai", "nnunetv2", "dynamic-network-architectures", "batchgeneratorsv2"),
-    *("mist-medical", "panoptica", "nibabel", "SimpleITK", "deflate", "blosc2", "numpy", "scipy"),
+    *("mist-medical", "panoptica", "nibabel", "SimpleITK", "deflate", "numpy", "scipy"),
 )
 
 

@@ -24,7 +24,7 @@ from brats_seg.cases.index import index_cases
 from brats_seg.cases.phantom import write_phantom_cases
 from brats_seg.config import PatchConfig, StoreConfig
 from brats_seg.data import transforms
-from brats_seg.data.intensities import BrainMask
+from brats_seg.data.intensities import BrainMask, RandIntensitiesd
 from brats_seg.data.loader import PatchDataset
 from brats_seg.data.patches import PatchKey
 from brats_seg.data.prepare import prepare_cases
@@ -128,7 +128,12 @@ def _intensity_exchanges() -> list[Exchange]:
     certain = transforms.Augmentation(
         **dict.fromkeys(transforms.Augmentation.__dataclass_fields__, 1.0)
     )
-    ours = dict(zip(peer.CHANGES, transforms.intensity_changes(certain), strict=True))
+    ours = {
+        name: RandIntensitiesd("image", [(change, 1.0)])
+        for name, (change, _) in zip(
+            peer.CHANGES, transforms.intensity_changes(certain), strict=True
+        )
+    }
     # MONAI changes all channels by blur and low resolution, and ours half of them
     return [
         Exchange(

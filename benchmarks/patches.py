@@ -110,9 +110,7 @@ def _prepared(folder: Path, arguments: argparse.Namespace) -> Bench:
     size = (arguments.size,) * 3
     write_phantom_cases(folder / "scans", n_cases=arguments.cases, seed=0, shape=(240, 240, 155))
     index = index_cases(folder / "scans")
-    for compressed in (False, True):
-        store = folder / f"compressed-{compressed}"
-        prepare_cases(index.cases, store, StoreConfig(compressed=compressed), n_workers=0)
+    prepare_cases(index.cases, folder / "prepared", StoreConfig(), n_workers=0)
     trainer = None
     if nnunet_patches.is_installed():
         nnunet_patches.preprocess(index, folder / "nnunet", size)
@@ -162,17 +160,13 @@ def _compared(
 
 
 def _crops(bench: Bench) -> dict[str, Way]:
-    plain, packed = (
-        open_case(bench.folder / f"compressed-{compressed}", bench.index.cases[0].case_id)
-        for compressed in (False, True)
-    )
+    case = open_case(bench.folder / "prepared", bench.index.cases[0].case_id)
     box, buffers, n = Box.at((5, 7, 3), bench.size), Buffers(), bench.n_patches
     still = transforms.SpatialTransform(mirrored=(False, False, False), matrix=None)
     cached = _cached(bench, monai_patches.crop(bench.size), labels=False)
     makes = {
-        "ours: memory used again": lambda: transforms.read_transformed(plain, box, still, buffers),
-        "ours: new arrays": lambda: _read_anew(plain, box),
-        "ours: compressed": lambda: transforms.read_transformed(packed, box, still, buffers),
+        "ours: memory used again": lambda: transforms.read_transformed(case, box, still, buffers),
+        "ours: new arrays": lambda: _read_anew(case, box),
         f"{MONAI} CacheDataset, image alone": cached,
     }
     ways = {name: Way(make=make, n_made=1, n_calls=n) for name, make in makes.items()}
@@ -250,7 +244,7 @@ def _ours(bench: Bench, augment: str) -> Callable[[], object]:
 
 
 def _dataset(bench: Bench, augment: str) -> PatchDataset:
-    folder, patch = bench.folder / "compressed-False", PatchConfig(size=bench.size)
+    folder, patch = bench.folder / "prepared", PatchConfig(size=bench.size)
     return PatchDataset(folder, patch=patch, multiple=(1, 1, 1), augment=augment, seed=0)
 
 

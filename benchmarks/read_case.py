@@ -36,7 +36,7 @@ from brats_seg.cases.case import Case, CaseIndex
 from brats_seg.cases.discovery import find_cases
 from brats_seg.cases.nifti import read_volume
 from brats_seg.cases.phantom import write_phantom_cases
-from brats_seg.data.brain import extract_brain
+from brats_seg.data.normalisation import extract_brain
 
 Read = Callable[[CaseIndex, Case], object]
 """Reads a case in whatever form a program has for it."""

@@ -3,7 +3,7 @@
 All compute forward and backward of one patch, in turn in one process, with the same widths, heads, loss,
 threads and memory allocator. nnU-Net's network (`dynamic_network_architectures`) runs in float32, its
 default on a CPU, and in bf16, as ours does. Shown are the median CPU time over rounds, the paired ratio
-to ours in bf16 with the format that a run would choose, and the floating-point operations per second as a
+to ours in bf16, and the floating-point operations per second as a
 share of those of a big matrix product.
 
     python benchmarks/step.py --patch 64 --widths 16 32 64 128 160 --threads 1
@@ -25,13 +25,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from brats_seg.config import ModelConfig
 from brats_seg.models.build import build_model
+from brats_seg.models.convolution import Convolution
 from brats_seg.models.output import as_output
 from brats_seg.models.unet import level_strides
-from brats_seg.runtime.memory_format import (
-    CONTIGUOUS,
-    MEMORY_FORMATS,
-    set_memory_format,
-)
 
 NNUNET = "dynamic_network_architectures"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -46,7 +42,6 @@ class Contender:
     name: str
     network: nn.Module
     precision: str
-    memory_format: str = CONTIGUOUS
     is_ours: bool = False
 
 
@@ -89,8 +84,11 @@ def _arguments() -> argparse.Namespace:
 
 
 def _contenders(widths: tuple[int, ...], patch: tuple[int, int, int]) -> list[Contender]:
-    """Return the networks in both precisions; ours also in both memory formats."""
+    """Return the networks in both precisions."""
     dynunet = build_model(ModelConfig(name="dynunet", widths=widths), patch)
+    for layer in dynunet.modules():
+        if type(layer) is Convolution:
+            layer.__class__ = nn.Conv3d  # as MONAI convolves
     peers = {f"MONAI {version_of('monai')} DynUNet, one head": dynunet}
     if find_spec(NNUNET) is None:
         print(f"{NNUNET} is not installed: nnU-Net's network is left out")
@@ -104,15 +102,8 @@ def _contenders(widths: tuple[int, ...], patch: tuple[int, int, int]) -> list[Co
             for precision in DTYPES
         ),
         *(
-            Contender(
-                name=f"unet, {precision}, {memory_format}",
-                network=own,
-                precision=precision,
-                memory_format=memory_format,
-                is_ours=True,
-            )
+            Contender(name=f"unet, {precision}", network=own, precision=precision, is_ours=True)
             for precision in DTYPES
-            for memory_format in MEMORY_FORMATS
         ),
     ]
 
@@ -143,7 +134,6 @@ def _nnunet(widths: Sequence[int], patch: tuple[int, int, int]) -> nn.Module:
 
 def _step(contender: Contender, image: torch.Tensor, target: torch.Tensor) -> None:
     network, dtype = contender.network, DTYPES[contender.precision]
-    set_memory_format(network, contender.memory_format)
     network.zero_grad()
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
         output = as_output(network(image))

@@ -31,12 +31,10 @@ from brats_seg.models.activation_checkpointing import (
 from brats_seg.models.build import build_model
 from brats_seg.models.unet import LEAKY_SLOPE, Block, Decoder
 from brats_seg.runtime.memory import MEGABYTE, peak_memory_mb
-from brats_seg.runtime.memory_format import CHANNELS_LAST, set_memory_format
 from brats_seg.training.losses import DiceBce
 
-LAST = "unet, channels last"
-LAYERS = ("stock", "stock, norm in place", "unet", LAST)
-OWN = f"bf16 {LAST}"
+LAYERS = ("stock", "stock, norm in place", "unet")
+OWN = "bf16 unet"
 """Row that is compared with the stock layers: what a CPU with bf16 chooses."""
 GOALS = {"fp32 stock": 1 / 0.46, "bf16 stock": 1 / 0.83}
 """Smallest ratio of the memory of a row to ours."""
@@ -124,7 +122,6 @@ def _settings(arguments: argparse.Namespace) -> list[Setting]:
             *((layers, "none") for layers in LAYERS),
             ("unet", "top"),
             ("unet", "all"),
-            (LAST, "all"),
         ]
     ]
 
@@ -154,9 +151,7 @@ def _measure(setting: Setting) -> Measured:
     torch.set_num_threads(setting.threads)
     torch.manual_seed(0)
     network = build_model(ModelConfig(), (setting.patch,) * 3)
-    if setting.layers == LAST:
-        set_memory_format(network, CHANNELS_LAST)
-    elif setting.layers != "unet":
+    if setting.layers != "unet":
         _use_stock_layers(network, norm=setting.layers == "stock")
     set_activation_checkpointing(network, ActivationCheckpointing(setting.checkpointing))
     step = partial(_step, network, setting.precision)

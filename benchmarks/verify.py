@@ -35,8 +35,8 @@ from machine import version_of
 from brats_seg.cases.index import index_cases
 from brats_seg.cases.phantom import write_phantom_cases
 from brats_seg.config import StoreConfig
+from brats_seg.data.manifest import prepared_ids, verify_case, verify_cases
 from brats_seg.data.prepare import prepare_cases
-from brats_seg.data.verify import prepared_ids, verify_case, verify_cases
 
 OURS = "crc32 of libdeflate"
 CHECK_SUMS: dict[str, Callable[[bytes], object]] = {

@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from brats_seg.figures.charts import cohort_figure as cohort_figure
     from brats_seg.figures.charts import score_figure as score_figure
     from brats_seg.figures.history import LiveHistory as LiveHistory
-    from brats_seg.figures.style import write_figure as write_figure
+    from brats_seg.figures.sections import write_figure as write_figure
     from brats_seg.figures.surface import models_of as models_of
     from brats_seg.figures.surface import surface_figure as surface_figure
     from brats_seg.figures.surface import write_surface_gif as write_surface_gif
@@ -184,7 +184,7 @@ _NAMES = {
         "score_figure",
     ),
     "figures.history": ("LiveHistory",),
-    "figures.style": ("write_figure",),
+    "figures.sections": ("write_figure",),
     "figures.surface": (
         "models_of",
         "surface_figure",

@@ -136,8 +136,6 @@ class FoldConfig(Section):
 class StoreConfig(Section):
     """Settings of the prepared cases on disk."""
 
-    compressed: bool = False
-    """Whether arrays are compressed: a third of the disk space, slower reads; needs the extra `compressed`."""
     spacing_mm: (
         Annotated[tuple[VoxelEdge, VoxelEdge, VoxelEdge], BeforeValidator(_listed)] | None
     ) = None
@@ -281,12 +279,6 @@ class TrainingConfig(Section):
     """`auto` starts with the first memory mode that is predicted to fit in free memory; null does not predict."""
     half_if_needed: bool = False
     """Whether half precision may replace float32 when memory runs out in every other memory mode."""
-    memory_format: Literal["auto", "contiguous", "channels_last"] = "auto"
-    """Order of the features in memory. `auto` measures which one is faster when a run begins, and keeps it.
-
-    Their results differ in the last bits. Only the network `unet` has the choice, and with `auto` only for
-    patches above 40x40x40 voxels; all else is contiguous.
-    """
     device: str = "auto"
     """`auto` uses the GPU if there is one; otherwise `cpu`, `cuda`, `cuda:1` or `mps`."""
     n_workers: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"

@@ -315,7 +315,7 @@ def _score(
     """Score the predictions, and write the scores, their summary and their figure."""
     # matplotlib takes long to import
     from brats_seg.figures.charts import score_figure
-    from brats_seg.figures.style import write_figure
+    from brats_seg.figures.sections import write_figure
 
     output = predictions.parent
     pairing = reference_pairs(parts, predictions)

@@ -118,7 +118,7 @@ def _scan_findings(data: Path, prepared_path: Path | None, config: Config) -> It
     folder = prepared_path or prepared_path_of(data)
     labelled = [case for case in cases if case.label is not None and not case.problems]
     n_done = sum(read_manifest(folder / case.case_id) is not None for case in labelled)
-    needed = required_bytes(labelled, folder, config.store)
+    needed = required_bytes(labelled, folder, config.store.spacing_mm)
     what = f"{n_done} of {counted(len(labelled), 'labelled case')} prepared: "
     yield disk_finding("prepared cases", folder, needed, what)
     yield _write_finding("write access", folder)

@@ -17,6 +17,11 @@ GPU_NAMES = ("t4", "p100", "v100", "v100-32gb", "l4", "a100", "a100-80gb")
 """GPUs that can be planned for without having one; `runtime.device` knows their memory."""
 LEARNING_RATES = {"adam": 1e-3, "adamw": 1e-3, "muon": 1e-2, "sgd": 1e-2}
 """Initial learning rate of each optimizer, where none is given."""
+KINDS = (
+    *("sample", "montage", "preview", "uncertainty", "surface"),
+    *("scores", "bars", "distributions", "history"),
+)
+"""Kinds of figures that the command `figure` draws."""
 SHORT = {
     "--network": ("model.name", f"Network: {', '.join(NETWORKS)}, or a dotted name"),
     "--patch": ("patch.size", "Voxels of a patch, X,Y,Z, or whole"),

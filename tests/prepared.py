@@ -11,20 +11,14 @@ from brats_seg.errors import BratsError
 from tests.builders import SHAPE, write_case
 
 
-def prepare(
-    root: Path, folder: Path, *, compressed: bool = False, n_workers: int = 0
-) -> tuple[Failure, ...]:
+def prepare(root: Path, folder: Path, *, n_workers: int = 0) -> tuple[Failure, ...]:
     """Index a data folder and prepare all its cases."""
-    index = index_cases(root)
-    return prepare_index(index, folder, compressed=compressed, n_workers=n_workers)
+    return prepare_index(index_cases(root), folder, n_workers=n_workers)
 
 
-def prepare_index(
-    index: CaseIndex, folder: Path, *, compressed: bool = False, n_workers: int = 0
-) -> tuple[Failure, ...]:
+def prepare_index(index: CaseIndex, folder: Path, *, n_workers: int = 0) -> tuple[Failure, ...]:
     """Prepare all cases of an index."""
-    config = StoreConfig(compressed=compressed)
-    return prepare_cases(index.cases, folder, config, n_workers=n_workers)
+    return prepare_cases(index.cases, folder, StoreConfig(), n_workers=n_workers)
 
 
 def write_prepared(
@@ -33,14 +27,13 @@ def write_prepared(
     n_cases: int = 1,
     shape: tuple[int, int, int] = SHAPE,
     labelled: bool = True,
-    compressed: bool = False,
 ) -> Path:
     """Write labelled cases `BraTS2021_00000` and so on, prepare them, and return the folder."""
     root, folder = tmp_path / "scans", tmp_path / "prepared"
     for number in range(n_cases):
         case_id = f"BraTS2021_{number:05d}"
         write_case(root, case_id, seed=number, shape=shape, labelled=labelled)
-    failures = prepare(root, folder, compressed=compressed)
+    failures = prepare(root, folder)
     if failures:
         raise BratsError(failures[0].message)
     return folder

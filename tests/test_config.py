@@ -50,7 +50,7 @@ def test_presets_are_valid_and_stay_as_they_are(preset):
         ("optimizer.clip_norm=null", "optimizer", "clip_norm", None),
         ("patch.size=[32, 48, 64]", "patch", "size", (32, 48, 64)),
         ("patch.size=whole", "patch", "size", "whole"),
-        ("store.compressed=true", "store", "compressed", True),
+        ("cases.skip_bad=true", "cases", "skip_bad", True),
         ("training.device=cuda:1", "training", "device", "cuda:1"),
         ("model.widths=16,32", "model", "widths", (16, 32)),
         ("model.widths=16", "model", "widths", (16,)),
@@ -76,7 +76,7 @@ def test_an_assignment_is_read_as_yaml(assignment, section, key, value):
         ("patch.foreground=1.5", r"patch\.foreground: .*less than or equal to 1.*got 1\.5"),
         ("model.name=unet3", r"model\.name: .*unet, notebook.*got 'unet3'"),
         ("training.n_workers=x", r"n_workers: expected a whole number or 'auto' \(got 'x'\)"),
-        ("store.compressed=maybe", r"store\.compressed: expected true or false"),
+        ("cases.skip_bad=maybe", r"cases\.skip_bad: expected true or false"),
         ("model.widths=16,x", r"model\.widths: expected a whole number \(got 'x'\)"),
         ("store.spacing_mm=1,1", r"store\.spacing_mm: expected one more value"),
         (
@@ -195,7 +195,7 @@ def test_an_effective_batch_that_starts_late_is_refused():
 @pytest.mark.parametrize(
     "assignment",
     [
-        *("training.n_epochs=ten", "training.seed=1.5", "optimizer.lr=x", "store.compressed=x"),
+        *("training.n_epochs=ten", "training.seed=1.5", "optimizer.lr=x", "cases.skip_bad=x"),
         *("model.widths=x", "patch.size=x", "training.effective_batch=x", "cases=3"),
         *("store.spacing_mm=x", "model.arguments=x", "training.memory=x", "folds.scheme=x"),
     ],

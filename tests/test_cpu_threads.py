@@ -125,21 +125,21 @@ def two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("two_threads")
 def test_a_small_patch_is_computed_by_one_thread() -> None:
-    with threads_for(CPU, (32, 32, 32)) as n_at_once:
-        assert (torch.get_num_threads(), n_at_once) == (1, 2)
+    with threads_for(CPU, (32, 32, 32)):
+        assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == 2
 
-    with threads_for(CPU, (SMALL_PATCH, 1, 2)) as n_at_once:
-        assert (torch.get_num_threads(), n_at_once) == (2, 1)
+    with threads_for(CPU, (SMALL_PATCH, 1, 2)):
+        assert torch.get_num_threads() == 2
 
 
 @pytest.mark.usefixtures("two_threads")
 def test_the_number_of_threads_that_a_person_chose_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    with threads_for(CPU, (8, 8, 8)) as n_at_once:
-        assert (torch.get_num_threads(), n_at_once) == (2, 1)
+    with threads_for(CPU, (8, 8, 8)):
+        assert torch.get_num_threads() == 2
 
     monkeypatch.delenv("OMP_NUM_THREADS")
     torch.set_num_threads(5)
-    with threads_for(CPU, (8, 8, 8)) as n_at_once:
-        assert (torch.get_num_threads(), n_at_once) == (5, 1)
+    with threads_for(CPU, (8, 8, 8)):
+        assert torch.get_num_threads() == 5

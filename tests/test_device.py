@@ -11,13 +11,27 @@ from brats_seg.runtime.device import GPUS, Device, choose_device, gpu_named
 def test_the_precision_of_the_cpu_is_what_it_computes_natively(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for capabilities, precision in (({"avx512_bf16": True}, "bf16"), ({}, "fp32")):
+    for capabilities, precision in (
+        ({"avx512_bf16": True}, "bf16"),
+        ({"amx_bf16": True, "avx512_bf16": False}, "bf16"),
+        ({"avx2": True, "avx512_f": True, "avx512_bf16": False, "amx_bf16": False}, "fp32"),
+        ({}, "fp32"),
+    ):
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda found=capabilities: found)
 
         assert choose_device("cpu", "auto").precision == precision
 
 
-def test_a_precision_that_is_asked_for_is_taken() -> None:
+def test_bf16_is_refused_on_a_cpu_that_emulates_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    avx2 = {"architecture": "x86_64", "avx2": True, "avx512_bf16": False, "amx_bf16": False}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: avx2)
+
+    with pytest.raises(ConfigError, match="bf16 needs AVX-512 BF16 or AMX"):
+        choose_device("cpu", "bf16")
+
+
+def test_a_precision_that_is_asked_for_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
     device = choose_device("cpu", "bf16")
 
     with device.autocast():
@@ -90,7 +104,7 @@ def test_what_is_not_there_is_refused() -> None:
         choose_device("gpu", "auto")
     with pytest.raises(EnvironmentalError, match=r"torch sees .* CUDA devices"):
         choose_device("cuda:97", "auto")
-    with pytest.raises(ConfigError, match="fp16 on the CPU"):
+    with pytest.raises(ConfigError, match="fp16 has no fast kernels"):
         choose_device("cpu", "fp16")
 
 

@@ -1,6 +1,6 @@
 """Test the batches of an epoch: their patches, read once and cut into micro-batches."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from math import ceil, prod
 
 import pytest
@@ -10,8 +10,7 @@ from brats_seg.cases.folds import Split
 from brats_seg.config import Config
 from brats_seg.config_text import load_config
 from brats_seg.data.fold import FoldData, open_split
-from brats_seg.data.intensities import Brightness
-from brats_seg.data.intensity_transforms import Item
+from brats_seg.data.intensities import Item
 from brats_seg.data.loader import PatchDataset, Sample
 from brats_seg.data.patches import PatchKey
 from brats_seg.runtime.device import Device
@@ -24,7 +23,6 @@ from brats_seg.training.epoch import (
     read_batches,
     validation_window,
 )
-from brats_seg.training.gradient import MicroBatch, UnchangedMicroBatch
 from brats_seg.training.validation_interval import validation_cost
 from tests.prepared import write_prepared
 
@@ -94,65 +92,6 @@ def test_batches_hold_the_patches_of_their_keys(data: FoldData, n_workers: int) 
     assert [len(batch.samples) for batch in batches] == [4, 4, 1]
     expected = [tuple(key.case_id for key in batch) for batch in keys]
     assert [batch.case_ids for batch in batches] == expected
-
-
-def on_the_cpu(batches: Iterable[Batch], size: int) -> list[MicroBatch]:
-    """Return the micro-batches of a run, moved to a device, which is the CPU here."""
-    device = CPU.torch_device
-    return [part.to(device) for batch in batches for part in batch.micro_batches(size)]
-
-
-@pytest.mark.parametrize(("augment", "n_workers"), [("light", 0), ("full", 0), ("full", 2)])
-@pytest.mark.parametrize("size", [1, 3])
-def test_a_device_changes_intensities_as_the_loader_does(
-    data: FoldData, augment: str, n_workers: int, size: int
-) -> None:
-    """The device is the CPU here, on which both give the same bits, but for patches that are rotated
-    or scaled: they come to the device in float16, and are changed in float32 by the loader."""
-    config = settings(f"training.n_workers={n_workers}", f"training.augment={augment}")
-    keys = epoch_batches(config, data.split.train, 0) + epoch_batches(config, data.split.train, 1)
-    left = list(read_batches(data, config, keys, GPU))
-    assert any(sample.changes for batch in left for sample in batch.samples)
-
-    expected = on_the_cpu(read_batches(data, config, keys, CPU), size)
-
-    for _ in range(2):  # a loss may take two passes over the batch, which stays as it was
-        for found, part in zip(on_the_cpu(left, size), expected, strict=True):
-            tolerance = 0 if augment == "light" else 5e-3
-            torch.testing.assert_close(found.image, part.image, rtol=tolerance, atol=tolerance)
-            assert torch.equal(found.target, part.target)
-
-
-def test_changes_of_a_micro_batch_leave_its_own_image_alone() -> None:
-    image = torch.rand(2, 4, 3, 3, 3) + 1
-    before = image.clone()
-    brighter = (Brightness(factors=(2.0,) * 4),)
-
-    held = UnchangedMicroBatch(patches=MicroBatch(image, image[:, :3]), changes=(brighter, ()))
-    moved = held.to(CPU.torch_device)
-
-    assert torch.equal(image, before)
-    assert torch.equal(moved.image, torch.stack([before[0] * 2, before[1]]).half().float())
-    assert torch.equal(moved.target, before[:, :3])
-
-
-@pytest.mark.parametrize(
-    "assignment",
-    [
-        "training.transforms=[tests.test_loader.rotation_and_noise]",
-        "training.modality_dropout=0.5",
-        "model.name=autoencoder",
-    ],
-)
-def test_the_loader_changes_intensities_if_something_follows(
-    data: FoldData, assignment: str
-) -> None:
-    config = settings("training.augment=full", "training.n_workers=0", assignment)
-    keys = epoch_batches(config, data.split.train, 0)
-
-    batches = list(read_batches(data, config, keys, GPU))
-
-    assert not any(sample.changes for batch in batches for sample in batch.samples)
 
 
 def test_every_patch_is_made_once(data: FoldData, monkeypatch: pytest.MonkeyPatch) -> None:

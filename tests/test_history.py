@@ -9,10 +9,9 @@ import pandas as pd
 import pytest
 
 from brats_seg.errors import UsageError
-from brats_seg.figures.history import LiveHistory, history_figure
+from brats_seg.figures.history import LiveHistory, history_figure, read_history
 from brats_seg.training.history import (
     phase_columns,
-    read_history,
     row_line,
     write_history,
     write_picture,

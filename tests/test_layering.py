@@ -91,7 +91,6 @@ def violations(part: str, source: str) -> list[str]:
 NOT_YET = {
     "brats_seg.cases.case -> quality",
     "brats_seg.cases.index -> quality",
-    "brats_seg.data.prepare -> quality",
     "brats_seg.dicom.convert -> quality",
     "brats_seg.dicom.preprocess -> quality",
     "brats_seg.evaluation.agreement -> quality",

@@ -1,7 +1,9 @@
 import multiprocessing
 import os
+import pickle
 import signal
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -17,7 +19,14 @@ from monai.transforms import (
 from torch import Tensor
 
 from brats_seg.config import PatchConfig
-from brats_seg.data.loader import PatchDataset, Sample, patch_loader, whole_case
+from brats_seg.data.loader import (
+    PatchDataset,
+    Sample,
+    _Receiver,
+    _Sender,
+    patch_loader,
+    whole_case,
+)
 from brats_seg.data.patches import PatchKey, epoch_patches
 from brats_seg.data.store import open_case
 from brats_seg.data.transforms import KEYS, transforms_named
@@ -382,8 +391,63 @@ def test_a_case_without_label_map_is_named(tmp_path: Path) -> None:
         whole_case(pair, PAIR[0])
 
 
-def test_compressed_cases_give_the_same_patches(pair: Path, tmp_path: Path) -> None:
-    packed = write_prepared(tmp_path, n_cases=2, shape=(48, 48, 48), compressed=True)
+def make_sample(value: float, edge: int = 4) -> Sample:
+    """A sample whose tensors are not contiguous, as far as its size allows."""
+    image = torch.full((4, edge, edge, edge), value, dtype=torch.float16)
+    target = torch.full((3, edge, edge, edge), int(value) % 2, dtype=torch.uint8)
+    image[0, 0], target[0, :, 0] = 7, 3
+    return Sample(image=image.transpose(1, 2), target=target.transpose(1, 3), case_id=f"{value}")
 
-    for key in epoch_patches(PAIR, 0, 3, 1):
-        assert equal(dataset_of(packed, "full")[key], dataset_of(pair, "full")[key])
+
+def sender_of(samples: list[Sample]) -> _Sender:
+    """The end of a worker; here both ends are in one process."""
+    return _Sender(cast(PatchDataset, samples))
+
+
+def test_samples_arrive_as_they_were_in_memory_that_is_used_again() -> None:
+    samples = [make_sample(number) for number in range(10)]
+    whole = torch.arange(24.0).reshape(1, 2, 3, 4)
+    samples.append(Sample(image=whole, target=whole, case_id="autoencoder"))
+    sender, receiver, blocks = sender_of(samples), _Receiver(), set()
+
+    for index, sample in enumerate(samples):
+        sent = sender.send(cast(PatchKey, index))
+        assert (sent.memory is not None) == (index == 0)
+        assert index == 0 or len(pickle.dumps(sent)) < 1000
+        blocks.add(sent.block)
+        found = receiver.receive(sent)
+        assert equal(found, sample)
+        assert (found.image.dtype, found.target.dtype) == (sample.image.dtype, sample.target.dtype)
+        is_one = found.image.data_ptr() == found.target.data_ptr()
+        assert is_one == (sample.case_id == "autoencoder")
+        del found
+
+    assert blocks == {0}
+
+
+def test_memory_is_left_alone_while_a_view_of_a_sample_exists() -> None:
+    sender, receiver = sender_of([make_sample(number) for number in range(5)]), _Receiver()
+    kept = []
+    for number in range(5):
+        sample = receiver.receive(sender.send(cast(PatchKey, number)))
+        kept.append((sample.image[1:3, 2].permute(1, 2, 0), sample.target[1][None]))
+        del sample
+    del receiver
+
+    for number, (image, target) in enumerate(kept):
+        assert image.unique().tolist() == [number]
+        assert target.unique().tolist() == [number % 2]
+    kept.clear()
+    assert sender.send(cast(PatchKey, 0)).memory is None
+
+
+def test_larger_samples_get_a_larger_block_and_smaller_ones_share_it() -> None:
+    edges = (4, 8, 6, 4)
+    sender, receiver = sender_of([make_sample(1, edge) for edge in edges]), _Receiver()
+    blocks = []
+    for number in range(4):
+        sent = sender.send(cast(PatchKey, number))
+        blocks.append(sent.block)
+        receiver.receive(sent)
+
+    assert blocks == [0, 1, 1, 0]

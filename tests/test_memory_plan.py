@@ -137,11 +137,13 @@ def test_too_little_memory_says_what_to_lower() -> None:
 
     assert plan.suggested is None
     assert not any(row.fits for row in plan.rows)
-    least = min(row.predicted_mib for row in plan.rows)
+    least = min(plan.rows, key=lambda row: row.predicted_mib)
     assert plan.what_to_lower().startswith(
-        "nothing fits in 50 MiB: the row that takes least, a patch of 32x32x32"
+        f"nothing fits in 50 MiB: the row that takes least, a patch of {size_words(least.patch)}"
     )
-    assert f"needs {least} MiB. Lower model.widths or patch.size" in plan.what_to_lower()
+    assert (
+        f"needs {least.predicted_mib} MiB. Lower model.widths or patch.size" in plan.what_to_lower()
+    )
 
 
 def test_a_row_that_is_larger_than_the_machine_is_not_tried() -> None:

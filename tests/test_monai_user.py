@@ -24,7 +24,7 @@ from brats_seg.cases.phantom import write_phantom_cases
 from brats_seg.config import PatchConfig, StoreConfig
 from brats_seg.config_text import load_config
 from brats_seg.data.fold import open_split
-from brats_seg.data.intensity_transforms import RandBrainGammad, RandBrainNoised
+from brats_seg.data.intensities import RandIntensitiesd, add_noise, change_gamma
 from brats_seg.data.patches import PatchKey
 from brats_seg.data.prepare import prepare_cases
 from brats_seg.data.transforms import ReadPatchd, RegionsOfLabelsd
@@ -92,8 +92,7 @@ def test_our_transforms_work_on_files_that_monai_reads(tmp_path: Path) -> None:
         [
             LoadImaged(("image", "label"), ensure_channel_first=True),
             ScaleIntensityd("image"),
-            RandBrainNoised("image", prob=1.0),
-            RandBrainGammad("image", prob=1.0),
+            RandIntensitiesd("image", [(add_noise, 1.0), (change_gamma, 1.0)]),
             RegionsOfLabelsd("label", convention="brats2017"),
         ]
     )

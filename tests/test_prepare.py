@@ -21,6 +21,7 @@ from brats_seg.cases.index import index_cases
 from brats_seg.cases.nifti import read_label_map
 from brats_seg.config import StoreConfig
 from brats_seg.data import prepare as prepare_module
+from brats_seg.data.manifest import verify_cases
 from brats_seg.data.prepare import (
     FOREGROUND_VOXELS,
     LARGEST_BRAIN_MM3,
@@ -30,7 +31,6 @@ from brats_seg.data.prepare import (
     select_foreground,
 )
 from brats_seg.data.store import open_case
-from brats_seg.data.verify import verify_cases
 from brats_seg.errors import EnvironmentalError, UsageError
 from brats_seg.files import folder_bytes, reading
 from brats_seg.labels import BRATS2017, regions_of
@@ -60,7 +60,7 @@ os.fsync = fsync_or_die
 from tests.prepared import prepare
 prepare(Path(sys.argv[1]), Path(sys.argv[2]))
 """
-PLAIN, COMPRESSED = StoreConfig(compressed=False), StoreConfig(compressed=True)
+COARSE = StoreConfig(spacing_mm=(2.0, 2.0, 2.0))
 
 
 @pytest.fixture
@@ -121,18 +121,6 @@ def test_processes_and_order_change_nothing(root: Path, tmp_path: Path) -> None:
         for name in ("image.npy", "labels.npy", "foreground.npy", "case.json"):
             one, two = (tmp_path / store / case_id / name for store in ("one", "two"))
             assert one.read_bytes() == two.read_bytes()
-
-
-def test_plain_and_compressed_cases_hold_the_same(root: Path, tmp_path: Path) -> None:
-    for name, compressed in (("plain", False), ("compressed", True)):
-        prepare(root, tmp_path / name, compressed=compressed)
-
-    for plain, compressed in zip(
-        voxels(tmp_path / "plain", IDS[0]), voxels(tmp_path / "compressed", IDS[0]), strict=True
-    ):
-        np.testing.assert_array_equal(plain, compressed)
-    keys = {open_case(tmp_path / name, IDS[0]).key for name in ("plain", "compressed")}
-    assert len(keys) == 1
 
 
 def test_nothing_is_done_twice(root: Path, folder: Path) -> None:
@@ -199,10 +187,11 @@ def swap_alike(path: Path) -> None:
 
 def test_a_changed_setting_prepares_again(root: Path, folder: Path) -> None:
     prepare(root, folder)
-    prepare(root, folder, compressed=True)
+    shape = open_case(folder, IDS[0]).shape
+    prepare_cases(index_cases(root).cases, folder, COARSE)
 
-    assert (folder / IDS[0] / "image.b2nd").exists()
-    assert not (folder / IDS[0] / "image.npy").exists()
+    assert open_case(folder, IDS[0]).spacing_mm == COARSE.spacing_mm
+    assert open_case(folder, IDS[0]).shape < shape
 
 
 def test_another_convention_prepares_again(root: Path, folder: Path) -> None:
@@ -331,7 +320,7 @@ def test_a_full_disk_ends_the_work_with_advice_and_leaves_whole_cases(
     with monkeypatch.context() as full:
         full.setattr(os, "fsync", refuse)
         with pytest.raises(
-            EnvironmentalError, match=rf"the disk is full: .*{IDS[1]} could not .* store.compressed"
+            EnvironmentalError, match=rf"the disk is full: .*{IDS[1]} could not .* larger disk"
         ):
             prepare(root, folder, n_workers=n_workers)
 
@@ -345,17 +334,6 @@ def test_a_folder_that_cannot_be_made_is_explained(root: Path, tmp_path: Path) -
 
     with pytest.raises(EnvironmentalError, match="cannot be written"):
         prepare(root, tmp_path / "file" / "prepared")
-
-
-def test_compression_is_checked_before_the_work(
-    root: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "blosc2", None)
-
-    with pytest.raises(EnvironmentalError, match="need the package blosc2"):
-        prepare(root, folder, compressed=True)
-
-    assert not folder.exists()
 
 
 @pytest.mark.parametrize("nth_sync", [1, 4, 6, 7, 20])
@@ -484,8 +462,8 @@ def test_a_sheared_grid_is_refused_as_prediction_refuses_it(root: Path, folder: 
     assert "sheared" in failure.message
 
 
-def required(index: CaseIndex, folder: Path, config: StoreConfig = PLAIN) -> int:
-    return required_bytes(index.cases, folder, config)
+def required(index: CaseIndex, folder: Path, config: StoreConfig | None = None) -> int:
+    return required_bytes(index.cases, folder, config and config.spacing_mm)
 
 
 def test_small_volumes_are_counted_whole(tmp_path: Path) -> None:
@@ -512,7 +490,7 @@ def test_of_large_volumes_a_brain_is_counted(
     assert required(index, tmp_path) == int(expected)
 
 
-@pytest.mark.parametrize("spacing_mm", [0.5, 2.0])
+@pytest.mark.parametrize("spacing_mm", [0.5, 1.0, 2.0])
 def test_the_estimate_is_that_of_the_resampled_grid(tmp_path: Path, spacing_mm: float) -> None:
     write_case(tmp_path / "scans", shape=(48, 48, 32))
     index = index_cases(tmp_path / "scans")
@@ -523,25 +501,6 @@ def test_the_estimate_is_that_of_the_resampled_grid(tmp_path: Path, spacing_mm: 
     written = folder_bytes(tmp_path / "prepared" / index.cases[0].case_id)
 
     assert needed == round(48 * 48 * 32 / spacing_mm**3) * 9 + 2**18
-    assert written <= needed
-
-
-def test_compressed_cases_need_less(tmp_path: Path) -> None:
-    write_case(tmp_path / "scans", shape=(64, 64, 64))
-    index = index_cases(tmp_path / "scans")
-
-    assert required(index, tmp_path, COMPRESSED) < 0.5 * required(index, tmp_path)
-
-
-@pytest.mark.parametrize("config", [PLAIN, COMPRESSED])
-def test_the_estimate_is_no_less_than_what_is_written(tmp_path: Path, config: StoreConfig) -> None:
-    write_case(tmp_path / "scans", shape=(48, 48, 32))
-    index = index_cases(tmp_path / "scans")
-    needed = required(index, tmp_path / "prepared", config)
-    prepare(tmp_path / "scans", tmp_path / "prepared", compressed=config.compressed)
-
-    written = folder_bytes(tmp_path / "prepared" / index.cases[0].case_id)
-
     assert 0.2 * needed < written <= needed
 
 
@@ -563,12 +522,8 @@ def test_an_unreadable_scan_needs_no_space(tmp_path: Path) -> None:
     assert required(index, tmp_path) == 0
 
 
-@pytest.mark.parametrize(
-    ("config", "advice"),
-    [(PLAIN, "or set store.compressed to true"), (COMPRESSED, r"on a larger disk\.$")],
-)
 def test_too_little_space_is_refused_with_what_is_needed_and_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: StoreConfig, advice: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_case(tmp_path / "scans", shape=(64, 64, 64))
     index = index_cases(tmp_path / "scans")
@@ -576,9 +531,9 @@ def test_too_little_space_is_refused_with_what_is_needed_and_what_to_do(
 
     with pytest.raises(
         EnvironmentalError,
-        match=rf"preparing 1 case needs about [13] MB in .*{tmp_path.name}.*0 MB are free.*{advice}",
+        match=rf"preparing 1 case needs about [13] MB in .*{tmp_path.name}.*0 MB are free\. Free",
     ):
-        check_space(index.cases, tmp_path, config)
+        check_space(index.cases, tmp_path, (1.0, 1.0, 1.0))
 
 
 def test_the_space_that_is_needed_is_logged(
@@ -588,7 +543,7 @@ def test_the_space_that_is_needed_is_logged(
     index = index_cases(tmp_path / "scans")
     caplog.set_level("INFO")
 
-    check_space(index.cases, tmp_path, PLAIN)
+    check_space(index.cases, tmp_path, (1.0, 1.0, 1.0))
 
     assert re.fullmatch(
         r"preparing 1 case needs about 0 MB in .*, where .* are free", caplog.messages[-1]
@@ -607,10 +562,10 @@ def test_cases_that_are_trained_on_are_not_replaced(root: Path, folder: Path) ->
         with pytest.raises(
             UsageError, match=r"a run is being trained on the cases in .* --prepared"
         ):
-            prepare_cases(cases, folder, StoreConfig(compressed=True))
+            prepare_cases(cases, folder, COARSE)
 
     assert stamps(folder) == before
-    assert prepare_cases(cases, folder, StoreConfig(compressed=True)) == ()
+    assert prepare_cases(cases, folder, COARSE) == ()
 
 
 def test_scans_are_not_replaced_by_prepared_cases(root: Path, folder: Path) -> None:

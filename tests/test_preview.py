@@ -7,13 +7,11 @@ import numpy as np
 import pytest
 
 from brats_seg.cases.inputs import find_inputs
-from brats_seg.figures.draw import FigureOptions
-from brats_seg.figures.draw import draw as draw_kind
-from brats_seg.inference.output import OutputFolder, _add_words, write_preview
+from brats_seg.figures.draw import draw as figure
+from brats_seg.inference.output import OutputFolder, write_preview
 from brats_seg.inference.predict import predict_scan
 from brats_seg.inference.scan import read_scan
 from brats_seg.inference.settings import PredictionSettings
-from brats_seg.labels import REGIONS
 from tests.builders import make_volumes, write_case, write_nifti
 from tests.inference_builders import make_model
 
@@ -60,28 +58,9 @@ def test_the_uncertainty_that_a_prediction_writes_can_be_drawn(tmp_path: Path) -
     with output.opened():
         output.write_case(scan, result, settings)
 
-    draw_kind(
-        "uncertainty",
-        tmp_path / "scans",
-        tmp_path / "a.png",
-        FigureOptions(prediction=tmp_path / "p"),
-    )
+    figure("uncertainty", tmp_path / "scans", tmp_path / "a.png", prediction=tmp_path / "p")
 
     assert result.uncertainty.max() > 0.5
     # the colours of high entropies are between magenta and orange
     red, green, blue, _ = np.moveaxis(matplotlib.image.imread(tmp_path / "a.png"), -1, 0)
     assert ((red > 0.7) & (green < 0.75) & (red - blue > 0.2)).sum() > 500
-
-
-def test_it_is_marked_for_research_use(tmp_path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    (found,) = find_inputs([write_case(tmp_path, labelled=False)])
-    scan = read_scan(found, (1.0, 1.0, 1.0))
-    figure = Figure()
-
-    _add_words(figure, predict_scan(make_model(), scan, PredictionSettings()))
-
-    (legend,) = figure.legends
-    assert legend.get_title().get_text().startswith("research use only")
-    assert len(legend.get_texts()) == len(REGIONS)

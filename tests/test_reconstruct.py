@@ -156,7 +156,7 @@ def test_a_segmentation_run_is_refused(run: Run, tmp_path: Path) -> None:
     code, _, said = run("reconstruct", segmentation, write_case(tmp_path / "scans"))
 
     assert code == 2
-    assert "expected a reconstruction run. Train one with `brats-seg train --model auto" in said
+    assert "expected a reconstruction run. Train one with `brats-seg train --network auto" in said
 
 
 def test_an_autoencoder_is_refused_by_what_segments(

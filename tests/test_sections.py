@@ -1,38 +1,41 @@
-"""Test sections through a scan: position, orientation and outlines."""
+"""Sections through a scan: position, orientation, scale and outlines; the style of all figures."""
+
+from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import to_hex, to_rgb
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
+from brats_seg.errors import EnvironmentalError, UsageError
 from brats_seg.figures.sections import (
+    REGION_COLOURS,
     Grid,
+    add_dark_legend,
     centre_of,
+    dark_figure,
     draw_outlines,
     draw_overlay,
+    draw_scale_bar,
     draw_section,
-    draw_section_bar,
+    fitting_size,
+    line_key,
+    write_figure,
 )
-from brats_seg.figures.style import REGION_COLOURS
 from brats_seg.voxels.grids import AXES
 
 ONE_MM = (1.0, 1.0, 1.0)
 
 
-def drawn_axes(image: np.ndarray, axis: int, index: int, spacing=ONE_MM, directions=AXES):
+def drawn_axes(
+    image: np.ndarray, axis: int = 2, index: int = 0, spacing=ONE_MM, directions=AXES
+) -> Axes:
     axes = Figure(figsize=(3, 3), dpi=100).subplots()
     draw_section(axes, image, axis, index, Grid(spacing_mm=spacing, directions=directions))
     return axes
-
-
-def letters_of(axes) -> str:
-    """Return the letters at the left, right, top and bottom edge."""
-    texts = {text.get_gid(): text for text in axes.texts}
-    left, right, top, bottom = (texts[edge] for edge in ("left", "right", "top", "bottom"))
-    assert left.get_position()[0] < 0.1 < 0.9 < right.get_position()[0]
-    assert bottom.get_position()[1] < 0.1 < 0.9 < top.get_position()[1]
-    return " ".join(text.get_text() for text in (left, right, top, bottom))
 
 
 def test_the_planes_go_through_the_largest_sections() -> None:
@@ -47,53 +50,8 @@ def test_the_planes_go_through_the_largest_sections() -> None:
     assert centre_of(np.zeros_like(regions), regions[0].astype(np.float32)) == (0, 1, 2)
 
 
-def test_the_patients_left_is_on_the_right_and_the_front_at_the_top() -> None:
-    """In LPS axes X runs to the left, Y to the back, Z to the head."""
-    image = np.zeros((8, 8, 8), np.float32)
-    image[2:7, 1:6, 2:7] = 1
-    image[6, 1, 4] = 9  # left, front
-
-    axes = drawn_axes(image, 2, 4)
-
-    (shown,) = axes.images
-    left, right = axes.get_xlim()
-    bottom, top = axes.get_ylim()
-    assert shown.get_array()[1, 6] == 9
-    assert left < right
-    assert top < bottom  # row 1, the front, is above row 6
-    assert drawn_axes(image, 0, 4).get_ylim()[0] < drawn_axes(image, 0, 4).get_ylim()[1]
-
-
-def test_all_sections_of_a_case_have_one_scale() -> None:
-    image = np.zeros((20, 20, 6), np.float32)
-    image[2:18, 3:17, 2] = 1
-    image[9, 9, 4] = 1  # a crumb of brain near the top
-
-    limits = {
-        (drawn_axes(image, 2, k).get_xlim(), drawn_axes(image, 2, k).get_ylim()) for k in (2, 4)
-    }
-
-    assert len(limits) == 1
-
-
-def test_a_grey_means_the_same_in_all_sections() -> None:
-    image = np.ones((20, 20, 6), np.float32)
-    image[..., 3:] = 9
-
-    greys = {drawn_axes(image, 2, k).images[0].get_clim() for k in range(6)}
-
-    assert greys == {(1, 9)}
-
-
-def test_voxels_that_are_no_cubes_are_drawn_as_long_as_they_are() -> None:
-    image = np.ones((4, 4, 4), np.float32)
-
-    assert drawn_axes(image, 1, 0, (1.0, 1.0, 3.0)).get_aspect() == 3
-    assert drawn_axes(image, 2, 0, (1.0, 2.0, 3.0)).get_aspect() == 2
-
-
 @pytest.mark.parametrize(
-    ("directions", "axis", "expected"),
+    ("directions", "axis", "letters"),
     [
         (("L", "P", "S"), 2, "R L A P"),
         (("L", "P", "S"), 1, "R L S I"),
@@ -103,51 +61,70 @@ def test_voxels_that_are_no_cubes_are_drawn_as_long_as_they_are() -> None:
         (("P", "L", "S"), 2, "A P R L"),
     ],
 )
-def test_the_letters_are_those_of_the_axes_of_the_array(
-    directions: tuple[str, str, str], axis: int, expected: str
+def test_a_voxel_is_drawn_beside_the_letters_of_its_side(
+    directions: tuple[str, str, str], axis: int, letters: str
 ) -> None:
-    axes = drawn_axes(np.ones((20, 20, 20), np.float32), axis, 3, directions=directions)
+    """The bright voxel is far along all axes, where the letters of the directions are."""
+    image = np.ones((20, 20, 20), np.float32)
+    image[17, 17, 17] = 9
+    axes = drawn_axes(image, axis, 17, directions=directions)
 
-    assert letters_of(axes) == expected
+    texts = {text.get_gid(): text for text in axes.texts}
+    found = [texts[edge] for edge in ("left", "right", "top", "bottom")]
+    assert " ".join(text.get_text() for text in found) == letters
+    left, right, top, bottom = (text.get_position() for text in found)
+    assert left[0] < 0.1 < 0.9 < right[0]
+    assert bottom[1] < 0.1 < 0.9 < top[1]
+    (row,), (column,) = np.nonzero(axes.images[0].get_array() == 9)
+    (x, y) = axes.transAxes.inverted().transform(axes.transData.transform((column, row)))
+    assert texts["right" if x > 0.5 else "left"].get_text() in directions
+    assert texts["top" if y > 0.5 else "bottom"].get_text() in directions
 
 
-def test_a_flipped_affine_has_the_other_letters() -> None:
+def test_directions_come_from_the_affine() -> None:
     flipped = np.diag([1.0, 2.0, -3.0, 1.0])
-    oblique = np.linalg.qr(np.diag([-1.0, -1.0, 1.0]) + 0.2)[0]
+    turned = np.eye(4)
+    turned[:3, :3] = np.linalg.qr(np.diag([-1.0, -1.0, 1.0]) + 0.2)[0]
 
     assert Grid.of(flipped) == Grid(spacing_mm=(1.0, 2.0, 3.0), directions=("R", "A", "I"))
     assert Grid.of(np.diag([-1.0, -1.0, 1.0, 1.0])).directions == ("L", "P", "S")
-    turned = np.eye(4)
-    turned[:3, :3] = oblique
     assert set(Grid.of(turned).directions) & set("LR")
 
 
-def test_an_oblique_direction_has_two_letters_the_nearer_first() -> None:
-    grid = Grid(spacing_mm=ONE_MM)
-
-    assert grid.letters((0.9, 0.44, 0)) == "LP"
-    assert grid.letters((-0.5, -0.86, 0)) == "AR"
-    assert grid.letters((0.3, 0, -0.95)) == "I"
-
-
-def test_a_letter_is_drawn_whole() -> None:
-    """A thin foot that falls between two pixels would make an I of an L."""
-    for inches in np.linspace(2, 3, 9):
-        figure = Figure(figsize=(inches, inches), dpi=100, facecolor="black")
-        axes = figure.subplots()
-        draw_section(axes, np.ones((30, 30, 5), np.float32), 2, 2, Grid(spacing_mm=ONE_MM))
-        axes.images[0].set_visible(False)
-        canvas = FigureCanvasAgg(figure)
-        canvas.draw()
-        (letter,) = (text for text in axes.texts if text.get_gid() == "right")
-        box = letter.get_window_extent()
-        rows = slice(int(inches * 100 - box.y1) - 1, int(inches * 100 - box.y0) + 2)
-        there = np.asarray(canvas.buffer_rgba())[rows, int(box.x0) : int(box.x1) + 1, 0] > 70
-        assert there.any(axis=1).sum() >= 6, "as high as a letter"
-        assert there.any(axis=0).sum() >= 4, "with its foot"
+@pytest.mark.parametrize(
+    ("vector", "letters"),
+    [((0.9, 0.44, 0), "LP"), ((-0.5, -0.86, 0), "AR"), ((0.3, 0, -0.95), "I")],
+)
+def test_an_oblique_direction_has_two_letters_the_nearer_first(vector, letters: str) -> None:
+    assert Grid(spacing_mm=ONE_MM).letters(vector) == letters
 
 
-def bar_pixels(axes) -> tuple[float, str]:
+def test_all_sections_of_a_case_have_one_scale_and_one_grey() -> None:
+    image = np.zeros((20, 20, 6), np.float32)
+    image[2:18, 3:17, 2] = 1
+    image[9, 9, 4] = 9  # a crumb of brain near the top
+
+    drawn = [drawn_axes(image, 2, k) for k in (2, 4)]
+
+    assert (
+        len({(axes.get_xlim(), axes.get_ylim(), axes.images[0].get_clim()) for axes in drawn}) == 1
+    )
+
+
+def test_voxels_that_are_no_cubes_are_drawn_as_long_as_they_are() -> None:
+    image = np.ones((4, 4, 4), np.float32)
+    axes = drawn_axes(image, 1, 0, (1.0, 1.0, 3.0))
+    draw_overlay(axes, np.zeros((4, 4, 4)))
+
+    assert axes.get_aspect() == 3
+    assert drawn_axes(image, 2, 0, (1.0, 2.0, 3.0)).get_aspect() == 2
+
+
+def test_an_empty_image_can_be_drawn() -> None:
+    FigureCanvasAgg(drawn_axes(np.zeros((4, 4, 4), np.float32)).figure).draw()
+
+
+def bar_pixels(axes: Axes) -> tuple[float, str]:
     """Return the length of the scale bar in pixels and its words, after drawing."""
     FigureCanvasAgg(axes.figure).draw()
     (bar,) = (line for line in axes.lines if line.get_gid() == "scale bar")
@@ -161,25 +138,23 @@ def test_the_scale_bar_is_as_long_as_50_mm_of_the_image(axis: int) -> None:
     """Measured against the edges of the picture, whose voxels are 2, 1 and 3 mm long."""
     spacing = (2.0, 1.0, 3.0)
     axes = drawn_axes(np.ones((120, 240, 80), np.float32), axis, 10, spacing)
-    draw_section_bar(axes, axis, Grid(spacing_mm=spacing))
+    draw_scale_bar(axes, spacing[1 if axis == 0 else 0])
 
     length, words = bar_pixels(axes)
 
     assert words == "50 mm"
     left, right, bottom, top = axes.images[0].get_extent()
     corners = axes.transData.transform([(left, bottom), (right, top)])
-    width, height = np.abs(np.diff(corners, axis=0))[0]
     # 240 mm along every axis
-    assert length == pytest.approx(50 / 240 * width, rel=1e-6)
-    assert length == pytest.approx(50 / 240 * height, rel=1e-6)
+    assert np.abs(np.diff(corners, axis=0))[0] * 50 / 240 == pytest.approx([length] * 2, rel=1e-6)
 
 
 @pytest.mark.parametrize(
     ("n", "words"), [(130, "50 mm"), (60, "20 mm"), (24, "10 mm"), (9, "2 mm")]
 )
 def test_a_small_picture_has_a_shorter_bar(n: int, words: str) -> None:
-    axes = drawn_axes(np.ones((n, n, n), np.float32), 2, 1)
-    draw_section_bar(axes, 2, Grid(spacing_mm=ONE_MM))
+    axes = drawn_axes(np.ones((n, n, n), np.float32))
+    draw_scale_bar(axes, 1.0)
 
     assert bar_pixels(axes)[1] == words
 
@@ -209,28 +184,92 @@ def test_the_whole_tumour_is_seen_where_outlines_coincide(n_coincide: int) -> No
 
     assert n_drawn[0] > 0.5 * n_pixels_around
     assert n_drawn[n_coincide - 1] > 0.5 * n_pixels_around
+    assert drawn_colours(np.zeros_like(regions)) == [0, 0, 0]
 
 
-def test_an_overlay_leaves_the_shape_of_the_voxels() -> None:
-    axes = drawn_axes(np.ones((4, 4, 4), np.float32), 1, 0, (1.0, 1.0, 3.0))
+# Machado, Oliveira and Fernandes (2009), complete loss of one kind of cone, on linear light
+VISIONS = {
+    "deuteranopia": [
+        [0.367322, 0.860646, -0.227968],
+        [0.280085, 0.672501, 0.047413],
+        [-0.011820, 0.042940, 0.968881],
+    ],
+    "protanopia": [
+        [0.152286, 1.052583, -0.204868],
+        [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998],
+    ],
+    "tritanopia": [
+        [1.255528, -0.076749, -0.178779],
+        [-0.078411, 0.930809, 0.147602],
+        [0.004733, 0.691367, 0.303900],
+    ],
+}
 
-    draw_overlay(axes, np.zeros((4, 4, 4)))
 
-    assert axes.get_aspect() == 3
+def smallest_difference(colours: tuple[str, ...], vision: list[list[float]]) -> float:
+    def seen(colour: str) -> np.ndarray:
+        rgb = np.array(to_rgb(colour))
+        linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+        light = (np.array(vision) @ linear).clip(0, 1)
+        return np.where(light <= 0.0031308, light * 12.92, 1.055 * light ** (1 / 2.4) - 0.055)
+
+    return min(float(np.linalg.norm(seen(a) - seen(b))) for a, b in combinations(colours, 2))
 
 
-def test_an_empty_image_can_be_drawn() -> None:
-    drawn_axes(np.zeros((4, 4, 4), np.float32), 2, 0).figure.canvas.draw()
+@pytest.mark.parametrize("vision", VISIONS)
+def test_regions_are_told_apart_with_any_colour_vision(vision: str) -> None:
+    assert smallest_difference(REGION_COLOURS, VISIONS[vision]) > 0.4
 
 
-@pytest.mark.parametrize("present", [(True, True, True), (True, True, False), (False,) * 3])
-def test_each_region_that_is_there_is_outlined_in_its_colour(present: tuple[bool, ...]) -> None:
-    regions = np.zeros((3, 9, 9, 3), dtype=bool)
-    for k, there in enumerate(present):
-        regions[k, 1 + k : 8 - k, 1 + k : 8 - k, 1] = there
-    axes = Figure().subplots()
+def test_green_orange_and_red_would_not_be() -> None:
+    """The check must fail for colours that are often used."""
+    often = ("tab:green", "tab:orange", "tab:red")
 
-    draw_outlines(axes, regions, 2, 1)
+    assert smallest_difference(often, VISIONS["deuteranopia"]) < 0.2
 
-    colours = [to_hex(outline.get_edgecolor()[0]).upper() for outline in axes.collections]
-    assert colours == [c for c, there in zip(REGION_COLOURS, present, strict=True) if there]
+
+def test_a_title_is_as_large_as_it_can_be() -> None:
+    assert fitting_size("short", 4, 10) == fitting_size("", 4, 10) == 10
+    assert fitting_size("W" * 100 + "\nshort", 4, 10) == fitting_size("W" * 100, 4, 10) < 5
+
+
+@pytest.mark.parametrize(("width", "n_rows"), [(12, 1), (7, 2), (4, 3)])
+def test_the_entries_of_a_legend_are_inside_the_figure_in_their_order(
+    width: float, n_rows: int
+) -> None:
+    words = [f"entry number {k}, of some length" for k in range(5)]
+    figure = dark_figure(width, 4)
+    add_dark_legend(figure, [line_key(text, "red", 1, "-") for text in words])
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+
+    texts = figure.legends[0].get_texts()
+    boxes = {text.get_text(): text.get_window_extent(canvas.get_renderer()) for text in texts}
+    assert min(box.x0 for box in boxes.values()) > 0
+    assert max(box.x1 for box in boxes.values()) < figure.bbox.x1
+    assert len({round(box.y0) for box in boxes.values()}) >= n_rows
+    assert sorted(boxes, key=lambda text: (-round(boxes[text].y0), boxes[text].x0)) == words
+
+
+@pytest.mark.parametrize(
+    ("name", "begins"), [("a.png", b"\x89PNG"), ("a.SVG", b"<?xml"), ("a.pdf", b"%PDF")]
+)
+def test_the_name_says_the_format(tmp_path: Path, name: str, begins: bytes) -> None:
+    write_figure(Figure(), tmp_path / "new" / name)
+
+    assert (tmp_path / "new" / name).read_bytes().startswith(begins)
+    assert [path.name for path in (tmp_path / "new").iterdir()] == [name]
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [("a.jpg", UsageError), ("a", UsageError), ("file/a.png", EnvironmentalError)],
+)
+def test_a_name_that_cannot_be_written_is_refused(
+    tmp_path: Path, name: str, error: type[Exception]
+) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(error):
+        write_figure(Figure(), tmp_path / name)

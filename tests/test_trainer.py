@@ -5,9 +5,7 @@ import os
 import re
 import shutil
 import signal
-import threading
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -497,39 +495,6 @@ def test_a_full_disk_ends_a_run_with_its_name_and_nothing_is_lost(
 
     for name in ("last.pt", "best.pt"):
         assert same(weights(tmp_path / "run" / name), weights(tmp_path / "undisturbed" / name))
-
-
-def test_work_beside_the_one_thread_of_a_small_network_changes_no_bit(
-    data: FoldData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Batches are read ahead, cases validated at once; also when the run is stopped and resumed."""
-    train(data, tmp_path / "alone", settings())
-    monkeypatch.setattr("brats_seg.training.trainer.threads_for", lambda *_: nullcontext(2))
-
-    train(data, tmp_path / "beside", settings(), StopAtCheck(2))
-    train(data, tmp_path / "beside", settings())
-
-    for name in ("last.pt", "best.pt"):
-        assert same(weights(tmp_path / "alone" / name), weights(tmp_path / "beside" / name))
-
-
-def test_several_held_out_cases_at_once_change_no_bit(data: FoldData, tmp_path: Path) -> None:
-    rows = []
-    for n_at_once in (1, 2, 3):
-        trainer = Trainer(data=data, config=settings(), run_path=tmp_path / str(n_at_once))
-        trainer._n_at_once = n_at_once
-        rows.append(trainer._validate(StopRequest(), untracked))
-
-    assert rows[0] == rows[1] == rows[2]
-
-
-def test_a_network_that_cannot_be_copied_is_validated_alone(data: FoldData, tmp_path: Path) -> None:
-    network = nn.Conv3d(4, 3, 1)
-    network.lock = threading.Lock()
-    trainer = Trainer(data=data, config=settings(), run_path=tmp_path, network=network)
-    trainer._n_at_once = 2
-
-    assert trainer._validate(StopRequest(), untracked) is not None
 
 
 def test_a_run_folder_that_cannot_be_written_is_an_error_of_the_machine(

@@ -9,11 +9,9 @@ import torch
 from scipy.ndimage import affine_transform
 from scipy.spatial.transform import Rotation
 
-from brats_seg.cases.case import load_case
-from brats_seg.cases.index import index_cases
 from brats_seg.cases.nifti import Geometry
 from brats_seg.config import PatchConfig, TrainingConfig
-from brats_seg.data.store import Buffers, PreparedCase, open_case
+from brats_seg.data.store import Buffers, PreparedCase
 from brats_seg.data.transforms import (
     AUGMENTATIONS,
     FULL,
@@ -24,11 +22,10 @@ from brats_seg.data.transforms import (
     SpatialTransform,
     apply_transforms,
     draw_spatial_transform,
-    prediction_transforms,
     read_transformed,
     rotation_matrix,
     touched_box,
-    validation_transforms,
+    training_transforms,
 )
 from brats_seg.errors import CaseError
 from brats_seg.labels import BRATS2017, BRATS2024, regions_of
@@ -306,29 +303,8 @@ def test_regions_follow_the_convention_of_the_case_or_the_one_given() -> None:
     np.testing.assert_array_equal(given, regions_of(labels, BRATS2024))
 
 
-def test_validation_reads_the_whole_crop(folder: Path) -> None:
-    data = apply_transforms(validation_transforms(folder), ITEM)
-
-    case = open_case(folder, ITEM["case_id"])
-    box = Box.at((0, 0, 0), case.shape)
-    np.testing.assert_array_equal(data["image"], case.read_image(box))
-    np.testing.assert_array_equal(data["label"], regions_of(case.read_labels(box), BRATS2017))
-
-
-def test_prediction_sees_what_the_store_holds(folder: Path) -> None:
-    """A network is given the same image of a case in training and in prediction."""
-    loaded = load_case(index_cases(folder.parent / "scans").cases[0])
-
-    data = apply_transforms(prediction_transforms(), {**ITEM, "image": loaded.volumes})
-
-    case = open_case(folder, ITEM["case_id"])
-    assert data["box"] == case.box
-    assert data["image"].dtype == np.float32
-    np.testing.assert_array_equal(data["image"], case.read_image(Box.at((0, 0, 0), case.shape)))
-
-
 def test_an_error_of_a_case_keeps_its_message(folder: Path) -> None:
     with pytest.raises(CaseError, match=r"case b, .*found no prepared case") as raised:
-        apply_transforms(validation_transforms(folder), {"case_id": "b"})
+        apply_transforms(training_transforms(folder, patch=PATCH), {"case_id": "b"})
     # dask pickles an error with those before it, and must come to an end
     assert not isinstance(raised.value.__context__, RuntimeError)

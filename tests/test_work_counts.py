@@ -148,13 +148,15 @@ _NAMES = (
 STEP_LIMITS = {
     name: {key: limit for key, limit in zip(_NAMES, limits, strict=True) if limit}
     for name, limits in {
-        "fp32": (1230, 45, 45, 0, 45, 9.2),
+        "fp32": (1470, 45, 45, 0, 45, 20.7),
         "bf16": (1370, 45, 45, 135, 45, 6.5),
-        "fp32, batch Dice": (1420, 75, 45, 7, 50, 10.6),
+        "fp32, batch Dice": (1720, 75, 45, 7, 50, 25.3),
         "bf16, batch Dice": (1590, 75, 45, 172, 50, 7.6),
     }.items()
 }
-"""Of 15 convolutions, 3 patches; batch Dice computes two of the three forward passes twice."""
+"""Of 15 convolutions, 3 patches; batch Dice computes two of the three forward passes twice. In float32,
+images are copied into slabs for a kernel that takes a tenth of the time, and whose own buffers of 27
+times the image are not counted here."""
 
 
 @pytest.mark.parametrize("name", STEP_LIMITS)
@@ -347,7 +349,7 @@ def test_predicting_a_case_calls_no_more_kernels_and_allocates_no_more_memory() 
 
     check(
         kernels.counts(),
-        {"kernels": 320, "convolutions": 36, "copies": 9, "megabytes": 3.2},
+        {"kernels": 390, "convolutions": 36, "copies": 9, "megabytes": 8.2},
     )
 
 

@@ -1,18 +1,13 @@
 """Commands `index`, `prepare`, `convert`, `phantom` and `doctor`: scans, and the machine."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from brats_seg.cli.options import (
     DEFAULT_PATH,
     DEMO_CASES,
-    DataArgument,
-    IdentifiersOption,
-    PreparedOption,
-    PreprocessOption,
-    SeriesOption,
     emit,
     holds_scans,
     importing,
@@ -27,12 +22,7 @@ if TYPE_CHECKING:
     from brats_seg.doctor import Diagnosis
 
 
-def index(
-    data: DataArgument,
-    output: Annotated[Path, typer.Option("-o", "--output", help="Table of cases to write.")] = Path(
-        "cases.csv"
-    ),
-) -> None:
+def index(scans: Path, output: Path = Path("cases.csv")) -> None:
     """Find cases and their label conventions, and list what is wrong with them.
 
     Exit code 1: some cases cannot be used.
@@ -41,7 +31,7 @@ def index(
         from brats_seg.cases.case_table import summarise
         from brats_seg.data.fold import open_index
 
-    found = open_index(data, output, settings(), n_workers=available_cpus(), track=tracked)
+    found = open_index(scans, output, settings(), n_workers=available_cpus(), track=tracked)
     for line in summarise(found):
         print(line)
     emit(table=output, cases=found.cases)
@@ -51,24 +41,19 @@ def index(
 
 
 def prepare(
-    data: DataArgument,
-    prepared: PreparedOption = None,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Only compare prepared cases with their check sums.")
-    ] = False,
-    repair: Annotated[
-        bool, typer.Option("--repair", help="Also prepare cases again that are damaged.")
-    ] = False,
+    scans: Path, prepared: Path | None = None, verify: bool = False, repair: bool = False
 ) -> None:
     """Index the scans, distribute them to folds, and prepare them for training."""
     with importing():
         from brats_seg.data.fold import prepare_data, prepared_path_of
 
-    folder = prepared or prepared_path_of(data)
+    folder = prepared or prepared_path_of(scans)
     if verify:
         _verify(folder)
         return
-    done = prepare_data(data, config=settings(), prepared_path=folder, repair=repair, track=tracked)
+    done = prepare_data(
+        scans, config=settings(), prepared_path=folder, repair=repair, track=tracked
+    )
     n_folds = len(done.folds.folds)
     case_ids = sorted(done.case_ids)
     emit(folder=folder, case_ids=case_ids, n_folds=n_folds, folds_table=done.folds_path, damage=[])
@@ -78,7 +63,7 @@ def prepare(
 
 def _verify(folder: Path) -> None:
     """Verify prepared cases, and exit with 1 if some are damaged."""
-    from brats_seg.data.verify import prepared_ids, verify_cases
+    from brats_seg.data.manifest import prepared_ids, verify_cases
 
     case_ids = prepared_ids(folder)
     errors = verify_cases(case_ids, folder, track=tracked)
@@ -91,13 +76,11 @@ def _verify(folder: Path) -> None:
 
 
 def convert(
-    dicom: Annotated[Path, typer.Argument(help="Folder with DICOM files of MR examinations.")],
-    output: Annotated[
-        Path, typer.Option("-o", "--output", help="Folder to write the scans to.")
-    ] = Path("scans"),
-    series: SeriesOption = None,
-    identifiers: IdentifiersOption = False,
-    preprocess: PreprocessOption = False,
+    dicom: Path,
+    output: Path = Path("scans"),
+    series: list[str] | None = None,
+    identifiers: bool = False,
+    preprocess: bool = False,
 ) -> None:
     """Convert DICOM examinations to NIfTI, and say which series is which modality, and why.
 
@@ -112,24 +95,7 @@ def convert(
         preprocess=preprocess,
     )
     done = convert_studies(dicom, output, options, track=tracked)
-    cases = [
-        {
-            "case_id": one.case.case_id,
-            "folder": one.found.study.folder,
-            "series": [
-                {
-                    "number": series.series.number,
-                    "description": series.series.description,
-                    "modality": series.modality,
-                    "reason": series.reason,
-                }
-                for series in one.found.series
-            ],
-            "problems": one.case.problems,
-        }
-        for one in done
-    ]
-    emit(path=output, cases=cases)
+    emit(path=output, cases=done)
     for one in done:
         for problem in one.case.problems:
             print(f"FAILED  {problem}")
@@ -139,26 +105,17 @@ def convert(
         raise typer.Exit(1)
 
 
-def phantom(
-    output: Annotated[Path, typer.Argument(help="Folder to write to.")],
-    number: Annotated[int, typer.Option(min=1, help="Number of cases.")] = DEMO_CASES,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same cases.")] = 0,
-) -> None:
+def phantom(folder: Path, number: int = DEMO_CASES, seed: int = 0) -> None:
     """Generate phantom cases in the layout of BraTS 2021, to try the software without scans."""
     from brats_seg.cases.phantom import write_phantom_cases
 
-    write_phantom_cases(output, n_cases=number, seed=seed)
-    emit(path=output)
-    print(f"wrote {counted(number, 'phantom case')} to {output}")
+    write_phantom_cases(folder, n_cases=number, seed=seed)
+    emit(path=folder)
+    print(f"wrote {counted(number, 'phantom case')} to {folder}")
 
 
 def doctor(
-    data: Annotated[
-        Path | None,
-        typer.Argument(help="Folder of scans, or a table of their paths. (default: data/)"),
-    ] = None,
-    prepared: PreparedOption = None,
-    runs: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("runs"),
+    scans: Path | None = None, prepared: Path | None = None, runs: Path = Path("runs")
 ) -> None:
     """Check packages, GPU, memory, disk, scans and runs; print the command that fixes each problem.
 
@@ -166,9 +123,9 @@ def doctor(
     """
     from brats_seg.doctor import diagnose
 
-    if data is None and holds_scans(DEFAULT_PATH):
-        data = DEFAULT_PATH
-    diagnosis = diagnose(data, prepared_path=prepared, runs=runs, config=settings())
+    if scans is None and holds_scans(DEFAULT_PATH):
+        scans = DEFAULT_PATH
+    diagnosis = diagnose(scans, prepared_path=prepared, runs=runs, config=settings())
     emit(diagnosis)
     _print_diagnosis(diagnosis)
     if not diagnosis.can_work:

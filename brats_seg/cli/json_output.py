@@ -6,6 +6,7 @@ under `properties`.
 
 import json
 import sys
+from operator import attrgetter
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, cast
@@ -17,32 +18,25 @@ from pydantic_core import core_schema, to_jsonable_python
 _FAILURES = ["cases.many:Failure"]
 _SUMMARIES = ["evaluation.scores:RegionSummary"]
 _COMPARISON = ("evaluation.compare:Comparison", None)
+_TEXTS = list[str]
+_CASE = dict.fromkeys(("case_id", "patient_id", "release", "label_convention"), str)
+_SERIES = {"series.number": int, "series.description": str, "modality": str, "reason": str}
+_STUDY = {"case.case_id": str, "found.study.folder": Path, "found.series": [_SERIES]}
 _SCORED = {
-    "case_ids": list[str],
-    "missing": list[str],
-    "left_out": list[str],
-    "without_reference": list[str],
+    **dict.fromkeys(("case_ids", "missing", "left_out", "without_reference", "remarks"), _TEXTS),
     "failures": _FAILURES,
-    "remarks": list[str],
 }
-_INDEXED = {
-    **dict.fromkeys(("case_id", "patient_id", "release", "label_convention"), str),
-    "problems": list[str],
-    "remarks": list[str],
-}
-_SERIES = {"number": int, "description": str, "modality": str, "reason": str}
-_CONVERTED = {"case_id": str, "folder": Path, "series": [_SERIES], "problems": list[str]}
 
 OUTPUTS: dict[str, Any] = {
-    "index": {"table": Path, "cases": [_INDEXED]},
+    "index": {"table": Path, "cases": [{**_CASE, "problems": _TEXTS, "remarks": _TEXTS}]},
     "prepare": {
         "folder": Path,
-        "case_ids": list[str],
+        "case_ids": _TEXTS,
+        "damage": _TEXTS,
         "n_folds": int | None,
         "folds_table": Path | None,
-        "damage": list[str],
     },
-    "convert": {"path": Path, "cases": [_CONVERTED]},
+    "convert": {"path": Path, "cases": [{**_STUDY, "case.problems": _TEXTS}]},
     "phantom": {"path": Path},
     "doctor": "doctor:Diagnosis",
     "plan": ["training.memory_plan:PlanRow"],
@@ -74,21 +68,16 @@ OUTPUTS: dict[str, Any] = {
         "rmse": dict[str, float],
         "mean_rmse": float,
         "picture": Path,
-        "warnings": list[str],
+        "warnings": _TEXTS,
     },
-    "features": {
-        "table": Path,
-        "case_ids": list[str],
-        "columns": list[str],
-        "failures": _FAILURES,
-    },
+    "features": {"table": Path, "case_ids": _TEXTS, "columns": _TEXTS, "failures": _FAILURES},
     "survival": {
         "folder": Path,
         "figures": ["survival.verdict:FamilyFigures"],
         "verdict": "survival.verdict:Verdict",
         "conclusion": str,
-        "remarks": list[str],
-        "missing": list[str],
+        "remarks": _TEXTS,
+        "missing": _TEXTS,
     },
     "evaluate": {
         "table": Path,
@@ -103,7 +92,8 @@ OUTPUTS: dict[str, Any] = {
 }
 """Output of each command: an object with its fields, a list, a type, or `module:name` of a type.
 
-A tuple with None is a value that may be missing. Of an object only the fields named here are printed.
+A tuple with None is a value that may be missing. Of an object only the fields named here are printed,
+each under the last part of its name.
 """
 LINES = ("predict", "reconstruct")
 """Commands that print a line for each case as it ends."""
@@ -119,8 +109,12 @@ def json_text(command: str, value: object) -> str:
 def _fields_of(value: Any, output: Any) -> Any:
     """Return the fields of a value that its output names."""
     if isinstance(output, dict):
-        get = value.get if isinstance(value, dict) else lambda key: getattr(value, key)
-        return {key: _fields_of(get(key), below) for key, below in output.items()}
+        return {
+            name.rpartition(".")[2]: _fields_of(
+                value.get(name) if isinstance(value, dict) else attrgetter(name)(value), below
+            )
+            for name, below in output.items()
+        }
     if isinstance(output, list):
         return [_fields_of(below, output[0]) for below in value or ()]
     return value
@@ -153,7 +147,10 @@ def _type_of(output: Any, name: str) -> Any:
         case [below]:
             return list[_type_of(below, name)]  # type: ignore[misc]
         case dict():
-            fields = {key: (_type_of(below, f"{name}_{key}"), ...) for key, below in output.items()}
+            fields = {
+                (key := path.rpartition(".")[2]): (_type_of(below, f"{name}_{key}"), ...)
+                for path, below in output.items()
+            }
             forbidden = ConfigDict(extra="forbid")
             return create_model(name, __config__=forbidden, **cast("dict[str, Any]", fields))
     return output

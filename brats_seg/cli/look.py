@@ -1,60 +1,24 @@
 """Commands `figure` and `report`: figures, and pages that a browser opens without a network."""
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from brats_seg.cli.options import (
-    ClinicalOption,
-    DeviceOption,
-    LabelsOption,
-    PrecisionOption,
-    emit,
-    importing,
-    one_of,
-    prepared_path,
-)
+from brats_seg.cli.options import emit, importing, prepared_path
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.progress import tracked
 
-_KINDS = (
-    *("sample", "montage", "preview", "uncertainty", "surface"),
-    *("scores", "bars", "distributions", "history"),
-)
-_RUN = "Page of a run"
-
 
 def figure(
-    kind: Annotated[
-        str, typer.Argument(autocompletion=one_of(*_KINDS), help=f"Kind: {', '.join(_KINDS)}.")
-    ],
-    source: Annotated[
-        Path,
-        typer.Argument(
-            help="Folder of scans; for scores and bars the table that `evaluate` wrote; for history a run."
-        ),
-    ],
-    output: Annotated[
-        Path,
-        typer.Option(
-            "-o", "--output", help="Picture to write: .png, .svg or .pdf; for surface also .gif."
-        ),
-    ],
-    prediction: Annotated[
-        Path | None, typer.Option(help="A label map, or a folder that `predict` wrote.")
-    ] = None,
-    case: Annotated[str | None, typer.Option(help="Id of the case. (default: the first)")] = None,
-    column: Annotated[str, typer.Option(help="Score to draw: a column of the table.")] = "dice",
-    modality: Annotated[
-        str,
-        typer.Option(
-            autocompletion=one_of("t1n", "t1c", "t2w", "t2f"),
-            help="Modality of a montage: t1n, t1c, t2w or t2f.",
-        ),
-    ] = "t2f",
-    labels: LabelsOption = None,
-    clinical: ClinicalOption = None,
+    kind: str,
+    source: Path,
+    output: Path,
+    prediction: Path | None = None,
+    case: str | None = None,
+    column: str | None = None,
+    modality: str | None = None,
+    labels: str | None = None,
+    clinical: list[Path] | None = None,
 ) -> None:
     """Draw a case, scores, the distributions of a cohort, or the history of a run.
 
@@ -63,83 +27,35 @@ def figure(
     is uncertain. scores, bars: the scores of every case, their means. distributions: age, survival
     and tumour volume. history: loss and scores of every epoch.
     """
-    from brats_seg.figures.draw import FigureOptions, draw
+    from brats_seg.figures.draw import draw
 
-    if kind == "history":
-        _draw_history(source, output)
-    else:
-        options = FigureOptions(
-            prediction=prediction,
-            case_id=case,
-            column=column,
-            modality=modality,
-            labels=labels,
-            clinical=tuple(clinical or ()),
-            n_workers=available_cpus(),
-            track=tracked,
-        )
-        draw(kind, source, output, options)
+    draw(
+        kind,
+        source,
+        output,
+        prediction=prediction,
+        case=case,
+        column=column,
+        modality=modality,
+        labels=labels,
+        clinical=clinical or None,
+    )
     emit(path=output)
     print(f"wrote {output}. Research use only.")
 
 
-def _draw_history(run: Path, output: Path) -> None:
-    from brats_seg.figures.history import history_figure
-    from brats_seg.figures.style import write_figure
-    from brats_seg.training.history import read_history
-
-    write_figure(history_figure(read_history(run)), output)
-
-
 def report(
-    inputs: Annotated[
-        list[Path],
-        typer.Argument(
-            help="Folders that `predict` wrote, or of scans, or tables of paths; or runs."
-        ),
-    ],
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            help="Folder for the pages, or one page.html. (default: reports/ in the folder of the "
-            "predictions, or else here; cohort.html beside it; report.html in a run)",
-        ),
-    ] = None,
-    prediction: Annotated[
-        Path | None,
-        typer.Option(help="Predictions for scans: a folder that `predict` wrote, or a label map."),
-    ] = None,
-    reference: Annotated[
-        Path | None,
-        typer.Option(help="Label maps to compare with. (default: those beside the scans)"),
-    ] = None,
-    case: Annotated[
-        list[str] | None, typer.Option(help="Id of a case; may be repeated. (default: all)")
-    ] = None,
-    no_case_pages: Annotated[
-        bool, typer.Option("--no-case-pages", help="Write the page of all predictions alone.")
-    ] = False,
-    scores: Annotated[
-        Path | None,
-        typer.Option(
-            help="Table of `evaluate` for the page of all predictions, instead of --reference."
-        ),
-    ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            rich_help_panel=_RUN,
-            help="Scans that the run was trained on: its held-out cases are predicted and scored.",
-        ),
-    ] = None,
-    prepared: Annotated[
-        Path | None,
-        typer.Option(rich_help_panel=_RUN, help="The same by the folder of prepared cases."),
-    ] = None,
-    device: DeviceOption = "auto",
-    precision: PrecisionOption = "auto",
+    results: list[Path],
+    output: Path | None = None,
+    prediction: Path | None = None,
+    reference: Path | None = None,
+    case: list[str] | None = None,
+    no_case_pages: bool = False,
+    scores: Path | None = None,
+    data: Path | None = None,
+    prepared: Path | None = None,
+    device: str = "auto",
+    precision: str = "auto",
 ) -> None:
     """Write pages for a browser: of each case, of all predictions, or of a run.
 
@@ -162,7 +78,7 @@ def report(
         device=device,
         precision=precision,
     )
-    written = write_report(inputs, settings, n_workers=available_cpus(), track=tracked)
+    written = write_report(results, settings, n_workers=available_cpus(), track=tracked)
     emit(pages=written.results, failures=written.failures)
     for failure in written.failures:
         print(f"FAILED  {failure.message}")

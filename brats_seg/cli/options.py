@@ -16,7 +16,7 @@ from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import wraps
-from inspect import Parameter, signature
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO, get_args
 
@@ -25,7 +25,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from brats_seg.errors import ConfigError
 from brats_seg.files import alone_at, whole_folder
-from brats_seg.presets import GPU_NAMES, NETWORKS, PRESETS, SHORT, ConventionName
+from brats_seg.presets import GPU_NAMES, KINDS, NETWORKS, PRESETS, SHORT, ConventionName
 
 if TYPE_CHECKING:
     from brats_seg.config import Config
@@ -37,10 +37,6 @@ DEFAULT_PATH = Path("data")
 """Default folder of scans."""
 DEMO_PATH = Path("prepared/demo-scans")
 """Folder of the phantom cases of the demo."""
-
-SCANS_PANEL = "Scans"
-SETTINGS_PANEL = "Settings"
-DICOM_PANEL = "DICOM"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,163 +64,161 @@ def one_of(*values: str) -> Callable[[str], list[str]]:
     return complete
 
 
-COMPLETE_CONVENTION = one_of(*get_args(ConventionName))
-_COMPLETE_DEVICE = one_of("auto", "cpu", "cuda", "mps", *GPU_NAMES)
-_COMPLETE_PRECISION = one_of("auto", "fp32", "fp16", "bf16")
-_COMPLETE = {
-    "--network": one_of(*NETWORKS),
-    "--device": _COMPLETE_DEVICE,
-    "--precision": _COMPLETE_PRECISION,
-    "--labels": COMPLETE_CONVENTION,
+_CONVENTIONS: tuple[str, ...] = get_args(ConventionName)
+_VALUES: dict[str, Sequence[str]] = {
+    "preset": tuple(PRESETS),
+    "network": NETWORKS,
+    "device": ("auto", "cpu", "cuda", "mps", *GPU_NAMES),
+    "precision": ("auto", "fp32", "fp16", "bf16"),
+    "labels": _CONVENTIONS,
+    "protocol": ("legacy", "lesionwise2023", "lesionwise2024"),
+    "task": ("GLI", "SSA", "MEN", "MET", "PED"),
+    "layout": ("plain", "bids"),
+    "modality": ("t1n", "t1c", "t2w", "t2f"),
+    "kind": KINDS,
 }
+"""Values that the shell completes."""
+_ARGUMENTS = {
+    "scans": "Folder of scans of any layout, or a .csv or .json table of their paths.",
+    "inputs": "Folders of scans of any layout or of DICOM files, or .csv or .json tables of paths.",
+    "dicom": "Folder with DICOM files of MR examinations.",
+    "folder": "Folder to write to.",
+    "section": "Part of the keys to list, such as training or loss.",
+    "trained": "Runs, such as the folds of one data set; for `export` also checkpoints or models.",
+    "autoencoder_run": "Run with model.name autoencoder.",
+    "features": "Table that `features` wrote.",
+    "references": "References: a folder of CASE.nii.gz or of case folders, or one label map.",
+    "predictions": "Predictions in the same form, in any label convention.",
+    "kind": f"Kind: {', '.join(KINDS)}.",
+    "source": "Folder of scans; for scores and bars the table of `evaluate`; for history a run.",
+    "results": "Folders that `predict` wrote, or of scans, or tables of paths; or runs.",
+}
+_OPTIONS = {
+    "output": "File or folder to write to.",
+    # scans and prepared cases
+    "data": "Folder of scans, or a table of their paths. (default: data/, or phantom cases)",
+    "prepared": "Folder of prepared cases. (default: NAME-prepared beside the data folder NAME)",
+    "labels": f"Label convention: {', '.join(_CONVENTIONS)}. (default: the detected one)",
+    "verify": "Only compare prepared cases with their check sums.",
+    "repair": "Also prepare cases again that are damaged.",
+    "number": "Number of cases.",
+    "seed": "The same seed gives the same cases.",
+    "series": "DICOM series of a modality: its number, or a part of its description; repeatable.",
+    "identifiers": "Keep the patient's name and number in DICOM segmentations and names of folders.",
+    "preprocess": "Register, resample to 1 mm and skull-strip DICOM scans, by greedy and HD-BET.",
+    # training
+    "fold": "Index of the fold that is held out.",
+    "folds": "Folds to hold out. (default: all)",
+    "run": "Run folder; use -r under torchrun. (default of train: runs/foldN)",
+    "runs": "Folder of the runs fold0, fold1, ...",
+    "session_hours": "Hours of this session; the same command resumes.",
+    "fresh": "Rename an earlier run and start anew.",
+    "patches": "Number of patches in the batch, each a micro-batch.",
+    "device": f"{SHORT['--device'][1]}.",
+    "precision": f"{SHORT['--precision'][1]}.",
+    # prediction
+    "model": "Run, checkpoint or exported folder, several are averaged; or one of nnU-Net or MONAI.",
+    **dict.fromkeys(("t1n", "t1c", "t2w", "t2f"), "One case by its files."),
+    "case": "Id of a case. (default: all; of a figure the first)",
+    "tta": "Average over 8 mirror images.",
+    "window": "Voxels of a window, or whole for one pass. (default: the window that tune chose)",
+    "probabilities": "Write probability maps too.",
+    "uncertainty": "Write a map of the entropy too.",
+    "report": "Write a page of each case too: reports/CASE.html, for any browser.",
+    "layout": "Names of the files: plain (CASE.nii.gz) or bids (a BIDS derivative).",
+    "changes": "One setting: overlap, thresholds, smallest_mm3, smallest_et_mm3 or preview.",
+    "workers": "Processes (dask) to distribute the cases to, or the address of a dask cluster.",
+    "license_name": "Licence of the weights, for the model card.",
+    "name_cases": "Name the cases in the model card, or count them. (default: named if public)",
+    "file_format": "safetensors alone, or a MONAI bundle or ONNX files beside them.",
+    # scores and survival
+    "protocol": "Scoring protocol: legacy, lesionwise2023 or lesionwise2024.",
+    "task": "Challenge task of the lesion-wise parameters: GLI, SSA, MEN, MET or PED.",
+    "compare": "Compare two sets of predictions, case by case.",
+    "only_predicted": "Leave out references without a prediction.",
+    "autoencoder": "Run of an autoencoder, for latent vectors; repeatable.",
+    "predict_all": "Ignore reference label maps and predict all cases.",
+    "clinical": "Table of ages, survival or ids (name_mapping.csv); repeatable.",
+    "fold_table": "Fold table to use, such as folds-5-seed55.csv. (default: new folds)",
+    "repeats": "Number of cross-validations to average.",
+    "submit": "Table of the cases to submit, such as survival_evaluation.csv. (default: all)",
+    # figures and pages
+    "prediction": "Predictions: a folder that `predict` wrote, or a label map.",
+    "reference": "Label maps to compare with. (default: those beside the scans)",
+    "column": "Score to draw: a column of the table. (default: dice)",
+    "modality": "Modality of a montage: t1n, t1c, t2w or t2f. (default: t2f)",
+    "scores": "Table of `evaluate` for the page of all predictions, instead of --reference.",
+    "no_case_pages": "Write the page of all predictions alone.",
+    # settings and output
+    "preset": f"Settings to start from: {', '.join(PRESETS)}. (default: what suits the device)",
+    "config": "YAML file with settings, applied over the preset.",
+    "assignments": "One setting; repeatable. `brats-seg settings` lists the keys.",
+    "as_json": "Print the result as JSON, for programs; messages go to standard error.",
+}
+"""Help of every option by the name of its parameter: an option means the same in all commands."""
+_FLAGS = {
+    "output": ("-o", "--output"),
+    # torchrun under Python 3.11 takes --run for an abbreviation of its own options
+    "run": ("-r", "--run"),
+    "changes": ("--set",),
+    "assignments": ("--set",),
+    "license_name": ("--license",),
+    "name_cases": ("--name-cases/--count-cases",),
+    "file_format": ("--format",),
+    "as_json": ("--json",),
+}
+_METAVARS = {
+    **dict.fromkeys(("changes", "assignments"), "KEY=VALUE"),
+    "series": "MODALITY=SERIES",
+    "folds": "0,1,...",
+    "window": "X,Y,Z",
+    "workers": "N",
+    "compare": "A B",
+}
+_LEAST = {"fold": 0, "session_hours": 0, "number": 1, "repeats": 1, "patches": 2}
 
-DataArgument = Annotated[
-    Path,
-    typer.Argument(help="Folder of scans of any layout, or a .csv or .json table of their paths."),
-]
-DataOption = Annotated[
-    Path | None,
-    typer.Option(
-        rich_help_panel=SCANS_PANEL,
-        help="Folder of scans of any layout, or a .csv or .json table of their paths. (default: data/, "
-        "or phantom cases if it is empty)",
-    ),
-]
-PreparedOption = Annotated[
-    Path | None,
-    typer.Option(
-        rich_help_panel=SCANS_PANEL,
-        help="Folder of prepared cases. (default: NAME-prepared beside the data folder NAME, or below "
-        "~/.cache/brats_seg if nothing can be written there)",
-    ),
-]
-ModelOption = Annotated[
-    list[Path],
-    typer.Option(
-        "--model",
-        help="Run, checkpoint or exported folder; several are averaged. Or one model of nnU-Net v2 or "
-        "MONAI bundle.",
-    ),
-]
-DeviceOption = Annotated[
-    str, typer.Option(autocompletion=_COMPLETE_DEVICE, help=f"{SHORT['--device'][1]}.")
-]
-PrecisionOption = Annotated[
-    str, typer.Option(autocompletion=_COMPLETE_PRECISION, help=f"{SHORT['--precision'][1]}.")
-]
-LabelsOption = Annotated[
-    str | None,
-    typer.Option(
-        autocompletion=COMPLETE_CONVENTION,
-        help=f"{SHORT['--labels'][1]}. (default: the detected one)",
-    ),
-]
-ClinicalOption = Annotated[
-    list[Path] | None,
-    typer.Option(
-        help="Table of ages, survival or ids, besides those among the scans; may be repeated."
-    ),
-]
-ProtocolOption = Annotated[
-    str,
-    typer.Option(
-        autocompletion=one_of("legacy", "lesionwise2023", "lesionwise2024"),
-        help="Scoring protocol: legacy, lesionwise2023 or lesionwise2024.",
-    ),
-]
-TaskOption = Annotated[
-    str,
-    typer.Option(
-        autocompletion=one_of("GLI", "SSA", "MEN", "MET", "PED"),
-        help="Challenge task of the lesion-wise parameters: GLI, SSA, MEN, MET or PED.",
-    ),
-]
-SessionHoursOption = Annotated[
-    float | None,
-    typer.Option(min=0, help="Hours of this session; the same command resumes."),
-]
-SeriesOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--series",
-        metavar="MODALITY=SERIES",
-        rich_help_panel=DICOM_PANEL,
-        help="DICOM series of a modality: its number, or a part of its description; may be repeated.",
-    ),
-]
-IdentifiersOption = Annotated[
-    bool,
-    typer.Option(
-        "--identifiers",
-        rich_help_panel=DICOM_PANEL,
-        help="Write the patient's name and number to the DICOM segmentation, and keep the names of "
-        "folders that are called after the patient.",
-    ),
-]
-PreprocessOption = Annotated[
-    bool,
-    typer.Option(
-        "--preprocess",
-        rich_help_panel=DICOM_PANEL,
-        help="Register, resample to 1 mm and skull-strip DICOM scans where needed, by greedy and "
-        "HD-BET.",
-    ),
-]
 
-
-def _option(name: str, kind: Any, default: Any, *flags: str, **options: Any) -> Parameter:
-    annotation = Annotated[kind, typer.Option(*flags, **options)]
-    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+def _annotated(parameter: Parameter) -> Parameter:
+    """Return a parameter of a command as one that typer shows with its flags, help and values."""
+    name, values = parameter.name, _VALUES.get(parameter.name)
+    options: dict[str, Any] = {"autocompletion": one_of(*values)} if values else {}
+    if name in _ARGUMENTS:
+        about: object = typer.Argument(help=_ARGUMENTS[name], **options)
+    else:
+        about = typer.Option(
+            *_FLAGS.get(name, (f"--{name.replace('_', '-')}",)),
+            help=_OPTIONS[name],
+            metavar=_METAVARS.get(name),
+            min=_LEAST.get(name),
+            **options,
+        )
+    return parameter.replace(annotation=Annotated[parameter.annotation, about])
 
 
 def _short_option(flag: str) -> Parameter:
     key, text = SHORT[flag]
-    is_switch = flag == "--skip-bad"
-    return _option(
-        key.replace(".", "_"),
-        bool if is_switch else str | None,
-        False if is_switch else None,
+    values = _VALUES.get(flag.removeprefix("--"))
+    about = typer.Option(
         flag,
         rich_help_panel="Short forms of settings",
-        autocompletion=_COMPLETE.get(flag),
+        autocompletion=one_of(*values) if values else None,
         help=f"{text} ({key}).",
     )
+    kind, default = (bool, False) if flag == "--skip-bad" else (str | None, None)
+    return _keyword(key.replace(".", "_"), Annotated[kind, about], default)
+
+
+def _keyword(name: str, kind: Any, default: object = None) -> Parameter:
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
 
 _SETTINGS_OPTIONS = (
-    _option(
-        "preset",
-        str | None,
-        None,
-        rich_help_panel=SETTINGS_PANEL,
-        autocompletion=one_of(*PRESETS),
-        help=f"Settings to start from: {', '.join(PRESETS)}. (default: what suits the device)",
-    ),
-    _option(
-        "config",
-        Path | None,
-        None,
-        rich_help_panel=SETTINGS_PANEL,
-        help="YAML file with settings, applied over the preset.",
-    ),
-    _option(
-        "assignments",
-        list[str] | None,
-        None,
-        "--set",
-        metavar="KEY=VALUE",
-        rich_help_panel=SETTINGS_PANEL,
-        help="One setting; may be repeated. `brats-seg settings` lists the keys.",
-    ),
+    _annotated(_keyword("preset", str | None)),
+    _annotated(_keyword("config", Path | None)),
+    _annotated(_keyword("assignments", list[str] | None)),
     *map(_short_option, SHORT),
 )
-_JSON_OPTION = _option(
-    "as_json",
-    bool,
-    False,
-    "--json",
-    help="Print the result as JSON, for programs; messages go to standard error.",
-)
+_JSON_OPTION = _annotated(_keyword("as_json", bool, default=False))
 
 
 def shared(command: Callable[..., None], *, with_settings: bool) -> Callable[..., None]:
@@ -234,16 +228,13 @@ def shared(command: Callable[..., None], *, with_settings: bool) -> Callable[...
 
     @wraps(command)
     def run(**given: Any) -> None:
-        own = {name: value for name, value in given.items() if name not in names}
         if with_settings:
             _GIVEN.set(_settings_given(given))
         with _result_alone(command.__name__, wanted=given["as_json"]):
-            command(**own)
+            command(**{key: value for key, value in given.items() if key not in names})
 
-    parameters = [*signature(command).parameters.values(), *options]
-    run.__signature__ = signature(command).replace(  # type: ignore[attr-defined]
-        parameters=[option.replace(kind=Parameter.KEYWORD_ONLY) for option in parameters]
-    )
+    own = map(_annotated, signature(command).parameters.values())
+    run.__signature__ = Signature([*own, *options])  # type: ignore[attr-defined]
     return run
 
 

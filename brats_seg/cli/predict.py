@@ -4,23 +4,11 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from brats_seg.cli.options import (
-    DeviceOption,
-    IdentifiersOption,
-    LabelsOption,
-    ModelOption,
-    PrecisionOption,
-    PreprocessOption,
-    SeriesOption,
-    command_again,
-    emit,
-    importing,
-    one_of,
-)
+from brats_seg.cli.options import command_again, emit, importing
 from brats_seg.errors import UsageError, counted
 from brats_seg.presets import FileFormat
 from brats_seg.progress import tracked
@@ -31,88 +19,30 @@ if TYPE_CHECKING:
     from brats_seg.inference.reconstruct import DrawnCase
     from brats_seg.inference.settings import PredictionSettings
 
-_ONE_CASE = "One case by its files"
-_WRITTEN = "What is written"
-
-FileOption = Annotated[Path | None, typer.Option(rich_help_panel=_ONE_CASE, help="Its scan.")]
-
 
 def predict(
-    output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write to.")],
-    model: ModelOption,
-    inputs: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            help="Folders of scans of any layout, or of DICOM files; or .csv or .json tables of "
-            "paths."
-        ),
-    ] = None,
-    t1n: FileOption = None,
-    t1c: FileOption = None,
-    t2w: FileOption = None,
-    t2f: FileOption = None,
-    case: Annotated[
-        str | None, typer.Option(rich_help_panel=_ONE_CASE, help="Id of the case.")
-    ] = None,
-    tta: Annotated[bool, typer.Option("--tta", help="Average over 8 mirror images.")] = False,
-    window: Annotated[
-        str | None,
-        typer.Option(
-            metavar="X,Y,Z",
-            help="Voxels of a window, or whole for one pass. (default: the window that tune chose)",
-        ),
-    ] = None,
-    labels: LabelsOption = None,
-    probabilities: Annotated[
-        bool,
-        typer.Option(
-            "--probabilities", rich_help_panel=_WRITTEN, help="Write probability maps too."
-        ),
-    ] = False,
-    uncertainty: Annotated[
-        bool,
-        typer.Option(
-            "--uncertainty", rich_help_panel=_WRITTEN, help="Write a map of the entropy too."
-        ),
-    ] = False,
-    report: Annotated[
-        bool,
-        typer.Option(
-            "--report",
-            rich_help_panel=_WRITTEN,
-            help="Write a page of each case too: reports/CASE.html, for any browser.",
-        ),
-    ] = False,
-    layout: Annotated[
-        str,
-        typer.Option(
-            rich_help_panel=_WRITTEN,
-            autocompletion=one_of("plain", "bids"),
-            help="Names of the files: plain (CASE.nii.gz) or bids (a BIDS derivative).",
-        ),
-    ] = "plain",
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="One setting; may be repeated: overlap, thresholds, smallest_mm3, smallest_et_mm3 or "
-            "preview.",
-        ),
-    ] = None,
-    device: DeviceOption = "auto",
-    precision: PrecisionOption = "auto",
-    workers: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N",
-            help="Number of processes (dask) to distribute the cases to, or the address tcp://... of "
-            "a dask cluster.",
-        ),
-    ] = None,
-    series: SeriesOption = None,
-    identifiers: IdentifiersOption = False,
-    preprocess: PreprocessOption = False,
+    output: Path,
+    model: list[Path],
+    inputs: list[Path] | None = None,
+    t1n: Path | None = None,
+    t1c: Path | None = None,
+    t2w: Path | None = None,
+    t2f: Path | None = None,
+    case: str | None = None,
+    tta: bool = False,
+    window: str | None = None,
+    labels: str | None = None,
+    probabilities: bool = False,
+    uncertainty: bool = False,
+    report: bool = False,
+    layout: str = "plain",
+    changes: list[str] | None = None,
+    device: str = "auto",
+    precision: str = "auto",
+    workers: str | None = None,
+    series: list[str] | None = None,
+    identifiers: bool = False,
+    preprocess: bool = False,
 ) -> None:
     """Segment new scans: label maps on their own grids, volumes, pictures and a record of each.
 
@@ -132,7 +62,7 @@ def predict(
             "uncertainty": uncertainty,
             "report": report,
             "layout": layout,
-            **dict(map(_assigned, assignments or [])),
+            **dict(map(_assigned, changes or [])),
         }
     )
     with importing():
@@ -219,26 +149,11 @@ def _predict_cases(
 
 
 def export(
-    runs: Annotated[list[Path], typer.Argument(help="Runs, checkpoints or exported folders.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write to.")],
-    license_name: Annotated[
-        str, typer.Option("--license", help="Licence of the weights, for the model card.")
-    ] = "",
-    name_cases: Annotated[
-        bool | None,
-        typer.Option(
-            "--name-cases/--count-cases",
-            help="Name the cases by their ids in the model card, or only count them. (default: "
-            "named if all ids are of public releases, such as BraTS)",
-        ),
-    ] = None,
-    file_format: Annotated[
-        FileFormat,
-        typer.Option(
-            "--format",
-            help="safetensors alone, or a MONAI bundle or ONNX files beside them.",
-        ),
-    ] = "safetensors",
+    trained: list[Path],
+    output: Path,
+    license_name: str = "",
+    name_cases: bool | None = None,
+    file_format: FileFormat = "safetensors",
 ) -> None:
     """Export networks to a folder: weights, settings, tables and a model card, without pickles.
 
@@ -248,7 +163,7 @@ def export(
         from brats_seg.inference.export import export_model
 
     exported = export_model(
-        runs, output, license_name=license_name, case_ids=name_cases, file_format=file_format
+        trained, output, license_name=license_name, case_ids=name_cases, file_format=file_format
     )
     n_networks = len(exported.networks)
     emit(path=output, n_networks=n_networks, fingerprint=exported.fingerprint)
@@ -257,15 +172,11 @@ def export(
 
 
 def reconstruct(
-    model: Annotated[Path, typer.Argument(help="Run with model.name autoencoder.")],
-    scans: Annotated[
-        Path, typer.Argument(help="Folder of one case or several, of any layout; or a table.")
-    ],
-    output: Annotated[
-        Path, typer.Option("-o", "--output", help="Folder for the pictures, CASE.png.")
-    ] = Path("reconstructions"),
-    device: DeviceOption = "auto",
-    precision: PrecisionOption = "auto",
+    autoencoder_run: Path,
+    scans: Path,
+    output: Path = Path("reconstructions"),
+    device: str = "auto",
+    precision: str = "auto",
 ) -> None:
     """Draw a case beside its reconstruction, and print the error of each modality.
 
@@ -277,7 +188,7 @@ def reconstruct(
         from brats_seg.inference.settings import prediction_settings
 
     settings = prediction_settings({"device": device, "precision": precision})
-    done = reconstruct_cases([scans], model, output, settings, track=tracked)
+    done = reconstruct_cases([scans], autoencoder_run, output, settings, track=tracked)
     for drawn in done.results:
         _print_drawn(drawn)
     for failure in done.failures:

@@ -2,20 +2,11 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from brats_seg.cli.options import (
-    ClinicalOption,
-    DeviceOption,
-    LabelsOption,
-    PrecisionOption,
-    PreparedOption,
-    emit,
-    importing,
-    print_table,
-)
+from brats_seg.cli.options import emit, importing, print_table
 from brats_seg.errors import counted
 from brats_seg.progress import tracked
 
@@ -36,29 +27,16 @@ _SHOWN = (
 
 
 def features(
-    data: Annotated[Path, typer.Argument(help="Folder of scans, of any BraTS release.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Table to write.")] = Path(
-        "features.csv"
-    ),
-    model: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Run that predicts label maps where there is no reference; may be repeated."
-        ),
-    ] = None,
-    autoencoder: Annotated[
-        list[Path] | None,
-        typer.Option(help="Run of an autoencoder, for latent vectors; may be repeated."),
-    ] = None,
-    predict_all: Annotated[
-        bool,
-        typer.Option("--predict-all", help="Ignore reference label maps and predict all cases."),
-    ] = False,
-    clinical: ClinicalOption = None,
-    labels: LabelsOption = None,
-    prepared: PreparedOption = None,
-    device: DeviceOption = "auto",
-    precision: PrecisionOption = "auto",
+    scans: Path,
+    output: Path = Path("features.csv"),
+    model: list[Path] | None = None,
+    autoencoder: list[Path] | None = None,
+    predict_all: bool = False,
+    clinical: list[Path] | None = None,
+    labels: str | None = None,
+    prepared: Path | None = None,
+    device: str = "auto",
+    precision: str = "auto",
 ) -> None:
     """Measure each case: size, shape and intensities of the tumour, and its latent vector.
 
@@ -69,7 +47,7 @@ def features(
         from brats_seg.survival.features import features_of_folder
 
     extraction = features_of_folder(
-        data,
+        scans,
         output,
         autoencoders=autoencoder or (),
         segmentations=model or (),
@@ -98,33 +76,12 @@ def features(
 
 
 def survival(
-    features: Annotated[Path, typer.Argument(help="Table that `features` wrote.")],
-    clinical: Annotated[
-        list[Path],
-        typer.Option(
-            help="Table of survival, of any BraTS release; then, if features and survival have ids of "
-            "different years, name_mapping.csv, unless it lies beside that table."
-        ),
-    ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write to.")] = Path(
-        "survival"
-    ),
-    fold_table: Annotated[
-        Path | None,
-        typer.Option(
-            help="Fold table to use, such as folds-5-seed55.csv among the prepared cases; without "
-            "it, new folds are made."
-        ),
-    ] = None,
-    repeats: Annotated[
-        int, typer.Option(min=1, help="Number of cross-validations to average.")
-    ] = 3,
-    submit: Annotated[
-        Path | None,
-        typer.Option(
-            help="Table of the cases to submit, such as survival_evaluation.csv. (default: all)"
-        ),
-    ] = None,
+    features: Path,
+    clinical: list[Path],
+    output: Path = Path("survival"),
+    fold_table: Path | None = None,
+    repeats: int = 3,
+    submit: Path | None = None,
 ) -> None:
     """Predict days of survival, and test the predictions against chance.
 

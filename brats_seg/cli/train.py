@@ -3,19 +3,12 @@
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from brats_seg.cli.evaluate import print_remarks, print_summaries
 from brats_seg.cli.options import (
-    DataOption,
-    DeviceOption,
-    PrecisionOption,
-    PreparedOption,
-    ProtocolOption,
-    SessionHoursOption,
-    TaskOption,
     data_or_demo,
     emit,
     given_value,
@@ -41,20 +34,12 @@ if TYPE_CHECKING:
 
 
 def train(
-    data: DataOption = None,
-    fold: Annotated[int, typer.Option(min=0, help="Index of the fold that is held out.")] = 0,
-    run: Annotated[
-        # -r, because torchrun under Python 3.11 takes --run for an abbreviation of its own options
-        Path | None,
-        typer.Option(
-            "-r", "--run", help="Run folder; use -r under torchrun. (default: runs/foldN)"
-        ),
-    ] = None,
-    session_hours: SessionHoursOption = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Rename an earlier run and start anew.")
-    ] = False,
-    prepared: PreparedOption = None,
+    data: Path | None = None,
+    fold: int = 0,
+    run: Path | None = None,
+    session_hours: float | None = None,
+    fresh: bool = False,
+    prepared: Path | None = None,
 ) -> None:
     """Train a fold, or resume it."""
     epochs, hours = given_value("training.n_epochs"), given_value("training.hours")
@@ -165,11 +150,7 @@ def _print_advice(found: "MemoryPlan", config: "Config") -> None:
         )
 
 
-def settings(
-    section: Annotated[
-        str, typer.Argument(help="Part of the keys to list, such as training or loss.")
-    ] = "",
-) -> None:
+def settings(section: str = "") -> None:
     """List the settings: keys, values, what is allowed, and what they do.
 
     The values are those that `train` would begin a run with, given the same options.
@@ -189,15 +170,10 @@ def settings(
 
 
 def certify(
-    run: Annotated[
-        Path | None,
-        typer.Option(help="Folder of a run; its weights, loss, precision and cases are used."),
-    ] = None,
-    patches: Annotated[
-        int, typer.Option(min=2, help="Number of patches in the batch, each a micro-batch.")
-    ] = 4,
-    data: DataOption = None,
-    prepared: PreparedOption = None,
+    run: Path | None = None,
+    patches: int = 4,
+    data: Path | None = None,
+    prepared: Path | None = None,
 ) -> None:
     """Measure how far accumulated gradients, exact and ordinary, are from that of the whole batch.
 
@@ -251,13 +227,13 @@ def _print_certificate(certificate: "Certificate") -> None:
 
 
 def tune(
-    runs: Annotated[list[Path], typer.Argument(help="Runs, such as the folds of one data set.")],
-    protocol: ProtocolOption = "legacy",
-    task: TaskOption = "GLI",
-    data: DataOption = None,
-    prepared: PreparedOption = None,
-    device: DeviceOption = "auto",
-    precision: PrecisionOption = "auto",
+    trained: list[Path],
+    protocol: str = "legacy",
+    task: str = "GLI",
+    data: Path | None = None,
+    prepared: Path | None = None,
+    device: str = "auto",
+    precision: str = "auto",
 ) -> None:
     """Fit window, thresholds and smallest volumes on held-out cases, and store them with the model.
 
@@ -269,7 +245,7 @@ def tune(
         from brats_seg.inference.tuning import tune_runs
 
     tuning = tune_runs(
-        runs,
+        trained,
         prepared_path=prepared_path(data, prepared),
         metric="dice" if protocol == "legacy" else "lesionwise",
         task=task,
@@ -282,18 +258,14 @@ def tune(
 
 
 def crossval(
-    data: DataOption = None,
-    folds: Annotated[
-        str | None, typer.Option(metavar="0,1,...", help="Folds to hold out. (default: all)")
-    ] = None,
-    output: Annotated[Path, typer.Option("-o", "--output", help="Folder to write to.")] = Path(
-        "crossval"
-    ),
-    runs: Annotated[Path, typer.Option(help="Folder of the runs fold0, fold1, ...")] = Path("runs"),
-    protocol: ProtocolOption = "legacy",
-    task: TaskOption = "GLI",
-    session_hours: SessionHoursOption = None,
-    prepared: PreparedOption = None,
+    data: Path | None = None,
+    folds: str | None = None,
+    output: Path = Path("crossval"),
+    runs: Path = Path("runs"),
+    protocol: str = "legacy",
+    task: str = "GLI",
+    session_hours: float | None = None,
+    prepared: Path | None = None,
 ) -> None:
     """Train every fold, predict and score its held-out cases, and export the ensemble.
 

@@ -11,7 +11,6 @@ import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
 
 from brats_seg.cases.case import Case, CaseIndex
 from brats_seg.cases.case_table import read_index, remark_lines, write_index
@@ -32,10 +31,9 @@ from brats_seg.cases.label_files import EXPECTED_LABELS
 from brats_seg.cases.path_table import is_path_table
 from brats_seg.config import Config
 from brats_seg.cpu_threads import available_cpus
-from brats_seg.data.manifest import MANIFEST_NAME
+from brats_seg.data.manifest import MANIFEST_NAME, Manifest, manifest_of
+from brats_seg.data.normalisation import USUAL_MM, spacing_text
 from brats_seg.data.prepare import check_replaceable, prepare_cases
-from brats_seg.data.spacing import USUAL_MM, spacing_text
-from brats_seg.data.store import PreparedCase, open_case
 from brats_seg.errors import (
     CaseError,
     CaseProblemsError,
@@ -45,9 +43,7 @@ from brats_seg.errors import (
     counted,
 )
 from brats_seg.files import alone_at
-from brats_seg.labels import LabelConvention
 from brats_seg.progress import Track, untracked
-from brats_seg.voxels.box import Triple
 from brats_seg.voxels.grids import Spacing
 
 log = logging.getLogger(__name__)
@@ -85,7 +81,7 @@ class FoldData:
     """Hash of the cases, their contents and the split."""
     largest_shape: tuple[int, int, int]
     """Largest number of voxels of the brain crops along X, Y and Z."""
-    spacing_mm: Spacing = (USUAL_MM, USUAL_MM, USUAL_MM)
+    spacing_mm: Spacing = USUAL_MM
     """Spacing that the cases were prepared at."""
     folds_path: Path | None = None
     """File of the fold table; None for a split that was stored with a run."""
@@ -184,21 +180,17 @@ def prepared_path_of(root: Path) -> Path:
 
     The prepared cases of `BraTS2021` are in `BraTS2021-prepared` beside it, on the disk that has space
     for scans; or in the user's cache folder, if nothing may be written beside the scans, as on Kaggle.
-    Prepared cases that are found in either place are used there. Those that an earlier version wrote to
-    the current folder come first, because the runs of that folder were trained on them.
+    Prepared cases that are found in either place are used there.
     """
-    place = root.resolve()
-    digest = hashlib.blake2b(str(place).encode(), digest_size=3).hexdigest()
+    path = root.resolve()
+    digest = hashlib.blake2b(str(path).encode(), digest_size=3).hexdigest()
+    beside = path.parent / f"{path.stem if is_path_table(path) else path.name}-prepared"
     # two folders called `Training` do not share one
-    name = f"{place.name}-{digest}"
-    beside = place.parent / f"{place.stem if is_path_table(place) else place.name}-prepared"
-    earlier = Path("prepared") / name
-    cache = _cache_folder()
-    elsewhere = earlier if cache is None else cache / "prepared" / name
-    for known in (earlier, beside, elsewhere):
+    cached = _cache_folder() / "prepared" / f"{path.name}-{digest}"
+    for known in (beside, cached):
         if (known / _CASES_NAME).exists():
             return known
-    return beside if _may_write(place.parent) else elsewhere
+    return beside if _may_write(path.parent) else cached
 
 
 def open_index(
@@ -276,51 +268,29 @@ def open_split(folder: Path, split: Split) -> FoldData:
     Raises:
         CaseError: One of them is not prepared, or at another spacing than the first.
     """
-    # one at a time: each holds two files open, and a process may open 1,024
-    opened = (open_case(folder, case_id) for case_id in (*split.train, *split.validation))
-    cases = [_Facts.of(case) for case in opened]
-    _check_one_spacing(cases)
-    x, y, z = zip(*(case.shape for case in cases), strict=True)
+    case_ids = *split.train, *split.validation
+    cases = [manifest_of(folder, case_id) for case_id in case_ids]
+    _check_one_spacing(case_ids, cases)
+    x, y, z = zip(*(case.box.shape for case in cases), strict=True)
     content = "\n".join([*(case.key for case in cases), "held out:", *split.validation])
     return FoldData(
         folder=folder,
         split=split,
-        conventions=tuple(sorted({case.convention.name for case in cases if case.convention})),
+        conventions=tuple(sorted({case.convention for case in cases if case.convention})),
         fingerprint=hashlib.blake2b(content.encode(), digest_size=8).hexdigest(),
         largest_shape=(max(x), max(y), max(z)),
         spacing_mm=cases[0].spacing_mm,
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Facts:
-    """Facts about a prepared case that describe its fold; the files of the case are closed."""
-
-    case_id: str
-    key: str
-    shape: Triple
-    convention: LabelConvention | None
-    spacing_mm: Spacing
-
-    @classmethod
-    def of(cls, case: PreparedCase) -> Self:
-        return cls(
-            case_id=case.case_id,
-            key=case.key,
-            shape=case.shape,
-            convention=case.convention,
-            spacing_mm=case.spacing_mm,
-        )
-
-
-def _cache_folder() -> Path | None:
-    """Return the folder of this package in the user's cache; None if the user has no home."""
+def _cache_folder() -> Path:
+    """Return the folder of this package in the user's cache; the current folder without a home."""
     if above := os.environ.get("XDG_CACHE_HOME"):
         return Path(above) / "brats_seg"
     try:
         return Path.home() / ".cache" / "brats_seg"
     except RuntimeError:
-        return None
+        return Path()
 
 
 def _may_write(folder: Path) -> bool:
@@ -360,14 +330,13 @@ def _try_to_write(index: CaseIndex, path: Path) -> None:
         )
 
 
-def _check_one_spacing(cases: Sequence[_Facts]) -> None:
-    first, *others = cases
-    for case in others:
-        if case.spacing_mm != first.spacing_mm:
+def _check_one_spacing(case_ids: Sequence[str], cases: Sequence[Manifest]) -> None:
+    for case_id, case in zip(case_ids, cases, strict=True):
+        if case.spacing_mm != cases[0].spacing_mm:
             found = f"a case prepared at {spacing_text(case.spacing_mm)} mm"
-            expected = f"{spacing_text(first.spacing_mm)} mm as {first.case_id}"
+            expected = f"{spacing_text(cases[0].spacing_mm)} mm as {case_ids[0]}"
             next_step = "Prepare the cases of this data folder again."
-            raise CaseError(case.case_id, MANIFEST_NAME, found, expected, next_step)
+            raise CaseError(case_id, MANIFEST_NAME, found, expected, next_step)
 
 
 def _labelled(index: CaseIndex, *, skip_bad: bool) -> tuple[Case, ...]:

@@ -1,34 +1,51 @@
-"""Changes of the intensities of a patch as values: drawn in one process, applied on any device.
+"""Random changes of intensities inside the brain, as MONAI dictionary transforms.
 
-A change holds its parameters, drawn before, so that it is small, goes to another process, and gives
-the same patch wherever it is applied: noise comes from a seed that the change holds. On a GPU the
-noise of a seed is another one than on the CPU.
+Probabilities and ranges are those of nnU-Net v2 (Isensee et al. 2021). As there, the background is
+reset to 0 after every change, because it is 0 in every case that a network predicts. Means and
+standard deviations are those of the brain in the patch. Each change stands here because MONAI's is
+slower or changes something else; `benchmarks/exchanged_transforms.py` measures both.
 
-As in nnU-Net v2 (Isensee et al. 2021), the background is reset to 0 after every change, because it is
-0 in every case that a network predicts. Means and standard deviations are those of the brain in the
-patch, so that a change is as strong at the border of the brain as inside. They are computed from sums
-over the patch, whose background is 0.
-
-An image is a tensor (C, X, Y, Z) in float32, which is changed in place, because allocating memory for
-a patch takes longer than most changes. A channel is a tensor (X, Y, Z).
+Images are (C, X, Y, Z) and changed in place in float32: allocating one takes longer than most changes.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self, TypeAlias, TypeVar
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from monai.data import MetaTensor
+from monai.transforms import MapTransform, Randomizable, RandomizableTransform
 from torch import Tensor
 from torch.nn import functional
 
+from brats_seg.data.store import Buffers
+from brats_seg.labels import MODALITIES, MODALITY_SUBSETS
+
+Range: TypeAlias = tuple[float, float]
+Item: TypeAlias = dict[str, Any]
+"""The dictionary that transforms take and return."""
+Transform: TypeAlias = Callable[[Any], Any]
+"""A dictionary transform, MONAI's or any other callable that takes and returns a dictionary."""
+
+NOISE_STD = (0.0, 0.1)
+"""Standard deviation of the noise, in standard deviations of the brain."""
+BLUR_SIGMA = (0.5, 1.0)
+"""Standard deviation of the Gaussian along each axis, in voxels."""
 BLUR_RADIUS = 3
 """Radius of the Gaussian in voxels: three standard deviations of the widest."""
-Sigmas: TypeAlias = tuple[float, ...]
-"""Standard deviation of a Gaussian along each axis, in voxels."""
-Parameter = TypeVar("Parameter")
+BRIGHTNESS = (0.75, 1.25)
+"""Factor by which all intensities are multiplied."""
+CONTRAST = (0.75, 1.25)
+"""Factor by which the distance from the mean is multiplied."""
+RESOLUTION = (0.5, 1.0)
+"""Fraction of the voxels along each axis that is kept."""
+GAMMA = (0.7, 1.5)
+"""Exponent of the intensities, which are rescaled to 0 to 1 before."""
+CHANNEL_CHANCE = 0.5
+"""Probability of each channel if blur or low resolution is drawn."""
 _SLAB = 16
 """Planes that are changed at a time, so that they stay in the cache of a core from one operation to the
 next. A multiple of 16 voxels, as torch draws normal numbers in groups of 16: with these slabs the noise
@@ -49,14 +66,10 @@ class BrainMask:
     @classmethod
     def of(cls, image: Tensor) -> Self:
         """Return the brain of an image (C, X, Y, Z): the voxels where any channel is not 0."""
-        if image.device.type == "cpu":
-            # numpy compares eight times as fast as torch
-            inside = _is_not_0(image.numpy())
-            mask, n_voxels = torch.from_numpy(inside), int(np.count_nonzero(inside))
-        else:
-            mask = (image != 0).any(dim=0)
-            n_voxels = int(mask.sum())
-        return cls(mask=mask.to(torch.float32), n_voxels=n_voxels)
+        # numpy compares eight times as fast as torch
+        inside = _is_not_0(image.numpy())
+        mask = torch.from_numpy(inside).to(torch.float32)
+        return cls(mask=mask, n_voxels=int(np.count_nonzero(inside)))
 
     def mean_and_std(self, channel: Tensor) -> tuple[float, float]:
         """Return both over the brain, for a channel (X, Y, Z) whose background is 0."""
@@ -66,154 +79,201 @@ class BrainMask:
         return mean, math.sqrt(max(0.0, mean_square - mean**2))
 
 
-class IntensityChange(Protocol):
-    """A change of the intensities of an image, with its parameters."""
-
-    def apply(self, image: Tensor, brain: BrainMask) -> None:
-        """Change an image (C, X, Y, Z) in float32 in place."""
-        ...
+Change: TypeAlias = Callable[[Tensor, BrainMask, np.random.RandomState], None]
+"""Function that changes an image (C, X, Y, Z) in float32 in place, as it draws from the random state."""
 
 
-def apply_changes(
-    image: Tensor, changes: Iterable[IntensityChange], brain: BrainMask | None = None
+class RandIntensitiesd(Randomizable, MapTransform):
+    """Apply random changes of intensities in their order, each with its own probability.
+
+    An image is converted to float32 and its brain is found once for all changes, and only if any of
+    them is drawn. The images may be numpy arrays, tensors or MetaTensors (C, X, Y, Z).
+    """
+
+    def __init__(
+        self,
+        keys: str | Sequence[str],
+        changes: Sequence[tuple[Change, float]],
+        *,
+        buffers: Buffers | None = None,
+    ) -> None:
+        """Apply `changes`, each with its probability, with `buffers` as the memory for images."""
+        MapTransform.__init__(self, keys)
+        self.changes = tuple(changes)
+        self.drawn: list[Change] = []
+        """The changes that happen, as `randomize` has drawn them."""
+        self._buffers = buffers or Buffers()
+        self.set_random_state()
+
+    def randomize(self, data: Any = None) -> None:
+        """Draw which of the changes happen."""
+        self.drawn = [change for change, chance in self.changes if self.R.rand() < chance]
+
+    def __call__(self, data: Mapping[str, Any]) -> Item:
+        """Change the images."""
+        changed = dict(data)
+        self.randomize()
+        for key in self.key_iterator(data) if self.drawn else ():
+            stored = plain_tensor(data[key])
+            changed[key] = image = as_type(stored, np.float32, self._buffers)
+            brain = BrainMask.of(stored)
+            for change in self.drawn:
+                change(image, brain, self.R)
+        return changed
+
+
+def add_noise(
+    image: Tensor, brain: BrainMask, random: np.random.RandomState, std: Range = NOISE_STD
 ) -> None:
-    """Apply changes to an image (C, X, Y, Z) in float32 in place, one after the other.
+    """Add independent Gaussian noise of the same standard deviation to all channels."""
+    strength = random.uniform(*std)
+    # torch draws twice as fast as numpy
+    source = torch.Generator().manual_seed(int(random.randint(2**63 - 1, dtype=np.int64)))
+    memory = torch.empty_like(image[0, :_SLAB])
+    for channel in image:
+        for slab, mask in _slabs(channel, brain):
+            noise = memory[: len(slab)].normal_(generator=source)
+            slab.add_(noise.mul_(mask), alpha=strength)
 
-    Args:
-        image: Image with 0 around the brain, on any device.
-        changes: Changes in their order.
-        brain: The brain of the image; None finds it.
+
+def smooth(
+    image: Tensor,
+    brain: BrainMask,
+    random: np.random.RandomState,
+    sigma: Range = BLUR_SIGMA,
+    channel_prob: float = CHANNEL_CHANCE,
+) -> None:
+    """Smooth random channels with a Gaussian of a random width along each axis.
+
+    At the border of the patch the weights are normalised over the voxels inside.
     """
-    brain = BrainMask.of(image) if brain is None else brain
-    for change in changes:
-        change.apply(image, brain)
+    for channel in _some_channels(image, channel_prob, random):
+        smoothed = channel
+        for axis in range(3):
+            smoothed = smoothed_along(smoothed, axis, random.uniform(*sigma))
+        torch.mul(smoothed, brain.mask, out=channel)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Noise:
-    """Independent Gaussian noise of the same standard deviation in all channels."""
-
-    std: float
-    """Standard deviation, in the units of the image."""
-    seed: int
-
-    def apply(self, image: Tensor, brain: BrainMask) -> None:
-        """Add the noise."""
-        # torch draws twice as fast as numpy
-        source = torch.Generator(image.device).manual_seed(self.seed)
-        memory = torch.empty_like(image[0, :_SLAB])
-        for channel in image:
-            for slab, mask in _slabs(channel, brain.mask):
-                noise = memory[: len(slab)].normal_(generator=source)
-                slab.add_(noise.mul_(mask), alpha=self.std)
+def change_brightness(
+    image: Tensor, brain: BrainMask, random: np.random.RandomState, factors: Range = BRIGHTNESS
+) -> None:
+    """Multiply each channel by a random factor of its own."""
+    # the background stays 0 without a mask
+    for channel in image:
+        channel.mul_(_around_one(factors, random))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Blur:
-    """Smoothing with a Gaussian whose weights are normalised over the voxels inside the patch."""
-
-    sigmas: tuple[Sigmas | None, ...]
-    """Width of the Gaussian for each channel; None for a channel that stays."""
-
-    def apply(self, image: Tensor, brain: BrainMask) -> None:
-        """Smooth the channels."""
-        for channel, sigmas in _chosen(image, self.sigmas):
-            smoothed = channel
-            for axis, sigma in enumerate(sigmas):
-                smoothed = smoothed_along(smoothed, axis, sigma)
-            torch.mul(smoothed, brain.mask, out=channel)
+def change_contrast(
+    image: Tensor, brain: BrainMask, random: np.random.RandomState, factors: Range = CONTRAST
+) -> None:
+    """Scale the distance of each channel from its mean, and clip it to its former range."""
+    for channel in image:
+        factor = _around_one(factors, random)
+        mean, _ = brain.mean_and_std(channel)
+        # clamp with numbers is five times as fast as with tensors
+        low, high = (float(value) for value in channel.aminmax())
+        for slab, mask in _slabs(channel, brain):
+            slab.mul_(factor).add_(mean * (1 - factor)).clamp_(low, high).mul_(mask)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Brightness:
-    """Multiplication of each channel by a factor of its own."""
+def lower_resolution(
+    image: Tensor,
+    brain: BrainMask,
+    random: np.random.RandomState,
+    zoom_range: Range = RESOLUTION,
+    channel_prob: float = CHANNEL_CHANCE,
+) -> None:
+    """Subsample random channels, and interpolate between the voxels that are kept.
 
-    factors: tuple[float, ...]
-
-    def apply(self, image: Tensor, brain: BrainMask) -> None:
-        """Multiply the channels."""
-        # the background stays 0 without a mask
-        for channel, factor in zip(image, self.factors, strict=True):
-            channel.mul_(factor)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Contrast:
-    """Scaling of the distance of each channel from its mean, clipped to its former range."""
-
-    factors: tuple[float, ...]
-
-    def apply(self, image: Tensor, brain: BrainMask) -> None:
-        """Change the contrast of the channels."""
-        for channel, factor in zip(image, self.factors, strict=True):
-            mean, _ = brain.mean_and_std(channel)
-            # clamp with numbers is five times as fast as with tensors
-            low, high = (float(value) for value in channel.aminmax())
-            for slab, mask in _slabs(channel, brain.mask):
-                slab.mul_(factor).add_(mean * (1 - factor)).clamp_(low, high).mul_(mask)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LowResolution:
-    """Subsampling, and interpolation between the voxels that are kept."""
-
-    kept: tuple[float | None, ...]
-    """Fraction of voxels kept along an axis, for each channel; None for a channel that stays."""
-
-    def apply(self, image: Tensor, brain: BrainMask) -> None:
-        """Lower the resolution of the channels."""
-        for channel, kept in _chosen(image, self.kept):
-            size = [max(1, round(n * kept)) for n in channel.shape]
-            coarse = functional.interpolate(channel[None, None], size, mode="nearest-exact")
-            fine = functional.interpolate(coarse, channel.shape, mode="trilinear")[0, 0]
-            torch.mul(fine, brain.mask, out=channel)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Gamma:
-    """A power of each channel, rescaled to 0 to 1 before, and to its mean and deviation after."""
-
-    exponents: tuple[float, ...]
-    is_inverted: bool
-    """Whether the negative of the image is changed."""
-
-    def apply(self, image: Tensor, brain: BrainMask) -> None:
-        """Change the intensities of the channels."""
-        for channel, exponent in zip(image, self.exponents, strict=True):
-            if self.is_inverted:
-                channel.neg_()
-            adjust_gamma(channel, brain, exponent)
-            if self.is_inverted:
-                channel.neg_()
-
-
-def adjust_gamma(channel: Tensor, brain: BrainMask, exponent: float) -> None:
-    """Rescale a channel (X, Y, Z) to 0 to 1, and raise it to a power, in place.
-
-    Its mean and standard deviation over the brain are restored.
+    `zoom_range` is the fraction of the voxels that is kept along an axis.
     """
-    mean, std = brain.mean_and_std(channel)
-    low, high = channel.aminmax()
-    span = (high - low).clamp(min=_SMALLEST)
-    for slab, mask in _slabs(channel, brain.mask):
-        slab.sub_(low).div_(span).pow_(exponent).mul_(span).add_(low).mul_(mask)
-    new_mean, new_std = brain.mean_and_std(channel)
-    for slab, mask in _slabs(channel, brain.mask):
-        slab.sub_(new_mean).mul_(std / max(new_std, _SMALLEST)).add_(mean).mul_(mask)
+    for channel in _some_channels(image, channel_prob, random):
+        kept = random.uniform(*zoom_range)
+        size = [max(1, round(n * kept)) for n in channel.shape]
+        coarse = functional.interpolate(channel[None, None], size, mode="nearest-exact")
+        fine = functional.interpolate(coarse, channel.shape, mode="trilinear")[0, 0]
+        torch.mul(fine, brain.mask, out=channel)
+
+
+def change_gamma(
+    image: Tensor, brain: BrainMask, random: np.random.RandomState, gamma: Range = GAMMA
+) -> None:
+    """Rescale each channel to 0 to 1, raise it to a power, and restore its mean and deviation."""
+    for channel in image:
+        exponent = _around_one(gamma, random)
+        mean, std = brain.mean_and_std(channel)
+        low, high = channel.aminmax()
+        span = (high - low).clamp(min=_SMALLEST)
+        for slab, mask in _slabs(channel, brain):
+            slab.sub_(low).div_(span).pow_(exponent).mul_(span).add_(low).mul_(mask)
+        new_mean, new_std = brain.mean_and_std(channel)
+        for slab, mask in _slabs(channel, brain):
+            slab.sub_(new_mean).mul_(std / max(new_std, _SMALLEST)).add_(mean).mul_(mask)
+
+
+def change_inverted_gamma(
+    image: Tensor, brain: BrainMask, random: np.random.RandomState, gamma: Range = GAMMA
+) -> None:
+    """Change the gamma of the negative of the image."""
+    change_gamma(image.neg_(), brain, random, gamma)
+    image.neg_()
+
+
+class RandModalityDropoutd(RandomizableTransform, MapTransform):
+    """Leave a random subset of one to three modalities, and set the channels of the others to 0.
+
+    A scan without these modalities is given to the network in the same way: 0 is the mean of a
+    normalised modality inside the brain, and the background around it.
+    """
+
+    def __init__(self, keys: str | Sequence[str], prob: float = 0.5) -> None:
+        """Set the probability that a patch loses modalities."""
+        MapTransform.__init__(self, keys)
+        RandomizableTransform.__init__(self, prob)
+        self.kept: tuple[str, ...] = MODALITIES
+
+    def randomize(self, data: Any = None) -> None:
+        """Draw the modalities that are kept: all of them, or one of `MODALITY_SUBSETS`."""
+        super().randomize(None)
+        self.kept = MODALITIES
+        if self._do_transform:
+            self.kept = MODALITY_SUBSETS[self.R.randint(len(MODALITY_SUBSETS))]
+
+    def __call__(self, data: Mapping[str, Any]) -> Item:
+        """Change the images (4, X, Y, Z), in the order of `MODALITIES`, in place."""
+        changed = dict(data)
+        self.randomize()
+        for key in self.key_iterator(data):
+            changed[key] = image = plain_tensor(data[key])
+            for modality, channel in zip(MODALITIES, image, strict=True):
+                if modality not in self.kept:
+                    channel.zero_()
+        return changed
+
+
+def as_type(image: Tensor, dtype: type[np.floating], buffers: Buffers) -> Tensor:
+    """Return an image in a type of numpy: the same tensor, or a copy in memory of the buffers."""
+    if image.numpy().dtype == dtype:
+        return image
+    return torch.from_numpy(buffers.take(tuple(image.shape), dtype)).copy_(image)
+
+
+def plain_tensor(image: Any) -> Tensor:
+    """Return an array or a tensor of any kind as a plain tensor in the same memory."""
+    return image.as_tensor() if isinstance(image, MetaTensor) else torch.as_tensor(image)
 
 
 def smoothed_along(channel: Tensor, axis: int, sigma: float) -> Tensor:
-    """Return a channel smoothed along one axis; `sigma` is in voxels."""
+    """Return a channel (X, Y, Z) smoothed along one axis; `sigma` is in voxels."""
     n = channel.shape[axis]
     smoothed = channel.clone()
-    shape = [n if other == axis else 1 for other in range(channel.ndim)]
-    weights = torch.ones(shape, device=channel.device)
+    weights = torch.ones([n if axis == other else 1 for other in range(channel.ndim)])
     for offset in range(1, min(BLUR_RADIUS + 1, n)):
         weight = math.exp(-0.5 * (offset / sigma) ** 2)
-        for here, there in ((0, offset), (offset, 0)):
-            neighbours = channel.narrow(axis, there, n - offset)
-            smoothed.narrow(axis, here, n - offset).add_(neighbours, alpha=weight)
-            weights.narrow(axis, here, n - offset).add_(weight)
+        for start, of_neighbours in ((0, offset), (offset, 0)):
+            neighbours = channel.narrow(axis, of_neighbours, n - offset)
+            smoothed.narrow(axis, start, n - offset).add_(neighbours, alpha=weight)
+            weights.narrow(axis, start, n - offset).add_(weight)
     return smoothed.div_(weights)
 
 
@@ -221,24 +281,26 @@ def _is_not_0(image: npt.NDArray[np.floating]) -> npt.NDArray[np.bool_]:
     if image.dtype == np.float16:
         # numpy compares float16 one by one; shifted by the sign, the bits are 0 for 0 and -0
         bits = image.view(np.uint16)
-        found = bits[0] << 1
+        inside = bits[0] << 1
         for channel in bits[1:]:
-            found |= channel << 1
-        return found != 0
+            inside |= channel << 1
+        return inside != 0
     inside = image[0] != 0
     for channel in image[1:]:
         inside |= channel != 0
     return inside
 
 
-def _slabs(channel: Tensor, mask: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    return zip(channel.split(_SLAB), mask.split(_SLAB), strict=True)
+def _slabs(channel: Tensor, brain: BrainMask) -> Iterator[tuple[Tensor, Tensor]]:
+    return zip(channel.split(_SLAB), brain.mask.split(_SLAB), strict=True)
 
 
-def _chosen(
-    image: Tensor, parameters: Sequence[Parameter | None]
-) -> Iterator[tuple[Tensor, Parameter]]:
-    """Yield the channels that have a parameter."""
-    for channel, parameter in zip(image, parameters, strict=True):
-        if parameter is not None:
-            yield channel, parameter
+def _some_channels(image: Tensor, prob: float, random: np.random.RandomState) -> list[Tensor]:
+    # all channels are drawn before the parameters of any
+    return [channel for channel in image if random.uniform() < prob]
+
+
+def _around_one(bounds: Range, random: np.random.RandomState) -> float:
+    """Draw a factor that is below 1 as often as above, wherever the bounds are."""
+    low, high = bounds
+    return random.uniform(low, 1) if random.uniform() < 0.5 else random.uniform(1, high)

@@ -1,41 +1,51 @@
-"""Load patches and whole cases as samples for a network, in worker processes."""
+"""Load patches and whole cases as samples for a network, in worker processes.
 
+A worker copies a sample into a block of shared memory, and the process that trains uses it there. The
+block is free again as soon as nothing refers to the sample; its first byte says so to the worker. With
+the `DataLoader` of torch a patch takes twice the CPU time, because the system fills the pages of new
+shared memory with 0 first (`benchmarks/patches.py`); and its errors do not name a killed worker, nor
+the case. As many blocks are kept as have been in use at one time.
+"""
+
+import os
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
+from math import prod
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
-from monai.transforms import Compose
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from brats_seg.cases.many import worker_pool
 from brats_seg.config import PatchConfig
-from brats_seg.data.intensities import IntensityChange
-from brats_seg.data.intensity_transforms import RandIntensitiesd, Transform
-from brats_seg.data.patches import PatchKey, patch_seed
-from brats_seg.data.shared_memory import Receiver, Sender, SentTensors
-from brats_seg.data.transforms import (
-    apply_transforms,
-    seed_patch,
-    training_transforms,
-    validation_transforms,
-)
+from brats_seg.data.intensities import Transform
+from brats_seg.data.manifest import verify_case
+from brats_seg.data.patches import PatchKey, patch_seed, whole_box
+from brats_seg.data.store import open_case
+from brats_seg.data.transforms import apply_transforms, seed_patch, training_transforms
 from brats_seg.errors import EnvironmentalError
 from brats_seg.voxels.box import Triple
 
 PATCHES_AHEAD = 2
 """Patches prepared in advance per worker: one in progress, and one that is finished."""
-_LESS_MEMORY = "Set training.n_workers lower, or to 0."
-_SHARED_MEMORY = (
-    "In a container, /dev/shm, through which patches pass, may be too small: start it with "
-    "--shm-size=8g."
+_ADVICE = (
+    "Set training.n_workers lower, or to 0. In a container, /dev/shm, through which patches pass, may "
+    "be too small: start it with --shm-size=8g."
 )
+_HEADER_BYTES = 64
+"""Bytes of a block before the first tensor: the first is 1 while it is in use, the others align it."""
+Layout: TypeAlias = tuple[torch.dtype, tuple[int, ...]]
+"""Type and shape of a tensor."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -47,8 +57,6 @@ class Sample:
     target: Tensor
     """Region masks (3, X, Y, Z) in uint8, 1 inside; or the image itself for an autoencoder."""
     case_id: str
-    changes: tuple[IntensityChange, ...] = ()
-    """Changes of the intensities that were drawn and are still to be applied to the image."""
 
 
 TargetOf: TypeAlias = Callable[[Mapping[str, Any]], Tensor]
@@ -100,12 +108,6 @@ class PatchDataset(Dataset[Sample]):
         self._seed = seed
         self._target_of = target_of
 
-    def leave_changes(self) -> None:
-        """Return the changes of intensities with each sample from now on, instead of applying them."""
-        for transform in self.transform.transforms:
-            if isinstance(transform, RandIntensitiesd):
-                transform.leave_changes = True
-
     def __getitem__(self, key: PatchKey) -> Sample:
         """Return the patch of a key.
 
@@ -115,26 +117,28 @@ class PatchDataset(Dataset[Sample]):
         place, augment = (patch_seed(self._seed, key, purpose) for purpose in ("place", "augment"))
         seed_patch(self.transform, place=place, augment=augment)
         with _one_thread():
-            return _sample(self.transform, key.case_id, self._target_of)
+            data = apply_transforms(self.transform, {"case_id": key.case_id})
+        return Sample(image=data["image"], target=self._target_of(data), case_id=key.case_id)
 
 
 def whole_case(folder: Path, case_id: str, target_of: TargetOf = region_target) -> Sample:
-    """Return the whole brain crop of a prepared case.
+    """Verify a prepared case, and return its whole brain crop.
 
     Raises:
-        CaseError: The case was not prepared, or has no label map.
+        CaseError: The case was not prepared, is damaged, or has no label map.
     """
-    return _sample(validation_transforms(folder), case_id, target_of)
+    verify_case(folder, case_id)
+    case = open_case(folder, case_id)
+    box = whole_box(case.shape, (1, 1, 1))
+    image, regions = case.read_image(box), case.regions_of(case.read_labels(box))
+    data = {"image": torch.from_numpy(image), "label": torch.from_numpy(regions.view(np.uint8))}
+    return Sample(image=data["image"], target=target_of(data), case_id=case_id)
 
 
 def patch_loader(
     dataset: PatchDataset, keys: Iterable[PatchKey], n_workers: int
 ) -> Iterator[Sample]:
     """Yield the patch of every key, in the order of the keys.
-
-    The `DataLoader` of torch and MONAI is not used because its errors do not help: if the system
-    kills a worker, the message mentions neither memory nor shared memory, and an error of a case
-    arrives as a traceback of the worker.
 
     Args:
         dataset: Dataset of the patches.
@@ -148,26 +152,15 @@ def patch_loader(
     if n_workers == 0:
         yield from map(dataset.__getitem__, keys)
         return
-    set_up, advice = partial(_set_up, dataset), f"{_LESS_MEMORY} {_SHARED_MEMORY}"
-    with worker_pool(n_workers, set_up=set_up, when_killed=advice) as pool:
+    with worker_pool(n_workers, set_up=partial(_set_up, dataset), when_killed=_ADVICE) as pool:
         waiting: deque[Future[_SentSample]] = deque()
-        receiver = Receiver()
+        receiver = _Receiver()
         for key in keys:
             waiting.append(pool.submit(_load, key))
             if len(waiting) > PATCHES_AHEAD * n_workers:
-                yield _received(waiting.popleft().result(), receiver)
+                yield receiver.receive(waiting.popleft().result())
         while waiting:
-            yield _received(waiting.popleft().result(), receiver)
-
-
-def _sample(pipeline: Compose, case_id: str, target_of: TargetOf) -> Sample:
-    data = apply_transforms(pipeline, {"case_id": case_id})
-    return Sample(
-        image=data["image"],
-        target=target_of(data),
-        case_id=case_id,
-        changes=data.get("changes", ()),
-    )
+            yield receiver.receive(waiting.popleft().result())
 
 
 @contextmanager
@@ -183,39 +176,107 @@ def _one_thread() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _SentSample:
-    """A sample on its way from a worker process."""
+    """A sample in a block of shared memory, on its way from a worker process."""
 
     case_id: str
-    tensors: SentTensors
-    """Image and target, or one tensor that is both."""
-    changes: tuple[IntensityChange, ...]
+    worker: int
+    """Process id of the worker."""
+    block: int
+    """Number of the block in the worker."""
+    memory: Tensor | None
+    """The block itself the first time that it is sent; the receiver keeps it."""
+    layouts: tuple[Layout, ...]
+    """Image and target, or one tensor that is both, which follow each other in the block."""
 
 
-_dataset: PatchDataset
-"""Dataset of a worker process, set when the process starts."""
-_sender: Sender
-"""Shared memory of a worker process."""
+class _Sender:
+    """The dataset and the blocks of a worker process."""
+
+    def __init__(self, dataset: PatchDataset) -> None:
+        self._dataset = dataset
+        self._blocks: list[Tensor] = []
+
+    def send(self, key: PatchKey) -> _SentSample:
+        """Load a patch, and copy it into a free block."""
+        sample = self._dataset[key]
+        is_one = sample.target is sample.image
+        tensors = [sample.image] if is_one else [sample.image, sample.target]
+        layouts = tuple((tensor.dtype, tuple(tensor.shape)) for tensor in tensors)
+        index, is_new = self._free_block(_starts(layouts)[-1])
+        memory = self._blocks[index]
+        memory[0] = 1
+        for view, tensor in zip(_views(memory, layouts), tensors, strict=True):
+            view.copy_(tensor)
+        return _SentSample(
+            case_id=sample.case_id,
+            worker=os.getpid(),
+            block=index,
+            memory=memory if is_new else None,
+            layouts=layouts,
+        )
+
+    def _free_block(self, n_bytes: int) -> tuple[int, bool]:
+        """Return the smallest free block that is large enough, and whether it is new."""
+        sizes = [0 if memory[0] else len(memory) for memory in self._blocks]
+        free = [index for index, size in enumerate(sizes) if size >= n_bytes]
+        if free:
+            return min(free, key=sizes.__getitem__), False
+        try:
+            self._blocks.append(torch.empty(n_bytes, dtype=torch.uint8).share_memory_())
+        except RuntimeError as error:
+            msg = f"shared memory is too small for the patches ({error}). {_ADVICE}"
+            raise EnvironmentalError(msg) from error
+        return len(sizes), True
+
+
+class _Receiver:
+    """The blocks of all workers, in the process that receives their samples."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[tuple[int, int], Tensor] = {}
+
+    def receive(self, sent: _SentSample) -> Sample:
+        """Return the sample in its block, which is in use as long as any view of it exists."""
+        key = sent.worker, sent.block
+        if sent.memory is not None:
+            self._blocks[key] = sent.memory
+        memory = self._blocks[key].numpy()
+        # numpy views refer to the array at the end of their chain of bases: the memoryview ends the
+        # chain at `lent`, which therefore lives as long as its views
+        lent = np.frombuffer(memory.data, dtype=np.uint8)
+        weakref.finalize(lent, _release, memory).atexit = False
+        tensors = _views(torch.from_numpy(lent), sent.layouts)
+        return Sample(image=tensors[0], target=tensors[-1], case_id=sent.case_id)
+
+
+_sender: _Sender
+"""Sender of a worker process, set when the process starts."""
 
 
 def _set_up(dataset: PatchDataset) -> None:
-    global _dataset, _sender
-    _dataset, _sender = dataset, Sender()
+    global _sender
+    _sender = _Sender(dataset)
     torch.set_num_threads(1)
 
 
 def _load(key: PatchKey) -> _SentSample:
-    sample = _dataset[key]
-    is_one = sample.target is sample.image
-    try:
-        tensors = _sender.send([sample.image] if is_one else [sample.image, sample.target])
-    except RuntimeError as error:
-        msg = (
-            f"shared memory is too small for the patches ({error}). {_LESS_MEMORY} {_SHARED_MEMORY}"
-        )
-        raise EnvironmentalError(msg) from error
-    return _SentSample(case_id=sample.case_id, tensors=tensors, changes=sample.changes)
+    return _sender.send(key)
 
 
-def _received(sent: _SentSample, receiver: Receiver) -> Sample:
-    tensors = receiver.receive(sent.tensors)
-    return Sample(image=tensors[0], target=tensors[-1], case_id=sent.case_id, changes=sent.changes)
+def _release(memory: npt.NDArray[np.uint8]) -> None:
+    memory[0] = 0
+
+
+def _views(memory: Tensor, layouts: Sequence[Layout]) -> list[Tensor]:
+    return [
+        memory[start : start + dtype.itemsize * prod(shape)].view(dtype).view(shape)
+        for start, (dtype, shape) in zip(_starts(layouts), layouts, strict=False)
+    ]
+
+
+def _starts(layouts: Sequence[Layout]) -> list[int]:
+    """Return the first byte of each tensor, and the end of the last."""
+    sizes = [dtype.itemsize * prod(shape) for dtype, shape in layouts]
+    # rounded up, so that each tensor is aligned as the header is
+    padded = [-(-size // _HEADER_BYTES) * _HEADER_BYTES for size in sizes]
+    return list(accumulate(padded, initial=_HEADER_BYTES))

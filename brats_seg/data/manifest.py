@@ -1,13 +1,18 @@
-"""Describe a prepared case on disk: its source files, its grid, and the check sums of its files.
+"""Describe a prepared case on disk, and verify its files.
 
-The manifest is the file `case.json` in the folder of a case. Check sums are CRC-32 by libdeflate,
-which is 4 times as fast as that of zlib, 8 times as SHA-256 and 10 times as BLAKE2b
-(`benchmarks/verify.py`, one core of a Xeon, deflate 0.9.0). They find damage, not forgery.
+The manifest is the file `case.json` in the folder of a case: its source files, its grid, and the check
+sums of its files. A changed bit in a prepared image would be learnt without a sign of it. All cases of
+a run are therefore verified when it begins and when it resumes, and a held-out case whenever it is read
+as a whole. Check sums are CRC-32 by libdeflate, the fastest of those in `benchmarks/verify.py`; they
+find damage, not forgery.
 """
 
 import hashlib
 import json
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,21 +21,29 @@ import numpy as np
 
 from brats_seg.cases.case import Case, ScanFile
 from brats_seg.cases.nifti import Geometry
-from brats_seg.data.spacing import choose_spacing
-from brats_seg.errors import CaseError
+from brats_seg.cpu_threads import available_cpus
+from brats_seg.data.normalisation import USUAL_MM
+from brats_seg.errors import CaseError, UsageError, some_of
+from brats_seg.progress import Track, untracked
 from brats_seg.voxels.box import Box
 from brats_seg.voxels.grids import Spacing
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 """Version of the format; cases of another version are prepared again."""
 MANIFEST_NAME = "case.json"
-_KEY_VERSION = 2
-"""Version of the key. Cases of 1 mm that were not resampled keep the key of earlier formats, so that
-runs on them can be resumed."""
+IMAGE_NAME, LABELS_NAME = "image.npy", "labels.npy"
+FOREGROUND_NAME = "foreground.npy"
+"""File of an array (n, 4) int32: index of the region, then the voxel in the crop."""
+MEASURES_NAME = "measures.json"
+"""File of the measures of the image, which the checks of `quality` write and read."""
+PREPARE_AGAIN = "Prepare it again with `brats-seg prepare --repair`, which needs the scans."
+_WRITTEN = (MANIFEST_NAME, IMAGE_NAME, LABELS_NAME, FOREGROUND_NAME, MEASURES_NAME)
 _SELF = "check_sum"
 """Entry of `case.json` with the check sum of the others."""
 _CHUNK_BYTES = 2**20
 """Bytes that are read at a time."""
+_N_THREADS = 8
+"""Largest number of threads: more do not make a disk faster."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +84,6 @@ class Manifest:
     """Description of a prepared case, without its voxels."""
 
     version: int = FORMAT_VERSION
-    compressed: bool
     convention: str
     """Name of the label convention; empty without a label map."""
     sources: tuple[SourceFile, ...]
@@ -100,9 +112,9 @@ class Manifest:
 
     @property
     def key(self) -> str:
-        """Hash of scans, convention and spacing; independent of file names and compression."""
-        parts = [str(_KEY_VERSION), self.convention, *self.contents]
-        if self.is_resampled or self.spacing_mm != choose_spacing(()):
+        """Hash of scans, convention and spacing; independent of file names."""
+        parts = ["2", self.convention, *self.contents]
+        if self.is_resampled or self.spacing_mm != USUAL_MM:
             parts.append(f"{self.spacing_mm} mm, resampled: {self.is_resampled}")
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
@@ -157,11 +169,70 @@ def check_sum(path: Path) -> int:
     Raises:
         OSError: The file cannot be read.
     """
-    found, chunk = 0, memoryview(bytearray(_CHUNK_BYTES))
+    crc32, chunk = 0, memoryview(bytearray(_CHUNK_BYTES))
     with path.open("rb", buffering=0) as file:
         while n_bytes := file.readinto(chunk):
-            found = deflate.crc32(chunk[:n_bytes], found)
-    return found
+            crc32 = deflate.crc32(chunk[:n_bytes], crc32)
+    return crc32
+
+
+def verify_case(folder: Path, case_id: str) -> None:
+    """Compare every file of a prepared case with its check sum.
+
+    Args:
+        folder: Folder of all prepared cases.
+        case_id: Id of the case.
+
+    Raises:
+        CaseError: A file is missing or damaged.
+    """
+    for written in manifest_of(folder, case_id).files:
+        _compare(case_id, folder / case_id / written.name, written)
+
+
+def verify_cases(
+    case_ids: Sequence[str], folder: Path, *, track: Track = untracked
+) -> tuple[CaseError, ...]:
+    """Verify prepared cases, several at a time, and return the errors of the damaged ones.
+
+    Args:
+        case_ids: Ids of the cases.
+        folder: Folder of all prepared cases.
+        track: Shows the progress.
+    """
+    with ThreadPoolExecutor(min(_N_THREADS, available_cpus())) as pool:
+        errors = pool.map(partial(_damage, folder), case_ids)
+        verified = track(errors, what="verifying prepared cases", total=len(case_ids))
+        return tuple(error for error in verified if error is not None)
+
+
+def prepared_ids(folder: Path) -> tuple[str, ...]:
+    """Return the ids of the prepared cases in a folder, damaged or not.
+
+    Raises:
+        UsageError: There are none.
+    """
+    paths = (path for path in folder.glob("*") if not path.name.startswith("."))
+    case_ids = tuple(sorted(path.name for path in paths if _has_files(path)))
+    if not case_ids:
+        msg = f"{folder} holds no prepared cases: give the folder of `brats-seg prepare`"
+        raise UsageError(msg)
+    return case_ids
+
+
+def is_replaceable(path: Path) -> bool:
+    """Return whether a folder is a prepared case, damaged or not, or empty."""
+    return path.is_dir() and (_has_files(path) or not any(path.iterdir()))
+
+
+def raise_damage(errors: Collection[CaseError]) -> None:
+    """Raise the first of the errors of `verify_cases`, if any; its message names the other cases."""
+    if not errors:
+        return
+    first, *others = errors
+    also = some_of([error.case_id for error in others])
+    found = f"{first.found} (damaged too: {also})" if others else first.found
+    raise CaseError(first.case_id, first.file, found, first.expected, first.next_step)
 
 
 def _own_check_sum(values: dict[str, Any]) -> int:
@@ -169,11 +240,10 @@ def _own_check_sum(values: dict[str, Any]) -> int:
 
 
 def _parse(values: dict[str, Any]) -> Manifest:
-    box = values["box"]
     lists = ("contents", "spacing_mm", "means", "stds")
     parts: dict[str, Any] = {
         **{name: tuple(values[name]) for name in lists},
-        "box": Box(start=tuple(box["start"]), stop=tuple(box["stop"])),
+        "box": Box(**{corner: tuple(voxel) for corner, voxel in values["box"].items()}),
         "scan": _geometry(values["scan"]),
         "geometry": _geometry(values["geometry"]),
         "sources": tuple(SourceFile(**source) for source in values["sources"]),
@@ -183,10 +253,33 @@ def _parse(values: dict[str, Any]) -> Manifest:
 
 
 def _geometry(values: dict[str, Any]) -> Geometry:
-    return Geometry(
-        shape=tuple(values["shape"]),
-        affine=np.array(values["affine"]),
-        qform=np.array(values["qform"]),
-        qform_code=values["qform_code"],
-        sform_code=values["sform_code"],
-    )
+    matrices = {name: np.array(values[name]) for name in ("affine", "qform")}
+    return Geometry(**{**values, **matrices, "shape": tuple(values["shape"])})
+
+
+def _has_files(path: Path) -> bool:
+    """Return whether a folder has a file of a prepared case."""
+    return any((path / name).exists() for name in _WRITTEN)
+
+
+def _damage(folder: Path, case_id: str) -> CaseError | None:
+    try:
+        verify_case(folder, case_id)
+    except CaseError as error:
+        return error
+    return None
+
+
+def _compare(case_id: str, path: Path, written: StoredFile) -> None:
+    try:
+        n_bytes = path.stat().st_size
+        crc32 = check_sum(path) if n_bytes == written.n_bytes else None
+    except OSError as error:
+        found = f"a file that cannot be read ({error.strerror})"
+        expected = "a file of the prepared case"
+        raise CaseError(case_id, str(path), found, expected, PREPARE_AGAIN) from error
+    if crc32 != written.crc32:
+        found = f"{n_bytes} bytes" if crc32 is None else f"the check sum {crc32:08x}"
+        expected = f"{written.n_bytes} bytes" if crc32 is None else f"{written.crc32:08x}"
+        expected += " as they were written: the file is damaged"
+        raise CaseError(case_id, str(path), found, expected, PREPARE_AGAIN)

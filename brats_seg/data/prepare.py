@@ -14,30 +14,35 @@ from math import prod
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from brats_seg.cases.case import Case, CaseFiles, load_case, read_case_files
 from brats_seg.cases.many import Failure, map_cases
 from brats_seg.cases.nifti import Geometry, read_geometry
 from brats_seg.config import StoreConfig
-from brats_seg.data.brain import Brain, extract_brain
 from brats_seg.data.manifest import (
+    FOREGROUND_NAME,
+    IMAGE_NAME,
+    LABELS_NAME,
     MANIFEST_NAME,
+    MEASURES_NAME,
     Manifest,
     SourceFile,
     StoredFile,
+    is_replaceable,
     read_manifest,
     sources_of,
+    verify_cases,
 )
-from brats_seg.data.spacing import at_spacing, choose_spacing, grid_of, spacing_line
-from brats_seg.data.store import (
-    FOREGROUND_NAME,
-    MEASURES_NAME,
-    Voxels,
-    array_name,
-    check_compression,
-    write_array,
+from brats_seg.data.normalisation import (
+    Brain,
+    at_spacing,
+    choose_spacing,
+    extract_brain,
+    grid_of,
+    spacing_line,
 )
-from brats_seg.data.verify import is_replaceable, verify_cases
+from brats_seg.data.store import Voxels, write_array
 from brats_seg.errors import CaseError, EnvironmentalError, UsageError, counted
 from brats_seg.files import (
     folder_bytes,
@@ -48,18 +53,15 @@ from brats_seg.files import (
     whole_file,
     whole_folder,
 )
-from brats_seg.labels import MODALITIES, LabelConvention, LabelMap, convention_named, regions_of
+from brats_seg.labels import MODALITIES, LabelConvention, LabelMap, regions_of
 from brats_seg.progress import Track, untracked
-from brats_seg.quality.profile import measure_crop, measures_text
-from brats_seg.voxels.brain import Array
 from brats_seg.voxels.grids import Resampling, Spacing
+from brats_seg.wings import judges
 
 log = logging.getLogger(__name__)
 
 LARGEST_BRAIN_MM3 = 150 * 190 * 150
 """Volume of a box around an adult brain, 4.3 l; the largest of fourteen BraTS cases took 3.6 l."""
-COMPRESSED_SHARE = 0.4
-"""Size of compressed arrays as a fraction of plain ones; real cases take a third."""
 BYTES_PER_VOXEL = 2 * len(MODALITIES) + 1
 """Bytes of four modalities in float16 and the labels."""
 FOREGROUND_VOXELS = 4096
@@ -68,6 +70,7 @@ FOREGROUND_VOXELS = 4096
 _BYTES_BESIDES = 2**18
 """Largest number of bytes of a prepared case that are not voxels."""
 _LOCK_NAME = ".preparing.lock"
+_WHEN_FULL = "Free some space, or choose a folder on a larger disk."
 _WHEN_KILLED = "Close other programs, or prepare the cases on a machine with more memory."
 
 
@@ -78,8 +81,8 @@ class _Job:
     case: Case
     folder: Path
     """Folder of all prepared cases."""
-    config: StoreConfig
-    """Settings, with the spacing that was chosen."""
+    spacing_mm: Spacing
+    """Spacing to prepare it at."""
     is_damaged: bool = False
     """Whether a file of the prepared case differs from what was written."""
 
@@ -109,8 +112,8 @@ def prepare_cases(
     Args:
         cases: Cases without problems, from `find_cases`, `index_cases` or `read_index`.
         folder: Folder of all prepared cases; created if it does not exist.
-        config: Settings of the store: plain or compressed arrays, and the spacing. Without one it is
-            chosen from all of the cases by `choose_spacing`.
+        config: Settings of the store. Without a spacing it is chosen from all of the cases by
+            `choose_spacing`.
         repair: Whether cases that are up to date are verified, and prepared again if they are damaged.
         n_workers: Processes, which take up to 300 MB each, or 600 where scans are resampled; 0 works
             in this process.
@@ -121,7 +124,7 @@ def prepare_cases(
 
     Raises:
         EnvironmentalError: The disk has too little free space, the folder cannot be written to, a
-            worker was killed, or `blosc2` is missing.
+            worker was killed.
         UsageError: Cases would be replaced on which another process trains a run, or a folder that is
             no prepared case, such as one of scans.
 
@@ -134,13 +137,11 @@ def prepare_cases(
         >>> prepare_cases(index_cases(root / "scans").cases, root / "prepared", StoreConfig())
         ()
     """
-    config = with_spacing(cases, folder, config)
-    jobs = [_Job(case=case, folder=folder, config=config) for case in cases]
+    spacing_mm = spacing_for(cases, folder, config)
+    jobs = [_Job(case=case, folder=folder, spacing_mm=spacing_mm) for case in cases]
     outdated = _outdated(jobs, repair=repair, track=track)
     if not outdated:
         return ()
-    if config.compressed:
-        check_compression()
     with ExitStack() as stack:
         try:
             stack.enter_context(locked(folder / _LOCK_NAME))
@@ -153,7 +154,7 @@ def prepare_cases(
         if any(job.path.exists() for job in outdated):
             check_replaceable([job.case for job in outdated], folder)
             stack.enter_context(replacing(folder, when_read=_in_use(folder)))
-        check_space([job.case for job in outdated], folder, config)
+        check_space([job.case for job in outdated], folder, spacing_mm)
         return map_cases(
             _prepare,
             outdated,
@@ -164,8 +165,8 @@ def prepare_cases(
         ).failures
 
 
-def with_spacing(cases: Sequence[Case], folder: Path, config: StoreConfig) -> StoreConfig:
-    """Return the settings with the spacing to prepare the cases at, and log which are resampled.
+def spacing_for(cases: Sequence[Case], folder: Path, config: StoreConfig) -> Spacing:
+    """Return the spacing to prepare the cases at, and log which of them are resampled.
 
     Cases that cannot be read do not count; preparing them fails and reports the reason.
 
@@ -175,37 +176,38 @@ def with_spacing(cases: Sequence[Case], folder: Path, config: StoreConfig) -> St
         config: Settings; a spacing that they have is kept.
     """
     spacings = list(_spacings(cases, folder))
-    chosen = config.spacing_mm or choose_spacing(spacings)
-    if line := spacing_line(spacings, chosen):
+    spacing_mm = config.spacing_mm or choose_spacing(spacings)
+    if line := spacing_line(spacings, spacing_mm):
         log.info(line)
-    return config.model_copy(update={"spacing_mm": chosen})
+    return spacing_mm
 
 
-def required_bytes(cases: Sequence[Case], folder: Path, config: StoreConfig) -> int:
+def required_bytes(cases: Sequence[Case], folder: Path, spacing_mm: Spacing | None = None) -> int:
     """Return the disk space that preparing the cases takes, estimated from the headers of scans.
 
     Each case counts as a box of `LARGEST_BRAIN_MM3`, or as its whole volume if that is smaller, at the
-    spacing of the settings, minus the size of an earlier version. Real cases take about three
-    quarters of the estimate.
+    spacing (None: its own), minus the size of an earlier version. Real cases take about three quarters
+    of the estimate.
     """
     return sum(
-        max(0, _case_bytes(case, config) - folder_bytes(folder / case.case_id)) for case in cases
+        max(0, _case_bytes(case, spacing_mm) - folder_bytes(folder / case.case_id))
+        for case in cases
     )
 
 
-def check_space(cases: Sequence[Case], folder: Path, config: StoreConfig) -> None:
+def check_space(cases: Sequence[Case], folder: Path, spacing_mm: Spacing) -> None:
     """Log the disk space that the prepared cases need.
 
     Raises:
         EnvironmentalError: The disk has too little free space.
     """
-    needed, free = required_bytes(cases, folder, config), free_bytes(folder)
+    needed, free = required_bytes(cases, folder, spacing_mm), free_bytes(folder)
     claim = (
         f"preparing {counted(len(cases), 'case')} needs about {_size(needed)} in {folder}, where "
         f"{_size(free)} are free"
     )
     if needed > free:
-        msg = f"{claim}. {_when_full(config)}"
+        msg = f"{claim}. {_WHEN_FULL}"
         raise EnvironmentalError(msg)
     log.info(claim)
 
@@ -220,12 +222,12 @@ def check_replaceable(cases: Sequence[Case], folder: Path) -> None:
     Raises:
         UsageError: Something else has the place of a prepared case.
     """
-    places = [folder / case.case_id for case in cases]
-    others = [place for place in places if place.exists() and not is_replaceable(place)]
-    if others:
-        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+    paths = [folder / case.case_id for case in cases]
+    replaced = [path for path in paths if path.exists() and not is_replaceable(path)]
+    if replaced:
+        more = f" and {len(replaced) - 1} more" if len(replaced) > 1 else ""
         msg = (
-            f"prepared cases would replace {others[0]}{more}, which hold other files. Choose another "
+            f"prepared cases would replace {replaced[0]}{more}, which hold other files. Choose another "
             "folder for them with --prepared."
         )
         raise UsageError(msg)
@@ -250,8 +252,8 @@ def _outdated(jobs: Sequence[_Job], *, repair: bool, track: Track) -> list[_Job]
     damaged: Collection[str] = ()
     if repair:
         # also those that are not up to date: of touched scans only the manifest is written again
-        there = [job.case_id for job in jobs if read_manifest(job.path) is not None]
-        errors = verify_cases(there, jobs[0].folder, track=track) if there else ()
+        prepared = [job.case_id for job in jobs if read_manifest(job.path) is not None]
+        errors = verify_cases(prepared, jobs[0].folder, track=track) if prepared else ()
         for error in errors:
             log.warning("%s", error)
         damaged = {error.case_id for error in errors}
@@ -280,11 +282,8 @@ def _is_of(manifest: Manifest, case: Case) -> bool:
 
 
 def _has_settings(manifest: Manifest, job: _Job) -> bool:
-    return (manifest.compressed, manifest.convention, manifest.spacing_mm) == (
-        job.config.compressed,
-        job.case.label_convention,
-        job.config.spacing_mm,
-    )
+    wanted = job.case.label_convention, job.spacing_mm
+    return (manifest.convention, manifest.spacing_mm) == wanted
 
 
 def _require_same_contents(
@@ -309,13 +308,15 @@ def _require_same_contents(
 
 
 def _compare_contents(job: _Job) -> bool:
-    """Return whether a prepared case was made with these settings from scans of this content."""
+    return _manifest_of_same(job, read_case_files(job.case)) is not None
+
+
+def _manifest_of_same(job: _Job, files: CaseFiles) -> Manifest | None:
+    """Return the manifest of a case that was prepared with these settings from these contents."""
     manifest = None if job.is_damaged else read_manifest(job.path)
-    return (
-        manifest is not None
-        and _has_settings(manifest, job)
-        and manifest.contents == read_case_files(job.case).contents
-    )
+    if manifest is None or not _has_settings(manifest, job):
+        return None
+    return manifest if manifest.contents == files.contents else None
 
 
 def _spacings(cases: Sequence[Case], folder: Path) -> Iterator[Spacing]:
@@ -336,27 +337,19 @@ def _stored_grid(case: Case) -> Geometry | None:
         return None
 
 
-def _case_bytes(case: Case, config: StoreConfig) -> int:
+def _case_bytes(case: Case, spacing_mm: Spacing | None) -> int:
     geometry = _stored_grid(case)
     if geometry is None:
         return 0
-    shape, spacing_mm = grid_of(geometry)
-    share_of_brain = min(1, LARGEST_BRAIN_MM3 / (prod(shape) * prod(spacing_mm)))
-    resampling = Resampling.needed(shape, spacing_mm, config.spacing_mm or spacing_mm)
+    shape, before_mm = grid_of(geometry)
+    share_of_brain = min(1, LARGEST_BRAIN_MM3 / (prod(shape) * prod(before_mm)))
+    resampling = Resampling.needed(shape, before_mm, spacing_mm or before_mm)
     n_voxels = prod(shape if resampling is None else resampling.after) * share_of_brain
-    share = COMPRESSED_SHARE if config.compressed else 1
-    return int(n_voxels * BYTES_PER_VOXEL * share) + _BYTES_BESIDES
+    return int(n_voxels * BYTES_PER_VOXEL) + _BYTES_BESIDES
 
 
 def _size(n_bytes: int) -> str:
     return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.0f} MB"
-
-
-def _when_full(config: StoreConfig) -> str:
-    elsewhere = "Free some space, or choose a folder on a larger disk"
-    if config.compressed:
-        return f"{elsewhere}."
-    return f"{elsewhere}, or set store.compressed to true, which needs about a third."
 
 
 def _prepare(job: _Job) -> None:
@@ -369,12 +362,8 @@ def _prepare(job: _Job) -> None:
         file = str(error.filename)
         raise CaseError(job.case_id, file, found, "a scan", next_step) from error
     files = read_case_files(job.case)
-    manifest = None if job.is_damaged else read_manifest(job.path)
-    if (
-        manifest is not None
-        and _has_settings(manifest, job)
-        and manifest.contents == files.contents
-    ):
+    manifest = _manifest_of_same(job, files)
+    if manifest is not None:
         with whole_file(job.path / MANIFEST_NAME) as beside:
             beside.write_text(replace(manifest, sources=sources).to_json())
     else:
@@ -383,44 +372,40 @@ def _prepare(job: _Job) -> None:
 
 def _prepare_voxels(job: _Job, sources: tuple[SourceFile, ...], files: CaseFiles) -> None:
     loaded = load_case(job.case, files=files)
-    spacing_mm = job.config.spacing_mm or choose_spacing(())
-    there, _ = at_spacing(loaded, spacing_mm)
-    brain = extract_brain(job.case_id, there.volumes, there.label)
-    convention = loaded.convention.name if loaded.convention else ""
-    with whole_folder(job.path, when_full=_when_full(job.config)) as folder:
-        files_written = _write_files(folder, brain, convention, spacing_mm, job.config)
+    resampled, _ = at_spacing(loaded, job.spacing_mm)
+    brain = extract_brain(job.case_id, resampled.volumes, resampled.label)
+    with whole_folder(job.path, when_full=_WHEN_FULL) as folder:
         manifest = Manifest(
-            compressed=job.config.compressed,
-            convention=convention,
+            convention=loaded.convention.name if loaded.convention else "",
             sources=sources,
             contents=loaded.contents,
-            spacing_mm=spacing_mm,
+            spacing_mm=job.spacing_mm,
             scan=loaded.volumes[0].geometry,
-            geometry=there.volumes[0].geometry,
+            geometry=resampled.volumes[0].geometry,
             box=brain.box,
             means=brain.means,
             stds=brain.stds,
-            files=files_written,
+            files=_write_files(folder, brain, loaded.convention, job.spacing_mm),
         )
         with whole_file(folder / MANIFEST_NAME) as beside:
             beside.write_text(manifest.to_json())
 
 
 def _write_files(
-    folder: Path, brain: Brain, convention: str, spacing_mm: Spacing, config: StoreConfig
+    folder: Path, brain: Brain, convention: LabelConvention | None, spacing_mm: Spacing
 ) -> tuple[StoredFile, ...]:
     """Write arrays and measures of a case, and return names, sizes and check sums."""
-    # n values of standard deviation 1 are at most sqrt(n): any brain fits into float16 (65504)
-    image = brain.image.astype(np.float16)
-    arrays: dict[str, Array] = {array_name("image", compressed=config.compressed): image}
+    arrays: dict[str, npt.NDArray[np.generic]] = {IMAGE_NAME: brain.image}
     foreground = np.empty((0, 4), dtype=np.int32)
-    if brain.labels is not None:
-        arrays[array_name("labels", compressed=config.compressed)] = brain.labels
-        foreground = select_foreground(brain.labels, convention_named(convention))
+    if brain.labels is not None and convention is not None:
+        arrays[LABELS_NAME] = brain.labels
+        foreground = select_foreground(brain.labels, convention)
     arrays[FOREGROUND_NAME] = foreground
     for name, array in arrays.items():
         write_array(folder / name, array)
-    measures = measure_crop(image, spacing_mm)
-    with whole_file(folder / MEASURES_NAME) as beside:
-        beside.write_text(measures_text(measures))
-    return tuple(StoredFile.of(folder / name) for name in (*arrays, MEASURES_NAME))
+    names = [*arrays]
+    if quality := judges():
+        names.append(MEASURES_NAME)
+        with whole_file(folder / MEASURES_NAME) as beside:
+            beside.write_text(quality.measures_of(brain.image, spacing_mm))
+    return tuple(StoredFile.of(folder / name) for name in names)

@@ -1,14 +1,11 @@
 """Define the format of prepared cases, and read boxes of them.
 
-A case is a folder with the arrays `image` and `labels`, plain or compressed in small blocks so that
-a part can be read without the rest; `foreground.npy`; `measures.json`; and the manifest `case.json`
-(see `manifest`).
-`prepare` replaces folders atomically, so a case is complete or missing. The crop is `(x, y, z)`,
-smaller than the scan `(X, Y, Z)`.
+A case is a folder with the arrays `image.npy` and `labels.npy`, `foreground.npy`, and the manifest
+`case.json` (see `manifest`). `prepare` replaces folders atomically, so a case is complete or missing.
+The crop is `(x, y, z)`, smaller than the scan `(X, Y, Z)`.
 
-`Buffers` reuse memory: a patch of 128 voxels an edge takes 17 to 34 MB. An array of that size
-goes back to the operating system when it is freed, and allocating its pages again takes longer than
-filling them.
+`Buffers` reuse the memory of patches: a large array goes back to the operating system when it is
+freed, and allocating its pages again takes longer than filling them.
 """
 
 import os
@@ -18,14 +15,21 @@ from dataclasses import dataclass
 from errno import ENOMEM
 from math import prod
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeAlias, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from brats_seg.cases.nifti import Geometry
-from brats_seg.data.manifest import MANIFEST_NAME, manifest_of
-from brats_seg.errors import CaseError, EnvironmentalError
+from brats_seg.data.manifest import (
+    FOREGROUND_NAME,
+    IMAGE_NAME,
+    LABELS_NAME,
+    MANIFEST_NAME,
+    PREPARE_AGAIN,
+    manifest_of,
+)
+from brats_seg.errors import CaseError
 from brats_seg.labels import (
     REGIONS,
     LabelConvention,
@@ -37,29 +41,9 @@ from brats_seg.labels import (
 from brats_seg.voxels.box import Box, Triple
 from brats_seg.voxels.grids import Spacing
 
-FOREGROUND_NAME = "foreground.npy"
-"""File of an array (n, 4) int32: index of the region, then the voxel in the crop."""
-MEASURES_NAME = "measures.json"
-"""File of the measures of the image (see `training_profile`); cases of earlier versions have none."""
-PREPARE_AGAIN = "Prepare it again with `brats-seg prepare --repair`, which needs the scans."
-_CHUNK = 64
-"""Edge of a blosc2 chunk in voxels; a chunk is divided into blocks."""
-_BLOCK = 32
-"""Edge of a block in voxels. Blocks are decompressed whole: a patch of 64 voxels an edge needs at most 27."""
 Array = TypeVar("Array")
 Scalar = TypeVar("Scalar", bound=np.generic)
 Voxels: TypeAlias = npt.NDArray[np.int32]
-
-
-class StoredArray(Protocol):
-    """An array on disk, read by slicing."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Length of every axis."""
-        ...
-
-    def __getitem__(self, key: tuple[slice, ...]) -> npt.NDArray[Any]: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -77,10 +61,10 @@ class PreparedCase:
     """Position of the crop in the grid."""
     geometry: Geometry
     """Grid of the scan in the axes of BraTS, at the spacing."""
-    image: StoredArray
-    """(4, x, y, z) float16, mean 0 and standard deviation 1 inside the brain, exactly 0 around it."""
-    labels: StoredArray | None
-    """(x, y, z) uint8, or None without a label map."""
+    image: npt.NDArray[np.float16]
+    """(4, x, y, z), mean 0 and standard deviation 1 inside the brain, exactly 0 around it."""
+    labels: LabelMap | None
+    """(x, y, z), or None without a label map."""
     foreground: tuple[Voxels, ...]
     """Indices (n, 3) in the crop of some voxels of each region."""
 
@@ -100,7 +84,7 @@ class PreparedCase:
                 array saves most of the time, because a new one takes longer to allocate than to fill.
         """
         if out is None:
-            out = np.empty((self.image.shape[0], *box.shape), dtype=np.float16)
+            out = np.empty((len(self.image), *box.shape), dtype=np.float16)
         _copy(self.image, box, out)
         return out
 
@@ -139,14 +123,11 @@ def open_case(folder: Path, case_id: str) -> PreparedCase:
 
     Raises:
         CaseError: The case is not in the folder, has another version, or is damaged.
-        EnvironmentalError: The case is compressed, and the extra `compressed` is not installed.
     """
     path, manifest = folder / case_id, manifest_of(folder, case_id)
     convention = convention_named(manifest.convention) if manifest.convention else None
     shape = manifest.box.shape
-    image_path, labels_path = (
-        path / array_name(stem, compressed=manifest.compressed) for stem in ("image", "labels")
-    )
+    rows = _read(case_id, path / FOREGROUND_NAME, np.load)
     return PreparedCase(
         case_id=case_id,
         key=manifest.key,
@@ -154,47 +135,22 @@ def open_case(folder: Path, case_id: str) -> PreparedCase:
         spacing_mm=manifest.spacing_mm,
         box=manifest.box,
         geometry=manifest.geometry,
-        image=_open(case_id, image_path, (len(manifest.means), *shape)),
-        labels=None if convention is None else _open(case_id, labels_path, shape),
-        foreground=_read_foreground(case_id, path / FOREGROUND_NAME),
+        image=_open(case_id, path / IMAGE_NAME, (len(manifest.means), *shape)),
+        labels=None if convention is None else _open(case_id, path / LABELS_NAME, shape),
+        foreground=tuple(rows[rows[:, 0] == region, 1:] for region in range(len(REGIONS))),
     )
 
 
-def array_name(stem: str, *, compressed: bool) -> str:
-    """Return the name of the file that holds an array."""
-    return f"{stem}.b2nd" if compressed else f"{stem}.npy"
-
-
 def write_array(path: Path, array: npt.NDArray[Any]) -> None:
-    """Write an array, compressed if the suffix is `.b2nd`, and sync it to the disk."""
+    """Write an array, and sync it to the disk."""
+    array = np.ascontiguousarray(array)
     with path.open("wb") as file:
-        if path.suffix == ".b2nd":
-            file.write(_compress(array))
-        else:
-            # np.save does not report a full disk as such
-            array = np.ascontiguousarray(array)
-            header = np.lib.format.header_data_from_array_1_0(array)
-            np.lib.format.write_array_header_1_0(file, header)
-            file.write(array.data)
+        # np.save does not report a full disk as such
+        header = np.lib.format.header_data_from_array_1_0(array)
+        np.lib.format.write_array_header_1_0(file, header)
+        file.write(array.data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def open_array(path: Path) -> StoredArray:
-    """Open an array for reading.
-
-    Raises:
-        EnvironmentalError: The file is compressed, and the extra `compressed` is not installed.
-    """
-    if path.suffix == ".b2nd":
-        return _blosc2().open(str(path), mode="r", mmap_mode="r", dparams={"nthreads": 1})
-    # a view as ndarray: np.memmap runs code of its own for every slice
-    return np.load(path, mmap_mode="r").view(np.ndarray)
-
-
-def check_compression() -> None:
-    """Raise `EnvironmentalError` unless compressed arrays can be written and read."""
-    _blosc2()
 
 
 class Buffers:
@@ -243,66 +199,33 @@ class _Block:
         return lent
 
 
-def _open(case_id: str, path: Path, shape: tuple[int, ...]) -> StoredArray:
-    array = _whole(case_id, path, open_array)
-    if tuple(array.shape) != shape:
+def open_array(path: Path) -> npt.NDArray[Any]:
+    """Open an array for reading, without reading its values."""
+    # a view as ndarray: np.memmap runs code of its own for every slice
+    return np.load(path, mmap_mode="r").view(np.ndarray)
+
+
+def _open(case_id: str, path: Path, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    array = _read(case_id, path, open_array)
+    if array.shape != shape:
         found = f"an array of shape {array.shape}"
         raise CaseError(case_id, str(path), found, f"shape {shape}", PREPARE_AGAIN)
     return array
 
 
-def _read_foreground(case_id: str, path: Path) -> tuple[Voxels, ...]:
-    rows = _whole(case_id, path, np.load)
-    return tuple(rows[rows[:, 0] == region, 1:] for region in range(len(REGIONS)))
-
-
-def _whole(case_id: str, path: Path, read: Callable[[Path], Array]) -> Array:
+def _read(case_id: str, path: Path, read: Callable[[Path], Array]) -> Array:
     try:
         return read(path)
-    # blosc2 reports damage as RuntimeError
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno == ENOMEM:
             raise MemoryError(str(error)) from error  # the file itself is not damaged
         found = f"a file that cannot be read ({error})"
         raise CaseError(case_id, str(path), found, "a prepared case", PREPARE_AGAIN) from error
 
 
-def _copy(source: StoredArray, box: Box, out: npt.NDArray[Any]) -> None:
-    shape = source.shape[-3], source.shape[-2], source.shape[-1]
-    inside = box.within(shape)
+def _copy(source: npt.NDArray[Any], box: Box, out: npt.NDArray[Any]) -> None:
+    x, y, z = source.shape[-3:]
+    inside = box.within((x, y, z))
     if inside != box:
         out[...] = 0
-    outer = (slice(None),) * (len(source.shape) - 3)
-    out[(*outer, *inside.seen_from(box.start).slices)] = source[(*outer, *inside.slices)]
-
-
-def _compress(array: npt.NDArray[Any]) -> bytes:
-    blosc2 = _blosc2()
-    n_outer = array.ndim - 3
-    # zstd of level 1 with shuffled bytes takes a third of the space, and is as fast to read as
-    # codecs that compress less
-    packed = blosc2.asarray(
-        np.ascontiguousarray(array),
-        chunks=(1,) * n_outer + tuple(min(_CHUNK, n) for n in array.shape[n_outer:]),
-        blocks=(1,) * n_outer + tuple(min(_BLOCK, n) for n in array.shape[n_outer:]),
-        cparams={
-            "codec": blosc2.Codec.ZSTD,
-            "clevel": 1,
-            "filters": [blosc2.Filter.SHUFFLE],
-            "nthreads": 1,
-        },
-        contiguous=True,
-    )
-    return packed.to_cframe()
-
-
-def _blosc2() -> Any:
-    try:
-        import blosc2
-    except ImportError as error:
-        msg = (
-            "compressed cases need the package blosc2, which is not installed. Run "
-            "`pip install brats_seg[compressed]`, or set store.compressed to false."
-        )
-        raise EnvironmentalError(msg) from error
-    return blosc2
+    out[..., *inside.seen_from(box.start).slices] = source[..., *inside.slices]

@@ -1,18 +1,11 @@
-"""MONAI dictionary transforms for training, validation and prediction, and their pipelines.
+"""MONAI dictionary transforms for training, and their pipeline.
 
 A dictionary has a `case_id` at first. Reading adds `image`, a tensor (4, X, Y, Z) with exactly 0
 around the brain; `label`, a label map (1, X, Y, Z) in uint8; and `convention`, the name of the
 label convention. Each transform also works in other pipelines: it takes numpy arrays, tensors and
-MetaTensors.
-
-Probabilities and ranges are those of nnU-Net v2 (Isensee et al. 2021), without its elastic
-deformation, which is off by default.
-
-Transforms of this package replace those of MONAI for flips, rotation and intensities where they
-behave differently or are faster; the docstring of each has the figure, from
-`benchmarks/exchanged_transforms.py` on one core: CPU time of a patch of 128x128x128 with one transform
-exchanged for MONAI's. `benchmarks/patches.py` compares whole patches with MONAI's pipeline on a
-`CacheDataset`: a light one takes a fifth of its time, and so does a full one.
+MetaTensors. Those of this package replace MONAI's for flips, rotation and intensities where they
+behave differently or are faster (`benchmarks/exchanged_transforms.py`, `benchmarks/patches.py`).
+Probabilities and ranges are those of nnU-Net v2, without its elastic deformation.
 """
 
 import math
@@ -29,25 +22,23 @@ from torch import Tensor
 from torch.nn import functional
 
 from brats_seg.config import PatchConfig, import_by_name
-from brats_seg.data.brain import extract_brain
-from brats_seg.data.intensity_transforms import (
+from brats_seg.data.intensities import (
+    Change,
     Item,
-    RandBrainContrastd,
-    RandBrainGammad,
-    RandBrainLowResolutiond,
-    RandBrainNoised,
-    RandBrainSmoothd,
-    RandBrightnessd,
     RandIntensitiesd,
-    RandIntensityd,
     Transform,
-    in_float16,
-    in_float32,
+    add_noise,
+    as_type,
+    change_brightness,
+    change_contrast,
+    change_gamma,
+    change_inverted_gamma,
+    lower_resolution,
     plain_tensor,
+    smooth,
 )
-from brats_seg.data.patches import ORIGIN, choose_box, whole_box
+from brats_seg.data.patches import choose_box, whole_box
 from brats_seg.data.store import Buffers, PreparedCase, open_case
-from brats_seg.data.verify import verify_case
 from brats_seg.errors import BratsError, ConfigError
 from brats_seg.labels import MODALITIES, REGIONS, LabelMap, convention_named, regions_of
 from brats_seg.voxels.box import Box, Triple
@@ -127,34 +118,24 @@ def training_transforms(
         ['ReadPatchd', 'RandIntensitiesd', 'RegionsOfLabelsd']
     """
     augmentation, buffers = AUGMENTATIONS[augment], Buffers()
+    read = ReadPatchd(
+        folder=folder,
+        patch=patch,
+        multiple=multiple,
+        augmentation=augmentation,
+        dtype=np.float16,
+        buffers=buffers,
+    )
     return Compose(
         [
-            ReadPatchd(
-                folder=folder,
-                patch=patch,
-                multiple=multiple,
-                augmentation=augmentation,
-                dtype=torch.float16,
-                buffers=buffers,
-            ),
+            read,
             RandIntensitiesd("image", intensity_changes(augmentation), buffers=buffers),
-            *_for_others(extra),
-            *_last_transforms(buffers),
+            # few operations of torch and MONAI take float16 on the CPU
+            *([CastToTyped("image", dtype=torch.float32), *extra] if extra else []),
+            RegionsOfLabelsd("label", buffers=buffers),
+            InHalfd("image", buffers=buffers),
         ]
     )
-
-
-def validation_transforms(folder: Path) -> Compose:
-    """Return the pipeline that turns `{"case_id": ...}` into a brain crop and its region masks."""
-    return Compose([ReadCased(folder=folder), *_last_transforms(Buffers())])
-
-
-def prediction_transforms() -> Compose:
-    """Return the pipeline that turns the volumes of a scan into the input of a network.
-
-    It takes `{"case_id": ..., "image": four volumes in the axes of BraTS}`.
-    """
-    return Compose([CropToBraind()])
 
 
 def apply_transforms(pipeline: Compose, data: Item) -> Item:
@@ -200,16 +181,16 @@ def transforms_named(names: Sequence[str]) -> tuple[Transform, ...]:
     return tuple(map(_transform_named, names))
 
 
-def intensity_changes(augmentation: Augmentation) -> tuple[RandIntensityd, ...]:
-    """Return the intensity transforms of an augmentation, in the order of nnU-Net."""
+def intensity_changes(augmentation: Augmentation) -> tuple[tuple[Change, float], ...]:
+    """Return the changes of intensities with their probabilities, in the order of nnU-Net."""
     return (
-        RandBrainNoised("image", prob=augmentation.noise),
-        RandBrainSmoothd("image", prob=augmentation.blur),
-        RandBrightnessd("image", prob=augmentation.brightness),
-        RandBrainContrastd("image", prob=augmentation.contrast),
-        RandBrainLowResolutiond("image", prob=augmentation.low_resolution),
-        RandBrainGammad("image", prob=augmentation.inverted_gamma, invert_image=True),
-        RandBrainGammad("image", prob=augmentation.gamma),
+        (add_noise, augmentation.noise),
+        (smooth, augmentation.blur),
+        (change_brightness, augmentation.brightness),
+        (change_contrast, augmentation.contrast),
+        (lower_resolution, augmentation.low_resolution),
+        (change_inverted_gamma, augmentation.inverted_gamma),
+        (change_gamma, augmentation.gamma),
     )
 
 
@@ -221,10 +202,6 @@ class ReadPatchd(Randomizable, MapTransform):
     almost free, because the patch is read into a reversed view. Rotation and scaling are computed only
     if they are drawn, on the box of voxels that the patch covers, and every voxel is interpolated
     once. The memory of the image is reused when nothing refers to it.
-
-    With MONAI's `RandFlipd` after reading, a light patch takes 2.1 times as long and a full one 1.24
-    times (73 ms instead of 6 ms for three axes); with `RandAffined` for the rotation, a full patch
-    takes 1.55 times as long (620 ms instead of 243 ms), and its corners are empty.
     """
 
     def __init__(
@@ -235,7 +212,7 @@ class ReadPatchd(Randomizable, MapTransform):
         patch: PatchConfig,
         multiple: Triple = (1, 1, 1),
         augmentation: Augmentation = NONE,
-        dtype: torch.dtype = torch.float32,
+        dtype: type[np.floating] = np.float32,
         buffers: Buffers | None = None,
     ) -> None:
         """Read patches of the prepared cases of a folder.
@@ -289,31 +266,15 @@ class ReadPatchd(Randomizable, MapTransform):
             CaseError: The case was not prepared, or has no label map.
         """
         case = open_case(self.folder, data["case_id"])
+        convention = case.convention
+        if convention is None:
+            raise case.unlabelled()
         self.randomize(case)
         image, labels = read_transformed(case, self.box, self.transform, self._buffers)
-        if self.dtype == torch.float32:
-            image = in_float32(image, self._buffers)
-        return _with_patch(data, self.keys, case, image, labels)
-
-
-class ReadCased(MapTransform):
-    """Verify a prepared case and read its whole brain crop; the items are those of `ReadPatchd`."""
-
-    def __init__(self, keys: tuple[str, str] = KEYS, *, folder: Path) -> None:
-        super().__init__(keys)
-        self.folder = folder
-
-    def __call__(self, data: Mapping[str, Any]) -> Item:
-        """Read the case.
-
-        Raises:
-            CaseError: The case was not prepared, is damaged, or has no label map.
-        """
-        verify_case(self.folder, data["case_id"])
-        case = open_case(self.folder, data["case_id"])
-        box = Box.at(ORIGIN, case.shape)
-        image = torch.from_numpy(case.read_image(box)).to(torch.float32)
-        return _with_patch(data, self.keys, case, image, case.read_labels(box))
+        if self.dtype is np.float32:
+            image = as_type(image, np.float32, self._buffers)
+        read = {self.keys[0]: image, self.keys[1]: torch.from_numpy(labels)[None]}
+        return {**data, **read, "convention": convention.name}
 
 
 class RegionsOfLabelsd(MapTransform):
@@ -366,35 +327,10 @@ class InHalfd(MapTransform):
     def __call__(self, data: Mapping[str, Any]) -> Item:
         """Convert the images; those in float16 stay in their memory."""
         halves = {
-            key: in_float16(plain_tensor(data[key]), self._buffers)
+            key: as_type(plain_tensor(data[key]), np.float16, self._buffers)
             for key in self.key_iterator(data)
         }
         return {**data, **halves}
-
-
-class CropToBraind(MapTransform):
-    """Crop the four volumes of a scan to the brain and normalise them, as prepared cases are.
-
-    Replaces a sequence of four volumes in the axes of BraTS by an array (4, x, y, z) in float32,
-    rounded to float16 as in prepared cases, and sets `box`, the position of the crop.
-    """
-
-    def __init__(self, keys: str | Sequence[str] = "image") -> None:
-        super().__init__(keys)
-
-    def __call__(self, data: Mapping[str, Any]) -> Item:
-        """Crop and normalise.
-
-        Raises:
-            CaseError: There is no brain, or a modality has no contrast inside it.
-        """
-        cropped: Item = {}
-        for key in self.key_iterator(data):
-            brain = extract_brain(data["case_id"], data[key], None)
-            # networks are trained on prepared cases, which are float16
-            cropped[key] = brain.image.astype(np.float16).astype(np.float32)
-            cropped["box"] = brain.box
-        return {**data, **cropped}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -461,15 +397,6 @@ def touched_box(box: Box, matrix: npt.NDArray[np.float64]) -> Box:
     return Box(start=(x, y, z), stop=(right, front, top))
 
 
-def _for_others(extra: Sequence[Transform]) -> list[Transform]:
-    # few operations of torch and MONAI take float16 on the CPU
-    return [CastToTyped("image", dtype=torch.float32), *extra] if extra else []
-
-
-def _last_transforms(buffers: Buffers) -> list[Transform]:
-    return [RegionsOfLabelsd("label", buffers=buffers), InHalfd("image", buffers=buffers)]
-
-
 def _transform_named(name: str) -> Transform:
     make = import_by_name(name, "training.transforms")
     expected = "a function or class that returns a MONAI dictionary transform without arguments"
@@ -488,27 +415,14 @@ def _transform_named(name: str) -> Transform:
     return transform
 
 
-def _with_patch(
-    data: Mapping[str, Any],
-    keys: tuple[str, str],
-    case: PreparedCase,
-    image: Tensor,
-    labels: LabelMap,
-) -> Item:
-    if case.convention is None:
-        raise case.unlabelled()
-    read = {keys[0]: image, keys[1]: torch.from_numpy(labels)[None]}
-    return {**data, **read, "convention": case.convention.name}
-
-
 def _read_mirrored(
     case: PreparedCase, box: Box, mirrored: tuple[bool, bool, bool], buffers: Buffers
 ) -> tuple[Tensor, LabelMap]:
-    turned_round = tuple(slice(None, None, -1 if flip else 1) for flip in mirrored)
+    reversed_axes = tuple(slice(None, None, -1 if flip else 1) for flip in mirrored)
     half = buffers.take((_N_MODALITIES, *box.shape), np.float16)
     labels = np.empty(box.shape, dtype=np.uint8)
-    case.read_image(box, half[(slice(None), *turned_round)])
-    case.read_labels(box, labels[turned_round])
+    case.read_image(box, half[:, *reversed_axes])
+    case.read_labels(box, labels[reversed_axes])
     return torch.from_numpy(half), labels
 
 
@@ -519,18 +433,18 @@ def _read_turned(
     # the modalities of a voxel lie side by side, so that its neighbours are in few cache lines
     half = buffers.take((*touched.shape, _N_MODALITIES), np.float16)
     case.read_image(touched, half.transpose(3, 0, 1, 2))
-    source = in_float32(torch.from_numpy(half), buffers).permute(3, 0, 1, 2)
+    source = as_type(torch.from_numpy(half), np.float32, buffers).permute(3, 0, 1, 2)
     source_labels = torch.from_numpy(case.read_labels(touched)).to(torch.float32)[None]
     image = torch.from_numpy(buffers.take((_N_MODALITIES, *box.shape), np.float32))
     labels = np.empty(box.shape, dtype=np.uint8)
-    for start, places in _places(box, matrix, touched):
-        slab = slice(start, start + len(places))
-        image[:, slab] = _sample(source, places, "bilinear")
-        labels[slab] = _sample(source_labels, places, "nearest")[0]
+    for start, coordinates in _coordinates(box, matrix, touched):
+        slab = slice(start, start + len(coordinates))
+        image[:, slab] = _sample(source, coordinates, "bilinear")
+        labels[slab] = _sample(source_labels, coordinates, "nearest")[0]
     return image, labels
 
 
-def _places(
+def _coordinates(
     box: Box, matrix: npt.NDArray[np.float64], touched: Box
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield the coordinates of the patch in the touched box, (n, Y, Z, 3) for n planes at a time.
@@ -548,10 +462,10 @@ def _places(
         yield start, plane + along_x[start : start + _SLAB]
 
 
-def _sample(source: Tensor, places: Tensor, mode: str) -> Tensor:
+def _sample(source: Tensor, coordinates: Tensor, mode: str) -> Tensor:
     """Interpolate a source (C, ...) at coordinates (n, Y, Z, 3); the background beyond it is 0."""
     return functional.grid_sample(
-        source[None], places[None], mode=mode, padding_mode="zeros", align_corners=False
+        source[None], coordinates[None], mode=mode, padding_mode="zeros", align_corners=False
     )[0]
 
 

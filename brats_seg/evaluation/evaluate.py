@@ -82,6 +82,11 @@ class Evaluation:
     """Cases that are not scored, because only predicted ones are asked for."""
 
     @property
+    def case_ids(self) -> tuple[str, ...]:
+        """Cases that were scored."""
+        return tuple(dict.fromkeys(score.case_id for score in self.scores))
+
+    @property
     def predicted_scores(self) -> tuple[Score, ...]:
         """The scores of the cases that have a prediction."""
         missing = set(self.missing)

@@ -3,53 +3,46 @@
 Letters at the edges of each panel name the sides of the patient, and a bar gives the scale.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from matplotlib import colormaps
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import ListedColormap, Normalize, to_rgb
-from matplotlib.figure import Figure, SubFigure
+from matplotlib.colors import ListedColormap, Normalize, to_rgba
+from matplotlib.figure import Figure
 
 from brats_seg.errors import CaseError
 from brats_seg.evaluation.overlap import count_regions, dice
 from brats_seg.figures.sections import (
     AXIAL,
-    PLANES,
-    Directions,
-    Grid,
-    Image,
-    Spacing,
-    centre_of,
-    draw_outline,
-    draw_outlines,
-    draw_overlay,
-    draw_section,
-    draw_section_bar,
-    draw_section_letters,
-    grey_limits,
-    section_of,
-)
-from brats_seg.figures.style import (
-    LEFT_IS_RIGHT,
     MODALITY_NAMES,
     OTHER_TISSUE_COLOURS,
+    PLANES,
     REGION_COLOURS,
-    RESEARCH_USE,
+    SMALL_PRINT,
+    Grid,
+    Image,
     LineStyle,
     add_dark_legend,
     add_title,
+    centre_of,
     dark_figure,
-    filled_key,
+    draw_outline,
+    draw_outlines,
+    draw_overlay,
+    draw_scale_bar,
+    draw_section,
+    grey_limits,
     line_key,
-    outline_key,
+    region_key,
+    section_of,
 )
 from brats_seg.figures.view import CaseView, Labelled, drawn_of, known_modality
 from brats_seg.labels import MODALITIES, REGIONS, LabelConvention, RegionMasks
 from brats_seg.voxels.box import Triple
-from brats_seg.voxels.grids import AXES
+from brats_seg.voxels.grids import Spacing
 
 SHOWN = ("t1c", "t2f")
 """Modalities of a preview: the first shows enhancement, the second oedema."""
@@ -57,24 +50,22 @@ N_SECTIONS = 12
 """Sections of a montage, at most."""
 
 _BACKGROUND = "t2f"
-"""Modality below the label map."""
+"""Modality below label maps and entropy."""
 _OPACITY = 0.75
 """Opacity of the label map."""
-_N_MONTAGE_COLUMNS = 3
-_SMALL_PRINT = f"{RESEARCH_USE}; {LEFT_IS_RIGHT}"
-_HEAT = ("plasma", 0.85)
-"""Colours of the entropy, and the share of them that is used: their brightness grows evenly, none is
-grey like the scan, and white and cyan lines are seen on the brightest."""
+_N_COLUMNS = 3
+"""Sections in a row of a montage."""
+_HEAT = ListedColormap(colormaps["plasma"](np.linspace(0, 0.85, 256)))
+"""Colours of the entropy: none is grey like the scan, and white and cyan lines are seen on all."""
 _LOW_BITS = 0.1
 """Entropy below which the scan is shown: a probability below 1.3 or above 98.7 %."""
 _HIGH_BITS = 0.5
 """Entropy above which a voxel counts as uncertain: a probability of 11 to 89 %."""
-_WT_LINES: tuple[tuple[str, str, LineStyle], ...] = (
-    ("reference", "cyan", "--"),
-    ("prediction", "white", "-"),
-)
-"""Colour and style of the outlines over the entropy."""
-_RECONSTRUCTION_COLUMNS = ("input", "reconstruction", "absolute difference")
+_WT_LINES: dict[str, tuple[str, float, LineStyle]] = {
+    "reference": ("cyan", 1.0, "--"),
+    "prediction": ("white", 1.0, "-"),
+}
+"""Colour, width and style of the outlines over the entropy."""
 
 
 def sample_figure(view: CaseView) -> Figure:
@@ -87,22 +78,24 @@ def sample_figure(view: CaseView) -> Figure:
     regions = labelled.regions if labelled else np.zeros((3, *view.images.shape[1:]), bool)
     index = centre_of(regions, view.images[0])[AXIAL]
     figure = dark_figure(10, 6.2)
-    grid = figure.add_gridspec(2, 4)
+    panels = figure.add_gridspec(2, 4)
     for number, modality in enumerate(view.modalities):
-        axes = figure.add_subplot(grid[number // 2, number % 2])
-        _draw_panel(axes, view.image(modality), (AXIAL, index), view.grid)
-        axes.set_title(MODALITY_NAMES[modality], color="white", fontsize="small")
-    axes = figure.add_subplot(grid[:, 2:])
-    background, image = _background(view)
-    _draw_panel(axes, image, (AXIAL, index), view.grid)
-    below = MODALITY_NAMES[background]
-    title = f"label map over {below}" if labelled else f"{below}, no label map"
-    axes.set_title(title, color="white", fontsize="small")
+        axes = figure.add_subplot(panels[number // 2, number % 2])
+        _draw_panel(axes, view.image(modality), AXIAL, index, view.grid, MODALITY_NAMES[modality])
+    axes = figure.add_subplot(panels[:, 2:])
+    ((name, image),) = view.shown([_BACKGROUND]).items()
+    name = MODALITY_NAMES[name]
+    title = f"label map over {name}" if labelled else f"{name}, no label map"
+    _draw_panel(axes, image, AXIAL, index, view.grid, title)
     entries = []
     if labelled:
-        draw_overlay(axes, _painted(labelled, index))
-        entries = filled_key(*_legend(labelled, index))
-    add_dark_legend(figure, entries, _SMALL_PRINT)
+        section = section_of(labelled.label_map, AXIAL, index)
+        picture = np.zeros((*section.shape, 4))
+        for value, (words, colour) in _tissues(labelled, section).items():
+            picture[section == value] = to_rgba(colour, _OPACITY)
+            entries.append(line_key(words, colour, 8, "-"))
+        draw_overlay(axes, picture)
+    add_dark_legend(figure, entries)
     add_title(figure, f"{view.case_id}, axial {index}")
     return figure
 
@@ -117,19 +110,30 @@ def montage_figure(view: CaseView, *, modality: str = "t2f") -> Figure:
         CaseError: The case has no label map, neither reference nor prediction.
         UsageError: No modality has that name.
     """
-    image, labelled = view.image(modality), drawn_of(view)
-    tumour = np.logical_or.reduce([regions[0] for _, regions in labelled])
-    shown = tumour if tumour.any() else image != 0
-    indices = _spread(np.flatnonzero(shown.any(axis=(0, 1))))
-    n_rows = -(-len(indices) // _N_MONTAGE_COLUMNS)
-    figure = dark_figure(1.9 * _N_MONTAGE_COLUMNS * len(labelled), 2.2 * n_rows + 1.1)
-    blocks = figure.subfigures(1, len(labelled), squeeze=False)[0]
-    for block, (words, regions) in zip(blocks, labelled, strict=True):
-        _draw_block(block, image, regions, indices, view.grid)
-        add_title(block, f"{words}\n{', '.join(_measured(view, words, regions))}", size=8.5)
+    image, sides = view.image(modality), drawn_of(view)
+    tumour = np.logical_or.reduce([regions[0] for regions in sides.values()])
+    shown = np.flatnonzero((tumour if tumour.any() else image != 0).any(axis=(0, 1)))
+    indices = shown[np.linspace(0, len(shown) - 1, min(N_SECTIONS, len(shown))).round().astype(int)]
+    n_rows = -(-len(indices) // _N_COLUMNS)
+    figure = dark_figure(1.9 * _N_COLUMNS * len(sides), 2.2 * n_rows + 1.1)
+    blocks = figure.subfigures(1, len(sides), squeeze=False)[0]
+    for block, (name, regions) in zip(blocks, sides.items(), strict=True):
+        block.set_facecolor("black")
+        panels = block.subplots(n_rows, _N_COLUMNS, squeeze=False).flat
+        for axes in panels:
+            axes.set_axis_off()
+        for axes, index in zip(block.axes, indices.tolist(), strict=False):
+            draw_section(axes, image, AXIAL, index, view.grid)
+            draw_outlines(axes, regions, AXIAL, index)
+            axes.set_title(f"axial {index}", color="grey", fontsize="x-small")
+        # one scale for all
+        draw_scale_bar(block.axes[0], view.grid.spacing_mm[0])
+        words = _region_words(regions, view.grid, _compared(view, name))
+        add_title(block, f"{name}\n{', '.join(words)}", size=8.5)
     add_title(figure, f"{view.case_id}, {MODALITY_NAMES[known_modality(modality)]}")
-    present = _present(*(regions for _, regions in labelled))
-    add_dark_legend(figure, outline_key(shown=present), _SMALL_PRINT)
+    present = np.logical_or.reduce([regions.any(axis=(1, 2, 3)) for regions in sides.values()])
+    names = {k: region.upper() for k, region in enumerate(REGIONS) if present[k]}
+    add_dark_legend(figure, region_key(names))
     return figure
 
 
@@ -141,42 +145,42 @@ def view_figure(view: CaseView) -> Figure:
     Raises:
         CaseError: The case has neither.
     """
-    words, regions = drawn_of(view)[-1]
-    grid = view.grid
-    images = view.shown(SHOWN)
-    figure = planes_figure(images, regions, grid.spacing_mm, directions=grid.directions)
-    present = _present(regions)
-    add_title(figure, f"{view.case_id}, {words}{'' if present[0] else ': no tumour'}")
-    key = outline_key(_measured(view, words, regions), present)
-    add_dark_legend(figure, key, _SMALL_PRINT)
-    return figure
+    name, regions = [*drawn_of(view).items()][-1]
+    title, reference = f"{view.case_id}, {name}", _compared(view, name)
+    return planes_figure(view.shown(SHOWN), regions, view.grid, title=title, reference=reference)
 
 
 def planes_figure(
     images: Mapping[str, Image],
     regions: RegionMasks,
-    spacing_mm: Spacing,
+    grid: Grid,
     *,
-    directions: Directions = AXES,
+    title: str = "",
+    reference: RegionMasks | None = None,
     centre: Triple | None = None,
 ) -> Figure:
     """Draw axial, coronal and sagittal sections, a row for each image, with the regions outlined.
 
+    The legend has the volume of each region.
+
     Args:
         images: Images `(X, Y, Z)` by modality, 0 outside the brain.
         regions: Region masks `(3, X, Y, Z)`.
-        spacing_mm: Edges of a voxel.
-        directions: Sides of the patient that X, Y and Z run to.
-        centre: Triple that the sections go through; by default the middle of the largest tumour.
+        grid: Size and directions of the voxels.
+        title: Title; one of regions that are all empty says so.
+        reference: Region masks whose Dice with the regions is in the legend.
+        centre: Voxel that the sections go through; by default the middle of the largest tumour.
     """
     figure = dark_figure(9, 3.3 * len(images))
-    grid = Grid(spacing_mm=spacing_mm, directions=directions)
     centre = centre or centre_of(regions, next(iter(images.values())))
     rows = figure.subplots(len(images), len(PLANES), squeeze=False)
     for row, (modality, image) in zip(rows, images.items(), strict=True):
         _draw_planes(row, image, centre, grid, MODALITY_NAMES[modality])
-        for axes, (_, axis) in zip(row, PLANES, strict=True):
+        for axes, axis in zip(row, PLANES.values(), strict=True):
             draw_outlines(axes, regions, axis, centre[axis])
+    if title:
+        add_title(figure, title if regions[0].any() else f"{title}: no tumour")
+    add_dark_legend(figure, region_key(_present(regions, grid, reference)))
     return figure
 
 
@@ -189,23 +193,33 @@ def uncertainty_figure(view: CaseView) -> Figure:
     Raises:
         CaseError: The case has no prediction, or no map of its uncertainty.
     """
-    bits, sides = _uncertain(view), dict(drawn_of(view))
-    regions, (background, image), grid = sides["prediction"], _background(view), view.grid
-    high = bits > _HIGH_BITS
+    bits, sides, grid = _uncertainty(view), drawn_of(view), view.grid
+    regions, high = sides["prediction"], bits > _HIGH_BITS
+    ((background, image),) = view.shown([_BACKGROUND]).items()
     centre = centre_of(regions if regions[0].any() else np.stack([high] * 3), image)
     figure = dark_figure(9.6, 6.9)
     upper, lower = figure.subplots(2, len(PLANES))
     _draw_planes(upper, image, centre, grid, MODALITY_NAMES[background])
     _draw_planes(lower, image, centre, grid, "uncertainty")
-    for above, below, (_, axis) in zip(upper, lower, PLANES, strict=True):
+    for above, below, axis in zip(upper, lower, PLANES.values(), strict=True):
         draw_outlines(above, regions, axis, centre[axis])
-        draw_overlay(below, _heat(section_of(bits, axis, centre[axis])))
-        for name, colour, style in _WT_LINES:
-            if name in sides:
-                section = section_of(sides[name][0], axis, centre[axis])
-                draw_outline(below, section, color=colour, linewidth=1.0, linestyle=style)
+        section = section_of(bits, axis, centre[axis])
+        colours = _HEAT(np.asarray(section, float))
+        colours[section < _LOW_BITS, 3] = 0
+        draw_overlay(below, colours)
+        for name, masks in sides.items():
+            draw_outline(below, section_of(masks[0], axis, centre[axis]), *_WT_LINES[name])
     _add_colour_bar(figure, [*upper, *lower])
-    _add_uncertainty_words(figure, view, sides, high)
+    ml = np.count_nonzero(high) * grid.voxel_ml
+    words = f"uncertainty of the prediction: {ml:.1f} ml above {_HIGH_BITS:g} bits"
+    add_title(figure, f"{view.case_id}, {words}")
+    entries = region_key(_present(regions, grid, _compared(view, "prediction")))
+    entries += [
+        line_key(f"WT of the {name}, lower row", *_WT_LINES[name])
+        for name, masks in sides.items()
+        if masks[0].any()
+    ]
+    add_dark_legend(figure, entries)
     return figure
 
 
@@ -219,7 +233,8 @@ def reconstruction_figure(
     """Draw an axial section of every modality, its reconstruction, and their difference.
 
     The section is the one with most brain. A row has one grey scale, so that equal greys are equal
-    intensities; the difference is drawn over the width of that scale.
+    intensities; the difference is drawn over the width of that scale. Nothing is shown outside the
+    brain.
 
     Args:
         image: Modalities `(4, X, Y, Z)` in the order of `MODALITIES`, 0 outside the brain.
@@ -228,23 +243,27 @@ def reconstruction_figure(
         spacing_mm: Edges of a voxel; None draws cubes, and no scale bar.
     """
     brain = (image != 0).any(axis=0)
-    section = int(brain.sum(axis=(0, 1)).argmax())
+    index = int(brain.sum(axis=(0, 1)).argmax())
     figure = dark_figure(7, 9)
-    grid = figure.subplots(len(MODALITIES), len(_RECONSTRUCTION_COLUMNS))
-    for row, modality, before, after in zip(
-        grid, MODALITIES, image[..., section], reconstruction[..., section], strict=True
-    ):
-        _draw_row(row, modality, before.astype(float), after.astype(float))
-    for axes, words in zip(grid[0], _RECONSTRUCTION_COLUMNS, strict=True):
-        axes.set_title(words, color="white", fontsize="small")
-    voxels = Grid(spacing_mm=spacing_mm or (1.0, 1.0, 1.0))
-    for axes in grid.flat:
-        axes.set_aspect(voxels.spacing_mm[1] / voxels.spacing_mm[0])
-        draw_section_letters(axes, AXIAL, voxels)
-        if spacing_mm:
-            draw_section_bar(axes, AXIAL, voxels)
-    add_title(figure, f"{case_id}, axial {section}")
-    figure.supxlabel(_SMALL_PRINT, color="grey", fontsize="x-small")
+    grid = Grid(spacing_mm=spacing_mm or (1.0, 1.0, 1.0))
+    rows = figure.subplots(len(MODALITIES), 3)
+    for row, modality, before, output in zip(rows, MODALITIES, image, reconstruction, strict=True):
+        after = np.where(before == 0, 0, output)
+        difference = np.abs(after.astype(float) - before)
+        error = difference[..., index][before[..., index] != 0]
+        rmse = float(np.sqrt(np.mean(error**2))) if error.size else 0.0
+        low, high = limits = grey_limits(before)
+        for axes, shown, ends, words in (
+            (row[0], before, limits, MODALITY_NAMES[modality]),
+            (row[1], after, limits, "reconstruction"),
+            (row[2], difference, (0.0, high - low), f"difference, RMSE here {rmse:.3g}"),
+        ):
+            draw_section(axes, shown, AXIAL, index, grid, limits=ends, brain=brain)
+            axes.set_title(words, color="white", fontsize="small")
+            if spacing_mm:
+                draw_scale_bar(axes, spacing_mm[0])
+    add_title(figure, f"{case_id}, axial {index}")
+    figure.supxlabel(SMALL_PRINT, color="grey", fontsize="x-small")
     return figure
 
 
@@ -256,182 +275,87 @@ def tissue_colours(convention: LabelConvention) -> dict[int, str]:
     """
     colours: dict[int, str] = {}
     left = iter(OTHER_TISSUE_COLOURS)
-    taken = set()
     for value, _ in convention.meanings:
         inside = [k for k, values in enumerate(convention.regions) if value in values]
-        smallest = inside[-1] if inside else None
-        if smallest is None or smallest in taken:
-            colours[value] = next(left)
-        else:
-            taken.add(smallest)
-            colours[value] = REGION_COLOURS[smallest]
+        colour = REGION_COLOURS[inside[-1]] if inside else None
+        is_free = colour is not None and colour not in colours.values()
+        colours[value] = colour if colour is not None and is_free else next(left)
     return colours
 
 
-def _background(view: CaseView) -> tuple[str, Image]:
-    """Return the modality that maps are drawn over, with its name."""
-    ((name, image),) = view.shown([_BACKGROUND]).items()
-    return name, image
-
-
-def _draw_panel(axes: Any, image: Image, at: tuple[int, int], grid: Grid) -> None:
-    """Draw the section at an axis and an index, with a scale bar."""
-    axis, index = at
+def _draw_panel(axes: Any, image: Image, axis: int, index: int, grid: Grid, words: str) -> None:
+    """Draw a section with a scale bar and a title."""
     draw_section(axes, image, axis, index, grid)
-    draw_section_bar(axes, axis, grid)
+    draw_scale_bar(axes, grid.spacing_mm[1 if axis == 0 else 0])
+    # a fixed height: to look for the labels of axes that are off takes an eighth of the time
+    axes.set_title(words, color="white", fontsize="small", y=1.0)
 
 
-def _draw_planes(row: Any, image: Image, centre: Triple, grid: Grid, words: str) -> None:
+def _draw_planes(row: Iterable[Any], image: Image, centre: Triple, grid: Grid, words: str) -> None:
     """Draw the three sections of an image through a voxel."""
-    for axes, (plane, axis) in zip(row, PLANES, strict=True):
-        _draw_panel(axes, image, (axis, centre[axis]), grid)
+    for axes, (plane, axis) in zip(row, PLANES.items(), strict=True):
         title = f"{words}, {plane} {centre[axis]}"
-        # a fixed height: to look for the labels of axes that are off takes an eighth of the time
-        axes.set_title(title, color="white", fontsize="small", y=1.0)
+        _draw_panel(axes, image, axis, centre[axis], grid, title)
 
 
-def _draw_block(
-    block: SubFigure, image: Image, regions: RegionMasks, indices: list[int], grid: Grid
-) -> None:
-    """Draw the axial sections of one label map; the first has the scale bar of all."""
-    block.set_facecolor("black")
-    n_rows = -(-len(indices) // _N_MONTAGE_COLUMNS)
-    panels = block.subplots(n_rows, _N_MONTAGE_COLUMNS, squeeze=False).flat
-    for axes, index in zip(panels, indices, strict=False):
-        draw_section(axes, image, AXIAL, index, grid)
-        draw_outlines(axes, regions, AXIAL, index)
-        axes.set_title(f"axial {index}", color="grey", fontsize="x-small")
-    draw_section_bar(block.axes[0], AXIAL, grid)
-    for axes in block.axes[len(indices) :]:
-        axes.set_axis_off()
+def _compared(view: CaseView, side: str) -> RegionMasks | None:
+    """Return the regions that those of a side are scored with."""
+    return view.reference.regions if view.reference and side == "prediction" else None
 
 
-def _present(*sides: RegionMasks) -> list[bool]:
-    """Return for each region whether it is in any of the label maps."""
-    return [any(bool(mask.any()) for mask in masks) for masks in zip(*sides, strict=True)]
+def _present(
+    regions: RegionMasks, grid: Grid, reference: RegionMasks | None = None
+) -> dict[int, str]:
+    """Return the words for each region that is not empty, by its number."""
+    words = _region_words(regions, grid, reference)
+    return {k: words[k] for k in range(len(REGIONS)) if regions[k].any()}
 
 
-def _measured(view: CaseView, side: str, regions: RegionMasks) -> list[str]:
-    """Return the volume of each region, and of a prediction that can be scored its Dice."""
-    n_voxels = regions.sum(axis=(1, 2, 3))
-    words = [
-        f"{region.upper()} {_volume(n * view.grid.voxel_ml)}"
-        for region, n in zip(REGIONS, n_voxels, strict=True)
-    ]
-    if side == "reference" or view.reference is None:
+def _region_words(regions: RegionMasks, grid: Grid, reference: RegionMasks | None) -> list[str]:
+    """Return the volume of each region and, with a reference, its Dice."""
+    words = []
+    for k, region in enumerate(REGIONS):
+        ml = np.count_nonzero(regions[k]) * grid.voxel_ml
+        # a volume that is not 0 does not become 0
+        words.append(f"{region.upper()} {f'{ml:.1f}' if ml == 0 or ml >= 0.05 else f'{ml:.1g}'} ml")
+    if reference is None:
         return words
-    counts = count_regions(regions, view.reference.regions, view.case_id)
-    either = counts.in_prediction + counts.in_reference
+    counts = count_regions(regions, reference, "")
+    is_scored = counts.in_prediction + counts.in_reference > 0
     return [
-        f"{word} (Dice {score:.3f})" if n else f"{word} (none in the reference)"
-        for word, score, n in zip(words, dice(counts), either, strict=True)
+        f"{word} (Dice {score:.3f})" if scored else f"{word} (none in the reference)"
+        for word, score, scored in zip(words, dice(counts), is_scored, strict=True)
     ]
 
 
-def _volume(ml: float) -> str:
-    """Return a volume in words; one that is not 0 does not become 0."""
-    return f"{ml:.1f} ml" if ml == 0 or ml >= 0.05 else f"{ml:.1g} ml"
-
-
-def _uncertain(view: CaseView) -> Image:
+def _uncertainty(view: CaseView) -> Image:
     """Return the entropy of the prediction of a case."""
-    missing = "no prediction" if view.prediction is None else "no map of its uncertainty"
-    if view.prediction is None or view.uncertainty is None:
-        raise CaseError(
-            view.case_id,
-            file="uncertainty",
-            found=missing,
-            expected="a label map and a map of entropy",
-            next_step="Give the folder that predict --uncertainty wrote.",
-        )
-    return view.uncertainty
-
-
-def _heat(bits: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Return a section of entropies in colours (rows, columns, 4), transparent where it is low."""
-    picture: npt.NDArray[np.float64] = _heat_colours()(np.asarray(bits, float))
-    picture[bits < _LOW_BITS, 3] = 0
-    return picture
-
-
-def _heat_colours() -> ListedColormap:
-    name, share = _HEAT
-    return ListedColormap(colormaps[name](np.linspace(0, share, 256)))
+    if view.prediction is not None and view.uncertainty is not None:
+        return view.uncertainty
+    raise CaseError(
+        view.case_id,
+        file="uncertainty",
+        found="no prediction" if view.prediction is None else "no map of its uncertainty",
+        expected="a label map and a map of entropy",
+        next_step="Give the folder that predict --uncertainty wrote.",
+    )
 
 
 def _add_colour_bar(figure: Figure, panels: list[Any]) -> None:
-    colours = ScalarMappable(Normalize(0, 1), _heat_colours())
-    bar = figure.colorbar(colours, ax=panels, shrink=0.5, pad=0.01)
+    bar = figure.colorbar(ScalarMappable(Normalize(0, 1), _HEAT), ax=panels, shrink=0.5, pad=0.01)
     bar.set_label("entropy (bits)", color="white", fontsize="small")
     bar.ax.tick_params(colors="white", labelsize="small")
     bar.ax.axhspan(0, _LOW_BITS, color="black")
 
 
-def _add_uncertainty_words(
-    figure: Figure, view: CaseView, sides: Mapping[str, RegionMasks], high: npt.NDArray[np.bool_]
-) -> None:
-    regions = sides["prediction"]
-    ml = np.count_nonzero(high) * view.grid.voxel_ml
-    add_title(
-        figure,
-        f"{view.case_id}, uncertainty of the prediction: {ml:.1f} ml above {_HIGH_BITS:g} bits",
-    )
-    entries = outline_key(_measured(view, "prediction", regions), _present(regions))
-    entries += [
-        line_key(f"WT of the {name}, lower row", colour, style)
-        for name, colour, style in _WT_LINES
-        if name in sides and sides[name][0].any()
-    ]
-    add_dark_legend(figure, entries, _SMALL_PRINT)
-
-
-def _painted(labelled: Labelled, index: int) -> npt.NDArray[np.float64]:
-    """Return a section of the label map in colours (Y, X, 4), transparent outside the tissues."""
-    section = labelled.label_map[:, :, index].T
-    picture = np.zeros((*section.shape, 4))
-    for value, colour in tissue_colours(labelled.convention).items():
-        picture[section == value] = (*to_rgb(colour), _OPACITY)
-    return picture
-
-
-def _legend(labelled: Labelled, index: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the words and colours of the tissues in a section."""
-    convention, present = labelled.convention, set(np.unique(labelled.label_map[:, :, index]))
-    meanings = [(value, tissue) for value, tissue in convention.meanings if value in present]
-    words = []
-    for value, tissue in meanings:
-        regions = (
-            region.upper()
-            for region, values in zip(REGIONS, convention.regions, strict=True)
-            if value in values
-        )
-        words.append(f"{tissue}: label {value}, in {', '.join(regions) or 'no region'}")
-    colours = tissue_colours(convention)
-    return tuple(words), tuple(colours[value] for value, _ in meanings)
-
-
-def _spread(indices: "np.ndarray[tuple[int], np.dtype[np.intp]]") -> list[int]:
-    """Return at most `N_SECTIONS` of the indices, evenly, both ends among them."""
-    places = np.linspace(0, len(indices) - 1, min(N_SECTIONS, len(indices)))
-    return [int(indices[place]) for place in places.round().astype(int)]
-
-
-def _draw_row(
-    row: Any, modality: str, before: npt.NDArray[np.float64], after: npt.NDArray[np.float64]
-) -> None:
-    """Draw the sections (X, Y) of one modality and their difference."""
-    low, high = grey_limits(before)
-    air = before == 0
-    pictures = (
-        (np.where(air, low, before), low, high),
-        # the reconstruction is not shown outside the brain
-        (np.where(air, low, after), low, high),
-        (np.where(air, 0, np.abs(after - before)), 0.0, high - low),
-    )
-    for axes, (picture, darkest, brightest) in zip(row, pictures, strict=True):
-        axes.imshow(picture.T, cmap="gray", vmin=darkest, vmax=brightest, origin="upper")
-        axes.set(xticks=[], yticks=[])
-        axes.set_frame_on(False)
-    error = float(np.sqrt(np.mean((after - before)[~air] ** 2))) if not air.all() else 0.0
-    row[0].set_ylabel(MODALITY_NAMES[modality], color="white", fontsize="small")
-    row[-1].set_xlabel(f"RMSE here {error:.3g}", color="grey", fontsize="x-small", labelpad=2)
+def _tissues(labelled: Labelled, section: npt.NDArray[np.uint8]) -> dict[int, tuple[str, str]]:
+    """Return the words and the colour of each tissue in a section, by its label value."""
+    convention, colours = labelled.convention, tissue_colours(labelled.convention)
+    tissues = {}
+    for value, tissue in convention.meanings:
+        if (section == value).any():
+            inside = zip(REGIONS, convention.regions, strict=True)
+            regions = ", ".join(region.upper() for region, values in inside if value in values)
+            words = f"{tissue}: label {value}, in {regions or 'no region'}"
+            tissues[value] = (words, colours[value])
+    return tissues

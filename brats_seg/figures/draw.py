@@ -1,113 +1,102 @@
-"""Read cases or scores from files and draw a figure of them, as the command `figure` does.
+"""Draw the figure that the command `figure KIND SOURCE` is asked for, and write it."""
 
-The functions of `figures.cases`, `charts` and `surface` return figures instead, for example to show
-them in a notebook.
-"""
-
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 
 from brats_seg.cases.clinical import read_clinical_tables, with_clinical
 from brats_seg.cases.index import index_cases
+from brats_seg.cpu_threads import available_cpus
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.scores import read_scores
-from brats_seg.figures.cases import (
-    montage_figure,
-    sample_figure,
-    uncertainty_figure,
-    view_figure,
-)
+from brats_seg.figures.cases import montage_figure, sample_figure, uncertainty_figure, view_figure
 from brats_seg.figures.charts import bar_figure, cohort_figure, score_figure
-from brats_seg.figures.style import check_suffix, write_figure
+from brats_seg.figures.history import history_figure, read_history
+from brats_seg.figures.sections import check_suffix, write_figure
 from brats_seg.figures.surface import models_of, surface_figure, write_surface_gif
 from brats_seg.figures.view import CaseView, open_view, with_prediction, with_uncertainty
-from brats_seg.progress import Track, untracked
+from brats_seg.progress import tracked
+
+_AZIMUTH_DEGREES = 30.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FigureOptions:
-    """Options of a figure; each kind uses some of them."""
-
-    prediction: Path | None = None
-    """A label map, or a folder that `predict` wrote."""
-    case_id: str | None = None
-    """Id of the case; None for the first by name."""
-    column: str = "dice"
-    """Score to draw."""
-    modality: str = "t2f"
-    """Modality of a montage."""
-    labels: str | None = None
-    """Name of the label convention; None to detect it."""
-    clinical: tuple[Path, ...] = ()
-    """Tables of ages and survival, besides those among the scans."""
-    n_workers: int = 0
-    """Processes that read cases; 0 works in this one."""
-    track: Track = untracked
-
-
-DEFAULT_OPTIONS = FigureOptions()
-
-
-def draw(kind: str, source: Path, output: Path, options: FigureOptions = DEFAULT_OPTIONS) -> None:
-    """Draw a figure of a kind in `FIGURES`; a surface may also be a turning GIF.
+def draw(kind: str, source: Path, output: Path, **options: Any) -> None:
+    """Draw a figure and write it, in the format that the suffix of the output names.
 
     Args:
-        kind: A name in `FIGURES`.
-        source: Folder of scans, or the table of scores for `scores` and `bars`.
-        output: The figure: .png, .svg or .pdf, or .gif for `surface`.
-        options: Options of the figure.
+        kind: One of `FIGURES`.
+        source: Folder of scans, table of scores or folder of a run, by the kind.
+        output: A `.png`, `.svg` or `.pdf`; of surfaces also a `.gif`, which turns.
+        options: Options by name, without those that are None: `prediction`, `case`, `column`,
+            `modality`, `labels` and `clinical`, as far as the function of the kind has them.
 
     Raises:
-        UsageError: The kind, the suffix or a case is unknown, or an option is missing.
+        UsageError: The kind, the suffix or an option is unknown, or the source does not fit.
         CaseError: The case cannot be used.
         EnvironmentalError: The figure cannot be written.
     """
     if kind not in FIGURES:
         msg = f"there is no kind of figure {kind!r}; there are {', '.join(FIGURES)}"
         raise UsageError(msg)
+    function, known = FIGURES[kind]
+    given = {name: value for name, value in options.items() if value is not None}
+    if unknown := [f"--{name}" for name in given if name not in known]:
+        has = ", ".join(f"--{name}" for name in known) or "none"
+        msg = f"figure {kind} has no option {', '.join(unknown)}; it has {has}"
+        raise UsageError(msg)
     if kind == "surface" and output.suffix.lower() == ".gif":
-        write_surface_gif(models_of(_view(source, options)), output)
+        write_surface_gif(models_of(_view(source, **given)), output)
         return
     check_suffix(output)
-    write_figure(FIGURES[kind](source, options), output)
+    write_figure(function(source, **given), output)
 
 
-def _view(data: Path, options: FigureOptions) -> CaseView:
-    view = open_view(data, options.case_id, labels=options.labels)
+def _view(
+    source: Path,
+    prediction: Path | None = None,
+    case: str | None = None,
+    labels: str | None = None,
+) -> CaseView:
+    view = open_view(source, case, labels=labels)
     # the reference and the prediction need not have one label convention
-    return view if options.prediction is None else with_prediction(view, options.prediction)
+    return view if prediction is None else with_prediction(view, prediction)
 
 
-def _uncertainty(data: Path, options: FigureOptions) -> Figure:
-    prediction = options.prediction
-    if prediction is None:
-        msg = "the figure needs --prediction, a folder that `predict --uncertainty` wrote"
-        raise UsageError(msg)
-    folder = prediction if prediction.is_dir() else prediction.parent
-    return uncertainty_figure(with_uncertainty(_view(data, options), folder))
+def _montage(source: Path, modality: str = "t2f", **case: Any) -> Figure:
+    return montage_figure(_view(source, **case), modality=modality)
 
 
-def _distributions(data: Path, options: FigureOptions) -> Figure:
-    known = read_clinical_tables(data, options.clinical)
-    index = index_cases(
-        data, labels=options.labels, n_workers=options.n_workers, track=options.track
-    )
-    return cohort_figure(with_clinical(index.cases, known), known)
+def _uncertainty(source: Path, prediction: Path | None = None, **case: Any) -> Figure:
+    view = _view(source, prediction, **case)
+    if prediction is not None:
+        view = with_uncertainty(view, prediction if prediction.is_dir() else prediction.parent)
+    return uncertainty_figure(view)
 
 
-FIGURES: dict[str, Callable[[Path, FigureOptions], Figure]] = {
-    "sample": lambda data, options: sample_figure(_view(data, options)),
-    "montage": lambda data, options: montage_figure(
-        _view(data, options), modality=options.modality
-    ),
-    "preview": lambda data, options: view_figure(_view(data, options)),
-    "uncertainty": _uncertainty,
-    "surface": lambda data, options: surface_figure(models_of(_view(data, options))),
-    "scores": lambda table, options: score_figure(read_scores(table), column=options.column),
-    "bars": lambda table, _: bar_figure(read_scores(table)),
-    "distributions": _distributions,
+def _surface(source: Path, **case: Any) -> Figure:
+    return surface_figure(models_of(_view(source, **case)), azimuth_degrees=_AZIMUTH_DEGREES)
+
+
+def _distributions(
+    source: Path, clinical: Sequence[Path] = (), labels: str | None = None
+) -> Figure:
+    table = read_clinical_tables(source, clinical)
+    index = index_cases(source, labels=labels, n_workers=available_cpus(), track=tracked)
+    return cohort_figure(with_clinical(index.cases, table), table)
+
+
+_CASE = ("prediction", "case", "labels")
+FIGURES: Mapping[str, tuple[Callable[..., Figure], tuple[str, ...]]] = {
+    "sample": (lambda source, **case: sample_figure(_view(source, **case)), ("case", "labels")),
+    "montage": (_montage, (*_CASE, "modality")),
+    "preview": (lambda source, **case: view_figure(_view(source, **case)), _CASE),
+    "uncertainty": (_uncertainty, _CASE),
+    "surface": (_surface, _CASE),
+    "scores": (lambda source, **column: score_figure(read_scores(source), **column), ("column",)),
+    "bars": (lambda source: bar_figure(read_scores(source)), ()),
+    "distributions": (_distributions, ("clinical", "labels")),
+    "history": (lambda source: history_figure(read_history(source)), ()),
 }
-"""Kinds of figures: the function that draws each from its source."""
+"""Function that draws each kind of figure from its source, and the options that it has."""

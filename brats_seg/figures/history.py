@@ -1,4 +1,4 @@
-"""Draw the history of a run: as a figure, and live in a notebook.
+"""Read and draw the history of a run: as a figure, and live in a notebook.
 
 A history is a table with a row for each epoch and columns `train_<name>` and `val_<name>`.
 """
@@ -6,18 +6,18 @@ A history is a table with a row for each epoch and columns `train_<name>` and `v
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
+from matplotlib.figure import Figure
 
+from brats_seg.errors import UsageError
+from brats_seg.figures.sections import MODALITY_NAMES, RESEARCH_USE
 from brats_seg.labels import MODALITIES, REGIONS
 from brats_seg.progress import Item, tracked
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 Row = Mapping[str, float]
+HISTORY_NAME = "history.csv"
 PHASES = {"train": "training", "val": "validation"}
 """Phases of an epoch, by their prefix in columns."""
 _COLOURS = {"train": "tab:blue", "val": "tab:orange"}
@@ -57,10 +57,29 @@ def curves_of(columns: Collection[str]) -> tuple[Curve, ...]:
     return tuple(curve for curve in CURVES if f"train_{curve.name}" in columns)
 
 
-def history_figure(table: pd.DataFrame) -> "Figure":
-    """Draw every curve of a history over its epochs, in both phases."""
-    from matplotlib.figure import Figure
+def read_history(run_path: Path) -> pd.DataFrame:
+    """Read `history.csv` of a run.
 
+    Raises:
+        UsageError: The file is missing, or holds no history.
+    """
+    path = run_path / HISTORY_NAME
+    try:
+        table = pd.read_csv(path)
+    except FileNotFoundError:
+        msg = f"{path} does not exist; expected the folder of a run with a finished epoch"
+        raise UsageError(msg) from None
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
+        msg = f"{path} is not a table ({error}); the run writes it again after its next epoch"
+        raise UsageError(msg) from None
+    if table.empty or not {"epoch", "train_loss", "val_loss"} <= {*table.columns}:
+        msg = f"{path} holds no epochs; the run writes it again after its next epoch"
+        raise UsageError(msg)
+    return table
+
+
+def history_figure(table: pd.DataFrame) -> Figure:
+    """Draw every curve of a history over its epochs, in both phases."""
     curves = curves_of(table.columns)
     # margins are fixed: computing them takes as long as the rest of the drawing
     figure = Figure(figsize=(8, 3 * len(curves)))
@@ -73,43 +92,34 @@ def history_figure(table: pd.DataFrame) -> "Figure":
     column[-1].xaxis.get_major_locator().set_params(integer=True)
     if len(table) == 1:
         column[-1].set_xlim(table["epoch"].iloc[0] - 1, table["epoch"].iloc[0] + 1)
-    figure.text(0.98, 0.01, "research use only", fontsize="x-small", color="grey", ha="right")
+    figure.text(0.98, 0.01, RESEARCH_USE, fontsize="x-small", color="grey", ha="right")
     return figure
 
 
-def _draw_curve(axes: "Axes", table: pd.DataFrame, curve: Curve) -> None:
-    from brats_seg.figures.style import MODALITY_NAMES
-
-    for phase, name in PHASES.items():
-        column = f"{phase}_{curve.name}"
-        _draw_line(axes, table, column, color=_COLOURS[phase], marker=".", label=name)
+def _draw_curve(axes: Any, table: pd.DataFrame, curve: Curve) -> None:
+    """Draw the known values of a curve; a line without any has no entry in the legend."""
+    lines: dict[str, dict[str, Any]] = {
+        f"{phase}_{curve.name}": {"color": _COLOURS[phase], "marker": ".", "label": name}
+        for phase, name in PHASES.items()
+    }
     for part, style in zip(curve.parts, _STYLES, strict=False):
-        _draw_line(
-            axes,
-            table,
-            f"val_{curve.name}_{part}",
-            color=_COLOURS["val"],
-            linestyle=style,
-            linewidth=1,
-            label=f"validation {MODALITY_NAMES.get(part, part.upper())}",
-        )
+        label = f"validation {MODALITY_NAMES.get(part, part.upper())}"
+        look = {"color": _COLOURS["val"], "linestyle": style, "linewidth": 1, "label": label}
+        lines[f"val_{curve.name}_{part}"] = look
+    for column, look in lines.items():
+        values = table[["epoch", column]].dropna()
+        if len(values) == 1:
+            look["marker"] = "."  # a line of one epoch would not be seen
+        if len(values):
+            axes.plot(*values.to_numpy().T, **look)
     if curve.limits is not None:
         axes.set_ylim(curve.limits)
     axes.set_ylabel(curve.title)
     axes.grid(visible=True, alpha=0.3)
     if axes.lines:
-        # looking for the best place takes long with many points: scores rise, losses fall
-        place = {"loc": "upper left"} if curve.limits else {"loc": "upper right", "ncols": 3}
-        axes.legend(fontsize="small", **place)
-
-
-def _draw_line(axes: "Axes", table: pd.DataFrame, column: str, **style: Any) -> None:
-    """Draw the known values of a column; one without any has no entry in the legend."""
-    values = table[["epoch", column]].dropna()
-    if len(values) == 1:
-        style["marker"] = "."  # a line of one epoch would not be seen
-    if len(values):
-        axes.plot(*values.to_numpy().T, **style)
+        # looking for the best position takes long with many points: scores rise, losses fall
+        position = {"loc": "upper left"} if curve.limits else {"loc": "upper right", "ncols": 3}
+        axes.legend(fontsize="small", **position)
 
 
 @dataclass(kw_only=True, slots=True)

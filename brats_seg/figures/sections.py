@@ -1,38 +1,58 @@
-"""Draw sections through a scan: greys, outlines of the regions, letters of the sides, scale bar.
+"""Draw sections through a scan, and define the style of all figures.
 
 Arrays have the axes of BraTS: `X` to the patient's left, `Y` to the back, `Z` to the head. Sections
-are drawn in radiological orientation, the patient's left on the right. The letters at the edges of a
-section are those of the affine of the array, and would be right for an array of other axes too.
+are drawn in radiological orientation, the patient's left on the right; the letters at their edges are
+those of the affine of the array. The colours are those of Okabe and Ito (2008), which people with any
+kind of colour vision can distinguish; those of the regions differ in brightness too.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, TypeAlias
+from pathlib import Path
+from typing import Any, Literal, Self, TypeAlias
 
 import nibabel as nib
 import numpy as np
 import numpy.typing as npt
+from matplotlib.artist import Artist
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.textpath import TextPath
 
-from brats_seg.figures.style import OUTLINE_DASHES, OUTLINE_WIDTHS, REGION_COLOURS, LineStyle
-from brats_seg.labels import RegionMasks
-from brats_seg.voxels.box import Triple
-from brats_seg.voxels.grids import AXES, Affine
+from brats_seg.errors import UsageError
+from brats_seg.files import whole_file
+from brats_seg.labels import MODALITIES, RegionMasks
+from brats_seg.voxels.box import Mask, Triple
+from brats_seg.voxels.grids import AXES, MM3_PER_ML, Affine, Spacing
 from brats_seg.voxels.shapes import number_components
 
 Image: TypeAlias = npt.NDArray[np.floating[Any] | np.integer[Any]]
-Spacing: TypeAlias = tuple[float, float, float]
-Directions: TypeAlias = tuple[str, str, str]
+LineStyle: TypeAlias = Literal["-", "--"] | tuple[float, tuple[float, ...]]
 
-PLANES = (("axial", 2), ("coronal", 1), ("sagittal", 0))
-"""Name of each plane and the axis that is perpendicular to it."""
-AXIAL = 2
+PLANES = {"axial": 2, "coronal": 1, "sagittal": 0}
+"""Axis that is perpendicular to each plane."""
+AXIAL = PLANES["axial"]
+
+REGION_COLOURS = ("#56B4E9", "#F0E442", "#D55E00")
+"""Colours of WT, TC and ET: sky blue, yellow, vermilion."""
+_OUTLINES: tuple[tuple[float, LineStyle], ...] = ((2.4, "-"), (1.3, (0, (4, 2))), (0.7, "-"))
+"""Widths in points and styles of the outlines of WT, TC and ET. An outer outline is seen beside an
+inner one on it, and between the dashes of the core."""
+OTHER_TISSUE_COLOURS = ("#CC79A7", "#009E73")
+"""Colours of the other tissues: purple, green."""
+FIRST_COLOUR, SECOND_COLOUR = "#0072B2", "#E69F00"
+"""Colours of two things compared that are not regions: blue, orange."""
+MODALITY_NAMES = dict(zip(MODALITIES, ("T1", "T1c", "T2", "FLAIR"), strict=True))
+"""Names of the modalities in pictures, as radiologists write them; files and options keep their own."""
+RESEARCH_USE = "research use only"
+SMALL_PRINT = f"{RESEARCH_USE}; the patient's left is on the right"
+SUFFIXES = (".png", ".svg", ".pdf")
+"""Formats that a figure can be written in."""
 
 _GREY_PERCENTILES = (1.0, 99.5)
-_COARSE = 2
-"""Every second voxel is enough for the percentiles."""
 _MARGIN = 0.08
-"""Background that is left around the brain, as a share of its length: room for the letters."""
-
+"""Background that is left around the brain, as a share of its length, for the letters."""
 _OPPOSITE = dict(zip("LRAPSI", "RLPAIS", strict=True))
 _OBLIQUE = 0.4
 """Smallest component of a unit vector that has a letter: directions within 24 degrees of an axis have
@@ -43,15 +63,17 @@ _EDGES = {
     "top": {"x": 0.5, "y": 0.99, "ha": "center", "va": "top"},
     "bottom": {"x": 0.5, "y": 0.01, "ha": "center", "va": "bottom"},
 }
-"""Place of the letter at each edge, as shares of the panel."""
+"""Position of the letter at each edge, as shares of the panel."""
 _BARS_MM = (50.0, 20.0, 10.0, 5.0, 2.0, 1.0)
 """Lengths of a scale bar, the preferred one first."""
 _LONGEST_BAR = 0.4
 """Longest bar as a share of the panel."""
-_BAR_AT = (0.03, 0.035)
-"""Place of the left end of the bar, as shares of the panel."""
-_BEHIND = {"facecolor": "black", "edgecolor": "none", "alpha": 0.6, "pad": 1.0}
-"""Dark box behind the words in a picture, which makes them legible on bright tissue."""
+_BAR_X, _BAR_Y = 0.03, 0.035
+_DPI = 150
+_TITLE_SHARE = 0.9
+"""Widest title, as a share of the width of the figure."""
+_KEY_SIZE, _KEY_INCHES = 10.0, 0.75
+"""Size of the words of a legend in points, and width of a sample and of the space around it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,21 +81,19 @@ class Grid:
     """Size and directions of the voxels of an array."""
 
     spacing_mm: Spacing
-    """Edges of a voxel."""
-    directions: Directions = AXES
+    directions: tuple[str, str, str] = AXES
     """Side of the patient that X, Y and Z run to: one of L, R, A, P, S and I each."""
 
     @classmethod
     def of(cls, affine: Affine) -> Self:
         """Return the grid of an affine; of oblique axes, the nearest directions."""
         x_mm, y_mm, z_mm = map(float, np.linalg.norm(affine[:3, :3], axis=0))
-        x, y, z = nib.orientations.aff2axcodes(affine)
-        return cls(spacing_mm=(x_mm, y_mm, z_mm), directions=(x, y, z))
+        return cls(spacing_mm=(x_mm, y_mm, z_mm), directions=nib.orientations.aff2axcodes(affine))
 
     @property
     def voxel_ml(self) -> float:
         """Volume of a voxel."""
-        return float(np.prod(self.spacing_mm)) / 1000
+        return float(np.prod(self.spacing_mm)) / MM3_PER_ML
 
     def letters(self, vector: npt.ArrayLike) -> str:
         """Return the letter of the side that a vector (3,) along X, Y and Z points to.
@@ -92,17 +112,6 @@ class Grid:
             if abs(parts[i]) >= _OBLIQUE
         )
 
-    def letters_at_edges(self, to_right: npt.ArrayLike, to_top: npt.ArrayLike) -> dict[str, str]:
-        """Return the letters of the edges `left`, `right`, `top` and `bottom` of a picture.
-
-        Args:
-            to_right: Vector (3,) along X, Y and Z that points to the right in the picture.
-            to_top: The one that points up.
-        """
-        right, top = np.asarray(to_right, float), np.asarray(to_top, float)
-        vectors = {"left": -right, "right": right, "top": top, "bottom": -top}
-        return {edge: self.letters(vector) for edge, vector in vectors.items()}
-
 
 def centre_of(regions: RegionMasks, image: Image) -> Triple:
     """Return the section along each axis with most of the largest tumour, or with most brain."""
@@ -114,122 +123,11 @@ def centre_of(regions: RegionMasks, image: Image) -> Triple:
     return x, y, z
 
 
-def draw_section(axes: Any, image: Image, axis: int, index: int, grid: Grid) -> None:
-    """Draw one section of an image `(X, Y, Z)` in grey, cut to the brain, with letters at its edges.
-
-    Args:
-        axes: Axes of matplotlib.
-        image: Image that is 0 outside the brain.
-        axis: Axis that is perpendicular to the section.
-        index: Position on that axis, in voxels.
-        grid: Size and directions of the voxels.
-    """
-    right, up = _across(axis)
-    section = section_of(image, axis, index)
-    # all sections of an image share one scale
-    low, high = grey_limits(image[::_COARSE, ::_COARSE, ::_COARSE])
-    axes.imshow(
-        np.where(section == 0, low, section),
-        cmap="gray",
-        vmin=low,
-        vmax=high,
-        origin="upper" if axis == AXIAL else "lower",
-        aspect=grid.spacing_mm[up] / grid.spacing_mm[right],
-    )
-    # all sections of a case at one scale
-    _zoom(axes, (image != 0).any(axis=axis).T)
-    axes.set_axis_off()
-    draw_section_letters(axes, axis, grid)
-
-
-def draw_section_letters(axes: Any, axis: int, grid: Grid) -> None:
-    """Write which side of the patient is at each edge of a section, whichever way the axes run."""
-    to_right, to_top = np.zeros(3), np.zeros(3)
-    across, up = _across(axis)
-    left, right = axes.get_xlim()
-    bottom, top = axes.get_ylim()
-    to_right[across], to_top[up] = np.sign(right - left), np.sign(top - bottom)
-    draw_letters(axes, grid.letters_at_edges(to_right, to_top))
-
-
-def draw_letters(axes: Any, letters: Mapping[str, str]) -> None:
-    """Write the letters of `letters_at_edges` at the edges of a picture, or replace those there."""
-    for text in [text for text in axes.texts if text.get_gid() in letters]:
-        text.remove()
-    for edge, words in letters.items():
-        _draw_mark(axes, words, **_EDGES[edge], gid=edge)
-
-
-def draw_scale_bar(axes: Any, mm_per_unit: float) -> None:
-    """Draw a scale bar of 50 mm, or a shorter one in a picture of something small.
-
-    Args:
-        axes: Axes of matplotlib whose limits are set.
-        mm_per_unit: Length of a unit of the horizontal axis, such as a voxel.
-    """
-    left, right = axes.get_xlim()
-    width_mm = abs(right - left) * mm_per_unit
-    length_mm = next((mm for mm in _BARS_MM if mm <= _LONGEST_BAR * width_mm), _BARS_MM[-1])
-    x, y = _BAR_AT
-    share = length_mm / width_mm
-    axes.plot(
-        [x, x + share],
-        [y, y],
-        transform=axes.transAxes,
-        color="white",
-        linewidth=2,
-        solid_capstyle="butt",
-        gid="scale bar",
-    )
-    _draw_mark(axes, f"{length_mm:g} mm", x=x, y=y + 0.02, ha="left", va="bottom")
-
-
-def draw_section_bar(axes: Any, axis: int, grid: Grid) -> None:
-    """Draw the scale bar of a section."""
-    draw_scale_bar(axes, grid.spacing_mm[_across(axis)[0]])
-
-
-def draw_overlay(axes: Any, colours: npt.NDArray[np.float64]) -> None:
-    """Draw colours (rows, columns, 4) over a section, in which opacity may be 0."""
-    # imshow would make the voxels of the section squares
-    axes.imshow(colours, interpolation="nearest", aspect=axes.get_aspect())
-
-
-def draw_outlines(axes: Any, regions: RegionMasks, axis: int, index: int) -> None:
-    """Draw the outlines of the regions `(3, X, Y, Z)` over a section.
-
-    The lines of inner regions are thinner, and those of the core dashed, so that an outer one is
-    seen where they have one boundary.
-    """
-    styles = zip(REGION_COLOURS, OUTLINE_WIDTHS, OUTLINE_DASHES, strict=True)
-    for region, (colour, width, dashes) in zip(regions, styles, strict=True):
-        section = section_of(region, axis, index)
-        draw_outline(axes, section, color=colour, linewidth=width, linestyle=dashes)
-
-
-def draw_outline(
-    axes: Any,
-    section: npt.NDArray[np.bool_],
-    *,
-    color: str,
-    linewidth: float,
-    linestyle: LineStyle = "-",
-) -> None:
-    """Draw the outline of a section `(rows, columns)` of a mask, if there is anything in it."""
-    if section.any():
-        axes.contour(
-            section,
-            levels=[0.5],
-            colors=[color],
-            linewidths=[linewidth],
-            linestyles=[linestyle],
-            origin=None,
-        )
-
-
 def grey_limits(image: Image) -> tuple[float, float]:
     """Return the values of an image that are drawn black and white; voxels of 0 are not counted."""
-    brain = image[image != 0]
+    # every second voxel is enough
+    coarse = image[::2, ::2, ::2]
+    brain = coarse[coarse != 0]
     low, high = np.percentile(brain, _GREY_PERCENTILES) if brain.size else (0.0, 1.0)
     return float(low), max(float(high), float(low) + 1e-6)
 
@@ -239,32 +137,210 @@ def section_of(array: npt.NDArray[Any], axis: int, index: int) -> npt.NDArray[An
     return np.moveaxis(array, axis, 0)[index].T
 
 
-def _across(axis: int) -> tuple[int, int]:
-    """Return the axes along the width and along the height of a section."""
-    width, height = (i for i in range(3) if i != axis)
-    return width, height
+def draw_section(
+    axes: Any,
+    image: Image,
+    axis: int,
+    index: int,
+    grid: Grid,
+    *,
+    limits: tuple[float, float] | None = None,
+    brain: Mask | None = None,
+) -> None:
+    """Draw one section of an image `(X, Y, Z)` in grey, cut to the brain, with letters at its edges.
+
+    The limits of the greys and the brain are by default those of the whole image, so that all its
+    sections have one scale.
+    """
+    right, up = (i for i in range(3) if i != axis)
+    section = section_of(image, axis, index)
+    low, high = limits or grey_limits(image)
+    axes.imshow(
+        np.where(section == 0, low, section),
+        cmap="gray",
+        vmin=low,
+        vmax=high,
+        origin="upper" if axis == AXIAL else "lower",
+        aspect=grid.spacing_mm[up] / grid.spacing_mm[right],
+    )
+    _zoom(axes, np.any(image != 0 if brain is None else brain, axis=axis).T)
+    axes.set_axis_off()
+    vectors = np.zeros((2, 3))
+    vectors[0, right] = np.sign(np.diff(axes.get_xlim())[0])
+    vectors[1, up] = np.sign(np.diff(axes.get_ylim())[0])
+    draw_letters(axes, grid, *vectors)
 
 
-def _zoom(axes: Any, brain: npt.NDArray[np.bool_]) -> None:
-    """Set the limits to the brain, whichever way the axes run."""
-    for axis, set_limits, limits in (
-        (0, axes.set_xlim, axes.get_xlim()),
-        (1, axes.set_ylim, axes.get_ylim()),
+def draw_letters(axes: Any, grid: Grid, to_right: npt.ArrayLike, to_top: npt.ArrayLike) -> None:
+    """Write the side of the patient at each edge of a picture, or replace the letters there.
+
+    The vectors (3,) along X, Y and Z point to the right and to the top of the picture.
+    """
+    right, top = np.asarray(to_right, float), np.asarray(to_top, float)
+    for text in [text for text in axes.texts if text.get_gid() in _EDGES]:
+        text.remove()
+    for edge, vector in {"left": -right, "right": right, "top": top, "bottom": -top}.items():
+        _draw_mark(axes, grid.letters(vector), **_EDGES[edge], gid=edge)
+
+
+def draw_scale_bar(axes: Any, mm_per_unit: float) -> None:
+    """Draw a scale bar of 50 mm, or a shorter one in a picture of something small.
+
+    The limits of the axes must be set; a unit of the horizontal one is for example a voxel.
+    """
+    left, right = axes.get_xlim()
+    width_mm = abs(right - left) * mm_per_unit
+    length_mm = next((mm for mm in _BARS_MM if mm <= _LONGEST_BAR * width_mm), _BARS_MM[-1])
+    axes.plot(
+        [_BAR_X, _BAR_X + length_mm / width_mm],
+        [_BAR_Y, _BAR_Y],
+        transform=axes.transAxes,
+        color="white",
+        linewidth=2,
+        solid_capstyle="butt",
+        gid="scale bar",
+    )
+    _draw_mark(axes, f"{length_mm:g} mm", x=_BAR_X, y=_BAR_Y + 0.02, ha="left", va="bottom")
+
+
+def draw_overlay(axes: Any, colours: npt.NDArray[np.float64]) -> None:
+    """Draw colours (rows, columns, 4) over a section, in which opacity may be 0."""
+    # imshow would make the voxels of the section squares
+    axes.imshow(colours, interpolation="nearest", aspect=axes.get_aspect())
+
+
+def draw_outlines(axes: Any, regions: RegionMasks, axis: int, index: int) -> None:
+    """Draw the outlines of the regions `(3, X, Y, Z)` over a section."""
+    for region, colour, (width, style) in zip(regions, REGION_COLOURS, _OUTLINES, strict=True):
+        draw_outline(axes, section_of(region, axis, index), colour, width, style)
+
+
+def draw_outline(axes: Any, section: Mask, colour: str, width: float, style: LineStyle) -> None:
+    """Draw the outline of a section `(rows, columns)` of a mask, if there is anything in it."""
+    if section.any():
+        axes.contour(
+            section,
+            levels=[0.5],
+            colors=[colour],
+            linewidths=[width],
+            linestyles=[style],
+            origin=None,
+        )
+
+
+def dark_figure(width: float, height: float) -> Figure:
+    """Return an empty black figure for scans; the size is in inches."""
+    return Figure(figsize=(width, height), layout="constrained", facecolor="black")
+
+
+def light_figure(width: float, height: float) -> Figure:
+    """Return an empty white figure for charts, marked for research use; the size is in inches."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    figure.supxlabel(RESEARCH_USE, fontsize="x-small", color="grey", x=0.99, ha="right")
+    return figure
+
+
+def region_key(regions: Mapping[int, str], *, filled: bool = False) -> list[Artist]:
+    """Return legend entries for the outlines, or the areas, of regions, by their numbers."""
+    return [
+        Patch(facecolor=REGION_COLOURS[k], label=words)
+        if filled
+        else line_key(words, REGION_COLOURS[k], *_OUTLINES[k])
+        for k, words in regions.items()
+    ]
+
+
+def line_key(words: str, colour: str, width: float, style: LineStyle) -> Artist:
+    """Return the legend entry for one kind of line."""
+    return Line2D([], [], color=colour, linewidth=width, linestyle=style, label=words)
+
+
+def add_title(figure: Figure | SubFigure, words: str, *, size: float = 10.0) -> None:
+    """Write a white title above a figure or a part of it, smaller if it is wider than that."""
+    size = fitting_size(words, figure.bbox.width / figure.dpi, size)
+    # the id of a case may contain dollars, which would begin a formula
+    figure.suptitle(words, color="white", fontsize=size, parse_math=False)
+
+
+def fitting_size(words: str, width_inches: float, size: float) -> float:
+    """Return the size in points at which the longest line is no wider than a figure."""
+    widest_inches = max((_inches(line, size) for line in words.splitlines()), default=0.0)
+    return size * min(1.0, _TITLE_SHARE * width_inches / max(widest_inches, 0.01))
+
+
+def add_dark_legend(figure: Figure, entries: Sequence[Artist], words: str = SMALL_PRINT) -> None:
+    """Add a legend below a dark figure, in as many rows as it needs, below a line in small print."""
+    widths = [_inches(str(entry.get_label()), _KEY_SIZE) + _KEY_INCHES for entry in entries]
+    n_columns = next(
+        n
+        for n in range(max(len(entries), 1), 0, -1)
+        if n == 1 or sum(max(widths[k::n]) for k in range(n)) <= figure.bbox.width / figure.dpi
+    )
+    legend = figure.legend(
+        # matplotlib fills column by column
+        handles=[entry for k in range(n_columns) for entry in entries[k::n_columns]],
+        loc="outside lower center",
+        ncols=n_columns,
+        labelcolor="white",
+        frameon=False,
+        fontsize=_KEY_SIZE,
+        title=words,
+        title_fontsize="x-small",
+    )
+    legend.get_title().set_color("grey")
+
+
+def check_suffix(path: Path) -> None:
+    """Raise `UsageError` unless the name of the file ends in one of `SUFFIXES`."""
+    if path.suffix.lower() not in SUFFIXES:
+        msg = (
+            f"{path} ends in {path.suffix or 'nothing'}; expected a name that ends in "
+            f"{' or '.join(SUFFIXES)}"
+        )
+        raise UsageError(msg)
+
+
+def write_figure(figure: Figure, path: Path, *, dpi: int = _DPI) -> None:
+    """Write a figure as PNG, SVG or PDF, by the suffix of the file name.
+
+    Raises:
+        UsageError: The name has another suffix.
+        EnvironmentalError: The file cannot be written.
+    """
+    check_suffix(path)
+    with whole_file(path) as beside:
+        figure.savefig(beside, dpi=dpi, format=path.suffix.lower().removeprefix("."))
+
+
+def _zoom(axes: Any, brain: Mask) -> None:
+    """Set the limits to the brain `(rows, columns)`, whichever way the axes run."""
+    for axis, limits, set_limits in (
+        (0, axes.get_xlim(), axes.set_xlim),
+        (1, axes.get_ylim(), axes.set_ylim),
     ):
-        found = np.flatnonzero(brain.any(axis=axis))
-        if found.size:
-            margin = _MARGIN * (found[-1] - found[0] + 1)
-            near, far = found[0] - margin, found[-1] + margin
-            set_limits((near, far) if limits[0] < limits[1] else (far, near))
+        inside = np.flatnonzero(brain.any(axis=axis))
+        if inside.size:
+            margin = _MARGIN * (inside[-1] - inside[0] + 1)
+            ends = (inside[0] - margin, inside[-1] + margin)
+            set_limits(ends if limits[0] < limits[1] else ends[::-1])
 
 
-def _draw_mark(axes: Any, words: str, **place: Any) -> None:
+def _draw_mark(axes: Any, words: str, **position: Any) -> None:
+    """Write white words on a dark box, which makes them legible on bright tissue."""
     axes.text(
         s=words,
         transform=axes.transAxes,
         color="white",
         fontsize="x-small",
         fontweight="bold",
-        bbox=_BEHIND,
-        **place,
+        bbox={"facecolor": "black", "edgecolor": "none", "alpha": 0.6, "pad": 1.0},
+        **position,
     )
+
+
+def _inches(line: str, size: float) -> float:
+    """Return the width of a line of text."""
+    if not line.strip():
+        return 0.0
+    # a dollar would begin a formula
+    return float(TextPath((0, 0), line.replace("$", "S"), size=size).get_extents().width) / 72

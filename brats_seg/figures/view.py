@@ -179,14 +179,14 @@ def with_uncertainty(view: CaseView, path: Path) -> CaseView:
     return replace(view, uncertainty=oriented(volume).array)
 
 
-def drawn_of(view: CaseView) -> tuple[tuple[str, RegionMasks], ...]:
-    """Return the label maps of a case by name, `reference` and `prediction`, as region masks.
+def drawn_of(view: CaseView) -> dict[str, RegionMasks]:
+    """Return the region masks of the label maps of a case by name, `reference` and `prediction`.
 
     Raises:
         CaseError: The case has neither.
     """
-    sides = (("reference", view.reference), ("prediction", view.prediction))
-    drawn = tuple((words, side.regions) for words, side in sides if side is not None)
+    sides = {"reference": view.reference, "prediction": view.prediction}
+    drawn = {name: side.regions for name, side in sides.items() if side is not None}
     if not drawn:
         raise CaseError(
             view.case_id,

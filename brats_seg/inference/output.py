@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -43,15 +43,11 @@ from brats_seg.inference.predict import CaseResult
 from brats_seg.inference.result_files import result_files, write_descriptions
 from brats_seg.inference.scan import Scan
 from brats_seg.inference.settings import PredictionSettings, ResultLayout
-from brats_seg.labels import MODALITIES, REGIONS, convention_named, regions_of
+from brats_seg.labels import MODALITIES, convention_named, regions_of
 from brats_seg.quality.expected_dice import PREDICTED_COLUMNS
 from brats_seg.tables import BETWEEN_TEXTS, write_table
 from brats_seg.voxels.grids import turn_of, turned
 from brats_seg.wings import PredictedDice
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 MANIFEST_NAME = "manifest.jsonl"
 VOLUMES_NAME = "volumes.csv"
@@ -285,16 +281,18 @@ def write_preview(scan: Scan, result: CaseResult, path: Path) -> None:
     """Draw a case to a PNG file, with the patient's left on the right as radiologists see it."""
     # matplotlib takes long to import
     from brats_seg.figures.cases import SHOWN, planes_figure
-    from brats_seg.figures.style import write_figure
+    from brats_seg.figures.sections import Grid, write_figure
     from brats_seg.figures.view import shown_of
 
     turn = turn_of(scan.geometry.affine)
     regions = regions_of(turned(result.label_map, turn), result.convention)
     shown = shown_of(scan.modalities, SHOWN)
     images = {name: _on_grid(scan, MODALITIES.index(name), turn) for name in shown}
-    figure = planes_figure(images, regions, scan.spacing_mm)
-    _add_words(figure, result)
-    write_figure(figure, path)
+    absent = absent_from(result.modalities)
+    without = f", predicted without {', '.join(absent)}" if absent else ""
+    title = f"{result.case_id}{without}"
+    grid = Grid(spacing_mm=scan.spacing_mm)
+    write_figure(planes_figure(images, regions, grid, title=title), path)
 
 
 def _volume_row(record: Record) -> dict[str, str | float]:
@@ -312,21 +310,3 @@ def _on_grid(scan: Scan, modality: int, turn: npt.NDArray[np.float64]) -> npt.ND
     """Return a modality (X, Y, Z) on the turned grid of the files."""
     image = scan.on_scan_spacing(scan.image[modality : modality + 1])[0]
     return turned(scan.on_scan_grid(image), turn)
-
-
-def _add_words(figure: "Figure", result: CaseResult) -> None:
-    from brats_seg.figures.style import (
-        LEFT_IS_RIGHT,
-        RESEARCH_USE,
-        add_dark_legend,
-        add_title,
-        outline_key,
-    )
-
-    ml = {part.name: part.ml for part in result.volumes}
-    words = tuple(f"{region.upper()} {ml[region]:.1f} ml" for region in REGIONS)
-    entries = outline_key(words, [ml[region] > 0 for region in REGIONS])
-    add_dark_legend(figure, entries, f"{RESEARCH_USE}; {LEFT_IS_RIGHT}")
-    absent = absent_from(result.modalities)
-    without = f", predicted without {', '.join(absent)}" if absent else ""
-    add_title(figure, f"{result.case_id}{without}{'' if ml['wt'] else ': no tumour found'}")

@@ -32,11 +32,6 @@ from brats_seg.models.norm import Shares, shares_of, statistics_of_centre
 from brats_seg.progress import part
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.memory import is_out_of_memory
-from brats_seg.runtime.memory_format import (
-    format_to_predict,
-    memory_format_of,
-    set_memory_format,
-)
 from brats_seg.runtime.sliding_window import (
     WindowRule,
     n_windows,
@@ -300,7 +295,7 @@ class _Pass:
 
         shares = centre_shares(self.member, self.settings, window)
         with (
-            _on(self.member.network, mode.device, window),
+            _on(self.member.network, mode.device),
             statistics_of_centre(self.member.network, shares),
         ):
             return predict_logits(
@@ -338,16 +333,14 @@ def _shape_of(image: Tensor | Field) -> Triple:
 
 
 @contextmanager
-def _on(network: nn.Module, device: Device, window: Triple) -> Iterator[None]:
-    """Move a network to a device, in the memory format for it, and back afterwards."""
-    home, memory_format = next(network.parameters()).device, memory_format_of(network)
+def _on(network: nn.Module, device: Device) -> Iterator[None]:
+    """Move a network to a device, and back afterwards."""
+    home = next(network.parameters()).device
     network.to(device.torch_device)
-    set_memory_format(network, format_to_predict(device.torch_device, window))
     try:
         yield
     finally:
         network.to(home)
-        set_memory_format(network, memory_format)
 
 
 def _halved(window: Triple, multiple: Triple) -> Triple:

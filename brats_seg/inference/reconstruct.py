@@ -175,7 +175,7 @@ class Reconstructor:
 def _drawn(case: Case, reconstructor: Reconstructor, output: Path) -> DrawnCase:
     # matplotlib takes long to import
     from brats_seg.figures.cases import reconstruction_figure
-    from brats_seg.figures.style import write_figure
+    from brats_seg.figures.sections import write_figure
 
     made = reconstructor.reconstruct(case)
     picture = output / f"{made.case_id}.png"

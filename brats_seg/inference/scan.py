@@ -14,8 +14,7 @@ import numpy.typing as npt
 
 from brats_seg.cases.case import Case, CaseFiles, LoadedCase, case_of_arrays, load_case
 from brats_seg.cases.nifti import Geometry
-from brats_seg.data.spacing import at_spacing
-from brats_seg.data.transforms import apply_transforms, prediction_transforms
+from brats_seg.data.normalisation import at_spacing, extract_brain
 from brats_seg.labels import MODALITIES
 from brats_seg.voxels.box import Box
 from brats_seg.voxels.grids import Resampling, Spacing, turn_of, turned_back
@@ -122,12 +121,12 @@ def prepare_scan(loaded: LoadedCase, spacing_mm: Spacing) -> Scan:
     if resampling is not None:
         warnings.append(_resampled_words(loaded.geometry, spacing_mm))
     case_id = loaded.case.case_id
-    data = apply_transforms(prediction_transforms(), {"case_id": case_id, "image": volumes})
+    brain = extract_brain(case_id, volumes, None)
     return Scan(
         case_id=case_id,
         release=loaded.release,
-        image=_all_channels(data["image"], loaded.modalities),
-        box=data["box"],
+        image=_all_channels(brain.image.astype(np.float32), loaded.modalities),
+        box=brain.box,
         geometry=loaded.geometry,
         resampling=resampling,
         warnings=tuple(warnings),

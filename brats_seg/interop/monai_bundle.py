@@ -36,6 +36,7 @@ from brats_seg.inference.foreign import (
 )
 from brats_seg.inference.scan import Scan
 from brats_seg.labels import MODALITIES, REGIONS
+from brats_seg.models.convolution import use_slabs
 from brats_seg.runtime.sliding_window import WindowRule, bell
 from brats_seg.runtime.torch_files import checked_weights, read_plain, reason_of
 from brats_seg.runtime.weights import Decoding, FittedPrediction, ModelIdentity
@@ -309,6 +310,7 @@ def _network(config: _Config, path: Path) -> tuple[nn.Module, str]:
         config.refuse(f"{name} cannot be built: {reason_of(error)}")
     try:
         network.load_state_dict(_weights(path))
+        use_slabs(network)
     except RuntimeError as error:
         reason = str(error).partition("\n")[2].strip().partition("\n")[0]
         msg = f"{path}: the weights are not those of {name} in {config.file.name}: {reason} {_COPY_AGAIN}"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from brats_seg.models.convolution import Convolution
 from brats_seg.voxels.box import Triple
 
 
@@ -84,7 +85,7 @@ class _Convolution(nn.Module):
     ) -> None:
         super().__init__()
         x, y, z = ((n - 1) // 2 for n in kernel)
-        self.conv = nn.Conv3d(
+        self.conv = Convolution(
             *channels, kernel, stride, padding=(x, y, z), bias=shape.bias and bias
         )
         self.norm = nn.InstanceNorm3d(channels[1], eps=shape.eps, affine=True)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from brats_seg.errors import ConfigError
 from brats_seg.models.activation_checkpointing import ActivationCheckpointing, HasLevels, run_level
+from brats_seg.models.convolution import use_slabs
 from brats_seg.models.output import TrainingOutput
 from brats_seg.models.unet import LEAKY_SLOPE
 from brats_seg.voxels.box import Triple
@@ -38,6 +39,7 @@ class MonaiNetwork(nn.Module):
 
     def __init__(self, network: nn.Module, levels: Levels) -> None:
         super().__init__()
+        use_slabs(network)
         self.network = network
         self.checkpointing = ActivationCheckpointing.NONE
         _follow_checkpointing(self, levels)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from brats_seg.models.activation_checkpointing import ActivationCheckpointing, run_level
+from brats_seg.models.convolution import Convolution
 from brats_seg.models.output import TrainingOutput
 
 WIDTH = 24
@@ -52,7 +53,7 @@ def _double_convolution(n_in: int, n_out: int) -> nn.Sequential:
     layers: list[nn.Module] = []
     for n_before in (n_in, n_out):
         layers += [
-            nn.Conv3d(n_before, n_out, 3, padding=1),
+            Convolution(n_before, n_out, 3, padding=1),
             nn.GroupNorm(N_NORM_GROUPS, n_out),
             nn.ReLU(inplace=True),
         ]

@@ -8,11 +8,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeAlias, cast
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from brats_seg.models.activation_checkpointing import ActivationCheckpointing, run_level
+from brats_seg.models.convolution import Convolution, convolve, fast_format
 from brats_seg.models.norm import ActivatedNorm
 from brats_seg.models.output import TrainingOutput
 from brats_seg.voxels.box import Triple
@@ -46,7 +45,7 @@ class Block(nn.Module):
     def __init__(self, n_in: int, n_out: int, stride: Triple = (1, 1, 1)) -> None:
         super().__init__()
         # the norm would remove a bias, and has its own
-        self.convolution = nn.Conv3d(n_in, n_out, 3, stride=stride, padding=1, bias=False)
+        self.convolution = Convolution(n_in, n_out, 3, stride=stride, padding=1, bias=False)
         self.norm = ActivatedNorm(n_out, LEAKY_SLOPE)
 
     def forward(self, features: Tensor) -> Tensor:
@@ -79,8 +78,8 @@ class Decoder(nn.Module):
         first = cast(Block, self.level[0])
         for_raised, for_skip = first.convolution.weight.split(skip.shape[1], dim=1)
         # in the backward pass, the upsampled gradient is used before that of the skip is computed
-        joined = functional.conv3d(skip, for_skip, padding=1)
-        joined += functional.conv3d(self.upsampling(below), for_raised, padding=1)
+        joined = convolve(skip, for_skip)
+        joined += convolve(self.upsampling(below), for_raised)
         normalised: Tensor = first.norm(joined)
         return normalised
 
@@ -112,12 +111,11 @@ class UNet(nn.Module):
         n_heads = max(1, len(widths) - 2) if deep_supervision else 1
         self.heads = nn.ModuleList(nn.Conv3d(width, n_out, 1) for width in widths[:n_heads])
         self.checkpointing = ActivationCheckpointing.NONE
-        self.memory_format = torch.contiguous_format
         self.apply(initialise)
 
     def forward(self, image: Tensor) -> Tensor | TrainingOutput:
         """Return logits: a `TrainingOutput` in training mode, else `(N, n_out, X, Y, Z)`."""
-        features, skips = image.contiguous(memory_format=self.memory_format), []
+        features, skips = image.contiguous(memory_format=fast_format(image)), []
         for level, encode in enumerate(self.encoder):
             features = run_level(self.checkpointing, level, encode, features)
             skips.append(features)

@@ -20,8 +20,7 @@ from brats_seg.figures.cases import (
     uncertainty_figure,
     view_figure,
 )
-from brats_seg.figures.sections import centre_of
-from brats_seg.figures.style import MODALITY_NAMES, REGION_COLOURS
+from brats_seg.figures.sections import MODALITY_NAMES, REGION_COLOURS, centre_of
 from brats_seg.figures.view import CaseView, Labelled
 from brats_seg.labels import MODALITIES, RegionMasks
 from brats_seg.pages.embedded import EmbeddedVolumes, embedded

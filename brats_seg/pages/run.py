@@ -18,6 +18,7 @@ from brats_seg.config_text import LONGEST_YAML, differing_settings, load_config
 from brats_seg.data.loader import whole_case
 from brats_seg.errors import EnvironmentalError, UsageError
 from brats_seg.evaluation.overlap import count_regions, dice
+from brats_seg.figures.history import read_history
 from brats_seg.files import is_locked, read_bounded
 from brats_seg.inference.out_of_fold import (
     HeldOut,
@@ -41,7 +42,6 @@ from brats_seg.training.checkpoints import (
     Checkpoint,
     load_checkpoint,
 )
-from brats_seg.training.history import read_history
 from brats_seg.voxels.box import Box, Triple, bounding_box
 from brats_seg.voxels.grids import MM3_PER_ML
 

@@ -12,14 +12,13 @@ from matplotlib.figure import Figure
 from brats_seg.figures.cases import SHOWN, planes_figure
 from brats_seg.figures.charts import FEWEST_SCORED, dice_figure
 from brats_seg.figures.history import PHASES, curves_of, history_figure
-from brats_seg.figures.sections import Spacing, centre_of
-from brats_seg.figures.style import LEFT_IS_RIGHT, RESEARCH_USE, add_dark_legend, outline_key
+from brats_seg.figures.sections import Grid, centre_of
 from brats_seg.labels import MODALITIES, REGIONS, RegionMasks
 from brats_seg.pages.case import Fact
 from brats_seg.pages.html import picture_uri, write_page
+from brats_seg.voxels.grids import Spacing
 
 _SIDES = ("reference", "prediction")
-_SMALL_PRINT = f"{RESEARCH_USE}; {LEFT_IS_RIGHT}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,8 +136,5 @@ def _case_figure(case: HeldOutPicture, side: str) -> Figure:
     images = {name: case.image[MODALITIES.index(name)] for name in SHOWN}
     # through the tumour, and not through what was predicted elsewhere
     centre = centre_of(case.reference, images[SHOWN[0]])
-    figure = planes_figure(images, regions[side], case.spacing_mm, centre=centre)
-    ml = case.score.reference_ml if side == "reference" else case.score.prediction_ml
-    words = [f"{region.upper()} {one:.1f} ml" for region, one in zip(REGIONS, ml, strict=True)]
-    add_dark_legend(figure, outline_key(words, [one > 0 for one in ml]), _SMALL_PRINT)
-    return figure
+    grid = Grid(spacing_mm=case.spacing_mm)
+    return planes_figure(images, regions[side], grid, centre=centre)

@@ -20,7 +20,7 @@ from scipy.special import stdtrit
 
 from brats_seg.cases.many import evenly_spread
 from brats_seg.config import Section
-from brats_seg.data.spacing import grid_of
+from brats_seg.data.normalisation import grid_of
 from brats_seg.labels import MODALITIES
 from brats_seg.quality.scan import (
     MODALITY_PAIRS,
@@ -212,8 +212,7 @@ def profile_of_cases(folder: Path, case_ids: Sequence[str]) -> TrainingProfile |
     Raises:
         CaseError: A case is not prepared, or is damaged.
     """
-    from brats_seg.data.manifest import manifest_of
-    from brats_seg.data.store import MEASURES_NAME
+    from brats_seg.data.manifest import MEASURES_NAME, manifest_of
 
     chosen = evenly_spread(case_ids, _MOST_CASES)
     if not all((folder / case_id / MEASURES_NAME).exists() for case_id in chosen):
@@ -357,7 +356,8 @@ def _names() -> list[str]:
 
 def _measures_of(folder: Path, case_id: str) -> npt.NDArray[np.float64] | None:
     """Return the measures of a prepared case: the stored ones, if they are those of this version."""
-    from brats_seg.data.store import MEASURES_NAME, open_case
+    from brats_seg.data.manifest import MEASURES_NAME
+    from brats_seg.data.store import open_case
 
     try:
         values = _parsed_measures((folder / case_id / MEASURES_NAME).read_text())

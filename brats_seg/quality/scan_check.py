@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from brats_seg.cases.nifti import Volume, oriented
-from brats_seg.data.spacing import grid_of
+from brats_seg.data.normalisation import grid_of
 from brats_seg.errors import CaseError, counted
 from brats_seg.labels import MODALITIES
 from brats_seg.quality.label_map import judge_sample

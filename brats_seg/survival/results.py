@@ -17,7 +17,7 @@ import numpy as np
 from brats_seg.cases.clinical import SURVIVAL_CLASS_DAYS
 from brats_seg.cases.folds import read_folds
 from brats_seg.figures.charts import survival_figure
-from brats_seg.figures.style import write_figure
+from brats_seg.figures.sections import write_figure
 from brats_seg.files import alone_at, whole_file
 from brats_seg.progress import Track, untracked
 from brats_seg.survival.cox import is_installed

@@ -13,8 +13,8 @@ from brats_seg.errors import EnvironmentalError
 from brats_seg.runtime.device import Device
 from brats_seg.training.gradient import (
     BatchGradient,
-    HeldMicroBatch,
     Leaves,
+    MicroBatch,
     stateful_modules,
 )
 from brats_seg.training.independence import (
@@ -99,7 +99,7 @@ class Accumulator:
         self.scaler = torch.amp.GradScaler(device.torch_device.type, enabled=device.needs_scaler)
 
     def step(
-        self, micro_batches: Iterable[HeldMicroBatch], measure: Measure = measure_nothing
+        self, micro_batches: Iterable[MicroBatch], measure: Measure = measure_nothing
     ) -> StepResult:
         """Update the weights once, by the gradient of all micro-batches together.
 
@@ -141,7 +141,7 @@ class Accumulator:
         )
 
     def backward(
-        self, micro_batches: Iterable[HeldMicroBatch], measure: Measure = measure_nothing
+        self, micro_batches: Iterable[MicroBatch], measure: Measure = measure_nothing
     ) -> tuple[float, Tensor]:
         """Set the gradient of the batch's loss without a step; return loss and measurements."""
         self._leaves.drop_gradients()

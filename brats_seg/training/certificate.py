@@ -22,9 +22,8 @@ from torch import Tensor, nn
 
 from brats_seg.config import Config, LossConfig, Size
 from brats_seg.data.loader import PatchDataset
-from brats_seg.data.manifest import MANIFEST_NAME
+from brats_seg.data.manifest import MANIFEST_NAME, prepared_ids
 from brats_seg.data.patches import epoch_patches
-from brats_seg.data.verify import prepared_ids
 from brats_seg.errors import BratsError, ConfigError, EnvironmentalError, ResumeError, UsageError
 from brats_seg.files import whole_file
 from brats_seg.labels import REGIONS

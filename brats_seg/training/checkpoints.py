@@ -23,7 +23,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 import torch
 from pydantic import Field, TypeAdapter
@@ -39,7 +39,6 @@ from brats_seg.files import explained, remove_leftovers, whole_file
 from brats_seg.labels import MODALITY_SUBSETS
 from brats_seg.quality.profile import TrainingProfile, parse_profile, profile_of_cases
 from brats_seg.runtime.device import Device
-from brats_seg.runtime.memory_format import CONTIGUOUS
 from brats_seg.runtime.torch_files import reason_of, write_checkpoint
 from brats_seg.runtime.weights import (
     BEST_NAME,
@@ -383,8 +382,6 @@ class Checkpoint:
     """Seconds that the run has taken in all its sessions."""
     profile: TrainingProfile | None = None
     """Profile of the training scans; None if too few of them are brains."""
-    memory_format: str = CONTIGUOUS
-    """Format in which the network computes; older checkpoints were made in contiguous format."""
     schema_version: int = SCHEMA_VERSION
 
     def for_prediction(self, model: dict[str, Tensor], validation: RunningSums) -> Self:
@@ -432,7 +429,6 @@ def load_checkpoint(path: Path, device: torch.device) -> Checkpoint:
         content["started_from"] = _STARTED_FROM.validate_python(content.get("started_from"))
         content["profile"] = parse_profile(content.get("profile"))
         content["spent_s"] = _SECONDS.validate_python(content.get("spent_s", 0.0))
-        content["memory_format"] = _FORMAT.validate_python(content.get("memory_format", CONTIGUOUS))
         # other entries, such as settings fitted to the weights, are for prediction alone
         known = {entry.name for entry in fields(Checkpoint)}
         return Checkpoint(**{name: value for name, value in content.items() if name in known})
@@ -462,7 +458,6 @@ def checkpoint_of(
         environment=environment,
         started_from=state.started_from,
         spent_s=state.spent_s,
-        memory_format=state.memory_format,
     )
 
 
@@ -515,7 +510,6 @@ def _restore(
     state.sums = checkpoint.sums
     state.history = list(checkpoint.history)
     state.best = checkpoint.best
-    state.use_memory_format(checkpoint.memory_format)
     state.started_from = checkpoint.started_from
     state.spent_s = checkpoint.spent_s
 
@@ -523,7 +517,6 @@ def _restore(
 _POSITION = TypeAdapter(Position)
 _HISTORY = TypeAdapter(tuple[dict[str, int | float], ...])
 _STARTED_FROM = TypeAdapter(StartedFrom | None)
-_FORMAT: TypeAdapter[str] = TypeAdapter(Literal["contiguous", "channels_last"])
 _SECONDS = TypeAdapter(Annotated[float, Field(ge=0, allow_inf_nan=False)])
 
 

@@ -18,7 +18,7 @@ import torch
 from brats_seg.config import Config
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.data.fold import FoldData
-from brats_seg.data.intensity_transforms import RandModalityDropoutd, Transform
+from brats_seg.data.intensities import RandModalityDropoutd, Transform
 from brats_seg.data.loader import PATCHES_AHEAD, PatchDataset, Sample, patch_loader
 from brats_seg.data.patches import PatchKey, epoch_patches
 from brats_seg.data.transforms import transforms_named
@@ -26,7 +26,7 @@ from brats_seg.models.build import default_window, padded_size, size_multiple
 from brats_seg.progress import part
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.sliding_window import window_within
-from brats_seg.training.gradient import HeldMicroBatch, MicroBatch, UnchangedMicroBatch
+from brats_seg.training.gradient import MicroBatch
 from brats_seg.training.tasks import task_of
 from brats_seg.voxels.box import rounded_up
 
@@ -52,7 +52,7 @@ class Batch:
         """The case of each patch."""
         return tuple(sample.case_id for sample in self.samples)
 
-    def micro_batches(self, size: int) -> Iterator[HeldMicroBatch]:
+    def micro_batches(self, size: int) -> Iterator[MicroBatch]:
         """Yield the patches in their order, `size` at a time; the last micro-batch may be smaller.
 
         A micro-batch of one patch is a view of it; one of several patches is a copy. They are counted
@@ -62,15 +62,10 @@ class Batch:
         with part("micro-batches of the step", len(starts)) as after_micro_batch:
             for start in starts:
                 group = self.samples[start : start + size]
-                patches = MicroBatch(
+                yield MicroBatch(
                     _stacked([sample.image for sample in group]),
                     _stacked([sample.target for sample in group]),
                 )
-                changes = tuple(sample.changes for sample in group)
-                if any(changes):
-                    yield UnchangedMicroBatch(patches=patches, changes=changes)
-                else:
-                    yield patches
                 after_micro_batch()
 
 
@@ -101,8 +96,6 @@ def read_batches(
         transforms += (RandModalityDropoutd("image", config.training.modality_dropout),)
     on_gpu = device.torch_device.type != "cpu"
     dataset = _dataset(data, config, config.training.augment, transforms)
-    if on_gpu and may_leave_changes(config, transforms):
-        dataset.leave_changes()
     n_workers = _n_workers(config.training.n_workers, on_gpu=on_gpu)
     samples = patch_loader(dataset, chain.from_iterable(batches), n_workers)
     for keys in batches:
@@ -115,15 +108,6 @@ def held_out_patches(
     """Yield the patches of those keys in their order, without augmentation."""
     n_workers = _n_workers(config.training.n_workers, on_gpu=device.torch_device.type != "cpu")
     return patch_loader(_dataset(data, config, "none"), keys, n_workers=n_workers)
-
-
-def may_leave_changes(config: Config, transforms: Sequence[Transform]) -> bool:
-    """Return whether the device may change the intensities of patches, instead of the loader.
-
-    A transform after them needs the changed image in the loader, and so does an autoencoder, whose
-    target it is.
-    """
-    return not transforms and config.model.task == "segmentation"
 
 
 def patch_shape(config: Config, data: FoldData) -> tuple[int, int, int]:

@@ -28,7 +28,6 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 import torch
 from torch import Tensor, nn
 
-from brats_seg.data.intensities import IntensityChange, apply_changes
 from brats_seg.errors import ConfigError
 from brats_seg.models.output import output_from, structure_of, tensors_of
 from brats_seg.runtime.device import Device
@@ -85,36 +84,6 @@ class MicroBatch(NamedTuple):
         return MicroBatch(image, target.float() if target.dtype in _STORED_TYPES else target)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class UnchangedMicroBatch:
-    """A micro-batch on the host, with changes of intensities that the device applies."""
-
-    patches: MicroBatch
-    changes: tuple[tuple[IntensityChange, ...], ...]
-    """Changes of each patch in their order; none for some patches."""
-
-    @property
-    def image(self) -> Tensor:
-        """Images before the changes."""
-        return self.patches.image
-
-    @property
-    def target(self) -> Tensor:
-        """Target of the loss."""
-        return self.patches.target
-
-    def to(self, device: torch.device) -> MicroBatch:
-        """Return a copy on a device with the changes, otherwise as `MicroBatch.to` returns it."""
-        image = self.image.to(device).to(torch.float32, copy=True)
-        for patch, changes in zip(image, self.changes, strict=True):
-            if changes:
-                apply_changes(patch, changes)
-        # in float16, as patches that were changed by a loader
-        return MicroBatch(image.half(), self.target).to(device)
-
-
-HeldMicroBatch: TypeAlias = MicroBatch | UnchangedMicroBatch
-"""A micro-batch before it is moved to the device."""
 _STORED_TYPES = (torch.uint8, torch.float16, torch.bfloat16)
 """Types in which targets are held on the host to save memory."""
 
@@ -207,9 +176,7 @@ class BatchGradient:
     independence: PatchIndependence
     """Asks the network whether a batch may be cut."""
 
-    def make(
-        self, micro_batches: Iterable[HeldMicroBatch], measure: Measure
-    ) -> tuple[float, Tensor]:
+    def make(self, micro_batches: Iterable[MicroBatch], measure: Measure) -> tuple[float, Tensor]:
         """Add this rank's part of the gradient to the leaves; return loss and measurements.
 
         Args:
@@ -227,7 +194,7 @@ class BatchGradient:
         return loss, torch.cat(rows) if rows else torch.empty(0)
 
     def _one_pass(
-        self, micro_batches: Iterable[HeldMicroBatch], measure: Measure
+        self, micro_batches: Iterable[MicroBatch], measure: Measure
     ) -> tuple[float, list[Tensor]]:
         rows: list[Tensor] = []
 
@@ -255,7 +222,7 @@ class BatchGradient:
         return losses.sum()
 
     def _two_passes(
-        self, micro_batches: Iterable[HeldMicroBatch], measure: Measure
+        self, micro_batches: Iterable[MicroBatch], measure: Measure
     ) -> tuple[float, list[Tensor]]:
         held = tuple(micro_batches)
         reduction = loss_reduction(self.criterion, self.device, self.scale, self.ranks)
@@ -293,7 +260,7 @@ class BatchGradient:
     def _second_pass(
         self,
         reduction: "LossReduction",
-        held: Sequence[HeldMicroBatch],
+        held: Sequence[MicroBatch],
         states: Sequence[RandomState],
         carried: list[Carried],
         gradients: Gradients,
@@ -317,7 +284,7 @@ class BatchGradient:
             rows.append(_measured(measure, output, here.target))
             return reduction.carry(output, here.target)
 
-    def _on_device(self, place: int, micro_batch: HeldMicroBatch) -> MicroBatch:
+    def _on_device(self, place: int, micro_batch: MicroBatch) -> MicroBatch:
         """Return a micro-batch on the device; from the second one on, the batch is cut.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Write and read `history.csv` of a run, a row for each epoch, and draw it as `history.png`."""
+"""Write `history.csv` of a run, a row for each epoch, and draw it as `history.png`."""
 
 import math
 from collections.abc import Sequence
@@ -6,12 +6,17 @@ from pathlib import Path
 
 import pandas as pd
 
-from brats_seg.errors import UsageError
-from brats_seg.figures.history import CURVES, PHASES, Curve, Row, curves_of, history_figure
+from brats_seg.figures.history import (
+    CURVES,
+    HISTORY_NAME,
+    PHASES,
+    Curve,
+    Row,
+    curves_of,
+    history_figure,
+)
 from brats_seg.files import whole_file
 from brats_seg.progress import left_text
-
-HISTORY_NAME = "history.csv"
 
 
 def phase_columns(phase: str, scores: Row) -> dict[str, float]:
@@ -32,27 +37,6 @@ def write_picture(rows: Sequence[Row], run_path: Path) -> None:
     """Draw the history of a run as `history.png`."""
     with whole_file(run_path / "history.png") as beside:
         history_figure(_table(rows)).savefig(beside, dpi=80, format="png")
-
-
-def read_history(run_path: Path) -> pd.DataFrame:
-    """Read `history.csv` of a run.
-
-    Raises:
-        UsageError: The file is missing, or holds no history.
-    """
-    path = run_path / HISTORY_NAME
-    try:
-        table = pd.read_csv(path)
-    except FileNotFoundError:
-        msg = f"{path} does not exist; expected the folder of a run with a finished epoch"
-        raise UsageError(msg) from None
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
-        msg = f"{path} is not a table ({error}); the run writes it again after its next epoch"
-        raise UsageError(msg) from None
-    if table.empty or not {"epoch", "train_loss", "val_loss"} <= {*table.columns}:
-        msg = f"{path} holds no epochs; the run writes it again after its next epoch"
-        raise UsageError(msg)
-    return table
 
 
 def row_line(row: Row, n_epochs: int) -> str:

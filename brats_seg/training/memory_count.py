@@ -30,7 +30,7 @@ from brats_seg.models.norm import group_as_on_gpu
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.memory import MEGABYTE
 from brats_seg.training.epoch import Batch
-from brats_seg.training.gradient import HeldMicroBatch
+from brats_seg.training.gradient import MicroBatch
 from brats_seg.training.losses import Criterion, whole_loss
 from brats_seg.training.out_of_memory import MemoryMode
 from brats_seg.training.state import build_optimizer
@@ -164,7 +164,7 @@ class Footprint:
 
 
 def _step(
-    network: nn.Module, criterion: Criterion, micro_batch: HeldMicroBatch, device: Device
+    network: nn.Module, criterion: Criterion, micro_batch: MicroBatch, device: Device
 ) -> None:
     here = micro_batch.to(device.torch_device)
     with device.autocast():

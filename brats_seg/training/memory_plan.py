@@ -23,10 +23,9 @@ from brats_seg.models.norm import check_in_place
 from brats_seg.progress import Track, part, untracked
 from brats_seg.runtime.device import Device, Gpu, choose_device, native_dtype
 from brats_seg.runtime.memory import MEGABYTE, free_memory
-from brats_seg.runtime.memory_format import set_memory_format
 from brats_seg.training.memory_count import Footprint, predicted_bytes
 from brats_seg.training.out_of_memory import MemoryMode
-from brats_seg.training.state import RunState, build_network, format_to_count
+from brats_seg.training.state import RunState, build_network
 from brats_seg.training.step_trial import measure_step
 from brats_seg.training.tasks import task_of
 
@@ -299,8 +298,6 @@ class _Counter:
         device = torch.device("cpu") if self.is_absent else self.device.torch_device
         network = build_network(self.config, patch).to(device)
         check_in_place(network)
-        if not self.is_absent:
-            set_memory_format(network, format_to_count(self.config, patch))
         criterion = task_of(self.config).criterion
         if isinstance(criterion, nn.Module):
             criterion.to(device)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from brats_seg.cases.folds import SPLIT_NAME, read_split
 from brats_seg.config import StartConfig
 from brats_seg.data.fold import FoldData
-from brats_seg.data.spacing import spacing_text
+from brats_seg.data.normalisation import spacing_text
 from brats_seg.errors import UsageError, some_of
 from brats_seg.labels import MODALITIES, REGIONS
 from brats_seg.models.autoencoder import encoder_for_unet

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from math import prod
 from typing import Annotated, TypeAlias
 
 import torch
@@ -11,21 +10,10 @@ from pydantic import Field
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from brats_seg.config import Config, OptimizerConfig, Size
-from brats_seg.errors import ConfigError
-from brats_seg.labels import MODALITIES
+from brats_seg.config import Config, OptimizerConfig
 from brats_seg.models.build import build_model
 from brats_seg.models.norm import check_in_place
-from brats_seg.runtime.device import SMALL_PATCH, Device
-from brats_seg.runtime.memory_format import (
-    CHANNELS_LAST,
-    CONTIGUOUS,
-    LEAST_GAIN,
-    HasMemoryFormat,
-    channels_last_gain,
-    memory_format_of,
-    set_memory_format,
-)
+from brats_seg.runtime.device import Device
 from brats_seg.training.accumulation import Accumulator, StepResult
 from brats_seg.training.losses import Criterion, parameters_of
 from brats_seg.training.muon import Muon
@@ -79,17 +67,6 @@ class RunState:
     def evaluated(self) -> nn.Module:
         """Network that is validated and saved as the best: the average of the weights, if kept."""
         return self.network if self.ema is None else self.ema.module
-
-    @property
-    def memory_format(self) -> str:
-        """Name of the order in which features lie in memory."""
-        return memory_format_of(self.network)
-
-    def use_memory_format(self, name: str) -> bool:
-        """Compute in a memory format from now on; return whether the network can."""
-        if self.ema is not None:
-            set_memory_format(self.ema.module, name)
-        return set_memory_format(self.network, name)
 
     @property
     def loss_module(self) -> nn.Module | None:
@@ -156,41 +133,6 @@ def build_state(
         if decay is None
         else AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(decay)),
     )
-
-
-def choose_memory_format(state: RunState, config: Config, patch: Size) -> None:
-    """Let a new run compute in the memory format of the settings; `auto` measures which one is faster.
-
-    All ranks compute in that of the first. Patches that one CPU thread computes are too small to gain.
-
-    Raises:
-        ConfigError: The network of the settings does not compute in the format that they ask for.
-    """
-    accumulator, setting = state.accumulator, config.training.memory_format
-    name: str = CONTIGUOUS if setting == "auto" else setting
-    network, is_small = state.network, prod(patch) <= SMALL_PATCH
-    if setting == "auto" and isinstance(network, HasMemoryFormat) and not is_small:
-        own = channels_last_gain(network, len(MODALITIES), patch, accumulator.device)
-        gain = accumulator.ranks.gather(own)[0]
-        name = CHANNELS_LAST if gain >= LEAST_GAIN else CONTIGUOUS
-        words = (
-            f"{gain:.2f} times as fast" if gain else "not computed: memory or kernels are missing"
-        )
-        log.info("memory format %s: channels_last is %s here", name, words)
-    if not state.use_memory_format(name):
-        msg = (
-            f"training.memory_format is {name!r}, and model.name {config.model.name!r} computes in its "
-            "own format; expected auto or contiguous"
-        )
-        raise ConfigError(msg)
-
-
-def format_to_count(config: Config, patch: Size) -> str:
-    """Return the memory format that takes most memory, of those that a run may choose."""
-    name = config.training.memory_format
-    if name != "auto":
-        return name
-    return CONTIGUOUS if prod(patch) <= SMALL_PATCH else CHANNELS_LAST
 
 
 def build_optimizer(

@@ -31,7 +31,6 @@ from brats_seg.training.state import (
     RunState,
     build_network,
     build_state,
-    choose_memory_format,
 )
 from brats_seg.training.tasks import task_of
 
@@ -90,7 +89,6 @@ def _measured(config: Config, patch: Size, checkpointing: ActivationCheckpointin
         ranks=Ranks(),
         n_steps=1,
     )
-    choose_memory_format(state, config, patch)
     state.fallback.move_to(
         MemoryMode(micro_batch=training.micro_batch, checkpointing=checkpointing)
     )

@@ -7,7 +7,6 @@ epochs alone, for data, a network or a loss that are given in Python.
 import logging
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,9 +20,9 @@ from torch import nn
 from brats_seg.config import Config
 from brats_seg.data.fold import FoldData, open_fold, open_split
 from brats_seg.data.loader import Sample
+from brats_seg.data.manifest import raise_damage, verify_cases
 from brats_seg.data.patches import stable_seed
 from brats_seg.data.store import open_case
-from brats_seg.data.verify import raise_damage, verify_cases
 from brats_seg.errors import BratsError, EnvironmentalError, UsageError, counted
 from brats_seg.figures.history import Row
 from brats_seg.files import reading
@@ -56,7 +55,6 @@ from brats_seg.training.state import (
     Position,
     build_network,
     build_state,
-    choose_memory_format,
 )
 from brats_seg.training.tasks import RunningSums, task_of
 from brats_seg.training.time_limits import (
@@ -270,7 +268,6 @@ class Trainer:
             ranks=self.ranks,
         )
         self._skipped = SkippedSteps()
-        self._n_at_once = 1
         self._every = validation_interval(data, config)
         self._duration = RunDuration(
             n_epochs=config.training.n_epochs,
@@ -306,7 +303,7 @@ class Trainer:
         keep_to_limit_of_address_space()
         patch = patch_shape(self.config, self.data)
         with (
-            threads_for(self.device.torch_device, patch) as self._n_at_once,
+            threads_for(self.device.torch_device, patch),
             reading(self.data.folder),
         ):
             self._verify(track)
@@ -344,9 +341,8 @@ class Trainer:
         return self._outcome("all epochs are done")
 
     def _plan(self) -> None:
-        """Choose the memory format and the memory mode of a new run."""
+        """Choose the memory mode of a new run."""
         patch = patch_shape(self.config, self.data)
-        choose_memory_format(self.state, self.config, patch)
         if self.config.training.memory == "auto":
             start_in_planned_mode(self.state, self.config, patch)
 
@@ -366,7 +362,7 @@ class Trainer:
         config, device = self.config, self.device.torch_device
         patch = patch_shape(config, self.data)
         self._is_duration_said = True
-        with threads_for(device, patch) as self._n_at_once, reading(self.data.folder):
+        with threads_for(device, patch), reading(self.data.folder):
             self._plan()
             return EpochTime(
                 training_s=max(self.ranks.gather(self._timed_training(limit_s))),
@@ -395,7 +391,7 @@ class Trainer:
     def _timed_validation(self, limit_s: float) -> float:
         """Return the seconds of a validation, by the first cases and the voxels of all."""
         held_out = self.data.split.validation
-        timed = held_out[: self.ranks.n_ranks * self._n_at_once]
+        timed = held_out[: self.ranks.n_ranks]
         self.data = replace(self.data, split=replace(self.data.split, validation=timed))
         self.state.position = Position(epoch=self.config.training.n_epochs - 1)
         voxels = {case_id: prod(open_case(self.data.folder, case_id).shape) for case_id in held_out}
@@ -420,8 +416,6 @@ class Trainer:
         keys = epoch_batches(self.config, self.data.split.train, epoch)[n_done:]
         shares = [self.ranks.share(batch) for batch in keys]
         batches = read_batches(self.data, self.config, shares, self.device)
-        if self._n_at_once > 1 and self.config.training.n_workers in {"auto", 0}:
-            batches = _read_ahead(batches)
         self.network.train()
         what = f"epoch {epoch + 1}/{self.config.training.n_epochs}"
         try:
@@ -482,7 +476,6 @@ class Trainer:
             until_stopped,
             self.device,
             plan.predict,
-            n_at_once=self._n_at_once,
         )
         sums = RunningSums()
         for part in self.ranks.gather(own):
@@ -542,15 +535,6 @@ class Trainer:
 
 def _ignore_row(row: Row) -> None:
     pass
-
-
-def _read_ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """Yield the batches, and read the next one in a thread meanwhile."""
-    with ThreadPoolExecutor(1) as pool:
-        coming = pool.submit(next, batches, None)
-        while (batch := coming.result()) is not None:
-            coming = pool.submit(next, batches, None)
-            yield batch
 
 
 def _log_outcome(outcome: Outcome, watched: str, run: Run, stop: StopRequest) -> None:

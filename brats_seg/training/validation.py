@@ -1,12 +1,8 @@
 """Score a network on held-out cases during training."""
 
 import logging
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from copy import deepcopy
 from dataclasses import dataclass
-from queue import SimpleQueue
 from typing import TypeAlias
 
 import torch
@@ -40,8 +36,6 @@ def validate(
     samples: Iterable[Sample],
     device: Device,
     predict: Predict,
-    *,
-    n_at_once: int = 1,
 ) -> RunningSums:
     """Return the sums of the losses and measurements of samples.
 
@@ -51,13 +45,12 @@ def validate(
         samples: Patches or whole cases.
         device: Device of the network.
         predict: Returns the output for a sample.
-        n_at_once: Samples to predict at once, each in a thread with a copy of the network; the
-            results do not depend on it.
     """
     sums = RunningSums()
     network.eval()
     with torch.inference_mode():
-        for sample, predicted in _predicted(network, samples, predict, n_at_once):
+        for sample in samples:
+            predicted = predict(network, sample.image)
             target = sample.target[None].to(device.torch_device).float()
             output = predicted[None].to(device.torch_device)
             sums.loss_sum += float(whole_loss(task.criterion, output, target))
@@ -65,50 +58,6 @@ def validate(
             sums.add(sample.case_id, task.measure(output, target)[0].tolist())
     network.train()
     return sums
-
-
-def _copied(network: nn.Module, n: int) -> list[nn.Module]:
-    """Return a copy of a network for each thread, because it may keep values of a pass on itself.
-
-    A network of one's own that cannot be copied is returned alone.
-    """
-    if n == 1:
-        return [network]
-    try:
-        return [deepcopy(network) for _ in range(n)]
-    except (RuntimeError, TypeError):
-        return [network]
-
-
-def _predicted(
-    network: nn.Module, samples: Iterable[Sample], predict: Predict, n_at_once: int
-) -> Iterator[tuple[Sample, Tensor]]:
-    """Yield every sample with its output, in order."""
-    networks = _copied(network, n_at_once)
-    if len(networks) == 1:
-        yield from ((sample, predict(network, sample.image)) for sample in samples)
-        return
-    copies: SimpleQueue[nn.Module] = SimpleQueue()
-    for copy in networks:
-        copies.put(copy)
-
-    def work(sample: Sample) -> Tensor:
-        own = copies.get()
-        try:
-            with torch.inference_mode():
-                return predict(own, sample.image)
-        finally:
-            copies.put(own)
-
-    waiting: deque[tuple[Sample, Future[Tensor]]] = deque()
-    with ThreadPoolExecutor(n_at_once) as pool:
-        for sample in samples:
-            waiting.append((sample, pool.submit(work, sample)))
-            if len(waiting) > n_at_once:
-                first, output = waiting.popleft()
-                yield first, output.result()
-        for sample, output in waiting:
-            yield sample, output.result()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -70,6 +70,9 @@ function inverseOf(affine) {
   return rows.map((row) => [...row, -row.reduce((sum, v, j) => sum + v * affine[j][3], 0)]);
 }
 
+// pixels of the smallest canvas that has room for four frames and the gaps between them
+const SMALLEST_CANVAS = 64;
+
 class CaseViewer {
   // root: element of `viewer.html`; values: JSON of `EmbeddedVolumes`, tissues and the first position
   constructor(root, values) {
@@ -99,6 +102,9 @@ class CaseViewer {
     this.nv.setMultiplanarLayout(niivue.MULTIPLANAR_TYPE.GRID);
     this.nv.opts.multiplanarShowRender = niivue.SHOW_RENDER.ALWAYS;
     this.nv.onLocationChange = (place) => this.tell(place.mm);
+    // NiiVue also draws before the page has a layout and while it is hidden, in frames of negative size
+    const draw = this.nv.drawScene.bind(this.nv);
+    this.nv.drawScene = () => Math.min(canvas.width, canvas.height) > SMALLEST_CANVAS && draw();
     await this.nv.attachToCanvas(canvas);
     await this.load(niivue);
     this.connect();

@@ -64,8 +64,8 @@ def test_a_prediction_is_found_by_the_name_of_its_case(brats_root: Path, tmp_pat
 
     assert view.prediction is not None
     assert view.prediction.convention == BRATS2023
-    assert [words for words, _ in drawn_of(view)] == ["reference", "prediction"]
-    np.testing.assert_array_equal(drawn_of(view)[1][1][2], predicted == 3)
+    assert [*drawn_of(view)] == ["reference", "prediction"]
+    np.testing.assert_array_equal(drawn_of(view)["prediction"][2], predicted == 3)
 
 
 def test_a_prediction_that_is_not_there_is_an_error(brats_root: Path, tmp_path: Path) -> None:

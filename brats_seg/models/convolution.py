@@ -1,0 +1,94 @@
+"""Convolve one small image on a CPU as fast as a batch, and choose the memory format of features.
+
+torch sends a float32 convolution of one small image to a kernel (`slow_conv3d`) that takes two to ten
+times as long as oneDNN's. The same image as a batch of two overlapping slabs goes to oneDNN, with
+equal results up to rounding.
+"""
+
+from math import prod
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from brats_seg.voxels.box import Triple
+
+SLOW_LIMIT = 20_480
+"""Largest `N * C * X * Y` that torch convolves with its slow kernel, if N is 1 and nothing else
+selects oneDNN (groups, or a kernel above 3): `use_mkldnn` in aten/src/ATen/native/Convolution.cpp, torch 2.6 to 2.13."""
+SMALL_PATCH = 40**3
+"""Voxels of the largest patch whose features stay contiguous on a CPU."""
+
+
+class Convolution(nn.Conv3d):
+    """`torch.nn.Conv3d` with weights of the same names, for kernels of any size without dilation."""
+
+    def forward(self, image: Tensor) -> Tensor:
+        """`(N, C, X, Y, Z)` -> `(N, n_out, X / stride, ...)`."""
+        return convolve(image, self.weight, self.bias, self.stride, self.padding)
+
+
+def use_slabs(network: nn.Module) -> None:
+    """Replace the convolutions of a network built elsewhere by those of this module, in place."""
+    for module in network.modules():
+        if type(module) is nn.Conv3d and _is_plain(module):
+            module.__class__ = Convolution
+
+
+def convolve(
+    image: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: tuple[int, ...] = (1, 1, 1),
+    padding: tuple[int, ...] | str = (1, 1, 1),
+) -> Tensor:
+    """Return `torch.nn.functional.conv3d` of an image `(N, C, X, Y, Z)`.
+
+    An image that torch would convolve slowly is cut along X into two slabs of equal size, each with
+    the voxels that its outputs depend on.
+    """
+    if isinstance(padding, str) or not is_slow(image, weight):
+        return functional.conv3d(image, weight, bias, stride, padding)
+    border, kernel, step = padding[0], weight.shape[2], stride[0]
+    n_out = (image.shape[2] + 2 * border - kernel) // step + 1
+    # of an odd number of outputs, both slabs compute the middle one
+    half = (n_out + 1) // 2
+    length = (half - 1) * step + kernel
+    padded = functional.pad(image, (0, 0, 0, 0, border, border))
+    slabs = torch.cat((padded[:, :, :length], padded[:, :, (n_out - half) * step :][:, :, :length]))
+    first, second = functional.conv3d(slabs, weight, bias, stride, (0, *padding[1:])).split(1)
+    return torch.cat((first, second[:, :, 2 * half - n_out :]), dim=2)
+
+
+def is_slow(image: Tensor, weight: Tensor) -> bool:
+    """Return whether torch convolves an image `(N, C, X, Y, Z)` with its slow kernel.
+
+    A kernel of one voxel is a matrix product for either, and a traced network has to be one for
+    images of all sizes.
+    """
+    n, *axes, _ = image.shape
+    return (
+        n == 1
+        and image.device.type == "cpu"
+        and image.dtype is torch.float32
+        and not torch.is_autocast_enabled("cpu")
+        and prod(weight.shape[2:]) > 1
+        and min(weight.shape[3:]) <= 3
+        and prod(axes) <= SLOW_LIMIT
+        and not torch.onnx.is_in_onnx_export()
+    )
+
+
+def fast_format(image: Tensor) -> torch.memory_format:
+    """Return the memory format in which the features of an image `(N, C, X, Y, Z)` are computed.
+
+    oneDNN convolves features whose channels lie side by side (channels last), and copies others to
+    that order and back. Small images are not worth the change of the format; GPUs were not measured.
+    """
+    is_gain = image.device.type == "cpu" and prod(image.shape[2:]) > SMALL_PATCH
+    return torch.channels_last_3d if is_gain else torch.contiguous_format
+
+
+def _is_plain(layer: nn.Conv3d) -> bool:
+    ones: Triple = (1, 1, 1)
+    return layer.groups == 1 and layer.dilation == ones and layer.padding_mode == "zeros"

@@ -1,0 +1,274 @@
+"""Figures of one case: modalities, label maps, uncertainty and reconstruction."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from brats_seg.errors import CaseError
+from brats_seg.figures.cases import (
+    _HEAT,
+    N_SECTIONS,
+    montage_figure,
+    reconstruction_figure,
+    sample_figure,
+    tissue_colours,
+    uncertainty_figure,
+    view_figure,
+)
+from brats_seg.figures.sections import REGION_COLOURS
+from brats_seg.figures.surface import models_of, surface_figure
+from brats_seg.figures.view import CaseView, open_view
+from brats_seg.labels import BRATS2017, BRATS2024, BRATS2024_PED, CONVENTIONS, LabelConvention
+from tests.builders import make_volumes, write_case
+
+AXIAL = {"left": "R", "right": "L", "top": "A", "bottom": "P"}
+CORONAL = {"left": "R", "right": "L", "top": "S", "bottom": "I"}
+SAGITTAL = {"left": "A", "right": "P", "top": "S", "bottom": "I"}
+FIGURES = {
+    "sample": sample_figure,
+    "montage": montage_figure,
+    "one side": lambda view: montage_figure(replace(view, prediction=None)),
+    "preview": view_figure,
+    "uncertainty": uncertainty_figure,
+    "reconstruction": lambda view: reconstruction_figure(
+        view.images, view.images, case_id=view.case_id, spacing_mm=(1.0, 1.0, 1.0)
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def view(tiny_scans: Path) -> CaseView:
+    """A case whose prediction is the upper half of its reference, uncertain inside."""
+    found = open_view(tiny_scans)
+    half = found.reference.label_map.copy()
+    half[..., : half.shape[2] // 2] = 0
+    prediction = replace(found.reference, label_map=half)
+    entropy = np.where(prediction.regions[0], 0.7, 0.0)
+    return replace(found, prediction=prediction, uncertainty=entropy)
+
+
+def panels_of(figure: Figure) -> list[Axes]:
+    return [
+        axes for axes in figure.findobj(Axes) if axes.images and axes.get_label() != "<colorbar>"
+    ]
+
+
+def letters_of(axes: Axes) -> dict[str, str]:
+    """Return the letter at each edge, by where it is drawn."""
+    found = {text.get_position(): text.get_text() for text in axes.texts if text.get_gid()}
+    by_x, by_y = sorted(found), sorted(found, key=lambda position: position[1])
+    ends = {"left": by_x[0], "right": by_x[-1], "bottom": by_y[0], "top": by_y[-1]}
+    return {edge: found[position] for edge, position in ends.items()}
+
+
+def cut_off(figure: Figure) -> list[str]:
+    """Return the words of which a part is outside the figure."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    hidden = [axes for axes in figure.findobj(Axes) if not axes.axison]
+    unseen = [text for axes in hidden for a in (axes.xaxis, axes.yaxis) for text in a.findobj(Text)]
+    words = []
+    for text in figure.findobj(Text):
+        if text.get_text().strip() and text.get_visible() and text not in unseen:
+            box = text.get_window_extent(canvas.get_renderer())
+            frame = figure.bbox
+            if not (
+                frame.x0 <= box.x0 < box.x1 <= frame.x1 and frame.y0 <= box.y0 < box.y1 <= frame.y1
+            ):
+                words.append(text.get_text())
+    return words
+
+
+@pytest.mark.parametrize("length", [1, 80])
+@pytest.mark.parametrize("name", FIGURES)
+def test_nothing_written_is_cut_at_the_edge(view: CaseView, name: str, length: int) -> None:
+    assert cut_off(FIGURES[name](replace(view, case_id="W" * length))) == []
+
+
+def test_a_title_that_is_too_wide_would_be_found() -> None:
+    figure = Figure()
+    figure.suptitle("W" * 200)
+
+    assert cut_off(figure) == ["W" * 200]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_panel_names_the_sides_of_the_patient(view: CaseView, name: str) -> None:
+    panels = panels_of(FIGURES[name](view))
+
+    planes = {
+        "preview": [AXIAL, CORONAL, SAGITTAL] * 2,
+        "uncertainty": [AXIAL, CORONAL, SAGITTAL] * 2,
+    }
+    assert [letters_of(axes) for axes in panels] == planes.get(name, [AXIAL] * len(panels))
+    assert len(panels) >= 5
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_has_a_scale_and_says_research_use_only(view: CaseView, name: str) -> None:
+    texts = [text.get_text() for text in FIGURES[name](view).findobj(Text)]
+
+    assert any(text.endswith(" mm") for text in texts)
+    assert any("research use only" in text for text in texts)
+
+
+@pytest.mark.parametrize("draw", [sample_figure, montage_figure, view_figure, uncertainty_figure])
+def test_an_id_with_dollars_is_no_formula(view: CaseView, draw) -> None:
+    FigureCanvasAgg(draw(replace(view, case_id="a$x^$b"))).draw()
+
+
+def test_each_colour_of_the_label_map_is_in_the_legend_under_its_own_name(view: CaseView) -> None:
+    """The original called WT, TC and ET by the names of tissues."""
+    figure = sample_figure(view)
+
+    titles = [axes.get_title() for axes in figure.axes]
+    assert titles == ["T1", "T1c", "T2", "FLAIR", "label map over FLAIR"]
+    (legend,) = figure.legends
+    words = [text.get_text() for text in legend.get_texts()]
+    assert words == [
+        "NCR/NET: label 1, in WT, TC",
+        "ED: label 2, in WT",
+        "ET: label 4, in WT, TC, ET",
+    ]
+    named = dict(zip([to_hex(line.get_color()) for line in legend.get_lines()], words, strict=True))
+    painted = figure.axes[-1].images[-1].get_array()
+    labels = view.reference.label_map[:, :, int(figure.get_suptitle().split()[-1])].T
+    for value, start in ((1, "NCR"), (2, "ED"), (4, "ET")):
+        (colour,) = {to_hex(pixel) for pixel in painted[labels == value]}
+        assert named[colour].startswith(start)
+    assert (painted[labels == 0][:, 3] == 0).all()
+    without = sample_figure(replace(view, reference=None))
+    assert without.axes[-1].get_title() == "FLAIR, no label map"
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS, ids=lambda convention: convention.name)
+def test_every_tissue_has_a_colour_of_its_own(convention: LabelConvention) -> None:
+    colours = tissue_colours(convention)
+
+    assert list(colours) == [value for value, _ in convention.meanings]
+    assert len(set(colours.values())) == len(colours)
+
+
+def test_tissues_look_like_the_regions_they_make_up() -> None:
+    wt, tc, et = REGION_COLOURS
+
+    assert tissue_colours(BRATS2017) == {1: tc, 2: wt, 4: et}
+    assert {tissue_colours(BRATS2024)[value] for value in (1, 2, 3)} == {wt, tc, et}
+    assert tissue_colours(BRATS2024_PED)[1] == et
+    assert tissue_colours(BRATS2024)[4] not in (wt, tc, et)
+
+
+def test_a_montage_has_the_same_sections_of_both_sides_with_volumes_and_dice(
+    view: CaseView,
+) -> None:
+    left, right = montage_figure(view).subfigs
+
+    indices = [axes.get_title() for axes in left.axes if axes.images]
+    assert indices == [axes.get_title() for axes in right.axes if axes.images]
+    tumour = np.flatnonzero((view.reference.label_map > 0).any(axis=(0, 1)))
+    assert (indices[0], indices[-1]) == (f"axial {tumour[0]}", f"axial {tumour[-1]}")
+    whole, part = (side.regions[0].sum() for side in (view.reference, view.prediction))
+    dice = 2 * part / (whole + part)
+    assert left.get_suptitle().startswith(f"reference\nWT {whole / 1000:.1f} ml, TC ")
+    assert "Dice" not in left.get_suptitle()
+    expected = f"prediction\nWT {part / 1000:.1f} ml (Dice {dice:.3f}), TC "
+    assert right.get_suptitle().startswith(expected)
+
+
+def test_regions_that_are_not_there_have_no_legend_entry_and_no_dice(tmp_path: Path) -> None:
+    write_case(tmp_path, with_et=False)
+    view = open_view(tmp_path)
+    view = replace(view, prediction=view.reference)
+    empty = replace(view.reference, label_map=np.zeros_like(view.reference.label_map))
+    nothing = replace(view, reference=empty, prediction=empty)
+
+    def entries(figure: Figure) -> list[str]:
+        return [text.get_text().split()[0] for text in figure.legends[0].get_texts()]
+
+    for draw in (montage_figure, view_figure):
+        assert entries(draw(view)) == ["WT", "TC"]
+        assert entries(draw(nothing)) == []
+    assert entries(sample_figure(view)) == ["NCR/NET:", "ED:"]
+    assert (
+        montage_figure(view).subfigs[1].get_suptitle().endswith("ET 0.0 ml (none in the reference)")
+    )
+    assert view_figure(nothing).get_suptitle().endswith("no tumour")
+    # the brain is shown instead
+    assert len(panels_of(montage_figure(nothing))) == 2 * N_SECTIONS
+
+
+def test_the_uncertainty_is_drawn_in_the_colours_of_its_bar(view: CaseView) -> None:
+    entropy = view.uncertainty.copy()
+    entropy[view.prediction.regions[1]] = 1.0
+
+    figure = uncertainty_figure(replace(view, uncertainty=entropy))
+
+    axial, bar = panels_of(figure)[3], figure.axes[-1]
+    colours = axial.images[1].get_array()
+    section = entropy[..., int(axial.get_title().split()[-1])].T
+    assert bar.get_ylabel() == "entropy (bits)"
+    for value in (0.7, 1.0):
+        assert (section == value).any()
+        np.testing.assert_allclose(
+            colours[section == value], [_HEAT(value)] * (section == value).sum()
+        )
+    assert (colours[section == 0][:, 3] == 0).all()
+    assert f"{np.count_nonzero(entropy) / 1000:.1f} ml above 0.5 bits" in figure.get_suptitle()
+
+
+def test_the_uncertainty_of_nothing_predicted_is_drawn_where_it_is(view: CaseView) -> None:
+    empty = replace(view.prediction, label_map=np.zeros_like(view.prediction.label_map))
+    entropy = np.zeros(view.images.shape[1:])
+    entropy[12, 13, 5] = 0.9
+
+    figure = uncertainty_figure(replace(view, prediction=empty, uncertainty=entropy))
+
+    sections = [int(axes.get_title().split()[-1]) for axes in panels_of(figure)[:3]]
+    assert sections == [5, 13, 12]
+
+
+@pytest.mark.parametrize(
+    ("missing", "words"), [("prediction", "no prediction"), ("uncertainty", "no map of its")]
+)
+def test_an_uncertainty_without_its_parts_is_an_error(
+    view: CaseView, missing: str, words: str
+) -> None:
+    with pytest.raises(CaseError, match=f"found {words}"):
+        uncertainty_figure(replace(view, **{missing: None}))
+
+
+def test_a_row_has_one_scale_and_the_difference_is_absolute_and_inside_the_brain() -> None:
+    image = make_volumes().astype(np.float32)
+    outside = image == 0
+
+    figure = reconstruction_figure(image, np.where(outside, 5000, image - 10), case_id="case")
+
+    for row in np.array(figure.axes).reshape(4, 3):
+        before, after, difference = (axes.images[0] for axes in row)
+        assert before.get_clim() == after.get_clim()
+        assert difference.get_clim() == (0, before.get_clim()[1] - before.get_clim()[0])
+        assert set(np.unique(difference.get_array())) == {0, 10}
+        assert row[2].get_title() == "difference, RMSE here 10"
+        assert len({(axes.get_xlim(), axes.get_ylim()) for axes in row}) == 1
+    assert figure.get_suptitle().startswith("case, axial")
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_flat_images_can_be_drawn(value: float) -> None:
+    image = np.full((4, 8, 8, 8), value, np.float32)
+
+    FigureCanvasAgg(reconstruction_figure(image, image, case_id="case")).draw()
+
+
+@pytest.mark.parametrize("n_models", [1, 2])
+def test_a_surface_with_a_long_title_is_inside_the_figure(view: CaseView, n_models: int) -> None:
+    models = models_of(replace(view, case_id="W" * 60))[:n_models]
+
+    assert cut_off(surface_figure(models)) == []

@@ -1,0 +1,119 @@
+"""The convolution of one small image on a CPU, and the memory format of features."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.profiler import ProfilerActivity, profile
+
+from brats_seg.models.convolution import Convolution, convolve, fast_format, is_slow, use_slabs
+
+Case = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+CASES: list[Case] = [
+    # image, kernel, stride, padding
+    ((1, 4, 16, 16, 16), (3, 3, 3), (1, 1, 1), (1, 1, 1)),
+    ((1, 5, 7, 9, 11), (3, 3, 3), (1, 1, 1), (1, 1, 1)),
+    ((1, 4, 12, 10, 8), (3, 3, 3), (2, 2, 2), (1, 1, 1)),
+    ((1, 4, 13, 11, 9), (3, 3, 3), (2, 1, 2), (1, 1, 1)),
+    ((1, 3, 9, 8, 8), (1, 3, 3), (1, 2, 2), (0, 1, 1)),
+    ((1, 3, 10, 8, 8), (3, 1, 1), (3, 1, 1), (1, 0, 0)),
+    ((1, 3, 1, 8, 8), (3, 3, 3), (1, 1, 1), (1, 1, 1)),
+    ((1, 20, 32, 32, 4), (3, 3, 3), (1, 1, 1), (1, 1, 1)),  # C * X * Y at the limit
+]
+FAST: list[Case] = [
+    ((1, 21, 32, 32, 4), (3, 3, 3), (1, 1, 1), (1, 1, 1)),  # above the limit
+    ((2, 4, 8, 8, 8), (3, 3, 3), (1, 1, 1), (1, 1, 1)),
+    ((1, 4, 8, 8, 8), (1, 4, 4), (1, 1, 1), (0, 2, 2)),
+]
+
+
+def tensors(case: Case, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    """Return an image, and weight and bias of five filters."""
+    image, kernel, *_ = case
+    generator = torch.Generator().manual_seed(0)
+    sizes = image, (5, image[1], *kernel), (5,)
+    made = (torch.randn(size, generator=generator, dtype=dtype) for size in sizes)
+    image_, weight, bias = (tensor.requires_grad_() for tensor in made)
+    return image_, weight, bias
+
+
+def kernels(image: Tensor, weight: Tensor, case: Case) -> set[str]:
+    """Return the names of the operations with which torch convolves."""
+    with profile(activities=[ProfilerActivity.CPU]) as measured:
+        functional.conv3d(image, weight, None, case[2], case[3])
+    return {event.key for event in measured.key_averages()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last_3d])
+@pytest.mark.parametrize("case", CASES + FAST)
+def test_slabs_give_the_numbers_of_torch_forward_and_backward(
+    case: Case, layout: torch.memory_format, dtype: torch.dtype
+) -> None:
+    image, weight, bias = tensors(case, dtype)
+    laid = image.contiguous(memory_format=layout)
+    expected = functional.conv3d(laid, weight, bias, case[2], case[3])
+    output = convolve(laid, weight, bias, case[2], case[3])
+    upstream = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1), dtype=dtype)
+
+    found = (output, *torch.autograd.grad(output, (image, weight, bias), upstream))
+    wanted = (expected, *torch.autograd.grad(expected, (image, weight, bias), upstream))
+
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert ours.shape == theirs.shape
+        if dtype is torch.float64:
+            assert torch.equal(ours, theirs)
+        error = (ours - theirs).double().norm() / theirs.double().norm()
+        assert error < 1e-5
+
+
+def test_the_limit_is_where_torch_changes_its_kernel() -> None:
+    """A torch that no longer needs slabs, or needs them elsewhere, is noticed here."""
+    for case in CASES + FAST:
+        image, weight, _ = tensors(case)
+
+        is_slow_in_torch = "aten::slow_conv3d_forward" in kernels(image, weight, case)
+
+        # a stride selects oneDNN in no torch that is known
+        assert is_slow(image, weight) == is_slow_in_torch, case
+
+
+def test_other_types_autocast_and_export_go_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    image, weight, _ = tensors(CASES[0])
+
+    assert is_slow(image, weight)
+    assert not is_slow(image.double(), weight.double())
+    assert not is_slow(image.bfloat16(), weight.bfloat16())
+    assert not is_slow(image, weight[:, :, 1:2, 1:2, 1:2])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not is_slow(image, weight)
+    monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
+    assert not is_slow(image, weight)
+
+
+def test_a_network_built_elsewhere_gets_slabs_where_its_layers_are_plain() -> None:
+    plain, grouped, dilated = (
+        nn.Conv3d(4, 4, 3, padding=1),
+        nn.Conv3d(4, 4, 3, groups=2),
+        nn.Conv3d(4, 4, 3, dilation=2),
+    )
+    network = nn.Sequential(plain, nn.ReLU(), grouped, dilated)
+    image = torch.randn(1, 4, 12, 12, 12)
+    before, weights = network(image), deepcopy(network.state_dict())
+
+    use_slabs(network)
+
+    assert isinstance(plain, Convolution)
+    assert not any(isinstance(layer, Convolution) for layer in (grouped, dilated))
+    assert torch.allclose(network(image), before, atol=1e-6)
+    assert all(torch.equal(weights[name], value) for name, value in network.state_dict().items())
+    assert torch.equal(deepcopy(network)(image), network(image))
+
+
+def test_large_images_are_computed_with_channels_last_on_a_cpu() -> None:
+    assert fast_format(torch.empty(1, 4, 40, 40, 40)) is torch.contiguous_format
+    assert fast_format(torch.empty(2, 4, 40, 40, 41)) is torch.channels_last_3d
+    assert fast_format(torch.empty(1, 4, 64, 64, 64, device="meta")) is torch.contiguous_format

@@ -1,0 +1,90 @@
+"""The command `figure`: every kind, and what cannot be drawn."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from brats_seg.cases.folders import OUTPUT_MARKER
+from brats_seg.evaluation.scores import write_scores
+from brats_seg.figures.draw import FIGURES
+from tests.builders import SHAPE, Run, make_label_map, write_case, write_nifti
+from tests.test_charts import make_scores
+
+CASE = "BraTS2021_00001"
+GIVEN = {
+    "sample": ("data", "--case", CASE),
+    "montage": ("data", "--case", CASE, "--prediction", "p", "--modality", "FLAIR"),
+    "preview": ("data", "--case", CASE, "--prediction", f"p/{CASE}.nii.gz"),
+    "uncertainty": ("data", "--case", CASE, "--prediction", "p"),
+    "surface": ("data", "--case", CASE, "--prediction", "p"),
+    "scores": ("scores.csv", "--column", "hd95"),
+    "bars": ("scores.csv",),
+    "distributions": ("data", "--clinical", "survival_data.csv"),
+    "history": ("run",),
+}
+
+
+def write_sources(root: Path, scans: Path) -> None:
+    (root / "data").symlink_to(scans)
+    write_nifti(root / "p" / f"{CASE}.nii.gz", make_label_map())
+    write_nifti(root / "p" / "uncertainty" / f"{CASE}.nii.gz", np.full(SHAPE, 0.25, np.float32))
+    (root / "p" / "uncertainty" / OUTPUT_MARKER).touch()
+    write_scores(make_scores(), root / "scores.csv")
+    (root / "survival_data.csv").write_text(f"Brats21ID,Age,Survival_days\n{CASE},60,300\n")
+    (root / "run").mkdir()
+    (root / "run" / "history.csv").write_text("epoch,train_loss,val_loss\n1,0.5,0.6\n2,0.25,0.4\n")
+
+
+@pytest.mark.parametrize("kind", FIGURES)
+def test_every_kind_is_drawn(run: Run, tmp_path: Path, tiny_scans: Path, kind: str) -> None:
+    write_sources(tmp_path, tiny_scans)
+
+    code, said, error = run("figure", kind, *GIVEN[kind], "-o", "a.png")
+
+    assert (code, said) == (0, "wrote a.png. Research use only.\n"), error
+    with Image.open(tmp_path / "a.png") as picture:
+        assert min(picture.size) > 300
+        assert np.ptp(np.asarray(picture.convert("L"))) > 100
+
+
+@pytest.mark.slow
+def test_a_surface_turns_in_a_gif(run: Run, tmp_path: Path, tiny_scans: Path) -> None:
+    write_sources(tmp_path, tiny_scans)
+
+    code, _, error = run("figure", "surface", "data", "-o", "a.gif")
+
+    assert code == 0, error
+    with Image.open(tmp_path / "a.gif") as gif:
+        assert gif.n_frames == 36
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("sampel scans -o a.png", "'sampel'; there are sample, montage, preview, uncertainty,"),
+        ("sample absent -o a.png", "absent does not exist"),
+        ("sample absent -o a.bmp", "a.bmp ends in .bmp"),
+        ("surface absent -o a.mp4", "a.mp4 ends in .mp4"),
+        ("sample scans --case X -o a.png", "no case X; it has BraTS2021_0"),
+        ("montage scans -o a.png", "neither reference nor prediction"),
+        ("preview scans -o a.png", "neither reference nor prediction"),
+        ("uncertainty scans -o a.png", "no prediction"),
+        ("surface scans -o a.gif", "neither reference nor prediction"),
+        ("distributions scans -o a.png", "neither age, survival nor label map is known"),
+        ("scores absent.csv -o a.png", "absent.csv does not exist"),
+        ("bars scans -o a.png", "scans cannot be read: it is a folder"),
+        ("history scans -o a.png", "expected the folder of a run"),
+        ("bars scores.csv --column dice -o a.png", "bars has no option --column; it has none"),
+        ("sample scans --modality t1c -o a.png", "no option --modality; it has --case, --labels"),
+    ],
+)
+def test_what_cannot_be_drawn_is_said(run: Run, tmp_path: Path, line: str, expected: str) -> None:
+    write_case(tmp_path / "scans", labelled=False)
+
+    code, _, error = run("figure", *line.split())
+
+    assert code in {1, 2}
+    assert expected in error
+    assert not list(tmp_path.glob("a.*"))

@@ -1,0 +1,259 @@
+import hashlib
+import json
+import shutil
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from brats_seg.cases.case import Case, ScanFile, read_case_files
+from brats_seg.cases.nifti import Geometry
+from brats_seg.config import Config
+from brats_seg.config_text import load_config
+from brats_seg.data.fold import FoldData, open_fold
+from brats_seg.data.loader import whole_case
+from brats_seg.data.manifest import (
+    FORMAT_VERSION,
+    MANIFEST_NAME,
+    Manifest,
+    SourceFile,
+    StoredFile,
+    prepared_ids,
+    raise_damage,
+    read_manifest,
+    sources_of,
+    verify_case,
+    verify_cases,
+)
+from brats_seg.errors import CaseError, UsageError
+from brats_seg.progress import untracked
+from brats_seg.training.trainer import Trainer
+from brats_seg.voxels.box import Box
+from tests.builders import write_case, write_nifti
+from tests.prepared import write_prepared
+
+CASE = "BraTS2021_00000"
+NAMES = ("image.npy", "labels.npy", "foreground.npy", MANIFEST_NAME)
+GRID = Geometry(
+    shape=(240, 240, 155),
+    affine=np.diag([-1, -1, 1 / 3, 1]),
+    qform=np.diag([-1, -1, 0.1 + 0.2, 1]),
+    qform_code=1,
+    sform_code=2,
+)
+MANIFEST = Manifest(
+    convention="brats2017",
+    sources=(SourceFile(name="a/b.nii.gz#2", n_bytes=7, mtime_ns=1234567890123456789),),
+    contents=("abc#2",),
+    spacing_mm=(1.0, 1.0, 1.0),
+    scan=GRID,
+    geometry=GRID,
+    box=Box(start=(1, 2, 3), stop=(4, 5, 6)),
+    means=(1.5, 2.0, 3.0, 4.0),
+    stds=(1 / 3, 2.0, 3.0, 4.0),
+    files=(StoredFile(name="image.npy", n_bytes=8, crc32=2**32 - 1),),
+)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_prepared(tmp_path_factory.mktemp("data"), n_cases=4)
+
+
+@pytest.fixture
+def folder(whole: Path, tmp_path: Path) -> Path:
+    """A copy of prepared cases, in which files may be changed."""
+    return Path(shutil.copytree(whole, tmp_path / "prepared"))
+
+
+def flip_bit(path: Path, rng: np.random.Generator) -> None:
+    content = bytearray(path.read_bytes())
+    content[rng.integers(len(content))] ^= 1 << int(rng.integers(8))
+    path.write_bytes(content)
+
+
+def case_of(root: Path, *scans: ScanFile, label: ScanFile | None = None) -> Case:
+    modalities = dict(zip(("t1n", "t1c", "t2w", "t2f"), scans, strict=True))
+    return Case(
+        case_id="a", patient_id="a", release="unknown", root=root, label=label, **modalities
+    )
+
+
+def test_reading_gives_what_was_written_to_the_last_bit(tmp_path: Path) -> None:
+    assert read_manifest(tmp_path) is None
+
+    (tmp_path / MANIFEST_NAME).write_text(MANIFEST.to_json())
+
+    assert read_manifest(tmp_path) == MANIFEST
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "[]", "{}", '{"version": 1}', "\x00"),
+        json.dumps(json.loads(MANIFEST.to_json()) | {"version": FORMAT_VERSION + 1}),
+    ],
+)
+def test_a_manifest_that_is_damaged_or_of_another_version_counts_as_none(
+    tmp_path: Path, text: str
+) -> None:
+    (tmp_path / MANIFEST_NAME).write_text(text)
+
+    assert read_manifest(tmp_path) is None
+
+
+def test_the_key_changes_with_contents_convention_and_spacing_but_not_with_names() -> None:
+    assert replace(MANIFEST, sources=()).key == MANIFEST.key
+    assert replace(MANIFEST, contents=("abd#2",)).key != MANIFEST.key
+    assert replace(MANIFEST, convention="brats2023").key != MANIFEST.key
+    assert replace(MANIFEST, spacing_mm=(2.0, 2.0, 2.0)).key != MANIFEST.key
+    assert replace(MANIFEST, scan=replace(GRID, shape=(120, 120, 155))).key != MANIFEST.key
+    # runs are resumed only on cases of the same key
+    assert MANIFEST.key == hashlib.sha256(b"2\nbrats2017\nabc#2").hexdigest()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_flipped_bit_in_a_manifest_is_found_or_changes_nothing(tmp_path: Path, seed: int) -> None:
+    rng, content = np.random.default_rng(seed), MANIFEST.to_json()
+    for _ in range(100):
+        (tmp_path / MANIFEST_NAME).write_text(content)
+        flip_bit(tmp_path / MANIFEST_NAME, rng)
+
+        assert read_manifest(tmp_path) in (None, MANIFEST)
+
+
+def test_sources_are_the_modalities_in_order_and_then_the_label_map(tmp_path: Path) -> None:
+    scans = [ScanFile(path=Path(f"{name}.nii")) for name in "abcd"]
+    for scan in (*scans, label := ScanFile(path=Path("seg.nii"))):
+        (tmp_path / scan.path).write_text(scan.path.name)
+
+    sources = sources_of(case_of(tmp_path, *scans, label=label))
+
+    assert [source.name for source in sources] == ["a.nii", "b.nii", "c.nii", "d.nii", "seg.nii"]
+    assert sources_of(case_of(tmp_path, *scans)) == sources[:4]
+    changed_ns = (tmp_path / "a.nii").stat().st_mtime_ns
+    assert sources[0] == SourceFile(name="a.nii", n_bytes=5, mtime_ns=changed_ns)
+
+
+def test_contents_distinguish_files_and_volumes(tmp_path: Path) -> None:
+    write_nifti(tmp_path / "four.nii", np.zeros((2, 2, 2, 2), np.int16))
+    shutil.copy(tmp_path / "four.nii", tmp_path / "copy.nii")
+    write_nifti(tmp_path / "other.nii", np.ones((2, 2, 2, 2), np.int16))
+    in_one = [ScanFile(path=Path("four.nii"), volume=n) for n in range(2)]
+    alone, copy, other = (ScanFile(path=Path(f"{name}.nii")) for name in ("four", "copy", "other"))
+
+    contents = read_case_files(case_of(tmp_path, *in_one, alone, copy, label=other)).contents
+
+    assert contents[2] == contents[3]
+    assert len(set(contents)) == 4
+
+
+def test_cases_are_whole_as_they_were_prepared(whole: Path) -> None:
+    assert verify_cases(prepared_ids(whole), whole) == ()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_flipped_bit_is_found(folder: Path, name: str) -> None:
+    """Spaces between the entries of the manifest may change: they mean nothing."""
+    path, rng = folder / CASE / name, np.random.default_rng(0)
+    content = path.read_bytes()
+    for _ in range(20):
+        flip_bit(path, rng)
+        if name != MANIFEST_NAME or path.read_bytes().split() != content.split():
+            with pytest.raises(CaseError, match=f"case {CASE}, file .*{name}: found"):
+                verify_case(folder, CASE)
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(path.read_bytes()[:-1]),
+        lambda path: path.write_bytes(path.read_bytes() + b"\x00"),
+        lambda path: path.unlink(),
+    ],
+    ids=["cut", "longer", "missing"],
+)
+def test_a_file_of_another_length_is_found(folder: Path, name: str, damage) -> None:
+    damage(folder / CASE / name)
+
+    with pytest.raises(CaseError, match=f"case {CASE}, file .*{name}: found"):
+        verify_case(folder, CASE)
+
+
+def test_the_message_says_what_to_do(folder: Path) -> None:
+    flip_bit(folder / CASE / "image.npy", np.random.default_rng(0))
+
+    with pytest.raises(
+        CaseError,
+        match=r"the check sum [0-9a-f]{8}; expected [0-9a-f]{8} as they were written: the file is "
+        r"damaged\. Prepare it again with `brats-seg prepare --repair`",
+    ):
+        verify_case(folder, CASE)
+
+
+def test_arrays_of_another_case_are_found(folder: Path) -> None:
+    shutil.copy(folder / "BraTS2021_00001" / "image.npy", folder / CASE / "image.npy")
+
+    with pytest.raises(CaseError, match=r"image.npy: found .*damaged"):
+        verify_case(folder, CASE)
+
+
+def test_all_damaged_cases_are_returned_in_order_and_counted(folder: Path) -> None:
+    case_ids, seen = prepared_ids(folder), []
+    for case_id in (case_ids[3], case_ids[1]):
+        flip_bit(folder / case_id / "labels.npy", np.random.default_rng(0))
+
+    def track(items: Iterable[object], *, what: str, total: int) -> Iterable[object]:
+        seen.append((what, total))
+        return items
+
+    errors = verify_cases(case_ids, folder, track=track)
+
+    assert [error.case_id for error in errors] == [case_ids[1], case_ids[3]]
+    assert seen == [("verifying prepared cases", 4)]
+    with pytest.raises(CaseError, match=rf"case {case_ids[1]}, .*damaged too: {case_ids[3]}"):
+        raise_damage(errors)
+
+
+def test_cases_are_found_however_damaged_and_other_folders_are_not(folder: Path) -> None:
+    expected = prepared_ids(folder)
+    (folder / "another").mkdir()
+    (folder / CASE / MANIFEST_NAME).unlink()
+
+    assert prepared_ids(folder) == expected
+    with pytest.raises(UsageError, match="holds no prepared cases"):
+        prepared_ids(folder / "absent")
+
+
+def test_a_held_out_case_is_verified_whenever_it_is_read(folder: Path) -> None:
+    flip_bit(folder / CASE / "labels.npy", np.random.default_rng(0))
+
+    with pytest.raises(CaseError, match=r"labels.*found the check sum"):
+        whole_case(folder, CASE)
+
+
+def train(data: FoldData, config: Config, run_path: Path) -> None:
+    Trainer(data=data, config=config, run_path=run_path).run(track=untracked)
+
+
+def test_a_damaged_case_ends_a_run_before_it_begins_and_when_it_resumes(tmp_path: Path) -> None:
+    changes = ["patch.size=[8,8,8]", "model.widths=[4,8]", "training.n_epochs=1"]
+    config = load_config(preset="demo", assignments=[*changes, "folds.n_folds=2"])
+    for number in range(2):
+        write_case(tmp_path / "scans", f"BraTS2021_{number:05d}", seed=number)
+    data = open_fold(tmp_path / "scans", fold=0, config=config, prepared_path=tmp_path / "ready")
+    damaged = data.folder / data.split.train[0] / "image.npy"
+    content = damaged.read_bytes()
+
+    for resumes in (False, True):
+        flip_bit(damaged, np.random.default_rng(0))
+        with pytest.raises(CaseError, match=r"image.npy: found .* the file is damaged"):
+            train(data, config, tmp_path / "run")
+        assert (tmp_path / "run").exists() == resumes
+        damaged.write_bytes(content)
+        if not resumes:
+            train(data, config, tmp_path / "run")

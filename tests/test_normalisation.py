@@ -1,0 +1,227 @@
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from brats_seg.cases.case import load_case
+from brats_seg.cases.index import index_cases
+from brats_seg.cases.nifti import Geometry, Volume, read_volume
+from brats_seg.data.normalisation import (
+    at_spacing,
+    choose_spacing,
+    extract_brain,
+    grid_of,
+    resampled_labels,
+    spacing_line,
+)
+from brats_seg.errors import CaseError
+from brats_seg.labels import BRATS2017, BRATS2024, regions_of
+from brats_seg.voxels.box import Box
+from brats_seg.voxels.brain import background_of, brain_mask
+from brats_seg.voxels.grids import Resampling
+from tests.builders import write_case
+
+GEOMETRY = Geometry(shape=(6, 6, 6), affine=np.eye(4), qform=np.eye(4), qform_code=1, sform_code=1)
+ONE, TWO = (1.0, 1.0, 1.0), (2.0, 2.0, 2.0)
+FINER = Resampling(before=(4, 1, 1), after=(8, 1, 1))
+
+
+def volume(array: npt.NDArray[np.generic], file: str = "t1.nii") -> Volume:
+    return Volume(array=array, geometry=replace(GEOMETRY, shape=array.shape), file=file)
+
+
+def modalities(
+    rng: np.random.Generator, *, background: float = 0, dtype: str = "int16"
+) -> list[Volume]:
+    """Four volumes of 6x6x6 with a brain of 2x3x2 at (2, 1, 3)."""
+    volumes = []
+    for number in range(4):
+        array = np.full((6, 6, 6), background, dtype=dtype, order="F")
+        array[2:4, 1:4, 3:5] = rng.integers(100, 900, size=(2, 3, 2))
+        volumes.append(volume(array, f"{number}.nii"))
+    return volumes
+
+
+@pytest.mark.parametrize("background", [0, -45, 7])
+@pytest.mark.parametrize("dtype", ["int16", "float32", "float64"])
+def test_the_crop_is_the_brain_whatever_the_background(
+    rng: np.random.Generator, background: float, dtype: str
+) -> None:
+    brain = extract_brain("a", modalities(rng, background=background, dtype=dtype), None)
+
+    assert brain.box == Box(start=(2, 1, 3), stop=(4, 4, 5))
+    assert brain.image.shape == (4, 2, 3, 2)
+    assert brain.image.dtype == np.float16
+    assert brain.labels is None
+
+
+def test_each_modality_has_mean_0_and_deviation_1_inside_and_0_around(
+    rng: np.random.Generator,
+) -> None:
+    volumes = modalities(rng)
+    # a voxel of the box that is background in all modalities, and one that is in only one
+    for item in volumes:
+        item.array[2, 1, 3] = 0
+    volumes[0].array[3, 3, 4] = 0
+
+    brain = extract_brain("a", volumes, None)
+
+    inside = brain_mask([item.array for item in volumes])[brain.box.slices]
+    assert np.count_nonzero(~inside) == 1
+    for modality, item, mean, std in zip(
+        brain.image, volumes, brain.means, brain.stds, strict=True
+    ):
+        values = item.array[brain.box.slices]
+        assert (modality[~inside] == 0).all()
+        assert mean == pytest.approx(values[inside].mean())
+        assert std == pytest.approx(values[inside].std())
+        expected = (values[inside] - mean) / std
+        np.testing.assert_allclose(modality[inside], expected, rtol=2**-11, atol=1e-6)
+
+
+def test_the_box_holds_all_modalities_and_all_labels(rng: np.random.Generator) -> None:
+    volumes, labels = modalities(rng), np.zeros((6, 6, 6), dtype=np.uint8)
+    assert extract_brain("a", volumes, volume(labels)).box == Box(start=(2, 1, 3), stop=(4, 4, 5))
+    volumes[2].array[4, 4, 5] = 300
+    labels[2, 1, 3], labels[0, 5, 3] = 2, 4
+
+    brain = extract_brain("a", volumes, volume(labels, "seg.nii"))
+
+    assert brain.box == Box(start=(0, 1, 3), stop=(5, 6, 6))
+    assert brain.labels is not None
+    np.testing.assert_array_equal(brain.box.placed(brain.labels, (6, 6, 6)), labels)
+
+
+def test_values_below_the_background_are_brain(rng: np.random.Generator) -> None:
+    volumes = modalities(rng)
+    volumes[0].array[4, 4, 4] = -3
+
+    assert brain_mask([item.array for item in volumes])[4, 4, 4]
+
+
+def test_the_background_is_what_most_of_the_edges_hold(rng: np.random.Generator) -> None:
+    array = np.full((6, 6, 6), 9.0)
+    array[1:5, 1:5, 1:5] = 3
+
+    assert background_of(array) == 9
+    assert background_of(np.zeros((5, 4, 1))) == 0
+    # a head that reaches the edges
+    assert background_of(rng.integers(1, 500, size=(6, 6, 6))) == 0
+
+
+def test_a_scan_without_brain_or_without_contrast_is_refused(rng: np.random.Generator) -> None:
+    volumes = modalities(rng)
+    blank = [volume(np.zeros((6, 6, 6), dtype=np.int16), f"{n}.nii") for n in range(4)]
+    mask = volume((volumes[1].array > 0).astype(np.int16), "mask.nii")
+
+    with pytest.raises(CaseError, match=r"file 0.nii: found no voxel that differs"):
+        extract_brain("a", blank, None)
+    with pytest.raises(CaseError, match=r"case a, file mask.nii: found the value 1 in the whole"):
+        extract_brain("a", [volumes[0], mask, *volumes[2:]], None)
+
+
+@pytest.mark.real
+def test_a_scan_with_negative_voxels_is_cropped_to_its_brain(real_data: Path) -> None:
+    folder = real_data / "unlabelled" / "TCGA-FG-6692_atlas"
+    volumes = [read_volume(path, case_id="atlas") for path in sorted(folder.glob("*.nii.gz"))]
+
+    brain = extract_brain("atlas", volumes, None)
+
+    assert brain.box.shape == (145, 171, 130)
+    assert min(item.array.min() for item in volumes) < 0
+
+
+def line_of(*values: int) -> Volume:
+    """Return a label map (n, 1, 1)."""
+    return volume(np.array(values, dtype=np.uint8)[:, None, None], "seg.nii")
+
+
+@pytest.mark.parametrize(
+    ("spacings", "chosen"),
+    [
+        ([], ONE),
+        ([ONE] * 3, ONE),
+        ([(0.99999994, 1.0000001, 1.0)], ONE),
+        ([(0.96, 1.0, 1.04)], ONE),
+        ([ONE, TWO, TWO], TWO),
+        ([TWO, ONE], ONE),
+        ([ONE, TWO, ONE, TWO], ONE),
+        ([(0.9375, 0.9375, 5.0)] * 2 + [(0.5, 0.5, 6.0)], (0.94, 0.94, 5.0)),
+        ([(1000.0, 1000.0, 1000.0), TWO, TWO], TWO),
+    ],
+)
+def test_the_spacing_is_the_median_along_each_axis(spacings, chosen) -> None:
+    assert choose_spacing(spacings) == chosen
+    assert choose_spacing(spacings[::-1]) == chosen
+
+
+def test_shape_and_spacing_are_in_the_axes_of_brats() -> None:
+    """X of this grid points to the head, Y to the left and Z to the back."""
+    affine = np.zeros((4, 4))
+    affine[2, 0], affine[0, 1], affine[1, 2], affine[3, 3] = 5.0, -0.9, -0.8, 1.0
+    stored = Geometry(shape=(20, 30, 40), affine=affine, qform=affine, qform_code=1, sform_code=1)
+
+    assert grid_of(stored) == ((30, 40, 20), (0.9, 0.8, 5.0))
+
+
+def test_a_case_of_nearly_the_spacing_is_not_touched(tmp_path: Path) -> None:
+    write_case(tmp_path)
+    loaded = load_case(index_cases(tmp_path).cases[0])
+
+    assert at_spacing(loaded, (1.04, 1.0, 0.97)) == (loaded, None)
+
+
+def test_image_and_labels_are_resampled_to_one_grid(tmp_path: Path) -> None:
+    write_case(tmp_path)
+    loaded = load_case(index_cases(tmp_path).cases[0])
+
+    there, resampling = at_spacing(loaded, (0.5, 0.5, 0.5))
+
+    assert resampling is not None
+    assert there.label is not None
+    grids = [volume.geometry for volume in (*there.volumes, there.label)]
+    assert all(grid == grids[0] for grid in grids)
+    assert grids[0].spacing_mm == (0.5, 0.5, 0.5)
+    assert there.volumes[0].array.shape == there.label.array.shape == resampling.after
+    assert there.geometry == loaded.geometry
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ((0, 2, 2, 0), [0, 0, 2, 2, 2, 2, 0, 0]),
+        ((4, 2, 0, 0), [4, 4, 2, 2, 0, 0, 0, 0]),
+        ((4, 1, 2, 0), [4, 4, 1, 1, 2, 2, 0, 0]),
+    ],
+)
+def test_labels_keep_their_regions(values: tuple[int, ...], expected: list[int]) -> None:
+    finer = resampled_labels(line_of(*values), BRATS2017, FINER)
+
+    assert finer.array[:, 0, 0].tolist() == expected
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_resampled_regions_are_nested(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    array = rng.choice(np.array([0, 1, 2, 3, 4], dtype=np.uint8), (9, 8, 7))
+    label = replace(line_of(0), array=array)
+    resampling = Resampling.needed(array.shape, ONE, tuple(rng.uniform(0.4, 2.5, 3)))
+    assert resampling is not None
+
+    wt, tc, et = regions_of(resampled_labels(label, BRATS2024, resampling).array, BRATS2024)
+
+    assert not (tc & ~wt).any()
+    assert not (et & ~tc).any()
+
+
+def test_a_line_says_which_cases_are_resampled() -> None:
+    spacings = [ONE] * 3 + [TWO] * 2 + [(0.5, 0.5, 5.0), (3.0, 3.0, 3.0), (4.0, 4.0, 4.0)]
+
+    assert spacing_line([ONE, (0.98, 1.0, 1.0)], ONE) is None
+    assert spacing_line([TWO] * 3, TWO) == "cases are prepared at 2x2x2 mm"
+    assert spacing_line(spacings, ONE) == (
+        "cases are prepared at 1x1x1 mm; 5 of 8 are resampled: 2 from 2x2x2 mm, "
+        "1 from 0.5x0.5x5 mm, 1 from 3x3x3 mm and 1 from other spacings"
+    )

@@ -1,0 +1,142 @@
+"""Surfaces of the regions: where they are, from which side, and the rotating GIF."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from PIL import Image
+
+from brats_seg.errors import CaseError
+from brats_seg.figures.surface import _points, models_of, surface_figure, write_surface_gif
+from brats_seg.figures.view import CaseView, open_view
+from tests.builders import write_case
+
+
+@pytest.fixture(scope="module")
+def view(tiny_scans: Path) -> CaseView:
+    found = open_view(tiny_scans)
+    return replace(found, prediction=found.reference)
+
+
+def ball(radius: float = 12, edge: int = 40) -> np.ndarray:
+    offsets = np.indices((edge, edge, edge)).T - (edge - 1) / 2
+    return (np.linalg.norm(offsets, axis=-1) < radius).T
+
+
+def test_the_points_of_a_ball_are_on_it_and_its_normals_point_outwards() -> None:
+    """Expected from geometry: a ball of radius 12 around (20, 20, 20) mm, from edges of voxels."""
+    surface = _points(ball(), (1.0, 1.0, 1.0))
+
+    outwards = surface["points_mm"] - 20
+    distance = np.linalg.norm(outwards, axis=1)
+    np.testing.assert_allclose(distance, 12, atol=0.6)
+    cosine = (outwards * surface["normals"]).sum(axis=1) / distance
+    assert cosine.min() > 0.95
+
+
+def test_voxels_that_are_no_cubes_have_the_size_they_have() -> None:
+    surface = _points(ball()[:, :, ::3], (1.0, 1.0, 3.0))
+
+    np.testing.assert_allclose(np.ptp(surface["points_mm"], axis=0), 24, atol=3)
+
+
+@pytest.mark.parametrize("n_voxels", [0, 1])
+def test_a_mask_of_no_or_one_voxel_has_a_surface(n_voxels: int) -> None:
+    mask = np.zeros((9, 9, 9), bool)
+    mask[4, 5, 6] = n_voxels
+
+    points = _points(mask, (1.0, 1.0, 1.0))["points_mm"]
+
+    assert points.tolist() == [[4.5, 5.5, 6.5]] * n_voxels
+
+
+def letters_of(axes) -> list[str]:
+    found = {text.get_gid(): text.get_text() for text in axes.texts}
+    return [found[edge] for edge in ("left", "right", "top", "bottom")]
+
+
+@pytest.mark.parametrize(
+    ("degrees", "letters"),
+    [
+        (0, ["R", "L", "S", "I"]),
+        (90, ["A", "P", "S", "I"]),
+        (180, ["L", "R", "S", "I"]),
+        (30, ["RA", "LP", "S", "I"]),
+        (300, ["PR", "AL", "S", "I"]),
+    ],
+)
+def test_both_models_are_drawn_at_one_scale_with_the_sides_of_the_patient(
+    view: CaseView, degrees: float, letters: list[str]
+) -> None:
+    figure = surface_figure(models_of(view), azimuth_degrees=degrees)
+
+    left, right = figure.axes
+    assert [left.get_title(), right.get_title()] == [
+        "BraTS2021_00000, reference",
+        "BraTS2021_00000, prediction",
+    ]
+    assert letters_of(left) == letters_of(right) == letters
+    np.testing.assert_array_equal(left.images[0].get_array(), right.images[0].get_array())
+
+
+@pytest.mark.parametrize(("degrees", "is_right"), [(0, True), (180, False)])
+def test_a_tumour_on_the_left_is_where_the_letter_says(
+    view: CaseView, degrees: float, is_right: bool
+) -> None:
+    """X runs to the patient's left, which is on the right of a picture from the front."""
+    label_map = np.zeros_like(view.reference.label_map)
+    label_map[16:20, 10:14, 6:10] = 4
+    left = replace(view, reference=replace(view.reference, label_map=label_map), prediction=None)
+
+    (axes,) = surface_figure(models_of(left), azimuth_degrees=degrees).axes
+
+    picture = np.asarray(axes.images[0].get_array())
+    columns = np.nonzero(np.ptp(picture, axis=2) > 0.2)[1]
+    assert (columns.mean() > picture.shape[1] / 2) == is_right
+
+
+def test_the_scale_bar_is_as_long_as_the_model_shows(view: CaseView) -> None:
+    models = models_of(view)
+    figure = surface_figure(models)
+    FigureCanvasAgg(figure).draw()
+
+    for axes in figure.axes:
+        (bar,) = axes.lines
+        ends = bar.get_transform().transform(np.column_stack(bar.get_data()))
+        (words,) = (text.get_text() for text in axes.texts if text.get_text().endswith(" mm"))
+        share = float(words.split()[0]) / (2 * models[0].reach_mm)
+        assert np.ptp(ends[:, 0]) == pytest.approx(share * axes.get_window_extent().width)
+
+
+def test_a_region_without_surface_is_not_in_the_legend(tmp_path: Path) -> None:
+    write_case(tmp_path, with_et=False)
+
+    figure = surface_figure(models_of(open_view(tmp_path)))
+
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["WT", "TC"]
+
+
+def test_a_gif_turns_without_end_with_its_letters_and_leaves_no_other_file(
+    view: CaseView, tmp_path: Path
+) -> None:
+    path = tmp_path / "pictures" / "turn.gif"
+
+    write_surface_gif(models_of(view), path, n_frames=4)
+
+    assert [one.name for one in path.parent.iterdir()] == ["turn.gif"]
+    with Image.open(path) as gif:
+        assert (gif.n_frames, gif.info["loop"], gif.info["duration"]) == (4, 0, 1000)
+        frames = []
+        for number in range(4):
+            gif.seek(number)
+            frames.append(np.asarray(gif.convert("RGB")).astype(int))
+    assert all(np.abs(frames[0] - other).max() > 50 for other in frames[1:])
+
+
+def test_a_case_without_label_maps_has_no_surface(tmp_path: Path) -> None:
+    write_case(tmp_path, labelled=False)
+
+    with pytest.raises(CaseError, match="found neither reference nor prediction"):
+        models_of(open_view(tmp_path))
