@@ -69,9 +69,11 @@ def files_of(case: Path) -> list[str]:
     return [str(case / f"{case.name}_{name}.nii.gz") for name in NAMES]
 
 
-def assert_same(folder: Path, case: Path, model: Path) -> None:
+def assert_same(
+    folder: Path, case: Path, model: Path, settings: PredictionSettings = SETTINGS
+) -> None:
     """Compare the label map of a bundle with that of this package."""
-    predict_folder([case], [model], folder / "ours", SETTINGS)
+    predict_folder([case], [model], folder / "ours", settings)
     (file,) = (folder / "bundle").glob("*.nii.gz")
     ours, theirs = nib.load(folder / "ours" / f"{case.name}.nii.gz"), nib.load(file)
     assert len(np.unique(ours.dataobj)) > 2
@@ -121,7 +123,7 @@ def test_a_bundle_of_another_network_asks_for_this_package(tmp_path: Path) -> No
     metadata = json.loads((model / "configs" / "metadata.json").read_text())
     assert "brats_seg" in metadata["required_packages_version"]
     assert not list((model / "models").glob("*"))
-    assert_same(tmp_path, case, model)
+    assert_same(tmp_path, case, model, PredictionSettings(preview=False))
 
 
 def test_a_bundle_is_read_as_the_exported_model_that_it_is(tmp_path: Path) -> None:

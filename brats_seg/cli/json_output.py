@@ -21,7 +21,7 @@ _COMPARISON = ("evaluation.compare:Comparison", None)
 _TEXTS = list[str]
 _CASE = dict.fromkeys(("case_id", "patient_id", "release", "label_convention"), str)
 _SERIES = {"series.number": int, "series.description": str, "modality": str, "reason": str}
-_STUDY = {"case.case_id": str, "found.study.folder": Path, "found.series": [_SERIES]}
+_STUDY = {"case.case_id": str, "study.folder": Path, "series": [_SERIES]}
 _SCORED = {
     **dict.fromkeys(("case_ids", "missing", "left_out", "without_reference", "remarks"), _TEXTS),
     "failures": _FAILURES,
