@@ -36,7 +36,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from brats_seg.config import ModelConfig
 from brats_seg.models.build import build_model
-from brats_seg.models.output import as_output
+from brats_seg.models.interface import as_output
 from brats_seg.training.accumulation import Accumulator
 from brats_seg.training.certificate import phantom_patches
 from brats_seg.training.gradient import MicroBatch

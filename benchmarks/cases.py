@@ -221,10 +221,10 @@ def _score(reference: Path, prediction: Path, output: Path, protocol: str) -> Sc
     if found.failures:
         raise RuntimeError(found.failures[0].message)
     return {
-        (score.case_id, score.region, column): score.value(column)
-        for score in found.scores
+        (row["case_id"], row["region"], column): row[column]
+        for row in found.scores.to_dict("records")
         for column in ("dice", "hd95", "lesionwise_dice")
-        if column in score.columns
+        if column in row
     }
 
 

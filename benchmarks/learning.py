@@ -26,7 +26,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ from brats_seg import PredictionSettings, Predictor, Trainer, load_config, open_
 from brats_seg.cases.case import Case
 from brats_seg.cases.case_table import read_index
 from brats_seg.evaluation.evaluate import evaluate_folders
-from brats_seg.evaluation.overlap import count_regions, dice
+from brats_seg.evaluation.metrics import count_regions, dice
 from brats_seg.evaluation.protocols import protocol_named
 from brats_seg.inference.scan import read_scan
 from brats_seg.labels import REGIONS, convention_named, regions_of
@@ -232,8 +231,9 @@ def _add_other(options: argparse.Namespace) -> None:
     found = evaluate_folders(
         options.data, Path(folder), protocol_named("legacy"), only_predicted=True
     )
-    scores = pd.DataFrame([asdict(score) for score in found.scores])
-    cases = scores.pivot_table(index="case_id", columns="region", values="dice")[list(REGIONS)]
+    cases = found.scores.pivot_table(index="case_id", columns="region", values="dice")[
+        list(REGIONS)
+    ]
     cases["mean"] = cases.mean(axis=1)
     rows = [{"case": case_id, **row} for case_id, row in cases.to_dict("index").items()]
     _append(options.work / "cases.csv", [{**run, "window": 0, **row} for row in rows])

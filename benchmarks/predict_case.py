@@ -32,7 +32,7 @@ from torch import Tensor
 
 from brats_seg.config import Config, ModelConfig, PatchConfig
 from brats_seg.data.store import open_case
-from brats_seg.evaluation.overlap import count_regions, dice
+from brats_seg.evaluation.metrics import count_regions, dice
 from brats_seg.inference.model import Model, build_single, load_model
 from brats_seg.inference.out_of_fold import open_held_out
 from brats_seg.inference.probabilities import PredictionFallback, predict_probabilities

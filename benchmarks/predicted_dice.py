@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import spearmanr
 
-from brats_seg.evaluation.overlap import RegionCounts, count_regions, dice
+from brats_seg.evaluation.metrics import RegionCounts, count_regions, dice
 from brats_seg.inference.out_of_fold import open_held_out, predict_held_out
 from brats_seg.inference.postprocess import decode_regions
 from brats_seg.inference.window_choice import window_kinds

@@ -26,7 +26,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from brats_seg.config import ModelConfig
 from brats_seg.models.build import build_model
 from brats_seg.models.convolution import Convolution
-from brats_seg.models.output import as_output
+from brats_seg.models.interface import as_output
 from brats_seg.models.unet import level_strides
 
 NNUNET = "dynamic_network_architectures"

@@ -69,9 +69,6 @@ def config_of(settings: object) -> Config:
     if not isinstance(settings, Mapping):
         msg = f"found {type(settings).__name__} in place of settings; expected key: value"
         raise ConfigError(msg)
-    model = settings.get("model")
-    if isinstance(model, Mapping) and model.get("name") == "segresnet-vae":  # in older runs
-        settings = {**settings, "model": {**model, "name": "vae-unet"}}
     try:
         return Config.model_validate(settings)
     except ValidationError as error:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from brats_seg.cases.case import Case, CaseIndex
 from brats_seg.cases.case_table import read_index
@@ -32,7 +33,7 @@ from brats_seg.evaluation.pairs import Pair, Pairing
 from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
 from brats_seg.evaluation.scores import (
     RegionSummary,
-    Score,
+    joined_scores,
     read_scores,
     summarise_scores,
     write_scores,
@@ -63,7 +64,7 @@ SCORES_NAME = "scores.csv"
 _KEY_NAME = "scored.json"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class OutOfFoldResults:
     """Predictions and scores of cases, each by the run that it was held out of."""
 
@@ -71,7 +72,7 @@ class OutOfFoldResults:
     batch: BatchOutcome
     evaluation: Evaluation | None
     """None if an earlier call has scored the same label maps."""
-    scores: tuple[Score, ...]
+    scores: pd.DataFrame
     """A row for each case and region."""
     summaries: tuple[RegionSummary, ...]
     """Means and intervals of the scores by region."""
@@ -87,11 +88,11 @@ class OutOfFoldResults:
     def predicted_summaries(self) -> tuple[RegionSummary, ...]:
         """Means over the cases that could be predicted; equal to `summaries` if all could."""
         failed = {record.case_id for record in self.batch.failures}
-        scores = [score for score in self.scores if score.case_id not in failed]
+        scores = self.scores[~self.scores["case_id"].isin(failed)]
         return summarise_scores(scores, np.random.default_rng(0))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class CrossValidation:
     """Result of a cross-validation."""
 
@@ -103,9 +104,9 @@ class CrossValidation:
     """None if training was stopped; the same call continues it."""
 
     @property
-    def scores(self) -> tuple[Score, ...]:
+    def scores(self) -> pd.DataFrame:
         """A row for each case and region; none if training was stopped."""
-        return self.results.scores if self.results else ()
+        return self.results.scores if self.results else joined_scores(())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -311,7 +312,7 @@ def _predict(
 
 def _score(
     parts: Sequence[HeldOutCases], predictions: Path, protocol: ScoringProtocol, track: Track
-) -> tuple[Evaluation | None, tuple[Score, ...], tuple[RegionSummary, ...]]:
+) -> tuple[Evaluation | None, pd.DataFrame, tuple[RegionSummary, ...]]:
     """Score the predictions, and write the scores, their summary and their figure."""
     # matplotlib takes long to import
     from brats_seg.figures.charts import score_figure
@@ -327,7 +328,7 @@ def _score(
     write_summary(summaries, output / "summary.json")
     column = "dice" if protocol.lesions is None else "lesionwise_dice"
     write_figure(score_figure(scores, column=column), output / "scores.png")
-    return evaluation, scores, tuple(summaries)
+    return evaluation, scores, summaries
 
 
 def _key(pairing: Pairing, protocol: ScoringProtocol) -> str:

@@ -11,7 +11,7 @@ ConventionName = Literal["brats2017", "brats2023", "brats2024", "brats2024-ped",
 TrackerName = Literal["tensorboard", "mlflow", "wandb"]
 FileFormat = Literal["safetensors", "bundle", "onnx"]
 """Formats of an exported model: weights alone, or with a MONAI bundle or ONNX files beside them."""
-NETWORKS = ("unet", "notebook", "segresnet", "vae-unet", "dynunet", "swin-unetr", "autoencoder")
+NETWORKS = ("unet", "notebook", "segresnet", "dynunet", "swin-unetr", "autoencoder")
 """Networks with a short name; any other is given by its dotted name."""
 GPU_NAMES = ("t4", "p100", "v100", "v100-32gb", "l4", "a100", "a100-80gb")
 """GPUs that can be planned for without having one; `runtime.device` knows their memory."""
@@ -55,7 +55,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "demo": {
         "folds": {"n_folds": 3},
         "patch": {"size": [32, 32, 32], "foreground": 0.5, "per_case": 4},
-        "model": {"widths": [12, 24, 48], "deep_supervision": False},
+        "model": {"widths": [12, 24, 48]},
         "training": {"n_epochs": 20},
     },
     # two to eight CPU cores, hours

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from brats_seg.cli import main
 from tests.browser import CHROMIUM, Page, opened_browser
@@ -17,6 +18,13 @@ from tests.faults.campaign import print_table
 # one thread in this process and in those that tests start, set before anything imports torch:
 # sums in another order differ in their last bits, and test processes share the cores
 os.environ["OMP_NUM_THREADS"] = "1"
+
+
+# the same examples in every run, on machines of any speed
+settings.register_profile(
+    "project", deadline=None, derandomize=True, max_examples=50, database=None
+)
+settings.load_profile("project")
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from brats_seg.errors import ConfigError
-from brats_seg.models.output import TrainingOutput
+from brats_seg.models.interface import TrainingOutput
 from brats_seg.runtime.device import Device
 from brats_seg.training.accumulation import Accumulator
 from brats_seg.training.gradient import MicroBatch
@@ -63,7 +63,7 @@ CRITERIA: dict[str, Callable[..., Tensor]] = {
 
 
 class TwoLevels(nn.Module):
-    """A small network with deep supervision and a penalty."""
+    """A small network with deep supervision."""
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
@@ -77,10 +77,7 @@ class TwoLevels(nn.Module):
 
     def forward(self, image: Tensor) -> TrainingOutput:
         features = self.body(image)
-        return TrainingOutput(
-            logits=(self.fine(features), self.coarse(features)),
-            penalty=features.square().mean((1, 2, 3, 4)),
-        )
+        return TrainingOutput(logits=(self.fine(features), self.coarse(features)))
 
 
 def small_network(dropout: float = 0.0) -> nn.Module:

@@ -20,9 +20,9 @@ from brats_seg.errors import ConfigError, UsageError
 from brats_seg.inference.model import load_model
 from brats_seg.inference.reconstruct import Reconstructor
 from brats_seg.models import autoencoder
-from brats_seg.models.activation_checkpointing import ActivationCheckpointing
 from brats_seg.models.autoencoder import Autoencoder
 from brats_seg.models.build import build_model
+from brats_seg.models.interface import ActivationCheckpointing
 from brats_seg.runtime.device import Device
 from brats_seg.training.checkpoints import load_checkpoint
 from brats_seg.training.tasks import task_of
@@ -170,10 +170,6 @@ def test_the_settings_say_how_many_numbers(latent: int) -> None:
 def test_a_vector_that_is_no_multiple_of_the_cells_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"model\.latent: .*multiple of 64 \(got 500\)"):
         load_config(assignments=["model.name=autoencoder", "model.latent=500"])
-
-
-def test_runs_under_the_former_name_of_the_vae_unet_can_be_read() -> None:
-    assert load_config(text="model: {name: segresnet-vae}").model.name == "vae-unet"
 
 
 CPU = Device(torch_device=torch.device("cpu"))

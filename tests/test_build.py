@@ -16,14 +16,13 @@ from brats_seg.models.build import (
     padded_size,
     size_multiple,
 )
-from brats_seg.models.output import TrainingOutput
+from brats_seg.models.interface import TrainingOutput
 
 Triple = tuple[int, int, int]
 SMALLEST_PATCHES = {
     "unet": (16, 16, 16),
     "notebook": (16, 16, 16),
     "segresnet": (8, 8, 8),
-    "vae-unet": (16, 16, 16),
     "dynunet": (16, 16, 16),
     "swin-unetr": (64, 64, 64),
 }
@@ -78,30 +77,6 @@ def test_the_same_seed_gives_the_same_weights() -> None:
     assert all(map(torch.equal, first.state_dict().values(), second.state_dict().values()))
 
 
-@pytest.mark.parametrize("n_patches", [1, 3])
-def test_the_autoencoder_adds_a_penalty_per_patch_that_teaches_the_encoder(n_patches: int) -> None:
-    network = build_model(config_of("vae-unet"), (16, 16, 16))
-
-    output = network(torch.randn(n_patches, 4, 16, 16, 16))
-
-    assert output.penalty is not None
-    assert output.penalty.shape == (n_patches,)
-    assert (output.penalty > 0).all()
-    output.penalty.sum().backward()
-    assert network.network.convInit.conv.weight.grad.abs().sum() > 0
-
-
-def test_the_autoencoder_learns_from_patches_of_its_own_size_only() -> None:
-    network = build_model(config_of("vae-unet"), (16, 16, 16))
-    larger = torch.zeros(1, 4, 16, 16, 32)
-
-    with pytest.raises(
-        ConfigError, match=r"patches of \(16, 16, 16\) and got \(16, 16, 32\).*patch\.size"
-    ):
-        network(larger)
-    assert network.eval()(larger).shape == (1, 3, 16, 16, 32)
-
-
 @pytest.mark.parametrize(
     ("name", "patch", "message"),
     [
@@ -115,7 +90,6 @@ def test_the_autoencoder_learns_from_patches_of_its_own_size_only() -> None:
         ("dynunet", (36, 64, 64), r"multiples of 8x16x16.*32x64x64 and 40x64x64"),
         ("notebook", (15, 16, 200), r"multiples of 1x1x1, at least 16.*Nearest: 16x16x200\."),
         ("segresnet", (20, 24, 24), r"multiples of 8x8x8.*16x24x24 and 24x24x24"),
-        ("vae-unet", (24, 32, 32), r"multiples of 16x16x16.*16x32x32 and 32x32x32"),
         ("swin-unetr", (80, 64, 64), r"multiples of 32x32x32.*64x64x64 and 96x64x64"),
         ("swin-unetr", (32, 64, 64), r"at least 64.*Nearest: 64x64x64\."),
     ],
@@ -143,7 +117,7 @@ def test_a_size_rounded_up_to_the_multiple_fits(name: str) -> None:
         _check_patch(config, (rounded, 96, 64))
 
 
-@pytest.mark.parametrize("name", ["unet", "notebook", "segresnet", "vae-unet"])
+@pytest.mark.parametrize("name", ["unet", "notebook", "segresnet"])
 def test_inputs_of_other_multiples_come_back_in_their_size(name: str) -> None:
     config = config_of(name)
     network = build_model(config, (32, 32, 32)).eval()

@@ -343,7 +343,6 @@ def test_a_moment_of_training_teaches() -> None:
         (["patch.size=[16, 16, 16]"], 16),
         (["patch.size=whole"], 16),
         (["patch.size=[96, 96, 96]"], 64),  # two levels: any even size will do
-        (["patch.size=[16, 16, 16]", "model.name=vae-unet"], 16),
     ],
 )
 def test_a_long_patch_is_cut_to_what_the_network_takes(

@@ -1,9 +1,11 @@
 """Test charts over many cases."""
 
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -12,7 +14,7 @@ from matplotlib.figure import Figure
 from brats_seg.cases.case import Case
 from brats_seg.cases.clinical import ClinicalTable
 from brats_seg.errors import UsageError
-from brats_seg.evaluation.scores import Score
+from brats_seg.evaluation.scores import REGION_COLUMNS
 from brats_seg.figures.charts import (
     bar_figure,
     cohort_figure,
@@ -23,26 +25,21 @@ from brats_seg.figures.charts import (
 )
 
 
-def make_score(case_id: str, region: str, dice: float) -> Score:
-    return Score(
-        case_id=case_id,
-        region=region,
-        dice=dice,
-        jaccard=dice / (2 - dice),
-        hd95=12.0,
-        sensitivity=dice,
-        specificity=1.0,
-        reference_ml=5.0,
-        prediction_ml=6.0,
-    )
+def make_score(case_id: str, region: str, dice: float) -> tuple[object, ...]:
+    """Return a row of a table of scores."""
+    return (case_id, region, dice, dice / (2 - dice), 12.0, dice, 1.0, 5.0, 6.0)
 
 
-def make_scores(n_cases: int = 4) -> list[Score]:
-    return [
+def score_table(rows: Iterable[tuple[object, ...]]) -> pd.DataFrame:
+    return pd.DataFrame(rows, columns=["case_id", "region", *REGION_COLUMNS])
+
+
+def make_scores(n_cases: int = 4) -> pd.DataFrame:
+    return score_table(
         make_score(f"case{k}", region, (k + 1) / 10)
         for k in range(n_cases)
         for region in ("wt", "tc", "et")
-    ]
+    )
 
 
 def test_every_case_is_drawn_at_its_score() -> None:
@@ -85,7 +82,7 @@ def test_a_column_that_is_not_there_is_named() -> None:
 @pytest.mark.parametrize("draw", [score_figure, bar_figure])
 def test_no_scores_are_an_error(draw) -> None:
     with pytest.raises(UsageError, match="no scores to draw"):
-        draw([])
+        draw(score_table([]))
 
 
 def make_case(number: int, age_years: float | None, tumour_ml: float | None) -> Case:
@@ -157,7 +154,7 @@ def test_a_cohort_of_which_nothing_is_known_is_an_error() -> None:
 
 def test_a_long_title_is_inside_the_chart() -> None:
     title = "Held-out cases: " + "no better than age " * 4
-    scores = [make_score(f"case{k}", "wt", 0.5) for k in range(1251)]
+    scores = score_table(make_score(f"case{k}", "wt", 0.5) for k in range(1251))
     for figure in (
         survival_figure([100], [200], [False], title=title),
         score_figure(scores, column="sensitivity"),

@@ -286,7 +286,7 @@ def test_settings_that_the_task_has_no_use_for_are_refused(name, assignment, mat
         load_config(assignments=[f"model.name={name}", assignment])
 
 
-@pytest.mark.parametrize(("name", "task"), [("vae-unet", "segmentation"), ("unet", "segmentation")])
+@pytest.mark.parametrize(("name", "task"), [("notebook", "segmentation"), ("unet", "segmentation")])
 def test_all_but_the_autoencoder_segment(name, task):
     assert ModelConfig(name=name).task == task
     assert ModelConfig(name="autoencoder").task == "reconstruction"

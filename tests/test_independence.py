@@ -198,7 +198,6 @@ def test_layers_that_take_each_patch_by_itself_are_accepted(name: str, device: D
         ("unet", 16),
         ("notebook", 16),
         ("segresnet", 16),
-        ("vae-unet", 16),
         ("dynunet", 16),
         ("autoencoder", 16),
         pytest.param("swin-unetr", 64, marks=pytest.mark.slow),

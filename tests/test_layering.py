@@ -93,8 +93,6 @@ NOT_YET = {
     "brats_seg.cases.index -> quality",
     "brats_seg.dicom.convert -> quality",
     "brats_seg.dicom.preprocess -> quality",
-    "brats_seg.evaluation.agreement -> quality",
-    "brats_seg.evaluation.pairs -> quality",
     "brats_seg.inference.batch -> dicom",
     "brats_seg.inference.batch -> pages",
     "brats_seg.inference.export -> interop",

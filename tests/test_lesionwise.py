@@ -16,9 +16,8 @@ from brats_seg.evaluation.lesionwise import (
     score_lesions,
     without_small,
 )
-from brats_seg.evaluation.overlap import count_regions, dice
+from brats_seg.evaluation.metrics import count_regions, dice, hausdorff95
 from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
-from brats_seg.evaluation.surface_distance import hausdorff95
 from brats_seg.labels import BRATS2024, REGIONS
 from brats_seg.voxels.shapes import Lesions, number_components
 

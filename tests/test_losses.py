@@ -8,7 +8,7 @@ from monai.losses import DiceFocalLoss
 
 from brats_seg.config import LossConfig
 from brats_seg.errors import ConfigError
-from brats_seg.models.output import TrainingOutput
+from brats_seg.models.interface import TrainingOutput
 from brats_seg.training.losses import BatchDiceBce, DiceBce, build_criterion, reduction_of
 
 
@@ -57,14 +57,13 @@ def test_an_empty_region_that_is_left_empty_has_no_dice_loss() -> None:
     assert loss.item() == pytest.approx(0, abs=1e-6)
 
 
-def test_coarser_levels_weigh_half_and_penalties_are_added() -> None:
+def test_coarser_levels_weigh_half() -> None:
     logits, target = random_pair(2)
     coarse, coarse_target = logits[..., ::2, ::2, ::2], target[..., ::2, ::2, ::2]
-    penalty = torch.tensor([1.0, 3.0], dtype=torch.float64)
 
-    loss = DiceBce()(TrainingOutput(logits=(logits, coarse), penalty=penalty), target)
+    loss = DiceBce()(TrainingOutput(logits=(logits, coarse)), target)
 
-    expected = (2 * DiceBce()(logits, target) + DiceBce()(coarse, coarse_target)) / 3 + penalty
+    expected = (2 * DiceBce()(logits, target) + DiceBce()(coarse, coarse_target)) / 3
     assert torch.allclose(loss, expected)
 
 
@@ -107,11 +106,11 @@ def test_batch_dice_has_the_cross_entropy_of_the_mean_patch() -> None:
     logits, target = random_pair(3)
     config = LossConfig(dice=0)
     criterion = BatchDiceBce(config)
-    output = TrainingOutput(logits=(logits,), penalty=torch.tensor([1.0, 2.0, 6.0]).double())
+    output = TrainingOutput(logits=(logits,))
 
     loss = criterion.of_sums(criterion.sums(output, target), 3)
 
-    assert loss.item() == pytest.approx(DiceBce(config)(logits, target).mean().item() + 3)
+    assert loss.item() == pytest.approx(DiceBce(config)(logits, target).mean().item())
 
 
 DICE_FOCAL = "monai.losses.DiceFocalLoss"
@@ -133,16 +132,15 @@ def test_a_loss_by_dotted_name_gets_plain_logits() -> None:
     assert torch.allclose(criterion(output, target), expected)
 
 
-def test_levels_and_penalties_count_for_a_loss_by_dotted_name_too() -> None:
+def test_levels_count_for_a_loss_by_dotted_name_too() -> None:
     logits, target = random_pair(2)
     coarse, coarse_target = logits[..., ::2, ::2, ::2], target[..., ::2, ::2, ::2]
-    penalty = torch.tensor([1.0, 3.0], dtype=torch.float64)
     criterion = build_criterion(own("torch.nn.BCEWithLogitsLoss"))
 
-    loss = criterion(TrainingOutput(logits=(logits, coarse), penalty=penalty), target)
+    loss = criterion(TrainingOutput(logits=(logits, coarse)), target)
 
     bce = torch.nn.functional.binary_cross_entropy_with_logits
-    expected = (2 * bce(logits, target.double()) + bce(coarse, coarse_target.double())) / 3 + 2
+    expected = (2 * bce(logits, target.double()) + bce(coarse, coarse_target.double())) / 3
     assert torch.allclose(loss, expected)
 
 

@@ -7,12 +7,13 @@ from torch import Tensor, nn
 from brats_seg.config import Config
 from brats_seg.config_text import load_config
 from brats_seg.errors import ConfigError
-from brats_seg.models.activation_checkpointing import (
+from brats_seg.models.build import build_model
+from brats_seg.models.interface import (
     ActivationCheckpointing,
+    TrainingOutput,
+    as_output,
     set_activation_checkpointing,
 )
-from brats_seg.models.build import build_model
-from brats_seg.models.output import TrainingOutput, as_output
 from brats_seg.runtime.device import Device
 from brats_seg.training.losses import build_criterion
 from brats_seg.training.memory_count import Footprint, predicted_bytes

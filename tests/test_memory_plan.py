@@ -10,8 +10,8 @@ import torch
 from brats_seg.cli import main
 from brats_seg.config import Config
 from brats_seg.config_text import load_config
-from brats_seg.models.activation_checkpointing import ActivationCheckpointing
 from brats_seg.models.build import build_model, size_words
+from brats_seg.models.interface import ActivationCheckpointing
 from brats_seg.runtime.device import choose_device, native_dtype
 from brats_seg.runtime.memory import MEGABYTE
 from brats_seg.training import memory_plan

@@ -11,7 +11,7 @@ from brats_seg.cases.folds import SPLIT_NAME, Split, write_split
 from brats_seg.data.fold import open_split
 from brats_seg.data.store import open_case
 from brats_seg.errors import UsageError
-from brats_seg.evaluation.overlap import count_regions, dice
+from brats_seg.evaluation.metrics import count_regions, dice
 from brats_seg.evaluation.subset_scores import SubsetScores
 from brats_seg.inference import modality_loss
 from brats_seg.inference.export import export_model

@@ -12,7 +12,7 @@ import torch
 from brats_seg.cases.folds import SPLIT_NAME, Split, write_split
 from brats_seg.config import Config, PatchConfig, ValidationConfig
 from brats_seg.errors import UsageError
-from brats_seg.evaluation.overlap import region_counts
+from brats_seg.evaluation.metrics import region_counts
 from brats_seg.evaluation.scores import summarise_counts
 from brats_seg.inference.export import export_model
 from brats_seg.inference.model import load_model

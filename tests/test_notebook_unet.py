@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from brats_seg.models.interface import TrainingOutput
 from brats_seg.models.notebook_unet import NotebookUNet
-from brats_seg.models.output import TrainingOutput
 
 
 def make_notebook() -> NotebookUNet:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from brats_seg.config import ModelConfig, TrainingConfig
 from brats_seg.data.loader import Sample
 from brats_seg.errors import EnvironmentalError
-from brats_seg.models.activation_checkpointing import ActivationCheckpointing
 from brats_seg.models.build import build_model
+from brats_seg.models.interface import ActivationCheckpointing
 from brats_seg.training.accumulation import Accumulator, HalfUpdatedError
 from brats_seg.training.checkpoints import load_checkpoint
 from brats_seg.training.epoch import Batch

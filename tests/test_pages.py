@@ -12,7 +12,7 @@ from brats_seg.inference.settings import PredictionSettings
 from brats_seg.pages.cohort import cohort_of
 from tests.builders import Run, write_case
 from tests.inference_builders import write_run
-from tests.test_charts import make_score
+from tests.test_charts import make_score, score_table
 
 CASES = [f"BraTS2021_{number:05d}" for number in range(3)]
 
@@ -64,7 +64,9 @@ def test_the_page_of_all_links_to_the_pages_of_the_cases(run: Run, results: Path
 
 
 def test_scores_may_be_those_of_an_earlier_evaluation(run: Run, results: Path) -> None:
-    scores = [make_score(name, region, 0.25) for name in CASES[:2] for region in ("wt", "tc", "et")]
+    scores = score_table(
+        make_score(name, region, 0.25) for name in CASES[:2] for region in ("wt", "tc", "et")
+    )
     write_scores(scores, results.parent / "scores.csv")
 
     code, _, said = run("report", "results", "--scores", "scores.csv", "--no-case-pages")

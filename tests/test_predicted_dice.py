@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from brats_seg.evaluation.overlap import RegionCounts, dice, region_counts
+from brats_seg.evaluation.metrics import RegionCounts, dice, region_counts
 from brats_seg.quality.expected_dice import (
     COVERAGE,
     FEWEST_CASES,

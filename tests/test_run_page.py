@@ -9,7 +9,7 @@ import pytest
 
 from brats_seg.data.fold import FoldData
 from brats_seg.errors import UsageError
-from brats_seg.evaluation.overlap import count_regions, dice
+from brats_seg.evaluation.metrics import count_regions, dice
 from brats_seg.inference.out_of_fold import open_held_out, predict_held_out
 from brats_seg.inference.postprocess import decode_regions
 from brats_seg.inference.window_choice import window_in_use

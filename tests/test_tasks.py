@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from brats_seg.config import LossConfig
-from brats_seg.evaluation.overlap import region_counts
+from brats_seg.evaluation.metrics import region_counts
 from brats_seg.training.losses import BACKGROUND_WEIGHT, ReconstructionLoss
 from brats_seg.training.tasks import (
     RunningSums,

@@ -29,7 +29,7 @@ from brats_seg.errors import (
 from brats_seg.inference.model import load_model
 from brats_seg.labels import MODALITY_SUBSETS
 from brats_seg.models.build import build_model
-from brats_seg.models.output import TrainingOutput
+from brats_seg.models.interface import TrainingOutput
 from brats_seg.progress import _SCREEN, tracked, untracked
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.weights import load_trained, run_locked

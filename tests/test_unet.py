@@ -6,7 +6,7 @@ from monai.networks.nets import DynUNet
 from torch import Tensor, nn
 from torch.nn import functional
 
-from brats_seg.models.output import TrainingOutput
+from brats_seg.models.interface import TrainingOutput
 from brats_seg.models.unet import SMALLEST_AXIS, Level, UNet, level_strides
 
 Triple = tuple[int, int, int]
@@ -65,7 +65,6 @@ def test_training_mode_gives_all_levels_but_the_two_lowest_finest_first() -> Non
     output = network(torch.zeros(1, 4, 64, 32, 16))
 
     assert isinstance(output, TrainingOutput)
-    assert output.penalty is None
     assert [tuple(logits.shape) for logits in output.logits] == [
         (1, 3, 64, 32, 16),
         (1, 3, 32, 16, 8),

@@ -6,19 +6,20 @@ the ranks are averaged over all of them, and a permutation test gives the p valu
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 from scipy import stats
 
 from brats_seg.errors import LayoutError, UsageError, some_of
 from brats_seg.evaluation.evaluate import Evaluation, evaluate_pairs
 from brats_seg.evaluation.pairs import Pairing, find_pairs
 from brats_seg.evaluation.protocols import ScoringProtocol
-from brats_seg.evaluation.scores import LOWER_IS_BETTER, Score
+from brats_seg.evaluation.scores import LOWER_IS_BETTER
 from brats_seg.evaluation.significance import permutation_p_value, signed_rank_p_value
 from brats_seg.progress import Track, untracked
 from brats_seg.tables import write_table
@@ -29,14 +30,6 @@ _TESTED = (*_RANKED_REGIONS, *_RANKED_LESIONS, "lesionwise_nsd_0.5", "lesionwise
 
 # shape legend: S sets, C cases, R regions, K columns
 Table = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NamedScores:
-    """The scores of one set of predictions."""
-
-    name: str
-    scores: tuple[Score, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,61 +115,59 @@ def compare_folders(
     first, second = (
         evaluate_pairs(pairing, protocol, n_workers=n_workers, track=track) for pairing in pairings
     )
-    sets = [
-        NamedScores(name=str(path), scores=evaluation.scores)
-        for path, evaluation in zip(predictions, (first, second), strict=True)
-    ]
-    comparison = compare_scores(sets[0], sets[1], np.random.default_rng(0))
+    names = str(predictions[0]), str(predictions[1])
+    comparison = compare_scores(names, (first.scores, second.scores), np.random.default_rng(0))
     if output is not None:
         columns = [field.name for field in fields(PairedTest)]
         write_table(output, columns, map(asdict, comparison.tests))
-    is_complete = not (first.missing or second.missing)
-    return ComparedFolders(
-        first=first,
-        second=second,
-        comparison=comparison,
-        predicted=None if is_complete else _compared_over(shared, sets),
-    )
+    predicted = None
+    if first.missing or second.missing:
+        a, b = (one.scores[one.scores["case_id"].isin(shared)] for one in (first, second))
+        predicted = None if a.empty else compare_scores(names, (a, b), np.random.default_rng(0))
+    return ComparedFolders(first=first, second=second, comparison=comparison, predicted=predicted)
 
 
-def compare_scores(first: NamedScores, second: NamedScores, rng: np.random.Generator) -> Comparison:
-    """Compare two sets of predictions case by case.
+def compare_scores(
+    names: tuple[str, str], sets: tuple[pd.DataFrame, pd.DataFrame], rng: np.random.Generator
+) -> Comparison:
+    """Compare two named sets of predictions case by case.
 
     Raises:
         UsageError: The sets do not hold the same cases and regions, or are of two protocols.
     """
-    _check_alike((first, second))
-    columns = [column for column in _TESTED if column in first.scores[0].columns]
-    table = _table((first, second), columns)
+    _check_alike(names, sets)
+    columns = [column for column in _TESTED if column in sets[0]]
+    table = _table(sets, columns)
     tests = [
-        _tested(region, column, table[0, :, r, k], table[1, :, r, k])
-        for r, region in enumerate(_regions(first))
+        _test_pairs(str(region), column, table[0, :, r, k], table[1, :, r, k])
+        for r, region in enumerate(sets[0]["region"].unique())
         for k, column in enumerate(columns)
     ]
     return Comparison(
-        n_cases=table.shape[1], tests=tuple(tests), ranking=rank_sets((first, second), rng)
+        n_cases=table.shape[1], tests=tuple(tests), ranking=rank_sets(names, sets, rng)
     )
 
 
-def rank_sets(sets: Sequence[NamedScores], rng: np.random.Generator) -> tuple[Standing, ...]:
+def rank_sets(
+    names: Sequence[str], sets: Sequence[pd.DataFrame], rng: np.random.Generator
+) -> tuple[Standing, ...]:
     """Rank sets of predictions as the challenges do, best first; ties keep the order given.
 
     Raises:
         UsageError: The sets do not hold the same cases and regions, or are of two protocols.
     """
-    _check_alike(sets)
-    has_lesions = sets[0].scores[0].lesions is not None
-    columns = _RANKED_LESIONS if has_lesions else _RANKED_REGIONS
+    _check_alike(names, sets)
+    columns = _RANKED_LESIONS if _RANKED_LESIONS[0] in sets[0] else _RANKED_REGIONS
     penalties = _table(sets, columns) * [1 if c in LOWER_IS_BETTER else -1 for c in columns]
     ranks = stats.rankdata(penalties, axis=0)
     mean_ranks = ranks.mean(axis=(2, 3)).mean(axis=1)
     order = np.argsort(mean_ranks, kind="stable").tolist()
     # sums of half ranks are exact: means would differ in their last bits where leads are equal
     sums = ranks.sum(axis=(2, 3))
-    leads = [_chance_of_lead(sums[behind] - sums[ahead], rng) for ahead, behind in pairwise(order)]
+    leads = [_lead_p_value(sums[behind] - sums[ahead], rng) for ahead, behind in pairwise(order)]
     return tuple(
-        Standing(name=sets[place].name, mean_rank=float(mean_ranks[place]), p_value=p_value)
-        for place, p_value in zip(order, [*leads, None], strict=True)
+        Standing(name=names[index], mean_rank=float(mean_ranks[index]), p_value=p_value)
+        for index, p_value in zip(order, [*leads, None], strict=True)
     )
 
 
@@ -197,57 +188,38 @@ def _only_shared(
     return [pairing.only(shared) for pairing in pairings]
 
 
-def _compared_over(shared: frozenset[str], sets: Sequence[NamedScores]) -> Comparison | None:
-    """Compare two sets over some of their cases; None if there are no scores of these."""
-    first, second = (
-        replace(one, scores=tuple(score for score in one.scores if score.case_id in shared))
-        for one in sets
-    )
-    return compare_scores(first, second, np.random.default_rng(0)) if first.scores else None
-
-
-def _check_alike(sets: Sequence[NamedScores]) -> None:
-    first = sets[0]
-    if not first.scores:
-        msg = f"{first.name} holds no scores"
+def _check_alike(names: Sequence[str], sets: Sequence[pd.DataFrame]) -> None:
+    if sets[0].empty:
+        msg = f"{names[0]} holds no scores"
         raise UsageError(msg)
-    cells = _cells(first)
-    for other in sets[1:]:
-        if differing := sorted(cells ^ _cells(other)):
-            names = ", ".join(" ".join(cell) for cell in differing[:3])
+    cells = _cells(sets[0])
+    for name, scores in zip(names[1:], sets[1:], strict=True):
+        if differing := sorted(cells ^ _cells(scores)):
+            some = ", ".join(" ".join(cell) for cell in differing[:3])
             msg = (
-                f"{first.name} and {other.name} do not hold scores of the same cases and regions: "
-                f"{len(differing)} are in one only, such as {names}. "
+                f"{names[0]} and {name} do not hold scores of the same cases and regions: "
+                f"{len(differing)} are in one only, such as {some}. "
                 "Score both against the same references, by one protocol."
             )
             raise UsageError(msg)
-        if first.scores[0].columns != other.scores[0].columns:
-            msg = f"{first.name} and {other.name} were scored by two protocols; expected one"
+        if list(sets[0]) != list(scores):
+            msg = f"{names[0]} and {name} were scored by two protocols; expected one"
             raise UsageError(msg)
 
 
-def _cells(named: NamedScores) -> set[tuple[str, str]]:
-    return {(score.case_id, score.region) for score in named.scores}
+def _cells(scores: pd.DataFrame) -> set[tuple[str, str]]:
+    return set(zip(scores["case_id"], scores["region"], strict=True))
 
 
-def _regions(named: NamedScores) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(score.region for score in named.scores))
-
-
-def _table(sets: Sequence[NamedScores], columns: Sequence[str]) -> Table:
+def _table(sets: Sequence[pd.DataFrame], columns: Sequence[str]) -> Table:
     """Return the values (S, C, R, K)."""
-    regions = _regions(sets[0])
-    rows = []
-    for named in sets:
-        scores = {(score.case_id, score.region): score for score in named.scores}
-        cases = sorted({case_id for case_id, _ in scores})
-        rows.append([[scores[case_id, region] for region in regions] for case_id in cases])
-    return np.array(
-        [[[[s.value(c) for c in columns] for s in case] for case in cases] for cases in rows]
-    )
+    cases, regions = sorted(sets[0]["case_id"].unique()), sets[0]["region"].unique()
+    cells = pd.MultiIndex.from_product([cases, regions])
+    tables = [scores.set_index(["case_id", "region"]).loc[cells, list(columns)] for scores in sets]
+    return np.stack(tables).reshape(len(sets), len(cases), len(regions), len(columns))
 
 
-def _tested(region: str, column: str, first: Table, second: Table) -> PairedTest:
+def _test_pairs(region: str, column: str, first: Table, second: Table) -> PairedTest:
     """Test the values (C,) of two sets."""
     gain = first - second if column not in LOWER_IS_BETTER else second - first
     return PairedTest(
@@ -261,7 +233,7 @@ def _tested(region: str, column: str, first: Table, second: Table) -> PairedTest
     )
 
 
-def _chance_of_lead(lead: Table, rng: np.random.Generator) -> float:
+def _lead_p_value(lead: Table, rng: np.random.Generator) -> float:
     """Return the share of exchanges of two sets within cases (C,) that give as large a lead."""
     return permutation_p_value(
         lambda leads: leads.sum(axis=-1), lead, rng, permutation_type="samples"

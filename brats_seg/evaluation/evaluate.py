@@ -1,71 +1,76 @@
 """Score the label maps in one folder against the references in another.
 
-The label maps are read by `pairs`. All are read before the first is scored, because the label
-convention of a case may depend on the others.
-
-A label map in another numbering than its names say, or a reference of another scan, would give
-scores that mean nothing, and is refused: where the scans lie beside the references, references are
-held against them, and predictions against the references.
+All label maps are read before the first is scored, because the label convention of a case may depend
+on the others. A reference of another scan, and a label map in another numbering than its names say,
+would give scores that mean nothing, and are refused.
 """
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
-from brats_seg.cases.case import check_one_grid, have_one_grid
+from brats_seg.cases.case import (
+    Case,
+    check_one_grid,
+    have_one_grid,
+    label_values_of,
+    load_case,
+)
 from brats_seg.cases.conventions import LabelContent, check_values, resolve_all
 from brats_seg.cases.folders import OUTPUT_MARKER
 from brats_seg.cases.many import Failure, map_cases
-from brats_seg.evaluation.agreement import check_agreement, check_numbering, rivals_of
-from brats_seg.evaluation.lesionwise import LesionScores, Scale, score_lesions
-from brats_seg.evaluation.overlap import BOTH_EMPTY, RegionCounts, count_regions, dice, jaccard
-from brats_seg.evaluation.pairs import LabelPair, PackedLabelMap, Pairing, find_pairs, read_pair
+from brats_seg.cases.nifti import Geometry, Volume, oriented, read_label_map
+from brats_seg.errors import CaseError, LabelError
+from brats_seg.evaluation.lesionwise import Scale, score_lesions
+from brats_seg.evaluation.metrics import (
+    count_regions,
+    dice,
+    dice_of_counts,
+    hausdorff95,
+    jaccard,
+    sensitivity,
+    specificity,
+)
+from brats_seg.evaluation.pairs import Pair, Pairing, find_pairs
 from brats_seg.evaluation.protocols import ScoringProtocol
 from brats_seg.evaluation.scores import (
+    LESION_COLUMNS,
     RegionSummary,
-    Score,
+    joined_scores,
     summarise_scores,
+    with_worst_scores,
     write_scores,
     write_summary,
 )
-from brats_seg.evaluation.surface_distance import hausdorff95
 from brats_seg.files import alone_at
-from brats_seg.labels import LabelConvention, LabelMap
+from brats_seg.labels import CONVENTIONS, LabelConvention, LabelMap
 from brats_seg.progress import Track, untracked
-from brats_seg.voxels.box import Box, Mask
+from brats_seg.voxels.box import bounding_box
+from brats_seg.voxels.grids import MM3_PER_ML
+from brats_seg.wings import ShownLabels, judges
 
-PerRegion = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PairConventions:
-    """The label conventions of the two sides of a pair."""
-
-    reference: LabelConvention
-    prediction: LabelConvention
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CaseScores:
-    """The scores of one case."""
-
-    scores: tuple[Score, ...]
-    """A row per region of the protocol."""
-    remark: str = ""
-    """A remark on an unusual file that could be scored; empty without one."""
+LEAST_GAIN = 0.3
+"""Gain in Dice from which another numbering of a prediction is reported."""
+LEAST_DICE = 0.6
+"""Dice that another numbering reaches at least: two label maps that hardly overlap show nothing."""
+FEWEST_VOXELS = 100
+"""Voxels of a tissue in the reference from which it is compared."""
+_N_VALUES = 256
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Evaluation:
     """The scores of a folder of predictions, and what could not be scored."""
 
     protocol: ScoringProtocol
-    scores: tuple[Score, ...]
-    """By case id and region; a case without a prediction is among them, with the worst scores."""
+    scores: pd.DataFrame
+    """A row per case and region; a case without a prediction has the worst scores."""
     missing: tuple[str, ...]
     """Cases without a prediction, which get the worst scores."""
     failures: tuple[Failure, ...]
@@ -83,14 +88,13 @@ class Evaluation:
 
     @property
     def case_ids(self) -> tuple[str, ...]:
-        """Cases that were scored."""
-        return tuple(dict.fromkeys(score.case_id for score in self.scores))
+        """Cases that have scores."""
+        return tuple(self.scores["case_id"].unique())
 
     @property
-    def predicted_scores(self) -> tuple[Score, ...]:
+    def predicted_scores(self) -> pd.DataFrame:
         """The scores of the cases that have a prediction."""
-        missing = set(self.missing)
-        return tuple(score for score in self.scores if score.case_id not in missing)
+        return self.scores[~self.scores["case_id"].isin(self.missing)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,8 +190,13 @@ def evaluate_folders(
     if only_predicted:
         pairing = pairing.only(pairing.predicted)
     evaluation = evaluate_pairs(pairing, protocol, n_workers=n_workers, track=track)
-    remarks = (*_remarks_on_order(reference, prediction), *evaluation.remarks)
-    return replace(evaluation, remarks=remarks)
+    if (reference / OUTPUT_MARKER).exists() and not (prediction / OUTPUT_MARKER).exists():
+        remark = (
+            f"{reference} was written by `predict`, and is scored as the reference: the references "
+            "come first, then the predictions"
+        )
+        return replace(evaluation, remarks=(remark, *evaluation.remarks))
+    return evaluation
 
 
 def evaluate_pairs(
@@ -197,67 +206,55 @@ def evaluate_pairs(
     attempt = partial(map_cases, n_workers=n_workers, track=track)
     read = attempt(read_pair, pairing.pairs, "reading label maps")
     tasks = _with_conventions(read.results, protocol)
-    scored = attempt(partial(_score, protocol=protocol), tasks, "scoring")
+    scored = attempt(partial(score_pair, protocol=protocol), tasks, "scoring")
     failures = sorted([*read.failures, *scored.failures], key=lambda failure: failure.case_id)
+    predicted = [task for task in tasks if task.pair.predicted_file]
     return Evaluation(
         protocol=protocol,
-        scores=tuple(score for case in scored.results for score in case.scores),
+        scores=joined_scores(scored.results),
         missing=tuple(pair.case_id for pair in pairing.pairs if pair.prediction is None),
         failures=tuple(failures),
         without_reference=pairing.without_reference,
-        reference_labels=tuple(sorted({task.conventions.reference.name for task in tasks})),
-        prediction_labels=tuple(
-            sorted({task.conventions.prediction.name for task in tasks if task.pair.prediction})
-        ),
-        remarks=(
-            *(f"{pair.case_id}: {remark}" for pair in read.results for remark in pair.remarks),
-            *(case.remark for case in scored.results if case.remark),
-        ),
+        reference_labels=tuple(sorted({task.reference.name for task in tasks})),
+        prediction_labels=tuple(sorted({task.prediction.name for task in predicted})),
+        remarks=tuple(remark for pair in read.results for remark in pair.remarks),
         left_out=pairing.left_out,
     )
 
 
-def score_pair(
-    pair: LabelPair, conventions: PairConventions, protocol: ScoringProtocol
-) -> CaseScores:
-    """Score the prediction of one case.
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class LabelPair:
+    """The label maps of one case, cut to the box around the labels of both."""
 
-    Without a prediction every region gets the worst score, also one that the reference lacks.
+    case_id: str
+    reference: ShownLabels
+    """Values of the reference, and the tissues that they show."""
+    predicted_file: str
+    """Side and name of the file; empty if there is no prediction."""
+    predicted_values: frozenset[int]
+    """Label values of the prediction, and 0."""
+    geometry: Geometry
+    """Grid of the reference."""
+    shape: tuple[int, ...]
+    """(2, x, y, z): both sides, in the box."""
+    packed: bytes
+    """The voxels of both sides, compressed by zlib."""
+    remarks: tuple[str, ...] = ()
 
-    Raises:
-        CaseError: The two label maps are not on one grid.
-    """
-    remark = _check_grids(pair)
-    check_agreement(pair, conventions.reference, conventions.prediction)
-    geometry = pair.reference.geometry
-    scale = Scale(
-        spacing_mm=geometry.spacing_mm,
-        penalty_mm=protocol.hd95_penalty(geometry.shape, geometry.spacing_mm),
-    )
-    rows = _scored(pair.case_id, _sides_of(pair, conventions, protocol), protocol, scale)
-    if pair.prediction is None:
-        rows = tuple(_worst(row, scale.penalty_mm) for row in rows)
-    return CaseScores(scores=rows, remark=remark)
-
-
-def _remarks_on_order(reference: Path, prediction: Path) -> tuple[str, ...]:
-    """Return a remark if the folder of references holds predictions and the other one does not."""
-    if not (reference / OUTPUT_MARKER).exists() or (prediction / OUTPUT_MARKER).exists():
-        return ()
-    return (
-        f"{reference} was written by `predict`, and is scored as the reference: the references "
-        "come first, then the predictions",
-    )
+    def voxels(self) -> LabelMap:
+        """Return reference and prediction (2, x, y, z); a missing prediction is empty."""
+        return np.frombuffer(zlib.decompress(self.packed), np.uint8).reshape(self.shape)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Task:
-    """A pair that is ready to be scored."""
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ScoringTask:
+    """The label maps of one case, and the conventions that they are read in."""
 
     pair: LabelPair
-    conventions: PairConventions
-    rival: str
-    """Name of the convention that most references look like, if it is another; empty otherwise."""
+    reference: LabelConvention
+    prediction: LabelConvention
+    refusal: CaseError | None = None
+    """Why the reference cannot be in its convention; None if it can."""
 
     @property
     def case_id(self) -> str:
@@ -265,153 +262,262 @@ class _Task:
         return self.pair.case_id
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Sides:
-    """The regions of both sides, cut to the box around the labelled voxels of both."""
+def read_pair(pair: Pair) -> LabelPair:
+    """Read the label maps of one case, and hold the reference against its scans.
 
-    reference: Mask
-    """(R, X, Y, Z)"""
-    prediction: Mask
-    """(R, X, Y, Z)"""
-    n_cut_off: int
-    """Voxels of the volume outside the box: in no region of either side."""
+    Raises:
+        CaseError: One of them cannot be read, or they are not on one grid.
+        LabelError: The reference does not lie on a tumour of the scans.
+    """
+    label = read_label_map(pair.reference, case_id=pair.case_id)
+    predicted = None
+    remarks: tuple[str, ...] = ()
+    if pair.prediction is not None:
+        predicted = read_label_map(pair.prediction, case_id=pair.case_id)
+        remarks = _check_grids(pair.case_id, label, predicted)
+    arrays = (label.array, np.zeros_like(label.array) if predicted is None else predicted.array)
+    box = bounding_box(np.logical_or(*arrays))
+    both = np.stack([array[np.s_[:1, :1, :1] if box is None else box.slices] for array in arrays])
+    reference, unclear = _judge_reference(label, both[0], pair)
+    return LabelPair(
+        case_id=pair.case_id,
+        reference=reference,
+        predicted_file=f"prediction {predicted.file}" if predicted else "",
+        predicted_values=label_values_of(both[1]) | {0},
+        geometry=label.geometry,
+        shape=both.shape,
+        packed=zlib.compress(both.tobytes(), level=1),
+        remarks=(*unclear, *remarks),
+    )
 
 
-def _with_conventions(pairs: Sequence[LabelPair], protocol: ScoringProtocol) -> tuple[_Task, ...]:
-    references = {pair.case_id: pair.reference for pair in pairs}
-    predictions = {pair.case_id: pair.prediction for pair in pairs if pair.prediction}
+def score_pair(task: ScoringTask, protocol: ScoringProtocol) -> pd.DataFrame:
+    """Score the prediction of one case: a row per region of the protocol.
+
+    Without a prediction every region gets the worst score, also one that the reference lacks.
+
+    Raises:
+        CaseError: A label map holds values that its convention has not.
+        LabelError: A label map is in another numbering.
+    """
+    pair, geometry = task.pair, task.pair.geometry
+    check_values(pair.reference.values, task.reference, pair.case_id, pair.reference.file)
+    if task.refusal is not None:
+        raise task.refusal
+    label_maps = pair.voxels()
+    if pair.predicted_file:
+        check_values(pair.predicted_values, task.prediction, pair.case_id, pair.predicted_file)
+        _check_agreement(task, label_maps)
+    scale = Scale(
+        spacing_mm=geometry.spacing_mm,
+        penalty_mm=protocol.hd95_penalty(geometry.shape, geometry.spacing_mm),
+    )
+    reference, prediction = (
+        np.stack([np.isin(label_map, region.values(labels)) for region in protocol.regions])
+        for label_map, labels in zip(label_maps, (task.reference, task.prediction), strict=True)
+    )
+    counts = count_regions(prediction, reference, pair.case_id)
+    n_outside = int(np.prod(geometry.shape)) - label_maps[0].size
+    counts = replace(counts, true_negative=counts.true_negative + n_outside)
+    hd95 = [
+        hausdorff95(*sides, scale.spacing_mm) for sides in zip(reference, prediction, strict=True)
+    ]
+    table = pd.DataFrame(
+        {
+            "case_id": pair.case_id,
+            "region": protocol.region_names,
+            "dice": dice(counts),
+            "jaccard": jaccard(counts),
+            "hd95": np.where(np.isfinite(hd95), hd95, scale.penalty_mm),
+            "sensitivity": sensitivity(counts),
+            "specificity": specificity(counts),
+            "reference_ml": counts.in_reference * (scale.voxel_mm3 / MM3_PER_ML),
+            "prediction_ml": counts.in_prediction * (scale.voxel_mm3 / MM3_PER_ML),
+        }
+    )
+    if protocol.lesions is not None:
+        rows = [one.values for one in score_lesions(reference, prediction, protocol, scale)]
+        table = table.join(pd.DataFrame(rows, columns=list(LESION_COLUMNS)))
+    return table if pair.predicted_file else with_worst_scores(table, scale.penalty_mm)
+
+
+def better_numbering(
+    shared: npt.NDArray[np.int64], reference: LabelConvention, prediction: LabelConvention
+) -> str:
+    """Return in which convention the prediction agrees far better with the reference; empty if none.
+
+    Other exchanges of labels do not count: a network that takes necrosis for enhancing tumour is poor,
+    and its labels are not in another numbering.
+
+    Args:
+        shared: The result of `shared_voxels`.
+        reference: Convention that the reference is read in.
+        prediction: Convention that the prediction is read in.
+
+    Example:
+        >>> from brats_seg.labels import BRATS2023
+        >>> truth = np.repeat(np.array([0, 1, 2, 3], dtype=np.uint8), 200)
+        >>> swapped = np.repeat(np.array([0, 2, 1, 3], dtype=np.uint8), 200)
+        >>> better_numbering(shared_voxels(truth, swapped), BRATS2023, BRATS2023)
+        'msd (mean Dice of the tissues 1.00 instead of 0.33)'
+    """
+    n_reference, n_prediction = shared.sum(axis=1), shared.sum(axis=0)
+    compared = [
+        (tissue, value)
+        for tissue, value in enumerate(reference.painted)
+        if n_reference[value] >= FEWEST_VOXELS
+    ]
+    if len(compared) < 2:
+        return ""
+
+    def mean_dice(painted: Sequence[int]) -> float:
+        pairs = np.array([(value, painted[tissue]) for tissue, value in compared]).T
+        of_tissues = dice_of_counts(shared[*pairs], n_reference[pairs[0]], n_prediction[pairs[1]])
+        return float(of_tissues.mean())
+
+    values = set(np.flatnonzero(n_prediction).tolist())
+    others = [other for other in CONVENTIONS if values <= other.values]
+    best = max(others, key=lambda other: mean_dice(other.painted), default=prediction)
+    given, found = mean_dice(prediction.painted), mean_dice(best.painted)
+    if found < LEAST_DICE or found - given < LEAST_GAIN:
+        return ""
+    return f"{best.name} (mean Dice of the tissues {found:.2f} instead of {given:.2f})"
+
+
+def shared_voxels(reference: LabelMap, prediction: LabelMap) -> npt.NDArray[np.int64]:
+    """Return how many voxels have each value of the reference and of the prediction, (256, 256)."""
+    joint = reference.astype(np.uint16) * np.uint16(_N_VALUES) + prediction
+    counts = np.bincount(joint.ravel(), minlength=_N_VALUES**2)
+    return counts.reshape(_N_VALUES, _N_VALUES)
+
+
+def _judge_reference(
+    label: Volume, labelled: LabelMap, pair: Pair
+) -> tuple[ShownLabels, tuple[str, ...]]:
+    """Return what a reference shows of its numbering, and remarks on its place on the scans.
+
+    `labelled` is the box around its labels.
+    """
+    shown = ShownLabels(
+        case_id=pair.case_id,
+        file=f"reference {label.file}",
+        values=label_values_of(labelled) | {0},
+        outermost=None,
+        enhancing=None,
+        is_on_scan=False,
+    )
+    quality = judges()
+    if quality is None:
+        return shown, ()
+    scans, turned = _readable_scans(pair.case), oriented(label)
+    if not scans or not have_one_grid(scans[0].geometry, turned.geometry):
+        outermost = quality.outermost_of_outline(labelled, label.geometry.spacing_mm)
+        return replace(shown, outermost=outermost), ()
+    judgement = quality.judge_labels(pair.case_id, scans, turned)
+    if judgement.refusal is not None:
+        raise judgement.refusal
+    shown = replace(
+        shown,
+        outermost=judgement.outermost,
+        enhancing=judgement.enhancing,
+        is_on_scan=True,
+    )
+    return shown, tuple(f"{pair.case_id}: {remark}" for remark in judgement.warnings)
+
+
+def _readable_scans(case: Case | None) -> tuple[Volume, ...]:
+    """Return the scans of a case in the axes of BraTS; none if they cannot be used.
+
+    Only label maps are scored, so that a damaged scan does not matter.
+    """
+    try:
+        return () if case is None else load_case(case, with_label=False).volumes
+    except CaseError:
+        return ()
+
+
+def _check_grids(case_id: str, label: Volume, predicted: Volume) -> tuple[str, ...]:
+    """Refuse a prediction on another grid; return a remark if the affine of a side is missing."""
+    if have_one_grid(label.geometry, predicted.geometry):
+        return ()
+    grids = [
+        # both files may have the same name
+        (f"reference {label.file}", label.geometry),
+        (f"prediction {predicted.file}", predicted.geometry),
+    ]
+    # arrays are saved with the identity when their affine is not known
+    without_affine = [file for file, grid in grids if np.array_equal(grid.affine, np.eye(4))]
+    if label.geometry.shape != predicted.geometry.shape or not without_affine:
+        check_one_grid(case_id, grids)
+    return (
+        f"case {case_id}: {without_affine[0]} has no affine, so that voxels were paired by index",
+    )
+
+
+def _with_conventions(
+    pairs: Sequence[LabelPair], protocol: ScoringProtocol
+) -> tuple[ScoringTask, ...]:
+    references = {
+        pair.case_id: LabelContent(shape=pair.geometry.shape, values=pair.reference.values)
+        for pair in pairs
+    }
+    predictions = {
+        pair.case_id: LabelContent(shape=pair.geometry.shape, values=pair.predicted_values)
+        for pair in pairs
+        if pair.predicted_file
+    }
     of_references = _conventions(references, protocol)
-    of_predictions = _conventions(predictions, protocol)
-    rivals = rivals_of(references, of_references)
+    # the convention of a missing prediction is not used
+    of_predictions = of_references | _conventions(predictions, protocol)
+    refusals = _refusals([pair.reference for pair in pairs], of_references)
     return tuple(
-        _Task(
+        ScoringTask(
             pair=pair,
-            conventions=PairConventions(
-                reference=of_references[pair.case_id],
-                # not used without a prediction
-                prediction=of_predictions.get(pair.case_id, of_references[pair.case_id]),
-            ),
-            rival=rivals[pair.case_id],
+            reference=of_references[pair.case_id],
+            prediction=of_predictions[pair.case_id],
+            refusal=refusals.get(pair.case_id),
         )
         for pair in pairs
     )
 
 
 def _conventions(
-    label_maps: Mapping[str, PackedLabelMap], protocol: ScoringProtocol
+    contents: Mapping[str, LabelContent], protocol: ScoringProtocol
 ) -> dict[str, LabelConvention]:
     if protocol.labels is not None:
-        return dict.fromkeys(label_maps, protocol.labels)
-    contents = {
-        case_id: LabelContent(shape=label_map.geometry.shape, values=label_map.values)
-        for case_id, label_map in label_maps.items()
-    }
-    return {case_id: found.convention for case_id, found in resolve_all(contents).items()}
+        return dict.fromkeys(contents, protocol.labels)
+    return {case_id: one.convention for case_id, one in resolve_all(contents).items()}
 
 
-def _score(task: _Task, protocol: ScoringProtocol) -> CaseScores:
-    pair, conventions = task.pair, task.conventions
-    # both files may have the same name
-    file = f"reference {pair.reference.file}"
-    check_values(pair.reference.values, conventions.reference, pair.case_id, file)
-    check_numbering(pair.reference, pair.case_id, conventions.reference, task.rival)
-    if pair.prediction is not None:
-        file = f"prediction {pair.prediction.file}"
-        check_values(pair.prediction.values, conventions.prediction, pair.case_id, file)
-    return score_pair(pair, conventions, protocol)
+def _refusals(
+    references: Sequence[ShownLabels], conventions: Mapping[str, LabelConvention]
+) -> dict[str, CaseError | None]:
+    """Return why references are clearly not in the convention that they are read in, by case id.
+
+    An outline without scans does not suffice; it counts if most references agree.
+    """
+    quality = judges()
+    if quality is None:
+        return {}
+    refusals: dict[str, CaseError | None] = {}
+    for convention in dict.fromkeys(conventions.values()):
+        group = [one for one in references if conventions[one.case_id] == convention]
+        advice = "Renumber the references, or name folders and files as their release does."
+        for shown, judgement in zip(
+            group, quality.judge_group(group, convention, next_step=advice), strict=True
+        ):
+            refusals[shown.case_id] = judgement.refusal
+    return refusals
 
 
-def _check_grids(pair: LabelPair) -> str:
-    """Refuse a prediction on another grid; return a remark if the affine of a side is missing."""
-    reference, prediction = pair.reference, pair.prediction
-    if prediction is None or have_one_grid(reference.geometry, prediction.geometry):
-        return ""
-    sides = [
-        (f"reference {reference.file}", reference.geometry),
-        (f"prediction {prediction.file}", prediction.geometry),
-    ]
-    # arrays are saved with the identity when their affine is not known
-    without_affine = [file for file, grid in sides if np.array_equal(grid.affine, np.eye(4))]
-    if reference.geometry.shape != prediction.geometry.shape or not without_affine:
-        check_one_grid(pair.case_id, sides)
-    which = f"case {pair.case_id}: {without_affine[0]}"
-    return f"{which} has no affine, so that voxels were paired by index"
-
-
-def _sides_of(pair: LabelPair, conventions: PairConventions, protocol: ScoringProtocol) -> _Sides:
-    sides = [pair.reference] if pair.prediction is None else [pair.reference, pair.prediction]
-    boxes = [side.box for side in sides if side.box is not None]
-    box = reduce(Box.joined, boxes) if boxes else Box.at((0, 0, 0), (1, 1, 1))
-    reference = pair.reference.within(box)
-    prediction = (
-        np.zeros_like(reference) if pair.prediction is None else pair.prediction.within(box)
-    )
-    return _Sides(
-        reference=_masks(reference, conventions.reference, protocol),
-        prediction=_masks(prediction, conventions.prediction, protocol),
-        n_cut_off=int(np.prod(pair.reference.geometry.shape)) - reference.size,
-    )
-
-
-def _masks(label_map: LabelMap, convention: LabelConvention, protocol: ScoringProtocol) -> Mask:
-    return np.stack([np.isin(label_map, region.values(convention)) for region in protocol.regions])
-
-
-def _scored(
-    case_id: str, sides: _Sides, protocol: ScoringProtocol, scale: Scale
-) -> tuple[Score, ...]:
-    counts = count_regions(sides.prediction, sides.reference, case_id)
-    counts = replace(counts, true_negative=counts.true_negative + sides.n_cut_off)
-    ml = scale.voxel_mm3 / 1000
-    hd95 = [
-        hausdorff95(reference, prediction, scale.spacing_mm)
-        for reference, prediction in zip(sides.reference, sides.prediction, strict=True)
-    ]
-    columns = {
-        "dice": dice(counts),
-        "jaccard": jaccard(counts),
-        "hd95": np.where(np.isfinite(hd95), hd95, scale.penalty_mm),
-        "sensitivity": _sensitivity(counts),
-        "specificity": _specificity(counts),
-        "reference_ml": counts.in_reference * ml,
-        "prediction_ml": counts.in_prediction * ml,
-    }
-    lesions: tuple[LesionScores | None, ...] = (None,) * len(hd95)
-    if protocol.lesions is not None:
-        lesions = score_lesions(sides.reference, sides.prediction, protocol, scale)
-    return tuple(
-        Score(
-            case_id=case_id,
-            region=region,
-            lesions=lesions[k],
-            **{column: float(values[k]) for column, values in columns.items()},
+def _check_agreement(task: ScoringTask, label_maps: LabelMap) -> None:
+    """Raise `LabelError` if the prediction would agree far better in another numbering."""
+    shared = shared_voxels(*label_maps)
+    if better := better_numbering(shared, task.reference, task.prediction):
+        raise LabelError(
+            task.case_id,
+            task.pair.predicted_file,
+            f"labels that agree with the reference far better numbered as {better}",
+            "both numbered alike",
+            "Find out which of the two is wrong, and correct it.",
         )
-        for k, region in enumerate(protocol.region_names)
-    )
-
-
-def _sensitivity(counts: RegionCounts) -> PerRegion:
-    in_reference = counts.in_reference
-    without = np.where(counts.in_prediction == 0, BOTH_EMPTY, 0.0)
-    return np.where(in_reference > 0, counts.true_positive / np.maximum(in_reference, 1), without)
-
-
-def _specificity(counts: RegionCounts) -> PerRegion:
-    outside = counts.true_negative + counts.false_positive
-    return np.where(outside > 0, counts.true_negative / np.maximum(outside, 1), 1.0)
-
-
-def _worst(score: Score, penalty_mm: float) -> Score:
-    lesions = score.lesions
-    if lesions is not None:
-        nsd = (0.0,) * len(lesions.nsd)
-        lesions = replace(lesions, dice=0.0, hd95=penalty_mm, nsd=nsd)
-    return replace(
-        score,
-        dice=0.0,
-        jaccard=0.0,
-        hd95=penalty_mm,
-        sensitivity=0.0,
-        specificity=0.0,
-        lesions=lesions,
-    )

@@ -15,14 +15,15 @@ import numpy as np
 import numpy.typing as npt
 from scipy import ndimage
 
+from brats_seg.evaluation.metrics import dice_of_counts, hausdorff95, surface_dice
 from brats_seg.evaluation.protocols import (
     NSD_TOLERANCES_MM,
     LesionRules,
     ScoredRegion,
     ScoringProtocol,
 )
-from brats_seg.evaluation.surface_distance import Spacing, hausdorff95, surface_dice
 from brats_seg.voxels.box import Mask, bounding_box
+from brats_seg.voxels.grids import Spacing
 from brats_seg.voxels.shapes import Lesions, first_of_group, number_components
 
 _DILATION = ndimage.generate_binary_structure(3, 2)
@@ -55,6 +56,12 @@ class LesionScores:
     n_false_negative: int
     """Lesions of the reference, without the small ones, that no predicted lesion matches."""
 
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The scores in the order of `LESION_COLUMNS` of the table of scores."""
+        counts = (self.n_lesions, self.n_false_positive, self.n_false_negative)
+        return (self.dice, self.hd95, *self.nsd, *counts)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scale:
@@ -84,7 +91,7 @@ def score_lesions(
     in_reference = reference_lesions(reference, protocol.regions, rules)
     in_prediction = predicted_lesions(prediction, protocol.regions, rules, scale.voxel_mm3)
     return tuple(
-        _scored(lesions, predicted, region, rules, scale)
+        _score_region(lesions, predicted, region, rules, scale)
         for lesions, predicted, region in zip(
             in_reference, in_prediction, protocol.regions, strict=True
         )
@@ -169,72 +176,56 @@ def join_touching(lesions: Mapping[str, Lesions]) -> dict[str, Lesions]:
     return {name: joined.get(name, numbered) for name, numbered in lesions.items()}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Match:
-    """The scores of one lesion of the reference and the predicted lesions that match it."""
-
-    dice: float
-    hd95: float
-    nsd: tuple[float, ...]
-
-
-def _scored(
-    lesions: Lesions,
-    predicted: Lesions,
-    region: ScoredRegion,
-    rules: LesionRules,
-    scale: Scale,
+def _score_region(
+    lesions: Lesions, predicted: Lesions, region: ScoredRegion, rules: LesionRules, scale: Scale
 ) -> LesionScores:
+    matches, n_unmatched = _match_lesions(lesions, predicted, region, scale)
+    n_false_positive = n_unmatched if rules.counts_false_positives else 0
+    worst = (0.0, scale.penalty_mm, *(0.0 for _ in NSD_TOLERANCES_MM))
+    rows = [*(match or worst for match in matches), *[worst] * n_false_positive]
+    best = (1.0, 0.0, *(1.0 for _ in NSD_TOLERANCES_MM))
+    dice, hd95, *nsd = np.mean(rows or [best], axis=0).tolist()
+    return LesionScores(
+        dice=dice,
+        hd95=hd95,
+        nsd=tuple(nsd),
+        n_lesions=len(matches),
+        n_false_positive=n_false_positive,
+        n_false_negative=matches.count(None),
+    )
+
+
+def _match_lesions(
+    lesions: Lesions, predicted: Lesions, region: ScoredRegion, scale: Scale
+) -> tuple[list[tuple[float, ...] | None], int]:
+    """Return the scores of each lesion, None if it is missed, and the number of unmatched ones."""
     predicted_boxes = ndimage.find_objects(predicted)
     unmatched = {number for number, box in enumerate(predicted_boxes, 1) if box is not None}
-    matches: list[_Match | None] = []
+    matches: list[tuple[float, ...] | None] = []
     for number, box in enumerate(ndimage.find_objects(lesions), 1):
         if box is None:
             continue
         near = _grown(box, region.dilation)
         lesion = lesions[near] == number
-        found = np.unique(predicted[near][dilated(lesion, region.dilation)])
-        numbers = found[found > 0].tolist()
+        touched = np.unique(predicted[near][dilated(lesion, region.dilation)])
+        numbers = touched[touched > 0].tolist()
         # a predicted lesion that matches a small one is no false positive
         unmatched -= set(numbers)
         if np.count_nonzero(lesion) * scale.voxel_mm3 <= region.minimum_mm3:
             continue
-        around = _union([box, *(predicted_boxes[found - 1] for found in numbers)])
-        matches.append(
-            _compared(lesions[around] == number, np.isin(predicted[around], numbers), scale)
-            if numbers
-            else None
-        )
-    n_false_positive = len(unmatched) if rules.counts_false_positives else 0
-    return _averaged(matches, n_false_positive, scale.penalty_mm)
+        around = _union([box, *(predicted_boxes[other - 1] for other in numbers)])
+        pair = lesions[around] == number, np.isin(predicted[around], numbers)
+        matches.append(_compare(*pair, scale.spacing_mm) if numbers else None)
+    return matches, len(unmatched)
 
 
-def _compared(lesion: Mask, predicted: Mask, scale: Scale) -> _Match:
-    n_shared = np.count_nonzero(lesion & predicted)
-    return _Match(
-        dice=float(2 * n_shared / (np.count_nonzero(lesion) + np.count_nonzero(predicted))),
-        hd95=hausdorff95(lesion, predicted, scale.spacing_mm),
-        nsd=surface_dice(lesion, predicted, scale.spacing_mm, NSD_TOLERANCES_MM),
-    )
-
-
-def _averaged(
-    matches: Sequence[_Match | None], n_false_positive: int, penalty_mm: float
-) -> LesionScores:
-    found = [match for match in matches if match is not None]
-    n_missed = len(matches) - len(found)
-    n_scored = len(matches) + n_false_positive
-    penalties = penalty_mm * (n_missed + n_false_positive)
-    return LesionScores(
-        dice=sum(match.dice for match in found) / n_scored if n_scored else 1.0,
-        hd95=(sum(match.hd95 for match in found) + penalties) / n_scored if n_scored else 0.0,
-        nsd=tuple(
-            sum(match.nsd[k] for match in found) / n_scored if n_scored else 1.0
-            for k in range(len(NSD_TOLERANCES_MM))
-        ),
-        n_lesions=len(matches),
-        n_false_positive=n_false_positive,
-        n_false_negative=n_missed,
+def _compare(lesion: Mask, predicted: Mask, spacing_mm: Spacing) -> tuple[float, ...]:
+    """Return Dice, HD95 and surface Dice of a lesion and the predicted lesions that match it."""
+    counts = map(np.count_nonzero, (lesion & predicted, lesion, predicted))
+    return (
+        float(dice_of_counts(*counts)),
+        hausdorff95(lesion, predicted, spacing_mm),
+        *surface_dice(lesion, predicted, spacing_mm, NSD_TOLERANCES_MM),
     )
 
 

@@ -1,34 +1,20 @@
-"""Find the label maps of references and predictions that belong together, and read them.
+"""Find the label maps of references and predictions that belong together.
 
-Label maps are paired by the names of files and folders. Each is read once, its labelled voxels are
-kept compressed, and what it shows of its numbering is found out: in the scans, where they lie beside
-the references, and otherwise in its outline.
+Label maps are paired by the names of files and folders.
 """
 
-import zlib
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-import numpy as np
-
-from brats_seg.cases.case import Case, have_one_grid, label_values_of, load_case
+from brats_seg.cases.case import Case
 from brats_seg.cases.discovery import find_cases
 from brats_seg.cases.folders import walk_folders
 from brats_seg.cases.layouts import LABEL, is_label_folder, parse_file_name
-from brats_seg.cases.nifti import Geometry, Volume, oriented, read_label_map
 from brats_seg.cases.path_table import is_path_table
-from brats_seg.errors import CaseError, LayoutError, UsageError, some_of
-from brats_seg.labels import MODALITIES, LabelMap
-from brats_seg.quality.label_map import (
-    LabelRoles,
-    check_placement,
-    roles_of,
-    roles_of_outline,
-)
-from brats_seg.quality.scan import BrainSample, sample_brain
-from brats_seg.voxels.box import Box, bounding_box
+from brats_seg.errors import LayoutError, UsageError, some_of
+from brats_seg.labels import MODALITIES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,59 +53,6 @@ class Pairing:
             pairs=tuple(pair for pair in self.pairs if pair.case_id in case_ids),
             left_out=tuple(left_out),
         )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class PackedLabelMap:
-    """A compressed label map: the box around its labelled voxels."""
-
-    file: str
-    """Name of the file."""
-    geometry: Geometry
-    values: frozenset[int]
-    """Label values that occur, and 0."""
-    box: Box | None
-    """Box around the labelled voxels; None if there are none."""
-    packed: bytes
-    """The voxels of the box, compressed by zlib."""
-    roles: LabelRoles
-    """Label values that are clearly oedema and enhancing tumour."""
-    is_on_scan: bool
-    """Whether the scans show it, and not the outline alone."""
-
-    def within(self, box: Box) -> LabelMap:
-        """Return the voxels in a box that holds all labelled ones."""
-        if self.box is None:
-            return np.zeros(box.shape, np.uint8)
-        voxels = np.frombuffer(zlib.decompress(self.packed), np.uint8).reshape(self.box.shape)
-        return self.box.seen_from(box.start).placed(voxels, box.shape)
-
-    def mirrored(self, axis: int) -> Self:
-        """Return the label map with an axis reversed."""
-        if self.box is None:
-            return self
-        start, stop = list(self.box.start), list(self.box.stop)
-        n = self.geometry.shape[axis]
-        start[axis], stop[axis] = n - stop[axis], n - start[axis]
-        x, y, z = start
-        right, front, top = stop
-        return replace(
-            self,
-            box=Box(start=(x, y, z), stop=(right, front, top)),
-            packed=zlib.compress(np.flip(self.within(self.box), axis).tobytes(), level=1),
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class LabelPair:
-    """The label maps of one case."""
-
-    case_id: str
-    reference: PackedLabelMap
-    prediction: PackedLabelMap | None
-    """None if there is no prediction."""
-    remarks: tuple[str, ...] = ()
-    """Sentences about a reference of unclear place."""
 
 
 def find_pairs(reference: Path, prediction: Path) -> Pairing:
@@ -179,30 +112,6 @@ def label_maps_in(root: Path) -> dict[str, Path]:
     return _label_maps_of(root, _labelled_scans(root))
 
 
-def read_pair(pair: Pair) -> LabelPair:
-    """Read the label maps of one case, and hold them against its scans.
-
-    Raises:
-        CaseError: One of them cannot be read.
-        LabelError: The reference does not lie on a tumour of the scans.
-    """
-    reference = read_label_map(pair.reference, case_id=pair.case_id)
-    scans = _scans_of(pair.case)
-    sample = _sampled(reference, scans)
-    remarks: tuple[str, ...] = ()
-    if sample is not None:
-        remarks = check_placement(pair.case_id, scans, oriented(reference), sample)
-    prediction = None
-    if pair.prediction is not None:
-        prediction = _packed(read_label_map(pair.prediction, case_id=pair.case_id))
-    return LabelPair(
-        case_id=pair.case_id,
-        reference=_packed(reference, sample),
-        prediction=prediction,
-        remarks=remarks,
-    )
-
-
 def _labelled_scans(root: Path) -> tuple[Case, ...]:
     """Return the cases in a folder or a table of paths that have scans and a label map."""
     try:
@@ -227,41 +136,6 @@ def _label_maps_of(root: Path, scans: Sequence[Case]) -> dict[str, Path]:
         msg = f"{root} holds no label map; expected <case>.nii.gz, or case folders with one each"
         raise LayoutError(msg)
     return dict(sorted(found.items()))
-
-
-def _scans_of(case: Case | None) -> tuple[Volume, ...]:
-    """Return the scans of a case in the axes of BraTS; none if they cannot be used.
-
-    Only label maps are scored, so that a damaged scan does not matter.
-    """
-    if case is None:
-        return ()
-    try:
-        return load_case(case, with_label=False).volumes
-    except CaseError:
-        return ()
-
-
-def _packed(label: Volume, sample: BrainSample | None = None) -> PackedLabelMap:
-    box = bounding_box(label.array > 0)
-    labelled = label.array[:0] if box is None else label.array[box.slices]
-    spacing_mm = label.geometry.spacing_mm
-    return PackedLabelMap(
-        file=label.file,
-        geometry=label.geometry,
-        # counting outside the box would take ten times as long
-        values=label_values_of(labelled) | {0},
-        box=box,
-        packed=zlib.compress(labelled.tobytes(), level=1),
-        roles=roles_of(sample) if sample else roles_of_outline(labelled, spacing_mm),
-        is_on_scan=sample is not None,
-    )
-
-
-def _sampled(label: Volume, scans: Sequence[Volume]) -> BrainSample | None:
-    turned = oriented(label)
-    is_on_grid = bool(scans) and have_one_grid(scans[0].geometry, turned.geometry)
-    return sample_brain(scans, turned) if is_on_grid else None
 
 
 def _label_maps(root: Path, scans: Sequence[Case]) -> Iterator[tuple[str, Path]]:

@@ -8,10 +8,12 @@ five times, but is dilated three times because its name is misspelt there.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from brats_seg.errors import ConfigError
 from brats_seg.labels import BRATS2024_PED, REGIONS, LabelConvention
+from brats_seg.voxels.grids import Spacing
 
 NSD_TOLERANCES_MM = (0.5, 1.0)
 """Tolerances of the normalised surface Dice of lesions."""
@@ -85,7 +87,7 @@ class ScoringProtocol:
         """Names of the regions."""
         return tuple(region.name for region in self.regions)
 
-    def hd95_penalty(self, shape: tuple[int, ...], spacing_mm: tuple[float, float, float]) -> float:
+    def hd95_penalty(self, shape: tuple[int, ...], spacing_mm: Spacing) -> float:
         """Return the HD95 in mm of a missed or a false positive region, for an image of that size."""
         if self.penalty_mm is not None:
             return self.penalty_mm
@@ -107,85 +109,52 @@ def protocol_named(name: str, task: str = "GLI") -> ScoringProtocol:
     raise ConfigError(msg)
 
 
-def _regions(names: tuple[str, ...], dilation: int, minimum_mm3: float) -> tuple[ScoredRegion, ...]:
-    return tuple(
-        ScoredRegion(name=name, dilation=dilation, minimum_mm3=minimum_mm3) for name in names
+def _protocol(
+    name: str,
+    task: str,
+    regions: Mapping[str, tuple[int, float]],
+    penalty_mm: float | None,
+    lesions: LesionRules | None = None,
+    labels: LabelConvention | None = None,
+) -> ScoringProtocol:
+    """Return a protocol from the dilation and the largest ignored volume of each region."""
+    scored = tuple(
+        ScoredRegion(name=region, dilation=dilation, minimum_mm3=minimum_mm3)
+        for region, (dilation, minimum_mm3) in regions.items()
     )
-
-
-def _of_2023(task: str, dilation: int, minimum_mm3: float) -> ScoringProtocol:
     return ScoringProtocol(
-        name="lesionwise2023",
-        task=task,
-        regions=_regions(REGIONS, dilation, minimum_mm3),
-        penalty_mm=374.0,
-        lesions=LesionRules(merges_predictions=False),
+        name=name, task=task, regions=scored, penalty_mm=penalty_mm, lesions=lesions, labels=labels
     )
 
 
-_ADULT_GLIOMA_2024 = ScoringProtocol(
-    name="lesionwise2024",
-    task="GLI",
-    regions=(
-        *_regions(("wt", "tc"), 3, 20),
-        ScoredRegion(name="netc", dilation=5, minimum_mm3=20),
-        ScoredRegion(name="snfh", dilation=3, minimum_mm3=20),
-        ScoredRegion(name="et", dilation=3, minimum_mm3=10),
-        ScoredRegion(name="rc", dilation=5, minimum_mm3=20),
-    ),
-    penalty_mm=337.0,
-    lesions=LesionRules(merges_predictions=True, joins_touching=True),
-)
+_ALL_COUNT = LesionRules(merges_predictions=False)
+_MERGED = LesionRules(merges_predictions=True)
+_JOINED = LesionRules(merges_predictions=True, joins_touching=True)
+_NO_FALSE_POSITIVES = LesionRules(merges_predictions=True, counts_false_positives=False)
+
+_GLI_2024: dict[str, tuple[int, float]] = dict.fromkeys(("wt", "tc", "netc", "snfh"), (3, 20))
+_GLI_2024 |= {"netc": (5, 20), "et": (3, 10), "rc": (5, 20)}
+_PED_2024 = dict.fromkeys((*REGIONS, "netc", "cc", "ed"), (5, 10))
 
 PROTOCOLS = (
-    ScoringProtocol(
-        name="legacy",
-        task="",
-        regions=_regions(REGIONS, 0, 0),
-        # the diagonal of 240 x 240 x 155 mm
-        penalty_mm=373.12866,
+    # the diagonal of 240 x 240 x 155 mm
+    _protocol("legacy", "", dict.fromkeys(REGIONS, (0, 0)), 373.12866),
+    *(
+        _protocol("lesionwise2023", task, dict.fromkeys(REGIONS, sizes), 374.0, _ALL_COUNT)
+        for task, sizes in (
+            ("GLI", (3, 50)),
+            ("SSA", (3, 50)),
+            ("PED", (3, 50)),
+            ("MEN", (1, 50)),
+            ("MET", (1, 2)),
+        )
     ),
-    _of_2023("GLI", 3, 50),
-    _of_2023("SSA", 3, 50),
-    _of_2023("PED", 3, 50),
-    _of_2023("MEN", 1, 50),
-    _of_2023("MET", 1, 2),
-    _ADULT_GLIOMA_2024,
-    ScoringProtocol(
-        name="lesionwise2024",
-        task="SSA",
-        regions=_regions(REGIONS, 3, 50),
-        penalty_mm=374.0,
-        lesions=LesionRules(merges_predictions=True),
-    ),
-    ScoringProtocol(
-        name="lesionwise2024",
-        task="PED",
-        regions=_regions((*REGIONS, "netc", "cc", "ed"), 5, 10),
-        penalty_mm=374.0,
-        lesions=LesionRules(merges_predictions=True),
-        labels=BRATS2024_PED,
-    ),
-    ScoringProtocol(
-        name="lesionwise2024",
-        task="MEN",
-        regions=_regions(REGIONS, 1, 50),
-        penalty_mm=374.0,
-        lesions=LesionRules(merges_predictions=False),
-    ),
-    ScoringProtocol(
-        name="lesionwise2024",
-        task="MET",
-        regions=_regions((*REGIONS, "rc"), 1, 2),
-        penalty_mm=None,
-        lesions=LesionRules(merges_predictions=True),
-    ),
-    ScoringProtocol(
-        name="lesionwise2024",
-        task="MEN-RT",
-        regions=_regions(("gtv",), 1, 50),
-        penalty_mm=None,
-        lesions=LesionRules(merges_predictions=True, counts_false_positives=False),
-        labels=BRATS2024_MEN_RT,
+    _protocol("lesionwise2024", "GLI", _GLI_2024, 337.0, _JOINED),
+    _protocol("lesionwise2024", "SSA", dict.fromkeys(REGIONS, (3, 50)), 374.0, _MERGED),
+    _protocol("lesionwise2024", "PED", _PED_2024, 374.0, _MERGED, BRATS2024_PED),
+    _protocol("lesionwise2024", "MEN", dict.fromkeys(REGIONS, (1, 50)), 374.0, _ALL_COUNT),
+    _protocol("lesionwise2024", "MET", dict.fromkeys((*REGIONS, "rc"), (1, 2)), None, _MERGED),
+    _protocol(
+        "lesionwise2024", "MEN-RT", {"gtv": (1, 50)}, None, _NO_FALSE_POSITIVES, BRATS2024_MEN_RT
     ),
 )

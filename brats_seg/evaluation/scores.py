@@ -1,17 +1,15 @@
 """Write, read and summarise the table of scores, which has a row per case and region."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+import pandas as pd
 
 from brats_seg.errors import UsageError
-from brats_seg.evaluation.lesionwise import LesionScores
-from brats_seg.evaluation.overlap import RegionCounts, dice, jaccard
+from brats_seg.evaluation.metrics import RegionCounts, dice, jaccard
 from brats_seg.evaluation.significance import bootstrap_interval
 from brats_seg.files import whole_file
 from brats_seg.labels import REGIONS
@@ -40,10 +38,10 @@ LESION_COLUMNS = (
     "n_false_negative",
 )
 """Columns that the lesion-wise protocols add."""
-_N_COUNTS = 3
-"""Number of counts at the end of `LESION_COLUMNS`."""
+_COUNTS = LESION_COLUMNS[4:]
+_NOT_SCORES = ("reference_ml", "prediction_ml", *_COUNTS)
 
-_WRITTEN = (
+_TITLES = (
     ("lesionwise", "lesion-wise"),
     ("dice", "Dice"),
     ("jaccard", "Jaccard"),
@@ -56,51 +54,6 @@ _WRITTEN = (
 
 LOWER_IS_BETTER = frozenset({"hd95", "lesionwise_hd95"})
 """Scores of which a smaller value is better; of the other scores a larger one is."""
-
-
-_IN_MM = "hd95"
-"""Part of the names of columns that are distances."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Score:
-    """The scores of one region of one case."""
-
-    case_id: str
-    region: str
-    dice: float
-    jaccard: float
-    hd95: float
-    """95th percentile Hausdorff distance in mm; the protocol's penalty where one side is empty."""
-    sensitivity: float
-    """Share of the reference that is in the prediction."""
-    specificity: float
-    """Share of the volume outside the reference that is not in the prediction: nearly always 1."""
-    reference_ml: float
-    """Volume in the reference."""
-    prediction_ml: float
-    """Volume in the prediction."""
-    lesions: LesionScores | None = None
-    """None if the protocol scores whole regions only."""
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The names of the values, in the order of the table."""
-        return REGION_COLUMNS if self.lesions is None else REGION_COLUMNS + LESION_COLUMNS
-
-    @property
-    def values(self) -> tuple[float, ...]:
-        """The values, in the order of `columns`."""
-        region = tuple(getattr(self, column) for column in REGION_COLUMNS)
-        if self.lesions is None:
-            return region
-        found = self.lesions
-        counts = (found.n_lesions, found.n_false_positive, found.n_false_negative)
-        return (*region, found.dice, found.hd95, *found.nsd, *counts)
-
-    def value(self, column: str) -> float:
-        """Return the value of a column."""
-        return self.values[self.columns.index(column)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,7 +71,7 @@ class Spread:
 
     def mean_text(self, n_cases: int) -> str:
         """Return the mean and, of several cases, its interval: `0.945 [0.928, 0.959]`."""
-        n_digits = 1 if _IN_MM in self.column else 3
+        n_digits = 1 if self.column in LOWER_IS_BETTER else 3
         mean, low, high = (
             f"{value:.{n_digits}f}" for value in (self.mean, self.mean_low, self.mean_high)
         )
@@ -152,60 +105,65 @@ def title_of(column: str) -> str:
         >>> title_of("lesionwise_hd95")
         'lesion-wise HD95 (mm)'
     """
-    words = column.replace("_", " ")
-    for plain, written in _WRITTEN:
-        words = words.replace(plain, written)
-    return words
+    title = column.replace("_", " ")
+    for part, written in _TITLES:
+        title = title.replace(part, written)
+    return title
 
 
-def write_scores(scores: Iterable[Score], path: Path) -> None:
+def score_columns(scores: pd.DataFrame) -> list[str]:
+    """Return the names of the numbers in a table of scores."""
+    return [column for column in scores.columns if column not in _KEYS]
+
+
+def joined_scores(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Return the scores of several cases as one table; without any, its columns alone."""
+    if not tables:
+        return pd.DataFrame(columns=[*_KEYS, *REGION_COLUMNS])
+    return pd.concat(tables, ignore_index=True)
+
+
+def with_worst_scores(scores: pd.DataFrame, penalty_mm: float) -> pd.DataFrame:
+    """Return scores as bad as they can be, beside the volumes and counts that they have."""
+    columns = [column for column in score_columns(scores) if column not in _NOT_SCORES]
+    return scores.assign(**{c: penalty_mm if c in LOWER_IS_BETTER else 0.0 for c in columns})
+
+
+def write_scores(scores: pd.DataFrame, path: Path) -> None:
     """Write the table as CSV with six decimals, atomically.
 
     Raises:
         EnvironmentalError: The file cannot be written.
     """
-    rows = list(scores)
-    columns = rows[0].columns if rows else REGION_COLUMNS
-    cells = ((row.case_id, row.region, *map(_text, row.values)) for row in rows)
-    write_table(path, (*_KEYS, *columns), cells)
+    floats = scores.select_dtypes("float").map("{:.6f}".format)
+    write_table(path, list(scores.columns), scores.assign(**floats).itertuples(index=False))
 
 
-def read_scores(path: Path) -> tuple[Score, ...]:
+def read_scores(path: Path) -> pd.DataFrame:
     """Read the table that `write_scores` wrote.
 
     Raises:
         UsageError: The file does not exist, or is not a table of scores.
     """
     table = read_table(path, required=(*_KEYS, *REGION_COLUMNS))
+    columns = REGION_COLUMNS + (LESION_COLUMNS if LESION_COLUMNS[0] in table else ())
     try:
-        return tuple(_parsed(row) for row in table.to_dict("records"))
+        return table[[*_KEYS, *columns]].astype(
+            {c: int if c in _COUNTS else float for c in columns}
+        )
     except (KeyError, ValueError) as error:
         msg = f"{path} is not a table of scores, as `brats-seg evaluate` writes it: {error}"
         raise UsageError(msg) from None
 
 
-def summarise_scores(
-    scores: Iterable[Score], rng: np.random.Generator
-) -> tuple[RegionSummary, ...]:
+def summarise_scores(scores: pd.DataFrame, rng: np.random.Generator) -> tuple[RegionSummary, ...]:
     """Summarise a table of scores by region, in the order of their first rows.
 
     The order of the cases does not matter.
     """
-    by_region: dict[str, list[Score]] = {}
-    for score in sorted(scores, key=lambda score: score.case_id):
-        by_region.setdefault(score.region, []).append(score)
+    by_region = scores.sort_values("case_id", kind="stable").groupby("region", sort=False)
     return tuple(
-        _summary(
-            region,
-            rows[0].columns,
-            np.array([row.values for row in rows]),
-            _Empty(
-                in_reference=np.array([row.reference_ml == 0 for row in rows]),
-                in_prediction=np.array([row.prediction_ml == 0 for row in rows]),
-            ),
-            rng,
-        )
-        for region, rows in by_region.items()
+        _summarise(str(region), table, score_columns(table), rng) for region, table in by_region
     )
 
 
@@ -217,23 +175,19 @@ def summarise_counts(
     The order of the cases does not matter.
     """
     cases = sorted(counts, key=lambda case: case.case_id)
-    values = np.array([[dice(case), jaccard(case)] for case in cases])
+    values = np.array(
+        [[dice(case), jaccard(case), case.in_reference, case.in_prediction] for case in cases]
+    )
+    # only whether the volumes are zero is used
+    columns = ["dice", "jaccard", "reference_ml", "prediction_ml"]
+    tables = [pd.DataFrame(values[:, :, k], columns=columns) for k in range(len(REGIONS))]
     return tuple(
-        _summary(
-            region,
-            ("dice", "jaccard"),
-            values[:, :, place],
-            _Empty(
-                in_reference=np.array([case.in_reference[place] == 0 for case in cases]),
-                in_prediction=np.array([case.in_prediction[place] == 0 for case in cases]),
-            ),
-            rng,
-        )
-        for place, region in enumerate(REGIONS)
+        _summarise(region, table, columns[:2], rng)
+        for region, table in zip(REGIONS, tables, strict=True)
     )
 
 
-def write_summary(summaries: Iterable[RegionSummary], path: Path) -> None:
+def write_summary(summaries: Sequence[RegionSummary], path: Path) -> None:
     """Write summaries as JSON, by region and column, atomically.
 
     Raises:
@@ -244,72 +198,39 @@ def write_summary(summaries: Iterable[RegionSummary], path: Path) -> None:
         beside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _parsed(row: Mapping[Any, str]) -> Score:
-    lesions = None
-    if LESION_COLUMNS[0] in row:
-        dice, hd95, *nsd = (float(row[column]) for column in LESION_COLUMNS[:-_N_COUNTS])
-        n_lesions, n_false_positive, n_false_negative = (
-            int(row[column]) for column in LESION_COLUMNS[-_N_COUNTS:]
-        )
-        lesions = LesionScores(
-            dice=dice,
-            hd95=hd95,
-            nsd=tuple(nsd),
-            n_lesions=n_lesions,
-            n_false_positive=n_false_positive,
-            n_false_negative=n_false_negative,
-        )
-    values = {column: float(row[column]) for column in REGION_COLUMNS}
-    return Score(case_id=row["case_id"], region=row["region"], lesions=lesions, **values)
-
-
-def _text(value: float) -> str:
-    return str(value) if isinstance(value, int) else f"{value:.6f}"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Empty:
-    """Whether each case (n,) lacks a region."""
-
-    in_reference: npt.NDArray[np.bool_]
-    in_prediction: npt.NDArray[np.bool_]
-
-
-def _summary(
-    region: str,
-    columns: Sequence[str],
-    values: npt.NDArray[np.float64],
-    empty: _Empty,
-    rng: np.random.Generator,
+def _summarise(
+    region: str, table: pd.DataFrame, columns: Sequence[str], rng: np.random.Generator
 ) -> RegionSummary:
-    """Summarise the columns of values (cases, columns) of a region."""
+    """Summarise the columns of one region."""
+    values = table[list(columns)].to_numpy(np.float64).T
+    mean = bootstrap_interval(lambda columns: columns.mean(axis=-1), [values], rng)
+    numbers = [
+        [score.mean() for score in values],
+        mean.low,
+        mean.high,
+        *np.quantile(values, (0.5, 0.25, 0.75), axis=1),
+    ]
+    no_reference, no_prediction = table["reference_ml"] == 0, table["prediction_ml"] == 0
     return RegionSummary(
         region=region,
-        n_cases=len(values),
-        n_reference_empty=int(empty.in_reference.sum()),
-        n_prediction_empty=int(empty.in_prediction.sum()),
-        n_both_empty=int((empty.in_reference & empty.in_prediction).sum()),
-        spreads=_spreads(columns, values, rng),
-    )
-
-
-def _spreads(
-    columns: Sequence[str], values: npt.NDArray[np.float64], rng: np.random.Generator
-) -> tuple[Spread, ...]:
-    """Return the spread of each column of values (cases, columns)."""
-    mean = bootstrap_interval(lambda columns: columns.mean(axis=-1), [values.T], rng)
-    lower, median, upper = np.quantile(values, (0.25, 0.5, 0.75), axis=0)
-    return tuple(
-        Spread(
-            column=column,
-            mean=float(values[:, k].mean()),
-            mean_low=float(mean.low[k]),
-            mean_high=float(mean.high[k]),
-            median=float(median[k]),
-            lower_quartile=float(lower[k]),
-            upper_quartile=float(upper[k]),
-        )
-        for k, column in enumerate(columns)
+        n_cases=len(table),
+        n_reference_empty=int(no_reference.sum()),
+        n_prediction_empty=int(no_prediction.sum()),
+        n_both_empty=int((no_reference & no_prediction).sum()),
+        spreads=tuple(
+            Spread(
+                column=column,
+                mean=mean,
+                mean_low=low,
+                mean_high=high,
+                median=median,
+                lower_quartile=lower,
+                upper_quartile=upper,
+            )
+            for column, (mean, low, high, median, lower, upper) in zip(
+                columns, np.transpose(numbers).tolist(), strict=True
+            )
+        ),
     )
 
 

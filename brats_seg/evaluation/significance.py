@@ -1,7 +1,8 @@
 """Compute bootstrap intervals, permutation tests and the Wilcoxon signed-rank test.
 
-Every interval and p value of the package comes from here, computed by `scipy.stats`. A statistic is a function that reduces arrays `(..., n)` over their last
-axis, the cases, to `(...)`, so that all resamples are computed in a few calls.
+Every interval and p value of the package is computed here, by `scipy.stats`. A statistic is a
+function that reduces arrays `(..., n)` over their last axis, the cases, to `(...)`, so that all
+resamples are computed in a few calls.
 """
 
 from collections.abc import Callable, Sequence
@@ -73,7 +74,6 @@ def bootstrap_interval(
     *,
     groups: Sequence[str] | None = None,
     n_resamples: int = N_RESAMPLES,
-    confidence: float = CONFIDENCE,
 ) -> Interval:
     """Return the percentile bootstrap interval of a statistic over cases or patients.
 
@@ -86,7 +86,6 @@ def bootstrap_interval(
         rng: Source of the resamples.
         groups: Patient of each case. Patients are then resampled, each with all of its cases.
         n_resamples: Number of resamples.
-        confidence: Confidence level, between 0 and 1.
 
     Returns:
         The two ends, of shape `(...)`; where there is one patient, both are the statistic itself.
@@ -100,26 +99,30 @@ def bootstrap_interval(
         True
     """
     n_cases = np.shape(values[0])[-1]
-    names = range(n_cases) if groups is None else groups
-    rows = _rows_by_group(names)
-    if len(rows.sizes) == 1:
-        found = np.asarray(statistic(*(array[..., None, :] for array in values)))[..., 0]
-        return Interval(low=found, high=found)
+    names = np.asarray(range(n_cases) if groups is None else groups)
+    members = [np.flatnonzero(names == name) for name in dict.fromkeys(names.tolist())]
+
+    def of_cases(rows: npt.NDArray[np.intp]) -> Values:
+        return np.asarray(statistic(*(array[..., rows] for array in values)))
 
     def of_groups(drawn: npt.NDArray[np.intp], axis: int) -> Values:
-        # scipy asks for the last axis only
-        del axis
-        return _over_resamples(statistic, values, rows, drawn)
+        del axis  # scipy asks for the last one only
+        if len(members) == n_cases:
+            return of_cases(drawn)
+        resamples = (np.concatenate([members[group] for group in row]) for row in drawn)
+        return np.concatenate([of_cases(rows[None]) for rows in resamples], axis=-1)
 
-    n_values = sum(np.size(array) for array in values)
+    if len(members) == 1:
+        whole = of_cases(np.arange(n_cases)[None])[..., 0]
+        return Interval(low=whole, high=whole)
     ends = stats.bootstrap(
-        (np.arange(len(rows.sizes)),),
+        (np.arange(len(members)),),
         of_groups,
         method="percentile",
         vectorized=True,
         n_resamples=n_resamples,
-        confidence_level=confidence,
-        batch=max(1, _BATCH_VALUES // n_values),
+        confidence_level=CONFIDENCE,
+        batch=max(1, _BATCH_VALUES // sum(np.size(array) for array in values)),
         rng=rng,
     ).confidence_interval
     return Interval(low=np.asarray(ends.low), high=np.asarray(ends.high))
@@ -131,7 +134,6 @@ def permutation_p_value(
     rng: np.random.Generator,
     *,
     permutation_type: Literal["samples", "pairings"],
-    n_permutations: int = N_PERMUTATIONS,
 ) -> float:
     """Return the p value of a statistic: the chance of one as large under permutations.
 
@@ -142,7 +144,6 @@ def permutation_p_value(
         permutation_type: `samples` flips signs, which exchanges the two sides of paired
             differences; `pairings` shuffles the values, for a statistic that compares them with
             others in a fixed order.
-        n_permutations: Number of permutations; if there are no more in all, the p value is exact.
 
     Example:
         >>> gains = np.array([0.02, 0.01, 0.03])
@@ -158,17 +159,17 @@ def permutation_p_value(
         # scipy needs at least two values
         permuted = [values, -values] if permutation_type == "samples" else [values]
         return float(np.mean(statistic(np.array(permuted)) >= statistic(values)))
-    found = stats.permutation_test(
+    test = stats.permutation_test(
         (values,),
         lambda permuted, axis: statistic(permuted),
         permutation_type=permutation_type,
         vectorized=True,
-        n_resamples=n_permutations,
+        n_resamples=N_PERMUTATIONS,
         batch=max(1, _BATCH_VALUES // len(values)),
         alternative="greater",
         rng=rng,
     )
-    return float(found.pvalue)
+    return float(test.pvalue)
 
 
 def signed_rank_p_value(
@@ -210,8 +211,7 @@ def best_candidate(default: Values, candidates: Sequence[Values]) -> int | None:
 
     The best of several candidates looks better than it is, most of all on few cases. So a candidate
     replaces the default only if its mean gain is large enough and the signed-rank test makes chance
-    unlikely. Of twelve candidates that are no better than the default, one passes in 3 of 100 trials,
-    on ten cases as on a hundred.
+    unlikely.
 
     Args:
         default: Score `(n,)` of each case with the default.
@@ -220,45 +220,3 @@ def best_candidate(default: Values, candidates: Sequence[Values]) -> int | None:
     gains = [gain_of(default, scores) for scores in candidates]
     sure = [index for index, gain in enumerate(gains) if gain.is_sure]
     return max(sure, key=lambda index: gains[index].mean, default=None)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _GroupRows:
-    """The cases of each group, one group after the other."""
-
-    rows: npt.NDArray[np.intp]
-    """(n,) indices of cases."""
-    starts: npt.NDArray[np.intp]
-    """(groups,) where the cases of a group begin in `rows`."""
-    sizes: npt.NDArray[np.intp]
-    """(groups,) number of cases."""
-
-
-def _rows_by_group(names: Sequence[object]) -> _GroupRows:
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    group_of = np.array([numbers[name] for name in names])
-    sizes = np.bincount(group_of)
-    return _GroupRows(
-        rows=np.argsort(group_of, kind="stable"), starts=np.cumsum(sizes) - sizes, sizes=sizes
-    )
-
-
-def _over_resamples(
-    statistic: Statistic, values: Sequence[Values], groups: _GroupRows, drawn: npt.NDArray[np.intp]
-) -> Values:
-    """Return the statistic `(..., resamples)` of groups drawn with replacement `(resamples, m)`."""
-    lengths = groups.sizes[drawn].sum(axis=-1)
-    parts = []
-    # resamples of equally many cases are computed together; their order does not matter
-    for length in np.unique(lengths):
-        rows = _rows_of(groups, drawn[lengths == length]).reshape(-1, length)
-        parts.append(np.asarray(statistic(*(array[..., rows] for array in values))))
-    return np.concatenate(parts, axis=-1)
-
-
-def _rows_of(groups: _GroupRows, drawn: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-    """Return the cases of the groups drawn, one after the other."""
-    flat = drawn.ravel()
-    sizes = groups.sizes[flat]
-    first = groups.starts[flat] - (np.cumsum(sizes) - sizes)
-    return groups.rows[np.repeat(first, sizes) + np.arange(sizes.sum())]

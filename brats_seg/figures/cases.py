@@ -14,7 +14,7 @@ from matplotlib.colors import ListedColormap, Normalize, to_rgba
 from matplotlib.figure import Figure
 
 from brats_seg.errors import CaseError
-from brats_seg.evaluation.overlap import count_regions, dice
+from brats_seg.evaluation.metrics import count_regions, dice
 from brats_seg.figures.sections import (
     AXIAL,
     MODALITY_NAMES,

@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 from matplotlib.figure import Figure
 
 from brats_seg.cases.case import Case
 from brats_seg.cases.clinical import SURVIVAL_CLASS_DAYS, ClinicalTable
 from brats_seg.errors import UsageError, counted
-from brats_seg.evaluation.scores import Score, title_of
+from brats_seg.evaluation.scores import score_columns, title_of
 from brats_seg.figures.sections import (
     FIRST_COLOUR,
     REGION_COLOURS,
@@ -41,7 +42,7 @@ _AXES_SHARE = 0.85
 """Width of the axes as a share of the figure."""
 
 
-def score_figure(scores: Sequence[Score], *, column: str = "dice") -> Figure:
+def score_figure(scores: pd.DataFrame, *, column: str = "dice") -> Figure:
     """Draw a score of every case as a point, and a box for each region: median and quartiles.
 
     Raises:
@@ -55,7 +56,7 @@ def dice_figure(dice: npt.ArrayLike) -> Figure:
     return _box_figure(dict(zip(REGIONS, np.asarray(dice, float).T, strict=True)), "dice")
 
 
-def bar_figure(scores: Sequence[Score]) -> Figure:
+def bar_figure(scores: pd.DataFrame) -> Figure:
     """Draw the mean Dice and Jaccard of each region as bars, in per cent.
 
     Raises:
@@ -71,7 +72,7 @@ def bar_figure(scores: Sequence[Score]) -> Figure:
         bars = axes.bar(centres, heights, width=0.38, color=colour, label=title_of(column))
         axes.bar_label(bars, [f"{100 * height:.1f} %" for height in heights], fontsize="small")
     axes.set_xticks(range(len(regions)), [region.upper() for region in regions])
-    _set_title(axes, f"mean over {counted(len({s.case_id for s in scores}), 'case')}")
+    _set_title(axes, f"mean over {counted(scores['case_id'].nunique(), 'case')}")
     figure.legend(loc="outside upper center", ncols=len(_BARS))
     _finish(axes, "dice")
     axes.set_ylabel("score")  # of two kinds, which the legend names
@@ -169,17 +170,16 @@ def survival_figure(
     return figure
 
 
-def _by_region(scores: Sequence[Score], column: str) -> dict[str, Values]:
-    if not scores:
+def _by_region(scores: pd.DataFrame, column: str) -> dict[str, Values]:
+    if scores.empty:
         msg = "there are no scores to draw; expected a row for each case and region"
         raise UsageError(msg)
-    if column not in scores[0].columns:
-        msg = f"scores have no column {column!r}; there are {', '.join(scores[0].columns)}"
+    if column not in score_columns(scores):
+        msg = f"scores have no column {column!r}; there are {', '.join(score_columns(scores))}"
         raise UsageError(msg)
-    regions = dict.fromkeys(score.region for score in scores)
     return {
-        region: np.array([s.value(column) for s in scores if s.region == region])
-        for region in regions
+        str(region): table[column].to_numpy(np.float64)
+        for region, table in scores.groupby("region", sort=False)
     }
 
 

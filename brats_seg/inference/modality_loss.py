@@ -15,7 +15,7 @@ import numpy.typing as npt
 from brats_seg.cases.many import evenly_spread
 from brats_seg.data.loader import whole_case
 from brats_seg.data.store import open_case
-from brats_seg.evaluation.overlap import count_regions, dice
+from brats_seg.evaluation.metrics import count_regions, dice
 from brats_seg.evaluation.subset_scores import SubsetScores
 from brats_seg.inference.model import Model, build_single
 from brats_seg.inference.out_of_fold import HeldOut

@@ -47,7 +47,7 @@ from brats_seg.runtime.weights import (
 from brats_seg.voxels.box import Triple
 
 _CONVENTIONS = frozenset(convention.name for convention in CONVENTIONS)
-_SIZED_BY_SETTINGS = frozenset({"unet", "dynunet", "vae-unet"})
+_SIZED_BY_SETTINGS = frozenset({"unet", "dynunet"})
 """Networks whose number of weights depends on the widths or on the patch."""
 _USUAL_WIDTH, _USUAL_AXIS = 320, 256
 """Width and length of a patch up to which every network takes less than 1 GB."""

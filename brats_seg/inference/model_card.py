@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from brats_seg.errors import counted, printable
-from brats_seg.evaluation.overlap import region_counts
+from brats_seg.evaluation.metrics import region_counts
 from brats_seg.evaluation.scores import RegionSummary, summarise_counts, title_of
 from brats_seg.evaluation.significance import CONFIDENCE
 from brats_seg.evaluation.subset_scores import pooled

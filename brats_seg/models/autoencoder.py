@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from brats_seg.models.activation_checkpointing import ActivationCheckpointing, run_level
+from brats_seg.models.interface import ActivationCheckpointing, run_level
 from brats_seg.models.unet import Block, initialise
 from brats_seg.voxels.box import Triple
 

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from brats_seg.models.activation_checkpointing import ActivationCheckpointing, run_level
 from brats_seg.models.convolution import Convolution
-from brats_seg.models.output import TrainingOutput
+from brats_seg.models.interface import ActivationCheckpointing, TrainingOutput, run_level
 
 WIDTH = 24
 N_NORM_GROUPS = 8

@@ -10,10 +10,9 @@ from typing import TypeAlias, cast
 
 from torch import Tensor, nn
 
-from brats_seg.models.activation_checkpointing import ActivationCheckpointing, run_level
 from brats_seg.models.convolution import Convolution, convolve, fast_format
+from brats_seg.models.interface import ActivationCheckpointing, TrainingOutput, run_level
 from brats_seg.models.norm import ActivatedNorm
-from brats_seg.models.output import TrainingOutput
 from brats_seg.voxels.box import Triple
 
 Run: TypeAlias = Callable[..., Tensor]

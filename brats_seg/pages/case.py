@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from brats_seg.evaluation.lesions import LesionList, list_lesions
-from brats_seg.evaluation.overlap import count_regions, dice
+from brats_seg.evaluation.metrics import count_regions, dice
 from brats_seg.figures.cases import (
     sample_figure,
     tissue_colours,

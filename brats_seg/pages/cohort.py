@@ -2,18 +2,19 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from urllib.parse import quote
 
 import numpy as np
+import pandas as pd
 
 from brats_seg.errors import UsageError, counted
 from brats_seg.evaluation.evaluate import evaluate_folders
 from brats_seg.evaluation.protocols import protocol_named
-from brats_seg.evaluation.scores import Score, read_scores, summarise_scores
+from brats_seg.evaluation.scores import joined_scores, read_scores, summarise_scores
 from brats_seg.inference.output import MANIFEST_NAME, OutputFolder, Record
 from brats_seg.inference.result_files import result_files
 from brats_seg.labels import REGIONS, convention_named
@@ -57,7 +58,7 @@ def write_cohort(
     """
     above = output or results
     page = above if above.suffix.lower() == PAGE_SUFFIX else above / COHORT_PAGE
-    scored: tuple[Score, ...] = ()
+    scored = joined_scores(())
     remarks: tuple[str, ...] = ()
     if scores is not None:
         scored = read_scores(scores)
@@ -71,7 +72,7 @@ def write_cohort(
     return page
 
 
-def cohort_of(results: Path, scores: Sequence[Score] = ()) -> Cohort:
+def cohort_of(results: Path, scores: pd.DataFrame | None = None) -> Cohort:
     """Gather what is known of the cases in a folder of predictions.
 
     Args:
@@ -89,7 +90,8 @@ def cohort_of(results: Path, scores: Sequence[Score] = ()) -> Cohort:
         )
         raise UsageError(msg)
     done = {name: record for name, record in records.items() if record.status == "done"}
-    scored = tuple(score for score in scores if score.case_id in done)
+    scored = joined_scores(()) if scores is None else scores
+    scored = scored[scored["case_id"].isin(done)]
     dice = dice_by_case(scored)
     return Cohort(
         cases=tuple(_cohort_case(results, one, dice.get(name, ())) for name, one in done.items()),
@@ -101,7 +103,7 @@ def cohort_of(results: Path, scores: Sequence[Score] = ()) -> Cohort:
 
 def _scored(
     results: Path, reference: Path, n_workers: int, track: Track
-) -> tuple[tuple[Score, ...], tuple[str, ...]]:
+) -> tuple[pd.DataFrame, tuple[str, ...]]:
     """Return the scores of the predictions, and remarks on those that have none."""
     found = evaluate_folders(
         reference,

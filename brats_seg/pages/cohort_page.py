@@ -5,19 +5,20 @@ first, those with the lowest mean Dice at the top; then those with most warnings
 case lies in the page, so that 2,000 made-up cases took 7 MB.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 from PIL import Image, UnidentifiedImageError
 
 from brats_seg.cases.many import Failure
 from brats_seg.cpu_threads import available_cpus
-from brats_seg.evaluation.scores import RegionSummary, Score
+from brats_seg.evaluation.scores import RegionSummary
 from brats_seg.figures.charts import FEWEST_SCORED, dice_figure, volume_figure
 from brats_seg.labels import REGIONS
 from brats_seg.pages.case import Fact
@@ -118,15 +119,13 @@ def write_cohort_page(
     )
 
 
-def dice_by_case(scores: Sequence[Score]) -> dict[str, tuple[float, ...]]:
+def dice_by_case(scores: pd.DataFrame) -> dict[str, tuple[float, ...]]:
     """Return the Dice of each of `REGIONS` by case; cases that lack a region are left out."""
-    found: dict[str, dict[str, float]] = {}
-    for score in scores:
-        found.setdefault(score.case_id, {})[score.region] = score.dice
+    by_case = scores.pivot(index="case_id", columns="region", values="dice")
+    complete = by_case.reindex(columns=list(REGIONS)).dropna()
     return {
-        case_id: tuple(by_region[region] for region in REGIONS)
-        for case_id, by_region in found.items()
-        if by_region.keys() >= set(REGIONS)
+        str(case_id): tuple(row)
+        for case_id, row in zip(complete.index, complete.to_numpy().tolist(), strict=True)
     }
 
 

@@ -17,7 +17,7 @@ from brats_seg.config import Config
 from brats_seg.config_text import LONGEST_YAML, differing_settings, load_config
 from brats_seg.data.loader import whole_case
 from brats_seg.errors import EnvironmentalError, UsageError
-from brats_seg.evaluation.overlap import count_regions, dice
+from brats_seg.evaluation.metrics import count_regions, dice
 from brats_seg.figures.history import read_history
 from brats_seg.files import is_locked, read_bounded
 from brats_seg.inference.out_of_fold import (

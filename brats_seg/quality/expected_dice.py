@@ -15,7 +15,7 @@ import numpy.typing as npt
 from pydantic import Field, JsonValue, TypeAdapter
 
 from brats_seg.config import Section
-from brats_seg.evaluation.overlap import RegionCounts, dice
+from brats_seg.evaluation.metrics import RegionCounts, dice
 from brats_seg.labels import REGIONS, RegionMasks
 from brats_seg.wings import Notes, PredictedDice
 

@@ -28,7 +28,7 @@ from brats_seg.errors import BratsError, ConfigError, EnvironmentalError, Resume
 from brats_seg.files import whole_file
 from brats_seg.labels import REGIONS
 from brats_seg.models.build import build_model, size_multiple, size_words
-from brats_seg.models.output import as_output, output_from, structure_of, tensors_of
+from brats_seg.models.interface import as_output, output_from, structure_of, tensors_of
 from brats_seg.progress import Track, part, untracked
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.memory import is_out_of_memory
@@ -509,8 +509,6 @@ def _angle_deg(one: Tensor, other: Tensor) -> float:
 
 def _measured_size(config: Config, patch: Size) -> Size:
     """Return the patch, or a smaller one that the network takes too."""
-    if config.model.name == "vae-unet":  # its autoencoder has one size
-        return patch
     multiple = size_multiple(config.model, patch)
     x, y, z = (
         min(n, m * max(_SHORTEST_BELOW, ceil(LONGEST_AXIS / m)))

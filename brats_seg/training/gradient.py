@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from brats_seg.errors import ConfigError
-from brats_seg.models.output import output_from, structure_of, tensors_of
+from brats_seg.models.interface import output_from, structure_of, tensors_of
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.memory import is_out_of_memory
 from brats_seg.training.independence import (

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from brats_seg.errors import BratsError, ConfigError
-from brats_seg.models.output import tensors_of
+from brats_seg.models.interface import tensors_of
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.memory import is_out_of_memory
 

@@ -39,13 +39,13 @@ from brats_seg.config import LossConfig
 from brats_seg.errors import ConfigError
 from brats_seg.labels import REGIONS
 from brats_seg.models.build import build_by_name
-from brats_seg.models.output import TrainingOutput, as_output
+from brats_seg.models.interface import TrainingOutput, as_output
 
 if TYPE_CHECKING:
     from monai.losses import SSIMLoss
 
 Output: TypeAlias = Tensor | TrainingOutput | tuple[Any, ...] | list[Any] | dict[str, Any]
-"""Output of a network, which a loss gets as it is; see `models.output`."""
+"""Output of a network, which a loss gets as it is; see `models.interface`."""
 Criterion: TypeAlias = Callable[[Output, Tensor], Tensor]
 Measure: TypeAlias = Callable[[Output, Tensor], Tensor]
 """Maps output and target of a micro-batch to a tensor with a row for each patch."""
@@ -167,8 +167,7 @@ def own_criterion(name: str, arguments: dict[str, Any]) -> Criterion:
 class LogitsLoss(nn.Module):
     """Apply a loss of plain logits to the output of any network.
 
-    With deep supervision the loss of each level is weighted as in `DiceBce`, and the penalty that a
-    network may have is added.
+    With deep supervision the loss of each level is weighted as in `DiceBce`.
 
     Example:
         >>> loss = LogitsLoss(nn.BCEWithLogitsLoss())
@@ -185,8 +184,7 @@ class LogitsLoss(nn.Module):
         output = as_output(output)
         with torch.autocast(target.device.type, enabled=False):
             losses = torch.stack([self._level_loss(logits, target) for logits in output.logits])
-            loss = torch.tensordot(_level_weights(losses), losses, dims=1)
-        return loss if output.penalty is None else loss + output.penalty.mean()
+            return torch.tensordot(_level_weights(losses), losses, dims=1)
 
     def _level_loss(self, logits: Tensor, target: Tensor) -> Tensor:
         logits = in_float(logits)
@@ -215,8 +213,7 @@ class DiceBce(nn.Module):
         """Return the loss of each patch."""
         output = as_output(output)
         terms = torch.stack([_terms(logits, target) for logits in output.logits])
-        losses = _weighted(terms, self.config).mean(-1)
-        return losses if output.penalty is None else losses + output.penalty
+        return _weighted(terms, self.config).mean(-1)
 
 
 class BatchDiceBce(nn.Module):
@@ -233,17 +230,16 @@ class BatchDiceBce(nn.Module):
         self.config = config or LossConfig()
 
     def sums(self, output: Output, target: Tensor) -> Tensor:
-        """Return the sums over the given patches, `(L * R * 3 + 1,)`; the penalty comes last."""
+        """Return the sums over the given patches, `(L * R * 3,)`."""
         output = as_output(output)
         terms = torch.stack([_terms(logits, target) for logits in output.logits])
-        penalty = terms.new_zeros(1) if output.penalty is None else output.penalty.sum().view(1)
-        return torch.cat([terms.sum(1).flatten(), penalty.to(terms.dtype)])
+        return terms.sum(1).flatten()
 
     def of_sums(self, sums: Tensor, n_patches: int) -> Tensor:
         """Return the loss of the effective batch."""
-        terms = sums[:-1].view(-1, len(REGIONS), 3)
+        terms = sums.view(-1, len(REGIONS), 3)
         means = terms * terms.new_tensor([1.0, 1.0, 1.0 / n_patches])
-        return _weighted(means, self.config).mean() + sums[-1] / n_patches
+        return _weighted(means, self.config).mean()
 
 
 class ReconstructionLoss(nn.Module):

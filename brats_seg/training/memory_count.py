@@ -25,7 +25,7 @@ from brats_seg.config import Config, Size
 from brats_seg.data.loader import Sample
 from brats_seg.errors import ConfigError
 from brats_seg.labels import MODALITIES
-from brats_seg.models.activation_checkpointing import set_activation_checkpointing
+from brats_seg.models.interface import set_activation_checkpointing
 from brats_seg.models.norm import group_as_on_gpu
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.memory import MEGABYTE

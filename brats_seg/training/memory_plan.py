@@ -14,11 +14,11 @@ from torch import nn
 
 from brats_seg.config import Config, Size
 from brats_seg.errors import ConfigError, EnvironmentalError
-from brats_seg.models.activation_checkpointing import (
+from brats_seg.models.build import size_words
+from brats_seg.models.interface import (
     ActivationCheckpointing,
     supported_checkpointing,
 )
-from brats_seg.models.build import size_words
 from brats_seg.models.norm import check_in_place
 from brats_seg.progress import Track, part, untracked
 from brats_seg.runtime.device import Device, Gpu, choose_device, native_dtype

@@ -11,7 +11,7 @@ from typing import Any
 
 from brats_seg.config import TrainingConfig
 from brats_seg.errors import EnvironmentalError
-from brats_seg.models.activation_checkpointing import (
+from brats_seg.models.interface import (
     ActivationCheckpointing,
     set_activation_checkpointing,
     supported_checkpointing,

@@ -334,8 +334,6 @@ def _advice(source: Source) -> str:
             "The encoder of an autoencoder fits --network unet with model.widths that begin with "
             f"16,32,64,128. {_CHOOSE}"
         )
-    if model.name == "vae-unet":
-        return f"All of it but the variational branch fits --network segresnet. {_CHOOSE}"
     widths = f" --set model.widths={','.join(map(str, model.widths))}"
     its_widths = widths if model.name in {"unet", "dynunet"} else ""
     return f"It fits --model {model.name}{its_widths}. {_CHOOSE}"

@@ -20,7 +20,7 @@ from brats_seg.config import Config, Size
 from brats_seg.data.loader import Sample
 from brats_seg.errors import EnvironmentalError
 from brats_seg.labels import MODALITIES
-from brats_seg.models.activation_checkpointing import ActivationCheckpointing
+from brats_seg.models.interface import ActivationCheckpointing
 from brats_seg.runtime.device import choose_device, threads_for
 from brats_seg.runtime.memory import MEGABYTE, is_out_of_memory, peak_memory_mb, read_numbers
 from brats_seg.training.epoch import Batch

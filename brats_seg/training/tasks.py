@@ -16,9 +16,9 @@ from torch import Tensor
 
 from brats_seg.config import Config, LossConfig
 from brats_seg.data.loader import TargetOf, image_target, region_target
-from brats_seg.evaluation.overlap import RegionCounts, dice, jaccard, region_counts
+from brats_seg.evaluation.metrics import RegionCounts, dice, jaccard, region_counts
 from brats_seg.labels import MODALITIES, REGIONS
-from brats_seg.models.output import as_output
+from brats_seg.models.interface import as_output
 from brats_seg.training.losses import (
     Criterion,
     Measure,

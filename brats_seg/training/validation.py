@@ -13,7 +13,7 @@ from brats_seg.data.fold import FoldData
 from brats_seg.data.loader import Sample, whole_case
 from brats_seg.data.patches import PatchKey
 from brats_seg.models.build import size_words
-from brats_seg.models.output import as_output
+from brats_seg.models.interface import as_output
 from brats_seg.progress import part
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.memory import give_back_memory, is_out_of_memory

@@ -1,22 +1,52 @@
-"""Define what networks return, which networks, losses and the exact step share.
+"""What networks return, and how they keep, recompute or offload their activations.
 
 The package's own networks return a `TrainingOutput` in training mode. Those of other people also
 return tuples, dictionaries or dataclasses of tensors: a loss of their own gets these as they are,
 and whatever needs logits takes them by `as_output`.
+
+A network supports activation checkpointing if its attribute `checkpointing` holds an
+`ActivationCheckpointing` and it calls its levels, the finest of which is 0, through `run_level`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any
+from enum import Enum
+from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.graph import save_on_cpu
+from torch.utils.checkpoint import checkpoint
 
 from brats_seg.errors import ConfigError
 
 LOGITS_KEYS = ("logits", "out")
 """Keys of the logits in an output that is a dictionary; torchvision's networks have `out`."""
+
+
+class ActivationCheckpointing(Enum):
+    """The modes, in the order in which they are tried when memory runs out.
+
+    Each takes more time and less memory than the one before; gradients and state dict do not change.
+    """
+
+    NONE = "none"
+    """All activations are kept on the device."""
+    TOP = "top"
+    """The finest level, which has most activations, recomputes them in the backward pass."""
+    ALL = "all"
+    """Every level recomputes its activations; only the input of each level is kept."""
+    HOST = "host"
+    """As `ALL`, with the inputs kept on the host."""
+
+
+@runtime_checkable
+class HasLevels(Protocol):
+    """A network that supports the modes."""
+
+    checkpointing: ActivationCheckpointing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,15 +55,50 @@ class TrainingOutput:
 
     logits: tuple[Tensor, ...]
     """Logits `(N, R, X, Y, Z)` of the finest level, then those of coarser levels."""
-    penalty: Tensor | None = None
-    """`(N,)`, added to the loss of each patch; None where the network has none."""
+
+
+def set_activation_checkpointing(network: nn.Module, mode: ActivationCheckpointing) -> bool:
+    """Set the mode of a network if it supports it, and return whether it does.
+
+    A network without levels supports `NONE` only, and a network on the CPU all modes but `HOST`.
+    """
+    if not isinstance(network, HasLevels):
+        return mode is ActivationCheckpointing.NONE
+    on_host = all(parameter.device.type == "cpu" for parameter in network.parameters())
+    if mode is ActivationCheckpointing.HOST and on_host:
+        return False
+    network.checkpointing = mode
+    return True
+
+
+def supported_checkpointing(network: nn.Module) -> list[ActivationCheckpointing]:
+    """Return the modes that a network supports, the first of them `NONE`, which is set."""
+    modes = [
+        mode for mode in ActivationCheckpointing if set_activation_checkpointing(network, mode)
+    ]
+    set_activation_checkpointing(network, ActivationCheckpointing.NONE)
+    return modes
+
+
+def run_level(
+    mode: ActivationCheckpointing, level: int, function: Callable[..., Tensor], *features: Tensor
+) -> Tensor:
+    """Return `function(*features)` for a part of a level, checkpointed if the mode says so.
+
+    Random layers draw the same numbers when a part is recomputed.
+    """
+    if mode is ActivationCheckpointing.NONE or (mode is ActivationCheckpointing.TOP and level > 0):
+        return function(*features)
+    with save_on_cpu(pin_memory=True) if mode is ActivationCheckpointing.HOST else nullcontext():
+        recomputed: Tensor = checkpoint(function, *features, use_reentrant=False)
+    return recomputed
 
 
 def as_output(value: object) -> TrainingOutput:
     """Return the output of any network as a `TrainingOutput`.
 
     A plain tensor is its logits. Of a tuple or list the first entry is taken, of a dictionary the
-    one under `LOGITS_KEYS`; only a `TrainingOutput` has coarser levels and a penalty.
+    one under `LOGITS_KEYS`; only a `TrainingOutput` has coarser levels.
 
     Raises:
         ConfigError: There are no logits in it.

@@ -1,4 +1,4 @@
-"""Test activation checkpointing: recomputed or offloaded activations."""
+"""Test what networks return, and activation checkpointing: recomputed or offloaded activations."""
 
 import copy
 import pickle
@@ -12,13 +12,17 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.optim import SGD
 
 from brats_seg.config import LossConfig, ModelConfig
-from brats_seg.models.activation_checkpointing import (
+from brats_seg.models.build import build_model
+from brats_seg.models.interface import (
     ActivationCheckpointing,
+    TrainingOutput,
+    as_output,
+    output_from,
     run_level,
     set_activation_checkpointing,
+    structure_of,
+    tensors_of,
 )
-from brats_seg.models.build import build_model
-from brats_seg.models.output import TrainingOutput
 from brats_seg.training.accumulation import Accumulator
 from brats_seg.training.gradient import MicroBatch
 from brats_seg.training.losses import BatchDiceBce, DiceBce
@@ -29,7 +33,6 @@ PATCHES = {
     "notebook": (16, 16, 16),
     "dynunet": (16, 16, 16),
     "segresnet": (16, 16, 16),
-    "vae-unet": (16, 16, 16),
 }
 LOWER = [ActivationCheckpointing.TOP, ActivationCheckpointing.ALL, ActivationCheckpointing.HOST]
 
@@ -77,6 +80,16 @@ def saved_bytes(network: nn.Module) -> int:
         output = network(make_batch().image)
     assert isinstance(output, TrainingOutput)
     return sum(kept.values())
+
+
+def test_outputs_are_taken_apart_and_put_together() -> None:
+    fine, coarse = torch.zeros(2, 3, 4, 4, 4), torch.zeros(2, 3, 2, 2, 2)
+    output = TrainingOutput(logits=(fine, coarse))
+
+    assert as_output(fine).logits == (fine,)
+    assert as_output(output) is output
+    assert output_from(structure_of(output), tensors_of(output)) == output
+    assert output_from(structure_of(fine), tensors_of(fine)) is fine
 
 
 @pytest.mark.parametrize("mode", LOWER)

@@ -1,0 +1,267 @@
+"""Test overlap, HD95 and surface Dice against slow oracles, MONAI and values worked out by hand."""
+
+import itertools
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from monai.metrics import compute_dice, compute_hausdorff_distance, compute_iou
+from monai.metrics import compute_surface_dice as monai_surface_dice
+from scipy.spatial.distance import cdist
+
+from brats_seg.errors import CaseError
+from brats_seg.evaluation.metrics import (
+    Mask,
+    Spacing,
+    count_regions,
+    dice,
+    dice_of_counts,
+    hausdorff95,
+    jaccard,
+    region_counts,
+    sensitivity,
+    specificity,
+    surface_dice,
+    voxel_surface_distances,
+)
+from brats_seg.labels import BRATS2017, BRATS2023, RegionMasks, regions_of
+from brats_seg.voxels.shapes import cell_areas, cell_codes
+from tests.builders import make_label_map
+
+# Dice of WT, TC and ET, computed independently of this package
+REAL_DICE = {
+    "Brats18_TCIA01_201_1": (0.977008, 0.949677, 0.895188),
+    "Brats18_TCIA01_378_1": (0.892821, 0.960771, 0.937013),
+    "Brats18_TCIA01_499_1": (0.950898, 0.963540, 0.946385),
+    "Brats18_TCIA02_135_1": (0.949080, 0.936475, 0.892750),
+    "Brats18_TCIA02_606_1": (0.933685, 0.923957, 0.858478),
+    "Brats18_TCIA03_265_1": (0.955043, 0.934683, 0.835697),
+    "Brats18_TCIA10_637_1": (0.952151, 0.892023, 0.869339),
+    "Brats18_TCIA13_623_1": (0.952634, 0.950614, 0.782012),
+}
+MM: Spacing = (1.0, 1.0, 1.0)
+EMPTY = np.zeros((6, 5, 4), dtype=bool)
+REGION_MASKS = arrays(bool, (3, 4, 3, 2))
+MASKS = arrays(bool, (6, 5, 4))
+SPACINGS = st.sampled_from([MM, (1.0, 1.5, 3.0)])
+
+
+def row_masks(*rows: str) -> RegionMasks:
+    """Return region masks (3, n, 1, 1) from a text per region, with `#` inside."""
+    return np.array([[letter == "#" for letter in row] for row in rows])[:, :, None, None]
+
+
+def test_counts_of_a_row_worked_out_by_hand() -> None:
+    prediction = row_masks("###...", "##....", "#.....")
+    reference = row_masks("..##..", "##....", ".....#")
+
+    counts = count_regions(prediction, reference, "a")
+
+    assert counts.case_id == "a"
+    assert counts.true_positive.tolist() == [1, 2, 0]
+    assert counts.false_positive.tolist() == [2, 0, 1]
+    assert counts.false_negative.tolist() == [1, 0, 1]
+    assert counts.true_negative.tolist() == [2, 4, 4]
+    assert dice(counts) == pytest.approx([2 / 5, 1, 0])
+    assert jaccard(counts) == pytest.approx([1 / 4, 1, 0])
+    assert sensitivity(counts) == pytest.approx([1 / 2, 1, 0])
+    assert specificity(counts) == pytest.approx([2 / 4, 1, 4 / 5])
+
+
+@given(REGION_MASKS, REGION_MASKS)
+def test_overlap_equals_a_loop_over_voxels_and_monai(
+    prediction: RegionMasks, reference: RegionMasks
+) -> None:
+    expected = np.zeros((3, 2, 2), dtype=int)
+    for index in np.ndindex(prediction.shape):
+        expected[index[0], int(prediction[index]), int(reference[index])] += 1
+
+    counts = count_regions(prediction, reference, "a")
+
+    assert counts.true_positive.tolist() == expected[:, 1, 1].tolist()
+    assert counts.false_positive.tolist() == expected[:, 1, 0].tolist()
+    assert counts.false_negative.tolist() == expected[:, 0, 1].tolist()
+    assert counts.true_negative.tolist() == expected[:, 0, 0].tolist()
+    tensors = [torch.from_numpy(masks[None]).float() for masks in (prediction, reference)]
+    for metric, of_monai in ((dice, compute_dice), (jaccard, compute_iou)):
+        monai = of_monai(*tensors, include_background=True, ignore_empty=False)
+        assert metric(counts) == pytest.approx(monai[0].numpy())
+        assert metric(count_regions(reference, prediction, "a")).tolist() == metric(counts).tolist()
+
+
+@pytest.mark.parametrize("metric", [dice, jaccard, sensitivity])
+@pytest.mark.parametrize(
+    ("prediction", "reference", "score"),
+    [("....", "....", 1), ("#...", "....", 0), ("....", "#...", 0), ("##..", "##..", 1)],
+)
+def test_an_empty_region_scores_one_on_both_sides_and_zero_on_one(
+    metric, prediction: str, reference: str, score: float
+) -> None:
+    scores = metric(count_regions(row_masks(*[prediction] * 3), row_masks(*[reference] * 3), "a"))
+
+    assert scores.tolist() == [score] * 3
+
+
+def test_counts_do_not_overflow() -> None:
+    assert dice(region_counts("a", [[2**40] * 3] * 4)).tolist() == [0.5] * 3
+    assert dice_of_counts(0, 0, 0) == 1
+
+
+def test_a_label_map_agrees_with_itself_in_either_convention() -> None:
+    legacy = make_label_map()
+    modern = np.where(legacy == 4, 3, legacy).astype(np.uint8)
+
+    counts = count_regions(regions_of(modern, BRATS2023), regions_of(legacy, BRATS2017), "a")
+
+    assert (counts.in_reference > 0).all()
+    assert dice(counts).tolist() == [1, 1, 1]
+
+
+def test_masks_on_two_grids_are_refused() -> None:
+    masks = np.zeros((3, 4, 4, 4), dtype=bool)
+
+    with pytest.raises(CaseError, match=r"\(3, 4, 4, 1\); expected \(3, 4, 4, 4\)"):
+        count_regions(masks[..., :1], masks, "a")
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("case_id", REAL_DICE)
+def test_dice_of_real_predictions_is_the_known_one(real_data: Path, case_id: str) -> None:
+    predictions = real_data / "metric_fixtures" / "network_predictions"
+    [reference_path] = real_data.glob(f"BraTS2018/*/{case_id}/{case_id}_seg.nii.gz")
+    reference = np.asarray(nib.load(reference_path).dataobj).astype(np.uint8)
+    prediction = np.asarray(nib.load(predictions / f"{case_id}.nii.gz").dataobj).astype(np.uint8)
+
+    # the predictions number their labels as the releases from 2023 on do
+    counts = count_regions(
+        regions_of(prediction, BRATS2023), regions_of(reference, BRATS2017), case_id
+    )
+
+    assert [round(float(score), 6) for score in dice(counts)] == list(REAL_DICE[case_id])
+
+
+def boxes(seed: int, side: int) -> Mask:
+    """A mask with holes, corners and parts at the edge of the volume."""
+    rng = np.random.default_rng([seed, side])
+    mask = np.zeros((14, 12, 10), dtype=bool)
+    for _ in range(8):
+        origin, size = rng.integers(0, 9, 3), rng.integers(1, 5, 3)
+        mask[tuple(slice(o, o + s) for o, s in zip(origin, size, strict=True))] ^= True
+    return mask
+
+
+def rod(*voxels: int) -> Mask:
+    mask = np.zeros((20, 3, 3), dtype=bool)
+    mask[list(voxels), 1, 1] = True
+    return mask
+
+
+def slow_hausdorff95(one: Mask, other: Mask, spacing_mm: Spacing) -> float:
+    codes = [cell_codes(mask) for mask in (one, other)]
+    points = [np.argwhere((code > 0) & (code < 255)) for code in codes]
+    areas = [cell_areas(spacing_mm)[code[(code > 0) & (code < 255)]] for code in codes]
+    distances = cdist(points[0] * spacing_mm, points[1] * spacing_mm)
+    reached = []
+    for nearest, area in ((distances.min(1), areas[0]), (distances.min(0), areas[1])):
+        order = np.argsort(nearest)
+        reached.append(nearest[order][np.cumsum(area[order]) / area.sum() >= 0.95][0])
+    return float(max(reached))
+
+
+def slow_surface(mask: Mask) -> np.ndarray:
+    padded = np.pad(mask, 1)
+    steps = [step for step in itertools.product((-1, 0, 1), repeat=3) if np.abs(step).sum() == 1]
+    return np.array(
+        [
+            voxel
+            for voxel in np.argwhere(mask).tolist()
+            if not all(padded[tuple(np.add(voxel, step) + 1)] for step in steps)
+        ]
+    )
+
+
+@given(MASKS, MASKS, SPACINGS)
+def test_distances_equal_pairwise_ones_on_both_sides(
+    one: Mask, other: Mask, spacing_mm: Spacing
+) -> None:
+    one[2, 2, 2] = other[3, 1, 0] = True  # neither is empty
+    tolerances = (0.5, 1.0, 2.0)
+    distances = cdist(slow_surface(one) * spacing_mm, slow_surface(other) * spacing_mm)
+
+    assert hausdorff95(one, other, spacing_mm) == pytest.approx(
+        slow_hausdorff95(one, other, spacing_mm)
+    )
+    assert hausdorff95(one, other, spacing_mm) == hausdorff95(other, one, spacing_mm)
+    assert surface_dice(one, other, spacing_mm, tolerances) == pytest.approx(
+        [((distances.min(1) <= t).mean() + (distances.min(0) <= t).mean()) / 2 for t in tolerances]
+    )
+
+
+@pytest.mark.parametrize(
+    ("seed", "cubic", "flat"),
+    [
+        (0, 4.358899, 6.708204),
+        (1, 4.123106, 6.78233),
+        (2, 3.316625, 5.5),
+        (3, 4.0, 6.0),
+        (4, 4.582576, 6.873864),
+        (5, 4.582576, 9.0),
+    ],
+)
+def test_hd95_equals_that_of_surface_distance(seed: int, cubic: float, flat: float) -> None:
+    """Values of Surface-Distance-Based-Measures 0.1 on the same masks."""
+    one, other = boxes(seed, 0), boxes(seed, 1)
+
+    assert hausdorff95(one, other, MM) == pytest.approx(cubic, abs=1e-6)
+    assert hausdorff95(one, other, (1.0, 1.5, 3.0)) == pytest.approx(flat, abs=1e-6)
+
+
+def test_empty_masks() -> None:
+    full = ~EMPTY
+
+    assert hausdorff95(EMPTY, EMPTY, MM) == 0
+    assert hausdorff95(EMPTY, full, MM) == hausdorff95(full, EMPTY, MM) == np.inf
+    assert surface_dice(EMPTY, EMPTY, MM, (0.5, 1.0)) == (1, 1)
+    assert surface_dice(EMPTY, full, MM, (0.5, 1.0)) == (0, 0)
+    assert surface_dice(full, EMPTY, MM, (0.5, 1.0)) == (0, 0)
+
+
+def test_the_edge_of_the_volume_and_the_space_around_masks_change_nothing() -> None:
+    full, one, other = ~EMPTY, boxes(0, 0), boxes(0, 1)
+    margin = ((3, 9), (0, 7), (5, 0))
+
+    assert hausdorff95(full, np.pad(full, 2)[2:-2, 2:-2, 2:-2], MM) == 0
+    assert len(voxel_surface_distances(full, full, MM)[0]) == 6 * 5 * 4 - 4 * 3 * 2
+    assert hausdorff95(np.pad(one, margin), np.pad(other, margin), MM) == hausdorff95(
+        one, other, MM
+    )
+
+
+def test_distances_are_in_mm_and_surface_dice_averages_the_shares_of_the_two_sides() -> None:
+    # two voxels seven steps of 2.5 mm apart
+    assert hausdorff95(rod(2), rod(9), (2.5, 1.0, 1.0)) == pytest.approx(17.5)
+    # one of one voxel is within 1 mm of three, and two of three are within 1 mm of one
+    assert surface_dice(rod(5), rod(5, 6, 9), MM, (0.5, 1.0)) == pytest.approx(
+        [(1 + 1 / 3) / 2, (1 + 2 / 3) / 2]
+    )
+
+
+# MONAI 1.6 calls itself with an argument that it has given up
+@pytest.mark.filterwarnings("ignore:.*always_return_as_numpy:FutureWarning")
+@pytest.mark.parametrize("seed", range(3))
+def test_distances_of_surface_voxels_are_those_of_monai(seed: int) -> None:
+    """MONAI pools the surface voxels of both sides for its surface Dice."""
+    one, other = boxes(seed, 0), boxes(seed, 1)
+    tensors = [torch.from_numpy(mask)[None, None].float() for mask in (one, other)]
+
+    sides = voxel_surface_distances(one, other, MM)
+
+    farthest = compute_hausdorff_distance(*tensors, percentile=95).item()
+    assert max(np.percentile(side, 95) for side in sides) == pytest.approx(farthest)
+    pooled = monai_surface_dice(*tensors, [1.5], include_background=True, spacing=MM).item()
+    assert (np.concatenate(sides) <= 1.5).mean() == pytest.approx(pooled)

@@ -1,0 +1,132 @@
+"""Test which label maps of references and predictions belong together."""
+
+from pathlib import Path
+
+import pytest
+
+from brats_seg.errors import LayoutError, UsageError
+from brats_seg.evaluation.pairs import find_pairs, label_maps_in
+from tests.builders import write_case
+
+
+def touch(root: Path, *names: str) -> Path:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+    return root
+
+
+def test_pairs_case_folders_with_a_flat_folder(tmp_path: Path) -> None:
+    for case_id in ("BraTS2021_00001", "BraTS2021_00000"):
+        write_case(tmp_path / "data", case_id)
+    predictions = touch(tmp_path / "out", "BraTS2021_00000.nii.gz", "BraTS2021_00007.nii")
+
+    pairing = find_pairs(tmp_path / "data", predictions)
+
+    first, second = pairing.pairs
+    assert first.case_id == "BraTS2021_00000"
+    assert first.reference == tmp_path / "data/BraTS2021_00000/BraTS2021_00000_seg.nii.gz"
+    assert first.prediction == predictions / "BraTS2021_00000.nii.gz"
+    assert (second.case_id, second.prediction) == ("BraTS2021_00001", None)
+    assert pairing.without_reference == ("BraTS2021_00007",)
+
+
+@pytest.mark.parametrize(
+    ("name", "case_id"),
+    [
+        ("BraTS-GLI-00001-000.nii.gz", "BraTS-GLI-00001-000"),
+        ("BraTS-GLI-00001-000-seg.nii.gz", "BraTS-GLI-00001-000"),
+        ("HGG/Brats18_TCIA01_201_1/Brats18_TCIA01_201_1_seg.nii.gz", "Brats18_TCIA01_201_1"),
+        ("patient 7/seg.nii", "patient 7"),
+        ("labelsTr/BRATS_001.nii.gz", "BRATS_001"),
+        ("anything.nii", "anything"),
+    ],
+)
+def test_a_label_map_belongs_to_the_case_of_its_name(
+    tmp_path: Path, name: str, case_id: str
+) -> None:
+    touch(tmp_path, name, "notes.txt", "._BraTS-GLI-00001-000.nii.gz")
+
+    assert label_maps_in(tmp_path) == {case_id: tmp_path / name}
+
+
+def test_a_label_map_with_a_foreign_name_is_that_of_its_case_folder(tmp_path: Path) -> None:
+    case = "BraTS20_Training_355"
+    scans = [f"{case}/{case}_{word}.nii" for word in ("t1", "t1ce", "t2", "flair")]
+    touch(tmp_path, *scans, f"{case}/W39_1998.09.19_Segm.nii")
+
+    assert label_maps_in(tmp_path) == {case: tmp_path / case / "W39_1998.09.19_Segm.nii"}
+
+
+def test_what_was_made_from_a_case_is_no_label_map_of_it(tmp_path: Path) -> None:
+    touch(tmp_path, "a/a_t1.nii", "a/a_seg.nii", "a/brain_mask.nii")
+
+    assert list(label_maps_in(tmp_path)) == ["a"]
+
+
+def test_the_references_of_scans_are_their_label_maps(tmp_path: Path) -> None:
+    """Other images beside labelled scans are none, and neither is a second label map of a case."""
+    case = "UPENN-GBM-00001_11"
+    scans = [
+        f"images_structural/{case}/{case}_{word}.nii" for word in ("T1", "T1GD", "T2", "FLAIR")
+    ]
+    touch(
+        tmp_path,
+        *scans,
+        f"unstripped/{case}/{case}_T1_unstripped.nii",
+        f"images_segm/{case}_segm.nii",
+        f"automated_segm/{case}_automated_approx_segm.nii",
+        "images_segm/other.nii",
+    )
+
+    assert label_maps_in(tmp_path) == {
+        case: tmp_path / f"images_segm/{case}_segm.nii",
+        "other": tmp_path / "images_segm/other.nii",
+    }
+
+
+def test_two_files_are_a_pair_whatever_they_are_called(tmp_path: Path) -> None:
+    touch(tmp_path, "BraTS2021_00006_seg.nii.gz", "final.nii.gz")
+
+    pairing = find_pairs(tmp_path / "BraTS2021_00006_seg.nii.gz", tmp_path / "final.nii.gz")
+
+    assert [pair.case_id for pair in pairing.pairs] == ["BraTS2021_00006"]
+    assert pairing.pairs[0].prediction == tmp_path / "final.nii.gz"
+
+
+def test_folders_without_a_case_in_common_are_refused_with_examples(tmp_path: Path) -> None:
+    touch(tmp_path / "a", *(f"x{number}.nii.gz" for number in range(1, 7)))
+    touch(tmp_path / "b", "x1_final.nii.gz")
+
+    with pytest.raises(
+        LayoutError,
+        match=r"a has x1, x2, x3, x4, x5 and 1 more, .*b has x1_final.*as its case.*x1\.nii",
+    ):
+        find_pairs(tmp_path / "a", tmp_path / "b")
+
+
+def test_a_folder_without_label_maps_is_refused(tmp_path: Path) -> None:
+    touch(tmp_path, "a/a_t1.nii.gz")
+
+    with pytest.raises(LayoutError, match=r"holds no label map; expected <case>\.nii\.gz"):
+        label_maps_in(tmp_path)
+
+
+def test_a_case_with_two_label_maps_is_refused_with_both(tmp_path: Path) -> None:
+    touch(tmp_path, "fold0/a.nii.gz", "fold1/a.nii.gz")
+
+    with pytest.raises(
+        UsageError, match=r"case a has two.*fold0/a\.nii\.gz and .*fold1/a\.nii\.gz"
+    ):
+        label_maps_in(tmp_path)
+
+
+def test_paths_that_cannot_be_paired_are_refused(tmp_path: Path) -> None:
+    touch(tmp_path, "a.nii.gz", "notes.txt")
+
+    with pytest.raises(UsageError, match="nowhere does not exist"):
+        find_pairs(tmp_path, tmp_path / "nowhere")
+    with pytest.raises(UsageError, match="two label maps or two folders, not one of each"):
+        find_pairs(tmp_path, tmp_path / "a.nii.gz")
+    with pytest.raises(UsageError, match=r"notes\.txt is not a NIfTI file by its name"):
+        find_pairs(tmp_path / "notes.txt", tmp_path / "a.nii.gz")
