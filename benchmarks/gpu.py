@@ -44,7 +44,7 @@ from brats_seg.data.fold import open_fold
 from brats_seg.models.build import size_multiple
 from brats_seg.models.norm import ActivatedNorm
 from brats_seg.runtime.memory import give_back_memory
-from brats_seg.runtime.sliding_window import predict_logits
+from brats_seg.runtime.windows import predict_logits
 from brats_seg.training.epoch import Batch, epoch_batches, read_batches
 from brats_seg.training.tasks import count_voxels
 from brats_seg.voxels.box import Triple, rounded_up

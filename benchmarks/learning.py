@@ -40,7 +40,6 @@ from brats_seg.cases.case_table import read_index
 from brats_seg.evaluation.evaluate import evaluate_folders
 from brats_seg.evaluation.metrics import count_regions, dice
 from brats_seg.evaluation.protocols import protocol_named
-from brats_seg.inference.scan import read_scan
 from brats_seg.labels import REGIONS, convention_named, regions_of
 from brats_seg.progress import untracked
 
@@ -203,7 +202,7 @@ def _scores(run: Path, cases: Iterable[Case], window: int) -> list[dict[str, Any
     predictor = Predictor.load([run], PredictionSettings(window=(window, window, window)))
     rows = []
     for case in cases:
-        result = predictor.predict_scan(read_scan(case, predictor.spacing_mm))
+        result = predictor.predict_scan(predictor.prepare(predictor.read(case)))
         assert case.label is not None
         reference = np.asarray(nibabel.load(case.root / case.label.path).dataobj).astype(np.uint8)
         counts = count_regions(

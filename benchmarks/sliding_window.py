@@ -29,7 +29,7 @@ from torch import Tensor
 from brats_seg.config import ModelConfig
 from brats_seg.models.build import build_model
 from brats_seg.runtime.memory import read_numbers
-from brats_seg.runtime.sliding_window import predict_logits
+from brats_seg.runtime.windows import predict_logits
 
 OVERLAP = 0.5
 

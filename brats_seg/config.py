@@ -41,7 +41,7 @@ OVERLAP = 0.5
 _WHOLE_NUMBER = re.compile(r"[0-9]{1,9}")
 
 
-def _parsed_size(value: object) -> object:
+def parse_size(value: object) -> object:
     """Parse `[64, 64, 64]`, `64,64,64` or `whole`; any other value gets one error message."""
     parts = value.split(",") if isinstance(value, str) and value != "whole" else value
     if value == "whole":
@@ -146,7 +146,7 @@ class StoreConfig(Section):
 class PatchConfig(Section):
     """Settings of the training patches."""
 
-    size: Annotated[Size | Literal["whole"], BeforeValidator(_parsed_size)] = (128, 128, 128)
+    size: Annotated[Size | Literal["whole"], BeforeValidator(parse_size)] = (128, 128, 128)
     """Voxels along X, Y, Z; `whole` uses the brain crop of each case."""
     foreground: Fraction = 1 / 3
     """Share of the patches that are centred on tumour (a third in nnU-Net)."""

@@ -17,7 +17,7 @@ from brats_seg.errors import CaseError
 if TYPE_CHECKING:
     from pydantic import JsonValue
 
-    from brats_seg.inference.foreign import ForeignNetwork
+    from brats_seg.inference.model import ForeignNetwork
 
 Notes: TypeAlias = "Mapping[str, JsonValue]"
 """Entries of a model card that a wing writes and reads; the core only carries them."""

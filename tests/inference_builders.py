@@ -6,15 +6,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from brats_seg.cases.case import Case, load_case
 from brats_seg.config import Config, ModelConfig, PatchConfig
 from brats_seg.evaluation.subset_scores import SubsetScores
+from brats_seg.inference.method import Scan, prepare_scan, standard_method
 from brats_seg.inference.model import Member, Model
 from brats_seg.models.build import build_model, size_multiple
 from brats_seg.runtime.device import Device
-from brats_seg.runtime.weights import NOT_FITTED, FittedPrediction, ModelIdentity, store_fitted
+from brats_seg.runtime.weights import (
+    NOT_FITTED,
+    Decoding,
+    FittedPrediction,
+    ModelIdentity,
+    store_fitted,
+)
+from brats_seg.runtime.windows import Window
 from brats_seg.training.checkpoints import Checkpoint, save_checkpoint
 from brats_seg.training.state import Position
+from brats_seg.voxels.grids import Spacing
 
+DEFAULT = Decoding()
 CPU = Device(torch_device=torch.device("cpu"))
 IDENTITY = ModelIdentity(conventions=("brats2017",), patch=(8, 8, 8), fingerprint="cases")
 CONFIG = Config(
@@ -67,23 +78,37 @@ def make_model(
     *networks: nn.Module,
     identity: ModelIdentity = IDENTITY,
     config: Config = CONFIG,
-    fitted: FittedPrediction = NOT_FITTED,
+    window: Window | None = None,
+    decoding: Decoding = DEFAULT,
     subset_scores: tuple[SubsetScores, ...] = (),
 ) -> Model:
     """Return a model of the given networks, or of one pointwise network."""
+    size = None if config.patch.size == "whole" else identity.patch
     members = tuple(
         Member(
             network=network.eval(),
             name=config.model.name,
             patch=identity.patch,
-            window=None if config.patch.size == "whole" else identity.patch,
+            window=window or Window(size=size, overlap=0.5),
             channels=(0, 1, 2, 3),
             regions=(0, 1, 2),
             multiple=size_multiple(config.model, identity.patch),
-            fitted=fitted,
-            subsets=identity.subsets,
-            subset_scores=subset_scores,
         )
         for network in networks or (Pointwise(),)
     )
-    return Model(members=members, identity=identity, fingerprint="model", device=CPU)
+    return Model(
+        members=members,
+        method=standard_method(identity.spacing_mm),
+        identity=identity,
+        decoding=decoding,
+        fingerprint="model",
+        device=CPU,
+        subsets=identity.subsets,
+        subset_scores=subset_scores,
+        notes=({},),
+    )
+
+
+def read_scan(case: Case, spacing_mm: Spacing = (1.0, 1.0, 1.0)) -> Scan:
+    """Load and prepare a case."""
+    return prepare_scan(load_case(case, with_label=False), spacing_mm)

@@ -24,8 +24,8 @@ from brats_seg.evaluation.protocols import protocol_named
 from brats_seg.evaluation.scores import read_scores
 from brats_seg.inference.batch import BatchOutcome, finish_batch
 from brats_seg.inference.export import export_model
+from brats_seg.inference.held_out import HeldOut, open_held_out
 from brats_seg.inference.model import load_model
-from brats_seg.inference.out_of_fold import HeldOut, open_held_out
 from brats_seg.inference.output import OutputFolder
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.progress import untracked

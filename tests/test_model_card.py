@@ -252,12 +252,12 @@ def test_what_the_card_names_and_lacks_is_logged(
 
 
 def test_fitted_settings_are_in_the_card(tmp_path: Path) -> None:
-    fitted = FittedPrediction(window="whole", decoding=Decoding(smallest_et_mm3=50))
+    fitted = FittedPrediction(decoding=Decoding(smallest_et_mm3=50))
     run = write_run(tmp_path / "run", fitted=fitted)
 
     export_model([run], tmp_path / "model", case_ids=True)
 
-    assert "Windows: the whole brain in one pass." in card_of(tmp_path / "model")
+    assert "Windows: 12x12x12 voxels, overlap 0.5." in card_of(tmp_path / "model")
     assert "Less than 50 mm3 of enhancing tumour in all" in card_of(tmp_path / "model")
 
 

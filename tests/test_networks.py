@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from brats_seg.cases.inputs import find_inputs
 from brats_seg.errors import CaseError
+from brats_seg.inference.method import Scan
 from brats_seg.inference.model import Member
 from brats_seg.inference.reconstruct import Reconstructor
-from brats_seg.inference.scan import Scan, read_scan
 from brats_seg.survival.leakage import TrainingCases
 from brats_seg.survival.networks import Encoder
 from tests.builders import write_case
-from tests.inference_builders import CPU
+from tests.inference_builders import CPU, read_scan
 
 
 class Means(nn.Module):

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from brats_seg.inference.window_choice import window_in_use
 
 from brats_seg.data.fold import FoldData
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.metrics import count_regions, dice
-from brats_seg.inference.out_of_fold import open_held_out, predict_held_out
-from brats_seg.inference.postprocess import decode_regions
-from brats_seg.inference.window_choice import window_in_use
+from brats_seg.inference.decode import decode_regions
+from brats_seg.inference.held_out import open_held_out, predict_held_out
 from brats_seg.pages.run import _with_scores, run_report, write_run
 from brats_seg.pages.run_page import write_run_page
 from brats_seg.progress import untracked

@@ -16,7 +16,7 @@ from brats_seg.data.fold import open_fold
 from brats_seg.errors import ResumeError, UsageError
 from brats_seg.models.unet import UNet
 from brats_seg.progress import untracked
-from brats_seg.runtime.sliding_window import n_windows
+from brats_seg.runtime.windows import n_windows
 from brats_seg.training.checkpoints import load_checkpoint
 from brats_seg.training.epoch import validation_window
 from brats_seg.training.time_limits import EpochTime, StopRequest, fitted_to_hours

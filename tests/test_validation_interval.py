@@ -9,7 +9,7 @@ import pytest
 from brats_seg.config import Config
 from brats_seg.data.fold import FoldData
 from brats_seg.data.loader import whole_case
-from brats_seg.runtime.sliding_window import predict_logits
+from brats_seg.runtime.windows import predict_logits
 from brats_seg.training.epoch import validation_window
 from brats_seg.training.validation_interval import VALIDATION_SHARE, validation_interval
 from tests.training_builders import StopAtCheck, open_six, tiny_settings, train

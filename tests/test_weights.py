@@ -14,7 +14,6 @@ from brats_seg.config import Config, TaskName
 from brats_seg.config_text import load_config
 from brats_seg.errors import ConfigError, ResumeError, UsageError
 from brats_seg.runtime.weights import (
-    NOT_FITTED,
     Decoding,
     FittedPrediction,
     ModelIdentity,
@@ -65,7 +64,7 @@ def test_fitted_settings_are_stored_and_nothing_else_changes(tmp_path: Path) -> 
     save_checkpoint(CHECKPOINT, path)
     before = torch.load(path, weights_only=True)
 
-    fitted = FittedPrediction(window="whole", decoding=Decoding(thresholds=(0.4, 0.5, 0.6)))
+    fitted = FittedPrediction(decoding=Decoding(thresholds=(0.4, 0.5, 0.6)))
     store_fitted(path, fitted)
 
     after = torch.load(path, weights_only=True)
@@ -74,41 +73,6 @@ def test_fitted_settings_are_stored_and_nothing_else_changes(tmp_path: Path) -> 
     del after["prediction"]
     assert before == after
     assert [entry.name for entry in tmp_path.iterdir()] == ["best.pt"]
-    assert load_checkpoint(path, torch.device("cpu")).identity == CHECKPOINT.identity
-
-
-@pytest.mark.parametrize(
-    ("stored", "fitted"),
-    [
-        ({}, NOT_FITTED),
-        (
-            {"window": (16, 8, 8), "thresholds": (0.4, 0.5, 0.6), "smallest_et_mm3": 25.0},
-            FittedPrediction(
-                window=(16, 8, 8),
-                decoding=Decoding(thresholds=(0.4, 0.5, 0.6), smallest_et_mm3=25.0),
-            ),
-        ),
-    ],
-)
-def test_a_checkpoint_of_before_keeps_fitted_settings_in_its_identity(
-    tmp_path: Path, stored: dict, fitted: FittedPrediction
-) -> None:
-    path = tmp_path / "best.pt"
-    save_checkpoint(CHECKPOINT, path)
-    content = torch.load(path, weights_only=True)
-    defaults = {
-        "thresholds": (0.5, 0.5, 0.5),
-        "smallest_mm3": (0.0, 0.0, 0.0),
-        "smallest_et_mm3": 0.0,
-        "window": None,
-    }
-    content["identity"] |= {**defaults, **stored}
-    torch.save(content, path)
-
-    trained = load_trained(path)
-
-    assert trained.identity == CHECKPOINT.identity
-    assert trained.fitted == fitted
     assert load_checkpoint(path, torch.device("cpu")).identity == CHECKPOINT.identity
 
 

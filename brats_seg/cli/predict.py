@@ -55,7 +55,7 @@ def predict(
         {
             "device": device,
             "precision": precision,
-            **_window_settings(window),
+            "window": window,
             "tta": tta,
             "labels": labels,
             "probabilities": probabilities,
@@ -90,12 +90,6 @@ def predict(
     )
     if n_failed:
         raise typer.Exit(1)
-
-
-def _window_settings(window: str | None) -> dict[str, Any]:
-    if window is None:
-        return {}
-    return {"window": window.split(",")} if "," in window else {"windows": window}
 
 
 def _assigned(assignment: str) -> tuple[str, Any]:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from brats_seg.crossval import OutOfFoldResults
     from brats_seg.evaluation.subset_scores import SubsetScores
     from brats_seg.inference.tuning import Tuning
-    from brats_seg.inference.window_choice import WindowTrial
     from brats_seg.training.certificate import Certificate
     from brats_seg.training.memory_plan import MemoryPlan
 
@@ -235,11 +234,10 @@ def tune(
     device: str = "auto",
     precision: str = "auto",
 ) -> None:
-    """Fit window, thresholds and smallest volumes on held-out cases, and store them with the model.
+    """Fit thresholds and smallest volumes on held-out cases, and store them with the model.
 
-    Every case is predicted by the run that it was held out of. The window is the fastest whose mean
-    Dice is within 0.001 of the best; other defaults are replaced only if the gain is statistically
-    significant. Give all runs whose predictions are to be averaged together.
+    Every case is predicted by the run that it was held out of. A default is replaced only if the gain
+    is statistically significant. Give all runs whose predictions are to be averaged together.
     """
     with importing():
         from brats_seg.inference.tuning import tune_runs
@@ -320,7 +318,7 @@ def _emit_results(results: "OutOfFoldResults", runs: Sequence[Path], output: Pat
 
 
 def _print_tuning(tuning: "Tuning") -> None:
-    """Print the fitted settings with their gain, the windows, and the scores before and after."""
+    """Print the fitted settings with their gain, and the scores before and after."""
     print(
         f"tuned on {counted(tuning.n_cases, 'held-out case')} of {counted(len(tuning.runs), 'run')}, "
         "for the mean "
@@ -342,7 +340,6 @@ def _print_tuning(tuning: "Tuning") -> None:
             for fit in tuning.fits
         ],
     )
-    _print_windows(tuning.windows)
     before, after = (
         ", ".join(f"{score:.4f}" for score in scores) for scores in (tuning.before, tuning.after)
     )
@@ -351,23 +348,12 @@ def _print_tuning(tuning: "Tuning") -> None:
         print("Fitted and scored on the same cases: expect a smaller gain on new cases.")
     if tuning.subset_scores:
         _print_subsets(tuning.subset_scores)
-    for line in tuning.fitted[0].predicted_dice:
+    for line in tuning.fitted.predicted_dice:
         print(
             f"predicted Dice of {line.region.upper()}: off by {line.mean_error:.3f} on average "
             f"({counted(line.n_cases, 'held-out case')})"
         )
     print(f"Stored with the weights of {', '.join(tuning.runs)}. Research use only.")
-
-
-def _print_windows(trials: "Sequence[WindowTrial]") -> None:
-    """Print the Dice and the time of each window that was tried."""
-    print_table(
-        ("window", "WT", "TC", "ET", "seconds a case"),
-        [
-            (trial.name, *(f"{score:.4f}" for score in trial.score), f"{trial.seconds:.1f}")
-            for trial in trials
-        ],
-    )
 
 
 def _print_subsets(scores: "Sequence[SubsetScores]") -> None:

@@ -28,11 +28,10 @@ from brats_seg.dicom.convert import (
 )
 from brats_seg.errors import BratsError, UsageError
 from brats_seg.inference.cluster import MAX_KILLED_WORKERS, cluster_results
-from brats_seg.inference.missing_modalities import accepted
+from brats_seg.inference.method import Scan
 from brats_seg.inference.output import SCANS_NAME, OutputFolder, Record, convention_remarks, key_of
-from brats_seg.inference.predict import CaseResult, Predictor
+from brats_seg.inference.predict import Prediction, Predictor
 from brats_seg.inference.result_files import check_names
-from brats_seg.inference.scan import Scan
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
 from brats_seg.pages.case_pages import page_of_result, page_path, write_page
 from brats_seg.progress import Track, untracked
@@ -260,7 +259,7 @@ class PredictedCase:
     """A case whose result is to be written."""
 
     read: ReadCase
-    result: CaseResult
+    result: Prediction
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -293,13 +292,11 @@ class CaseWork:
 
     def write(self, predicted: PredictedCase) -> CaseOutcome:
         """Write the files of a case."""
-        return self._attempt(predicted.result.case_id, lambda: self._write(predicted))
+        return self._attempt(predicted.result.summary.case_id, lambda: self._write(predicted))
 
     def _read(self, case: Case) -> ReadCase | CaseOutcome:
         started_s = time.monotonic()
-        case = accepted(case, self.predictor.model)
-        if case.problems:
-            return self._failed(case.case_id, "CaseError", "; ".join(case.problems))
+        case = self.predictor.accept(case)
         files = read_case_files(case, with_label=False)
         source = _source_of(case)
         key = key_of(
@@ -327,30 +324,27 @@ class CaseWork:
 
     def _write(self, predicted: PredictedCase) -> CaseOutcome:
         read, result = predicted.read, predicted.result
-        settings = self.predictor.settings
+        settings, summary = self.predictor.settings, predicted.result.summary
         made, remarks = self.output.write_segmentation(
             read.scan, result, settings.layout, read.source
         )
         record = Record(
-            case_id=result.case_id,
+            **summary.model_dump(),
             status="done",
             key=read.key,
             inputs=read.inputs,
             files=read.files,
-            modalities=result.modalities,
-            expected_loss=result.expected_loss,
             model=self.predictor.model.fingerprint,
             settings=settings,
             outputs=(*made, *self.output.write_case(read.scan, result, settings)),
-            convention=result.convention.name,
-            convention_reason=result.convention_reason,
-            volumes=result.volumes,
-            warnings=(*result.warnings, *remarks),
-            predicted_dice=result.predicted_dice,
-            seconds=round(read.seconds + result.seconds, 3),
-            peak_memory_mb=round(result.peak_memory_mb, 1),
-            device=result.device,
             version=version("brats_seg"),
+        )
+        record = record.model_copy(
+            update={
+                "warnings": (*summary.warnings, *remarks),
+                "seconds": round(read.seconds + summary.seconds, 3),
+                "peak_memory_mb": round(summary.peak_memory_mb, 1),
+            }
         )
         self._write_page(read.case, record)
         return CaseOutcome(record=record)

@@ -21,7 +21,7 @@ from safetensors.torch import save
 
 from brats_seg.errors import UsageError
 from brats_seg.files import alone_at, whole_file, whole_folder
-from brats_seg.inference.model import build_single, read_together
+from brats_seg.inference.model import assemble, read_together
 from brats_seg.inference.model_card import CARD_NAME, write_card
 from brats_seg.inference.model_facts import (
     FACTS_NAME,
@@ -102,7 +102,7 @@ def export_model(
     networks = read_together(runs)
     for network in networks:
         # raises if the weights do not fit the network of the settings
-        build_single(network, choose_device("cpu", "fp32"))
+        assemble([network], choose_device("cpu", "fp32"))
     exported = ExportedModel(networks=networks, fingerprint=fingerprint_of(networks))
     facts = facts_of(runs, license_name=license_name, case_ids=case_ids, scores=scores)
     if replace and _holds(folder, exported.fingerprint) and _has_card(folder, facts):

@@ -19,10 +19,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from brats_seg.files import whole_file
-from brats_seg.inference.model import Member, build_single
+from brats_seg.inference.model import Member, assemble
 from brats_seg.inference.model_card import CARD_NAME
-from brats_seg.inference.probabilities import completed
-from brats_seg.inference.settings import DEFAULT_SETTINGS
 from brats_seg.labels import BRATS2023, MODALITIES, LabelConvention, convention_named
 from brats_seg.models.unet import LEAKY_SLOPE, UNet
 from brats_seg.runtime.device import choose_device
@@ -106,8 +104,7 @@ def write_bundle(exported: ExportedModel, folder: Path) -> None:
     Raises:
         EnvironmentalError: A file cannot be written.
     """
-    device = choose_device("cpu", "fp32")
-    members = [build_single(network, device).members[0] for network in exported.networks]
+    members = assemble(exported.networks, choose_device("cpu", "fp32")).members
     same = [_as_dynunet(member.network) for member in members]
     networks = [network for network in same if network is not None]
     windows = [_windows(member) for member in members]
@@ -174,18 +171,17 @@ def _arguments(
 
 def _windows(member: Member) -> dict[str, Any]:
     """Return how the windows of a network are placed, by the names in the expressions."""
-    own = completed(member, DEFAULT_SETTINGS)
-    window, multiple = own.window, list(member.multiple)
+    size, multiple = member.window.size, list(member.multiple)
     rounded = "-(-n // m) * m"
-    if window is None:
-        size = f"$lambda shape: [{rounded} for n, m in zip(shape, {multiple})]"
+    if size is None:
+        roi_size = f"$lambda shape: [{rounded} for n, m in zip(shape, {multiple})]"
     else:
         # never larger than the crop, or smaller than a training patch
-        size = (
+        roi_size = (
             f"$lambda shape: [min(w, max(p, {rounded})) for n, m, w, p in "
-            f"zip(shape, {multiple}, {list(window)}, {list(member.patch)})]"
+            f"zip(shape, {multiple}, {list(size)}, {list(member.patch)})]"
         )
-    return {"overlap": own.least_overlap, "roi_size": size}
+    return {"overlap": member.window.overlap, "roi_size": roi_size}
 
 
 def _monai_parts(

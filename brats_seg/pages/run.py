@@ -16,19 +16,18 @@ from brats_seg.cases.folds import SPLIT_NAME, Split, read_split
 from brats_seg.config import Config
 from brats_seg.config_text import LONGEST_YAML, differing_settings, load_config
 from brats_seg.data.loader import whole_case
-from brats_seg.errors import EnvironmentalError, UsageError
+from brats_seg.errors import UsageError
 from brats_seg.evaluation.metrics import count_regions, dice
 from brats_seg.figures.history import read_history
 from brats_seg.files import is_locked, read_bounded
-from brats_seg.inference.out_of_fold import (
+from brats_seg.inference.decode import decode_regions
+from brats_seg.inference.held_out import (
     HeldOut,
-    OutOfFoldPrediction,
-    StoredPrediction,
+    HeldOutCase,
+    Probabilities,
     open_held_out,
     predict_held_out,
 )
-from brats_seg.inference.postprocess import decode_regions
-from brats_seg.inference.window_choice import window_in_use
 from brats_seg.labels import RegionMasks
 from brats_seg.pages.case import Fact
 from brats_seg.pages.html import PAGE_SUFFIX
@@ -159,14 +158,7 @@ def _run_facts(
 
 def _with_scores(report: RunReport, held_out: HeldOut, device: Device, track: Track) -> RunReport:
     """Return a report with the scores of the held-out cases, and the worst of them as pictures."""
-    window = window_in_use(held_out)
-    cases = predict_held_out(held_out, [window], device, track).get(window)
-    if cases is None:
-        msg = (
-            f"memory ran out with windows of {window} voxels on the held-out cases of "
-            f"{held_out.run}. Give a device with more memory, or no --data for a page without scores."
-        )
-        raise EnvironmentalError(msg)
+    cases = predict_held_out(held_out, device, track)
     decoded = partial(_decoded, decoding=held_out.trained.fitted.decoding)
     scored = {case.case_id: _held_out_score(case.case_id, *decoded(case)) for case in cases}
     report = replace(report, scores=tuple(scored.values()))
@@ -176,14 +168,12 @@ def _with_scores(report: RunReport, held_out: HeldOut, device: Device, track: Tr
     return replace(report, pictures=tuple(filter(None, pictures)))
 
 
-def _decoded(case: OutOfFoldPrediction, decoding: Decoding) -> tuple[StoredPrediction, RegionMasks]:
+def _decoded(case: HeldOutCase, decoding: Decoding) -> tuple[Probabilities, RegionMasks]:
     stored = case.read()
-    return stored, decode_regions(stored.probabilities, decoding, prod(stored.spacing_mm))
+    return stored, decode_regions(stored.values, decoding, prod(stored.spacing_mm))
 
 
-def _held_out_score(
-    case_id: str, stored: StoredPrediction, prediction: RegionMasks
-) -> HeldOutScore:
+def _held_out_score(case_id: str, stored: Probabilities, prediction: RegionMasks) -> HeldOutScore:
     counts = count_regions(prediction, stored.reference, case_id)
     voxel_ml = prod(stored.spacing_mm) / MM3_PER_ML
     return HeldOutScore(
@@ -195,7 +185,7 @@ def _held_out_score(
 
 
 def _picture(
-    score: HeldOutScore, held_out: HeldOut, stored: StoredPrediction, prediction: RegionMasks
+    score: HeldOutScore, held_out: HeldOut, stored: Probabilities, prediction: RegionMasks
 ) -> HeldOutPicture | None:
     """Return a held-out case to draw; None if its reference is empty, by which it is placed."""
     sample = whole_case(held_out.data.folder, score.case_id)

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
@@ -74,9 +74,6 @@ _LARGEST_DESCRIPTION = 1 << 24
 """Bytes of the longest `model.json`; a network takes about 2,000."""
 _COPY_AGAIN = "Copy or export the model again."
 
-Window: TypeAlias = Size | Literal["whole", "centre"]
-"""Voxels of a window; `whole` is the brain crop in one pass, `centre` the same with statistics of its
-centre, see `models.norm.statistics_of_centre`."""
 Overlap = Annotated[float, Field(ge=0, lt=1)]
 """Share that neighbouring windows have in common."""
 CubicMillimetres = Annotated[float, Field(ge=0, le=1e7)]
@@ -134,10 +131,6 @@ class Decoding(Section):
 class FittedPrediction(Section):
     """Settings of prediction that `tune` fitted to a network on its held-out cases."""
 
-    window: Window | None = None
-    """Chosen window; None where no window was fitted."""
-    overlap: Overlap | None = None
-    """Overlap that was chosen with the window; None where none was fitted, as in earlier versions."""
     decoding: Decoding = Decoding()
     predicted_dice: tuple[DiceLine, ...] = ()
     """Dice that is expected of each region; none if there were too few held-out cases."""
@@ -313,7 +306,7 @@ def _fingerprint(trained: TrainedModel) -> str:
     # without defaults: entries that a later version adds do not change fingerprints of this one
     own = entries_of(trained)
     defaults = {entry.name: entry.default for entry in fields(ModelIdentity)}
-    defaults |= {"window": None, "overlap": None, **Decoding().model_dump()}
+    defaults |= Decoding().model_dump()
     own = {name: value for name, value in own.items() if value != defaults[name]}
     key = hashlib.sha256(json.dumps(own, sort_keys=True).encode())
     key.update(trained.config.model.model_dump_json(exclude_defaults=True).encode())
@@ -328,9 +321,7 @@ def _fingerprint(trained: TrainedModel) -> str:
 
 def entries_of(trained: TrainedModel) -> dict[str, Any]:
     """Return identity and fitted settings as one mapping, for hashes and comparisons."""
-    fitted = trained.fitted
-    windows = {"window": fitted.window, "overlap": fitted.overlap}
-    return {**asdict(trained.identity), **windows, **fitted.decoding.model_dump()}
+    return {**asdict(trained.identity), **trained.fitted.decoding.model_dump()}
 
 
 def run_locked(run: Path) -> AbstractContextManager[None]:
@@ -421,9 +412,7 @@ def separate_fitted(content: Mapping[str, Any]) -> dict[str, Any]:
     """
     identity = dict(content["identity"])
     decoding = {name: identity.pop(name) for name in Decoding.model_fields if name in identity}
-    found = FittedPrediction.model_validate(
-        {"window": identity.pop("window", None), "decoding": decoding}
-    )
+    found = FittedPrediction.model_validate({"decoding": decoding})
     separated = {**content, "identity": identity}
     if found != NOT_FITTED:
         separated[PREDICTION] = found.model_dump()

@@ -15,7 +15,7 @@ from brats_seg.cpu_threads import available_cpus
 from brats_seg.data.fold import open_index, prepared_path_of
 from brats_seg.errors import CaseError, UsageError
 from brats_seg.files import alone_at, whole_file
-from brats_seg.inference.scan import Scan, prepare_scan
+from brats_seg.inference.method import Scan, prepare_scan
 from brats_seg.progress import Track, untracked
 from brats_seg.runtime.device import choose_device
 from brats_seg.survival.leakage import Leakage, People

@@ -11,10 +11,10 @@ import torch
 from brats_seg.cases.case import Case
 from brats_seg.cases.nifti import Volume, oriented
 from brats_seg.errors import CaseError, UsageError, counted
-from brats_seg.inference.model import Model, load_model
+from brats_seg.inference.method import Scan
+from brats_seg.inference.model import Model, load_model, read_together
 from brats_seg.inference.predict import predict_scan
 from brats_seg.inference.reconstruct import Reconstructor
-from brats_seg.inference.scan import Scan
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import LabelConvention
 from brats_seg.models.autoencoder import Autoencoder
@@ -43,10 +43,10 @@ class Encoder:
         Raises:
             CaseError: The vector is not finite.
         """
-        member, device = self.autoencoder.member, self.autoencoder.device.torch_device
+        (member,), device = self.autoencoder.model.members, self.autoencoder.model.device
         network = cast("Autoencoder", member.network)
         image = torch.from_numpy(scan.image)[list(member.channels)][None]
-        values = network.encode(image.to(device))[0].cpu().numpy()
+        values = network.encode(image.to(device.torch_device))[0].cpu().numpy()
         if not np.isfinite(values).all():
             n_broken = int(np.count_nonzero(~np.isfinite(values)))
             found = f"a latent vector with NaN or infinity in {counted(n_broken, 'value')}"
@@ -143,8 +143,9 @@ class Networks:
 
 def _encoder(path: Path, device: Device, people: People, cases: Sequence[Case]) -> Encoder:
     autoencoder = Reconstructor.load(path, device)
-    if autoencoder.member.window is not None:
-        size = "x".join(map(str, autoencoder.member.window))
+    window = autoencoder.model.members[0].window
+    if window.size is not None:
+        size = "x".join(map(str, window.size))
         msg = (
             f"{path} was trained on patches of {size} voxels; expected an autoencoder of whole "
             "brains, whose latent vector describes one. Train it with --patch whole."
@@ -158,7 +159,7 @@ def _segmenter(
     paths: Sequence[Path], device: Device, people: People, cases: Sequence[Case]
 ) -> Segmenter:
     # raises if the models do not fit each other
-    load_model(paths, device)
+    read_together(paths)
     return Segmenter(
         paths=tuple(paths),
         models=tuple(load_model([path], device) for path in paths),

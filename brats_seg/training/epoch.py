@@ -25,7 +25,7 @@ from brats_seg.data.transforms import transforms_named
 from brats_seg.models.build import default_window, padded_size, size_multiple
 from brats_seg.progress import part
 from brats_seg.runtime.device import Device
-from brats_seg.runtime.sliding_window import window_within
+from brats_seg.runtime.windows import Window
 from brats_seg.training.gradient import MicroBatch
 from brats_seg.training.tasks import task_of
 from brats_seg.voxels.box import rounded_up
@@ -135,7 +135,8 @@ def validation_window(
         return rounded_up(shape, multiple)
     is_segmentation = config.model.task == "segmentation"
     window = default_window(config.model, patch) if is_segmentation else patch
-    return window_within(window, patch, multiple, shape)
+    fitting = Window(size=window, overlap=config.validation.overlap)
+    return fitting.fit(shape, patch, multiple)
 
 
 def n_optimizer_steps(config: Config, n_cases: int) -> int:

@@ -17,7 +17,7 @@ from brats_seg.models.interface import as_output
 from brats_seg.progress import part
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.memory import give_back_memory, is_out_of_memory
-from brats_seg.runtime.sliding_window import n_windows, predict_logits
+from brats_seg.runtime.windows import n_windows, predict_logits
 from brats_seg.training.epoch import held_out_patches, patch_shape, validation_window
 from brats_seg.training.losses import whole_loss
 from brats_seg.training.tasks import RunningSums, Task, task_of

@@ -12,7 +12,7 @@ from math import ceil, prod
 from brats_seg.config import Config
 from brats_seg.data.fold import FoldData
 from brats_seg.data.manifest import manifest_of
-from brats_seg.runtime.sliding_window import n_windows
+from brats_seg.runtime.windows import n_windows
 from brats_seg.training.epoch import patch_shape, validation_window
 
 VALIDATION_SHARE = 0.25

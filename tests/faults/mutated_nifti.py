@@ -24,7 +24,7 @@ from brats_seg.cases.nifti import (
     write_volume,
 )
 from brats_seg.errors import CaseError
-from brats_seg.inference.scan import prepare_scan
+from brats_seg.inference.method import prepare_scan
 from brats_seg.labels import MODALITIES
 from brats_seg.voxels.grids import turn_of, turned_back
 

@@ -8,7 +8,7 @@ import pytest
 from brats_seg.cases.folds import SPLIT_NAME, Split, write_split
 from brats_seg.data.fold import open_split
 from brats_seg.errors import FoldError, UsageError
-from brats_seg.inference.out_of_fold import open_held_out
+from brats_seg.inference.held_out import open_held_out
 from brats_seg.runtime.weights import Decoding, FittedPrediction
 from tests.inference_builders import IDENTITY, write_run
 from tests.prepared import write_prepared
@@ -78,7 +78,7 @@ def test_the_key_changes_with_the_weights_and_not_with_what_is_fitted(
 ) -> None:
     first = open_held_out(write_run_of(tmp_path / "run", prepared, (CASES[1],)), prepared)
     decoding = Decoding(thresholds=(0.4, 0.5, 0.6), smallest_et_mm3=5.0)
-    fitted = FittedPrediction(window="whole", decoding=decoding)
+    fitted = FittedPrediction(decoding=decoding)
     same = replace(first, trained=replace(first.trained, fitted=fitted))
     weights = {name: value + 1 for name, value in first.trained.weights.items()}
     other = replace(first, trained=replace(first.trained, weights=weights))

@@ -13,9 +13,10 @@ from brats_seg.config import StoreConfig
 from brats_seg.data.prepare import prepare_cases
 from brats_seg.data.store import open_case
 from brats_seg.errors import CaseError
-from brats_seg.inference.scan import Scan, read_scan
+from brats_seg.inference.method import Scan
 from brats_seg.voxels.box import Box
 from tests.builders import BRATS_AFFINE, SHAPE, make_volumes, write_case, write_nifti
+from tests.inference_builders import read_scan
 
 MM = (1.0, 1.0, 1.0)
 NAMES = ("t1", "t1ce", "t2", "flair")

@@ -9,7 +9,7 @@ import torch
 from monai.inferers import sliding_window_inference
 from torch import Tensor, nn
 
-from brats_seg.runtime.sliding_window import axis_windows, n_windows, predict_logits, window_starts
+from brats_seg.runtime.windows import axis_windows, n_windows, predict_logits, window_starts
 
 Triple = tuple[int, int, int]
 

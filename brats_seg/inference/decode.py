@@ -4,16 +4,21 @@ Probabilities are thresholded, regions nested, and components below a volume rem
 Probabilities and masks are `(3, x, y, z)` in the order of `REGIONS`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from brats_seg.cases.conventions import resolve
+from brats_seg.cases.layouts import NNUNET, UNKNOWN
 from brats_seg.labels import (
+    BRATS2023,
     REGIONS,
     LabelConvention,
     LabelMap,
     RegionMasks,
+    convention_named,
     label_map_of,
     regions_of,
 )
@@ -59,6 +64,35 @@ def decode_regions(
     )
 
 
+def convention_to_write(
+    labels: str | None, release: str, trained_on: Sequence[str]
+) -> tuple[LabelConvention, str]:
+    """Return the label convention to write a case in, and the reason if it is not that of its release.
+
+    Args:
+        labels: Name of the convention that the user asked for.
+        release: Release of the case; where it allows several conventions, that of the training cases
+            is written, if they had only one.
+        trained_on: Names of the conventions of the training cases.
+    """
+    by_release = resolve(release=release, shape=None, values=())
+    if not by_release.is_open:
+        if labels in {None, by_release.convention.name}:
+            return by_release.convention, ""
+        known = f"the release of the scans has {by_release.convention.name}"
+    elif release in {UNKNOWN, NNUNET}:
+        known = "the names of the scans show no release"
+    else:
+        known = f"the release {release} exists in several conventions"
+    if labels is not None:
+        return convention_named(labels), f"asked for; {known}"
+    if len(trained_on) == 1:
+        reason = f"{known}, and the model was trained on this convention"
+        return convention_named(trained_on[0]), reason
+    names = ", ".join(trained_on) or "labels of no known convention"
+    return BRATS2023, f"{known}, and the model was trained on {names}"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartVolume:
     """One region or tissue of a case."""
@@ -75,13 +109,12 @@ def measure(
 ) -> tuple[PartVolume, ...]:
     """Measure every region and tissue of a label map (x, y, z)."""
     wt, tc, et = regions_of(label_map, convention)
-    masks = zip(PARTS, (wt, tc, et, wt & ~tc, tc & ~et), strict=True)
-    return tuple(_measured(name, mask, voxel_mm3) for name, mask in masks)
-
-
-def _measured(name: str, mask: npt.NDArray[np.bool_], voxel_mm3: float) -> PartVolume:
-    return PartVolume(
-        name=name,
-        ml=round(np.count_nonzero(mask) * voxel_mm3 / MM3_PER_ML, 6),
-        n_components=int(number_components(mask).max(initial=0)),
+    masks = (wt, tc, et, wt & ~tc, tc & ~et)
+    return tuple(
+        PartVolume(
+            name=name,
+            ml=round(np.count_nonzero(mask) * voxel_mm3 / MM3_PER_ML, 6),
+            n_components=int(number_components(mask).max(initial=0)),
+        )
+        for name, mask in zip(PARTS, masks, strict=True)
     )

@@ -1,10 +1,28 @@
 """Test decoding on examples computed by hand, and volumes of regions and tissues."""
 
+import re
+
 import numpy as np
 import pytest
 
-from brats_seg.inference.postprocess import PARTS, Decoding, decode, decode_regions, measure
-from brats_seg.labels import BRATS2017, BRATS2024_PED, CONVENTIONS, REGIONS, regions_of
+from brats_seg.inference.decode import (
+    PARTS,
+    Decoding,
+    convention_to_write,
+    decode,
+    decode_regions,
+    measure,
+)
+from brats_seg.labels import (
+    BRATS2017,
+    BRATS2023,
+    BRATS2024,
+    BRATS2024_PED,
+    CONVENTIONS,
+    MSD,
+    REGIONS,
+    regions_of,
+)
 
 NESTED = Decoding()
 
@@ -119,3 +137,29 @@ def test_a_case_without_tumour_has_nothing(convention):
     assert [(part.name, part.ml, part.n_components) for part in parts] == [
         (name, 0.0, 0) for name in PARTS
     ]
+
+
+@pytest.mark.parametrize(
+    ("release", "trained", "expected", "reason"),
+    [
+        ("brats2021", ("brats2023",), BRATS2017, ""),
+        ("brats2023-gli", ("brats2017",), BRATS2023, ""),
+        ("brats2024-gli", ("brats2017",), BRATS2024, ""),
+        ("msd", ("brats2017",), MSD, ""),
+        ("unknown", ("brats2017",), BRATS2017, "show no release, and the model was trained on thi"),
+        ("unknown", ("brats2017", "msd"), BRATS2023, "no release, .* trained on brats2017, msd"),
+        ("brats-ped", ("brats2024-ped",), BRATS2024_PED, "brats-ped exists in several conventions"),
+        ("nnunet", ("msd",), MSD, "the names of the scans show no release"),
+    ],
+)
+def test_labels_are_in_the_convention_of_the_release_of_the_scan(
+    release, trained, expected, reason
+):
+    written, why = convention_to_write(None, release, trained)
+    asked, why_asked = convention_to_write("msd", release, trained)
+
+    assert written == expected
+    assert bool(why) == bool(reason)
+    assert re.search(reason, why)
+    assert asked == MSD
+    assert why_asked.startswith("asked for; ") or (release, why_asked) == ("msd", "")
