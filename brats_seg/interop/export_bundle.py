@@ -89,10 +89,11 @@ _OWN_PARTS = {
     "predictor": "$brats_seg.Predictor.load([pathlib.Path(@bundle_root)])",
     "files": f"$dict(zip({list(MODALITIES)}, map(pathlib.Path, @image)))",
     "result": "$@predictor.predict_files(@files)",
+    "name": "$pathlib.Path(@image[0]).name.partition('.')[0]",
     "label_map": "$nibabel.Nifti1Image(@result.label_map, nibabel.load(@image[0]).affine)",
     "run": [
         "$pathlib.Path(@output_dir).mkdir(parents=True, exist_ok=True)",
-        "$nibabel.save(@label_map, @output_dir + '/' + @result.case_id + '_seg.nii.gz')",
+        "$nibabel.save(@label_map, @output_dir + '/' + @name + '_seg.nii.gz')",
     ],
 }
 """Configuration that asks for this package by name, and predicts with the exported model."""
