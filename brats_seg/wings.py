@@ -88,7 +88,7 @@ def dicom() -> ModuleType | None:
 
 def pages() -> ModuleType | None:
     """Return the functions that write HTML pages of cases."""
-    return _wing("pages.case_pages")
+    return _wing("pages.write")
 
 
 def interop() -> ModuleType | None:

@@ -10,8 +10,8 @@ import pytest
 import brats_seg.runtime.machine as machine_module
 from brats_seg.config import Config
 from brats_seg.doctor import Diagnosis, diagnose
+from brats_seg.errors import Finding
 from brats_seg.files import locked
-from brats_seg.installation import Finding
 from brats_seg.runtime.torch_files import write_checkpoint
 from tests.builders import Run
 
@@ -106,7 +106,7 @@ def test_a_run_that_is_being_trained_is_said_to_be(tmp_path: Path) -> None:
 
 def test_missing_packages_end_the_examination(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = Finding(check="packages", status="problem", found="torch", remedy="pip install torch")
-    monkeypatch.setattr("brats_seg.doctor.package_findings", lambda: (missing,))
+    monkeypatch.setattr("brats_seg.doctor.package_finding", lambda: missing)
 
     diagnosis = diagnose()
 

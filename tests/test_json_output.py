@@ -47,7 +47,7 @@ ELSEWHERE = {
     "convert": "test_convert.py",
     "plan": "test_memory_plan.py",
     "survival": "test_survival.py",
-    "report": "test_case_pages.py",
+    "report": "test_write.py",
 }
 """Commands whose output is checked in other files, where their cases are."""
 

@@ -18,7 +18,7 @@ ROOT = Path(brats_seg.errors.__file__).parent
 FLOORS = {
     **dict.fromkeys(
         (
-            *("errors", "labels", "config", "config_text", "cpu_threads", "files", "installation"),
+            *("errors", "labels", "config", "config_text", "cpu_threads", "files"),
             *("presets", "progress", "tables", "wings"),
         ),
         0,
@@ -92,7 +92,6 @@ NOT_YET = {
     "brats_seg.cases.case -> quality",
     "brats_seg.cases.index -> quality",
     "brats_seg.inference.batch -> dicom",
-    "brats_seg.inference.batch -> pages",
     "brats_seg.inference.export -> interop",
     "brats_seg.inference.output -> dicom",
     "brats_seg.inference.output -> quality",

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from brats_seg.errors import EnvironmentalError
-from brats_seg.installation import Finding
+from brats_seg.errors import EnvironmentalError, Finding
 from brats_seg.runtime import machine as machine_module
 from brats_seg.runtime.machine import (
     GpuFacts,

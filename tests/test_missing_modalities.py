@@ -26,7 +26,7 @@ from brats_seg.inference.output import OutputFolder
 from brats_seg.inference.predict import Predictor, predict_scan
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import MODALITIES, MODALITY_SUBSETS
-from brats_seg.pages.case_pages import PageSettings, write_case_pages
+from brats_seg.pages.write import PageOptions, write_report
 from tests.builders import make_volumes, write_case, write_nifti
 from tests.inference_builders import CPU, IDENTITY, make_model, write_run
 
@@ -283,8 +283,8 @@ def test_the_page_shows_the_modalities_that_are_there(
 
     record = run(tmp_path / "scans", out, DROPOUT, settings).record
     at_once = (out / "reports" / f"{CASE_ID}.html").read_text()
-    by_scans = PageSettings(prediction=out, output=tmp_path / "pages")
-    (page,) = write_case_pages([tmp_path / "scans"], by_scans).results
+    by_scans = PageOptions(prediction=out, output=tmp_path / "pages")
+    (page,) = write_report([tmp_path / "scans"], by_scans).results
 
     assert record.status == "done", record.message
     assert page.read_text() == at_once

@@ -18,7 +18,9 @@ from brats_seg.cli.options import (
     print_table,
     run_settings,
 )
-from brats_seg.cli.options import settings as given_settings
+from brats_seg.cli.options import (
+    settings as given_settings,
+)
 from brats_seg.cli.predict import print_outcome
 from brats_seg.errors import EnvironmentalError, UsageError, counted
 from brats_seg.progress import tracked

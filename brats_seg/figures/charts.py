@@ -24,9 +24,6 @@ from brats_seg.labels import REGIONS
 
 Values = npt.NDArray[np.float64]
 
-FEWEST_SCORED = 2
-"""Cases with scores from which pages draw their distribution."""
-
 _COLOURS = dict(zip(REGIONS, REGION_COLOURS, strict=True))
 _OTHER_COLOUR = "lightgrey"
 """Colour of the tissues and regions that only some protocols score."""

@@ -16,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
 
+from brats_seg import wings
 from brats_seg.cases.case import Case, read_case_files
 from brats_seg.cases.inputs import find_inputs
 from brats_seg.cases.many import Failure, attempt_case
@@ -33,7 +34,6 @@ from brats_seg.inference.output import SCANS_NAME, OutputFolder, Record, convent
 from brats_seg.inference.predict import Prediction, Predictor
 from brats_seg.inference.result_files import check_names
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
-from brats_seg.pages.case_pages import page_of_result, page_path, write_page
 from brats_seg.progress import Track, untracked
 from brats_seg.runtime.machine import check_machine
 
@@ -307,8 +307,7 @@ class CaseWork:
         )
         earlier = self.earlier.get(case.case_id)
         if earlier and self.output.is_finished(earlier, key):
-            if not page_path(self.output.path, case.case_id).exists():
-                self._write_page(case, earlier)
+            self._write_page(case, earlier, is_new=False)
             return CaseOutcome(record=earlier, is_new=False)
         scan = self.predictor.prepare(self.predictor.read(case, files))
         seconds = time.monotonic() - started_s
@@ -349,10 +348,14 @@ class CaseWork:
         self._write_page(read.case, record)
         return CaseOutcome(record=record)
 
-    def _write_page(self, case: Case, record: Record) -> None:
-        if self.predictor.settings.report:
-            # from the files again: the network was given resampled and normalised scans
-            write_page(page_of_result(case, record, self.output.path))
+    def _write_page(self, case: Case, record: Record, *, is_new: bool = True) -> None:
+        pages = wings.pages() if self.predictor.settings.report else None
+        if pages is None:
+            return
+        # from the files again: the network was given resampled and normalised scans
+        files = pages.files_of_result(case, record, self.output.path)
+        if is_new or not files.page.exists():
+            pages.write_page_of(files)
 
     def _attempt(self, case_id: str, stage: Callable[[], Result]) -> Result | CaseOutcome:
         result = attempt_case(case_id, stage)

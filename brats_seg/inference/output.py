@@ -4,7 +4,7 @@
 probabilities/<case>-wt.nii.gz, -tc, -et
 uncertainty/<case>.nii.gz
 previews/<case>.png            three planes through the tumour, with the outlines of the regions
-reports/<case>.html            page of the case, by `case_pages`
+reports/<case>.html            page of the case, by `pages.write`
 cohort.html                    page of all cases, by `pages.cohort`
 manifest.jsonl                 record of each case; the last line of a case counts
 volumes.csv, failures.csv

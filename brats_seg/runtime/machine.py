@@ -18,9 +18,8 @@ from pathlib import Path
 import torch
 
 from brats_seg.cpu_threads import NUMBERS, available_cpus, chosen_by_user, cpu_quota
-from brats_seg.errors import EnvironmentalError, counted
+from brats_seg.errors import EnvironmentalError, Finding, counted
 from brats_seg.files import check_writable, free_bytes
-from brats_seg.installation import Finding
 from brats_seg.runtime.device import (
     choose_device,
     has_kernels,

@@ -1,4 +1,4 @@
-"""Pages of predicted cases and of scans, by the commands `report` and `predict --report`."""
+"""The command `report` and `predict --report`: which pages are written, and what they hold."""
 
 import json
 import shutil
@@ -7,14 +7,16 @@ from pathlib import Path
 import pytest
 
 from brats_seg.cases.inputs import find_inputs
+from brats_seg.evaluation.scores import write_scores
 from brats_seg.inference.batch import predict_folder
 from brats_seg.inference.output import MANIFEST_NAME
 from brats_seg.inference.settings import PredictionSettings, ResultLayout
-from brats_seg.pages.case_pages import PageSettings, write_case_pages
+from brats_seg.pages.write import PageOptions, write_report
 from tests.builders import Run, check_json, make_label_map, write_case, write_nifti
 from tests.inference_builders import write_run
+from tests.test_charts import make_score, score_table
 
-SETTINGS = PredictionSettings(preview=False, uncertainty=True)
+SETTINGS = PredictionSettings(uncertainty=True)
 IDS = ("BraTS2021_00000", "BraTS2021_00001")
 
 
@@ -40,13 +42,13 @@ def results(made: Path, tmp_path: Path) -> Path:
 
 def test_predict_writes_the_pages_that_are_not_there(run: Run, results: Path) -> None:
     """Also of cases that were predicted before: a page is no part of what a result depends on."""
-    command = ("predict", "scans", "-o", "results", "--model", "run", "--set", "preview=false")
+    command = ("predict", "scans", "-o", "results", "--model", "run", "--uncertainty", "--report")
     page, other = (results / "reports" / f"{case_id}.html" for case_id in IDS)
 
-    _, first, _ = run(*command, "--uncertainty", "--report")
+    _, first, _ = run(*command)
     page.unlink()
     kept = other.stat().st_mtime_ns
-    _, second, _ = run(*command, "--uncertainty", "--report")
+    _, second, _ = run(*command)
 
     assert "0 predicted, 2 finished before" in first
     assert "0 predicted, 2 finished before" in second
@@ -65,14 +67,15 @@ def test_predict_writes_a_page_of_a_new_case(results: Path, layout: ResultLayout
     assert 'data-layer="uncertainty"' in (root / "new" / "reports" / f"{IDS[0]}.html").read_text()
 
 
-def test_a_folder_of_predictions_has_a_page_of_each_case(run: Run, results: Path) -> None:
+def test_a_folder_of_predictions_has_a_page_of_each_case_and_of_all(
+    run: Run, results: Path
+) -> None:
     code, said, _ = run("report", "results", "--reference", "scans")
 
     assert code == 0
     assert said == (
         "wrote results/cohort.html\nwrote 2 pages to results/reports\nResearch use only.\n"
     )
-    assert len(list((results / "reports").iterdir())) == 2
     page = (results / "reports" / f"{IDS[0]}.html").read_text()
     record = json.loads((results / MANIFEST_NAME).read_text().splitlines()[0])
     for words in (
@@ -87,6 +90,22 @@ def test_a_folder_of_predictions_has_a_page_of_each_case(run: Run, results: Path
         assert words in page, words
     # a page that is handed on tells file names, and not where they lie
     assert str(results.parent) not in page
+    cohort = (results / "cohort.html").read_text()
+    assert all(f'href="reports/{case_id}.html"' in cohort for case_id in IDS)
+    assert cohort.count("data:image/webp") == 2 + len(IDS)
+
+
+def test_scores_may_be_those_of_an_earlier_evaluation(run: Run, results: Path) -> None:
+    scores = score_table(
+        make_score(name, region, 0.25) for name in IDS for region in ("wt", "tc", "et")
+    )
+    write_scores(scores, results.parent / "scores.csv")
+
+    code, _, said = run("report", "results", "--scores", "scores.csv", "--no-case-pages")
+
+    assert code == 0, said
+    assert (results / "cohort.html").read_text().count('data-value="0.25"') == 8
+    assert not (results / "reports").exists()
 
 
 def test_scans_alone_have_a_page(run: Run, results: Path) -> None:
@@ -116,11 +135,14 @@ def test_scans_that_are_gone_are_said_and_can_be_given(run: Run, results: Path) 
     moved.mkdir()
     (results.parent / "scans" / IDS[0]).rename(moved / IDS[0])
 
-    code, said, _ = run("report", "results", "--case", IDS[0])
+    code, said, _ = run("report", "results")
 
     assert code == 1
     assert f"FAILED  case {IDS[0]}, file BraTS2021_00000_t1.nii.gz" in said
-    assert "brats-seg report SCANS --prediction RESULTS" in said
+    # it has no page, and stays in the table
+    cohort = (results / "cohort.html").read_text()
+    assert IDS[0] in cohort
+    assert f'href="reports/{IDS[0]}.html"' not in cohort
 
     code, said, _ = run("report", "elsewhere", "--prediction", "results")
 
@@ -133,7 +155,7 @@ def test_scans_that_have_changed_since_are_flagged(results: Path) -> None:
     path = case.path_of(case.t1c)
     path.write_bytes(path.read_bytes() + b"\0")
 
-    written = write_case_pages([results], PageSettings(case_ids=(IDS[0],)))
+    written = write_report([results], PageOptions(case_ids=(IDS[0],)))
 
     assert "the file of t1c is not the one that was predicted" in written.results[0].read_text()
 
@@ -141,52 +163,58 @@ def test_scans_that_have_changed_since_are_flagged(results: Path) -> None:
 def test_a_label_map_that_is_gone_ends_its_own_case_only(results: Path) -> None:
     (results / f"{IDS[0]}.nii.gz").unlink()
 
-    written = write_case_pages([results], PageSettings())
+    written = write_report([results], PageOptions(output=results.parent / "pages"))
 
-    assert [failure.case_id for failure in written.failures] == [IDS[0]]
-    assert "found no such file" in written.failures[0].message
-    assert [path.stem for path in written.results] == [IDS[1]]
-
-
-def test_a_case_of_a_record_without_files_is_said(results: Path) -> None:
-    """As versions wrote it that did not name the scans."""
-    path = results / MANIFEST_NAME
-    records = [json.loads(line) for line in path.read_text().splitlines()]
-    path.write_text("".join(json.dumps({**record, "files": {}}) + "\n" for record in records))
-
-    written = write_case_pages([results], PageSettings())
-
-    assert len(written.failures) == 2
-    assert "a record of an earlier version" in written.failures[0].message
+    assert [(one.case_id, one.error) for one in written.failures] == [(IDS[0], "CaseError")]
+    assert [path.name for path in written.results] == ["cohort.html", f"{IDS[1]}.html"]
 
 
 @pytest.mark.slow
 def test_several_processes_write_the_same_pages(results: Path) -> None:
-    (first,) = [write_case_pages([results], PageSettings(output=results.parent / "a"))]
-    second = write_case_pages([results], PageSettings(output=results.parent / "b"), n_workers=2)
+    first = write_report([results], PageOptions(output=results.parent / "a"))
+    second = write_report([results], PageOptions(output=results.parent / "b"), n_workers=2)
 
-    assert first.failures == second.failures == ()
-    for one, other in zip(first.results, second.results, strict=True):
+    for one, other in zip(first.results[1:], second.results[1:], strict=True):
         assert one.read_bytes() == other.read_bytes()
+
+
+def test_a_run_has_a_page_in_its_folder(run: Run, tiny_run: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_run, tmp_path / "fold0")
+
+    code, said, _ = run("report", "fold0")
+
+    assert (code, said) == (0, "wrote fold0/report.html\nResearch use only.\n")
 
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("absent",), "absent"),
-        (("scans", "--case", "X"), "there is no case X; there are BraTS2021_00000, BraTS2021_0"),
-        (("scans", "-o", "a.html"), "a.html is one page, for 2 cases; expected a folder, or one"),
-        (("results", "--prediction", "results"), "results holds predictions itself"),
-        (("scans", "--prediction", "absent"), "absent does not exist"),
-        (("scans", "--prediction", "one.nii.gz"), "one.nii.gz is one label map, for 2 cases"),
+        ("absent", "absent"),
+        ("scans --case X", "there is no case X; there are BraTS2021_00000, BraTS2021_0"),
+        ("scans -o a.html", "a.html is one page, for 2 cases; expected a folder, or one"),
+        ("results scans -o a.html", "a.html is one page, for 2 folders"),
+        ("results --prediction results", "results holds predictions itself"),
+        ("results --prepared prepared", "results is none; leave them out"),
+        ("results --scores s.csv --reference scans", "are given; expected one"),
+        ("results --scores s.csv --no-case-pages", "s.csv does not exist"),
+        ("scans --prediction absent", "absent does not exist"),
+        ("scans --prediction one.nii.gz", "one.nii.gz is one label map, for 2 cases"),
+        (
+            "fold0 --case a",
+            "fold0 is a run, whose page shows no folders of cases; leave out --case",
+        ),
     ],
 )
 def test_what_does_not_fit_together_is_said(
-    run: Run, results: Path, arguments: tuple[str, ...], expected: str
+    run: Run, results: Path, arguments: str, expected: str
 ) -> None:
     write_nifti(results.parent / "one.nii.gz", make_label_map())
+    for name in ("config.yaml", "split.csv"):
+        path = results.parent / "fold0" / name
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
 
-    code, out, err = run("report", *arguments)
+    code, out, err = run("report", *arguments.split())
 
     assert code == 2, out
     assert expected in err
