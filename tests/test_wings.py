@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import brats_seg.errors
+from brats_seg import wings
 from tests.builders import write_case
 from tests.inference_builders import write_run
 
@@ -67,3 +68,8 @@ def test_the_core_works_without_a_wing(wing: str, inputs: Path, tmp_path: Path) 
     )
 
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("name", ["judges", "dicom", "pages", "interop"])
+def test_a_wing_that_is_there_is_reached(name: str) -> None:
+    assert getattr(wings, name)() is not None
