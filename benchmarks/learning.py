@@ -36,7 +36,7 @@ import torch
 
 from brats_seg import PredictionSettings, Predictor, Trainer, load_config, open_fold
 from brats_seg.cases.case import Case
-from brats_seg.cases.case_table import read_index
+from brats_seg.cases.index import read_index
 from brats_seg.evaluation.evaluate import evaluate_folders
 from brats_seg.evaluation.metrics import count_regions, dice
 from brats_seg.evaluation.protocols import protocol_named
@@ -207,7 +207,7 @@ def _scores(run: Path, cases: Iterable[Case], window: int) -> list[dict[str, Any
         reference = np.asarray(nibabel.load(case.root / case.label.path).dataobj).astype(np.uint8)
         counts = count_regions(
             regions_of(result.label_map, result.convention),
-            regions_of(reference, convention_named(case.label_convention)),
+            regions_of(reference, convention_named(case.convention)),
             case.case_id,
         )
         scores = dict(zip(REGIONS, dice(counts).tolist(), strict=True))

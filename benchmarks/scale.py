@@ -21,7 +21,7 @@ from time import process_time
 
 from comparison import Comparison, add_json_option, append_json
 
-from brats_seg.cases.case_table import read_index
+from brats_seg.cases.index import read_index
 from brats_seg.cases.phantom import write_phantom_cases
 from brats_seg.config_text import load_config
 from brats_seg.data.fold import open_fold, open_index, prepare_data

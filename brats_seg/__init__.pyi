@@ -1,9 +1,9 @@
 """Public names and the modules that define them."""
 
 from brats_seg.cases.case import load_case as load_case
-from brats_seg.cases.case_table import summarise as summarise
+from brats_seg.cases.index import summarise as summarise
 from brats_seg.cases.clinical import read_clinical_tables as read_clinical_tables
-from brats_seg.cases.discovery import find_cases as find_cases, find_data as find_data
+from brats_seg.cases.find import find_cases as find_cases, find_data as find_data
 from brats_seg.cases.phantom import (
     write_phantom_cases as write_phantom_cases,
     write_phantom_survival as write_phantom_survival,

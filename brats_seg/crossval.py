@@ -22,8 +22,8 @@ import numpy as np
 import pandas as pd
 
 from brats_seg.cases.case import Case, CaseIndex
-from brats_seg.cases.case_table import read_index
 from brats_seg.cases.folds import check_fold, fold_table_path
+from brats_seg.cases.index import read_index
 from brats_seg.config import Config
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.data.fold import prepare_data, prepared_path_of

@@ -183,7 +183,7 @@ def _machine_findings(config: "Config") -> list[Finding]:
 
 
 def _scan_findings(data: Path, prepared_path: Path | None, config: "Config") -> Iterator[Finding]:
-    from brats_seg.cases.discovery import find_cases
+    from brats_seg.cases.find import find_cases
     from brats_seg.data.fold import prepared_path_of
     from brats_seg.data.manifest import read_manifest
     from brats_seg.data.prepare import required_bytes
@@ -198,7 +198,7 @@ def _scan_findings(data: Path, prepared_path: Path | None, config: "Config") -> 
         return
     yield _cases_finding(cases, data, index)
     folder = prepared_path or prepared_path_of(data)
-    labelled = [case for case in cases if case.label is not None and not case.problems]
+    labelled = [case for case in cases if case.label is not None and case.usable]
     n_done = sum(read_manifest(folder / case.case_id) is not None for case in labelled)
     needed = required_bytes(labelled, folder, config.store.spacing_mm)
     what = f"{n_done} of {counted(len(labelled), 'labelled case')} prepared: "
@@ -207,12 +207,14 @@ def _scan_findings(data: Path, prepared_path: Path | None, config: "Config") -> 
 
 
 def _cases_finding(cases: "tuple[Case, ...]", data: Path, index: str) -> Finding:
+    from brats_seg.cases.case import missing_problem
+
     n_labelled = sum(case.label is not None for case in cases)
-    bad = [case for case in cases if case.problems]
+    bad = [case for case in cases if not case.usable]
     found = f"{counted(len(cases), 'case')} in {data}, {n_labelled} with a label map"
     if not bad:
         return Finding(check="scans", status="ok", found=found)
-    example = printable(f"{bad[0].case_id}: {bad[0].problems[0]}")
+    example = printable(f"{bad[0].case_id}: {next(iter(bad[0].problems), missing_problem(bad[0]))}")
     found = f"{found}; {len(bad)} with problems, such as {example}"
     status = "problem" if len(bad) == len(cases) else "warning"
     return Finding(check="scans", status=status, found=found, remedy=index)  # type: ignore[arg-type]

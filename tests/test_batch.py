@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from brats_seg.cases.find import find_inputs
 from brats_seg.cases.index import index_cases
-from brats_seg.cases.inputs import find_inputs
 from brats_seg.errors import EnvironmentalError, LayoutError, UsageError
 from brats_seg.inference.batch import (
     BatchOutcome,

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from brats_seg.cases.case_table import read_index
+from brats_seg.cases.index import read_index
 from brats_seg.config import Config
 from brats_seg.config_text import load_config
 from brats_seg.data.fold import FoldData, open_fold, open_index, open_split, prepared_path_of

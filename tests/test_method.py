@@ -6,8 +6,8 @@ import nibabel as nib
 import numpy as np
 import pytest
 
+from brats_seg.cases.find import find_inputs
 from brats_seg.cases.index import index_cases
-from brats_seg.cases.inputs import find_inputs
 from brats_seg.cases.nifti import read_volume
 from brats_seg.config import StoreConfig
 from brats_seg.data.prepare import prepare_cases

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from brats_seg.cases.case import load_case
-from brats_seg.cases.inputs import find_inputs, single_input
+from brats_seg.cases.find import find_inputs, single_input
 from brats_seg.errors import CaseError, UnusableCaseError, UsageError
 from brats_seg.evaluation.subset_scores import SubsetScores
 from brats_seg.inference.batch import (

@@ -20,7 +20,7 @@ from monai.transforms import (
 )
 
 from brats_seg.cases.case import load_case
-from brats_seg.cases.inputs import find_inputs
+from brats_seg.cases.find import find_inputs
 from brats_seg.errors import UsageError
 from brats_seg.inference.predict import Prediction, Predictor
 from brats_seg.inference.settings import PredictionSettings

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from brats_seg.cases.inputs import find_inputs
+from brats_seg.cases.find import find_inputs
 from brats_seg.errors import CaseError
 from brats_seg.inference.method import Scan
 from brats_seg.inference.model import Member

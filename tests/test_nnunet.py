@@ -13,7 +13,7 @@ import torch
 from scipy.ndimage import binary_fill_holes, gaussian_filter
 
 from brats_seg.cases.case import load_case
-from brats_seg.cases.inputs import find_inputs
+from brats_seg.cases.find import find_inputs
 from brats_seg.errors import UsageError
 from brats_seg.inference.export import export_model
 from brats_seg.inference.predict import Prediction, Predictor

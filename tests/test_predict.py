@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from brats_seg.cases.inputs import find_inputs
+from brats_seg.cases.find import find_inputs
 from brats_seg.data.fold import open_fold
 from brats_seg.data.loader import whole_case
 from brats_seg.errors import CaseError, UsageError

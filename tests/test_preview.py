@@ -6,7 +6,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from brats_seg.cases.inputs import find_inputs
+from brats_seg.cases.find import find_inputs
 from brats_seg.figures.draw import draw as figure
 from brats_seg.inference.model import Model
 from brats_seg.inference.output import OutputFolder, write_preview

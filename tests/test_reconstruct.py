@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from brats_seg.cases.inputs import find_inputs
+from brats_seg.cases.find import find_inputs
 from brats_seg.config import Config, ModelConfig, PatchConfig, ValidationConfig
 from brats_seg.errors import CaseError, UsageError
 from brats_seg.inference.method import Scan

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from brats_seg.cases.inputs import find_inputs
+from brats_seg.cases.find import find_inputs
 from brats_seg.evaluation.scores import write_scores
 from brats_seg.inference.batch import predict_folder
 from brats_seg.inference.output import MANIFEST_NAME

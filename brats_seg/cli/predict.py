@@ -215,7 +215,7 @@ def _case_of_files(
     paths: Sequence[Path], files: dict[str, Path | None], case_id: str | None
 ) -> "tuple[Case, ...]":
     """Return the case that is given by its files, or nothing if paths are given."""
-    from brats_seg.cases.inputs import single_input
+    from brats_seg.cases.find import single_input
 
     given = {modality: path for modality, path in files.items() if path is not None}
     if bool(given) == bool(paths):

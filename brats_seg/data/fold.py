@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from brats_seg.cases.case import Case, CaseIndex
-from brats_seg.cases.case_table import read_index, remark_lines, write_index
 from brats_seg.cases.clinical import read_clinical_tables, with_clinical
+from brats_seg.cases.described import is_path_table
+from brats_seg.cases.find import EXPECTED_LABELS
 from brats_seg.cases.folds import (
     GIVEN_NAME,
     FoldTable,
@@ -26,9 +27,7 @@ from brats_seg.cases.folds import (
     read_folds,
     write_folds,
 )
-from brats_seg.cases.index import index_cases
-from brats_seg.cases.label_files import EXPECTED_LABELS
-from brats_seg.cases.path_table import is_path_table
+from brats_seg.cases.index import index_cases, read_index, remark_lines, write_index
 from brats_seg.config import Config
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.data.manifest import MANIFEST_NAME, Manifest, manifest_of

@@ -282,7 +282,7 @@ def _is_of(manifest: Manifest, case: Case) -> bool:
 
 
 def _has_settings(manifest: Manifest, job: _Job) -> bool:
-    wanted = job.case.label_convention, job.spacing_mm
+    wanted = job.case.convention, job.spacing_mm
     return (manifest.convention, manifest.spacing_mm) == wanted
 
 
@@ -316,7 +316,7 @@ def _manifest_of_same(job: _Job, files: CaseFiles) -> Manifest | None:
     manifest = None if job.is_damaged else read_manifest(job.path)
     if manifest is None or not _has_settings(manifest, job):
         return None
-    return manifest if manifest.contents == files.contents else None
+    return manifest if manifest.contents == files.hashes else None
 
 
 def _spacings(cases: Sequence[Case], folder: Path) -> Iterator[Spacing]:
@@ -378,7 +378,7 @@ def _prepare_voxels(job: _Job, sources: tuple[SourceFile, ...], files: CaseFiles
         manifest = Manifest(
             convention=loaded.convention.name if loaded.convention else "",
             sources=sources,
-            contents=loaded.contents,
+            contents=loaded.hashes,
             spacing_mm=job.spacing_mm,
             scan=loaded.volumes[0].geometry,
             geometry=resampled.volumes[0].geometry,

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from brats_seg.cases.case import LoadedCase, check_one_grid, label_values_of, load_case
 from brats_seg.cases.conventions import check_values, resolve
-from brats_seg.cases.discovery import find_cases
+from brats_seg.cases.find import find_cases
 from brats_seg.cases.layouts import modality_named
 from brats_seg.cases.nifti import Geometry, oriented, read_label_map, read_volume
 from brats_seg.errors import CaseError, UsageError, some_of
@@ -121,11 +121,11 @@ def view_of(loaded: LoadedCase) -> CaseView:
         reference = Labelled(label_map=label_map, convention=loaded.convention)
     return CaseView(
         case_id=loaded.case.case_id,
-        release=loaded.release,
+        release=loaded.case.release,
         images=np.stack([_on_zero(volume.array) for volume in loaded.volumes]),
         geometry=loaded.geometry,
         affine=loaded.volumes[0].geometry.affine,
-        modalities=loaded.modalities,
+        modalities=loaded.case.modalities,
         reference=reference,
     )
 

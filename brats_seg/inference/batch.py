@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from brats_seg import wings
 from brats_seg.cases.case import Case, read_case_files
-from brats_seg.cases.inputs import find_inputs
+from brats_seg.cases.find import find_inputs
 from brats_seg.cases.many import Failure, attempt_case
 from brats_seg.dicom.convert import (
     DEFAULT_OPTIONS,
@@ -188,7 +188,7 @@ def check_apart(inputs: Sequence[Case], output: OutputFolder) -> None:
     places = {
         Path(os.path.realpath(case.path_of(scan))).parent
         for case in inputs
-        if not case.other_problems
+        if not case.problems
         for scan in case.images
     }
     if output.path.resolve() in places:
@@ -300,7 +300,7 @@ class CaseWork:
         files = read_case_files(case, with_label=False)
         source = _source_of(case)
         key = key_of(
-            (*files.contents, source.key) if source else files.contents,
+            (*files.hashes, source.key) if source else files.hashes,
             self.predictor.model.fingerprint,
             self.predictor.settings,
             case.modalities,
@@ -314,7 +314,7 @@ class CaseWork:
         return ReadCase(
             case=case,
             scan=scan,
-            inputs=files.contents,
+            inputs=files.hashes,
             files=case.read_as,
             key=key,
             seconds=seconds,
@@ -435,7 +435,7 @@ def _work(job: Job) -> CaseWork:
 
 def _source_of(case: Case) -> DicomSource | None:
     """Return the DICOM files that a case was converted from, if it was."""
-    return read_source(case.path_of(case.t1c).parent) if case.t1c else None
+    return read_source(case.path_of(case.files["t1c"]).parent) if "t1c" in case.files else None
 
 
 def _lost(case_id: str, error: BaseException, job: Job) -> CaseOutcome:

@@ -76,7 +76,7 @@ def convention_to_write(
         trained_on: Names of the conventions of the training cases.
     """
     by_release = resolve(release=release, shape=None, values=())
-    if not by_release.is_open:
+    if not by_release.is_ambiguous:
         if labels in {None, by_release.convention.name}:
             return by_release.convention, ""
         known = f"the release of the scans has {by_release.convention.name}"

@@ -109,7 +109,7 @@ def prepare_scan(loaded: LoadedCase, spacing_mm: Spacing) -> Scan:
     Raises:
         CaseError: The scan holds no brain, or its grid at that spacing is too large.
     """
-    warnings = loaded.remarks
+    warnings = loaded.case.remarks
     at_size, resampling = at_spacing(replace(loaded, label=None), spacing_mm)
     if resampling is not None:
         warnings += (_resampling_remark(loaded.geometry, spacing_mm),)
@@ -117,13 +117,13 @@ def prepare_scan(loaded: LoadedCase, spacing_mm: Spacing) -> Scan:
     brain = extract_brain(case_id, at_size.volumes, None)
     return Scan(
         case_id=case_id,
-        release=loaded.release,
-        image=_all_channels(brain.image.astype(np.float32), loaded.modalities),
+        release=loaded.case.release,
+        image=_all_channels(brain.image.astype(np.float32), loaded.case.modalities),
         box=brain.box,
         geometry=loaded.geometry,
         resampling=resampling,
         warnings=warnings,
-        modalities=loaded.modalities,
+        modalities=loaded.case.modalities,
     )
 
 

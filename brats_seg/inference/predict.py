@@ -12,7 +12,7 @@ import numpy.typing as npt
 from torch import nn
 
 from brats_seg.cases.case import Case, CaseFiles, LoadedCase, case_of_arrays, load_case
-from brats_seg.cases.inputs import single_input
+from brats_seg.cases.find import single_input
 from brats_seg.cases.layouts import modality_named
 from brats_seg.config import Section
 from brats_seg.errors import UnusableCaseError
@@ -190,15 +190,15 @@ class Predictor:
         return load_case(case, with_label=False, files=files, modalities=case.modalities)
 
     def accept(self, case: Case) -> Case:
-        """Return a case without the problem that it lacks modalities, where the model does without.
+        """Return the case if the model takes it.
 
         Raises:
-            CaseError: The case has other problems, or lacks modalities that the model needs.
+            CaseError: The case has problems, or lacks modalities that the model needs.
         """
-        if case.other_problems:
-            raise UnusableCaseError(case.case_id, case.other_problems)
-        self.model.require(case.case_id, case.modalities, case.place)
-        return replace(case, problems=())
+        if case.problems:
+            raise UnusableCaseError(case.case_id, case.problems)
+        self.model.require(case.case_id, case.modalities, case.location)
+        return case
 
     def prepare(self, loaded: LoadedCase) -> Scan:
         """Prepare a case that has been loaded, as the training of the model did.

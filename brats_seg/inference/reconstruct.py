@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from brats_seg.cases.case import Case, load_case
-from brats_seg.cases.inputs import find_inputs
+from brats_seg.cases.find import find_inputs
 from brats_seg.cases.many import MappedCases, map_cases
 from brats_seg.errors import UsageError
 from brats_seg.files import alone_at

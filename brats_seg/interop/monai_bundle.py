@@ -208,11 +208,11 @@ def _whole_scan(loaded: LoadedCase) -> Scan:
     x, y, z = volumes[0].shape
     return Scan(
         case_id=loaded.case.case_id,
-        release=loaded.release,
+        release=loaded.case.release,
         image=np.stack(volumes),
         box=Box(start=(0, 0, 0), stop=(x, y, z)),
         geometry=loaded.geometry,
-        warnings=loaded.remarks,
+        warnings=loaded.case.remarks,
     )
 
 

@@ -495,11 +495,11 @@ class _Grid:
             image[channel] = normalise(crop, mask[box.slices])
         return Scan(
             case_id=loaded.case.case_id,
-            release=loaded.release,
+            release=loaded.case.release,
             image=image,
             box=box,
             geometry=loaded.geometry,
-            warnings=loaded.remarks,
+            warnings=loaded.case.remarks,
         )
 
     def to_network(self, scan: Scan) -> NetworkInput:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from brats_seg.cases.case import Case, LoadedCase, ScanFile, load_case
-from brats_seg.cases.discovery import find_cases
+from brats_seg.cases.find import find_cases
 from brats_seg.cases.many import MappedCases, map_cases
 from brats_seg.errors import CaseError, UsageError, counted, some_of
 from brats_seg.evaluation.pairs import label_maps_in
@@ -159,7 +159,7 @@ def write_page_of(files: PageFiles) -> Path:
     case, record, modalities = files.case, files.record, tuple[str, ...](MODALITIES)
     if record is not None:
         # a case that was predicted without some modalities is shown without them
-        case, modalities = replace(case, problems=case.other_problems), record.modalities
+        case, modalities = replace(case, problems=case.problems), record.modalities
     loaded = load_case(case, with_label=files.reference is None, modalities=modalities)
     view = view_of(loaded)
     if files.prediction is not None:
@@ -316,8 +316,10 @@ def _gone(files: PageFiles, record: Record) -> CaseError | None:
 
 def _flags(loaded: LoadedCase, record: Record | None) -> Iterator[str]:
     """Yield what speaks against the scans and the prediction, each sentence once."""
-    yield from dict.fromkeys((*(record.warnings if record else ()), *loaded.remarks))
-    pairs = zip(loaded.modalities, loaded.contents, record.inputs if record else (), strict=False)
+    yield from dict.fromkeys((*(record.warnings if record else ()), *loaded.case.remarks))
+    pairs = zip(
+        loaded.case.modalities, loaded.hashes, record.inputs if record else (), strict=False
+    )
     if changed := [name for name, now, then in pairs if now != then]:
         yield (
             f"the file of {', '.join(changed)} is not the one that was predicted: its content has "
@@ -344,9 +346,9 @@ def _facts(files: PageFiles, loaded: LoadedCase) -> Iterator[Fact]:
         yield Fact("Reference", files.reference.name)
     elif loaded.label is not None:
         yield Fact("Reference", loaded.label.file)
-    yield Fact("Release of the scans", loaded.release)
+    yield Fact("Release of the scans", loaded.case.release)
     for modality, volume, content in zip(
-        loaded.modalities, loaded.volumes, loaded.contents, strict=False
+        loaded.case.modalities, loaded.volumes, loaded.hashes, strict=False
     ):
         sha256, _, index = content.partition("#")
         words = f"{volume.file}{'' if index == 'None' else f', volume {index}'}, SHA-256 {sha256}"

@@ -19,7 +19,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from brats_seg.cases.case import Case
+from brats_seg.cases.case import Case, CaseFacts
 from brats_seg.cases.folds import FoldTable, make_folds
 from brats_seg.config import FoldConfig
 from brats_seg.errors import FoldError, UsageError, counted
@@ -289,8 +289,10 @@ def _case(study: Study, place: int) -> Case:
         case_id=study.table.case_ids[place],
         patient_id=study.table.patient_ids[place],
         release="unknown",
-        age_years=None if np.isnan(age) else float(age),
-        tumour_ml=None if np.isnan(volume) else float(volume),
+        facts=CaseFacts(
+            age_years=None if np.isnan(age) else float(age),
+            tumour_ml=None if np.isnan(volume) else float(volume),
+        ),
     )
 
 

@@ -153,7 +153,7 @@ def extract_row(case: Case, *, networks: Networks, predicted: bool) -> FeatureRo
         for number, encoder in enumerate(networks.encoders)
         for feature in encoder.encode(scan, number)
     ]
-    age = float("nan") if case.age_years is None else case.age_years
+    age = float("nan") if case.facts.age_years is None else case.facts.age_years
     clinical = networks.people.clinical.row(case.case_id)
     return FeatureRow(
         case_id=case.case_id,

@@ -29,7 +29,7 @@ import torch
 from pydantic import Field, TypeAdapter
 from torch import Tensor, nn
 
-from brats_seg.cases.discovery import find_cases
+from brats_seg.cases.find import find_cases
 from brats_seg.cases.folds import SPLIT_NAME, Split, read_split, write_split
 from brats_seg.config import Config
 from brats_seg.config_text import config_of, differing_settings
