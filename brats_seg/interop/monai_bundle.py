@@ -35,7 +35,7 @@ from brats_seg.interop.foreign import (
     load_weights,
     usable,
 )
-from brats_seg.labels import MODALITIES, REGIONS
+from brats_seg.labels import MODALITIES, REGIONS, tissue_named
 from brats_seg.models.convolution import use_slabs
 from brats_seg.runtime.torch_files import checked_weights, read_plain
 from brats_seg.runtime.weights import Decoding, ModelIdentity
@@ -66,11 +66,10 @@ _APPLIED = frozenset(
 _PER_KEY = ("mode", "padding_mode", "align_corners", "dtype")
 """Arguments with an entry for each key, of which that of the image is taken."""
 _NOT_ARGUMENTS = ("_target_", "_disabled_", "_requires_", "_desc_", "keys", "allow_missing_keys")
-_REGION_WORDS = {"wt": ("wt", "whole"), "tc": ("tc", "core"), "et": ("et", "enhanc")}
 
 
 def is_bundle(path: Path) -> bool:
-    """Tell whether a path is a MONAI bundle."""
+    """Return whether a path is a MONAI bundle."""
     return (path / _METADATA).is_file()
 
 
@@ -242,23 +241,14 @@ def _channels(metadata: Mapping[str, Any], path: Path) -> tuple[list[str], list[
 
 def _regions(names: Sequence[str], path: Path) -> tuple[str, ...]:
     """Return the region of each output channel, given their names."""
-    found = []
-    for name in names:
-        letters = re.sub(r"[^a-z]+", " ", name.lower())
-        fitting = [
-            region
-            for region, (short, part) in _REGION_WORDS.items()
-            if short in letters.split() or part in letters
-        ]
-        # "enhancing tumor core" is ET
-        found.append(fitting[-1] if fitting else "")
-    if sorted(found) != sorted(REGIONS):
+    regions = tuple(map(tissue_named, names))
+    if sorted(regions) != sorted(REGIONS):
         msg = (
             f"{path}: the bundle returns {', '.join(names) or 'nothing'}; expected the regions whole "
             "tumour, tumour core and enhancing tumour. Bundles of other regions cannot be used."
         )
         raise UsageError(msg)
-    return tuple(found)
+    return regions
 
 
 def _multiple(metadata: Mapping[str, Any]) -> Triple:

@@ -11,7 +11,7 @@ and resamples; its arrays are `(C, z, y, x)` in the axes of the file, permuted a
 import json
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import floor
@@ -39,7 +39,7 @@ from brats_seg.interop.foreign import (
     usable,
 )
 from brats_seg.interop.nnunet_network import MeanNetwork, NnunetNetwork, NnunetShape
-from brats_seg.labels import CONVENTIONS, MODALITIES, REGIONS
+from brats_seg.labels import CONVENTIONS, MODALITIES, REGIONS, tissue_named
 from brats_seg.runtime.torch_files import checked_weights, read_plain
 from brats_seg.runtime.weights import ModelIdentity
 from brats_seg.runtime.windows import Window, WindowRule, gaussian, window_starts
@@ -284,7 +284,7 @@ def _checkpoints(path: Path, root: Path) -> list[Path]:
         folds = [one for one in found if one.name != "fold_all"] or found
     for name in _CHECKPOINTS:
         if folds and all((fold / name).is_file() for fold in folds):
-            _log_folds(folds)
+            log.info("nnU-Net model of %s", ", ".join(fold.name for fold in folds))
             return [fold / name for fold in folds]
     without = [
         fold.name for fold in folds if not any((fold / name).is_file() for name in _CHECKPOINTS)
@@ -297,17 +297,6 @@ def _checkpoints(path: Path, root: Path) -> list[Path]:
         f"{root / (folds[0].name if folds else 'fold_0')}."
     )
     raise UsageError(msg)
-
-
-def _log_folds(folds: Sequence[Path]) -> None:
-    numbers = [fold.name.removeprefix("fold_") for fold in folds]
-    missing = (
-        [str(n) for n in range(max(map(int, numbers))) if str(n) not in numbers]
-        if (len(folds) > 1)
-        else []
-    )
-    without = f"; {', '.join(missing)} missing" if missing else ""
-    log.info("nnU-Net model of fold%s %s%s", "s" * (len(folds) > 1), ", ".join(numbers), without)
 
 
 def _read(path: Path, kind: type[Values]) -> Values:
@@ -352,7 +341,7 @@ def _heads_of(dataset: _Dataset, path: Path) -> _Heads:
         if len(heads) == len(REGIONS) and regions[0] > regions[1] > regions[2]:
             return _Heads(values=heads, regions=regions)
     else:
-        named = {_tissue_of(name): values for name, values in tissues.items()}
+        named = {tissue_named(name): values for name, values in tissues.items()}
         if named.keys() == {"ed", "ncr", "et"} and len(tissues) == len(named):
             tc = named["ncr"] | named["et"]
             values = tuple(frozenset({value}) for value in sorted({0}.union(*tissues.values())))
@@ -363,17 +352,6 @@ def _heads_of(dataset: _Dataset, path: Path) -> _Heads:
         "enhancing tumour. Models of other labels cannot be used."
     )
     raise UsageError(msg)
-
-
-def _tissue_of(name: str) -> str:
-    """Return `ed`, `ncr` or `et` for the name of a label, or an empty text."""
-    letters = re.sub(r"[^a-z]+", " ", name.lower()).strip()
-    words, joined = set(letters.split()), letters.replace(" ", "")
-    if "nonenh" in joined or "necro" in joined or words & {"ncr", "net", "netc"}:
-        return "ncr"
-    if "edema" in joined or words & {"ed", "snfh"}:
-        return "ed"
-    return "et" if "enhanc" in joined or "et" in words else ""
 
 
 def _configuration(plans: _Plans, name: str, path: Path) -> _Configuration:
