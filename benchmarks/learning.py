@@ -83,7 +83,6 @@ RECIPES: dict[str, list[str]] = {
     "foreground 1": ["patch.foreground=1.0"],
     "no augmentation": ["training.augment=none"],
     "full augmentation": ["training.augment=full"],
-    "no deep supervision": ["model.deep_supervision=false"],
     "no clipping": ["optimizer.clip_norm=null"],
     "1.5 mm": ["store.spacing_mm=[1.5,1.5,1.5]"],
     "decay 1e-2": ["optimizer.weight_decay=1e-2"],

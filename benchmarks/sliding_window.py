@@ -41,7 +41,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     image = torch.randn(4, *arguments.shape)
-    config = ModelConfig(widths=(8, 16, 32), deep_supervision=False)
+    config = ModelConfig(widths=(8, 16, 32))
     network = build_model(config, window).eval()
     with torch.inference_mode():
         ways = {name: partial(way, network, image, window) for name, way in WAYS.items()}

@@ -175,8 +175,6 @@ class ModelConfig(Section):
         320,
     )
     """Channels of each level of `unet` and `dynunet`; levels that a small patch cannot have are dropped."""
-    deep_supervision: bool = True
-    """Whether the loss also applies to coarser levels of `unet`."""
     latent: Annotated[int, Field(gt=0, le=65536, multiple_of=64)] = 512
     """Length of the latent vector of `autoencoder`, a multiple of 64."""
 

@@ -170,16 +170,17 @@ def _python_finding() -> Finding:
 
 def _machine_findings(config: "Config") -> list[Finding]:
     try:
-        from brats_seg.runtime.machine import machine_findings, read_machine
+        import torch
+
+        from brats_seg.runtime.machine import machine_findings
         from brats_seg.training.epoch import shared_memory_needed
     # a library of CUDA that is missing, or of another version, raises an OSError
     except (ImportError, OSError) as error:
         found = f"it is installed, and cannot be imported: {printable(str(error))}"
         remedy = "pip install --force-reinstall torch"
         return [Finding(check="torch", status="problem", found=found, remedy=remedy)]
-    machine = read_machine()
-    on_gpu = bool(machine.gpus)
-    return list(machine_findings(machine, shared_memory_needed(config, on_gpu=on_gpu)))
+    needed = shared_memory_needed(config, on_gpu=torch.cuda.is_available())
+    return machine_findings(needed)
 
 
 def _scan_findings(data: Path, prepared_path: Path | None, config: "Config") -> Iterator[Finding]:

@@ -28,9 +28,7 @@ from brats_seg.voxels.grids import Spacing
 DEFAULT = Decoding()
 CPU = Device(torch_device=torch.device("cpu"))
 IDENTITY = ModelIdentity(conventions=("brats2017",), patch=(8, 8, 8), fingerprint="cases")
-CONFIG = Config(
-    model=ModelConfig(widths=(4, 8), deep_supervision=False), patch=PatchConfig(size=(8, 8, 8))
-)
+CONFIG = Config(model=ModelConfig(widths=(4, 8)), patch=PatchConfig(size=(8, 8, 8)))
 
 
 def write_run(

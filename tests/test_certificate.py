@@ -49,7 +49,6 @@ CPU = Device(torch_device=torch.device("cpu"))
 SMALL = [
     "patch.size=[8, 8, 8]",
     "model.widths=[4, 8]",
-    "model.deep_supervision=false",
     "training.precision=fp32",
     "training.device=cpu",
 ]

@@ -17,7 +17,7 @@ from brats_seg.training.chosen_settings import choose_settings
 from brats_seg.training.memory_plan import PlanRow
 
 ON_CPU = {"training.device": "cpu"}
-SMALL = ["model.widths=4,8", "model.deep_supervision=false"]
+SMALL = ["model.widths=4,8"]
 
 
 def begun(tmp_path: Path, config: Config) -> Path:

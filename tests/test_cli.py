@@ -32,7 +32,6 @@ QUICK = [
     "--set",
     "model.widths=[4, 8]",
     "--set",
-    "model.deep_supervision=false",
 ]
 
 

@@ -117,7 +117,12 @@ def test_missing_packages_end_the_examination(monkeypatch: pytest.MonkeyPatch) -
 def test_the_command_prints_a_table_and_the_commands_that_mend(
     brats_root: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine_module, "shared_bytes", lambda: 2**26)
+    free_bytes = machine_module.free_bytes
+    monkeypatch.setattr(
+        machine_module,
+        "free_bytes",
+        lambda path: 2**26 if path == machine_module.SHARED_MEMORY else free_bytes(path),
+    )
 
     code, shown, _ = run("doctor", brats_root, "--set", "training.n_workers=8")
 

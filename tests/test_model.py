@@ -126,7 +126,7 @@ def test_a_flipped_byte_is_found(tmp_path: Path) -> None:
 
 
 def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
-    wider = Config(model=ModelConfig(widths=(6, 8), deep_supervision=False))
+    wider = Config(model=ModelConfig(widths=(6, 8)))
     run = write_run(tmp_path / "run")
     content = torch.load(run / "best.pt", weights_only=True)
     content["config"] = wider.model_dump(mode="json")

@@ -116,7 +116,6 @@ SETTINGS = [
     "folds.n_folds=3",
     "patch.size=[8, 8, 8]",
     "model.widths=[4, 8]",
-    "model.deep_supervision=false",
     "schedule.name=cosine",
     "schedule.warmup=0.25",
     "training.effective_batch=2",

@@ -29,8 +29,9 @@ for module in pkgutil.walk_packages(brats_seg.__path__, "brats_seg."):
     if module.name.split(".")[1] not in {*wings, "__main__"}:
         importlib.import_module(module.name)
 
-from brats_seg import PredictionSettings, evaluate_folders, predict_folder
+from brats_seg import PredictionSettings, predict_folder
 from brats_seg.cases.index import index_cases
+from brats_seg.evaluation.evaluate import evaluate_folders
 from brats_seg.evaluation.protocols import protocol_named
 
 index = index_cases(folder / "scans")

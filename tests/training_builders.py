@@ -17,7 +17,6 @@ TINY = [
     "folds.n_folds=3",
     "patch.size=8,8,8",
     "model.widths=4,8",
-    "model.deep_supervision=false",
     "training.precision=fp32",
     "training.n_workers=0",
     "validation.overlap=0",

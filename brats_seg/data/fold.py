@@ -17,7 +17,6 @@ from brats_seg.cases.clinical import read_clinical_tables, with_clinical
 from brats_seg.cases.described import is_path_table
 from brats_seg.cases.find import EXPECTED_LABELS
 from brats_seg.cases.folds import (
-    GIVEN_NAME,
     FoldTable,
     Split,
     check_covers,
@@ -236,8 +235,7 @@ def open_folds(cases: Sequence[Case], path: Path, config: Config) -> FoldTable:
         config: Settings; those of `folds` are used.
 
     Raises:
-        FoldError: The table lacks a case or has another number of folds than the settings, or the
-            cases cannot be divided into folds.
+        FoldError: The table lacks a case, or the cases cannot be divided into folds.
     """
     if not path.exists():
         # of two processes with other settings, the second keeps the table of the first
@@ -250,14 +248,6 @@ def open_folds(cases: Sequence[Case], path: Path, config: Config) -> FoldTable:
     except FoldError as error:
         msg = f"{path}: {error}"
         raise FoldError(msg) from None
-    n_folds = len(table.folds)
-    if config.folds.scheme == "stratified" and n_folds != config.folds.n_folds:
-        msg = (
-            f"{path} has {n_folds} folds; expected {config.folds.n_folds} as in its name. Correct "
-            f"it, or call it {GIVEN_NAME} and set folds.n_folds to {n_folds}, or remove it to have new "
-            "folds made; runs with the old ones then cannot be resumed."
-        )
-        raise FoldError(msg)
     return table
 
 

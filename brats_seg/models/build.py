@@ -216,8 +216,7 @@ class _Network:
 
 def _unet(config: ModelConfig, patch: Triple) -> Call:
     strides = level_strides(patch, len(config.widths))
-    shape = {"widths": config.widths[: len(strides)], "strides": strides}
-    return UNet, _CHANNELS | shape | {"deep_supervision": config.deep_supervision}
+    return UNet, _CHANNELS | {"widths": config.widths[: len(strides)], "strides": strides}
 
 
 def _notebook(config: ModelConfig, patch: Triple) -> Call:

@@ -18,7 +18,7 @@ import torch
 from brats_seg.config import Config
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.data.fold import FoldData
-from brats_seg.data.intensities import RandModalityDropoutd, Transform
+from brats_seg.data.intensities import RandIntensitiesd, Transform, drop_modalities
 from brats_seg.data.loader import PATCHES_AHEAD, PatchDataset, Sample, patch_loader
 from brats_seg.data.patches import PatchKey, epoch_patches
 from brats_seg.data.transforms import transforms_named
@@ -93,7 +93,8 @@ def read_batches(
     transforms = transforms_named(config.training.transforms)
     if config.training.modality_dropout > 0:
         # after all others: noise, or a transform of one's own, would fill the empty channels
-        transforms += (RandModalityDropoutd("image", config.training.modality_dropout),)
+        changes = [(drop_modalities, config.training.modality_dropout)]
+        transforms += (RandIntensitiesd("image", changes),)
     on_gpu = device.torch_device.type != "cpu"
     dataset = _dataset(data, config, config.training.augment, transforms)
     n_workers = _n_workers(config.training.n_workers, on_gpu=on_gpu)
