@@ -18,11 +18,16 @@ PROGRAM = """
 import importlib
 import pkgutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
-wings, copy, folder = sys.argv[1].split(), Path(sys.argv[2]), Path(sys.argv[3])
+gone, wings, copy, folder = sys.argv[1], sys.argv[2].split(), Path(sys.argv[3]), Path(sys.argv[4])
 sys.path.insert(0, str(copy))
+# an editable installation would find the wing in its own folder
+sys.meta_path[:] = [one for one in sys.meta_path if "editable" not in str(one).lower()]
 import brats_seg
+
+assert find_spec(f"brats_seg.{gone}") is None
 
 assert Path(brats_seg.__file__).is_relative_to(copy), brats_seg.__file__
 for module in pkgutil.walk_packages(brats_seg.__path__, "brats_seg."):
@@ -61,7 +66,7 @@ def test_the_core_works_without_a_wing(wing: str, inputs: Path, tmp_path: Path) 
     assert not (copy / wing).exists()
 
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROGRAM, " ".join(WINGS), tmp_path, inputs],
+        [sys.executable, "-W", "ignore", "-c", PROGRAM, wing, " ".join(WINGS), tmp_path, inputs],
         cwd=tmp_path,
         capture_output=True,
         text=True,

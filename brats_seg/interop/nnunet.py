@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import floor
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -55,7 +55,7 @@ Normalisation: TypeAlias = Callable[[Image, Mask], Image]
 DATASET_NAME, PLANS_NAME = "dataset.json", "plans.json"
 _CHECKPOINTS = ("checkpoint_final.pth", "checkpoint_best.pth")
 _FOLD = re.compile(r"fold_(\d+|all)")
-_RESAMPLING = "resample_data_or_seg_to_shape"
+_Resampling: TypeAlias = Literal["resample_data_or_seg_to_shape"]
 _OVERLAP = 0.5
 _REORIENTED = "NibabelIOWithReorient"
 _COPY_AGAIN = "Copy the folder of the model again."
@@ -145,9 +145,10 @@ class _Configuration(BaseModel):
     spacing: tuple[float, float, float]
     normalization_schemes: list[str]
     use_mask_for_norm: list[bool]
-    resampling_fn_data: str = _RESAMPLING
-    resampling_fn_probabilities: str = _RESAMPLING
-    previous_stage: str | None = None
+    resampling_fn_data: _Resampling = "resample_data_or_seg_to_shape"
+    resampling_fn_probabilities: _Resampling = "resample_data_or_seg_to_shape"
+    previous_stage: None = None
+    """Only the second stage of a cascade has one."""
     architecture: _Architecture
 
 
@@ -367,18 +368,7 @@ def _configuration(plans: _Plans, name: str, path: Path) -> _Configuration:
             if inherited is not None:
                 parent = plans.configurations[inherited]
                 content, inherited = {**parent, **content}, parent.get("inherits_from")
-        configuration = _Configuration.model_validate(content)
-        if configuration.previous_stage is not None:
-            msg = f"{name!r} is the second stage of a cascade"
-            raise ValueError(msg)
-        for resampling in (
-            configuration.resampling_fn_data,
-            configuration.resampling_fn_probabilities,
-        ):
-            if resampling != _RESAMPLING:
-                msg = f"{name!r} resamples with {resampling}"
-                raise ValueError(msg)
-    return configuration
+        return _Configuration.model_validate(content)
 
 
 def _shape_of(architecture: _Architecture, n_out: int, path: Path) -> NnunetShape:
