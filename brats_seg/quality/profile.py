@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -281,15 +281,6 @@ def profile_of(
         ),
         grids=tuple(sorted(grids)),
     )
-
-
-def parse_profile(values: Any) -> TrainingProfile | None:
-    """Return a profile as a checkpoint stores it; None if it has none.
-
-    Raises:
-        ValueError: An entry is unknown, missing or out of range.
-    """
-    return None if values is None else TrainingProfile.model_validate(values)
 
 
 def pooled(profiles: Sequence[TrainingProfile]) -> TrainingProfile | None:
