@@ -1,6 +1,5 @@
 import errno
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -25,7 +24,6 @@ from brats_seg.data.manifest import verify_cases
 from brats_seg.data.prepare import (
     FOREGROUND_VOXELS,
     LARGEST_BRAIN_MM3,
-    check_space,
     prepare_cases,
     required_bytes,
     select_foreground,
@@ -274,13 +272,6 @@ def test_bad_cases_are_reported_in_order_and_the_others_finished(
     open_case(folder, IDS[1])
 
 
-def test_an_unlabelled_case_is_prepared(tmp_path: Path, folder: Path) -> None:
-    write_case(tmp_path / "scans", labelled=False)
-
-    assert prepare(tmp_path / "scans", folder) == ()
-    assert open_case(folder, "BraTS2021_00000").labels is None
-
-
 def test_progress_counts_what_is_to_be_done(root: Path, folder: Path) -> None:
     prepare(root, folder)
     change_voxel(root / IDS[1] / f"{IDS[1]}_seg.nii.gz")
@@ -394,10 +385,6 @@ def test_large_regions_are_thinned_evenly() -> None:
     assert tc.tolist() == et.tolist() == [[6, 7, 8]]
 
 
-def test_a_case_without_tumour_has_no_foreground() -> None:
-    assert select_foreground(np.zeros((3, 3, 3), dtype=np.uint8), BRATS2017).shape == (0, 4)
-
-
 @pytest.mark.real
 def test_real_cases_return_to_their_grid(real_data: Path, tmp_path: Path) -> None:
     index = index_cases(real_data / "BraTS2021")
@@ -466,13 +453,6 @@ def required(index: CaseIndex, folder: Path, config: StoreConfig | None = None) 
     return required_bytes(index.cases, folder, config and config.spacing_mm)
 
 
-def test_small_volumes_are_counted_whole(tmp_path: Path) -> None:
-    write_case(tmp_path / "scans", shape=(24, 24, 16))
-    index = index_cases(tmp_path / "scans")
-
-    assert required(index, tmp_path) == 24 * 24 * 16 * (4 * 2 + 1) + 2**18
-
-
 @pytest.mark.parametrize(("spacing_mm", "n_voxels"), [(1, LARGEST_BRAIN_MM3), (2, 200**3)])
 def test_of_large_volumes_a_brain_is_counted(
     tmp_path: Path, spacing_mm: float, n_voxels: int
@@ -520,34 +500,6 @@ def test_an_unreadable_scan_needs_no_space(tmp_path: Path) -> None:
     (index.root / index.cases[0].images[0].path).write_text("not a scan")
 
     assert required(index, tmp_path) == 0
-
-
-def test_too_little_space_is_refused_with_what_is_needed_and_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_case(tmp_path / "scans", shape=(64, 64, 64))
-    index = index_cases(tmp_path / "scans")
-    monkeypatch.setattr(prepare_module, "free_bytes", lambda _: 0)
-
-    with pytest.raises(
-        EnvironmentalError,
-        match=rf"preparing 1 case needs about [13] MB in .*{tmp_path.name}.*0 MB are free\. Free",
-    ):
-        check_space(index.cases, tmp_path, (1.0, 1.0, 1.0))
-
-
-def test_the_space_that_is_needed_is_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    write_case(tmp_path / "scans")
-    index = index_cases(tmp_path / "scans")
-    caplog.set_level("INFO")
-
-    check_space(index.cases, tmp_path, (1.0, 1.0, 1.0))
-
-    assert re.fullmatch(
-        r"preparing 1 case needs about 0 MB in .*, where .* are free", caplog.messages[-1]
-    )
 
 
 def test_cases_that_are_trained_on_are_not_replaced(root: Path, folder: Path) -> None:
