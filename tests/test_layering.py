@@ -90,7 +90,6 @@ def violations(part: str, source: str) -> list[str]:
 
 NOT_YET = {
     "brats_seg.inference.batch -> dicom",
-    "brats_seg.inference.export -> interop",
     "brats_seg.inference.output -> dicom",
     "brats_seg.inference.output -> quality",
 }

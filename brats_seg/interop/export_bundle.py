@@ -29,7 +29,6 @@ from brats_seg.runtime.weights import Decoding, ExportedModel
 if TYPE_CHECKING:
     from monai.networks.nets import DynUNet
 
-BUNDLE_FOLDERS = ("configs", "models", "docs")
 _REGION_NAMES = ("whole tumour", "tumour core", "enhancing tumour")
 _MODALITY_NAMES = ("T1", "T1 with contrast agent", "T2", "FLAIR")
 _FEWEST_LEVELS = 3
