@@ -62,7 +62,7 @@ OUTPUTS: dict[str, Any] = {
         "predicted_summaries": _SUMMARIES,
         "failures": _FAILURES,
     },
-    "predict": "inference.output:Record",
+    "predict": "inference.results:Record",
     "export": {"path": Path, "n_networks": int, "fingerprint": str},
     "reconstruct": {
         "case_id": str,

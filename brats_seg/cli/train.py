@@ -285,7 +285,7 @@ def crossval(
 
 
 def _emit_results(results: "OutOfFoldResults", runs: Sequence[Path], output: Path) -> None:
-    unpredicted = tuple(record.failure for record in results.batch.failures)
+    unpredicted = results.batch.failures
     unscored = results.evaluation.failures
     failures = (*unpredicted, *unscored)
     emit(results, output=output, runs=runs, finished=True, failures=failures)
