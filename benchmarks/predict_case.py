@@ -41,7 +41,7 @@ from brats_seg.labels import REGIONS
 from brats_seg.models.build import build_model
 from brats_seg.runtime.device import Device, choose_device, native_dtype
 from brats_seg.runtime.memory import keep_freed_memory
-from brats_seg.runtime.weights import ModelIdentity, TrainedModel
+from brats_seg.runtime.weights import ModelCard, ModelIdentity, TrainedModel
 from brats_seg.runtime.windows import Window
 from brats_seg.voxels.box import Box
 
@@ -109,7 +109,7 @@ def _random(arguments: argparse.Namespace) -> Iterator[Round]:
     config = Config(model=ModelConfig(widths=WIDTHS), patch=PatchConfig(size=patch))
     identity = ModelIdentity(conventions=("brats2017",), patch=patch, fingerprint="random")
     weights = build_model(config.model, patch).state_dict()
-    trained = TrainedModel(weights=weights, identity=identity, config=config)
+    trained = TrainedModel(weights=weights, card=ModelCard(identity=identity, config=config))
     ways = _ways(*(assemble([trained], choose_device("cpu", p)) for p in ("fp32", "auto")))
     print(f"random weights, patch {arguments.patch}^3, widths {WIDTHS}, crop {SHAPE}")
     for _ in range(arguments.rounds):

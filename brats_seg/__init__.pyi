@@ -52,7 +52,7 @@ from brats_seg.training.certificate import (
     certify_settings as certify_settings,
     phantom_patches as phantom_patches,
 )
-from brats_seg.training.chosen_settings import choose_settings as choose_settings
+from brats_seg.training.memory_plan import choose_settings as choose_settings
 from brats_seg.training.gradient import MicroBatch as MicroBatch
 from brats_seg.training.losses import (
     BatchDiceBce as BatchDiceBce,
@@ -60,7 +60,7 @@ from brats_seg.training.losses import (
     whole_loss as whole_loss,
 )
 from brats_seg.training.memory_plan import plan_memory as plan_memory
-from brats_seg.training.muon import Muon as Muon
+from brats_seg.training.optimisation import Muon as Muon
 from brats_seg.training.trainer import Trainer as Trainer, train_fold as train_fold
 
 __version__: str

@@ -22,7 +22,7 @@ from brats_seg.errors import BratsError, EnvironmentalError, Finding, counted, p
 if TYPE_CHECKING:
     from brats_seg.cases.case import Case
     from brats_seg.config import Config
-    from brats_seg.training.checkpoints import Checkpoint
+    from brats_seg.training.state import SavedState
 
 _PACKAGE = "brats_seg"
 _OLDEST_PYTHON = (3, 11)
@@ -173,7 +173,7 @@ def _machine_findings(config: "Config") -> list[Finding]:
         import torch
 
         from brats_seg.runtime.machine import machine_findings
-        from brats_seg.training.epoch import shared_memory_needed
+        from brats_seg.training.batches import shared_memory_needed
     # a library of CUDA that is missing, or of another version, raises an OSError
     except (ImportError, OSError) as error:
         found = f"it is installed, and cannot be imported: {printable(str(error))}"
@@ -234,7 +234,7 @@ def _write_finding(check: str, folder: Path) -> Finding:
 
 def _run_findings(runs: Path, data: Path | None) -> Iterator[Finding]:
     from brats_seg.runtime.machine import RUN_BYTES, disk_finding
-    from brats_seg.training.checkpoints import CONFIG_NAME
+    from brats_seg.training.run_folder import CONFIG_NAME
 
     yield _write_finding("runs", runs)
     yield disk_finding("disk of the runs", runs, RUN_BYTES, "a run: ")
@@ -245,34 +245,33 @@ def _run_findings(runs: Path, data: Path | None) -> Iterator[Finding]:
 
 def _run_finding(path: Path, data: Path | None) -> Finding:
     """Say how far a run is, and whether this version can continue it."""
-    import torch
-
     from brats_seg.files import is_locked
     from brats_seg.runtime.weights import RUN_LOCK_NAME
-    from brats_seg.training.checkpoints import Run, load_checkpoint
+    from brats_seg.training.run_folder import RunFolder
+    from brats_seg.training.state import read_state
 
     check = printable(f"run {path.name}")
     if is_locked(path / RUN_LOCK_NAME):
         return Finding(check=check, status="ok", found="another process trains or tunes it now")
-    last = Run(path=path).last_path
+    last = RunFolder(path=path).last_path
     again = _train_command(path, data)
     if not last.exists():
         found = "it was begun, and has no checkpoint yet"
         return Finding(check=check, status="warning", found=found, remedy=again)
     try:
-        checkpoint = load_checkpoint(last, torch.device("cpu"))
+        saved = read_state(last)
     except (BratsError, OSError) as error:
         found = printable(str(error))
         return Finding(check=check, status="problem", found=found, remedy=f"{again} --fresh")
-    return _progress_finding(check, checkpoint, again)
+    return _progress_finding(check, saved, again)
 
 
-def _progress_finding(check: str, checkpoint: "Checkpoint", again: str) -> Finding:
-    n_done, n_epochs = checkpoint.position.epoch, checkpoint.config["training"]["n_epochs"]
-    found = f"{n_done} of {counted(n_epochs, 'epoch')} done"
-    if n_done >= n_epochs:
+def _progress_finding(check: str, saved: "SavedState", again: str) -> Finding:
+    n_done, n_epochs = saved.progress.epoch, saved.progress.n_epochs
+    found = f"{n_done} of {counted(n_epochs, 'epoch') if n_epochs else 'unknown epochs'} done"
+    if saved.progress.is_finished:
         return Finding(check=check, status="ok", found=f"{found}: finished")
-    then = checkpoint.environment
+    then = saved.environment
     others = [
         f"{name} {then[name]}, now {now}"
         for name in (_PACKAGE, "torch", "monai")

@@ -1,5 +1,6 @@
 """Build models for tests of inference: small real ones on disk, and ones of known output."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +14,42 @@ from brats_seg.inference.method import Scan, prepare_scan, standard_method
 from brats_seg.inference.model import Member, Model
 from brats_seg.models.build import build_model, size_multiple
 from brats_seg.runtime.device import Device
+from brats_seg.runtime.torch_files import write_checkpoint
 from brats_seg.runtime.weights import (
     NOT_FITTED,
+    SCHEMA_VERSION,
     Decoding,
     FittedPrediction,
+    ModelCard,
     ModelIdentity,
-    store_fitted,
 )
 from brats_seg.runtime.windows import Window
-from brats_seg.training.checkpoints import Checkpoint, save_checkpoint
-from brats_seg.training.state import Position
+from brats_seg.training.state import Progress
 from brats_seg.voxels.grids import Spacing
 
 DEFAULT = Decoding()
 CPU = Device(torch_device=torch.device("cpu"))
 IDENTITY = ModelIdentity(conventions=("brats2017",), patch=(8, 8, 8), fingerprint="cases")
 CONFIG = Config(model=ModelConfig(widths=(4, 8)), patch=PatchConfig(size=(8, 8, 8)))
+
+
+def save_run(
+    path: Path,
+    weights: dict[str, Tensor],
+    card: ModelCard,
+    progress: Progress | None = None,
+    **entries: Any,
+) -> None:
+    """Write a checkpoint for prediction; further entries are as given."""
+    saved = {
+        "schema_version": SCHEMA_VERSION,
+        "card": card.model_dump(),
+        "environment": {},
+        "started_from": None,
+        "progress": asdict(progress or Progress()),
+        "model": weights,
+    }
+    write_checkpoint({**saved, **entries}, path)
 
 
 def write_run(
@@ -38,21 +59,15 @@ def write_run(
     identity: ModelIdentity = IDENTITY,
     config: Config = CONFIG,
     fitted: FittedPrediction = NOT_FITTED,
+    notes: dict[str, Any] | None = None,
     **entries: Any,
 ) -> Path:
     """Write the best checkpoint of a run, with random weights; further entries are as given."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         network = build_model(config.model, identity.patch)
-    checkpoint = Checkpoint(
-        model=network.state_dict(),
-        identity=identity,
-        config=config.model_dump(mode="json"),
-        **{"position": Position(), **entries},
-    )
-    save_checkpoint(checkpoint, path / "best.pt")
-    if fitted != NOT_FITTED:
-        store_fitted(path / "best.pt", fitted)
+    card = ModelCard(identity=identity, config=config, fitted=fitted, notes=notes or {})
+    save_run(path / "best.pt", network.state_dict(), card, **entries)
     return path
 
 

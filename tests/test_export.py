@@ -96,7 +96,7 @@ def test_a_changed_setting_is_found(exported: Path) -> None:
     [
         ('"members"', '"member"', r"model\.json cannot be read as a model"),
         ("{", "[", r"model\.json cannot be read as a model"),
-        ('"format_version": 1', '"format_version": 2', "found format version 2; expected 1"),
+        ('"format_version": 2', '"format_version": 3', "found format version 3; expected 2"),
         (
             "member0.safetensors",
             "member9.safetensors",
@@ -175,8 +175,8 @@ def test_a_setting_that_a_later_version_adds_does_not_make_the_model_another(
     description = json.loads(path.read_text())
     for member in description["members"]:
         # as if this version had added these
-        del member["prediction"]["decoding"]["smallest_mm3"]
-        del member["config"]["model"]["name"]
+        del member["card"]["fitted"]["decoding"]["smallest_mm3"]
+        del member["card"]["config"]["model"]["name"]
     path.write_text(json.dumps(description))
 
     assert len(load_model([exported], CPU).members) == 2
@@ -187,7 +187,7 @@ def test_a_run_that_was_not_tuned_is_exported_without_fitted_settings(tmp_path: 
 
     (member,) = json.loads((tmp_path / "model" / "model.json").read_text())["members"]
 
-    assert member.keys() == {"weights", "sha256", "identity", "config"}
+    assert member["card"]["fitted"] == FittedPrediction().model_dump(mode="json")
     assert load_model([tmp_path / "model"], CPU).decoding == Decoding()
 
 
@@ -251,22 +251,25 @@ def test_two_processes_do_not_export_to_one_folder(tmp_path: Path) -> None:
         (lambda d: d.update(members=d["members"] * 4000), "at most 64 items"),
         (lambda d: d.update(members=[]), "at least 1 item"),
         (
-            lambda d: d["members"][0]["identity"].update(patch=[10**9] * 3),
+            lambda d: d["members"][0]["card"]["identity"].update(patch=[10**9] * 3),
             "less than or equal to 1024",
         ),
-        (lambda d: d["members"][0]["identity"].update(spacing_mm=[-1, 1, 1]), "spacing_mm"),
-        (lambda d: d["members"][0]["config"]["model"].update(widths=[10**9]), "equal to 4096"),
+        (lambda d: d["members"][0]["card"]["identity"].update(spacing_mm=[-1, 1, 1]), "spacing_mm"),
+        (
+            lambda d: d["members"][0]["card"]["config"]["model"].update(widths=[10**9]),
+            "equal to 4096",
+        ),
         (lambda d: d["members"][0].update(weights="n" * 300), "File name too long"),
         (lambda d: d["members"][0].update(weights="a\0b"), "null byte"),
         (
-            lambda d: d["members"][0].update(
-                prediction={"decoding": {"thresholds": [-1, 0.5, 0.5]}}
+            lambda d: d["members"][0]["card"].update(
+                fitted={"decoding": {"thresholds": [-1, 0.5, 0.5]}}
             ),
             "greater than 0",
         ),
         (
-            lambda d: d["members"][0].update(
-                prediction={"decoding": {"thresholds": [math.nan] * 3}}
+            lambda d: d["members"][0]["card"].update(
+                fitted={"decoding": {"thresholds": [math.nan] * 3}}
             ),
             "finite",
         ),

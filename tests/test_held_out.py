@@ -79,7 +79,8 @@ def test_the_key_changes_with_the_weights_and_not_with_what_is_fitted(
     first = open_held_out(write_run_of(tmp_path / "run", prepared, (CASES[1],)), prepared)
     decoding = Decoding(thresholds=(0.4, 0.5, 0.6), smallest_et_mm3=5.0)
     fitted = FittedPrediction(decoding=decoding)
-    same = replace(first, trained=replace(first.trained, fitted=fitted))
+    card = first.trained.card.model_copy(update={"fitted": fitted})
+    same = replace(first, trained=replace(first.trained, card=card))
     weights = {name: value + 1 for name, value in first.trained.weights.items()}
     other = replace(first, trained=replace(first.trained, weights=weights))
 

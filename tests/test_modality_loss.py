@@ -19,7 +19,7 @@ from brats_seg.inference.export import export_model
 from brats_seg.inference.held_out import HeldOut, measure_subsets, open_held_out
 from brats_seg.inference.model import Model, load_model
 from brats_seg.inference.predict import Predictor
-from brats_seg.inference.tuning import tune_runs
+from brats_seg.inference.tuning import tune_runs, tuned_card
 from brats_seg.labels import MODALITIES, MODALITY_SUBSETS, regions_of
 from brats_seg.progress import untracked
 from brats_seg.runtime.weights import (
@@ -28,7 +28,7 @@ from brats_seg.runtime.weights import (
     TrainedModel,
     load_trained,
     read_exported,
-    store_fitted,
+    store_card,
 )
 from brats_seg.voxels.box import Box
 from tests.builders import BRATS_AFFINE
@@ -125,7 +125,7 @@ def test_it_is_measured_once_and_stored_with_the_weights(
     stored = open_held_out(run, prepared)
     monkeypatch.delattr(module, "assemble")
 
-    assert stored.trained.subset_scores == first
+    assert stored.trained.card.subset_scores == first
     assert measure_subsets(stored, CPU, untracked) == first
     # what was predicted for `tune` stays valid
     assert stored.key == held_out.key
@@ -139,9 +139,10 @@ def test_settings_that_are_fitted_again_drop_the_scores_with_the_former_ones(
     run = write_fold(tmp_path / "run", prepared, CASES[0])
     measure_subsets(open_held_out(run, prepared), CPU, untracked)
 
-    store_fitted(run / "best.pt", FittedPrediction(decoding=Decoding(thresholds=(0.4, 0.5, 0.5))))
+    fitted = FittedPrediction(decoding=Decoding(thresholds=(0.4, 0.5, 0.5)))
+    store_card(run / "best.pt", tuned_card(load_trained(run / "best.pt").card, fitted, {}))
 
-    assert load_trained(run / "best.pt").subset_scores == ()
+    assert load_trained(run / "best.pt").card.subset_scores == ()
 
 
 def test_a_run_without_dropout_is_not_measured(tmp_path: Path, prepared: Path) -> None:
@@ -189,12 +190,11 @@ def test_the_card_says_that_nothing_was_measured(tmp_path: Path, prepared: Path)
     assert "`brats-seg tune` measures it" in (tmp_path / "model" / "README.md").read_text()
 
 
-def test_a_model_without_dropout_is_written_as_before(tmp_path: Path) -> None:
+def test_the_card_of_a_model_without_dropout_does_not_mention_it(tmp_path: Path) -> None:
     export_model([write_run(tmp_path / "run")], tmp_path / "model")
 
     (member,) = json.loads((tmp_path / "model" / "model.json").read_text())["members"]
-    assert {*member} == {"weights", "sha256", "identity", "config"}
-    assert "subsets" not in member["identity"]
+    assert {*member} == {"weights", "sha256", "card"}
     assert "Missing modalities" not in (tmp_path / "model" / "README.md").read_text()
     assert read_exported(tmp_path / "model").networks[0].identity.subsets == ()
 

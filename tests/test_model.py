@@ -129,7 +129,7 @@ def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
     wider = Config(model=ModelConfig(widths=(6, 8)))
     run = write_run(tmp_path / "run")
     content = torch.load(run / "best.pt", weights_only=True)
-    content["config"] = wider.model_dump(mode="json")
+    content["card"]["config"] = wider.model_dump(mode="json")
     torch.save(content, run / "best.pt")
 
     with pytest.raises(UsageError, match=r"the weights are not those of model\.name 'unet'"):
@@ -144,8 +144,8 @@ def test_config_of_the_builders_is_that_of_a_run() -> None:
 def test_a_network_that_the_settings_make_huge_is_not_built(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     content = torch.load(run / "best.pt", weights_only=True)
-    content["config"]["model"]["widths"] = [4096] * 10
-    content["identity"]["patch"] = (512, 512, 512)
+    content["card"]["config"]["model"]["widths"] = [4096] * 10
+    content["card"]["identity"]["patch"] = (512, 512, 512)
     torch.save(content, run / "best.pt")
 
     with pytest.raises(UsageError, match=r"\d{10,} weights of the network, \d{4} in the file"):

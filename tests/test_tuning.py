@@ -26,7 +26,7 @@ from brats_seg.inference.tuning import (
     Score,
     Tuning,
     _fit_decoding,
-    _fit_predicted_dice,
+    _notes_of_dice,
     _scores,
     metric_named,
     store_tuning,
@@ -35,6 +35,7 @@ from brats_seg.inference.tuning import (
     tune_runs,
 )
 from brats_seg.progress import untracked
+from brats_seg.quality.expected_dice import dice_lines
 from brats_seg.runtime.weights import Decoding, FittedPrediction, run_locked
 from tests.inference_builders import CPU, IDENTITY, write_run
 from tests.prepared import write_prepared
@@ -97,7 +98,8 @@ def test_the_predicted_dice_is_fitted_to_the_decoded_regions(tmp_path: Path) -> 
         said = found * (0.95 - 0.05 * (number % 5))
         cases.append(write_case(tmp_path / f"{number}.npz", said, nested()))
 
-    lines = _fit_predicted_dice(tuple(cases), Decoding(), n_workers=0, track=untracked)
+    notes = _notes_of_dice(tuple(cases), Decoding(), n_workers=0, track=untracked)
+    lines = dice_lines([notes])
 
     assert [line.region for line in lines] == ["wt", "tc", "et"]
     assert {line.n_cases for line in lines} == {N_CASES}
@@ -264,7 +266,8 @@ def test_a_tuning_of_other_weights_or_values_does_not_count(
     assert stored_tuning(again, "another") is None
     # killed between two runs, or trained since: something else is stored with the weights
     changed = FittedPrediction(decoding=Decoding(thresholds=(0.1, 0.1, 0.1)))
-    other = replace(again[1], trained=replace(again[1].trained, fitted=changed))
+    card = again[1].trained.card.model_copy(update={"fitted": changed})
+    other = replace(again[1], trained=replace(again[1].trained, card=card))
     assert stored_tuning([again[0], other], tuning.key) is None
 
 

@@ -41,7 +41,7 @@ from brats_seg.runtime.weights import (
     fingerprint_of,
     load_trained,
     require_task,
-    store_fitted,
+    store_card,
 )
 from brats_seg.voxels.box import Box, bounding_box
 
@@ -70,7 +70,8 @@ class HeldOut:
     @property
     def unfitted(self) -> TrainedModel:
         """The network without what was fitted and measured since its training."""
-        return replace(self.trained, fitted=NOT_FITTED, subset_scores=())
+        changes = {"fitted": NOT_FITTED, "subset_scores": ()}
+        return replace(self.trained, card=self.trained.card.model_copy(update=changes))
 
     @property
     def key(self) -> str:
@@ -175,8 +176,8 @@ def measure_subsets(held_out: HeldOut, device: Device, track: Track) -> tuple[Su
         EnvironmentalError: The checkpoint cannot be written.
     """
     trained = held_out.trained
-    if trained.subset_scores or not trained.identity.subsets:
-        return trained.subset_scores
+    if trained.card.subset_scores or not trained.identity.subsets:
+        return trained.card.subset_scores
     settings = PredictionSettings(overlap=trained.config.validation.overlap)
     model = assemble([trained], device, settings)
     subsets = (MODALITIES, *trained.identity.subsets)
@@ -188,7 +189,8 @@ def measure_subsets(held_out: HeldOut, device: Device, track: Track) -> tuple[Su
         for i, subset in enumerate(subsets)
         if i > 0
     )
-    store_fitted(held_out.checkpoint_path, trained.fitted, scores)
+    card = trained.card.model_copy(update={"subset_scores": scores})
+    store_card(held_out.checkpoint_path, card)
     return scores
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +20,7 @@ from brats_seg.runtime.weights import (
     BEST_NAME,
     MODEL_NAME,
     Decoding,
+    ModelCard,
     ModelIdentity,
     TrainedModel,
     entries_of,
@@ -247,7 +247,9 @@ def wrap_network(
             prepares.
     """
     _check_known(identity)
-    trained = TrainedModel(weights=network.state_dict(), identity=identity, config=Config())
+    trained = TrainedModel(
+        weights=network.state_dict(), card=ModelCard(identity=identity, config=Config())
+    )
     member = _member(trained, network, type(network).__name__, multiple, device, settings)
     return _model([member], [trained], device, settings)
 
@@ -315,18 +317,11 @@ def _model(
             for subset in first.identity.subsets
             if all(subset in other.identity.subsets for other in others)
         ),
-        subset_scores=pooled(scores for network in networks for scores in network.subset_scores),
-        notes=tuple(_notes(network) for network in networks),
+        subset_scores=pooled(
+            scores for network in networks for scores in network.card.subset_scores
+        ),
+        notes=tuple(network.card.notes for network in networks),
     )
-
-
-def _notes(trained: TrainedModel) -> Notes:
-    notes: dict[str, Any] = {}
-    if lines := trained.fitted.predicted_dice:
-        notes["predicted_dice"] = [line.model_dump() for line in lines]
-    if profile := trained.profile:
-        notes["profile"] = profile.model_dump(mode="json")
-    return notes
 
 
 def _check_known(identity: ModelIdentity) -> None:

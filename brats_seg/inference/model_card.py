@@ -157,7 +157,7 @@ def _subset_lines(networks: Sequence[TrainedModel]) -> list[str]:
         "accepted.",
         "",
     ]
-    scores = pooled(one for network in networks for one in network.subset_scores)
+    scores = pooled(one for network in networks for one in network.card.subset_scores)
     if not scores:
         return [*head, "The loss of Dice was not measured; `brats-seg tune` measures it."]
     by = " Each case was predicted by the network that was not trained on it."

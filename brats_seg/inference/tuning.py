@@ -9,9 +9,9 @@ held out of. The result is stored with the weights of each run, and in `tuning.j
 
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import TypeAdapter, ValidationError
+from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from brats_seg.cases.many import map_cases
 from brats_seg.cpu_threads import available_cpus
@@ -49,14 +49,15 @@ from brats_seg.inference.held_out import (
 )
 from brats_seg.labels import REGIONS
 from brats_seg.progress import Track, untracked
-from brats_seg.quality.expected_dice import DiceLine, fit_predicted_dice, mean_probabilities
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.weights import (
     Decoding,
     FittedPrediction,
+    ModelCard,
     run_locked,
-    store_fitted,
+    store_card,
 )
+from brats_seg.wings import judges
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +106,8 @@ class Tuning:
     """The same with the chosen settings, on the cases that they were chosen on, hence optimistic."""
     fitted: FittedPrediction
     """Settings stored with the weights of each run."""
+    notes: dict[str, JsonValue] = field(default_factory=dict)
+    """Notes for the cards of the networks."""
     subset_scores: tuple[SubsetScores, ...] = ()
     """Scores of held-out cases without some modalities; none without modality dropout."""
 
@@ -181,7 +184,7 @@ def tune(
     before = score(cases, [Decoding()])[0]
     decoding, fits = _fit_decoding(cases, score)
     after = score(cases, [decoding])[0]
-    lines = _fit_predicted_dice(cases, decoding, n_workers=n_workers, track=track)
+    notes = _notes_of_dice(cases, decoding, n_workers=n_workers, track=track)
     return Tuning(
         key=key,
         metric=protocol.name,
@@ -190,7 +193,8 @@ def tune(
         fits=tuple(fits),
         before=_means(before),
         after=_means(after),
-        fitted=FittedPrediction(decoding=decoding, predicted_dice=lines),
+        fitted=FittedPrediction(decoding=decoding),
+        notes=notes,
     )
 
 
@@ -214,8 +218,9 @@ def store_tuning(tuning: Tuning, held_out: Sequence[HeldOut]) -> None:
     """
     content = _TUNING.dump_json(tuning, indent=1) + b"\n"
     for run in held_out:
-        if run.trained.fitted != tuning.fitted:
-            store_fitted(run.checkpoint_path, tuning.fitted)
+        card = tuned_card(run.trained.card, tuning.fitted, tuning.notes)
+        if run.trained.card != card:
+            store_card(run.checkpoint_path, card)
         with whole_file(run.run / TUNING_NAME) as beside:
             beside.write_bytes(content)
 
@@ -229,9 +234,20 @@ def stored_tuning(held_out: Sequence[HeldOut], key: str) -> Tuning | None:
         except (FileNotFoundError, ValidationError):
             # missing, or of another version
             return None
-        if found.key != key or found.fitted != run.trained.fitted:
+        card = run.trained.card
+        if found.key != key or tuned_card(card, found.fitted, found.notes) != card:
             return None
     return found
+
+
+def tuned_card(
+    card: ModelCard, fitted: FittedPrediction, notes: Mapping[str, JsonValue]
+) -> ModelCard:
+    """Return a card with fitted settings and notes, without the scores of other settings."""
+    notes = {**card.notes, **notes}
+    if (fitted, notes) == (card.fitted, card.notes):
+        return card
+    return card.model_copy(update={"fitted": fitted, "notes": notes, "subset_scores": ()})
 
 
 def _warn_of_few_cases(held_out: Sequence[HeldOut]) -> None:
@@ -327,16 +343,20 @@ def _score_case(
     return np.stack(rows)
 
 
-def _fit_predicted_dice(
+def _notes_of_dice(
     cases: Cases, decoding: Decoding, *, n_workers: int, track: Track
-) -> tuple[DiceLine, ...]:
+) -> dict[str, JsonValue]:
+    """Return the notes of the Dice that is expected of new cases; none without the checks."""
+    if (checks := judges()) is None:
+        return {}
     count = partial(_count_case, decoding=decoding)
     what = "fitting the predicted Dice"
     done = map_cases(count, cases, what, n_workers=n_workers, track=track)
     if done.failures:
         raise CaseProblemsError([one.message for one in done.failures])
     probabilities, counts = zip(*done.results, strict=True)
-    return fit_predicted_dice(probabilities, counts)
+    notes: dict[str, JsonValue] = checks.notes_of_held_out(probabilities, counts)
+    return notes
 
 
 def _count_case(case: HeldOutCase, decoding: Decoding) -> tuple[Scores, RegionCounts]:
@@ -344,7 +364,9 @@ def _count_case(case: HeldOutCase, decoding: Decoding) -> tuple[Scores, RegionCo
     stored = case.read()
     regions = decode_regions(stored.values, decoding, prod(stored.spacing_mm))
     counts = count_regions(regions, stored.reference, case.case_id)
-    return mean_probabilities(stored.values, regions), counts
+    checks = judges()
+    means = np.empty(0) if checks is None else checks.mean_probabilities(stored.values, regions)
+    return means, counts
 
 
 def _key(held_out: Sequence[HeldOut], protocol: ScoringProtocol, device: Device) -> str:

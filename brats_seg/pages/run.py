@@ -9,7 +9,6 @@ from typing import cast
 
 import numpy as np
 import pandas as pd
-import torch
 
 from brats_seg.cases.folds import SPLIT_NAME, Split, read_split
 from brats_seg.config import Config
@@ -35,12 +34,8 @@ from brats_seg.pages.html import Fact, picture_uri, write_page
 from brats_seg.progress import Track, duration_text, untracked
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.weights import BEST_NAME, RUN_LOCK_NAME, run_locked
-from brats_seg.training.checkpoints import (
-    CONFIG_NAME,
-    ENVIRONMENT_NAME,
-    Checkpoint,
-    load_checkpoint,
-)
+from brats_seg.training.run_folder import CONFIG_NAME, ENVIRONMENT_NAME
+from brats_seg.training.state import SavedState, read_state
 from brats_seg.voxels.box import Box, Triple, bounding_box
 from brats_seg.voxels.grids import MM3_PER_ML
 
@@ -103,8 +98,8 @@ def write_run_page(
     config = load_config(text=_text(run / CONFIG_NAME))
     split = read_split(run / SPLIT_NAME)
     path = run / BEST_NAME
-    best = load_checkpoint(path, torch.device("cpu")) if path.exists() else None
-    best_epoch = best.position.epoch if best else None
+    best = read_state(path) if path.exists() else None
+    best_epoch = best.progress.epoch if best else None
     shown = pd.concat([history[history["epoch"] == best_epoch], history.tail(1)])
     shown = shown.drop_duplicates("epoch")
     scores: list[HeldOutScore] = []
@@ -203,9 +198,10 @@ def _pictures(
 
 
 def _remarks(
-    run: Path, history: pd.DataFrame, config: Config, best: Checkpoint | None
+    run: Path, history: pd.DataFrame, config: Config, best: SavedState | None
 ) -> Iterator[str]:
-    n_done, n_epochs = int(history["epoch"].iloc[-1]), config.training.n_epochs
+    n_done = int(history["epoch"].iloc[-1])
+    n_epochs = (best and best.progress.n_epochs) or config.training.n_epochs
     if n_done < n_epochs:
         is_busy = is_locked(run / RUN_LOCK_NAME)
         state = "it is being trained now" if is_busy else "training was stopped"
@@ -215,7 +211,7 @@ def _remarks(
 
 
 def _facts(
-    history: pd.DataFrame, config: Config, split: Split, best: Checkpoint | None
+    history: pd.DataFrame, config: Config, split: Split, best: SavedState | None
 ) -> Iterator[Fact]:
     yield Fact("Network", config.model.name)
     yield Fact("Epochs", f"{int(history['epoch'].iloc[-1])} of {config.training.n_epochs}")
@@ -226,10 +222,10 @@ def _facts(
     if best is None:
         return
     watched = _WATCHED[config.validation.watch]
-    score = "" if best.best is None else f", {watched} {best.best:.3f}"
-    yield Fact("Best weights", f"epoch {best.position.epoch}{score}")
-    yield Fact("Training set", best.identity.fingerprint, is_code=True)
-    yield Fact("Label conventions", ", ".join(best.identity.conventions))
+    score = "" if best.progress.best is None else f", {watched} {best.progress.best:.3f}"
+    yield Fact("Best weights", f"epoch {best.progress.epoch}{score}")
+    yield Fact("Training set", best.card.identity.fingerprint, is_code=True)
+    yield Fact("Label conventions", ", ".join(best.card.identity.conventions))
     if best.started_from is not None:
         yield Fact("Started from", best.started_from.path, is_code=True)
 

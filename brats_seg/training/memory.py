@@ -1,12 +1,11 @@
-"""Predict the peak memory of a training step without allocating it.
+"""Choose how a step is computed in little memory, and predict the memory that it needs.
 
-The step runs on fake tensors, which have shape, type and device, and no memory. The real modules
-run, so norms in place, activation checkpointing and autocast allocate as they would. The memory
-that allocators and kernels take beside the tensors is not visible that way; see `Allowance`.
+A smaller micro-batch and activation checkpointing give the same gradient to rounding, so that a run
+goes on with them when memory runs out. The effective batch, the patch and the precision never change.
 
+The prediction computes a step of the real modules on fake tensors, which have shape, type and device,
+and no memory. What allocators and kernels need beside the tensors is not visible that way.
 `FakeTensorMode` is imported from a private module of torch because there is no public one.
-`torch.distributed._tools.mem_tracker` is private as well, needs the same fake tensors, and would
-need to be given every tensor that was made before it (torch 2.13), so `_LiveBytes` counts instead.
 """
 
 import weakref
@@ -23,43 +22,95 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from brats_seg.config import Config, Size
 from brats_seg.data.loader import Sample
-from brats_seg.errors import ConfigError
+from brats_seg.errors import ConfigError, EnvironmentalError
 from brats_seg.labels import MODALITIES
-from brats_seg.models.interface import set_activation_checkpointing
+from brats_seg.models.interface import (
+    ActivationCheckpointing,
+    set_activation_checkpointing,
+    supported_checkpointing,
+)
 from brats_seg.models.norm import group_as_on_gpu
 from brats_seg.runtime.device import Device
-from brats_seg.runtime.memory import MEGABYTE
-from brats_seg.training.epoch import Batch
-from brats_seg.training.gradient import MicroBatch
-from brats_seg.training.losses import Criterion, whole_loss
-from brats_seg.training.out_of_memory import MemoryMode
-from brats_seg.training.state import build_optimizer
+from brats_seg.runtime.memory import MEGABYTE, Fallback
+from brats_seg.training.accumulation import Accumulator, StepResult
+from brats_seg.training.batches import Batch
+from brats_seg.training.losses import Criterion, Measure, whole_loss
+from brats_seg.training.optimisation import build_optimizer
 from brats_seg.training.tasks import task_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Allowance:
-    """Memory that is taken beside the tensors of a step."""
+class MemoryMode:
+    """One way to compute a batch; modes differ in the memory that they need."""
 
-    share: float
-    """Share of the tensors that allocators and kernels take in addition."""
-    fixed_mb: float
-    """Memory of code that is loaded or compiled when it is first used."""
+    micro_batch: int
+    """Patches in one forward pass."""
+    checkpointing: ActivationCheckpointing = ActivationCheckpointing.NONE
+
+    def __str__(self) -> str:
+        if self.checkpointing is ActivationCheckpointing.NONE:
+            return f"micro-batch {self.micro_batch}"
+        return f"micro-batch {self.micro_batch}, checkpointing {self.checkpointing.value}"
 
 
-_ALLOWANCES = {
-    # peaks of processes under glibc, patches of 48^3 to 96^3 of the default U-Net
-    "cpu": Allowance(share=0.30, fixed_mb=160),
-    # an allowance for workspaces of cuDNN, not measured on every GPU; the context is not part of the
-    # peak that torch reports for a GPU
-    "cuda": Allowance(share=0.10, fixed_mb=0),
-}
+def memory_modes(network: nn.Module, micro_batch: int) -> tuple[MemoryMode, ...]:
+    """Return the modes of a network, from that of the settings to the one that needs least memory."""
+    sizes = [micro_batch]
+    while sizes[-1] > 1:
+        sizes.append(-(-sizes[-1] // 2))
+    modes = [MemoryMode(micro_batch=size) for size in sizes]
+    kinds = supported_checkpointing(network)[1:]
+    return (*modes, *(MemoryMode(micro_batch=1, checkpointing=kind) for kind in kinds))
+
+
+def step_fallback(accumulator: Accumulator, micro_batch: int) -> Fallback[MemoryMode]:
+    """Return the fallback of the steps of a run."""
+    return Fallback(
+        memory_modes(accumulator.network, micro_batch),
+        accumulator.device.torch_device,
+        lambda message: EnvironmentalError(f"{message}. Lower patch.size or model.widths"),
+    )
+
+
+def make_step(
+    accumulator: Accumulator, fallback: Fallback[MemoryMode], batch: Batch, measure: Measure
+) -> StepResult:
+    """Make one optimizer step; if memory runs out, repeat it in the next mode.
+
+    Raises:
+        EnvironmentalError: Memory ran out in the last mode.
+    """
+
+    def step(mode: MemoryMode) -> StepResult:
+        set_activation_checkpointing(accumulator.network, mode.checkpointing)
+        return accumulator.step(batch.micro_batches(mode.micro_batch), measure)
+
+    return fallback.run(step)
+
+
+def mode_entries(mode: MemoryMode) -> dict[str, Any]:
+    """Return a mode in plain values."""
+    return {"micro_batch": mode.micro_batch, "checkpointing": mode.checkpointing.value}
+
+
+def resume_mode(fallback: Fallback[MemoryMode], entries: Mapping[str, Any]) -> None:
+    """Go on in the mode of those entries, or in the first if this machine does not have it."""
+    known = [mode_entries(mode) for mode in fallback.modes]
+    fallback.index = known.index(dict(entries)) if entries in known else 0
+
+
+# An allowance for what allocators and kernels need beside the tensors, and for code that is loaded or
+# compiled when it is first used: peaks of processes under glibc with patches of 48^3 to 96^3 of the
+# default U-Net. On GPUs it is for workspaces of cuDNN, and was not measured on every one; the context
+# is not part of the peak that torch reports.
+_SHARE_OF_CUDA, _SHARE_OF_HOST, _CODE_OF_HOST_MB = 0.10, 0.30, 160
 
 
 def predicted_bytes(counted: int, device: torch.device) -> int:
-    """Return the expected peak of a run whose tensors take that many bytes."""
-    allowance = _ALLOWANCES.get(device.type, _ALLOWANCES["cpu"])
-    return int(counted * (1 + allowance.share) + allowance.fixed_mb * MEGABYTE)
+    """Return the expected peak of a run whose tensors need that many bytes."""
+    if device.type == "cuda":
+        return int(counted * (1 + _SHARE_OF_CUDA))
+    return int(counted * (1 + _SHARE_OF_HOST) + _CODE_OF_HOST_MB * MEGABYTE)
 
 
 class UncountableError(ConfigError):
@@ -130,7 +181,7 @@ class Footprint:
         except RuntimeError as error:
             msg = (
                 "the memory of the network cannot be counted, because it, or the loss, needs values "
-                f"and not only sizes: {error}. Train it with training.memory null."
+                f"and not only sizes: {error}. Give --patch and --preset to train it."
             )
             raise UncountableError(msg) from error
         return max(self._live.peak, self._peak_of_update)
@@ -145,7 +196,11 @@ class Footprint:
             # the micro-batch that is copied to the device
             samples *= mode.micro_batch
         micro_batch = next(Batch(samples=tuple(samples)).micro_batches(mode.micro_batch))
-        _step(self._network, self._criterion, micro_batch, device)
+        image, target = micro_batch.to(device.torch_device)
+        with device.autocast():
+            output = self._network(image)
+            loss = whole_loss(self._criterion, output, target)
+        loss.backward()
         self._hold_gradients(hold=False)
 
     def _hold_gradients(self, *, hold: bool) -> None:
@@ -161,16 +216,6 @@ class Footprint:
             # dispatch modes apply to this thread only
             stack.enter_context(torch.autograd.set_multithreading_enabled(False))
             yield
-
-
-def _step(
-    network: nn.Module, criterion: Criterion, micro_batch: MicroBatch, device: Device
-) -> None:
-    here = micro_batch.to(device.torch_device)
-    with device.autocast():
-        output = network(here.image)
-        loss = whole_loss(criterion, output, here.target)
-    loss.backward()
 
 
 def _fakes_of(network: nn.Module, device: torch.device) -> dict[int, Any]:
@@ -215,21 +260,16 @@ class _LiveBytes(TorchDispatchMode):
         return result
 
     def _note(self, result: Any) -> None:
-        if isinstance(result, Tensor):
-            if result.device.type == self._device_type:
-                self._note_memory(result.untyped_storage())
-        elif isinstance(result, list | tuple):
+        if isinstance(result, list | tuple):
             for part in result:
                 self._note(part)
-
-    def _note_memory(self, memory: torch.UntypedStorage) -> None:
-        if memory in self._known:
-            return
-        size = memory.nbytes()
-        self._known[memory] = size
-        self.now += size
-        self.peak = max(self.peak, self.now)
-        weakref.finalize(memory, self._forget, size)
+        elif isinstance(result, Tensor) and result.device.type == self._device_type:
+            memory = result.untyped_storage()
+            if memory not in self._known:
+                self._known[memory] = size = memory.nbytes()
+                self.now += size
+                self.peak = max(self.peak, self.now)
+                weakref.finalize(memory, self._forget, size)
 
     def _forget(self, size: int) -> None:
         self.now -= size

@@ -1,7 +1,6 @@
 """Test the batches of an epoch: their patches, read once and cut into micro-batches."""
 
 from collections.abc import Callable
-from math import ceil, prod
 
 import pytest
 import torch
@@ -13,22 +12,9 @@ from brats_seg.data.fold import FoldData, open_split
 from brats_seg.data.intensities import Item
 from brats_seg.data.loader import PatchDataset, Sample
 from brats_seg.data.patches import PatchKey
-from brats_seg.runtime.device import Device
-from brats_seg.training.epoch import (
-    Batch,
-    epoch_batches,
-    held_out_patches,
-    n_optimizer_steps,
-    patch_shape,
-    read_batches,
-    validation_window,
-)
-from brats_seg.training.validation_interval import validation_cost
+from brats_seg.training.batches import Batch, held_out_patches, read_batches
+from brats_seg.training.run_plan import plan_run
 from tests.prepared import write_prepared
-
-CPU = Device(torch_device=torch.device("cpu"))
-GPU = Device(torch_device=torch.device("cuda"))
-"""A device that tests of loading need not have."""
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +27,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> FoldData:
 
 def settings(*assignments: str) -> Config:
     fixed = ["patch.size=[12, 12, 12]", "patch.per_case=3", "model.name=notebook"]
-    return load_config(assignments=[*fixed, "training.effective_batch=4", *assignments])
+    return load_config(
+        assignments=[*fixed, "training.device=cpu", "training.effective_batch=4", *assignments]
+    )
 
 
 def samples(n: int) -> tuple[Sample, ...]:
@@ -85,9 +73,9 @@ def test_a_rank_without_patches_has_no_micro_batches() -> None:
 @pytest.mark.parametrize("n_workers", [0, 2])
 def test_batches_hold_the_patches_of_their_keys(data: FoldData, n_workers: int) -> None:
     config = settings(f"training.n_workers={n_workers}", "training.augment=full")
-    keys = epoch_batches(config, data.split.train, 0)
+    keys = plan_run(config, data).keys(0)
 
-    batches = list(read_batches(data, config, keys, CPU))
+    batches = list(read_batches(plan_run(config, data), keys))
 
     assert [len(batch.samples) for batch in batches] == [4, 4, 1]
     expected = [tuple(key.case_id for key in batch) for batch in keys]
@@ -105,9 +93,9 @@ def test_every_patch_is_made_once(data: FoldData, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(PatchDataset, "__getitem__", counted)
     config = settings("training.n_workers=0")
-    keys = epoch_batches(config, data.split.train, 0)
+    keys = plan_run(config, data).keys(0)
 
-    for batch in read_batches(data, config, keys, CPU):
+    for batch in read_batches(plan_run(config, data), keys):
         for _ in range(2):
             list(batch.micro_batches(2))
 
@@ -118,35 +106,11 @@ def test_nothing_is_made_before_it_is_asked_for(data: FoldData) -> None:
     """A run that stops after some batches has not read the next ones."""
     config = settings("training.n_workers=0")
     missing = PatchKey(epoch=0, case_id="missing", draw=0)
-    keys = epoch_batches(config, data.split.train, 0)
+    keys = plan_run(config, data).keys(0)
 
-    batches = read_batches(data, config, [keys[0], (missing,)], CPU)
+    batches = read_batches(plan_run(config, data), [keys[0], (missing,)])
 
     assert len(next(batches).samples) == 4
-
-
-def test_the_steps_of_a_run_are_counted() -> None:
-    config = settings("training.effective_batch={0: 4, 1: 9}", "training.n_epochs=3")
-
-    assert n_optimizer_steps(config, 3) == 3 + 1 + 1
-
-
-def test_a_network_by_dotted_name_gets_whole_cases_in_multiples_of_32(data: FoldData) -> None:
-    config = settings("patch.size=whole", "model.name=torch.nn.Conv3d")
-
-    assert all(n % 32 == 0 for n in patch_shape(config, data))
-
-
-def test_the_cost_of_a_validation_counts_the_voxels_of_its_windows(data: FoldData) -> None:
-    """One case is held out for three that are trained on, at three times the cost of a voxel."""
-    without_overlap = settings("validation.overlap=0")
-    window = validation_window(without_overlap, (12, 12, 12), data.largest_shape)
-    n_windows = prod(ceil(n / own) for n, own in zip(data.largest_shape, window, strict=True))
-    cost = n_windows * prod(window) / (3 * 9 * 12**3)
-
-    assert validation_cost(data, without_overlap) == cost
-    assert validation_cost(data, settings("validation.overlap=0.8")) > cost
-    assert validation_cost(data, settings("patch.size=whole", "patch.per_case=1")) == 1 / (3 * 3)
 
 
 @pytest.mark.parametrize("augment", ["none", "full"])
@@ -156,7 +120,9 @@ def test_modality_dropout_empties_whole_channels_and_leaves_place_and_labels(
     """Dropped channels are empty even if noise was added before; without dropout nothing changes."""
     keys = [[PatchKey(epoch=0, case_id=data.split.train[0], draw=draw) for draw in range(12)]]
     plain, dropped, again = (
-        next(read_batches(data, settings(f"training.augment={augment}", *more), keys, CPU)).samples
+        next(
+            read_batches(plan_run(settings(f"training.augment={augment}", *more), data), keys)
+        ).samples
         for more in ([], ["training.modality_dropout=1"], ["training.modality_dropout=1"])
     )
 
@@ -181,8 +147,8 @@ def test_modality_dropout_comes_after_transforms_of_ones_own(data: FoldData) -> 
     keys = [[PatchKey(epoch=0, case_id=data.split.train[0], draw=draw) for draw in range(3)]]
     own = f"training.transforms=[{__name__}.brighten]"
 
-    (batch,) = read_batches(data, settings(own, "training.modality_dropout=1"), keys, CPU)
-    (plain,) = read_batches(data, settings(own), keys, CPU)
+    (batch,) = read_batches(plan_run(settings(own, "training.modality_dropout=1"), data), keys)
+    (plain,) = read_batches(plan_run(settings(own), data), keys)
 
     for sample, before in zip(batch.samples, plain.samples, strict=True):
         same = [c.equal(b) for c, b in zip(sample.image, before.image, strict=True)]
@@ -195,7 +161,7 @@ def test_held_out_patches_keep_all_modalities(data: FoldData) -> None:
     keys = [PatchKey(epoch=0, case_id=data.split.validation[0], draw=draw) for draw in range(3)]
 
     dropped, plain = (
-        list(held_out_patches(data, settings(f"training.modality_dropout={prob}"), keys, CPU))
+        list(held_out_patches(plan_run(settings(f"training.modality_dropout={prob}"), data), keys))
         for prob in (1, 0)
     )
 

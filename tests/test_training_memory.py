@@ -16,8 +16,7 @@ from brats_seg.models.interface import (
 )
 from brats_seg.runtime.device import Device
 from brats_seg.training.losses import build_criterion
-from brats_seg.training.memory_count import Footprint, predicted_bytes
-from brats_seg.training.out_of_memory import MemoryMode
+from brats_seg.training.memory import Footprint, MemoryMode, predicted_bytes
 
 CPU = torch.device("cpu")
 FP32 = Device(torch_device=CPU)

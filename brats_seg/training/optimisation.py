@@ -1,4 +1,4 @@
-"""Define the optimizer Muon for the filters of convolutions.
+"""Update weights from gradients: the optimizers, Muon for filters among them, and the learning rate.
 
 Muon replaces the momentum of a matrix by the nearest matrix with orthogonal rows or columns, so that an
 update changes all directions equally (Jordan 2024, https://kellerjordan.github.io/posts/muon/).
@@ -13,6 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+
+from brats_seg.config import OptimizerConfig, ScheduleConfig
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Coefficients of the quintic polynomial that brings singular values close to one (Jordan 2024)."""
@@ -28,7 +32,7 @@ BETAS = (0.9, 0.999)
 EPSILON = 1e-8
 
 
-class Muon(torch.optim.Optimizer):
+class Muon(Optimizer):
     """Update filters by their orthogonal momentum, and all other parameters as AdamW.
 
     Its state is one number for each number of a filter; that of AdamW is two.
@@ -117,3 +121,83 @@ def orthogonal(matrix: Tensor) -> Tensor:
 
 def _is_filter(parameter: Tensor) -> bool:
     return parameter.ndim > 1 and min(parameter.flatten(1).shape) >= FEWEST_ROWS
+
+
+def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> Optimizer:
+    """Return the optimizer of the settings, for the given parameters."""
+    lr, decay, momentum = config.lr, config.weight_decay, config.momentum
+    match config.name:
+        case "adam":
+            return torch.optim.Adam(parameters, lr=lr, weight_decay=decay)
+        case "adamw":
+            return torch.optim.AdamW(parameters, lr=lr, weight_decay=decay)
+        case "muon":
+            return Muon(parameters, lr=lr, weight_decay=decay)
+    return torch.optim.SGD(
+        parameters, lr=lr, weight_decay=decay, momentum=momentum, nesterov=momentum > 0
+    )
+
+
+PLATEAU_FACTOR = 0.1
+"""Factor by which `plateau` lowers the learning rate."""
+LOWEST_RATE = 1e-7
+_CURVES: dict[str, Callable[[float], float]] = {
+    "constant": lambda progress: 1.0,
+    "cosine": lambda progress: (1 + math.cos(math.pi * progress)) / 2,
+    # the exponent of nnU-Net (Isensee 2021)
+    "polynomial": lambda progress: (1 - progress) ** 0.9,
+}
+
+
+class Schedule:
+    """Sets the learning rate over a run, by its optimizer steps or by its validation loss."""
+
+    def __init__(
+        self, optimizer: Optimizer, config: ScheduleConfig, n_steps: int | None = None
+    ) -> None:
+        """Set the rate of the first step.
+
+        Args:
+            optimizer: Optimizer whose rate is set.
+            config: Name of the schedule and what belongs to it.
+            n_steps: Optimizer steps of the run; None until they are known, and then the rate does not
+                fall. It may be set later.
+        """
+        self.n_steps = n_steps
+        self._config = config
+        self._floor = min(LOWEST_RATE / float(optimizer.param_groups[0]["lr"]), 1.0)
+        self._by_step: LambdaLR | None = None
+        self._by_loss: ReduceLROnPlateau | None = None
+        if config.name == "plateau":
+            self._by_loss = ReduceLROnPlateau(
+                optimizer, patience=config.patience, factor=PLATEAU_FACTOR, min_lr=LOWEST_RATE
+            )
+        else:
+            self._by_step = LambdaLR(optimizer, lambda step: self._factor(step))
+
+    def after_step(self) -> None:
+        """Count an optimizer step that updated the weights."""
+        if self._by_step is not None:
+            self._by_step.step()
+
+    def after_validation(self, loss: float) -> None:
+        """Let `plateau` lower the rate after more than `patience` validations without improvement."""
+        if self._by_loss is not None:
+            self._by_loss.step(loss)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state in plain values, without the number of steps."""
+        return (self._by_step or self._by_loss).state_dict()  # type: ignore[union-attr]
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a state."""
+        (self._by_step or self._by_loss).load_state_dict(state)  # type: ignore[union-attr]
+
+    def _factor(self, step: int) -> float:
+        n_warmup = self._config.warmup_steps
+        if step < n_warmup:
+            return (step + 1) / (n_warmup + 1)
+        if self.n_steps is None:
+            return 1.0
+        progress = (step - n_warmup) / max(self.n_steps - n_warmup, 1)
+        return max(_CURVES[self._config.name](min(progress, 1.0)), self._floor)
