@@ -32,8 +32,9 @@ from pathlib import Path
 
 from comparison import Comparison, add_json_option, append_json, ratios_of, table_of
 
-from brats_seg import FoldData, Trainer, load_config, open_fold, write_phantom_cases
+from brats_seg import Trainer, load_config, open_fold, write_phantom_cases
 from brats_seg.cpu_threads import NUMBERS, WAITING
+from brats_seg.data.fold import FoldData
 from brats_seg.progress import untracked
 
 N_CPUS = 2

@@ -40,7 +40,7 @@ from read_case import chosen_cases, data_folder
 from scorers import Scores, score_with_mist, score_with_nnunet, score_with_panoptica
 
 from brats_seg.cases.case import CaseIndex, load_case
-from brats_seg.cases.discovery import find_cases
+from brats_seg.cases.find import find_cases
 from brats_seg.cases.nifti import Volume, read_label_map, write_volume
 from brats_seg.config import StoreConfig
 from brats_seg.data.prepare import prepare_cases

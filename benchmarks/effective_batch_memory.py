@@ -18,16 +18,15 @@ from pathlib import Path
 import torch
 from comparison import Comparison, add_json_option, append_json, table_of
 
-from brats_seg.config import LossConfig, ModelConfig, TrainingConfig
+from brats_seg.config import LossConfig, ModelConfig
 from brats_seg.data.loader import Sample
 from brats_seg.models.build import build_model
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.memory import MEGABYTE, read_numbers
 from brats_seg.training.accumulation import Accumulator
+from brats_seg.training.batches import Batch
 from brats_seg.training.certificate import phantom_patches
-from brats_seg.training.epoch import Batch
 from brats_seg.training.losses import build_criterion
-from brats_seg.training.out_of_memory import OutOfMemoryFallback
 from brats_seg.training.tasks import count_voxels
 
 EFFECTIVE_BATCHES = (2, 32)
@@ -96,13 +95,11 @@ def _measure(arguments: argparse.Namespace) -> tuple[float, float]:
     network.to(device.torch_device)
     criterion = build_criterion(LossConfig(batch_dice=arguments.batch_dice))
     optimizer = torch.optim.AdamW(network.parameters())
-    fallback = OutOfMemoryFallback(
-        Accumulator(network, criterion, optimizer, device=device), TrainingConfig(micro_batch=1)
-    )
-    fallback.step(_batch(patch, 1), count_voxels)
+    accumulator = Accumulator(network, criterion, optimizer, device=device)
+    accumulator.step(_batch(patch, 1).micro_batches(1), count_voxels)
     batch = _batch(patch, arguments.effective_batch)
     before = _reset_mb(device.torch_device)
-    fallback.step(batch, count_voxels)
+    accumulator.step(batch.micro_batches(1), count_voxels)
     return _peak_now_mb(device.torch_device) - before, _held_mb(batch)
 
 

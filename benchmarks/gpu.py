@@ -22,6 +22,7 @@ import argparse
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice, product
 from pathlib import Path
@@ -44,8 +45,9 @@ from brats_seg.data.fold import open_fold
 from brats_seg.models.build import size_multiple
 from brats_seg.models.norm import ActivatedNorm
 from brats_seg.runtime.memory import give_back_memory
-from brats_seg.runtime.sliding_window import predict_logits
-from brats_seg.training.epoch import Batch, epoch_batches, read_batches
+from brats_seg.runtime.windows import predict_logits
+from brats_seg.training.batches import Batch, read_batches
+from brats_seg.training.run_plan import plan_run
 from brats_seg.training.tasks import count_voxels
 from brats_seg.voxels.box import Triple, rounded_up
 
@@ -89,7 +91,7 @@ def training(setting: Setting) -> Iterator[Comparison]:
     for precision, layout in product(setting.precisions, FORMATS):
         state = setting.state(precision)
         state.network.to(memory_format=FORMATS[layout])
-        step = partial(state.fallback.step, batch, count_voxels)
+        step = partial(state.step, batch, count_voxels)
         ways[f"{precision}, {layout}"] = setting.synchronised(step)
     task = f"training on patches of {_size(setting.patch)}"
     yield from _rates(setting, task, ways, len(batch.samples), goals=(62.0, 100.0))
@@ -110,15 +112,16 @@ def _loaded_against_held(setting: Setting, folder: Path, augment: str) -> Compar
     )
     data = open_fold(folder / "scans", fold=0, config=config, prepared_path=folder / "prepared")
     state = setting.state(setting.fastest)
-    keys = epoch_batches(config, data.split.train, epoch=0)[: setting.n_steps]
+    plan = replace(plan_run(config, data), device=state.accumulator.device)
+    keys = plan.keys(0)[: setting.n_steps]
     held = setting.batch(len(keys[0]))
 
     def train(batches: Iterator[Batch]) -> None:
         for batch in batches:
-            state.fallback.step(batch, count_voxels)
+            state.step(batch, count_voxels)
 
     def read() -> float:
-        batches = read_batches(data, config, keys, state.accumulator.device)
+        batches = read_batches(plan, keys)
         # a run starts its workers once: the first steps wait for them
         n_first = max(1, len(keys) // 4)
         train(islice(batches, n_first))
@@ -185,7 +188,7 @@ def norm(setting: Setting) -> Iterator[Comparison]:
         for module in states[name].network.modules():
             if isinstance(module, ActivatedNorm):
                 module.in_place = in_place
-    steps = {name: partial(s.fallback.step, batch, count_voxels) for name, s in states.items()}
+    steps = {name: partial(s.step, batch, count_voxels) for name, s in states.items()}
     stock, ours = (steps[name]() for name in ("stock", "in place"))
     loss, gradient = (
         abs(getattr(ours, name) / getattr(stock, name) - 1) for name in ("loss", "gradient_norm")

@@ -22,7 +22,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.utils import parameters_to_vector
 
 from brats_seg.runtime.memory import give_back_memory
-from brats_seg.training.epoch import Batch
+from brats_seg.training.batches import Batch
 from brats_seg.training.independence import LARGEST_TOLERANCE, REPLAY_TOLERANCE, ReplayError
 from brats_seg.training.ranks import Ranks
 from brats_seg.training.state import RunState
@@ -37,14 +37,14 @@ def out_of_memory(setting: Setting) -> Iterator[Comparison]:
     batch = setting.batch(4)
     state = setting.state("fp32", PLAIN, "training.micro_batch=1")
     start = _weights(state.network)
-    gib = setting.peak_gib(partial(state.fallback.step, batch, count_voxels))
+    gib = setting.peak_gib(partial(state.step, batch, count_voxels))
     expected = _weights(state.network)
     state = setting.state("fp32", PLAIN, "training.micro_batch=4")
     with _limited_memory(setting, state.network, 1.5 * gib):
-        state.fallback.step(batch, count_voxels)
+        state.step(batch, count_voxels)
         found = _weights(state.network)
-        state.fallback.step(batch, count_voxels)
-    ran_out = state.fallback.place > 0
+        state.step(batch, count_voxels)
+    ran_out = state.fallback.index > 0
     error = float((found - expected).norm() / (expected - start).norm())
     yield _within(
         "a step in which memory ran out, against one of single patches",
@@ -81,13 +81,13 @@ def half(setting: Setting) -> Iterator[Comparison]:
     """Train in float16 with its loss scale, and in float32, on the same batch."""
     batch = setting.batch(2)
     state = setting.state("fp16")
-    results = [state.fallback.step(batch, count_voxels) for _ in range(setting.n_half_steps)]
+    results = [state.step(batch, count_voxels) for _ in range(setting.n_half_steps)]
     n_skipped = sum(result.skipped for result in results)
     scale = state.accumulator.scaler.get_scale()
     state = setting.state("fp32")
     # as many steps as were not skipped to find the scale
     for _ in range(len(results) - n_skipped):
-        expected = state.fallback.step(batch, count_voxels)
+        expected = state.step(batch, count_voxels)
     losses = (results[-1].loss, expected.loss)
     yield _within(
         f"loss after {len(results)} steps in fp16, against fp32",
@@ -125,7 +125,7 @@ def replay(setting: Setting) -> Iterator[Comparison]:
 
 def _is_refused(state: RunState, batch: Batch) -> bool:
     try:
-        state.fallback.step(batch, count_voxels)
+        state.step(batch, count_voxels)
     except ReplayError:
         return True
     return False
@@ -163,7 +163,7 @@ def _rank_program(setting: Setting, path: Path, backend: str) -> None:
         state = setting.state("fp32", PLAIN, ranks=members)
         start = _weights(state.network)
         share = Batch(samples=tuple(members.share(batch.samples)))
-        step = setting.synchronised(partial(state.fallback.step, share, count_voxels))
+        step = setting.synchronised(partial(state.step, share, count_voxels))
         seconds.append(setting.seconds(step))
         weights.append(_weights(state.network))
     alone, together = weights

@@ -3,19 +3,23 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from brats_seg.cases.folds import Split
 from brats_seg.config import Config
 from brats_seg.config_text import load_config
+from brats_seg.data.fold import FoldData
 from brats_seg.data.loader import Sample
 from brats_seg.runtime.device import Device, native_dtype
 from brats_seg.runtime.memory import give_back_memory, peak_memory_mb, reset_peak_memory
+from brats_seg.training.batches import Batch
 from brats_seg.training.certificate import phantom_patches
-from brats_seg.training.epoch import Batch
 from brats_seg.training.ranks import Ranks
-from brats_seg.training.state import RunState, build_network, build_state
+from brats_seg.training.run_plan import RunPlan
+from brats_seg.training.state import RunState, new_state
 from brats_seg.training.tasks import task_of
 from brats_seg.voxels.box import Triple
 
@@ -63,14 +67,24 @@ class Setting:
     def state(self, precision: str, *changes: str, ranks: Ranks | None = None) -> RunState:
         """Return a run at its beginning; its weights depend on the seed alone."""
         config = self.config(*changes)
-        return build_state(
-            build_network(config, self.patch),
-            task_of(config).criterion,
-            config,
-            device=Device(torch_device=self.device, autocast_dtype=DTYPES[precision]),
-            ranks=ranks or Ranks(),
-            n_steps=1000,
+        data = FoldData(
+            folder=Path(),
+            split=Split(train=(), validation=()),
+            conventions=(),
+            fingerprint="",
+            largest_shape=self.patch,
         )
+        plan = RunPlan(
+            config=config,
+            data=data,
+            device=Device(torch_device=self.device, autocast_dtype=DTYPES[precision]),
+            patch=self.patch,
+            multiple=(1, 1, 1),
+            task=task_of(config),
+            validate_every=1,
+            validation_cost=0,
+        )
+        return new_state(plan, ranks=ranks or Ranks())
 
     def synchronised(self, run: Callable[[], object]) -> Callable[[], object]:
         """Return a function that waits for the device."""

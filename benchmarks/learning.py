@@ -36,11 +36,10 @@ import torch
 
 from brats_seg import PredictionSettings, Predictor, Trainer, load_config, open_fold
 from brats_seg.cases.case import Case
-from brats_seg.cases.case_table import read_index
+from brats_seg.cases.index import read_index
 from brats_seg.evaluation.evaluate import evaluate_folders
 from brats_seg.evaluation.metrics import count_regions, dice
 from brats_seg.evaluation.protocols import protocol_named
-from brats_seg.inference.scan import read_scan
 from brats_seg.labels import REGIONS, convention_named, regions_of
 from brats_seg.progress import untracked
 
@@ -66,14 +65,14 @@ RECIPES: dict[str, list[str]] = {
         "optimizer.name=adamw",
         "optimizer.lr=3e-3",
         "schedule.name=cosine",
-        "schedule.warmup=0.2",
+        "schedule.warmup_steps=50",
     ],
     "adamw, 2 mm": [*ADAMW, "store.spacing_mm=[2,2,2]"],
     "sgd": ["optimizer.name=sgd", "optimizer.lr=1e-2", "optimizer.weight_decay=3e-5"],
     "lr 3e-3": ["optimizer.lr=3e-3"],
     "lr 5e-3": ["optimizer.lr=5e-3"],
     "lr 3e-2": ["optimizer.lr=3e-2"],
-    "warm-up": ["schedule.name=cosine", "schedule.warmup=0.2"],
+    "warm-up": ["schedule.name=cosine", "schedule.warmup_steps=50"],
     "batch 1": ["training.effective_batch=1"],
     "batch 4": ["training.effective_batch=4"],
     "ema": ["optimizer.ema=0.98"],
@@ -84,7 +83,6 @@ RECIPES: dict[str, list[str]] = {
     "foreground 1": ["patch.foreground=1.0"],
     "no augmentation": ["training.augment=none"],
     "full augmentation": ["training.augment=full"],
-    "no deep supervision": ["model.deep_supervision=false"],
     "no clipping": ["optimizer.clip_norm=null"],
     "1.5 mm": ["store.spacing_mm=[1.5,1.5,1.5]"],
     "decay 1e-2": ["optimizer.weight_decay=1e-2"],
@@ -203,12 +201,12 @@ def _scores(run: Path, cases: Iterable[Case], window: int) -> list[dict[str, Any
     predictor = Predictor.load([run], PredictionSettings(window=(window, window, window)))
     rows = []
     for case in cases:
-        result = predictor.predict_scan(read_scan(case, predictor.spacing_mm))
+        result = predictor.predict_scan(predictor.prepare(predictor.read(case)))
         assert case.label is not None
         reference = np.asarray(nibabel.load(case.root / case.label.path).dataobj).astype(np.uint8)
         counts = count_regions(
             regions_of(result.label_map, result.convention),
-            regions_of(reference, convention_named(case.label_convention)),
+            regions_of(reference, convention_named(case.convention)),
             case.case_id,
         )
         scores = dict(zip(REGIONS, dice(counts).tolist(), strict=True))

@@ -17,7 +17,7 @@ import argparse
 import os
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import process_time
@@ -33,15 +33,16 @@ from torch import Tensor
 from brats_seg.config import Config, ModelConfig, PatchConfig
 from brats_seg.data.store import open_case
 from brats_seg.evaluation.metrics import count_regions, dice
-from brats_seg.inference.model import Model, build_single, load_model
-from brats_seg.inference.out_of_fold import open_held_out
-from brats_seg.inference.probabilities import PredictionFallback, predict_probabilities
-from brats_seg.inference.settings import PredictionSettings
+from brats_seg.inference.held_out import open_held_out
+from brats_seg.inference.method import input_of_crop
+from brats_seg.inference.model import Model, assemble, load_model
+from brats_seg.inference.probabilities import PredictionFallback, apply_model
 from brats_seg.labels import REGIONS
 from brats_seg.models.build import build_model
 from brats_seg.runtime.device import Device, choose_device, native_dtype
 from brats_seg.runtime.memory import keep_freed_memory
-from brats_seg.runtime.weights import ModelIdentity, TrainedModel
+from brats_seg.runtime.weights import ModelCard, ModelIdentity, TrainedModel
+from brats_seg.runtime.windows import Window
 from brats_seg.voxels.box import Box
 
 CPU = torch.device("cpu")
@@ -51,7 +52,6 @@ WIDTHS = (16, 32, 64, 128, 160)
 OVERLAP = 0.5
 PATCH_WINDOWS = "windows of the patch"
 DEFAULT = "the default"
-CENTRE = "one pass, statistics of its centre"
 NNUNET = "nnU-Net"
 MONAI = "MONAI"
 LEAST = {(PATCH_WINDOWS, NNUNET): 1.9, (DEFAULT, NNUNET): 5.0}
@@ -109,8 +109,8 @@ def _random(arguments: argparse.Namespace) -> Iterator[Round]:
     config = Config(model=ModelConfig(widths=WIDTHS), patch=PatchConfig(size=patch))
     identity = ModelIdentity(conventions=("brats2017",), patch=patch, fingerprint="random")
     weights = build_model(config.model, patch).state_dict()
-    trained = TrainedModel(weights=weights, identity=identity, config=config)
-    ways = _ways(*(build_single(trained, choose_device("cpu", p)) for p in ("fp32", "auto")))
+    trained = TrainedModel(weights=weights, card=ModelCard(identity=identity, config=config))
+    ways = _ways(*(assemble([trained], choose_device("cpu", p)) for p in ("fp32", "auto")))
     print(f"random weights, patch {arguments.patch}^3, widths {WIDTHS}, crop {SHAPE}")
     for _ in range(arguments.rounds):
         yield Round(ways=ways, image=torch.randn(4, *SHAPE))
@@ -132,9 +132,8 @@ def _held_out(arguments: argparse.Namespace) -> Iterator[Round]:
 def _ways(in_fp32: Model, in_half: Model) -> dict[str, Predict]:
     patch = in_half.members[0].patch
     ways: dict[str, Predict] = {
-        PATCH_WINDOWS: partial(_by_us, in_half, PredictionSettings(window=patch, overlap=OVERLAP)),
-        DEFAULT: partial(_by_us, in_half, PredictionSettings()),
-        CENTRE: partial(_by_us, in_half, PredictionSettings(windows="centre")),
+        PATCH_WINDOWS: partial(_by_us, in_half, Window(size=patch, overlap=OVERLAP)),
+        DEFAULT: partial(_by_us, in_half, in_half.members[0].window),
         MONAI: partial(_by_monai, in_half, patch),
     }
     if version_of("nnunetv2") == "not installed":
@@ -150,7 +149,7 @@ def _comparisons(
         NNUNET: f"nnU-Net {version_of('nnunetv2')}, float32, windows of the patch",
         MONAI: f"MONAI {version_of('monai')}, half precision, windows of the patch",
     }
-    for peer, name in ((peer, name) for peer in peers for name in (PATCH_WINDOWS, DEFAULT, CENTRE)):
+    for peer, name in ((peer, name) for peer in peers for name in (PATCH_WINDOWS, DEFAULT)):
         if peer in seconds:
             yield Comparison(
                 task=f"predict a brain crop, {name}",
@@ -170,11 +169,10 @@ def _agreement(scores: Mapping[str, Sequence[float]], ours: str, theirs: str) ->
     return f"mean Dice {own:.3f} against {other:.3f}, {len(scores[ours])} cases"
 
 
-def _by_us(model: Model, settings: PredictionSettings, image: Tensor) -> np.ndarray:
-    found: np.ndarray = predict_probabilities(
-        model, image.numpy(), settings, PredictionFallback("case", model.device)
-    )
-    return found * (image != 0).any(dim=0).numpy()
+def _by_us(model: Model, window: Window, image: Tensor) -> np.ndarray:
+    model = replace(model, members=(replace(model.members[0], window=window),))
+    fallback = PredictionFallback("case", model.device)
+    return apply_model(model, input_of_crop(image.numpy()), fallback)
 
 
 @torch.inference_mode()

@@ -15,9 +15,8 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from brats_seg.evaluation.metrics import RegionCounts, count_regions, dice
-from brats_seg.inference.out_of_fold import open_held_out, predict_held_out
-from brats_seg.inference.postprocess import decode_regions
-from brats_seg.inference.window_choice import window_kinds
+from brats_seg.inference.decode import decode_regions
+from brats_seg.inference.held_out import open_held_out, predict_held_out
 from brats_seg.labels import REGIONS
 from brats_seg.progress import tracked
 from brats_seg.quality.expected_dice import (
@@ -36,13 +35,12 @@ def counted_cases(
     """Yield the mean probability of each region and the voxel counts of every held-out case."""
     for run in runs:
         held_out = open_held_out(run, prepared)
-        (window,) = window_kinds([held_out])[0].settings
         device = choose_device("auto", precision)
-        for case in predict_held_out(held_out, [window], device, tracked)[window]:
+        for case in predict_held_out(held_out, device, tracked):
             stored = case.read()
-            regions = decode_regions(stored.probabilities, Decoding(), prod(stored.spacing_mm))
+            regions = decode_regions(stored.values, Decoding(), prod(stored.spacing_mm))
             counts = count_regions(regions, stored.reference, case.case_id)
-            yield mean_probabilities(stored.probabilities, regions), counts
+            yield mean_probabilities(stored.values, regions), counts
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ from machine import version_of
 from monai.transforms import Compose
 
 from brats_seg.cases.case import Case, CaseIndex
-from brats_seg.cases.discovery import find_cases
+from brats_seg.cases.find import find_cases
 from brats_seg.cases.nifti import read_volume
 from brats_seg.cases.phantom import write_phantom_cases
 from brats_seg.data.normalisation import extract_brain

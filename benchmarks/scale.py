@@ -21,14 +21,14 @@ from time import process_time
 
 from comparison import Comparison, add_json_option, append_json
 
-from brats_seg.cases.case_table import read_index
+from brats_seg.cases.index import read_index
 from brats_seg.cases.phantom import write_phantom_cases
 from brats_seg.config_text import load_config
 from brats_seg.data.fold import open_fold, open_index, prepare_data
 from brats_seg.evaluation.evaluate import score_folders
 from brats_seg.evaluation.protocols import protocol_named
+from brats_seg.inference.decode import PARTS, PartVolume
 from brats_seg.inference.output import OutputFolder, Record
-from brats_seg.inference.postprocess import PARTS, PartVolume
 from brats_seg.inference.settings import DEFAULT_SETTINGS
 
 EDGE = 24

@@ -89,7 +89,7 @@ def _panoptica() -> Any:
         Panoptica_Evaluator,
     )
     from panoptica.metrics import Metric
-    from panoptica.utils import EdgeCaseHandler, EdgeCaseResult
+    from panoptica.utils import EdgeCaseHandler, EdgePrediction
     from panoptica.utils.citation_reminder import disable_citation_reminder
     from panoptica.utils.edge_case_handling import MetricZeroTPEdgeCaseHandling
     from panoptica.utils.label_group import LabelMergeGroup
@@ -100,7 +100,7 @@ def _panoptica() -> Any:
     # it has no default for HD95 where no lesion is matched
     unmatched = {
         metric: MetricZeroTPEdgeCaseHandling(default_result=worst)
-        for metric, worst in zip(metrics, (EdgeCaseResult.ZERO, EdgeCaseResult.INF), strict=True)
+        for metric, worst in zip(metrics, (EdgePrediction.ZERO, EdgePrediction.INF), strict=True)
     }
     return Panoptica_Evaluator(
         expected_input=InputType.SEMANTIC,

@@ -29,7 +29,7 @@ from torch import Tensor
 from brats_seg.config import ModelConfig
 from brats_seg.models.build import build_model
 from brats_seg.runtime.memory import read_numbers
-from brats_seg.runtime.sliding_window import predict_logits
+from brats_seg.runtime.windows import predict_logits
 
 OVERLAP = 0.5
 
@@ -41,7 +41,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     image = torch.randn(4, *arguments.shape)
-    config = ModelConfig(widths=(8, 16, 32), deep_supervision=False)
+    config = ModelConfig(widths=(8, 16, 32))
     network = build_model(config, window).eval()
     with torch.inference_mode():
         ways = {name: partial(way, network, image, window) for name, way in WAYS.items()}

@@ -4,7 +4,8 @@ import json
 import sys
 from dataclasses import asdict
 
-from brats_seg.installation import Finding, package_findings
+from brats_seg.doctor import package_finding
+from brats_seg.errors import Finding
 
 
 def main() -> None:
@@ -14,7 +15,7 @@ def main() -> None:
 
         run()
     except ModuleNotFoundError:
-        (finding,) = package_findings()
+        finding = package_finding()
         if finding.status == "ok":
             raise
         _report(finding)

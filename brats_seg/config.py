@@ -41,7 +41,7 @@ OVERLAP = 0.5
 _WHOLE_NUMBER = re.compile(r"[0-9]{1,9}")
 
 
-def _parsed_size(value: object) -> object:
+def parse_size(value: object) -> object:
     """Parse `[64, 64, 64]`, `64,64,64` or `whole`; any other value gets one error message."""
     parts = value.split(",") if isinstance(value, str) and value != "whole" else value
     if value == "whole":
@@ -146,7 +146,7 @@ class StoreConfig(Section):
 class PatchConfig(Section):
     """Settings of the training patches."""
 
-    size: Annotated[Size | Literal["whole"], BeforeValidator(_parsed_size)] = (128, 128, 128)
+    size: Annotated[Size | Literal["whole"], BeforeValidator(parse_size)] = (128, 128, 128)
     """Voxels along X, Y, Z; `whole` uses the brain crop of each case."""
     foreground: Fraction = 1 / 3
     """Share of the patches that are centred on tumour (a third in nnU-Net)."""
@@ -175,8 +175,6 @@ class ModelConfig(Section):
         320,
     )
     """Channels of each level of `unet` and `dynunet`; levels that a small patch cannot have are dropped."""
-    deep_supervision: bool = True
-    """Whether the loss also applies to coarser levels of `unet`."""
     latent: Annotated[int, Field(gt=0, le=65536, multiple_of=64)] = 512
     """Length of the latent vector of `autoencoder`, a multiple of 64."""
 
@@ -191,8 +189,6 @@ class StartConfig(Section):
 
     path: str | None = None
     """Run, exported model, checkpoint or .safetensors file to take weights from; null draws all from the seed."""
-    hold_epochs: Annotated[int, Field(ge=0)] = 0
-    """First epochs in which the weights that were taken stay as they are, while the others learn."""
 
 
 class LossConfig(Section):
@@ -211,8 +207,6 @@ class LossConfig(Section):
     """Dotted name of another loss, for example `monai.losses.DiceFocalLoss`; null for Dice and BCE."""
     arguments: dict[str, Any] = {}
     """Keyword arguments of a loss that is given by its dotted name."""
-    ssim: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of 1 - structural similarity in the loss of `autoencoder`."""
 
 
 class OptimizerConfig(Section):
@@ -246,20 +240,12 @@ class ScheduleConfig(Section):
     """Settings of the learning rate schedule."""
 
     name: Literal["plateau", "cosine", "polynomial", "constant"] = "polynomial"
-    """`plateau` lowers the rate when the watched value stops improving; the others follow the number of
-    optimizer steps of the whole run."""
-    watch: Literal["val_loss", "val_dice"] = "val_loss"
-    """Value that `plateau` watches: the validation loss, or the mean validation Dice."""
+    """`plateau` lowers the rate to a tenth when the validation loss stops improving; the others follow the
+    number of optimizer steps of the whole run."""
     patience: Annotated[int, Field(ge=0)] = 2
     """Validations without improvement before `plateau` lowers the learning rate."""
-    factor: Annotated[float, Field(gt=0, lt=1)] = 0.1
-    """Factor by which `plateau` lowers the learning rate."""
-    minimum_lr: Annotated[float, Field(ge=0)] = 1e-7
-    """Lowest learning rate."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Optimizer steps over which the learning rate rises from near zero."""
-    warmup: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of all optimizer steps over which it rises, in place of `warmup_steps`: it suits a run of any length."""
 
 
 class TrainingConfig(Section):
@@ -268,17 +254,14 @@ class TrainingConfig(Section):
     n_epochs: PositiveInt = 100
     """Number of epochs: passes over the training cases."""
     hours: PositiveFloat | None = None
-    """Hours of a run in all its sessions, which `n_epochs` is fitted to when it begins; null keeps `n_epochs`."""
+    """Hours of a run in all its sessions: it has as many epochs as they hold, judged by the first one, in place
+    of `n_epochs`."""
     effective_batch: PositiveInt | dict[Annotated[int, Field(ge=0)], PositiveInt] = 2
     """Patches per optimizer step; `{0: 8, 40: 16}` changes the number at epoch 40."""
     micro_batch: PositiveInt = 1
     """Patches per forward pass, as many as fit in memory."""
     precision: Literal["auto", "fp32", "fp16", "bf16"] = "auto"
     """`auto` uses what the device computes natively: bf16, else fp16 on a GPU, else fp32."""
-    memory: Literal["auto"] | None = None
-    """`auto` starts with the first memory mode that is predicted to fit in free memory; null does not predict."""
-    half_if_needed: bool = False
-    """Whether half precision may replace float32 when memory runs out in every other memory mode."""
     device: str = "auto"
     """`auto` uses the GPU if there is one; otherwise `cpu`, `cuda`, `cuda:1` or `mps`."""
     n_workers: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
@@ -332,8 +315,6 @@ class TrackingConfig(Section):
 
     to: Annotated[tuple[TrackerName, ...], BeforeValidator(_listed)] = ()
     """Trackers, such as `tensorboard,mlflow`; each needs the extra of its name."""
-    project: Annotated[str, Field(min_length=1)] = "brats_seg"
-    """Project of W&B, or experiment of MLflow, that the run belongs to."""
 
 
 class Config(Section):
@@ -365,43 +346,14 @@ class Config(Section):
     @model_validator(mode="after")
     def _settings_suit_the_task(self) -> Self:
         # a setting that the task does not use would otherwise be ignored without a message
-        if self.model.task == "segmentation":
-            wrong = ["loss.ssim=0"] * (self.loss.ssim > 0)
-        else:
+        if self.model.task == "reconstruction":
             wrong = ["loss.batch_dice=false"] * self.loss.batch_dice
             # the image is its target too: the autoencoder would learn to leave modalities out
             wrong += ["training.modality_dropout=0"] * (self.training.modality_dropout > 0)
-            wrong += ["schedule.watch=val_loss"] * (self.schedule.watch == "val_dice")
             wrong += ["validation.watch=val_loss"] * (self.validation.watch == "val_dice")
-        if wrong:
-            msg = f"with model.name {self.model.name!r}, expected {', '.join(wrong)}"
-            raise ValueError(msg)
-        return self
-
-    @model_validator(mode="after")
-    def _weights_are_taken_before_they_are_held(self) -> Self:
-        if self.start.hold_epochs and self.start.path is None:
-            msg = (
-                f"start.hold_epochs is {self.start.hold_epochs} without start.path: no weights are "
-                "taken that could be held; expected both, or neither"
-            )
-            raise ValueError(msg)
-        return self
-
-    @model_validator(mode="after")
-    def _one_warmup(self) -> Self:
-        schedule = self.schedule
-        wrong = ""
-        if schedule.warmup and schedule.warmup_steps:
-            wrong = f"and schedule.warmup_steps is {schedule.warmup_steps}; expected one of them"
-        elif schedule.warmup and schedule.name == "plateau":
-            wrong = (
-                "with schedule.name 'plateau', which does not follow the steps; expected 'cosine', "
-                "'polynomial' or 'constant'"
-            )
-        if wrong:
-            msg = f"schedule.warmup is {schedule.warmup:g} {wrong}"
-            raise ValueError(msg)
+            if wrong:
+                msg = f"with model.name {self.model.name!r}, expected {', '.join(wrong)}"
+                raise ValueError(msg)
         return self
 
     def to_yaml(self) -> str:

@@ -1,18 +1,15 @@
 """Cross-validate: train every fold, tune, predict and score the held-out cases, export the ensemble.
 
-Each step keeps the results of an earlier call, so that an interrupted cross-validation continues.
-The output folder holds
+Each step but the scores keeps the results of an earlier call, so that an interrupted cross-validation
+continues. The output folder holds
 
 predictions/    label map of each case by the run that it was held out of; see `inference.output`
 scores.csv      a row for each case and region
-scored.json     key of the label maps and the protocol that the scores belong to
 summary.json    means, intervals and counts by region
 scores.png      figure of the scores
 model/          all runs as one exported model
 """
 
-import hashlib
-import json
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,8 +19,8 @@ import numpy as np
 import pandas as pd
 
 from brats_seg.cases.case import Case, CaseIndex
-from brats_seg.cases.case_table import read_index
 from brats_seg.cases.folds import check_fold, fold_table_path
+from brats_seg.cases.index import read_index
 from brats_seg.config import Config
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.data.fold import prepare_data, prepared_path_of
@@ -34,12 +31,11 @@ from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
 from brats_seg.evaluation.scores import (
     RegionSummary,
     joined_scores,
-    read_scores,
     summarise_scores,
     write_scores,
     write_summary,
 )
-from brats_seg.files import remove_leftovers, whole_file
+from brats_seg.files import remove_leftovers
 from brats_seg.inference.batch import (
     BatchOutcome,
     CaseOutcome,
@@ -49,8 +45,8 @@ from brats_seg.inference.batch import (
     local_outcomes,
 )
 from brats_seg.inference.export import check_replaceable, export_model
+from brats_seg.inference.held_out import HeldOut, open_held_out
 from brats_seg.inference.model_facts import CrossValidationScores
-from brats_seg.inference.out_of_fold import HeldOut, open_held_out
 from brats_seg.inference.output import OutputFolder
 from brats_seg.inference.predict import Predictor
 from brats_seg.inference.settings import PredictionSettings
@@ -61,7 +57,6 @@ from brats_seg.training.trainer import Outcome, train_fold
 LEGACY = protocol_named("legacy")
 DEFAULT_CONFIG = Config()
 SCORES_NAME = "scores.csv"
-_KEY_NAME = "scored.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -70,10 +65,8 @@ class OutOfFoldResults:
 
     tuning: Tuning
     batch: BatchOutcome
-    evaluation: Evaluation | None
-    """None if an earlier call has scored the same label maps."""
-    scores: pd.DataFrame
-    """A row for each case and region."""
+    evaluation: Evaluation
+    """Scores, a row for each case and region, and cases that could not be scored."""
     summaries: tuple[RegionSummary, ...]
     """Means and intervals of the scores by region."""
     fingerprint: str
@@ -82,13 +75,14 @@ class OutOfFoldResults:
     @property
     def n_failed(self) -> int:
         """Cases that could not be predicted or scored."""
-        return len(self.batch.failures) + (len(self.evaluation.failures) if self.evaluation else 0)
+        return len(self.batch.failures) + len(self.evaluation.failures)
 
     @property
     def predicted_summaries(self) -> tuple[RegionSummary, ...]:
         """Means over the cases that could be predicted; equal to `summaries` if all could."""
         failed = {record.case_id for record in self.batch.failures}
-        scores = self.scores[~self.scores["case_id"].isin(failed)]
+        scores = self.evaluation.scores
+        scores = scores[~scores["case_id"].isin(failed)]
         return summarise_scores(scores, np.random.default_rng(0))
 
 
@@ -106,7 +100,7 @@ class CrossValidation:
     @property
     def scores(self) -> pd.DataFrame:
         """A row for each case and region; none if training was stopped."""
-        return self.results.scores if self.results else joined_scores(())
+        return self.results.evaluation.scores if self.results else joined_scores(())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,7 +181,9 @@ def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
         held_out = [open_held_out(path, folder) for path in paths]
         cases = held_out_cases(held_out, read_index(folder / "cases.csv", data))
         batch = _predict(cases, predictions, config, on_case, track)
-        evaluation, scores, summaries = _score(cases, predictions.path, protocol, track)
+        evaluation, summaries = score_predictions(
+            reference_pairs(cases, predictions.path), protocol, output, track=track
+        )
         exported = export_model(
             paths,
             output / "model",
@@ -198,7 +194,6 @@ def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
         tuning=tuning,
         batch=batch,
         evaluation=evaluation,
-        scores=scores,
         summaries=summaries,
         fingerprint=exported.fingerprint,
     )
@@ -250,24 +245,30 @@ def reference_pairs(parts: Sequence[HeldOutCases], predictions: Path) -> Pairing
 
 
 def score_predictions(
-    pairing: Pairing, protocol: ScoringProtocol, folder: Path, *, n_workers: int, track: Track
-) -> Evaluation | None:
-    """Write and return the scores of all pairs, or return None if they are up to date.
+    pairing: Pairing,
+    protocol: ScoringProtocol,
+    folder: Path,
+    *,
+    n_workers: int | None = None,
+    track: Track = untracked,
+) -> tuple[Evaluation, tuple[RegionSummary, ...]]:
+    """Score all pairs, and write the scores, their summary and their figure.
 
     Raises:
         EnvironmentalError: A process was killed, or the folder cannot be written to.
     """
-    key = _key(pairing, protocol)
-    if (folder / SCORES_NAME).exists() and _stored_key(folder) == key:
-        return None
+    # matplotlib takes long to import
+    from brats_seg.figures.charts import score_figure
+    from brats_seg.figures.sections import write_figure
+
+    n_workers = available_cpus() if n_workers is None else n_workers
     evaluation = evaluate_pairs(pairing, protocol, n_workers=n_workers, track=track)
-    # without a key, scores that were not completely written are computed again
-    (folder / _KEY_NAME).unlink(missing_ok=True)
+    summaries = summarise_scores(evaluation.scores, np.random.default_rng(0))
     write_scores(evaluation.scores, folder / SCORES_NAME)
-    if not evaluation.failures:
-        with whole_file(folder / _KEY_NAME) as beside:
-            beside.write_text(json.dumps({"key": key}) + "\n")
-    return evaluation
+    write_summary(summaries, folder / "summary.json")
+    column = "dice" if protocol.lesions is None else "lesionwise_dice"
+    write_figure(score_figure(evaluation.scores, column=column), folder / "scores.png")
+    return evaluation, summaries
 
 
 def _train(
@@ -308,41 +309,3 @@ def _predict(
     settings = PredictionSettings(device=training.device, precision=training.precision)
     outcomes = out_of_fold_outcomes(parts, settings, predictions)
     return finish_batch(outcomes, predictions, len(cases), on_case=on_case, track=track)
-
-
-def _score(
-    parts: Sequence[HeldOutCases], predictions: Path, protocol: ScoringProtocol, track: Track
-) -> tuple[Evaluation | None, pd.DataFrame, tuple[RegionSummary, ...]]:
-    """Score the predictions, and write the scores, their summary and their figure."""
-    # matplotlib takes long to import
-    from brats_seg.figures.charts import score_figure
-    from brats_seg.figures.sections import write_figure
-
-    output = predictions.parent
-    pairing = reference_pairs(parts, predictions)
-    evaluation = score_predictions(
-        pairing, protocol, output, n_workers=available_cpus(), track=track
-    )
-    scores = read_scores(output / SCORES_NAME)
-    summaries = summarise_scores(scores, np.random.default_rng(0))
-    write_summary(summaries, output / "summary.json")
-    column = "dice" if protocol.lesions is None else "lesionwise_dice"
-    write_figure(score_figure(scores, column=column), output / "scores.png")
-    return evaluation, scores, summaries
-
-
-def _key(pairing: Pairing, protocol: ScoringProtocol) -> str:
-    digest = hashlib.sha256(f"{protocol.name} {protocol.task}".encode())
-    for pair in pairing.pairs:
-        digest.update(f"\n{pair.case_id}".encode())
-        for path in (pair.reference, pair.prediction):
-            content = path.read_bytes() if path is not None and path.exists() else b""
-            digest.update(hashlib.sha256(content).digest())
-    return digest.hexdigest()[:32]
-
-
-def _stored_key(folder: Path) -> str | None:
-    try:
-        return str(json.loads((folder / _KEY_NAME).read_bytes())["key"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None

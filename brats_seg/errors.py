@@ -14,7 +14,9 @@ BratsError                1  something about the data is wrong
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from itertools import islice
+from typing import Literal
 
 _N_NAMED = 5
 """Names that a message lists at most."""
@@ -109,6 +111,20 @@ class EnvironmentalError(BratsError):
     """Disk, permissions, device or memory prevent the work."""
 
     exit_code = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """Result of one check of the installation, the machine, the scans or a run."""
+
+    check: str
+    """Name of what was checked."""
+    status: Literal["ok", "warning", "problem"]
+    """`problem` prevents work, `warning` may disturb it."""
+    found: str
+    """Sentence about it."""
+    remedy: str = ""
+    """Command that fixes it; empty if nothing has to be done."""
 
 
 def printable(text: str) -> str:

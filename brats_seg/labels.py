@@ -5,6 +5,7 @@ of `REGIONS`: the enhancing tumour is inside the tumour core, the core inside th
 conventions are those of BraTS 2017-2025 and of the Medical Segmentation Decathlon.
 """
 
+import re
 from dataclasses import dataclass
 from itertools import combinations
 from typing import TypeAlias
@@ -86,6 +87,15 @@ MSD = LabelConvention(
 )
 CONVENTIONS = (BRATS2017, BRATS2023, BRATS2024, BRATS2024_PED, MSD)
 
+# tissue or region, words that name it, and parts of words that do; the first that fits counts
+_TISSUE_WORDS = (
+    ("ncr", {"ncr", "net", "netc"}, ("nonenh", "necro")),
+    ("ed", {"ed", "snfh"}, ("edema",)),
+    ("et", {"et"}, ("enhanc",)),
+    ("tc", {"tc"}, ("core",)),
+    ("wt", {"wt"}, ("whole",)),
+)
+
 
 def convention_named(name: str) -> LabelConvention:
     """Return the convention of a name; raise `ConfigError` with the known names if there is none.
@@ -100,6 +110,21 @@ def convention_named(name: str) -> LabelConvention:
     known = ", ".join(convention.name for convention in CONVENTIONS)
     msg = f"label convention {name!r} is unknown; there are {known}"
     raise ConfigError(msg)
+
+
+def tissue_named(name: str) -> str:
+    """Return `ncr`, `ed` or `et` for the name of a tissue, `wt`, `tc` or `et` for one of a region.
+
+    Example:
+        >>> tissue_named("Non-enhancing tumour"), tissue_named("SNFH"), tissue_named("liver")
+        ('ncr', 'ed', '')
+    """
+    letters = re.sub(r"[^a-z]+", " ", name.lower())
+    words, joined = set(letters.split()), letters.replace(" ", "")
+    for tissue, names, parts in _TISSUE_WORDS:
+        if words & names or any(part in joined for part in parts):
+            return tissue
+    return ""
 
 
 def regions_of(

@@ -44,7 +44,7 @@ NETWORK_DEFAULTS: dict[str, dict[str, Any]] = {
     "autoencoder": {
         "patch": {"size": "whole", "foreground": 0.0, "per_case": 1},
         "optimizer": {"name": "adamw", "lr": LEARNING_RATES["adamw"]},
-        "schedule": {"name": "plateau", "watch": "val_loss", "patience": 5},
+        "schedule": {"name": "plateau", "patience": 5},
         "training": {"effective_batch": 2, "augment": "none"},
         "validation": {"watch": "val_loss"},
     },

@@ -17,7 +17,7 @@ from brats_seg.errors import CaseError
 if TYPE_CHECKING:
     from pydantic import JsonValue
 
-    from brats_seg.inference.foreign import ForeignNetwork
+    from brats_seg.inference.model import ForeignNetwork
 
 Notes: TypeAlias = "Mapping[str, JsonValue]"
 """Entries of a model card that a wing writes and reads; the core only carries them."""
@@ -88,7 +88,7 @@ def dicom() -> ModuleType | None:
 
 def pages() -> ModuleType | None:
     """Return the functions that write HTML pages of cases."""
-    return _wing("pages.case_pages")
+    return _wing("pages.write")
 
 
 def interop() -> ModuleType | None:

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import distribution
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import jsonschema
 import nibabel as nib
 import numpy as np
 import numpy.typing as npt
 
+from brats_seg.cases.case import Case, CaseFacts
 from brats_seg.labels import BRATS2017, MODALITIES, LabelConvention, label_map_of
 
 Run = Callable[..., tuple[int, str, str]]
@@ -26,6 +27,13 @@ BRATS_AFFINE = np.array(
     [[-1.0, 0.0, 0.0, 0.0], [0.0, -1.0, 0.0, 239.0], [0.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0]]
 )
 """The geometry of every BraTS volume of 2017 to 2023: 1 mm, left and posterior first."""
+
+
+def make_case(case_id: str = "case_1", **values: Any) -> Case:
+    """Return a case that is its own patient; values may be fields of the case or of its facts."""
+    facts = {name: values.pop(name) for name in get_type_hints(CaseFacts) if name in values}
+    plain = {"patient_id": case_id, "release": "brats2020", **values}
+    return Case(case_id=case_id, facts=CaseFacts(**facts), **plain)
 
 
 @contextmanager

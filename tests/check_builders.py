@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from brats_seg.cases.case import LoadedCase, load_case
-from brats_seg.cases.discovery import find_cases
+from brats_seg.cases.find import find_cases
 from brats_seg.cases.nifti import Geometry, Volume
 from brats_seg.cases.phantom import make_phantom
 from brats_seg.labels import BRATS2017, MODALITIES, LabelConvention, LabelMap

@@ -1,25 +1,55 @@
 """Build models for tests of inference: small real ones on disk, and ones of known output."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from brats_seg.cases.case import Case, load_case
 from brats_seg.config import Config, ModelConfig, PatchConfig
 from brats_seg.evaluation.subset_scores import SubsetScores
+from brats_seg.inference.method import Scan, prepare_scan, standard_method
 from brats_seg.inference.model import Member, Model
 from brats_seg.models.build import build_model, size_multiple
 from brats_seg.runtime.device import Device
-from brats_seg.runtime.weights import NOT_FITTED, FittedPrediction, ModelIdentity, store_fitted
-from brats_seg.training.checkpoints import Checkpoint, save_checkpoint
-from brats_seg.training.state import Position
+from brats_seg.runtime.torch_files import write_checkpoint
+from brats_seg.runtime.weights import (
+    NOT_FITTED,
+    SCHEMA_VERSION,
+    Decoding,
+    FittedPrediction,
+    ModelCard,
+    ModelIdentity,
+)
+from brats_seg.runtime.windows import Window
+from brats_seg.training.state import Progress
+from brats_seg.voxels.grids import Spacing
 
+DEFAULT = Decoding()
 CPU = Device(torch_device=torch.device("cpu"))
 IDENTITY = ModelIdentity(conventions=("brats2017",), patch=(8, 8, 8), fingerprint="cases")
-CONFIG = Config(
-    model=ModelConfig(widths=(4, 8), deep_supervision=False), patch=PatchConfig(size=(8, 8, 8))
-)
+CONFIG = Config(model=ModelConfig(widths=(4, 8)), patch=PatchConfig(size=(8, 8, 8)))
+
+
+def save_run(
+    path: Path,
+    weights: dict[str, Tensor],
+    card: ModelCard,
+    progress: Progress | None = None,
+    **entries: Any,
+) -> None:
+    """Write a checkpoint for prediction; further entries are as given."""
+    saved = {
+        "schema_version": SCHEMA_VERSION,
+        "card": card.model_dump(),
+        "environment": {},
+        "started_from": None,
+        "progress": asdict(progress or Progress()),
+        "model": weights,
+    }
+    write_checkpoint({**saved, **entries}, path)
 
 
 def write_run(
@@ -29,21 +59,15 @@ def write_run(
     identity: ModelIdentity = IDENTITY,
     config: Config = CONFIG,
     fitted: FittedPrediction = NOT_FITTED,
+    notes: dict[str, Any] | None = None,
     **entries: Any,
 ) -> Path:
     """Write the best checkpoint of a run, with random weights; further entries are as given."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         network = build_model(config.model, identity.patch)
-    checkpoint = Checkpoint(
-        model=network.state_dict(),
-        identity=identity,
-        config=config.model_dump(mode="json"),
-        **{"position": Position(), **entries},
-    )
-    save_checkpoint(checkpoint, path / "best.pt")
-    if fitted != NOT_FITTED:
-        store_fitted(path / "best.pt", fitted)
+    card = ModelCard(identity=identity, config=config, fitted=fitted, notes=notes or {})
+    save_run(path / "best.pt", network.state_dict(), card, **entries)
     return path
 
 
@@ -67,23 +91,37 @@ def make_model(
     *networks: nn.Module,
     identity: ModelIdentity = IDENTITY,
     config: Config = CONFIG,
-    fitted: FittedPrediction = NOT_FITTED,
+    window: Window | None = None,
+    decoding: Decoding = DEFAULT,
     subset_scores: tuple[SubsetScores, ...] = (),
 ) -> Model:
     """Return a model of the given networks, or of one pointwise network."""
+    size = None if config.patch.size == "whole" else identity.patch
     members = tuple(
         Member(
             network=network.eval(),
             name=config.model.name,
             patch=identity.patch,
-            window=None if config.patch.size == "whole" else identity.patch,
+            window=window or Window(size=size, overlap=0.5),
             channels=(0, 1, 2, 3),
             regions=(0, 1, 2),
             multiple=size_multiple(config.model, identity.patch),
-            fitted=fitted,
-            subsets=identity.subsets,
-            subset_scores=subset_scores,
         )
         for network in networks or (Pointwise(),)
     )
-    return Model(members=members, identity=identity, fingerprint="model", device=CPU)
+    return Model(
+        members=members,
+        method=standard_method(identity.spacing_mm),
+        identity=identity,
+        decoding=decoding,
+        fingerprint="model",
+        device=CPU,
+        subsets=identity.subsets,
+        subset_scores=subset_scores,
+        notes=({},),
+    )
+
+
+def read_scan(case: Case, spacing_mm: Spacing = (1.0, 1.0, 1.0)) -> Scan:
+    """Load and prepare a case."""
+    return prepare_scan(load_case(case, with_label=False), spacing_mm)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import nibabel as nib
@@ -15,8 +16,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from brats_seg.cases.find import find_inputs
 from brats_seg.cases.index import index_cases
-from brats_seg.cases.inputs import find_inputs
 from brats_seg.errors import EnvironmentalError, LayoutError, UsageError
 from brats_seg.inference.batch import (
     BatchOutcome,
@@ -78,7 +79,7 @@ def test_one_bad_case_is_one_row_and_the_others_are_predicted(tmp_path: Path) ->
     assert (outcome.n_predicted, outcome.n_skipped, len(outcome.failures)) == (4, 0, 10)
     assert case_ids(endings) == sorted(case_ids(endings))
     assert failures["case_id"].tolist() == BAD_IDS
-    assert set(failures["error"]) == {"CaseError"}
+    assert set(failures["error"]) <= {"CaseError", "UnusableCaseError"}
     for message, case_id, words in zip(
         failures["message"], failures["case_id"], FOUND, strict=True
     ):
@@ -114,7 +115,7 @@ def test_the_tables_hold_volumes_and_failures(tmp_path: Path) -> None:
     assert record["outputs"] == ["BraTS2021_00000.nii.gz"]
     assert record["seconds"] > 0
     assert record["peak_memory_mb"] > 0
-    assert record["settings"]["windows"] == "auto"
+    assert record["settings"]["window"] == "auto"
     assert ending.record.model_dump(mode="json") == record
 
 
@@ -146,18 +147,7 @@ def test_a_case_is_done_again_when_anything_it_depends_on_has_changed(
     (out / "BraTS2021_00001.nii.gz").unlink()
     assert n_predicted() == 1
     assert n_predicted(settings=PredictionSettings(preview=False, labels="brats2023")) == 6
-    other = make_model()
-    assert (
-        n_predicted(
-            model=type(other)(
-                members=other.members,
-                identity=other.identity,
-                fingerprint="other",
-                device=other.device,
-            )
-        )
-        == 6
-    )
+    assert n_predicted(model=replace(make_model(), fingerprint="other")) == 6
     assert n_predicted(settings=PredictionSettings(preview=False, device="cpu")) == 6
     assert n_predicted() == 0
 
@@ -354,6 +344,6 @@ def test_each_bad_name_is_one_row_of_the_failures(tmp_path: Path) -> None:
 
     assert (outcome.n_predicted, len(outcome.failures)) == (1, 9)
     failures = pd.read_csv(tmp_path / "out" / "failures.csv")
-    assert set(failures["error"]) == {"CaseError"}
+    assert set(failures["error"]) <= {"CaseError", "UnusableCaseError"}
     assert failures["message"].str.contains("found").all()
     assert len((tmp_path / "out" / "manifest.jsonl").read_text().splitlines()) == 10

@@ -12,16 +12,17 @@ import pytest
 import brats_seg.cases.case as case_module
 from brats_seg.cases.case import (
     Case,
+    ScanFile,
+    case_of_arrays,
     check_one_grid,
-    check_volumes,
-    check_voxels,
     have_one_grid,
     load_case,
+    missing_problem,
     read_case_files,
 )
-from brats_seg.cases.discovery import find_cases
+from brats_seg.cases.find import find_cases
 from brats_seg.cases.index import index_cases
-from brats_seg.cases.nifti import Geometry, Volume, read_geometry
+from brats_seg.cases.nifti import Geometry, read_geometry
 from brats_seg.errors import CaseError, ConfigError, LabelError, UnusableCaseError
 from brats_seg.labels import BRATS2024, MODALITIES, MSD
 from tests.bad_cases import BAD_IDS, FOUND, break_in_ten_ways
@@ -71,7 +72,7 @@ def test_volumes_come_in_the_order_of_the_modalities(tmp_path: Path) -> None:
         np.testing.assert_array_equal(volume.array, expected)
     assert loaded.label is not None
     np.testing.assert_array_equal(loaded.label.array, make_label_map())
-    assert loaded.release == "brats2021"
+    assert loaded.case.release == "brats2021"
     assert loaded.convention is not None
     assert loaded.convention.name == "brats2017"
 
@@ -117,7 +118,7 @@ def test_the_label_map_is_left_alone_where_it_is_not_wanted(
     assert loaded.label is None
     assert loaded.convention is None
     assert not reads["BraTS2021_00000_seg.nii.gz"]
-    assert len(loaded.contents) == len(MODALITIES)
+    assert len(loaded.hashes) == len(MODALITIES)
 
 
 def test_a_file_of_four_volumes_is_read_once(tmp_path: Path, reads: Counter[str]) -> None:
@@ -138,7 +139,7 @@ def test_contents_are_hashes_of_the_files(tmp_path: Path) -> None:
 
     expected = [hashlib.sha256(case.path_of(scan).read_bytes()).hexdigest() for scan in scans]
 
-    assert load_case(case).contents == tuple(f"{digest}#None" for digest in expected)
+    assert load_case(case).hashes == tuple(f"{digest}#None" for digest in expected)
 
 
 @pytest.mark.parametrize(
@@ -165,8 +166,8 @@ def test_a_gli_case_of_the_2024_shape_is_of_2024(
     (indexed,) = index_cases(tmp_path).cases
 
     assert loaded.label is not None
-    assert (loaded.release, loaded.convention) == ("brats2024-gli", BRATS2024)
-    assert (indexed.release, indexed.label_convention) == ("brats2024-gli", "brats2024")
+    assert (loaded.case.release, loaded.convention) == ("brats2024-gli", BRATS2024)
+    assert (indexed.release, indexed.convention) == ("brats2024-gli", "brats2024")
     assert indexed.usable
     assert load_case(indexed).convention == BRATS2024
 
@@ -255,71 +256,75 @@ def moved(mm: float) -> Geometry:
     return grid(affine=affine)
 
 
-def volumes(dtype: str = "int16") -> list[Volume]:
-    return [
-        Volume(array=array.astype(dtype), geometry=grid(), file=file)
-        for file, array in zip(FILES, make_volumes(), strict=True)
-    ]
-
-
-def label() -> Volume:
-    return Volume(array=make_label_map(), geometry=grid(), file="seg.nii.gz")
-
-
 @pytest.mark.parametrize("dtype", ["int16", "uint16", "float32", "float64"])
-def test_a_sound_case_passes(dtype: str) -> None:
-    check_volumes("case_1", volumes(dtype), label())
-    check_volumes("case_1", volumes(dtype), None)
+def test_a_case_of_arrays_is_checked_and_turned_as_one_of_files(dtype: str) -> None:
+    flipped = BRATS_AFFINE @ np.diag([-1, 1, 1, 1])
+
+    loaded = case_of_arrays("BraTS2021_00000", make_volumes().astype(dtype)[:, ::-1], flipped)
+
+    assert (loaded.case.release, loaded.case.modalities) == ("brats2021", MODALITIES)
+    for volume, expected in zip(loaded.volumes, make_volumes(), strict=True):
+        np.testing.assert_array_equal(volume.array, expected)
 
 
-def test_three_modalities_are_too_few() -> None:
-    with pytest.raises(
-        CaseError,
-        match=r"case_1, file t1\.nii\.gz, t1ce\.nii\.gz, t2\.nii\.gz: found 3 modalities; expected "
-        "the four t1n, t1c, t2w, t2f. Add the missing files",
-    ):
-        check_volumes("case_1", volumes()[:3], None)
+def test_three_arrays_are_too_few() -> None:
+    with pytest.raises(CaseError, match="found 3 modalities; expected t1n, t1c, t2w, t2f"):
+        case_of_arrays("case_1", make_volumes()[:3], BRATS_AFFINE)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        *((value, "NaN or infinity in 2 voxels") for value in (np.nan, np.inf, -np.inf)),
+        (2e30, "intensities from 0 to 2e.30"),
+    ],
+)
 @pytest.mark.parametrize("which", range(4))
-def test_voxels_that_are_not_finite_are_refused(which: int, value: float) -> None:
-    images = volumes("float32")
-    array = images[which].array.copy()
-    array[3, 4, 5:7] = value
-    images[which] = replace(images[which], array=array)
+def test_voxels_that_are_no_intensities_are_refused(which: int, value: float, found: str) -> None:
+    images = make_volumes().astype(np.float32)
+    images[which, 3, 4, 5:7] = value
 
-    with pytest.raises(CaseError, match=f"{FILES[which]}: found NaN or infinity in 2 voxels"):
-        check_volumes("case_1", images, label())
+    with pytest.raises(CaseError, match=f"file {MODALITIES[which]}: found {found}"):
+        case_of_arrays("case_1", images, BRATS_AFFINE)
 
 
 @pytest.mark.parametrize("value", [0, 7])
 def test_a_constant_volume_is_refused(value: int) -> None:
-    volume = replace(volumes()[0], array=np.full(SHAPE, value, dtype=np.int16))
+    images = make_volumes()
+    images[0] = value
 
-    with pytest.raises(CaseError, match=f"t1.nii.gz: found a constant volume, {value} everywhere"):
-        check_voxels("case_1", volume)
-
-
-def test_a_label_map_without_tumour_is_no_constant_volume() -> None:
-    check_volumes("case_1", volumes(), replace(label(), array=np.zeros(SHAPE, dtype=np.uint8)))
+    with pytest.raises(CaseError, match=f"file t1n: found a constant volume, {value} everywhere"):
+        case_of_arrays("case_1", images, BRATS_AFFINE)
 
 
-def test_two_shapes_in_a_case_are_refused() -> None:
-    images = volumes()
-    images[2] = replace(images[2], geometry=grid(shape=(24, 24, 17)))
+def test_a_label_map_without_tumour_is_no_constant_volume(tmp_path: Path) -> None:
+    case = written(tmp_path)
+    write_nifti(case.path_of(case.label), np.zeros(SHAPE, np.uint8))
+
+    assert load_case(case).label is not None
+
+
+def test_a_missing_modality_is_refused_unless_it_is_not_asked_for(tmp_path: Path) -> None:
+    case = written(tmp_path, labelled=False)
+    case.path_of(case.files["t1c"]).unlink()
+    case.path_of(case.files["t2w"]).unlink()
+    (case,) = find_cases(tmp_path).cases
 
     with pytest.raises(
         CaseError,
-        match=r"file t2\.nii\.gz: found 24x24x17 voxels of 1.00x1.00x1.00 mm, axes LPS, origin "
-        r"\(0.00, 239.00, 0.00\); expected the grid of t1\.nii\.gz: 24x24x16 voxels .* Register",
+        match=r"case BraTS2021_00000, file BraTS2021_00000/: found no t1c, t2w; expected t1n, t1c, "
+        "t2w, t2f. Add the missing files, or leave the case out.",
     ):
-        check_volumes("case_1", images, label())
+        load_case(case)
+    assert len(load_case(case, modalities=("t1n", "t2f")).volumes) == 2
+    assert not case.usable
 
 
-def test_a_label_map_on_another_grid_is_refused() -> None:
-    with pytest.raises(CaseError, match=r"file seg\.nii\.gz: .*affine off by up to 5; expected"):
-        check_volumes("case_1", volumes(), replace(label(), geometry=moved(5)))
+def test_a_radiotherapy_case_is_not_supported() -> None:
+    case = Case.named("BraTS-MEN-RT-0002-1", {"t1c": ScanFile(path=Path("t1c.nii"))})
+
+    assert case.release == "brats2024-men-rt"
+    assert "one modality and another target" in str(missing_problem(case))
 
 
 def test_every_file_off_the_grid_is_named() -> None:

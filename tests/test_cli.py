@@ -32,7 +32,6 @@ QUICK = [
     "--set",
     "model.widths=[4, 8]",
     "--set",
-    "model.deep_supervision=false",
 ]
 
 
@@ -75,16 +74,16 @@ def test_index_says_what_it_found(run: Callable[..., Done], scans: Path, tmp_pat
         "patient_id",
         "timepoint",
         "release",
-        "label_convention",
+        "convention",
+        "problems",
+        "remarks",
         "t1n",
         "t1c",
         "t2w",
         "t2f",
-        "label",
-        "problems",
     ]
     assert len(table) == 6
-    assert set(table["label_convention"]) == {"brats2017"}
+    assert set(table["convention"]) == {"brats2017"}
     assert "brats2021" in done.stdout
     assert "6 cases" in done.stdout
 
@@ -367,7 +366,7 @@ def test_two_label_conventions_are_trained_on_together(
 
     assert done.returncode == 0, done.stderr
     table = pd.read_csv(scans.with_name("data-prepared") / "cases.csv")
-    assert sorted(set(table["label_convention"])) == ["brats2017", "brats2023"]
+    assert sorted(set(table["convention"])) == ["brats2017", "brats2023"]
 
 
 def test_a_case_that_vanished_is_missed(

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from brats_seg.cases.case import Case
 from brats_seg.cases.clinical import (
     ClinicalTable,
     check_columns,
@@ -15,6 +14,7 @@ from brats_seg.cases.clinical import (
     with_clinical,
 )
 from brats_seg.errors import CaseError, UsageError
+from tests.builders import make_case
 
 MAPPING_2020 = (
     "Grade,BraTS_2017_subject_ID,BraTS_2018_subject_ID,TCGA_TCIA_subject_ID,"
@@ -33,10 +33,6 @@ def read(root: Path, **tables: str) -> ClinicalTable:
         folder.mkdir(parents=True)
         (folder / f"{name}.csv").write_text(text, encoding="utf-8")
     return read_clinical_tables(root)
-
-
-def make_case(case_id: str, **values: object) -> Case:
-    return Case(**{"case_id": case_id, "patient_id": case_id, "release": "brats2020"} | values)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +200,7 @@ def test_cases_get_grade_and_age(tmp_path):
     filled = with_clinical(cases, table)
 
     assert [case.case_id for case in filled] == [case.case_id for case in cases]
-    assert [(case.grade, case.age_years) for case in filled] == [
+    assert [(case.facts.grade, case.facts.age_years) for case in filled] == [
         ("HGG", None),
         ("HGG", 60.5),
         ("", None),
@@ -219,7 +215,7 @@ def test_what_a_case_knows_already_stays(tmp_path):
 
     [case] = with_clinical([make_case("Brats18_AAA_1", grade="LGG", age_years=0.0)], table)
 
-    assert (case.grade, case.age_years) == ("LGG", 0.0)
+    assert (case.facts.grade, case.facts.age_years) == ("LGG", 0.0)
 
 
 def test_one_person_under_two_ids_becomes_one_patient(tmp_path):
@@ -242,7 +238,9 @@ def test_the_grades_of_real_cases_are_those_of_their_folders(real_data):
     table = read_clinical_tables(real_data)
     folders = sorted((real_data / "BraTS2018").glob("*GG/*/"))
 
-    grades = {path.name: with_clinical([make_case(path.name)], table)[0].grade for path in folders}
+    grades = {
+        path.name: with_clinical([make_case(path.name)], table)[0].facts.grade for path in folders
+    }
 
     assert len(grades) == 9
     assert grades == {path.name: path.parent.name for path in folders}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from brats_seg.cases.case import Case
-from brats_seg.cases.inputs import find_inputs
+from brats_seg.cases.find import find_inputs
 from brats_seg.errors import EnvironmentalError, UsageError
 from brats_seg.inference import batch, cluster
 from brats_seg.inference.batch import (

@@ -123,25 +123,6 @@ def test_all_wrong_settings_are_told_at_once():
         load_config(assignments=["training.n_epochs=0", "validation.overlap=1"])
 
 
-@pytest.mark.parametrize(
-    ("assignments", "match"),
-    [
-        (
-            ["schedule.name=plateau", "schedule.warmup=0.1"],
-            r"^schedule\.warmup is 0\.1 with schedule\.name 'plateau'",
-        ),
-        (
-            ["schedule.name=cosine", "schedule.warmup=0.1", "schedule.warmup_steps=5"],
-            r"warmup_steps is 5; expected one of them",
-        ),
-        (["start.hold_epochs=3"], r"^start\.hold_epochs is 3 without start\.path"),
-    ],
-)
-def test_settings_that_contradict_each_other_are_refused(assignments, match):
-    with pytest.raises(ConfigError, match=match):
-        load_config(assignments=assignments)
-
-
 def test_an_unknown_preset_is_refused_with_the_names_there_are():
     with pytest.raises(ConfigError, match="preset 'T4' is unknown; there are demo, cpu, kaggle-t4"):
         load_config(preset="T4")
@@ -197,7 +178,7 @@ def test_an_effective_batch_that_starts_late_is_refused():
     [
         *("training.n_epochs=ten", "training.seed=1.5", "optimizer.lr=x", "cases.skip_bad=x"),
         *("model.widths=x", "patch.size=x", "training.effective_batch=x", "cases=3"),
-        *("store.spacing_mm=x", "model.arguments=x", "training.memory=x", "folds.scheme=x"),
+        *("store.spacing_mm=x", "model.arguments=x", "folds.scheme=x"),
     ],
 )
 def test_a_message_says_what_is_expected_in_the_words_of_a_person(assignment):
@@ -248,7 +229,7 @@ def test_an_autoencoder_learns_whole_brains_whatever_the_preset(preset):
     config = load_config(preset=preset, assignments=["model.name=autoencoder"])
 
     assert config.patch.size == "whole"
-    assert config.validation.watch == config.schedule.watch == "val_loss"
+    assert config.validation.watch == "val_loss"
     assert config.optimizer.lr == 1e-3
 
 
@@ -271,14 +252,12 @@ def test_what_is_given_wins_over_what_the_network_starts_from():
             "validation.watch=val_dice",
             r"'autoencoder', expected validation\.watch=val_loss",
         ),
-        ("autoencoder", "schedule.watch=val_dice", r"expected schedule\.watch=val_loss"),
         ("autoencoder", "loss.batch_dice=true", r"expected loss\.batch_dice=false"),
         (
             "autoencoder",
             "training.modality_dropout=0.5",
             r"expected training\.modality_dropout=0",
         ),
-        ("unet", "loss.ssim=0.5", r"with model\.name 'unet', expected loss\.ssim=0"),
     ],
 )
 def test_settings_that_the_task_has_no_use_for_are_refused(name, assignment, match):

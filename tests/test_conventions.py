@@ -18,7 +18,7 @@ def test_a_gli_case_of_the_2024_shape_is_of_2024_whatever_its_values(values: tup
     found = resolve(release="brats2023-gli", shape=SHAPE_2024, values=values)
 
     assert (found.release, found.convention.name) == ("brats2024-gli", "brats2024")
-    assert not found.is_open
+    assert not found.is_ambiguous
 
 
 def test_without_a_shape_the_name_decides() -> None:
@@ -37,7 +37,7 @@ def test_a_declared_convention_is_taken_as_it_is() -> None:
     found = resolve(release="brats2023-gli", shape=SHAPE_2024, values={1}, declared="msd")
 
     assert (found.release, found.convention.name) == ("brats2024-gli", "msd")
-    assert not found.is_open
+    assert not found.is_ambiguous
 
 
 def test_an_unknown_convention_is_refused() -> None:
@@ -46,7 +46,7 @@ def test_an_unknown_convention_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("release", "values", "is_open"),
+    ("release", "values", "is_ambiguous"),
     [
         ("unknown", (0, 1, 2, 3), True),
         ("nnunet", (0, 1, 2, 4), True),
@@ -56,10 +56,10 @@ def test_an_unknown_convention_is_refused() -> None:
         ("msd", (0, 1, 2, 3), False),
     ],
 )
-def test_it_is_open_where_neither_name_nor_values_decide(
-    release: str, values: tuple[int, ...], is_open: bool
+def test_it_is_ambiguous_where_neither_name_nor_values_decide(
+    release: str, values: tuple[int, ...], is_ambiguous: bool
 ) -> None:
-    assert resolve(release=release, shape=SHAPE, values=values).is_open is is_open
+    assert resolve(release=release, shape=SHAPE, values=values).is_ambiguous is is_ambiguous
 
 
 @pytest.mark.parametrize("values", [{0, 1, 2, 4}, {0, 1, 2, 3, 4}])

@@ -11,7 +11,7 @@ pytest.importorskip("pydicom")
 pytest.importorskip("dcm2niix")
 
 from brats_seg.cases.case import Case, load_case
-from brats_seg.cases.inputs import find_inputs
+from brats_seg.cases.find import find_inputs
 from brats_seg.cases.nifti import Geometry, Volume
 from brats_seg.dicom import convert
 from brats_seg.dicom.convert import (

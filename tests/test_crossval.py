@@ -4,12 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from brats_seg.cases.folds import SPLIT_NAME, Split, write_split
 from brats_seg.cases.index import index_cases
-from brats_seg.cases.nifti import read_label_map
 from brats_seg.crossval import (
     HeldOutCases,
     held_out_cases,
@@ -24,12 +22,10 @@ from brats_seg.evaluation.protocols import protocol_named
 from brats_seg.evaluation.scores import read_scores
 from brats_seg.inference.batch import BatchOutcome, finish_batch
 from brats_seg.inference.export import export_model
+from brats_seg.inference.held_out import HeldOut, open_held_out
 from brats_seg.inference.model import load_model
-from brats_seg.inference.out_of_fold import HeldOut, open_held_out
 from brats_seg.inference.output import OutputFolder
 from brats_seg.inference.settings import PredictionSettings
-from brats_seg.progress import untracked
-from tests.builders import write_nifti
 from tests.inference_builders import CPU, IDENTITY, write_run
 from tests.prepared import write_prepared
 
@@ -95,35 +91,12 @@ def test_scores_are_those_of_evaluate(cases: tuple[HeldOutCases, ...], tmp_path:
     predict(cases, tmp_path / "out")
 
     pairing = reference_pairs(cases, tmp_path / "out")
-    found = score_predictions(pairing, LEGACY, tmp_path, n_workers=0, track=untracked)
+    found, _ = score_predictions(pairing, LEGACY, tmp_path, n_workers=0)
 
     expected = evaluate_folders(tmp_path / "scans", tmp_path / "out", LEGACY)
-    assert found is not None
     assert found.scores.equals(expected.scores)
     written = read_scores(tmp_path / "scores.csv")
     assert written["case_id"].tolist() == expected.scores["case_id"].tolist()
-
-
-def test_the_same_label_maps_are_scored_once(
-    cases: tuple[HeldOutCases, ...], tmp_path: Path
-) -> None:
-    predict(cases, tmp_path / "out")
-
-    def is_scored(protocol=LEGACY) -> bool:
-        pairing = reference_pairs(cases, tmp_path / "out")
-        found = score_predictions(pairing, protocol, tmp_path, n_workers=0, track=untracked)
-        return found is not None
-
-    assert is_scored()
-    assert not is_scored()
-    assert is_scored(protocol_named("lesionwise2023", "GLI"))
-    assert is_scored()
-    path = tmp_path / "out" / "BraTS2021_00000.nii.gz"
-    label_map = read_label_map(path, case_id="x")
-    write_nifti(path, np.zeros_like(label_map.array), label_map.geometry.affine)
-    assert is_scored()
-    (tmp_path / "scores.csv").unlink()
-    assert is_scored()
 
 
 def test_a_case_without_a_prediction_scores_the_worst(
@@ -133,26 +106,22 @@ def test_a_case_without_a_prediction_scores_the_worst(
     (tmp_path / "out" / "BraTS2021_00001.nii.gz").unlink()
 
     pairing = reference_pairs(cases, tmp_path / "out")
-    found = score_predictions(pairing, LEGACY, tmp_path, n_workers=0, track=untracked)
+    found, _ = score_predictions(pairing, LEGACY, tmp_path, n_workers=0)
 
-    assert found is not None
     assert found.missing == ("BraTS2021_00001",)
     missing = found.scores[found.scores["case_id"] == "BraTS2021_00001"]
     assert missing["dice"].tolist() == [0.0] * 3
 
 
-def test_what_could_not_be_scored_is_tried_again(
-    cases: tuple[HeldOutCases, ...], tmp_path: Path
-) -> None:
+def test_what_could_not_be_scored_is_named(cases: tuple[HeldOutCases, ...], tmp_path: Path) -> None:
     predict(cases, tmp_path / "out")
     (tmp_path / "out" / "BraTS2021_00003.nii.gz").write_bytes(b"broken")
     pairing = reference_pairs(cases, tmp_path / "out")
 
-    for _ in range(2):
-        found = score_predictions(pairing, LEGACY, tmp_path, n_workers=0, track=untracked)
+    found, summaries = score_predictions(pairing, LEGACY, tmp_path, n_workers=0)
 
-        assert found is not None
-        assert [failure.case_id for failure in found.failures] == ["BraTS2021_00003"]
+    assert [failure.case_id for failure in found.failures] == ["BraTS2021_00003"]
+    assert [one.n_cases for one in summaries] == [3, 3, 3]
 
 
 def test_the_runs_become_one_model_once(held_out: list[HeldOut], tmp_path: Path) -> None:

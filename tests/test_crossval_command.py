@@ -19,7 +19,6 @@ SETTINGS = [
     *("--set", "training.n_epochs=2"),
     *("--set", "patch.size=8,8,8"),
     *("--set", "model.widths=[4, 8]"),
-    *("--set", "model.deep_supervision=false"),
     *("--set", "training.n_workers=0"),
     *("--precision", "fp32"),
 ]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from brats_seg.cases.case import Case
-from brats_seg.cases.discovery import find_cases, find_data
+from brats_seg.cases.find import find_cases, find_data
 from brats_seg.errors import LayoutError
 from tests.builders import touch, write_case
 
@@ -107,7 +107,7 @@ def test_every_release_is_recognised(
 
     case = only_case_in(tmp_path)
 
-    assert (case.case_id, case.release, case.grade) == (case_id, release, grade)
+    assert (case.case_id, case.release, case.facts.grade) == (case_id, release, grade)
     assert names_of(case) == scans(stem, suffixes, end)
     assert case.usable
     assert case.remarks == ()
@@ -188,7 +188,7 @@ def test_the_case_folder_itself_can_be_given(tmp_path: Path) -> None:
 
     case = only_case_in(root)
 
-    assert (case.case_id, case.grade) == ("Brats18_1_1_1", "HGG")
+    assert (case.case_id, case.facts.grade) == ("Brats18_1_1_1", "HGG")
     assert only_case_in(touch(tmp_path / "smith", *scans("scan"))).case_id == "smith"
 
 
@@ -319,30 +319,6 @@ def test_links_are_followed_once(tmp_path: Path) -> None:
     assert case.images[0].path.parts[0] == "first"
 
 
-def test_a_missing_modality_is_a_problem_of_a_listed_case(tmp_path: Path) -> None:
-    touch(tmp_path, *scans("a/BraTS2021_00000/BraTS2021_00000", ("_t1", "_flair", "_seg")))
-
-    case = only_case_in(tmp_path)
-
-    assert case.problems == (
-        "case BraTS2021_00000, file a/BraTS2021_00000/: found no t1c, t2w; expected t1n, t1c, t2w, "
-        "t2f. Add the missing files, or leave the case out.",
-    )
-    assert case.t1c is None
-
-
-def test_a_radiotherapy_case_is_not_supported(tmp_path: Path) -> None:
-    touch(tmp_path, *scans("BraTS-MEN-RT-0002-1/BraTS-MEN-RT-0002-1", ("_t1c", "_gtv")))
-
-    case = only_case_in(tmp_path)
-
-    assert case.release == "brats2024-men-rt"
-    assert case.label is None
-    [problem] = case.problems
-    assert "one modality" in problem
-    assert "not supported" in problem
-
-
 def test_two_files_for_one_modality_are_a_problem(tmp_path: Path) -> None:
     # both words mean t1c
     touch(tmp_path, *scans("BraTS2021_00000", (*LEGACY, "_t1gd")))
@@ -371,7 +347,7 @@ def test_an_unpacked_file_goes_before_its_archive_and_this_is_told(tmp_path: Pat
 
     case = only_case_in(tmp_path)
 
-    assert str(case.t1n) == "BraTS2021_00000_t1.nii"
+    assert str(case.files.get("t1n")) == "BraTS2021_00000_t1.nii"
     assert case.usable
     assert case.remarks == (
         "BraTS2021_00000_t1.nii.gz was ignored in favour of BraTS2021_00000_t1.nii",
@@ -403,17 +379,17 @@ def test_listing_order_changes_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_the_key_changes_when_a_file_does(tmp_path: Path) -> None:
     touch(tmp_path, *scans("BraTS2021_00000", (*LEGACY, "_seg")))
-    key = only_case_in(tmp_path).files_key
-    assert only_case_in(tmp_path).files_key == key
+    key = only_case_in(tmp_path).facts.files_key
+    assert only_case_in(tmp_path).facts.files_key == key
 
     flair = tmp_path / "BraTS2021_00000_flair.nii.gz"
     os.utime(flair, ns=(1, 1))
-    later = only_case_in(tmp_path).files_key
+    later = only_case_in(tmp_path).facts.files_key
     flair.write_bytes(b"x")
     os.utime(flair, ns=(1, 1))
-    longer = only_case_in(tmp_path).files_key
+    longer = only_case_in(tmp_path).facts.files_key
     (tmp_path / "BraTS2021_00000_seg.nii.gz").unlink()
-    unlabelled = only_case_in(tmp_path).files_key
+    unlabelled = only_case_in(tmp_path).facts.files_key
 
     assert len({key, later, longer, unlabelled}) == 4
 
@@ -422,7 +398,7 @@ def test_a_link_to_nowhere_is_left_for_the_inspection(tmp_path: Path) -> None:
     touch(tmp_path, *scans("BraTS2021_00000", LEGACY[1:]))
     (tmp_path / "BraTS2021_00000_t1.nii.gz").symlink_to(tmp_path / "gone")
 
-    assert only_case_in(tmp_path).t1n is not None
+    assert "t1n" in only_case_in(tmp_path).files
 
 
 @pytest.mark.parametrize(
@@ -540,18 +516,23 @@ def test_the_decathlon_keeps_all_modalities_in_one_file(tmp_path: Path) -> None:
 
     case = found["BRATS_001"]
     image = "Task01_BrainTumour/imagesTr/BRATS_001.nii.gz"
-    assert [str(case.t1n), str(case.t1c), str(case.t2w), str(case.t2f)] == [
+    assert [
+        str(case.files.get("t1n")),
+        str(case.files.get("t1c")),
+        str(case.files.get("t2w")),
+        str(case.files.get("t2f")),
+    ] == [
         f"{image}#1",
         f"{image}#2",
         f"{image}#3",
         f"{image}#0",
     ]
     assert str(case.label) == "Task01_BrainTumour/labelsTr/BRATS_001.nii.gz"
-    assert (case.release, case.label_convention, case.patient_id) == ("msd", "msd", "BRATS_001")
+    assert (case.release, case.convention, case.patient_id) == ("msd", "msd", "BRATS_001")
     assert case.usable
     assert sorted(found) == ["BRATS_001", "BRATS_485"]
     assert found["BRATS_485"].label is None
-    assert found["BRATS_485"].label_convention == ""
+    assert found["BRATS_485"].convention == ""
 
 
 def test_the_order_of_the_description_counts(tmp_path: Path) -> None:
@@ -581,7 +562,7 @@ def test_nnunet_keeps_a_file_per_modality(tmp_path: Path) -> None:
     ]
     assert case.release == "nnunet"
     # nnU-Net renumbers the labels of BraTS into the decathlon's order
-    assert case.label_convention == "msd"
+    assert case.convention == "msd"
     assert found["BraTS-GLI-00001-000"].patient_id == "BraTS-GLI-00001"
     assert found["BraTS-GLI-00001-000"].label is not None
 
@@ -611,15 +592,16 @@ def test_the_named_labels_tell_the_convention(
     names = ("imagesTr/BRATS_001.nii.gz", "labelsTr/BRATS_001.nii.gz")
     write_dataset(tmp_path, description, *names)
 
-    assert cases_in(tmp_path)["BRATS_001"].label_convention == convention
+    assert cases_in(tmp_path)["BRATS_001"].convention == convention
 
 
 def test_a_modality_that_is_not_described_is_missing(tmp_path: Path) -> None:
     write_dataset(tmp_path, {**MSD, "modality": {"0": "FLAIR", "1": "T1w"}}, "imagesTr/a.nii.gz")
 
-    [problem] = cases_in(tmp_path)["a"].problems
+    case = cases_in(tmp_path)["a"]
 
-    assert "file imagesTr/: found no t1c, t2w; expected t1n, t1c, t2w, t2f" in problem
+    assert case.modalities == ("t1n", "t2f")
+    assert not case.usable
 
 
 def test_another_organ_holds_no_cases(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 import brats_seg.runtime.machine as machine_module
 from brats_seg.config import Config
 from brats_seg.doctor import Diagnosis, diagnose
+from brats_seg.errors import Finding
 from brats_seg.files import locked
-from brats_seg.installation import Finding
 from brats_seg.runtime.torch_files import write_checkpoint
 from tests.builders import Run
 
@@ -106,7 +106,7 @@ def test_a_run_that_is_being_trained_is_said_to_be(tmp_path: Path) -> None:
 
 def test_missing_packages_end_the_examination(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = Finding(check="packages", status="problem", found="torch", remedy="pip install torch")
-    monkeypatch.setattr("brats_seg.doctor.package_findings", lambda: (missing,))
+    monkeypatch.setattr("brats_seg.doctor.package_finding", lambda: missing)
 
     diagnosis = diagnose()
 
@@ -117,7 +117,12 @@ def test_missing_packages_end_the_examination(monkeypatch: pytest.MonkeyPatch) -
 def test_the_command_prints_a_table_and_the_commands_that_mend(
     brats_root: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine_module, "shared_bytes", lambda: 2**26)
+    free_bytes = machine_module.free_bytes
+    monkeypatch.setattr(
+        machine_module,
+        "free_bytes",
+        lambda path: 2**26 if path == machine_module.SHARED_MEMORY else free_bytes(path),
+    )
 
     code, shown, _ = run("doctor", brats_root, "--set", "training.n_workers=8")
 

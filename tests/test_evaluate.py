@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pandas as pd
 import pytest
 
-from brats_seg.cases.folders import OUTPUT_MARKER
+from brats_seg.cases.find import OUTPUT_MARKER
 from brats_seg.cases.nifti import Volume, read_label_map
 from brats_seg.cases.phantom import write_phantom_cases
 from brats_seg.errors import CaseError

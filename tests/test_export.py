@@ -15,7 +15,7 @@ from brats_seg.errors import EnvironmentalError, UsageError
 from brats_seg.files import alone_at
 from brats_seg.inference.export import export_model
 from brats_seg.inference.model import load_model
-from brats_seg.runtime.weights import NOT_FITTED, Decoding, FittedPrediction
+from brats_seg.runtime.weights import Decoding, FittedPrediction
 from tests.builders import limited_files
 from tests.inference_builders import CPU, write_run
 
@@ -25,12 +25,8 @@ def exported(tmp_path: Path) -> Path:
     """Export two networks with their own settings to one folder."""
     decoding = Decoding(thresholds=(0.4, 0.5, 0.6))
     runs = [
-        write_run(
-            tmp_path / f"run{n}",
-            seed=n,
-            fitted=FittedPrediction(window=window, decoding=decoding),
-        )
-        for n, window in enumerate(((16, 16, 16), "whole"))
+        write_run(tmp_path / f"run{n}", seed=n, fitted=FittedPrediction(decoding=decoding))
+        for n in range(2)
     ]
     export_model(runs, tmp_path / "model")
     return tmp_path / "model"
@@ -43,9 +39,9 @@ def test_an_exported_model_is_its_runs(exported: Path) -> None:
 
     assert model.fingerprint == original.fingerprint
     assert model.identity == original.identity
+    assert model.decoding == original.decoding == Decoding(thresholds=(0.4, 0.5, 0.6))
     for one, other in zip(model.members, original.members, strict=True):
         assert (one.name, one.window, one.multiple) == (other.name, other.window, other.multiple)
-        assert one.fitted == other.fitted
         for name, value in one.network.state_dict().items():
             assert torch.equal(value, other.network.state_dict()[name])
 
@@ -100,7 +96,7 @@ def test_a_changed_setting_is_found(exported: Path) -> None:
     [
         ('"members"', '"member"', r"model\.json cannot be read as a model"),
         ("{", "[", r"model\.json cannot be read as a model"),
-        ('"format_version": 1', '"format_version": 2', "found format version 2; expected 1"),
+        ('"format_version": 2', '"format_version": 3', "found format version 3; expected 2"),
         (
             "member0.safetensors",
             "member9.safetensors",
@@ -179,24 +175,11 @@ def test_a_setting_that_a_later_version_adds_does_not_make_the_model_another(
     description = json.loads(path.read_text())
     for member in description["members"]:
         # as if this version had added these
-        del member["prediction"]["decoding"]["smallest_mm3"]
-        del member["config"]["model"]["name"]
+        del member["card"]["fitted"]["decoding"]["smallest_mm3"]
+        del member["card"]["config"]["model"]["name"]
     path.write_text(json.dumps(description))
 
     assert len(load_model([exported], CPU).members) == 2
-
-
-def test_an_earlier_model_keeps_fitted_settings_in_its_identities(exported: Path) -> None:
-    expected = [member.fitted for member in load_model([exported], CPU).members]
-    path = exported / "model.json"
-    description = json.loads(path.read_text())
-    for member in description["members"]:
-        fitted = member.pop("prediction")
-        member["identity"] |= {"window": fitted["window"], **fitted["decoding"]}
-    path.write_text(json.dumps(description))
-
-    # the fingerprint is checked as well
-    assert [member.fitted for member in load_model([exported], CPU).members] == expected
 
 
 def test_a_run_that_was_not_tuned_is_exported_without_fitted_settings(tmp_path: Path) -> None:
@@ -204,8 +187,8 @@ def test_a_run_that_was_not_tuned_is_exported_without_fitted_settings(tmp_path: 
 
     (member,) = json.loads((tmp_path / "model" / "model.json").read_text())["members"]
 
-    assert member.keys() == {"weights", "sha256", "identity", "config"}
-    assert load_model([tmp_path / "model"], CPU).members[0].fitted == NOT_FITTED
+    assert member["card"]["fitted"] == FittedPrediction().model_dump(mode="json")
+    assert load_model([tmp_path / "model"], CPU).decoding == Decoding()
 
 
 def test_an_export_that_does_not_fit_leaves_an_empty_folder_and_can_be_repeated(
@@ -268,22 +251,25 @@ def test_two_processes_do_not_export_to_one_folder(tmp_path: Path) -> None:
         (lambda d: d.update(members=d["members"] * 4000), "at most 64 items"),
         (lambda d: d.update(members=[]), "at least 1 item"),
         (
-            lambda d: d["members"][0]["identity"].update(patch=[10**9] * 3),
+            lambda d: d["members"][0]["card"]["identity"].update(patch=[10**9] * 3),
             "less than or equal to 1024",
         ),
-        (lambda d: d["members"][0]["identity"].update(spacing_mm=[-1, 1, 1]), "spacing_mm"),
-        (lambda d: d["members"][0]["config"]["model"].update(widths=[10**9]), "equal to 4096"),
+        (lambda d: d["members"][0]["card"]["identity"].update(spacing_mm=[-1, 1, 1]), "spacing_mm"),
+        (
+            lambda d: d["members"][0]["card"]["config"]["model"].update(widths=[10**9]),
+            "equal to 4096",
+        ),
         (lambda d: d["members"][0].update(weights="n" * 300), "File name too long"),
         (lambda d: d["members"][0].update(weights="a\0b"), "null byte"),
         (
-            lambda d: d["members"][0].update(
-                prediction={"decoding": {"thresholds": [-1, 0.5, 0.5]}}
+            lambda d: d["members"][0]["card"].update(
+                fitted={"decoding": {"thresholds": [-1, 0.5, 0.5]}}
             ),
             "greater than 0",
         ),
         (
-            lambda d: d["members"][0].update(
-                prediction={"decoding": {"thresholds": [math.nan] * 3}}
+            lambda d: d["members"][0]["card"].update(
+                fitted={"decoding": {"thresholds": [math.nan] * 3}}
             ),
             "finite",
         ),

@@ -16,14 +16,12 @@ from brats_seg.cases.clinical import (
     read_clinical_tables,
     with_clinical,
 )
+from brats_seg.cases.find import find_inputs
 from brats_seg.cases.folds import SPLIT_NAME, Split, write_split
 from brats_seg.cases.index import index_cases
-from brats_seg.cases.inputs import find_inputs
 from brats_seg.config import Config, ModelConfig, PatchConfig, ValidationConfig
 from brats_seg.errors import CaseError, UsageError
-from brats_seg.inference.model import Member
 from brats_seg.inference.reconstruct import Reconstructor
-from brats_seg.inference.scan import read_scan
 from brats_seg.labels import MODALITIES
 from brats_seg.models import autoencoder
 from brats_seg.runtime.weights import ModelIdentity
@@ -39,7 +37,7 @@ from brats_seg.survival.features import (
 )
 from brats_seg.survival.table import read_features
 from tests.builders import write_case
-from tests.inference_builders import CPU, IDENTITY, write_run
+from tests.inference_builders import CPU, IDENTITY, read_scan, write_run
 
 IDS = tuple(f"BraTS2021_{number:05d}" for number in range(3))
 AUTOENCODER = Config(
@@ -150,7 +148,7 @@ def test_modalities_reach_the_autoencoder_in_the_order_of_its_training(tmp_path,
     autoencoder = load_networks(run, [], CPU, NO_TABLE, ()).autoencoder
 
     expected = tuple(MODALITIES.index(modality) for modality in modalities)
-    assert autoencoder.network.member.channels == expected
+    assert autoencoder.network.model.members[0].channels == expected
 
 
 class Means(nn.Module):
@@ -167,30 +165,23 @@ class Broken(nn.Module):
         return torch.tensor([[1.0, torch.nan, torch.inf]])
 
 
-def make_autoencoder(network: nn.Module) -> Reconstructor:
-    member = Member(
-        network=network,
-        name="autoencoder",
-        patch=(8, 8, 8),
-        window=None,
-        channels=(3, 0, 1, 2),
-        regions=(0, 1, 2),
-    )
-    return Reconstructor(member=member, device=CPU, spacing_mm=(1.0, 1.0, 1.0))
-
-
-def test_a_scan_is_encoded_in_the_order_of_the_network_and_must_be_finite(root):
-    scan = read_scan(find_inputs([root])[0], (1.0, 1.0, 1.0))
+def test_a_scan_is_encoded_in_the_order_of_the_network_and_must_be_finite(root, tmp_path):
+    scan = read_scan(find_inputs([root])[0])
     before = scan.image.copy()
+    model = Reconstructor.load(write_run(tmp_path / "run", config=AUTOENCODER), CPU).model
 
-    latent = encode(make_autoencoder(Means()), scan)
+    def autoencoder_of(network: nn.Module) -> Reconstructor:
+        member = replace(model.members[0], network=network, channels=(3, 0, 1, 2))
+        return Reconstructor(model=replace(model, members=(member,)))
+
+    latent = encode(autoencoder_of(Means()), scan)
 
     assert list(latent) == [f"latent0_00{index}" for index in range(4)]
     means = scan.image.mean(axis=(1, 2, 3))[[3, 0, 1, 2]]
     assert [*latent.values()] == pytest.approx(means.tolist(), abs=1e-6)
     assert np.array_equal(scan.image, before)
     with pytest.raises(CaseError, match="NaN or infinity in 2 values; expected finite"):
-        encode(make_autoencoder(Broken()), scan)
+        encode(autoencoder_of(Broken()), scan)
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from brats_seg.cases.case_table import read_index
+from brats_seg.cases.index import read_index
 from brats_seg.config import Config
 from brats_seg.config_text import load_config
 from brats_seg.data.fold import FoldData, open_fold, open_index, open_split, prepared_path_of
 from brats_seg.data.loader import whole_case
 from brats_seg.errors import CaseError, EnvironmentalError, FoldError, UsageError
-from brats_seg.inference.scan import read_scan
 from brats_seg.training.trainer import Trainer
 from tests.builders import write_case
+from tests.inference_builders import read_scan
 
 ONE, TWO = (1.0, 1.0, 1.0), (2.0, 2.0, 2.0)
 

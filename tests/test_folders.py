@@ -5,7 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from brats_seg.cases.folders import Folder, advise, walk_folders
+from brats_seg.cases.find import Folder, _notes_on_unread, walk_folders
+
+
+def _noted(root: Path, folders: list[Folder]) -> tuple[str, ...]:
+    return tuple(_notes_on_unread(root, folders))
 
 
 def test_a_folder_lists_scans_and_other_files_apart(tmp_path: Path) -> None:
@@ -65,11 +69,11 @@ def test_dicom_files_are_known_by_what_they_hold(tmp_path: Path, names: list[str
     for name in names:
         (tmp_path / name).write_bytes(DICOM)
 
-    [advice] = advise(tmp_path, [folder])
+    [advice] = _noted(tmp_path, [folder])
     assert advice.startswith(f"DICOM files are not read, such as {names[0]} (2 in all): convert")
 
     (tmp_path / names[0]).write_bytes(b"plain text")
-    assert advise(tmp_path, [folder]) == ()
+    assert _noted(tmp_path, [folder]) == ()
 
 
 def test_a_dicomdir_and_its_files_are_counted_once(tmp_path: Path) -> None:
@@ -77,17 +81,17 @@ def test_a_dicomdir_and_its_files_are_counted_once(tmp_path: Path) -> None:
     for name in names:
         (tmp_path / name).write_bytes(DICOM)
 
-    [advice] = advise(tmp_path, [Folder(path=Path(), others=names)])
+    [advice] = _noted(tmp_path, [Folder(path=Path(), others=names)])
 
     assert "(3 in all)" in advice
 
 
 def test_a_file_that_is_gone_is_no_dicom_file(tmp_path: Path) -> None:
-    assert advise(tmp_path, [Folder(path=Path(), others=("LICENSE",))]) == ()
+    assert _noted(tmp_path, [Folder(path=Path(), others=("LICENSE",))]) == ()
 
 
 def test_a_folder_that_cannot_be_read_is_told(tmp_path: Path) -> None:
-    assert advise(tmp_path, [Folder(path=Path("a/b"), refused="Permission denied")]) == (
+    assert _noted(tmp_path, [Folder(path=Path("a/b"), refused="Permission denied")]) == (
         "the folder a/b cannot be read (Permission denied)",
     )
 
@@ -96,7 +100,7 @@ def test_ordinary_files_are_not_mentioned(tmp_path: Path) -> None:
     names = ("survival_info.csv", "dataset.json", "notes.txt", "figure.png", "LICENSE")
     (tmp_path / "LICENSE").write_text("Apache")
 
-    assert advise(tmp_path, [Folder(path=Path(), others=names)]) == ()
+    assert _noted(tmp_path, [Folder(path=Path(), others=names)]) == ()
 
 
 def test_a_link_to_itself_is_no_folder(tmp_path: Path) -> None:
@@ -116,10 +120,10 @@ def test_a_named_pipe_is_not_opened(tmp_path: Path) -> None:
 
     (folder,) = walk_folders(tmp_path)
 
-    assert "scan.dcm (1 in all)" in advise(tmp_path, [folder])[0]
+    assert "scan.dcm (1 in all)" in _noted(tmp_path, [folder])[0]
 
 
 def test_names_in_a_notice_can_be_printed(tmp_path: Path) -> None:
     (tmp_path / os.fsdecode(b"caf\xe9\n.zip")).touch()
 
-    assert r"such as caf\xe9\n.zip (1 in all)" in advise(tmp_path, list(walk_folders(tmp_path)))[0]
+    assert r"such as caf\xe9\n.zip (1 in all)" in _noted(tmp_path, list(walk_folders(tmp_path)))[0]

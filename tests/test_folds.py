@@ -2,7 +2,6 @@
 
 import warnings
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +24,7 @@ from brats_seg.cases.folds import (
 )
 from brats_seg.config import FoldConfig
 from brats_seg.errors import EnvironmentalError, FoldError
+from tests.builders import make_case
 
 
 def make_table(*rows: tuple[str, str, int | None]) -> FoldTable:
@@ -240,7 +240,7 @@ def test_cases_that_the_table_lacks_are_named(case_ids, match):
 )
 def test_cases_found_to_belong_together_later_leak(known):
     """A mapping of ids, or a duplicate of a scan, was added after the table was written."""
-    cases = [replace(case, **known) for case in make_cases("A1", "C", "D")]
+    cases = [make_case(case_id, **known) for case_id in ("A1", "C", "D")]
 
     with pytest.raises(FoldError, match=r"cases A1, C are scans of one patient, .* folds 0, 2"):
         check_covers(TABLE, cases)
@@ -274,10 +274,6 @@ def test_what_is_no_split_is_refused(tmp_path, text, match):
 
 
 NOTEBOOK = FoldConfig(scheme="notebook")
-
-
-def make_case(case_id: str, **values: object) -> Case:
-    return Case(**{"case_id": case_id, "patient_id": case_id, "release": "brats2020"} | values)
 
 
 def numbered_cases(n_cases: int, **values: object) -> list[Case]:
@@ -328,9 +324,11 @@ def test_grades_and_decades_of_age_are_spread_evenly(seed):
     fold = fold_of(make_folds(cases, FoldConfig()))
 
     for kind in (("HGG",), ("LGG",), ("HGG", "LGG")):
-        counts = Counter(fold[case.case_id] for case in cases if case.grade in kind)
+        counts = Counter(fold[case.case_id] for case in cases if case.facts.grade in kind)
         assert max(counts.values()) - min(counts.values()) <= 3
-    old = Counter(fold[c.case_id] for c in cases if c.age_years is not None and c.age_years >= 60)
+    old = Counter(
+        fold[c.case_id] for c in cases if c.facts.age_years is not None and c.facts.age_years >= 60
+    )
     assert max(old.values()) - min(old.values()) <= 4
 
 
@@ -340,7 +338,7 @@ def test_a_patient_with_many_scans_does_not_drive_a_kind_of_patient_out_of_its_f
 
     fold = fold_of(make_folds(cases, FoldConfig()))
 
-    assert sorted(fold[case.case_id] for case in cases if case.grade == "LGG") == [
+    assert sorted(fold[case.case_id] for case in cases if case.facts.grade == "LGG") == [
         0, 0, 1, 1, 2, 2, 3, 3, 4, 4
     ]  # fmt: skip
 
@@ -365,7 +363,7 @@ def test_without_grade_and_age_the_volume_of_the_tumour_is_spread():
 
     fold = fold_of(make_folds(cases, FoldConfig()))
 
-    by_volume = sorted(cases, key=lambda case: case.tumour_ml)
+    by_volume = sorted(cases, key=lambda case: case.facts.tumour_ml)
     for start in range(0, 100, 5):
         neighbours = by_volume[start : start + 5]
         assert sorted(fold[case.case_id] for case in neighbours) == [0, 1, 2, 3, 4]
@@ -459,7 +457,9 @@ def make_brats2020(seed: int) -> list[Case]:
 def test_the_notebook_scheme_is_that_of_the_notebook(seed):
     """Reference implementation of the notebook, on a table in the order of its rows."""
     cases = make_brats2020(seed)
-    frame = pd.DataFrame({"id": [c.case_id for c in cases], "age": [c.age_years for c in cases]})
+    frame = pd.DataFrame(
+        {"id": [c.case_id for c in cases], "age": [c.facts.age_years for c in cases]}
+    )
     frame = frame[frame["age"].notna() & (frame["id"] != "BraTS20_Training_355")]
     frame = frame.reset_index(drop=True)
     splitter = StratifiedKFold(n_splits=7, shuffle=True, random_state=55)

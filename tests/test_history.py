@@ -11,8 +11,8 @@ import pytest
 from brats_seg.errors import UsageError
 from brats_seg.figures.history import LiveHistory, history_figure, read_history
 from brats_seg.training.history import (
+    epoch_line,
     phase_columns,
-    row_line,
     write_history,
     write_picture,
 )
@@ -115,12 +115,14 @@ def test_one_epoch_is_drawn_at_its_whole_number(tmp_path: Path) -> None:
 
 
 def test_the_line_of_the_log_shows_the_values() -> None:
-    assert row_line(row(1, validated=False), 5).startswith("epoch 1/5 | training loss 1.0000 Dice")
+    assert epoch_line(row(1, validated=False), 5).startswith(
+        "epoch 1/5 | training loss 1.0000 Dice"
+    )
     assert "validation loss 1.0000 Dice 0.722 (WT 0.500 TC 0.500 ET 0.500) Jaccard 0.500 | lr" in (
-        row_line(row(2, validated=True), 5)
+        epoch_line(row(2, validated=True), 5)
     )
     assert "validation loss 0.8000 RMSE in the brain 0.900 (T1N 0.900 T1C" in (
-        row_line(row(2, validated=True, scores=ERRORS), 5)
+        epoch_line(row(2, validated=True, scores=ERRORS), 5)
     )
 
 

@@ -15,24 +15,32 @@ import pytest
 
 import brats_seg.cases.index as index_module
 from brats_seg.cases.case import Case, CaseIndex, ScanFile, load_case
-from brats_seg.cases.case_table import read_index, summarise, write_index
-from brats_seg.cases.discovery import find_cases
+from brats_seg.cases.find import find_cases
 from brats_seg.cases.index import (
-    Inspection,
-    OpenedCase,
     index_cases,
     inspect_case,
+    read_index,
+    summarise,
     with_conventions,
     without_duplicates,
+    write_index,
 )
-from brats_seg.cases.layouts import parse_case_id
+from brats_seg.cases.layouts import LABEL, parse_case_id
 from brats_seg.cases.nifti import read_label_map, read_volume
 from brats_seg.cases.phantom import write_phantom_cases
 from brats_seg.errors import ConfigError, LayoutError
-from brats_seg.labels import BRATS2017, BRATS2023, BRATS2024, BRATS2024_PED, MSD, LabelConvention
+from brats_seg.labels import (
+    BRATS2023,
+    BRATS2024,
+    BRATS2024_PED,
+    MODALITIES,
+    MSD,
+    LabelConvention,
+)
 from tests.builders import (
     BRATS_AFFINE,
     SHAPE,
+    make_case,
     make_label_map,
     make_volumes,
     write_case,
@@ -50,7 +58,7 @@ def count_inspections(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return a list to which the ids of opened cases are added."""
     opened: list[str] = []
 
-    def inspect_and_note(case: Case) -> Inspection:
+    def inspect_and_note(case: Case) -> Case:
         opened.append(case.case_id)
         return inspect_case(case)
 
@@ -64,12 +72,12 @@ def test_a_folder_of_scans_becomes_a_table_of_cases(brats_root: Path) -> None:
     assert index.root == brats_root
     assert len(index.trainable) == 6
     first, *_, last = index.cases
-    assert (first.release, first.label_convention) == ("brats2021", "brats2017")
-    assert str(first.t2f) == "BraTS2021_00000/BraTS2021_00000_flair.nii.gz"
+    assert (first.release, first.convention) == ("brats2021", "brats2017")
+    assert str(first.files["t2f"]) == "BraTS2021_00000/BraTS2021_00000_flair.nii.gz"
     assert first.label_values == (0, 1, 2, 4)
     assert last.label_values == (0, 1, 2)
-    assert first.tumour_ml == np.count_nonzero(make_label_map(seed=0)) / 1000
-    assert len({case.voxel_hash for case in index.cases}) == 6
+    assert first.facts.tumour_ml == np.count_nonzero(make_label_map(seed=0)) / 1000
+    assert len({case.facts.voxel_hash for case in index.cases}) == 6
 
 
 def test_every_release_gets_its_own_convention(tmp_path: Path) -> None:
@@ -83,7 +91,7 @@ def test_every_release_gets_its_own_convention(tmp_path: Path) -> None:
 
     found = by_id(index_cases(tmp_path))
 
-    assert {case_id: case.label_convention for case_id, case in found.items()} == {
+    assert {case_id: case.convention for case_id, case in found.items()} == {
         "Brats18_TCIA01_201_1": "brats2017",
         "BraTS20_Training_001": "brats2017",
         "BraTS-GLI-00000-000": "brats2023",
@@ -93,7 +101,7 @@ def test_every_release_gets_its_own_convention(tmp_path: Path) -> None:
         "BraTS-SSA-00000-000": "",
     }
     assert all(case.usable for case in found.values())
-    assert found["Brats18_TCIA01_201_1"].grade == "HGG"
+    assert found["Brats18_TCIA01_201_1"].facts.grade == "HGG"
 
 
 def test_the_decathlon_is_read_from_4d_files(tmp_path: Path) -> None:
@@ -114,9 +122,9 @@ def test_the_decathlon_is_read_from_4d_files(tmp_path: Path) -> None:
 
     case, same = found["BRATS_001"], found["BraTS2021_00000"]
     assert case.usable
-    assert (case.release, case.label_convention) == ("msd", "msd")
-    assert case.voxel_hash == same.voxel_hash
-    assert case.tumour_ml == same.tumour_ml
+    assert (case.release, case.convention) == ("msd", "msd")
+    assert case.facts.voxel_hash == same.facts.voxel_hash
+    assert case.facts.tumour_ml == same.facts.tumour_ml
     for scan, expected in zip(case.images, make_volumes(), strict=True):
         volume = read_volume(tmp_path / scan.path, case_id="BRATS_001", volume=scan.volume)
         np.testing.assert_array_equal(volume.array, expected)
@@ -169,7 +177,7 @@ def test_a_label_value_outside_the_convention_is_a_problem(brats_root: Path) -> 
 def test_a_named_convention_is_used(brats_root: Path) -> None:
     found = index_cases(brats_root, labels="brats2024-ped").cases
 
-    assert {case.label_convention for case in found} == {"brats2024-ped"}
+    assert {case.convention for case in found} == {"brats2024-ped"}
     with pytest.raises(ConfigError, match="label convention 'brats1999' is unknown"):
         index_cases(brats_root, labels="brats1999")
 
@@ -198,7 +206,9 @@ def test_the_same_scan_under_two_ids_has_one_hash(brats_root: Path) -> None:
 
     found = by_id(index_cases(brats_root))
 
-    assert found["BraTS-GLI-00007-000"].voxel_hash == found["BraTS2021_00003"].voxel_hash
+    assert (
+        found["BraTS-GLI-00007-000"].facts.voxel_hash == found["BraTS2021_00003"].facts.voxel_hash
+    )
 
 
 @pytest.mark.parametrize("n_workers", [1, 3])
@@ -209,7 +219,7 @@ def test_threads_change_nothing(brats_root: Path, n_workers: int) -> None:
 def test_progress_counts_cases(brats_root: Path) -> None:
     seen = []
 
-    def track(items: Iterable[Inspection], *, what: str, total: int) -> Iterable[Inspection]:
+    def track(items: Iterable[Case], *, what: str, total: int) -> Iterable[Case]:
         seen.append((what, total))
         return items
 
@@ -221,7 +231,7 @@ def test_progress_counts_cases(brats_root: Path) -> None:
 def test_an_error_in_a_thread_is_not_lost(
     brats_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(case: Case) -> Inspection:
+    def fail(case: Case) -> Case:
         raise MemoryError(case.case_id)
 
     monkeypatch.setattr(index_module, "inspect_case", fail)
@@ -343,7 +353,7 @@ def test_the_whole_of_the_real_data_is_indexed(
     found = by_id(index)
     assert len(index.cases) == 15
     assert len(index.trainable) == 12
-    assert {case.label_convention for case in index.trainable} == {"brats2017"}
+    assert {case.convention for case in index.trainable} == {"brats2017"}
     assert sorted(case.case_id for case in index.cases if case.label is None) == [
         "BraTS-GLI-00001-000",
         "TCGA-FG-6692_atlas",
@@ -352,7 +362,7 @@ def test_the_whole_of_the_real_data_is_indexed(
     # 224 voxels of enhancing tumour in one, none in the other
     assert found["BraTS2021_01476"].label_values == (0, 1, 2, 4)
     assert found["BraTS2021_01480"].label_values == (0, 1, 2)
-    assert [case.case_id for case in index.cases if case.grade == "LGG"] == [
+    assert [case.case_id for case in index.cases if case.facts.grade == "LGG"] == [
         "Brats18_TCIA10_637_1",
         "Brats18_TCIA13_623_1",
     ]
@@ -434,7 +444,7 @@ def test_a_mix_up_of_modalities_is_a_remark_that_is_kept(tmp_path: Path) -> None
     assert index_cases(tmp_path / "data", previous=previous) == index
     assert any("may be mixed up" in line for line in summarise(index))
     loaded = load_case(index.cases[0])
-    assert loaded.remarks == index.cases[0].remarks
+    assert loaded.case.remarks == index.cases[0].remarks
 
 
 def test_one_image_in_two_places_and_a_label_map_as_an_image_are_problems(tmp_path: Path) -> None:
@@ -461,6 +471,7 @@ def test_a_mirrored_label_map_is_a_problem(tmp_path: Path) -> None:
 
 
 CASE_ID = "BraTS2021_00000"
+SEG = {LABEL: ScanFile(path=Path("seg.nii.gz"))}
 
 
 def only_case(root: Path) -> Case:
@@ -468,7 +479,7 @@ def only_case(root: Path) -> Case:
     return case
 
 
-def inspected(root: Path) -> Inspection:
+def inspected(root: Path) -> Case:
     return inspect_case(only_case(root))
 
 
@@ -486,9 +497,8 @@ def test_label_values_are_counted(tmp_path: Path) -> None:
 
     found = inspected(tmp_path)
 
-    assert found.label_counts == expected
+    assert found.facts.label_voxels == expected
     assert found.label_values == (0, 1, 2, 4)
-    assert found.shape == SHAPE
     assert found.problems == ()
 
 
@@ -510,7 +520,7 @@ def test_a_label_map_without_background_is_counted(tmp_path: Path) -> None:
     write_case(tmp_path, CASE_ID)
     replaced(tmp_path, "seg", np.full(SHAPE, 2, dtype=np.uint8))
 
-    assert inspected(tmp_path).label_counts == ((2, 24 * 24 * 16),)
+    assert inspected(tmp_path).facts.label_voxels == ((2, 24 * 24 * 16),)
 
 
 def test_a_case_without_label_map_has_no_values(tmp_path: Path) -> None:
@@ -519,20 +529,18 @@ def test_a_case_without_label_map_has_no_values(tmp_path: Path) -> None:
     assert inspected(tmp_path).label_values == ()
 
 
-def test_the_volume_of_the_tumour_is_that_of_its_region() -> None:
-    found = Inspection(
-        shape=SHAPE,
-        voxel_hash="",
-        fingerprint="",
-        label_counts=((0, 1000), (1, 10), (2, 20), (3, 300), (4, 4000)),
-        label_voxel_mm3=2.5,
-        problems=(),
-    )
+@pytest.mark.parametrize(
+    ("labels", "n_voxels"),
+    # the resection cavity of 2024 is no tumour
+    [("brats2017", 10 + 20 + 4000), ("brats2023", 10 + 20 + 300), ("brats2024", 10 + 20 + 300)],
+)
+def test_the_tumour_volume_is_that_of_the_whole_tumour(labels: str, n_voxels: int) -> None:
+    counts = ((0, 1000), (1, 10), (2, 20), (3, 300), (4, 4000))
+    case = make_case(files=SEG, label_voxels=counts, voxel_mm3=2.5)
 
-    assert found.tumour_ml(BRATS2017) == (10 + 20 + 4000) * 2.5 / 1000
-    assert found.tumour_ml(BRATS2023) == (10 + 20 + 300) * 2.5 / 1000
-    # the resection cavity is no tumour
-    assert found.tumour_ml(BRATS2024) == (10 + 20 + 300) * 2.5 / 1000
+    [found] = with_conventions([case], labels)
+
+    assert found.facts.tumour_ml == n_voxels * 2.5 / 1000
 
 
 def test_the_volume_of_a_voxel_comes_from_the_affine(tmp_path: Path) -> None:
@@ -544,16 +552,16 @@ def test_the_volume_of_a_voxel_comes_from_the_affine(tmp_path: Path) -> None:
     found = inspected(tmp_path)
 
     assert found.problems == ()
-    assert found.label_voxel_mm3 == pytest.approx(8)
+    assert found.facts.voxel_mm3 == pytest.approx(8)
 
 
 @pytest.mark.parametrize("dtype", ["int32", "float32", "float64", ">i2"])
 def test_one_scan_has_one_hash_whatever_it_is_stored_as(tmp_path: Path, dtype: str) -> None:
     write_case(tmp_path, CASE_ID)
-    expected = inspected(tmp_path).voxel_hash
+    expected = inspected(tmp_path).facts.voxel_hash
     replaced(tmp_path, "t1", make_volumes()[0].astype(dtype))
 
-    assert inspected(tmp_path).voxel_hash == expected
+    assert inspected(tmp_path).facts.voxel_hash == expected
 
 
 def test_hashes_of_fractions_do_not_depend_on_their_type(tmp_path: Path) -> None:
@@ -562,7 +570,7 @@ def test_hashes_of_fractions_do_not_depend_on_their_type(tmp_path: Path) -> None
     for dtype in ("float32", "float64"):
         array = (make_volumes()[0] / 7).astype(np.float32).astype(dtype)
         replaced(tmp_path, "t1", np.where(array == 0, -0.0 if dtype == "float64" else 0.0, array))
-        hashes.add(inspected(tmp_path).voxel_hash)
+        hashes.add(inspected(tmp_path).facts.voxel_hash)
 
     assert len(hashes) == 1
 
@@ -577,7 +585,7 @@ def test_other_scans_have_other_hashes(tmp_path: Path) -> None:
     turned = array.reshape((16, 24, 24), order="F")
     for one in (array, changed, array * 200.0, array[::-1], turned, array / 7):
         replaced(tmp_path, "t1", np.ascontiguousarray(one))
-        hashes.add(inspected(tmp_path).voxel_hash)
+        hashes.add(inspected(tmp_path).facts.voxel_hash)
 
     assert len(hashes) == 6
 
@@ -660,7 +668,7 @@ def test_a_scan_that_cannot_be_read_has_no_hash(tmp_path: Path) -> None:
 
     found = inspected(tmp_path)
 
-    assert (found.voxel_hash, found.shape) == ("", None)
+    assert found.facts.voxel_hash == ""
     assert found.label_values == (0, 1, 2, 4)
 
 
@@ -669,33 +677,24 @@ def opened(
     values: Sequence[int] = (),
     *,
     folder: str = "data",
-    shape: tuple[int, int, int] = (240, 240, 155),
+    release: str = "",
     declared: str = "",
-) -> OpenedCase:
-    """Return a case in which each label value takes as many litres as the value."""
+) -> Case:
+    """Return an inspected case in which each label value takes as many litres as the value."""
     name = parse_case_id(case_id)
-    case = Case(
-        case_id=case_id,
+    kinds = (*MODALITIES, LABEL) if values else MODALITIES
+    return make_case(
+        case_id,
         patient_id=name.patient_id,
-        release=name.release,
-        label_convention=declared,
-        t1n=ScanFile(path=Path(folder, case_id, "t1.nii.gz")),
-        label=ScanFile(path=Path(folder, case_id, "seg.nii.gz")) if values else None,
-    )
-    return OpenedCase.inspected(
-        case,
-        Inspection(
-            shape=shape,
-            voxel_hash=case_id,
-            fingerprint="",
-            label_counts=tuple((value, value) for value in values),
-            label_voxel_mm3=1e6,
-            problems=(),
-        ),
+        release=release or name.release,
+        convention=declared,
+        files={kind: ScanFile(path=Path(folder, case_id, f"{kind}.nii.gz")) for kind in kinds},
+        label_voxels=tuple((value, value) for value in values),
+        voxel_mm3=1e6,
     )
 
 
-def explained(*cases: OpenedCase) -> dict[str, Case]:
+def explained(*cases: Case) -> dict[str, Case]:
     return {case.case_id: case for case in with_conventions(cases, "")}
 
 
@@ -716,8 +715,8 @@ def test_values_and_release_tell_the_convention(
 ) -> None:
     case = explained(opened(case_id, values))[case_id]
 
-    assert case.label_convention == convention
-    assert case.tumour_ml == litres * 1000
+    assert case.convention == convention
+    assert case.facts.tumour_ml == litres * 1000
     assert case.label_values == values
     assert case.usable
 
@@ -730,8 +729,8 @@ def test_cases_of_a_release_share_their_convention() -> None:
     )
 
     # the second alone would be read as of 2017, with the cavity for enhancing tumour
-    assert {case.label_convention for case in found.values()} == {"brats2024"}
-    assert found["BraTS-GLI-00001-100"].tumour_ml == 2000
+    assert {case.convention for case in found.values()} == {"brats2024"}
+    assert found["BraTS-GLI-00001-100"].facts.tumour_ml == 2000
 
 
 def test_releases_do_not_mix() -> None:
@@ -739,21 +738,7 @@ def test_releases_do_not_mix() -> None:
         opened("BraTS2021_00000", (0, 1, 2, 4)), opened("BraTS-GLI-00000-000", (0, 1, 2, 3))
     )
 
-    assert [case.label_convention for case in found.values()] == ["brats2017", "brats2023"]
-
-
-def test_the_shape_tells_the_cases_of_2024() -> None:
-    found = explained(
-        opened("BraTS-GLI-00000-000", (0, 1, 2, 3), shape=(182, 218, 182)),
-        opened("BraTS-GLI-00001-000", (0, 1, 2, 3)),
-        opened("BraTS-SSA-00001-000", (0, 1, 2, 3), shape=(182, 218, 182)),
-    )
-
-    assert [case.release for case in found.values()] == [
-        "brats2024-gli",
-        "brats2023-gli",
-        "brats-ssa",
-    ]
+    assert [case.convention for case in found.values()] == ["brats2017", "brats2023"]
 
 
 def test_a_value_outside_the_convention_is_a_problem_of_its_case() -> None:
@@ -777,7 +762,7 @@ def test_a_named_convention_goes_before_all_others() -> None:
 
     first, second, third = with_conventions(cases, "msd")
 
-    assert first.label_convention == second.label_convention == third.label_convention == "msd"
+    assert first.convention == second.convention == third.convention == "msd"
     assert first.usable
     assert third.usable
     assert not second.usable
@@ -786,9 +771,9 @@ def test_a_named_convention_goes_before_all_others() -> None:
 def test_a_declared_convention_goes_before_the_values() -> None:
     found = explained(opened("BRATS_485"), opened("BRATS_001", (0, 1, 2, 3), declared="msd"))
 
-    assert found["BRATS_001"].label_convention == "msd"
+    assert found["BRATS_001"].convention == "msd"
     assert found["BRATS_001"].remarks == ()
-    assert found["BRATS_485"].label_convention == ""
+    assert found["BRATS_485"].convention == ""
 
 
 def test_a_guess_is_told() -> None:
@@ -811,51 +796,15 @@ def test_unknown_scans_of_two_folders_are_told_apart() -> None:
         opened("smith", (0, 1, 2, 3), folder="one"), opened("jones", (0, 1, 2, 4), folder="two")
     )
 
-    assert [case.label_convention for case in found.values()] == ["brats2023", "brats2017"]
+    assert [case.convention for case in found.values()] == ["brats2023", "brats2017"]
 
 
 def test_an_empty_label_map_is_told() -> None:
     case = explained(opened("BraTS2021_00000", (0,)))["BraTS2021_00000"]
 
     assert case.remarks == ("the label map holds no tumour",)
-    assert case.tumour_ml == 0
+    assert case.facts.tumour_ml == 0
     assert case.usable
-
-
-def test_a_recalled_case_needs_no_file_while_its_convention_holds() -> None:
-    known = explained(opened("BraTS2021_00000", (0, 1, 2, 4)))["BraTS2021_00000"]
-    case = opened("BraTS2021_00000", (0, 1, 2, 4)).case
-
-    [again] = with_conventions([OpenedCase.recalled(case, known)], "brats2017")
-
-    assert again == known
-
-
-def test_a_recalled_case_is_opened_when_its_convention_changes(brats_root: Path) -> None:
-    names = [f"BraTS2021_00000/BraTS2021_00000_{suffix}.nii.gz" for suffix in ("t1", "seg")]
-    image, label = (ScanFile(path=Path(name)) for name in names)
-    case = Case(
-        case_id="BraTS2021_00000",
-        patient_id="",
-        root=brats_root,
-        release="brats2021",
-        t1n=image,
-        label=label,
-    )
-    known = Case(
-        case_id="BraTS2021_00000",
-        patient_id="",
-        release="brats2021",
-        label_convention="brats2017",
-        label_values=(0, 1, 2),
-        tumour_ml=1000.0,
-    )
-
-    [again] = with_conventions([OpenedCase.recalled(case, known)], "brats2023")
-
-    assert again.label_convention == "brats2023"
-    assert again.tumour_ml is not None
-    assert 0 < again.tumour_ml < 10
 
 
 def lying(
@@ -866,13 +815,10 @@ def lying(
     tumour_ml: float | None = None,
     problems: tuple[str, ...] = (),
 ) -> Case:
-    labelled = tumour_ml is not None
-    return Case(
-        case_id=case_id,
-        patient_id=case_id,
-        release="brats2021",
-        t1n=ScanFile(path=Path(folder, "t1.nii.gz")),
-        label=ScanFile(path=Path(folder, "seg.nii.gz")) if labelled else None,
+    kinds = [*MODALITIES, *([LABEL] if tumour_ml is not None else [])]
+    return make_case(
+        case_id,
+        files={kind: ScanFile(path=Path(folder, f"{kind}.nii.gz")) for kind in kinds},
         tumour_ml=tumour_ml,
         voxel_hash=voxels,
         problems=problems,
@@ -889,7 +835,7 @@ def test_cases_of_other_ids_stay_as_they_are() -> None:
 def test_of_equal_copies_the_first_is_kept_with_a_remark() -> None:
     [kept] = without_duplicates([lying("c"), lying("a"), lying("b")])
 
-    assert str(kept.t1n) == "a/t1.nii.gz"
+    assert str(kept.files["t1n"]) == "a/t1n.nii.gz"
     assert kept.usable
     assert kept.remarks == ("the same scan is in b/ and c/, which was ignored",)
 
@@ -897,7 +843,7 @@ def test_of_equal_copies_the_first_is_kept_with_a_remark() -> None:
 def test_of_equal_copies_a_labelled_one_is_kept() -> None:
     [kept] = without_duplicates([lying("a"), lying("b", tumour_ml=1.5)])
 
-    assert str(kept.label) == "b/seg.nii.gz"
+    assert str(kept.label) == "b/label.nii.gz"
 
 
 def test_another_scan_under_one_id_makes_both_unusable() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from brats_seg.cases.case import Case
-from brats_seg.cases.inputs import find_inputs, single_input
+from brats_seg.cases.find import find_inputs, single_input
 from brats_seg.errors import LayoutError, UsageError
 from brats_seg.labels import MODALITIES
 from tests.builders import write_case
@@ -98,17 +98,6 @@ def test_a_table_that_cannot_be_read_says_what_it_should_be(
 
     with pytest.raises(UsageError, match=rf"{name} cannot be read .*Expected case_id, t1n, t1c"):
         find_inputs([path])
-
-
-def test_a_missing_modality_is_a_problem_of_its_case(tmp_path: Path) -> None:
-    (tmp_path / "cases.csv").write_text("case_id,t1n,t1c,t2w,t2f\na,1.nii,2.nii,,4.nii\n")
-
-    (found,) = find_inputs([tmp_path / "cases.csv"])
-
-    assert found.problems == (
-        "case a, file 1.nii and 2.nii and 4.nii: found no t2w; expected t1n, t1c, t2w, t2f. "
-        "Add the missing files, or leave the case out.",
-    )
 
 
 @pytest.mark.parametrize("name", ["../a", "/etc/a", "a/b", "..", "a\\b", ".hidden", "c:a"])

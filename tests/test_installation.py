@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from brats_seg.installation import package_findings, versions_required, versions_tested
+from brats_seg.doctor import package_finding, versions_required, versions_tested
 
 NUMPY = version("numpy")
 
 
 def test_what_is_installed_as_tested_is_all_right() -> None:
-    (finding,) = package_findings({"numpy": "2"}, {"numpy": NUMPY})
+    finding = package_finding({"numpy": "2"}, {"numpy": NUMPY})
 
     assert (finding.status, finding.found) == ("ok", "1 as tested")
 
 
 def test_missing_and_old_packages_are_named_with_the_command_that_installs_them() -> None:
-    (finding,) = package_findings({"numpy": "99", "no-such-package": "", "pandas": "2"}, {})
+    finding = package_finding({"numpy": "99", "no-such-package": "", "pandas": "2"}, {})
 
     assert finding.status == "problem"
     assert f"numpy>=99 ({NUMPY}), no-such-package (not installed)" in finding.found
@@ -28,7 +28,7 @@ def test_missing_and_old_packages_are_named_with_the_command_that_installs_them(
 
 
 def test_another_version_than_the_tested_one_is_a_warning() -> None:
-    (finding,) = package_findings({"numpy": "2"}, {"numpy": "2.0.7"})
+    finding = package_finding({"numpy": "2"}, {"numpy": "2.0.7"})
 
     assert finding.status == "warning"
     assert f"numpy {NUMPY} (tested: 2.0.7)" in finding.found
@@ -36,12 +36,12 @@ def test_another_version_than_the_tested_one_is_a_warning() -> None:
 
 
 def test_torch_of_another_build_or_version_is_left_as_it_is() -> None:
-    (finding,) = package_findings({"torch": "2"}, {"torch": "2.0.1"})
+    finding = package_finding({"torch": "2"}, {"torch": "2.0.1"})
 
     assert finding.status == "ok"
 
 
-def test_the_tested_versions_are_those_of_the_constraints() -> None:
+def test_the_versions_tested_are_those_of_the_constraints() -> None:
     assert versions_required().keys() >= {"torch", "numpy", "typer"}
     tested = versions_tested()
     assert {name.lower() for name in versions_required()} <= tested.keys()

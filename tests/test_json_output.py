@@ -17,7 +17,7 @@ from tests.builders import Run, check_json
 ROOT = Path(__file__).parent.parent
 TINY = (
     "--set folds.n_folds=2 --set training.n_epochs=1 --set patch.size=8,8,8 --set model.widths=4,8 "
-    "--set model.deep_supervision=false --set training.n_workers=0 --precision fp32"
+    "--set training.n_workers=0 --precision fp32"
 )
 FLOW = (
     "index data",
@@ -47,7 +47,7 @@ ELSEWHERE = {
     "convert": "test_convert.py",
     "plan": "test_memory_plan.py",
     "survival": "test_survival.py",
-    "report": "test_case_pages.py",
+    "report": "test_write.py",
 }
 """Commands whose output is checked in other files, where their cases are."""
 

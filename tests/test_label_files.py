@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from brats_seg.cases.case import Case
-from brats_seg.cases.discovery import find_cases
+from brats_seg.cases.find import find_cases
 from brats_seg.config_text import load_config
 from brats_seg.data.fold import prepare_data
 from brats_seg.errors import LayoutError
@@ -92,8 +92,8 @@ def test_bids_has_label_maps_in_derivatives(tmp_path: Path, name: str) -> None:
     case = only_case_in(tmp_path)
 
     assert (case.case_id, case.patient_id, case.timepoint) == ("sub-01_ses-1", "sub-01", "1")
-    assert case.t1c is not None
-    assert "ce-gadolinium" in str(case.t1c)
+    assert case.files.get("t1c") is not None
+    assert "ce-gadolinium" in str(case.files.get("t1c"))
     assert str(case.label) == name
     assert case.usable
 

@@ -5,7 +5,7 @@ import pytest
 
 from brats_seg.cases.layouts import (
     CaseName,
-    FileName,
+    NamedFile,
     grade_of,
     is_label_folder,
     modality_named,
@@ -71,7 +71,7 @@ def test_the_modality_is_the_last_word_of_a_name(name: str, case: str, kind: str
     ],
 )
 def test_the_entities_of_a_bids_name_are_its_variant(name: str, kind: str, variant: str) -> None:
-    assert parse_file_name(f"{name}.nii.gz") == FileName(
+    assert parse_file_name(f"{name}.nii.gz") == NamedFile(
         stem=name, case="sub-01", kind=kind, variant=variant
     )
 
@@ -95,7 +95,7 @@ def test_folders_of_label_maps_are_known_by_their_names(name: str, is_for_labels
 
 @pytest.mark.parametrize("word", ["bet", "BET", "brain", "bias"])
 def test_what_a_program_appends_is_told_apart(word: str) -> None:
-    assert parse_file_name(f"scan_t1c_{word}.nii.gz") == FileName(
+    assert parse_file_name(f"scan_t1c_{word}.nii.gz") == NamedFile(
         stem=f"scan_t1c_{word}", case="scan", kind="t1c", variant=word
     )
 
@@ -124,7 +124,7 @@ def test_what_a_program_appends_is_told_apart(word: str) -> None:
     ],
 )
 def test_a_name_without_a_modality_at_its_end_has_none(stem: str) -> None:
-    assert parse_file_name(f"{stem}.nii.gz") == FileName(stem=stem)
+    assert parse_file_name(f"{stem}.nii.gz") == NamedFile(stem=stem)
 
 
 @pytest.mark.parametrize(

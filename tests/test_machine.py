@@ -1,61 +1,58 @@
-"""Test the judgement of machines, most of which are described by hand."""
+"""Test the judgement of machines, most of which are simulated."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-from brats_seg.errors import EnvironmentalError
-from brats_seg.installation import Finding
-from brats_seg.runtime import machine as machine_module
-from brats_seg.runtime.machine import (
-    GpuFacts,
-    Machine,
-    check_machine,
-    disk_finding,
-    machine_findings,
-    read_machine,
-)
+from brats_seg.errors import EnvironmentalError, Finding
+from brats_seg.runtime import machine
+from brats_seg.runtime.machine import check_machine, disk_finding, machine_findings
 
 GIB = 2**30
-STOCK_WHEEL = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
-T4 = GpuFacts(
-    name="Tesla T4",
-    capability=(7, 5),
-    memory_bytes=15 * GIB,
-    free_bytes=14 * GIB,
-    half="fp16",
-)
-P100 = replace(T4, name="Tesla P100-PCIE-16GB", capability=(6, 0))
-MACHINE = Machine(
-    torch_version="2.13.0+cu128",
-    cuda="12.8",
-    built_for=STOCK_WHEEL,
-    driver="570.86.15",
-    gpus=(T4,),
-    n_cpus=4,
-    quota=None,
-    half="",
-    memory_bytes=30 * GIB,
-    free_memory_bytes=28 * GIB,
-    shared_bytes=14 * GIB,
-)
+STOCK_WHEEL = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]
 
 
-def judged(machine: Machine, check: str) -> Finding:
-    (finding,) = [one for one in machine_findings(machine, GIB) if one.check == check]
+@pytest.fixture
+def t4(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A machine with one T4, a stock wheel of torch, four CPUs and enough memory."""
+    facts = {
+        "brats_seg.runtime.machine._driver": "570.86.15",
+        "brats_seg.runtime.machine._compute": None,
+        "brats_seg.runtime.machine.native_dtype": torch.float16,
+        "brats_seg.runtime.machine.available_cpus": 4,
+        "brats_seg.runtime.machine.cpu_quota": None,
+        "brats_seg.runtime.machine.free_memory": 28 * GIB,
+        "brats_seg.runtime.machine.free_bytes": 14 * GIB,
+        "torch.cuda.is_available": True,
+        "torch.cuda.device_count": 1,
+        "torch.cuda.get_arch_list": STOCK_WHEEL,
+        "torch.cuda.get_device_name": "Tesla T4",
+        "torch.cuda.get_device_capability": (7, 5),
+        "torch.cuda.mem_get_info": (14 * GIB, 15 * GIB),
+    }
+    for name, value in facts.items():
+        monkeypatch.setattr(name, lambda *_, value=value: value)
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    return monkeypatch
+
+
+def judged(check: str) -> Finding:
+    (finding,) = [one for one in machine_findings(GIB) if one.check == check]
     return finding
 
 
-def test_a_t4_is_all_right_and_has_no_bf16() -> None:
-    assert {one.status for one in machine_findings(MACHINE, GIB)} == {"ok"}
-    found = judged(MACHINE, "GPU 0").found
+def test_a_t4_is_all_right_and_has_no_bf16(t4: pytest.MonkeyPatch) -> None:
+    assert {one.status for one in machine_findings(GIB)} == {"ok"}
+    found = judged("GPU 0").found
     assert found.startswith("Tesla T4, sm_75, 14.0 GiB free of 15.0 GiB")
     assert found.endswith("fp16 native, bf16 only emulated")
 
 
-def test_a_p100_under_a_stock_wheel_is_a_problem_with_the_wheel_that_has_its_kernels() -> None:
-    finding = judged(replace(MACHINE, gpus=(P100,)), "GPU 0")
+def test_a_p100_needs_a_wheel_that_has_its_kernels(t4: pytest.MonkeyPatch) -> None:
+    t4.setattr(torch.cuda, "get_device_capability", lambda _: (6, 0))
+    finding = judged("GPU 0")
 
     assert finding.status == "problem"
     assert "sm_60: torch calls it available, but was built for sm_75, sm_80" in finding.found
@@ -63,104 +60,98 @@ def test_a_p100_under_a_stock_wheel_is_a_problem_with_the_wheel_that_has_its_ker
         'pip install --force-reinstall "torch<2.15" '
         "--index-url https://download.pytorch.org/whl/cu126"
     )
+    t4.setattr(torch.cuda, "get_arch_list", lambda: ["sm_50", "sm_60", "sm_70", "sm_75"])
+    assert judged("GPU 0").status == "ok"
 
 
-def test_a_p100_is_all_right_with_kernels_for_it() -> None:
-    machine = replace(MACHINE, gpus=(P100,), built_for=("sm_50", "sm_60", "sm_70", "sm_75"))
-
-    assert judged(machine, "GPU 0").status == "ok"
+def refuse(*_: object) -> None:
+    raise RuntimeError("CUDA error: unspecified launch failure\nmore")
 
 
-def test_a_gpu_that_does_not_compute_is_a_problem() -> None:
-    gpu = replace(T4, failures=("fp16 fails (CUDA error: unspecified launch failure)",))
+@pytest.mark.parametrize(
+    "failing", ["torch.cuda.mem_get_info", "brats_seg.runtime.machine._compute"]
+)
+def test_a_gpu_that_does_not_compute_is_a_problem(t4: pytest.MonkeyPatch, failing: str) -> None:
+    t4.setattr(failing, refuse)
 
-    finding = judged(replace(MACHINE, gpus=(gpu,)), "GPU 0")
+    finding = judged("GPU 0")
 
     assert (finding.status, finding.remedy) == ("problem", "nvidia-smi -q")
-    assert "unspecified launch failure" in finding.found
+    assert finding.found.endswith("(CUDA error: unspecified launch failure)")
 
 
-def test_a_gpu_that_others_use_is_a_warning() -> None:
-    gpu = replace(T4, free_bytes=3 * GIB)
+def test_a_gpu_that_others_use_is_a_warning(t4: pytest.MonkeyPatch) -> None:
+    t4.setattr(torch.cuda, "mem_get_info", lambda _: (3 * GIB, 15 * GIB))
 
-    finding = judged(replace(MACHINE, gpus=(gpu,)), "GPU 0")
-
-    assert (finding.status, finding.remedy) == ("warning", "nvidia-smi")
+    assert (judged("GPU 0").status, judged("GPU 0").remedy) == ("warning", "nvidia-smi")
 
 
 @pytest.mark.parametrize(
     ("cuda", "visible", "found", "remedy"),
     [
-        ("", None, "built without CUDA", "whl/cu128"),
+        (None, None, "built without CUDA", "whl/cu128"),
         ("12.8", "", "torch sees no GPU", "unset CUDA_VISIBLE_DEVICES"),
         ("12.8", None, "CUDA 12.8 needs driver 525 or later", "nvidia-smi"),
     ],
 )
 def test_a_driver_without_a_gpu_for_torch_is_a_problem(
-    monkeypatch: pytest.MonkeyPatch, cuda: str, visible: str | None, found: str, remedy: str
+    t4: pytest.MonkeyPatch, cuda: str | None, visible: str | None, found: str, remedy: str
 ) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    t4.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        t4.setenv("CUDA_VISIBLE_DEVICES", visible)
+    t4.setattr(torch.cuda, "is_available", lambda: False)
+    t4.setattr(torch.version, "cuda", cuda)
 
-    finding = judged(replace(MACHINE, gpus=(), cuda=cuda), "torch")
+    finding = judged("torch")
 
     assert finding.status == "problem"
     assert found in finding.found
     assert remedy in finding.remedy
+    t4.setattr(machine, "_driver", lambda: "")
+    assert judged("torch").status == "ok"
 
 
-def test_a_machine_without_gpu_is_all_right() -> None:
-    machine = replace(MACHINE, gpus=(), cuda="", driver="")
+def test_little_shared_memory_as_in_a_container_is_a_warning(t4: pytest.MonkeyPatch) -> None:
+    t4.setattr(machine, "free_bytes", lambda _: 64 * 2**20)
 
-    assert judged(machine, "torch").status == "ok"
-
-
-def test_the_shared_memory_of_a_docker_container_is_a_warning() -> None:
-    finding = judged(replace(MACHINE, shared_bytes=64 * 2**20), "shared memory")
+    finding = judged("shared memory")
 
     assert finding.status == "warning"
     assert finding.found.startswith("64 MiB free in /dev/shm, where worker processes may need 1.0")
     assert finding.remedy == "docker run --shm-size=8g ..."
 
 
-def test_little_memory_is_a_warning() -> None:
-    assert judged(replace(MACHINE, free_memory_bytes=GIB), "memory").status == "warning"
+def test_little_memory_is_a_warning(t4: pytest.MonkeyPatch) -> None:
+    t4.setattr(machine, "free_memory", lambda _: GIB)
+
+    assert judged("memory").status == "warning"
 
 
-def test_more_threads_than_cpus_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "64")
+def test_more_threads_than_cpus_are_a_warning(t4: pytest.MonkeyPatch) -> None:
+    t4.setenv("OMP_NUM_THREADS", "64")
+    t4.setattr(machine, "cpu_quota", lambda: 1.5)
 
-    finding = judged(replace(MACHINE, quota=1.5), "CPU")
+    finding = judged("CPU")
 
     assert (finding.status, finding.remedy) == ("warning", "unset OMP_NUM_THREADS")
     assert finding.found.startswith("4 CPUs (a control group allows 1.5)")
 
 
-def test_a_full_disk_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine_module, "free_bytes", lambda folder: 2**20)
-
-    finding = disk_finding("disk", tmp_path / "new", GIB, "12 cases: ")
-
-    assert finding.status == "problem"
-    assert f"1 MiB free in {tmp_path / 'new'}, 12 cases: 1.0 GiB needed" in finding.found
-
-
-def test_this_machine_is_read() -> None:
-    found = read_machine()
-
-    assert found.n_cpus >= 1
-    assert found.free_memory_bytes > 0
-    assert machine_findings(found, 0)
+def test_this_machine_is_examined() -> None:
+    assert {one.check for one in machine_findings(0)} >= {"torch", "CPU", "memory"}
 
 
 def test_the_short_check_warns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(machine_module, "free_bytes", lambda folder: 2**20)
+    monkeypatch.setattr(machine, "free_bytes", lambda folder: 2**20)
+    finding = disk_finding("disk", tmp_path / "new", GIB, "12 cases: ")
 
     check_machine(tmp_path / "run", needed_shared=GIB, needed_disk=GIB)
 
+    assert finding.status == "problem"
+    assert f"1 MiB free in {tmp_path / 'new'}, 12 cases: 1.0 GiB needed" in finding.found
     assert "shared memory: 1 MiB free" in caplog.text
     assert "disk space: 1 MiB free" in caplog.text
     assert caplog.text.count("`brats-seg doctor` says more") == 2

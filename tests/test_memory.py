@@ -10,6 +10,7 @@ import torch
 
 from brats_seg.errors import UsageError
 from brats_seg.runtime.memory import (
+    Fallback,
     _free_in_cgroup,
     free_memory,
     is_out_of_memory,
@@ -17,6 +18,8 @@ from brats_seg.runtime.memory import (
     peak_memory_mb,
     total_memory,
 )
+
+CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(
@@ -148,3 +151,32 @@ def test_memory_that_is_kept_is_not_cleared_again() -> None:
     # huge pages of 2 MB are 32 faults
     assert faults[0] >= 32
     assert faults[1] < 32
+
+
+def always_full(mode: str) -> str:
+    msg = f"out of memory for {mode}"
+    raise RuntimeError(msg)
+
+
+def test_work_is_repeated_in_the_next_mode_which_stays(caplog: pytest.LogCaptureFixture) -> None:
+    fallback = Fallback(["large", "small"], CPU, UsageError, what="case 7: ")
+
+    first = fallback.run(lambda mode: always_full(mode) if mode == "large" else mode)
+
+    assert (first, fallback.run(str.upper), fallback.index) == ("small", "SMALL", 1)
+    assert "case 7: memory ran out with large: out of memory for large" in caplog.text
+
+
+def test_in_the_last_mode_the_error_is_that_of_the_caller() -> None:
+    fallback = Fallback(["large", "small"], CPU, UsageError)
+
+    with pytest.raises(UsageError, match=r"every mode \(large; small\), at a peak of .* for small"):
+        fallback.run(always_full)
+
+
+def test_another_error_is_not_caught() -> None:
+    fallback = Fallback([1, 2], CPU, UsageError)
+
+    with pytest.raises(ValueError, match="invalid literal"):
+        fallback.run(lambda _: int("x"))
+    assert fallback.index == 0

@@ -1,36 +1,34 @@
-"""Test memory plans: their rows, the suggested patch, and the memory mode of a run."""
+"""Test memory plans, and the settings of a run for which neither a preset nor a file is given."""
 
 import sys
 from dataclasses import replace
 from math import prod
+from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from brats_seg.cli import main
 from brats_seg.config import Config
 from brats_seg.config_text import load_config
-from brats_seg.models.build import build_model, size_words
+from brats_seg.errors import ConfigError
+from brats_seg.models.build import build_model
 from brats_seg.models.interface import ActivationCheckpointing
-from brats_seg.runtime.device import choose_device, native_dtype
+from brats_seg.presets import NETWORKS, PRESETS
+from brats_seg.runtime.device import Device, choose_device, gpu_named
 from brats_seg.runtime.memory import MEGABYTE
 from brats_seg.training import memory_plan
 from brats_seg.training.losses import build_criterion
-from brats_seg.training.memory_count import Footprint, predicted_bytes
+from brats_seg.training.memory import Footprint, MemoryMode
 from brats_seg.training.memory_plan import (
+    RESERVED_MIB,
     MemoryPlan,
     PlanRow,
-    count_plan,
-    plan_memory_mode,
-    start_in_planned_mode,
-    try_plan,
+    choose_settings,
+    plan_memory,
 )
-from brats_seg.training.out_of_memory import MemoryMode
-from brats_seg.training.ranks import Ranks
-from brats_seg.training.state import RunState, build_state
-from brats_seg.training.step_trial import measure_step
 from tests.builders import check_json
-from tests.training_builders import Recorder
 
 SMALL = [
     "model.widths=[8, 12, 16]",
@@ -48,161 +46,58 @@ def settings(*assignments: str) -> Config:
     return load_config(assignments=[*SMALL, *assignments])
 
 
-def row_of(patch: int, checkpointing: str = "none", **changes: object) -> PlanRow:
-    row = PlanRow(
-        patch=(patch,) * 3,
-        micro_batch=1,
-        precision="fp32",
-        checkpointing=checkpointing,
-        predicted_mib=patch,
-        fits=True,
-    )
-    return replace(row, **changes)
-
-
-def plan_of(*rows: PlanRow) -> MemoryPlan:
-    return MemoryPlan(device=choose_device("cpu", "fp32"), memory_mib=100, rows=rows)
-
-
-def state_of(config: Config) -> RunState:
-    assert config.patch.size != "whole"
-    network = build_model(config.model, config.patch.size)
-    device = choose_device("cpu", config.training.precision)
-    criterion = build_criterion(config.loss)
-    return build_state(network, criterion, config, device=device, ranks=Ranks(), n_steps=1)
+def plan(mib: int, *assignments: str, **options: object) -> MemoryPlan:
+    """Plan for so much memory beside that of torch itself."""
+    return plan_memory(settings(*assignments), (RESERVED_MIB + mib) * MEGABYTE, **options)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
 def medium() -> MemoryPlan:
-    return count_plan(settings("training.effective_batch=4"), MEDIUM_MIB * MEGABYTE)
+    return plan(MEDIUM_MIB, "training.effective_batch=4")
 
 
-def test_the_rows_hold_the_settings_patch_in_every_way(medium: MemoryPlan) -> None:
-    own = [row for row in medium.rows if row.patch == (40, 40, 40)]
-    ways = {(row.micro_batch, row.checkpointing) for row in own if row.precision == "fp32"}
+def test_the_rows_hold_the_memory_modes_of_the_patch_of_the_settings(medium: MemoryPlan) -> None:
+    own = [row for row in medium.rows if row.patch == PATCH]
 
-    assert ways == {(1, "none"), (2, "none"), (4, "none"), (1, "top"), (1, "all")}
-
-
-def test_what_fits_is_what_is_predicted_to_take_no_more_than_there_is(medium: MemoryPlan) -> None:
+    assert [(row.micro_batch, row.checkpointing) for row in own] == [
+        *((n, "none") for n in (4, 2, 1)),
+        *((1, kind) for kind in ("top", "all")),
+    ]
     assert {row.fits for row in medium.rows} == {True, False}
     assert all(row.fits == (row.predicted_mib <= MEDIUM_MIB) for row in medium.rows)
 
 
-def test_a_larger_patch_never_takes_less(medium: MemoryPlan) -> None:
-    plain = [
-        row
-        for row in medium.rows
-        if (row.micro_batch, row.checkpointing, row.precision) == (1, "none", "fp32")
-    ]
+def test_a_larger_patch_never_needs_less(medium: MemoryPlan) -> None:
+    plain = [row for row in medium.rows if (row.micro_batch, row.checkpointing) == (1, "none")]
     by_size = sorted(plain, key=lambda row: prod(row.patch))
 
     assert len(by_size) > 3
     assert [row.predicted_mib for row in by_size] == sorted(row.predicted_mib for row in by_size)
 
 
-def test_the_largest_patch_that_fits_is_suggested(medium: MemoryPlan) -> None:
-    assert medium.suggested is not None
-    largest = max(prod(row.patch) for row in medium.rows if row.fits)
+def test_the_largest_patch_that_fits_is_suggested_with_the_least_checkpointing(
+    medium: MemoryPlan,
+) -> None:
+    (suggested,) = [row for row in medium.rows if row.suggested]
+    fitting = [row for row in medium.rows if row.fits]
 
-    assert prod(medium.suggested.patch) == largest
-    assert sum(row.suggested for row in medium.rows) == 1
-
-
-def test_more_memory_never_suggests_a_smaller_patch(medium: MemoryPlan) -> None:
-    less = count_plan(settings(), 200 * MEGABYTE)
-
-    assert less.suggested is not None
-    assert medium.suggested is not None
-    assert prod(less.suggested.patch) < prod(medium.suggested.patch)
-
-
-def test_of_one_patch_the_least_checkpointing_is_preferred() -> None:
-    plan = plan_of(
-        row_of(32),
-        row_of(64, "none", fits=False),
-        row_of(64, "top"),
-        row_of(64, "all"),
-        row_of(96, "all", fits=False),
-        row_of(80, precision="bf16"),
-        row_of(80, micro_batch=2),
+    assert medium.suggested == suggested
+    assert prod(suggested.patch) == max(prod(row.patch) for row in fitting)
+    assert suggested == replace(
+        next(row for row in fitting if row.patch == suggested.patch), suggested=True
     )
-
-    found = [(row.patch[0], row.checkpointing) for row in plan.candidates]
-    assert found == [(64, "top"), (64, "all"), (32, "none")]
+    less = plan(200).suggested
+    assert less is not None
+    assert prod(less.patch) < prod(suggested.patch)
 
 
 def test_too_little_memory_says_what_to_lower() -> None:
-    plan = count_plan(settings(), 50 * MEGABYTE)
+    found = plan(50)
 
-    assert plan.suggested is None
-    assert not any(row.fits for row in plan.rows)
-    least = min(plan.rows, key=lambda row: row.predicted_mib)
-    assert plan.what_to_lower().startswith(
-        f"nothing fits in 50 MiB: the row that takes least, a patch of {size_words(least.patch)}"
-    )
-    assert (
-        f"needs {least.predicted_mib} MiB. Lower model.widths or patch.size" in plan.what_to_lower()
-    )
-
-
-def test_a_row_that_is_larger_than_the_machine_is_not_tried() -> None:
-    plan = plan_of(row_of(64, predicted_mib=2**40, suggested=True))
-
-    assert try_plan(plan, settings()) == plan
-
-
-def needs_of(state: RunState, config: Config) -> dict[MemoryMode, int]:
-    """The memory that every mode of a run is predicted to take."""
-    accumulator = state.accumulator
-    footprint = Footprint(state.network, accumulator.criterion, config, CPU)
-    half = replace(accumulator.device, autocast_dtype=native_dtype(CPU))
-    return {
-        mode: predicted_bytes(
-            footprint.counted_bytes(PATCH, mode, half if mode.in_half else accumulator.device), CPU
-        )
-        for mode in state.fallback.modes
-    }
-
-
-@pytest.mark.parametrize("half", ["true", "false"])
-def test_a_run_starts_in_the_first_mode_that_fits(half: str) -> None:
-    config = settings("training.micro_batch=2", f"training.half_if_needed={half}")
-    state = state_of(config)
-    needs = needs_of(state, config)
-
-    assert list(needs.values()) == sorted(set(needs.values()), reverse=True)
-    found = [plan_memory_mode(state, config, PATCH, need) for need in needs.values()]
-    assert found == list(needs)
-    assert plan_memory_mode(state, config, PATCH, min(needs.values()) - 1) is None
-    assert state.fallback.place == 0
-
-
-@pytest.mark.parametrize("place", [0, 1, 3])
-def test_a_run_that_plans_starts_where_the_free_memory_says(
-    monkeypatch: pytest.MonkeyPatch, place: int
-) -> None:
-    config = settings("training.micro_batch=2")
-    state = state_of(config)
-    need = list(needs_of(state, config).values())[place]
-    monkeypatch.setattr("brats_seg.training.memory_plan.free_memory", lambda _: need)
-
-    start_in_planned_mode(state, config, PATCH)
-
-    assert state.fallback.place == place
-
-
-def test_where_nothing_fits_a_run_still_tries_its_last_mode(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    config = settings()
-    state = state_of(config)
-    monkeypatch.setattr("brats_seg.training.memory_plan.free_memory", lambda _: 2**20)
-
-    start_in_planned_mode(state, config, PATCH)
-
-    assert state.fallback.mode == state.fallback.modes[-1]
-    assert "no mode is predicted to fit in the 1 MiB free" in caplog.text
+    assert found.suggested is None
+    least = min(row.predicted_mib for row in found.rows)
+    assert found.what_to_lower().startswith("nothing fits in 50 MiB: the row that needs least")
+    assert f"needs {least} MiB. Lower model.widths or patch.size" in found.what_to_lower()
 
 
 def run_plan(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -232,7 +127,6 @@ def test_the_command_prints_rows_as_json(
 
     (rows,) = check_json("plan", capsys.readouterr().out)
     assert rows[0]["patch"] == [40, 40, 40]
-    assert rows[0]["measured_mib"] is None
     assert {"micro_batch", "precision", "checkpointing", "predicted_mib", "fits"} <= rows[0].keys()
 
 
@@ -247,7 +141,7 @@ def test_a_gpu_is_planned_for_on_a_machine_without_it(
     shown = " ".join(capsys.readouterr().out.split())
     assert code == 0
     assert "unet on a GPU of 700MiB: 188 MiB, beside 512 MiB for torch itself" in shown
-    assert "40x40x40 1 fp32 none" in shown
+    assert "40x40x40 2 fp32 none" in shown
     assert "prediction for a GPU of 700MiB: the tensors of a step were counted" in shown
     assert "Nothing was computed on it" in shown
 
@@ -255,6 +149,7 @@ def test_a_gpu_is_planned_for_on_a_machine_without_it(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--device", "much"], "device 'much' is unknown"),
         (["--device", "titan"], "device 'titan' is unknown; expected a GPU (t4, p100"),
         (["--device", "t4", "--precision", "bf16"], "bf16 on Tesla T4, which emulates it"),
         (["--device", "t4", "--precision", "half"], "training.precision: expected 'auto', 'fp32'"),
@@ -300,47 +195,169 @@ def test_tensors_on_the_cpu_stand_for_those_of_a_gpu(precision: str) -> None:
         assert found == pytest.approx(expected, rel=0.15)
 
 
-def test_an_invalid_size_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_plan(monkeypatch, "--device", "much") == 2
-    assert "device 'much' is unknown" in capsys.readouterr().err
+ON_CPU = {"training.device": "cpu"}
+NARROW = ["model.widths=4,8"]
 
 
-@pytest.mark.slow
+def begun(tmp_path: Path, config: Config) -> Path:
+    """Make the folder of a run that has a checkpoint."""
+    run = tmp_path / "fold0"
+    run.mkdir()
+    (run / "config.yaml").write_text(config.to_yaml())
+    (run / "last.pt").write_bytes(b"a checkpoint")
+    return run
+
+
+def test_a_cpu_gets_its_preset_and_is_told_why() -> None:
+    chosen = choose_settings(values=ON_CPU)
+
+    assert chosen.config == load_config(preset="cpu", values=ON_CPU)
+    assert chosen.reason.startswith("preset cpu, because training.device is cpu (--preset takes")
+    assert "unet of 16 to 160 channels, patch 64x64x64 in " in chosen.reason
+
+
 @pytest.mark.parametrize(
-    "checkpointing", [ActivationCheckpointing.NONE, ActivationCheckpointing.ALL]
+    ("gpu", "preset", "precision"),
+    [("t4", "kaggle-t4", "fp16"), ("p100", "kaggle-t4", "fp16"), ("a100", "full", "bf16")],
 )
-def test_a_trial_takes_about_what_was_predicted(checkpointing: ActivationCheckpointing) -> None:
-    config = load_config(
-        assignments=["patch.size=[64, 64, 64]", "training.precision=fp32", "training.device=cpu"]
+def test_a_gpu_gets_a_preset_by_its_memory(gpu: str, preset: str, precision: str) -> None:
+    chosen = choose_settings(gpu=gpu_named(gpu))
+
+    assert chosen.config == load_config(preset=preset)
+    assert f"patch 128x128x128 in {precision}, about " in chosen.reason
+
+
+@pytest.mark.parametrize(
+    ("device", "preset", "gib"), [("auto", "kaggle-t4", "16.0"), ("cuda:1", "full", "40.0")]
+)
+def test_of_several_gpus_the_one_with_least_memory_decides_for_all_ranks(
+    monkeypatch: pytest.MonkeyPatch, device: str, preset: str, gib: str
+) -> None:
+    sizes = {0: 16 * 2**30, 1: 40 * 2**30}
+    row = PlanRow(
+        patch=(128, 128, 128),
+        micro_batch=1,
+        precision="bf16",
+        checkpointing="top",
+        predicted_mib=2000,
+        fits=True,
     )
-    state = state_of(config)
-    patch = (64, 64, 64)
+    where = Device(torch_device=torch.device("cuda" if device == "auto" else device))
+    monkeypatch.setattr(memory_plan, "choose_device", lambda *_: where)
+    monkeypatch.setattr(memory_plan, "total_memory", lambda one: sizes[one.index])
+    monkeypatch.setattr(memory_plan, "largest_patch", lambda *_, **__: row)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(sizes))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a card")
 
-    trial = measure_step(config, patch, checkpointing)
-    measured = trial.peak_bytes
+    chosen = choose_settings(values={"training.device": device})
 
-    assert measured is not None
-    assert 0 < trial.step_s < 600
-    modes = {0.7: False, 1.3: True}
-    for share, fits in modes.items():
-        mode = MemoryMode(micro_batch=1, checkpointing=checkpointing)
-        state.fallback.modes = (mode,)
-        assert (plan_memory_mode(state, config, patch, int(share * measured)) is not None) == fits
-    assert torch.get_num_threads() == 1
+    assert chosen.reason.startswith(f"preset {preset}, for a card with {gib} GiB")
+    assert chosen.reason.endswith("MiB, with checkpointing top")
 
 
-def test_counting_and_computing_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each takes minutes for a large network."""
-    monkeypatch.setattr("brats_seg.training.memory_plan._tried", lambda row, *_: row)
-    track = Recorder()
-    plan = count_plan(settings(), 300 * MEGABYTE, track)
-    try_plan(plan, settings(), track)
+def test_on_a_small_gpu_the_largest_patch_that_fits_is_taken() -> None:
+    chosen = [
+        choose_settings(assignments=NARROW, gpu=gpu_named(f"{mib}MiB")) for mib in (2000, 700)
+    ]
 
-    (counting, n_patches), computing = track.works
-    assert counting == "counting memory"
-    assert n_patches == len({row.patch for row in plan.rows})
-    assert plan.suggested is not None
-    words = size_words(plan.suggested.patch)
-    assert computing == (f"computing a batch of {words}, {plan.device.precision}", 1)
+    assert chosen[0].config.patch.size == (128, 128, 128)
+    assert chosen[1].config.patch.size == (96, 96, 96)
+    assert "patch 96x96x96 instead of 128x128x128 in fp16, about " in chosen[1].reason
+
+
+def test_where_nothing_fits_the_preset_stays_and_the_reason_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory_plan, "_CUBES", (32,))
+
+    chosen = choose_settings(assignments=NARROW, gpu=gpu_named("512MiB"))
+
+    assert chosen.config.patch.size == (128, 128, 128)
+    assert "not predicted to fit in 512 MiB: lower model.widths" in chosen.reason
+
+
+def test_what_is_given_wins() -> None:
+    assignments = ["optimizer.lr=0.5", "model.widths=4,8"]
+
+    chosen = choose_settings(assignments=assignments, values={**ON_CPU, "patch.size": "16,16,16"})
+
+    assert chosen.config.optimizer.lr == 0.5
+    assert chosen.config.model.widths == (4, 8)
+    assert chosen.config.patch.size == (16, 16, 16)
+    assert chosen.config.validation.every == PRESETS["cpu"]["validation"]["every"]
+
+
+def test_whole_brains_stay_whole() -> None:
+    chosen = choose_settings(values={**ON_CPU, "model.name": "autoencoder"})
+
+    assert chosen.config.patch.size == "whole"
+    assert "autoencoder, whole brains" in chosen.reason
+
+
+class NeedsValues(nn.Conv3d):
+    """A network whose course depends on the values of its input."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3, 1)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return super().forward(image if float(image.mean()) > 0 else -image)
+
+
+def test_a_network_that_cannot_be_counted_keeps_the_preset() -> None:
+    values = {"model.name": f"{__name__}.NeedsValues"}
+
+    chosen = choose_settings(values=values, gpu=gpu_named("t4"))
+
+    assert "whose memory cannot be counted for model.name" in chosen.reason
+    assert chosen.config.patch.size == (128, 128, 128)
+
+
+def test_a_network_that_cannot_be_built_is_refused_before_anything_is_prepared() -> None:
+    with pytest.raises(ConfigError, match=r"cannot be built with model\.arguments"):
+        choose_settings(values={**ON_CPU, "model.name": "torch.nn.Conv3d"})
+    with pytest.raises(ConfigError, match=r"patch\.size 30x30x30 does not fit model\.name 'unet'"):
+        choose_settings(values={**ON_CPU, "patch.size": "30,30,30"})
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_network_can_be_built_for_the_patch_that_is_chosen(name: str) -> None:
+    for preset in ("cpu", "kaggle-t4", "full"):
+        config = load_config(preset=preset, values={"model.name": name})
+        if config.patch.size != "whole":
+            # the constructor of Swin-UNETR needs values, which the device meta lacks
+            with torch.device("cpu" if name == "swin-unetr" else "meta"):
+                build_model(config.model, config.patch.size)
+
+
+def test_a_run_that_was_begun_keeps_its_settings_whatever_the_device_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is given wins, and a run without a checkpoint has not begun."""
+    before = load_config(preset="demo", values={**ON_CPU, "patch.size": (48, 48, 48)})
+    monkeypatch.setattr(memory_plan, "total_memory", lambda _: 0)
+    run = begun(tmp_path, before)
+
+    chosen = choose_settings(run_paths=[tmp_path / "missing", run])
+
+    assert chosen.config == before
+    assert chosen.reason == f"settings of {run / 'config.yaml'}, which the run began with"
+    given = choose_settings(assignments=["training.n_epochs=99"], run_paths=[run]).config
+    assert given.training.n_epochs == 99
+    (run / "last.pt").unlink()
+    monkeypatch.undo()
+    anew = choose_settings(values=ON_CPU, run_paths=[run]).config
+    assert anew == load_config(preset="cpu", values=ON_CPU)
+
+
+@pytest.mark.parametrize("damage", [b"\xff\xfe", None, b"training: [", b"seed: 3"])
+def test_settings_of_a_run_that_cannot_be_read_are_named(
+    tmp_path: Path, damage: bytes | None
+) -> None:
+    path = begun(tmp_path, Config()) / "config.yaml"
+    path.unlink()
+    if damage is not None:
+        path.write_bytes(damage)
+
+    with pytest.raises(ConfigError, match=r"config\.yaml"):
+        choose_settings(run_paths=[path.parent])

@@ -10,8 +10,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from monai.metrics import compute_dice, compute_hausdorff_distance, compute_iou
-from monai.metrics import compute_surface_dice as monai_surface_dice
+from monai.metrics import (
+    compute_dice,
+    compute_hausdorff_distance,
+    compute_iou,
+)
+from monai.metrics import (
+    compute_surface_dice as monai_surface_dice,
+)
 from scipy.spatial.distance import cdist
 
 from brats_seg.errors import CaseError

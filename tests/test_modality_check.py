@@ -9,7 +9,7 @@ import pytest
 from scipy.ndimage import binary_dilation
 
 from brats_seg.cases.case import Case, load_case
-from brats_seg.cases.discovery import find_cases
+from brats_seg.cases.find import find_cases
 from brats_seg.errors import CaseError
 from brats_seg.labels import MODALITIES
 from brats_seg.quality.scan import (
@@ -165,7 +165,7 @@ def test_loading_a_case_checks_its_modalities(tmp_path: Path) -> None:
 
 def real_images(case: Case) -> npt.NDArray[np.int16]:
     loaded = load_case(case, with_label=False)
-    assert loaded.remarks == ()
+    assert loaded.case.remarks == ()
     return np.stack([volume.array for volume in loaded.volumes])
 
 

@@ -1,6 +1,7 @@
 """Test the loss without some modalities: measured on held-out cases, stored with the weights, told."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,13 +14,12 @@ from brats_seg.data.store import open_case
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.metrics import count_regions, dice
 from brats_seg.evaluation.subset_scores import SubsetScores
-from brats_seg.inference import modality_loss
+from brats_seg.inference import held_out as module
 from brats_seg.inference.export import export_model
-from brats_seg.inference.modality_loss import subset_scores_of
+from brats_seg.inference.held_out import HeldOut, measure_subsets, open_held_out
 from brats_seg.inference.model import Model, load_model
-from brats_seg.inference.out_of_fold import HeldOut, open_held_out
 from brats_seg.inference.predict import Predictor
-from brats_seg.inference.tuning import tune_runs
+from brats_seg.inference.tuning import tune_runs, tuned_card
 from brats_seg.labels import MODALITIES, MODALITY_SUBSETS, regions_of
 from brats_seg.progress import untracked
 from brats_seg.runtime.weights import (
@@ -28,7 +28,7 @@ from brats_seg.runtime.weights import (
     TrainedModel,
     load_trained,
     read_exported,
-    store_fitted,
+    store_card,
 )
 from brats_seg.voxels.box import Box
 from tests.builders import BRATS_AFFINE
@@ -62,14 +62,14 @@ def write_fold(
 def use_pointwise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a network of known output stand for the weights of a run."""
 
-    def build(trained: TrainedModel, _device: object) -> Model:
-        return make_model(identity=trained.identity, fitted=trained.fitted)
+    def build(networks: Sequence[TrainedModel], *_: object) -> Model:
+        return make_model(identity=networks[0].identity)
 
-    monkeypatch.setattr(modality_loss, "build_single", build)
+    monkeypatch.setattr(module, "assemble", build)
 
 
 def measured(held_out: HeldOut) -> dict[tuple[str, ...], SubsetScores]:
-    scores = subset_scores_of(held_out, CPU, untracked)
+    scores = measure_subsets(held_out, CPU, untracked)
     return {one.modalities: one for one in scores}
 
 
@@ -120,13 +120,13 @@ def test_it_is_measured_once_and_stored_with_the_weights(
     run = write_fold(tmp_path / "run", prepared, CASES[0])
     before = load_trained(run / "best.pt")
     held_out = open_held_out(run, prepared)
-    first = subset_scores_of(held_out, CPU, untracked)
+    first = measure_subsets(held_out, CPU, untracked)
 
     stored = open_held_out(run, prepared)
-    monkeypatch.delattr(modality_loss, "build_single")
+    monkeypatch.delattr(module, "assemble")
 
-    assert stored.trained.subset_scores == first
-    assert subset_scores_of(stored, CPU, untracked) == first
+    assert stored.trained.card.subset_scores == first
+    assert measure_subsets(stored, CPU, untracked) == first
     # what was predicted for `tune` stays valid
     assert stored.key == held_out.key
     for name, value in before.weights.items():
@@ -137,18 +137,19 @@ def test_settings_that_are_fitted_again_drop_the_scores_with_the_former_ones(
     tmp_path: Path, prepared: Path
 ) -> None:
     run = write_fold(tmp_path / "run", prepared, CASES[0])
-    subset_scores_of(open_held_out(run, prepared), CPU, untracked)
+    measure_subsets(open_held_out(run, prepared), CPU, untracked)
 
-    store_fitted(run / "best.pt", FittedPrediction(decoding=Decoding(thresholds=(0.4, 0.5, 0.5))))
+    fitted = FittedPrediction(decoding=Decoding(thresholds=(0.4, 0.5, 0.5)))
+    store_card(run / "best.pt", tuned_card(load_trained(run / "best.pt").card, fitted, {}))
 
-    assert load_trained(run / "best.pt").subset_scores == ()
+    assert load_trained(run / "best.pt").card.subset_scores == ()
 
 
 def test_a_run_without_dropout_is_not_measured(tmp_path: Path, prepared: Path) -> None:
     run = write_fold(tmp_path / "run", prepared, CASES[0], subsets=())
     content = (run / "best.pt").read_bytes()
 
-    assert subset_scores_of(open_held_out(run, prepared), CPU, untracked) == ()
+    assert measure_subsets(open_held_out(run, prepared), CPU, untracked) == ()
     assert (run / "best.pt").read_bytes() == content
 
 
@@ -156,7 +157,7 @@ def test_few_of_many_held_out_cases_are_predicted(
     tmp_path: Path, prepared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_pointwise(monkeypatch)
-    monkeypatch.setattr(modality_loss, "MOST_CASES", 2)
+    monkeypatch.setattr(module, "MOST_CASES", 2)
     run = write_fold(tmp_path / "run", prepared, *CASES[:3])
 
     assert {one.n_cases for one in measured(open_held_out(run, prepared)).values()} == {2}
@@ -178,7 +179,7 @@ def test_tuning_measures_all_runs_and_an_export_tells_it(tmp_path: Path, prepare
     assert "besides all four modalities, 2 subsets of them are accepted" in card
     model = load_model([tmp_path / "model"], CPU)
     assert model.subsets == FEW
-    assert all(len(member.subset_scores) == 2 for member in model.members)
+    assert len(model.subset_scores) == 2
 
 
 def test_the_card_says_that_nothing_was_measured(tmp_path: Path, prepared: Path) -> None:
@@ -189,12 +190,11 @@ def test_the_card_says_that_nothing_was_measured(tmp_path: Path, prepared: Path)
     assert "`brats-seg tune` measures it" in (tmp_path / "model" / "README.md").read_text()
 
 
-def test_a_model_without_dropout_is_written_as_before(tmp_path: Path) -> None:
+def test_the_card_of_a_model_without_dropout_does_not_mention_it(tmp_path: Path) -> None:
     export_model([write_run(tmp_path / "run")], tmp_path / "model")
 
     (member,) = json.loads((tmp_path / "model" / "model.json").read_text())["members"]
-    assert {*member} == {"weights", "sha256", "identity", "config"}
-    assert "subsets" not in member["identity"]
+    assert {*member} == {"weights", "sha256", "card"}
     assert "Missing modalities" not in (tmp_path / "model" / "README.md").read_text()
     assert read_exported(tmp_path / "model").networks[0].identity.subsets == ()
 

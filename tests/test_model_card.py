@@ -18,6 +18,7 @@ from brats_seg.inference.export import export_model
 from brats_seg.inference.model import load_model
 from brats_seg.inference.model_facts import CrossValidationScores, read_facts
 from brats_seg.runtime.weights import Decoding, FittedPrediction
+from brats_seg.training.state import Progress
 from brats_seg.training.tasks import RunningSums
 from tests.inference_builders import CONFIG, CPU, IDENTITY, write_run
 
@@ -41,11 +42,13 @@ def write_fold(
         path,
         seed=seed,
         config=config,
-        sums=RunningSums(
-            n_patches=len(held_out) if n_patches is None else n_patches,
-            counts=dict(zip(held_out, rows, strict=True)),
+        progress=Progress(
+            sums=RunningSums(
+                n_patches=len(held_out) if n_patches is None else n_patches,
+                counts=dict(zip(held_out, rows, strict=True)),
+            ),
+            history=[{"epoch": 7, "val_dice_wt": 0.75, "val_dice_tc": 0.5, "val_dice_et": 0.25}],
         ),
-        history=({"epoch": 7, "val_dice_wt": 0.75, "val_dice_tc": 0.5, "val_dice_et": 0.25},),
         environment={"torch": "2.0", "device": "cpu", "python": "3.12"},
     )
     write_split(Split(train=tuple(training), validation=tuple(held_out)), path / SPLIT_NAME)
@@ -123,10 +126,10 @@ def test_a_run_without_records_is_exported_with_what_is_known(tmp_path: Path) ->
     assert "- licence: not stated" in card
 
 
-def test_a_run_of_an_earlier_version_has_means_without_intervals(tmp_path: Path) -> None:
+def test_a_run_without_counts_of_its_cases_has_means_without_intervals(tmp_path: Path) -> None:
     run = write_fold(tmp_path / "run", training=("c",), held_out=("a", "b"))
     content = torch.load(run / "best.pt", weights_only=True)
-    content["sums"] = {"seconds": 0.0, "loss_sum": 0.0, "n_patches": 0, "counts": {}}
+    content["progress"]["sums"] = {"seconds": 0.0, "loss_sum": 0.0, "n_patches": 0, "counts": {}}
     torch.save(content, run / "best.pt")
 
     export_model([run], tmp_path / "model", case_ids=True)
@@ -252,19 +255,19 @@ def test_what_the_card_names_and_lacks_is_logged(
 
 
 def test_fitted_settings_are_in_the_card(tmp_path: Path) -> None:
-    fitted = FittedPrediction(window="whole", decoding=Decoding(smallest_et_mm3=50))
+    fitted = FittedPrediction(decoding=Decoding(smallest_et_mm3=50))
     run = write_run(tmp_path / "run", fitted=fitted)
 
     export_model([run], tmp_path / "model", case_ids=True)
 
-    assert "Windows: the whole brain in one pass." in card_of(tmp_path / "model")
+    assert "Windows: 12x12x12 voxels, overlap 0.5." in card_of(tmp_path / "model")
     assert "Less than 50 mm3 of enhancing tumour in all" in card_of(tmp_path / "model")
 
 
 def test_a_run_that_started_from_other_weights_names_them(tmp_path: Path) -> None:
     run = write_fold(tmp_path / "run", training=("c",), held_out=("a",))
     content = torch.load(run / "best.pt", weights_only=True)
-    start = {"path": "/home/me/runs/parent", "fingerprint": "f00", "taken": ("a",)}
+    start = {"path": "/home/me/runs/parent", "fingerprint": "f00"}
     content["started_from"] = {**start, "learnt_from": ("c", "z")}
     torch.save(content, run / "best.pt")
 

@@ -20,9 +20,9 @@ from monai.transforms import (
 )
 
 from brats_seg.cases.case import load_case
-from brats_seg.cases.inputs import find_inputs
+from brats_seg.cases.find import find_inputs
 from brats_seg.errors import UsageError
-from brats_seg.inference.predict import CaseResult, Predictor
+from brats_seg.inference.predict import Prediction, Predictor
 from brats_seg.inference.settings import PredictionSettings
 from tests.builders import write_case
 from tests.foreign_builders import write_bundle
@@ -44,7 +44,7 @@ def case(tmp_path: Path) -> Path:
     return write_case(tmp_path / "scans")
 
 
-def predicted(model: Path, case: Path) -> CaseResult:
+def predicted(model: Path, case: Path) -> Prediction:
     predictor = Predictor.load([model], PredictionSettings(**FP32, probabilities=True))
     return predictor.predict_scan(predictor.prepare(load_case(find_inputs([case])[0])))
 

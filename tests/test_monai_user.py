@@ -29,10 +29,10 @@ from brats_seg.data.patches import PatchKey
 from brats_seg.data.prepare import prepare_cases
 from brats_seg.data.transforms import ReadPatchd, RegionsOfLabelsd
 from brats_seg.labels import BRATS2017, regions_of
-from brats_seg.runtime.device import Device
 from brats_seg.training.accumulation import Accumulator
-from brats_seg.training.epoch import epoch_batches, held_out_patches, read_batches
+from brats_seg.training.batches import held_out_patches, read_batches
 from brats_seg.training.gradient import MicroBatch
+from brats_seg.training.run_plan import plan_run
 from tests.builders import make_label_map, make_volumes, write_nifti
 
 PATCH = PatchConfig(size=(32, 32, 32), foreground=1.0)
@@ -112,22 +112,21 @@ def brighter() -> Lambdad:
 def test_the_settings_name_a_transform_for_training_alone(folder: Path) -> None:
     first, second = (item["case_id"] for item in items(folder))
     data = open_split(folder, Split(train=(first,), validation=(second,)))
-    device = Device(torch_device=torch.device("cpu"))
-    values = {"training.augment": "none", "patch.size": (32, 32, 32)}
-    plain = load_config(preset="demo", values=values)
+    values = {"training.device": "cpu", "training.augment": "none", "patch.size": (32, 32, 32)}
+    plain = plan_run(load_config(preset="demo", values=values), data)
     named = {**values, "training.transforms": ["tests.test_monai_user.brighter"]}
-    config = load_config(preset="demo", values=named)
+    changed = plan_run(load_config(preset="demo", values=named), data)
 
-    batches = epoch_batches(config, data.split.train, 0)
-    [before, *_] = read_batches(data, plain, batches, device)
-    [after, *_] = read_batches(data, config, batches, device)
+    batches = plain.keys(0)
+    [before, *_] = read_batches(plain, batches)
+    [after, *_] = read_batches(changed, batches)
     for one, other in zip(before.samples, after.samples, strict=True):
         torch.testing.assert_close(other.image, (one.image.float() + 1).half())
         assert torch.equal(one.target, other.target)
     keys = [PatchKey(epoch=0, case_id=second, draw=0)]
     for one, other in zip(
-        held_out_patches(data, plain, keys, device),
-        held_out_patches(data, config, keys, device),
+        held_out_patches(plain, keys),
+        held_out_patches(changed, keys),
         strict=True,
     ):
         assert torch.equal(one.image, other.image)

@@ -7,22 +7,20 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 import pytest
 from scipy import ndimage
 
 from brats_seg.cases.case import Case, CaseIndex
-from brats_seg.cases.case_table import read_index, summarise, write_index
-from brats_seg.cases.discovery import find_cases
+from brats_seg.cases.find import find_cases
 from brats_seg.cases.folds import check_covers, make_folds
-from brats_seg.cases.index import index_cases
+from brats_seg.cases.index import index_cases, summarise
 from brats_seg.cases.nifti import Geometry, Volume, read_volume
 from brats_seg.cases.phantom import make_phantom
 from brats_seg.config import FoldConfig
 from brats_seg.errors import FoldError
 from brats_seg.quality.near_copies import fingerprint_of, near_copies
 from brats_seg.voxels.grids import turn_of, turned
-from tests.builders import BRATS_AFFINE, write_nifti
+from tests.builders import BRATS_AFFINE, make_case, write_nifti
 
 Array = npt.NDArray[np.generic]
 SUFFIXES = ("t1", "t1ce", "t2", "flair", "seg")
@@ -41,12 +39,8 @@ def volume_of(array: Array, affine: npt.NDArray[np.float64] = BRATS_AFFINE) -> V
 
 
 def case_of(case_id: str, array: Array, *, patient_id: str | None = None) -> Case:
-    return Case(
-        case_id=case_id,
-        patient_id=patient_id or case_id,
-        release="unknown",
-        fingerprint=fingerprint_of(volume_of(array)),
-    )
+    fingerprint = fingerprint_of(volume_of(array))
+    return make_case(case_id, patient_id=patient_id or case_id, fingerprint=fingerprint)
 
 
 def write_arrays(root: Path, case_id: str, arrays: tuple[Array, ...]) -> None:
@@ -103,7 +97,7 @@ def test_a_reoriented_copy_has_nearly_the_same_fingerprint() -> None:
 
     cases = [
         case_of("a", array),
-        Case(case_id="b", patient_id="b", release="", fingerprint=fingerprint_of(volume)),
+        make_case("b", fingerprint=fingerprint_of(volume)),
     ]
 
     assert near_copies(cases) == ((0, 1),)
@@ -153,7 +147,7 @@ def test_more_cases_than_are_compared_at_once_are_all_compared(
 def test_what_shows_no_brain_has_no_fingerprint_and_no_copies(array: Array) -> None:
     cases = [case_of("a", array), case_of("b", array)]
 
-    assert cases[0].fingerprint == ""
+    assert cases[0].facts.fingerprint == ""
     assert near_copies(cases) == ()
 
 
@@ -196,7 +190,7 @@ def test_near_copies_are_in_one_fold(copied: CaseIndex, seed: int) -> None:
 def test_near_copies_are_kept_together_by_a_case_that_is_left_out(copied: CaseIndex) -> None:
     """The copies of an unlabelled scan are copies of each other."""
     cases = [
-        Case(case_id=name, patient_id=name, release="unknown", near_copies=copies)
+        make_case(name, near_copies=copies)
         for name, copies in (("a", ("x",)), ("b", ("x",)), ("c", ()))
     ]
 
@@ -219,25 +213,6 @@ def test_a_fold_table_that_parts_near_copies_leaks(copied: CaseIndex) -> None:
         match=r"BraTS2021_00001, BraTS2021_00007 are .* near copies of one, but lie in folds",
     ):
         check_covers(table, copied.cases)
-
-
-def test_a_table_of_an_earlier_version_is_read_and_its_cases_are_opened_again(
-    copied: CaseIndex, tmp_path: Path
-) -> None:
-    path = tmp_path / "cases.csv"
-    write_index(copied, path)
-    table = read_index(path, copied.root)
-    assert index_cases(copied.root, previous=table) == copied
-
-    without_columns(path, "near_copies", "fingerprint")
-    earlier = read_index(path, copied.root)
-
-    assert {case.files_key for case in earlier.cases} == {""}
-    assert index_cases(copied.root, previous=earlier) == copied
-
-
-def without_columns(path: Path, *names: str) -> None:
-    pd.read_csv(path, dtype=str).drop(columns=list(names)).to_csv(path, index=False)
 
 
 @pytest.mark.real

@@ -13,10 +13,10 @@ import torch
 from scipy.ndimage import binary_fill_holes, gaussian_filter
 
 from brats_seg.cases.case import load_case
-from brats_seg.cases.inputs import find_inputs
+from brats_seg.cases.find import find_inputs
 from brats_seg.errors import UsageError
 from brats_seg.inference.export import export_model
-from brats_seg.inference.predict import CaseResult, Predictor
+from brats_seg.inference.predict import Prediction, Predictor
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.interop.nnunet_method import region_logits
 from brats_seg.labels import BRATS2017, BRATS2023
@@ -38,7 +38,7 @@ def case(tmp_path: Path) -> Path:
     return write_case(tmp_path / "scans")
 
 
-def predicted(model: Path, case: Path, **settings: Any) -> CaseResult:
+def predicted(model: Path, case: Path, **settings: Any) -> Prediction:
     predictor = Predictor.load([model], PredictionSettings(**FP32, **settings))
     return predictor.predict_scan(predictor.prepare(load_case(find_inputs([case])[0])))
 
@@ -148,16 +148,13 @@ def test_scans_of_another_voxel_size_are_resampled_and_back(
     model = write_nnunet(tmp_path / "model", configuration={"spacing": spacing})
     predictor = Predictor.load([model], PredictionSettings(**FP32))
     scan = predictor.prepare(load_case(find_inputs([case])[0]))
-    method = predictor.model.method
-    assert method is not None
-
-    given = method.to_network(scan)
+    given = predictor.model.method.to_network(scan)
 
     y, z, x = scan.image.shape[2], scan.image.shape[3], scan.image.shape[1]
     edges = zip((y, z, x), spacing, strict=True)
     assert given.image.shape[1:] == tuple(round(n / mm) for n, mm in edges)
     # a constant stays one, there and back
-    back = given.back(np.full((3, *given.image.shape[1:]), 2, dtype=np.float32))
+    back = given.back(torch.full((3, *given.image.shape[1:]), 2.0))
     assert back.shape == (3, *scan.image.shape[1:])
     np.testing.assert_allclose(back, 1 / (1 + np.exp(-2)), rtol=1e-5)
 

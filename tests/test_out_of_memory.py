@@ -5,24 +5,32 @@ import logging
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from brats_seg.config import ModelConfig, TrainingConfig
+from brats_seg.config import ModelConfig
 from brats_seg.data.loader import Sample
 from brats_seg.errors import EnvironmentalError
 from brats_seg.models.build import build_model
 from brats_seg.models.interface import ActivationCheckpointing
-from brats_seg.training.accumulation import Accumulator, HalfUpdatedError
-from brats_seg.training.checkpoints import load_checkpoint
-from brats_seg.training.epoch import Batch
-from brats_seg.training.losses import BatchDiceBce, DiceBce
-from brats_seg.training.out_of_memory import MemoryMode, OutOfMemoryFallback
+from brats_seg.runtime.memory import Fallback
+from brats_seg.training.accumulation import Accumulator, HalfUpdatedError, StepResult
+from brats_seg.training.batches import Batch
+from brats_seg.training.losses import BatchDiceBce, DiceBce, Measure
+from brats_seg.training.memory import (
+    MemoryMode,
+    make_step,
+    mode_entries,
+    resume_mode,
+    step_fallback,
+)
 from brats_seg.training.tasks import count_voxels
 from tests.builders import write_case
+from tests.training_builders import weights as saved_weights
 
 WIDTHS = (4, 8)
 
@@ -59,16 +67,31 @@ def samples(n: int) -> Batch:
     )
 
 
+@dataclass
+class Steps:
+    """An accumulator whose steps fall back."""
+
+    accumulator: Accumulator
+    fallback: Fallback[MemoryMode]
+
+    def step(self, batch: Batch, measure: Measure) -> StepResult:
+        return make_step(self.accumulator, self.fallback, batch, measure)
+
+    @property
+    def mode(self) -> MemoryMode:
+        return self.fallback.mode
+
+
 def fallback_of(
     model: nn.Module, criterion: nn.Module, micro_batch: int = 1, lr: float = 0.1
-) -> OutOfMemoryFallback:
+) -> Steps:
     accumulator = Accumulator(model, criterion, torch.optim.SGD(model.parameters(), lr=lr))
     # a fuse counts the passes of training, not those that ask whether the network mixes patches
     fuses = dict(model._forward_pre_hooks)
     model._forward_pre_hooks.clear()
     accumulator._independence.check(torch.zeros(1, 4, 8, 8, 8), accumulator.device)
     model._forward_pre_hooks.update(fuses)
-    return OutOfMemoryFallback(accumulator, TrainingConfig(micro_batch=micro_batch))
+    return Steps(accumulator, step_fallback(accumulator, micro_batch))
 
 
 def weights(model: nn.Module) -> Tensor:
@@ -123,7 +146,7 @@ def test_dropout_draws_the_same_in_the_next_mode() -> None:
         torch.manual_seed(7)
         fallback = fallback_of(model, DiceBce(), micro_batch=2)
         # the random state of the failed attempt must be restored
-        fallback.modes = (MemoryMode(micro_batch=1), MemoryMode(micro_batch=1, in_half=False))
+        fallback.fallback.modes = (MemoryMode(micro_batch=1), MemoryMode(micro_batch=1))
         fallback.step(samples(4), count_voxels)
 
     assert torch.equal(weights(undisturbed), weights(disturbed))
@@ -132,7 +155,7 @@ def test_dropout_draws_the_same_in_the_next_mode() -> None:
 def test_the_modes_go_from_smaller_micro_batches_to_checkpointing() -> None:
     fallback = fallback_of(network(), DiceBce(), micro_batch=5)
 
-    assert [str(mode) for mode in fallback.modes] == [
+    assert [str(mode) for mode in fallback.fallback.modes] == [
         "micro-batch 5",
         "micro-batch 3",
         "micro-batch 2",
@@ -154,20 +177,6 @@ def test_a_smaller_micro_batch_learns_the_same_to_rounding() -> None:
     assert fallback.mode == MemoryMode(micro_batch=2)
     update, expected = weights(disturbed) - before, weights(undisturbed) - before
     assert float((update - expected).norm() / expected.norm()) <= 1e-5
-
-
-def test_half_precision_is_a_mode_only_if_it_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
-    model = network()
-    accumulator = Accumulator(model, DiceBce(), torch.optim.SGD(model.parameters(), lr=0.1))
-
-    allowed = OutOfMemoryFallback(accumulator, TrainingConfig(half_if_needed=True))
-    refused = OutOfMemoryFallback(accumulator, TrainingConfig())
-
-    assert allowed.modes[-1].in_half
-    assert not any(mode.in_half for mode in refused.modes)
-    allowed.move_to(allowed.modes[-1])
-    assert accumulator.device.precision == "bf16"
 
 
 def test_in_the_last_mode_the_error_says_what_was_tried_and_what_to_lower(
@@ -201,7 +210,7 @@ def test_another_error_is_raised() -> None:
     with pytest.raises(RuntimeError, match="shapes do not match"):
         fallback.step(samples(2), count_voxels)
 
-    assert fallback.place == 0
+    assert fallback.fallback.index == 0
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
@@ -219,21 +228,21 @@ def test_memory_that_runs_out_in_the_update_is_fatal() -> None:
 
 
 def test_the_mode_is_saved_in_plain_values() -> None:
-    first, second = fallback_of(network(), DiceBce(), 2), fallback_of(network(), DiceBce(), 2)
-    first.move_to(first.modes[-1])
+    first, second = (fallback_of(network(), DiceBce(), 2).fallback for _ in range(2))
+    first.index = len(first.modes) - 1
 
-    second.load_state_dict(first.state_dict())
+    resume_mode(second, mode_entries(first.mode))
 
     assert second.mode == first.mode
-    assert first.state_dict() == {"micro_batch": 1, "checkpointing": "all", "in_half": False}
+    assert mode_entries(first.mode) == {"micro_batch": 1, "checkpointing": "all"}
 
 
 def test_a_mode_that_does_not_exist_is_the_first() -> None:
-    fallback = fallback_of(network(), DiceBce())
+    fallback = fallback_of(network(), DiceBce()).fallback
 
-    fallback.load_state_dict({"micro_batch": 8, "checkpointing": "none", "in_half": False})
+    resume_mode(fallback, {"micro_batch": 8, "checkpointing": "none"})
 
-    assert fallback.place == 0
+    assert fallback.index == 0
 
 
 ROOT = Path(__file__).parent.parent
@@ -275,8 +284,7 @@ def limited_run(scans: Path, run_path: Path, limit_mb: float) -> subprocess.Comp
 
 
 def weights_of_run(run_path: Path) -> torch.Tensor:
-    model = load_checkpoint(run_path / "last.pt", torch.device("cpu")).model
-    return torch.cat([tensor.flatten() for tensor in model.values()])
+    return torch.cat([tensor.flatten() for tensor in saved_weights(run_path / "last.pt").values()])
 
 
 @pytest.mark.slow

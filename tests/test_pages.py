@@ -1,110 +1,322 @@
-"""The command `report` for folders of predictions and runs."""
+"""The pages in a browser: what they draw and say, and that nothing leaves them."""
 
 import json
-import shutil
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
-from brats_seg.evaluation.scores import write_scores
-from brats_seg.inference.batch import predict_folder
+from brats_seg.cases.nifti import read_volume
+from brats_seg.cases.phantom import write_phantom_cases
+from brats_seg.figures.view import CaseView, open_view
+from brats_seg.inference.output import MANIFEST_NAME, Record
 from brats_seg.inference.settings import PredictionSettings
-from brats_seg.pages.cohort import cohort_of
-from tests.builders import Run, write_case
-from tests.inference_builders import write_run
-from tests.test_charts import make_score, score_table
+from brats_seg.labels import MODALITIES
+from brats_seg.pages.case import write_case_page
+from brats_seg.pages.cohort import write_cohort_page
+from brats_seg.pages.html import Fact
+from brats_seg.pages.run import write_run_page
+from tests.browser import CHROMIUM, Page, opened_browser
 
-CASES = [f"BraTS2021_{number:05d}" for number in range(3)]
+HOSTILE = "</script><img src=x onerror=hurt=1>\"'&"
+SUFFIXES = dict(zip(MODALITIES, ("t1", "t1ce", "t2", "flair"), strict=True))
+PAGES = ("case", "cohort", "run")
 
 
 @pytest.fixture(scope="module")
-def predicted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with three cases in `data`, and their predictions in `results`."""
-    root = tmp_path_factory.mktemp("predicted")
-    for number, case_id in enumerate(CASES):
-        write_case(root / "data", case_id, seed=number)
-    settings = PredictionSettings(device="cpu")
-    predict_folder([root / "data"], [write_run(root / "model")], root / "results", settings)
-    return root
+def scans(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("scans")
+    write_phantom_cases(root, n_cases=1, seed=0, shape=(40, 44, 36))
+    return root / "BraTS2021_00000"
+
+
+@pytest.fixture(scope="module")
+def view(scans: Path) -> CaseView:
+    """A phantom whose prediction is its reference, moved by a voxel."""
+    found = open_view(scans)
+    assert found.reference is not None
+    moved = np.ascontiguousarray(np.roll(found.reference.label_map, 1, axis=0))
+    entropy = np.zeros(moved.shape, np.float32)
+    entropy[moved == 4] = 0.5
+    prediction = replace(found.reference, label_map=moved)
+    return replace(found, prediction=prediction, uncertainty=entropy)
+
+
+def write_results(folder: Path, *, name: str = "") -> Path:
+    """Write the records of four predictions, one of which failed, and a table of scores of two."""
+    folder.mkdir()
+    Image.new("RGB", (90, 66), "red").save(folder / "a.png")
+    volumes = [(90, 0.5, 3), (89, 0.12, 3), (200, 9, 1)]
+    records = [
+        Record.model_validate(
+            {
+                "case_id": f"{case_id}{name}",
+                "status": "done",
+                "model": f"0123{name}",
+                "settings": PredictionSettings(),
+                "convention": "brats2017",
+                "warnings": [f"odd {name}"] if case_id == "fair" else [],
+                "volumes": [
+                    {"name": region, "ml": ml, "n_components": 1}
+                    for region, ml in zip(("wt", "tc", "et"), part, strict=True)
+                ],
+                "outputs": [f"previews/{case_id}{name}.png"],
+            }
+        )
+        for case_id, part in zip(("fair", "bad", "unknown"), volumes, strict=True)
+    ]
+    failed = records[0].model_copy(
+        update={"case_id": f"lost{name}", "status": "failed", "message": f"a file is empty {name}"}
+    )
+    lines = [record.model_dump_json() + "\n" for record in (*records, failed)]
+    (folder / MANIFEST_NAME).write_text("".join(lines))
+    columns = "case_id,region,dice,jaccard,hd95,sensitivity,specificity,reference_ml,prediction_ml"
+    rows = [
+        ",".join([f'"{case_id}{name}"'.replace("\"'", "\"'"), region, str(dice), *["1"] * 6])
+        for case_id, dice in (("bad", 0.2), ("fair", 0.7))
+        for region in ("wt", "tc", "et")
+    ]
+    if not name:
+        (folder / "scores.csv").write_text("\n".join([columns, *rows]) + "\n")
+        (folder / "reports").mkdir()
+        (folder / "reports" / "bad.html").touch()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def files(
+    view: CaseView, tiny_run: Path, tiny_prepared: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
+    """A page of each kind."""
+    folder = tmp_path_factory.mktemp("pages")
+    paths = {name: folder / f"{name}.html" for name in PAGES}
+    write_case_page(view, paths["case"], flags=("odd",), facts=(Fact("Model", "0123abc"),))
+    results = write_results(folder / "results")
+    write_cohort_page(results, paths["cohort"], scores=results / "scores.csv")
+    write_run_page(tiny_run, paths["run"], prepared=tiny_prepared, device="cpu")
+    return paths
 
 
 @pytest.fixture
-def results(predicted: Path, tmp_path: Path) -> Path:
-    """A copy of the predictions in the current folder of the program."""
-    shutil.copytree(predicted / "results", tmp_path / "results")
-    return tmp_path / "results"
+def page(browser: Page, files: dict[str, Path]) -> Iterator[Page]:
+    """The page of a case as at first; it is loaded once."""
+    if browser.run("location.href") == files["case"].as_uri():
+        browser.run("viewers[0].reset()")
+    else:
+        browser.open(files["case"])
+    yield browser
+    assert (browser.complaints, outside(browser)) == ([], [])
 
 
-def test_a_folder_of_predictions_has_a_page_of_all_its_cases(
-    run: Run, results: Path, predicted: Path
+def outside(page: Page) -> list[str]:
+    return [address for address in page.requests if not address.startswith(("data:", "blob:"))]
+
+
+def said(page: Page, name: str) -> str:
+    return str(page.run(f"document.querySelector('[data-value={name}]').textContent"))
+
+
+def coloured(picture: np.ndarray) -> int:
+    """Return the number of pixels that are not grey."""
+    return int((picture.max(axis=2) - picture.min(axis=2) > 40).sum())
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_drawn_and_asks_for_nothing_from_outside(
+    browser: Page, files: dict[str, Path], tmp_path: Path, name: str, dark: bool
 ) -> None:
-    code, shown, said = run(
-        "report", "results", "--reference", predicted / "data", "--no-case-pages"
+    browser.dark(dark)
+    browser.open(files[name], width=800, scale=1.25)
+
+    try:
+        assert (browser.complaints, outside(browser)) == ([], [])
+        # nothing is cut off at the side, in a window that is enlarged
+        assert browser.run("document.documentElement.scrollWidth <= innerWidth")
+        back = browser.run("getComputedStyle(document.body).backgroundColor")
+        assert (back == "rgb(255, 255, 255)") is not dark
+        assert browser.run("[...document.images].every((i) => i.complete && i.naturalWidth)")
+        before = browser.picture(tmp_path / "a.png", ".page-head").mean()
+        browser.click("#theme")
+        assert (browser.picture(tmp_path / "a.png", ".page-head").mean() > before) == dark
+    finally:
+        browser.dark(False)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_names_cannot_add_anything_to_a_page(
+    browser: Page, view: CaseView, tiny_run: Path, tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / "a.html"
+    if name == "case":
+        hostile = replace(view, case_id=HOSTILE)
+        write_case_page(hostile, path, flags=(HOSTILE,), facts=(Fact(HOSTILE, HOSTILE),))
+    elif name == "cohort":
+        write_cohort_page(write_results(tmp_path / "results", name=HOSTILE), path)
+    else:
+        run = tmp_path / HOSTILE.replace("/", "")
+        run.symlink_to(tiny_run)
+        copy = tmp_path / "copy" / run.name
+        copy.mkdir(parents=True)
+        for file in ("config.yaml", "split.csv", "history.csv", "best.pt"):
+            (copy / file).write_bytes((tiny_run / file).read_bytes())
+        (copy / "environment.json").write_text(json.dumps({HOSTILE: HOSTILE}))
+        write_run_page(copy, path)
+
+    browser.open(path)
+
+    text = browser.run("document.body.textContent")
+    assert (HOSTILE if name != "cohort" else f"bad{HOSTILE}") in text
+    assert browser.run("document.querySelectorAll('img[onerror]').length") == 0
+    assert browser.run("typeof hurt") == "undefined"
+    assert (browser.complaints, outside(browser)) == ([], [])
+
+
+def test_the_viewer_draws_and_layers_and_scans_are_toggled_by_buttons_and_keys(
+    page: Page, tmp_path: Path
+) -> None:
+    def drawn() -> np.ndarray:
+        return page.picture(tmp_path / "a.png", "canvas")
+
+    with_prediction = drawn()
+    page.click("[data-layer=prediction]")
+    without = drawn()
+    page.run("document.querySelector('canvas').focus()")
+    page.key("4")
+    flair = drawn()
+    page.key("r")
+    with_reference = drawn()
+    page.key("u")
+    with_uncertainty = drawn()
+    page.click("[data-view=axial]")
+
+    assert page.run("document.documentElement.dataset.viewer") == "ready"
+    assert (with_prediction.max(axis=2) > 60).mean() > 0.1
+    assert coloured(with_prediction) > 1000
+    # the crosshair and the buttons of the 3-D view are left
+    assert coloured(without) < 0.5 * coloured(with_prediction)
+    assert np.abs(flair - without).mean() > 1
+    assert coloured(with_reference) > coloured(flair)
+    assert np.abs(with_uncertainty - with_reference).mean() > 0.1
+    assert np.abs(drawn() - with_uncertainty).mean() > 1
+    pressed = page.run(
+        "Array.from(document.querySelectorAll('[aria-pressed=true]'), b => b.textContent)"
     )
-
-    assert (code, shown) == (0, "wrote results/cohort.html\nResearch use only.\n"), said
-    assert all(case_id in (results / "cohort.html").read_text() for case_id in CASES)
-    assert not (results / "reports").exists()
+    assert pressed == ["FLAIR", "Reference", "Uncertainty", "Axial"]
 
 
-def test_the_page_of_all_links_to_the_pages_of_the_cases(run: Run, results: Path) -> None:
-    manifest = results / "manifest.jsonl"
-    manifest.write_text(manifest.read_text().replace(f"{CASES[1]}_t2.nii.gz", "gone.nii.gz"))
+def test_the_patients_left_is_on_the_right(page: Page, view: CaseView, tmp_path: Path) -> None:
+    assert view.prediction is not None
+    page.click("[data-view=axial]")
+    with_prediction = page.picture(tmp_path / "a.png", "canvas")
+    page.click("[data-layer=prediction]")
+    without = page.picture(tmp_path / "a.png", "canvas")
 
-    code, shown, said = run("report", "results")
-
-    text = (results / "cohort.html").read_text()
-    assert code == 1, said
-    assert "wrote results/cohort.html" in shown
-    assert "wrote 2 pages to results/reports" in shown
-    assert f'href="reports/{CASES[0]}.html"' in text
-    # the scans of one are gone: it has no page, and stays in the table
-    assert f'href="reports/{CASES[1]}.html"' not in text
-    assert CASES[1] in text
+    # X of the axes of BraTS runs to the patient's left
+    section = page.run("viewers[0].values.centre_mm[2]")
+    z = round(np.linalg.solve(view.affine, [0, 0, section, 1])[2])
+    labels = view.prediction.label_map[:, :, z] > 0
+    brain = (view.images[0, :, :, z] != 0).nonzero()[0].mean()
+    is_left = labels.nonzero()[0].mean() > brain
+    changed = (np.abs(with_prediction - without).sum(axis=2) > 30).nonzero()[1].mean()
+    assert (changed > without.shape[1] / 2) == is_left
 
 
-def test_scores_may_be_those_of_an_earlier_evaluation(run: Run, results: Path) -> None:
-    scores = score_table(
-        make_score(name, region, 0.25) for name in CASES[:2] for region in ("wt", "tc", "et")
+@pytest.mark.parametrize("voxel", [(20, 22, 18), (13, 30, 10)])
+def test_a_value_in_the_page_is_that_of_the_file(
+    page: Page, scans: Path, voxel: tuple[int, int, int]
+) -> None:
+    """At a voxel of the file: both what the page says and what NiiVue draws."""
+    paths = {name: scans / f"{scans.name}_{suffix}.nii.gz" for name, suffix in SUFFIXES.items()}
+    volume = read_volume(paths["t1c"], case_id="a")
+    mm = (volume.geometry.affine @ [*voxel, 1])[:3].tolist()
+
+    page.run(f"viewers[0].goTo({json.dumps(mm)})")
+
+    assert said(page, "voxel") == ", ".join(map(str, voxel))
+    for name, path in paths.items():
+        assert float(said(page, name)) == read_volume(path, case_id="a").array[voxel]
+    shown = page.run(
+        "(() => { const v = viewers[0].nv.volumes[0], x = v.mm2vox("
+        f"{json.dumps(mm)}); return v.getValue(x[0], x[1], x[2], 0); }})()"
     )
-    write_scores(scores, results.parent / "scores.csv")
-
-    code, _, said = run("report", "results", "--scores", "scores.csv", "--no-case-pages")
-
-    assert code == 0, said
-    assert (results / "cohort.html").read_text().count('data-value="0.25"') == 8
+    assert shown == volume.array[voxel]
+    label = read_volume(scans / f"{scans.name}_seg.nii.gz", case_id="a").array[voxel]
+    assert said(page, "reference").split(":")[0] == (str(label) if label else "none")
 
 
-def test_volumes_warnings_and_failures_are_those_of_the_records(results: Path) -> None:
-    lines = (results / "manifest.jsonl").read_text().splitlines()
-    records = [json.loads(line) for line in lines]
-    by_id = {record["case_id"]: record for record in records}
-    failed = by_id[CASES[1]] | {"status": "failed", "error": "CaseError", "message": "no voxels"}
-    with (results / "manifest.jsonl").open("a") as file:
-        file.write(json.dumps(failed) + "\n")
+def test_keys_and_lesions_move_the_crosshair(page: Page) -> None:
+    before = [float(part) for part in said(page, "mm").split(",")]
+    page.run("document.querySelector('canvas').focus()")
+    for key in ("ArrowLeft", "ArrowUp", "PageUp"):
+        page.key(key)
+    after = [float(part) for part in said(page, "mm").split(",")]
+    page.click("[data-mm]")
 
-    found = cohort_of(results)
-
-    assert [one.message for one in found.failures] == ["no voxels"]
-    assert CASES[1] not in {case.case_id for case in found.cases}
-    for case in found.cases:
-        record = by_id[case.case_id]
-        assert case.ml == tuple(part["ml"] for part in record["volumes"][:3])
-        assert case.warnings == tuple(record["warnings"])
-        assert case.preview == results / "previews" / f"{case.case_id}.png"
+    # to the patient's right, to the front, up
+    assert np.subtract(after, before).tolist() == [1, 1, 1]
+    lesion = page.run("document.querySelector('[data-mm]').dataset.mm")
+    assert said(page, "mm") == ", ".join(f"{mm:.1f}" for mm in json.loads(lesion))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["results", "--data", "data"], "results is none; leave them out"),
-        (["results", "--scores", "s.csv", "--reference", "data"], "are given; expected one"),
-        (["results", "--scores", "s.csv", "--no-case-pages"], "s.csv does not exist"),
-        (["results", "data", "-o", "a.html"], "a.html is one page, for 2 folders"),
-    ],
-)
-def test_wrong_use_is_explained(run: Run, results: Path, arguments: list[str], words: str) -> None:
-    code, _, said = run("report", *arguments)
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
+def test_without_webgl_the_pictures_are_there_and_the_reason_is_said(
+    files: dict[str, Path],
+) -> None:
+    with opened_browser("--disable-3d-apis") as page:
+        page.open(files["case"])
 
-    assert code == 2
-    assert words in said
+        absent = page.run("document.querySelector('.viewer-absent').innerText")
+        widths = page.run("Array.from(document.querySelectorAll('img'), i => i.clientWidth)")
+
+        assert "The viewer cannot start here: this browser has no WebGL 2" in absent
+        assert page.run("document.querySelector('.viewer').hidden")
+        assert len(widths) == 2
+        assert min(widths) > 200
+        assert page.complaints == []
+
+
+@pytest.fixture
+def cohort(browser: Page, files: dict[str, Path]) -> Page:
+    browser.open(files["cohort"])
+    return browser
+
+
+def shown(page: Page) -> list[str]:
+    """Return the cases that are seen, in their order."""
+    rows = "[...document.querySelectorAll('#cases tbody tr')].filter((row) => !row.hidden)"
+    return list(page.run(f"{rows}.map((row) => row.querySelector('.name').dataset.value)"))
+
+
+def press(page: Page, heading: str) -> list[str]:
+    heads = "[...document.querySelectorAll('#cases th button')]"
+    page.run(f"{heads}.find((b) => b.textContent === {heading!r}).click()")
+    return shown(page)
+
+
+def test_the_cases_are_sorted_the_worst_first_and_by_any_column(cohort: Page) -> None:
+    """As text, 0.5 comes before 0.12; a case without a value stays last in both directions."""
+    assert shown(cohort) == ["bad", "fair", "unknown"]
+    assert press(cohort, "WT, ml") == ["bad", "fair", "unknown"]
+    assert press(cohort, "WT, ml") == ["unknown", "fair", "bad"]
+    assert press(cohort, "TC, ml") == ["bad", "fair", "unknown"]
+    assert press(cohort, "Mean Dice") == ["bad", "fair", "unknown"]
+    assert press(cohort, "Mean Dice") == ["fair", "bad", "unknown"]
+    cohort.run("document.querySelector('#cases th button').focus()")
+    cohort.key(" ")
+    assert cohort.run("document.querySelector('#cases th[aria-sort]').innerText").startswith("Case")
+
+
+def test_cases_are_found_by_name_and_by_their_warnings(cohort: Page) -> None:
+    cohort.run("document.getElementById('find').focus()")
+    cohort.key("a")
+    by_name = shown(cohort)
+    cohort.run("document.getElementById('find').value = ''")
+    cohort.click("#warned")
+
+    assert by_name == ["bad", "fair"]
+    assert shown(cohort) == ["fair"]
+    assert cohort.run("document.getElementById('shown').textContent") == "1 of 3 cases"

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from brats_seg.cases.case_table import read_index, write_index
-from brats_seg.cases.discovery import find_cases
-from brats_seg.cases.index import index_cases
+from brats_seg.cases.find import find_cases
+from brats_seg.cases.index import index_cases, read_index, write_index
 from brats_seg.cases.layouts import LABEL
 from brats_seg.config_text import load_config
 from brats_seg.data.fold import open_index, prepare_data

@@ -13,8 +13,8 @@ import pytest
 from scipy.ndimage import binary_erosion, gaussian_filter
 
 from brats_seg.cases.case import load_case
-from brats_seg.cases.discovery import find_cases
-from brats_seg.inference.postprocess import measure
+from brats_seg.cases.find import find_cases
+from brats_seg.inference.decode import measure
 from brats_seg.labels import BRATS2017, LabelConvention, LabelMap, regions_of
 from brats_seg.quality.result import Prediction, implausibilities
 from brats_seg.voxels.brain import brain_mask

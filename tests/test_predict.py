@@ -10,36 +10,32 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from brats_seg.cases.inputs import find_inputs
-from brats_seg.config import Config, PatchConfig
+from brats_seg.cases.find import find_inputs
 from brats_seg.data.fold import open_fold
 from brats_seg.data.loader import whole_case
-from brats_seg.errors import CaseError, ConfigError, UsageError
+from brats_seg.errors import CaseError, UsageError
 from brats_seg.inference.batch import predict_folder
+from brats_seg.inference.method import Scan, input_of_crop
 from brats_seg.inference.model import Model, load_model
 from brats_seg.inference.output import OutputFolder
-from brats_seg.inference.predict import CaseResult, Predictor, predict_scan
+from brats_seg.inference.predict import Prediction, Predictor, predict_scan
 from brats_seg.inference.probabilities import (
     PredictionFallback,
     PredictionMode,
-    centre_shares,
+    apply_model,
     entropy,
-    predict_probabilities,
-    window_of,
 )
-from brats_seg.inference.scan import Scan, read_scan
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import BRATS2017, BRATS2023, MODALITIES, regions_of
 from brats_seg.models.build import build_model
-from brats_seg.models.norm import statistics_of_centre
 from brats_seg.progress import _SCREEN, tracked, untracked
 from brats_seg.runtime.device import Device, choose_device
-from brats_seg.runtime.sliding_window import predict_logits
-from brats_seg.runtime.weights import Decoding, FittedPrediction, load_trained
+from brats_seg.runtime.weights import Decoding, load_trained
+from brats_seg.runtime.windows import Window, predict_logits
 from brats_seg.training.trainer import Trainer
 from brats_seg.training.validation import case_predictor
 from tests.builders import BRATS_AFFINE, make_volumes, write_case, write_nifti
-from tests.inference_builders import CONFIG, CPU, Pointwise, make_model, write_run
+from tests.inference_builders import CPU, Pointwise, make_model, read_scan, write_run
 from tests.test_trainer import settings as training_settings
 
 NAMES = ("t1", "t1ce", "t2", "flair")
@@ -60,7 +56,7 @@ def write_scan(
 
 def predict(
     folder: Path, model: Model | None = None, settings: PredictionSettings = SETTINGS
-) -> tuple[Scan, CaseResult]:
+) -> tuple[Scan, Prediction]:
     (found,) = find_inputs([folder])
     scan = read_scan(found, (1.0, 1.0, 1.0))
     return scan, predict_scan(model or make_model(), scan, settings)
@@ -143,16 +139,14 @@ def test_volumes_count_the_voxels_of_the_scan(tmp_path: Path) -> None:
     _, result = predict(folder)
 
     wt = regions_of(result.label_map, result.convention)[0]
-    assert result.volumes[0].ml == pytest.approx(wt.sum() * 2 / 1000)
+    assert result.summary.volumes[0].ml == pytest.approx(wt.sum() * 2 / 1000)
 
 
 def test_nothing_is_found_in_the_air(tmp_path: Path) -> None:
     """This network returns tumour everywhere."""
     folder = write_case(tmp_path, labelled=False)
 
-    _, result = predict(
-        folder, settings=PredictionSettings(decoding=Decoding(thresholds=(1e-9, 1e-9, 1e-9)))
-    )
+    _, result = predict(folder, model=make_model(decoding=Decoding(thresholds=(1e-9, 1e-9, 1e-9))))
 
     air = (make_volumes() == 0).all(axis=0)
     assert not result.label_map[air].any()
@@ -200,14 +194,14 @@ def test_a_case_is_predicted_as_the_trainer_validated_it(tmp_path: Path) -> None
     data = open_fold(tmp_path / "scans", fold=0, config=config, prepared_path=prepared)
     Trainer(data=data, config=config, run_path=tmp_path / "run").run(track=untracked)
     device = choose_device("cpu", "fp32")
-    model = load_model([tmp_path / "run"], device)
+    settings = PredictionSettings(overlap=config.validation.overlap)
+    model = load_model([tmp_path / "run"], device, settings)
     sample = whole_case(prepared, "BraTS2021_00003")
     predictor = case_predictor(config, device, model.members[0].patch)
     with torch.inference_mode():
         logits = predictor(model.members[0].network, sample.image)
 
-    settings = PredictionSettings(windows="sliding", overlap=config.validation.overlap)
-    scan, result = predict(tmp_path / "scans" / "BraTS2021_00003", model, settings)
+    scan, result = predict(tmp_path / "scans" / "BraTS2021_00003", model)
 
     found = regions_of(result.label_map, BRATS2017)[(slice(None), *scan.box.slices)]
     expected = (logits > 0).numpy() & (sample.image != 0).any(0).numpy()
@@ -222,9 +216,7 @@ def test_probabilities_that_are_not_finite_are_no_empty_label_map(
     network = Pointwise()
     network.steepness.data[...] = np.nan
 
-    with pytest.raises(
-        CaseError, match=r"probabilities that are NaN or infinite.*--precision fp32"
-    ):
+    with pytest.raises(CaseError, match=r"network that are NaN or infinite.*--precision fp32"):
         predict(write_case(tmp_path), make_model(network))
 
 
@@ -232,7 +224,7 @@ def test_probabilities_that_are_not_finite_are_no_empty_label_map(
 def test_a_real_scan_keeps_its_geometry(real_data: Path, tmp_path: Path) -> None:
     folder = real_data / "unlabelled" / "TCGA-FG-6692_atlas"
 
-    label_map = written(folder, tmp_path, PredictionSettings(windows="whole", preview=False))
+    label_map = written(folder, tmp_path, PredictionSettings(window="whole", preview=False))
 
     (path,) = folder.glob("*t1_bet*")
     scan = nib.load(path)
@@ -263,7 +255,7 @@ def test_a_predictor_takes_files_and_arrays_as_a_folder(tmp_path: Path) -> None:
     predict_folder([tmp_path / "scans"], [run], tmp_path / "out", settings)
 
     label_map = np.asarray(nib.load(tmp_path / "out" / "BraTS2021_00000.nii.gz").dataobj)
-    assert of_files.case_id == "BraTS2021_00000"
+    assert of_files.summary.case_id == "BraTS2021_00000"
     assert of_files.convention == of_arrays.convention == BRATS2017
     for result in (of_files, of_words, of_arrays):
         assert np.array_equal(result.label_map, label_map)
@@ -312,11 +304,36 @@ class Constant(nn.Module):
         return self.logits[None, :, None, None, None].expand(1, 3, *image.shape[2:])
 
 
-def mean_of(*networks: nn.Module, **settings: object) -> np.ndarray:
-    model = make_model(*networks)
-    return predict_probabilities(
-        model, IMAGE, PredictionSettings.model_validate(settings), PredictionFallback("case", CPU)
-    )
+def applied(model: Model, image: np.ndarray = IMAGE, *, tta: bool = False) -> np.ndarray:
+    return apply_model(model, input_of_crop(image), PredictionFallback("case", CPU), tta=tta)
+
+
+def mean_of(*networks: nn.Module, tta: bool = False) -> np.ndarray:
+    return applied(make_model(*networks), tta=tta)
+
+
+def test_a_network_gets_its_modalities_and_gives_its_regions_in_its_own_order():
+    usual = make_model()
+
+    class Reordered(Pointwise):
+        def forward(self, image: Tensor) -> Tensor:
+            # FLAIR first, as in the decathlon; ET, TC, WT
+            return super().forward(image[:, [1, 2, 3, 0]])[:, [2, 1, 0]]
+
+    other = make_model(Reordered())
+    reordered = replace(other.members[0], channels=(3, 0, 1, 2), regions=(2, 1, 0))
+    other = replace(other, members=(reordered,))
+
+    np.testing.assert_allclose(applied(usual), applied(other), atol=1e-6)
+
+
+def test_an_ensemble_of_runs_is_the_mean_of_its_members(tmp_path):
+    paths = [write_run(tmp_path / f"run{seed}", seed=seed) for seed in range(2)]
+
+    both, *single = [applied(load_model(p, CPU)) for p in (paths, paths[:1], paths[1:])]
+
+    np.testing.assert_allclose(both, np.mean(single, axis=0), atol=1e-6)
+    assert np.abs(single[0] - single[1]).max() > 0.01
 
 
 def sigmoid(logit: float) -> float:
@@ -361,27 +378,6 @@ def test_all_eight_mirror_images_are_averaged():
     assert np.abs(mean_of(network) - expected).max() > 0.1
 
 
-def test_a_network_gets_its_modalities_and_gives_its_regions_in_its_own_order():
-    usual = make_model()
-
-    class Reordered(Pointwise):
-        def forward(self, image: Tensor) -> Tensor:
-            # FLAIR first, as in the decathlon; ET, TC, WT
-            return super().forward(image[:, [1, 2, 3, 0]])[:, [2, 1, 0]]
-
-    other = make_model(Reordered())
-    reordered = replace(other.members[0], channels=(3, 0, 1, 2), regions=(2, 1, 0))
-    other = replace(other, members=(reordered,))
-    settings = PredictionSettings()
-
-    found = [
-        predict_probabilities(m, IMAGE, settings, PredictionFallback("a", CPU))
-        for m in (usual, other)
-    ]
-
-    np.testing.assert_allclose(*found, atol=1e-6)
-
-
 def test_a_case_that_does_not_fit_is_computed_in_smaller_windows(tmp_path):
     seen = []
 
@@ -395,53 +391,13 @@ def test_a_case_that_does_not_fit_is_computed_in_smaller_windows(tmp_path):
     image = np.zeros((4, 40, 40, 40), dtype=np.float32)
     fallback = PredictionFallback("a", CPU)
 
-    predict_probabilities(
-        make_model(Picky()), image, PredictionSettings(window=(32, 32, 32)), fallback
-    )
+    model = make_model(Picky(), window=Window(size=(32, 32, 32), overlap=0.5))
+    image[:, 20, 20, 20] = 1
+    apply_model(model, input_of_crop(image), fallback)
 
     assert seen[0] == (32, 32, 32)
     assert seen[-1] == (16, 16, 16)
     assert fallback.warnings
-
-
-def member_trained_on(size: object):
-    config = Config(model=CONFIG.model, patch=PatchConfig.model_validate({"size": size}))
-    return make_model(config=config).members[0]
-
-
-@pytest.mark.parametrize(
-    ("size", "settings", "expected"),
-    [
-        ((8, 8, 8), {}, (8, 8, 8)),
-        ((8, 8, 8), {"windows": "whole"}, (14, 12, 10)),
-        ((8, 8, 8), {"window": (10, 10, 10)}, (10, 10, 10)),
-        ("whole", {}, (14, 12, 10)),
-        ("whole", {"windows": "sliding"}, (8, 8, 8)),
-        ("whole", {"window": (10, 10, 10)}, (10, 10, 10)),
-    ],
-)
-def test_the_window_is_that_of_training_unless_another_is_given(size, settings, expected):
-    """The network halves once: sizes are even."""
-    config = PredictionSettings.model_validate(settings)
-
-    assert window_of(member_trained_on(size), config, (13, 11, 10)) == expected
-
-
-def test_a_fitted_window_replaces_that_of_training():
-    fitted = FittedPrediction(window=(16, 16, 16))
-    config = Config(model=CONFIG.model, patch=PatchConfig(size="whole"))
-    member = make_model(fitted=fitted, config=config).members[0]
-
-    assert window_of(member, PredictionSettings(), (13, 11, 10)) == (14, 12, 10)
-    assert window_of(member, PredictionSettings(), (33, 31, 30)) == (16, 16, 16)
-    assert window_of(member, PredictionSettings(windows="whole"), (13, 11, 10)) == (14, 12, 10)
-
-
-def test_a_window_that_does_not_fit_names_the_next_one_that_does():
-    config = PredictionSettings(window=(9, 8, 7))
-
-    with pytest.raises(ConfigError, match=r"9x8x7 does not fit .* multiples of 2x2x2.*: 10,8,8\."):
-        window_of(member_trained_on((8, 8, 8)), config, (13, 11, 10))
 
 
 def test_entropy_is_one_bit_at_even_odds_and_none_when_sure():
@@ -450,20 +406,6 @@ def test_entropy_is_one_bit_at_even_odds_and_none_when_sure():
     bits = entropy(probabilities[:, :, None, None]).ravel()
 
     assert bits == pytest.approx([0, 0, 1, 0.811278], abs=1e-6)
-
-
-def test_an_ensemble_of_runs_is_the_mean_of_its_members(tmp_path):
-    paths = [write_run(tmp_path / f"run{seed}", seed=seed) for seed in range(2)]
-
-    both, *single = [
-        predict_probabilities(
-            load_model(p, CPU), IMAGE, PredictionSettings(), PredictionFallback("a", CPU)
-        )
-        for p in (paths, paths[:1], paths[1:])
-    ]
-
-    np.testing.assert_allclose(both, np.mean(single, axis=0), atol=1e-6)
-    assert np.abs(single[0] - single[1]).max() > 0.01
 
 
 GPU = Device(torch_device=torch.device("meta"))
@@ -563,42 +505,14 @@ def test_the_windows_of_a_case_are_counted_while_it_is_predicted(
     monkeypatch: pytest.MonkeyPatch, *, tta: bool
 ) -> None:
     """Over all networks and mirror images, so that the time it takes is known from the first."""
-    model = make_model(Pointwise(), Pointwise())
-    settings = PredictionSettings(windows="sliding", window=(8, 8, 8), overlap=0, tta=tta)
+    model = make_model(Pointwise(), Pointwise(), window=Window(size=(8, 8, 8), overlap=0))
     image = np.ones((4, 16, 8, 8), dtype=np.float32)
     positions = []
     monkeypatch.setattr(_SCREEN, "refresh", lambda work: positions.append(work.position))
 
     for _ in tracked("a", what="predicting", total=1):
-        predict_probabilities(model, image, settings, PredictionFallback("a", CPU))
+        applied(model, image, tta=tta)
 
     n_passes = 2 * (8 if tta else 1)
     assert positions[: 2 * n_passes] == [(n + 1) / (2 * n_passes) for n in range(2 * n_passes)]
     assert positions[-1] == 1
-
-
-def test_the_norms_of_one_pass_take_the_statistics_of_its_middle(tmp_path: Path) -> None:
-    """The result is that of the network on the crop, its norms by a window in the middle."""
-    model = load_model([write_run(tmp_path / "run")], CPU)
-    image = np.random.default_rng(0).normal(size=(4, 20, 18, 16)).astype(np.float32)
-    member = model.members[0]
-
-    found = predict_probabilities(
-        model, image, PredictionSettings(windows="centre"), PredictionFallback("case", CPU)
-    )
-
-    shares = tuple(n / m for n, m in zip((12, 12, 12), image.shape[1:], strict=True))
-    with torch.inference_mode(), statistics_of_centre(member.network, shares):
-        expected = member.network(torch.from_numpy(image)[None])[0].sigmoid().numpy()
-    np.testing.assert_allclose(found, expected, atol=1e-6)
-    whole = predict_probabilities(
-        model, image, PredictionSettings(windows="whole"), PredictionFallback("case", CPU)
-    )
-    assert not np.allclose(found, whole, atol=1e-3)
-
-
-def test_less_than_one_pass_has_windows_of_their_own_statistics(tmp_path: Path) -> None:
-    """Halves of the crop are smaller than the box that statistics would be taken from."""
-    member = load_model([write_run(tmp_path / "run")], CPU).members[0]
-
-    assert centre_shares(member, PredictionSettings(windows="centre"), (10, 10, 8)) is None

@@ -197,7 +197,7 @@ def test_a_changed_setting_prepares_again(root: Path, folder: Path) -> None:
 def test_another_convention_prepares_again(root: Path, folder: Path) -> None:
     index = index_cases(root)
     prepare_index(index, folder)
-    renamed = [replace(case, label_convention="brats2024") for case in index.cases]
+    renamed = [replace(case, convention="brats2024") for case in index.cases]
     before = stamps(folder)
 
     assert prepare_index(CaseIndex(root=root, cases=tuple(renamed)), folder) == ()
@@ -206,7 +206,7 @@ def test_another_convention_prepares_again(root: Path, folder: Path) -> None:
 
 def test_labels_outside_the_convention_are_a_failure(root: Path, folder: Path) -> None:
     index = index_cases(root)
-    case = replace(index.cases[0], label_convention="brats2023")
+    case = replace(index.cases[0], convention="brats2023")
 
     [failure] = prepare_index(CaseIndex(root=root, cases=(case,)), folder)
 

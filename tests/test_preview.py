@@ -6,20 +6,21 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from brats_seg.cases.inputs import find_inputs
+from brats_seg.cases.find import find_inputs
 from brats_seg.figures.draw import draw as figure
+from brats_seg.inference.model import Model
 from brats_seg.inference.output import OutputFolder, write_preview
 from brats_seg.inference.predict import predict_scan
-from brats_seg.inference.scan import read_scan
 from brats_seg.inference.settings import PredictionSettings
+from brats_seg.runtime.weights import Decoding
 from tests.builders import make_volumes, write_case, write_nifti
-from tests.inference_builders import make_model
+from tests.inference_builders import make_model, read_scan
 
 
-def draw(folder: Path, path: Path, settings: PredictionSettings) -> np.ndarray:
+def draw(folder: Path, path: Path, model: Model | None = None) -> np.ndarray:
     (found,) = find_inputs([folder])
     scan = read_scan(found, (1.0, 1.0, 1.0))
-    write_preview(scan, predict_scan(make_model(), scan, settings), path)
+    write_preview(scan, predict_scan(model or make_model(), scan, PredictionSettings()), path)
     return matplotlib.image.imread(path)
 
 
@@ -31,9 +32,9 @@ def n_coloured(picture: np.ndarray) -> int:
 def test_a_tumour_is_outlined(tmp_path: Path) -> None:
     folder = write_case(tmp_path, labelled=False)
 
-    with_tumour = draw(folder, tmp_path / "a.png", PredictionSettings())
+    with_tumour = draw(folder, tmp_path / "a.png")
     without = draw(
-        folder, tmp_path / "b.png", PredictionSettings(thresholds=(1 - 1e-9, 1 - 1e-9, 1 - 1e-9))
+        folder, tmp_path / "b.png", make_model(decoding=Decoding(thresholds=(1 - 1e-9,) * 3))
     )
 
     assert with_tumour.shape == (990, 1350, 4)
@@ -46,7 +47,7 @@ def test_scans_of_any_grid_are_drawn(tmp_path: Path, affine: np.ndarray) -> None
     for name, image in zip(("t1", "t1ce", "t2", "flair"), make_volumes(), strict=True):
         write_nifti(tmp_path / "scan" / f"scan_{name}.nii.gz", image, affine)
 
-    assert n_coloured(draw(tmp_path / "scan", tmp_path / "a.png", PredictionSettings())) > 0
+    assert n_coloured(draw(tmp_path / "scan", tmp_path / "a.png")) > 0
 
 
 def test_the_uncertainty_that_a_prediction_writes_can_be_drawn(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Test how far work is: shown where somebody can see it, and with the time that is left."""
 
-import builtins
 import io
 import logging
 import os
@@ -8,7 +7,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,9 +16,6 @@ from rich.console import Console
 from brats_seg import progress
 from brats_seg.progress import (
     Pace,
-    _Bar,
-    _Cell,
-    _LogLines,
     _Screen,
     close_display,
     part,
@@ -70,12 +66,12 @@ def test_items_pass_through_unchanged(track) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "options", "display"),
+    ("file", "options", "has_bar"),
     [
-        (Terminal(), {"force_terminal": True}, _Bar),
-        (io.StringIO(), {"force_terminal": False}, _LogLines),
-        (io.StringIO(), {"force_terminal": True}, _LogLines),
-        (io.StringIO(), {"force_jupyter": True}, _Cell),
+        (Terminal(), {"force_terminal": True}, True),
+        (io.StringIO(), {"force_terminal": False}, False),
+        (io.StringIO(), {"force_terminal": True}, False),
+        (Terminal(), {"force_jupyter": True}, False),
     ],
     ids=["terminal", "log file", "log file with colours", "notebook"],
 )
@@ -84,7 +80,8 @@ def test_work_is_shown_as_the_place_allows(
     screen: _Screen,
     file: io.StringIO,
     options: dict[str, bool],
-    display: type,
+    *,
+    has_bar: bool,
 ) -> None:
     console = Console(file=file, **options)
     monkeypatch.setattr("sys.stderr", file)
@@ -92,23 +89,31 @@ def test_work_is_shown_as_the_place_allows(
     monkeypatch.setenv("TERM", "xterm")
 
     for _ in tracked("a", what="letters", total=1):
-        assert isinstance(screen._display, display)
-    assert screen._display is None
+        assert (screen._bar is not None) == has_bar
+    assert screen._bar is None
 
 
-def test_output_to_a_file_is_not_drawn_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def use_terminal(monkeypatch: pytest.MonkeyPatch) -> Console:
+    """Return a terminal on which a bar is drawn, from now on: pytest replaces those of fixtures."""
+    console = terminal()
+    monkeypatch.setattr("sys.stderr", console.file)
+    monkeypatch.setattr(progress, "Console", lambda **_: console)
+    monkeypatch.setenv("TERM", "xterm")
+    return console
+
+
+def test_output_to_a_file_is_not_drawn_on_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, screen: _Screen
+) -> None:
     """As `predict --json > results.jsonl` in a terminal."""
-    file, console = io.StringIO(), terminal()
+    file, bar = io.StringIO(), use_terminal(monkeypatch)
     monkeypatch.setattr("sys.stdout", file)
-    bar = _Bar(console)
-    bar.begin(progress._Work(what="predicting", total=3))
-    try:
-        sys.stdout.write("a result\n")
-    finally:
-        bar.end()
 
-    assert file.getvalue() == "a result\n"
-    assert "a result" not in shown_by(console)
+    for _ in tracked(range(3), what="predicting", total=3):
+        sys.stdout.write("a result\n")
+
+    assert file.getvalue() == 3 * "a result\n"
+    assert "a result" not in shown_by(bar)
 
 
 def test_the_remaining_time_is_known_before_the_first_item_is_done(
@@ -194,65 +199,6 @@ def test_short_work_leaves_no_line(screen: _Screen, caplog: pytest.LogCaptureFix
     assert not caplog.messages
 
 
-class Output:
-    """Stands for the output of a cell."""
-
-    def __init__(self, content: dict[str, str]) -> None:
-        self.contents = [content]
-
-    def update(self, content: dict[str, str], *, raw: bool) -> None:
-        self.contents.append(content)
-
-
-@pytest.fixture
-def outputs(monkeypatch: pytest.MonkeyPatch, screen: _Screen) -> list[Output]:
-    """The outputs of a notebook, in cell 1."""
-    made: list[Output] = []
-
-    def display(content: dict[str, str], *, raw: bool, display_id: bool) -> Output:
-        made.append(Output(content))
-        return made[-1]
-
-    package, module = ModuleType("IPython"), ModuleType("IPython.display")
-    module.display = display  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "IPython", package)
-    monkeypatch.setitem(sys.modules, "IPython.display", module)
-    shell = SimpleNamespace(execution_count=1)
-    monkeypatch.setattr(builtins, "get_ipython", lambda: shell, raising=False)
-    console = Console(file=io.StringIO(), force_jupyter=True)
-    monkeypatch.setattr(progress, "Console", lambda **_: console)
-    return made
-
-
-def test_a_cell_of_a_notebook_has_one_output_which_ends_empty(
-    outputs: list[Output], clock: Any
-) -> None:
-    for n in range(3):
-        for _ in tracked(range(4), what=f"epoch <{n + 1}>", total=4):
-            clock.now += 2
-
-    (output,) = outputs
-    first = output.contents[0]["text/html"]
-    assert "epoch &lt;1&gt;" in first
-    assert '<progress value="1.000" max="4">' in first
-    assert output.contents[0]["text/plain"] == "epoch <1>: 1 of 4, about 6 s left"
-    assert output.contents[-1] == {"text/html": "", "text/plain": ""}
-
-
-def test_work_of_a_cell_that_failed_is_not_shown_again(
-    outputs: list[Output], screen: _Screen
-) -> None:
-    abandoned = iter(tracked(range(4), what="epoch", total=4))
-    next(abandoned)
-    assert screen.work is not None
-    builtins.get_ipython().execution_count = 2  # type: ignore[attr-defined]
-
-    assert screen.work is None
-    with part("windows", 3) as after_window:
-        after_window()
-    assert len(outputs) == 0
-
-
 def test_the_work_that_began_last_is_shown(screen: _Screen) -> None:
     outer = tracked(range(3), what="outer", total=3)
     next(outer)
@@ -265,20 +211,22 @@ def test_the_work_that_began_last_is_shown(screen: _Screen) -> None:
     assert screen.work is None
 
 
-def test_a_terminal_shows_work_and_its_parts(clock: Any) -> None:
-    work, console = progress._Work(what="predicting", total=8), terminal()
-    one = work.begin_part("BraTS20_001, windows", 27)
-    clock.now += 100
-    for _ in range(9):
-        one.advance()
-    work.note_position()
-    console.print(progress._drawn(work, 100))
+def test_a_terminal_shows_work_and_its_part(
+    clock: Any, monkeypatch: pytest.MonkeyPatch, screen: _Screen
+) -> None:
+    bar = use_terminal(monkeypatch)
+    for _ in tracked(range(8), what="predicting", total=8):
+        with part("BraTS20_001, windows", 27) as after_window:
+            clock.now += 100
+            for _ in range(9):
+                after_window()
+            assert screen._bar is not None
+            screen._bar.refresh()
+            break
 
-    first, second = shown_by(console).splitlines()
-    assert first.split()[0] == "predicting"
-    assert first.rstrip().endswith("0/8 about 38 min left")
-    assert second.startswith("  BraTS20_001, windows")
-    assert second.rstrip().endswith(" 9/27")
+    shown = shown_by(bar)
+    assert "predicting (BraTS20_001, windows: 9 of 27)" in shown
+    assert "0/8 about 38 min left" in shown
 
 
 @pytest.mark.parametrize(
@@ -302,19 +250,7 @@ def test_a_part_that_is_soon_done_does_not_flicker(
         one.advance()
     clock.now += age_s
 
-    assert (one in work.running) == is_drawn
-
-
-@pytest.mark.parametrize("width", [30, 60, 80])
-def test_the_bar_gives_way_on_a_narrow_terminal(width: int) -> None:
-    work = progress._Work(what="epoch 1/44", total=45)
-    work.words = lambda: "3 h 20 min left"
-    console = Console(file=io.StringIO(), force_terminal=True, width=width)
-    console.print(progress._drawn(work, width))
-
-    (line,) = shown_by(console).splitlines()
-    assert len(line) <= width
-    assert ("3 h 20 min left" in line) == (width > 30)
+    assert bool(work.part_text()) == is_drawn
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -336,16 +272,13 @@ def test_a_forked_process_draws_nothing(monkeypatch: pytest.MonkeyPatch, screen:
 
 def test_nothing_is_left_on_the_terminal(monkeypatch: pytest.MonkeyPatch, screen: _Screen) -> None:
     """An error message must stand alone, and the cursor be there again."""
-    console = terminal()
-    monkeypatch.setattr("sys.stderr", console.file)
-    monkeypatch.setattr(progress, "Console", lambda **_: console)
-    monkeypatch.setenv("TERM", "xterm")
+    bar = use_terminal(monkeypatch)
     abandoned = iter(tracked(range(4), what="epoch", total=4))
     next(abandoned)
-    assert sys.stderr is not console.file
+    assert sys.stderr is not bar.file
     close_display()
 
-    written = console.file.getvalue()  # type: ignore[attr-defined]
+    written = bar.file.getvalue()  # type: ignore[attr-defined]
     assert written.rindex("\x1b[?25h") > written.rindex("\x1b[?25l"), "the cursor is shown again"
     assert written.rindex("\x1b[2K") > written.rindex("epoch"), "the line is cleared"
-    assert sys.stderr is console.file
+    assert sys.stderr is bar.file

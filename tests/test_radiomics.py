@@ -8,9 +8,9 @@ import pytest
 from scipy import stats
 
 from brats_seg.cases.case import load_case
-from brats_seg.cases.discovery import find_cases
+from brats_seg.cases.find import find_cases
 from brats_seg.errors import CaseError, LabelError
-from brats_seg.inference.scan import prepare_scan
+from brats_seg.inference.method import prepare_scan
 from brats_seg.labels import MODALITIES
 from brats_seg.survival.radiomics import (
     N_SLABS,

@@ -1,6 +1,7 @@
 """Test reconstruction and the command `reconstruct`: output, files and exit codes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,17 +9,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from brats_seg.cases.inputs import find_inputs
+from brats_seg.cases.find import find_inputs
 from brats_seg.config import Config, ModelConfig, PatchConfig, ValidationConfig
 from brats_seg.errors import CaseError, UsageError
-from brats_seg.inference.model import build_single
+from brats_seg.inference.method import Scan
 from brats_seg.inference.reconstruct import Reconstruction, Reconstructor
-from brats_seg.inference.scan import Scan, read_scan
 from brats_seg.models.autoencoder import Autoencoder
 from brats_seg.runtime.device import Device
-from brats_seg.runtime.weights import ModelIdentity, load_trained
+from brats_seg.runtime.weights import ModelIdentity
 from tests.builders import Run, write_case
-from tests.inference_builders import write_run
+from tests.inference_builders import read_scan, write_run
 
 CPU = Device(torch_device=torch.device("cpu"))
 IDENTITY = ModelIdentity(conventions=("brats2017",), patch=(24, 24, 16), fingerprint="cases")
@@ -53,16 +53,10 @@ class Darker(nn.Module):
 def reconstructor_of(network: nn.Module, path: Path, size: object = "whole") -> Reconstructor:
     """Return a reconstructor with a network whose output is known."""
     run = write_run(path / "run", identity=IDENTITY, config=config_of(size))
-    (member,) = build_single(load_trained(run / "best.pt"), CPU).members
-    known = type(member)(
-        network=network,
-        name=member.name,
-        patch=member.patch,
-        window=member.window,
-        channels=member.channels,
-        regions=member.regions,
-    )
-    return Reconstructor(member=known, device=CPU, spacing_mm=(1.0, 1.0, 1.0))
+    model = Reconstructor.load(run, CPU).model
+    network.weight = nn.Parameter(torch.ones(1))
+    known = replace(model.members[0], network=network)
+    return Reconstructor(model=replace(model, members=(known,)))
 
 
 def test_the_error_is_computed_by_hand() -> None:
@@ -95,7 +89,7 @@ def test_a_reconstruction_that_is_not_finite_is_an_error_of_the_case(
         def forward(self, image: Tensor) -> Tensor:
             return image / 0
 
-    with pytest.raises(CaseError, match=r"NaN or infinity in .*--precision fp32"):
+    with pytest.raises(CaseError, match=r"NaN or infinite.*--precision fp32"):
         reconstructor_of(Broken(), tmp_path).reconstruct_scan(scan)
 
 
@@ -105,7 +99,7 @@ def test_modalities_in_another_order_come_back_in_ours(tmp_path: Path, scan: Sca
     )
     run = write_run(tmp_path / "run", identity=identity, config=config_of())
     found = Reconstructor.load(run, CPU)
-    network = found.member.network
+    network = found.model.members[0].network
     assert isinstance(network, Autoencoder)
 
     with torch.inference_mode():

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 from brats_seg.cases.folds import Split
 from brats_seg.cases.phantom import write_phantom_cases
@@ -15,17 +14,15 @@ from brats_seg.data.fold import open_split
 from brats_seg.inference.export import export_model
 from brats_seg.inference.model import load_model
 from brats_seg.inference.predict import Predictor
-from brats_seg.quality.expected_dice import DiceLine
-from brats_seg.quality.profile import TrainingProfile
+from brats_seg.quality.expected_dice import DiceLine, dice_lines
+from brats_seg.quality.profile import TrainingProfile, profile_in
 from brats_seg.runtime.weights import (
-    FittedPrediction,
     fingerprint_of,
     load_trained,
     read_exported,
     read_trained,
 )
-from brats_seg.training.checkpoints import Run as RunFolder
-from brats_seg.training.checkpoints import load_checkpoint
+from brats_seg.training.state import read_state
 from tests.builders import Run, write_nifti
 from tests.check_builders import phantom
 from tests.inference_builders import CPU, write_run
@@ -45,7 +42,10 @@ LINES = tuple(
     )
     for region in ("wt", "tc", "et")
 )
-FITTED = FittedPrediction(predicted_dice=LINES)
+NOTES = {
+    "predicted_dice": [line.model_dump() for line in LINES],
+    "profile": phantom_profile().model_dump(mode="json"),
+}
 SUFFIXES = ("t1", "t1ce", "t2", "flair")
 
 
@@ -65,47 +65,46 @@ def test_a_run_keeps_the_profile_of_the_cases_that_it_learns_from(tmp_path: Path
     settings = ("training.n_epochs=1", "patch.per_case=1", "patch.size=32,32,32")
     train(data, tmp_path / "run", tiny_settings(*settings))
 
-    profile = load_trained(tmp_path / "run" / "best.pt").profile
+    notes = load_trained(tmp_path / "run" / "best.pt").card.notes
+    profile = profile_in([notes])
     assert profile is not None
     assert (profile.n_cases, profile.grids) == (4, ((64, 64, 56),))
-    last = load_checkpoint(RunFolder(path=tmp_path / "run").last_path, torch.device("cpu"))
-    assert last.profile == profile
+    last = read_state(tmp_path / "run" / "last.pt")
+    assert last.card.notes == notes
 
 
 def test_an_exported_model_keeps_profile_and_predicted_dice(tmp_path: Path) -> None:
     """They describe a model, but do not change it: its fingerprint is that without them."""
     plain, described = write_run(tmp_path / "plain"), tmp_path / "described"
-    write_run(described, fitted=FITTED, profile=phantom_profile())
+    write_run(described, notes=NOTES)
 
     export_model([described], tmp_path / "model")
     export_model([plain], tmp_path / "plain-model")
 
     (network,) = read_exported(tmp_path / "model").networks
-    assert (network.profile, network.fitted) == (phantom_profile(), FITTED)
+    assert network.card.notes == NOTES
     assert fingerprint_of([network]) == fingerprint_of(read_trained(plain))
-    assert (
-        "profile"
-        not in json.loads((tmp_path / "plain-model" / "model.json").read_bytes())["members"][0]
-    )
+    description = json.loads((tmp_path / "plain-model" / "model.json").read_bytes())
+    assert description["members"][0]["card"]["notes"] == {}
 
 
 def test_an_ensemble_has_what_all_of_its_networks_have(tmp_path: Path) -> None:
-    one = write_run(tmp_path / "one", fitted=FITTED, profile=phantom_profile())
-    two = write_run(tmp_path / "two", seed=1, fitted=FITTED, profile=phantom_profile())
+    one = write_run(tmp_path / "one", notes=NOTES)
+    two = write_run(tmp_path / "two", seed=1, notes=NOTES)
     plain = write_run(tmp_path / "plain", seed=2)
 
     both, mixed = load_model([one, two], CPU), load_model([one, plain], CPU)
 
-    assert isinstance(both.profile, TrainingProfile)
-    assert both.dice_lines == LINES
-    assert (mixed.profile, mixed.dice_lines) == (None, ())
+    assert isinstance(profile_in(both.notes), TrainingProfile)
+    assert dice_lines(both.notes) == LINES
+    assert (profile_in(mixed.notes), dice_lines(mixed.notes)) == (None, ())
 
 
 def test_a_model_without_a_profile_says_so_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     old = write_run(tmp_path / "old")
-    new = write_run(tmp_path / "new", profile=phantom_profile())
+    new = write_run(tmp_path / "new", notes={"profile": phantom_profile().model_dump(mode="json")})
 
     with caplog.at_level(logging.WARNING):
         Predictor.load([new])
@@ -122,7 +121,7 @@ def test_predict_writes_what_is_unusual_and_the_dice_that_it_expects(
     images, _ = phantom(20)
     write_scan(tmp_path / "usual", images)
     write_scan(tmp_path / "swapped", images[[2, 1, 0, 3]])
-    model = write_run(tmp_path / "run", fitted=FITTED, profile=phantom_profile())
+    model = write_run(tmp_path / "run", notes=NOTES)
     records, tables, shown = {}, {}, {}
 
     for name in ("usual", "swapped"):
@@ -154,7 +153,9 @@ def test_predict_writes_what_is_unusual_and_the_dice_that_it_expects(
 
 def test_predictions_without_a_fit_have_no_columns_of_it(run: Run, tmp_path: Path) -> None:
     write_scan(tmp_path / "scans", phantom(20)[0])
-    model = write_run(tmp_path / "run", profile=phantom_profile())
+    model = write_run(
+        tmp_path / "run", notes={"profile": phantom_profile().model_dump(mode="json")}
+    )
 
     code, shown, errors = run(
         "predict", "scans", "-o", "out", "--model", model, "--set", "preview=false"

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from brats_seg.cases.discovery import find_cases
+from brats_seg.cases.find import find_cases
 from tests.test_label_files import BIDS, scans, touch
 
 SCANNER = ("AX_9_t1_bet", "AXPOST_t1c_bet", "TSE_t2_bet", "IR_fla_bet")

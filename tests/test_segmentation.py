@@ -56,8 +56,8 @@ def axial(tmp_path_factory: pytest.TempPathFactory) -> tuple[Geometry, DicomSour
 
 
 def grid_of(case: Case) -> Geometry:
-    assert case.t1c
-    return read_volume(case.path_of(case.t1c), case_id=case.case_id).geometry
+    assert case.files.get("t1c")
+    return read_volume(case.path_of(case.files.get("t1c")), case_id=case.case_id).geometry
 
 
 def moved(
@@ -131,8 +131,8 @@ def test_enhanced_mr_with_all_slices_in_one_file_is_read_and_segmented(tmp_path:
     series = [replace(one.series, description="") for one in done.found.series]
     assert [one.modality for one in sort_series(series)] == list(MODALITIES)
     assert [(one.n_slices, len(one.files)) for one in series] == [(16, 1)] * 4
-    assert done.case.t1c
-    scan = read_volume(done.case.path_of(done.case.t1c), case_id="me")
+    assert done.case.files.get("t1c")
+    scan = read_volume(done.case.path_of(done.case.files.get("t1c")), case_id="me")
     np.testing.assert_array_equal(scan.array, moved(volumes[1], affine, scan.geometry))
     source = read_source(tmp_path / "scans/dicom")
     assert source

@@ -1,97 +1,77 @@
 """Test how settings of the user, fitted settings and defaults are combined."""
 
 import json
-import pickle
 
 import pytest
 from pydantic import ValidationError
 
-from brats_seg.config import OVERLAP
-from brats_seg.inference.settings import PredictionSettings, prediction_settings
-from brats_seg.runtime.weights import NOT_FITTED, Decoding, FittedPrediction
+from brats_seg.errors import ConfigError
+from brats_seg.inference.settings import PredictionSettings, prediction_settings, resolve
+from brats_seg.runtime.weights import Decoding
+from brats_seg.runtime.windows import Window
 
-FITTED = FittedPrediction(
-    window=(32, 32, 32), decoding=Decoding(thresholds=(0.3, 0.4, 0.5), smallest_et_mm3=50)
-)
-
-
-def test_what_is_asked_for_wins_over_what_is_stored_and_that_over_the_default() -> None:
-    asked = prediction_settings({"thresholds": (0.5, 0.5, 0.5)})
-
-    completed = asked.over(FITTED)
-
-    assert completed.decoding.thresholds == (0.5, 0.5, 0.5)
-    assert completed.decoding.smallest_et_mm3 == 50
-    assert completed.decoding.smallest_mm3 == (0, 0, 0)
-    assert completed.window == (32, 32, 32)
-    assert completed.least_overlap == OVERLAP
-    assert asked.over(NOT_FITTED) == PredictionSettings(
-        decoding=Decoding(**asked.over(NOT_FITTED).decoding.model_dump())
-    )
+DEFAULT = Window(size=(12, 12, 12), overlap=0.25)
+FITTED = Decoding(thresholds=(0.3, 0.4, 0.5), smallest_mm3=(9, 8, 7), smallest_et_mm3=200)
 
 
 @pytest.mark.parametrize(
-    ("given", "fitted", "expected"),
+    ("given", "expected"),
     [
-        ({}, "whole", ("whole", None)),
-        ({}, (8, 8, 8), ("auto", (8, 8, 8))),
-        ({}, None, ("auto", None)),
-        ({"windows": "whole"}, (8, 8, 8), ("whole", None)),
-        ({}, "centre", ("centre", None)),
-        ({"windows": "whole"}, "centre", ("whole", None)),
-        ({"window": (4, 4, 4)}, "centre", ("auto", (4, 4, 4))),
-        ({"windows": "sliding"}, "whole", ("sliding", None)),
-        ({"windows": "sliding"}, (8, 8, 8), ("sliding", (8, 8, 8))),
-        ({"window": (4, 4, 4)}, "whole", ("auto", (4, 4, 4))),
+        ({}, DEFAULT),
+        ({"window": "auto"}, DEFAULT),
+        ({"window": "whole"}, Window(size=None, overlap=0.25)),
+        ({"window": "8,8,4"}, Window(size=(8, 8, 4), overlap=0.25)),
+        ({"window": (8, 8, 8), "overlap": 0.75}, Window(size=(8, 8, 8), overlap=0.75)),
+        ({"overlap": 0}, Window(size=(12, 12, 12), overlap=0)),
     ],
 )
-def test_windows_are_completed_by_the_one_that_was_fitted(given, fitted, expected) -> None:
-    completed = prediction_settings(given).over(FittedPrediction(window=fitted))
+def test_a_window_that_is_given_replaces_the_default(given: dict, expected: Window) -> None:
+    window, decoding = resolve(prediction_settings(given), FITTED, DEFAULT)
 
-    assert (completed.windows, completed.window) == expected
-
-
-def test_a_fitted_overlap_is_that_of_the_fitted_window_alone() -> None:
-    fitted = FittedPrediction(window=(32, 32, 32), overlap=0.25)
-
-    assert PredictionSettings().over(fitted).least_overlap == 0.25
-    assert PredictionSettings(overlap=0.75).over(fitted).least_overlap == 0.75
-    assert PredictionSettings(window=(64, 64, 64)).over(fitted).least_overlap == OVERLAP
+    assert (window, decoding) == (expected, FITTED)
 
 
-def test_windows_in_words() -> None:
-    fitted = FittedPrediction(window=(32, 32, 16), overlap=0.25)
-    centre = PredictionSettings().over(FittedPrediction(window="centre"))
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("thresholds", (0.5, 0.5, 0.5)), ("smallest_mm3", (0, 0, 0)), ("smallest_et_mm3", 0)],
+)
+def test_a_default_that_is_given_replaces_what_was_fitted(name: str, value: object) -> None:
+    settings = prediction_settings({name: value})
 
-    assert PredictionSettings().over(fitted).window_words() == "32x32x16 voxels, overlap 0.25"
-    assert centre.window_words() == "the whole brain in one pass, with the statistics of its centre"
-
-
-def test_a_default_that_is_asked_for_is_not_the_same_as_none() -> None:
-    """It overrides the stored value, so that caches and records must distinguish the two."""
-    asked = PredictionSettings(decoding=Decoding(smallest_et_mm3=0))
-
-    assert asked != PredictionSettings()
-    assert hash(asked) != hash(PredictionSettings())
-    assert asked == pickle.loads(pickle.dumps(asked))
+    assert resolve(settings, FITTED, DEFAULT)[1] == FITTED.model_copy(update={name: value})
+    # results must be told apart
+    assert settings != PredictionSettings()
+    assert settings.result_text != PredictionSettings().result_text
 
 
-def test_json_is_flat_and_null_where_nothing_is_asked_for() -> None:
+def test_finished_predictions_are_recognised_by_what_they_depend_on() -> None:
     settings = prediction_settings({"thresholds": (0.4, 0.5, 0.6), "device": "cpu"})
 
-    text = settings.model_dump_json(exclude={"device", "layout", "report"})
-
-    # finished predictions are recognised by it
-    assert text == (
-        '{"precision":"auto","windows":"auto","window":null,"overlap":null,"tta":false,'
-        '"thresholds":[0.4,0.5,0.6],"smallest_mm3":null,"smallest_et_mm3":null,"labels":null,'
-        '"probabilities":false,"uncertainty":false,"preview":true}'
-    )
+    assert {*json.loads(settings.result_text)} == {*PredictionSettings.model_fields} - {
+        "device",
+        "report",
+    }
     assert PredictionSettings.model_validate_json(settings.model_dump_json()) == settings
-    assert PredictionSettings.model_validate(json.loads(text) | {"device": "cpu"}) == settings
 
 
 def test_what_is_not_given_is_left_alone_and_what_is_unknown_refused() -> None:
     assert prediction_settings({"overlap": None, "tta": True}) == PredictionSettings(tta=True)
     with pytest.raises(ValidationError, match="speed"):
         PredictionSettings(speed=3)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"labels": "brats1999"}, "label convention 'brats1999' is unknown; there are brats2017"),
+        ({"thresholds": ["0.5", "2", "0.5"]}, r"setting thresholds\.1: .* less than 1"),
+        ({"window": ["64", "64"]}, "setting window: expected three positive whole numbers"),
+        ({"window": "a,64,64"}, "setting window: expected three positive whole numbers"),
+        ({"window": "centre"}, "setting window: .* or 'whole'"),
+        ({"overlap": 1.0}, r"setting overlap: .* less than 1"),
+        ({"speed": 3}, "setting speed"),
+    ],
+)
+def test_settings_out_of_range_are_named(given: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        prediction_settings(given)

@@ -11,24 +11,26 @@ import pytest
 
 from brats_seg.config import Config, TrackingConfig
 from brats_seg.errors import EnvironmentalError
-from brats_seg.training.trackers import IDS_NAME, check_trackers, tracked_run
+from brats_seg.training.history import IDS_NAME, check_trackers, recorded
 from tests.builders import Run
 
 ROWS: tuple[Mapping[str, float], ...] = (
-    {"epoch": 1, "step": 4, "lr": 0.01, "train_loss": 1.5, "peak_memory_mb": 700.0},
+    {"epoch": 1, "step": 4, "lr": 0.01, "train_loss": 1.5, "seconds": 1, "peak_memory_mb": 700.0},
     {"epoch": 2, "step": 8, "lr": 0.01, "train_loss": 1.0, "val_dice": 0.5, "val_dice_et": 0.25},
 )
 
 
 def config_of(*names: str) -> Config:
-    return Config(tracking=TrackingConfig.model_validate({"to": names, "project": "trial"}))
+    return Config(tracking=TrackingConfig.model_validate({"to": names}))
 
 
 def track(config: Config, run_path: Path, rows: tuple[Mapping[str, float], ...]) -> None:
     run_path.mkdir(exist_ok=True)
-    with tracked_run(config, run_path) as log_row:
+    history: list[Mapping[str, float]] = []
+    with recorded(config, run_path, history) as send:
         for row in rows:
-            log_row(row)
+            history.append(row)
+            send(row)
 
 
 def events(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -53,7 +55,7 @@ def events(folder: Path) -> dict[str, list[tuple[int, float]]]:
 def test_without_trackers_nothing_is_written(tmp_path: Path) -> None:
     track(Config(), tmp_path, ROWS)
 
-    assert list(tmp_path.iterdir()) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["history.csv", "history.png"]
 
 
 def test_tensorboard_gets_every_value_by_epoch(tmp_path: Path) -> None:
@@ -94,7 +96,7 @@ def test_mlflow_continues_the_run_of_an_interrupted_training(tmp_path: Path) -> 
         track(config_of("mlflow"), path, (row,))
 
     client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
-    (found,) = client.search_runs([client.get_experiment_by_name("trial").experiment_id])
+    (found,) = client.search_runs([client.get_experiment_by_name("brats_seg").experiment_id])
     assert found.info.run_name == "fold0"
     assert found.info.status == "FINISHED"
     assert found.data.params["training.n_epochs"] == "100"
@@ -120,7 +122,7 @@ def test_wandb_writes_offline_under_one_id(tmp_path: Path, monkeypatch: pytest.M
 def test_a_tracker_that_is_not_installed_ends_the_command_at_once(
     name: str, monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
-    monkeypatch.setattr("brats_seg.training.trackers.find_spec", lambda module: None)
+    monkeypatch.setattr("brats_seg.training.history.find_spec", lambda module: None)
 
     with pytest.raises(EnvironmentalError, match=rf"pip install 'brats_seg\[{name}\]'"):
         check_trackers(TrackingConfig.model_validate({"to": (name,)}))
@@ -137,7 +139,7 @@ def test_a_tracker_that_cannot_write_ends_the_command_before_training(tmp_path: 
         pytest.raises(
             EnvironmentalError, match="tensorboard cannot be written: NotADirectoryError"
         ),
-        tracked_run(config_of("tensorboard"), tmp_path),
+        recorded(config_of("tensorboard"), tmp_path, []),
     ):
         pass
 
@@ -160,7 +162,7 @@ def test_a_tracker_that_fails_later_does_not_end_the_training(
             pass
 
     monkeypatch.setitem(sys.modules, "tensorboardX", SimpleNamespace(SummaryWriter=Writer))
-    monkeypatch.setattr("brats_seg.training.trackers.find_spec", lambda module: module)
+    monkeypatch.setattr("brats_seg.training.history.find_spec", lambda module: module)
 
     with caplog.at_level(logging.WARNING, "brats_seg"):
         track(config_of("tensorboard"), tmp_path, ROWS)

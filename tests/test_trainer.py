@@ -32,10 +32,10 @@ from brats_seg.models.build import build_model
 from brats_seg.models.interface import TrainingOutput
 from brats_seg.progress import _SCREEN, tracked, untracked
 from brats_seg.runtime.device import Device
-from brats_seg.runtime.weights import load_trained, run_locked
-from brats_seg.training.checkpoints import load_checkpoint
+from brats_seg.runtime.weights import load_trained, read_checkpoint, run_locked
+from brats_seg.training.state import read_state
 from brats_seg.training.tasks import overlap_columns
-from brats_seg.training.time_limits import StopRequest
+from brats_seg.training.timing import StopRequest
 from brats_seg.training.trainer import (
     Outcome,
     Trainer,
@@ -43,7 +43,7 @@ from brats_seg.training.trainer import (
     train_fold,
 )
 from tests.builders import Run, limited_files, write_case
-from tests.training_builders import TINY, StopAtCheck, open_six, tiny_settings, train
+from tests.training_builders import TINY, StopAtCheck, open_six, tiny_settings, train, weights
 
 SETTINGS = [
     "patch.per_case=2",
@@ -64,19 +64,27 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> FoldData:
     return open_six(tmp_path_factory, settings(), n_with_et=5)
 
 
-def weights(path: Path) -> dict[str, Tensor]:
-    return load_checkpoint(path, torch.device("cpu")).model
+@pytest.fixture(scope="module")
+def finished(data: FoldData, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
+    """A run of two epochs that nothing interrupted, with the settings of these tests."""
+    run_path = tmp_path_factory.mktemp("finished") / "run"
+    return run_path, train(data, run_path, settings())
+
+
+@pytest.fixture
+def copied(finished: tuple[Path, Outcome], tmp_path: Path) -> Path:
+    """A copy of that run, to change."""
+    return Path(shutil.copytree(finished[0], tmp_path / "run"))
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
-def test_a_run_writes_what_it_promises(data: FoldData, tmp_path: Path) -> None:
-    outcome = train(data, tmp_path / "run", settings())
+def test_a_run_writes_what_it_promises(data: FoldData, finished: tuple[Path, Outcome]) -> None:
+    run_path, outcome = finished
 
-    names = {path.name for path in (tmp_path / "run").iterdir()}
-    assert names == {
+    assert {path.name for path in run_path.iterdir()} == {
         ".training.lock",
         "best.pt",
         "config.yaml",
@@ -87,29 +95,23 @@ def test_a_run_writes_what_it_promises(data: FoldData, tmp_path: Path) -> None:
         "split.csv",
     }
     assert outcome.finished
-    assert read_split(tmp_path / "run" / "split.csv") == data.split
-    history = pd.read_csv(tmp_path / "run" / "history.csv")
+    assert read_split(run_path / "split.csv") == data.split
+    history = pd.read_csv(run_path / "history.csv")
     assert history["epoch"].tolist() == [1, 2]
     assert history["step"].tolist() == [3, 6]
-    assert load_config(text=(tmp_path / "run" / "config.yaml").read_text()) == settings()
-    best = load_checkpoint(tmp_path / "run" / "best.pt", torch.device("cpu"))
-    assert best.optimizer is None
-    assert best.best == history["val_dice"].max() == outcome.best
-    assert best.identity.conventions == ("brats2017",)
-    assert best.identity.modalities == ("t1n", "t1c", "t2w", "t2f")
-    assert best.identity.subsets == ()
+    assert load_config(text=(run_path / "config.yaml").read_text()) == settings()
+    best = read_state(run_path / "best.pt")
+    assert "optimizer" not in torch.load(run_path / "best.pt", weights_only=True)
+    assert best.progress.best == history["val_dice"].max() == outcome.best
+    assert best.card.identity.conventions == ("brats2017",)
+    assert best.card.identity.modalities == ("t1n", "t1c", "t2w", "t2f")
+    assert best.card.identity.subsets == ()
+    # saved with the voxel counts of their validation
+    assert sorted(best.progress.sums.counts) == list(data.split.validation)
+    assert overlap_columns(best.progress.sums)["dice"] == outcome.best
 
 
-def test_the_best_weights_are_saved_with_the_voxel_counts_of_their_validation(
-    data: FoldData, tmp_path: Path
-) -> None:
-    outcome = train(data, tmp_path / "run", settings())
-
-    best = load_checkpoint(tmp_path / "run" / "best.pt", torch.device("cpu"))
-    assert sorted(best.sums.counts) == list(data.split.validation)
-    assert overlap_columns(best.sums)["dice"] == outcome.best
-
-
+@pytest.mark.slow
 def test_the_loss_falls_and_the_network_learns(data: FoldData, tmp_path: Path) -> None:
     larger = ["patch.size=[16, 16, 8]", "model.widths=[8, 16]", "validation.every=12"]
 
@@ -134,16 +136,25 @@ def test_too_little_memory_to_measure_the_scans_ends_no_run(
     def exhausted(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("brats_seg.training.checkpoints.profile_of_cases", exhausted)
+    monkeypatch.setattr("brats_seg.quality.judges.notes_of_training", exhausted)
 
     outcome = train(data, tmp_path / "run", settings("training.n_epochs=1"))
 
     assert outcome.finished
-    assert load_trained(tmp_path / "run" / "best.pt").profile is None
+    assert load_trained(tmp_path / "run" / "best.pt").card.notes == {}
     assert "memory ran out while the training scans were measured" in caplog.text
 
 
-@pytest.fixture(scope="module", params=["plateau", "cosine"])
+QUICK = {("plateau", 1), ("cosine", 2), ("plateau", 4), ("cosine", 11)}
+"""Stops after the first batch, between batches, in the validation, and before the last case."""
+STOPS = [
+    pytest.param(name, n, marks=[] if (name, n) in QUICK else [pytest.mark.slow])
+    for name in ("plateau", "cosine")
+    for n in range(1, 12)
+]
+
+
+@pytest.fixture(scope="module")
 def undisturbed(
     request: pytest.FixtureRequest, data: FoldData, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Config]:
@@ -154,7 +165,7 @@ def undisturbed(
     return run_path, config
 
 
-@pytest.mark.parametrize("n_checks", range(1, 12))
+@pytest.mark.parametrize(("undisturbed", "n_checks"), STOPS, indirect=["undisturbed"])
 def test_a_stopped_run_ends_with_the_weights_of_an_undisturbed_one(
     data: FoldData, tmp_path: Path, undisturbed: tuple[Path, Config], n_checks: int
 ) -> None:
@@ -178,10 +189,9 @@ def test_a_stopped_run_ends_with_the_weights_of_an_undisturbed_one(
 
 
 def test_a_resume_that_forgets_the_optimizer_would_be_noticed(
-    data: FoldData, tmp_path: Path
+    data: FoldData, tmp_path: Path, finished: tuple[Path, Outcome]
 ) -> None:
     """The negative control: the weights of the test above do depend on what is restored."""
-    train(data, tmp_path / "undisturbed", settings())
     train(data, tmp_path / "run", settings(), StopAtCheck(4))
 
     content = torch.load(tmp_path / "run" / "last.pt", weights_only=True)
@@ -189,28 +199,7 @@ def test_a_resume_that_forgets_the_optimizer_would_be_noticed(
     torch.save(content, tmp_path / "run" / "last.pt")
     train(data, tmp_path / "run", settings())
 
-    assert not same(
-        weights(tmp_path / "undisturbed" / "last.pt"), weights(tmp_path / "run" / "last.pt")
-    )
-
-
-def test_a_run_of_an_older_version_is_resumed(data: FoldData, tmp_path: Path) -> None:
-    """Checkpoints of schema version 1 have other names for the same values."""
-    train(data, tmp_path / "undisturbed", settings())
-    train(data, tmp_path / "run", settings(), StopAtCheck(2))
-    path = tmp_path / "run" / "last.pt"
-    content = torch.load(path, weights_only=True)
-    content["tally"], content["ladder"] = content.pop("sums"), content.pop("fallback")
-    position = content["position"]
-    assert position["n_batches"] == 2
-    position["n_windows"] = position.pop("n_batches")
-    del content["started_from"], content["spent_s"], content["config"]["start"]
-    torch.save({**content, "schema_version": 1}, path)
-
-    train(data, tmp_path / "run", settings())
-
-    assert same(weights(tmp_path / "undisturbed" / "last.pt"), weights(path))
-    assert torch.load(path, weights_only=True)["schema_version"] == 2
+    assert not same(weights(finished[0] / "last.pt"), weights(tmp_path / "run" / "last.pt"))
 
 
 def test_a_network_and_a_loss_by_dotted_name_are_trained_and_predicted_with(
@@ -463,25 +452,23 @@ def test_a_run_is_locked_as_long_as_it_is_trained(data: FoldData, tmp_path: Path
 
 
 def test_a_history_that_was_not_written_any_more_is_written_when_the_run_is_opened(
-    data: FoldData, tmp_path: Path
+    data: FoldData, copied: Path
 ) -> None:
     """The process ended after the last checkpoint, or the disk was full."""
-    train(data, tmp_path / "run", settings())
-    expected = (tmp_path / "run" / "history.csv").read_bytes()
-    (tmp_path / "run" / "history.png").unlink()
-    (tmp_path / "run" / "history.csv").write_bytes(b"")
+    expected = (copied / "history.csv").read_bytes()
+    (copied / "history.png").unlink()
+    (copied / "history.csv").write_bytes(b"")
 
-    train(data, tmp_path / "run", settings())
+    train(data, copied, settings())
 
-    assert (tmp_path / "run" / "history.csv").read_bytes() == expected
-    assert (tmp_path / "run" / "history.png").exists()
+    assert (copied / "history.csv").read_bytes() == expected
+    assert (copied / "history.png").exists()
 
 
 def test_a_full_disk_ends_a_run_with_its_name_and_nothing_is_lost(
-    data: FoldData, tmp_path: Path
+    data: FoldData, tmp_path: Path, finished: tuple[Path, Outcome]
 ) -> None:
     """A limit of the size of files, which is smaller than a checkpoint."""
-    train(data, tmp_path / "undisturbed", settings())
     train(data, tmp_path / "run", settings(), StopAtCheck(4))
     before = (tmp_path / "run" / "last.pt").read_bytes()
 
@@ -494,7 +481,7 @@ def test_a_full_disk_ends_a_run_with_its_name_and_nothing_is_lost(
     train(data, tmp_path / "run", settings())
 
     for name in ("last.pt", "best.pt"):
-        assert same(weights(tmp_path / "run" / name), weights(tmp_path / "undisturbed" / name))
+        assert same(weights(tmp_path / "run" / name), weights(finished[0] / name))
 
 
 def test_a_run_folder_that_cannot_be_written_is_an_error_of_the_machine(
@@ -537,42 +524,14 @@ def test_a_loss_by_dotted_name_is_learnt_and_resumed(
     train(data, tmp_path / "run", settings(LEARNT), StopAtCheck(n_checks))
     train(data, tmp_path / "run", settings(LEARNT))
 
-    expected, found = (
-        load_checkpoint(tmp_path / run / "last.pt", torch.device("cpu"))
-        for run in ("undisturbed", "run")
+    expected, found, best = (
+        read_checkpoint(tmp_path / name, torch.device("cpu"))
+        for name in ("undisturbed/last.pt", "run/last.pt", "run/best.pt")
     )
-    assert same(expected.model, found.model)
-    assert expected.criterion is not None
-    assert found.criterion is not None
-    assert same(expected.criterion, found.criterion)
-    assert not torch.equal(found.criterion["loss.s"], torch.linspace(-0.5, 0.5, 3))
-    best = load_checkpoint(tmp_path / "run" / "best.pt", torch.device("cpu"))
-    assert best.criterion is None
-
-
-def test_a_run_whose_loss_was_not_learnt_is_not_resumed(data: FoldData, tmp_path: Path) -> None:
-    """As by versions that left the parameters of the loss out of the optimizer."""
-    train(data, tmp_path / "run", settings(LEARNT), StopAtCheck(4))
-    content = torch.load(tmp_path / "run" / "last.pt", weights_only=True)
-    del content["criterion"]
-    torch.save(content, tmp_path / "run" / "last.pt")
-
-    with pytest.raises(ResumeError, match=r"without learning the parameters of the loss .*--fresh"):
-        train(data, tmp_path / "run", settings(LEARNT))
-
-
-def test_a_loss_with_buffers_is_resumed_from_a_run_of_an_older_version(
-    data: FoldData, tmp_path: Path
-) -> None:
-    config = settings("loss.name=torch.nn.BCEWithLogitsLoss")
-    weighted = nn.BCEWithLogitsLoss(pos_weight=torch.full((3, 1, 1, 1), 2.0))
-    given = {"network": nn.Conv3d(4, 3, 1), "criterion": weighted}
-    train(data, tmp_path / "run", config, StopAtCheck(4), **given)
-    content = torch.load(tmp_path / "run" / "last.pt", weights_only=True)
-    del content["criterion"]
-    torch.save(content, tmp_path / "run" / "last.pt")
-
-    assert train(data, tmp_path / "run", config, **given).finished
+    assert same(expected["model"], found["model"])
+    assert same(expected["criterion"], found["criterion"])
+    assert not torch.equal(found["criterion"]["loss.s"], torch.linspace(-0.5, 0.5, 3))
+    assert "criterion" not in best
 
 
 class WithAuxiliary(nn.Module):
@@ -657,21 +616,6 @@ def test_every_optimizer_moves_the_weights(data: FoldData, tmp_path: Path, optim
     assert not torch.equal(before, network.weight)
 
 
-def test_a_lost_history_is_written_again(data: FoldData, tmp_path: Path) -> None:
-    """The table and the picture are made from the history in the checkpoint."""
-    train(data, tmp_path / "run", settings(), StopAtCheck(6))
-    shutil.copy(tmp_path / "run" / "last.pt", tmp_path / "last.pt")
-    train(data, tmp_path / "run", settings())
-    expected = pd.read_csv(tmp_path / "run" / "history.csv")
-
-    (tmp_path / "run" / "history.csv").unlink()
-    shutil.copy(tmp_path / "last.pt", tmp_path / "run" / "last.pt")
-    train(data, tmp_path / "run", settings())
-
-    found = pd.read_csv(tmp_path / "run" / "history.csv")
-    assert found["val_dice"].tolist() == expected["val_dice"].tolist()
-
-
 @pytest.mark.parametrize("augment", ["none", "full"])
 def test_the_first_losses_are_those_on_record(data: FoldData, tmp_path: Path, augment: str) -> None:
     """A refactoring must not move them; processors differ in the last digits only."""
@@ -700,7 +644,7 @@ def test_the_log_says_how_long_a_run_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """After the first steps, and with every epoch but the last; also where nothing is tracked."""
-    monkeypatch.setattr("brats_seg.training.duration.SAID_AFTER_S", 0)
+    monkeypatch.setattr("brats_seg.training.timing.SAID_AFTER_S", 0)
     with caplog.at_level(logging.INFO):
         train(data, tmp_path / "run", settings("training.n_epochs=3"))
 
@@ -717,7 +661,7 @@ def test_the_bar_shows_loss_best_value_and_the_end_of_the_run(
 ) -> None:
     shown: list[tuple[str, str]] = []
     monkeypatch.setattr(
-        _SCREEN, "refresh", lambda work: shown.append((work.what, work.time_words()))
+        _SCREEN, "refresh", lambda work: shown.append((work.what, work.time_text()))
     )
     Trainer(data=data, config=settings(), run_path=tmp_path).run(track=tracked)
 

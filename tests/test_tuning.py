@@ -10,26 +10,23 @@ import pytest
 import torch
 
 from brats_seg.cases.folds import SPLIT_NAME, Split, write_split
-from brats_seg.config import PatchConfig
 from brats_seg.data.fold import open_split
 from brats_seg.errors import ConfigError, UsageError
 from brats_seg.inference import tuning as tuning_module
-from brats_seg.inference.model import load_model
-from brats_seg.inference.out_of_fold import (
+from brats_seg.inference.held_out import (
     FOLDER_NAME,
     HeldOut,
-    OutOfFoldPrediction,
-    WindowSetting,
+    HeldOutCase,
     open_held_out,
     predict_held_out,
 )
+from brats_seg.inference.model import load_model
 from brats_seg.inference.tuning import (
     TUNING_NAME,
     Score,
     Tuning,
     _fit_decoding,
-    _fit_predicted_dice,
-    _fit_windows,
+    _notes_of_dice,
     _scores,
     metric_named,
     store_tuning,
@@ -37,19 +34,18 @@ from brats_seg.inference.tuning import (
     tune,
     tune_runs,
 )
-from brats_seg.inference.window_choice import window_kinds
 from brats_seg.progress import untracked
+from brats_seg.quality.expected_dice import dice_lines
 from brats_seg.runtime.weights import Decoding, FittedPrediction, run_locked
-from tests.inference_builders import CONFIG, CPU, IDENTITY, write_run
+from tests.inference_builders import CPU, IDENTITY, write_run
 from tests.prepared import write_prepared
 
 DICE = metric_named("dice", "GLI")
 LESIONS = metric_named("lesionwise", "GLI")
 N_CASES = 10
-SMALL = WindowSetting(window=(8, 8, 8), overlap=0.5)
 
 
-def write_case(path: Path, probabilities: np.ndarray, reference: np.ndarray) -> OutOfFoldPrediction:
+def write_case(path: Path, probabilities: np.ndarray, reference: np.ndarray) -> HeldOutCase:
     path.parent.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(
         path,
@@ -57,12 +53,12 @@ def write_case(path: Path, probabilities: np.ndarray, reference: np.ndarray) -> 
         reference=reference,
         spacing_mm=(1.0, 1.0, 1.0),
     )
-    return OutOfFoldPrediction(case_id=path.stem, path=path)
+    return HeldOutCase(case_id=path.stem, path=path)
 
 
-def fit(cases: Sequence[OutOfFoldPrediction], protocol=DICE) -> tuple[Decoding, dict[str, object]]:
+def fit(cases: Sequence[HeldOutCase], protocol=DICE) -> tuple[Decoding, dict[str, object]]:
     score: Score = partial(_scores, protocol=protocol, n_workers=0, track=untracked)
-    decoding, fits = _fit_decoding(tuple(cases), score)
+    decoding, fits = _fit_decoding(cases, score)
     return decoding, {one.setting: one for one in fits}
 
 
@@ -102,7 +98,8 @@ def test_the_predicted_dice_is_fitted_to_the_decoded_regions(tmp_path: Path) -> 
         said = found * (0.95 - 0.05 * (number % 5))
         cases.append(write_case(tmp_path / f"{number}.npz", said, nested()))
 
-    lines = _fit_predicted_dice(tuple(cases), Decoding(), n_workers=0, track=untracked)
+    notes = _notes_of_dice(tuple(cases), Decoding(), n_workers=0, track=untracked)
+    lines = dice_lines([notes])
 
     assert [line.region for line in lines] == ["wt", "tc", "et"]
     assert {line.n_cases for line in lines} == {N_CASES}
@@ -209,68 +206,13 @@ def reopened(held_out: Sequence[HeldOut]) -> list[HeldOut]:
     return [open_held_out(own.run, own.data.folder) for own in held_out]
 
 
-def test_the_default_window_is_tried_first_then_the_patch_and_larger_ones(
-    held_out: list[HeldOut],
-) -> None:
-    kinds = window_kinds(held_out)
-
-    assert [str(kind.settings[0]) for kind in kinds] == [
-        *("default", "default, overlap 0.25"),
-        *("8x8x8, overlap 0.5", "8x8x8, overlap 0.25"),
-        *("16x16x16, overlap 0.5", "16x16x16, overlap 0.25"),
-        "whole",
-        "centre",
-    ]
-
-
-def test_a_window_that_holds_every_crop_is_not_tried(held_out: list[HeldOut]) -> None:
-    large = [replace(own, data=replace(own.data, largest_shape=(12, 12, 9))) for own in held_out]
-
-    assert [str(kind.settings[0]) for kind in window_kinds(large)] == [
-        "default",
-        "8x8x8, overlap 0.5",
-        "8x8x8, overlap 0.25",
-    ]
-
-
-def test_a_network_of_whole_crops_has_no_other_window(held_out: list[HeldOut]) -> None:
-    config = CONFIG.model_copy(update={"patch": PatchConfig(size="whole")})
-    whole = [replace(own, trained=replace(own.trained, config=config)) for own in held_out]
-
-    (kind,) = window_kinds(whole)
-    assert kind.settings == (WindowSetting(),) * 2
-
-
-def test_the_window_that_scores_best_is_found(tmp_path: Path) -> None:
-    """The scores are made up: the whole crop is best in every case."""
-    held_out = write_held_out(tmp_path, n_cases=10)
-
-    def score(cases, decodings):
-        value = {"centre": 0.4, "8x8x8": 0.5, "default": 0.4, "16x16x16": 0.6, "whole": 0.7}
-        return np.array([[[value[size_of(case)]] * 3 for case in cases]])
-
-    found = _fit_windows(held_out, CPU, score, untracked)
-
-    assert [one.window for one in found.settings] == ["whole", "whole"]
-    assert found.fit.chosen == "the crop in one pass (whole)"
-    assert found.fit.gain.mean == pytest.approx(0.3)
-    scores = [trial.score[0] for trial in found.trials]
-    assert scores == pytest.approx([0.4, 0.4, 0.5, 0.5, 0.6, 0.6, 0.7, 0.4])
-    assert all(trial.seconds > 0 for trial in found.trials)
-    assert {size_of(case) for case in found.cases} == {"whole"}
-
-
-def size_of(case: OutOfFoldPrediction) -> str:
-    return case.path.parent.name.partition("-")[0]
-
-
 def test_a_case_is_asked_for_once(held_out: list[HeldOut]) -> None:
     """A second start reads the stored predictions of the first, also of an interrupted one."""
-    (cases,) = predict_held_out(held_out[0], [SMALL], CPU, untracked).values()
+    cases = predict_held_out(held_out[0], CPU, untracked)
     times = [case.path.stat().st_mtime_ns for case in cases]
     cases[1].path.unlink()
 
-    (again,) = predict_held_out(held_out[0], [SMALL], CPU, untracked).values()
+    again = predict_held_out(held_out[0], CPU, untracked)
 
     assert cases == again
     after = [case.path.stat().st_mtime_ns for case in again]
@@ -279,11 +221,11 @@ def test_a_case_is_asked_for_once(held_out: list[HeldOut]) -> None:
 
 
 def test_predictions_of_other_weights_are_removed(held_out: list[HeldOut]) -> None:
-    predict_held_out(held_out[0], [SMALL], CPU, untracked)
+    predict_held_out(held_out[0], CPU, untracked)
     weights = {name: value + 1 for name, value in held_out[0].trained.weights.items()}
     other = replace(held_out[0], trained=replace(held_out[0].trained, weights=weights))
 
-    (cases,) = predict_held_out(other, [SMALL], CPU, untracked).values()
+    cases = predict_held_out(other, CPU, untracked)
 
     (folder,) = (other.run / FOLDER_NAME).iterdir()
     assert cases[0].path.is_relative_to(folder)
@@ -294,9 +236,7 @@ def test_what_was_fitted_is_stored_with_the_weights(tuned: tuple[list[HeldOut], 
 
     model = load_model([own.run for own in held_out], CPU)
 
-    assert tuple(member.fitted for member in model.members) == tuning.fitted
-    # six cases change nothing
-    assert all(fitted.window is None for fitted in tuning.fitted)
+    assert model.decoding == tuning.fitted.decoding
     # the fitted scores are of these cases, so that the mean is no lower than before
     assert sum(tuning.after) >= sum(tuning.before)
     for own, before in zip(reopened(held_out), held_out, strict=True):
@@ -305,23 +245,11 @@ def test_what_was_fitted_is_stored_with_the_weights(tuned: tuple[list[HeldOut], 
             assert torch.equal(own.trained.weights[name], value)
 
 
-def test_window_and_overlap_are_stored_together(
-    held_out: list[HeldOut], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Six cases choose nothing: the fourth candidate is taken."""
-    monkeypatch.setattr(tuning_module, "chosen_window", lambda *_: 3)
-
-    store_tuning(tune(held_out, DICE, CPU), held_out)
-
-    for member in load_model([own.run for own in held_out], CPU).members:
-        assert (member.fitted.window, member.fitted.overlap) == ((8, 8, 8), 0.25)
-
-
 def test_a_second_tuning_of_the_same_asks_no_network(
     tuned: tuple[list[HeldOut], Tuning], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held_out, first = tuned
-    monkeypatch.setattr(tuning_module, "_fit_windows", None)
+    monkeypatch.setattr(tuning_module, "predict_held_out", None)
 
     assert tune(reopened(held_out), DICE, CPU) == first
     with pytest.raises(TypeError):
@@ -338,7 +266,8 @@ def test_a_tuning_of_other_weights_or_values_does_not_count(
     assert stored_tuning(again, "another") is None
     # killed between two runs, or trained since: something else is stored with the weights
     changed = FittedPrediction(decoding=Decoding(thresholds=(0.1, 0.1, 0.1)))
-    other = replace(again[1], trained=replace(again[1].trained, fitted=changed))
+    card = again[1].trained.card.model_copy(update={"fitted": changed})
+    other = replace(again[1], trained=replace(again[1].trained, card=card))
     assert stored_tuning([again[0], other], tuning.key) is None
 
 
@@ -354,7 +283,7 @@ def test_too_few_cases_are_told_before_a_network_is_asked(
     def ask(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(tuning_module, "try_windows", ask)
+    monkeypatch.setattr(tuning_module, "predict_held_out", ask)
     with pytest.raises(KeyboardInterrupt):
         tune(held_out, DICE, CPU)
 

@@ -16,7 +16,6 @@ def make_unet(
     patch: Triple = (16, 16, 16),
     widths: tuple[int, ...] = (4, 6, 8),
     *,
-    deep_supervision: bool = True,
     seed: int = 0,
 ) -> UNet:
     torch.manual_seed(seed)
@@ -26,7 +25,6 @@ def make_unet(
         n_out=3,
         widths=widths[: len(strides)],
         strides=strides,
-        deep_supervision=deep_supervision,
     )
 
 
@@ -97,22 +95,13 @@ def test_evaluation_mode_gives_the_finest_logits_as_a_plain_tensor(widths: tuple
     assert torch.equal(logits, finest)
 
 
-def test_without_deep_supervision_there_is_one_head() -> None:
-    network = make_unet((32, 32, 32), (2, 3, 4, 5), deep_supervision=False)
-
-    assert len(network.heads) == 1
-    assert len(network(torch.zeros(1, 4, 32, 32, 32)).logits) == 1
-
-
 def test_parameters_are_as_many_as_counted_by_hand() -> None:
     """Two levels, widths 2 and 4, one channel in and out.
 
     Encoder: 54 + 4 + 108 + 4 and 216 + 8 + 432 + 8. Decoder: transposed convolution 64 + 2, blocks
     216 + 4 and 108 + 4. LossReduction: 2 + 1.
     """
-    network = UNet(
-        n_in=1, n_out=1, widths=(2, 4), strides=((1, 1, 1), (2, 2, 2)), deep_supervision=True
-    )
+    network = UNet(n_in=1, n_out=1, widths=(2, 4), strides=((1, 1, 1), (2, 2, 2)))
 
     assert sum(p.numel() for p in network.parameters()) == 1235
 
@@ -121,7 +110,7 @@ def test_parameters_are_as_many_as_counted_by_hand() -> None:
 def test_equals_dynunet_of_monai_with_the_same_weights(patch: Triple) -> None:
     widths = (4, 6, 8, 8)
     strides = level_strides(patch, len(widths))
-    ours = make_unet(patch, widths, deep_supervision=False).eval()
+    ours = make_unet(patch, widths).eval()
     theirs = DynUNet(
         spatial_dims=3,
         in_channels=4,
@@ -212,7 +201,7 @@ def test_convolutions_start_as_he_proposed() -> None:
 
 
 def test_a_tiny_network_learns_one_patch() -> None:
-    network = make_unet((16, 16, 16), (8, 12), deep_supervision=False)
+    network = make_unet((16, 16, 16), (8, 12))
     image = random_images(1, (16, 16, 16))
     target = (functional.avg_pool3d(image[:, :3], 5, stride=1, padding=2) > 0).float()
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2)

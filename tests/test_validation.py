@@ -1,5 +1,7 @@
 """Test the validation on whole cases."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -8,7 +10,6 @@ from brats_seg.config_text import load_config
 from brats_seg.runtime.device import Device
 from brats_seg.training.validation import case_predictor
 
-CPU = Device(torch_device=torch.device("cpu"))
 PATCH = (8, 8, 8)
 
 
@@ -30,8 +31,13 @@ class Hungry(nn.Module):
 def test_memory_that_runs_out_in_validation_costs_the_window_and_not_the_run(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    config = load_config(assignments=["patch.size=8,8,8", "model.widths=4,8"])
-    predict, network = case_predictor(config, CPU, PATCH), Hungry()
+    plan = SimpleNamespace(
+        config=load_config(assignments=["patch.size=8,8,8", "model.widths=4,8"]),
+        device=Device(torch_device=torch.device("cpu")),
+        patch=PATCH,
+        window=lambda shape: (12, 12, 12),
+    )
+    predict, network = case_predictor(plan), Hungry()  # type: ignore[arg-type]
     image = torch.rand(4, 20, 18, 16)
 
     logits = [predict(network, image) for _ in range(2)]
@@ -39,6 +45,5 @@ def test_memory_that_runs_out_in_validation_costs_the_window_and_not_the_run(
     for found in logits:
         torch.testing.assert_close(found, image[:3])
     assert network.n_refused == 1
-    assert (
-        "memory ran out in validation with windows of 12x12x12; they are 8x8x8 now" in caplog.text
-    )
+    assert "validation: memory ran out with the windows of prediction: CUDA" in caplog.text
+    assert "with windows of 8x8x8" in caplog.text

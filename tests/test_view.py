@@ -119,7 +119,7 @@ def test_a_case_of_the_2024_shape_is_drawn_in_the_convention_of_2024(tmp_path: P
 
 
 def test_an_unknown_modality_is_answered_with_those_there_are(brats_root: Path) -> None:
-    with pytest.raises(UsageError, match="'swi' is unknown; there are t1n, t1c, t2w, t2f"):
+    with pytest.raises(UsageError, match="no swi; there are t1n, t1c, t2w, t2f"):
         open_view(brats_root).image("swi")
 
 

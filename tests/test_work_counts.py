@@ -18,18 +18,20 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from brats_seg.cases.case import case_of_arrays
 from brats_seg.cases.index import index_cases
 from brats_seg.config import ModelConfig, StoreConfig
 from brats_seg.data.loader import PatchDataset
 from brats_seg.data.prepare import prepare_cases
 from brats_seg.data.store import PreparedCase
 from brats_seg.inference.batch import predict_folder
+from brats_seg.inference.method import prepare_scan
 from brats_seg.inference.predict import predict_scan
-from brats_seg.inference.scan import scan_of_arrays
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.models.build import build_model
 from brats_seg.models.unet import UNet
 from brats_seg.runtime.device import Device
+from brats_seg.runtime.windows import Window
 from brats_seg.training.accumulation import Accumulator
 from brats_seg.training.certificate import phantom_patches
 from brats_seg.training.gradient import MicroBatch
@@ -299,7 +301,7 @@ def test_predicting_a_case_opens_and_reads_no_more_files(tmp_path: Path) -> None
     first, second = (
         scans(tmp_path / name, name) for name in ("BraTS2021_00000", "BraTS2021_00001")
     )
-    settings = PredictionSettings(windows="whole", preview=False)
+    settings = PredictionSettings(window="whole", preview=False)
     models, output = [write_run(tmp_path / "run")], tmp_path / "out"
     predict_folder([first], models, output, settings)
     before = bytes_read()
@@ -326,8 +328,8 @@ def test_each_window_of_a_case_is_computed_once(
     monkeypatch: pytest.MonkeyPatch, tta: bool, n_mirrors: int
 ) -> None:
     """Windows of 8 at steps of 4 cover a crop of 23 x 23 x 15 in 5 x 5 x 3 places."""
-    scan = scan_of_arrays("case", make_volumes(), BRATS_AFFINE, (1.0, 1.0, 1.0))
-    settings = PredictionSettings(window=(8, 8, 8), overlap=0.5, tta=tta)
+    scan = prepare_scan(case_of_arrays("case", make_volumes(), BRATS_AFFINE), (1.0, 1.0, 1.0))
+    settings = PredictionSettings(tta=tta)
     counts = Counter[str]()
     with counted_calls(monkeypatch, Pointwise, "forward", counts):
         predict_scan(make_model(), scan, settings)
@@ -340,9 +342,9 @@ def test_predicting_a_case_calls_no_more_kernels_and_allocates_no_more_memory() 
     """A crop of 23 x 23 x 15 in 2 x 2 windows of 16 x 16 x 16, by a small U-Net."""
     torch.manual_seed(0)
     network = build_model(ModelConfig(widths=(4, 8)), (16, 16, 16))
-    scan = scan_of_arrays("case", make_volumes(), BRATS_AFFINE, (1.0, 1.0, 1.0))
-    settings = PredictionSettings(window=(16, 16, 16), overlap=0.5)
-    model = make_model(network)
+    scan = prepare_scan(case_of_arrays("case", make_volumes(), BRATS_AFFINE), (1.0, 1.0, 1.0))
+    settings = PredictionSettings()
+    model = make_model(network, window=Window(size=(16, 16, 16), overlap=0.5))
     predict_scan(model, scan, settings)
     with Kernels() as kernels:
         predict_scan(model, scan, settings)

@@ -4,12 +4,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
 from brats_seg.config import Config
 from brats_seg.config_text import load_config
 from brats_seg.data.fold import FoldData, open_fold
 from brats_seg.progress import Item, untracked
-from brats_seg.training.time_limits import StopRequest
+from brats_seg.runtime.weights import read_checkpoint
+from brats_seg.training.timing import StopRequest
 from brats_seg.training.trainer import Outcome, Trainer
 from tests.builders import write_case
 
@@ -17,7 +20,6 @@ TINY = [
     "folds.n_folds=3",
     "patch.size=8,8,8",
     "model.widths=4,8",
-    "model.deep_supervision=false",
     "training.precision=fp32",
     "training.n_workers=0",
     "validation.overlap=0",
@@ -48,6 +50,11 @@ class StopAtCheck(StopRequest):
     def reason(self) -> str | None:
         self.n_left -= 1
         return "the test says so" if self.n_left < 0 else None
+
+
+def weights(path: Path) -> dict[str, Tensor]:
+    """Return the weights of the network in a checkpoint."""
+    return read_checkpoint(path, torch.device("cpu"))["model"]
 
 
 def train(

@@ -1,12 +1,13 @@
 """Describe one case, and load it: read, check, orient, find release and label convention.
 
-Arrays are `(X, Y, Z)`. `load_case` is the only way from the files of a case to its voxels.
+Arrays are `(X, Y, Z)`. `open_files` is the only way from the files of a case to its voxels:
+`load_case` raises the first of the problems that it returns, and the index keeps all of them.
 """
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from brats_seg.cases.conventions import check_values, resolve
-from brats_seg.cases.layouts import LABEL, parse_case_id
+from brats_seg.cases.layouts import LABEL, MEN_RT, parse_case_id
 from brats_seg.cases.nifti import (
     Geometry,
     Volume,
@@ -26,20 +27,7 @@ from brats_seg.cases.nifti import (
 )
 from brats_seg.errors import CaseError, UnusableCaseError, counted, printable
 from brats_seg.labels import MODALITIES, LabelConvention, LabelMap
-from brats_seg.quality.label_map import (
-    NO_ROLES,
-    LabelRoles,
-    check_placement,
-    judge_numbering,
-    roles_of,
-)
-from brats_seg.quality.scan import (
-    MIXED_UP,
-    check_all_different,
-    check_are_scans,
-    sample_brain,
-    scan_remarks,
-)
+from brats_seg.wings import NO_JUDGEMENT, Judgement, ShownLabels, judges
 
 AFFINE_TOLERANCE = 1e-3
 """Largest difference in mm between the entries of two affines of one grid: rounding errors."""
@@ -75,49 +63,55 @@ class ScanFile:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CaseFacts:
+    """What an index has found out about a case, which the next index need not find out again."""
+
+    label_voxels: tuple[tuple[int, int], ...] = ()
+    """Each value that occurs in the label map, and its number of voxels."""
+    voxel_mm3: float = 0.0
+    """Volume of a voxel of the label map."""
+    tumour_ml: float | None = None
+    """Volume of the whole tumour in the label map."""
+    outermost_label: int | None = None
+    """Label value that surrounds the others, as oedema does; None where it is not clear."""
+    enhancing_label: int | None = None
+    """Label value that takes up contrast agent; None where it is not clear."""
+    scan_remarks: tuple[str, ...] = ()
+    """Those of the remarks that are about the voxels."""
+    grade: str = ""
+    """Grade `HGG` or `LGG`, if the release states it."""
+    age_years: float | None = None
+    near_copies: tuple[str, ...] = ()
+    """Ids of the cases of other patients whose first modality is nearly the same scan."""
+    fingerprint: str = ""
+    """Fingerprint of the first modality, which near copies of a scan share."""
+    voxel_hash: str = ""
+    """Hash of the voxels of the first modality: equal for the same scan under two ids."""
+    files_key: str = ""
+    """Hash of names, sizes and times of change: differs if a file of the case is replaced."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
     """One imaging time point."""
 
     case_id: str
     patient_id: str
-    root: Path = Path()
-    """Folder that the file names are relative to; not stored in `cases.csv`."""
     timepoint: str = ""
     """Time point in the case id, if the release has time points."""
     release: str
     """Release, for example `brats2021`, `brats2024-gli`, `msd`, or `unknown`."""
-    label_convention: str = ""
-    """Name of the convention, confirmed from the voxels; empty without a label map."""
-    t1n: ScanFile | None = None
-    t1c: ScanFile | None = None
-    t2w: ScanFile | None = None
-    t2f: ScanFile | None = None
-    label: ScanFile | None = None
+    root: Path = Path()
+    """Folder that the file names are relative to."""
+    files: Mapping[str, ScanFile] = field(default_factory=dict)
+    """Files by modality, and the label map under `LABEL`."""
+    convention: str = ""
+    """Name of the label convention; empty if it is not known yet, or without a label map."""
     problems: tuple[str, ...] = ()
-    """Reasons why the case cannot be used; empty if it can."""
+    """Reasons why the case cannot be used; missing modalities are a problem once it is opened."""
     remarks: tuple[str, ...] = ()
     """Irregularities that do not prevent its use, such as a label map with an unusual name."""
-    scan_remarks: tuple[str, ...] = ()
-    """Those of the remarks that are about the voxels of the modalities, kept for the next index."""
-    label_values: tuple[int, ...] = ()
-    """Voxel values that occur in the label map."""
-    outermost_label: int | None = None
-    """Label value that surrounds the others, as oedema does; None where it is not clear."""
-    enhancing_label: int | None = None
-    """Label value that takes up contrast agent; None where it is not clear."""
-    grade: str = ""
-    """Grade `HGG` or `LGG`, if the release states it."""
-    age_years: float | None = None
-    tumour_ml: float | None = None
-    """Volume of the whole tumour in the label map."""
-    near_copies: tuple[str, ...] = ()
-    """Ids of the cases of other patients whose first modality is nearly the same scan."""
-    fingerprint: str = ""
-    """Fingerprint of the first modality, which near copies of a scan share; see `near_copies`."""
-    voxel_hash: str = ""
-    """Hash of the voxels of the first modality: equal for the same scan under two ids."""
-    files_key: str = ""
-    """Hash of names, sizes and times of change: differs if a file of the case is replaced."""
+    facts: CaseFacts = CaseFacts()
 
     @classmethod
     def named(cls, case_id: str, files: Mapping[str, ScanFile]) -> Self:
@@ -134,23 +128,23 @@ class Case:
             patient_id=name.patient_id,
             timepoint=name.timepoint,
             release=name.release,
-            t1n=files.get("t1n"),
-            t1c=files.get("t1c"),
-            t2w=files.get("t2w"),
-            t2f=files.get("t2f"),
-            label=files.get(LABEL),
+            files=files,
         )
 
     @property
     def modalities(self) -> tuple[str, ...]:
         """Modalities that have a file, in the order of `MODALITIES`."""
-        return tuple(name for name in MODALITIES if getattr(self, name) is not None)
+        return tuple(name for name in MODALITIES if name in self.files)
 
     @property
     def images(self) -> tuple[ScanFile, ...]:
         """Files of the modalities that exist, in the order of `MODALITIES`."""
-        found = (getattr(self, modality) for modality in MODALITIES)
-        return tuple(scan for scan in found if scan is not None)
+        return tuple(self.files[name] for name in self.modalities)
+
+    @property
+    def label(self) -> ScanFile | None:
+        """File of the label map."""
+        return self.files.get(LABEL)
 
     @property
     def folder(self) -> Path:
@@ -158,7 +152,7 @@ class Case:
         return next((scan.path.parent for scan in self.images), Path())
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """The folder of the files, for messages; their names if they lie in the data folder itself."""
         if self.folder != Path():
             return f"{self.folder.as_posix()}/"
@@ -167,22 +161,17 @@ class Case:
     @property
     def read_as(self) -> dict[str, str]:
         """File that is read as each modality, with the index in a 4-D file."""
-        return {
-            modality: (self.root / str(scan)).as_posix()
-            for modality in MODALITIES
-            if (scan := getattr(self, modality)) is not None
-        }
+        return {name: (self.root / str(self.files[name])).as_posix() for name in self.modalities}
 
     @property
     def usable(self) -> bool:
-        """Whether the case has no problem."""
-        return not self.problems
+        """Whether the case has no problem, and all modalities."""
+        return not self.problems and self.modalities == MODALITIES
 
     @property
-    def other_problems(self) -> tuple[str, ...]:
-        """Problems besides that of missing modalities, which some models predict without."""
-        missing = missing_problem(self)
-        return tuple(problem for problem in self.problems if problem != missing)
+    def label_values(self) -> tuple[int, ...]:
+        """Values that an index has found in the label map, ascending."""
+        return tuple(value for value, _ in self.facts.label_voxels)
 
     def path_of(self, scan: ScanFile) -> Path:
         """Return the path of one of the files."""
@@ -213,19 +202,23 @@ class CaseFiles:
     """The content of the files of a case, as stored on the disk."""
 
     packed: Mapping[Path, bytes]
-    """Content of each file, still compressed, by the path in `ScanFile`."""
-    contents: tuple[str, ...]
+    """Content of each file that can be read, still compressed, by the path in `ScanFile`."""
+    hashes: tuple[str, ...]
     """SHA-256 of each modality and then of the label map, with the index in a 4-D file."""
+    problems: tuple[CaseError, ...] = ()
+    """Errors of the files that cannot be read."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Examination:
-    """Result of checking the voxels of a case: its modalities and its labels."""
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class OpenedCase:
+    """The voxels of a case as stored, and everything that is wrong with them."""
 
-    remarks: tuple[str, ...] = ()
-    """Sentences about unusual modalities, or a label map of unclear place."""
-    roles: LabelRoles = NO_ROLES
-    """Label values that are clearly oedema and enhancing tumour."""
+    volumes: Mapping[str, Volume]
+    """Volumes that can be read, by modality."""
+    label: Volume | None
+    problems: tuple[CaseError, ...]
+    judgement: Judgement
+    """What the voxels show, if there are no problems."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -233,32 +226,17 @@ class LoadedCase:
     """The voxels of a case that has passed all checks."""
 
     case: Case
+    """The case; its release and its remarks take the voxels into account."""
     volumes: tuple[Volume, ...]
-    """A volume for each of the modalities, in the axes of BraTS."""
+    """A volume for each of the modalities of the case, in the axes of BraTS."""
     label: Volume | None
     """Label map in the same axes, uint8."""
     geometry: Geometry
     """Grid of the files as they are stored."""
-    release: str
-    """Release by the names of the files and the shape of the volumes."""
     convention: LabelConvention | None
     """Convention of the label map; None without one."""
-    remarks: tuple[str, ...]
-    """Irregularities that do not prevent its use."""
-    modalities: tuple[str, ...] = MODALITIES
-    """Modalities of the volumes: all four, but for models that predict without some."""
-    contents: tuple[str, ...] = ()
-    """SHA-256 of each modality and then of the label map, with the index in a 4-D file."""
-
-
-def missing_problem(case: Case) -> str | None:
-    """Return the problem of a case that lacks modalities; None if it has all four."""
-    missing = [name for name in MODALITIES if name not in case.modalities]
-    if not missing:
-        return None
-    found, expected = f"no {', '.join(missing)}", ", ".join(MODALITIES)
-    next_step = "Add the missing files, or leave the case out."
-    return str(CaseError(case.case_id, case.place, found, expected, next_step))
+    hashes: tuple[str, ...] = ()
+    """Those of `CaseFiles`."""
 
 
 def load_case(
@@ -277,7 +255,7 @@ def load_case(
             from the release and the voxels.
         with_label: Whether the label map is read, if there is one.
         files: The files of the case if they have been read already, with `read_case_files`.
-        modalities: Modalities that the case must have, in the order of `MODALITIES`.
+        modalities: Modalities that the case must have.
 
     Raises:
         CaseError: The case has problems, a file cannot be read, the grids differ or are sheared, a
@@ -288,29 +266,19 @@ def load_case(
 
     Example:
         >>> import tempfile
-        >>> from brats_seg.cases.discovery import find_cases
+        >>> from brats_seg.cases.find import find_cases
         >>> from brats_seg.cases.phantom import write_phantom_cases
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     write_phantom_cases(Path(folder), n_cases=1, seed=0)
         ...     loaded = load_case(find_cases(Path(folder)).cases[0])
-        >>> len(loaded.volumes), loaded.release, loaded.convention.name
+        >>> len(loaded.volumes), loaded.case.release, loaded.convention.name
         (4, 'brats2021', 'brats2017')
     """
     if case.problems:
         raise UnusableCaseError(case.case_id, case.problems)
     files = files or read_case_files(case, with_label=with_label)
-    volumes = [
-        unpack_volume(files.packed[scan.path], scan.path, case_id=case.case_id, volume=scan.volume)
-        for scan in case.images
-    ]
-    label = None
-    if with_label and case.label is not None:
-        packed = files.packed[case.label.path]
-        label = unpack_label_map(packed, case.label.path, case_id=case.case_id)
-    check_volumes(case.case_id, volumes, label, modalities)
-    check_right_angles(case.case_id, volumes[0])
-    loaded = _loaded(case, volumes, label, labels=labels, modalities=tuple(modalities))
-    return replace(loaded, contents=files.contents)
+    opened = open_files(case, files, with_label=with_label, modalities=modalities)
+    return replace(_loaded(case, opened, labels), hashes=files.hashes)
 
 
 def case_of_arrays(
@@ -330,50 +298,17 @@ def case_of_arrays(
     Raises:
         CaseError: The case cannot be used.
     """
-    name = parse_case_id(case_id)
+    if len(images) != len(modalities):
+        found, expected = f"{len(images)} modalities", ", ".join(modalities)
+        raise CaseError(case_id, "(array)", found, expected, "Give an image for each modality.")
     x, y, z = images.shape[1:]
     geometry = Geometry(shape=(x, y, z), affine=affine, qform=affine, qform_code=1, sform_code=1)
-    volumes = [
-        Volume(array=image, geometry=geometry, file=modality)
-        for modality, image in zip(modalities, images, strict=False)
-    ]
-    check_volumes(case_id, volumes, None, modalities)
-    check_right_angles(case_id, volumes[0])
-    case = Case(case_id=case_id, patient_id=name.patient_id, release=name.release)
-    return _loaded(case, volumes, None, modalities=tuple(modalities))
-
-
-def examine(
-    case_id: str,
-    volumes: Sequence[Volume],
-    label: Volume | None,
-    modalities: Sequence[str] = MODALITIES,
-) -> Examination:
-    """Check that the modalities are what they are called, and that the label map is of the scan.
-
-    Args:
-        case_id: Id of the case.
-        volumes: Volumes that `check_volumes` has passed, as stored.
-        label: The label map, as stored; None without one.
-        modalities: Modality of each volume.
-
-    Raises:
-        CaseError: A modality is a label map, or two modalities are one image.
-        LabelError: The label map does not lie on a tumour of the scan.
-    """
-    turned = [oriented(volume) for volume in volumes]
-    turned_label = label and oriented(label)
-    sample = sample_brain(turned, turned_label)
-    if sample is None:
-        return Examination()
-    check_are_scans(case_id, turned, sample)
-    check_all_different(case_id, turned, sample, modalities)
-    remarks = tuple(scan_remarks(volumes[0].geometry, sample))
-    # in other modalities than it is told to be, a tumour does not look like itself
-    if turned_label is None or any(remark.startswith(MIXED_UP) for remark in remarks):
-        return Examination(remarks=remarks)
-    remarks += check_placement(case_id, turned, turned_label, sample)
-    return Examination(remarks=remarks, roles=roles_of(sample))
+    volumes = {
+        modality: Volume(array=image, geometry=geometry, file=modality)
+        for modality, image in zip(modalities, images, strict=True)
+    }
+    case = Case.named(case_id, {name: ScanFile(path=Path(name)) for name in modalities})
+    return _loaded(case, _judged(case, volumes, None, []), "")
 
 
 def read_case_files(case: Case, *, with_label: bool = True) -> CaseFiles:
@@ -382,43 +317,70 @@ def read_case_files(case: Case, *, with_label: bool = True) -> CaseFiles:
     Raises:
         CaseError: A file cannot be read.
     """
-    scans = case.images
-    if with_label and case.label is not None:
-        scans = (*scans, case.label)
-    packed = {
-        path: read_packed(case.root / path, case_id=case.case_id)
-        for path in dict.fromkeys(scan.path for scan in scans)
-    }
-    hashes = {path: hashlib.sha256(content).hexdigest() for path, content in packed.items()}
-    return CaseFiles(
-        packed=packed, contents=tuple(f"{hashes[scan.path]}#{scan.volume}" for scan in scans)
-    )
+    files = try_case_files(case, with_label=with_label)
+    for problem in files.problems:
+        raise problem
+    return files
+
+
+def try_case_files(case: Case, *, with_label: bool = True) -> CaseFiles:
+    """Read the files as `read_case_files` does; errors are collected, not raised."""
+    scans = (*case.images, *([case.label] if with_label and case.label else []))
+    packed: dict[Path, bytes] = {}
+    problems = []
+    for path in dict.fromkeys(scan.path for scan in scans):
+        try:
+            packed[path] = read_packed(case.root / path, case_id=case.case_id)
+        except CaseError as error:
+            problems.append(error)
+    sha = {path: hashlib.sha256(content).hexdigest() for path, content in packed.items()}
+    hashes = tuple(f"{sha[scan.path]}#{scan.volume}" for scan in scans if scan.path in sha)
+    return CaseFiles(packed=packed, hashes=hashes, problems=tuple(problems))
+
+
+def open_files(
+    case: Case,
+    files: CaseFiles,
+    *,
+    with_label: bool = True,
+    modalities: Sequence[str] = MODALITIES,
+) -> OpenedCase:
+    """Decompress, check and judge the files of a case; problems are collected, not raised."""
+    missing = missing_problem(case, modalities)
+    problems = [*([missing] if missing else []), *files.problems]
+    volumes: dict[str, Volume] = {}
+    for kind in (*case.modalities, *([LABEL] if with_label and case.label else [])):
+        scan = case.files[kind]
+        packed, path = files.packed.get(scan.path), case.path_of(scan)
+        if packed is None:
+            continue
+        try:
+            volumes[kind] = (
+                unpack_label_map(packed, path, case_id=case.case_id)
+                if kind == LABEL
+                else unpack_volume(packed, path, case_id=case.case_id, volume=scan.volume)
+            )
+        except CaseError as error:
+            problems.append(error)
+    label = volumes.pop(LABEL, None)
+    return _judged(case, volumes, label, problems)
+
+
+def missing_problem(case: Case, modalities: Sequence[str] = MODALITIES) -> CaseError | None:
+    """Return the error of a case that lacks some of these modalities; None if it has all."""
+    missing = [name for name in modalities if name not in case.files]
+    if not missing:
+        return None
+    found, next_step = f"no {', '.join(missing)}", "Add the missing files, or leave the case out."
+    if case.release == MEN_RT:
+        found = "a case of the radiotherapy task, which has one modality and another target"
+        next_step = "Leave it out: this task is not supported."
+    return CaseError(case.case_id, case.location, found, ", ".join(modalities), next_step)
 
 
 def label_values_of(label_map: LabelMap) -> frozenset[int]:
     """Return the values that occur in a label map."""
     return frozenset(np.flatnonzero(np.bincount(label_map.ravel(order="K"))).tolist())
-
-
-def check_volumes(
-    case_id: str,
-    volumes: Sequence[Volume],
-    label: Volume | None,
-    modalities: Sequence[str] = MODALITIES,
-) -> None:
-    """Raise `CaseError` unless there are all modalities, on one grid with the label map.
-
-    The modalities must be finite and not constant.
-    """
-    if not volumes or len(volumes) != len(modalities):
-        files = ", ".join(volume.file for volume in volumes)
-        the = "the four " if len(modalities) == len(MODALITIES) else ""
-        found, expected = f"{len(volumes)} modalities", f"{the}{', '.join(modalities)}"
-        raise CaseError(case_id, files, found, expected, "Add the missing files.")
-    all_volumes = [*volumes, label] if label else list(volumes)
-    check_one_grid(case_id, [(volume.file, volume.geometry) for volume in all_volumes])
-    for volume in volumes:
-        check_voxels(case_id, volume)
 
 
 def check_one_grid(case_id: str, grids: Sequence[tuple[str, Geometry]]) -> None:
@@ -445,70 +407,111 @@ def have_one_grid(one: Geometry, other: Geometry) -> bool:
     )
 
 
-def check_voxels(case_id: str, volume: Volume) -> None:
-    """Raise `CaseError` if a modality has voxels that are not finite, or only one value."""
-    low, high = volume.array.min(), volume.array.max()
+def _judged(
+    case: Case, volumes: Mapping[str, Volume], label: Volume | None, problems: Sequence[CaseError]
+) -> OpenedCase:
+    """Add the problems of the voxels, and the judgement of a case without problems."""
+    images = tuple(volumes.values())
+    problems = [*problems, *_wrong_with(case.case_id, images, label)]
+    judgement, judge = NO_JUDGEMENT, judges()
+    if judge is not None and not problems:
+        judgement = judge.judge_scan(case.case_id, images, label, case.modalities)
+        problems += [judgement.refusal] if judgement.refusal else []
+    return OpenedCase(volumes=volumes, label=label, problems=tuple(problems), judgement=judgement)
+
+
+def _wrong_with(
+    case_id: str, volumes: Sequence[Volume], label: Volume | None
+) -> Iterator[CaseError]:
+    """Yield what is wrong with volumes: other grids, sheared axes, voxels that are no intensities."""
+    grids = [(volume.file, volume.geometry) for volume in (*volumes, label) if volume]
+    try:
+        check_one_grid(case_id, grids)
+    except CaseError as error:
+        yield error
+    if volumes and (found := _shear(volumes[0].geometry)):
+        next_step = "Resample the four modalities to a grid of right angles."
+        yield CaseError(case_id, volumes[0].file, found, "axes at right angles", next_step)
+    for volume in volumes:
+        found, expected, next_step = _wrong_voxels(volume.array)
+        if found:
+            yield CaseError(case_id, volume.file, found, expected, next_step)
+
+
+def _wrong_voxels(array: npt.NDArray[Any]) -> tuple[str, str, str]:
+    """Return what is found, expected and to be done if voxels are not finite, or all the same."""
+    low, high = array.min(), array.max()
     # if any voxel is NaN, so are the minimum and the maximum
     if not (np.isfinite(low) and np.isfinite(high)):
-        n_broken = int(np.count_nonzero(~np.isfinite(volume.array)))
-        found, expected = f"NaN or infinity in {counted(n_broken, 'voxel')}", "finite intensities"
-        raise CaseError(case_id, volume.file, found, expected, "Repair or convert the scan again.")
+        n_broken = int(np.count_nonzero(~np.isfinite(array)))
+        found = f"NaN or infinity in {counted(n_broken, 'voxel')}"
+        return found, "finite intensities", "Repair or convert the scan again."
     if max(-float(low), float(high)) > LARGEST_INTENSITY:
-        found, expected = f"intensities from {low:g} to {high:g}", f"at most {LARGEST_INTENSITY:g}"
-        raise CaseError(case_id, volume.file, found, expected, "Convert the scan again.")
-    if low == high:
-        found, expected = f"a constant volume, {low} everywhere", "a scan"
-        raise CaseError(case_id, volume.file, found, expected, "Copy or convert the scan again.")
+        found = f"intensities from {low:g} to {high:g}"
+        return found, f"at most {LARGEST_INTENSITY:g}", "Convert the scan again."
+    found = f"a constant volume, {low} everywhere" if low == high else ""
+    return found, "a scan", "Copy or convert the scan again."
 
 
-def check_right_angles(case_id: str, volume: Volume) -> None:
-    """Raise `CaseError` if the axes of the grid are not perpendicular."""
-    directions = volume.geometry.affine[:3, :3] / volume.geometry.spacing_mm
+def _shear(geometry: Geometry) -> str:
+    """Return how far the axes of a grid are from right angles, in words; nothing if they are not."""
+    directions = geometry.affine[:3, :3] / geometry.spacing_mm
     cosine = float(np.abs(np.triu(directions.T @ directions, k=1)).max())
-    if cosine > SKEW_TOLERANCE:
-        degrees = 90 - float(np.degrees(np.arccos(min(cosine, 1.0))))
-        found = f"a sheared grid, whose axes are {degrees:.1f} degrees off a right angle"
-        next_step = "Resample the four modalities to a grid of right angles."
-        raise CaseError(case_id, volume.file, found, "axes at right angles", next_step)
+    if cosine <= SKEW_TOLERANCE:
+        return ""
+    degrees = 90 - float(np.degrees(np.arccos(min(cosine, 1.0))))
+    return f"a sheared grid, whose axes are {degrees:.1f} degrees off a right angle"
 
 
-def _loaded(
-    case: Case,
-    volumes: Sequence[Volume],
-    label: Volume | None,
-    *,
-    labels: str = "",
-    modalities: tuple[str, ...] = MODALITIES,
-) -> LoadedCase:
-    examined = examine(case.case_id, volumes, label, modalities)
+def _loaded(case: Case, opened: OpenedCase, labels: str) -> LoadedCase:
+    """Return a case whose files have no problem, with its label convention; raise the first problem."""
+    for problem in opened.problems:
+        raise problem
+    label, volumes = opened.label, tuple(opened.volumes.values())
+    geometry = volumes[0].geometry
     values = label_values_of(label.array) if label else frozenset[int]()
     found = resolve(
         release=case.release,
-        shape=volumes[0].geometry.shape,
+        shape=geometry.shape,
         values=values,
-        declared=labels or case.label_convention,
+        declared=labels or case.convention,
     )
-    remarks = [*case.remarks, *examined.remarks]
+    remarks = [*case.remarks, *opened.judgement.warnings]
     if label:
         check_values(values, found.convention, case.case_id, label.file)
-        numbering = judge_numbering(examined.roles, values, found.convention)
         # the index, or a person, has decided otherwise
         is_decided = bool(labels or case.label_values)
-        if numbering.fitting and not is_decided:
-            raise numbering.refusal(case.case_id, label.file, found.convention)
-        if numbering.contradiction:
-            remarks.append(numbering.remark(found.convention))
+        shown = ShownLabels(
+            case_id=case.case_id,
+            file=label.file,
+            values=values,
+            outermost=opened.judgement.outermost,
+            enhancing=opened.judgement.enhancing,
+        )
+        (numbering,) = judge_numbering([shown], found.convention, is_named=is_decided)
+        if numbering.refusal:
+            raise numbering.refusal
+        remarks += numbering.warnings
+    # an index has found some of the remarks already
+    unique = tuple(dict.fromkeys(remarks))
     return LoadedCase(
-        case=case,
+        case=replace(case, release=found.release, remarks=unique),
         volumes=tuple(oriented(volume) for volume in volumes),
         label=label and oriented(label),
-        geometry=volumes[0].geometry,
-        release=found.release,
+        geometry=geometry,
         convention=found.convention if label else None,
-        # an index has found some of them already
-        remarks=tuple(dict.fromkeys(remarks)),
-        modalities=modalities,
     )
+
+
+def judge_numbering(
+    group: Sequence[ShownLabels], convention: LabelConvention, *, is_named: bool
+) -> Sequence[Judgement]:
+    """Return for each label map of a group whether a convention explains what its voxels show."""
+    judge = judges()
+    if judge is None:
+        return (NO_JUDGEMENT,) * len(group)
+    judgements: Sequence[Judgement] = judge.judge_group(group, convention, is_named=is_named)
+    return judgements
 
 
 def _described(grid: Geometry, first: Geometry) -> str:

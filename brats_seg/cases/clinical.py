@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from brats_seg.cases.case import Case
+from brats_seg.cases.case import Case, CaseFacts
 from brats_seg.errors import CaseError, UsageError
 from brats_seg.tables import read_table
 from brats_seg.voxels.shapes import first_of_group
@@ -124,11 +124,15 @@ def with_clinical(cases: Iterable[Case], table: ClinicalTable) -> tuple[Case, ..
         replace(
             case,
             patient_id=patient_ids[group],
-            grade=case.grade or (row.grade if row else ""),
-            age_years=row.age_years if row and case.age_years is None else case.age_years,
+            facts=_with_row(case.facts, row) if row else case.facts,
         )
         for case, row, group in zip(cases, rows, groups, strict=True)
     )
+
+
+def _with_row(facts: CaseFacts, row: ClinicalRow) -> CaseFacts:
+    age_years = row.age_years if facts.age_years is None else facts.age_years
+    return replace(facts, grade=facts.grade or row.grade, age_years=age_years)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

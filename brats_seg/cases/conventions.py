@@ -9,7 +9,6 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from brats_seg.cases.layouts import (
     BIDS,
@@ -18,20 +17,12 @@ from brats_seg.cases.layouts import (
     GLI_2024,
     NNUNET,
     UNKNOWN,
+    conventions_of,
     parse_case_id,
 )
 from brats_seg.errors import LabelError
-from brats_seg.labels import (
-    BRATS2017,
-    BRATS2023,
-    BRATS2024,
-    BRATS2024_PED,
-    MSD,
-    LabelConvention,
-    convention_named,
-)
-
-Shape: TypeAlias = tuple[int, int, int]
+from brats_seg.labels import LabelConvention, convention_named
+from brats_seg.voxels.box import Triple
 
 _GLI_2024_SHAPE = (182, 218, 182)
 """Voxels of the GLI cases of 2024, and of no other GLI release."""
@@ -47,7 +38,7 @@ class Resolution:
     release: str
     """Release by the name of the case, corrected by the shape of the volume."""
     convention: LabelConvention
-    is_open: bool
+    is_ambiguous: bool
     """Whether another convention could have given the same label values."""
 
 
@@ -55,14 +46,14 @@ class Resolution:
 class LabelContent:
     """Shape and values of a label map, from which its convention is inferred."""
 
-    shape: Shape
+    shape: Triple
     """Voxels along X, Y and Z, as stored."""
     values: frozenset[int]
     """Label values that occur."""
 
 
 def resolve(
-    *, release: str, shape: Shape | None, values: Collection[int], declared: str = ""
+    *, release: str, shape: Triple | None, values: Collection[int], declared: str = ""
 ) -> Resolution:
     """Return the release and the label convention of a case.
 
@@ -83,19 +74,19 @@ def resolve(
         >>> found = resolve(
         ...     release="brats2023-gli", shape=(182, 218, 182), values={0, 1, 2, 4}
         ... )
-        >>> found.release, found.convention.name, found.is_open
+        >>> found.release, found.convention.name, found.is_ambiguous
         ('brats2024-gli', 'brats2024', False)
     """
     if release == GLI_2023 and shape == _GLI_2024_SHAPE:
         release = GLI_2024
     if declared:
-        return Resolution(release=release, convention=convention_named(declared), is_open=False)
-    return Resolution(
-        release=release,
-        convention=_convention_of(release, values),
-        is_open=release in {UNKNOWN, NNUNET, BIDS}
-        or (release.endswith("-ped") and 4 not in values),
-    )
+        convention, is_ambiguous = convention_named(declared), False
+    else:
+        convention = conventions_of(release)[(3 in values) + 2 * (4 in values)]
+        is_ambiguous = release in {UNKNOWN, NNUNET, BIDS} or (
+            release.endswith("-ped") and 4 not in values
+        )
+    return Resolution(release=release, convention=convention, is_ambiguous=is_ambiguous)
 
 
 def resolve_all(
@@ -116,15 +107,14 @@ def resolve_all(
     Raises:
         ConfigError: No convention has the declared name.
     """
-    releases = {case_id: release_of(case_id) for case_id in label_maps}
     of_release: defaultdict[str, set[int]] = defaultdict(set)
     for case_id, content in label_maps.items():
-        of_release[releases[case_id]] |= content.values
+        of_release[release_of(case_id)] |= content.values
     has_four_tissues = any({3, 4} <= content.values for content in label_maps.values())
     of_folder = set[int]().union(*of_release.values())
     found = {}
     for case_id, content in label_maps.items():
-        release = releases[case_id]
+        release = release_of(case_id)
         values: Collection[int] = of_folder if has_four_tissues else content.values
         if release in _RESOLVED_TOGETHER:
             values = of_release[release]
@@ -152,33 +142,3 @@ def check_values(
 def release_of(case_id: str) -> str:
     """Return the release that a case id belongs to, or `UNKNOWN`."""
     return DECATHLON if _DECATHLON_CASE.fullmatch(case_id) else parse_case_id(case_id).release
-
-
-def _convention_of(release: str, values: Collection[int]) -> LabelConvention:
-    has_3, has_4 = 3 in values, 4 in values
-    match release:
-        case "msd":
-            # the three tissues have another order, which the values do not show
-            return MSD
-        case "brats2024-gli":
-            # 4 is the resection cavity, which also occurs in cases without enhancing tumour
-            return BRATS2024
-        case "brats-ped":
-            return BRATS2024_PED if has_4 else BRATS2023
-        case "brats-met":
-            return BRATS2024 if has_4 else BRATS2023
-        case (
-            "brats2017"
-            | "brats2018"
-            | "brats2019"
-            | "brats2020"
-            | "brats2021"
-            | "upenn-gbm"
-            | "ucsf-pdgm"
-        ):
-            return BRATS2023 if has_3 and not has_4 else BRATS2017
-        case "brats2023-gli" | "brats-men" | "brats-ssa" | "brats-goat":
-            return BRATS2017 if has_4 and not has_3 else BRATS2023
-    if has_3 and has_4:
-        return BRATS2024
-    return BRATS2017 if has_4 else BRATS2023

@@ -182,7 +182,7 @@ def check_covers(table: FoldTable, cases: Sequence[Case]) -> None:
         used = {c.case_id: fold for c in group if (fold := fold_of[c.case_id]) is not None}
         folds = sorted(set(used.values()))
         if len(folds) > 1:
-            alike = any(case.near_copies for case in group)
+            alike = any(case.facts.near_copies for case in group)
             msg = (
                 f"{_named(list(used))} are scans of one patient{', or near copies of one' * alike}, "
                 f"but lie in folds {_joined(folds)} of the fold table. Give them one fold, or remove "
@@ -275,8 +275,8 @@ def _groups_of(ordered: Sequence[Case]) -> list[list[Case]]:
     keys: list[list[Hashable]] = [
         [
             ("patient", case.patient_id),
-            *([("voxels", case.voxel_hash)] if case.voxel_hash else []),
-            *(("case", case_id) for case_id in (case.case_id, *case.near_copies)),
+            *([("voxels", case.facts.voxel_hash)] if case.facts.voxel_hash else []),
+            *(("case", case_id) for case_id in (case.case_id, *case.facts.near_copies)),
         ]
         for case in ordered
     ]
@@ -317,8 +317,8 @@ def _notebook_folds(groups: Sequence[list[Case]]) -> dict[str, int]:
     case per patient, so the folds are those of the notebook.
     """
     cases = sorted((case for group in groups for case in group), key=lambda case: case.case_id)
-    aged = [c for c in cases if c.age_years is not None and c.case_id != _NOTEBOOK_DROPPED]
-    decades = [case.age_years // 10 * 10 for case in aged if case.age_years is not None]
+    aged = [c for c in cases if c.facts.age_years is not None and c.case_id != _NOTEBOOK_DROPPED]
+    decades = [case.facts.age_years // 10 * 10 for case in aged if case.facts.age_years is not None]
     if max(Counter(decades).values(), default=0) < _NOTEBOOK_FOLDS:
         msg = (
             f"the notebook's scheme stratifies {_NOTEBOOK_FOLDS} folds by decade of age, but only "
@@ -369,8 +369,10 @@ def _strata(groups: Sequence[list[Case]], n_folds: int) -> list[list[list[Case]]
     strata: defaultdict[tuple[str, float], list[list[Case]]] = defaultdict(list)
     unknown = []
     for group in groups:
-        grade = next((case.grade for case in group if case.grade), "")
-        age = next((case.age_years for case in group if case.age_years is not None), None)
+        grade = next((case.facts.grade for case in group if case.facts.grade), "")
+        age = next(
+            (case.facts.age_years for case in group if case.facts.age_years is not None), None
+        )
         if grade or age is not None:
             strata[grade, -1 if age is None else age // 10].append(group)
         else:
@@ -381,7 +383,7 @@ def _strata(groups: Sequence[list[Case]], n_folds: int) -> list[list[list[Case]]
 
 
 def _volume_ml(group: list[Case]) -> float:
-    return max(-1.0 if case.tumour_ml is None else case.tumour_ml for case in group)
+    return max(-1.0 if case.facts.tumour_ml is None else case.facts.tumour_ml for case in group)
 
 
 def _check_no_repeats(rows: Sequence[FoldRow]) -> None:

@@ -2,59 +2,51 @@
 
 All files of each case are read once and checked as `load_case` does; what is unusual becomes a
 remark, what cannot be used a problem. The label maps of a release have one numbering, so that what
-the clear ones show is held against all of them.
-`case_table` stores the index as `cases.csv`.
+the clear ones show is held against all of them. The index is stored as `cases.csv`, a row per case.
 """
 
 import hashlib
 import logging
+import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
 
 from brats_seg.cases.case import (
     Case,
+    CaseFacts,
     CaseIndex,
-    Examination,
     ScanFile,
-    check_one_grid,
-    check_right_angles,
-    check_voxels,
-    examine,
+    judge_numbering,
+    open_files,
+    try_case_files,
 )
 from brats_seg.cases.conventions import check_values, resolve
-from brats_seg.cases.discovery import find_cases
-from brats_seg.cases.layouts import NNUNET, UNKNOWN
-from brats_seg.cases.nifti import Volume, read_packed, unpack_label_map, unpack_volume
-from brats_seg.cases.path_table import data_folder
-from brats_seg.errors import CaseError
+from brats_seg.cases.described import data_folder
+from brats_seg.cases.find import EXPECTED_LABELS, find_cases
+from brats_seg.cases.layouts import LABEL, NNUNET, UNKNOWN
+from brats_seg.errors import CaseError, LabelError, UsageError, counted
 from brats_seg.labels import MODALITIES, LabelConvention, LabelMap, convention_named
 from brats_seg.progress import Track, untracked
-from brats_seg.quality.label_map import (
-    NO_ROLES,
-    OTHERS_DIFFER,
-    LabelRoles,
-    Numbering,
-    differ,
-    judge_numbering,
-    rival_of,
-)
-from brats_seg.quality.near_copies import fingerprint_of, with_near_copies
+from brats_seg.tables import BETWEEN_TEXTS, read_table, write_table
 from brats_seg.voxels.grids import MM3_PER_ML
+from brats_seg.wings import Judgement, ShownLabels, judges
 
 log = logging.getLogger(__name__)
 
-Parameters = ParamSpec("Parameters")
-Result = TypeVar("Result")
+Item = TypeVar("Item")
 
 _INT16 = np.iinfo(np.int16)
+_KINDS = (*MODALITIES, LABEL)
+_PLAIN = [name for name in get_type_hints(Case) if name not in {"root", "files", "facts"}]
+"""Fields of a case that have a column of their own."""
 
 
 def index_cases(
@@ -88,7 +80,7 @@ def index_cases(
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     write_phantom_cases(Path(folder), n_cases=2, seed=0)
         ...     index = index_cases(Path(folder))
-        >>> [(case.case_id, case.label_convention, case.usable) for case in index.cases]
+        >>> [(case.case_id, case.convention, case.usable) for case in index.cases]
         [('BraTS2021_00000', 'brats2017', True), ('BraTS2021_00001', 'brats2017', True)]
     """
     if labels:
@@ -96,179 +88,58 @@ def index_cases(
     discovery = find_cases(root, label_files=label_files)
     for notice in discovery.notices:
         log.warning("%s: %s", root, notice)
-    known = {case.files_key: case for case in previous.usable} if previous else {}
-    new = [case for case in discovery.cases if case.files_key not in known]
-    inspections = track(_inspect_all(new, n_workers), what="index", total=len(new))
-    opened = {
-        case.files_key: OpenedCase.inspected(case, inspection)
-        for case, inspection in zip(new, inspections, strict=True)
-    }
+    known = {case.facts.files_key: case for case in previous.usable} if previous else {}
+    new = [case for case in discovery.cases if case.facts.files_key not in known]
+    inspected = iter(list(track(_inspect_all(new, n_workers), what="index", total=len(new))))
     cases = [
-        opened.get(case.files_key) or OpenedCase.recalled(case, known[case.files_key])
+        _recalled(case, known[case.facts.files_key])
+        if case.facts.files_key in known
+        else next(inspected)
         for case in discovery.cases
     ]
     kept = without_duplicates(with_conventions(cases, labels or ""))
-    return CaseIndex(root=data_folder(root), cases=with_near_copies(kept))
+    judge = judges()
+    compared = kept if judge is None else judge.with_near_copies(kept)
+    return CaseIndex(root=data_folder(root), cases=compared)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Inspection:
-    """Content of the files of one case."""
-
-    shape: tuple[int, int, int] | None
-    """Voxels of the first modality; None if it cannot be read."""
-    voxel_hash: str
-    """Hash of the voxels of the first modality, independent of the stored number type; empty if it
-    cannot be read."""
-    fingerprint: str
-    """Fingerprint of the first modality; empty if it cannot be read or shows no brain."""
-    label_counts: tuple[tuple[int, int], ...]
-    """Label values and their numbers of voxels; empty without a label map."""
-    label_voxel_mm3: float
-    """Volume of a voxel of the label map."""
-    problems: tuple[str, ...]
-    """Everything that is wrong with the files."""
-    remarks: tuple[str, ...] = ()
-    """Sentences about unusual modalities, or a label map of unclear place."""
-    roles: LabelRoles = NO_ROLES
-    """Label values that are clearly oedema and enhancing tumour."""
-
-    @property
-    def label_values(self) -> tuple[int, ...]:
-        """Label values that occur, ascending."""
-        return tuple(value for value, _ in self.label_counts)
-
-    def tumour_ml(self, convention: LabelConvention) -> float:
-        """Return the volume of the whole tumour."""
-        whole_tumour = convention.regions[0]
-        n_voxels = sum(n for value, n in self.label_counts if value in whole_tumour)
-        return n_voxels * self.label_voxel_mm3 / MM3_PER_ML
-
-
-def inspect_case(case: Case) -> Inspection:
-    """Open the files of a case; problems are collected, not raised."""
-    problems: list[str] = []
-    opened = _open_files(case, problems)
-    images = [volume for scan in case.images if (volume := opened.get(scan))]
-    label = opened.get(case.label) if case.label else None
-    grids = [(volume.file, volume.geometry) for volume in opened.values()]
-    _attempt(problems, check_one_grid, case.case_id, grids)
-    if images:
-        _attempt(problems, check_right_angles, case.case_id, images[0])
-    for image in images:
-        _attempt(problems, check_voxels, case.case_id, image)
-    examined = Examination()
-    if not problems and len(images) == len(MODALITIES):
-        examined = _attempt(problems, examine, case.case_id, images, label) or examined
-    first = next((opened[scan] for scan in case.images[:1] if scan in opened), None)
-    return Inspection(
+def inspect_case(case: Case) -> Case:
+    """Open the files of a case, and return it with its facts, its release and its problems."""
+    opened = open_files(case, try_case_files(case))
+    label, found, judge = opened.label, opened.judgement, judges()
+    label_voxels = _count(label.array) if label else ()
+    first = opened.volumes.get(next(iter(case.modalities), ""))
+    resolution = resolve(
+        release=case.release,
         shape=first.geometry.shape if first else None,
-        voxel_hash=_hash(first.array) if first else "",
-        fingerprint=fingerprint_of(first) if first and not problems else "",
-        label_counts=_count(label.array) if label else (),
-        label_voxel_mm3=_voxel_mm3(label) if label else 0.0,
-        problems=tuple(problems),
-        remarks=examined.remarks,
-        roles=examined.roles,
+        values=[value for value, _ in label_voxels],
     )
+    facts = replace(
+        case.facts,
+        label_voxels=label_voxels,
+        voxel_mm3=float(abs(np.linalg.det(label.geometry.affine[:3, :3]))) if label else 0.0,
+        outermost_label=found.outermost,
+        enhancing_label=found.enhancing,
+        scan_remarks=found.warnings,
+        fingerprint=judge.fingerprint_of(first) if judge and first and not opened.problems else "",
+        voxel_hash=_hash(first.array) if first else "",
+    )
+    problems = (*case.problems, *map(str, opened.problems))
+    return replace(case, release=resolution.release, problems=problems, facts=facts)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OpenedCase:
-    """A case whose label values are known, but not yet its label convention."""
-
-    case: Case
-    """The case; its convention is that of its `dataset.json`, if there is one."""
-    inspection: Inspection | None
-    """Content of the files; None if an earlier index contains the case."""
-    previous: Case | None = None
-    """The case in the earlier index."""
-
-    @classmethod
-    def inspected(cls, case: Case, inspection: Inspection) -> Self:
-        """Add the content of the files to a case."""
-        found = resolve(
-            release=case.release, shape=inspection.shape, values=inspection.label_values
-        )
-        case = replace(
-            case,
-            release=found.release,
-            problems=(*case.problems, *inspection.problems),
-            scan_remarks=inspection.remarks,
-            label_values=inspection.label_values,
-            outermost_label=inspection.roles.outermost,
-            enhancing_label=inspection.roles.enhancing,
-            voxel_hash=inspection.voxel_hash,
-            fingerprint=inspection.fingerprint,
-        )
-        return cls(case=case, inspection=inspection)
-
-    @classmethod
-    def recalled(cls, case: Case, previous: Case) -> Self:
-        """Take the content of the files from an earlier index."""
-        case = replace(
-            case,
-            release=previous.release,
-            scan_remarks=previous.scan_remarks,
-            label_values=previous.label_values,
-            outermost_label=previous.outermost_label,
-            enhancing_label=previous.enhancing_label,
-            voxel_hash=previous.voxel_hash,
-            fingerprint=previous.fingerprint,
-        )
-        return cls(case=case, inspection=None, previous=previous)
-
-    @property
-    def roles(self) -> LabelRoles:
-        """Label values that are clearly oedema and enhancing tumour."""
-        return LabelRoles(outermost=self.case.outermost_label, enhancing=self.case.enhancing_label)
-
-    def numbering(self, convention: LabelConvention) -> Numbering:
-        """Return whether the labels look like a convention."""
-        return judge_numbering(self.roles, self.case.label_values, convention)
-
-    def tumour_ml(self, convention: LabelConvention) -> float | None:
-        """Return the volume of the whole tumour in a convention."""
-        if self.previous and self.previous.label_convention == convention.name:
-            return self.previous.tumour_ml
-        return (self.inspection or inspect_case(self.case)).tumour_ml(convention)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Reading:
-    """Convention that the label maps of a release are read in, and evidence against it."""
-
-    convention: LabelConvention
-    is_named: bool
-    """Whether a person named the convention."""
-    rival: str
-    """Name of the convention that most of them look like, if it is another; empty otherwise."""
-    remarks: tuple[str, ...]
-    """Remarks on all of them."""
-    n_of_one_label: int
-    """Number of the label maps if all of them hold label 1 alone, of unknown meaning; else 0."""
-
-    @property
-    def numbering(self) -> Numbering:
-        """Numbering that most of the label maps show."""
-        return Numbering(
-            contradiction=OTHERS_DIFFER,
-            fitting=(self.rival,),
-        )
-
-
-def with_conventions(opened: Iterable[OpenedCase], labels: str) -> tuple[Case, ...]:
+def with_conventions(cases: Iterable[Case], labels: str) -> tuple[Case, ...]:
     """Return the cases with their label convention; values outside it become a problem.
 
     Cases of one release are resolved together.
 
     Args:
-        opened: All cases of the data folder.
+        cases: All cases of the data folder, inspected.
         labels: Name of the convention that the user gave; empty to infer it.
     """
-    groups: defaultdict[tuple[str, str], list[OpenedCase]] = defaultdict(list)
-    for one in opened:
-        groups[_source(one.case)].append(one)
+    groups: defaultdict[tuple[str, str], list[Case]] = defaultdict(list)
+    for case in cases:
+        groups[_source(case)].append(case)
     return tuple(case for group in groups.values() for case in _resolved(group, labels))
 
 
@@ -280,60 +151,84 @@ def without_duplicates(cases: Iterable[Case]) -> tuple[Case, ...]:
     preferably one with a label map. Duplicates with other problems are all kept.
     """
     kept: list[Case] = []
-    by_id = sorted(cases, key=lambda case: case.case_id)
+    by_id = sorted(cases, key=lambda case: (case.case_id, case.folder.as_posix()))
     for _, same_id in groupby(by_id, key=lambda case: case.case_id):
-        duplicates = sorted(same_id, key=_folder)
+        duplicates = list(same_id)
         usable = [case for case in duplicates if case.usable]
         kept += [case for case in duplicates if not case.usable]
-        if len(usable) > 1:
-            kept += _one_of(usable)
-        else:
-            kept += usable
-    return tuple(sorted(kept, key=lambda case: (case.case_id, _folder(case))))
+        kept += _one_of(usable) if len(usable) > 1 else usable
+    return tuple(sorted(kept, key=lambda case: (case.case_id, case.folder.as_posix())))
 
 
-def _inspect_all(cases: Sequence[Case], n_workers: int) -> Iterator[Inspection]:
+def write_index(index: CaseIndex, path: Path) -> None:
+    """Write the case table; raise `EnvironmentalError` if the file cannot be written."""
+    write_table(path, list(_columns()), map(_row, index.cases))
+
+
+def read_index(path: Path, root: Path) -> CaseIndex:
+    """Read a case table that `write_index` wrote of a data folder or a table of paths.
+
+    File names are relative to the data folder, or to the folder of the table of paths.
+
+    Raises:
+        UsageError: The file is missing or is no case table.
+    """
+    expected = (
+        "Expected a case table as `brats-seg index` writes it. Remove the file, and index the data "
+        "folder again."
+    )
+    try:
+        table = read_table(path, required=list(_columns()), short_rows=False)
+        rows, folder = table.to_dict("records"), data_folder(root)
+        return CaseIndex(root=folder, cases=tuple(_case(row, folder) for row in rows))
+    except UsageError as error:
+        msg = f"{error}. {expected}"
+        raise UsageError(msg) from None
+    except ValueError as error:
+        msg = f"{path} is not a case table: {error}. {expected}"
+        raise UsageError(msg) from error
+
+
+def summarise(index: CaseIndex) -> tuple[str, ...]:
+    """Return lines that describe an index: the cases of each release, problems, and remarks."""
+    broken = [case for case in index.cases if not case.usable]
+    lines = [
+        f"{counted(len(index.cases), 'case')}, {len(index.usable)} usable, "
+        f"{len(index.trainable)} of these with a label map",
+        *_release_lines(index.cases),
+    ]
+    if index.cases and not any(case.label for case in index.cases):
+        lines.append(
+            f"looked for label maps called {EXPECTED_LABELS}; name others with --label-files"
+        )
+    if broken:
+        lines.append(f"{counted(len(broken), 'case')} cannot be used:")
+        lines += [f"  {problem}" for case in broken for problem in case.problems]
+    return (*lines, *remark_lines(index.cases))
+
+
+def remark_lines(cases: Iterable[Case]) -> Iterator[str]:
+    """Yield lines with the remarks on cases; equal remarks share a line."""
+    remarks = [(remark, case.case_id) for case in cases for remark in case.remarks]
+    if remarks:
+        yield "remarks:"
+    for remark, group in _grouped(remarks, lambda pair: pair[0]):
+        whose = group[0][1] if len(group) == 1 else counted(len(group), "case")
+        yield f"  {whose}: {remark}"
+
+
+def _recalled(case: Case, previous: Case) -> Case:
+    """Take what the files hold from an earlier index."""
+    facts = replace(previous.facts, grade=case.facts.grade, age_years=None, near_copies=())
+    return replace(case, release=previous.release, facts=facts)
+
+
+def _inspect_all(cases: Sequence[Case], n_workers: int) -> Iterator[Case]:
     if n_workers == 0:
-        yield from (inspect_case(case) for case in cases)
+        yield from map(inspect_case, cases)
         return
     with ThreadPoolExecutor(n_workers) as pool:
         yield from pool.map(inspect_case, cases)
-
-
-def _open_files(case: Case, problems: list[str]) -> dict[ScanFile, Volume]:
-    """Return the volumes of a case that can be read; each file is read once."""
-    packed: dict[Path, bytes | None] = {}
-    opened = {}
-    for scan in (*case.images, *([case.label] if case.label else [])):
-        path = case.path_of(scan)
-        if path not in packed:
-            packed[path] = _attempt(problems, read_packed, path, case_id=case.case_id)
-        content = packed[path]
-        if content is None:
-            continue
-        volume = (
-            _attempt(problems, unpack_label_map, content, path, case_id=case.case_id)
-            if scan == case.label
-            else _attempt(
-                problems, unpack_volume, content, path, case_id=case.case_id, volume=scan.volume
-            )
-        )
-        if volume:
-            opened[scan] = volume
-    return opened
-
-
-def _attempt(
-    problems: list[str],
-    work: Callable[Parameters, Result],
-    *args: Parameters.args,
-    **kwargs: Parameters.kwargs,
-) -> Result | None:
-    try:
-        return work(*args, **kwargs)
-    except CaseError as error:
-        problems.append(str(error))
-        return None
 
 
 def _hash(array: npt.NDArray[Any]) -> str:
@@ -363,10 +258,6 @@ def _count(label_map: LabelMap) -> tuple[tuple[int, int], ...]:
     return tuple((int(value), int(counts[value])) for value in np.flatnonzero(counts))
 
 
-def _voxel_mm3(volume: Volume) -> float:
-    return float(abs(np.linalg.det(volume.geometry.affine[:3, :3])))
-
-
 def _source(case: Case) -> tuple[str, str]:
     """Return a key that is equal for cases which use one label convention."""
     if case.release not in {UNKNOWN, NNUNET}:
@@ -376,72 +267,86 @@ def _source(case: Case) -> tuple[str, str]:
     return case.release, (above.parent if above.name == case.patient_id else above).as_posix()
 
 
-def _resolved(group: Sequence[OpenedCase], labels: str) -> Iterator[Case]:
-    values = {value for one in group for value in one.case.label_values}
-    declared = next((c for one in group if (c := one.case.label_convention)), "")
+def _resolved(group: Sequence[Case], labels: str) -> Iterator[Case]:
+    """Yield the cases of one release with their label convention."""
+    labelled = [case for case in group if case.label_values]
+    values = {value for case in labelled for value in case.label_values}
+    declared = next((case.convention for case in group if case.convention), "")
     # the shape has been taken into account in the release already
     found = resolve(
-        release=group[0].case.release, shape=None, values=values, declared=labels or declared
+        release=group[0].release, shape=None, values=values, declared=labels or declared
     )
-    remarks: tuple[str, ...] = ()
-    if found.is_open:
-        remarks = (
+    remarks, problem = list[str](), ""
+    if found.is_ambiguous:
+        remarks.append(
             f"the label values {' '.join(map(str, sorted(values)))} were read as "
             f"{found.convention.name}, but the names do not confirm it: if that is wrong, name the "
-            "convention with --labels",
+            "convention with --labels"
         )
-    shown = [(one.roles, one.case.label_values) for one in group]
-    n_labelled = sum(1 in one.case.label_values for one in group)
-    reading = _Reading(
-        convention=found.convention,
-        is_named=bool(labels),
-        rival="" if labels else rival_of(shown, found.convention),
-        remarks=remarks,
-        n_of_one_label=n_labelled if found.is_open and values <= {0, 1} and n_labelled > 1 else 0,
+        n_of_one = sum(1 in case.label_values for case in labelled)
+        if values <= {0, 1} and n_of_one > 1:
+            problem = f"label 1 alone, as in all {n_of_one} label maps: a mask of the whole tumour"
+    shown = [_shown(case) for case in labelled]
+    judgements = judge_numbering(shown, found.convention, is_named=bool(labels))
+    judged = zip(shown, judgements, strict=True)
+    for case in group:
+        if not case.label_values:
+            yield replace(case, convention="", remarks=(*case.remarks, *case.facts.scan_remarks))
+            continue
+        shown_labels, judgement = next(judged)
+        problems = _label_problems(shown_labels, found.convention, problem, judgement)
+        is_empty = case.label_values == (0,)
+        yield replace(
+            case,
+            convention=found.convention.name,
+            facts=replace(case.facts, tumour_ml=_tumour_ml(case.facts, found.convention)),
+            problems=(*case.problems, *problems),
+            remarks=(
+                *case.remarks,
+                *case.facts.scan_remarks,
+                *remarks,
+                *judgement.warnings,
+                *(["the label map holds no tumour"] if is_empty else []),
+            ),
+        )
+
+
+def _tumour_ml(facts: CaseFacts, convention: LabelConvention) -> float:
+    n_voxels = sum(n for value, n in facts.label_voxels if value in convention.regions[0])
+    return n_voxels * facts.voxel_mm3 / MM3_PER_ML
+
+
+def _shown(case: Case) -> ShownLabels:
+    return ShownLabels(
+        case_id=case.case_id,
+        file=case.label.path.name if case.label else "",
+        values=frozenset(case.label_values),
+        outermost=case.facts.outermost_label,
+        enhancing=case.facts.enhancing_label,
     )
-    for one in group:
-        yield _labelled(one, reading)
 
 
-def _labelled(opened: OpenedCase, reading: _Reading) -> Case:
-    case = opened.case
-    if not case.label_values:
-        return replace(case, label_convention="", remarks=(*case.remarks, *case.scan_remarks))
-    problems, remarks = list(case.problems), [*case.scan_remarks, *reading.remarks]
-    file = case.label.path.name if case.label else ""
-    _attempt(problems, check_values, case.label_values, reading.convention, case.case_id, file)
-    if reading.n_of_one_label:
-        problems.append(_of_one_label(case, reading.n_of_one_label))
-    numbering = opened.numbering(reading.convention)
-    if numbering.contradiction and (reading.is_named or not numbering.fitting):
-        remarks.append(numbering.remark(reading.convention))
-    elif numbering.contradiction or differ(reading.rival, reading.convention, case.label_values):
-        numbering = numbering if numbering.fitting else reading.numbering
-        problems.append(str(numbering.refusal(case.case_id, file, reading.convention)))
-    if case.label_values == (0,):
-        remarks.append("the label map holds no tumour")
-    return replace(
-        case,
-        label_convention=reading.convention.name,
-        problems=tuple(problems),
-        remarks=(*case.remarks, *remarks),
-        tumour_ml=opened.tumour_ml(reading.convention),
-    )
-
-
-def _of_one_label(case: Case, n_label_maps: int) -> str:
-    file = case.label.path.name if case.label else ""
-    found = f"label 1 alone, as in all {n_label_maps} label maps: a mask of the whole tumour"
-    next_step = "Give label maps of the tissues, or say with --labels which tissue 1 is."
-    expected = "labels of oedema, tumour core and enhancing tumour"
-    return str(CaseError(case.case_id, file, found, expected, next_step))
+def _label_problems(
+    labels: ShownLabels, convention: LabelConvention, of_one_label: str, judgement: Judgement
+) -> Iterator[str]:
+    """Yield what is wrong with a label map in the convention of its release."""
+    try:
+        check_values(labels.values, convention, labels.case_id, labels.file)
+    except LabelError as error:
+        yield str(error)
+    if of_one_label:
+        expected = "labels of oedema, tumour core and enhancing tumour"
+        next_step = "Give label maps of the tissues, or say with --labels which tissue 1 is."
+        yield str(CaseError(labels.case_id, labels.file, of_one_label, expected, next_step))
+    if judgement.refusal:
+        yield str(judgement.refusal)
 
 
 def _one_of(duplicates: Sequence[Case]) -> list[Case]:
     labelled = [case for case in duplicates if case.label]
-    if len({case.voxel_hash for case in duplicates}) > 1:
+    if len({case.facts.voxel_hash for case in duplicates}) > 1:
         return [_refused(case, duplicates, "another scan") for case in duplicates]
-    if len({(case.label_values, case.tumour_ml) for case in labelled}) > 1:
+    if len({(case.label_values, case.facts.tumour_ml) for case in labelled}) > 1:
         what = "the scan with another label map"
         return [_refused(case, duplicates, what) for case in duplicates]
     chosen = (labelled or duplicates)[0]
@@ -450,19 +355,89 @@ def _one_of(duplicates: Sequence[Case]) -> list[Case]:
 
 
 def _refused(case: Case, duplicates: Sequence[Case], what: str) -> Case:
-    error = CaseError(
-        case.case_id,
-        f"{_folder(case)}/",
-        f"{what} of the same id in {_others(case, duplicates)}",
-        "one folder per id",
-        "Remove or rename the one that is not wanted.",
-    )
+    found = f"{what} of the same id in {_others(case, duplicates)}"
+    next_step = "Remove or rename the one that is not wanted."
+    file = f"{case.folder.as_posix()}/"
+    error = CaseError(case.case_id, file, found, "one folder per id", next_step)
     return replace(case, problems=(*case.problems, str(error)))
 
 
 def _others(case: Case, duplicates: Sequence[Case]) -> str:
-    return " and ".join(f"{_folder(other)}/" for other in duplicates if other is not case)
+    return " and ".join(f"{other.folder.as_posix()}/" for other in duplicates if other is not case)
 
 
-def _folder(case: Case) -> str:
-    return case.folder.as_posix()
+def _columns() -> dict[str, Any]:
+    """Return the type of each column: the fields of a case, its files, and its facts."""
+    types = {name: kind for name, kind in get_type_hints(Case).items() if name in _PLAIN}
+    return {**types, **dict.fromkeys(_KINDS, ScanFile), **get_type_hints(CaseFacts)}
+
+
+def _row(case: Case) -> dict[str, str]:
+    values = {name: getattr(case.facts, name) for name in get_type_hints(CaseFacts)}
+    values |= {name: getattr(case, name) for name in _PLAIN} | dict(case.files)
+    return {column: _cell(value) for column, value in values.items()}
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, tuple):
+        is_text = all(isinstance(part, str) for part in value)
+        parts = [part if is_text else ":".join(map(str, part)) for part in value]
+        return (BETWEEN_TEXTS if is_text else " ").join(parts)
+    return "" if value is None else str(value)
+
+
+def _case(row: Mapping[Any, str], root: Path) -> Case:
+    values = {column: _PARSERS[kind](row[column]) for column, kind in _columns().items()}
+    facts = CaseFacts(**{name: values[name] for name in get_type_hints(CaseFacts)})
+    files = {kind: ScanFile.parse(values[kind]) for kind in _KINDS if values[kind]}
+    plain = {name: values[name] for name in _PLAIN}
+    return Case(**plain, root=root, files=files, facts=facts)
+
+
+def _number(cell: str) -> float:
+    number = float(cell)
+    if not math.isfinite(number):
+        msg = f"found the number {cell}"
+        raise ValueError(msg)
+    return number
+
+
+def _pairs(cell: str) -> tuple[tuple[int, int], ...]:
+    pairs = (pair.split(":") for pair in cell.split())
+    return tuple((int(value), int(n)) for value, n in pairs)
+
+
+_PARSERS: dict[Any, Callable[[str], Any]] = {
+    str: str,
+    ScanFile: str,
+    float: _number,
+    int | None: lambda cell: int(cell) if cell else None,
+    float | None: lambda cell: _number(cell) if cell else None,
+    tuple[str, ...]: lambda cell: tuple(cell.split(BETWEEN_TEXTS)) if cell else (),
+    tuple[tuple[int, int], ...]: _pairs,
+}
+
+
+def _release_lines(cases: Iterable[Case]) -> Iterator[str]:
+    for release, of_release in _grouped(cases, lambda case: case.release):
+        yield f"{release}: {counted(len(of_release), 'case')}"
+        for labels, group in _grouped(of_release, _label_words):
+            values = sorted({value for case in group for value in case.label_values})
+            of_values = f"label values {' '.join(map(str, values))}, " if values else ""
+            yield f"  {counted(len(group), 'case')}: {of_values}{labels}"
+
+
+def _label_words(case: Case) -> str:
+    if case.label is None:
+        return "no label map"
+    if not case.convention:
+        return "no label map that can be read"
+    return f"read as {case.convention}"
+
+
+def _grouped(items: Iterable[Item], key: Callable[[Item], str]) -> Iterable[tuple[str, list[Item]]]:
+    """Group items by key, in the order in which the keys first occur."""
+    groups: defaultdict[str, list[Item]] = defaultdict(list)
+    for item in items:
+        groups[key(item)].append(item)
+    return groups.items()

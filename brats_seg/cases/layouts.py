@@ -1,13 +1,24 @@
 """Parse names of files and folders: modality, release, patient, time point, grade.
 
+There are two tables: the words of the modalities, and the releases with their ids and conventions.
 Only names are used here; `index` compares them with the voxels.
 """
 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
 
-from brats_seg.labels import MODALITIES
+from brats_seg.labels import (
+    BRATS2017,
+    BRATS2023,
+    BRATS2024,
+    BRATS2024_PED,
+    MODALITIES,
+    MSD,
+    LabelConvention,
+)
 
 UNKNOWN = "unknown"
 """Release of a case whose id matches no pattern."""
@@ -84,28 +95,36 @@ _AFTER_CONTRAST = re.compile(
     re.IGNORECASE,
 )
 
-# the first pattern that matches gives the release
-_CASE_IDS = tuple(
-    (re.compile(pattern, re.IGNORECASE), release)
-    for pattern, release in (
-        (r"brats17_(?P<patient>\w+)_\d+", "brats2017"),
-        (r"brats18_(?P<patient>\w+)_\d+", "brats2018"),
-        (r"brats19_(?P<patient>\w+)_\d+", "brats2019"),
-        (r"(?P<patient>brats20_(training|validation|testing)_\d{3})", "brats2020"),
-        (r"(?P<patient>brats2021_\d{5})", "brats2021"),
-        (r"(?P<patient>brats-men-rt-\d{4})-(?P<timepoint>\d)", MEN_RT),
-        (r"(?P<patient>brats-gli-\d{5})-(?P<timepoint>[1-9]\d\d)", GLI_2024),
-        (r"(?P<patient>brats-gli-\d{5})(-(?P<timepoint>\d{3}))?", GLI_2023),
+# conventions of label maps with neither 3 nor 4, with 3 alone, with 4 alone, and with both
+_EARLY = (BRATS2017, BRATS2023, BRATS2017, BRATS2017)
+_LATE = (BRATS2023, BRATS2023, BRATS2017, BRATS2023)
+_CHILDREN = (BRATS2023, BRATS2023, BRATS2024_PED, BRATS2024_PED)
+_METASTASES = (BRATS2023, BRATS2023, BRATS2024, BRATS2024)
+_ANY = (BRATS2023, BRATS2023, BRATS2017, BRATS2024)
+
+# pattern of the case ids, release, conventions; the first pattern that matches gives the release
+_RELEASES = tuple(
+    (re.compile(pattern, re.IGNORECASE), release, conventions)
+    for pattern, release, conventions in (
+        (r"brats17_(?P<patient>\w+)_\d+", "brats2017", _EARLY),
+        (r"brats18_(?P<patient>\w+)_\d+", "brats2018", _EARLY),
+        (r"brats19_(?P<patient>\w+)_\d+", "brats2019", _EARLY),
+        (r"(?P<patient>brats20_(training|validation|testing)_\d{3})", "brats2020", _EARLY),
+        (r"(?P<patient>brats2021_\d{5})", "brats2021", _EARLY),
+        (r"(?P<patient>brats-men-rt-\d{4})-(?P<timepoint>\d)", MEN_RT, _ANY),
+        # 4 is the resection cavity, which also occurs in cases without enhancing tumour
+        (r"(?P<patient>brats-gli-\d{5})-(?P<timepoint>[1-9]\d\d)", GLI_2024, (BRATS2024,) * 4),
+        (r"(?P<patient>brats-gli-\d{5})(-(?P<timepoint>\d{3}))?", GLI_2023, _LATE),
         # these tasks have kept their names since 2023: the name does not give the year
-        (r"(?P<patient>brats-men-\d{5})(-(?P<timepoint>\d{3}))?", "brats-men"),
-        (r"(?P<patient>brats-met-\d{5})(-(?P<timepoint>\d{3}))?", "brats-met"),
-        (r"(?P<patient>brats-ped-\d{5})(-(?P<timepoint>\d{3}))?", "brats-ped"),
-        (r"(?P<patient>brats-ssa-\d{5})(-(?P<timepoint>\d{3}))?", "brats-ssa"),
-        (r"(?P<patient>brats-goat-\d{5})(-(?P<timepoint>\d{3}))?", "brats-goat"),
+        (r"(?P<patient>brats-men-\d{5})(-(?P<timepoint>\d{3}))?", "brats-men", _LATE),
+        (r"(?P<patient>brats-met-\d{5})(-(?P<timepoint>\d{3}))?", "brats-met", _METASTASES),
+        (r"(?P<patient>brats-ped-\d{5})(-(?P<timepoint>\d{3}))?", "brats-ped", _CHILDREN),
+        (r"(?P<patient>brats-ssa-\d{5})(-(?P<timepoint>\d{3}))?", "brats-ssa", _LATE),
+        (r"(?P<patient>brats-goat-\d{5})(-(?P<timepoint>\d{3}))?", "brats-goat", _LATE),
         # 11 is the scan before the first operation, 21 one at recurrence
-        (r"(?P<patient>upenn-gbm-\d{5})_(?P<timepoint>\d\d)", "upenn-gbm"),
-        (r"(?P<patient>ucsf-pdgm-\d{4})(_(?P<timepoint>fu\d{3}d))?", "ucsf-pdgm"),
-        (r"(?P<patient>sub-[a-z0-9]+)(_ses-(?P<timepoint>[a-z0-9]+))?", BIDS),
+        (r"(?P<patient>upenn-gbm-\d{5})_(?P<timepoint>\d\d)", "upenn-gbm", _EARLY),
+        (r"(?P<patient>ucsf-pdgm-\d{4})(_(?P<timepoint>fu\d{3}d))?", "ucsf-pdgm", _EARLY),
+        (r"(?P<patient>sub-[a-z0-9]+)(_ses-(?P<timepoint>[a-z0-9]+))?", BIDS, _ANY),
     )
 )
 _TCIA_NUMBER = re.compile(r"^(tcia)\d+(?=_)", re.IGNORECASE)
@@ -113,9 +132,11 @@ _GRADES = frozenset({"HGG", "LGG"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FileName:
-    """The parts of a NIfTI file's name."""
+class NamedFile:
+    """A NIfTI file, or a folder with such a name that contains one file, and the parts of the name."""
 
+    path: Path = Path()
+    """Path of the file, relative to the data folder."""
     stem: str
     """The name without `.nii` or `.nii.gz`."""
     case: str = ""
@@ -136,22 +157,22 @@ class CaseName:
     timepoint: str = ""
 
 
-def parse_file_name(name: str) -> FileName | None:
+def parse_file_name(name: str, path: Path = Path()) -> NamedFile | None:
     """Parse a file name; return None if it is not the name of a NIfTI file.
 
     Masks and segmentations of the brain and of other anatomy have no kind.
 
     Example:
-        >>> parse_file_name("BraTS2021_00000_flair.nii.gz")
-        FileName(stem='BraTS2021_00000_flair', case='BraTS2021_00000', kind='t2f', variant='')
-        >>> parse_file_name("sub-01_acq-ax_ce-gadolinium_T1w.nii.gz")
-        FileName(stem='sub-01_acq-ax_ce-gadolinium_T1w', case='sub-01', kind='t1c', variant='acq-ax')
+        >>> found = parse_file_name("sub-01_acq-ax_ce-gadolinium_T1w.nii.gz")
+        >>> found.case, found.kind, found.variant
+        ('sub-01', 't1c', 'acq-ax')
     """
     nifti = _NIFTI_NAME.fullmatch(name)
     if nifti is None:
         return None
     bids = _BIDS_STEM.fullmatch(nifti["stem"])
-    return _bids_name(bids) if bids else _plain_name(nifti["stem"])
+    case, kind, variant = _bids_parts(bids) if bids else _plain_parts(nifti["stem"])
+    return NamedFile(path=path, stem=nifti["stem"], case=case, kind=kind, variant=variant)
 
 
 def modality_named(word: str) -> str | None:
@@ -180,7 +201,7 @@ def parse_case_id(case_id: str) -> CaseName:
         >>> parse_case_id("BraTS-GLI-00005-100")
         CaseName(release='brats2024-gli', patient_id='BraTS-GLI-00005', timepoint='100')
     """
-    for pattern, release in _CASE_IDS:
+    for pattern, release, _ in _RELEASES:
         if match := pattern.fullmatch(case_id):
             return CaseName(
                 release=release,
@@ -190,20 +211,33 @@ def parse_case_id(case_id: str) -> CaseName:
     return CaseName(release=UNKNOWN, patient_id=case_id)
 
 
+def conventions_of(release: str) -> tuple[LabelConvention, ...]:
+    """Return the conventions of a release: without 3 and 4, with 3 alone, with 4 alone, with both."""
+    if release == DECATHLON:
+        # the three tissues have another order, which the values do not show
+        return (MSD,) * 4
+    return next((conventions for _, name, conventions in _RELEASES if name == release), _ANY)
+
+
 def grade_of(folders: Iterable[str]) -> str:
     """Return the grade, `HGG` or `LGG`, that is the name of a folder above a case, or nothing."""
     return next((name.upper() for name in folders if name.upper() in _GRADES), "")
 
 
-def _plain_name(stem: str) -> FileName:
+_Parts: TypeAlias = tuple[str, str, str]
+"""Case, kind and variant of a name."""
+_NO_PARTS: _Parts = ("", "", "")
+
+
+def _plain_parts(stem: str) -> _Parts:
     scan = _SCAN_STEM.fullmatch(stem)
     if scan is None:
-        return FileName(stem=stem)
+        return _NO_PARTS
     case, word = scan["case"] or "", scan["modality"] or scan["label"]
     kind = _KINDS[_SEPARATOR.sub("", word).lower()]
     if kind == LABEL and _is_of_anatomy(case, word):
-        return FileName(stem=stem)
-    return FileName(stem=stem, case=case, kind=kind, variant=scan["processed"] or "")
+        return _NO_PARTS
+    return case, kind, scan["processed"] or ""
 
 
 def _is_of_anatomy(before: str, word: str) -> bool:
@@ -213,20 +247,19 @@ def _is_of_anatomy(before: str, word: str) -> bool:
     return last in _OF_ANATOMY or (word.lower() == "mask" and last in _KINDS)
 
 
-def _bids_name(bids: re.Match[str]) -> FileName:
+def _bids_parts(bids: re.Match[str]) -> _Parts:
     """Return the parts of a BIDS name: `case`, `entities` such as `_acq-ax`, and the `rest`."""
-    found = _plain_name(bids["rest"])
-    kind, entities = found.kind, [part for part in bids["entities"].split("_") if part]
+    before, kind, processed = _plain_parts(bids["rest"])
+    entities = [part for part in bids["entities"].split("_") if part]
     described = [
         part.partition("-")[2].lower() for part in entities if part.startswith(_DESCRIBING)
     ]
     if not kind or (
         kind == LABEL and any(word in _OF_ANATOMY or "brain" in word for word in described)
     ):
-        return FileName(stem=bids.string)
+        return _NO_PARTS
     if kind == "t1n" and any(map(_AFTER_CONTRAST.fullmatch, entities)):
         kind = "t1c"
         entities = [part for part in entities if not _AFTER_CONTRAST.fullmatch(part)]
-    others = "" if kind == LABEL else found.case
-    parts = [*entities, *filter(None, (others, found.variant))]
-    return FileName(stem=bids.string, case=bids["case"], kind=kind, variant="_".join(parts))
+    variant = [*entities, *([before] if kind != LABEL else []), processed]
+    return bids["case"], kind, "_".join(filter(None, variant))

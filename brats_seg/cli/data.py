@@ -28,7 +28,7 @@ def index(scans: Path, output: Path = Path("cases.csv")) -> None:
     Exit code 1: some cases cannot be used.
     """
     with importing():
-        from brats_seg.cases.case_table import summarise
+        from brats_seg.cases.index import summarise
         from brats_seg.data.fold import open_index
 
     found = open_index(scans, output, settings(), n_workers=available_cpus(), track=tracked)

@@ -64,21 +64,20 @@ def report(
     cases. A page is one self-contained HTML file. Exit code 1: some cases have no page.
     """
     with importing():
-        from brats_seg.pages.case_pages import PageSettings
-        from brats_seg.pages.report import ReportSettings, write_report
+        from brats_seg.pages.write import PageOptions, write_report
 
-    pages = PageSettings(
-        output=output, prediction=prediction, reference=reference, case_ids=tuple(case or ())
-    )
-    settings = ReportSettings(
-        pages=pages,
+    options = PageOptions(
+        output=output,
+        prediction=prediction,
+        reference=reference,
+        case_ids=tuple(case or ()),
         with_cases=not no_case_pages,
         scores=scores,
         prepared=prepared_path(data, prepared) if data or prepared else None,
         device=device,
         precision=precision,
     )
-    written = write_report(results, settings, n_workers=available_cpus(), track=tracked)
+    written = write_report(results, options, n_workers=available_cpus(), track=tracked)
     emit(pages=written.results, failures=written.failures)
     for failure in written.failures:
         print(f"FAILED  {failure.message}")

@@ -394,7 +394,7 @@ def run_settings(
     if given.preset or given.config or default_preset:
         return settings(default_preset=default_preset, without=without)
     with importing():
-        from brats_seg.training.chosen_settings import choose_settings
+        from brats_seg.training.memory_plan import choose_settings
 
     chosen = choose_settings(
         assignments=given.assignments,

@@ -55,7 +55,7 @@ def predict(
         {
             "device": device,
             "precision": precision,
-            **_window_settings(window),
+            "window": window,
             "tta": tta,
             "labels": labels,
             "probabilities": probabilities,
@@ -90,12 +90,6 @@ def predict(
     )
     if n_failed:
         raise typer.Exit(1)
-
-
-def _window_settings(window: str | None) -> dict[str, Any]:
-    if window is None:
-        return {}
-    return {"window": window.split(",")} if "," in window else {"windows": window}
 
 
 def _assigned(assignment: str) -> tuple[str, Any]:
@@ -221,7 +215,7 @@ def _case_of_files(
     paths: Sequence[Path], files: dict[str, Path | None], case_id: str | None
 ) -> "tuple[Case, ...]":
     """Return the case that is given by its files, or nothing if paths are given."""
-    from brats_seg.cases.inputs import single_input
+    from brats_seg.cases.find import single_input
 
     given = {modality: path for modality, path in files.items() if path is not None}
     if bool(given) == bool(paths):

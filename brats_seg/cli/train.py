@@ -18,17 +18,19 @@ from brats_seg.cli.options import (
     print_table,
     run_settings,
 )
-from brats_seg.cli.options import settings as given_settings
+from brats_seg.cli.options import (
+    settings as given_settings,
+)
 from brats_seg.cli.predict import print_outcome
 from brats_seg.errors import EnvironmentalError, UsageError, counted
 from brats_seg.progress import tracked
+from brats_seg.wings import judges
 
 if TYPE_CHECKING:
     from brats_seg.config import Config
     from brats_seg.crossval import OutOfFoldResults
     from brats_seg.evaluation.subset_scores import SubsetScores
     from brats_seg.inference.tuning import Tuning
-    from brats_seg.inference.window_choice import WindowTrial
     from brats_seg.training.certificate import Certificate
     from brats_seg.training.memory_plan import MemoryPlan
 
@@ -78,9 +80,8 @@ def plan() -> None:
     """Print which patch, micro-batch, precision and checkpointing fit in memory.
 
     --device takes a device of this machine, a GPU that it need not have (t4, p100, v100, l4, a100), or
-    the memory of one, such as 8GiB. Memory is counted for the network, loss and optimizer of the
-    settings. On a device of this machine, one batch of the largest patch that fits is computed to
-    measure memory and time; for any other both are predicted. Exit code 3: nothing fits.
+    the memory of one, such as 8GiB. Memory is predicted for the network, loss and optimizer of the
+    settings. Exit code 3: nothing fits.
     """
     with importing():
         from brats_seg.runtime.device import gpu_named
@@ -103,10 +104,7 @@ def _print_plan(found: "MemoryPlan", config: "Config") -> None:
     left = f", beside {RESERVED_MIB} MiB for torch itself" if found.gpu else ""
     device = found.device.torch_device if found.gpu is None else found.gpu.name
     print(f"{config.model.name} on {device}: {found.memory_mib} MiB{left}")
-    columns = (
-        *("patch", "micro-batch", "precision", "checkpointing"),
-        *("predicted MiB", "measured MiB", "s per step", "fits"),
-    )
+    columns = ("patch", "micro-batch", "precision", "checkpointing", "predicted MiB", "fits")
     print_table(
         columns,
         [
@@ -116,20 +114,16 @@ def _print_plan(found: "MemoryPlan", config: "Config") -> None:
                 row.precision,
                 row.checkpointing,
                 row.predicted_mib,
-                "-" if row.measured_mib is None else row.measured_mib,
-                "-" if row.step_s is None else f"{row.step_s:.2g}",
                 "yes" if row.fits else "no",
             )
             for row in found.rows
         ],
     )
-    _print_advice(found, config)
+    _print_advice(found)
 
 
-def _print_advice(found: "MemoryPlan", config: "Config") -> None:
-    """Print the flags of the largest patch that fits, and what was measured of it."""
-    from brats_seg.models.build import size_words
-
+def _print_advice(found: "MemoryPlan") -> None:
+    """Print the flags of the largest patch that fits."""
     best = found.suggested
     if best is not None:
         print(
@@ -139,14 +133,7 @@ def _print_advice(found: "MemoryPlan", config: "Config") -> None:
     if found.gpu is not None:
         print(
             f"prediction for {found.gpu.name}: the tensors of a step were counted without a GPU, and a "
-            "share added for the workspaces of its kernels. Nothing was computed on it: `brats-seg plan` "
-            "on a machine that has it measures memory and time."
-        )
-    elif best is not None and best.step_s is not None:
-        n_patches = config.training.effective_batch_at(0)
-        print(
-            f"measured on {found.device.torch_device}: a step of training.effective_batch {n_patches} and patches of "
-            f"{size_words(best.patch)} takes {best.step_s:.2g} s, without reading and validation"
+            "share added for the workspaces of its kernels. Nothing was computed on it."
         )
 
 
@@ -235,11 +222,10 @@ def tune(
     device: str = "auto",
     precision: str = "auto",
 ) -> None:
-    """Fit window, thresholds and smallest volumes on held-out cases, and store them with the model.
+    """Fit thresholds and smallest volumes on held-out cases, and store them with the model.
 
-    Every case is predicted by the run that it was held out of. The window is the fastest whose mean
-    Dice is within 0.001 of the best; other defaults are replaced only if the gain is statistically
-    significant. Give all runs whose predictions are to be averaged together.
+    Every case is predicted by the run that it was held out of. A default is replaced only if the gain
+    is statistically significant. Give all runs whose predictions are to be averaged together.
     """
     with importing():
         from brats_seg.inference.tuning import tune_runs
@@ -306,7 +292,7 @@ def crossval(
 
 def _emit_results(results: "OutOfFoldResults", runs: Sequence[Path], output: Path) -> None:
     unpredicted = tuple(record.failure for record in results.batch.failures)
-    unscored = results.evaluation.failures if results.evaluation else ()
+    unscored = results.evaluation.failures
     emit(
         output=output,
         runs=runs,
@@ -320,7 +306,7 @@ def _emit_results(results: "OutOfFoldResults", runs: Sequence[Path], output: Pat
 
 
 def _print_tuning(tuning: "Tuning") -> None:
-    """Print the fitted settings with their gain, the windows, and the scores before and after."""
+    """Print the fitted settings with their gain, and the scores before and after."""
     print(
         f"tuned on {counted(tuning.n_cases, 'held-out case')} of {counted(len(tuning.runs), 'run')}, "
         "for the mean "
@@ -342,7 +328,6 @@ def _print_tuning(tuning: "Tuning") -> None:
             for fit in tuning.fits
         ],
     )
-    _print_windows(tuning.windows)
     before, after = (
         ", ".join(f"{score:.4f}" for score in scores) for scores in (tuning.before, tuning.after)
     )
@@ -351,23 +336,13 @@ def _print_tuning(tuning: "Tuning") -> None:
         print("Fitted and scored on the same cases: expect a smaller gain on new cases.")
     if tuning.subset_scores:
         _print_subsets(tuning.subset_scores)
-    for line in tuning.fitted[0].predicted_dice:
+    checks = judges()
+    for line in checks.dice_lines([tuning.notes]) if checks else ():
         print(
             f"predicted Dice of {line.region.upper()}: off by {line.mean_error:.3f} on average "
             f"({counted(line.n_cases, 'held-out case')})"
         )
     print(f"Stored with the weights of {', '.join(tuning.runs)}. Research use only.")
-
-
-def _print_windows(trials: "Sequence[WindowTrial]") -> None:
-    """Print the Dice and the time of each window that was tried."""
-    print_table(
-        ("window", "WT", "TC", "ET", "seconds a case"),
-        [
-            (trial.name, *(f"{score:.4f}" for score in trial.score), f"{trial.seconds:.1f}")
-            for trial in trials
-        ],
-    )
 
 
 def _print_subsets(scores: "Sequence[SubsetScores]") -> None:
@@ -388,8 +363,7 @@ def _print_results(results: "OutOfFoldResults", n_networks: int, output: Path) -
     n_failed = len(batch.failures)
     n_cases = batch.n_predicted + batch.n_skipped + n_failed
     print(f"{counted(n_cases, 'held-out case')}, {n_failed} failed: {output / 'predictions'}")
-    if results.evaluation is not None:
-        print_remarks(results.evaluation, output / "predictions")
+    print_remarks(results.evaluation, output / "predictions")
     print_summaries(results.summaries, results.predicted_summaries)
     print(
         f"{counted(n_networks, 'network')} in {output / 'model'}, fingerprint {results.fingerprint}"

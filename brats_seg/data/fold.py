@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from brats_seg.cases.case import Case, CaseIndex
-from brats_seg.cases.case_table import read_index, remark_lines, write_index
 from brats_seg.cases.clinical import read_clinical_tables, with_clinical
+from brats_seg.cases.described import is_path_table
+from brats_seg.cases.find import EXPECTED_LABELS
 from brats_seg.cases.folds import (
-    GIVEN_NAME,
     FoldTable,
     Split,
     check_covers,
@@ -26,9 +26,7 @@ from brats_seg.cases.folds import (
     read_folds,
     write_folds,
 )
-from brats_seg.cases.index import index_cases
-from brats_seg.cases.label_files import EXPECTED_LABELS
-from brats_seg.cases.path_table import is_path_table
+from brats_seg.cases.index import index_cases, read_index, remark_lines, write_index
 from brats_seg.config import Config
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.data.manifest import MANIFEST_NAME, Manifest, manifest_of
@@ -237,8 +235,7 @@ def open_folds(cases: Sequence[Case], path: Path, config: Config) -> FoldTable:
         config: Settings; those of `folds` are used.
 
     Raises:
-        FoldError: The table lacks a case or has another number of folds than the settings, or the
-            cases cannot be divided into folds.
+        FoldError: The table lacks a case, or the cases cannot be divided into folds.
     """
     if not path.exists():
         # of two processes with other settings, the second keeps the table of the first
@@ -251,14 +248,6 @@ def open_folds(cases: Sequence[Case], path: Path, config: Config) -> FoldTable:
     except FoldError as error:
         msg = f"{path}: {error}"
         raise FoldError(msg) from None
-    n_folds = len(table.folds)
-    if config.folds.scheme == "stratified" and n_folds != config.folds.n_folds:
-        msg = (
-            f"{path} has {n_folds} folds; expected {config.folds.n_folds} as in its name. Correct "
-            f"it, or call it {GIVEN_NAME} and set folds.n_folds to {n_folds}, or remove it to have new "
-            "folds made; runs with the old ones then cannot be resumed."
-        )
-        raise FoldError(msg)
     return table
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from monai.data import MetaTensor
-from monai.transforms import MapTransform, Randomizable, RandomizableTransform
+from monai.transforms import MapTransform, Randomizable
 from torch import Tensor
 from torch.nn import functional
 
@@ -94,15 +94,13 @@ class RandIntensitiesd(Randomizable, MapTransform):
         self,
         keys: str | Sequence[str],
         changes: Sequence[tuple[Change, float]],
-        *,
-        buffers: Buffers | None = None,
     ) -> None:
-        """Apply `changes`, each with its probability, with `buffers` as the memory for images."""
+        """Apply `changes`, each with its probability."""
         MapTransform.__init__(self, keys)
         self.changes = tuple(changes)
         self.drawn: list[Change] = []
         """The changes that happen, as `randomize` has drawn them."""
-        self._buffers = buffers or Buffers()
+        self._buffers = Buffers()
         self.set_random_state()
 
     def randomize(self, data: Any = None) -> None:
@@ -219,36 +217,16 @@ def change_inverted_gamma(
     image.neg_()
 
 
-class RandModalityDropoutd(RandomizableTransform, MapTransform):
-    """Leave a random subset of one to three modalities, and set the channels of the others to 0.
+def drop_modalities(image: Tensor, brain: BrainMask, random: np.random.RandomState) -> None:
+    """Leave one of `MODALITY_SUBSETS`, and set the channels of the other modalities to 0.
 
     A scan without these modalities is given to the network in the same way: 0 is the mean of a
     normalised modality inside the brain, and the background around it.
     """
-
-    def __init__(self, keys: str | Sequence[str], prob: float = 0.5) -> None:
-        """Set the probability that a patch loses modalities."""
-        MapTransform.__init__(self, keys)
-        RandomizableTransform.__init__(self, prob)
-        self.kept: tuple[str, ...] = MODALITIES
-
-    def randomize(self, data: Any = None) -> None:
-        """Draw the modalities that are kept: all of them, or one of `MODALITY_SUBSETS`."""
-        super().randomize(None)
-        self.kept = MODALITIES
-        if self._do_transform:
-            self.kept = MODALITY_SUBSETS[self.R.randint(len(MODALITY_SUBSETS))]
-
-    def __call__(self, data: Mapping[str, Any]) -> Item:
-        """Change the images (4, X, Y, Z), in the order of `MODALITIES`, in place."""
-        changed = dict(data)
-        self.randomize()
-        for key in self.key_iterator(data):
-            changed[key] = image = plain_tensor(data[key])
-            for modality, channel in zip(MODALITIES, image, strict=True):
-                if modality not in self.kept:
-                    channel.zero_()
-        return changed
+    kept = MODALITY_SUBSETS[random.randint(len(MODALITY_SUBSETS))]
+    for modality, channel in zip(MODALITIES, image, strict=True):
+        if modality not in kept:
+            channel.zero_()
 
 
 def as_type(image: Tensor, dtype: type[np.floating], buffers: Buffers) -> Tensor:

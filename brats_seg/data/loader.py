@@ -276,7 +276,7 @@ def _views(memory: Tensor, layouts: Sequence[Layout]) -> list[Tensor]:
 
 def _starts(layouts: Sequence[Layout]) -> list[int]:
     """Return the first byte of each tensor, and the end of the last."""
-    sizes = [dtype.itemsize * prod(shape) for dtype, shape in layouts]
+    sizes = (dtype.itemsize * prod(shape) for dtype, shape in layouts)
     # rounded up, so that each tensor is aligned as the header is
-    padded = [-(-size // _HEADER_BYTES) * _HEADER_BYTES for size in sizes]
+    padded = (-(-size // _HEADER_BYTES) * _HEADER_BYTES for size in sizes)
     return list(accumulate(padded, initial=_HEADER_BYTES))

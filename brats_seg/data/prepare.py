@@ -10,6 +10,7 @@ import logging
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from pathlib import Path
 
@@ -55,7 +56,7 @@ from brats_seg.files import (
 )
 from brats_seg.labels import MODALITIES, LabelConvention, LabelMap, regions_of
 from brats_seg.progress import Track, untracked
-from brats_seg.voxels.grids import Resampling, Spacing
+from brats_seg.voxels.grids import Spacing
 from brats_seg.wings import judges
 
 log = logging.getLogger(__name__)
@@ -142,11 +143,16 @@ def prepare_cases(
     outdated = _outdated(jobs, repair=repair, track=track)
     if not outdated:
         return ()
+    run = partial(map_cases, n_workers=n_workers, track=track, when_killed=_WHEN_KILLED)
     with ExitStack() as stack:
         try:
             stack.enter_context(locked(folder / _LOCK_NAME))
         except EnvironmentalError as error:
-            _require_same_contents(outdated, error, n_workers=n_workers, track=track)
+            # enough if only times or names of scans have changed
+            is_same = run(_has_same_contents, outdated, "comparing scans").results
+            if n_outdated := len(outdated) - sum(is_same):
+                msg = f"{error} {n_outdated} of its cases must be prepared: --prepared names another folder."
+                raise EnvironmentalError(msg) from error
             return ()
         remove_leftovers(folder, folders=True)
         # another process may have prepared them in the meantime
@@ -155,14 +161,7 @@ def prepare_cases(
             check_replaceable([job.case for job in outdated], folder)
             stack.enter_context(replacing(folder, when_read=_in_use(folder)))
         check_space([job.case for job in outdated], folder, spacing_mm)
-        return map_cases(
-            _prepare,
-            outdated,
-            "preparing cases",
-            n_workers=n_workers,
-            track=track,
-            when_killed=_WHEN_KILLED,
-        ).failures
+        return run(_prepare, outdated, "preparing cases").failures
 
 
 def spacing_for(cases: Sequence[Case], folder: Path, config: StoreConfig) -> Spacing:
@@ -282,32 +281,11 @@ def _is_of(manifest: Manifest, case: Case) -> bool:
 
 
 def _has_settings(manifest: Manifest, job: _Job) -> bool:
-    wanted = job.case.label_convention, job.spacing_mm
+    wanted = job.case.convention, job.spacing_mm
     return (manifest.convention, manifest.spacing_mm) == wanted
 
 
-def _require_same_contents(
-    jobs: Sequence[_Job], error: EnvironmentalError, *, n_workers: int, track: Track
-) -> None:
-    """Raise the error of writing to the folder, unless only times or names of scans have changed."""
-    compared = map_cases(
-        _compare_contents,
-        jobs,
-        "comparing scans",
-        n_workers=n_workers,
-        track=track,
-        when_killed=_WHEN_KILLED,
-    )
-    n_same = sum(compared.results)
-    if n_same < len(jobs):
-        n_outdated = len(jobs) - n_same
-        msg = (
-            f"{error} {n_outdated} of its cases must be prepared: --prepared names another folder."
-        )
-        raise EnvironmentalError(msg) from error
-
-
-def _compare_contents(job: _Job) -> bool:
+def _has_same_contents(job: _Job) -> bool:
     return _manifest_of_same(job, read_case_files(job.case)) is not None
 
 
@@ -316,7 +294,7 @@ def _manifest_of_same(job: _Job, files: CaseFiles) -> Manifest | None:
     manifest = None if job.is_damaged else read_manifest(job.path)
     if manifest is None or not _has_settings(manifest, job):
         return None
-    return manifest if manifest.contents == files.contents else None
+    return manifest if manifest.contents == files.hashes else None
 
 
 def _spacings(cases: Sequence[Case], folder: Path) -> Iterator[Spacing]:
@@ -342,9 +320,8 @@ def _case_bytes(case: Case, spacing_mm: Spacing | None) -> int:
     if geometry is None:
         return 0
     shape, before_mm = grid_of(geometry)
-    share_of_brain = min(1, LARGEST_BRAIN_MM3 / (prod(shape) * prod(before_mm)))
-    resampling = Resampling.needed(shape, before_mm, spacing_mm or before_mm)
-    n_voxels = prod(shape if resampling is None else resampling.after) * share_of_brain
+    volume_mm3 = min(prod(shape) * prod(before_mm), LARGEST_BRAIN_MM3)
+    n_voxels = volume_mm3 / prod(spacing_mm or before_mm)
     return int(n_voxels * BYTES_PER_VOXEL) + _BYTES_BESIDES
 
 
@@ -378,7 +355,7 @@ def _prepare_voxels(job: _Job, sources: tuple[SourceFile, ...], files: CaseFiles
         manifest = Manifest(
             convention=loaded.convention.name if loaded.convention else "",
             sources=sources,
-            contents=loaded.contents,
+            contents=loaded.hashes,
             spacing_mm=job.spacing_mm,
             scan=loaded.volumes[0].geometry,
             geometry=resampled.volumes[0].geometry,

@@ -117,23 +117,22 @@ def training_transforms(
         >>> [type(transform).__name__ for transform in pipeline.transforms][:3]
         ['ReadPatchd', 'RandIntensitiesd', 'RegionsOfLabelsd']
     """
-    augmentation, buffers = AUGMENTATIONS[augment], Buffers()
+    augmentation = AUGMENTATIONS[augment]
     read = ReadPatchd(
         folder=folder,
         patch=patch,
         multiple=multiple,
         augmentation=augmentation,
         dtype=np.float16,
-        buffers=buffers,
     )
     return Compose(
         [
             read,
-            RandIntensitiesd("image", intensity_changes(augmentation), buffers=buffers),
+            RandIntensitiesd("image", intensity_changes(augmentation)),
             # few operations of torch and MONAI take float16 on the CPU
             *([CastToTyped("image", dtype=torch.float32), *extra] if extra else []),
-            RegionsOfLabelsd("label", buffers=buffers),
-            InHalfd("image", buffers=buffers),
+            RegionsOfLabelsd("label"),
+            InHalfd("image"),
         ]
     )
 
@@ -213,7 +212,6 @@ class ReadPatchd(Randomizable, MapTransform):
         multiple: Triple = (1, 1, 1),
         augmentation: Augmentation = NONE,
         dtype: type[np.floating] = np.float32,
-        buffers: Buffers | None = None,
     ) -> None:
         """Read patches of the prepared cases of a folder.
 
@@ -224,7 +222,6 @@ class ReadPatchd(Randomizable, MapTransform):
             multiple: Multiple that the size of a whole case is rounded up to.
             augmentation: Probabilities of mirroring, rotation and scaling.
             dtype: Type of the image: float32, or float16 to convert only interpolated images.
-            buffers: Memory for images, which other transforms may share.
         """
         MapTransform.__init__(self, keys)
         self.folder = folder
@@ -232,7 +229,7 @@ class ReadPatchd(Randomizable, MapTransform):
         self.multiple = multiple
         self.augmentation = augmentation
         self.dtype = dtype
-        self._buffers = buffers or Buffers()
+        self._buffers = Buffers()
         self.set_random_state()
 
     def set_random_state(
@@ -289,18 +286,11 @@ class RegionsOfLabelsd(MapTransform):
         keys: str | Sequence[str] = "label",
         *,
         convention: str | None = None,
-        buffers: Buffers | None = None,
     ) -> None:
-        """Use a convention, and memory that other transforms may share.
-
-        Args:
-            keys: Keys of the label maps.
-            convention: Name of the convention; None for the one under `convention` in the dictionary.
-            buffers: Memory for the masks.
-        """
+        """Use a convention by its name; None takes the one under `convention` in the dictionary."""
         super().__init__(keys)
         self.convention = convention
-        self._buffers = buffers or Buffers()
+        self._buffers = Buffers()
 
     def __call__(self, data: Mapping[str, Any]) -> Item:
         """Replace the label maps."""
@@ -319,10 +309,9 @@ class InHalfd(MapTransform):
     Patches take half as long to the device that way, and half the memory of the host.
     """
 
-    def __init__(self, keys: str | Sequence[str] = "image", *, buffers: Buffers) -> None:
-        """Use memory that other transforms may share."""
+    def __init__(self, keys: str | Sequence[str] = "image") -> None:
         super().__init__(keys)
-        self._buffers = buffers
+        self._buffers = Buffers()
 
     def __call__(self, data: Mapping[str, Any]) -> Item:
         """Convert the images; those in float16 stay in their memory."""

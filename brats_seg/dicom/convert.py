@@ -20,7 +20,7 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from brats_seg.cases.case import Case, have_one_grid
-from brats_seg.cases.inputs import single_input
+from brats_seg.cases.find import single_input
 from brats_seg.cases.many import map_cases
 from brats_seg.cases.nifti import Volume, read_volume, write_volume
 from brats_seg.config import Section

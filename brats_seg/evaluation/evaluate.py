@@ -23,7 +23,7 @@ from brats_seg.cases.case import (
     load_case,
 )
 from brats_seg.cases.conventions import LabelContent, check_values, resolve_all
-from brats_seg.cases.folders import OUTPUT_MARKER
+from brats_seg.cases.find import OUTPUT_MARKER
 from brats_seg.cases.many import Failure, map_cases
 from brats_seg.cases.nifti import Geometry, Volume, oriented, read_label_map
 from brats_seg.errors import CaseError, LabelError

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Self
 
 from brats_seg.cases.case import Case
-from brats_seg.cases.discovery import find_cases
-from brats_seg.cases.folders import walk_folders
+from brats_seg.cases.described import is_path_table
+from brats_seg.cases.find import find_cases, walk_folders
 from brats_seg.cases.layouts import LABEL, is_label_folder, parse_file_name
-from brats_seg.cases.path_table import is_path_table
 from brats_seg.errors import LayoutError, UsageError, some_of
 from brats_seg.labels import MODALITIES
 
@@ -143,16 +142,16 @@ def _label_maps(root: Path, scans: Sequence[Case]) -> Iterator[tuple[str, Path]]
     used = {case.path_of(case.label) for case in scans if case.label}
     yield from ((case.case_id, case.path_of(case.label)) for case in scans if case.label)
     for folder in () if is_path_table(root) else walk_folders(root):
-        beside_scans = any(scan.name.kind in MODALITIES for scan in folder.scans)
+        beside_scans = any(scan.kind in MODALITIES for scan in folder.scans)
         own_name = (root / folder.path).name
         # among labelled scans, files of no kind are other images, unless their folder is for labels
         may_be_any = not beside_scans and (
             not scans or any(map(is_label_folder, folder.path.parts))
         )
         for scan in folder.scans:
-            is_named, path = scan.name.kind == LABEL, root / scan.path
-            case_id = (scan.name.case or own_name) if is_named else scan.name.stem
-            is_label = is_named or (may_be_any and not scan.name.kind)
+            is_named, path = scan.kind == LABEL, root / scan.path
+            case_id = (scan.case or own_name) if is_named else scan.stem
+            is_label = is_named or (may_be_any and not scan.kind)
             if is_label and path not in used and case_id not in known:
                 yield case_id, path
 

@@ -13,6 +13,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap, Normalize, to_rgba
 from matplotlib.figure import Figure
 
+from brats_seg.cases.layouts import modality_named
 from brats_seg.errors import CaseError
 from brats_seg.evaluation.metrics import count_regions, dice
 from brats_seg.figures.sections import (
@@ -39,7 +40,7 @@ from brats_seg.figures.sections import (
     region_key,
     section_of,
 )
-from brats_seg.figures.view import CaseView, Labelled, drawn_of, known_modality
+from brats_seg.figures.view import CaseView, Labelled, drawn_of
 from brats_seg.labels import MODALITIES, REGIONS, LabelConvention, RegionMasks
 from brats_seg.voxels.box import Triple
 from brats_seg.voxels.grids import Spacing
@@ -130,7 +131,7 @@ def montage_figure(view: CaseView, *, modality: str = "t2f") -> Figure:
         draw_scale_bar(block.axes[0], view.grid.spacing_mm[0])
         words = _region_words(regions, view.grid, _compared(view, name))
         add_title(block, f"{name}\n{', '.join(words)}", size=8.5)
-    add_title(figure, f"{view.case_id}, {MODALITY_NAMES[known_modality(modality)]}")
+    add_title(figure, f"{view.case_id}, {MODALITY_NAMES[modality_named(modality) or '']}")
     present = np.logical_or.reduce([regions.any(axis=(1, 2, 3)) for regions in sides.values()])
     names = {k: region.upper() for k, region in enumerate(REGIONS) if present[k]}
     add_dark_legend(figure, region_key(names))

@@ -24,9 +24,6 @@ from brats_seg.labels import REGIONS
 
 Values = npt.NDArray[np.float64]
 
-FEWEST_SCORED = 2
-"""Cases with scores from which pages draw their distribution."""
-
 _COLOURS = dict(zip(REGIONS, REGION_COLOURS, strict=True))
 _OTHER_COLOUR = "lightgrey"
 """Colour of the tissues and regions that only some protocols score."""
@@ -88,10 +85,10 @@ def cohort_figure(cases: Sequence[Case], table: ClinicalTable) -> Figure:
         UsageError: Nothing is known of any case.
     """
     rows = [table.row(case.case_id) for case in cases]
-    ages = np.array([case.age_years for case in cases], float)
+    ages = np.array([case.facts.age_years for case in cases], float)
     days = np.array([row.survival_days if row else None for row in rows], float)
     is_alive = np.array([row is not None and row.survival_censored for row in rows], bool)
-    ml = np.array([case.tumour_ml for case in cases], float)
+    ml = np.array([case.facts.tumour_ml for case in cases], float)
     if not np.isfinite([ages, days, ml]).any():
         msg = (
             f"of {counted(len(ages), 'case')} neither age, survival nor label map is known; expected "

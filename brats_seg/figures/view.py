@@ -8,21 +8,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from brats_seg.cases.case import Case, LoadedCase, check_one_grid, label_values_of, load_case
+from brats_seg.cases.case import LoadedCase, check_one_grid, label_values_of, load_case
 from brats_seg.cases.conventions import check_values, resolve
-from brats_seg.cases.discovery import find_cases
+from brats_seg.cases.find import find_cases
 from brats_seg.cases.layouts import modality_named
-from brats_seg.cases.nifti import Geometry, Volume, oriented, read_label_map, read_volume
+from brats_seg.cases.nifti import Geometry, oriented, read_label_map, read_volume
 from brats_seg.errors import CaseError, UsageError, some_of
 from brats_seg.evaluation.pairs import label_maps_in
 from brats_seg.figures.sections import Grid, Image
-from brats_seg.labels import (
-    MODALITIES,
-    LabelConvention,
-    LabelMap,
-    RegionMasks,
-    regions_of,
-)
+from brats_seg.labels import MODALITIES, LabelConvention, LabelMap, RegionMasks, regions_of
 from brats_seg.voxels.brain import background_of
 from brats_seg.voxels.grids import Affine
 
@@ -64,6 +58,12 @@ class CaseView:
     """Entropy (X, Y, Z) of the prediction in bits."""
 
     @property
+    def sides(self) -> dict[str, Labelled]:
+        """The label maps that the case has, by name: the prediction first."""
+        sides = {"prediction": self.prediction, "reference": self.reference}
+        return {name: side for name, side in sides.items() if side is not None}
+
+    @property
     def grid(self) -> Grid:
         """Size and directions of the voxels of the images."""
         return Grid.of(self.affine)
@@ -74,9 +74,11 @@ class CaseView:
         Raises:
             UsageError: There is no modality of that name, or the case lacks it.
         """
-        name = known_modality(modality)
+        name = modality_named(modality)
         if name not in self.modalities:
-            msg = f"{self.case_id} has no {name}; there are {', '.join(self.modalities)}"
+            msg = (
+                f"{self.case_id} has no {name or modality}; there are {', '.join(self.modalities)}"
+            )
             raise UsageError(msg)
         return self.images[self.modalities.index(name)]
 
@@ -88,19 +90,6 @@ class CaseView:
 def shown_of(modalities: Sequence[str], preferred: Sequence[str]) -> list[str]:
     """Return those of the preferred modalities that are there, or the first one that is."""
     return [name for name in preferred if name in modalities] or [modalities[0]]
-
-
-def known_modality(word: str) -> str:
-    """Return the modality that a word names, for example `t2f` for `flair`.
-
-    Raises:
-        UsageError: There is no modality of that name.
-    """
-    modality = modality_named(word)
-    if modality is None:
-        msg = f"modality {word!r} is unknown; there are {', '.join(MODALITIES)}"
-        raise UsageError(msg)
-    return modality
 
 
 def open_view(root: Path, case_id: str | None = None, *, labels: str | None = None) -> CaseView:
@@ -116,7 +105,11 @@ def open_view(root: Path, case_id: str | None = None, *, labels: str | None = No
         UsageError: The folder does not hold that case.
         CaseError: The case lacks a modality, or a file of it cannot be used.
     """
-    chosen = _chosen(find_cases(root).cases, root, case_id)
+    cases = {case.case_id: case for case in find_cases(root).cases}
+    chosen = cases.get(case_id or next(iter(cases)))
+    if chosen is None:
+        msg = f"{root} holds no case {case_id}; it has {some_of(cases)}"
+        raise UsageError(msg)
     return view_of(load_case(chosen, labels=labels or ""))
 
 
@@ -128,11 +121,11 @@ def view_of(loaded: LoadedCase) -> CaseView:
         reference = Labelled(label_map=label_map, convention=loaded.convention)
     return CaseView(
         case_id=loaded.case.case_id,
-        release=loaded.release,
+        release=loaded.case.release,
         images=np.stack([_on_zero(volume.array) for volume in loaded.volumes]),
         geometry=loaded.geometry,
         affine=loaded.volumes[0].geometry.affine,
-        modalities=loaded.modalities,
+        modalities=loaded.case.modalities,
         reference=reference,
     )
 
@@ -144,12 +137,12 @@ def with_prediction(view: CaseView, path: Path, *, labels: str | None = None) ->
         UsageError: The label map does not exist.
         CaseError: The label map cannot be read, or has another grid than the scans.
     """
-    return replace(view, prediction=_read_labelled(view, path, labels))
+    return replace(view, prediction=_read_labelled(view, path, labels or ""))
 
 
-def with_reference(view: CaseView, path: Path, *, labels: str | None = None) -> CaseView:
+def with_reference(view: CaseView, path: Path) -> CaseView:
     """Add the reference of a case; the arguments and errors are those of `with_prediction`."""
-    return replace(view, reference=_read_labelled(view, path, labels))
+    return replace(view, reference=_read_labelled(view, path, ""))
 
 
 def with_uncertainty(view: CaseView, path: Path) -> CaseView:
@@ -185,9 +178,7 @@ def drawn_of(view: CaseView) -> dict[str, RegionMasks]:
     Raises:
         CaseError: The case has neither.
     """
-    sides = {"reference": view.reference, "prediction": view.prediction}
-    drawn = {name: side.regions for name, side in sides.items() if side is not None}
-    if not drawn:
+    if not view.sides:
         raise CaseError(
             view.case_id,
             file="label map",
@@ -195,17 +186,8 @@ def drawn_of(view: CaseView) -> dict[str, RegionMasks]:
             expected="one of them, to draw",
             next_step="Give the prediction, or choose another case.",
         )
-    return drawn
-
-
-def _chosen(cases: tuple[Case, ...], root: Path, case_id: str | None) -> Case:
-    if case_id is None:
-        return cases[0]
-    for case in cases:
-        if case.case_id == case_id:
-            return case
-    msg = f"{root} holds no case {case_id}; it has {some_of([case.case_id for case in cases])}"
-    raise UsageError(msg)
+    # the prediction stands on the right
+    return {name: side.regions for name, side in reversed(view.sides.items())}
 
 
 def _on_zero(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -214,26 +196,20 @@ def _on_zero(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.where(array == background, 0, array) if background else array
 
 
-def _read_labelled(view: CaseView, path: Path, labels: str | None) -> Labelled:
+def _read_labelled(view: CaseView, path: Path, labels: str) -> Labelled:
     if path.is_dir():
-        found = label_maps_in(path)
-        if view.case_id not in found:
-            msg = f"{path} holds no label map of case {view.case_id}; it has {some_of(found)}"
+        paths = label_maps_in(path)
+        if view.case_id not in paths:
+            msg = f"{path} holds no label map of case {view.case_id}; it has {some_of(paths)}"
             raise UsageError(msg)
-        path = found[view.case_id]
+        path = paths[view.case_id]
     elif not path.exists():
         msg = f"{path} does not exist; expected a label map, or a folder of <case>.nii.gz"
         raise UsageError(msg)
     label = read_label_map(path, case_id=view.case_id)
     check_one_grid(view.case_id, [("the scans", view.geometry), (label.file, label.geometry)])
-    return _labelled(view, label, labels)
-
-
-def _labelled(view: CaseView, label: Volume, labels: str | None) -> Labelled:
-    values = label_values_of(label.array)
-    found = resolve(
-        release=view.release, shape=label.geometry.shape, values=values, declared=labels or ""
-    )
+    values, shape = label_values_of(label.array), label.geometry.shape
+    found = resolve(release=view.release, shape=shape, values=values, declared=labels)
     check_values(values, found.convention, view.case_id, label.file)
     # regions of an array in another order of voxels take ten times as long
     label_map = np.ascontiguousarray(oriented(label).array)

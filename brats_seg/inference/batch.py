@@ -16,8 +16,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
 
+from brats_seg import wings
 from brats_seg.cases.case import Case, read_case_files
-from brats_seg.cases.inputs import find_inputs
+from brats_seg.cases.find import find_inputs
 from brats_seg.cases.many import Failure, attempt_case
 from brats_seg.dicom.convert import (
     DEFAULT_OPTIONS,
@@ -28,13 +29,11 @@ from brats_seg.dicom.convert import (
 )
 from brats_seg.errors import BratsError, UsageError
 from brats_seg.inference.cluster import MAX_KILLED_WORKERS, cluster_results
-from brats_seg.inference.missing_modalities import accepted
+from brats_seg.inference.method import Scan
 from brats_seg.inference.output import SCANS_NAME, OutputFolder, Record, convention_remarks, key_of
-from brats_seg.inference.predict import CaseResult, Predictor
+from brats_seg.inference.predict import Prediction, Predictor
 from brats_seg.inference.result_files import check_names
-from brats_seg.inference.scan import Scan
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
-from brats_seg.pages.case_pages import page_of_result, page_path, write_page
 from brats_seg.progress import Track, untracked
 from brats_seg.runtime.machine import check_machine
 
@@ -189,7 +188,7 @@ def check_apart(inputs: Sequence[Case], output: OutputFolder) -> None:
     places = {
         Path(os.path.realpath(case.path_of(scan))).parent
         for case in inputs
-        if not case.other_problems
+        if not case.problems
         for scan in case.images
     }
     if output.path.resolve() in places:
@@ -260,7 +259,7 @@ class PredictedCase:
     """A case whose result is to be written."""
 
     read: ReadCase
-    result: CaseResult
+    result: Prediction
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -293,32 +292,29 @@ class CaseWork:
 
     def write(self, predicted: PredictedCase) -> CaseOutcome:
         """Write the files of a case."""
-        return self._attempt(predicted.result.case_id, lambda: self._write(predicted))
+        return self._attempt(predicted.result.summary.case_id, lambda: self._write(predicted))
 
     def _read(self, case: Case) -> ReadCase | CaseOutcome:
         started_s = time.monotonic()
-        case = accepted(case, self.predictor.model)
-        if case.problems:
-            return self._failed(case.case_id, "CaseError", "; ".join(case.problems))
+        case = self.predictor.accept(case)
         files = read_case_files(case, with_label=False)
         source = _source_of(case)
         key = key_of(
-            (*files.contents, source.key) if source else files.contents,
+            (*files.hashes, source.key) if source else files.hashes,
             self.predictor.model.fingerprint,
             self.predictor.settings,
             case.modalities,
         )
         earlier = self.earlier.get(case.case_id)
         if earlier and self.output.is_finished(earlier, key):
-            if not page_path(self.output.path, case.case_id).exists():
-                self._write_page(case, earlier)
+            self._write_page(case, earlier, is_new=False)
             return CaseOutcome(record=earlier, is_new=False)
         scan = self.predictor.prepare(self.predictor.read(case, files))
         seconds = time.monotonic() - started_s
         return ReadCase(
             case=case,
             scan=scan,
-            inputs=files.contents,
+            inputs=files.hashes,
             files=case.read_as,
             key=key,
             seconds=seconds,
@@ -327,38 +323,39 @@ class CaseWork:
 
     def _write(self, predicted: PredictedCase) -> CaseOutcome:
         read, result = predicted.read, predicted.result
-        settings = self.predictor.settings
+        settings, summary = self.predictor.settings, predicted.result.summary
         made, remarks = self.output.write_segmentation(
             read.scan, result, settings.layout, read.source
         )
         record = Record(
-            case_id=result.case_id,
+            **summary.model_dump(),
             status="done",
             key=read.key,
             inputs=read.inputs,
             files=read.files,
-            modalities=result.modalities,
-            expected_loss=result.expected_loss,
             model=self.predictor.model.fingerprint,
             settings=settings,
             outputs=(*made, *self.output.write_case(read.scan, result, settings)),
-            convention=result.convention.name,
-            convention_reason=result.convention_reason,
-            volumes=result.volumes,
-            warnings=(*result.warnings, *remarks),
-            predicted_dice=result.predicted_dice,
-            seconds=round(read.seconds + result.seconds, 3),
-            peak_memory_mb=round(result.peak_memory_mb, 1),
-            device=result.device,
             version=version("brats_seg"),
+        )
+        record = record.model_copy(
+            update={
+                "warnings": (*summary.warnings, *remarks),
+                "seconds": round(read.seconds + summary.seconds, 3),
+                "peak_memory_mb": round(summary.peak_memory_mb, 1),
+            }
         )
         self._write_page(read.case, record)
         return CaseOutcome(record=record)
 
-    def _write_page(self, case: Case, record: Record) -> None:
-        if self.predictor.settings.report:
-            # from the files again: the network was given resampled and normalised scans
-            write_page(page_of_result(case, record, self.output.path))
+    def _write_page(self, case: Case, record: Record, *, is_new: bool = True) -> None:
+        pages = wings.pages() if self.predictor.settings.report else None
+        if pages is None:
+            return
+        # from the files again: the network was given resampled and normalised scans
+        files = pages.files_of_result(case, record, self.output.path)
+        if is_new or not files.page.exists():
+            pages.write_page_of(files)
 
     def _attempt(self, case_id: str, stage: Callable[[], Result]) -> Result | CaseOutcome:
         result = attempt_case(case_id, stage)
@@ -438,7 +435,7 @@ def _work(job: Job) -> CaseWork:
 
 def _source_of(case: Case) -> DicomSource | None:
     """Return the DICOM files that a case was converted from, if it was."""
-    return read_source(case.path_of(case.t1c).parent) if case.t1c else None
+    return read_source(case.path_of(case.files["t1c"]).parent) if "t1c" in case.files else None
 
 
 def _lost(case_id: str, error: BaseException, job: Job) -> CaseOutcome:

@@ -21,7 +21,7 @@ from safetensors.torch import save
 
 from brats_seg.errors import UsageError
 from brats_seg.files import alone_at, whole_file, whole_folder
-from brats_seg.inference.model import build_single, read_together
+from brats_seg.inference.model import assemble, read_together
 from brats_seg.inference.model_card import CARD_NAME, write_card
 from brats_seg.inference.model_facts import (
     FACTS_NAME,
@@ -39,10 +39,6 @@ from brats_seg.runtime.torch_files import sha256_of
 from brats_seg.runtime.weights import (
     FORMAT_VERSION,
     MODEL_NAME,
-    NOT_FITTED,
-    PREDICTION,
-    PROFILE,
-    SUBSET_SCORES,
     ExportedModel,
     ExportedNetwork,
     TrainedModel,
@@ -102,7 +98,7 @@ def export_model(
     networks = read_together(runs)
     for network in networks:
         # raises if the weights do not fit the network of the settings
-        build_single(network, choose_device("cpu", "fp32"))
+        assemble([network], choose_device("cpu", "fp32"))
     exported = ExportedModel(networks=networks, fingerprint=fingerprint_of(networks))
     facts = facts_of(runs, license_name=license_name, case_ids=case_ids, scores=scores)
     if replace and _holds(folder, exported.fingerprint) and _has_card(folder, facts):
@@ -240,18 +236,9 @@ def _written(network: TrainedModel, place: int, folder: Path) -> dict[str, Any]:
     entry = ExportedNetwork(
         weights=name,
         sha256=sha256_of(folder / name),
-        identity=network.identity,
-        prediction=network.fitted,
-        subset_scores=network.subset_scores,
-        profile=network.profile,
-        config=network.config,
+        card=network.card,
     )
-    # so that earlier versions can read the model of a run that has nothing of these
-    left_out: dict[str, Any] = {} if network.identity.subsets else {"identity": {"subsets"}}
-    left_out |= {PREDICTION: True} if network.fitted == NOT_FITTED else {}
-    left_out |= {} if network.subset_scores else {SUBSET_SCORES: True}
-    left_out |= {PROFILE: True} if network.profile is None else {}
-    return entry.model_dump(mode="json", exclude=left_out)
+    return entry.model_dump(mode="json")
 
 
 def _table(convention: LabelConvention) -> Mapping[str, Any]:

@@ -18,9 +18,8 @@ from brats_seg.evaluation.subset_scores import pooled
 from brats_seg.files import whole_file
 from brats_seg.inference.model import default_of
 from brats_seg.inference.model_facts import FACTS_NAME, ModelFacts, NetworkFacts, ValidatedCase
-from brats_seg.inference.settings import DEFAULT_SETTINGS
 from brats_seg.labels import REGIONS, convention_named
-from brats_seg.runtime.weights import NOT_FITTED, ExportedModel, FittedPrediction, TrainedModel
+from brats_seg.runtime.weights import NOT_FITTED, ExportedModel, TrainedModel
 
 CARD_NAME = "README.md"
 _REGION_WORDS = {"wt": "whole tumour", "tc": "tumour core", "et": "enhancing tumour"}
@@ -108,18 +107,12 @@ def _use_lines(networks: Sequence[TrainedModel]) -> list[str]:
             for region, threshold, smallest in rows
         ),
         "",
-        f"Windows: {', '.join(dict.fromkeys(map(_window_of, networks)))}.",
+        f"Windows: {', '.join(dict.fromkeys(str(default_of(one)) for one in networks))}.",
     ]
     if decoding.smallest_et_mm3:
         smallest = f"{decoding.smallest_et_mm3:g}"
         lines += ["", f"Less than {smallest} mm3 of enhancing tumour in all becomes necrosis."]
     return lines
-
-
-def _window_of(network: TrainedModel) -> str:
-    """Return the window that a network predicts with, as words."""
-    default = FittedPrediction(window=default_of(network))
-    return DEFAULT_SETTINGS.over(network.fitted).over(default).window_words()
 
 
 def _score_lines(networks: Sequence[TrainedModel], facts: ModelFacts) -> list[str]:
@@ -135,7 +128,7 @@ def _score_lines(networks: Sequence[TrainedModel], facts: ModelFacts) -> list[st
             "",
             *_table_lines(facts.scores.summaries),
             "",
-            "Weights, window and thresholds were chosen on the same cases: expect slightly lower "
+            "Weights and thresholds were chosen on the same cases: expect slightly lower "
             "scores on new cases.",
         ]
     tables = list(_validations(facts.networks))
@@ -150,7 +143,7 @@ def _score_lines(networks: Sequence[TrainedModel], facts: ModelFacts) -> list[st
         lines += ["", *([f"{title}:", ""] if title else []), *_table_lines(summaries)]
     remark = "The epoch of the weights was chosen on the same cases"
     if any(network.fitted != NOT_FITTED for network in networks):
-        remark += ", and later the window and the thresholds above"
+        remark += ", and later the thresholds above"
     return [*lines, "", f"{remark}: expect other, most likely lower, scores on new cases."]
 
 
@@ -164,7 +157,7 @@ def _subset_lines(networks: Sequence[TrainedModel]) -> list[str]:
         "accepted.",
         "",
     ]
-    scores = pooled(one for network in networks for one in network.subset_scores)
+    scores = pooled(one for network in networks for one in network.card.subset_scores)
     if not scores:
         return [*head, "The loss of Dice was not measured; `brats-seg tune` measures it."]
     by = " Each case was predicted by the network that was not trained on it."

@@ -19,7 +19,6 @@ from brats_seg.cases.conventions import release_of
 from brats_seg.cases.folds import SPLIT_NAME, read_split
 from brats_seg.cases.layouts import UNKNOWN
 from brats_seg.config import Section
-from brats_seg.config_text import config_of
 from brats_seg.errors import ResumeError, UsageError, printable
 from brats_seg.evaluation.scores import RegionSummary
 from brats_seg.files import read_bounded
@@ -213,18 +212,19 @@ def _facts_in(content: Mapping[str, Any], run: Path) -> dict[str, Any]:
         found["started_from"] = f"{Path(start['path']).name}, fingerprint {start['fingerprint']}"
         found["learnt_before"] = start["learnt_from"]
     # the latest state need not have been validated
-    is_validated = content.get("optimizer") is None
+    is_validated = "optimizer" not in content
     return {**found, **_validation_facts(content)} if is_validated else found
 
 
 def _validation_facts(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts about the validation of the best weights, if it was on whole cases."""
-    history, found = content.get("history"), dict[str, Any]()
+    progress, found = content["progress"], dict[str, Any]()
+    history = progress["history"]
     row = history[-1] if history else {}
     if "epoch" in row:
         found["epoch"] = int(row["epoch"])
-    config = config_of(content["config"])
-    sums = content.get("sums", {"counts": {}, "n_patches": 0})
+    config = content["card"].config
+    sums = progress["sums"]
     # on patches, each case has `per_case` of them
     is_one_each = config.patch.per_case > 1 and 0 < sums["n_patches"] == len(sums["counts"])
     if config.validation.patches_between and not is_one_each:

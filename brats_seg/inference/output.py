@@ -4,7 +4,7 @@
 probabilities/<case>-wt.nii.gz, -tc, -et
 uncertainty/<case>.nii.gz
 previews/<case>.png            three planes through the tumour, with the outlines of the regions
-reports/<case>.html            page of the case, by `case_pages`
+reports/<case>.html            page of the case, by `pages.write`
 cohort.html                    page of all cases, by `pages.cohort`
 manifest.jsonl                 record of each case; the last line of a case counts
 volumes.csv, failures.csv
@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, ValidationError
 
-from brats_seg.cases.folders import OUTPUT_MARKER
+from brats_seg.cases.find import OUTPUT_MARKER
 from brats_seg.cases.many import Failure, write_failures
 from brats_seg.cases.nifti import write_volume
 from brats_seg.config import Section
@@ -38,10 +38,10 @@ from brats_seg.dicom.segmentation import write_segmentation
 from brats_seg.errors import UsageError, counted
 from brats_seg.evaluation.subset_scores import SubsetScores, absent_from
 from brats_seg.files import explained, locked, remove_leftovers, whole_file
-from brats_seg.inference.postprocess import PARTS, PartVolume
-from brats_seg.inference.predict import CaseResult
+from brats_seg.inference.decode import PARTS, PartVolume
+from brats_seg.inference.method import Scan
+from brats_seg.inference.predict import Prediction
 from brats_seg.inference.result_files import result_files, write_descriptions
-from brats_seg.inference.scan import Scan
 from brats_seg.inference.settings import PredictionSettings, ResultLayout
 from brats_seg.labels import MODALITIES, convention_named, regions_of
 from brats_seg.quality.expected_dice import PREDICTED_COLUMNS
@@ -133,9 +133,7 @@ def key_of(
 
     A page is made from the result, and is no part of it.
     """
-    parts = [*inputs, model, settings.model_dump_json(exclude={"device", "layout", "report"})]
-    # not the usual layout, so that results of versions that had no other stay finished
-    parts += [settings.layout] if settings.layout != "plain" else []
+    parts = [*inputs, model, settings.result_text]
     # one file may be given as any of the modalities
     parts += modalities if len(modalities) < len(MODALITIES) else ()
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
@@ -189,12 +187,12 @@ class OutputFolder:
         )
 
     def write_case(
-        self, scan: Scan, result: CaseResult, settings: PredictionSettings
+        self, scan: Scan, result: Prediction, settings: PredictionSettings
     ) -> tuple[str, ...]:
         """Write the files of a case, the label map last, and return their names."""
         names = []
         geometry = scan.geometry
-        files = result_files(settings.layout, result.case_id, result.convention)
+        files = result_files(settings.layout, result.summary.case_id, result.convention)
         if result.probabilities is not None:
             if settings.layout == "plain":
                 self._mark(self.path / "probabilities")
@@ -217,7 +215,7 @@ class OutputFolder:
         return tuple(names)
 
     def write_segmentation(
-        self, scan: Scan, result: CaseResult, layout: ResultLayout, source: DicomSource | None
+        self, scan: Scan, result: Prediction, layout: ResultLayout, source: DicomSource | None
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Write the DICOM segmentation of a case that was converted from DICOM.
 
@@ -226,7 +224,7 @@ class OutputFolder:
         """
         if source is None:
             return (), ()
-        name = result_files(layout, result.case_id, result.convention).segmentation
+        name = result_files(layout, result.summary.case_id, result.convention).segmentation
         path = self.path / name
         remark = write_segmentation(
             path, result.label_map, scan.geometry, result.convention, source
@@ -277,7 +275,7 @@ class OutputFolder:
                 beside.write_text(json.dumps({"holds": "predictions"}) + "\n")
 
 
-def write_preview(scan: Scan, result: CaseResult, path: Path) -> None:
+def write_preview(scan: Scan, result: Prediction, path: Path) -> None:
     """Draw a case to a PNG file, with the patient's left on the right as radiologists see it."""
     # matplotlib takes long to import
     from brats_seg.figures.cases import SHOWN, planes_figure
@@ -288,9 +286,9 @@ def write_preview(scan: Scan, result: CaseResult, path: Path) -> None:
     regions = regions_of(turned(result.label_map, turn), result.convention)
     shown = shown_of(scan.modalities, SHOWN)
     images = {name: _on_grid(scan, MODALITIES.index(name), turn) for name in shown}
-    absent = absent_from(result.modalities)
+    absent = absent_from(result.summary.modalities)
     without = f", predicted without {', '.join(absent)}" if absent else ""
-    title = f"{result.case_id}{without}"
+    title = f"{result.summary.case_id}{without}"
     grid = Grid(spacing_mm=scan.spacing_mm)
     write_figure(planes_figure(images, regions, grid, title=title), path)
 

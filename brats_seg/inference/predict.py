@@ -12,68 +12,62 @@ import numpy.typing as npt
 from torch import nn
 
 from brats_seg.cases.case import Case, CaseFiles, LoadedCase, case_of_arrays, load_case
-from brats_seg.cases.inputs import single_input
+from brats_seg.cases.find import single_input
 from brats_seg.cases.layouts import modality_named
-from brats_seg.evaluation.subset_scores import SubsetScores
-from brats_seg.inference.missing_modalities import (
-    accepted,
-    check_subset,
-    scores_without,
-    subset_warnings,
-)
-from brats_seg.inference.model import Model, load_any_model, wrap_network
-from brats_seg.inference.postprocess import PartVolume, decode, measure
-from brats_seg.inference.probabilities import (
-    Field,
-    PredictionFallback,
-    completed,
-    crop_probabilities,
-    entropy,
-    foreign_probabilities,
-)
-from brats_seg.inference.scan import Scan, prepare_scan
+from brats_seg.config import Section
+from brats_seg.errors import UnusableCaseError
+from brats_seg.evaluation.subset_scores import SubsetScores, absent_from
+from brats_seg.inference.decode import PartVolume, convention_to_write, decode, measure
+from brats_seg.inference.method import Field, Scan
+from brats_seg.inference.model import Model, load_model, wrap_network
+from brats_seg.inference.probabilities import PredictionFallback, apply_model, entropy
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
-from brats_seg.labels import MODALITIES, LabelConvention, LabelMap, RegionMasks, regions_of
-from brats_seg.quality.expected_dice import mean_probabilities, predicted_dice
-from brats_seg.quality.result import Prediction, implausibilities
-from brats_seg.quality.scan_check import checked_scan
+from brats_seg.labels import MODALITIES, LabelConvention, LabelMap
 from brats_seg.runtime.device import choose_device
 from brats_seg.runtime.memory import keep_freed_memory, peak_memory_mb, reset_peak_memory
 from brats_seg.runtime.weights import ModelIdentity
 from brats_seg.voxels.box import Triple
-from brats_seg.wings import PredictedDice
+from brats_seg.wings import NO_JUDGEMENT, PredictedDice, judges
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class CaseResult:
-    """Prediction of a case, on the grid of its files."""
+class Summary(Section):
+    """What is to know of the prediction of a case."""
 
     case_id: str
+    modalities: tuple[str, ...] = MODALITIES
+    """Modalities that the case was predicted from."""
+    expected_loss: SubsetScores | None = None
+    """Dice that held-out cases lost with these modalities; None with all four, or if not measured."""
+    convention: str
+    """Label convention of the label map."""
+    convention_reason: str = ""
+    """Reason for it; empty if it is that of the release of the scan."""
+    volumes: tuple[PartVolume, ...]
+    warnings: tuple[str, ...] = ()
+    """Remarks on the scan, on the way of computing, and on what speaks against the label map."""
+    predicted_dice: tuple[PredictedDice, ...] = ()
+    """Dice that is expected of the regions that were found; none if the model has no fit of it."""
+    seconds: float
+    """Time of computing; in a record, also that of reading."""
+    peak_memory_mb: float
+    device: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Prediction:
+    """Prediction of a case, on the grid of its files."""
+
     label_map: LabelMap
     """(X, Y, Z)"""
     convention: LabelConvention
     """Label convention of the label map."""
-    convention_reason: str
-    """Reason for it; empty if it is that of the release of the scan."""
-    probabilities: npt.NDArray[np.float32] | None
+    probabilities: Field | None
     """(3, X, Y, Z); None unless the settings ask for them."""
-    uncertainty: npt.NDArray[np.float32] | None
+    uncertainty: Field | None
     """(X, Y, Z) in bits; None unless the settings ask for it."""
-    volumes: tuple[PartVolume, ...]
-    warnings: tuple[str, ...]
-    """Remarks on the scan, on the way of computing, and on what speaks against the label map."""
-    seconds: float
-    """Time of prediction and postprocessing, without reading and writing."""
-    peak_memory_mb: float
-    device: str
-    modalities: tuple[str, ...] = MODALITIES
-    """Modalities that it was predicted from."""
-    expected_loss: SubsetScores | None = None
-    """Dice that held-out cases lost with these modalities; None with all four, or if not measured."""
-    predicted_dice: tuple[PredictedDice, ...] = ()
-    """Dice that is expected of the regions that were found; none if the model has no fit of it."""
+    summary: Summary
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -101,21 +95,18 @@ class Predictor:
         Raises:
             UsageError: A path holds no model, or one that does not segment, or is damaged; or they
                 cannot be averaged.
+            ConfigError: A network cannot take the window that the settings ask for.
             EnvironmentalError: The device of the settings is not available.
         """
         device = choose_device(settings.device, settings.precision)
-        model = load_any_model(paths, device)
-        if model.method and settings.precision == "auto" and device.torch_device.type == "cpu":
-            # as the other programs compute on a CPU
-            model = replace(model, device=choose_device("cpu", "fp32"))
-        if model.method is None and model.profile is None:
+        model = load_model(paths, device, settings)
+        if (checks := judges()) is not None and not checks.has_profile(model.notes):
             log.warning(
-                "the model has no profile of its training scans, because an earlier version trained "
-                "it, or on few brains: new scans are not compared with them"
+                "the model has no profile of its training scans, as those of other programs or of few "
+                "brains: new scans are not compared with them"
             )
-        if model.method is None:
-            words = [completed(one, settings).window_words() for one in model.members]
-            log.info("windows: %s", "; ".join(dict.fromkeys(words)))
+        windows = dict.fromkeys(str(member.window) for member in model.members)
+        log.info("windows: %s", "; ".join(windows))
         if device.torch_device.type == "cpu":
             keep_freed_memory()
         return cls(model=model, settings=settings)
@@ -142,13 +133,14 @@ class Predictor:
         Raises:
             UsageError: It was trained on other modalities, regions or intensities than this package
                 prepares.
+            ConfigError: The network cannot take the window that the settings ask for.
             EnvironmentalError: The device of the settings is not available.
         """
         device = choose_device(settings.device, settings.precision)
-        model = wrap_network(network, identity, device, multiple=multiple)
+        model = wrap_network(network, identity, settings, device=device, multiple=multiple)
         return cls(model=model, settings=settings)
 
-    def predict_files(self, files: Mapping[str, Path], case_id: str | None = None) -> CaseResult:
+    def predict_files(self, files: Mapping[str, Path], case_id: str | None = None) -> Prediction:
         """Segment a case given as one file for each modality.
 
         Args:
@@ -158,7 +150,6 @@ class Predictor:
 
         Raises:
             CaseError: A file is missing or cannot be used, or as `predict_scan`.
-            ConfigError: As `predict_scan`.
         """
         named = {modality_named(word) or word: path for word, path in files.items()}
         return self.predict_scan(self.prepare(self.read(single_input(case_id, named))))
@@ -170,7 +161,7 @@ class Predictor:
         case_id: str = "case",
         *,
         modalities: Sequence[str] = MODALITIES,
-    ) -> CaseResult:
+    ) -> Prediction:
         """Segment a case given as arrays.
 
         Args:
@@ -181,7 +172,6 @@ class Predictor:
 
         Raises:
             CaseError: The images cannot be used, or as `predict_scan`.
-            ConfigError: As `predict_scan`.
         """
         loaded = case_of_arrays(case_id, images, affine, modalities)
         return self.predict_scan(self.prepare(loaded))
@@ -190,30 +180,40 @@ class Predictor:
         """Load a case of `find_inputs`, whose modalities the model was trained for.
 
         Args:
-            case: The case; `missing_modalities.accepted` names what speaks against it.
+            case: The case.
             files: Files of the case, if they have been read already.
 
         Raises:
             CaseError: The case cannot be used, or lacks modalities that the model needs.
         """
-        case = accepted(case, self.model)
+        case = self.accept(case)
         return load_case(case, with_label=False, files=files, modalities=case.modalities)
+
+    def accept(self, case: Case) -> Case:
+        """Return the case if the model takes it.
+
+        Raises:
+            CaseError: The case has problems, or lacks modalities that the model needs.
+        """
+        if case.problems:
+            raise UnusableCaseError(case.case_id, case.problems)
+        self.model.require(case.case_id, case.modalities, case.location)
+        return case
 
     def prepare(self, loaded: LoadedCase) -> Scan:
         """Prepare a case that has been loaded, as the training of the model did.
 
         Raises:
-            CaseError: The scan cannot be used, or lacks modalities that the model needs.
+            CaseError: The scan cannot be used.
         """
-        check_subset(self.model, loaded.case.case_id, loaded.modalities)
-        method = self.model.method
-        if method is not None:
-            return method.prepare(loaded)
-        scan = prepare_scan(loaded, self.spacing_mm)
-        return checked_scan(scan, self.model.profile, self.spacing_mm)
+        scan, checks = self.model.method.prepare(loaded), judges()
+        if checks is None:
+            return scan
+        unlike = checks.unlike_training(scan, self.model.notes, self.spacing_mm)
+        return replace(scan, warnings=(*scan.warnings, *unlike))
 
-    def predict_scan(self, scan: Scan) -> CaseResult:
-        """Segment a scan that has been read; see the function `predict_scan`."""
+    def predict_scan(self, scan: Scan) -> Prediction:
+        """Segment a scan that has been prepared; see the function `predict_scan`."""
         return predict_scan(self.model, scan, self.settings)
 
     @property
@@ -222,88 +222,68 @@ class Predictor:
         return self.model.identity.spacing_mm
 
 
-def predict_scan(model: Model, scan: Scan, settings: PredictionSettings) -> CaseResult:
+def predict_scan(model: Model, scan: Scan, settings: PredictionSettings) -> Prediction:
     """Segment a scan.
 
     Raises:
         CaseError: Memory runs out even in the last mode of the fallback, a network returns
             values that are not finite, or the scan lacks modalities that the model needs.
-        ConfigError: A network cannot take the window that the settings ask for.
     """
-    check_subset(model, scan.case_id, scan.modalities)
+    model.require(scan.case_id, scan.modalities)
     started_s = time.monotonic()
     reset_peak_memory(model.device.torch_device)
     fallback = PredictionFallback(scan.case_id, model.device)
-    if model.method is None:
-        mean = crop_probabilities(model, scan.case_id, scan.image, settings, fallback)
-    else:
-        mean = foreign_probabilities(model, model.method, scan, settings, fallback)
+    mean = apply_model(model, model.method.to_network(scan), fallback, tta=settings.tta)
     probabilities = scan.on_scan_spacing(mean)
-    written = model.written_convention(settings, scan.release)
-    convention = written.convention
-    labels = decode(probabilities, model.decoding(settings), convention, scan.voxel_mm3)
-    prediction = _prediction(model, scan, probabilities, labels, convention)
-    expected = scores_without(model, scan.modalities)
-    return CaseResult(
-        case_id=scan.case_id,
+    convention, reason = convention_to_write(
+        settings.labels, scan.release, model.identity.conventions
+    )
+    labels = decode(probabilities, model.decoding, convention, scan.voxel_mm3)
+    volumes = measure(labels, convention, scan.voxel_mm3)
+    expected_loss = model.expected_loss(scan.modalities)
+    judged, checks = NO_JUDGEMENT, judges()
+    if checks is not None:
+        judged = checks.judge_result(
+            scan, probabilities, labels, convention, volumes=volumes, notes=model.notes
+        )
+    return Prediction(
         label_map=scan.on_scan_grid(labels),
         convention=convention,
-        convention_reason=written.reason,
-        probabilities=np.stack([scan.on_scan_grid(part) for part in probabilities])
+        probabilities=np.stack([scan.on_scan_grid(values) for values in probabilities])
         if settings.probabilities
         else None,
         uncertainty=scan.on_scan_grid(scan.on_scan_spacing(entropy(mean)[None])[0])
         if settings.uncertainty
         else None,
-        volumes=prediction.volumes,
-        warnings=(
-            *subset_warnings(scan.modalities, expected),
-            *scan.warnings,
-            *fallback.warnings,
-            *implausibilities(prediction),
+        summary=Summary(
+            case_id=scan.case_id,
+            modalities=scan.modalities,
+            expected_loss=expected_loss,
+            convention=convention.name,
+            convention_reason=reason,
+            volumes=volumes,
+            warnings=(
+                *_subset_warnings(scan.modalities, expected_loss),
+                *scan.warnings,
+                *fallback.warnings,
+                *judged.warnings,
+            ),
+            predicted_dice=judged.predicted_dice,
+            seconds=time.monotonic() - started_s,
+            peak_memory_mb=peak_memory_mb(model.device.torch_device),
+            device=str(model.device.torch_device),
         ),
-        seconds=time.monotonic() - started_s,
-        peak_memory_mb=peak_memory_mb(model.device.torch_device),
-        device=str(model.device.torch_device),
-        modalities=scan.modalities,
-        expected_loss=expected,
-        predicted_dice=prediction.predicted_dice,
     )
 
 
-def _prediction(
-    model: Model, scan: Scan, probabilities: Field, labels: LabelMap, convention: LabelConvention
-) -> Prediction:
-    """Return what a prediction is judged by."""
-    regions = regions_of(labels, convention)
-    # both are known of all four modalities alone
-    is_whole = scan.modalities == MODALITIES
-    return Prediction(
-        regions=regions,
-        probabilities=probabilities,
-        brain=_brain_of(scan),
-        volumes=measure(labels, convention, scan.voxel_mm3),
-        spacing_mm=scan.spacing_mm,
-        predicted_dice=_predicted_dice(model, probabilities, regions) if is_whole else (),
-        uptake=_uptake(scan) if is_whole and not model.method else None,
-        is_unusual=bool(scan.warnings),
+def _subset_warnings(modalities: Sequence[str], loss: SubsetScores | None) -> tuple[str, ...]:
+    """Return a sentence that says which modalities are missing, and what to expect of the result."""
+    if not (missing := absent_from(modalities)):
+        return ()
+    words = f"no {', '.join(missing)}: predicted from {' and '.join(modalities)} alone"
+    if loss is not None:
+        return (f"{words}; expect a lower Dice than with all four modalities: it was {loss}",)
+    return (
+        f"{words}; the loss of Dice to expect is not known: `brats-seg tune` measures it on the "
+        "held-out cases of the runs",
     )
-
-
-def _brain_of(scan: Scan) -> npt.NDArray[np.bool_]:
-    """Return the voxels of the brain at the spacing of the files."""
-    brain = (scan.image != 0).any(axis=0)
-    return scan.on_scan_spacing(brain[None].astype(np.float32))[0] > 0.5
-
-
-def _uptake(scan: Scan) -> Field | None:
-    """Return t1c minus t1n (x, y, z) at the spacing of the files; None if one of them is missing."""
-    t1n, t1c = (scan.image[MODALITIES.index(name)] for name in ("t1n", "t1c"))
-    return scan.on_scan_spacing((t1c - t1n)[None])[0] if t1n.any() and t1c.any() else None
-
-
-def _predicted_dice(
-    model: Model, probabilities: Field, regions: RegionMasks
-) -> tuple[PredictedDice, ...]:
-    lines = model.dice_lines
-    return predicted_dice(lines, mean_probabilities(probabilities, regions)) if lines else ()

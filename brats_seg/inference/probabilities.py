@@ -5,47 +5,35 @@ probabilities are `(3, x, y, z)` in the order of `REGIONS`. Two float32 volumes 
 sum, and the part that is being added.
 
 When memory runs out, a case is computed again in a mode that needs less: first with the sum of the
-windows in the memory of the host, then with smaller windows, and finally on the CPU. The next case
-starts in the first mode again.
+windows in the memory of the host, then with smaller windows, and finally on the CPU.
 """
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from itertools import combinations, product
-from typing import TypeAlias, TypeVar
+from functools import partial, reduce
+from itertools import combinations, product, starmap
+from operator import iadd
+from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from scipy.special import entr
 from torch import Tensor, nn
 
-from brats_seg.errors import CaseError, ConfigError
-from brats_seg.inference.foreign import ForeignMethod
+from brats_seg.errors import CaseError, counted
+from brats_seg.inference.method import Field, Method, NetworkInput
 from brats_seg.inference.model import Member, Model
-from brats_seg.inference.scan import Scan
-from brats_seg.inference.settings import ONE_PASS, PredictionSettings
-from brats_seg.models.norm import Shares, shares_of, statistics_of_centre
 from brats_seg.progress import part
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.memory import is_out_of_memory
-from brats_seg.runtime.sliding_window import (
-    WindowRule,
-    n_windows,
-    predict_logits,
-    window_around,
-    window_within,
-)
-from brats_seg.runtime.weights import FittedPrediction
+from brats_seg.runtime.windows import n_windows, predict_logits
 from brats_seg.voxels.box import Triple, rounded_up
 
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-Field: TypeAlias = npt.NDArray[np.float32]
 
 _SMALLEST_WINDOW = 16
 """Shortest axis of a halved window, in voxels."""
@@ -117,129 +105,40 @@ class PredictionFallback:
         log.warning("case %s: memory ran out; computing it again %s", self.case_id, self.mode)
 
 
-def crop_probabilities(
-    model: Model,
-    case_id: str,
-    image: npt.NDArray[np.float32],
-    settings: PredictionSettings,
-    fallback: PredictionFallback,
-) -> npt.NDArray[np.float32]:
-    """Return the probabilities (3, x, y, z) of a brain crop (4, x, y, z), 0 outside the brain.
-
-    Raises as `predict_scan`.
-    """
-    mean = predict_probabilities(model, image, settings, fallback)
-    _check_numbers(case_id, mean)
-    # no tumour outside the brain, whatever a network returns there
-    mean *= (image != 0).any(axis=0)
-    return mean
-
-
 @torch.inference_mode()
-def foreign_probabilities(
-    model: Model,
-    method: ForeignMethod,
-    scan: Scan,
-    settings: PredictionSettings,
-    fallback: PredictionFallback,
-) -> npt.NDArray[np.float32]:
-    """Return the probabilities (3, x, y, z) of a crop, computed as another program does.
-
-    Logits are averaged over windows, networks and mirror images, and tumour may be anywhere.
-
-    Raises as `predict_scan`.
-    """
-    (member,) = model.members
-    axes = method.mirror_axes if settings.tta else ()
-    mirrors = [mirror for n in range(len(axes) + 1) for mirror in combinations(axes, n)]
-    if settings.overlap is None:
-        settings = settings.model_copy(update={"overlap": method.overlap})
-    given = method.to_network(scan)
-    with part(
-        f"{scan.case_id}, windows", _n_windows(member, settings, given.image, method.rule)
-    ) as after_window:
-        passing = _Pass(
-            member=member,
-            settings=settings,
-            after_window=after_window,
-            rule=method.rule,
-            window_mirrors=mirrors,
-        )
-        logits = fallback.run(partial(passing.logits, torch.from_numpy(given.image)))
-    mean = given.back(logits.cpu().numpy())
-    _check_numbers(scan.case_id, mean)
-    return mean
-
-
-@torch.inference_mode()
-def predict_probabilities(
-    model: Model, image: Field, settings: PredictionSettings, fallback: PredictionFallback
+def apply_model(
+    model: Model, given: NetworkInput, fallback: PredictionFallback, *, tta: bool = False
 ) -> Field:
-    """Return the mean probabilities of an image; raises as `predict_scan`."""
-    mirrors = list(product((False, True), repeat=3)) if settings.tta else [(False,) * 3]
-    total = torch.zeros(len(model.members[0].regions), *image.shape[1:])
-    n_all = len(mirrors) * sum(_n_windows(member, settings, image) for member in model.members)
+    """Return what a model says of a case (R, x, y, z): the mean over networks and mirror images.
+
+    Args:
+        model: Networks, and the method that prepared the case.
+        given: The case as the networks take it.
+        fallback: Modes to compute the case in.
+        tta: Whether all mirror images of each window are averaged.
+
+    Raises:
+        CaseError: Memory runs out even in the last mode of the fallback, or a network returns values
+            that are not finite.
+    """
+    image, method = torch.from_numpy(given.image), model.method
+    axes = method.mirror_axes if tta else ()
+    mirrors = [mirror for n in range(len(axes) + 1) for mirror in combinations(axes, n)]
+    passes, inside = (mirrors, [()]) if method.mean_of == "probabilities" else ([()], mirrors)
+    n_all = len(passes) * sum(_n_windows(member, image, method) for member in model.members)
     with part(f"{fallback.case_id}, windows", n_all) as after_window:
-        for member, mirror in product(model.members, mirrors):
-            axes = [axis for axis, flipped in enumerate(mirror, start=1) if flipped]
-            passing = _Pass(member=member, axes=axes, settings=settings, after_window=after_window)
-            found = fallback.run(partial(passing.probabilities, torch.from_numpy(image)))
-            for region, place in zip(total, member.regions, strict=True):
-                region += found[place].flip([axis - 1 for axis in axes])
-    return total.div_(len(model.members) * len(mirrors)).numpy()
 
+        def output_of(member: Member, mirror: tuple[int, ...]) -> Field:
+            dims = [1 + axis for axis in mirror]
+            work = _Pass(member=member, method=method, mirrors=inside, after_window=after_window)
+            logits = fallback.run(partial(work.logits, _flip(image, dims)))
+            return given.back(_select(_flip(logits, dims), member.regions))
 
-def completed(member: Member, settings: PredictionSettings) -> PredictionSettings:
-    """Return settings for a network, whose window is None only where the crop is taken in one pass.
-
-    Raises:
-        ConfigError: The norms of the network cannot take statistics of the centre.
-    """
-    own = settings.over(member.fitted).over(FittedPrediction(window=member.window or "whole"))
-    if own.windows == "centre" and not member.has_centred_norms:
-        msg = (
-            f"--windows centre needs the norms of model.name 'unet'; found {member.name!r}. Give "
-            "--windows sliding or whole."
-        )
-        raise ConfigError(msg)
-    if own.windows in ONE_PASS or own.window is not None:
-        return own
-    return own.model_copy(update={"window": member.window or member.patch})
-
-
-def window_of(member: Member, settings: PredictionSettings, shape: Triple) -> Triple:
-    """Return the window of a network for a crop of that shape.
-
-    Raises:
-        ConfigError: The network cannot take the window asked for.
-    """
-    own = completed(member, settings)
-    if own.windows == "centre":
-        # never smaller than a training patch, as sliding windows
-        return window_around(member.patch, member.multiple, shape)
-    if own.window is None:
-        return rounded_up(shape, member.multiple)
-    window = own.window
-    if rounded_up(window, member.multiple) != window:
-        words = ["x".join(map(str, size)) for size in (window, member.multiple)]
-        nearest = ",".join(map(str, rounded_up(window, member.multiple)))
-        msg = (
-            f"--window {words[0]} does not fit model.name {member.name!r}; expected "
-            f"multiples of {words[1]}. Nearest above: {nearest}."
-        )
-        raise ConfigError(msg)
-    return window_within(window, member.patch, member.multiple, shape)
-
-
-def centre_shares(member: Member, settings: PredictionSettings, window: Triple) -> Shares | None:
-    """Return the part of each axis of a window that norms take statistics from; None for all.
-
-    It has the size of the default sliding window, with which a network sees about what it saw in
-    training.
-    """
-    if completed(member, settings).windows != "centre":
-        return None
-    return shares_of(member.window or member.patch, window)
+        # in place, which saves a whole float32 volume
+        total: Field = reduce(iadd, starmap(output_of, product(model.members, passes)))
+    total /= len(model.members) * len(passes)
+    _check_numbers(fallback.case_id, total)
+    return total
 
 
 def entropy(probabilities: Field) -> Field:
@@ -251,84 +150,68 @@ def entropy(probabilities: Field) -> Field:
     return bits
 
 
-def _check_numbers(case_id: str, probabilities: npt.NDArray[np.float32]) -> None:
-    n_broken = np.count_nonzero(~np.isfinite(probabilities))
+def _check_numbers(case_id: str, outputs: Field) -> None:
+    n_broken = int(np.count_nonzero(~np.isfinite(outputs)))
     if n_broken:
         # NaN would become background: an empty label map that looks like a result
-        found = f"{n_broken} probabilities that are NaN or infinite"
+        found = f"{counted(n_broken, 'value')} of the network that are NaN or infinite"
         next_step = "Predict with --precision fp32; if that does not help, the model is broken."
-        raise CaseError(case_id, "(all)", found, "numbers from 0 to 1", next_step)
+        raise CaseError(case_id, "(all)", found, "finite numbers", next_step)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Pass:
-    """Application of one network to one mirror image."""
+    """Application of one network to a case, in windows and their mirror images."""
 
     member: Member
-    settings: PredictionSettings
+    method: Method
+    mirrors: Sequence[tuple[int, ...]]
+    """Axes of each mirror image of a window; none for the first."""
     after_window: Callable[[], None]
-    axes: Sequence[int] = ()
-    """Axes of the image that are mirrored."""
-    window_mirrors: Sequence[tuple[int, ...]] = ((),)
-    """Axes of the mirror images of a window whose logits are averaged."""
-    rule: WindowRule | None = None
-    """Rule of another program for windows."""
-
-    def probabilities(self, image: Tensor, mode: PredictionMode) -> Tensor:
-        """Return the probabilities, mirrored as the image."""
-        # in place, which saves a whole float32 volume
-        return self.logits(image, mode).sigmoid_().cpu()
 
     def logits(self, image: Tensor, mode: PredictionMode) -> Tensor:
-        """Return the logits, mirrored as the image."""
-        mirrored = image[list(self.member.channels)].flip(list(self.axes))
-        window = window_of(self.member, self.settings, _shape_of(image))
+        """Return the logits (R, ...) of an image (4, ...)."""
+        member, device = self.member, mode.device
+        window = member.window.fit(_shape(image), member.patch, member.multiple)
         for _ in range(mode.n_halvings):
-            window = _halved(window, self.member.multiple)
-        place = mode.device.torch_device
-
-        def of_window(voxels: Tensor) -> Tensor:
-            with mode.device.autocast():
-                logits = self._of_window(voxels.to(place))
-            self.after_window()
-            return logits
-
-        shares = centre_shares(self.member, self.settings, window)
-        with (
-            _on(self.member.network, mode.device),
-            statistics_of_centre(self.member.network, shares),
-        ):
+            window = _halved(window, member.multiple)
+        channels = image[list(member.channels)]
+        with _on(member.network, device):
             return predict_logits(
-                of_window,
-                mirrored if mode.stitch_on_host else mirrored.to(place),
+                self._mean_logits,
+                channels if mode.stitch_on_host else channels.to(device.torch_device),
                 window=window,
-                overlap=completed(self.member, self.settings).least_overlap,
-                rule=self.rule,
+                overlap=member.window.overlap,
+                rule=self.method.rule,
+                device=device,
+                after_window=self.after_window,
             )
 
-    def _of_window(self, voxels: Tensor) -> Tensor:
-        """Return the logits of a window (1, C, X, Y, Z), averaged over its mirror images."""
-        _, *others = self.window_mirrors
+    def _mean_logits(self, voxels: Tensor) -> Tensor:
+        """Return the logits of a window (1, C, X, Y, Z): the mean over its mirror images."""
         logits: Tensor = self.member.network(voxels)
-        for mirror in others:
-            dims = _dims(mirror)
+        for axes in self.mirrors[1:]:
+            dims = [2 + axis for axis in axes]
             logits = logits + self.member.network(voxels.flip(dims)).flip(dims)
-        return logits / len(self.window_mirrors) if others else logits
+        return logits / len(self.mirrors) if len(self.mirrors) > 1 else logits
 
 
-def _dims(mirror: Sequence[int]) -> list[int]:
-    """Return the dimensions of a window (1, C, X, Y, Z) for axes of the image."""
-    return [2 + axis for axis in mirror]
+def _flip(tensor: Tensor, dims: list[int]) -> Tensor:
+    # torch copies even where nothing is flipped
+    return tensor.flip(dims) if dims else tensor
 
 
-def _n_windows(
-    member: Member, settings: PredictionSettings, image: Field, rule: WindowRule | None = None
-) -> int:
-    shape, overlap = _shape_of(image), completed(member, settings).least_overlap
-    return n_windows(shape, window_of(member, settings, shape), overlap, rule)
+def _select(logits: Tensor, regions: Sequence[int]) -> Tensor:
+    """Return the outputs of a network in another order, without a copy if it is the same."""
+    return logits if list(regions) == list(range(len(logits))) else logits[list(regions)]
 
 
-def _shape_of(image: Tensor | Field) -> Triple:
+def _n_windows(member: Member, image: Tensor, method: Method) -> int:
+    window = member.window.fit(_shape(image), member.patch, member.multiple)
+    return n_windows(_shape(image), window, member.window.overlap, method.rule)
+
+
+def _shape(image: Tensor) -> Triple:
     return image.shape[1], image.shape[2], image.shape[3]
 
 

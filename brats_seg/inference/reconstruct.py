@@ -8,22 +8,20 @@ from typing import Self
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
-from brats_seg.cases.case import Case
-from brats_seg.cases.inputs import find_inputs
+from brats_seg.cases.case import Case, load_case
+from brats_seg.cases.find import find_inputs
 from brats_seg.cases.many import MappedCases, map_cases
-from brats_seg.config import OVERLAP
-from brats_seg.errors import CaseError, UsageError, counted
+from brats_seg.errors import UsageError
 from brats_seg.files import alone_at
-from brats_seg.inference.model import Member, build_single
-from brats_seg.inference.scan import Scan, read_scan
+from brats_seg.inference.method import NetworkInput, Scan, prepare_scan
+from brats_seg.inference.model import Model, assemble
+from brats_seg.inference.probabilities import PredictionFallback, apply_model
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
 from brats_seg.progress import Track, untracked
 from brats_seg.runtime.device import Device, choose_device
-from brats_seg.runtime.sliding_window import predict_logits
 from brats_seg.runtime.weights import read_trained, require_task
+from brats_seg.voxels.grids import Spacing
 
 Image = npt.NDArray[np.float32]
 
@@ -68,7 +66,7 @@ def reconstruct_cases(
         EnvironmentalError: The device is not available, or the folder cannot be written to.
     """
     device = choose_device(settings.device, settings.precision)
-    reconstructor = Reconstructor.load(run, device, overlap=settings.least_overlap)
+    reconstructor = Reconstructor.load(run, device, settings)
     draw = partial(_drawn, reconstructor=reconstructor, output=output)
     cases = find_inputs(inputs)
     with alone_at(output, is_folder=True):
@@ -104,30 +102,32 @@ class Reconstruction:
 class Reconstructor:
     """A loaded autoencoder."""
 
-    member: Member
-    device: Device
-    spacing_mm: tuple[float, float, float]
-    """Voxel size of the training cases."""
-    overlap: float = OVERLAP
-    """Share that neighbouring windows have in common."""
+    model: Model
 
     @classmethod
-    def load(cls, path: Path, device: Device | None = None, *, overlap: float = OVERLAP) -> Self:
+    def load(
+        cls,
+        path: Path,
+        device: Device | None = None,
+        settings: PredictionSettings = DEFAULT_SETTINGS,
+    ) -> Self:
         """Load a run or a checkpoint; without a device, onto the GPU if there is one.
 
         Raises:
             UsageError: The path holds no autoencoder, several, or a damaged one.
         """
-        read = read_trained(path)
-        for trained in read:
+        networks = read_trained(path)
+        for trained in networks:
             require_task(trained, "reconstruction", path)
-        if len(read) > 1:
-            msg = f"{path} holds {len(read)} autoencoders; expected one"
+        if len(networks) > 1:
+            msg = f"{path} holds {len(networks)} autoencoders; expected one"
             raise UsageError(msg)
-        device = device or choose_device("auto", "auto")
-        (member,) = build_single(read[0], device).members
-        spacing_mm = read[0].identity.spacing_mm
-        return cls(member=member, device=device, spacing_mm=spacing_mm, overlap=overlap)
+        return cls(model=assemble(networks, device or choose_device("auto", "auto"), settings))
+
+    @property
+    def spacing_mm(self) -> Spacing:
+        """Voxel size of the training cases."""
+        return self.model.identity.spacing_mm
 
     def reconstruct(self, case: Case) -> Reconstruction:
         """Read a case, and encode and decode it.
@@ -135,7 +135,8 @@ class Reconstructor:
         Raises:
             CaseError: The case cannot be used, or the reconstruction is not finite.
         """
-        return self.reconstruct_scan(read_scan(case, self.spacing_mm))
+        loaded = load_case(case, with_label=False)
+        return self.reconstruct_scan(prepare_scan(loaded, self.spacing_mm))
 
     def reconstruct_scan(self, scan: Scan) -> Reconstruction:
         """Encode and decode a scan, whole or in windows as the network was trained.
@@ -143,33 +144,14 @@ class Reconstructor:
         Raises:
             CaseError: The reconstruction is not finite.
         """
-        order = list(self.member.channels)
-        x, y, z = scan.image.shape[1:]
-        decoded = predict_logits(
-            self._of_window,
-            torch.from_numpy(scan.image)[order].to(self.device.torch_device),
-            window=self.member.window or (x, y, z),
-            overlap=self.overlap,
-        )
-        reconstruction = np.empty_like(scan.image)
-        reconstruction[order] = decoded.cpu().numpy()
-        if not np.isfinite(reconstruction).all():
-            n_broken = int((~np.isfinite(reconstruction)).sum())
-            found = f"a reconstruction with NaN or infinity in {counted(n_broken, 'voxel')}"
-            next_step = "Try --precision fp32; if that does not help, the model is broken."
-            raise CaseError(scan.case_id, "(all)", found, "numbers", next_step)
+        given = NetworkInput(image=scan.image, back=lambda decoded: decoded.cpu().numpy())
+        fallback = PredictionFallback(scan.case_id, self.model.device)
         return Reconstruction(
             case_id=scan.case_id,
             image=scan.image,
-            reconstruction=reconstruction,
-            warnings=scan.warnings,
+            reconstruction=apply_model(self.model, given, fallback),
+            warnings=(*scan.warnings, *fallback.warnings),
         )
-
-    @torch.inference_mode()
-    def _of_window(self, window: Tensor) -> Tensor:
-        with self.device.autocast():
-            decoded: Tensor = self.member.network(window)
-        return decoded
 
 
 def _drawn(case: Case, reconstructor: Reconstructor, output: Path) -> DrawnCase:

@@ -1,39 +1,31 @@
 """Combine the settings of prediction: those of the user, those fitted to a model, and defaults."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
-from pydantic import (
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    field_validator,
-    model_serializer,
-    model_validator,
-)
+from pydantic import ValidationError, field_validator
 
-from brats_seg.config import OVERLAP, Section, Size
+from brats_seg.config import Section, Size, parse_size
 from brats_seg.config_text import words_of
 from brats_seg.errors import ConfigError
 from brats_seg.labels import convention_named
-from brats_seg.models.build import size_words
-from brats_seg.runtime.weights import Decoding, FittedPrediction, Overlap
+from brats_seg.runtime.weights import CubicMillimetres, Decoding, Overlap, Threshold
+from brats_seg.runtime.windows import Window
 
 ResultLayout = Literal["plain", "bids"]
-ONE_PASS = ("whole", "centre")
-"""Values of `windows` that take the brain crop in one pass."""
 
 
 class PredictionSettings(Section):
     """Settings of a prediction.
 
-    Window, overlap and decoding that are not given here are those stored with the model (see `over`), and
-    the defaults where nothing was fitted. Written to JSON, the settings of `decoding` stand beside
-    the others, null where they are not given.
+    Thresholds and smallest volumes that are not given are those stored with the model, or the
+    defaults where nothing was fitted; see `resolve`.
 
     Example:
-        >>> settings = PredictionSettings(tta=True, decoding=Decoding(thresholds=(0.4, 0.5, 0.5)))
-        >>> fitted = FittedPrediction(decoding=Decoding(smallest_et_mm3=50))
-        >>> settings.over(fitted).decoding
+        >>> settings = PredictionSettings(tta=True, thresholds=(0.4, 0.5, 0.5))
+        >>> fitted = Decoding(smallest_et_mm3=50)
+        >>> window, decoding = resolve(settings, fitted, Window(size=(96, 96, 96), overlap=0.5))
+        >>> decoding
         Decoding(thresholds=(0.4, 0.5, 0.5), smallest_mm3=(0.0, 0.0, 0.0), smallest_et_mm3=50.0)
     """
 
@@ -41,18 +33,19 @@ class PredictionSettings(Section):
     """`auto` takes the GPU when there is one; else `cpu`, `cuda`, `cuda:1`, `mps`."""
     precision: Literal["auto", "fp32", "fp16", "bf16"] = "auto"
     """`auto` takes what the device computes natively: bf16, else fp16 on a GPU, else fp32."""
-    windows: Literal["auto", "whole", "centre", "sliding"] = "auto"
-    """`whole` takes the brain crop in one pass, `centre` too, with the statistics of its centre in the norms
-    of the network, and `sliding` many windows; `auto`: what was fitted, else the default."""
-    window: Size | None = None
-    """Voxels of a sliding window."""
+    window: Literal["auto", "whole"] | Size = "auto"
+    """Voxels of a sliding window; `whole` takes the brain crop in one pass, `auto` the window of the
+    network."""
     overlap: Overlap | None = None
-    """Share that neighbouring windows have in common; null takes the one fitted with the window, else
-    0.5."""
+    """Share that neighbouring windows have in common; null takes 0.5, or that of another program."""
     tta: bool = False
     """Whether the mean is taken over all eight mirror images: eight times the work."""
-    decoding: Decoding = Decoding()
-    """Thresholds and smallest volumes, which turn probabilities into a label map."""
+    thresholds: tuple[Threshold, Threshold, Threshold] | None = None
+    """Probability above which a voxel belongs to WT, TC, ET; null takes those of the model."""
+    smallest_mm3: tuple[CubicMillimetres, CubicMillimetres, CubicMillimetres] | None = None
+    """Volume below which a component of WT, TC, ET is removed; null takes those of the model."""
+    smallest_et_mm3: CubicMillimetres | None = None
+    """Volume of all ET together below which it becomes necrosis; null takes that of the model."""
     labels: str | None = None
     """Label convention to write; null takes that of the scan's release."""
     probabilities: bool = False
@@ -66,88 +59,54 @@ class PredictionSettings(Section):
     layout: ResultLayout = "plain"
     """Names of the files that are written: `plain`, CASE.nii.gz, or `bids`, a BIDS derivative."""
 
-    def over(self, fitted: FittedPrediction) -> Self:
-        """Return these settings, completed by what was fitted to a network."""
-        given = self.decoding.model_dump(exclude_unset=True)
-        decoding = Decoding(**{**fitted.decoding.model_dump(), **given})
-        windows, window = self.windows, self.window or fitted.window
-        if isinstance(window, str):
-            windows, window = window if windows == "auto" else windows, None
-        if windows in ONE_PASS:
-            window = None
-        overlap = self.overlap
-        if overlap is None and self.window is None:
-            # fitted together with the window, and to no other
-            overlap = fitted.overlap
-        completed = {"windows": windows, "window": window, "overlap": overlap}
-        return self.model_copy(update={**completed, "decoding": decoding})
-
     @property
-    def least_overlap(self) -> float:
-        """Overlap to use: the one given or fitted, else the default."""
-        return OVERLAP if self.overlap is None else self.overlap
-
-    def window_words(self) -> str:
-        """Return window and overlap as words, of settings that are complete."""
-        if self.window is not None:
-            return f"{size_words(self.window)} voxels, overlap {self.least_overlap:g}"
-        centred = ", with the statistics of its centre" * (self.windows == "centre")
-        return f"the whole brain in one pass{centred}"
+    def result_text(self) -> str:
+        """The settings that the files of a case depend on, as JSON."""
+        return self.model_dump_json(exclude={"device", "report"})
 
     def changed_text(self) -> str:
         """Return the settings that a label map depends on and that are not the defaults, as words."""
-        default = PredictionSettings().model_dump(mode="json")
-        given = self.model_dump(mode="json", exclude={"preview", "report", "layout"})
-        changed = [f"{key}: {value}" for key, value in given.items() if value != default[key]]
+        given = self.model_dump(mode="json", exclude_defaults=True)
+        # no label map depends on these
+        about_files = {"preview", "report", "layout"}
+        changed = [f"{name}: {given[name]}" for name in given if name not in about_files]
         return ", ".join(changed) or "the defaults"
 
-    def __eq__(self, other: object) -> bool:
-        # a given threshold of 0.5 differs from a default one: it overrides the fitted threshold
-        return isinstance(other, PredictionSettings) and self.model_dump() == other.model_dump()
-
-    def __hash__(self) -> int:
-        return hash(self.model_dump_json())
-
-    @model_validator(mode="before")
+    @field_validator("window", mode="before")
     @classmethod
-    def _gather_decoding(cls, given: Any) -> Any:
-        if not isinstance(given, Mapping):
-            return given
-        flat = {name: given[name] for name in Decoding.model_fields if given.get(name) is not None}
-        rest = {name: value for name, value in given.items() if name not in Decoding.model_fields}
-        return {**rest, "decoding": flat} if flat else rest
-
-    @model_validator(mode="after")
-    def _whole_has_no_window(self) -> Self:
-        if self.windows in ONE_PASS and self.window is not None:
-            msg = f"windows is {self.windows!r} and a window is given; expected one of the two"
-            raise ValueError(msg)
-        return self
+    def _parse_window(cls, value: object) -> object:
+        return value if value == "auto" else parse_size(value)
 
     @field_validator("labels")
     @classmethod
-    def _is_known(cls, value: str | None) -> str | None:
+    def _check_labels(cls, value: str | None) -> str | None:
         if value is not None:
             convention_named(value)
         return value
-
-    @model_serializer(mode="wrap")
-    def _spread_decoding(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        flat: dict[str, Any] = {}
-        for name, value in handler(self).items():
-            if name == "decoding":
-                given = self.decoding.model_fields_set
-                flat.update({key: below if key in given else None for key, below in value.items()})
-            else:
-                flat[name] = value
-        return flat
 
 
 DEFAULT_SETTINGS = PredictionSettings()
 
 
+def resolve(
+    settings: PredictionSettings, fitted: Decoding, default: Window
+) -> tuple[Window, Decoding]:
+    """Return the window and the decoding of a network, of what the user gave, what was fitted, and defaults.
+
+    Args:
+        settings: What the user gave.
+        fitted: Thresholds and smallest volumes that were fitted to the network.
+        default: Window of the network where none is given.
+    """
+    size = default.size if settings.window == "auto" else settings.window
+    overlap = default.overlap if settings.overlap is None else settings.overlap
+    window = Window(size=None if size == "whole" else size, overlap=overlap)
+    given = settings.model_dump(include=set(Decoding.model_fields), exclude_none=True)
+    return window, fitted.model_copy(update=given)
+
+
 def prediction_settings(given: Mapping[str, Any]) -> PredictionSettings:
-    """Validate settings, those of `Decoding` beside the others; None counts as not given.
+    """Validate settings; None counts as not given.
 
     Raises:
         ConfigError: A setting is unknown or out of range; the message names it, what was got and
@@ -159,12 +118,11 @@ def prediction_settings(given: Mapping[str, Any]) -> PredictionSettings:
     """
     try:
         return PredictionSettings.model_validate(
-            {key: value for key, value in given.items() if value is not None}
+            {name: value for name, value in given.items() if value is not None}
         )
     except ValidationError as error:
-        raise ConfigError("\n".join(map(_explained, error.errors()))) from None
-
-
-def _explained(problem: Mapping[str, Any]) -> str:
-    name = ".".join(str(part) for part in problem["loc"] if part != "decoding") or "windows"
-    return f"setting {name}: {words_of(problem)} (got {problem['input']!r})"
+        lines = [
+            f"setting {'.'.join(map(str, one['loc']))}: {words_of(one)} (got {one['input']!r})"
+            for one in error.errors()
+        ]
+        raise ConfigError("\n".join(lines)) from None

@@ -1,23 +1,17 @@
-"""Tune the settings of prediction on out-of-fold predictions.
+"""Tune the decoding on out-of-fold predictions.
 
-Window and overlap are chosen first, by Dice and by time; see `inference.window_choice`. Then, with
-them, the decoding is fitted one setting after another, the inner regions first because the outer ones
-contain them: the threshold of each region, its smallest component, and the volume of all ET below
-which it is necrosis. A default is replaced only where the gain is more than chance
-(`evaluation.significance`). Several runs are tuned together, because an ensemble has one decoding;
-each case is predicted by the run that it was held out of.
-
-Finally the Dice that is expected of a prediction is fitted to the mean probability in each region; see
-`evaluation.predicted_dice`.
-
-The result is stored with the weights of each run, and described in `tuning.json` beside them.
+One setting is fitted after another, the inner regions first because the outer ones contain them: the
+threshold of each region, its smallest component, and the volume of all ET below which it is necrosis.
+A default is replaced only where the gain is more than chance (`evaluation.significance`). Several runs
+are tuned together, because an ensemble has one decoding; each case is predicted by the run that it was
+held out of. The result is stored with the weights of each run, and in `tuning.json` beside them.
 """
 
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -25,7 +19,7 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import TypeAdapter, ValidationError
+from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from brats_seg.cases.many import map_cases
 from brats_seg.cpu_threads import available_cpus
@@ -44,35 +38,26 @@ from brats_seg.evaluation.significance import (
 )
 from brats_seg.evaluation.subset_scores import SubsetScores, pooled
 from brats_seg.files import whole_file
-from brats_seg.inference.modality_loss import subset_scores_of
-from brats_seg.inference.out_of_fold import (
+from brats_seg.inference.decode import decode_regions
+from brats_seg.inference.held_out import (
     HeldOut,
-    OutOfFoldPrediction,
+    HeldOutCase,
     check_is_run,
+    measure_subsets,
     open_held_out,
-)
-from brats_seg.inference.postprocess import decode_regions
-from brats_seg.inference.window_choice import (
-    LARGEST_LOSS,
-    LESS_OVERLAP,
-    SAME_TIME,
-    WINDOW_PATCHES,
-    Cases,
-    Settings,
-    WindowTrial,
-    chosen_window,
-    try_windows,
+    predict_held_out,
 )
 from brats_seg.labels import REGIONS
 from brats_seg.progress import Track, untracked
-from brats_seg.quality.expected_dice import DiceLine, fit_predicted_dice, mean_probabilities
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.weights import (
     Decoding,
     FittedPrediction,
+    ModelCard,
     run_locked,
-    store_fitted,
+    store_card,
 )
+from brats_seg.wings import judges
 
 log = logging.getLogger(__name__)
 
@@ -85,10 +70,9 @@ SMALLEST_ET_MM3 = (25.0, 50.0, 100.0, 200.0, 350.0, 500.0, 1000.0)
 """Smallest volumes of all ET to try."""
 METRICS = ("dice", "lesionwise")
 _INNERMOST_FIRST = (2, 1, 0)
-_FITS = "window, overlap, decoding, predicted Dice"
-"""Settings that are fitted: results of versions that fitted fewer are not kept."""
 
 Scores: TypeAlias = npt.NDArray[np.float64]
+Cases: TypeAlias = Sequence[HeldOutCase]
 Score: TypeAlias = Callable[[Cases, Sequence[Decoding]], Scores]
 
 
@@ -99,7 +83,7 @@ class FittedSetting:
     setting: str
     default: str
     chosen: str
-    """Value to use; the default if no other is significantly better, or, of a window, faster."""
+    """Value to use; the default if no other is significantly better."""
     best: str
     """Value with the highest score, significant or not."""
     gain: Gain
@@ -116,16 +100,19 @@ class Tuning:
     n_cases: int
     runs: tuple[str, ...]
     fits: tuple[FittedSetting, ...]
-    windows: tuple[WindowTrial, ...]
-    """Scores and times of the windows that were tried, the default first."""
     before: tuple[float, float, float]
-    """Mean score of WT, TC, ET with the default window and the default decoding."""
+    """Mean score of WT, TC, ET with the default decoding."""
     after: tuple[float, float, float]
     """The same with the chosen settings, on the cases that they were chosen on, hence optimistic."""
-    fitted: tuple[FittedPrediction, ...]
+    fitted: FittedPrediction
     """Settings stored with the weights of each run."""
+    notes: dict[str, JsonValue] = field(default_factory=dict)
+    """Notes for the cards of the networks."""
     subset_scores: tuple[SubsetScores, ...] = ()
     """Scores of held-out cases without some modalities; none without modality dropout."""
+
+
+_TUNING = TypeAdapter(Tuning)
 
 
 def tune_runs(
@@ -138,7 +125,7 @@ def tune_runs(
     precision: str = "auto",
     track: Track = untracked,
 ) -> Tuning:
-    """Fit window, thresholds and smallest volumes on held-out cases, and store them with the weights.
+    """Fit thresholds and smallest volumes on held-out cases, and store them with the weights.
 
     For runs with modality dropout, the loss without some modalities is measured and stored too.
 
@@ -171,7 +158,7 @@ def tune_runs(
         store_tuning(tuning, held_out)
         # with the settings that are stored now
         held_out = [open_held_out(run, prepared_path) for run in own]
-        scores = [one for run in held_out for one in subset_scores_of(run, where, track)]
+        scores = [one for run in held_out for one in measure_subsets(run, where, track)]
     return replace(tuning, subset_scores=pooled(scores))
 
 
@@ -183,46 +170,31 @@ def tune(
     n_workers: int = 0,
     track: Track = untracked,
 ) -> Tuning:
-    """Fit window and decoding of several runs to the mean score of their held-out cases.
+    """Fit the decoding of several runs to the mean score of their held-out cases.
 
     The result of an earlier call for the same weights and cases is returned as it was stored. If the
     cases are too few for any gain to be significant, a warning says so before they are predicted.
-
-    Args:
-        held_out: The runs.
-        protocol: Protocol from `metric_named`.
-        device: Device of the networks.
-        n_workers: Processes that score; the result does not depend on them.
-        track: Shows the progress.
-
-    Raises:
-        CaseError: A case cannot be predicted.
-        EnvironmentalError: A process was killed, or the disk is full.
     """
     key = _key(held_out, protocol, device)
     if (earlier := stored_tuning(held_out, key)) is not None:
         return earlier
     _warn_of_few_cases(held_out)
     score: Score = partial(_scores, protocol=protocol, n_workers=n_workers, track=track)
-    windows = _fit_windows(held_out, device, score, track)
-    decoding, fits = _fit_decoding(windows.cases, score)
-    after = score(windows.cases, [decoding])[0]
-    lines = _fit_predicted_dice(windows.cases, decoding, n_workers=n_workers, track=track)
+    cases = [case for run in held_out for case in predict_held_out(run, device, track)]
+    before = score(cases, [Decoding()])[0]
+    decoding, fits = _fit_decoding(cases, score)
+    after = score(cases, [decoding])[0]
+    notes = _notes_of_dice(cases, decoding, n_workers=n_workers, track=track)
     return Tuning(
         key=key,
         metric=protocol.name,
-        n_cases=len(windows.cases),
-        runs=tuple(str(own.run) for own in held_out),
-        fits=(windows.fit, *fits),
-        windows=windows.trials,
-        before=windows.trials[0].score,
-        after=_triple(after.mean(axis=0)),
-        fitted=tuple(
-            FittedPrediction(
-                window=one.window, overlap=one.overlap, decoding=decoding, predicted_dice=lines
-            )
-            for one in windows.settings
-        ),
+        n_cases=len(cases),
+        runs=tuple(str(run.run) for run in held_out),
+        fits=tuple(fits),
+        before=_means(before),
+        after=_means(after),
+        fitted=FittedPrediction(decoding=decoding),
+        notes=notes,
     )
 
 
@@ -244,27 +216,38 @@ def store_tuning(tuning: Tuning, held_out: Sequence[HeldOut]) -> None:
     Raises:
         EnvironmentalError: A file cannot be written.
     """
-    content = TypeAdapter(Tuning).dump_json(tuning, indent=1) + b"\n"
-    for own, fitted in zip(held_out, tuning.fitted, strict=True):
-        if own.trained.fitted != fitted:
-            store_fitted(own.checkpoint_path, fitted)
-        with whole_file(own.run / TUNING_NAME) as beside:
+    content = _TUNING.dump_json(tuning, indent=1) + b"\n"
+    for run in held_out:
+        card = tuned_card(run.trained.card, tuning.fitted, tuning.notes)
+        if run.trained.card != card:
+            store_card(run.checkpoint_path, card)
+        with whole_file(run.run / TUNING_NAME) as beside:
             beside.write_bytes(content)
 
 
 def stored_tuning(held_out: Sequence[HeldOut], key: str) -> Tuning | None:
     """Return the result of an earlier tuning with that key, if all of it is still stored."""
     found = None
-    for place, own in enumerate(held_out):
+    for run in held_out:
         try:
-            content = (own.run / TUNING_NAME).read_bytes()
-            found = TypeAdapter(Tuning).validate_json(content)
+            found = _TUNING.validate_json((run.run / TUNING_NAME).read_bytes())
         except (FileNotFoundError, ValidationError):
             # missing, or of another version
             return None
-        if found.key != key or found.fitted[place] != own.trained.fitted:
+        card = run.trained.card
+        if found.key != key or tuned_card(card, found.fitted, found.notes) != card:
             return None
     return found
+
+
+def tuned_card(
+    card: ModelCard, fitted: FittedPrediction, notes: Mapping[str, JsonValue]
+) -> ModelCard:
+    """Return a card with fitted settings and notes, without the scores of other settings."""
+    notes = {**card.notes, **notes}
+    if (fitted, notes) == (card.fitted, card.notes):
+        return card
+    return card.model_copy(update={"fitted": fitted, "notes": notes, "subset_scores": ()})
 
 
 def _warn_of_few_cases(held_out: Sequence[HeldOut]) -> None:
@@ -281,78 +264,51 @@ def _warn_of_few_cases(held_out: Sequence[HeldOut]) -> None:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _FittedWindows:
-    """Result for window and overlap."""
-
-    fit: FittedSetting
-    trials: tuple[WindowTrial, ...]
-    settings: Settings
-    """Chosen window and overlap of each run."""
-    cases: Cases
-    """Predictions with them."""
-
-
-def _fit_windows(
-    held_out: Sequence[HeldOut], device: Device, score: Score, track: Track
-) -> _FittedWindows:
-    tried = try_windows(held_out, device, track)
-    scores = np.stack([score(of_kind, [Decoding()])[0] for of_kind in tried.cases])
-    means = scores.mean(axis=2)
-    chosen, best = chosen_window(means, tried.seconds), int(np.argmax(means.mean(axis=1)))
-    return _FittedWindows(
-        fit=_row("window", [str(kind) for kind in tried.kinds], means, chosen, best),
-        trials=tried.trials(scores),
-        settings=tried.kinds[chosen].settings,
-        cases=tried.cases[chosen],
-    )
-
-
 def _fit_decoding(cases: Cases, score: Score) -> tuple[Decoding, list[FittedSetting]]:
     decoding, fits = Decoding(), []
-
-    def choose(setting: str, values: Sequence[float], candidates: Sequence[Decoding]) -> None:
-        nonlocal decoding
-        scores = score(cases, [decoding, *candidates])
-        fit, place = _fit(setting, [f"{value:g}" for value in values], scores)
-        fits.append(fit)
-        decoding = [decoding, *candidates][place]
-
-    for region in _INNERMOST_FIRST:
-        thresholds = [_with(decoding.thresholds, region, value) for value in THRESHOLDS]
-        candidates = [decoding.model_copy(update={"thresholds": one}) for one in thresholds]
-        choose(f"threshold of {REGIONS[region].upper()}", (0.5, *THRESHOLDS), candidates)
-    for region in _INNERMOST_FIRST:
-        smallest = [_with(decoding.smallest_mm3, region, value) for value in SMALLEST_MM3]
-        candidates = [decoding.model_copy(update={"smallest_mm3": one}) for one in smallest]
-        setting = f"smallest component of {REGIONS[region].upper()}, mm3"
-        choose(setting, (0.0, *SMALLEST_MM3), candidates)
-    candidates = [decoding.model_copy(update={"smallest_et_mm3": one}) for one in SMALLEST_ET_MM3]
-    choose("less ET than this is necrosis, mm3", (0.0, *SMALLEST_ET_MM3), candidates)
+    steps = (
+        *(("thresholds", region, THRESHOLDS) for region in _INNERMOST_FIRST),
+        *(("smallest_mm3", region, SMALLEST_MM3) for region in _INNERMOST_FIRST),
+        ("smallest_et_mm3", None, SMALLEST_ET_MM3),
+    )
+    for name, region, values in steps:
+        candidates = [decoding, *(_changed(decoding, name, region, value) for value in values)]
+        means = score(cases, candidates).mean(axis=2)
+        sure = best_candidate(means[0], list(means[1:]))
+        chosen = 0 if sure is None else sure + 1
+        best = chosen or int(np.argmax(means.mean(axis=1)))
+        default = getattr(Decoding(), name)
+        texts = [
+            f"{value:g}" for value in (default if region is None else default[region], *values)
+        ]
+        fits.append(
+            FittedSetting(
+                setting=_WORDS[name].format(region=REGIONS[region or 0].upper()),
+                default=texts[0],
+                chosen=texts[chosen],
+                best=texts[best],
+                gain=gain_of(means[0], means[best]),
+            )
+        )
+        decoding = candidates[chosen]
     return decoding, fits
 
 
-def _fit(setting: str, names: Sequence[str], scores: Scores) -> tuple[FittedSetting, int]:
-    """Choose among candidates, the default first, by scores (candidates, cases, regions)."""
-    means = scores.mean(axis=2)
-    default, *candidates = means
-    sure = best_candidate(default, candidates)
-    chosen = 0 if sure is None else sure + 1
-    best = chosen or int(np.argmax(means.mean(axis=1)))
-    return _row(setting, names, means, chosen, best), chosen
+def _changed(decoding: Decoding, name: str, region: int | None, value: float) -> Decoding:
+    """Return a decoding with another value of a setting, of one region or of all."""
+    if region is None:
+        return decoding.model_copy(update={name: value})
+    values = list(getattr(decoding, name))
+    values[region] = value
+    return decoding.model_copy(update={name: tuple(values)})
 
 
-def _row(
-    setting: str, names: Sequence[str], means: Scores, chosen: int, best: int
-) -> FittedSetting:
-    """Return the result for a setting whose candidates have the mean scores (candidates, cases)."""
-    return FittedSetting(
-        setting=setting,
-        default=names[0],
-        chosen=names[chosen],
-        best=names[best],
-        gain=gain_of(means[0], means[best]),
-    )
+_WORDS = {
+    "thresholds": "threshold of {region}",
+    "smallest_mm3": "smallest component of {region}, mm3",
+    "smallest_et_mm3": "less ET than this is necrosis, mm3",
+}
+"""Settings in the table of the results."""
 
 
 def _scores(
@@ -372,13 +328,13 @@ def _scores(
 
 
 def _score_case(
-    case: OutOfFoldPrediction, decodings: Sequence[Decoding], protocol: ScoringProtocol
+    case: HeldOutCase, decodings: Sequence[Decoding], protocol: ScoringProtocol
 ) -> Scores:
     stored = case.read()
     scale = Scale(spacing_mm=stored.spacing_mm, penalty_mm=0.0)
     rows = []
     for decoding in decodings:
-        regions = decode_regions(stored.probabilities, decoding, scale.voxel_mm3)
+        regions = decode_regions(stored.values, decoding, scale.voxel_mm3)
         if protocol.lesions is None:
             rows.append(dice(count_regions(regions, stored.reference, case.case_id)))
         else:
@@ -387,43 +343,40 @@ def _score_case(
     return np.stack(rows)
 
 
-def _fit_predicted_dice(
+def _notes_of_dice(
     cases: Cases, decoding: Decoding, *, n_workers: int, track: Track
-) -> tuple[DiceLine, ...]:
+) -> dict[str, JsonValue]:
+    """Return the notes of the Dice that is expected of new cases; none without the checks."""
+    if (checks := judges()) is None:
+        return {}
     count = partial(_count_case, decoding=decoding)
     what = "fitting the predicted Dice"
     done = map_cases(count, cases, what, n_workers=n_workers, track=track)
     if done.failures:
         raise CaseProblemsError([one.message for one in done.failures])
     probabilities, counts = zip(*done.results, strict=True)
-    return fit_predicted_dice(probabilities, counts)
+    notes: dict[str, JsonValue] = checks.notes_of_held_out(probabilities, counts)
+    return notes
 
 
-def _count_case(case: OutOfFoldPrediction, decoding: Decoding) -> tuple[Scores, RegionCounts]:
+def _count_case(case: HeldOutCase, decoding: Decoding) -> tuple[Scores, RegionCounts]:
     """Return the mean probability of each region of a case, and its voxel counts."""
     stored = case.read()
-    regions = decode_regions(stored.probabilities, decoding, prod(stored.spacing_mm))
+    regions = decode_regions(stored.values, decoding, prod(stored.spacing_mm))
     counts = count_regions(regions, stored.reference, case.case_id)
-    return mean_probabilities(stored.probabilities, regions), counts
+    checks = judges()
+    means = np.empty(0) if checks is None else checks.mean_probabilities(stored.values, regions)
+    return means, counts
 
 
 def _key(held_out: Sequence[HeldOut], protocol: ScoringProtocol, device: Device) -> str:
-    tried = (WINDOW_PATCHES, LESS_OVERLAP, THRESHOLDS, SMALLEST_MM3, SMALLEST_ET_MM3)
-    rule = (SMALLEST_GAIN, LARGEST_CHANCE, LARGEST_LOSS, SAME_TIME)
-    parts = [protocol.name, protocol.task, device.precision, str(tried), str(rule), _FITS]
-    parts += [f"{own.key} {own.data.fingerprint}" for own in held_out]
+    tried = (THRESHOLDS, SMALLEST_MM3, SMALLEST_ET_MM3, SMALLEST_GAIN, LARGEST_CHANCE)
+    parts = [protocol.name, protocol.task, device.precision, str(tried)]
+    parts += [f"{run.key} {run.data.fingerprint}" for run in held_out]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
-def _with(
-    values: tuple[float, float, float], place: int, value: float
-) -> tuple[float, float, float]:
-    changed = list(values)
-    changed[place] = value
-    wt, tc, et = changed
-    return wt, tc, et
-
-
-def _triple(values: Scores) -> tuple[float, float, float]:
-    wt, tc, et = map(float, values)
+def _means(scores: Scores) -> tuple[float, float, float]:
+    """Return the means over cases of scores (cases, regions)."""
+    wt, tc, et = map(float, scores.mean(axis=0))
     return wt, tc, et

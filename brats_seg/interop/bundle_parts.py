@@ -15,9 +15,7 @@ from monai.transforms import MapTransform
 from monai.utils import convert_to_dst_type
 from torch import Tensor, nn
 
-from brats_seg.models.norm import shares_of, statistics_of_centre
-from brats_seg.runtime.sliding_window import predict_logits, window_around, window_within
-from brats_seg.voxels.box import rounded_up
+from brats_seg.runtime.windows import Window, predict_logits
 from brats_seg.voxels.brain import brain_mask, normalised
 from brats_seg.voxels.shapes import nested_regions
 
@@ -57,9 +55,8 @@ class BrainInferer(Inferer):
         """Keep the windows of each network.
 
         Args:
-            members: `window`, or None for the brain in one pass, `centre`, the box in its middle that
-                norms take statistics from, or None, `overlap`, the share that neighbouring windows have
-                in common, `patch` and `multiple` of each.
+            members: `window`, or None for the brain in one pass, `overlap`, the share that neighbouring
+                windows have in common, `patch` and `multiple` of each.
         """
         super().__init__()
         self.members = tuple(members)
@@ -78,20 +75,15 @@ class BrainInferer(Inferer):
         total = torch.zeros(())
         for member, described in zip(network.members, self.members, strict=True):
             window = self._window(described, image)
-            shares = described["centre"] and shares_of(tuple(described["centre"]), window)
-            with statistics_of_centre(member, shares):
-                logits = predict_logits(member, image, window=window, overlap=described["overlap"])
+            logits = predict_logits(member, image, window=window, overlap=described["overlap"])
             total = total.to(image.device) + logits.sigmoid_()
         return total / len(self.members) * (image != 0).any(dim=0)
 
     def _window(self, member: Mapping[str, Any], image: Tensor) -> tuple[int, int, int]:
-        shape, multiple = (image.shape[1], image.shape[2], image.shape[3]), member["multiple"]
-        patch = tuple(member["patch"])
-        if member["window"] is not None:
-            return window_within(tuple(member["window"]), patch, multiple, shape)
-        if member["centre"] is not None:
-            return window_around(patch, multiple, shape)
-        return rounded_up(shape, multiple)
+        size = None if member["window"] is None else tuple(member["window"])
+        window = Window(size=size, overlap=member["overlap"])
+        shape = (image.shape[1], image.shape[2], image.shape[3])
+        return window.fit(shape, tuple(member["patch"]), tuple(member["multiple"]))
 
 
 class Ensemble(nn.Module):

@@ -22,10 +22,8 @@ import torch
 
 from brats_seg.errors import UsageError
 from brats_seg.files import whole_file
-from brats_seg.inference.model import build_single
+from brats_seg.inference.model import assemble
 from brats_seg.inference.model_card import CARD_NAME
-from brats_seg.inference.probabilities import completed
-from brats_seg.inference.settings import DEFAULT_SETTINGS
 from brats_seg.labels import BRATS2023, MODALITIES, LabelConvention, convention_named
 from brats_seg.models.build import network_call
 from brats_seg.presets import NETWORKS
@@ -174,12 +172,10 @@ def _part(target: str, **arguments: Any) -> dict[str, Any]:
 
 def _windows(network: TrainedModel) -> dict[str, Any]:
     """Return the window of a network, as `BrainInferer` takes it."""
-    (member,) = build_single(network, choose_device("cpu", "fp32")).members
-    own = completed(member, DEFAULT_SETTINGS)
+    (member,) = assemble([network], choose_device("cpu", "fp32")).members
     return {
-        "window": own.window,
-        "centre": (member.window or member.patch) if own.windows == "centre" else None,
-        "overlap": own.least_overlap,
+        "window": member.window.size,
+        "overlap": member.window.overlap,
         "patch": member.patch,
         "multiple": member.multiple,
     }

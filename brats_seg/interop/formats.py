@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from brats_seg.inference.foreign import ForeignNetwork
+from brats_seg.inference.model import ForeignNetwork
 from brats_seg.interop.export_bundle import write_bundle
 from brats_seg.interop.monai_bundle import is_bundle, read_bundle
 from brats_seg.interop.nnunet_model import is_nnunet, read_nnunet

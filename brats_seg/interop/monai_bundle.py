@@ -25,21 +25,15 @@ from torch import Tensor, nn
 from brats_seg.cases.case import LoadedCase
 from brats_seg.errors import UsageError
 from brats_seg.files import read_bounded
-from brats_seg.inference.foreign import (
-    LONGEST_TEXT,
-    ForeignMethod,
-    ForeignNetwork,
-    Image,
-    NetworkInput,
-    channels_of,
-    hash_of_files,
-)
-from brats_seg.inference.scan import Scan
+from brats_seg.inference.method import Field as Image
+from brats_seg.inference.method import Method, NetworkInput, Scan
+from brats_seg.inference.model import ForeignNetwork
+from brats_seg.interop.foreign import LONGEST_TEXT, channels_of, hash_of_files
 from brats_seg.labels import MODALITIES, REGIONS
 from brats_seg.models.convolution import use_slabs
-from brats_seg.runtime.sliding_window import WindowRule, bell
 from brats_seg.runtime.torch_files import checked_weights, read_plain, reason_of
-from brats_seg.runtime.weights import Decoding, FittedPrediction, ModelIdentity
+from brats_seg.runtime.weights import Decoding, ModelIdentity
+from brats_seg.runtime.windows import Window, WindowRule, gaussian
 from brats_seg.voxels.box import Box, Triple
 from brats_seg.voxels.grids import turn_of, turned, turned_back
 
@@ -90,11 +84,10 @@ def read_bundle(path: Path) -> ForeignNetwork:
     taken, returned = _channels(metadata, path / _METADATA)
     modalities = channels_of(taken, path / _METADATA)
     regions = _regions(returned, path / _METADATA)
-    windows = _windows(config)
+    window, rule = _windows(config)
     network, name = _network(config, path / _WEIGHTS)
     method = _Method(
         channels=tuple(map(MODALITIES.index, modalities)),
-        regions=tuple(map(regions.index, REGIONS)),
         transforms=_transforms(config),
     )
     fingerprint = hash_of_files([path / _METADATA, file, path / _WEIGHTS])
@@ -103,7 +96,7 @@ def read_bundle(path: Path) -> ForeignNetwork:
         name=name,
         identity=ModelIdentity(
             conventions=(),
-            patch=windows.size,
+            patch=window.size or (1, 1, 1),
             fingerprint=fingerprint,
             modalities=modalities,
             regions=regions,
@@ -111,14 +104,12 @@ def read_bundle(path: Path) -> ForeignNetwork:
         ),
         multiple=_multiple(metadata),
         fingerprint=fingerprint,
-        fitted=FittedPrediction(decoding=_decoding(config)),
-        method=ForeignMethod(
-            prepare=_whole_scan,
-            to_network=method.to_network,
-            rule=windows.rule,
-            overlap=windows.overlap,
-            mirror_axes=(0, 1, 2),
+        decoding=_decoding(config),
+        method=Method(
+            prepare=_whole_scan, to_network=method.to_network, rule=rule, mean_of="logits"
         ),
+        window=window,
+        regions=tuple(map(regions.index, REGIONS)),
     )
 
 
@@ -174,20 +165,11 @@ class _Config:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Windows:
-    size: Triple
-    overlap: float
-    rule: WindowRule
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class _Method:
     """Applies the preprocessing of a bundle, and undoes it."""
 
     channels: tuple[int, ...]
     """Place in `MODALITIES` of each input channel."""
-    regions: tuple[int, ...]
-    """Place among the outputs of WT, TC and ET."""
     transforms: tuple[Any, ...]
 
     def to_network(self, scan: Scan) -> NetworkInput:
@@ -203,8 +185,8 @@ class _Method:
         pipeline = Compose(self.transforms)
         image = pipeline({_IMAGE: MetaTensor(torch.from_numpy(stored), affine=affine)})[_IMAGE]
 
-        def back(logits: Image) -> Image:
-            shares = MetaTensor(torch.from_numpy(logits[list(self.regions)]).sigmoid())
+        def back(logits: Tensor) -> Image:
+            shares = MetaTensor(logits.cpu().sigmoid())
             shares.affine, shares.applied_operations = image.affine, image.applied_operations
             # MONAI warns where there is nothing to undo
             is_undone = any(isinstance(one, InvertibleTransform) for one in self.transforms)
@@ -220,12 +202,11 @@ def _whole_scan(loaded: LoadedCase) -> Scan:
     x, y, z = volumes[0].shape
     return Scan(
         case_id=loaded.case.case_id,
-        release=loaded.release,
+        release=loaded.case.release,
         image=np.stack(volumes),
         box=Box(start=(0, 0, 0), stop=(x, y, z)),
         geometry=loaded.geometry,
-        resampling=None,
-        warnings=loaded.remarks,
+        warnings=loaded.case.remarks,
     )
 
 
@@ -366,8 +347,8 @@ def _transforms(config: _Config) -> tuple[Any, ...]:
     return tuple(made)
 
 
-def _windows(config: _Config) -> _Windows:
-    """Return the windows of the inferer."""
+def _windows(config: _Config) -> tuple[Window, WindowRule]:
+    """Return the window of the inferer, and the rule for placing it."""
     section = config.section("inferer")
     name = str(section.get("_target_")).rpartition(".")[2]
     arguments = config.arguments(section)
@@ -384,11 +365,11 @@ def _windows(config: _Config) -> _Windows:
     if mode == "gaussian":
 
         def weights(length: int) -> Tensor:
-            return bell(length, (length - 1) / 2, sigma)
+            return gaussian(length, (length - 1) / 2, sigma)
 
     x, y, z = map(int, size)
     rule = WindowRule(starts=_starts, weights=weights)
-    return _Windows(size=(x, y, z), overlap=overlap, rule=rule)
+    return Window(size=(x, y, z), overlap=overlap), rule
 
 
 def _starts(size: int, length: int, overlap: float) -> tuple[int, ...]:

@@ -15,12 +15,13 @@ import numpy as np
 import numpy.typing as npt
 from scipy.ndimage import binary_fill_holes, zoom
 from scipy.special import expit
+from torch import Tensor
 
 from brats_seg.cases.case import LoadedCase
 from brats_seg.errors import CaseError
-from brats_seg.inference.foreign import Image, NetworkInput
-from brats_seg.inference.scan import Scan
-from brats_seg.runtime.sliding_window import WindowRule, bell, window_starts
+from brats_seg.inference.method import Field as Image
+from brats_seg.inference.method import NetworkInput, Scan
+from brats_seg.runtime.windows import WindowRule, gaussian, window_starts
 from brats_seg.voxels.box import Mask, Triple, bounding_box
 from brats_seg.voxels.grids import Spacing, turn_of, turned, turned_back
 
@@ -34,7 +35,7 @@ _IMAGE_ORDER, _LOGITS_ORDER = 3, 1
 """Orders of the splines for images and for logits."""
 _SMALLEST_STD = 1e-8
 
-RULE = WindowRule(starts=window_starts, weights=lambda length: bell(length, length // 2))
+RULE = WindowRule(starts=window_starts, weights=lambda length: gaussian(length, length // 2))
 """Windows are spaced evenly; the Gaussian has its peak at a voxel."""
 
 
@@ -97,12 +98,11 @@ class NnunetGrid:
             image[channel] = normalise(crop, mask[box.slices])
         return Scan(
             case_id=loaded.case.case_id,
-            release=loaded.release,
+            release=loaded.case.release,
             image=image,
             box=box,
             geometry=loaded.geometry,
-            resampling=None,
-            warnings=loaded.remarks,
+            warnings=loaded.case.remarks,
         )
 
     def to_network(self, scan: Scan) -> NetworkInput:
@@ -111,10 +111,10 @@ class NnunetGrid:
         image = _resized(crop, self._shape(crop, scan), self._spacings(scan), _IMAGE_ORDER)
         return NetworkInput(image=image, back=partial(self._back, crop.shape[1:], scan))
 
-    def _back(self, shape: tuple[int, ...], scan: Scan, output: Image) -> Image:
+    def _back(self, shape: tuple[int, ...], scan: Scan, output: Tensor) -> Image:
         """Return probabilities (3, x, y, z) on the crop of a scan, of the output of the network."""
         there, here = self._spacings(scan)
-        logits = self.regions(_resized(output, shape, (here, there), _LOGITS_ORDER))
+        logits = self.regions(_resized(output.cpu().numpy(), shape, (here, there), _LOGITS_ORDER))
         stored = expit(logits).transpose(0, *(1 + int(axis) for axis in np.argsort(self.axes)))
         stored = stored.transpose(0, 3, 2, 1)
         if self.is_turned:

@@ -22,14 +22,10 @@ from torch import Tensor
 
 from brats_seg.errors import UsageError
 from brats_seg.files import read_bounded
-from brats_seg.inference.foreign import (
-    LONGEST_TEXT,
-    ForeignMethod,
-    ForeignNetwork,
-    Image,
-    channels_of,
-    hash_of_files,
-)
+from brats_seg.inference.method import Field as Image
+from brats_seg.inference.method import Method
+from brats_seg.inference.model import ForeignNetwork
+from brats_seg.interop.foreign import LONGEST_TEXT, channels_of, hash_of_files
 from brats_seg.interop.nnunet_method import (
     RULE,
     NnunetGrid,
@@ -44,6 +40,7 @@ from brats_seg.interop.nnunet_network import MeanNetwork, NnunetNetwork, NnunetS
 from brats_seg.labels import CONVENTIONS, MODALITIES, REGIONS
 from brats_seg.runtime.torch_files import checked_weights, read_plain, reason_of
 from brats_seg.runtime.weights import ModelIdentity
+from brats_seg.runtime.windows import Window
 from brats_seg.voxels.box import Triple
 
 log = logging.getLogger(__name__)
@@ -208,12 +205,12 @@ def read_nnunet(path: Path) -> ForeignNetwork:
         is_turned=plans.image_reader_writer == _REORIENTED,
         regions=heads.region_logits(),
     )
-    method = ForeignMethod(
+    method = Method(
         prepare=grid.prepare,
         to_network=grid.to_network,
         rule=RULE,
-        overlap=_OVERLAP,
         mirror_axes=folds[0].mirror_axes,
+        mean_of="logits",
     )
     fingerprint = hash_of_files([root / DATASET_NAME, root / PLANS_NAME, *files])
     return ForeignNetwork(
@@ -231,6 +228,9 @@ def read_nnunet(path: Path) -> ForeignNetwork:
         multiple=shape.multiple,
         fingerprint=fingerprint,
         method=method,
+        window=Window(size=configuration.patch_size, overlap=_OVERLAP),
+        # the method takes all outputs, of regions or of labels
+        regions=tuple(range(len(heads.values))),
     )
 
 

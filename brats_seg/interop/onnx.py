@@ -15,7 +15,7 @@ from torch import Tensor
 
 from brats_seg.errors import EnvironmentalError, UsageError
 from brats_seg.files import whole_file
-from brats_seg.inference.model import Member, build_single
+from brats_seg.inference.model import Member, assemble
 from brats_seg.models.norm import ActivatedNorm
 from brats_seg.runtime.device import choose_device
 from brats_seg.runtime.weights import ExportedModel
@@ -35,7 +35,7 @@ def write_onnx(exported: ExportedModel, folder: Path) -> None:
     """
     onnxruntime = _required()
     for place, trained in enumerate(exported.networks):
-        (member,) = build_single(trained, choose_device("cpu", "fp32")).members
+        (member,) = assemble([trained], choose_device("cpu", "fp32")).members
         for layer in member.network.modules():
             if isinstance(layer, ActivatedNorm):
                 # ONNX has the stock layers alone

@@ -179,14 +179,6 @@ def default_window(config: ModelConfig, patch: Triple) -> Triple:
     return x, y, z
 
 
-def has_centred_norms(config: ModelConfig) -> bool:
-    """Tell whether the norms of a network can take statistics from the centre of a crop.
-
-    See `models.norm.statistics_of_centre`.
-    """
-    return config.name == "unet"
-
-
 def padded_size(config: ModelConfig, shape: Triple) -> Triple:
     """Return the smallest size of an input that holds a volume of that shape."""
     is_known = config.name in NETWORKS
@@ -224,8 +216,7 @@ class _Network:
 
 def _unet(config: ModelConfig, patch: Triple) -> Call:
     strides = level_strides(patch, len(config.widths))
-    shape = {"widths": config.widths[: len(strides)], "strides": strides}
-    return UNet, _CHANNELS | shape | {"deep_supervision": config.deep_supervision}
+    return UNet, _CHANNELS | {"widths": config.widths[: len(strides)], "strides": strides}
 
 
 def _notebook(config: ModelConfig, patch: Triple) -> Call:

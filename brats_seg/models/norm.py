@@ -15,7 +15,6 @@ Features are `(N, C, X, Y, Z)`.
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import torch
@@ -24,11 +23,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from brats_seg.errors import ConfigError
-from brats_seg.voxels.box import Triple
 
 log = logging.getLogger(__name__)
 
-Shares: TypeAlias = tuple[float, float, float]
 Affine: TypeAlias = tuple[Tensor, Tensor, Tensor]
 """Weight, bias, and reciprocal of the deviation of the features, of each channel."""
 
@@ -67,8 +64,6 @@ class ActivatedNorm(nn.Module):
         """Whether the input is overwritten; False on devices that cannot, see `check_in_place`."""
         self.groups_as_on_gpu = False
         """Whether the CPU inverts as many channels together as a GPU, see `group_as_on_gpu`."""
-        self.centre: Shares | None = None
-        """Part of each axis that statistics are taken from, see `statistics_of_centre`."""
 
     def forward(self, features: Tensor) -> Tensor:
         """`(N, C, X, Y, Z)` of any floating type -> the same tensor, overwritten.
@@ -85,8 +80,6 @@ class ActivatedNorm(nn.Module):
                 "build it for a smaller patch."
             )
             raise ConfigError(msg)
-        if self.centre is not None:
-            return self._by_centre(features, self.centre)
         if not self.in_place:
             return self.stock(features)
         as_on_gpu = self.groups_as_on_gpu
@@ -98,22 +91,6 @@ class ActivatedNorm(nn.Module):
             features, weight=self.weight, bias=self.bias, eps=self.eps
         )
         return functional.leaky_relu(normalised, self.slope)
-
-    def _by_centre(self, features: Tensor, shares: Shares) -> Tensor:
-        dtype = torch.promote_types(features.dtype, torch.float32)
-        weight, bias = self.weight.to(dtype), self.bias.to(dtype)
-        box = [_middle(size, share) for size, share in zip(features.shape[2:], shares, strict=True)]
-        normalised = []
-        for patch in features.split(1):
-            inside = patch[..., *box].contiguous()
-            _, mean, inverse_deviation = torch.native_batch_norm(
-                inside, weight, bias, None, None, True, 0.0, self.eps
-            )
-            variance = inverse_deviation.pow(-2) - self.eps
-            normalised.append(
-                functional.batch_norm(patch, mean, variance, weight, bias, eps=self.eps)
-            )
-        return functional.leaky_relu_(torch.cat(normalised), self.slope)
 
     def extra_repr(self) -> str:
         """Return the description of the layer in a printed network."""
@@ -133,50 +110,11 @@ def check_in_place(network: nn.Module) -> None:
             layer.in_place = False
 
 
-@contextmanager
-def statistics_of_centre(network: nn.Module, shares: Shares | None) -> Iterator[None]:
-    """Let the norms of a network take mean and deviation from the middle of its input, for prediction.
-
-    Statistics of a whole brain crop differ from those of a training patch, because a third of the crop
-    is background at its corners. With those of a box in the middle that is about as large as a patch, a
-    network applies to the crop in one pass what it learnt on patches.
-
-    Args:
-        network: Network whose norms are all `ActivatedNorm`.
-        shares: Length of the box over that of the input, along each axis; None for the whole input.
-    """
-    layers = [module for module in network.modules() if isinstance(module, ActivatedNorm)]
-    for layer in layers:
-        layer.centre = shares
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer.centre = None
-
-
-def shares_of(box: Triple, window: Triple) -> Shares | None:
-    """Return the part of each axis of a window that a box takes; None if it takes the whole window.
-
-    Example:
-        >>> shares_of((96, 96, 96), (128, 192, 64))
-        (0.75, 0.5, 1.0)
-    """
-    x, y, z = (min(1.0, n / m) for n, m in zip(box, window, strict=True))
-    return None if x == y == z == 1 else (x, y, z)
-
-
 def group_as_on_gpu(network: nn.Module) -> None:
     """Let the norms of a network on the CPU take the memory for temporaries that they take on a GPU."""
     for module in network.modules():
         if isinstance(module, ActivatedNorm):
             module.groups_as_on_gpu = True
-
-
-def _middle(size: int, share: float) -> slice:
-    length = min(size, max(2, round(size * share)))
-    start = (size - length) // 2
-    return slice(start, start + length)
 
 
 def _agrees_with_stock(device: torch.device) -> bool:

@@ -90,8 +90,8 @@ class Decoder(nn.Module):
 class UNet(nn.Module):
     """Encoder, decoder and a head for each level that has a loss.
 
-    `strides` come from `level_strides`, one for each of `widths`. With deep supervision all levels
-    but the two lowest have a head, as in nnU-Net; the coarser heads work only in training mode.
+    `strides` come from `level_strides`, one for each of `widths`. All levels but the two lowest
+    have a head (deep supervision), as in nnU-Net; the coarser heads work only in training mode.
     """
 
     def __init__(
@@ -101,14 +101,13 @@ class UNet(nn.Module):
         n_out: int,
         widths: tuple[int, ...],
         strides: tuple[Triple, ...],
-        deep_supervision: bool,
     ) -> None:
         super().__init__()
         above = (n_in, *widths[:-1])
         self.encoder = nn.ModuleList(map(Level, above, widths, strides))
         self.decoder = nn.ModuleList(map(Decoder, widths[1:], widths[:-1], strides[1:]))
-        n_heads = max(1, len(widths) - 2) if deep_supervision else 1
-        self.heads = nn.ModuleList(nn.Conv3d(width, n_out, 1) for width in widths[:n_heads])
+        with_head = widths[: max(1, len(widths) - 2)]
+        self.heads = nn.ModuleList(nn.Conv3d(width, n_out, 1) for width in with_head)
         self.checkpointing = ActivationCheckpointing.NONE
         self.apply(initialise)
 

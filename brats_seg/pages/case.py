@@ -1,203 +1,238 @@
 """Write the page of a case: viewer, volumes, lesions, flags, and where everything came from.
 
-A page is one file that shows the scans with the prediction, the reference and the uncertainty, if the
-case has them. Without a script or WebGL its tables and its pictures remain.
+Whole numbers are embedded as they are; other numbers are rounded to 65,536 steps, and to fewer where
+the volumes would take more than `MOST_BYTES`. Without a script or WebGL the tables and pictures remain.
 """
 
+import base64
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import nibabel as nib
 import numpy as np
+import numpy.typing as npt
 
-from brats_seg.evaluation.lesions import LesionList, list_lesions
+from brats_seg.evaluation.lesions import list_lesions
 from brats_seg.evaluation.metrics import count_regions, dice
-from brats_seg.figures.cases import (
-    sample_figure,
-    tissue_colours,
-    uncertainty_figure,
-    view_figure,
-)
-from brats_seg.figures.sections import MODALITY_NAMES, REGION_COLOURS, centre_of
+from brats_seg.figures.cases import sample_figure, tissue_colours, uncertainty_figure, view_figure
+from brats_seg.figures.sections import MODALITY_NAMES, REGION_COLOURS, centre_of, grey_limits
 from brats_seg.figures.view import CaseView, Labelled
-from brats_seg.labels import MODALITIES, RegionMasks
-from brats_seg.pages.embedded import EmbeddedVolumes, embedded
-from brats_seg.pages.html import niivue_licence, packed_niivue, picture_uri, write_page
+from brats_seg.labels import MODALITIES
+from brats_seg.pages.html import Fact, packed, packed_niivue, picture_uri, write_page
+from brats_seg.voxels.box import Box, bounding_box
+from brats_seg.voxels.grids import Affine
 
 log = logging.getLogger(__name__)
 
 LARGEST_PAGE = 15_000_000
-"""Size in bytes from which a page is slow to open; those of BraTS scans are smaller."""
+"""Size in bytes from which a page is slow to open."""
+MOST_BYTES = 12_500_000
+"""Largest size of the volumes of a case, which leaves room for the rest of the page."""
 
-PART_NAMES = (
-    "Whole tumour (WT)",
-    "Tumour core (TC)",
-    "Enhancing tumour (ET)",
-    "Oedema (WT without TC)",
-    "Necrosis and other core (TC without ET)",
-)
-"""Names of the regions and of the tissues between them."""
-REGION_NAMES = {"wt": "Whole tumour", "tc": "Tumour core", "et": "Enhancing tumour"}
+_REGION_NAMES = {"wt": "Whole tumour", "tc": "Tumour core", "et": "Enhancing tumour"}
+_TISSUES = ("Oedema (WT without TC)", "Necrosis and other core (TC without ET)")
+_ENTROPY_STEP = 1 / 250
+_COARSEST = 256
+"""Factor by which the steps of scans become coarser at most, however large the volumes are."""
+_INT16 = np.iinfo(np.int16)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Fact:
-    """A line about the origin of a case or its prediction."""
+class EmbeddedVolume:
+    """One volume in a page, from which the page makes a NIfTI file."""
 
     name: str
-    words: str
-    is_code: bool = False
-    """Whether the words are a hash or a path."""
+    """A modality, `prediction`, `reference` or `uncertainty`."""
+    header: str
+    """Header of the file, in base64."""
+    data: str
+    """Voxels, as `packed` returns them; those of scans are coded, see `_coded`."""
+    step: float
+    """Difference between neighbouring values; 1 for whole numbers."""
+    low: float
+    """Value that is drawn black, or transparent."""
+    high: float
+    """Value that is drawn white."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class CasePage:
-    """A case, and what its page says about it."""
-
-    view: CaseView
-    flags: tuple[str, ...] = ()
-    """Sentences on what speaks against the scans or the prediction."""
-    facts: tuple[Fact, ...] = ()
-    """Origin of the scans and of the prediction."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PartRow:
-    """A row of the table of volumes."""
-
-    name: str
-    colour: str
-    """Colour of a region in pictures; empty for a tissue."""
-    prediction_ml: float | None
-    """None without a prediction, as is the next without a reference."""
-    reference_ml: float | None
-    dice: float | None
-    """Dice of a region that has both; None for a tissue."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LesionTable:
-    """The lesions of one label map."""
-
-    side: str
-    """`prediction` or `reference`."""
-    lists: tuple[LesionList, ...]
-    """One for each region."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Picture:
-    """A static picture of the case."""
-
-    uri: str
-    words: str
-    """Description, also for readers who do not see it."""
-
-
-def write_case_page(page: CasePage, path: Path) -> None:
+def write_case_page(
+    view: CaseView, path: Path, *, flags: Sequence[str] = (), facts: Sequence[Fact] = ()
+) -> None:
     """Write the page of a case.
+
+    Args:
+        view: Scans of the case, with the label maps and the uncertainty that it has.
+        path: The page.
+        flags: Sentences on what speaks against the scans or the prediction.
+        facts: Origin of the scans and of the prediction.
 
     Raises:
         UsageError: The name of the file does not end in `.html`.
         EnvironmentalError: The file cannot be written.
     """
-    view = page.view
-    grid = embedded(view)
+    box = _box_of(view)
+    volumes = embedded_volumes(view, box)
     write_page(
         path,
         "case.html",
         title=view.case_id,
-        flags=page.flags,
-        facts=(*page.facts, *_facts_of_grid(view, grid)),
+        flags=flags,
+        facts=(*facts, *_facts_of_grid(view, volumes)),
         parts=part_rows(view),
-        lesion_tables=lesion_tables(view),
+        lesions={
+            name: list_lesions(side.regions, view.affine)
+            for name, side in [*view.sides.items()][:1]
+        },
         legend=_legend(view),
-        pictures=_pictures(view),
-        viewer=viewer_values(view, grid),
+        pictures=tuple(_pictures(view)),
+        viewer={
+            "volumes": [asdict(volume) for volume in volumes],
+            "shape": box.shape,
+            "to_voxel": np.linalg.inv(_affine_in(view, box)).tolist(),
+            "to_file": np.linalg.inv(view.geometry.affine).tolist(),
+            "centre_mm": _centre_mm(view),
+            "tissues": {name: _tissues(side) for name, side in view.sides.items()},
+        },
         scans=[(name, MODALITY_NAMES[name]) for name in view.modalities],
-        layers=[one.name for one in grid.volumes if one.name not in MODALITIES],
-        region_names=REGION_NAMES,
+        layers=[volume.name for volume in volumes if volume.name not in MODALITIES],
+        region_names=_REGION_NAMES,
         niivue=packed_niivue(),
-        niivue_licence=niivue_licence(),
     )
-    n_bytes = path.stat().st_size
-    if n_bytes > LARGEST_PAGE:
+    if (n_bytes := path.stat().st_size) > LARGEST_PAGE:
+        shape = " x ".join(map(str, view.geometry.shape))
         log.warning(
             "%s has %.0f MB: scans of %s voxels are too large for a quick page. Resample them to 1 mm.",
             path,
             n_bytes / 1e6,
-            " x ".join(map(str, view.geometry.shape)),
+            shape,
         )
 
 
-def part_rows(view: CaseView) -> tuple[PartRow, ...]:
-    """Return the volume of every region and tissue on both sides, and the Dice of the regions."""
-    prediction, reference = (
-        None if side is None else side.regions for side in (view.prediction, view.reference)
-    )
-    scores: list[float | None] = [None] * len(PART_NAMES)
-    if prediction is not None and reference is not None:
-        found = dice(count_regions(prediction, reference, view.case_id)).tolist()
-        scores[: len(found)] = found
-    return tuple(
-        PartRow(name=name, colour=colour, prediction_ml=predicted, reference_ml=drawn, dice=score)
-        for name, colour, predicted, drawn, score in zip(
-            PART_NAMES,
-            (*REGION_COLOURS, "", ""),
-            _volumes_ml(prediction, view.grid.voxel_ml),
-            _volumes_ml(reference, view.grid.voxel_ml),
-            scores,
-            strict=True,
+def part_rows(view: CaseView) -> list[tuple[str, str, dict[str, float], float | None]]:
+    """Return name, colour, ml by side, and Dice of every region and of the tissues between them."""
+    names = [f"{name} ({region.upper()})" for region, name in _REGION_NAMES.items()]
+    ml = {}
+    for side, labelled in view.sides.items():
+        wt, tc, et = (np.count_nonzero(mask) * view.grid.voxel_ml for mask in labelled.regions)
+        ml[side] = (wt, tc, et, wt - tc, tc - et)
+    scores: list[float | None] = [None] * 5
+    if view.prediction is not None and view.reference is not None:
+        counts = count_regions(view.prediction.regions, view.reference.regions, view.case_id)
+        scores[:3] = dice(counts).tolist()
+    return [
+        (name, colour, {side: values[k] for side, values in ml.items()}, scores[k])
+        for k, (name, colour) in enumerate(
+            zip((*names, *_TISSUES), (*REGION_COLOURS, "", ""), strict=True)
         )
+    ]
+
+
+def embedded_volumes(view: CaseView, box: Box) -> tuple[EmbeddedVolume, ...]:
+    """Embed the part in a box of the scans of a case, its label maps and its uncertainty."""
+    affine = _affine_in(view, box)
+    layers = []
+    for name, side in view.sides.items():
+        label_map = side.label_map[box.slices]
+        layers.append(_embedded(name, label_map, affine, 1.0, (0.0, float(label_map.max()))))
+    if view.uncertainty is not None:
+        stored = np.rint(view.uncertainty[box.slices].clip(0, 1) / _ENTROPY_STEP).astype(np.uint8)
+        layers.append(_embedded("uncertainty", stored, affine, _ENTROPY_STEP, (0.1, 1.0)))
+    coarser = 1
+    while True:
+        scans = []
+        for name, image in zip(view.modalities, view.images, strict=True):
+            cut = image[box.slices]
+            step = _step_of(cut) * coarser
+            stored = np.rint(cut / step).astype(np.int16)
+            scans.append(_embedded(name, stored, affine, step, grey_limits(cut)))
+        volumes = (*scans, *layers)
+        if coarser >= _COARSEST or sum(len(volume.data) for volume in volumes) <= MOST_BYTES:
+            return volumes
+        coarser *= 4
+
+
+def _affine_in(view: CaseView, box: Box) -> Affine:
+    """Return the matrix (4, 4) from the voxels of a box to millimetres."""
+    affine = view.affine.copy()
+    affine[:3, 3] += affine[:3, :3] @ box.start
+    return affine
+
+
+def _box_of(view: CaseView) -> Box:
+    """Return the box of the brain and of all labels, with one voxel around it."""
+    is_shown = (view.images != 0).any(axis=0)
+    for side in view.sides.values():
+        is_shown |= side.label_map > 0
+    x, y, z = is_shown.shape
+    box = bounding_box(is_shown) or Box(start=(0, 0, 0), stop=(x, y, z))
+    return box.grown(1).within((x, y, z))
+
+
+def _step_of(image: npt.NDArray[Any]) -> float:
+    """Return the step with which int16 holds an image, in which 0 stays 0; 1 for whole numbers."""
+    least, most = float(image.min()), float(image.max())
+    if _INT16.min <= least and most <= _INT16.max and bool((image == np.rint(image)).all()):
+        return 1.0
+    return max(most / _INT16.max, least / _INT16.min)
+
+
+def _embedded(
+    name: str,
+    stored: npt.NDArray[Any],
+    affine: Affine,
+    step: float,
+    limits: tuple[float, float],
+) -> EmbeddedVolume:
+    header = nib.Nifti1Header()
+    header.set_data_dtype(stored.dtype)
+    header.set_data_shape(stored.shape)
+    header.set_sform(affine, code=1)
+    header.set_slope_inter(step, 0)
+    header["vox_offset"] = 352
+    voxels = stored.tobytes(order="F") if stored.dtype == np.uint8 else _coded(stored)
+    # four bytes say that there are no extensions
+    coded_header = base64.b64encode(header.binaryblock + bytes(4)).decode()
+    low, high = limits
+    return EmbeddedVolume(
+        name=name, header=coded_header, data=packed(voxels), step=step, low=low, high=high
     )
 
 
-def lesion_tables(view: CaseView) -> tuple[LesionTable, ...]:
-    """Return the lesions of the prediction, or without one those of the reference."""
-    sides = (("prediction", view.prediction), ("reference", view.reference))
-    tables = (
-        LesionTable(side=name, lists=list_lesions(side.regions, view.affine))
-        for name, side in sides
-        if side is not None
-    )
-    return tuple(tables)[:1]
+def _coded(stored: npt.NDArray[Any]) -> bytes:
+    """Return int16 voxels (X, Y, Z) in a form that gzip halves once more.
+
+    They become differences along X, of these along Y, and of these along Z, modulo 2^16, with the sign
+    in the lowest bit, and all low bytes stand before all high bytes. X runs fastest, as in NIfTI.
+    """
+    differences: npt.NDArray[Any] = stored.view(np.uint16)
+    for axis in range(3):
+        # unsigned numbers wrap around, here and in the page
+        differences = np.diff(differences, axis=axis, prepend=np.uint16(0))
+    signed = differences.view(np.int16)
+    folded = ((signed << 1) ^ (signed >> 15)).ravel(order="F").astype("<u2")
+    return folded.view(np.uint8).reshape(-1, 2).T.tobytes()
 
 
-def viewer_values(view: CaseView, grid: EmbeddedVolumes) -> dict[str, Any]:
-    """Return the JSON that `viewer.js` draws a case from."""
-    regions = _first_regions(view)
-    centre = centre_of(regions, view.images[0])
-    place = view.affine[:3, :3] @ centre + view.affine[:3, 3]
-    sides = (("prediction", view.prediction), ("reference", view.reference))
-    return {
-        "grid": asdict(grid),
-        "centre_mm": place.tolist(),
-        "tissues": {name: _tissues(side) for name, side in sides if side is not None},
-    }
-
-
-def _volumes_ml(regions: RegionMasks | None, voxel_ml: float) -> Sequence[float | None]:
-    """Return the volume of each part of `PART_NAMES`; None for each without a label map."""
-    if regions is None:
-        return [None] * len(PART_NAMES)
-    wt, tc, et = (int(np.count_nonzero(mask)) * voxel_ml for mask in regions)
-    return [wt, tc, et, wt - tc, tc - et]
-
-
-def _first_regions(view: CaseView) -> RegionMasks:
-    for side in (view.prediction, view.reference):
-        if side is not None and side.label_map.any():
-            return side.regions
-    return np.zeros((3, *view.images.shape[1:]), bool)
+def _centre_mm(view: CaseView) -> list[float]:
+    """Return the middle of the first tumour that is there, or of the brain."""
+    regions = [side.regions for side in view.sides.values() if side.label_map.any()]
+    nothing = np.zeros((3, *view.images.shape[1:]), bool)
+    centre = centre_of(regions[0] if regions else nothing, view.images[0])
+    position: list[float] = (view.affine @ [*centre, 1])[:3].tolist()
+    return position
 
 
 def _tissues(side: Labelled) -> dict[str, Any]:
     """Return the names and the colours of the label values, as NiiVue takes them."""
-    colours = {value: _rgb(colour) for value, colour in tissue_colours(side.convention).items()}
+    colours = tissue_colours(side.convention)
     # every value up to the last one needs a colour; 0 and values without a meaning are transparent
-    table = [(*colours[i], 255) if i in colours else (0, 0, 0, 0) for i in range(max(colours) + 1)]
+    table = [
+        (*bytes.fromhex(colours[i][1:]), 255) if i in colours else (0, 0, 0, 0)
+        for i in range(max(colours) + 1)
+    ]
     red, green, blue, opacity = zip(*table, strict=True)
     return {
         "names": {str(value): meaning for value, meaning in side.convention.meanings},
@@ -205,46 +240,32 @@ def _tissues(side: Labelled) -> dict[str, Any]:
     }
 
 
-def _rgb(colour: str) -> tuple[int, int, int]:
-    red, green, blue = bytes.fromhex(colour.removeprefix("#"))
-    return red, green, blue
-
-
-def _legend(view: CaseView) -> tuple[tuple[str, str], ...]:
+def _legend(view: CaseView) -> list[tuple[str, str]]:
     """Return the colours of the tissues, and what each means on either side."""
     words: dict[str, dict[str, None]] = {}
-    for side in (view.prediction, view.reference):
-        if side is not None:
-            colours = tissue_colours(side.convention)
-            for value, meaning in side.convention.meanings:
-                words.setdefault(colours[value], {})[f"{meaning} (label {value})"] = None
-    return tuple((colour, " or ".join(meanings)) for colour, meanings in words.items())
+    for side in view.sides.values():
+        colours = tissue_colours(side.convention)
+        for value, meaning in side.convention.meanings:
+            words.setdefault(colours[value], {})[f"{meaning} (label {value})"] = None
+    return [(colour, " or ".join(meanings)) for colour, meanings in words.items()]
 
 
-def _pictures(view: CaseView) -> Iterator[Picture]:
-    if view.prediction is None and view.reference is None:
-        yield Picture(uri=picture_uri(sample_figure(view)), words="The four scans in one section")
+def _pictures(view: CaseView) -> Iterator[tuple[str, str]]:
+    """Yield static pictures, each with words for readers who do not see it."""
+    if view.sides:
+        words = "Three planes through the tumour, with the outlines of its regions"
+        yield picture_uri(view_figure(view)), words
     else:
-        yield Picture(
-            uri=picture_uri(view_figure(view)),
-            words="Three planes through the tumour, with the outlines of its regions",
-        )
+        yield picture_uri(sample_figure(view)), "The four scans in one section"
     if view.prediction is not None and view.uncertainty is not None:
-        yield Picture(
-            uri=picture_uri(uncertainty_figure(view)),
-            words="Outlines of the prediction, and its uncertainty in colours",
-        )
+        words = "Outlines of the prediction, and its uncertainty in colours"
+        yield picture_uri(uncertainty_figure(view)), words
 
 
-def _facts_of_grid(view: CaseView, grid: EmbeddedVolumes) -> Sequence[Fact]:
+def _facts_of_grid(view: CaseView, volumes: Sequence[EmbeddedVolume]) -> Iterator[Fact]:
     edges = " x ".join(f"{mm:.3g}" for mm in view.geometry.spacing_mm)
     voxels = " x ".join(map(str, view.geometry.shape))
-    values = (
-        f"rounded to steps of at most {grid.largest_step:.2g}"
-        if grid.largest_step
-        else "as in the files"
-    )
-    return (
-        Fact(name="Grid of the files", words=f"{voxels} voxels of {edges} mm"),
-        Fact(name="Intensities in the viewer", words=f"{values}; the part around the brain"),
-    )
+    yield Fact("Grid of the files", f"{voxels} voxels of {edges} mm")
+    steps = [one.step for one in volumes if one.name in MODALITIES and one.step != 1]
+    values = f"rounded to steps of at most {max(steps):.2g}" if steps else "as in the files"
+    yield Fact("Intensities in the viewer", f"{values}; the part around the brain")

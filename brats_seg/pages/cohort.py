@@ -1,51 +1,88 @@
-"""Gather what a folder of predictions says of its cases, for their common page."""
+"""Write the page of a folder of predictions: a table of its cases, with pictures, scores and warnings.
+
+The table is sorted and filtered in the page by a script of its own. Cases with a reference come
+first, those with the lowest mean Dice at the top; then those with most warnings.
+"""
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from statistics import median
 from urllib.parse import quote
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
+from PIL import Image, UnidentifiedImageError
 
+from brats_seg.cpu_threads import available_cpus
 from brats_seg.errors import UsageError, counted
 from brats_seg.evaluation.evaluate import evaluate_folders
 from brats_seg.evaluation.protocols import protocol_named
 from brats_seg.evaluation.scores import joined_scores, read_scores, summarise_scores
+from brats_seg.figures.charts import dice_figure, volume_figure
 from brats_seg.inference.output import MANIFEST_NAME, OutputFolder, Record
 from brats_seg.inference.result_files import result_files
 from brats_seg.labels import REGIONS, convention_named
-from brats_seg.pages.case import Fact
-from brats_seg.pages.case_pages import page_path
-from brats_seg.pages.cohort_page import Cohort, CohortCase, dice_by_case, write_cohort_page
-from brats_seg.pages.html import PAGE_SUFFIX
+from brats_seg.pages.html import PAGE_SUFFIX, Fact, data_uri, picture_uri, write_page
 from brats_seg.progress import Track, untracked
 
 COHORT_PAGE = "cohort.html"
 """Page of a folder of predictions, in that folder."""
+PAGES_NAME = "reports"
+"""Folder of the pages of the cases, in the folder of the predictions."""
+
 _MOST_LISTED = 5
 """Values that are listed at most where the cases differ."""
+_AXIAL_FLAIR = (0.02, 0.51, 0.32, 0.9)
+"""Part of a preview that is shown: left, top, right and bottom as shares of its size."""
+_PICTURE_WIDTH = 160
 
 
-def write_cohort(
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CohortRow:
+    """A predicted case in the table."""
+
+    record: Record
+    ml: tuple[float, ...]
+    """Volume of each of `REGIONS`."""
+    dice: tuple[float, ...]
+    """Dice of each of `REGIONS`; empty without a reference."""
+    page: str
+    """Link to the page of the case; empty without one."""
+    picture: str
+    """URI of its picture; empty without one."""
+
+    @property
+    def mean_dice(self) -> float | None:
+        """Mean over the regions; None without a reference."""
+        return float(np.mean(self.dice)) if self.dice else None
+
+    @property
+    def badness(self) -> tuple[bool, float, int, str]:
+        """Key by which the cases that need a look come first."""
+        mean = self.mean_dice
+        return mean is None, mean or 0.0, -len(self.record.warnings), self.record.case_id
+
+
+def write_cohort_page(
     results: Path,
+    page: Path,
     *,
-    output: Path | None = None,
     reference: Path | None = None,
     scores: Path | None = None,
     n_workers: int = 0,
     track: Track = untracked,
-) -> Path:
-    """Write the page of a folder of predictions, and return its path.
-
-    It links to the pages of the cases that are there.
+) -> None:
+    """Write the page of a folder of predictions, with links to the pages of cases that are there.
 
     Args:
         results: Folder that `predict` wrote.
-        output: The page, or its folder; by default `cohort.html` in the folder of the predictions.
+        page: The page, a `.html`.
         reference: Folder of label maps, or of scans with label maps, to score the predictions with.
         scores: Table of scores of these predictions, instead of a reference.
         n_workers: Processes that score; 0 works in this one.
@@ -56,32 +93,6 @@ def write_cohort(
         LayoutError: No case of the references is in the folder.
         EnvironmentalError: The page cannot be written.
     """
-    above = output or results
-    page = above if above.suffix.lower() == PAGE_SUFFIX else above / COHORT_PAGE
-    scored = joined_scores(())
-    remarks: tuple[str, ...] = ()
-    if scores is not None:
-        scored = read_scores(scores)
-    elif reference is not None:
-        scored, remarks = _scored(results, reference, n_workers, track)
-    found = cohort_of(results, scored)
-    cases = tuple(replace(case, page=_link(results, case, page)) for case in found.cases)
-    cohort = replace(found, cases=cases, remarks=remarks)
-    title = f"Predictions in {results.resolve().name}"
-    write_cohort_page(cohort, page, title=title, track=track)
-    return page
-
-
-def cohort_of(results: Path, scores: pd.DataFrame | None = None) -> Cohort:
-    """Gather what is known of the cases in a folder of predictions.
-
-    Args:
-        results: Folder that `predict` wrote.
-        scores: Scores of its cases; those of other cases are left out.
-
-    Raises:
-        UsageError: The folder has no record of predictions.
-    """
     records = OutputFolder(results).records()
     if not records:
         msg = (
@@ -90,15 +101,42 @@ def cohort_of(results: Path, scores: pd.DataFrame | None = None) -> Cohort:
         )
         raise UsageError(msg)
     done = {name: record for name, record in records.items() if record.status == "done"}
-    scored = joined_scores(()) if scores is None else scores
+    scored = joined_scores(())
+    remarks: tuple[str, ...] = ()
+    if scores is not None:
+        scored = read_scores(scores)
+    elif reference is not None:
+        scored, remarks = _scored(results, reference, n_workers, track)
     scored = scored[scored["case_id"].isin(done)]
-    dice = dice_by_case(scored)
-    return Cohort(
-        cases=tuple(_cohort_case(results, one, dice.get(name, ())) for name, one in done.items()),
-        failures=tuple(one.failure for one in records.values() if one.status == "failed"),
-        summaries=summarise_scores(scored, np.random.default_rng(0)),
-        facts=tuple(_facts(done.values())),
+    rows = _rows(results, page, [*done.values()], dice_by_case(scored), track)
+    summaries = summarise_scores(scored, np.random.default_rng(0))
+    write_page(
+        page,
+        "cohort.html",
+        title=f"Predictions in {results.resolve().name}",
+        rows=rows,
+        failures=[one.failure for one in records.values() if one.status == "failed"],
+        n_with_warnings=sum(bool(record.warnings) for record in done.values()),
+        remarks=remarks,
+        facts=tuple(_facts([*done.values()])),
+        regions=REGIONS,
+        has_scores=any(row.dice for row in rows),
+        has_pictures=any(row.picture for row in rows),
+        summaries=[(s.region, s.n_cases, s.spread("dice").mean_text(s.n_cases)) for s in summaries],
+        charts=[(words, picture_uri(figure)) for words, figure in _charts(rows)],
     )
+
+
+def page_path(results: Path, case_id: str) -> Path:
+    """Return the file of the page of a case in a folder of predictions."""
+    return results / PAGES_NAME / f"{case_id}{PAGE_SUFFIX}"
+
+
+def dice_by_case(scores: pd.DataFrame) -> dict[str, tuple[float, ...]]:
+    """Return the Dice of each of `REGIONS` by case; cases that lack a region are left out."""
+    by_case = scores.pivot(index="case_id", columns="region", values="dice")
+    complete = by_case.reindex(columns=list(REGIONS)).dropna()
+    return dict(zip(complete.index, map(tuple, complete.to_numpy().tolist()), strict=True))
 
 
 def _scored(
@@ -117,47 +155,92 @@ def _scored(
     return found.scores, (*found.remarks, *unscored)
 
 
-def _cohort_case(results: Path, record: Record, dice: tuple[float, ...]) -> CohortCase:
-    ml = {part.name: part.ml for part in record.volumes}
+def _rows(
+    results: Path,
+    page: Path,
+    records: Sequence[Record],
+    dice: dict[str, tuple[float, ...]],
+    track: Track,
+) -> list[CohortRow]:
+    """Return the row of each case, the worst first."""
+    rows = []
+    with ThreadPoolExecutor(available_cpus()) as pool:
+        pictures = pool.map(_thumbnail, [_preview(results, record) for record in records])
+        shown = track(pictures, what="reading pictures", total=len(records))
+        for record, picture in zip(records, shown, strict=True):
+            ml = {part.name: part.ml for part in record.volumes}
+            row = CohortRow(
+                record=record,
+                ml=tuple(ml[region] for region in REGIONS),
+                dice=dice.get(record.case_id, ()),
+                page=_link(results, record.case_id, page),
+                picture=picture,
+            )
+            rows.append(row)
+    return sorted(rows, key=lambda row: row.badness)
+
+
+def _preview(results: Path, record: Record) -> Path | None:
+    """Return the picture of a case in three planes, as `predict` writes it."""
     convention = convention_named(record.convention)
     preview = result_files(record.settings.layout, record.case_id, convention).preview
-    return CohortCase(
-        case_id=record.case_id,
-        ml=tuple(ml[region] for region in REGIONS),
-        warnings=record.warnings,
-        dice=dice,
-        preview=results / preview if preview in record.outputs else None,
-    )
+    return results / preview if preview in record.outputs else None
 
 
-def _facts(records: Iterable[Record]) -> Iterator[Fact]:
+def _thumbnail(preview: Path | None) -> str:
+    """Return the axial FLAIR of a preview as a URI; empty without one that can be read."""
+    if preview is None:
+        return ""
+    small = BytesIO()
+    try:
+        with Image.open(preview) as image:
+            left, top, right, bottom = _AXIAL_FLAIR
+            width, height = image.size
+            box = (left * width, top * height, right * width, bottom * height)
+            part = image.crop(box).convert("RGB")
+    except (OSError, UnidentifiedImageError):
+        # a picture was removed or is damaged: the case is shown without it
+        return ""
+    size = (_PICTURE_WIDTH, round(_PICTURE_WIDTH * part.height / part.width))
+    part.resize(size, reducing_gap=2.0).save(small, format="WEBP", quality=60)
+    return data_uri(small.getvalue(), "image/webp")
+
+
+def _link(results: Path, case_id: str, page: Path) -> str:
+    """Return the link from the page of a cohort to that of a case; empty if there is none."""
+    beside = page.parent / f"{case_id}{PAGE_SUFFIX}"
+    for target in (page_path(results, case_id), beside):
+        if target.is_file():
+            way = os.path.relpath(target.absolute(), page.absolute().parent)
+            return quote(Path(way).as_posix())
+    return ""
+
+
+def _charts(rows: Sequence[CohortRow]) -> Iterator[tuple[str, Figure]]:
+    """Yield the distributions over the cases, each with its words for those who cannot see it."""
+    scored = [row.dice for row in rows if row.dice]
+    if len(scored) > 1:
+        yield "Dice of every case by region", dice_figure(scored)
+    if rows:
+        volumes = {region: [row.ml[k] for row in rows] for k, region in enumerate(REGIONS)}
+        yield "Predicted volume of every case by region", volume_figure(volumes)
+
+
+def _facts(records: Sequence[Record]) -> Iterator[Fact]:
     """Yield what the predictions were made with; several values with their numbers of cases."""
-    every = list(records)
+    if not records:
+        return
     values = {
-        "Model": (record.model for record in every),
-        "Version of brats_seg": (record.version for record in every),
-        "Device": (record.device for record in every),
-        "Label convention": (record.convention for record in every),
-        "Settings": (record.settings.changed_text() for record in every),
+        "Model": [record.model for record in records],
+        "Version of brats_seg": [record.version for record in records],
+        "Device": [record.device for record in records],
+        "Label convention": [record.convention for record in records],
+        "Settings": [record.settings.changed_text() for record in records],
     }
     for name, found in values.items():
         counts = Counter(found).most_common()
         words = [f"{value} ({counted(n, 'case')})" for value, n in counts[:_MOST_LISTED]]
-        more = [f"{len(counts) - _MOST_LISTED} more"] if len(counts) > _MOST_LISTED else []
-        if counts:
-            yield Fact(
-                name=name, words="; ".join([counts[0][0]] if len(counts) == 1 else [*words, *more])
-            )
-    if every:
-        seconds = median(record.seconds for record in every)
-        yield Fact(name="Time of a case", words=f"{seconds:.1f} s (median)")
-
-
-def _link(results: Path, case: CohortCase, page: Path) -> str:
-    """Return the link from the page of a cohort to that of a case; empty if there is none."""
-    beside = page.parent / f"{case.case_id}{PAGE_SUFFIX}"
-    for target in (page_path(results, case.case_id), beside):
-        if target.is_file():
-            way = Path(os.path.relpath(target.absolute(), page.absolute().parent))
-            return quote(way.as_posix())
-    return ""
+        if len(counts) > _MOST_LISTED:
+            words.append(f"{len(counts) - _MOST_LISTED} more")
+        yield Fact(name, counts[0][0] if len(counts) == 1 else "; ".join(words))
+    yield Fact("Time of a case", f"{median(record.seconds for record in records):.1f} s (median)")

@@ -15,6 +15,7 @@ from importlib.metadata import version
 from importlib.resources import files
 from io import BytesIO
 from pathlib import Path
+from typing import NamedTuple
 
 import deflate
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -30,7 +31,15 @@ _COMPRESSION_LEVEL = 9
 PAGE_SUFFIX = ".html"
 """Ending of the name of a page."""
 _DPI = 110
-_NO_NUMBER = "n/a"
+
+
+class Fact(NamedTuple):
+    """A line about the origin of what a page shows."""
+
+    name: str
+    words: str
+    is_code: bool = False
+    """Whether the words are a hash or a path."""
 
 
 def write_page(path: Path, template: str, *, title: str, **values: object) -> None:
@@ -46,45 +55,31 @@ def write_page(path: Path, template: str, *, title: str, **values: object) -> No
         UsageError: The name of the file has another ending.
         EnvironmentalError: The file cannot be written.
     """
-    check_page_name(path)
-    page = render_page(template, title=title, **values)
-    with whole_file(path) as beside:
-        # file names need not be UTF-8
-        beside.write_bytes(page.encode(errors="backslashreplace"))
-
-
-def check_page_name(path: Path) -> None:
-    """Raise `UsageError` unless the name of a file ends in `.html`."""
     if path.suffix.lower() != PAGE_SUFFIX:
         msg = (
             f"{path} ends in {path.suffix or 'nothing'}; expected a name that ends in {PAGE_SUFFIX}"
         )
         raise UsageError(msg)
-
-
-def render_page(template: str, *, title: str, **values: object) -> str:
-    """Return the text of a page; the arguments are those of `write_page`."""
-    return (
-        _environment()
-        .get_template(template)
-        .render(title=title, version=version("brats_seg"), **values)
-    )
+    page = _environment().get_template(template)
+    text = page.render(title=title, version=version("brats_seg"), **values)
+    with whole_file(path) as beside:
+        # file names need not be UTF-8
+        beside.write_bytes(text.encode(errors="backslashreplace"))
 
 
 def packed(content: bytes) -> str:
-    """Return bytes compressed by gzip and in base64, for `unpacked` of `unpack.js`."""
+    """Return bytes compressed by gzip and in base64, for `unpacked` of `viewer.js`."""
     return base64.b64encode(deflate.gzip_compress(content, _COMPRESSION_LEVEL)).decode()
 
 
 @cache
-def packed_niivue() -> str:
-    """Return the script NiiVue, which draws scans, as `packed` does."""
-    return packed(_NIIVUE.joinpath("niivue.umd.js").read_bytes())
+def packed_niivue() -> tuple[str, str]:
+    """Return the script NiiVue, which draws scans, as `packed` does, and its licence.
 
-
-def niivue_licence() -> str:
-    """Return the licence of NiiVue, which a page that holds the script must show."""
-    return _NIIVUE.joinpath("LICENSE").read_text()
+    A page that holds the script must show the licence.
+    """
+    script = _NIIVUE.joinpath("niivue.umd.js").read_bytes()
+    return packed(script), _NIIVUE.joinpath("LICENSE").read_text()
 
 
 def picture_uri(figure: Figure, *, dpi: int = _DPI) -> str:
@@ -117,7 +112,7 @@ def number_text(value: float | None, digits: int = 1) -> str:
         >>> number_text(12.345), number_text(float("nan")), number_text(7.0, 0)
         ('12.3', 'n/a', '7')
     """
-    return _NO_NUMBER if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
+    return "n/a" if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
 
 
 @cache

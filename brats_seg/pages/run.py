@@ -1,47 +1,41 @@
-"""Gather what the page of a training run shows, from its folder and from its held-out cases."""
+"""Write the page of a training run: history, scores of the held-out cases, the worst ones, settings."""
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 import pandas as pd
-import torch
 
 from brats_seg.cases.folds import SPLIT_NAME, Split, read_split
 from brats_seg.config import Config
 from brats_seg.config_text import LONGEST_YAML, differing_settings, load_config
 from brats_seg.data.loader import whole_case
-from brats_seg.errors import EnvironmentalError, UsageError
+from brats_seg.errors import UsageError
 from brats_seg.evaluation.metrics import count_regions, dice
-from brats_seg.figures.history import read_history
+from brats_seg.figures.cases import SHOWN, planes_figure
+from brats_seg.figures.charts import dice_figure
+from brats_seg.figures.history import PHASES, curves_of, history_figure, read_history
+from brats_seg.figures.sections import Grid, centre_of
 from brats_seg.files import is_locked, read_bounded
-from brats_seg.inference.out_of_fold import (
+from brats_seg.inference.decode import decode_regions
+from brats_seg.inference.held_out import (
     HeldOut,
-    OutOfFoldPrediction,
-    StoredPrediction,
+    HeldOutCase,
+    Probabilities,
     open_held_out,
     predict_held_out,
 )
-from brats_seg.inference.postprocess import decode_regions
-from brats_seg.inference.window_choice import window_in_use
-from brats_seg.labels import RegionMasks
-from brats_seg.pages.case import Fact
-from brats_seg.pages.html import PAGE_SUFFIX
-from brats_seg.pages.run_page import HeldOutPicture, HeldOutScore, RunReport, write_run_page
+from brats_seg.labels import MODALITIES, REGIONS, RegionMasks
+from brats_seg.pages.html import Fact, picture_uri, write_page
 from brats_seg.progress import Track, duration_text, untracked
 from brats_seg.runtime.device import Device, choose_device
-from brats_seg.runtime.weights import BEST_NAME, RUN_LOCK_NAME, Decoding, run_locked
-from brats_seg.training.checkpoints import (
-    CONFIG_NAME,
-    ENVIRONMENT_NAME,
-    Checkpoint,
-    load_checkpoint,
-)
+from brats_seg.runtime.weights import BEST_NAME, RUN_LOCK_NAME, run_locked
+from brats_seg.training.run_folder import CONFIG_NAME, ENVIRONMENT_NAME
+from brats_seg.training.state import SavedState, read_state
 from brats_seg.voxels.box import Box, Triple, bounding_box
 from brats_seg.voxels.grids import MM3_PER_ML
 
@@ -53,25 +47,40 @@ _N_WORST = 3
 """Held-out cases of a run that are drawn."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldOutScore:
+    """Scores of a held-out case, each for the regions of `REGIONS`."""
+
+    case_id: str
+    dice: tuple[float, ...]
+    reference_ml: tuple[float, ...]
+    prediction_ml: tuple[float, ...]
+
+    @property
+    def mean_dice(self) -> float:
+        """Mean over the regions."""
+        return float(np.mean(self.dice))
+
+
 def is_run(path: Path) -> bool:
     """Return whether a folder is that of a run."""
     return (path / CONFIG_NAME).is_file() and (path / SPLIT_NAME).is_file()
 
 
-def write_run(
+def write_run_page(
     run: Path,
+    page: Path,
     *,
-    output: Path | None = None,
     prepared: Path | None = None,
     device: str = "auto",
     precision: str = "auto",
     track: Track = untracked,
-) -> Path:
-    """Write the page of a run, and return its path.
+) -> None:
+    """Write the page of a run.
 
     Args:
         run: Folder of the run.
-        output: The page, or its folder; by default `report.html` in the folder of the run.
+        page: The page, a `.html`.
         prepared: Folder of the prepared cases that the run was trained on. Its held-out cases are
             predicted, unless `tune` or an earlier call has, and the worst are drawn. None leaves
             them out.
@@ -85,105 +94,86 @@ def write_run(
         CaseError: A held-out case cannot be predicted.
         EnvironmentalError: The device is not available, or the page cannot be written.
     """
-    above = output or run
-    page = above if above.suffix.lower() == PAGE_SUFFIX else above / RUN_PAGE
-    report = run_report(run)
-    if prepared is not None:
-        where = choose_device(device, precision)
-        with run_locked(run):
-            report = _with_scores(report, open_held_out(run, prepared), where, track)
-    write_run_page(report, page)
-    return page
-
-
-def run_report(run: Path) -> RunReport:
-    """Gather what the folder of a run says of it, without scores of single cases.
-
-    Raises:
-        UsageError: The folder is not a run with a finished epoch.
-        ConfigError: Its settings cannot be read.
-        FoldError: Its split cannot be read.
-        ResumeError: Its checkpoint is damaged.
-    """
     history = read_history(run)
     config = load_config(text=_text(run / CONFIG_NAME))
     split = read_split(run / SPLIT_NAME)
     path = run / BEST_NAME
-    best = load_checkpoint(path, torch.device("cpu")) if path.exists() else None
-    n_done, n_epochs = int(history["epoch"].iloc[-1]), config.training.n_epochs
-    is_busy = is_locked(run / RUN_LOCK_NAME)
-    remarks = []
-    if n_done < n_epochs:
-        state = "it is being trained now" if is_busy else "training was stopped"
-        remarks.append(f"{n_done} of {n_epochs} epochs are done; {state}.")
-    if best is None:
-        remarks.append(
-            "The run has not been validated yet, so that it has no weights to predict with."
-        )
-    return RunReport(
-        name=run.resolve().name,
-        history=history,
-        best_epoch=best.position.epoch if best else None,
-        facts=tuple(_run_facts(history, config, split, best)),
+    best = read_state(path) if path.exists() else None
+    best_epoch = best.progress.epoch if best else None
+    shown = pd.concat([history[history["epoch"] == best_epoch], history.tail(1)])
+    shown = shown.drop_duplicates("epoch")
+    scores: list[HeldOutScore] = []
+    pictures: list[tuple[HeldOutScore, str, str]] = []
+    if prepared is not None:
+        where = choose_device(device, precision)
+        with run_locked(run):
+            scores, pictures = held_out_scores(open_held_out(run, prepared), where, track)
+    write_page(
+        page,
+        "run.html",
+        title=f"Run {run.resolve().name}",
+        remarks=tuple(_remarks(run, history, config, best)),
+        facts=tuple(_facts(history, config, split, best)),
+        history=picture_uri(history_figure(history)),
+        epochs=shown["epoch"].tolist(),
+        best_epoch=best_epoch,
+        values=tuple(_epochs(shown)),
+        regions=REGIONS,
+        scores=scores,
+        chart=picture_uri(dice_figure([one.dice for one in scores])) if len(scores) > 1 else None,
+        pictures=pictures,
         settings=differing_settings(Config(), config),
         settings_text=config.to_yaml(),
         environment=_environment(run),
-        train=split.train,
-        validation=split.validation,
-        remarks=tuple(remarks),
+        split=split,
     )
 
 
-def _run_facts(
-    history: pd.DataFrame, config: Config, split: Split, best: Checkpoint | None
-) -> Iterator[Fact]:
-    n_done = int(history["epoch"].iloc[-1])
-    yield Fact(name="Network", words=config.model.name)
-    yield Fact(name="Epochs", words=f"{n_done} of {config.training.n_epochs}")
-    yield Fact(
-        name="Cases", words=f"{len(split.train)} to train on, {len(split.validation)} held out"
-    )
-    yield Fact(name="Optimizer steps", words=str(int(history["step"].iloc[-1])))
-    yield Fact(name="Time of the epochs", words=duration_text(float(history["seconds"].sum())))
-    yield Fact(name="Peak memory", words=f"{history['peak_memory_mb'].max():.0f} MB")
-    if best is None:
-        return
-    watched = _WATCHED[config.validation.watch]
-    score = "" if best.best is None else f", {watched} {best.best:.3f}"
-    yield Fact(name="Best weights", words=f"epoch {best.position.epoch}{score}")
-    yield Fact(name="Training set", words=best.identity.fingerprint, is_code=True)
-    yield Fact(name="Label conventions", words=", ".join(best.identity.conventions))
-    if best.started_from is not None:
-        yield Fact(name="Started from", words=best.started_from.path, is_code=True)
-
-
-def _with_scores(report: RunReport, held_out: HeldOut, device: Device, track: Track) -> RunReport:
-    """Return a report with the scores of the held-out cases, and the worst of them as pictures."""
-    window = window_in_use(held_out)
-    cases = predict_held_out(held_out, [window], device, track).get(window)
-    if cases is None:
-        msg = (
-            f"memory ran out with windows of {window} voxels on the held-out cases of "
-            f"{held_out.run}. Give a device with more memory, or no --data for a page without scores."
-        )
-        raise EnvironmentalError(msg)
-    decoded = partial(_decoded, decoding=held_out.trained.fitted.decoding)
-    scored = {case.case_id: _held_out_score(case.case_id, *decoded(case)) for case in cases}
-    report = replace(report, scores=tuple(scored.values()))
-    worst = [one.case_id for one in report.worst_first[:_N_WORST]]
+def held_out_scores(
+    held_out: HeldOut, device: Device, track: Track = untracked
+) -> tuple[list[HeldOutScore], list[tuple[HeldOutScore, str, str]]]:
+    """Return the scores of the held-out cases, the worst first, and the worst with two pictures."""
+    cases = predict_held_out(held_out, device, track)
     by_id = {case.case_id: case for case in cases}
-    pictures = (_picture(scored[name], held_out, *decoded(by_id[name])) for name in worst)
-    return replace(report, pictures=tuple(filter(None, pictures)))
+    scores = [_score(case.case_id, *_decoded(case, held_out)) for case in cases]
+    scores.sort(key=lambda one: (one.mean_dice, one.case_id))
+    pictures = []
+    for score in scores[:_N_WORST]:
+        placed = placed_prediction(
+            held_out, *_decoded(by_id[score.case_id], held_out), score.case_id
+        )
+        if placed is not None:
+            pictures.append((score, *_pictures(*placed)))
+    return scores, pictures
 
 
-def _decoded(case: OutOfFoldPrediction, decoding: Decoding) -> tuple[StoredPrediction, RegionMasks]:
+def placed_prediction(
+    held_out: HeldOut, stored: Probabilities, prediction: RegionMasks, case_id: str
+) -> tuple[dict[str, "np.ndarray"], RegionMasks, RegionMasks, Grid] | None:
+    """Return images, reference and prediction of a held-out case on the grid of the prepared cases.
+
+    The stored prediction is cut to a box, whose place only the reference tells: None if that is empty.
+    """
+    sample = whole_case(held_out.data.folder, case_id)
+    reference = sample.target.numpy().astype(np.bool_)
+    whole, cut = bounding_box(reference[0]), bounding_box(stored.reference[0])
+    if whole is None or cut is None:
+        return None
+    x, y, z = (one - other for one, other in zip(whole.start, cut.start, strict=True))
+    box = Box.at((x, y, z), cast("Triple", prediction.shape[1:]))
+    shape = cast("Triple", reference.shape[1:])
+    placed = np.stack([box.placed(region, shape) for region in prediction])
+    images = {name: sample.image[MODALITIES.index(name)].float().numpy() for name in SHOWN}
+    return images, reference, placed, Grid(spacing_mm=stored.spacing_mm)
+
+
+def _decoded(case: HeldOutCase, held_out: HeldOut) -> tuple[Probabilities, RegionMasks]:
     stored = case.read()
-    return stored, decode_regions(stored.probabilities, decoding, prod(stored.spacing_mm))
+    decoding = held_out.trained.fitted.decoding
+    return stored, decode_regions(stored.values, decoding, prod(stored.spacing_mm))
 
 
-def _held_out_score(
-    case_id: str, stored: StoredPrediction, prediction: RegionMasks
-) -> HeldOutScore:
+def _score(case_id: str, stored: Probabilities, prediction: RegionMasks) -> HeldOutScore:
     counts = count_regions(prediction, stored.reference, case_id)
     voxel_ml = prod(stored.spacing_mm) / MM3_PER_ML
     return HeldOutScore(
@@ -194,25 +184,61 @@ def _held_out_score(
     )
 
 
-def _picture(
-    score: HeldOutScore, held_out: HeldOut, stored: StoredPrediction, prediction: RegionMasks
-) -> HeldOutPicture | None:
-    """Return a held-out case to draw; None if its reference is empty, by which it is placed."""
-    sample = whole_case(held_out.data.folder, score.case_id)
-    reference = sample.target.numpy().astype(np.bool_)
-    there, cut = bounding_box(reference[0]), bounding_box(stored.reference[0])
-    if there is None or cut is None:
-        return None
-    x, y, z = (one - other for one, other in zip(there.start, cut.start, strict=True))
-    box = Box.at((x, y, z), cast("Triple", prediction.shape[1:]))
-    shape = cast("Triple", reference.shape[1:])
-    return HeldOutPicture(
-        score=score,
-        image=sample.image.float().numpy(),
-        reference=reference,
-        prediction=np.stack([box.placed(region, shape) for region in prediction]),
-        spacing_mm=stored.spacing_mm,
+def _pictures(
+    images: dict[str, "np.ndarray"], reference: RegionMasks, prediction: RegionMasks, grid: Grid
+) -> tuple[str, str]:
+    """Return pictures of the reference and of the prediction in the same sections."""
+    # through the tumour, and not through what was predicted elsewhere
+    centre = centre_of(reference, images[SHOWN[0]])
+    first, second = (
+        picture_uri(planes_figure(images, regions, grid, centre=centre))
+        for regions in (reference, prediction)
     )
+    return first, second
+
+
+def _remarks(
+    run: Path, history: pd.DataFrame, config: Config, best: SavedState | None
+) -> Iterator[str]:
+    n_done = int(history["epoch"].iloc[-1])
+    n_epochs = (best and best.progress.n_epochs) or config.training.n_epochs
+    if n_done < n_epochs:
+        is_busy = is_locked(run / RUN_LOCK_NAME)
+        state = "it is being trained now" if is_busy else "training was stopped"
+        yield f"{n_done} of {n_epochs} epochs are done; {state}."
+    if best is None:
+        yield "The run has not been validated yet, so that it has no weights to predict with."
+
+
+def _facts(
+    history: pd.DataFrame, config: Config, split: Split, best: SavedState | None
+) -> Iterator[Fact]:
+    yield Fact("Network", config.model.name)
+    yield Fact("Epochs", f"{int(history['epoch'].iloc[-1])} of {config.training.n_epochs}")
+    yield Fact("Cases", f"{len(split.train)} to train on, {len(split.validation)} held out")
+    yield Fact("Optimizer steps", str(int(history["step"].iloc[-1])))
+    yield Fact("Time of the epochs", duration_text(float(history["seconds"].sum())))
+    yield Fact("Peak memory", f"{history['peak_memory_mb'].max():.0f} MB")
+    if best is None:
+        return
+    watched = _WATCHED[config.validation.watch]
+    score = "" if best.progress.best is None else f", {watched} {best.progress.best:.3f}"
+    yield Fact("Best weights", f"epoch {best.progress.epoch}{score}")
+    yield Fact("Training set", best.card.identity.fingerprint, is_code=True)
+    yield Fact("Label conventions", ", ".join(best.card.identity.conventions))
+    if best.started_from is not None:
+        yield Fact("Started from", best.started_from.path, is_code=True)
+
+
+def _epochs(shown: pd.DataFrame) -> Iterator[tuple[str, list[float]]]:
+    """Yield each value of the history, by its name, in the epochs that are shown."""
+    for phase, words in PHASES.items():
+        for curve in curves_of(shown.columns):
+            for part in ("", *curve.parts):
+                column = "_".join(filter(None, (phase, curve.name, part)))
+                if column in shown:
+                    name = " ".join(filter(None, (curve.title, part.upper())))
+                    yield f"{name}, {words}", shown[column].tolist()
 
 
 def _environment(run: Path) -> dict[str, str]:

@@ -85,8 +85,8 @@ def near_copies(cases: Sequence[Case]) -> tuple[tuple[int, int], ...]:
     Two time points of a patient may be alike without being copies, and are in one fold anyway.
     Mirrored copies and those with exchanged axes are found too.
     """
-    compared = [index for index, case in enumerate(cases) if case.fingerprint]
-    pairs = _pairs(_signs([cases[index].fingerprint for index in compared]))
+    compared = [index for index, case in enumerate(cases) if case.facts.fingerprint]
+    pairs = _pairs(_signs([cases[index].facts.fingerprint for index in compared]))
     found = sorted((compared[one], compared[other]) for one, other in pairs)
     return tuple((a, b) for a, b in found if cases[a].patient_id != cases[b].patient_id)
 
@@ -236,4 +236,5 @@ def _with_copies(case: Case, copies: Sequence[str]) -> Case:
         f"nearly the same scan as {', '.join(copies)}, under the id of another patient: they are kept "
         "in one fold; remove the copies"
     )
-    return replace(case, near_copies=tuple(copies), remarks=(*case.remarks, remark))
+    facts = replace(case.facts, near_copies=tuple(copies))
+    return replace(case, facts=facts, remarks=(*case.remarks, remark))

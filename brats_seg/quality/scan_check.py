@@ -35,7 +35,7 @@ from brats_seg.voxels.grids import Spacing
 from brats_seg.wings import NO_JUDGEMENT, Judgement, Notes
 
 if TYPE_CHECKING:
-    from brats_seg.inference.scan import Scan
+    from brats_seg.inference.method import Scan
 
 _CAUSES: dict[Kind, str] = {
     "size": "another atlas, a wrong voxel size, or a brain that is cut or not stripped",

@@ -1,11 +1,13 @@
-"""Measure peak and free memory of devices, and recognise errors that mean it ran out."""
+"""Measure peak and free memory of devices, and go on in another mode when it runs out."""
 
 import ctypes
 import gc
+import logging
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import psutil
 import torch
@@ -13,6 +15,10 @@ import torch
 from brats_seg.cpu_threads import control_groups
 from brats_seg.errors import UsageError
 
+log = logging.getLogger(__name__)
+
+Mode = TypeVar("Mode")
+Result = TypeVar("Result")
 MEGABYTE = 2**20
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Numbers of two options of glibc: free bytes at the end of the heap above which they are returned to
@@ -116,6 +122,71 @@ def is_out_of_memory(error: BaseException) -> bool:
     # the allocators of CPU and Mac raise a RuntimeError, and oneDNN does not give the reason
     signs = ("out of memory", "DefaultCPUAllocator", "could not create a primitive")
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
+
+
+class Fallback(Generic[Mode]):
+    """Out-of-memory fallback: does work in a mode that needs less memory from when memory runs out.
+
+    Example:
+        >>> fallback = Fallback(["large", "small"], torch.device("cpu"), MemoryError)
+        >>> fallback.run(lambda mode: mode.upper())
+        'LARGE'
+    """
+
+    def __init__(
+        self,
+        modes: Sequence[Mode],
+        device: torch.device,
+        exhausted: Callable[[str], Exception],
+        *,
+        what: str = "",
+    ) -> None:
+        """Start in the first mode.
+
+        Args:
+            modes: Modes of any kind, the one that needs most memory first; `str` of each names it.
+            device: Device whose memory is given back before work is repeated.
+            exhausted: Returns the error for the last mode, given a message that names all modes.
+            what: What the work is for, which the lines of the log begin with, such as `case 1: `.
+        """
+        self.modes = tuple(modes)
+        self.index = 0
+        """Index of the mode in use."""
+        self._device = device
+        self._exhausted = exhausted
+        self._what = what
+
+    @property
+    def mode(self) -> Mode:
+        """The mode in use."""
+        return self.modes[self.index]
+
+    def run(self, work: Callable[[Mode], Result]) -> Result:
+        """Return the result of work that is given the mode; if memory runs out, repeat it in the next.
+
+        Raises:
+            Exception: Memory ran out in the last mode; the error is that of `exhausted`.
+        """
+        while True:
+            try:
+                return work(self.mode)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                reason = str(error).partition("\n")[0]
+            # outside the handler, which would keep the tensors of the work alive
+            self._use_next_mode(reason)
+
+    def _use_next_mode(self, reason: str) -> None:
+        give_back_memory(self._device)
+        if self.index + 1 == len(self.modes):
+            tried = "; ".join(map(str, self.modes))
+            peak = f"at a peak of {peak_memory_mb(self._device):.0f} MB"
+            msg = f"memory ran out in every mode ({tried}), {peak}: {reason}"
+            raise self._exhausted(msg)
+        log.warning("%smemory ran out with %s: %s", self._what, self.mode, reason)
+        self.index += 1
+        log.warning("%scomputing it again, and what follows, with %s", self._what, self.mode)
 
 
 def parse_memory(text: str) -> int:

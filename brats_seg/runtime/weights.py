@@ -1,42 +1,33 @@
-"""Read trained networks from disk: weights, identity, and fitted settings of prediction.
+"""Read trained networks from disk: their weights, and the card that says what they are.
 
-A run holds a checkpoint, and an exported model (see `inference.export`) holds several networks. A
-checkpoint is a dictionary of plain values and tensors, read with `weights_only=True`, so that
-opening one runs no code. Prediction reads five of its entries:
-
-model         state dict of the network
-identity      data that the network was trained on; never changes
-config        settings of its run
-prediction    settings of prediction that `tune` fitted; missing before that
-subset_scores scores without some modalities, that `tune` measured; only of modality dropout
-profile       profile of the training scans; missing in earlier versions, and without brains
+A run holds checkpoints, and an exported model (see `inference.export`) holds several networks. A
+checkpoint is a dictionary of plain values and tensors, read with `weights_only=True`, so that opening
+one runs no code. Prediction reads two of its entries: `model`, the state dict of the network, and
+`card`, a `ModelCard`.
 """
 
 import hashlib
 import json
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from brats_seg.cases.nifti import VOXEL_EDGES_MM
 from brats_seg.config import Config, Section, Size
-from brats_seg.config_text import config_of
 from brats_seg.errors import ResumeError, UsageError
-from brats_seg.evaluation.subset_scores import AllSubsetScores, SubsetScores, parse_subset_scores
+from brats_seg.evaluation.subset_scores import AllSubsetScores
 from brats_seg.files import check_regular, locked, read_bounded
 from brats_seg.labels import MODALITIES, MODALITY_SUBSETS, REGIONS
 from brats_seg.presets import TaskName
-from brats_seg.quality.expected_dice import DiceLine
-from brats_seg.quality.profile import TrainingProfile, parse_profile
 from brats_seg.runtime.torch_files import (
     RUN_AGAIN,
     checked_weights,
@@ -52,20 +43,10 @@ RUN_LOCK_NAME = ".training.lock"
 """Lock on the folder of a run."""
 MODEL_NAME = "model.json"
 """Description of the networks in an exported folder."""
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Version of checkpoints."""
-_READABLE = (1, SCHEMA_VERSION)
-"""Versions that can be read: they differ in entries that `training.checkpoints` converts."""
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Version of exported folders."""
-PREDICTION = "prediction"
-"""Entry of a checkpoint, and of a network in `model.json`, with the settings that `tune` fitted."""
-SUBSET_SCORES = "subset_scores"
-"""Entry of both with the scores of held-out cases without some of their modalities."""
-PROFILE = "profile"
-"""Entry of a checkpoint, and of a network in `model.json`, with the profile of the training scans."""
-_AVERAGED = "module."
-"""Prefix that torch gives the names of averaged weights."""
 _INVALID = (KeyError, TypeError, AttributeError, ValueError, RecursionError)
 """Errors of content that has other parts than expected; `ValidationError` is a `ValueError`."""
 _MOST_NETWORKS = 64
@@ -74,9 +55,6 @@ _LARGEST_DESCRIPTION = 1 << 24
 """Bytes of the longest `model.json`; a network takes about 2,000."""
 _COPY_AGAIN = "Copy or export the model again."
 
-Window: TypeAlias = Size | Literal["whole", "centre"]
-"""Voxels of a window; `whole` is the brain crop in one pass, `centre` the same with statistics of its
-centre, see `models.norm.statistics_of_centre`."""
 Overlap = Annotated[float, Field(ge=0, lt=1)]
 """Share that neighbouring windows have in common."""
 CubicMillimetres = Annotated[float, Field(ge=0, le=1e7)]
@@ -134,32 +112,47 @@ class Decoding(Section):
 class FittedPrediction(Section):
     """Settings of prediction that `tune` fitted to a network on its held-out cases."""
 
-    window: Window | None = None
-    """Chosen window; None where no window was fitted."""
-    overlap: Overlap | None = None
-    """Overlap that was chosen with the window; None where none was fitted, as in earlier versions."""
     decoding: Decoding = Decoding()
-    predicted_dice: tuple[DiceLine, ...] = ()
-    """Dice that is expected of each region; none if there were too few held-out cases."""
 
 
 NOT_FITTED = FittedPrediction()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class TrainedModel:
-    """Weights of a network, and everything that is needed to build it and to predict with it."""
+class ModelCard(Section):
+    """Everything that is known of a network beside its weights."""
 
-    weights: dict[str, Tensor]
-    """State dict of the network."""
     identity: ModelIdentity
     config: Config
     """Settings of its run."""
     fitted: FittedPrediction = NOT_FITTED
-    subset_scores: tuple[SubsetScores, ...] = ()
+    subset_scores: AllSubsetScores = ()
     """Scores without some modalities; none before they are measured, or without modality dropout."""
-    profile: TrainingProfile | None = None
-    """Profile of the training scans; None if it is not known."""
+    notes: dict[str, JsonValue] = Field(default_factory=dict)
+    """Values of the optional parts of the package, each of which reads its own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TrainedModel:
+    """Weights of a network, and its card."""
+
+    weights: dict[str, Tensor]
+    """State dict of the network."""
+    card: ModelCard
+
+    @property
+    def identity(self) -> ModelIdentity:
+        """Data that the network was trained on."""
+        return self.card.identity
+
+    @property
+    def config(self) -> Config:
+        """Settings of the run of the network."""
+        return self.card.config
+
+    @property
+    def fitted(self) -> FittedPrediction:
+        """Settings of prediction that were fitted to the network."""
+        return self.card.fitted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -182,11 +175,7 @@ class ExportedNetwork(_Part):
     """Name of the file of weights."""
     sha256: str
     """Check sum of that file."""
-    identity: ModelIdentity
-    prediction: FittedPrediction = NOT_FITTED
-    subset_scores: AllSubsetScores = ()
-    profile: TrainingProfile | None = None
-    config: Config
+    card: ModelCard
 
 
 class ModelDescription(_Part):
@@ -228,37 +217,13 @@ def load_trained(path: Path) -> TrainedModel:
 
     Raises:
         ResumeError: As `read_checkpoint`.
-        ConfigError: A setting of the run is unknown to this version.
     """
     content = read_checkpoint(path, torch.device("cpu"))
     try:
-        weights = checked_weights(content["model"])
-        if content.get("ema") is not None:
-            weights = {
-                name.removeprefix(_AVERAGED): value
-                for name, value in checked_weights(content["ema"]).items()
-                if name.startswith(_AVERAGED)
-            }
-        return TrainedModel(
-            weights=weights,
-            identity=parse_identity(content["identity"]),
-            config=config_of(content["config"]),
-            fitted=FittedPrediction.model_validate(content.get(PREDICTION, {})),
-            subset_scores=parse_subset_scores(content.get(SUBSET_SCORES, ())),
-            profile=parse_profile(content.get(PROFILE)),
-        )
+        weights = checked_weights(content.get("ema") or content["model"])
     except _INVALID as error:
-        msg = f"{path} cannot be read as a model: {reason_of(error)}. {RUN_AGAIN}"
-        raise ResumeError(msg) from None
-
-
-def parse_identity(values: Mapping[str, Any]) -> ModelIdentity:
-    """Return the identity with these entries, as a checkpoint stores them.
-
-    Raises:
-        ValueError: An entry is unknown, missing or out of range.
-    """
-    return _IDENTITY.validate_python(dict(values))
+        raise _unreadable(path, error) from None
+    return TrainedModel(weights=weights, card=content["card"])
 
 
 def read_exported(folder: Path) -> ExportedModel:
@@ -273,16 +238,7 @@ def read_exported(folder: Path) -> ExportedModel:
         # the name alone: a model from elsewhere must not read files outside its folder
         path = folder / Path(member.weights).name
         _check_sum(path, member.sha256)
-        networks.append(
-            TrainedModel(
-                weights=_load_weights(path),
-                identity=member.identity,
-                config=member.config,
-                fitted=member.prediction,
-                subset_scores=member.subset_scores,
-                profile=member.profile,
-            )
-        )
+        networks.append(TrainedModel(weights=_load_weights(path), card=member.card))
     return ExportedModel(networks=tuple(networks), fingerprint=description.fingerprint)
 
 
@@ -313,12 +269,12 @@ def _fingerprint(trained: TrainedModel) -> str:
     # without defaults: entries that a later version adds do not change fingerprints of this one
     own = entries_of(trained)
     defaults = {entry.name: entry.default for entry in fields(ModelIdentity)}
-    defaults |= {"window": None, "overlap": None, **Decoding().model_dump()}
+    defaults |= Decoding().model_dump()
     own = {name: value for name, value in own.items() if value != defaults[name]}
     key = hashlib.sha256(json.dumps(own, sort_keys=True).encode())
     key.update(trained.config.model.model_dump_json(exclude_defaults=True).encode())
     key.update(str(trained.config.patch.size).encode())
-    for scores in trained.subset_scores:
+    for scores in trained.card.subset_scores:
         key.update(scores.model_dump_json().encode())
     for name, weights in sorted(trained.weights.items()):
         key.update(f"{name} {weights.dtype} {tuple(weights.shape)}".encode())
@@ -328,9 +284,7 @@ def _fingerprint(trained: TrainedModel) -> str:
 
 def entries_of(trained: TrainedModel) -> dict[str, Any]:
     """Return identity and fitted settings as one mapping, for hashes and comparisons."""
-    fitted = trained.fitted
-    windows = {"window": fitted.window, "overlap": fitted.overlap}
-    return {**asdict(trained.identity), **windows, **fitted.decoding.model_dump()}
+    return {**asdict(trained.identity), **trained.fitted.decoding.model_dump()}
 
 
 def run_locked(run: Path) -> AbstractContextManager[None]:
@@ -347,44 +301,40 @@ def run_locked(run: Path) -> AbstractContextManager[None]:
     return locked(run / RUN_LOCK_NAME, when_taken=UsageError(msg))
 
 
-def store_fitted(
-    path: Path, fitted: FittedPrediction, subset_scores: Sequence[SubsetScores] = ()
-) -> None:
-    """Store fitted settings in a checkpoint, and the scores without some modalities with them.
+def store_card(path: Path, card: ModelCard) -> None:
+    """Store a card in a checkpoint, whose other entries stay.
 
     Raises:
         ResumeError: As `read_checkpoint`.
         EnvironmentalError: The file cannot be written.
     """
     content = read_checkpoint(path, torch.device("cpu"))
-    content[PREDICTION] = fitted.model_dump()
-    # those that are there were measured with other settings
-    content.pop(SUBSET_SCORES, None)
-    if subset_scores:
-        content[SUBSET_SCORES] = [scores.model_dump() for scores in subset_scores]
-    write_checkpoint(content, path)
+    write_checkpoint({**content, "card": card.model_dump()}, path)
 
 
 def read_checkpoint(path: Path, device: torch.device) -> dict[str, Any]:
-    """Read the entries of a checkpoint onto a device.
+    """Read the entries of a checkpoint onto a device; `card` is a `ModelCard`.
 
     Raises:
         ResumeError: The file is damaged, is no checkpoint, or has another schema version.
     """
     content = read_plain(path, device=device)
     version = content.get("schema_version") if isinstance(content, dict) else None
-    if not isinstance(version, int) or version not in _READABLE:
-        found = reprlib.repr(version)
+    if version != SCHEMA_VERSION:
         msg = (
-            f"{path}: found schema version {found}; expected {SCHEMA_VERSION}. "
+            f"{path}: found schema version {reprlib.repr(version)}; expected {SCHEMA_VERSION}. "
             "Read it with the version of brats_seg that wrote it."
         )
         raise ResumeError(msg)
     try:
-        return separate_fitted(content)
+        return {**content, "card": ModelCard.model_validate(content["card"])}
     except _INVALID as error:
-        msg = f"{path} is not a checkpoint that can be read: {reason_of(error)}. {RUN_AGAIN}"
-        raise ResumeError(msg) from None
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: Exception) -> ResumeError:
+    msg = f"{path} is not a checkpoint that can be read: {reason_of(error)}. {RUN_AGAIN}"
+    return ResumeError(msg)
 
 
 def read_weights(path: Path) -> dict[str, Tensor] | None:
@@ -413,23 +363,6 @@ def read_weights(path: Path) -> dict[str, Tensor] | None:
         raise UsageError(msg) from None
 
 
-def separate_fitted(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Move fitted settings from `identity`, where older versions store them, to `prediction`.
-
-    Args:
-        content: The entries of a checkpoint, or of a network in `model.json`.
-    """
-    identity = dict(content["identity"])
-    decoding = {name: identity.pop(name) for name in Decoding.model_fields if name in identity}
-    found = FittedPrediction.model_validate(
-        {"window": identity.pop("window", None), "decoding": decoding}
-    )
-    separated = {**content, "identity": identity}
-    if found != NOT_FITTED:
-        separated[PREDICTION] = found.model_dump()
-    return separated
-
-
 def _read_checked(path: Path) -> tuple[TrainedModel, ...]:
     exported = read_exported(path)
     if fingerprint_of(exported.networks) != exported.fingerprint:
@@ -447,10 +380,7 @@ def _read_description(path: Path) -> ModelDescription:
         content = json.loads(read_bounded(path, _LARGEST_DESCRIPTION))
         found = content["format_version"]
         if found == FORMAT_VERSION:
-            members = [
-                separate_fitted(member) for member in content["members"][: _MOST_NETWORKS + 1]
-            ]
-            return ModelDescription.model_validate({**content, "members": members})
+            return ModelDescription.model_validate(content)
     except (OSError, *_INVALID) as error:
         msg = f"{path} cannot be read as a model: {reason_of(error)}. {_COPY_AGAIN}"
         raise UsageError(msg) from None
@@ -459,9 +389,6 @@ def _read_description(path: Path) -> ModelDescription:
         "version of brats_seg that wrote it."
     )
     raise UsageError(msg)
-
-
-_IDENTITY = TypeAdapter(ModelIdentity)
 
 
 def _check_sum(path: Path, expected: str) -> None:

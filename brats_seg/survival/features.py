@@ -27,10 +27,10 @@ from brats_seg.cpu_threads import available_cpus
 from brats_seg.data.fold import open_index, prepared_path_of
 from brats_seg.errors import CaseError, UsageError, counted
 from brats_seg.files import alone_at, whole_file
-from brats_seg.inference.model import Model, load_model
+from brats_seg.inference.method import Scan, prepare_scan
+from brats_seg.inference.model import Model, load_model, read_together
 from brats_seg.inference.predict import predict_scan
 from brats_seg.inference.reconstruct import Reconstructor
-from brats_seg.inference.scan import Scan, prepare_scan
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.models.autoencoder import Autoencoder
 from brats_seg.progress import Track, untracked
@@ -186,7 +186,7 @@ def load_networks(
         _check_whole(encoder)
     if segmentations:
         # raises if the models do not fit each other
-        load_model(segmentations, device)
+        read_together(segmentations)
     networks = Networks(
         clinical=clinical,
         autoencoder=encoder,
@@ -258,7 +258,7 @@ def extract_row(case: Case, *, networks: Networks, predicted: bool) -> Row:
     if encoder is not None:
         row[LATENT_SEEN] = encoder.seen(ids)
         latent = encode(encoder.network, scan)
-    age = float("nan") if case.age_years is None else case.age_years
+    age = float("nan") if case.facts.age_years is None else case.facts.age_years
     return row | {AGE: age} | measure_shape(tumour) | measure_intensity(tumour) | latent
 
 
@@ -271,10 +271,10 @@ def encode(autoencoder: Reconstructor, scan: Scan) -> dict[str, float]:
     Raises:
         CaseError: The vector is not finite.
     """
-    member, device = autoencoder.member, autoencoder.device.torch_device
+    (member,), device = autoencoder.model.members, autoencoder.model.device
     network = cast("Autoencoder", member.network)
     image = torch.from_numpy(scan.image)[list(member.channels)][None]
-    values = network.encode(image.to(device))[0].cpu().numpy()
+    values = network.encode(image.to(device.torch_device))[0].cpu().numpy()
     n_broken = int(np.count_nonzero(~np.isfinite(values)))
     if n_broken:
         found = f"a latent vector with NaN or infinity in {counted(n_broken, 'value')}"
@@ -344,9 +344,9 @@ def _predicted_tumour(scan: Scan, networks: Networks, ids: frozenset[str]) -> tu
 
 def _check_whole(encoder: Trained[Reconstructor]) -> None:
     """Refuse an autoencoder of patches, whose latent vector does not describe a brain."""
-    window = encoder.network.member.window
-    if window is not None:
-        size = "x".join(map(str, window))
+    window = encoder.network.model.members[0].window
+    if window.size is not None:
+        size = "x".join(map(str, window.size))
         msg = (
             f"{encoder.path} was trained on patches of {size} voxels; expected an autoencoder of whole "
             "brains, whose latent vector describes one. Train it with --patch whole."

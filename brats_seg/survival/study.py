@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from brats_seg.cases.case import Case
+from brats_seg.cases.case import Case, CaseFacts
 from brats_seg.cases.folds import FoldTable, make_folds
 from brats_seg.config import FoldConfig
 from brats_seg.errors import FoldError, UsageError, counted
@@ -224,8 +224,10 @@ def _case(study: Study, index: int) -> Case:
         case_id=study.table["case_id"][index],
         patient_id=study.table["patient_id"][index],
         release="unknown",
-        age_years=None if np.isnan(age) else float(age),
-        tumour_ml=None if np.isnan(volume) else float(volume),
+        facts=CaseFacts(
+            age_years=None if np.isnan(age) else float(age),
+            tumour_ml=None if np.isnan(volume) else float(volume),
+        ),
     )
 
 

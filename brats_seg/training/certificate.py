@@ -2,23 +2,22 @@
 
 The gradient of a batch cut into micro-batches is compared with that of the same patches in one
 batch, which plain torch computes without the accumulator. Ordinary accumulation, which divides the
-loss of each micro-batch by their number, is measured for comparison.
-
-The network has trained weights, and the patches have tumours of different size, some without
-enhancing tumour: with random weights all patches look alike, and every accumulation seems exact.
+loss of each micro-batch by their number, is measured for comparison. The network has trained weights,
+and the patches have tumours of different size, some without enhancing tumour: with random weights all
+patches look alike, and every accumulation seems exact.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from math import atan2, ceil, degrees, isfinite
 from pathlib import Path
-from typing import TypeAlias
 
 import torch
 from monai.losses import GeneralizedDiceLoss
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from brats_seg.config import Config, LossConfig, Size
 from brats_seg.data.loader import PatchDataset
@@ -28,28 +27,25 @@ from brats_seg.errors import BratsError, ConfigError, EnvironmentalError, Resume
 from brats_seg.files import whole_file
 from brats_seg.labels import REGIONS
 from brats_seg.models.build import build_model, size_multiple, size_words
-from brats_seg.models.interface import as_output, output_from, structure_of, tensors_of
 from brats_seg.progress import Track, part, untracked
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.memory import is_out_of_memory
 from brats_seg.runtime.weights import load_trained, require_task
 from brats_seg.training.accumulation import Accumulator
-from brats_seg.training.checkpoints import Run, environment_of
-from brats_seg.training.epoch import Batch
+from brats_seg.training.batches import Batch
 from brats_seg.training.gradient import MicroBatch
 from brats_seg.training.independence import PatchIndependence, RandomState
 from brats_seg.training.losses import (
     BatchDiceBce,
     Criterion,
     DiceBce,
-    Output,
+    LogitsLoss,
     build_criterion,
     parameters_of,
     whole_loss,
 )
-
-Backward: TypeAlias = Callable[[nn.Module, Criterion, Sequence[MicroBatch], Device], None]
-"""Leaves the gradient of a batch, times the loss scale, in the parameters."""
+from brats_seg.training.run_folder import RunFolder
+from brats_seg.training.state import build_network, environment_of
 
 _LOSS_SCALE = 2.0**10
 """Loss scale in float16, so that the derivative with respect to a single logit does not underflow."""
@@ -57,11 +53,10 @@ LONGEST_AXIS = 64
 """Voxels along an axis of a measured patch; a longer one costs more and shows the same."""
 _SHORTEST_BELOW = 3
 """Voxels along an axis of the lowest level: at 2, oneDNN of torch 2.13 fails in bf16 on the CPU."""
-
 _N_WARM_STEPS, _WARM_LR = 40, 1e-2
 """Steps of training after which the gradients of phantom patches differ, and their learning rate."""
 _CANDIDATES = 4
-"""Patches that are read for each one that is taken."""
+"""Patches that are read for each one that is measured."""
 _LACKING_ET = (0, 2)
 """Indices, in every five phantom patches, of those without enhancing tumour."""
 # contrast of regions WT, TC, ET in t1n, t1c, t2w, t2f
@@ -75,20 +70,6 @@ UNDECLARED = "generalized Dice, undeclared"
 
 FLOAT64_LIMIT, ROUNDING_LIMIT = 1e-9, 0.05
 """Largest relative errors due to rounding, in float64 and in less; a wrong sum has a larger one."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Probe:
-    """A network with trained weights, and the patches of one batch."""
-
-    network: nn.Module
-    config: Config
-    """Settings of the network."""
-    network_from: str
-    """Source of the weights, in words."""
-    patches: MicroBatch
-    patches_from: str
-    """Source of the patches, in words."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,12 +135,42 @@ def certify_run(
         track: Shows the progress.
 
     Raises:
-        BratsError: As `probe_run` and `certify`.
+        UsageError: The run has no checkpoint, or does not segment.
+        ResumeError: Its checkpoint is damaged, or of a network that the settings cannot build.
+        BratsError: As `certify`.
     """
-    probe = probe_run(run_path, prepared_path, n_patches)
-    own = probe.config.training
-    where = choose_device(device or own.device, precision or own.precision)
-    certificate = certificate_of(probe, where, track)
+    folder = RunFolder(path=run_path)
+    path = next((file for file in (folder.last_path, folder.best_path) if file.exists()), None)
+    if path is None:
+        msg = (
+            f"{run_path} holds neither last.pt nor best.pt: give the folder of a run, or a --preset"
+        )
+        raise UsageError(msg)
+    trained = load_trained(path)
+    require_task(trained, "segmentation", run_path)
+    config, patch = trained.config, trained.identity.patch
+    network = build_model(config.model, patch)
+    try:
+        network.load_state_dict(trained.weights)
+    except RuntimeError:
+        msg = (
+            f"{path} holds another network than its settings build. Certify your own network in "
+            "Python, with brats_seg.training.certificate.certify."
+        )
+        raise ResumeError(msg) from None
+    size = _measured_size(config, patch)
+    is_prepared = any(prepared_path.glob(f"*/{MANIFEST_NAME}"))
+    where = choose_device(device or config.training.device, precision or config.training.precision)
+    if is_prepared:
+        patches = prepared_patches(prepared_path, config, size, n_patches)
+    else:
+        patches = phantom_patches(n_patches, size)
+    certificate = Certificate(
+        network=str(path),
+        patches=_described(patches, str(prepared_path) if is_prepared else "phantoms"),
+        environment=environment_of(where),
+        rows=certify(network, config.loss, patches, where, track),
+    )
     with whole_file(run_path / "certificate.json") as beside:
         beside.write_text(json.dumps(asdict(certificate), indent=2) + "\n")
     return certificate
@@ -171,26 +182,25 @@ def certify_settings(
     """Measure with the network of the settings, after a few steps of training on phantom patches.
 
     Raises:
-        BratsError: As `probe_settings` and `certify`.
-    """
-    where = choose_device(config.training.device, config.training.precision)
-    return certificate_of(probe_settings(config, n_patches, where, track), where, track)
-
-
-def certificate_of(probe: Probe, device: Device, track: Track = untracked) -> Certificate:
-    """Measure with the network and the patches of a probe.
-
-    Raises:
+        ConfigError: The network does not segment.
         BratsError: As `certify`.
     """
-    et = probe.patches.target[:, REGIONS.index("et")].flatten(1)
-    n_lacking = int((et.sum(1) == 0).sum())
-    size = size_words(probe.patches.image.shape[2:])
+    if config.model.task != "segmentation":
+        msg = (
+            f"model.name is {config.model.name!r}; expected a network that segments, as the losses "
+            "that are measured do. The loss of an autoencoder is a mean over patches, like patch Dice"
+        )
+        raise ConfigError(msg)
+    device = choose_device(config.training.device, config.training.precision)
+    longest = (LONGEST_AXIS, LONGEST_AXIS, LONGEST_AXIS)
+    size = longest if config.patch.size == "whole" else _measured_size(config, config.patch.size)
+    network, patches = build_network(config, size), phantom_patches(n_patches, size)
+    warm_up(network, patches, device, track)
     return Certificate(
-        network=probe.network_from,
-        patches=f"{len(et)} patches of {size} from {probe.patches_from}, {n_lacking} without ET",
+        network=f"{config.model.name}, trained for {_N_WARM_STEPS} steps",
+        patches=_described(patches, "phantoms"),
         environment=environment_of(device),
-        rows=certify(probe.network, probe.config.loss, probe.patches, device, track),
+        rows=certify(network, config.loss, patches, device, track),
     )
 
 
@@ -203,8 +213,7 @@ def certify(
 ) -> tuple[CertificateRow, ...]:
     """Measure losses of each kind in the precision of the device, and in float64 where it has that.
 
-    If the patches do not fit in memory as one batch, fewer are taken; float64 is left out if not even
-    two fit. The network is not changed.
+    The network is not changed; its dropout layers are left out.
 
     Args:
         network: Network with trained weights.
@@ -215,106 +224,50 @@ def certify(
 
     Raises:
         ConfigError: The network mixes patches, or changes in every pass, see `independence`.
-        EnvironmentalError: Not even two patches fit in memory.
+        EnvironmentalError: The patches do not fit in memory as one batch.
         BratsError: A gradient is zero or not finite.
     """
-    rows = _rows_that_fit(deepcopy(network), config, patches, device, track)
-    if not rows:
-        size = size_words(patches.image.shape[2:])
-        msg = (
-            f"two patches of {size} in one batch do not fit in memory here, and without a "
-            "whole batch there is nothing to compare with. Try --device cpu."
-        )
-        raise EnvironmentalError(msg)
-    if device.torch_device.type == "mps":  # computes no float64
-        return rows
-    in_float64 = Device(torch_device=device.torch_device)
-    patches = patches._replace(image=patches.image.double())
-    return rows + _rows_that_fit(deepcopy(network).double(), config, patches, in_float64, track)
-
-
-def probe_run(path: Path, prepared: Path, n_patches: int) -> Probe:
-    """Return the network of a run, with patches of the prepared cases if there are any, else phantoms.
-
-    Raises:
-        UsageError: The run has no checkpoint, or does not segment.
-        ResumeError: Its checkpoint is damaged, or of a network that the settings cannot build.
-    """
-    run = Run(path=path)
-    file = next((file for file in (run.last_path, run.best_path) if file.exists()), None)
-    if file is None:
-        msg = f"{path} holds neither last.pt nor best.pt: give the folder of a run, or a --preset"
-        raise UsageError(msg)
-    trained = load_trained(file)
-    require_task(trained, "segmentation", path)
-    network = build_model(trained.config.model, trained.identity.patch)
+    network = deepcopy(network).to(device.torch_device).train()
+    for module in network.modules():
+        if isinstance(module, _DropoutNd):
+            module.eval()
+    PatchIndependence(network).check(patches.image[:1].to(device.torch_device), device)
     try:
-        network.load_state_dict(trained.weights)
-    except RuntimeError:
+        rows = _rows(network, config, patches, device, track)
+        if device.torch_device.type == "mps":  # computes no float64
+            return rows
+        in_float64 = Device(torch_device=device.torch_device)
+        patches = patches._replace(image=patches.image.double())
+        return rows + _rows(network.double(), config, patches, in_float64, track)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
         msg = (
-            f"{file} holds another network than its settings build. Certify your own network in "
-            "Python, with brats_seg.training.certificate.certify."
+            f"{len(patches.image)} patches of {size_words(patches.image.shape[2:])} in one batch do not "
+            "fit in memory here, and without a whole batch there is nothing to compare with. Give "
+            "fewer --patches, or --device cpu."
         )
-        raise ResumeError(msg) from None
-    size = _measured_size(trained.config, trained.identity.patch)
-    there = any(prepared.glob(f"*/{MANIFEST_NAME}"))
-    return Probe(
-        network=network,
-        config=trained.config,
-        network_from=str(file),
-        patches=prepared_patches(prepared, trained.config, size, n_patches)
-        if there
-        else phantom_patches(n_patches, size),
-        patches_from=str(prepared) if there else "phantoms",
-    )
+        raise EnvironmentalError(msg) from error
 
 
-def probe_settings(config: Config, n_patches: int, device: Device, track: Track) -> Probe:
-    """Build the network of the settings, and train it on phantom patches for a few steps.
-
-    Raises:
-        ConfigError: The network does not segment.
-    """
-    if config.model.task != "segmentation":
-        msg = (
-            f"model.name is {config.model.name!r}; expected a network that segments, as the losses "
-            "that are measured do. The loss of an autoencoder is a mean over patches, like patch Dice"
-        )
-        raise ConfigError(msg)
-    longest = (LONGEST_AXIS, LONGEST_AXIS, LONGEST_AXIS)
-    size = longest if config.patch.size == "whole" else _measured_size(config, config.patch.size)
-    torch.manual_seed(config.training.seed)
-    network = build_model(config.model, size).to(device.torch_device)
-    patches = phantom_patches(n_patches, size)
+def warm_up(network: nn.Module, patches: MicroBatch, device: Device, track: Track) -> None:
+    """Train a network on patches for a few steps, so that its gradients differ."""
+    network.to(device.torch_device)
     optimizer = torch.optim.Adam(network.parameters(), lr=_WARM_LR)
     accumulator = Accumulator(network, DiceBce(), optimizer, device=device)
-    for step in track(
-        range(_N_WARM_STEPS), what="training on phantom patches", total=_N_WARM_STEPS
-    ):
-        which = slice(step % n_patches, step % n_patches + 1)
-        accumulator.step([MicroBatch(patches.image[which], patches.target[which])])
-    return Probe(
-        network=network,
-        config=config,
-        network_from=f"{config.model.name}, trained for {_N_WARM_STEPS} steps",
-        patches=patches,
-        patches_from="phantoms",
-    )
+    parts = _single(patches)
+    steps = range(_N_WARM_STEPS)
+    for step in track(steps, what="training on phantom patches", total=_N_WARM_STEPS):
+        accumulator.step([parts[step % len(parts)]])
 
 
 def prepared_patches(folder: Path, config: Config, size: Size, n_patches: int) -> MicroBatch:
     """Return patches of prepared cases, from the least tumour to the most."""
     case_ids = prepared_ids(folder)
-    n_candidates = _CANDIDATES * n_patches
-    dataset = PatchDataset(
-        folder,
-        patch=config.patch.model_copy(update={"size": size, "foreground": 0.5}),
-        multiple=size,
-        augment="none",
-        seed=config.training.seed,
-    )
-    per_case = ceil(n_candidates / len(case_ids))
-    keys = epoch_patches(case_ids, 0, per_case, config.training.seed)[:n_candidates]
+    seed, n_candidates = config.training.seed, _CANDIDATES * n_patches
+    patch = config.patch.model_copy(update={"size": size, "foreground": 0.5})
+    dataset = PatchDataset(folder, patch=patch, multiple=size, augment="none", seed=seed)
+    keys = epoch_patches(case_ids, 0, ceil(n_candidates / len(case_ids)), seed)[:n_candidates]
     samples = sorted((dataset[key] for key in keys), key=lambda sample: int(sample.target.sum()))
     chosen = [samples[i * (len(samples) - 1) // (n_patches - 1)] for i in range(n_patches)]
     (patches,) = Batch(samples=tuple(chosen)).micro_batches(n_patches)
@@ -325,12 +278,12 @@ def phantom_patches(n_patches: int, size: Size, seed: int = 0) -> MicroBatch:
     """Make phantom patches with spherical tumours: radii grow fourfold, two in five lack ET."""
     generator = torch.Generator().manual_seed(seed)
     axes = [torch.linspace(-1, 1, n) for n in size]
-    places = torch.stack(torch.meshgrid(*axes, indexing="ij"))
+    points = torch.stack(torch.meshgrid(*axes, indexing="ij"))
     targets = []
     for i in range(n_patches):
         radius = 0.2 * 4 ** (i / max(n_patches - 1, 1))
         centre = torch.empty(3, 1, 1, 1).uniform_(-0.2, 0.2, generator=generator)
-        distance = (places - centre).norm(dim=0) / radius
+        distance = (points - centre).norm(dim=0) / radius
         has_et = i % 5 not in _LACKING_ET
         targets.append(torch.stack([distance < 1, distance < 0.75, (distance < 0.5) & has_et]))
     target = torch.stack(targets).float()
@@ -339,155 +292,128 @@ def phantom_patches(n_patches: int, size: Size, seed: int = 0) -> MicroBatch:
     return MicroBatch(image, target)
 
 
-def gradient_of(
-    backward: Backward,
-    network: nn.Module,
-    criterion: Criterion,
-    micro_batches: Sequence[MicroBatch],
-    device: Device,
-) -> Tensor:
-    """Return the gradient of a backward pass, `(n_parameters,)`, in float64 on the CPU.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchGradients:
+    """The gradient of one batch `(n_parameters,)`, in float64 on the CPU, computed in three ways.
 
-    Parameters of the loss come after those of the network. Each call draws the same random numbers
-    as the one before it.
+    Parameters of the loss come after those of the network. Each way draws the same random numbers.
     """
-    parameters = [*network.parameters(), *parameters_of(criterion)]
-    for parameter in parameters:
-        parameter.grad = None
-    before = RandomState.capture(device.torch_device)
-    backward(network, criterion, [part.to(device.torch_device) for part in micro_batches], device)
-    before.restore()
-    parts = [
-        torch.zeros_like(p, device="cpu") if p.grad is None else p.grad.cpu() for p in parameters
-    ]
-    return torch.cat([part.flatten().double() for part in parts]) / _loss_scale(device)
+
+    network: nn.Module
+    criterion: Criterion
+    patches: MicroBatch
+    device: Device
+
+    def whole(self) -> Tensor:
+        """Compute all patches in one batch, without the accumulator."""
+        return self._by(
+            lambda parts: self._backward([MicroBatch(*map(torch.cat, zip(*parts, strict=True)))])
+        )
+
+    def ordinary(self) -> Tensor:
+        """Add up the gradients of the micro-batches, each loss divided by their number."""
+        return self._by(self._backward)
+
+    def exact(self) -> Tensor:
+        """Compute the gradient with the accumulator."""
+        optimizer = torch.optim.SGD(self._parameters)
+        accumulator = Accumulator(self.network, self.criterion, optimizer, device=self.device)
+        is_scaled = self.device.needs_scaler
+        accumulator.scaler = torch.amp.GradScaler(
+            self.device.torch_device.type, init_scale=_LOSS_SCALE, enabled=is_scaled
+        )
+        return self._by(accumulator.backward)
+
+    @property
+    def _parameters(self) -> list[nn.Parameter]:
+        return [*self.network.parameters(), *parameters_of(self.criterion)]
+
+    @property
+    def _scale(self) -> float:
+        return _LOSS_SCALE if self.device.needs_scaler else 1.0
+
+    def _backward(self, parts: Sequence[MicroBatch]) -> None:
+        for image, target in parts:
+            with self.device.autocast():
+                loss = whole_loss(self.criterion, self.network(image), target)
+            (self._scale * loss / len(parts)).backward()
+
+    def _by(self, backward: Callable[[list[MicroBatch]], object]) -> Tensor:
+        """Return the gradient that a backward pass of the micro-batches leaves."""
+        for parameter in self._parameters:
+            parameter.grad = None
+        where = self.device.torch_device
+        before = RandomState.capture(where)
+        backward([part.to(where) for part in _single(self.patches)])
+        before.restore()
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
+        return torch.cat([one.cpu().flatten().double() for one in gradients]) / self._scale
 
 
-def whole(
-    network: nn.Module, criterion: Criterion, micro_batches: Sequence[MicroBatch], device: Device
-) -> None:
-    """Compute the gradient of all patches in one batch, without the accumulator."""
-    image, target = (torch.cat(parts) for parts in zip(*micro_batches, strict=True))
-    with device.autocast():
-        if _has_random_layers(network, micro_batches[0], device):
-            # random layers draw patch by patch, as they do in micro-batches
-            outputs = [network(part.image) for part in micro_batches]
-            columns = zip(*map(tensors_of, outputs), strict=True)
-            output = output_from(structure_of(outputs[0]), [torch.cat(parts) for parts in columns])
-        else:
-            output = network(image)
-        loss = whole_loss(criterion, output, target)
-    (_loss_scale(device) * loss).backward()
-
-
-def exact(
-    network: nn.Module, criterion: Criterion, micro_batches: Sequence[MicroBatch], device: Device
-) -> None:
-    """Compute the gradient with the accumulator."""
-    optimizer = torch.optim.SGD([*network.parameters(), *parameters_of(criterion)])
-    accumulator = Accumulator(network, criterion, optimizer, device=device)
-    accumulator.scaler = torch.amp.GradScaler(
-        device.torch_device.type, init_scale=_LOSS_SCALE, enabled=device.needs_scaler
-    )
-    accumulator.backward(micro_batches)
-
-
-def ordinary(
-    network: nn.Module, criterion: Criterion, micro_batches: Sequence[MicroBatch], device: Device
-) -> None:
-    """Add up the gradients of the micro-batches, each loss divided by their number."""
-    for micro_batch in micro_batches:
-        with device.autocast():
-            loss = whole_loss(criterion, network(micro_batch.image), micro_batch.target)
-        (_loss_scale(device) * loss / len(micro_batches)).backward()
-
-
-WHOLE = "whole batch"
-_METHODS = {WHOLE: whole, "exact": exact, "ordinary": ordinary}
-
-
-def _rows_that_fit(
-    network: nn.Module, config: LossConfig, patches: MicroBatch, device: Device, track: Track
-) -> tuple[CertificateRow, ...]:
-    """Return the rows of one precision, or none if not even two patches fit in memory."""
-    network.to(device.torch_device).train()
-    for independence in track([PatchIndependence(network)], what="checking the network", total=1):
-        independence.check(patches.image[:1].to(device.torch_device), device)
-    n_all = n_patches = len(patches.image)
-    while n_patches > 1:
-        # the first and the last differ most
-        places = [i * (n_all - 1) // (n_patches - 1) for i in range(n_patches)]
-        micro_batches = [MicroBatch(*(part[i : i + 1] for part in patches)) for i in places]
-        try:
-            return tuple(_rows(network, config, micro_batches, device, track))
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-        n_patches //= 2
-    return ()
+_METHODS = {
+    "whole batch": BatchGradients.whole,
+    "exact": BatchGradients.exact,
+    "ordinary": BatchGradients.ordinary,
+}
 
 
 def _rows(
-    network: nn.Module,
-    config: LossConfig,
-    micro_batches: list[MicroBatch],
-    device: Device,
-    track: Track,
-) -> Iterator[CertificateRow]:
+    network: nn.Module, config: LossConfig, patches: MicroBatch, device: Device, track: Track
+) -> tuple[CertificateRow, ...]:
     own = config.name or (BATCH_DICE if config.batch_dice else PATCH_DICE)
-    precision = "fp64" if micro_batches[0].image.dtype.itemsize == 8 else device.precision
+    dtype = patches.image.dtype
+    precision = "fp64" if dtype == torch.float64 else device.precision
     criteria = _criteria(config)
-    gradients = _gradients(network, criteria, micro_batches, device)
-    n_gradients = len(criteria) * len(_METHODS)
-    for name, method, found in track(gradients, what=f"gradients, {precision}", total=n_gradients):
-        if method == WHOLE:
+    pairs = [(name, method) for name in criteria for method in _METHODS]
+    expected, rows = torch.empty(0), []
+    for name, method in track(pairs, what=f"gradients, {precision}", total=len(pairs)):
+        criterion = criteria[name]
+        if isinstance(criterion, nn.Module):
+            criterion.to(device.torch_device, dtype)
+        gradients = BatchGradients(
+            network=network, criterion=criterion, patches=patches, device=device
+        )
+        with part(f"{method}, {name}", 0):
+            found = _METHODS[method](gradients)
+        if method == "whole batch":
+            _check_comparable(found, name)
             expected = found
-            _check_comparable(expected, name)
             continue
-        yield CertificateRow(
+        row = CertificateRow(
             loss=name,
             own=name == own,
             method=method,
             precision=precision,
-            n_patches=len(micro_batches),
+            n_patches=len(patches.image),
             relative_error=float((found - expected).norm() / expected.norm()),
             angle_deg=_angle_deg(found, expected),
         )
-
-
-def _gradients(
-    network: nn.Module,
-    criteria: Mapping[str, Criterion],
-    micro_batches: list[MicroBatch],
-    device: Device,
-) -> Iterator[tuple[str, str, Tensor]]:
-    """Yield the name of each loss with each method and its gradient, that of the whole batch first."""
-    for name, criterion in criteria.items():
-        if isinstance(criterion, nn.Module):
-            criterion.to(micro_batches[0].image.dtype).to(device.torch_device)
-        for method, backward in _METHODS.items():
-            with part(f"{method}, {name}", 0):
-                found = gradient_of(backward, network, criterion, micro_batches, device)
-            yield name, method, found
+        rows.append(row)
+    return tuple(rows)
 
 
 def _criteria(config: LossConfig) -> dict[str, Criterion]:
     """Return a loss of each kind: a mean over patches, a function of sums, and an undeclared one."""
-    generalized = GeneralizedDiceLoss(sigmoid=True, batch=True)
-
-    def undeclared(output: Output, target: Tensor) -> Tensor:
-        logits = as_output(output).logits[0]
-        # sums over millions of voxels: half precision would round them away
-        logits = logits.float() if logits.dtype.itemsize < 4 else logits
-        loss: Tensor = generalized(logits, target.to(logits.dtype))
-        return loss
-
     criteria: dict[str, Criterion] = {
         PATCH_DICE: DiceBce(config),
         BATCH_DICE: BatchDiceBce(config),
-        UNDECLARED: undeclared,
+        UNDECLARED: LogitsLoss(GeneralizedDiceLoss(sigmoid=True, batch=True)),
     }
-    return criteria if config.name is None else {**criteria, config.name: build_criterion(config)}
+    if config.name is not None:
+        criteria[config.name] = build_criterion(config)
+    return criteria
+
+
+def _single(patches: MicroBatch) -> list[MicroBatch]:
+    """Return a micro-batch for each patch."""
+    return [MicroBatch(*pair) for pair in zip(*(part.split(1) for part in patches), strict=True)]
+
+
+def _described(patches: MicroBatch, source: str) -> str:
+    """Return number, size and source of patches, and how many lack enhancing tumour."""
+    et = patches.target[:, REGIONS.index("et")].flatten(1)
+    size, n_lacking = size_words(patches.image.shape[2:]), int((et.sum(1) == 0).sum())
+    return f"{len(et)} patches of {size} from {source}, {n_lacking} without ET"
 
 
 def _check_comparable(gradient: Tensor, loss: str) -> None:
@@ -515,21 +441,3 @@ def _measured_size(config: Config, patch: Size) -> Size:
         for n, m in zip(patch, multiple, strict=True)
     )
     return x, y, z
-
-
-def _loss_scale(device: Device) -> float:
-    return _LOSS_SCALE if device.needs_scaler else 1.0
-
-
-def _has_random_layers(network: nn.Module, micro_batch: MicroBatch, device: Device) -> bool:
-    """Return whether a forward pass draws random numbers; the generators are restored."""
-    before = RandomState.capture(device.torch_device)
-    with torch.no_grad():
-        network(micro_batch.image)
-    after = RandomState.capture(device.torch_device)
-    before.restore()
-    return not torch.equal(_bytes(before), _bytes(after))
-
-
-def _bytes(state: RandomState) -> Tensor:
-    return state.cpu if state.cuda is None else torch.cat([state.cpu, state.cuda])

@@ -1,11 +1,31 @@
-"""Write `history.csv` of a run, a row for each epoch, and draw it as `history.png`."""
+"""Record the epochs of a run: `history.csv`, `history.png`, and the trackers of the settings.
 
+runs/fold0/tensorboard   events of TensorBoard
+runs/mlflow.db           database of MLflow for all runs of the folder
+runs/fold0/wandb         offline runs of W&B, for `wandb sync`
+runs/fold0/trackers.json ids under which MLflow and W&B know the run, with which it continues there
+
+Nothing leaves the machine unless MLFLOW_TRACKING_URI or WANDB_MODE=online names a server.
+"""
+
+import json
+import logging
 import math
-from collections.abc import Sequence
+import os
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import pandas as pd
 
+from brats_seg.config import Config, TrackingConfig
+from brats_seg.config_text import flat_settings
+from brats_seg.errors import EnvironmentalError
 from brats_seg.figures.history import (
     CURVES,
     HISTORY_NAME,
@@ -17,6 +37,68 @@ from brats_seg.figures.history import (
 )
 from brats_seg.files import whole_file
 from brats_seg.progress import left_text
+
+log = logging.getLogger(__name__)
+
+SendRow = Callable[[Row], None]
+IDS_NAME = "trackers.json"
+PROJECT = "brats_seg"
+"""Project of W&B, or experiment of MLflow, where the environment names none."""
+DRAWN_EVERY_S = 10.0
+"""Time between two pictures of the history, each of which takes up to 0.3 s."""
+_MODULES = {"tensorboard": "tensorboardX", "mlflow": "mlflow", "wandb": "wandb"}
+"""Module that each tracker needs."""
+
+
+@contextmanager
+def recorded(config: Config, run_path: Path, history: Sequence[Row]) -> Iterator[SendRow]:
+    """Open the trackers, and provide a function to call with the row of each epoch that ends.
+
+    It writes the table of all epochs, and their picture unless one was drawn just now. A tracker that
+    cannot be opened ends the command before training; one that fails later ends alone.
+
+    Args:
+        config: Settings of the run; all are sent as its parameters.
+        run_path: Folder of the run, which exists. A run that is resumed continues its curves.
+        history: Rows of all epochs, in a list that grows with the run.
+
+    Raises:
+        EnvironmentalError: A tracker is not installed, or cannot be opened or written.
+    """
+    drawn_s = -math.inf
+    is_picture_old = bool(history)
+    if history:
+        # the process may have ended between the checkpoint and the history
+        write_history(history, run_path)
+    with _trackers(config, run_path) as send:
+
+        def record(row: Row) -> None:
+            nonlocal drawn_s, is_picture_old
+            write_history(history, run_path)
+            is_picture_old = time.monotonic() - drawn_s < DRAWN_EVERY_S
+            if not is_picture_old:
+                write_picture(history, run_path)
+                drawn_s = time.monotonic()
+            send(row)
+
+        yield record
+        if is_picture_old:
+            write_picture(history, run_path)
+
+
+def check_trackers(tracking: TrackingConfig) -> None:
+    """Check that the trackers of the settings are installed.
+
+    Raises:
+        EnvironmentalError: One is not; the message has the command that installs it.
+    """
+    for name in tracking.to:
+        if find_spec(_MODULES[name]) is None:
+            msg = (
+                f"tracking.to names {name}, and {_MODULES[name]} is not installed: "
+                f"pip install 'brats_seg[{name}]', or leave {name} out of tracking.to"
+            )
+            raise EnvironmentalError(msg)
 
 
 def phase_columns(phase: str, scores: Row) -> dict[str, float]:
@@ -39,7 +121,7 @@ def write_picture(rows: Sequence[Row], run_path: Path) -> None:
         history_figure(_table(rows)).savefig(beside, dpi=80, format="png")
 
 
-def row_line(row: Row, n_epochs: int) -> str:
+def epoch_line(row: Row, n_epochs: int | None) -> str:
     """Return the line that is logged for an epoch."""
     parts = [f"epoch {row['epoch']}/{n_epochs}"]
     for phase, name in PHASES.items():
@@ -92,3 +174,150 @@ def _words(row: Row, phase: str, curve: Curve) -> str:
         return words
     parts = (f"{part.upper()} {row[f'{column}_{part}']:.{curve.digits}f}" for part in curve.parts)
     return f"{words} ({' '.join(parts)})"
+
+
+@contextmanager
+def _trackers(config: Config, run_path: Path) -> Iterator[SendRow]:
+    """Open the trackers of the settings, and provide a function that sends them a row."""
+    check_trackers(config.tracking)
+    opened = {name: _OPENERS[name](config, run_path) for name in config.tracking.to}
+    senders: dict[str, SendRow] = {}
+    for name, tracker in opened.items():
+        try:
+            senders[name] = next(tracker)
+        # each has its own errors, and some raise bare ones
+        except Exception as error:
+            msg = (
+                f"{name} cannot be written: {type(error).__name__}: {error}. Check its folder or "
+                f"server, or leave {name} out of tracking.to"
+            )
+            raise EnvironmentalError(msg) from error
+
+    def send_row(row: Row) -> None:
+        for name, send in tuple(senders.items()):
+            if not _sent(name, partial(send, row)):
+                del senders[name]
+
+    try:
+        yield send_row
+    finally:
+        # the last values are written here; the run itself is on the disk already
+        for name, tracker in opened.items():
+            _sent(name, partial(_finish, tracker))
+
+
+def _finish(tracker: Generator[SendRow]) -> None:
+    """Run the opener of a tracker to its end."""
+    deque(tracker)
+
+
+def _sent(name: str, send: Callable[[], None]) -> bool:
+    """Send values, and return whether that worked: a tracker that fails must not end a training."""
+    try:
+        send()
+    except Exception as error:  # noqa: BLE001 - each tracker has errors of its own
+        log.warning(
+            "%s failed and gets no more values (%s: %s); history.csv has them all",
+            name,
+            type(error).__name__,
+            error,
+        )
+        return False
+    return True
+
+
+def _metrics(row: Row) -> dict[str, float]:
+    """Return the values of a row by names such as `train/loss` and `val/dice_et`."""
+    parts = ((key.partition("_"), value) for key, value in row.items() if key not in _PLACES)
+    return {
+        f"{phase}/{name}" if phase in {"train", "val"} else f"{phase}{rest}{name}": float(value)
+        for (phase, rest, name), value in parts
+    }
+
+
+_PLACES = ("epoch", "step")
+"""Values of a row that say where it is; the epoch is the step of the curves."""
+
+
+def _tensorboard(config: Config, run_path: Path) -> Generator[SendRow]:
+    import tensorboardX
+
+    folder = run_path / "tensorboard"
+    # file names have the time in seconds: a session that begins in the same second writes beside
+    suffix = f".{len(list(folder.glob('*')))}"
+    writer = tensorboardX.SummaryWriter(logdir=str(folder), filename_suffix=suffix)
+    writer.add_text("settings", f"```\n{config.to_yaml()}\n```")
+
+    def send(row: Row) -> None:
+        for name, value in _metrics(row).items():
+            writer.add_scalar(name, value, int(row["epoch"]))
+        writer.flush()
+
+    yield send
+    writer.close()
+
+
+def _mlflow(config: Config, run_path: Path) -> Generator[SendRow]:
+    import mlflow
+
+    database = f"sqlite:///{run_path.absolute().parent / 'mlflow.db'}"
+    client = mlflow.MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or database)
+
+    def new_run() -> str:
+        project = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+        known = client.get_experiment_by_name(project)
+        experiment = client.create_experiment(project) if known is None else known.experiment_id
+        run_id = str(client.create_run(experiment, run_name=run_path.name).info.run_id)
+        for key, value in flat_settings(config).items():
+            client.log_param(run_id, key, value)
+        return run_id
+
+    run_id = _run_id(run_path, "mlflow", new_run)
+    client.update_run(run_id, status="RUNNING")
+
+    def send(row: Row) -> None:
+        for name, value in _metrics(row).items():
+            client.log_metric(run_id, name, value, step=int(row["epoch"]))
+
+    yield send
+    client.set_terminated(run_id)
+
+
+def _wandb(config: Config, run_path: Path) -> Generator[SendRow]:
+    import wandb
+
+    # W&B writes to a temporary folder without a word if this one cannot be written
+    (run_path / "wandb").mkdir(exist_ok=True)
+    run = wandb.init(
+        project=os.environ.get("WANDB_PROJECT", PROJECT),
+        name=run_path.name,
+        id=_run_id(run_path, "wandb", lambda: secrets.token_hex(4)),
+        resume="allow",
+        dir=str(run_path),
+        mode=os.environ.get("WANDB_MODE", "offline"),
+        config=flat_settings(config),
+        settings=wandb.Settings(silent=True, console="off"),
+    )
+    yield lambda row: run.log(_metrics(row), step=int(row["epoch"]))
+    run.finish()
+
+
+_OPENERS: dict[str, Callable[[Config, Path], Generator[SendRow]]] = {
+    "tensorboard": _tensorboard,
+    "mlflow": _mlflow,
+    "wandb": _wandb,
+}
+
+
+def _run_id(run_path: Path, name: str, new_id: Callable[[], str]) -> str:
+    """Return the id under which a tracker knows the run; the first time it is made and kept."""
+    path = run_path / IDS_NAME
+    try:
+        ids = dict(json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError):
+        ids = {}
+    if name not in ids:
+        ids[name] = new_id()
+        with whole_file(path) as beside:
+            beside.write_text(json.dumps(ids, indent=2) + "\n")
+    return str(ids[name])

@@ -21,7 +21,6 @@ their own grid, and each level weighs half as much as the one above it (nnU-Net;
 
 from collections.abc import Callable
 from typing import (
-    TYPE_CHECKING,
     Any,
     ClassVar,
     Literal,
@@ -41,9 +40,6 @@ from brats_seg.labels import REGIONS
 from brats_seg.models.build import build_by_name
 from brats_seg.models.interface import TrainingOutput, as_output
 
-if TYPE_CHECKING:
-    from monai.losses import SSIMLoss
-
 Output: TypeAlias = Tensor | TrainingOutput | tuple[Any, ...] | list[Any] | dict[str, Any]
 """Output of a network, which a loss gets as it is; see `models.interface`."""
 Criterion: TypeAlias = Callable[[Output, Tensor], Tensor]
@@ -55,13 +51,6 @@ SMOOTH_VOXELS = 1.0
 """Added to both sides of the Dice ratio, so that it is defined where a region is empty."""
 BACKGROUND_WEIGHT = 0.1
 """Weight of the squared error of a voxel outside the brain; a voxel inside has weight 1."""
-SSIM_RANGE = 6.0
-"""Width of the range of intensities: three standard deviations of the brain on either side.
-
-Images are shifted above 0 by half of it, because structural similarity compares means by ratio.
-"""
-SSIM_WINDOW = 7
-"""Voxels along each axis of the box in which structure is compared; a patch must be as large."""
 
 
 @runtime_checkable
@@ -247,15 +236,9 @@ class ReconstructionLoss(nn.Module):
 
     `(N, C, X, Y, Z)` reconstructions and images become `(N,)` losses. The background of a prepared
     case is 0 and fills about half of a crop, so an error there has the weight `BACKGROUND_WEIGHT`.
-    With `loss.ssim`, 1 - structural similarity (Wang et al. 2004) is added.
     """
 
     reduces: ClassVar[str] = "patches"
-
-    def __init__(self, config: LossConfig | None = None) -> None:
-        super().__init__()
-        self.config = config or LossConfig()
-        self._dissimilarity = _dissimilarity() if self.config.ssim else None
 
     def forward(self, output: Output, target: Tensor) -> Tensor:
         """Return the loss of each patch."""
@@ -265,13 +248,7 @@ class ReconstructionLoss(nn.Module):
         weights = BACKGROUND_WEIGHT + (1 - BACKGROUND_WEIGHT) * brain
         voxels = (1, 2, 3, 4)
         squares = (reconstruction - target).square().mean(1, keepdim=True)
-        losses = (weights * squares).sum(voxels) / weights.sum(voxels)
-        if self._dissimilarity is None:
-            return losses
-        with torch.autocast(reconstruction.device.type, enabled=False):
-            shift = SSIM_RANGE / 2
-            unlike = self._dissimilarity(reconstruction + shift, target + shift).flatten()
-        return losses + self.config.ssim * unlike
+        return (weights * squares).sum(voxels) / weights.sum(voxels)
 
 
 def brain_of(image: Tensor) -> Tensor:
@@ -323,9 +300,3 @@ def _level_weights(losses: Tensor) -> Tensor:
     """Return the weight of each level `(L,)` of losses `(L, ...)`; they add up to 1."""
     weights = losses.new_tensor([0.5**level for level in range(len(losses))])
     return weights / weights.sum()
-
-
-def _dissimilarity() -> "SSIMLoss":
-    from monai.losses import SSIMLoss  # importing MONAI takes seconds
-
-    return SSIMLoss(spatial_dims=3, data_range=SSIM_RANGE, win_size=SSIM_WINDOW, reduction="none")

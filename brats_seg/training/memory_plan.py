@@ -1,38 +1,43 @@
-"""Plan what fits in a given memory: patches, micro-batches, precision and checkpointing.
+"""Plan what fits in a given memory, and choose the settings that suit a device.
 
-Every row of a plan is counted on tensors without memory (`memory_count`), and the suggested one is
-measured in a process of its own. A plan for a GPU that this machine lacks is counted only.
+Every row of a plan is one of the memory modes that a run falls back to, counted on tensors without
+memory (see `training.memory`). A run for which neither a preset nor a file of settings is given keeps the
+settings that it was begun with, or gets the preset that suits the device. The whole memory of the device
+counts then and not what is free at the moment, so that all folds on one device get the same patch.
 """
 
-import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
-from brats_seg.config import Config, Size
-from brats_seg.errors import ConfigError, EnvironmentalError
+from brats_seg.config import Config, ModelConfig, Size
+from brats_seg.config_text import LONGEST_YAML, load_config
+from brats_seg.errors import ConfigError
 from brats_seg.models.build import size_words
-from brats_seg.models.interface import (
-    ActivationCheckpointing,
-    supported_checkpointing,
-)
 from brats_seg.models.norm import check_in_place
 from brats_seg.progress import Track, part, untracked
-from brats_seg.runtime.device import Device, Gpu, choose_device, native_dtype
-from brats_seg.runtime.memory import MEGABYTE, free_memory
-from brats_seg.training.memory_count import Footprint, predicted_bytes
-from brats_seg.training.out_of_memory import MemoryMode
-from brats_seg.training.state import RunState, build_network
-from brats_seg.training.step_trial import measure_step
+from brats_seg.runtime.device import Device, Gpu, choose_device
+from brats_seg.runtime.memory import MEGABYTE, free_memory, total_memory
+from brats_seg.training.memory import (
+    Footprint,
+    MemoryMode,
+    UncountableError,
+    memory_modes,
+    predicted_bytes,
+)
+from brats_seg.training.run_folder import CONFIG_NAME, RunFolder
+from brats_seg.training.state import build_network
 from brats_seg.training.tasks import task_of
-
-log = logging.getLogger(__name__)
 
 RESERVED_MIB = 512
 """Part of a given memory that is left for the context of a GPU, or for Python and torch themselves."""
+SMALL_GPU_BYTES = 20 * 2**30
+"""Memory below which a GPU gets the preset `kaggle-t4`, which is made for 16 GB, and not `full`."""
 _CUBES = (32, 48, 64, 80, 96, 112, 128, 160)
 _BOXES = ((96, 128, 96), (128, 160, 128), (128, 192, 128), (160, 192, 128), (160, 192, 160))
 """Patches that are longer from front to back, as brains are; the last holds nearly every brain."""
@@ -40,7 +45,7 @@ _BOXES = ((96, 128, 96), (128, 160, 128), (128, 192, 128), (160, 192, 128), (160
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanRow:
-    """One way to train, and the memory that it takes."""
+    """One way to train, and the memory that it needs."""
 
     patch: Size
     """Voxels along X, Y, Z."""
@@ -49,10 +54,6 @@ class PlanRow:
     checkpointing: str
     predicted_mib: int
     """Expected peak."""
-    measured_mib: int | None = None
-    """Peak of a real batch, where one was computed."""
-    step_s: float | None = None
-    """Seconds of an optimizer step on this device, without reading patches, where one was computed."""
     fits: bool
     """Whether the peak is within the memory of the plan."""
     suggested: bool = False
@@ -66,23 +67,10 @@ class MemoryPlan:
     device: Device
     """Device with the precision of the settings."""
     gpu: Gpu | None = None
-    """GPU that was planned for without using it; then nothing was measured."""
+    """GPU that was planned for without using it."""
     memory_mib: int
-    """Memory that a run may take."""
+    """Memory that a run may use."""
     rows: tuple[PlanRow, ...]
-
-    @property
-    def candidates(self) -> tuple[PlanRow, ...]:
-        """Rows that fit at micro-batch 1 in the precision of the settings, the largest patch first.
-
-        Of one patch, the row with the least checkpointing comes first.
-        """
-        fitting = (
-            row
-            for row in self.rows
-            if row.fits and row.micro_batch == 1 and row.precision == self.device.precision
-        )
-        return tuple(sorted(fitting, key=lambda row: -prod(row.patch)))
 
     @property
     def suggested(self) -> PlanRow | None:
@@ -91,13 +79,13 @@ class MemoryPlan:
 
     def what_to_lower(self) -> str:
         """Return an error message with advice, for a plan in which nothing fits."""
-        least = min(self.rows, key=lambda row: row.measured_mib or row.predicted_mib)
+        least = min(self.rows, key=lambda row: row.predicted_mib)
         return (
-            f"nothing fits in {self.memory_mib} MiB: the row that takes least, a patch of "
+            f"nothing fits in {self.memory_mib} MiB: the row that needs least memory, a patch of "
             f"{size_words(least.patch)} in {least.precision} with checkpointing "
-            f"{least.checkpointing}, needs {least.measured_mib or least.predicted_mib} MiB. Lower "
-            "model.widths or patch.size, use optimizer.name sgd, which keeps less state than adam, "
-            "or choose a smaller model.name"
+            f"{least.checkpointing}, needs {least.predicted_mib} MiB. Lower model.widths or "
+            "patch.size, use optimizer.name sgd, which keeps less state than adam, or choose a "
+            "smaller model.name"
         )
 
 
@@ -108,58 +96,50 @@ def plan_memory(
     *,
     gpu: Gpu | None = None,
 ) -> MemoryPlan:
-    """Return what fits in memory for the network, loss and optimizer of the settings.
+    """Predict what the patch of the settings needs in every memory mode, and how large a patch can be.
 
     Args:
         config: Settings; `training.device` is the device that is planned for.
         memory_bytes: Memory of that device, of which `RESERVED_MIB` are left for torch itself; by
             default what is free on it now.
         track: Shows the progress.
-        gpu: GPU to plan for instead, which this machine need not have. Its memory is the default,
-            and nothing is measured.
+        gpu: GPU to plan for instead, which this machine need not have. Its memory is the default.
 
     Raises:
         ConfigError: The network cannot be counted.
         EnvironmentalError: The device is missing, or does not report its free memory.
     """
-    if gpu is not None:
-        whole_bytes = gpu.memory_bytes if memory_bytes is None else memory_bytes
-        return count_plan(config, _without_reserve(whole_bytes), track, gpu=gpu)
-    training = config.training
-    device = choose_device(training.device, training.precision).torch_device
-    available = free_memory(device) if memory_bytes is None else _without_reserve(memory_bytes)
-    return try_plan(count_plan(config, available, track), config, track)
-
-
-def count_plan(
-    config: Config, memory_bytes: int, track: Track = untracked, *, gpu: Gpu | None = None
-) -> MemoryPlan:
-    """Count what the patch of the settings takes in every way, and how large a patch can be.
-
-    Args:
-        config: Settings to plan for.
-        memory_bytes: Memory that a run may take.
-        track: Shows the progress.
-        gpu: GPU to plan for, instead of the device of the settings.
-    """
-    counter = _counter_of(config, memory_bytes, gpu)
+    counter = _Counter.of(config, gpu)
+    if memory_bytes is None and gpu is None:
+        usable = free_memory(counter.device.torch_device)
+    else:
+        usable = _without_reserve(
+            gpu.memory_bytes if gpu and memory_bytes is None else memory_bytes
+        )
     own = None if config.patch.size == "whole" else config.patch.size
-    others = sorted({*((n, n, n) for n in _CUBES), *_BOXES} - {own}, key=prod)
-    patches = [*([] if own is None else [own]), *others]
+    sizes = {*((n, n, n) for n in _CUBES), *_BOXES} - {own}
+    patches = [*([] if own is None else [own]), *sorted(sizes, key=prod)]
     rows: list[PlanRow] = []
     for patch in track(patches, what="counting memory", total=len(patches)):
         if patch == own:
-            rows += counter.every_way(patch)
+            rows += counter.rows(patch, usable, config.training.effective_batch_at(0))
             continue
-        found = list(counter.first_fitting(patch))
+        found = list(counter.fitting_rows(patch, usable))
         rows += found
-        # larger patches take more
+        # larger patches need more
         if found and not found[-1].fits:
             break
-    plan = MemoryPlan(
-        device=counter.device, gpu=gpu, memory_mib=memory_bytes // MEGABYTE, rows=tuple(rows)
+    best = max(
+        (row for row in rows if row.fits and row.micro_batch == 1),
+        key=lambda row: prod(row.patch),
+        default=None,
     )
-    return replace(plan, rows=_suggesting(plan.rows, plan.candidates))
+    return MemoryPlan(
+        device=counter.device,
+        gpu=gpu,
+        memory_mib=usable // MEGABYTE,
+        rows=tuple(replace(row, suggested=row is best) for row in rows),
+    )
 
 
 def largest_patch(config: Config, memory_bytes: int, *, gpu: Gpu | None = None) -> PlanRow | None:
@@ -180,171 +160,205 @@ def largest_patch(config: Config, memory_bytes: int, *, gpu: Gpu | None = None) 
     own = config.patch.size
     if own == "whole":
         return None
-    counter = _counter_of(config, _without_reserve(memory_bytes), gpu)
     build_network(config, own)
+    counter, usable = _Counter.of(config, gpu), _without_reserve(memory_bytes)
     smaller = [(n, n, n) for n in reversed(_CUBES) if n**3 < prod(own)]
-    for patch in (own, *smaller):
-        fitting = [row for row in counter.first_fitting(patch) if row.fits]
-        if fitting:
-            return fitting[0]
-    return None
+    rows = (row for patch in (own, *smaller) for row in counter.fitting_rows(patch, usable))
+    return next((row for row in rows if row.fits), None)
 
 
-def try_plan(plan: MemoryPlan, config: Config, track: Track = untracked) -> MemoryPlan:
-    """Compute a batch of the suggested row, and of the next row that fits if it does not.
-
-    A row that takes more than this machine has free is not tried.
-    """
-    row = plan.suggested
-    while row is not None and row.predicted_mib * MEGABYTE < free_memory(plan.device.torch_device):
-        what = f"computing a batch of {size_words(row.patch)}, {row.precision}"
-        (tried,) = track((_tried(one, plan, config) for one in [row]), what=what, total=1)
-        rows = tuple(tried if other is row else other for other in plan.rows)
-        if tried.fits:
-            return replace(plan, rows=rows)
-        plan = replace(plan, rows=rows)
-        plan = replace(plan, rows=_suggesting(rows, plan.candidates))
-        row = plan.suggested
-    return plan
-
-
-def plan_memory_mode(
-    state: RunState, config: Config, patch: Size, memory_bytes: int
-) -> MemoryMode | None:
-    """Return the first memory mode of a run that is predicted to fit, or None if none is."""
-    accumulator = state.accumulator
-    device = accumulator.device.torch_device
-    footprint = Footprint(state.network, accumulator.criterion, config, device)
-    for mode in state.fallback.modes:
-        dtype = native_dtype(device) if mode.in_half else accumulator.device.autocast_dtype
-        where = Device(torch_device=device, autocast_dtype=dtype)
-        counted = footprint.counted_bytes(patch, mode, where)
-        if predicted_bytes(counted, device) <= memory_bytes:
-            return mode
-    return None
-
-
-def start_in_planned_mode(state: RunState, config: Config, patch: Size) -> None:
-    """Start a run in the first mode that is predicted to fit in free memory, the same on all ranks."""
-    fallback, ranks = state.fallback, state.accumulator.ranks
-    free_bytes = free_memory(state.accumulator.device.torch_device)
-    mode = plan_memory_mode(state, config, patch, free_bytes)
-    if mode is None:
-        mode = fallback.modes[-1]
-        log.warning("no mode is predicted to fit in the %d MiB free", free_bytes // MEGABYTE)
-    place = max(ranks.gather(fallback.modes.index(mode)))
-    fallback.move_to(fallback.modes[place])
-    log.info("of %d MiB free, planned for %s", free_bytes // MEGABYTE, fallback.mode)
-
-
-def _without_reserve(memory_bytes: int) -> int:
-    return max(memory_bytes - RESERVED_MIB * MEGABYTE, 0)
-
-
-def _counter_of(config: Config, memory_bytes: int, gpu: Gpu | None) -> "_Counter":
-    training = config.training
-    half: torch.dtype | None
-    if gpu is not None:
-        device, half = gpu.device(training.precision), gpu.half
-    else:
-        device = choose_device(training.device, training.precision)
-        half = native_dtype(device.torch_device)
-    return _Counter(
-        config=config,
-        device=device,
-        half=half,
-        memory_bytes=memory_bytes,
-        is_absent=gpu is not None,
-    )
+def _without_reserve(memory_bytes: int | None) -> int:
+    return max((memory_bytes or 0) - RESERVED_MIB * MEGABYTE, 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Counter:
+    """Counts the memory of the network, loss and optimizer of the settings."""
+
     config: Config
     device: Device
-    half: torch.dtype | None
-    """Half precision that the device computes natively."""
-    memory_bytes: int
     is_absent: bool
     """Whether the device is a GPU that is not used; tensors on the CPU then stand for its own."""
 
-    def every_way(self, patch: Size) -> Iterator[PlanRow]:
-        """Yield rows of all precisions and checkpointing, micro-batches until one does not fit."""
-        footprint, kinds = self._footprint(patch)
-        for device in (self.device, *self._other_precision()):
-            for micro_batch in self._micro_batches():
-                row = self._row(footprint, patch, MemoryMode(micro_batch=micro_batch), device)
-                yield row
-                if not row.fits:
-                    break
-            for kind in kinds[1:]:
-                mode = MemoryMode(micro_batch=1, checkpointing=kind)
-                yield self._row(footprint, patch, mode, device)
+    @classmethod
+    def of(cls, config: Config, gpu: Gpu | None) -> "_Counter":
+        precision = config.training.precision
+        device = gpu.device(precision) if gpu else choose_device(config.training.device, precision)
+        return cls(config=config, device=device, is_absent=gpu is not None)
 
-    def first_fitting(self, patch: Size) -> Iterator[PlanRow]:
+    def fitting_rows(self, patch: Size, usable: int) -> Iterator[PlanRow]:
         """Yield rows of ever more checkpointing until one fits; none if the network refuses the patch."""
         try:
-            footprint, kinds = self._footprint(patch)
+            for row in self.rows(patch, usable, micro_batch=1):
+                yield row
+                if row.fits:
+                    return
+        except UncountableError:
+            raise
         except ConfigError:
             return
-        for kind in kinds:
-            mode = MemoryMode(micro_batch=1, checkpointing=kind)
-            row = self._row(footprint, patch, mode, self.device)
-            yield row
-            if row.fits:
-                break
 
-    def _footprint(self, patch: Size) -> tuple[Footprint, Sequence[ActivationCheckpointing]]:
-        device = torch.device("cpu") if self.is_absent else self.device.torch_device
-        network = build_network(self.config, patch).to(device)
+    def rows(self, patch: Size, usable: int, micro_batch: int) -> Iterator[PlanRow]:
+        """Yield a row for each memory mode, from micro-batches of that size to the least memory."""
+        host = torch.device("cpu") if self.is_absent else self.device.torch_device
+        network = build_network(self.config, patch).to(host)
         check_in_place(network)
         criterion = task_of(self.config).criterion
         if isinstance(criterion, nn.Module):
-            criterion.to(device)
-        footprint = Footprint(network, criterion, self.config, device, for_gpu=self.is_absent)
-        return footprint, supported_checkpointing(network)
+            criterion.to(host)
+        footprint = Footprint(network, criterion, self.config, host, for_gpu=self.is_absent)
+        for mode in memory_modes(network, micro_batch):
+            yield self._row(footprint, patch, mode, usable)
 
-    def _row(self, footprint: Footprint, patch: Size, mode: MemoryMode, device: Device) -> PlanRow:
-        stand_in = replace(device, torch_device=torch.device("cpu")) if self.is_absent else device
+    def _row(self, footprint: Footprint, patch: Size, mode: MemoryMode, usable: int) -> PlanRow:
+        device = self.device
+        if self.is_absent:
+            device = replace(device, torch_device=torch.device("cpu"))
         with part(f"{size_words(patch)}, {device.precision}, {mode}", 0):
-            counted = footprint.counted_bytes(patch, mode, stand_in)
-        predicted = predicted_bytes(counted, device.torch_device)
+            counted = footprint.counted_bytes(patch, mode, device)
+        predicted = predicted_bytes(counted, self.device.torch_device)
         return PlanRow(
             patch=patch,
             micro_batch=mode.micro_batch,
             precision=device.precision,
             checkpointing=mode.checkpointing.value,
             predicted_mib=predicted // MEGABYTE,
-            fits=predicted <= self.memory_bytes,
+            fits=predicted <= usable,
         )
 
-    def _micro_batches(self) -> list[int]:
-        """Return 1, 2, 4 ... up to the effective batch."""
-        largest = self.config.training.effective_batch_at(0)
-        return [2**k for k in range(largest.bit_length())]
 
-    def _other_precision(self) -> tuple[Device, ...]:
-        other = self.half if self.device.autocast_dtype is None else None
-        if other is self.device.autocast_dtype:
-            return ()
-        return (replace(self.device, autocast_dtype=other),)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChosenSettings:
+    """Settings of a run, and why they were chosen."""
+
+    config: Config
+    reason: str
+    """One or two sentences for the person who starts the run."""
 
 
-def _suggesting(rows: Iterable[PlanRow], candidates: Sequence[PlanRow]) -> tuple[PlanRow, ...]:
-    best = candidates[0] if candidates else None
-    return tuple(replace(row, suggested=row is best) for row in rows)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Target:
+    """Device that a run is to be trained on."""
+
+    device: Device
+    gpu: Gpu | None = None
+    """GPU that is planned for without using it."""
+    why: str
+    """Reason for the preset."""
+    memory_bytes: int
+
+    @property
+    def preset(self) -> str:
+        if self.device.torch_device.type != "cuda":
+            return "cpu"
+        return "kaggle-t4" if self.memory_bytes < SMALL_GPU_BYTES else "full"
 
 
-def _tried(row: PlanRow, plan: MemoryPlan, config: Config) -> PlanRow:
-    changes = {"micro_batch": row.micro_batch, "precision": row.precision}
-    training = config.training.model_copy(update=changes)
-    changed = config.model_copy(update={"training": training})
+def choose_settings(
+    *,
+    assignments: Iterable[str] = (),
+    values: Mapping[str, Any] | None = None,
+    run_paths: Sequence[Path] = (),
+    gpu: Gpu | None = None,
+) -> ChosenSettings:
+    """Return the settings of a run that was begun, or those that suit the device; what is given wins.
+
+    Args:
+        assignments: `key=value` texts, see `load_config`.
+        values: Values by dotted key.
+        run_paths: Folders of runs. The first that holds a checkpoint gives the settings.
+        gpu: GPU to choose for, instead of the device of the settings.
+
+    Raises:
+        ConfigError: A setting is not allowed, the settings of the run cannot be read, or the network
+            cannot be built.
+        EnvironmentalError: The machine lacks the device.
+
+    Example:
+        >>> choose_settings(values={"training.device": "cpu"}).config.patch.size
+        (64, 64, 64)
+    """
+    assignments = list(assignments)
+    begun = next((path for path in run_paths if RunFolder(path=path).is_begun), None)
+    if begun is not None:
+        path = begun / CONFIG_NAME
+        config = load_config(text=_settings_text(path), assignments=assignments, values=values)
+        return ChosenSettings(config=config, reason=f"settings of {path}, which the run began with")
+    given = load_config(assignments=assignments, values=values)
+    target = _target(given, gpu)
+    config = load_config(preset=target.preset, assignments=assignments, values=values)
+    size, why = _fitting_patch(config, given, target)
+    if size != config.patch.size:
+        fitted = {**(values or {}), "patch.size": size}
+        config = load_config(preset=target.preset, assignments=assignments, values=fitted)
+    chosen = f"preset {target.preset}, {target.why} (--preset takes another)"
+    return ChosenSettings(config=config, reason=f"{chosen}: {_network_words(config.model)}, {why}")
+
+
+def _network_words(model: ModelConfig) -> str:
+    if model.name not in {"unet", "dynunet"}:
+        return model.name
+    return f"{model.name} of {model.widths[0]} to {model.widths[-1]} channels"
+
+
+def _settings_text(path: Path) -> str:
+    """Return the settings of a run, as YAML that `load_config` reads."""
     try:
-        measured = measure_step(changed, row.patch, ActivationCheckpointing(row.checkpointing))
-    except EnvironmentalError:
-        return replace(row, fits=False)
-    row = replace(row, step_s=measured.step_s)
-    if measured.peak_bytes is None:
-        return row
-    measured_mib = measured.peak_bytes // MEGABYTE
-    return replace(row, measured_mib=measured_mib, fits=measured_mib <= plan.memory_mib)
+        with path.open(encoding="utf-8") as file:
+            text = file.read(LONGEST_YAML + 1)
+        load_config(text=text)
+        return text
+    except (OSError, UnicodeDecodeError, ConfigError) as error:
+        msg = (
+            f"{path} cannot be read: {error}. It holds the settings that the run began with; give them "
+            "with --preset or --config, or start anew with --fresh"
+        )
+        raise ConfigError(msg) from None
+
+
+def _target(given: Config, gpu: Gpu | None) -> _Target:
+    training = given.training
+    if gpu is not None:
+        why = f"for {gpu.name} with {_gib(gpu.memory_bytes)}"
+        device = gpu.device(training.precision)
+        return _Target(device=device, gpu=gpu, why=why, memory_bytes=gpu.memory_bytes)
+    device = choose_device(training.device, training.precision)
+    where = device.torch_device
+    if where.type != "cuda":
+        found = "torch finds no GPU here"
+        why = f"because {found if training.device == 'auto' else f'training.device is {where}'}"
+        return _Target(device=device, why=why, memory_bytes=total_memory(where))
+    # ranks of one run must choose the same: the GPU that has least decides
+    each = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
+    memory_bytes = min(map(total_memory, [where] if ":" in training.device else each))
+    why = f"for {torch.cuda.get_device_name(where)} with {_gib(memory_bytes)}"
+    return _Target(device=device, why=why, memory_bytes=memory_bytes)
+
+
+def _gib(memory_bytes: int) -> str:
+    return f"{memory_bytes / 2**30:.1f} GiB"
+
+
+def _fitting_patch(config: Config, given: Config, target: _Target) -> tuple[Any, str]:
+    """Return the patch size with which a run fits in memory, and why."""
+    patch, precision = config.patch.size, target.device.precision
+    if patch == "whole":
+        return patch, f"whole brains in {precision}"
+    words = size_words(patch)
+    if "size" in given.patch.model_fields_set:
+        # a patch that does not fit the network is refused before the cases are prepared
+        build_network(config, patch)
+        return patch, f"patch {words} as given, in {precision}"
+    try:
+        row = largest_patch(config, target.memory_bytes, gpu=target.gpu)
+    except UncountableError:
+        name = config.model.name
+        return patch, f"patch {words}, whose memory cannot be counted for model.name {name}"
+    memory_mib = target.memory_bytes // MEGABYTE
+    if row is None:
+        what = f"which is not predicted to fit in {memory_mib} MiB: lower model.widths"
+        return patch, f"patch {words}, {what}"
+    instead = "" if row.patch == patch else f" instead of {words}"
+    kind = "" if row.checkpointing == "none" else f", with checkpointing {row.checkpointing}"
+    used = f"about {row.predicted_mib} of {memory_mib} MiB{kind}"
+    return row.patch, f"patch {size_words(row.patch)}{instead} in {row.precision}, {used}"

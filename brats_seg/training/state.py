@@ -1,36 +1,59 @@
-"""Build the state of a run from the settings: everything that changes while it runs."""
+"""Hold everything that changes while a run is trained; `RunState.state_dict` is its checkpoint.
+
+A checkpoint is a dictionary of plain values and tensors, read with `weights_only=True`, so that opening
+one runs no code. Its entry `model` is the plain state dict of the network.
+"""
 
 import logging
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Annotated, TypeAlias
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
 
 import torch
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from brats_seg.config import Config, OptimizerConfig
+from brats_seg.config import Config, Size
+from brats_seg.errors import BratsError, ResumeError
 from brats_seg.models.build import build_model
 from brats_seg.models.norm import check_in_place
 from brats_seg.runtime.device import Device
+from brats_seg.runtime.memory import Fallback
+from brats_seg.runtime.torch_files import reason_of
+from brats_seg.runtime.weights import SCHEMA_VERSION, ModelCard, read_checkpoint
 from brats_seg.training.accumulation import Accumulator, StepResult
-from brats_seg.training.losses import Criterion, parameters_of
-from brats_seg.training.muon import Muon
-from brats_seg.training.out_of_memory import OutOfMemoryFallback
+from brats_seg.training.batches import Batch
+from brats_seg.training.losses import Measure, parameters_of
+from brats_seg.training.memory import (
+    MemoryMode,
+    make_step,
+    mode_entries,
+    resume_mode,
+    step_fallback,
+)
+from brats_seg.training.optimisation import Schedule, build_optimizer
 from brats_seg.training.ranks import Ranks
-from brats_seg.training.schedule import Schedule, build_schedule
+from brats_seg.training.run_plan import RunPlan
 from brats_seg.training.start_weights import StartedFrom
 from brats_seg.training.tasks import RunningSums
 
 log = logging.getLogger(__name__)
 
+MOST_SKIPPED = 50
+"""Skipped steps in a row after which a run gives up; a float16 loss scale settles in 16."""
+WAY_OUT = "Replace it by a copy, or start anew with --fresh."
+
 Count: TypeAlias = Annotated[int, Field(ge=0)]
+Seconds: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Position:
-    """Progress of a run."""
+@dataclass(kw_only=True, slots=True)
+class Progress:
+    """How far a run is."""
 
     epoch: Count = 0
     """Index of the current epoch."""
@@ -38,30 +61,41 @@ class Position:
     """Batches of the current epoch that are done."""
     n_steps: Count = 0
     """Optimizer steps of the run that updated the weights."""
+    n_skipped: Count = 0
+    """Steps in a row that were skipped until now."""
+    n_epochs: Annotated[int, Field(gt=0)] | None = None
+    """Epochs of the run; None in the first epoch of a run that is fitted to hours."""
+    sums: RunningSums = field(default_factory=RunningSums)
+    """Sums over the patches of the current epoch; beside the best weights, those of their validation."""
+    history: list[dict[str, int | float]] = field(default_factory=list)
+    """A row for each finished epoch."""
+    best: float | None = None
+    """Best watched value so far."""
+    spent_s: Seconds = 0.0
+    """Seconds that the run has taken in all its sessions, when its state was last saved."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all epochs are done."""
+        return self.n_epochs is not None and self.epoch >= self.n_epochs
 
 
 @dataclass(kw_only=True, slots=True)
 class RunState:
     """Weights, everything that updates them, and the progress of the run."""
 
+    plan: RunPlan
     network: nn.Module
     accumulator: Accumulator
-    fallback: OutOfMemoryFallback
-    """Cuts batches into micro-batches, and uses the next memory mode when memory runs out."""
+    fallback: Fallback[MemoryMode]
+    """How batches are cut into micro-batches; the next mode is used when memory runs out."""
     schedule: Schedule
     ema: AveragedModel | None
     """Moving average of the weights, if the settings ask for one."""
-    position: Position = field(default_factory=Position)
-    sums: RunningSums = field(default_factory=RunningSums)
-    """Sums over the patches of the current epoch."""
-    history: list[Mapping[str, float]] = field(default_factory=list)
-    """A row for each finished epoch."""
-    best: float | None = None
-    """Best watched value so far."""
+    card: ModelCard
+    progress: Progress = field(default_factory=Progress)
     started_from: StartedFrom | None = None
     """The weights that the run started from; None if all were drawn from the seed."""
-    spent_s: float = 0.0
-    """Seconds that the run has taken in all its sessions, when its state was last saved."""
 
     @property
     def evaluated(self) -> nn.Module:
@@ -74,82 +108,210 @@ class RunState:
         criterion = self.accumulator.criterion
         return criterion if isinstance(criterion, nn.Module) else None
 
+    def step(self, batch: Batch, measure: Measure) -> StepResult:
+        """Make one optimizer step, see `training.memory.make_step`."""
+        return make_step(self.accumulator, self.fallback, batch, measure)
+
     def after_batch(self, result: StepResult) -> None:
-        """Count a batch, and update schedule, average and sums unless its step was skipped."""
-        n_steps = self.position.n_steps
-        if not result.skipped:
-            n_steps += 1
-            self.schedule.after_step()
-            if self.ema is not None:
-                self.ema.update_parameters(self.network)
-            self.sums.loss_sum += result.loss * result.n_patches
-            self.sums.n_patches += result.n_patches
-        self.position = replace(
-            self.position, n_batches=self.position.n_batches + 1, n_steps=n_steps
+        """Count a batch, and update schedule, average and sums unless its step was skipped.
+
+        Raises:
+            BratsError: Too many steps in a row were skipped.
+        """
+        progress = self.progress
+        progress.n_batches += 1
+        if result.skipped:
+            log.warning("a step was skipped: its gradient was not finite")
+            progress.n_skipped += 1
+            if progress.n_skipped == MOST_SKIPPED:
+                msg = (
+                    f"{MOST_SKIPPED} steps in a row had no finite gradient. Lower optimizer.lr, or "
+                    "set training.precision to fp32, and start anew with --fresh."
+                )
+                raise BratsError(msg)
+            return
+        progress.n_skipped = 0
+        progress.n_steps += 1
+        self.schedule.after_step()
+        if self.ema is not None:
+            self.ema.update_parameters(self.network)
+        progress.sums.loss_sum += result.loss * result.n_patches
+        progress.sums.n_patches += result.n_patches
+
+    def set_epochs(self, n_epochs: int | None) -> None:
+        """Set the number of epochs, which the schedule may depend on."""
+        self.progress.n_epochs = n_epochs
+        self.schedule.n_steps = None if n_epochs is None else self.plan.n_steps(n_epochs)
+
+    def end_epoch(self, row: dict[str, int | float]) -> None:
+        """Add a row to the history, and go on to the next epoch."""
+        self.progress.history.append(row)
+        self.progress.epoch += 1
+        self.progress.n_batches = 0
+        self.progress.sums = RunningSums()
+
+    def best_entries(self, validation: RunningSums) -> dict[str, Any]:
+        """Return the entries of a checkpoint for prediction, with the sums of its validation."""
+        progress = {**asdict(self.progress), "sums": asdict(validation)}
+        return {**self._entries(progress), "model": self.evaluated.state_dict()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the entries of the checkpoint from which the run is resumed."""
+        return {
+            **self._entries(asdict(self.progress)),
+            "mode": mode_entries(self.fallback.mode),
+            **{name: part.state_dict() for name, part in self._parts().items()},
+        }
+
+    def load_state_dict(self, entries: Mapping[str, Any]) -> None:
+        """Set a state that was made from the same settings to the entries of a checkpoint.
+
+        Raises:
+            ResumeError: The checkpoint is for prediction alone, is of another network or loss, or is
+                damaged.
+        """
+        if "optimizer" not in entries:
+            msg = "the checkpoint is for prediction alone; a run resumes from last.pt"
+            raise ResumeError(msg)
+        name = "progress"
+        try:
+            saved = SavedState.of(entries)
+            for name, part in self._parts().items():
+                part.load_state_dict(entries[name])
+            resume_mode(self.fallback, entries["mode"])
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            reason = f"{error}".partition("\n")[0]
+            msg = (
+                "the checkpoint is damaged, or of another network or loss than the run: the entry "
+                f"{name} does not fit ({reason}). {WAY_OUT}"
+            )
+            raise ResumeError(msg) from error
+        self.progress, self.started_from = saved.progress, saved.started_from
+        self.card = self.card.model_copy(update={"notes": saved.card.notes})
+        if self.ema is not None:
+            # updated after every step; the first update copies the weights
+            self.ema.n_averaged.fill_(self.progress.n_steps)
+
+    def _entries(self, progress: dict[str, Any]) -> dict[str, Any]:
+        start = self.started_from
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "card": self.card.model_dump(),
+            "environment": environment_of(self.accumulator.device),
+            "started_from": None if start is None else asdict(start),
+            "progress": progress,
+        }
+
+    def _parts(self) -> dict[str, Any]:
+        """Return everything that saves and loads its own state, by the name of its entry."""
+        parts = {
+            "model": self.network,
+            "criterion": self.loss_module,
+            "optimizer": self.accumulator.optimizer,
+            "schedule": self.schedule,
+            "scaler": self.accumulator.scaler if self.accumulator.scaler.is_enabled() else None,
+            "ema": None if self.ema is None else self.ema.module,
+        }
+        return {name: part for name, part in parts.items() if part is not None}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedState:
+    """What a checkpoint says of its run, without weights."""
+
+    card: ModelCard
+    progress: Progress
+    started_from: StartedFrom | None
+    environment: dict[str, str]
+    """Versions and device that the checkpoint was made with."""
+
+    @classmethod
+    def of(cls, entries: Mapping[str, Any]) -> "SavedState":
+        """Check the entries of a checkpoint.
+
+        Raises:
+            KeyError: An entry is missing.
+            ValueError: An entry has other values than a run can have.
+        """
+        return cls(
+            card=entries["card"],
+            progress=_PROGRESS.validate_python(entries["progress"]),
+            started_from=_STARTED_FROM.validate_python(entries["started_from"]),
+            environment=_ENVIRONMENT.validate_python(entries["environment"]),
         )
 
 
-def build_network(config: Config, patch: tuple[int, int, int]) -> nn.Module:
+_PROGRESS = TypeAdapter(Progress)
+_STARTED_FROM = TypeAdapter(StartedFrom | None)
+_ENVIRONMENT = TypeAdapter(dict[str, str])
+
+
+def read_state(path: Path) -> SavedState:
+    """Read what a checkpoint says of its run.
+
+    Raises:
+        ResumeError: The file is damaged, or is no checkpoint of a run.
+    """
+    entries = read_checkpoint(path, torch.device("cpu"))
+    try:
+        return SavedState.of(entries)
+    except (KeyError, TypeError, ValueError) as error:
+        msg = f"{path} is not a checkpoint of a run: {reason_of(error)}. {WAY_OUT}"
+        raise ResumeError(msg) from None
+
+
+def build_network(config: Config, patch: Size) -> nn.Module:
     """Return the network of the settings, with weights drawn from the seed of the run."""
     torch.manual_seed(config.training.seed)
     return build_model(config.model, patch)
 
 
-def build_state(
-    network: nn.Module,
-    criterion: Criterion,
-    config: Config,
-    *,
-    device: Device,
-    ranks: Ranks,
-    n_steps: int,
-) -> RunState:
-    """Return the state of a new run of `n_steps` optimizer steps.
+def new_state(plan: RunPlan, *, network: nn.Module | None = None, ranks: Ranks) -> RunState:
+    """Return the state of a run before its first step.
 
     The optimizer updates the network and the parameters that the loss has, by the same settings.
+
+    Args:
+        plan: Plan of the run.
+        network: Network in place of that of the settings.
+        ranks: The processes that share each batch.
     """
+    config, device, criterion = plan.config, plan.device, plan.task.criterion
+    network = network or build_network(config, plan.patch)
     network.to(device.torch_device)
     check_in_place(network)
     if isinstance(criterion, nn.Module):
         criterion.to(device.torch_device)
-    optimizer = build_optimizer(
-        [*network.parameters(), *parameters_of(criterion)], config.optimizer
-    )
-    decay = config.optimizer.ema
+    parameters = [*network.parameters(), *parameters_of(criterion)]
+    optimizer = build_optimizer(parameters, config.optimizer)
+    clip_norm, decay = config.optimizer.clip_norm, config.optimizer.ema
     accumulator = Accumulator(
-        network,
-        criterion,
-        optimizer,
-        device=device,
-        clip_norm=config.optimizer.clip_norm,
-        ranks=ranks,
+        network, criterion, optimizer, device=device, clip_norm=clip_norm, ranks=ranks
     )
-    return RunState(
+    average = None if decay is None else get_ema_multi_avg_fn(decay)
+    state = RunState(
+        plan=plan,
         network=network,
         accumulator=accumulator,
-        fallback=OutOfMemoryFallback(accumulator, config.training),
-        schedule=build_schedule(optimizer, config.schedule, n_steps),
-        ema=None
-        if decay is None
-        else AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(decay)),
+        fallback=step_fallback(accumulator, config.training.micro_batch),
+        schedule=Schedule(optimizer, config.schedule),
+        ema=None if average is None else AveragedModel(network, multi_avg_fn=average),
+        card=ModelCard(identity=plan.identity, config=config),
     )
+    state.set_epochs(None if config.training.hours else config.training.n_epochs)
+    return state
 
 
-def build_optimizer(
-    parameters: Iterable[nn.Parameter], config: OptimizerConfig
-) -> torch.optim.Optimizer:
-    """Return the optimizer of the settings, for the given parameters."""
-    lr, decay = config.lr, config.weight_decay
-    if config.name == "adam":
-        return torch.optim.Adam(parameters, lr=lr, weight_decay=decay)
-    if config.name == "adamw":
-        return torch.optim.AdamW(parameters, lr=lr, weight_decay=decay)
-    if config.name == "muon":
-        return Muon(parameters, lr=lr, weight_decay=decay)
-    return torch.optim.SGD(
-        parameters,
-        lr=lr,
-        weight_decay=decay,
-        momentum=config.momentum,
-        nesterov=config.momentum > 0,
-    )
+def environment_of(device: Device) -> dict[str, str]:
+    """Return versions and device, which are stored in the run and its checkpoints."""
+    kind = device.torch_device
+    name = torch.cuda.get_device_name(kind) if kind.type == "cuda" else platform.processor()
+    packages = ("brats_seg", "torch", "monai", "numpy", "nibabel")
+    return {
+        "python": platform.python_version(),
+        **{package: version(package) for package in packages},
+        "platform": platform.platform(),
+        "device": f"{kind} {name}".strip(),
+        "precision": device.precision,
+        "threads": str(torch.get_num_threads()),
+    }

@@ -10,13 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from brats_seg.config import Config, LossConfig
+from brats_seg.config import Config
 from brats_seg.data.loader import TargetOf, image_target, region_target
-from brats_seg.evaluation.metrics import RegionCounts, dice, jaccard, region_counts
+from brats_seg.evaluation.metrics import dice, jaccard, region_counts
 from brats_seg.labels import MODALITIES, REGIONS
 from brats_seg.models.interface import as_output
 from brats_seg.training.losses import (
@@ -84,47 +83,23 @@ def task_of(config: Config) -> Task:
     Raises:
         ConfigError: The loss of `loss.name` cannot be built.
     """
+    loss = config.loss
     if config.model.task == "reconstruction":
+        named = None if loss.name is None else own_criterion(loss.name, loss.arguments)
         return Task(
             target_of=image_target,
             n_targets=len(MODALITIES),
-            criterion=_reconstruction_criterion(config.loss),
+            criterion=named or ReconstructionLoss(),
             measure=add_squares,
             scores=error_columns,
         )
     return Task(
         target_of=region_target,
         n_targets=len(REGIONS),
-        criterion=build_criterion(config.loss),
+        criterion=build_criterion(loss),
         measure=count_voxels,
         scores=overlap_columns,
     )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OverlapScores:
-    """Loss and overlap of one phase of an epoch."""
-
-    loss: float
-    dice: npt.NDArray[np.float64]
-    """`(R,)`, mean over cases; a region that is empty in both label maps scores 1."""
-    jaccard: npt.NDArray[np.float64]
-    """`(R,)`, mean over cases."""
-    n_empty: npt.NDArray[np.int64]
-    """`(R,)`, number of cases whose reference lacks the region."""
-
-    def columns(self) -> dict[str, float]:
-        """Return the columns of the history."""
-        columns = {
-            "loss": self.loss,
-            "dice": float(self.dice.mean()),
-            "jaccard": float(self.jaccard.mean()),
-        }
-        for index, region in enumerate(REGIONS):
-            columns[f"dice_{region}"] = float(self.dice[index])
-            columns[f"jaccard_{region}"] = float(self.jaccard[index])
-            columns[f"empty_{region}"] = int(self.n_empty[index])
-        return columns
 
 
 def count_voxels(output: Output, target: Tensor) -> Tensor:
@@ -145,19 +120,19 @@ def count_voxels(output: Output, target: Tensor) -> Tensor:
 
 
 def overlap_columns(sums: RunningSums) -> dict[str, float]:
-    """Return loss and overlap of the patches so far, cases in the order of their ids."""
-    cases = [region_counts(case_id, sums.counts[case_id]) for case_id in sorted(sums.counts)]
-    return scores_of(sums.loss, cases).columns()
+    """Return the loss, and the overlap as the mean over cases, in the order of their ids.
 
-
-def scores_of(loss: float, counts: Sequence[RegionCounts]) -> OverlapScores:
-    """Return the overlap of each case, averaged over cases."""
-    return OverlapScores(
-        loss=loss,
-        dice=np.mean([dice(case) for case in counts], axis=0),
-        jaccard=np.mean([jaccard(case) for case in counts], axis=0),
-        n_empty=np.sum([case.in_reference == 0 for case in counts], axis=0),
-    )
+    A region that is empty in both label maps scores 1; `empty_<region>` counts the cases without it.
+    """
+    cases = [region_counts(case_id, counts) for case_id, counts in sorted(sums.counts.items())]
+    means = {"dice": np.mean([dice(case) for case in cases], axis=0)}
+    means["jaccard"] = np.mean([jaccard(case) for case in cases], axis=0)
+    n_empty = np.sum([case.in_reference == 0 for case in cases], axis=0)
+    columns = {"loss": sums.loss, **{name: float(mean.mean()) for name, mean in means.items()}}
+    for index, region in enumerate(REGIONS):
+        columns |= {f"{name}_{region}": float(mean[index]) for name, mean in means.items()}
+        columns[f"empty_{region}"] = int(n_empty[index])
+    return columns
 
 
 def add_squares(output: Output, target: Tensor) -> Tensor:
@@ -175,25 +150,15 @@ def error_columns(sums: RunningSums) -> dict[str, float]:
     The error is in units of the normalised intensity, whose standard deviation in a brain is 1: an
     image without any contrast has an error of 1. A case whose patches held no brain has none.
     """
-    errors = [
-        rmse_of(sums.counts[case_id])
-        for case_id in sorted(sums.counts)
-        if sums.counts[case_id][1][0] > 0
-    ]
-    means = np.mean(errors, axis=0) if errors else np.full(len(MODALITIES), np.nan)
-    parts = {
-        f"rmse_{modality}": float(mean) for modality, mean in zip(MODALITIES, means, strict=True)
-    }
-    return {"loss": sums.loss, "rmse": float(means.mean()), **parts}
+    cases = [counts for _, counts in sorted(sums.counts.items()) if counts[1][0] > 0]
+    means = (
+        np.mean([rmse_of(one) for one in cases], axis=0) if cases else [np.nan] * len(MODALITIES)
+    )
+    parts = {f"rmse_{name}": float(mean) for name, mean in zip(MODALITIES, means, strict=True)}
+    return {"loss": sums.loss, "rmse": float(np.mean(means)), **parts}
 
 
 def rmse_of(counts: list[list[float]]) -> list[float]:
     """Return the root of the mean square of each modality, from the rows of `add_squares`."""
     squares, n_voxels = np.asarray(counts, np.float64)
     return np.sqrt(squares / n_voxels).tolist()
-
-
-def _reconstruction_criterion(config: LossConfig) -> Criterion:
-    if config.name is not None:
-        return own_criterion(config.name, config.arguments)
-    return ReconstructionLoss(config)

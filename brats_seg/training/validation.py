@@ -1,150 +1,119 @@
-"""Score a network on held-out cases during training."""
+"""Score a network on held-out cases during training: whole cases, or patches between those."""
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from brats_seg.config import Config
-from brats_seg.data.fold import FoldData
+from brats_seg.config import Size
 from brats_seg.data.loader import Sample, whole_case
 from brats_seg.data.patches import PatchKey
+from brats_seg.errors import EnvironmentalError
 from brats_seg.models.build import size_words
 from brats_seg.models.interface import as_output
 from brats_seg.progress import part
 from brats_seg.runtime.device import Device
-from brats_seg.runtime.memory import give_back_memory, is_out_of_memory
-from brats_seg.runtime.sliding_window import n_windows, predict_logits
-from brats_seg.training.epoch import held_out_patches, patch_shape, validation_window
+from brats_seg.runtime.memory import Fallback
+from brats_seg.runtime.windows import n_windows, predict_logits
+from brats_seg.training.batches import held_out_patches
 from brats_seg.training.losses import whole_loss
-from brats_seg.training.tasks import RunningSums, Task, task_of
-from brats_seg.training.validation_interval import is_validated_whole
-from brats_seg.voxels.box import Triple
-
-log = logging.getLogger(__name__)
+from brats_seg.training.run_plan import RunPlan
+from brats_seg.training.tasks import RunningSums
 
 Predict: TypeAlias = Callable[[nn.Module, Tensor], Tensor]
 """Maps an image `(4, X, Y, Z)` to the output of a network, such as logits `(3, X, Y, Z)`."""
 
 
-def validate(
-    network: nn.Module,
-    task: Task,
-    samples: Iterable[Sample],
-    device: Device,
-    predict: Predict,
-) -> RunningSums:
-    """Return the sums of the losses and measurements of samples.
-
-    Args:
-        network: Network to score.
-        task: Its loss and measurements.
-        samples: Patches or whole cases.
-        device: Device of the network.
-        predict: Returns the output for a sample.
-    """
-    sums = RunningSums()
-    network.eval()
-    with torch.inference_mode():
-        for sample in samples:
-            predicted = predict(network, sample.image)
-            target = sample.target[None].to(device.torch_device).float()
-            output = predicted[None].to(device.torch_device)
-            sums.loss_sum += float(whole_loss(task.criterion, output, target))
-            sums.n_patches += 1
-            sums.add(sample.case_id, task.measure(output, target)[0].tolist())
-    network.train()
-    return sums
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ValidationPlan:
-    """The samples that an epoch is validated on."""
+class Validation:
+    """The samples that an epoch is validated on, and how they are computed."""
 
     samples: Iterator[Sample]
     n_samples: int
     predict: Predict
 
 
-def plan_validation(
-    data: FoldData, config: Config, case_ids: Sequence[str], epoch: int, device: Device, every: int
-) -> ValidationPlan | None:
-    """Return the samples that an epoch is validated on, or None if it is not.
+def validation_of(
+    plan: RunPlan, case_ids: Sequence[str], epoch: int, n_epochs: int | None
+) -> Validation | None:
+    """Return the validation of an epoch, or None if it has none.
 
-    They are whole cases after `every` epochs (see `validation_interval`) and in the last epoch, and
-    patches in the others if `validation.patches_between` is set.
+    Args:
+        plan: Plan of the run.
+        case_ids: Held-out cases, or the share of a rank.
+        epoch: Index of the epoch. Where whole cases are not due, patches are validated if
+            `validation.patches_between` is set.
+        n_epochs: Epochs of the run, None if they are not known yet.
     """
-    if is_validated_whole(config, every, epoch):
-        target_of = task_of(config).target_of
-        return ValidationPlan(
-            samples=(whole_case(data.folder, case_id, target_of) for case_id in case_ids),
-            n_samples=len(case_ids),
-            predict=case_predictor(config, device, patch_shape(config, data)),
-        )
-    if not config.validation.patches_between:
+    if plan.is_validated(epoch, n_epochs):
+        cases = (whole_case(plan.data.folder, one, plan.task.target_of) for one in case_ids)
+        return Validation(samples=cases, n_samples=len(case_ids), predict=case_predictor(plan))
+    if not plan.config.validation.patches_between:
         return None
     keys = [
         PatchKey(epoch=epoch, case_id=case_id, draw=draw)
         for case_id in case_ids
-        for draw in range(config.patch.per_case)
+        for draw in range(plan.config.patch.per_case)
     ]
-    return ValidationPlan(
-        samples=held_out_patches(data, config, keys, device),
-        n_samples=len(keys),
-        predict=patch_predictor(device),
-    )
+    patches = held_out_patches(plan, keys)
+    predict = partial(_patch_logits, plan.device)
+    return Validation(samples=patches, n_samples=len(keys), predict=predict)
 
 
-def patch_predictor(device: Device) -> Predict:
-    """Return a function that computes the logits of a patch."""
+def validate(
+    network: nn.Module, plan: RunPlan, samples: Iterable[Sample], predict: Predict
+) -> RunningSums:
+    """Return the sums of the losses and measurements of patches or whole cases."""
+    sums, device = RunningSums(), plan.device.torch_device
+    network.eval()
+    with torch.inference_mode():
+        for sample in samples:
+            output = predict(network, sample.image)[None].to(device)
+            target = sample.target[None].to(device).float()
+            sums.loss_sum += float(whole_loss(plan.task.criterion, output, target))
+            sums.n_patches += 1
+            sums.add(sample.case_id, plan.task.measure(output, target)[0].tolist())
+    network.train()
+    return sums
 
-    def predict(network: nn.Module, image: Tensor) -> Tensor:
-        with device.autocast():
-            return as_output(network(image[None].to(device.torch_device).float())).logits[0][0]
 
-    return predict
-
-
-def case_predictor(config: Config, device: Device, patch: Triple) -> Predict:
+def case_predictor(plan: RunPlan) -> Predict:
     """Return a function that computes the logits of a whole case, in the windows of prediction.
 
     A network that was trained on whole brain crops gets the crop in one window. If memory runs out,
-    the windows become training patches, which have fitted in training; a line of the log says so.
+    the windows become training patches, which have fitted in training.
     """
-    has_less = False
-
-    def logits_in(window: Triple, network: nn.Module, image: Tensor) -> Tensor:
-        overlap = config.validation.overlap
-        with part("windows", n_windows(image.shape[1:], window, overlap)) as after_window:
-
-            def window_logits(voxels: Tensor) -> Tensor:
-                with device.autocast():
-                    logits = as_output(network(voxels)).logits[0]
-                after_window()
-                return logits
-
-            whole = image.to(device.torch_device).float()
-            return predict_logits(window_logits, whole, window=window, overlap=overlap)
+    modes = ["the windows of prediction"]
+    if plan.config.patch.size != "whole":
+        modes.append(f"windows of {size_words(plan.patch)}")
+    fallback = Fallback(modes, plan.device.torch_device, EnvironmentalError, what="validation: ")
 
     def predict(network: nn.Module, image: Tensor) -> Tensor:
-        nonlocal has_less
-        window = validation_window(config, patch, (image.shape[1], image.shape[2], image.shape[3]))
-        x, y, z = map(min, window, patch)
-        if has_less or window == (x, y, z) or config.patch.size == "whole":
-            return logits_in((x, y, z) if has_less else window, network, image)
-        try:
-            return logits_in(window, network, image)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            has_less = True
-        # the error is gone here, and with it the tensors of its traceback
-        give_back_memory(device.torch_device)
-        words = size_words(window), size_words((x, y, z))
-        log.warning("memory ran out in validation with windows of %s; they are %s now", *words)
-        return logits_in((x, y, z), network, image)
+        x, y, z = plan.window((image.shape[1], image.shape[2], image.shape[3]))
+        if fallback.index:
+            x, y, z = map(min, (x, y, z), plan.patch)
+        return _case_logits(plan, (x, y, z), network, image)
 
-    return predict
+    return lambda network, image: fallback.run(lambda _: predict(network, image))
+
+
+def _patch_logits(device: Device, network: nn.Module, image: Tensor) -> Tensor:
+    with device.autocast():
+        return as_output(network(image[None].to(device.torch_device).float())).logits[0][0]
+
+
+def _case_logits(plan: RunPlan, window: Size, network: nn.Module, image: Tensor) -> Tensor:
+    overlap, device = plan.config.validation.overlap, plan.device
+    with part("windows", n_windows(image.shape[1:], window, overlap)) as after_window:
+
+        def window_logits(voxels: Tensor) -> Tensor:
+            with device.autocast():
+                logits = as_output(network(voxels)).logits[0]
+            after_window()
+            return logits
+
+        whole = image.to(device.torch_device).float()
+        return predict_logits(window_logits, whole, window=window, overlap=overlap)

@@ -24,9 +24,10 @@ from brats_seg.cases.nifti import (
     write_volume,
 )
 from brats_seg.errors import CaseError
-from brats_seg.inference.scan import prepare_scan
+from brats_seg.inference.method import prepare_scan
 from brats_seg.labels import MODALITIES
 from brats_seg.voxels.grids import turn_of, turned_back
+from tests.builders import make_case
 
 SHAPE = (9, 8, 7)
 N_MUTATIONS = 10_000
@@ -138,14 +139,7 @@ def _case(path: Path) -> Case:
         path.with_name(name).write_bytes(changed)
         volume = place if path.suffix == ".gz" else None
         files[modality] = ScanFile(path=Path(name), volume=volume)
-    case = Case.named("case", files)
-    return Case(
-        case_id="case",
-        patient_id="case",
-        release=case.release,
-        root=path.parent,
-        **files,
-    )
+    return make_case(root=path.parent, files=files, release="unknown")
 
 
 def _whole_file(rng: np.random.Generator) -> bytes:

@@ -1,12 +1,11 @@
-// Draws the volumes of `embedded.py` with NiiVue, in the elements of `viewer.html`.
+// Draws the volumes of `case.py` with NiiVue, in the elements of `viewer.html`.
 
 async function unpacked(text) {
-  const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const stream = new Blob([bytesOf(text)]).stream().pipeThrough(new DecompressionStream("gzip"));
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
-// the differences along Z, Y and X, added up again; see `embedded.py`
+// the differences along Z, Y and X, added up again; see `_coded` in `case.py`
 function decoded(bytes, [nx, ny, nz]) {
   const n = nx * ny * nz, voxels = new Uint16Array(n);
   for (let i = 0; i < n; i++) {
@@ -25,24 +24,7 @@ function decoded(bytes, [nx, ny, nz]) {
   return new Int16Array(voxels.buffer);
 }
 
-// a NIfTI file of voxels, which is what NiiVue reads
-function niftiOf(volume, voxels, shape, affine) {
-  const file = new ArrayBuffer(352 + voxels.byteLength), view = new DataView(file);
-  view.setInt32(0, 348, true);
-  [3, ...shape, 1, 1, 1, 1].forEach((n, i) => view.setInt16(40 + 2 * i, n, true));
-  view.setInt16(70, volume.bits === 16 ? 4 : 2, true);
-  view.setInt16(72, volume.bits, true);
-  const edges = [0, 1, 2].map((j) => Math.hypot(...[0, 1, 2].map((i) => affine[i][j])));
-  [1, ...edges, 1, 1, 1, 1].forEach((mm, i) => view.setFloat32(76 + 4 * i, mm, true));
-  view.setFloat32(108, 352, true);
-  view.setFloat32(112, volume.step, true);
-  view.setUint8(123, 2);
-  view.setInt16(254, 1, true);
-  affine.slice(0, 3).flat().forEach((x, i) => view.setFloat32(280 + 4 * i, x, true));
-  [110, 43, 49].forEach((letter, i) => view.setUint8(344 + i, letter));
-  new Uint8Array(file, 352).set(new Uint8Array(voxels.buffer, voxels.byteOffset, voxels.byteLength));
-  return file;
-}
+function bytesOf(text) { return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)); }
 
 // the voxels of each tissue that have a neighbour of another: a reference is seen over a prediction
 function outlined(labels, [nx, ny, nz]) {
@@ -60,27 +42,16 @@ function product(matrix, [x, y, z]) {
   return matrix.slice(0, 3).map((row) => row[0] * x + row[1] * y + row[2] * z + row[3]);
 }
 
-function inverseOf(affine) {
-  const [a, b, c] = affine.map((row) => row.slice(0, 3));
-  const cross = (u, v) =>
-    [u[1] * v[2] - u[2] * v[1], u[2] * v[0] - u[0] * v[2], u[0] * v[1] - u[1] * v[0]];
-  const columns = [cross(b, c), cross(c, a), cross(a, b)];
-  const size = a.reduce((sum, value, i) => sum + value * columns[0][i], 0);
-  const rows = [0, 1, 2].map((i) => columns.map((column) => column[i] / size));
-  return rows.map((row) => [...row, -row.reduce((sum, v, j) => sum + v * affine[j][3], 0)]);
-}
-
 // pixels of the smallest canvas that has room for four frames and the gaps between them
 const SMALLEST_CANVAS = 64;
 
 class CaseViewer {
-  // root: element of `viewer.html`; values: JSON of `EmbeddedVolumes`, tissues and the first position
+  // root: element of `viewer.html`; values: JSON of the volumes, their grid, the tissues and the first position
   constructor(root, values) {
     this.root = root;
     this.values = values;
     this.voxels = {};
     this.images = {};
-    this.toVoxel = inverseOf(values.grid.affine);
   }
 
   async start(niivue) {
@@ -112,19 +83,20 @@ class CaseViewer {
   }
 
   async load(niivue) {
-    const { shape, affine, volumes } = this.values.grid;
+    const { shape, volumes, tissues } = this.values;
     for (const volume of volumes) {
       const bytes = await unpacked(volume.data);
-      const voxels = volume.bits === 16 ? decoded(bytes, shape) : bytes;
+      const isLabels = volume.name in tissues, isScan = !isLabels && volume.name !== "uncertainty";
+      const isOutline = volume.name === "reference" && "prediction" in tissues;
+      const voxels = isScan ? decoded(bytes, shape) : bytes;
       this.voxels[volume.name] = { voxels, step: volume.step };
-      const isLabels = volume.name in this.values.tissues;
-      const isOutline = volume.name === "reference" && "prediction" in this.values.tissues;
       const drawn = isOutline ? outlined(voxels, shape) : voxels;
-      const colours = isLabels ? "" : volume.bits === 16 ? "gray" : "plasma";
+      // a NIfTI file, which is what NiiVue reads
+      const file = await new Blob([bytesOf(volume.header), drawn]).arrayBuffer();
+      const colours = isLabels ? "" : isScan ? "gray" : "plasma";
       const image = await niivue.NVImage.new(
-        niftiOf(volume, drawn, shape, affine), volume.name + ".nii", colours, 1, null,
-        volume.low, volume.high);
-      if (isLabels) image.setColormapLabel(this.values.tissues[volume.name].colours);
+        file, volume.name + ".nii", colours, 1, null, volume.low, volume.high);
+      if (isLabels) image.setColormapLabel(tissues[volume.name].colours);
       this.images[volume.name] = { image, isOutline, low: volume.low, high: volume.high };
       volume.data = "";
     }
@@ -210,8 +182,8 @@ class CaseViewer {
 
   // value of a volume at a place in mm; null outside of what is embedded
   valueAt(name, mm) {
-    const [nx, ny, nz] = this.values.grid.shape;
-    const [x, y, z] = product(this.toVoxel, mm).map(Math.round);
+    const [nx, ny, nz] = this.values.shape;
+    const [x, y, z] = product(this.values.to_voxel, mm).map(Math.round);
     if (x < 0 || y < 0 || z < 0 || x >= nx || y >= ny || z >= nz) return null;
     const { voxels, step } = this.voxels[name];
     return voxels[x + nx * (y + ny * z)] * step;
@@ -224,7 +196,7 @@ class CaseViewer {
       if (cell) cell.textContent = words;
     };
     say("mm", place.map((x) => x.toFixed(1)).join(", "));
-    say("voxel", product(this.values.grid.from_mm, place).map(Math.round).join(", "));
+    say("voxel", product(this.values.to_file, place).map(Math.round).join(", "));
     for (const name of Object.keys(this.voxels)) {
       const value = this.valueAt(name, place), tissues = this.values.tissues[name];
       if (value === null) say(name, "outside");

@@ -1,0 +1,248 @@
+"""Read cases that a file describes: a `dataset.json`, or a table of paths.
+
+A `dataset.json` names the modalities and the labels of the Medical Segmentation Decathlon, with a 4-D
+file `imagesTr/CASE.nii.gz` per case, and of the raw data of nnU-Net, with `imagesTr/CASE_0000.nii.gz`
+and so on; label maps are in `labelsTr`. A table of paths is a CSV file or a JSON list with the columns
+`case_id,patient_id,t1n,t1c,t2w,t2f,label`, or other names of the modalities, such as `FLAIR`. Its paths
+are relative to the table; `all.nii.gz#2` is the third volume of a 4-D file.
+"""
+
+import json
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import AliasChoices, BaseModel, Field, ValidationError
+
+from brats_seg.cases.case import Case, ScanFile
+from brats_seg.cases.layouts import (
+    DECATHLON,
+    LABEL,
+    NNUNET,
+    NamedFile,
+    is_label_word,
+    modality_named,
+)
+from brats_seg.errors import CaseError, LayoutError, UsageError
+from brats_seg.files import check_regular
+from brats_seg.labels import CONVENTIONS, MODALITIES, tissue_named
+from brats_seg.tables import read_table
+
+DESCRIPTION = "dataset.json"
+DATASET_FOLDERS = ("imagesTr", "labelsTr", "imagesTs", "labelsTs")
+"""Folders that a `dataset.json` describes, beside it."""
+
+_VALUE = re.compile(r"[0-9]{1,5}")
+_CHANNEL = re.compile(r"(?P<case>.+)_(?P<channel>\d{4})")
+_TABLE_ERRORS = (
+    *(OSError, UsageError, ValueError, AttributeError, KeyError, TypeError, RecursionError),
+)
+"""Errors that a file raises which is no table, is too deep, or lacks what a table needs."""
+_FORBIDDEN = frozenset('/\\:*?"<>|\0')
+"""Characters that make a name a path, or that some systems do not allow in names."""
+_OF_AN_INDEX = "files_key"
+"""Column of `cases.csv`, whose paths are relative to the data folder."""
+
+
+class _Description(BaseModel):
+    """The parts of a `dataset.json` that are used."""
+
+    channels: dict[int, str] = Field(validation_alias=AliasChoices("channel_names", "modality"))
+    """Modality by index along the fourth axis, or by the number in the file name."""
+    labels: dict[str, str | int | list[int]]
+    """Tissue by value, value by tissue, or values by region."""
+
+    @property
+    def modalities(self) -> dict[int, str]:
+        """Modality at each index that has one of BraTS."""
+        named = {index: modality_named(name) for index, name in self.channels.items()}
+        return {index: modality for index, modality in named.items() if modality}
+
+
+def cases_of_dataset(
+    root: Path, path: Path, files: Mapping[str, Sequence[NamedFile]]
+) -> Iterator[Case]:
+    """Yield the cases of a folder with a `dataset.json`; none if it has no modality of BraTS.
+
+    Args:
+        root: The data folder.
+        path: The folder of the `dataset.json`, relative to it.
+        files: Files in each of `DATASET_FOLDERS`.
+
+    Raises:
+        LayoutError: The `dataset.json` is not valid.
+    """
+    description = _read_description(root / path / DESCRIPTION)
+    for images, labels in (DATASET_FOLDERS[:2], DATASET_FOLDERS[2:]):
+        yield from _cases_described(description, files[images], files[labels])
+
+
+def is_path_table(data: Path) -> bool:
+    """Return whether the data are given as a table of paths."""
+    # Path.is_file raises if the name is too long
+    return data.suffix.lower() in _ROWS and os.path.isfile(data)  # noqa: PTH113
+
+
+def data_folder(data: Path) -> Path:
+    """Return the folder that the paths of the cases are relative to."""
+    return data.parent if is_path_table(data) else data
+
+
+def read_path_table(path: Path) -> tuple[Case, ...]:
+    """Return the cases of a table of paths in its order; errors of a case are in its `problems`.
+
+    Raises:
+        UsageError: The table cannot be read, or lists no case.
+    """
+    try:
+        rows = _ROWS[path.suffix.lower()](path)
+        cases = tuple(_case(row, path.parent) for row in rows)
+    except _TABLE_ERRORS as error:
+        reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, UsageError):
+            reason = str(error).removeprefix(f"{path} ")
+        msg = (
+            f"{path} cannot be read as a table of cases ({reason}). "
+            f"Expected {', '.join(('case_id', *MODALITIES))} for each case, as columns of a CSV "
+            "file or keys of a JSON list, and for training label and patient_id; paths are "
+            "relative to the table."
+        )
+        raise UsageError(msg) from error
+    if not cases:
+        msg = f"{path} lists no cases; expected at least one"
+        raise UsageError(msg)
+    files = [case.path_of(scan) for case in cases for scan in case.images]
+    if _OF_AN_INDEX in rows[0] and not any(map(os.path.exists, files)):
+        msg = (
+            f"{path} is an index that `brats-seg index` wrote, whose paths are relative to the data "
+            "folder. Give the data folder, or move the table there."
+        )
+        raise UsageError(msg)
+    return cases
+
+
+def name_problems(case: Case) -> Iterator[str]:
+    """Yield what is wrong with an id that a person has given, and that results are named after."""
+    name = case.case_id
+    if not name or name.startswith(".") or name != name.strip() or _FORBIDDEN & set(name):
+        found = f"the id {name!r}, which cannot be the name of a file"
+        expected, next_step = "a file name without special characters", "Give the case another id."
+        yield str(CaseError(name, case.location, found, expected, next_step))
+
+
+def _read_description(path: Path) -> _Description:
+    try:
+        check_regular(path)
+        return _Description.model_validate_json(path.read_bytes())
+    except OSError as error:
+        msg = f"{path} cannot be read: {error.strerror}. Check its permissions, or remove it."
+        raise LayoutError(msg) from error
+    except ValidationError as error:
+        found = ", ".join(
+            f"{'.'.join(map(str, part['loc'])) or 'file'}: {part['msg']}" for part in error.errors()
+        )
+        msg = (
+            f"{path} is not valid ({found}). Expected the names of the modalities by their "
+            "index under 'modality' or 'channel_names', and the values under 'labels'."
+        )
+        raise LayoutError(msg) from error
+
+
+def _cases_described(
+    description: _Description, images: Sequence[NamedFile], labels: Sequence[NamedFile]
+) -> Iterator[Case]:
+    label_of = {file.stem: ScanFile(path=file.path) for file in labels}
+    scans: defaultdict[str, dict[str, ScanFile]] = defaultdict(dict)
+    for file in images:
+        channel = _CHANNEL.fullmatch(file.stem)
+        for index, modality in description.modalities.items():
+            if channel and int(channel["channel"]) == index:
+                scans[channel["case"]][modality] = ScanFile(path=file.path)
+            elif not channel:
+                scans[file.stem][modality] = ScanFile(path=file.path, volume=index)
+    for case_id, of_case in scans.items():
+        is_msd = any(scan.volume is not None for scan in of_case.values())
+        is_labelled = case_id in label_of
+        yield replace(
+            Case.named(case_id, of_case | ({LABEL: label_of[case_id]} if is_labelled else {})),
+            release=DECATHLON if is_msd else NNUNET,
+            convention=_convention_of(description.labels) if is_labelled else "",
+        )
+
+
+def _convention_of(labels: Mapping[str, str | int | list[int]]) -> str:
+    """Return the convention with the same values for oedema and enhancing tumour, or nothing."""
+    named = [_name_and_values(*label) for label in labels.items()]
+    enhancing = [values for name, values in named if tissue_named(name) == "et"]
+    oedema = [values for name, values in named if tissue_named(name) == "ed"]
+    if not oedema and len(named) > 1:
+        # labels are regions: the whole tumour is the core and the oedema
+        core, whole = sorted((values for _, values in named), key=len)[-2:]
+        oedema = [whole - core]
+    all_values = frozenset[int]().union(*(values for _, values in named))
+    for convention in CONVENTIONS:
+        wt, tc, et = map(frozenset, convention.regions)
+        if enhancing == [et] and oedema == [wt - tc] and all_values <= convention.values:
+            return convention.name
+    return ""
+
+
+def _name_and_values(key: str, value: str | int | list[int]) -> tuple[str, frozenset[int]]:
+    if isinstance(value, str):
+        return value, frozenset({int(key)} if _VALUE.fullmatch(key) else ())
+    return key, frozenset(value if isinstance(value, list) else {value})
+
+
+def _case(row: Mapping[Any, Any], folder: Path) -> Case:
+    cells = {str(key): str(value).strip() for key, value in row.items() if value}
+    columns: dict[str, str] = {}
+    for name in cells:
+        kind = LABEL if is_label_word(name) else modality_named(name)
+        if kind in columns:
+            msg = f"the columns {columns[kind]} and {name} both name {kind}"
+            raise UsageError(msg)
+        if kind:
+            columns[kind] = name
+    scans = {kind: ScanFile.parse(cells[name]) for kind, name in columns.items()}
+    # nothing can open the other files, not even to see that they are not there
+    files = {kind: scan for kind, scan in scans.items() if _can_be_a_path(scan.path)}
+    case = Case.named(cells["case_id"], files)
+    found, expected = "a path that no file can have", "the path of a file"
+    problems = [
+        str(CaseError(case.case_id, str(scan), found, expected, "Correct the table."))
+        for kind, scan in scans.items()
+        if kind not in files
+    ]
+    patient_id = cells.get("patient_id", case.patient_id)
+    problems += name_problems(case)
+    return replace(case, root=folder, patient_id=patient_id, problems=tuple(problems))
+
+
+def _csv_rows(path: Path) -> Sequence[Mapping[Any, Any]]:
+    with path.open(encoding="utf-8", errors="replace") as stream:
+        header = stream.readline()
+    # spreadsheets of many countries separate by semicolon
+    separator = ";" if header.count(";") > header.count(",") else ","
+    return read_table(path, required=("case_id",), separator=separator).to_dict("records")
+
+
+def _json_rows(path: Path) -> Sequence[Mapping[Any, Any]]:
+    rows = json.loads(path.read_text(encoding="utf-8-sig"))
+    if not isinstance(rows, list):
+        msg = "has no list of cases at its top level"
+        raise UsageError(msg)
+    return rows
+
+
+_ROWS = {".csv": _csv_rows, ".json": _json_rows}
+
+
+def _can_be_a_path(path: Path) -> bool:
+    try:
+        return b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        return False

@@ -1,0 +1,252 @@
+"""Predict the held-out cases of a run, for `tune`, for pages, and without some of the modalities.
+
+The probabilities are kept on disk, cut to the box that holds the tumour and all voxels that could
+become one, so that every threshold can be tried on them. The files lie in the run's folder, under a
+key that changes with the weights and the cases.
+"""
+
+import hashlib
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from brats_seg.cases.folds import SPLIT_NAME, Split, read_split
+from brats_seg.cases.many import evenly_spread
+from brats_seg.data.fold import FoldData, open_split
+from brats_seg.data.loader import whole_case
+from brats_seg.data.store import open_case
+from brats_seg.errors import CaseError, UsageError
+from brats_seg.evaluation.metrics import count_regions, dice
+from brats_seg.evaluation.subset_scores import SubsetScores
+from brats_seg.files import remove_leftovers, whole_file
+from brats_seg.inference.decode import decode_regions
+from brats_seg.inference.method import Field, input_of_crop
+from brats_seg.inference.model import Model, assemble
+from brats_seg.inference.probabilities import PredictionFallback, apply_model
+from brats_seg.inference.settings import PredictionSettings
+from brats_seg.labels import MODALITIES, RegionMasks
+from brats_seg.progress import Track
+from brats_seg.runtime.device import Device
+from brats_seg.runtime.memory import keep_freed_memory
+from brats_seg.runtime.weights import (
+    BEST_NAME,
+    MODEL_NAME,
+    NOT_FITTED,
+    TrainedModel,
+    fingerprint_of,
+    load_trained,
+    require_task,
+    store_card,
+)
+from brats_seg.voxels.box import Box, bounding_box
+
+FOLDER_NAME = "out-of-fold"
+"""Folder below that of the run."""
+LOWEST_PROBABILITY = 0.2
+"""Lowest threshold that is tried; boxes are cut to voxels above it."""
+MOST_CASES = 20
+"""Held-out cases of a run that are predicted from every subset of the modalities: their mean loss is
+known to a quarter of its standard deviation, and five folds have a hundred of them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class HeldOut:
+    """A run and the prepared cases that were held out of its training."""
+
+    run: Path
+    trained: TrainedModel
+    data: FoldData
+
+    @property
+    def checkpoint_path(self) -> Path:
+        """Checkpoint with the weights, the identity and the fitted settings."""
+        return self.run / BEST_NAME
+
+    @property
+    def unfitted(self) -> TrainedModel:
+        """The network without what was fitted and measured since its training."""
+        changes = {"fitted": NOT_FITTED, "subset_scores": ()}
+        return replace(self.trained, card=self.trained.card.model_copy(update=changes))
+
+    @property
+    def key(self) -> str:
+        """Hash of the weights and the training set."""
+        return fingerprint_of([self.unfitted])
+
+
+def open_held_out(run: Path, prepared: Path) -> HeldOut:
+    """Find the held-out cases of a run among the prepared ones.
+
+    The fingerprint that training stored proves that cases, contents and split are the same.
+
+    Raises:
+        UsageError: The folder is not a run, or the run was not trained on the prepared cases.
+        FoldError: The run has no record of the held-out cases.
+        ResumeError: The checkpoint of the run is damaged.
+    """
+    check_is_run(run)
+    trained = load_trained(run / BEST_NAME)
+    require_task(trained, "segmentation", run)
+    data = _open_prepared(prepared, read_split(run / SPLIT_NAME))
+    if data is not None and data.fingerprint == trained.identity.fingerprint:
+        return HeldOut(run=run, trained=trained, data=data)
+    found = "other cases" if data is None else f"cases of the fingerprint {data.fingerprint}"
+    msg = (
+        f"{run} was not trained on the cases prepared in {prepared}: found {found}, expected "
+        f"{trained.identity.fingerprint}. Give --data or --prepared as in its training."
+    )
+    raise UsageError(msg)
+
+
+def check_is_run(run: Path) -> None:
+    """Raise `UsageError` if a folder is not that of a run which has been validated."""
+    if (run / MODEL_NAME).exists():
+        msg = (
+            f"{run} is an exported model, which does not list its held-out cases. Give the runs "
+            "that it was exported from, and export them again."
+        )
+        raise UsageError(msg)
+    if not (run / BEST_NAME).is_file():
+        msg = f"{run} has no {BEST_NAME}: give the folder of a run that has been validated at least once"
+        raise UsageError(msg)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Probabilities:
+    """Probabilities and reference of a case, cut to the box where either may hold tumour."""
+
+    values: Field
+    """(3, x, y, z)"""
+    reference: RegionMasks
+    """(3, x, y, z)"""
+    spacing_mm: tuple[float, float, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldOutCase:
+    """A case that was predicted by a network which was not trained on it."""
+
+    case_id: str
+    path: Path
+    """File with its probabilities."""
+
+    def read(self) -> Probabilities:
+        """Read the file."""
+        with np.load(self.path) as stored:
+            x, y, z = map(float, stored["spacing_mm"])
+            return Probabilities(
+                values=stored["probabilities"].astype(np.float32),
+                reference=stored["reference"],
+                spacing_mm=(x, y, z),
+            )
+
+
+def predict_held_out(held_out: HeldOut, device: Device, track: Track) -> tuple[HeldOutCase, ...]:
+    """Predict a run's held-out cases with its default window, unless they are stored already.
+
+    Raises:
+        CaseError: A case cannot be predicted.
+    """
+    folder = _clean_folder(held_out, device)
+    if device.torch_device.type == "cpu":
+        keep_freed_memory()
+    model = assemble([held_out.unfitted], device)
+    case_ids = held_out.data.split.validation
+    cases = [HeldOutCase(case_id=name, path=folder / f"{name}.npz") for name in case_ids]
+    for case in track(cases, what=held_out.run.name, total=len(cases)):
+        if not case.path.exists():
+            _predict_and_store(case, held_out, model)
+    return tuple(cases)
+
+
+def measure_subsets(held_out: HeldOut, device: Device, track: Track) -> tuple[SubsetScores, ...]:
+    """Measure and store how much Dice a run loses without some modalities, unless it is stored already.
+
+    Every case is predicted from all modalities, and from each subset that the run was trained for;
+    a run that was trained without modality dropout has none. Windows overlap as in its validation, so
+    that a run for a few processors does not take days here.
+
+    Raises:
+        CaseError: A case cannot be predicted.
+        EnvironmentalError: The checkpoint cannot be written.
+    """
+    trained = held_out.trained
+    if trained.card.subset_scores or not trained.identity.subsets:
+        return trained.card.subset_scores
+    settings = PredictionSettings(overlap=trained.config.validation.overlap)
+    model = assemble([trained], device, settings)
+    subsets = (MODALITIES, *trained.identity.subsets)
+    cases = evenly_spread(held_out.data.split.validation, MOST_CASES)
+    work = track(cases, what=f"{held_out.run.name}, subsets of modalities", total=len(cases))
+    rows = np.stack([_dice_from(subsets, held_out, model, case_id) for case_id in work])
+    scores = tuple(
+        SubsetScores.of_cases(subset, rows[:, i], rows[:, 0])
+        for i, subset in enumerate(subsets)
+        if i > 0
+    )
+    card = trained.card.model_copy(update={"subset_scores": scores})
+    store_card(held_out.checkpoint_path, card)
+    return scores
+
+
+def _open_prepared(prepared: Path, split: Split) -> FoldData | None:
+    """Return the prepared cases of a split, or None if one is not there."""
+    try:
+        return open_split(prepared, split)
+    except CaseError:
+        return None
+
+
+def _clean_folder(held_out: HeldOut, device: Device) -> Path:
+    """Return the folder for these weights and cases, and remove the folders of others."""
+    parts = f"{held_out.key} {held_out.data.fingerprint} {device.precision}"
+    name = hashlib.sha256(parts.encode()).hexdigest()[:16]
+    above = held_out.run / FOLDER_NAME
+    for other in above.glob("*"):
+        if other.name != name:
+            shutil.rmtree(other)
+    if (above / name).is_dir():
+        remove_leftovers(above / name)
+    return above / name
+
+
+def _predict_and_store(case: HeldOutCase, held_out: HeldOut, model: Model) -> None:
+    sample = whole_case(held_out.data.folder, case.case_id)
+    probabilities = _predict(model, case.case_id, sample.image.float().numpy())
+    reference = sample.target.numpy().astype(np.bool_)
+    near = np.any((probabilities > LOWEST_PROBABILITY) | reference, axis=0)
+    box = bounding_box(near) or Box.at((0, 0, 0), (1, 1, 1))
+    cut = (slice(None), *box.slices)
+    with whole_file(case.path) as beside:
+        np.savez_compressed(
+            beside,
+            probabilities=probabilities[cut].astype(np.float16),
+            reference=reference[cut],
+            spacing_mm=open_case(held_out.data.folder, case.case_id).geometry.spacing_mm,
+        )
+
+
+def _dice_from(
+    subsets: Sequence[Sequence[str]], held_out: HeldOut, model: Model, case_id: str
+) -> npt.NDArray[np.float64]:
+    """Return the Dice (subsets, 3) of a case."""
+    sample = whole_case(held_out.data.folder, case_id)
+    reference = sample.target.numpy().astype(np.bool_)
+    voxel_mm3 = prod(open_case(held_out.data.folder, case_id).geometry.spacing_mm)
+    rows = []
+    for subset in subsets:
+        image = sample.image.float().numpy()
+        image[[modality not in subset for modality in MODALITIES]] = 0
+        regions = decode_regions(_predict(model, case_id, image), model.decoding, voxel_mm3)
+        rows.append(dice(count_regions(regions, reference, case_id)))
+    return np.stack(rows)
+
+
+def _predict(model: Model, case_id: str, image: Field) -> Field:
+    """Return the probabilities (3, x, y, z) of a prepared case."""
+    return apply_model(model, input_of_crop(image), PredictionFallback(case_id, model.device))

@@ -1,0 +1,158 @@
+"""Describe how a network is applied to a scan: what goes in, in which windows, and the way back.
+
+A scan `(X, Y, Z)` is turned to the axes of BraTS, resampled if its voxels do not have the size of
+those in training, and cut to the brain crop `(x, y, z)`. A model of another program brings a method
+of its own; everything else is that of every prediction.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from brats_seg.cases.case import LoadedCase
+from brats_seg.cases.nifti import Geometry
+from brats_seg.data.normalisation import at_spacing, extract_brain, grid_of
+from brats_seg.labels import MODALITIES
+from brats_seg.runtime.windows import EVENLY_SPACED, WindowRule
+from brats_seg.voxels.box import Box
+from brats_seg.voxels.grids import Resampling, Spacing, turn_of, turned_back
+
+Field: TypeAlias = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Scan:
+    """A case prepared for a network."""
+
+    case_id: str
+    release: str
+    image: Field
+    """(4, x, y, z): the crop, normalised as in training, 0 for modalities that are missing."""
+    box: Box
+    """Position of the crop in the turned and resampled scan."""
+    geometry: Geometry
+    """Grid of the files."""
+    resampling: Resampling | None = None
+    """None where the voxels have the size of those in training."""
+    warnings: tuple[str, ...]
+    """Remarks of loading, and whether it was resampled."""
+    modalities: tuple[str, ...] = MODALITIES
+
+    @property
+    def voxel_mm3(self) -> float:
+        """Volume of a voxel of the files."""
+        return prod(self.geometry.spacing_mm)
+
+    @property
+    def spacing_mm(self) -> Spacing:
+        """Voxel size of `on_scan_spacing`."""
+        return grid_of(self.geometry)[1]
+
+    def on_scan_spacing(self, field: Field) -> Field:
+        """Return values (n, x, y, z) of the crop at the spacing of the files.
+
+        The result is the crop itself, or the whole turned scan where it was resampled.
+        """
+        if self.resampling is None:
+            return field
+        whole = self.resampling.after
+        return np.stack([self.resampling.back(self.box.placed(values, whole)) for values in field])
+
+    def on_scan_grid(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return an array (x, y, z) of `on_scan_spacing` on the grid of the files, 0 around it."""
+        if self.resampling is None:
+            array = self.box.placed(array, grid_of(self.geometry)[0])
+        return np.ascontiguousarray(turned_back(array, turn_of(self.geometry.affine)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class NetworkInput:
+    """A scan as a network takes it, and the way back."""
+
+    image: Field
+    """(C, ...): the channels, axes and voxel size of the network."""
+    back: Callable[[Tensor], Field]
+    """Turns logits on that grid, which it may overwrite, into probabilities (3, x, y, z) on the crop."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Method:
+    """The way in which networks are applied to a scan."""
+
+    prepare: Callable[[LoadedCase], Scan]
+    """Crops and normalises the modalities of a case."""
+    to_network: Callable[[Scan], NetworkInput]
+    rule: WindowRule = EVENLY_SPACED
+    mirror_axes: tuple[int, ...] = (0, 1, 2)
+    """Axes of the input that are mirrored for the mean over mirror images."""
+    mean_of: Literal["probabilities", "logits"] = "probabilities"
+    """What is averaged over mirror images: the probabilities of the scan, or the logits of each window."""
+
+
+def standard_method(spacing_mm: Spacing) -> Method:
+    """Return the method of networks that were trained with this package, at a voxel size."""
+    return Method(
+        prepare=partial(prepare_scan, spacing_mm=spacing_mm),
+        to_network=lambda scan: input_of_crop(scan.image),
+    )
+
+
+def prepare_scan(loaded: LoadedCase, spacing_mm: Spacing) -> Scan:
+    """Resample, crop and normalise a case that has been loaded; its label map is not used.
+
+    Raises:
+        CaseError: The scan holds no brain, or its grid at that spacing is too large.
+    """
+    warnings = loaded.case.remarks
+    at_size, resampling = at_spacing(replace(loaded, label=None), spacing_mm)
+    if resampling is not None:
+        warnings += (_resampling_remark(loaded.geometry, spacing_mm),)
+    case_id = loaded.case.case_id
+    brain = extract_brain(case_id, at_size.volumes, None)
+    return Scan(
+        case_id=case_id,
+        release=loaded.case.release,
+        image=_all_channels(brain.image.astype(np.float32), loaded.case.modalities),
+        box=brain.box,
+        geometry=loaded.geometry,
+        resampling=resampling,
+        warnings=warnings,
+        modalities=loaded.case.modalities,
+    )
+
+
+def input_of_crop(image: Field) -> NetworkInput:
+    """Return a brain crop (4, x, y, z) as the input of a network of this package."""
+
+    def back(logits: Tensor) -> Field:
+        # in place, which saves a whole float32 volume
+        probabilities: Field = logits.sigmoid_().cpu().numpy()
+        # no tumour outside the brain, whatever a network returns there
+        probabilities *= (image != 0).any(axis=0)
+        return probabilities
+
+    return NetworkInput(image=image, back=back)
+
+
+def _all_channels(image: Field, modalities: Sequence[str]) -> Field:
+    """Return an image (4, x, y, z) whose other channels are 0."""
+    if len(modalities) == len(MODALITIES):
+        return image
+    whole = np.zeros((len(MODALITIES), *image.shape[1:]), dtype=np.float32)
+    whole[[MODALITIES.index(modality) for modality in modalities]] = image
+    return whole
+
+
+def _resampling_remark(geometry: Geometry, spacing_mm: Spacing) -> str:
+    sizes = ("x".join(f"{mm:.2f}" for mm in edges) for edges in (geometry.spacing_mm, spacing_mm))
+    before, after = sizes
+    return (
+        f"voxels of {before} mm were resampled to {after} mm for the network and the result back: "
+        "expect a worse result than on scans of that voxel size"
+    )

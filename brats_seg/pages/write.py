@@ -1,0 +1,355 @@
+"""Find what pages are made from, and write them: of runs, of predictions, of scans.
+
+The page of a case has what its record in `manifest.jsonl` says about the model, the settings and the
+warnings. Pages of cases lie in `reports/<case>.html` of the folder of predictions.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from brats_seg.cases.case import Case, LoadedCase, ScanFile, load_case
+from brats_seg.cases.find import find_cases
+from brats_seg.cases.many import MappedCases, map_cases
+from brats_seg.errors import CaseError, UsageError, counted, some_of
+from brats_seg.evaluation.pairs import label_maps_in
+from brats_seg.figures.view import view_of, with_prediction, with_reference, with_uncertainty
+from brats_seg.inference.output import MANIFEST_NAME, OutputFolder, Record
+from brats_seg.inference.result_files import result_files
+from brats_seg.labels import MODALITIES, convention_named
+from brats_seg.pages.case import write_case_page
+from brats_seg.pages.cohort import COHORT_PAGE, page_path, write_cohort_page
+from brats_seg.pages.html import PAGE_SUFFIX, Fact
+from brats_seg.pages.run import RUN_PAGE, is_run, write_run_page
+from brats_seg.progress import Track, untracked
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PageOptions:
+    """Choices for the pages of one command."""
+
+    output: Path | None = None
+    """Folder for the pages, or the file of a single one; None for `reports` beside the results."""
+    prediction: Path | None = None
+    """Folder of predictions, or a label map, of cases that are given by their scans."""
+    reference: Path | None = None
+    """Folder of label maps to compare with; None takes those that lie beside the scans."""
+    case_ids: tuple[str, ...] = ()
+    """Cases to write; empty for all."""
+    with_cases: bool = True
+    """Whether a folder of predictions has the pages of its cases written too."""
+    scores: Path | None = None
+    """Table of scores of the predictions, which saves scoring them."""
+    prepared: Path | None = None
+    """Folder of the prepared cases that a run was trained on: its held-out cases are predicted,
+    unless `tune` or an earlier call has, and scored. None leaves them out."""
+    device: str = "auto"
+    precision: str = "auto"
+    """Device and precision that predict them."""
+
+
+DEFAULT_OPTIONS = PageOptions()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PageFiles:
+    """The files that the page of one case is made from."""
+
+    case: Case
+    page: Path
+    prediction: Path | None = None
+    uncertainty: Path | None = None
+    reference: Path | None = None
+    record: Record | None = None
+    """Record of the prediction; None if it has none."""
+    problem: CaseError | None = None
+    """Reason why there can be no page."""
+
+    @property
+    def case_id(self) -> str:
+        """Id of the case."""
+        return self.case.case_id
+
+
+def write_report(
+    inputs: Sequence[Path],
+    options: PageOptions = DEFAULT_OPTIONS,
+    *,
+    n_workers: int = 0,
+    track: Track = untracked,
+) -> MappedCases[Path]:
+    """Write the pages of runs, or of cases with a page of each folder of predictions.
+
+    Args:
+        inputs: Folders of runs; or folders of predictions, or of scans, or tables of paths.
+        options: Choices for the pages.
+        n_workers: Processes that write pages of cases, and score them; 0 works in this one.
+        track: Shows the progress.
+
+    Returns:
+        The files of the pages, and the cases that have none.
+
+    Raises:
+        LayoutError: A folder holds no cases.
+        UsageError: The inputs or the options do not fit together.
+        CaseError: A case of a run cannot be used.
+        EnvironmentalError: A page cannot be written.
+    """
+    is_one = options.output is not None and options.output.suffix.lower() == PAGE_SUFFIX
+    _check(inputs, options, is_one=is_one)
+    if is_run(inputs[0]):
+        pages = [_page(options.output or run, RUN_PAGE) for run in inputs]
+        for run, page in zip(inputs, pages, strict=True):
+            write_run_page(
+                run,
+                page,
+                prepared=options.prepared,
+                device=options.device,
+                precision=options.precision,
+                track=track,
+            )
+        return MappedCases(results=tuple(pages), failures=())
+    written: MappedCases[Path] = MappedCases(results=(), failures=())
+    if options.with_cases:
+        files = _chosen([one for path in inputs for one in _files_of(path, options)], options)
+        workers = min(n_workers, len(files)) if len(files) > 1 else 0
+        written = map_cases(write_page_of, files, "pages", n_workers=workers, track=track)
+        if options.case_ids or is_one:
+            return written
+    cohorts = [path for path in inputs if (path / MANIFEST_NAME).is_file()]
+    pages = [_page(options.output or path, COHORT_PAGE) for path in cohorts]
+    for path, page in zip(cohorts, pages, strict=True):
+        write_cohort_page(
+            path,
+            page,
+            reference=options.reference,
+            scores=options.scores,
+            n_workers=n_workers,
+            track=track,
+        )
+    return replace(written, results=(*pages, *written.results))
+
+
+def files_of_result(case: Case, record: Record, folder: Path) -> PageFiles:
+    """Return what the page of a case is made from that was predicted into a folder."""
+    convention = convention_named(record.convention)
+    files = result_files(record.settings.layout, record.case_id, convention)
+    has_uncertainty = files.uncertainty in record.outputs
+    return PageFiles(
+        case=case,
+        page=page_path(folder, record.case_id),
+        prediction=folder / files.label_map,
+        uncertainty=folder / files.uncertainty if has_uncertainty else None,
+        record=record,
+    )
+
+
+def write_page_of(files: PageFiles) -> Path:
+    """Write the page of one case, and return its file.
+
+    Raises:
+        CaseError: A file of the case cannot be used.
+        EnvironmentalError: The page cannot be written.
+    """
+    if files.problem is not None:
+        raise files.problem
+    case, record, modalities = files.case, files.record, tuple[str, ...](MODALITIES)
+    if record is not None:
+        # a case that was predicted without some modalities is shown without them
+        case, modalities = replace(case, problems=case.problems), record.modalities
+    loaded = load_case(case, with_label=files.reference is None, modalities=modalities)
+    view = view_of(loaded)
+    if files.prediction is not None:
+        view = with_prediction(view, files.prediction, labels=record.convention if record else None)
+    if files.reference is not None:
+        view = with_reference(view, files.reference)
+    if files.uncertainty is not None:
+        view = with_uncertainty(view, files.uncertainty)
+    flags, facts = tuple(_flags(loaded, record)), tuple(_facts(files, loaded))
+    write_case_page(view, files.page, flags=flags, facts=facts)
+    return files.page
+
+
+def _check(inputs: Sequence[Path], options: PageOptions, *, is_one: bool) -> None:
+    """Raise `UsageError` if the options do not fit the inputs."""
+    runs = [path for path in inputs if is_run(path)]
+    for_cases = {
+        "--reference": options.reference,
+        "--prediction": options.prediction,
+        "--scores": options.scores,
+        "--case": options.case_ids,
+    }
+    useless = [flag for flag, value in for_cases.items() if value]
+    useless += [str(path) for path in inputs if path not in runs]
+    msg = ""
+    if runs and useless:
+        msg = (
+            f"{runs[0]} is a run, whose page shows no folders of cases; leave out "
+            f"{', '.join(useless)}"
+        )
+    elif options.prepared is not None and not runs:
+        msg = f"--data and --prepared are for the page of a run, and {inputs[0]} is none; leave them out"
+    elif options.scores is not None and options.reference is not None:
+        msg = (
+            f"both --reference {options.reference} and --scores {options.scores} are given; "
+            "expected one"
+        )
+    elif is_one and len(inputs) > 1:
+        msg = f"{options.output} is one page, for {len(inputs)} folders; expected a folder for the pages"
+    if msg:
+        raise UsageError(msg)
+
+
+def _page(folder: Path, name: str) -> Path:
+    """Return a page in a folder, or the file that is given instead of a folder."""
+    return folder if folder.suffix.lower() == PAGE_SUFFIX else folder / name
+
+
+def _files_of(path: Path, options: PageOptions) -> Iterator[PageFiles]:
+    """Yield the files of each case of a folder of predictions, or of scans."""
+    references = _label_maps(options.reference)
+    if not (path / MANIFEST_NAME).is_file():
+        found = _of_scans(path, options)
+    elif options.prediction is None:
+        found = _of_results(path)
+    else:
+        msg = f"{path} holds predictions itself; --prediction is for scans: leave it out"
+        raise UsageError(msg)
+    for files in found:
+        yield replace(files, reference=references.get(files.case_id))
+
+
+def _of_results(folder: Path) -> Iterator[PageFiles]:
+    records = OutputFolder(folder).records()
+    if failed := sorted(name for name, record in records.items() if record.status == "failed"):
+        n_failed = counted(len(failed), "case")
+        log.warning("%s: no page for %s that failed: %s", folder, n_failed, some_of(failed))
+    for case_id, record in sorted(records.items()):
+        if record.status == "done":
+            # the paths are absolute, or relative to the folder that the prediction was started in
+            scans = {name: ScanFile.parse(text) for name, text in record.files.items()}
+            files = files_of_result(Case.named(case_id, scans), record, folder)
+            yield replace(files, problem=_gone(files, record))
+
+
+def _of_scans(path: Path, options: PageOptions) -> Iterator[PageFiles]:
+    cases, folder = find_cases(path).cases, options.prediction
+    above = folder if folder is None or folder.is_dir() else folder.parent
+    records = OutputFolder(folder).records() if folder is not None and folder.is_dir() else {}
+    wanted = [one.case_id for one in cases if one.case_id in (options.case_ids or (one.case_id,))]
+    predictions = {} if records else _label_maps(folder, wanted)
+    for case in cases:
+        record = records.get(case.case_id)
+        if folder is not None and record is not None and record.status == "done":
+            yield files_of_result(case, record, folder)
+            continue
+        prediction = predictions.get(case.case_id)
+        problem = None
+        if folder is not None and prediction is None:
+            problem = CaseError(
+                case.case_id,
+                file=str(folder),
+                found="no prediction of this case",
+                expected="a label map named after the case",
+                next_step="Predict it, or leave --prediction out for a page of the scans alone.",
+            )
+        page = page_path(above or Path(), case.case_id)
+        yield PageFiles(case=case, page=page, prediction=prediction, problem=problem)
+
+
+def _label_maps(path: Path | None, case_ids: Sequence[str] = ()) -> Mapping[str, Path]:
+    """Return label maps by case id: those of a folder, or one for the only case."""
+    if path is None:
+        return {}
+    if path.is_dir():
+        return label_maps_in(path)
+    if not path.exists():
+        msg = f"{path} does not exist; expected a label map, or a folder of label maps"
+        raise UsageError(msg)
+    if len(case_ids) != 1:
+        msg = (
+            f"{path} is one label map, for {counted(len(case_ids), 'case')}; choose one with --case"
+        )
+        raise UsageError(msg)
+    return {case_ids[0]: path}
+
+
+def _chosen(found: list[PageFiles], options: PageOptions) -> list[PageFiles]:
+    """Return the files of the cases that are asked for, with the files of their pages."""
+    known = [files.case_id for files in found]
+    if unknown := [case_id for case_id in options.case_ids if case_id not in known]:
+        msg = f"there is no case {', '.join(unknown)}; there are {some_of(known) or 'none'}"
+        raise UsageError(msg)
+    if options.case_ids:
+        found = [files for files in found if files.case_id in options.case_ids]
+    output = options.output
+    if output is None:
+        return found
+    if output.suffix.lower() == PAGE_SUFFIX and len(found) != 1:
+        msg = (
+            f"{output} is one page, for {counted(len(found), 'case')}; expected a folder, or one "
+            "case: choose it with --case"
+        )
+        raise UsageError(msg)
+    return [replace(files, page=_page(output, files.page.name)) for files in found]
+
+
+def _gone(files: PageFiles, record: Record) -> CaseError | None:
+    """Return the error for files of a result, or of its scans, that are not where they were."""
+    results = [path for path in (files.prediction, files.uncertainty) if path is not None]
+    scans = [ScanFile.parse(text).path for text in record.files.values()]
+    give_scans = (
+        "Put the files back, or give their folder: brats-seg report SCANS --prediction RESULTS."
+    )
+    for paths, expected, next_step in (
+        (results, "what predict wrote", "Predict the case again."),
+        (scans, "the scans", give_scans),
+    ):
+        if missing := [path.name for path in paths if not path.exists()]:
+            found = "no such file"
+            return CaseError(record.case_id, ", ".join(missing), found, expected, next_step)
+    return None
+
+
+def _flags(loaded: LoadedCase, record: Record | None) -> Iterator[str]:
+    """Yield what speaks against the scans and the prediction, each sentence once."""
+    yield from dict.fromkeys((*(record.warnings if record else ()), *loaded.case.remarks))
+    pairs = zip(
+        loaded.case.modalities, loaded.hashes, record.inputs if record else (), strict=False
+    )
+    if changed := [name for name, now, then in pairs if now != then]:
+        yield (
+            f"the file of {', '.join(changed)} is not the one that was predicted: its content has "
+            "changed. Predict the case again."
+        )
+
+
+def _facts(files: PageFiles, loaded: LoadedCase) -> Iterator[Fact]:
+    """Yield where the prediction and the scans came from."""
+    record = files.record
+    if record is not None:
+        reason = f" ({record.convention_reason})" if record.convention_reason else ""
+        memory = f", at most {record.peak_memory_mb:.0f} MB" if record.peak_memory_mb else ""
+        yield Fact("Model", record.model, is_code=True)
+        yield Fact("Settings", record.settings.changed_text())
+        if record.predicted_dice:
+            yield Fact("Predicted Dice", ", ".join(map(str, record.predicted_dice)))
+        yield Fact("Label convention", f"{convention_named(record.convention)}{reason}")
+        yield Fact("Predicted by", f"brats_seg {record.version} on {record.device}")
+        yield Fact("Computing", f"{record.seconds:.1f} s{memory}")
+    elif files.prediction is not None:
+        yield Fact("Prediction", f"{files.prediction.name}, without a record of its model")
+    if files.reference is not None:
+        yield Fact("Reference", files.reference.name)
+    elif loaded.label is not None:
+        yield Fact("Reference", loaded.label.file)
+    yield Fact("Release of the scans", loaded.case.release)
+    for modality, volume, content in zip(
+        loaded.case.modalities, loaded.volumes, loaded.hashes, strict=False
+    ):
+        sha256, _, index = content.partition("#")
+        words = f"{volume.file}{'' if index == 'None' else f', volume {index}'}, SHA-256 {sha256}"
+        yield Fact(f"File of {modality}", words, is_code=True)

@@ -1,0 +1,84 @@
+"""The page of a folder of predictions without a browser."""
+
+import time
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from brats_seg.errors import UsageError
+from brats_seg.inference.output import MANIFEST_NAME, Record
+from brats_seg.inference.settings import PredictionSettings
+from brats_seg.pages.cohort import dice_by_case, write_cohort_page
+from tests.browser import Page
+from tests.test_charts import make_scores
+from tests.test_pages import press, write_results
+
+
+def test_pictures_links_failures_and_means_are_there(tmp_path: Path) -> None:
+    results = write_results(tmp_path / "results")
+    previews = results / "previews"
+    previews.mkdir()
+    Image.new("RGB", (90, 66), "red").save(previews / "bad.png")
+    (previews / "fair.png").write_bytes(b"\x89PNG\r\n\x1a\n and no more")
+
+    write_cohort_page(results, results / "cohort.html", scores=results / "scores.csv")
+
+    page = (results / "cohort.html").read_text()
+    # that of fair is damaged, that of unknown is gone
+    assert page.count('class="thumb"><img') == 1
+    assert page.count('href="reports/') == 1
+    assert "a file is empty" in page
+    assert "3 predicted, 1 of them with warnings; 1 could not be predicted" in page
+    assert "0.450" in page
+    assert "0123" in page
+
+
+def test_a_folder_without_predictions_is_refused_and_one_of_failures_has_a_page(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(UsageError, match="has no record of predictions"):
+        write_cohort_page(tmp_path, tmp_path / "a.html")
+
+    settings = PredictionSettings()
+    record = Record(case_id="lost", status="failed", model="0", settings=settings, message="empty")
+    (tmp_path / MANIFEST_NAME).write_text(record.model_dump_json() + "\n")
+    write_cohort_page(tmp_path, tmp_path / "a.html")
+
+    assert "empty" in (tmp_path / "a.html").read_text()
+
+
+@pytest.mark.slow
+def test_two_thousand_cases_are_written_and_sorted_in_seconds(
+    browser: Page, tmp_path: Path
+) -> None:
+    """The pictures are small ones here: real ones take 20 ms and 3 kB each."""
+    results = write_results(tmp_path / "results")
+    (results / "previews").mkdir()
+    Image.new("RGB", (90, 66), "red").save(results / "previews" / "bad.png")
+    lines = (results / MANIFEST_NAME).read_text().splitlines()
+    record = Record.model_validate_json(lines[1])
+    many = (
+        record.model_copy(update={"case_id": f"{k:05d}", "outputs": ("previews/bad.png",)})
+        for k in range(2000)
+    )
+    (results / MANIFEST_NAME).write_text("".join(one.model_dump_json() + "\n" for one in many))
+
+    began_s = time.monotonic()
+    write_cohort_page(results, tmp_path / "a.html")
+    written_s = time.monotonic() - began_s
+    browser.open(tmp_path / "a.html")
+    names = press(browser, "Case")
+
+    assert names in (sorted(names), sorted(names)[::-1])
+    assert len(names) == 2000
+    assert (tmp_path / "a.html").stat().st_size < 5e6
+    assert written_s < 30
+
+
+def test_scores_become_the_dice_of_cases_that_have_all_regions() -> None:
+    scores = make_scores()
+
+    found = dice_by_case(scores[:-1])
+
+    assert found == {f"case{k}": ((k + 1) / 10,) * 3 for k in range(3)}

@@ -1,0 +1,101 @@
+"""The page of a training run, from its folder and from its held-out cases."""
+
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from brats_seg.errors import UsageError
+from brats_seg.evaluation.metrics import count_regions, dice
+from brats_seg.inference.held_out import open_held_out, predict_held_out
+from brats_seg.pages.run import _decoded, held_out_scores, placed_prediction, write_run_page
+from brats_seg.progress import untracked
+from brats_seg.runtime.weights import run_locked
+from tests.inference_builders import CPU
+
+FILES = ("config.yaml", "split.csv", "history.csv", "best.pt")
+
+
+@pytest.fixture
+def run_copy(tiny_run: Path, tmp_path: Path) -> Path:
+    (tmp_path / "fold0").mkdir()
+    for name in FILES:
+        shutil.copy(tiny_run / name, tmp_path / "fold0" / name)
+    return tmp_path / "fold0"
+
+
+def text_of(run: Path) -> str:
+    write_run_page(run, run / "a.html")
+    return (run / "a.html").read_text()
+
+
+def test_it_says_what_the_folder_of_the_run_says(tiny_run: Path, tmp_path: Path) -> None:
+    write_run_page(tiny_run, tmp_path / "a.html")
+
+    page = (tmp_path / "a.html").read_text()
+    loss = pd.read_csv(tiny_run / "history.csv")["train_loss"].iloc[-1]
+    for words in (
+        "<dd>1 of 1</dd>",
+        "4 to train on, 2 held out",
+        "training.n_epochs",
+        "<dt>device</dt><dd>cpu</dd>",
+        f'<td class="n">{loss:.3f}</td>',
+    ):
+        assert words in page, words
+    assert 'class="flags"' not in page
+
+
+def test_held_out_cases_are_scored_and_the_worst_are_drawn_at_their_place(
+    tiny_run: Path, tiny_prepared: Path
+) -> None:
+    """The stored prediction is cut to a box, whose place only the reference tells."""
+    held_out = open_held_out(tiny_run, tiny_prepared)
+
+    scores, pictures = held_out_scores(held_out, CPU)
+
+    for case in predict_held_out(held_out, CPU, untracked):
+        (score,) = (one for one in scores if one.case_id == case.case_id)
+        stored, regions = _decoded(case, held_out)
+        counts = count_regions(regions, stored.reference, case.case_id)
+        assert score.dice == tuple(dice(counts))
+        placed = placed_prediction(held_out, stored, regions, case.case_id)
+        assert placed is not None
+        images, reference, prediction, _ = placed
+        assert tuple(dice(count_regions(prediction, reference, case.case_id))) == score.dice
+        assert images["t1c"].shape == reference.shape[1:]
+    means = [one.mean_dice for one in scores]
+    assert means == sorted(means)
+    assert [score for score, _, _ in pictures] == scores
+
+
+@pytest.mark.parametrize(
+    ("is_locked", "words"), [(False, "training was stopped"), (True, "it is being trained now")]
+)
+def test_a_run_that_is_not_finished_has_a_page_that_says_so(
+    run_copy: Path, is_locked: bool, words: str
+) -> None:
+    config = (run_copy / "config.yaml").read_text()
+    (run_copy / "config.yaml").write_text(config.replace("n_epochs: 1", "n_epochs: 2"))
+
+    if is_locked:
+        with run_locked(run_copy):
+            page = text_of(run_copy)
+    else:
+        page = text_of(run_copy)
+
+    assert f"1 of 2 epochs are done; {words}." in page
+
+
+def test_a_run_without_validation_or_environment_has_a_page(run_copy: Path) -> None:
+    (run_copy / "best.pt").unlink()
+
+    assert "The run has not been validated yet" in text_of(run_copy)
+
+
+@pytest.mark.parametrize("name", ["history.csv", "config.yaml"])
+def test_a_folder_that_is_no_run_is_refused(run_copy: Path, name: str) -> None:
+    (run_copy / name).unlink()
+
+    with pytest.raises(UsageError, match=rf"{name} .* expected the folder of a run"):
+        text_of(run_copy)

@@ -1,0 +1,249 @@
+"""Test the folder of a run: what is read is what was written, and a failed write leaves the old file."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from brats_seg.cases.folds import Split, write_split
+from brats_seg.config import Config
+from brats_seg.config_text import load_config
+from brats_seg.data.fold import FoldData, open_fold
+from brats_seg.errors import EnvironmentalError, ResumeError
+from brats_seg.progress import untracked
+from brats_seg.training.ranks import Ranks
+from brats_seg.training.run_folder import RunFolder
+from brats_seg.training.run_plan import plan_run
+from brats_seg.training.state import new_state, read_state
+from brats_seg.training.trainer import Trainer
+from tests.builders import limited_files, write_case
+from tests.training_builders import weights
+
+SETTINGS = [
+    "folds.n_folds=3",
+    "patch.size=[8, 8, 8]",
+    "model.widths=[4, 8]",
+    "training.n_epochs=2",
+    "training.effective_batch=4",
+    "training.n_workers=0",
+    "training.precision=fp32",
+    "validation.every=2",
+    # as often as it can
+    "training.checkpoint_minutes=1e-9",
+]
+N_FORWARD = {"false": 11, "true": 17}
+"""Forward passes of two epochs of one batch of four: one per micro-batch, or all but one twice."""
+
+
+class DiedError(BaseException):
+    """An error that no code catches, like `kill -9`."""
+
+
+class Death:
+    """Raises it in the n-th forward pass of training."""
+
+    def __init__(self, n: int) -> None:
+        self.n_left = n
+
+    def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self.n_left -= module.training
+        if self.n_left == 0:
+            raise DiedError
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> FoldData:
+    """Six patients in three folds: four patches an epoch."""
+    root = tmp_path_factory.mktemp("scans")
+    for number in range(6):
+        write_case(root, f"BraTS2021_{number:05d}", seed=number)
+    config = load_config(assignments=SETTINGS)
+    return open_fold(root, fold=0, config=config, prepared_path=tmp_path_factory.mktemp("prepared"))
+
+
+def trainer_of(data: FoldData, run_path: Path, batch_dice: str) -> Trainer:
+    config = load_config(assignments=[*SETTINGS, f"loss.batch_dice={batch_dice}"])
+    return Trainer(data=data, config=config, run_path=run_path)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data: FoldData, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    runs = {loss: tmp_path_factory.mktemp("undisturbed") for loss in N_FORWARD}
+    for batch_dice, path in runs.items():
+        trainer_of(data, path, batch_dice).run(track=untracked)
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("batch_dice", "n"),
+    [
+        pytest.param(loss, n, marks=[] if n in {1, 7, count} else [pytest.mark.slow])
+        for loss, count in N_FORWARD.items()
+        for n in range(1, count + 1)
+    ],
+)
+def test_death_in_any_forward_pass_changes_no_bit(
+    data: FoldData, tmp_path: Path, undisturbed: dict[str, Path], batch_dice: str, n: int
+) -> None:
+    dying = trainer_of(data, tmp_path, batch_dice)
+    dying.network.register_forward_pre_hook(Death(n))
+    with pytest.raises(DiedError):
+        dying.run(track=untracked)
+
+    outcome = trainer_of(data, tmp_path, batch_dice).run(track=untracked)
+
+    assert outcome.finished
+    expected, found = weights(undisturbed[batch_dice] / "last.pt"), weights(tmp_path / "last.pt")
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+def test_there_are_no_more_forward_passes_than_those(data: FoldData, tmp_path: Path) -> None:
+    for batch_dice, count in N_FORWARD.items():
+        trainer = trainer_of(data, tmp_path / batch_dice, batch_dice)
+        death = Death(count + 1)
+        trainer.network.register_forward_pre_hook(death)
+        trainer.run(track=untracked)
+        assert death.n_left == 1
+
+
+def test_the_state_is_its_checkpoint(
+    data: FoldData, tmp_path: Path, undisturbed: dict[str, Path]
+) -> None:
+    """A state that is loaded and saved again is the same, and its weights can be used with torch alone."""
+    path = undisturbed["true"] / "last.pt"
+    before = torch.load(path, weights_only=True)
+    config = load_config(assignments=[*SETTINGS, "loss.batch_dice=true"])
+    state = new_state(plan_run(config, data), ranks=Ranks())
+
+    with RunFolder(path=undisturbed["true"]).opened(state, fresh=False):
+        RunFolder(path=tmp_path).save(state)
+
+    after = torch.load(tmp_path / "last.pt", weights_only=True)
+    assert before.keys() == after.keys()
+    assert {
+        key: before[key] for key in ("card", "progress", "schedule", "mode", "started_from")
+    } == {key: after[key] for key in ("card", "progress", "schedule", "mode", "started_from")}
+    network = new_state(plan_run(config, data), ranks=Ranks()).network
+    network.load_state_dict(after["model"])
+    assert all(torch.equal(w, before["model"][name]) for name, w in network.state_dict().items())
+    assert read_state(path).progress == state.progress
+
+
+@pytest.mark.parametrize("limit", [None, 1000, 5000, 10_000])
+def test_a_full_disk_or_a_limit_of_files_leaves_the_old_checkpoint(
+    data: FoldData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int | None
+) -> None:
+    """torch reports a limit as a RuntimeError: "unexpected pos"."""
+    state = new_state(plan_run(load_config(assignments=SETTINGS), data), ranks=Ranks())
+    folder = RunFolder(path=tmp_path)
+    folder.save(state)
+    before = folder.last_path.read_bytes()
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, os.strerror(28))
+
+    if limit is None:
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(EnvironmentalError, match=r"disk is full: .*last\.pt"):
+            folder.save(state)
+    else:
+        with limited_files(limit), pytest.raises(EnvironmentalError, match=r"last\.pt .*ulimit -f"):
+            folder.save(state)
+
+    assert folder.last_path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [folder.last_path]
+
+
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 torn", None])
+def test_a_damaged_file_is_named(
+    tmp_path: Path, undisturbed: dict[str, Path], content: bytes | None
+) -> None:
+    whole = (undisturbed["true"] / "last.pt").read_bytes()
+    (tmp_path / "last.pt").write_bytes(whole[:-100] if content is None else content)
+
+    with pytest.raises(ResumeError, match=r"last\.pt is not a checkpoint"):
+        read_state(tmp_path / "last.pt")
+
+
+def test_a_checkpoint_that_would_run_code_is_refused(tmp_path: Path) -> None:
+    torch.save({"schema_version": 3, "model": Path("x")}, tmp_path / "last.pt")
+
+    with pytest.raises(ResumeError, match=r"last\.pt is not a checkpoint"):
+        read_state(tmp_path / "last.pt")
+
+
+@pytest.mark.parametrize("content", [{"schema_version": 99}, {"weight": torch.ones(1)}, [1]])
+def test_another_schema_is_refused(tmp_path: Path, content: object) -> None:
+    torch.save(content, tmp_path / "other.pt")
+
+    with pytest.raises(ResumeError, match=r"other\.pt: found schema version .*; expected 3"):
+        read_state(tmp_path / "other.pt")
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"progress": {"epoch": "x"}}, "epoch: expected a whole number"),
+        ({"progress": {"epoch": -3}}, "epoch: expected a number greater than or equal to 0"),
+        ({"progress": {"history": ("x",)}}, "history"),
+        ({"progress": {"sums": {"n_patches": "x"}}}, "n_patches"),
+        ({"progress": {"spent_s": -1.0}}, "expected a number greater than or equal to 0"),
+        ({"progress": 7}, "is not a checkpoint of a run"),
+        ({"started_from": 7}, "expected key: value"),
+    ],
+)
+def test_a_checkpoint_with_wrong_entries_is_refused_with_a_next_step(
+    data: FoldData,
+    tmp_path: Path,
+    undisturbed: dict[str, Path],
+    entries: dict[str, object],
+    message: str,
+) -> None:
+    folder = RunFolder(path=tmp_path)
+    before = torch.load(undisturbed["true"] / "last.pt", weights_only=True)
+    torch.save({**before, **entries}, folder.last_path)
+
+    with pytest.raises(ResumeError, match=rf"{message}.* start anew with --fresh"):
+        read_state(folder.last_path)
+    with pytest.raises(ResumeError, match="start anew with --fresh"):
+        trainer_of(data, tmp_path, "true").run(track=untracked)
+
+
+@pytest.mark.parametrize("entry", ["model", "optimizer", "schedule"])
+def test_an_entry_of_another_run_is_named(
+    data: FoldData, tmp_path: Path, undisturbed: dict[str, Path], entry: str
+) -> None:
+    content = torch.load(undisturbed["true"] / "last.pt", weights_only=True)
+    content[entry] = {}
+    torch.save(content, tmp_path / "last.pt")
+
+    with pytest.raises(
+        ResumeError, match=rf"another network or loss .* entry {entry} does not fit"
+    ):
+        trainer_of(data, tmp_path, "true").run(track=untracked)
+
+
+def test_scans_of_other_cases_are_refused_before_they_are_prepared(tmp_path: Path) -> None:
+    """The demo and the scans of a reader both go to runs/fold0 unless a run is named."""
+    run = RunFolder(path=tmp_path / "run")
+    run.path.mkdir()
+    write_split(Split(train=("demo_1",), validation=("demo_2",)), run.path / "split.csv")
+    write_case(tmp_path / "scans", "BraTS2021_00000")
+    run.check_scans(tmp_path / "scans", Config())
+
+    run.last_path.touch()
+
+    with pytest.raises(
+        ResumeError, match=r"2 of the 2 cases that .* are not in .*: demo_1, demo_2"
+    ):
+        run.check_scans(tmp_path / "scans", Config())
+    # phantoms have ids that real cases have as well
+    write_split(Split(train=("BraTS2021_00000",), validation=("demo_2",)), run.path / "split.csv")
+    with pytest.raises(ResumeError, match=r"1 of the 2 cases that .* is not in .*: demo_2"):
+        run.check_scans(tmp_path / "scans", Config())
+    write_case(tmp_path / "scans", "BraTS2021_00001")
+    ids = ("BraTS2021_00000",), ("BraTS2021_00001",)
+    write_split(Split(train=ids[0], validation=ids[1]), run.path / "split.csv")
+    run.check_scans(tmp_path / "scans", Config())

@@ -1,0 +1,267 @@
+"""Test stop requests, the expected duration of a run, and the epochs that its hours hold."""
+
+import logging
+import os
+import signal
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from brats_seg.config import Config
+from brats_seg.errors import ResumeError, UsageError
+from brats_seg.training import timing
+from brats_seg.training.state import Progress
+from brats_seg.training.timing import Clock, StopRequest
+from tests.builders import Run
+from tests.training_builders import StopAtCheck, open_six, tiny_settings, train, weights
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_noted_instead_of_ending_the_process(number: signal.Signals) -> None:
+    stop = StopRequest()
+    before = signal.getsignal(number)
+
+    with stop.listening():
+        assert stop.reason is None
+        os.kill(os.getpid(), number)
+
+        assert stop.reason == f"{number.name} was received"
+        assert stop.signal is number
+
+    assert signal.getsignal(number) is before
+
+
+def test_a_second_ctrl_c_is_not_held_back() -> None:
+    with StopRequest().listening():
+        os.kill(os.getpid(), signal.SIGINT)
+
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_in_another_thread_the_deadline_still_counts() -> None:
+    reasons = []
+
+    def work() -> None:
+        stop = StopRequest(max_hours=0)
+        with stop.listening():
+            reasons.append(stop.reason)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+    assert reasons == ["the time limit of 0 hours was reached"]
+    assert StopRequest(max_hours=1).reason is StopRequest().reason is None
+
+
+def test_hours_of_all_sessions_are_used_up_whatever_the_session_may_take() -> None:
+    stop = StopRequest(max_hours=5)
+
+    stop.limit_sessions(2, spent_before_s=7190)
+    assert (stop.is_used_up, stop.reason) == (False, None)
+    stop.limit_sessions(2, spent_before_s=7200)
+    assert (stop.is_used_up, stop.reason) == (True, "the time of the run, 2 h, is used up")
+    stop.limit_sessions(None, spent_before_s=7200)
+    assert stop.reason is None
+
+
+class Session:
+    """A run of epochs of 10 patches in batches of two; a validation costs half an epoch."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, every: int = 2, **progress: Any) -> None:
+        self.now_s = 1000.0
+        monkeypatch.setattr(timing, "time", SimpleNamespace(monotonic=lambda: self.now_s))
+        plan = SimpleNamespace(
+            n_patches=10,
+            validation_cost=0.5,
+            validate_every=every,
+            config=Config.model_validate({"training": {"effective_batch": 2}}),
+            is_validated=lambda epoch, n: n is None or epoch + 1 == n or (epoch + 1) % every == 0,
+        )
+        self.progress = Progress(**{"n_epochs": 4, **progress})
+        self.clock = Clock(plan=plan, progress=self.progress, began_s=self.now_s)  # type: ignore[arg-type]
+        self.clock.begin_epoch()
+
+    def train(self, n_batches: int, batch_s: float = 4.0) -> None:
+        for _ in range(n_batches):
+            self.now_s += batch_s
+            self.progress.n_batches += 1
+            self.clock.after_batch(2)
+
+    def end_epoch(self, rest_s: float = 0.0) -> None:
+        self.now_s += rest_s
+        self.clock.end_epoch()
+        self.progress.epoch, self.progress.n_batches = self.progress.epoch + 1, 0
+        self.clock.begin_epoch()
+
+
+def test_nothing_is_expected_from_the_first_step_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Session(monkeypatch)
+    run.train(1, batch_s=60)
+    assert run.clock.left_s is None
+    assert run.clock.expectation() is None
+
+    run.train(1)
+    # 36 patches at 2 s, and two validations of half an epoch
+    assert run.clock.left_s == 36 * 2 + 2 * 10
+
+
+def test_what_is_measured_replaces_what_was_expected(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Session(monkeypatch)
+    run.train(5)
+    run.end_epoch(rest_s=3)
+    # of three epochs, two are validated
+    assert run.clock.left_s == 30 * 2 + 2 * 10 + 3
+    run.train(5)
+    run.now_s += 6
+    assert run.clock.left_s == 20 * 2 + 2 * 10 - 6 + 3
+    run.end_epoch(rest_s=24)
+
+    assert run.clock.left_s == 20 * 2 + 30 + 3
+    run.train(5)
+    run.end_epoch()
+    run.train(5)
+    run.end_epoch()
+    assert run.clock.left_s is None
+
+
+def test_a_run_that_is_resumed_expects_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Session(monkeypatch, epoch=3, n_batches=2)
+    run.train(2)
+
+    assert run.clock.left_s == 2 * 2 + 10
+
+
+def test_later_steps_correct_the_expectation(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Session(monkeypatch, n_epochs=1000)
+    run.train(5)
+    slow = run.clock.left_s
+    for _ in range(20):
+        run.train(5, batch_s=1)
+        run.end_epoch()
+
+    assert slow is not None
+    assert run.clock.left_s is not None
+    assert run.clock.left_s < 0.3 * slow
+
+
+def test_the_expectation_names_its_parts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Session(monkeypatch, n_epochs=400)
+    run.train(2)
+    assert run.clock.expectation() is None, "too early"
+    run.train(2)
+
+    assert run.clock.expectation() == (
+        "about 2 h 45 min to the end of epoch 400, of which validation takes 33 min; expected from "
+        "the first 4 steps"
+    )
+    assert run.clock.expectation() is None
+
+
+@pytest.mark.parametrize("every", [1, 2, 7])
+@pytest.mark.parametrize("left_s", [0, 20, 31, 39, 100, 1234.5])
+def test_as_many_epochs_fit_as_a_slow_search_finds(
+    monkeypatch: pytest.MonkeyPatch, every: int, left_s: float
+) -> None:
+    """The first epoch takes 20 s and its validation 7 s; a tenth of what is left then stays free."""
+    run = Session(monkeypatch, every, n_epochs=None, spent_s=600.0)
+    run.train(5)
+    run.now_s += 7
+    run.clock.end_epoch()
+
+    def run_s(n_epochs: int) -> float:
+        validated = {epoch for epoch in range(2, n_epochs + 1) if epoch % every == 0}
+        return 20 * (n_epochs - 1) + 7 * len(validated | ({n_epochs} if n_epochs > 1 else set()))
+
+    found = run.clock.epochs_in((627 + left_s / 0.9) / 3600)
+
+    assert found == max(n for n in range(1, 500) if run_s(n) <= left_s + 1e-6)
+
+
+def test_hours_that_hold_no_epoch_are_refused_with_those_that_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ten patches of 300 s: 50 min, of which the first step took two minutes more."""
+    run = Session(monkeypatch, n_epochs=None, spent_s=60.0)
+    run.train(1, batch_s=720)
+    assert run.clock.missing_hours(0.5) is None, "nothing is known yet"
+    run.train(1, batch_s=600)
+
+    message = run.clock.missing_hours(0.5)
+
+    assert message is not None
+    assert "not one epoch fits: it takes 50 min of training. Expected at least 0.98 h" in message
+    assert run.clock.missing_hours(1) is None
+
+
+def settings(*changes: str) -> Config:
+    return tiny_settings("schedule.name=cosine", "training.effective_batch=2", *changes)
+
+
+def test_the_epochs_that_hours_hold_are_kept_when_a_run_is_interrupted(
+    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Another pace, or other hours, change them no more; the weights are those of an undisturbed run."""
+    data, hours = open_six(tmp_path_factory, settings()), settings("training.hours=1")
+    monkeypatch.setattr(Clock, "epochs_in", lambda *_: 3)
+    train(data, tmp_path / "undisturbed", hours)
+
+    stopped = train(data, tmp_path / "run", hours, StopAtCheck(2))
+    train(data, tmp_path / "run", hours, StopAtCheck(4))
+    monkeypatch.setattr(Clock, "epochs_in", lambda *_: 7)
+    with caplog.at_level(logging.INFO):
+        resumed = train(data, tmp_path / "run", settings("training.hours=2"))
+
+    assert not stopped.finished
+    assert resumed.finished
+    assert len(resumed.history) == 3
+    assert "training.hours changes from 1.0 to 2.0" in caplog.text
+    found, expected = (weights(tmp_path / name / "last.pt") for name in ("run", "undisturbed"))
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    # the rate falls from the second epoch on
+    rates = [row["lr"] for row in resumed.history]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[0] == hours.optimizer.lr
+    train(data, tmp_path / "plain", settings("training.n_epochs=1"))
+    with pytest.raises(ResumeError, match=r"begun without --hours, for 1 epochs\. .*--fresh"):
+        train(data, tmp_path / "plain", settings("training.n_epochs=1", "training.hours=1"))
+
+
+def test_hours_limit_a_real_run(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too few hours are refused in the first epoch; what all sessions have taken ends the run."""
+    data = open_six(tmp_path_factory, settings())
+    monkeypatch.setattr(timing, "SAID_AFTER_S", 0)
+    with pytest.raises(UsageError, match="not one epoch fits"):
+        train(data, tmp_path / "short", settings("training.hours=1e-6"), StopAtCheck(99))
+
+    config = settings("training.hours=1")
+    train(data, tmp_path / "run", config, StopAtCheck(3))
+    path = tmp_path / "run" / "last.pt"
+    content = torch.load(path, weights_only=True)
+    assert 0 < content["progress"]["spent_s"] < 300
+    content["progress"] |= {"spent_s": 3601.0, "n_epochs": 2}
+    torch.save(content, path)
+
+    outcome = train(data, tmp_path / "run", config)
+
+    assert not outcome.finished
+    assert outcome.reason == "the time of the run, 1 h, is used up"
+    assert torch.load(path, weights_only=True)["progress"]["spent_s"] > 3601
+    assert train(data, tmp_path / "run", settings("training.hours=2")).finished
+
+
+def test_epochs_and_hours_together_are_refused(run: Run) -> None:
+    code, _, error = run("train", "--epochs", "3", "--hours", "1.5")
+
+    assert code == 2
+    assert "--epochs 3 and --hours 1.5 are given; expected one of them" in error

@@ -1,0 +1,220 @@
+"""Test the sliding window over a volume larger than it."""
+
+from collections.abc import Callable
+from itertools import pairwise, product
+from math import exp
+
+import pytest
+import torch
+from monai.inferers import sliding_window_inference
+from torch import Tensor, nn
+
+from brats_seg.runtime.windows import axis_windows, n_windows, predict_logits, window_starts
+
+Triple = tuple[int, int, int]
+
+
+def random_image(shape: Triple, seed: int = 0) -> Tensor:
+    return torch.randn(4, *shape, generator=torch.Generator().manual_seed(seed))
+
+
+def counting() -> Callable[[Tensor], Tensor]:
+    """A network whose n-th output is n everywhere."""
+    n_calls = 0
+
+    def network(window: Tensor) -> Tensor:
+        nonlocal n_calls
+        n_calls += 1
+        return torch.full_like(window, n_calls)
+
+    return network
+
+
+@pytest.mark.parametrize(
+    ("size", "length", "overlap", "starts"),
+    [
+        (4, 4, 0.5, (0,)),
+        (5, 4, 0.5, (0, 1)),
+        (9, 4, 0.5, (0, 2, 3, 5)),
+        (10, 4, 0.5, (0, 2, 4, 6)),
+        (8, 4, 0.0, (0, 4)),
+        (9, 4, 0.0, (0, 2, 5)),
+        (150, 64, 0.5, (0, 29, 57, 86)),
+        (200, 100, 0.9, tuple(range(0, 101, 10))),
+        (7, 4, 0.999, (0, 1, 2, 3)),
+    ],
+)
+def test_windows_begin_where_they_should(
+    size: int, length: int, overlap: float, starts: tuple[int, ...]
+) -> None:
+    assert window_starts(size, length, overlap) == starts
+
+
+@pytest.mark.parametrize("overlap", [0, 0.25, 0.5, 0.75])
+def test_windows_reach_both_borders_and_overlap_enough(overlap: float) -> None:
+    for size, length in product(range(1, 40), range(1, 20)):
+        if length > size:
+            continue
+        starts = window_starts(size, length, overlap)
+
+        assert starts[0] == 0
+        assert starts[-1] == size - length
+        assert all(b - a <= max(1, round(length * (1 - overlap))) for a, b in pairwise(starts))
+
+
+@pytest.mark.parametrize(("size", "length"), [(8, 8), (19, 8), (155, 96)])
+def test_weights_of_the_windows_that_hold_a_voxel_sum_to_one(size: int, length: int) -> None:
+    total = torch.zeros(size)
+    for stretch in axis_windows(size, length, 0.5):
+        total[stretch.slice] += stretch.weights
+
+    assert torch.allclose(total, torch.ones(size), atol=1e-6)
+
+
+@pytest.mark.parametrize("overlap", [0, 0.5, 0.7])
+@pytest.mark.parametrize(
+    "shape", [(8, 6, 4), (13, 11, 9), (5, 3, 2), (20, 3, 4), (9, 6, 3)], ids=str
+)
+def test_an_identity_network_returns_its_input(shape: Triple, overlap: float) -> None:
+    image = random_image(shape)
+
+    logits = predict_logits(nn.Identity(), image, window=(8, 6, 4), overlap=overlap)
+
+    assert logits.shape == image.shape
+    assert torch.allclose(logits, image, atol=1e-6)
+
+
+def test_two_windows_of_two_voxels_meet_half_way() -> None:
+    image = torch.zeros(1, 3, 1, 1)
+
+    logits = predict_logits(counting(), image, window=(2, 1, 1), overlap=0.5)
+
+    assert logits.flatten().tolist() == pytest.approx([1, 1.5, 2])
+
+
+def test_a_voxel_follows_the_window_whose_centre_is_nearer() -> None:
+    """Windows of 3 have a sigma of 3/8: one voxel from the centre weighs exp(-32/9)."""
+    image = torch.zeros(1, 4, 1, 1)
+    side = exp(-32 / 9)
+
+    logits = predict_logits(counting(), image, window=(3, 1, 1), overlap=0.5)
+
+    assert logits.flatten().tolist() == pytest.approx(
+        [1, (1 + 2 * side) / (1 + side), (side + 2) / (side + 1), 2]
+    )
+
+
+def test_a_plane_of_four_windows_worked_out_by_hand() -> None:
+    """Windows 1 and 2 lie along y in the first row, 3 and 4 in the second."""
+    image = torch.zeros(1, 3, 3, 1)
+
+    logits = predict_logits(counting(), image, window=(2, 2, 1), overlap=0.5)
+
+    assert logits[0, :, :, 0].flatten().tolist() == pytest.approx([1, 1.5, 2, 2, 2.5, 3, 3, 3.5, 4])
+
+
+@pytest.mark.parametrize("shape", [(24, 24, 16), (12, 18, 8)], ids=str)
+def test_equals_the_sliding_window_of_monai_with_the_same_weights(shape: Triple) -> None:
+    """On sizes where both place the same windows; a convolution that pads sees window borders."""
+    torch.manual_seed(0)
+    network = nn.Conv3d(4, 3, 5, padding=2)
+    image = random_image(shape)
+    window = (16, 12, 8)
+    bells = [torch.exp(-0.5 * ((torch.arange(n) - (n - 1) / 2) / (n / 8)) ** 2) for n in window]
+
+    ours = predict_logits(network, image, window=window, overlap=0.5)
+    with torch.no_grad():
+        theirs = sliding_window_inference(
+            image[None],
+            roi_size=window,
+            sw_batch_size=1,
+            predictor=network,
+            overlap=0.5,
+            roi_weight_map=torch.einsum("x,y,z->xyz", *bells)[None, None],
+        )
+
+    assert torch.allclose(ours, theirs[0], atol=1e-5)
+
+
+def test_the_network_sees_one_whole_window_at_a_time() -> None:
+    shapes = []
+
+    def network(window: Tensor) -> Tensor:
+        shapes.append(tuple(window.shape))
+        return window[:, :3]
+
+    logits = predict_logits(network, random_image((10, 8, 3)), window=(8, 4, 4), overlap=0.5)
+
+    assert logits.shape == (3, 10, 8, 3)
+    assert shapes == [(1, 4, 8, 4, 4)] * (2 * 3 * 1)
+
+
+def test_a_volume_smaller_than_the_window_lies_amid_zeros() -> None:
+    image = torch.ones(1, 2, 3, 4)
+
+    def network(window: Tensor) -> Tensor:
+        assert window.sum() == image.numel()
+        assert window[0, :, 1:3, 1:4, 0:4].eq(1).all()
+        return window
+
+    logits = predict_logits(network, image, window=(4, 6, 4), overlap=0.5)
+
+    assert torch.equal(logits, image)
+
+
+def test_logits_of_half_precision_are_averaged_in_float32() -> None:
+    """The mean of bfloat16 values that are all 1.0078125 is that value, not a rounded neighbour."""
+    value = torch.tensor(1.0078125, dtype=torch.bfloat16)
+
+    logits = predict_logits(
+        lambda window: torch.full_like(window, float(value), dtype=torch.bfloat16),
+        random_image((13, 11, 9)),
+        window=(8, 6, 4),
+        overlap=0.7,
+    )
+
+    assert logits.dtype == torch.float32
+    assert torch.allclose(logits, value.float(), atol=1e-6)
+
+
+def test_works_in_inference_mode_and_under_autocast() -> None:
+    torch.manual_seed(0)
+    network = nn.Conv3d(4, 3, 3, padding=1)
+    image = random_image((9, 8, 7))
+    expected = predict_logits(network, image, window=(6, 6, 6), overlap=0.5)
+
+    with torch.inference_mode():
+        exact = predict_logits(network, image, window=(6, 6, 6), overlap=0.5)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            rough = predict_logits(network, image, window=(6, 6, 6), overlap=0.5)
+
+    assert torch.equal(exact, expected)
+    assert rough.dtype == torch.float32
+    assert torch.allclose(rough, expected, atol=0.05)
+
+
+def test_leaves_the_image_alone_and_keeps_no_graph() -> None:
+    image = random_image((9, 8, 7))
+    before = image.clone()
+    network = nn.Conv3d(4, 3, 3, padding=1)
+
+    logits = predict_logits(network, image, window=(6, 6, 6), overlap=0.5)
+
+    assert torch.equal(image, before)
+    assert not logits.requires_grad
+
+
+@pytest.mark.parametrize("shape", [(5, 6, 7), (8, 8, 8), (20, 17, 9)])
+@pytest.mark.parametrize("overlap", [0, 0.25, 0.5])
+def test_the_number_of_windows_is_known_beforehand(
+    shape: tuple[int, int, int], overlap: float
+) -> None:
+    calls = []
+
+    def network(window: torch.Tensor) -> torch.Tensor:
+        calls.append(window)
+        return window[:, :3]
+
+    predict_logits(network, torch.ones(4, *shape), window=(8, 8, 8), overlap=overlap)
+
+    assert n_windows(shape, (8, 8, 8), overlap) == len(calls)

@@ -1,0 +1,229 @@
+"""The command `report` and `predict --report`: which pages are written, and what they hold."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from brats_seg.cases.find import find_inputs
+from brats_seg.evaluation.scores import write_scores
+from brats_seg.inference.batch import predict_folder
+from brats_seg.inference.output import MANIFEST_NAME
+from brats_seg.inference.settings import PredictionSettings, ResultLayout
+from brats_seg.pages.write import PageOptions, write_report
+from tests.builders import Run, check_json, make_label_map, write_case, write_nifti
+from tests.inference_builders import write_run
+from tests.test_charts import make_score, score_table
+
+SETTINGS = PredictionSettings(uncertainty=True)
+IDS = ("BraTS2021_00000", "BraTS2021_00001")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of scans, a model and the predictions, to copy: prediction takes long."""
+    root = tmp_path_factory.mktemp("made")
+    for seed, case_id in enumerate(IDS):
+        write_case(root / "scans", case_id, seed=seed)
+    write_run(root / "run")
+    predict_folder([root / "scans"], [root / "run"], root / "results", SETTINGS)
+    return root
+
+
+@pytest.fixture
+def results(made: Path, tmp_path: Path) -> Path:
+    """Predictions of two cases, beside their scans and the model."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    manifest = tmp_path / "results" / MANIFEST_NAME
+    manifest.write_text(manifest.read_text().replace(str(made), str(tmp_path)))
+    return tmp_path / "results"
+
+
+def test_predict_writes_the_pages_that_are_not_there(run: Run, results: Path) -> None:
+    """Also of cases that were predicted before: a page is no part of what a result depends on."""
+    command = ("predict", "scans", "-o", "results", "--model", "run", "--uncertainty", "--report")
+    page, other = (results / "reports" / f"{case_id}.html" for case_id in IDS)
+
+    _, first, _ = run(*command)
+    page.unlink()
+    kept = other.stat().st_mtime_ns
+    _, second, _ = run(*command)
+
+    assert "0 predicted, 2 finished before" in first
+    assert "0 predicted, 2 finished before" in second
+    assert page.exists()
+    assert other.stat().st_mtime_ns == kept
+
+
+@pytest.mark.parametrize("layout", ["plain", pytest.param("bids", marks=pytest.mark.slow)])
+def test_predict_writes_a_page_of_a_new_case(results: Path, layout: ResultLayout) -> None:
+    root = results.parent
+    settings = SETTINGS.model_copy(update={"layout": layout, "report": True})
+
+    outcome = predict_folder([root / "scans" / IDS[0]], [root / "run"], root / "new", settings)
+
+    assert outcome.failures == ()
+    assert 'data-layer="uncertainty"' in (root / "new" / "reports" / f"{IDS[0]}.html").read_text()
+
+
+def test_a_folder_of_predictions_has_a_page_of_each_case_and_of_all(
+    run: Run, results: Path
+) -> None:
+    code, said, _ = run("report", "results", "--reference", "scans")
+
+    assert code == 0
+    assert said == (
+        "wrote results/cohort.html\nwrote 2 pages to results/reports\nResearch use only.\n"
+    )
+    page = (results / "reports" / f"{IDS[0]}.html").read_text()
+    record = json.loads((results / MANIFEST_NAME).read_text().splitlines()[0])
+    for words in (
+        record["model"],
+        *(sha256.partition("#")[0] for sha256 in record["inputs"]),
+        *record["warnings"][:1],
+        "uncertainty: True",
+        "BraTS2021_00000_t1ce.nii.gz",
+        "Reference (ml)",
+        'data-layer="uncertainty"',
+    ):
+        assert words in page, words
+    # a page that is handed on tells file names, and not where they lie
+    assert str(results.parent) not in page
+    cohort = (results / "cohort.html").read_text()
+    assert all(f'href="reports/{case_id}.html"' in cohort for case_id in IDS)
+    assert cohort.count("data:image/webp") == 2 + len(IDS)
+
+
+def test_scores_may_be_those_of_an_earlier_evaluation(run: Run, results: Path) -> None:
+    scores = score_table(
+        make_score(name, region, 0.25) for name in IDS for region in ("wt", "tc", "et")
+    )
+    write_scores(scores, results.parent / "scores.csv")
+
+    code, _, said = run("report", "results", "--scores", "scores.csv", "--no-case-pages")
+
+    assert code == 0, said
+    assert (results / "cohort.html").read_text().count('data-value="0.25"') == 8
+    assert not (results / "reports").exists()
+
+
+def test_scans_alone_have_a_page(run: Run, results: Path) -> None:
+    code, out, said = run("report", "scans", "--case", IDS[0], "-o", "one.html", "--json")
+
+    (found,) = check_json("report", out)
+    assert found == {"pages": ["one.html"], "failures": []}
+    assert (code, said) == (0, "wrote one.html\nResearch use only.\n")
+    assert "Lesions of the reference" in (results.parent / "one.html").read_text()
+
+
+def test_a_label_map_of_another_program_has_a_page(run: Run, results: Path) -> None:
+    write_nifti(results.parent / "other.nii.gz", make_label_map())
+
+    code, said, _ = run(
+        "report", f"scans/{IDS[0]}", "--prediction", "other.nii.gz", "-o", "one.html"
+    )
+
+    assert code == 0, said
+    page = (results.parent / "one.html").read_text()
+    assert "other.nii.gz, without a record of its model" in page
+    assert "Reference (ml)" in page
+
+
+def test_scans_that_are_gone_are_said_and_can_be_given(run: Run, results: Path) -> None:
+    moved = results.parent / "elsewhere"
+    moved.mkdir()
+    (results.parent / "scans" / IDS[0]).rename(moved / IDS[0])
+
+    code, said, _ = run("report", "results")
+
+    assert code == 1
+    assert f"FAILED  case {IDS[0]}, file BraTS2021_00000_t1.nii.gz" in said
+    # it has no page, and stays in the table
+    cohort = (results / "cohort.html").read_text()
+    assert IDS[0] in cohort
+    assert f'href="reports/{IDS[0]}.html"' not in cohort
+
+    code, said, _ = run("report", "elsewhere", "--prediction", "results")
+
+    assert (code, said) == (0, f"wrote results/reports/{IDS[0]}.html\nResearch use only.\n")
+
+
+def test_scans_that_have_changed_since_are_flagged(results: Path) -> None:
+    case = find_inputs([results.parent / "scans"])[0]
+    assert case.t1c is not None
+    path = case.path_of(case.t1c)
+    path.write_bytes(path.read_bytes() + b"\0")
+
+    written = write_report([results], PageOptions(case_ids=(IDS[0],)))
+
+    assert "the file of t1c is not the one that was predicted" in written.results[0].read_text()
+
+
+def test_a_label_map_that_is_gone_ends_its_own_case_only(results: Path) -> None:
+    (results / f"{IDS[0]}.nii.gz").unlink()
+
+    written = write_report([results], PageOptions(output=results.parent / "pages"))
+
+    assert [(one.case_id, one.error) for one in written.failures] == [(IDS[0], "CaseError")]
+    assert [path.name for path in written.results] == ["cohort.html", f"{IDS[1]}.html"]
+
+
+@pytest.mark.slow
+def test_several_processes_write_the_same_pages(results: Path) -> None:
+    first = write_report([results], PageOptions(output=results.parent / "a"))
+    second = write_report([results], PageOptions(output=results.parent / "b"), n_workers=2)
+
+    for one, other in zip(first.results[1:], second.results[1:], strict=True):
+        assert one.read_bytes() == other.read_bytes()
+
+
+def test_a_run_has_a_page_in_its_folder(run: Run, tiny_run: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_run, tmp_path / "fold0")
+
+    code, said, _ = run("report", "fold0")
+
+    assert (code, said) == (0, "wrote fold0/report.html\nResearch use only.\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("absent", "absent"),
+        ("scans --case X", "there is no case X; there are BraTS2021_00000, BraTS2021_0"),
+        ("scans -o a.html", "a.html is one page, for 2 cases; expected a folder, or one"),
+        ("results scans -o a.html", "a.html is one page, for 2 folders"),
+        ("results --prediction results", "results holds predictions itself"),
+        ("results --prepared prepared", "results is none; leave them out"),
+        ("results --scores s.csv --reference scans", "are given; expected one"),
+        ("results --scores s.csv --no-case-pages", "s.csv does not exist"),
+        ("scans --prediction absent", "absent does not exist"),
+        ("scans --prediction one.nii.gz", "one.nii.gz is one label map, for 2 cases"),
+        (
+            "fold0 --case a",
+            "fold0 is a run, whose page shows no folders of cases; leave out --case",
+        ),
+    ],
+)
+def test_what_does_not_fit_together_is_said(
+    run: Run, results: Path, arguments: str, expected: str
+) -> None:
+    write_nifti(results.parent / "one.nii.gz", make_label_map())
+    for name in ("config.yaml", "split.csv"):
+        path = results.parent / "fold0" / name
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+
+    code, out, err = run("report", *arguments.split())
+
+    assert code == 2, out
+    assert expected in err
+
+
+def test_a_case_without_a_prediction_is_said(run: Run, results: Path) -> None:
+    write_case(results.parent / "scans", "BraTS2021_00007", seed=7)
+
+    code, said, _ = run("report", "scans", "--prediction", "results", "--case", "BraTS2021_00007")
+
+    assert code == 1
+    assert "FAILED  case BraTS2021_00007, file results: found no prediction of this case" in said
