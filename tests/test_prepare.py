@@ -12,7 +12,6 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 import pytest
-from filelock import FileLock
 
 from brats_seg.cases import case as case_module
 from brats_seg.cases.case import CaseIndex
@@ -30,7 +29,7 @@ from brats_seg.data.prepare import (
 )
 from brats_seg.data.store import open_case
 from brats_seg.errors import EnvironmentalError, UsageError
-from brats_seg.files import folder_bytes, reading
+from brats_seg.files import folder_bytes, locked, reading
 from brats_seg.labels import BRATS2017, regions_of
 from brats_seg.voxels.box import Box
 from tests.builders import BRATS_AFFINE, write_case, write_nifti
@@ -357,13 +356,11 @@ def test_a_second_process_waits_for_the_first(
 ) -> None:
     folder.mkdir()
     caplog.set_level("INFO")
-    first = FileLock(folder / prepare_module._LOCK_NAME)
-    first.acquire()
     second = threading.Thread(target=prepare, args=(root, folder))
-    second.start()
-    second.join(timeout=0.3)
-    waits = second.is_alive()
-    first.release()
+    with locked(folder / prepare_module._LOCK_NAME):
+        second.start()
+        second.join(timeout=0.3)
+        waits = second.is_alive()
     second.join()
 
     assert waits
