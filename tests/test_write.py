@@ -9,7 +9,7 @@ import pytest
 from brats_seg.cases.find import find_inputs
 from brats_seg.evaluation.scores import write_scores
 from brats_seg.inference.batch import predict_folder
-from brats_seg.inference.output import MANIFEST_NAME
+from brats_seg.inference.results import MANIFEST_NAME
 from brats_seg.inference.settings import PredictionSettings, ResultLayout
 from brats_seg.pages.write import PageOptions, write_report
 from tests.builders import Run, check_json, make_label_map, write_case, write_nifti
@@ -151,8 +151,8 @@ def test_scans_that_are_gone_are_said_and_can_be_given(run: Run, results: Path) 
 
 def test_scans_that_have_changed_since_are_flagged(results: Path) -> None:
     case = find_inputs([results.parent / "scans"])[0]
-    assert case.t1c is not None
-    path = case.path_of(case.t1c)
+    assert case.files["t1c"] is not None
+    path = case.path_of(case.files["t1c"])
     path.write_bytes(path.read_bytes() + b"\0")
 
     written = write_report([results], PageOptions(case_ids=(IDS[0],)))

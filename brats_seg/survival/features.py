@@ -4,7 +4,6 @@ Networks that were not trained on the patient of a case are applied to it where 
 table says whether they were. A run lists the cases that it was trained on in its split.
 """
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -26,12 +25,11 @@ from brats_seg.config_text import load_config
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.data.fold import open_index, prepared_path_of
 from brats_seg.errors import CaseError, UsageError, counted
-from brats_seg.files import alone_at, whole_file
+from brats_seg.files import alone_at, write_json
 from brats_seg.inference.method import Scan, prepare_scan
 from brats_seg.inference.model import Model, load_model, read_together
 from brats_seg.inference.predict import predict_scan
 from brats_seg.inference.reconstruct import Reconstructor
-from brats_seg.inference.settings import PredictionSettings
 from brats_seg.models.autoencoder import Autoencoder
 from brats_seg.progress import Track, untracked
 from brats_seg.runtime.device import Device, choose_device
@@ -324,8 +322,7 @@ def write_origin(index: CaseIndex, networks: Networks, path: Path) -> None:
         "segmentations": [str(one.path) for one in networks.segmentations],
         "version": version("brats_seg"),
     }
-    with whole_file(path) as beside:
-        beside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_json(path, content)
 
 
 def _predicted_tumour(scan: Scan, networks: Networks, ids: frozenset[str]) -> tuple[Tumour, Seen]:
@@ -337,7 +334,7 @@ def _predicted_tumour(scan: Scan, networks: Networks, ids: frozenset[str]) -> tu
     least = min((one.seen(ids) for one in networks.segmentations), key=SEEN.index)
     models = [one.network for one in networks.segmentations if one.seen(ids) == least]
     members = tuple(member for model in models for member in model.members)
-    result = predict_scan(replace(models[0], members=members), scan, PredictionSettings())
+    result = predict_scan(replace(models[0], members=members), scan)
     labels = Volume(array=result.label_map, geometry=scan.geometry, file="(predicted)")
     return tumour_of(scan, oriented(labels), result.convention), least
 

@@ -6,7 +6,6 @@ submission.csv    case id and days, without a header, as the challenge takes it
 survival.png      predicted over reported days
 """
 
-import json
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -23,7 +22,7 @@ from brats_seg.errors import counted
 from brats_seg.evaluation.significance import CONFIDENCE, bootstrap_interval, permutation_p_value
 from brats_seg.figures.charts import survival_figure
 from brats_seg.figures.sections import write_figure
-from brats_seg.files import alone_at, whole_file
+from brats_seg.files import alone_at, write_json
 from brats_seg.progress import Track, untracked
 from brats_seg.survival.models import BASELINE, COX, FAMILIES, concordance, has_lifelines
 from brats_seg.survival.outcomes import read_ids, read_outcomes
@@ -405,8 +404,7 @@ def write_summary(
         "remarks": summary.remarks,
         "figures": {one.name: _as_json(one) for one in summary.figures},
     }
-    with whole_file(path) as beside:
-        beside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_json(path, content)
 
 
 def _as_json(figures: FamilyFigures) -> dict[str, object]:
