@@ -4,7 +4,6 @@ import json
 import sys
 from dataclasses import asdict
 
-from brats_seg.doctor import package_finding
 from brats_seg.errors import Finding
 
 
@@ -15,6 +14,8 @@ def main() -> None:
 
         run()
     except ModuleNotFoundError:
+        from brats_seg.doctor import package_finding
+
         finding = package_finding()
         if finding.status == "ok":
             raise

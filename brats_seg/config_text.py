@@ -6,6 +6,7 @@ and aliases are checked before it is parsed.
 
 import reprlib
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -303,20 +304,11 @@ def _merge(settings: dict[str, Any], changes: Mapping[str, Any]) -> None:
     for key, value in changes.items():
         below = settings.get(key)
         # a mapping by epoch such as {0: 8} is one value; only sections, whose keys are texts, are merged
-        if isinstance(below, dict) and isinstance(value, dict) and all(map(_is_text, value)):
+        is_section = isinstance(value, dict) and all(isinstance(name, str) for name in value)
+        if isinstance(below, dict) and is_section:
             _merge(below, value)
         else:
-            settings[key] = _copied(value)
-
-
-def _is_text(key: object) -> bool:
-    return isinstance(key, str)
-
-
-def _copied(value: Any) -> Any:
-    return (
-        {key: _copied(below) for key, below in value.items()} if isinstance(value, dict) else value
-    )
+            settings[key] = deepcopy(value)
 
 
 def _explained(error: ValidationError) -> str:

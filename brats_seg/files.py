@@ -10,22 +10,20 @@ NFS and Lustre do unless they are mounted without. On a drive that has no locks 
 """
 
 import errno
+import fcntl
+import json
 import logging
 import os
 import re
 import secrets
 import shutil
 import stat
-import sys
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-
-from filelock import FileLock, Timeout
-
-if sys.platform != "win32":
-    import fcntl
+from typing import Any
 
 from brats_seg.errors import EnvironmentalError, UsageError
 
@@ -59,6 +57,7 @@ _WHEN_FULL = f"Free some space, or choose another folder; {_NOTHING_LOST}"
 _GRACE_S = 2.0
 """Time to wait for a lock before it counts as taken: worker processes, which share the lock of the
 process that started them, take up to a second to end after it was killed."""
+_POLL_S = 0.05
 
 
 @contextmanager
@@ -90,6 +89,16 @@ def whole_file(path: Path) -> Iterator[Path]:
         # an error of the clean-up would hide the one that matters
         with suppress(OSError):
             beside.unlink(missing_ok=True)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a value as JSON; a reader never sees an incomplete file.
+
+    Raises:
+        EnvironmentalError: The file cannot be written.
+    """
+    with whole_file(path) as beside:
+        beside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 @contextmanager
@@ -144,32 +153,34 @@ def remove_leftovers(folder: Path, *, folders: bool = False) -> None:
 
 
 @contextmanager
-def locked(path: Path, *, when_taken: Exception | None = None) -> Iterator[None]:
+def locked(
+    path: Path, *, when_taken: Exception | None = None, is_shared: bool = False
+) -> Iterator[None]:
     """Hold a lock, which the system releases when the process ends, even if it is killed.
 
     Args:
         path: File of the lock; its folder is created if it does not exist.
         when_taken: Error to raise if another process holds the lock; None waits for that process.
+        is_shared: Whether other processes may hold the lock at the same time that share it too.
 
     Raises:
         EnvironmentalError: The file cannot be written.
     """
-    lock = FileLock(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _acquire(lock, path, when_taken)
+        lock = _acquired(path, 0 if when_taken is None else _GRACE_S, is_shared=is_shared)
+        if lock is None and when_taken is not None:
+            raise when_taken
+        if lock is None:
+            log.info("waiting for another process that works in %s", path.parent)
+            lock = _acquired(path, None, is_shared=is_shared)
     except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise explained(error, path.parent) from error
-        log.warning(
-            "the drive of %s has no locks (%s): start no second process that writes there",
-            path.parent,
-            error.strerror,
-        )
+        raise explained(error, path.parent) from error
     try:
         yield
     finally:
-        lock.release()
+        if lock is not None:
+            os.close(lock)
 
 
 @contextmanager
@@ -203,20 +214,11 @@ def reading(folder: Path) -> Iterator[None]:
     """Keep other processes from replacing what is in a folder (see `replacing`) as long as it is read.
 
     Any number of processes may read at the same time. A folder that cannot be written to is read
-    without a lock, and so is any folder on Windows, which has no shared locks of files.
+    without a lock.
     """
-    with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / _READING_NAME).touch()
-    try:
-        file = (folder / _READING_NAME).open("rb")
-    except OSError:
-        yield
-        return
-    with file:
-        with suppress(OSError):
-            if sys.platform != "win32":
-                fcntl.flock(file, fcntl.LOCK_SH)
+    with ExitStack() as stack:
+        with suppress(EnvironmentalError):
+            stack.enter_context(locked(folder / _READING_NAME, is_shared=True))
         yield
 
 
@@ -231,19 +233,7 @@ def replacing(folder: Path, *, when_read: Exception) -> Iterator[None]:
     Raises:
         EnvironmentalError: The folder cannot be written to.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / _READING_NAME).open("ab")
-    except OSError as error:
-        raise explained(error, folder) from error
-    with file:
-        try:
-            if sys.platform != "win32":
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise when_read from None
-        except OSError as error:
-            log.warning("the drive of %s has no locks (%s)", folder, error.strerror)
+    with locked(folder / _READING_NAME, when_taken=when_read):
         yield
 
 
@@ -286,16 +276,13 @@ def check_writable(folder: Path) -> None:
 
 def is_locked(path: Path) -> bool:
     """Return whether another process holds the lock of a file; nothing is written or waited for."""
-    if not path.exists():
-        return False
-    lock = FileLock(path)
     try:
-        lock.acquire(timeout=0)
-    except Timeout:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
         return True
     except OSError:
         return False
-    lock.release()
     return False
 
 
@@ -391,11 +378,30 @@ def _temporary(path: Path) -> Path:
     return path.with_name(f".{os.getpid()}-{secrets.token_hex(3)}-{path.name}")
 
 
-def _acquire(lock: FileLock, path: Path, when_taken: Exception | None) -> None:
-    try:
-        lock.acquire(timeout=0 if when_taken is None else _GRACE_S)
-    except Timeout:
-        if when_taken is not None:
-            raise when_taken from None
-        log.info("waiting for another process that works in %s", path.parent)
-        lock.acquire()
+def _acquired(path: Path, timeout_s: float | None, *, is_shared: bool) -> int | None:
+    """Return the open file of a lock that is held now; None if another process holds it for so long."""
+    end_s = None if timeout_s is None else time.monotonic() + timeout_s
+    mode, kind = (os.O_RDONLY, fcntl.LOCK_SH) if is_shared else (os.O_RDWR, fcntl.LOCK_EX)
+    while True:
+        lock = os.open(path, mode | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(lock, kind | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                log.warning(
+                    "the drive of %s has no locks (%s): start no second process that writes there",
+                    path.parent,
+                    error.strerror,
+                )
+                return lock
+            os.close(lock)
+            if not isinstance(error, BlockingIOError):
+                raise
+            if end_s is not None and time.monotonic() >= end_s:
+                return None
+            time.sleep(_POLL_S)
+        else:
+            # the holder before may have removed the file, so that the next one locks another
+            if os.fstat(lock).st_nlink:
+                return lock
+            os.close(lock)

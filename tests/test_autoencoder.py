@@ -1,6 +1,5 @@
 """Test the autoencoder, and the training of one."""
 
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -56,11 +55,6 @@ def test_any_size_comes_back_in_its_size(network: Autoencoder, shape: tuple[int,
     assert latent.shape == (1, 512)
     assert reconstruction.shape == image.shape
     assert reconstruction.isfinite().all()
-
-
-def test_it_has_a_few_million_parameters(network: Autoencoder) -> None:
-    """The notebook's has 390,827,364 for the same 512 numbers."""
-    assert 1e6 < sum(parameter.numel() for parameter in network.parameters()) < 6e6
 
 
 def test_the_vector_depends_on_the_image_and_a_case_is_stable(network: Autoencoder) -> None:
@@ -139,24 +133,6 @@ def test_no_checkpointing_mode_changes_a_bit_of_the_gradient(
 
     assert len(before) == len(list(network.parameters()))
     assert all(map(torch.equal, before, after))
-
-
-def test_each_checkpointing_mode_keeps_less_than_the_one_before(network: Autoencoder) -> None:
-    kept = []
-    for mode in ActivationCheckpointing:
-        network.checkpointing = mode
-        memory: dict[int, int] = {}
-
-        def note(tensor: Tensor, memory: dict[int, int] = memory) -> Tensor:
-            memory[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            network(make_image(20, 24, 20))
-        kept.append(sum(memory.values()))
-    network.checkpointing = ActivationCheckpointing.NONE
-
-    assert all(more > less for more, less in pairwise(kept))
 
 
 @pytest.mark.parametrize("latent", [64, 128])

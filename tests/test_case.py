@@ -12,12 +12,10 @@ import pytest
 import brats_seg.cases.case as case_module
 from brats_seg.cases.case import (
     Case,
-    ScanFile,
     case_of_arrays,
     check_one_grid,
     have_one_grid,
     load_case,
-    missing_problem,
     read_case_files,
 )
 from brats_seg.cases.find import find_cases
@@ -320,11 +318,16 @@ def test_a_missing_modality_is_refused_unless_it_is_not_asked_for(tmp_path: Path
     assert not case.usable
 
 
-def test_a_radiotherapy_case_is_not_supported() -> None:
-    case = Case.named("BraTS-MEN-RT-0002-1", {"t1c": ScanFile(path=Path("t1c.nii"))})
+def test_a_radiotherapy_case_is_not_supported(tmp_path: Path) -> None:
+    write_nifti(tmp_path / "BraTS-MEN-RT-0002-1" / "BraTS-MEN-RT-0002-1_t1c.nii", make_volumes()[1])
+
+    (case,) = find_cases(tmp_path).cases
 
     assert case.release == "brats2024-men-rt"
-    assert "one modality and another target" in str(missing_problem(case))
+    [problem] = case.problems
+    assert "one modality and another target" in problem
+    with pytest.raises(UnusableCaseError, match="not supported"):
+        load_case(case, modalities=("t1c",))
 
 
 def test_every_file_off_the_grid_is_named() -> None:

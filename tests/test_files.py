@@ -1,6 +1,7 @@
 """Files and folders that a reader never sees half of, locks, and disk space."""
 
 import errno
+import fcntl
 import multiprocessing
 import os
 import signal
@@ -8,7 +9,6 @@ import threading
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 
 from brats_seg.cases.many import worker_pool
 from brats_seg.errors import EnvironmentalError, UsageError
@@ -359,10 +359,10 @@ def test_workers_of_a_dead_process_hold_no_lock(tmp_path: Path) -> None:
 def test_a_drive_without_locks_is_used_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(self: FileLock, **_: object) -> None:
+    def refuse(descriptor: int, kind: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(FileLock, "acquire", refuse)
+    monkeypatch.setattr(fcntl, "flock", refuse)
 
     with locked(tmp_path / ".lock", when_taken=UsageError("taken")):
         assert "has no locks (No locks available): start no second process" in caplog.text

@@ -1,5 +1,4 @@
 import errno
-import logging
 import os
 import resource
 import sys
@@ -103,27 +102,6 @@ def test_a_run_stores_the_spacing_that_it_was_trained_at(tmp_path: Path) -> None
     trainer = Trainer(data=data, config=settings(), run_path=tmp_path / "run")
 
     assert trainer._checkpointer._identity.spacing_mm == TWO
-
-
-def test_equal_voxels_of_any_spacing_are_prepared_alike(tmp_path: Path) -> None:
-    crops = []
-    for spacing_mm in (1, 2):
-        data = opened(write_cases(tmp_path / str(spacing_mm) / "scans", spacing_mm, spacing_mm))
-        crops.append(whole_case(data.folder, data.split.train[0]))
-
-    np.testing.assert_array_equal(crops[0].image, crops[1].image)
-    np.testing.assert_array_equal(crops[0].target, crops[1].target)
-
-
-def test_folds_do_not_depend_on_the_spacing(tmp_path: Path) -> None:
-    root = write_cases(tmp_path / "scans", 2, 2, 1, 1)
-    opened_folds = [
-        open_fold(root, fold=0, config=settings(*changes), prepared_path=tmp_path / name)
-        for name, changes in (("two", ()), ("three", ("store.spacing_mm=[3,3,3]",)))
-    ]
-    tables = [data.folds_path.read_text() for data in opened_folds if data.folds_path]
-
-    assert tables[0] == tables[1]
 
 
 def test_a_fold_that_does_not_exist_is_refused_before_anything_is_written(tmp_path: Path) -> None:
@@ -264,14 +242,6 @@ def test_the_spacing_is_chosen_from_all_cases_and_not_from_those_of_the_fold(
     ]
 
     assert found == [TWO] * 3
-
-
-def test_a_mixture_is_said_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    opened(write_cases(tmp_path / "scans", 1, 1, 2))
-
-    expected = "cases are prepared at 1x1x1 mm; 1 of 3 is resampled: 1 from 2x2x2 mm"
-    assert caplog.messages.count(expected) == 1
 
 
 def test_a_split_of_two_spacings_is_refused(tmp_path: Path) -> None:

@@ -83,11 +83,6 @@ def test_the_randomness_of_the_training_is_left_alone(folder: Path, n_workers: i
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("n_workers", [0, 2])
-def test_no_draws_are_no_patches(folder: Path, n_workers: int) -> None:
-    assert list(patch_loader(make_dataset(folder), (), n_workers)) == []
-
-
 def test_workers_end_with_the_epoch_also_when_it_is_cut_short(folder: Path) -> None:
     samples = patch_loader(make_dataset(folder), epoch_patches(IDS, 0, 20, 1), 2)
     next(samples)
@@ -336,19 +331,6 @@ def test_a_sample_that_is_held_does_not_change(pair: Path, augment: str) -> None
         assert torch.equal(sample.target, target)
 
 
-def test_memory_is_used_again_when_a_sample_is_dropped(pair: Path) -> None:
-    dataset = dataset_of(pair)
-    addresses = {dataset[key].image.data_ptr() for key in keys_of(6)}
-
-    assert len(addresses) == 1
-
-
-def test_patches_on_tumour_hold_tumour(pair: Path) -> None:
-    dataset = dataset_of(pair, foreground=1.0)
-
-    assert all(dataset[key].target[0].any() for key in keys_of(10))
-
-
 def test_a_whole_case_is_a_patch_of_a_size_that_the_network_takes(pair: Path) -> None:
     sample = dataset_of(pair, size="whole")[keys_of(1)[0]]
 
@@ -372,13 +354,6 @@ def test_a_held_out_case_is_its_brain_crop(pair: Path) -> None:
     np.testing.assert_array_equal(sample.image, case.read_image(Box.at((0, 0, 0), case.shape)))
     labels = make_label_map((48, 48, 48), seed=0)[case.box.slices]
     np.testing.assert_array_equal(sample.target, regions_of(labels, BRATS2017))
-
-
-def test_an_absent_case_is_named(pair: Path) -> None:
-    with pytest.raises(CaseError, match=r"case b, .*found no prepared case"):
-        dataset_of(pair)[PatchKey(epoch=0, case_id="b", draw=0)]
-    with pytest.raises(CaseError, match=r"case b, .*found no prepared case"):
-        whole_case(pair, "b")
 
 
 def test_a_case_without_label_map_is_named(tmp_path: Path) -> None:

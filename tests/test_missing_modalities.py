@@ -12,7 +12,7 @@ import pytest
 
 from brats_seg.cases.case import load_case
 from brats_seg.cases.find import find_inputs, single_input
-from brats_seg.errors import CaseError, UnusableCaseError, UsageError
+from brats_seg.errors import CaseError, UsageError
 from brats_seg.evaluation.subset_scores import SubsetScores
 from brats_seg.inference.batch import (
     CaseOutcome,
@@ -236,7 +236,7 @@ def test_files_and_arrays_of_a_subset_are_predicted(tmp_path: Path) -> None:
 
     assert of_files.summary.modalities == of_arrays.summary.modalities == ("t1c", "t2f")
     np.testing.assert_array_equal(of_files.label_map, of_arrays.label_map)
-    with pytest.raises(CaseError, match="found 2 modalities; expected the four t1n"):
+    with pytest.raises(CaseError, match="found 2 modalities; expected t1n"):
         predictor.predict_arrays(images, np.eye(4))
     with pytest.raises(
         CaseError, match="expected at least one of t1n, t1c, t2w, t2f, in this order"
@@ -257,7 +257,7 @@ def test_a_prepared_scan_reaches_no_network_that_was_not_trained_for_it(tmp_path
 def test_every_other_command_needs_four_modalities(tmp_path: Path) -> None:
     (case,) = find_inputs([write_subset(tmp_path / "scans", ("t1c", "t2f"))])
 
-    with pytest.raises(UnusableCaseError, match="found no t1n, t2w; expected t1n, t1c, t2w, t2f"):
+    with pytest.raises(CaseError, match="found no t1n, t2w; expected t1n, t1c, t2w, t2f"):
         load_case(case)
 
 

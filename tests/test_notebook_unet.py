@@ -18,24 +18,6 @@ def test_has_as_many_parameters_as_the_notebook_s() -> None:
     assert sum(p.numel() for p in make_notebook().parameters()) == 5_652_507
 
 
-def test_has_the_widths_of_the_notebook() -> None:
-    network = make_notebook()
-    convolutions = [m for m in network.modules() if isinstance(m, nn.Conv3d)]
-
-    assert [(c.in_channels, c.out_channels) for c in convolutions] == [
-        *[(4, 24), (24, 24)],
-        *[(24, 48), (48, 48)],
-        *[(48, 96), (96, 96)],
-        *[(96, 192), (192, 192)],
-        *[(192, 192), (192, 192)],
-        *[(384, 96), (96, 96)],
-        *[(192, 48), (48, 48)],
-        *[(96, 24), (24, 24)],
-        *[(48, 24), (24, 24)],
-        (24, 3),
-    ]
-
-
 def described(network: NotebookUNet, image: Tensor) -> Tensor:
     """The network as the notebook describes it, with the weights of `network`."""
 

@@ -4,16 +4,12 @@ import json
 import logging
 import shutil
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
-import nibabel as nib
-import numpy as np
 import pytest
 
-from brats_seg.labels import MODALITIES, MODALITY_SUBSETS
+from brats_seg.labels import MODALITY_SUBSETS
 from tests.builders import Run, write_case
 from tests.inference_builders import IDENTITY, write_run
 
@@ -21,20 +17,6 @@ from tests.inference_builders import IDENTITY, write_run
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     return write_run(tmp_path / "run")
-
-
-def test_a_folder_is_predicted_and_a_second_time_left_alone(
-    run: Run, brats_root: Path, model: Path, tmp_path: Path
-) -> None:
-    first = run("predict", brats_root, "-o", "out", "--model", model)
-    second = run("predict", brats_root, "-o", "out", "--model", model)
-
-    assert first[0] == second[0] == 0, first[2]
-    assert "6 predicted, 0 finished before, 0 failed" in first[1]
-    assert "0 predicted, 6 finished before, 0 failed" in second[1]
-    assert "Research use only." in first[1]
-    assert len(list((tmp_path / "out").glob("*.nii.gz"))) == 6
-    assert len(list((tmp_path / "out" / "previews").glob("*.png"))) == 6
 
 
 def test_a_failed_case_ends_it_with_one_and_is_named(
@@ -85,20 +67,6 @@ def test_one_case_of_two_files_is_for_models_that_were_trained_for_it(
     assert "found no t1n, t2w; expected t1n, t1c, t2w, t2f, as the model was trained" in refused[1]
     assert done[0] == 0, done[2]
     assert "note: no t1n, t2w: predicted from t1c and t2f alone" in done[1]
-
-
-def test_one_case_by_four_flags(run: Run, model: Path, tmp_path: Path) -> None:
-    folder = write_case(tmp_path / "scans", labelled=False)
-    names = zip(MODALITIES, ("t1", "t1ce", "t2", "flair"), strict=True)
-    flags = [f"--{m}={folder / f'BraTS2021_00000_{name}.nii.gz'}" for m, name in names]
-
-    code, shown, errors = run(
-        "predict", *flags, "-o", "out", "--model", model, "--case", "me", "--labels", "msd"
-    )
-
-    assert code == 0, errors
-    assert "\nme: WT " in shown
-    assert set(np.unique(nib.load(tmp_path / "out" / "me.nii.gz").dataobj)) <= {0, 1, 2, 3}
 
 
 def test_the_label_convention_is_said_if_it_is_not_that_of_the_release(
@@ -162,7 +130,6 @@ def test_every_option_reaches_the_record(
     assert record["settings"] == {
         "device": "cpu",
         "precision": "fp32",
-        "windows": "auto",
         "window": [16, 16, 16],
         "overlap": 0.25,
         "tta": True,
@@ -181,25 +148,6 @@ def test_every_option_reaches_the_record(
     assert len(record["outputs"]) == 5
 
 
-def test_an_exported_model_predicts_the_same(
-    run: Run, brats_root: Path, model: Path, tmp_path: Path
-) -> None:
-    second = write_run(tmp_path / "run2", seed=2)
-    both = ["--model", model, "--model", second]
-    run("predict", brats_root, "-o", "from-runs", *both, "--set", "preview=false")
-
-    exported = run("export", model, second, "-o", "model")
-    code, _, errors = run(
-        "predict", brats_root, "-o", "out", "--model", "model", "--set", "preview=false"
-    )
-
-    assert exported[0] == 0
-    assert "wrote 2 networks to model" in exported[1]
-    assert code == 0, errors
-    for path in (tmp_path / "from-runs").glob("*.nii.gz"):
-        assert path.read_bytes() == (tmp_path / "out" / path.name).read_bytes()
-
-
 def test_export_says_what_the_model_card_names_and_what_it_lacks(
     run: Run, model: Path, tmp_path: Path
 ) -> None:
@@ -211,38 +159,6 @@ def test_export_says_what_the_model_card_names_and_what_it_lacks(
     assert "--count-cases" not in licensed[1]
     assert "--license" not in licensed[1]
     assert "- licence: CC0\n" in (tmp_path / "other" / "README.md").read_text()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["scans", "--model", "run", "--t1n", "a.nii"], "give either INPUTS, or one case by"),
-        (["--model", "run"], "give either INPUTS, or one case by"),
-        (["scans", "--model", "run", "--case", "me"], "--case needs one case by --t1n"),
-        (["scans", "--model", "nothing"], "nothing holds no model"),
-        (["empty", "--model", "run"], "empty holds no cases"),
-        (["nowhere", "--model", "run"], "nowhere does not exist"),
-        (["scans", "--model", "run", "--labels", "brats1999"], "'brats1999' is unknown"),
-        (["scans", "--model", "run", "--window", "9,9,9"], "--window 9x9x9 does not fit"),
-        (["scans", "--model", "run", "--window", "half"], "setting windows"),
-        (["scans", "--model", "run", "--set", "tta"], "has no '='"),
-        (["scans", "--model", "run", "--set", "thresholds=2,0,0"], "setting thresholds.0"),
-        (["scans", "--model", "run", "--workers", "many"], "expected a number"),
-        (["scans", "--model", "run", "--device", "gpu"], "device 'gpu' is unknown"),
-    ],
-)
-def test_wrong_use_is_explained_and_ends_with_two(
-    run: Run, model: Path, tmp_path: Path, arguments: list[str], message: str
-) -> None:
-    write_case(tmp_path / "scans")
-    (tmp_path / "empty").mkdir()
-
-    code, _, errors = run("predict", *arguments, "-o", "out")
-
-    assert code == 2
-    assert errors.startswith("error: ")
-    assert message in errors
-    assert "Traceback" not in errors
 
 
 def test_a_damaged_model_is_refused_before_any_case(
@@ -259,50 +175,6 @@ def test_a_damaged_model_is_refused_before_any_case(
     assert code == 2
     assert "member0.safetensors is damaged" in errors
     assert not (tmp_path / "out").exists()
-
-
-def test_a_place_that_cannot_be_written_to_ends_it_with_three(
-    run: Run, brats_root: Path, model: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "file").touch()
-
-    code, _, errors = run("predict", brats_root, "-o", "file/out", "--model", model)
-
-    assert code == 3
-    assert "cannot be written" in errors
-
-
-def test_a_device_that_is_not_there_ends_it_with_three(
-    run: Run, brats_root: Path, model: Path
-) -> None:
-    code, _, errors = run("predict", brats_root, "-o", "o", "--model", model, "--device", "cuda:97")
-
-    assert code == 3
-    assert "use --device cpu" in errors
-
-
-@pytest.mark.slow
-def test_it_needs_no_network(brats_root: Path, model: Path, tmp_path: Path) -> None:
-    """Make every socket fail."""
-    program = (
-        "import socket, sys\n"
-        "class Refused(socket.socket):\n"
-        "    def __init__(self, *a, **k): raise AssertionError('a socket was opened')\n"
-        "socket.socket = Refused\n"
-        "from brats_seg.cli import main\n"
-        "main()"
-    )
-    arguments = ["predict", brats_root, "-o", tmp_path / "out", "--model", model]
-
-    done = subprocess.run(
-        [sys.executable, "-c", program, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert done.returncode == 0, done.stderr
-    assert "6 predicted" in done.stdout
 
 
 @pytest.fixture(autouse=True)
@@ -331,16 +203,3 @@ def test_ctrl_c_says_where_the_results_are_and_how_to_go_on(
     assert code == 128 + signal.SIGINT
     assert f"interrupted after {n_done} of 6 cases. Results are in out; the same command" in said
     assert f"brats-seg predict {brats_root} -o out --model {model} --set preview=false" in said
-
-
-def test_any_command_says_that_it_was_interrupted(
-    run: Run, brats_root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("brats_seg.data.fold.open_index", interrupted)
-
-    code, _, said = run("index", brats_root)
-
-    assert (code, said) == (128 + signal.SIGINT, "interrupted\n")

@@ -1,6 +1,5 @@
 import errno
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -13,7 +12,6 @@ from pathlib import Path
 import nibabel as nib
 import numpy as np
 import pytest
-from filelock import FileLock
 
 from brats_seg.cases import case as case_module
 from brats_seg.cases.case import CaseIndex
@@ -25,14 +23,13 @@ from brats_seg.data.manifest import verify_cases
 from brats_seg.data.prepare import (
     FOREGROUND_VOXELS,
     LARGEST_BRAIN_MM3,
-    check_space,
     prepare_cases,
     required_bytes,
     select_foreground,
 )
 from brats_seg.data.store import open_case
 from brats_seg.errors import EnvironmentalError, UsageError
-from brats_seg.files import folder_bytes, reading
+from brats_seg.files import folder_bytes, locked, reading
 from brats_seg.labels import BRATS2017, regions_of
 from brats_seg.voxels.box import Box
 from tests.builders import BRATS_AFFINE, write_case, write_nifti
@@ -274,13 +271,6 @@ def test_bad_cases_are_reported_in_order_and_the_others_finished(
     open_case(folder, IDS[1])
 
 
-def test_an_unlabelled_case_is_prepared(tmp_path: Path, folder: Path) -> None:
-    write_case(tmp_path / "scans", labelled=False)
-
-    assert prepare(tmp_path / "scans", folder) == ()
-    assert open_case(folder, "BraTS2021_00000").labels is None
-
-
 def test_progress_counts_what_is_to_be_done(root: Path, folder: Path) -> None:
     prepare(root, folder)
     change_voxel(root / IDS[1] / f"{IDS[1]}_seg.nii.gz")
@@ -366,13 +356,11 @@ def test_a_second_process_waits_for_the_first(
 ) -> None:
     folder.mkdir()
     caplog.set_level("INFO")
-    first = FileLock(folder / prepare_module._LOCK_NAME)
-    first.acquire()
     second = threading.Thread(target=prepare, args=(root, folder))
-    second.start()
-    second.join(timeout=0.3)
-    waits = second.is_alive()
-    first.release()
+    with locked(folder / prepare_module._LOCK_NAME):
+        second.start()
+        second.join(timeout=0.3)
+        waits = second.is_alive()
     second.join()
 
     assert waits
@@ -392,10 +380,6 @@ def test_large_regions_are_thinned_evenly() -> None:
     assert regions_of(labels, BRATS2017)[0][tuple(wt.T)].all()
     np.testing.assert_allclose(wt.mean(axis=0), 14.5, atol=0.1)
     assert tc.tolist() == et.tolist() == [[6, 7, 8]]
-
-
-def test_a_case_without_tumour_has_no_foreground() -> None:
-    assert select_foreground(np.zeros((3, 3, 3), dtype=np.uint8), BRATS2017).shape == (0, 4)
 
 
 @pytest.mark.real
@@ -466,13 +450,6 @@ def required(index: CaseIndex, folder: Path, config: StoreConfig | None = None) 
     return required_bytes(index.cases, folder, config and config.spacing_mm)
 
 
-def test_small_volumes_are_counted_whole(tmp_path: Path) -> None:
-    write_case(tmp_path / "scans", shape=(24, 24, 16))
-    index = index_cases(tmp_path / "scans")
-
-    assert required(index, tmp_path) == 24 * 24 * 16 * (4 * 2 + 1) + 2**18
-
-
 @pytest.mark.parametrize(("spacing_mm", "n_voxels"), [(1, LARGEST_BRAIN_MM3), (2, 200**3)])
 def test_of_large_volumes_a_brain_is_counted(
     tmp_path: Path, spacing_mm: float, n_voxels: int
@@ -520,34 +497,6 @@ def test_an_unreadable_scan_needs_no_space(tmp_path: Path) -> None:
     (index.root / index.cases[0].images[0].path).write_text("not a scan")
 
     assert required(index, tmp_path) == 0
-
-
-def test_too_little_space_is_refused_with_what_is_needed_and_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_case(tmp_path / "scans", shape=(64, 64, 64))
-    index = index_cases(tmp_path / "scans")
-    monkeypatch.setattr(prepare_module, "free_bytes", lambda _: 0)
-
-    with pytest.raises(
-        EnvironmentalError,
-        match=rf"preparing 1 case needs about [13] MB in .*{tmp_path.name}.*0 MB are free\. Free",
-    ):
-        check_space(index.cases, tmp_path, (1.0, 1.0, 1.0))
-
-
-def test_the_space_that_is_needed_is_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    write_case(tmp_path / "scans")
-    index = index_cases(tmp_path / "scans")
-    caplog.set_level("INFO")
-
-    check_space(index.cases, tmp_path, (1.0, 1.0, 1.0))
-
-    assert re.fullmatch(
-        r"preparing 1 case needs about 0 MB in .*, where .* are free", caplog.messages[-1]
-    )
 
 
 def test_cases_that_are_trained_on_are_not_replaced(root: Path, folder: Path) -> None:

@@ -2,46 +2,17 @@
 
 import os
 import resource
-import shlex
 import subprocess
 import sys
 from importlib.resources import files
-from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 import brats_seg
 from brats_seg.cli import _COMMANDS, app
 
-EXAMPLES = [
-    (command.__name__, arguments)
-    for commands in _COMMANDS.values()
-    for command, examples in commands.items()
-    for arguments in examples
-]
-
-COMMANDS = [
-    "index",
-    "prepare",
-    "plan",
-    "train",
-    "settings",
-    "certify",
-    "tune",
-    "crossval",
-    "predict",
-    "export",
-    "reconstruct",
-    "evaluate",
-    "features",
-    "survival",
-    "figure",
-    "report",
-    "phantom",
-    "doctor",
-]
+COMMANDS = [command.__name__ for commands in _COMMANDS.values() for command in commands]
 
 
 def test_all_names_what_can_be_imported() -> None:
@@ -59,13 +30,13 @@ def test_types_are_shipped() -> None:
     assert (files("brats_seg") / "py.typed").is_file()
 
 
-@pytest.mark.parametrize("command", [[], *([command] for command in COMMANDS)])
-def test_help_comes_at_once(command: list[str]) -> None:
+def test_help_of_every_command_comes_at_once() -> None:
     """Importing torch and MONAI takes seconds, and numpy a tenth of one."""
     program = (
-        "import sys; from brats_seg.cli import app; "
-        f"app({[*command, '--help']!r}, standalone_mode=False); "
-        "heavy = {'torch', 'monai', 'numpy'} & set(sys.modules); "
+        "import sys; from brats_seg.cli import app\n"
+        f"for command in {[[], *([command] for command in COMMANDS)]!r}:\n"
+        "    app([*command, '--help'], standalone_mode=False)\n"
+        "heavy = {'torch', 'monai', 'numpy'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)"
     )
 
@@ -74,46 +45,7 @@ def test_help_comes_at_once(command: list[str]) -> None:
     )
 
     assert done.returncode == 0, done.stderr
-    assert "Usage" in done.stdout
-
-
-def help_texts(command: Any) -> list[str]:
-    """Return the help of every option of a command and of those below it."""
-    own = [getattr(option, "help", None) or "" for option in command.params]
-    below = getattr(command, "commands", {}).values()
-    return own + [text for one in below for text in help_texts(one)]
-
-
-def test_help_has_no_words_in_square_brackets() -> None:
-    """They are taken for markup, and left out without a word."""
-    texts = help_texts(typer.main.get_command(app))
-
-    assert "Folds to hold out. (default: all)" in texts
-    assert not [text for text in texts if "[" in text]
-
-
-def test_help_has_no_words_in_angle_brackets() -> None:
-    """They are taken for HTML, and left out as well."""
-    texts = help_texts(typer.main.get_command(app))
-
-    assert not [text for text in texts if "<" in text]
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_help_shows_no_type_beside_flags_and_an_example(command: str) -> None:
-    shown = CliRunner().invoke(app, [command, "--help"]).output
-
-    assert "<bool>" not in shown
-    assert f"brats-seg {command}" in shown
-
-
-@pytest.mark.parametrize(("command", "arguments"), EXAMPLES)
-def test_the_options_of_every_example_exist(command: Any, arguments: str) -> None:
-    group = typer.main.get_command(app)
-
-    context = group.commands[command].make_context(command, shlex.split(arguments))
-
-    assert context.params
+    assert done.stdout.count("Usage") == 1 + len(COMMANDS)
 
 
 def test_commands_are_listed_in_groups() -> None:

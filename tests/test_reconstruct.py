@@ -1,6 +1,5 @@
 """Test reconstruction and the command `reconstruct`: output, files and exit codes."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from brats_seg.inference.reconstruct import Reconstruction, Reconstructor
 from brats_seg.models.autoencoder import Autoencoder
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.weights import ModelIdentity
-from tests.builders import Run, write_case
+from tests.builders import Run, check_json, write_case
 from tests.inference_builders import read_scan, write_run
 
 CPU = Device(torch_device=torch.device("cpu"))
@@ -135,7 +134,7 @@ def test_machines_read_a_line_of_json_and_a_bad_case_does_not_stop_the_others(
     code, shown, said = run("reconstruct", autoencoder, tmp_path / "scans", "--json")
 
     assert code == 1
-    (record,) = map(json.loads, shown.splitlines())
+    (record,) = check_json("reconstruct", shown)
     assert record["case_id"] == "BraTS2021_00000"
     assert list(record["rmse"]) == ["t1n", "t1c", "t2w", "t2f"]
     assert record["mean_rmse"] == pytest.approx(sum(record["rmse"].values()) / 4)

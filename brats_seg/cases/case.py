@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from brats_seg.cases.conventions import check_values, resolve
-from brats_seg.cases.layouts import LABEL, MEN_RT, parse_case_id
+from brats_seg.cases.layouts import LABEL, parse_case_id
 from brats_seg.cases.nifti import (
     Geometry,
     Volume,
@@ -301,13 +301,17 @@ def case_of_arrays(
     if len(images) != len(modalities):
         found, expected = f"{len(images)} modalities", ", ".join(modalities)
         raise CaseError(case_id, "(array)", found, expected, "Give an image for each modality.")
+    case = Case.named(case_id, {name: ScanFile(path=Path(name)) for name in modalities})
+    if case.modalities != tuple(modalities):
+        found = f"the modalities {', '.join(modalities)}"
+        expected = f"at least one of {', '.join(MODALITIES)}, in this order"
+        raise CaseError(case_id, "(array)", found, expected, "Give the images in that order.")
     x, y, z = images.shape[1:]
     geometry = Geometry(shape=(x, y, z), affine=affine, qform=affine, qform_code=1, sform_code=1)
     volumes = {
         modality: Volume(array=image, geometry=geometry, file=modality)
         for modality, image in zip(modalities, images, strict=True)
     }
-    case = Case.named(case_id, {name: ScanFile(path=Path(name)) for name in modalities})
     return _loaded(case, _judged(case, volumes, None, []), "")
 
 
@@ -372,9 +376,6 @@ def missing_problem(case: Case, modalities: Sequence[str] = MODALITIES) -> CaseE
     if not missing:
         return None
     found, next_step = f"no {', '.join(missing)}", "Add the missing files, or leave the case out."
-    if case.release == MEN_RT:
-        found = "a case of the radiotherapy task, which has one modality and another target"
-        next_step = "Leave it out: this task is not supported."
     return CaseError(case.case_id, case.location, found, ", ".join(modalities), next_step)
 
 

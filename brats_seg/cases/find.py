@@ -33,6 +33,7 @@ from brats_seg.cases.layouts import (
     BIDS,
     DERIVATIVES,
     LABEL,
+    MEN_RT,
     UNKNOWN,
     NamedFile,
     grade_of,
@@ -292,7 +293,11 @@ def _sorted(cases: Iterable[Case]) -> tuple[Case, ...]:
 
 
 def _id_problems(case: Case) -> Iterator[str]:
-    """Yield what is wrong with an id that results and prepared cases cannot be named after."""
+    """Yield what is wrong with a case whose id names another task, or cannot name its results."""
+    if case.release == MEN_RT:
+        found = "a case of the radiotherapy task, which has one modality and another target"
+        next_step = "Leave it out: this task is not supported."
+        yield str(CaseError(case.case_id, case.location, found, ", ".join(MODALITIES), next_step))
     n_bytes = len(case.case_id.encode())
     if n_bytes > LONGEST_ID:
         found, expected = f"an id of {n_bytes} bytes", f"at most {LONGEST_ID}"

@@ -1,6 +1,5 @@
 """Write, read and summarise the table of scores, which has a row per case and region."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ import pandas as pd
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.metrics import RegionCounts, dice, jaccard
 from brats_seg.evaluation.significance import bootstrap_interval
-from brats_seg.files import whole_file
+from brats_seg.files import write_json
 from brats_seg.labels import REGIONS
 from brats_seg.tables import read_table, write_table
 
@@ -194,8 +193,7 @@ def write_summary(summaries: Sequence[RegionSummary], path: Path) -> None:
         EnvironmentalError: The file cannot be written.
     """
     content = {summary.region: _as_json(summary) for summary in summaries}
-    with whole_file(path) as beside:
-        beside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_json(path, content)
 
 
 def _summarise(

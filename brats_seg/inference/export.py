@@ -7,7 +7,6 @@ README.md, card.json   the model card and its facts
 A MONAI bundle or ONNX files stand beside them if they are asked for.
 """
 
-import json
 import logging
 import re
 import shutil
@@ -20,7 +19,7 @@ from typing import Any, TypeAlias
 from safetensors.torch import save
 
 from brats_seg.errors import UsageError
-from brats_seg.files import alone_at, whole_file, whole_folder
+from brats_seg.files import alone_at, whole_file, whole_folder, write_json
 from brats_seg.inference.model import assemble, read_together
 from brats_seg.inference.model_card import CARD_NAME, write_card
 from brats_seg.inference.model_facts import (
@@ -194,8 +193,7 @@ def _write(exported: ExportedModel, facts: ModelFacts, folder: Path, also: Write
     write_card(exported, facts, folder)
     if also is not None:
         also(exported, folder)
-    with whole_file(folder / MODEL_NAME) as beside:
-        beside.write_text(json.dumps(description, indent=1) + "\n")
+    write_json(folder / MODEL_NAME, description)
 
 
 def _holds(folder: Path, fingerprint: str) -> bool:

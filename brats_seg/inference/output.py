@@ -16,7 +16,6 @@ labels-brats2017.txt, .ctbl    label values and colours for ITK-SNAP and 3D Slic
 """
 
 import hashlib
-import json
 import os
 import threading
 from collections import Counter
@@ -37,7 +36,7 @@ from brats_seg.dicom.convert import DicomSource
 from brats_seg.dicom.segmentation import write_segmentation
 from brats_seg.errors import UsageError, counted
 from brats_seg.evaluation.subset_scores import SubsetScores, absent_from
-from brats_seg.files import explained, locked, remove_leftovers, whole_file
+from brats_seg.files import explained, locked, remove_leftovers, write_json
 from brats_seg.inference.decode import PARTS, PartVolume
 from brats_seg.inference.method import Scan
 from brats_seg.inference.predict import Prediction
@@ -271,8 +270,7 @@ class OutputFolder:
         """Mark a folder as results, so that no index reads them as scans."""
         path = folder / OUTPUT_MARKER
         if not path.exists():
-            with whole_file(path) as beside:
-                beside.write_text(json.dumps({"holds": "predictions"}) + "\n")
+            write_json(path, {"holds": "predictions"})
 
 
 def write_preview(scan: Scan, result: Prediction, path: Path) -> None:

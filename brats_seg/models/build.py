@@ -6,10 +6,9 @@ order of MODALITIES, and returns logits of 3, in the order of REGIONS, on the gr
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from inspect import isclass
 from math import ceil, gcd, prod
-from typing import Any, TypeAlias, get_type_hints
+from typing import Any, NamedTuple, TypeAlias, get_type_hints
 
 from torch import Tensor, nn
 
@@ -203,8 +202,7 @@ def _makes_modules(make: object) -> bool:
 _CHANNELS: dict[str, Any] = {"n_in": len(MODALITIES), "n_out": len(REGIONS)}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Network:
+class _Network(NamedTuple):
     """What is known of a network with a short name."""
 
     call: Callable[[ModelConfig, Triple], Call]
@@ -217,10 +215,6 @@ class _Network:
 def _unet(config: ModelConfig, patch: Triple) -> Call:
     strides = level_strides(patch, len(config.widths))
     return UNet, _CHANNELS | {"widths": config.widths[: len(strides)], "strides": strides}
-
-
-def _notebook(config: ModelConfig, patch: Triple) -> Call:
-    return NotebookUNet, _CHANNELS
 
 
 def _autoencoder(config: ModelConfig, patch: Triple) -> Call:
@@ -254,13 +248,13 @@ def _dynunet(config: ModelConfig, patch: Triple) -> Call:
 
 
 _NETWORKS = {
-    "unet": _Network(call=_unet, multiple=None, smallest=SMALLEST_AXIS),
-    "notebook": _Network(call=_notebook, multiple=1, smallest=SMALLEST_PATCH),
-    "autoencoder": _Network(call=_autoencoder, multiple=1, smallest=1),
-    "segresnet": _Network(call=_segresnet, multiple=8, smallest=8),
-    "dynunet": _Network(call=_dynunet, multiple=None, smallest=SMALLEST_AXIS),
+    "unet": _Network(_unet, None, SMALLEST_AXIS),
+    "notebook": _Network(lambda *_: (NotebookUNet, _CHANNELS), 1, SMALLEST_PATCH),
+    "autoencoder": _Network(_autoencoder, 1, 1),
+    "segresnet": _Network(_segresnet, 8, 8),
+    "dynunet": _Network(_dynunet, None, SMALLEST_AXIS),
     # its InstanceNorm at 1/32 of the size cannot be trained on a single voxel
-    "swin-unetr": _Network(call=_swin_unetr, multiple=32, smallest=64),
+    "swin-unetr": _Network(_swin_unetr, 32, 64),
 }
 
 

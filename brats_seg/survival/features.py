@@ -1,6 +1,5 @@
 """Extract features from the cases of a folder: scans in, a row of numbers for each case out."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,7 +13,7 @@ from brats_seg.config_text import load_config
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.data.fold import open_index, prepared_path_of
 from brats_seg.errors import CaseError, UsageError
-from brats_seg.files import alone_at, whole_file
+from brats_seg.files import alone_at, write_json
 from brats_seg.inference.method import Scan, prepare_scan
 from brats_seg.progress import Track, untracked
 from brats_seg.runtime.device import choose_device
@@ -179,8 +178,7 @@ def write_origin(index: CaseIndex, networks: Networks, path: Path) -> None:
         "segmentations": [str(p) for p in networks.segmenter.paths] if networks.segmenter else [],
         "version": version("brats_seg"),
     }
-    with whole_file(path) as beside:
-        beside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_json(path, content)
 
 
 def _of_prediction(

@@ -6,7 +6,6 @@ submission.csv    case id and days, without a header, as the challenge takes it
 survival.png      predicted over reported days
 """
 
-import json
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -18,7 +17,7 @@ from brats_seg.cases.clinical import SURVIVAL_CLASS_DAYS
 from brats_seg.cases.folds import read_folds
 from brats_seg.figures.charts import survival_figure
 from brats_seg.figures.sections import write_figure
-from brats_seg.files import alone_at, whole_file
+from brats_seg.files import alone_at, write_json
 from brats_seg.progress import Track, untracked
 from brats_seg.survival.cox import is_installed
 from brats_seg.survival.cross_validation import (
@@ -175,8 +174,7 @@ def write_summary(
         "remarks": summary.remarks,
         "figures": {one.name: _as_json(one) for one in summary.figures},
     }
-    with whole_file(path) as beside:
-        beside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_json(path, content)
 
 
 def _summary_of(study: Study, predictions: Predictions, plan: CrossValidationPlan) -> Summary:

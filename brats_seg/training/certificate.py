@@ -7,7 +7,6 @@ and the patches have tumours of different size, some without enhancing tumour: w
 patches look alike, and every accumulation seems exact.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
@@ -24,7 +23,7 @@ from brats_seg.data.loader import PatchDataset
 from brats_seg.data.manifest import MANIFEST_NAME, prepared_ids
 from brats_seg.data.patches import epoch_patches
 from brats_seg.errors import BratsError, ConfigError, EnvironmentalError, ResumeError, UsageError
-from brats_seg.files import whole_file
+from brats_seg.files import write_json
 from brats_seg.labels import REGIONS
 from brats_seg.models.build import build_model, size_multiple, size_words
 from brats_seg.progress import Track, part, untracked
@@ -171,8 +170,7 @@ def certify_run(
         environment=environment_of(where),
         rows=certify(network, config.loss, patches, where, track),
     )
-    with whole_file(run_path / "certificate.json") as beside:
-        beside.write_text(json.dumps(asdict(certificate), indent=2) + "\n")
+    write_json(run_path / "certificate.json", asdict(certificate))
     return certificate
 
 

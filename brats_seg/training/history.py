@@ -35,7 +35,7 @@ from brats_seg.figures.history import (
     curves_of,
     history_figure,
 )
-from brats_seg.files import whole_file
+from brats_seg.files import whole_file, write_json
 from brats_seg.progress import left_text
 
 log = logging.getLogger(__name__)
@@ -318,6 +318,5 @@ def _run_id(run_path: Path, name: str, new_id: Callable[[], str]) -> str:
         ids = {}
     if name not in ids:
         ids[name] = new_id()
-        with whole_file(path) as beside:
-            beside.write_text(json.dumps(ids, indent=2) + "\n")
+        write_json(path, ids)
     return str(ids[name])

@@ -9,7 +9,6 @@ best.pt           the weights with the best watched value, for prediction
 .training.lock    held by the process that trains or tunes the run
 """
 
-import json
 import logging
 import re
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from brats_seg.config import Config
 from brats_seg.config_text import differing_settings
 from brats_seg.data.fold import FoldData
 from brats_seg.errors import BratsError, ResumeError, counted, some_of
-from brats_seg.files import explained, remove_leftovers, whole_file
+from brats_seg.files import explained, remove_leftovers, whole_file, write_json
 from brats_seg.runtime.torch_files import write_checkpoint
 from brats_seg.runtime.weights import (
     BEST_NAME,
@@ -197,8 +196,7 @@ class RunFolder:
         with whole_file(self.path / CONFIG_NAME) as beside:
             beside.write_text(plan.config.to_yaml())
         write_split(plan.data.split, self.path / SPLIT_NAME)
-        with whole_file(self.path / ENVIRONMENT_NAME) as beside:
-            beside.write_text(json.dumps(environment_of(plan.device), indent=2) + "\n")
+        write_json(self.path / ENVIRONMENT_NAME, environment_of(plan.device))
         remove_leftovers(self.path)
 
     def _check(self, begun: ModelCard, plan: RunPlan) -> None:

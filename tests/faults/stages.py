@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from filelock import FileLock
 
+from brats_seg.files import locked
 from tests.builders import write_case
 from tests.faults.programs import Ended, n_moments, run
 
@@ -95,7 +95,7 @@ class Stages:
     def _at(self, stage: str) -> Path:
         path = self._folder / stage
         self._folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(self._folder / f"{stage}.lock"):
+        with locked(self._folder / f"{stage}.lock"):
             if not path.exists():
                 self._make(stage, path.with_name(f"{stage}-beside")).rename(path)
         return path

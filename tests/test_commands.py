@@ -1,0 +1,549 @@
+"""Test commands as a user types them: one after another on tiny scans, and what they refuse."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import jsonschema
+import nibabel as nib
+import numpy as np
+import pandas as pd
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from brats_seg.cli import _COMMANDS, _READ_SETTINGS, app, main
+from brats_seg.cli.json_output import OUTPUTS, json_text
+from brats_seg.cli.options import _OPTIONS
+from brats_seg.figures.draw import FIGURES
+from brats_seg.labels import BRATS2023
+from brats_seg.presets import KINDS, SHORT
+from tests.bad_cases import BAD_IDS, FOUND, break_in_ten_ways
+from tests.builders import Run, check_json, make_label_map, write_case, write_nifti
+
+TINY = (
+    "--set folds.n_folds=2 --set patch.size=8,8,8 --set model.widths=4,8 --precision fp32 "
+    "--set training.n_workers=0 --set training.n_epochs=1"
+)
+GROUP: Any = typer.main.get_command(app)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    code: int
+    out: str
+    err: str
+
+
+def call(folder: Path, line: str) -> Done:
+    """Run a line of the program in this process and in a folder."""
+    out, err = StringIO(), StringIO()
+    arguments = patch.object(sys, "argv", ["brats-seg", *shlex.split(line)])
+    ended = pytest.raises(SystemExit)
+    with chdir(folder), redirect_stdout(out), redirect_stderr(err), arguments, ended as end:
+        main()
+    return Done(code=int(end.value.code or 0), out=out.getvalue(), err=err.getvalue())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    line: str
+    files: tuple[str, ...] = ()
+    """Files that must exist afterwards."""
+    fact: str = ""
+    """Expression that the messages must match."""
+    code: int = 0
+
+
+FLOW = (
+    Step(line="index data -o table.csv", files=("table.csv",), fact="6 cases.*brats2021"),
+    Step(
+        line="prepare data --prepared ready --set folds.n_folds=2",
+        files=("ready/cases.csv", "ready/folds-2-seed55.csv", "ready/BraTS2021_00000"),
+        fact="6 cases prepared, with cases.csv, in ready\nthe table of 2 folds",
+    ),
+    Step(
+        line="prepare data --prepared ready --verify", fact="6 prepared cases in ready, 0 damaged"
+    ),
+    Step(line="phantom few --number 1", files=("few/BraTS2021_00000",), fact="1 phantom case"),
+    Step(line="index few -o few.csv", fact="1 case"),
+    Step(line="settings training --preset demo --seed 7", fact=r"training\.n_epochs +20 "),
+    Step(line="plan --preset demo --device t4", fact="prediction for Tesla T4"),
+    Step(
+        line=f"train --data data --prepared ready {TINY} --session-hours 0",
+        fact=r"preset cpu, because.*patch 8x8x8 as given.*time limit of 0.0 hours was re",
+    ),
+    Step(
+        line="train --data data --prepared ready",
+        files=("runs/fold0/best.pt", "runs/fold0/history.csv", "runs/fold0/config.yaml"),
+        fact=r"settings of runs/fold0/config.yaml.*3 cases to train on, 3 held out",
+    ),
+    Step(line="train --data data --prepared ready", fact="finished after 1 epoch:"),
+    Step(line="doctor data", fact="run fold0 +ok +1 of 1 epoch done: finished"),
+    Step(
+        line="predict data -o out --model runs/fold0",
+        files=("out/BraTS2021_00000.nii.gz", "out/volumes.csv", "out/manifest.jsonl"),
+        fact="6 predicted, 0 finished before, 0 failed.*Research use only",
+    ),
+    Step(line="predict data -o out --model runs/fold0", fact="0 predicted, 6 finished before"),
+    Step(line="evaluate data out", files=("scores.csv", "scores.json"), fact=r"out: 6 cases"),
+    Step(line="evaluate data --compare out out", files=("comparison.csv",), fact=r"mean rank 1\.5"),
+    Step(line="figure bars scores.csv -o bars.png", files=("bars.png",), fact="wrote bars.png"),
+    Step(
+        line="export runs/fold0 -o model --license CC0",
+        files=("model/member0.safetensors", "model/README.md"),
+        fact="wrote 1 network to model, fingerprint",
+    ),
+    Step(line="report out --reference data --no-case-pages", files=("out/cohort.html",)),
+    Step(line="features data", files=("features.csv", "failures.csv"), fact="6 cases with"),
+    Step(line="certify --run runs/fold0 --data data --prepared ready --patches 2", fact="exact:"),
+)
+"""Commands one after another, from a folder of scans, each with `--json`."""
+ELSEWHERE = {
+    "convert": "test_convert.py",
+    "reconstruct": "test_reconstruct.py",
+    "survival": "test_survival.py",
+    "tune": "test_commands.py",
+    "crossval": "test_commands.py",
+}
+"""Commands whose output is checked in other tests, where their cases are."""
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory, tiny_scans: Path) -> Path:
+    """A folder with six labelled cases under `data`, in which the flow runs."""
+    folder = tmp_path_factory.mktemp("work")
+    shutil.copytree(tiny_scans, folder / "data")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def flow(work: Path) -> dict[int, Done]:
+    """What each step of the flow did, and the folder afterwards."""
+    return {number: call(work, f"{step.line} --json") for number, step in enumerate(FLOW)}
+
+
+@pytest.mark.parametrize("number", range(len(FLOW)), ids=lambda number: FLOW[number].line[:40])
+def test_each_step_writes_its_files_and_says_what_it_did(
+    work: Path, flow: dict[int, Done], number: int
+) -> None:
+    """Messages go to standard error, and the JSON alone to standard output."""
+    step, done = FLOW[number], flow[number]
+
+    assert done.code == step.code, done.err
+    assert re.search(step.fact, done.err, re.DOTALL), done.err
+    assert [name for name in step.files if not (work / name).exists()] == []
+    check_json(step.line.split()[0], done.out)
+    assert "Traceback" not in done.err
+
+
+def test_every_command_is_run_by_tests_and_has_a_schema() -> None:
+    assert OUTPUTS.keys() == GROUP.commands.keys()
+    assert {step.line.split()[0] for step in FLOW} | ELSEWHERE.keys() == OUTPUTS.keys()
+    for name, file in ELSEWHERE.items():
+        assert f'check_json("{name}"' in (Path(__file__).parent / file).read_text()
+
+
+def test_what_is_printed_without_json(work: Path, flow: dict[int, Done]) -> None:
+    done = call(work, "evaluate data out --protocol lesionwise2023 -o lesions.csv")
+
+    assert (done.code, done.err) == (0, "")
+    assert "lesion-wise HD95 (mm)" in done.out
+    rows = [row for row in done.out.splitlines() if row.startswith(("region", "wt", "et"))]
+    # a terminal of 80 columns would cut longer ones
+    assert len(rows) == 2 * 3
+    assert max(map(len, rows)) <= 80
+    assert "lesionwise_nsd_1.0" in pd.read_csv(work / "lesions.csv").columns
+
+
+def test_damaged_prepared_cases_are_found_and_repaired(work: Path, flow: dict[int, Done]) -> None:
+    shutil.copytree(work / "ready", work / "damaged")
+    path = work / "damaged" / "BraTS2021_00001" / "image.npy"
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + b"\x55")
+
+    found = call(work, "prepare data --prepared damaged --verify")
+
+    assert found.code == 1
+    assert "case BraTS2021_00001" in found.out
+    assert "6 prepared cases in damaged, 1 damaged" in found.out
+    assert call(work, "prepare data --prepared damaged --set folds.n_folds=2 --repair").code == 0
+    assert path.read_bytes() == content
+
+
+def test_flags_win_over_set_and_a_written_configuration_can_be_given_again(
+    work: Path, flow: dict[int, Done]
+) -> None:
+    again = f"train --data data --prepared ready {TINY} --session-hours 0"
+    call(work, f"{again} --run runs/seed --seed 7 --set training.seed=8")
+    config = work / "runs" / "seed" / "config.yaml"
+
+    assert "seed: 7" in config.read_text()
+    repeated = "train --data data --prepared ready --session-hours 0 --run runs/again --config"
+    assert call(work, f"{repeated} {config}").code == 0
+    text = (work / "runs" / "again" / "config.yaml").read_text()
+    assert text == config.read_text()
+
+
+def test_an_exported_model_predicts_the_same(work: Path, flow: dict[int, Done]) -> None:
+    done = call(work, "predict data -o from-model --model model --set preview=false")
+
+    assert done.code == 0, done.err
+    for path in (work / "out").glob("*.nii.gz"):
+        assert path.read_bytes() == (work / "from-model" / path.name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "message"),
+    [
+        ("train --set training.epochs=3", 2, "setting training.epochs is unknown"),
+        ("train --set optimizer.lr", 2, "has no '='"),
+        ("train --preset kagle", 2, "preset 'kagle' is unknown"),
+        ("train --config nowhere.yaml", 2, "nowhere.yaml cannot be read"),
+        ("train --network vnet", 2, "setting model.name"),
+        ("train --fold 7", 2, "fold 7"),
+        ("train --device cuda:9", 3, "torch sees"),
+        ("train --set folds.n_folds=9", 2, "6 patients cannot fill 9 folds"),
+        ("train --patch 8,8", 2, "setting patch.size"),
+        ("train --epochs 3 --hours 1", 2, "--epochs 3 and --hours 1"),
+        ("train --effective-batch '{1: 8}'", 2, "epoch 0"),
+        ("train --run file/run", 3, "file/run"),
+        ("train --preset cpu", 2, "keeps its own settings"),
+        ("settings learning_rate", 2, "'learning_rate'"),
+        ("certify --patches 2", 2, "--run"),
+        ("crossval --folds x", 2, "'x'"),
+        ("crossval --folds 0,7", 2, "fold 7"),
+        ("crossval --protocol legac", 2, "protocol 'legac' is unknown"),
+        ("crossval --network autoencoder", 2, "autoencoder"),
+        ("crossval -o taken", 2, "taken/model exists and holds no exported model"),
+        ("crossval -o file", 3, "cannot be written"),
+        ("predict data --model runs/fold0 --t1n a.nii", 2, "give either INPUTS, or one case"),
+        ("predict --model runs/fold0", 2, "give either INPUTS, or one case"),
+        ("predict data --model runs/fold0 --case me", 2, "--case needs one case"),
+        ("predict data --model nothing", 2, "nothing holds no model"),
+        ("predict empty --model runs/fold0", 2, "empty holds no cases"),
+        ("predict nowhere --model runs/fold0", 2, "nowhere does not exist"),
+        ("predict data --model runs/fold0 --labels brats1999", 2, "'brats1999' is unknown"),
+        ("predict data --model runs/fold0 --window 9,9,9", 2, "9x9x9"),
+        ("predict data --model runs/fold0 --window half", 2, "half"),
+        ("predict data --model runs/fold0 --set tta", 2, "has no '='"),
+        ("predict data --model runs/fold0 --set thresholds=2,0,0", 2, "thresholds"),
+        ("predict data --model runs/fold0 --workers many", 2, "'many'"),
+        ("predict data --model runs/fold0 --device gpu", 2, "device 'gpu' is unknown"),
+        ("predict data --model runs/fold0 --device cuda:97", 3, "use --device cpu"),
+        ("predict data --model runs/fold0 -o file/out", 3, "cannot be written"),
+        ("predict cases.json --model runs/fold0", 2, "cases.json"),
+        ("evaluate data", 2, "two with --compare A B"),
+        ("doctor nowhere", 3, ""),
+        ("index nowhere", 2, "nowhere does not exist"),
+        (f"phantom {'n' * 300}", 3, "File name too long"),
+        ("tune model", 2, "is an exported model, which does not list its held-out cases"),
+    ],
+)
+def test_wrong_use_ends_with_a_message_and_the_code(
+    work: Path, flow: dict[int, Done], line: str, code: int, message: str
+) -> None:
+    (work / "file").touch()
+    (work / "empty").mkdir(exist_ok=True)
+    (work / "taken" / "model").mkdir(parents=True, exist_ok=True)
+    (work / "taken" / "model" / "mine.txt").touch()
+    (work / "cases.json").write_text("[]")
+    command = line.split()[0]
+    if command in {"train", "crossval"}:
+        settings = "" if "--preset" in line else TINY
+        rest = line.removeprefix(command)
+        line = f"{command} --data data --prepared ready {settings} {rest}"
+    if command == "predict" and " -o " not in line:
+        line += " -o refused"
+
+    done = call(work, f"{line} --json" if command == "doctor" else line)
+
+    assert done.code == code, done.err
+    assert message in done.err
+    assert "Traceback" not in done.err
+    assert not (work / "refused").exists()
+
+
+def test_every_bad_case_is_named_and_can_be_skipped(run: Run, brats_root: Path) -> None:
+    """The message names case, file, what was found, what was expected, and what to try."""
+    train = ("train", "--data", brats_root, *shlex.split(TINY))
+    next(brats_root.glob("BraTS2021_00003/*_t2.nii.gz")).unlink()
+    refused, _, error = run(*train)
+    skipped, told, _ = run(*train, "--skip-bad")
+    break_in_ten_ways(brats_root)
+    code, shown, _ = run("index", brats_root)
+
+    assert (refused, skipped, code) == (1, 0, 1)
+    assert "case BraTS2021_00003, file" in error
+    assert "--skip-bad" in error
+    assert "left out: case BraTS2021_00003, file" in told
+    for case_id, found in zip(BAD_IDS, FOUND, strict=True):
+        assert re.search(rf"case {case_id}, file .*: found .*{re.escape(found)}.*; expected", shown)
+
+
+@pytest.mark.parametrize(
+    ("n_cases", "labelled", "message"),
+    [
+        (1, True, "all cases are of one patient"),
+        (2, False, "no usable label map"),
+        (0, True, "no c"),
+    ],
+)
+def test_scans_that_cannot_be_trained_on_are_refused(
+    run: Run, tmp_path: Path, n_cases: int, message: str, *, labelled: bool
+) -> None:
+    (tmp_path / "scans").mkdir()
+    for number in range(n_cases):
+        write_case(tmp_path / "scans", f"BraTS2021_{number:05d}", labelled=labelled, seed=number)
+
+    code, _, error = run("train", "--data", "scans", *shlex.split(TINY))
+
+    assert code == 2
+    assert message in error
+
+
+def test_cases_that_vanish_or_come_are_missed_in_the_fold_table(run: Run, brats_root: Path) -> None:
+    train = ("train", "--data", brats_root, *shlex.split(TINY))
+    run("prepare", brats_root, "--set", "folds.n_folds=2")
+    shutil.move(brats_root / "BraTS2021_00004", brats_root.parent / "elsewhere")
+
+    vanished = run(*train)
+    shutil.move(brats_root.parent / "elsewhere", brats_root / "BraTS2021_00004")
+    write_case(brats_root, "BraTS2021_00099", seed=99)
+    new = run(*train)
+
+    assert (vanished[0], new[0]) == (2, 2)
+    assert "BraTS2021_00004" in vanished[2]
+    assert "BraTS2021_00099" in new[2]
+
+
+def test_two_label_conventions_are_trained_on_together(run: Run, brats_root: Path) -> None:
+    """Each case is read by the convention of its own release."""
+    for number in range(2):
+        case_id = f"BraTS-GLI-{number:05d}-000"
+        write_case(brats_root, case_id, seed=10 + number, convention=BRATS2023)
+
+    code, _, error = run("train", "--data", brats_root, *shlex.split(TINY), "--session-hours", "0")
+
+    assert code == 0, error
+    table = pd.read_csv(brats_root.with_name("data-prepared") / "cases.csv")
+    assert sorted(set(table["convention"])) == ["brats2017", "brats2023"]
+
+
+def write_predictions(folder: Path, n_cases: int, shift: int = 0) -> None:
+    for number in range(n_cases):
+        label_map = make_label_map(seed=number + shift, convention=BRATS2023)
+        write_nifti(folder / f"BraTS2021_{number:05d}.nii.gz", label_map)
+
+
+def test_evaluate_prints_both_means_where_predictions_are_missing(
+    run: Run, tiny_scans: Path, tmp_path: Path
+) -> None:
+    write_predictions(tmp_path / "made", 2)
+
+    code, shown, _ = run("evaluate", tiny_scans, "made")
+    only = run("evaluate", tiny_scans, "made", "--only-predicted")
+
+    assert code == 1
+    assert "made: 2 of 6 references with a prediction, labels brats2023, against brats2017" in shown
+    assert "BraTS2021_00004, BraTS2021_00005: no prediction, given the worst" in shown
+    assert "mean [95 % interval] over 6 references, with the worst scores for 4" in shown
+    assert re.search(r"\nwt +0\.333 \[0\.000, 0\.667\] +248\.8 \[", shown)
+    assert re.search(r"the 2 that have a prediction\n.*\n.*\nwt +1\.000 \[", shown)
+    assert only[0] == 0
+    assert "Mean Dice if those left out counted as 0: wt 0.333, tc 0.333" in only[1]
+    assert len(pd.read_csv(tmp_path / "scores.csv")) == 2 * 3
+
+
+def test_evaluate_says_when_nothing_could_be_scored(
+    run: Run, tiny_scans: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "BraTS2021_00001.nii.gz").write_bytes(b"broken")
+
+    code, shown, _ = run("evaluate", tiny_scans, "made", "--only-predicted")
+
+    assert code == 1
+    assert "not scored: case BraTS2021_00001, file" in shown
+    assert "no case could be scored\nwrote" in shown
+
+
+def test_evaluate_compares_two_sets(run: Run, tiny_scans: Path, tmp_path: Path) -> None:
+    write_predictions(tmp_path / "good", 6)
+    write_predictions(tmp_path / "poor", 6, shift=1)
+
+    code, shown, error = run("evaluate", tiny_scans, "--compare", "good", "poor", "-o", "t.csv")
+
+    assert code == 0, error
+    assert shown.splitlines()[-3].startswith("good: mean rank 1.")
+    table = pd.read_csv(tmp_path / "t.csv")
+    assert table.mean_first[(table.region == "wt") & (table.column == "dice")].item() == 1.0
+    assert not (tmp_path / "comparison.csv").exists()
+
+
+def test_output_to_a_full_disk_is_an_error_of_the_machine(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "brats_seg", "phantom", "scans", "--number", "1"],
+            cwd=tmp_path,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+
+    lost = "error: the output of the command is lost: No space left on device\n"
+    assert (done.returncode, done.stderr) == (3, lost)
+    assert len(list((tmp_path / "scans").rglob("*.nii.gz"))) == 5
+
+
+def test_any_command_says_that_it_was_interrupted(
+    run: Run, tiny_scans: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("brats_seg.data.fold.open_index", interrupted)
+
+    code, _, said = run("index", tiny_scans)
+
+    assert (code, said) == (128 + signal.SIGINT, "interrupted\n")
+
+
+@pytest.mark.slow
+def test_crossval_resumes_scores_and_names_what_failed(work: Path, flow: dict[int, Done]) -> None:
+    """The run of the flow is kept; a case whose scan is damaged afterwards is named."""
+    line = f"crossval --data data --prepared ready {TINY}"
+    time_before = (work / "runs" / "fold0" / "last.pt").stat().st_mtime_ns
+
+    done = call(work, f"{line} --json")
+    tuned = call(
+        work, "tune runs/fold0 runs/fold1 --protocol lesionwise2023 --prepared ready --json"
+    )
+    again = call(work, line)
+
+    assert done.code == again.code == 0, done.err
+    check_json("crossval", done.out)
+    check_json("tune", tuned.out)
+    assert "tuned on 6 held-out cases of 2 runs, for the mean lesion-wise Dice" in tuned.err
+    assert (work / "runs" / "fold0" / "last.pt").stat().st_mtime_ns == time_before
+    assert "6 held-out cases, 0 failed" in done.err
+    assert len(pd.read_csv(work / "crossval" / "scores.csv")) == 3 * 6
+    card = (work / "crossval" / "model" / "README.md").read_text()
+    assert "Held out of network 0; trained on by network 1 (3 cases):" in card
+    assert "epoch 1/1" not in again.out
+
+    shutil.rmtree(work / "crossval")
+    path = work / "data" / "BraTS2021_00003" / "BraTS2021_00003_t2.nii.gz"
+    times, content = path.stat(), bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 255
+    path.write_bytes(content)
+    # the scan is damaged, and the prepared case is not
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    failed = call(work, line)
+    assert failed.code == 1
+    assert "FAILED  case BraTS2021_00003" in failed.out
+    assert "BraTS2021_00003: no prediction, given the worst scores" in failed.out
+
+
+@pytest.mark.slow
+def test_ctrl_c_prints_how_to_resume(tmp_path: Path, tiny_scans: Path) -> None:
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "brats_seg", "crossval", "--data", str(tiny_scans)),
+            *("--prepared", "ready", *shlex.split(TINY), "--epochs", "9999"),
+        ],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    while not (tmp_path / "runs" / "fold0" / "last.pt").exists() and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    shown, _ = process.communicate()
+
+    assert process.returncode == 128 + signal.SIGINT
+    assert "stopped: SIGINT was received. The same command continues" in shown
+
+
+def test_numbers_that_are_not_finite_become_null_and_any_file_name_can_be_printed() -> None:
+    assert json.loads(json_text("reconstruct", {"mean_rmse": float("nan")}))["mean_rmse"] is None
+    text = json_text("figure", {"path": Path("caf\udce9")})
+    assert json.loads(text)["path"] == "caf\udce9"
+    assert text.isascii()
+
+
+def test_a_value_that_the_schema_does_not_know_is_refused() -> None:
+    """The test of the tests."""
+    with pytest.raises(jsonschema.ValidationError, match="Additional properties"):
+        check_json("phantom", '{"path": "few", "more": 1}')
+
+
+def test_options_are_few_and_mean_the_same_everywhere() -> None:
+    """Short forms of settings, `--json` and the options of settings count once."""
+    shared = set(SHORT) | {"--preset", "--config", "--set", "--json"}
+    own = 0
+    for command in (command for panel in _COMMANDS.values() for command in panel):
+        params = GROUP.commands[command.__name__].params
+        flags = {param.opts[-1] for param in params if param.opts[0].startswith("-")}
+        own += len(flags - shared) if command in _READ_SETTINGS else len(flags - {"--json"})
+        assert (flags >= shared) == (command in _READ_SETTINGS)
+
+    assert own + len(shared) <= 120
+    assert tuple(FIGURES) == KINDS
+
+
+def help_texts(command: Any) -> list[str]:
+    """Return the help of every option of a command and of those below it."""
+    own = [getattr(option, "help", None) or "" for option in command.params]
+    below = getattr(command, "commands", {}).values()
+    return own + [text for inner in below for text in help_texts(inner)]
+
+
+def test_help_has_no_words_in_brackets_and_every_option_is_used() -> None:
+    """Words in square or angle brackets are taken for markup, and left out."""
+    texts = help_texts(GROUP)
+
+    assert set(_OPTIONS.values()) <= set(texts)
+    assert not [text for text in texts if "[" in text or "<" in text]
+
+
+def test_help_shows_no_type_beside_flags_and_an_example() -> None:
+    for name in GROUP.commands:
+        shown = CliRunner().invoke(app, [name, "--help"]).output
+
+        assert "<bool>" not in shown
+        assert f"brats-seg {name}" in shown
+
+
+def test_the_options_of_every_example_exist() -> None:
+    for commands in _COMMANDS.values():
+        for command, examples in commands.items():
+            name = command.__name__
+            for line in examples:
+                assert GROUP.commands[name].make_context(name, shlex.split(line)).params
+
+
+def test_a_label_map_of_one_case_by_its_files(work: Path, flow: dict[int, Done]) -> None:
+    files = zip(("t1n", "t1c", "t2w", "t2f"), ("t1", "t1ce", "t2", "flair"), strict=True)
+    flags = " ".join(
+        f"--{flag} data/BraTS2021_00000/BraTS2021_00000_{name}.nii.gz" for flag, name in files
+    )
+
+    done = call(work, f"predict {flags} -o single --model runs/fold0 --case me --labels msd")
+
+    assert done.code == 0, done.err
+    assert "\nme: WT " in done.out
+    assert set(np.unique(nib.load(work / "single" / "me.nii.gz").dataobj)) <= {0, 1, 2, 3}
