@@ -74,8 +74,8 @@ OUTPUTS: dict[str, Any] = {
     "features": {"table": Path, "case_ids": _TEXTS, "columns": _TEXTS, "failures": _FAILURES},
     "survival": {
         "folder": Path,
-        "figures": ["survival.verdict:FamilyFigures"],
-        "verdict": "survival.verdict:Verdict",
+        "figures": ["survival.results:FamilyFigures"],
+        "verdict": "survival.results:Verdict",
         "conclusion": str,
         "remarks": _TEXTS,
         "missing": _TEXTS,
