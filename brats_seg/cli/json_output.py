@@ -6,7 +6,9 @@ under `properties`.
 
 import json
 import sys
-from operator import attrgetter
+from collections.abc import Mapping
+from functools import reduce
+from operator import attrgetter, or_
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, cast
@@ -21,7 +23,7 @@ _COMPARISON = ("evaluation.compare:Comparison", None)
 _TEXTS = list[str]
 _CASE = dict.fromkeys(("case_id", "patient_id", "release", "convention"), str)
 _SERIES = {"series.number": int, "series.description": str, "modality": str, "reason": str}
-_STUDY = {"case.case_id": str, "found.study.folder": Path, "found.series": [_SERIES]}
+_STUDY = {"case.case_id": str, "study.folder": Path, "series": [_SERIES]}
 _SCORED = {
     **dict.fromkeys(("case_ids", "missing", "left_out", "without_reference", "remarks"), _TEXTS),
     "failures": _FAILURES,
@@ -61,7 +63,7 @@ OUTPUTS: dict[str, Any] = {
         "predicted_summaries": _SUMMARIES,
         "failures": _FAILURES,
     },
-    "predict": "inference.results:Record",
+    "predict": "inference.results:Record | cases.many:Failure",
     "export": {"path": Path, "n_networks": int, "fingerprint": str},
     "reconstruct": {
         "case_id": str,
@@ -73,8 +75,8 @@ OUTPUTS: dict[str, Any] = {
     "features": {"table": Path, "case_ids": _TEXTS, "columns": _TEXTS, "failures": _FAILURES},
     "survival": {
         "folder": Path,
-        "figures": ["survival.verdict:FamilyFigures"],
-        "verdict": "survival.verdict:Verdict",
+        "figures": ["survival.results:FamilyFigures"],
+        "verdict": "survival.results:Verdict",
         "conclusion": str,
         "remarks": _TEXTS,
         "missing": _TEXTS,
@@ -99,25 +101,30 @@ LINES = ("predict", "reconstruct")
 """Commands that print a line for each case as it ends."""
 
 
-def json_text(command: str, value: object) -> str:
-    """Return the result of a command as JSON; a number that is not finite becomes null."""
-    plain = to_jsonable_python(_fields_of(value, OUTPUTS[command]), inf_nan_mode="null")
+def json_text(command: str, value: object, extra: Mapping[str, object] = {}) -> str:
+    """Return the result of a command as JSON, with further fields; a number that is not finite is null."""
+    plain = to_jsonable_python(_fields_of(value, OUTPUTS[command], extra), inf_nan_mode="null")
     # ASCII alone, because file names need not be UTF-8
     return json.dumps(plain, indent=None if command in LINES else 2)
 
 
-def _fields_of(value: Any, output: Any) -> Any:
-    """Return the fields of a value that its output names."""
+def _fields_of(value: Any, output: Any, extra: Mapping[str, object] = {}) -> Any:
+    """Return the fields of a value that its output names; one that it has not is null."""
     if isinstance(output, dict):
         return {
             name.rpartition(".")[2]: _fields_of(
-                value.get(name) if isinstance(value, dict) else attrgetter(name)(value), below
+                extra[name] if name in extra else _attribute(value, name), below
             )
             for name, below in output.items()
         }
     if isinstance(output, list):
         return [_fields_of(below, output[0]) for below in value or ()]
     return value
+
+
+def _attribute(value: object, path: str) -> Any:
+    """Return an attribute below a value by its dotted path; None if there is no value."""
+    return None if value is None else attrgetter(path)(value)
 
 
 def output_schema() -> dict[str, Any]:
@@ -141,7 +148,7 @@ def output_schema() -> dict[str, Any]:
 def _type_of(output: Any, name: str) -> Any:
     match output:
         case str():
-            return resolve_name(f"brats_seg.{output}")
+            return reduce(or_, (resolve_name(f"brats_seg.{part}") for part in output.split(" | ")))
         case [below, None]:
             return _type_of(below, name) | None
         case [below]:

@@ -136,7 +136,7 @@ _OPTIONS = {
     "task": "Challenge task of the lesion-wise parameters: GLI, SSA, MEN, MET or PED.",
     "compare": "Compare two sets of predictions, case by case.",
     "only_predicted": "Leave out references without a prediction.",
-    "autoencoder": "Run of an autoencoder, for latent vectors; repeatable.",
+    "autoencoder": "Run of an autoencoder, for latent vectors.",
     "predict_all": "Ignore reference label maps and predict all cases.",
     "clinical": "Table of ages, survival or ids (name_mapping.csv); repeatable.",
     "fold_table": "Fold table to use, such as folds-5-seed55.csv. (default: new folds)",
@@ -263,19 +263,19 @@ def _result_alone(command: str, *, wanted: bool) -> Iterator[None]:
         _OUTPUT.reset(token)
 
 
-def emit(value: object = None, **fields: object) -> None:
+def emit(value: object = None, **extra: object) -> None:
     """Print the result of the command, or a line of it, as JSON if `--json` is given.
 
     Args:
-        value: The result, where it is a single value.
-        fields: The parts of the result otherwise.
+        value: The result, of which the fields in `json_output.OUTPUTS` are printed.
+        extra: Fields that it has not, or that are printed instead of its own.
     """
     output = _OUTPUT.get()
     if output is not None:
         from brats_seg.cli.json_output import json_text
 
         command, stream = output
-        print(json_text(command, fields if value is None else value), file=stream, flush=True)
+        print(json_text(command, value, extra), file=stream, flush=True)
 
 
 class Command(TyperCommand):

@@ -158,7 +158,7 @@ def export(
         trained, output, license_name=license_name, case_ids=name_cases, file_format=file_format
     )
     n_networks = len(exported.networks)
-    emit(path=output, n_networks=n_networks, fingerprint=exported.fingerprint)
+    emit(exported, path=output, n_networks=n_networks)
     print(f"wrote {counted(n_networks, 'network')} to {output}, fingerprint {exported.fingerprint}")
     print("Research use only.")
 
@@ -233,13 +233,7 @@ def _print_drawn(drawn: "DrawnCase") -> None:
     from brats_seg.labels import MODALITIES
 
     errors = dict(zip(MODALITIES, drawn.rmse, strict=True))
-    emit(
-        case_id=drawn.case_id,
-        rmse=errors,
-        mean_rmse=drawn.mean_rmse,
-        picture=drawn.picture,
-        warnings=drawn.warnings,
-    )
+    emit(drawn, rmse=errors)
     parts = ", ".join(f"{modality} {error:.3f}" for modality, error in errors.items())
     print(f"{drawn.case_id}: error {drawn.mean_rmse:.3f} in the brain ({parts}), {drawn.picture}")
     for warning in drawn.warnings:
