@@ -113,7 +113,7 @@ def _days(days: float | None) -> float:
 
 
 def _no_match(table: FeatureTable, known: ClinicalTable, path: Path) -> UsageError:
-    theirs = [row.case_id for row in known.rows.values()]
+    theirs = list(dict.fromkeys(case_id for row in known.rows.values() for case_id in row.ids))
     return UsageError(
         f"{path} has none of the {counted(len(table.case_ids), 'case')} of the features. The features are of "
         f"{some_of(table.case_ids)}, the table has {some_of(theirs) or 'no rows'}. Give the table of "
