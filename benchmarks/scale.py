@@ -28,7 +28,7 @@ from brats_seg.data.fold import open_fold, open_index, prepare_data
 from brats_seg.evaluation.evaluate import score_folders
 from brats_seg.evaluation.protocols import protocol_named
 from brats_seg.inference.decode import PARTS, PartVolume
-from brats_seg.inference.output import OutputFolder, Record
+from brats_seg.inference.results import OutputFolder, Record
 from brats_seg.inference.settings import DEFAULT_SETTINGS
 
 EDGE = 24
@@ -108,7 +108,6 @@ def _append(results: OutputFolder, size: int) -> None:
         results.append(
             Record(
                 case_id=case_id,
-                status="done",
                 key=f"{number:032x}",
                 inputs=(f"{number:064x}",) * 4,
                 model="0" * 16,
@@ -116,6 +115,11 @@ def _append(results: OutputFolder, size: int) -> None:
                 outputs=(f"{case_id}.nii.gz",),
                 convention="brats2017",
                 volumes=volumes,
+                files={},
+                seconds=1.0,
+                peak_memory_mb=1.0,
+                device="cpu",
+                version="0",
             )
         )
 

@@ -214,14 +214,12 @@ class OptimizerConfig(Section):
 
     name: Literal["adam", "adamw", "muon", "sgd"] = "muon"
     """Optimizer. `muon` makes the updates of filters orthogonal and treats all else as `adamw`; `sgd` uses
-    Nesterov momentum."""
+    Nesterov momentum of 0.99."""
     lr: PositiveFloat = LEARNING_RATES["muon"]
     """Initial learning rate, reached at the end of the warm-up; where it is not given, 1e-2 for `muon` and
     `sgd`, 1e-3 for `adam` and `adamw`."""
     weight_decay: Annotated[float, Field(ge=0)] = 1e-5
     """Weight decay, decoupled in `adamw` and `muon`, and added to the gradient in the others."""
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.99
-    """Momentum of `sgd`."""
     clip_norm: PositiveFloat | None = 12.0
     """Largest norm of the gradient of an effective batch; null disables clipping."""
     ema: Annotated[float, Field(gt=0, lt=1)] | None = None

@@ -3,7 +3,7 @@
 Each step but the scores keeps the results of an earlier call, so that an interrupted cross-validation
 continues. The output folder holds
 
-predictions/    label map of each case by the run that it was held out of; see `inference.output`
+predictions/    label map of each case by the run that it was held out of; see `inference.results`
 scores.csv      a row for each case and region
 summary.json    means, intervals and counts by region
 scores.png      figure of the scores
@@ -47,8 +47,8 @@ from brats_seg.inference.batch import (
 from brats_seg.inference.export import check_replaceable, export_model
 from brats_seg.inference.held_out import HeldOut, open_held_out
 from brats_seg.inference.model_facts import CrossValidationScores
-from brats_seg.inference.output import OutputFolder
 from brats_seg.inference.predict import Predictor
+from brats_seg.inference.results import OutputFolder
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.inference.tuning import Tuning, metric_named, tune_runs
 from brats_seg.progress import Track, untracked

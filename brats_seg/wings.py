@@ -83,7 +83,7 @@ def judges() -> ModuleType | None:
 
 def dicom() -> ModuleType | None:
     """Return the functions that convert DICOM examinations and write segmentations."""
-    return _wing("dicom.convert")
+    return _wing("dicom.exchange")
 
 
 def pages() -> ModuleType | None:

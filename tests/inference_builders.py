@@ -12,6 +12,7 @@ from brats_seg.config import Config, ModelConfig, PatchConfig
 from brats_seg.evaluation.subset_scores import SubsetScores
 from brats_seg.inference.method import Scan, prepare_scan, standard_method
 from brats_seg.inference.model import Member, Model
+from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
 from brats_seg.models.build import build_model, size_multiple
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.torch_files import write_checkpoint
@@ -93,6 +94,7 @@ def make_model(
     config: Config = CONFIG,
     window: Window | None = None,
     decoding: Decoding = DEFAULT,
+    settings: PredictionSettings = DEFAULT_SETTINGS,
     subset_scores: tuple[SubsetScores, ...] = (),
 ) -> Model:
     """Return a model of the given networks, or of one pointwise network."""
@@ -116,6 +118,7 @@ def make_model(
         decoding=decoding,
         fingerprint="model",
         device=CPU,
+        settings=settings,
         subsets=identity.subsets,
         subset_scores=subset_scores,
         notes=({},),

@@ -12,11 +12,10 @@ import pytest
 from brats_seg.cases.case import Case
 from brats_seg.cases.find import find_inputs
 from brats_seg.errors import EnvironmentalError, UsageError
-from brats_seg.inference import batch, cluster
+from brats_seg.inference import batch
 from brats_seg.inference.batch import (
     CaseOutcome,
     CaseWork,
-    Executor,
     Job,
     cluster_outcomes,
     finish_batch,
@@ -24,8 +23,8 @@ from brats_seg.inference.batch import (
     run_case,
 )
 from brats_seg.inference.model import load_model
-from brats_seg.inference.output import OutputFolder
 from brats_seg.inference.predict import Predictor
+from brats_seg.inference.results import OutputFolder, Record
 from brats_seg.inference.settings import PredictionSettings
 from tests.builders import write_case
 from tests.inference_builders import CPU, write_run
@@ -77,7 +76,7 @@ def test_a_worker_does_a_case_as_the_batch_does(brats_root: Path, job: Job, tmp_
 
     endings = [run_case(one, job) for one in find_inputs([brats_root])]
 
-    assert all(ending.record.status == "done" for ending in endings)
+    assert all(isinstance(ending.record, Record) for ending in endings)
     for path in (tmp_path / "local").glob("*.nii.gz"):
         assert path.read_bytes() == (tmp_path / "out" / path.name).read_bytes()
 
@@ -102,7 +101,7 @@ def test_without_dask_the_way_to_get_it_is_said(
 
     monkeypatch.setattr(builtins, "__import__", lacking)
     with pytest.raises(EnvironmentalError, match=r"pip install brats_seg\[cluster\]"):
-        list(cluster_outcomes(find_inputs([brats_root]), job, Executor(n_workers=1)))
+        list(cluster_outcomes(find_inputs([brats_root]), job, 1))
 
 
 @pytest.mark.slow
@@ -115,7 +114,7 @@ def test_a_killed_worker_costs_a_retry_and_changes_nothing(
     folder, inputs = OutputFolder(job.output_path), find_inputs([brats_root])
 
     with folder.opened():
-        endings = cluster_outcomes(inputs, job, Executor(n_workers=2))
+        endings = cluster_outcomes(inputs, job, 2)
         outcome = finish_batch(endings, folder, len(inputs))
 
     assert (job.output_path / "died").exists()
@@ -137,7 +136,7 @@ def test_a_case_that_kills_three_workers_is_a_row_in_the_failures(
     folder, inputs = OutputFolder(job.output_path), find_inputs([brats_root])
 
     with folder.opened():
-        endings = cluster_outcomes(inputs, job, Executor(n_workers=2))
+        endings = cluster_outcomes(inputs, job, 2)
         outcome = finish_batch(endings, folder, len(inputs))
 
     killed, broken = sorted(outcome.failures, key=lambda record: record.case_id)
@@ -159,31 +158,27 @@ def test_a_scheduler_that_does_not_answer_is_an_error_of_the_machine(
         dask.config.set({"distributed.comm.timeouts.connect": "1s"}),
         pytest.raises(EnvironmentalError, match=r"no dask scheduler answers at tcp://127\.0\.0\.1"),
     ):
-        next(
-            cluster_outcomes(
-                find_inputs([brats_root]), job, Executor(scheduler="tcp://127.0.0.1:1")
-            )
-        )
+        next(cluster_outcomes(find_inputs([brats_root]), job, "tcp://127.0.0.1:1"))
 
 
 def test_an_address_that_accepts_and_is_silent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "ANSWER_S", 0.5)
+    monkeypatch.setattr(batch, "ANSWER_S", 0.5)
     started_s = time.monotonic()
 
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         with pytest.raises(EnvironmentalError, match=rf"answers at tcp://127\.0\.0\.1:{port} \(no"):
-            cluster.check_scheduler(f"tcp://127.0.0.1:{port}")
+            batch.check_scheduler(f"tcp://127.0.0.1:{port}")
 
     assert time.monotonic() - started_s < 20
 
 
 @pytest.mark.parametrize("address", ["scheduler", "ftp://localhost:1", "tcp://127.0.0.1:1"])
 def test_an_address_of_nothing_is_named(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "ANSWER_S", 0.5)
+    monkeypatch.setattr(batch, "ANSWER_S", 0.5)
 
     with pytest.raises(EnvironmentalError, match=f"no dask scheduler answers at {address}"):
-        cluster.check_scheduler(address)
+        batch.check_scheduler(address)
 
 
 def test_workers_without_a_loop_back_are_an_error_of_the_machine(
@@ -195,7 +190,7 @@ def test_workers_without_a_loop_back_are_an_error_of_the_machine(
         raise OSError(101, os.strerror(101))
 
     monkeypatch.setattr(socket, "create_connection", unreachable)
-    outcomes = cluster_outcomes(find_inputs([brats_root]), job, Executor(n_workers=2))
+    outcomes = cluster_outcomes(find_inputs([brats_root]), job, 2)
 
     with pytest.raises(
         EnvironmentalError, match=r"127\.0\.0\.1 cannot be reached \(Network is unrea"

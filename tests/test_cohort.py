@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from brats_seg.errors import UsageError
-from brats_seg.inference.output import MANIFEST_NAME, Record
+from brats_seg.inference.results import MANIFEST_NAME, Record
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.pages.cohort import dice_by_case, write_cohort_page
 from tests.browser import Page

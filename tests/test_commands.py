@@ -479,8 +479,10 @@ def test_ctrl_c_prints_how_to_resume(tmp_path: Path, tiny_scans: Path) -> None:
 
 
 def test_numbers_that_are_not_finite_become_null_and_any_file_name_can_be_printed() -> None:
-    assert json.loads(json_text("reconstruct", {"mean_rmse": float("nan")}))["mean_rmse"] is None
-    text = json_text("figure", {"path": Path("caf\udce9")})
+    assert (
+        json.loads(json_text("reconstruct", None, {"mean_rmse": float("nan")}))["mean_rmse"] is None
+    )
+    text = json_text("figure", None, {"path": Path("caf\udce9")})
     assert json.loads(text)["path"] == "caf\udce9"
     assert text.isascii()
 

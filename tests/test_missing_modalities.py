@@ -12,6 +12,7 @@ import pytest
 
 from brats_seg.cases.case import load_case
 from brats_seg.cases.find import find_inputs, single_input
+from brats_seg.cases.many import Failure
 from brats_seg.errors import CaseError, UsageError
 from brats_seg.evaluation.subset_scores import SubsetScores
 from brats_seg.inference.batch import (
@@ -22,8 +23,8 @@ from brats_seg.inference.batch import (
     local_outcomes,
 )
 from brats_seg.inference.model import Model, load_model
-from brats_seg.inference.output import OutputFolder
 from brats_seg.inference.predict import Predictor, predict_scan
+from brats_seg.inference.results import OutputFolder
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import MODALITIES, MODALITY_SUBSETS
 from brats_seg.pages.write import PageOptions, write_report
@@ -57,7 +58,7 @@ def run(
     endings: list[CaseOutcome] = []
     with folder.opened():
         work = CaseWork(
-            predictor=Predictor(model=model, settings=settings),
+            predictor=Predictor(model=replace(model, settings=settings)),
             output=folder,
             earlier=folder.records(),
         )
@@ -76,7 +77,7 @@ def test_a_model_of_all_modalities_refuses_by_name(tmp_path: Path, missing: Sequ
 
     record = run(tmp_path / "scans", tmp_path / "out", PLAIN).record
 
-    assert record.status == "failed"
+    assert isinstance(record, Failure)
     assert record.message == (
         f"case {CASE_ID}, file {CASE_ID}/: found no {', '.join(missing)}; expected t1n, t1c, t2w, "
         "t2f, as the model was trained with all four modalities. Add the missing files, or use a "
@@ -91,7 +92,7 @@ def test_a_model_with_dropout_takes_every_subset(tmp_path: Path, kept: tuple[str
 
     record = run(tmp_path / "scans", tmp_path / "out", DROPOUT).record
 
-    assert (record.status, record.modalities) == ("done", kept)
+    assert record.modalities == kept
     assert len(record.inputs) == len(record.files) == len(kept)
     (row,) = pd.read_csv(tmp_path / "out" / "volumes.csv").to_dict("records")
     assert row["modalities"] == " ".join(kept)
@@ -172,7 +173,7 @@ def test_a_file_that_cannot_be_read_is_not_taken_for_a_missing_one(tmp_path: Pat
 
     record = run(tmp_path / "scans", tmp_path / "out", DROPOUT).record
 
-    assert record.status == "failed"
+    assert isinstance(record, Failure)
     assert f"{CASE_ID}_t1ce.nii.gz" in record.message
 
 
@@ -251,7 +252,7 @@ def test_a_prepared_scan_reaches_no_network_that_was_not_trained_for_it(tmp_path
     scan = Predictor(model=DROPOUT).prepare(Predictor(model=DROPOUT).read(find_inputs([folder])[0]))
 
     with pytest.raises(CaseError, match="found no t1n, t2w; expected t1n, t1c, t2w, t2f, as the"):
-        predict_scan(PLAIN, scan, SETTINGS)
+        predict_scan(PLAIN, scan)
 
 
 def test_every_other_command_needs_four_modalities(tmp_path: Path) -> None:
@@ -279,14 +280,13 @@ def test_the_page_shows_the_modalities_that_are_there(
 ) -> None:
     write_subset(tmp_path / "scans", kept)
     out = tmp_path / "out"
-    settings = SETTINGS.model_copy(update={"report": True, "uncertainty": True})
 
-    record = run(tmp_path / "scans", out, DROPOUT, settings).record
-    at_once = (out / "reports" / f"{CASE_ID}.html").read_text()
+    run(tmp_path / "scans", out, DROPOUT, SETTINGS.model_copy(update={"uncertainty": True}))
+    (page,) = write_report([out], PageOptions(case_ids=(CASE_ID,))).results
+    at_once = page.read_text()
     by_scans = PageOptions(prediction=out, output=tmp_path / "pages")
     (page,) = write_report([tmp_path / "scans"], by_scans).results
 
-    assert record.status == "done", record.message
     assert page.read_text() == at_once
     for modality in MODALITIES:
         assert (f'data-scan="{modality}"' in at_once) == (modality in kept)

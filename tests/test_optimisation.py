@@ -73,7 +73,7 @@ def test_a_parameter_that_is_no_filter_is_updated_as_by_adamw(shape: tuple[int, 
 
 
 def test_a_saved_state_continues_bit_for_bit() -> None:
-    network = build_model(ModelConfig(widths=(8, 16), deep_supervision=False), (8, 8, 8))
+    network = build_model(ModelConfig(widths=(8, 16)), (8, 8, 8))
     optimizer = Muon(network.parameters(), lr=1e-2)
 
     def step(network: nn.Module, optimizer: Muon, seed: int) -> None:

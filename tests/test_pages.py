@@ -12,7 +12,7 @@ from PIL import Image
 from brats_seg.cases.nifti import read_volume
 from brats_seg.cases.phantom import write_phantom_cases
 from brats_seg.figures.view import CaseView, open_view
-from brats_seg.inference.output import MANIFEST_NAME, Record
+from brats_seg.inference.results import MANIFEST_NAME, Record
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import MODALITIES
 from brats_seg.pages.case import write_case_page

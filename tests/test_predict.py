@@ -17,7 +17,6 @@ from brats_seg.errors import CaseError, UsageError
 from brats_seg.inference.batch import predict_folder
 from brats_seg.inference.method import Scan, input_of_crop
 from brats_seg.inference.model import Model, load_model
-from brats_seg.inference.output import OutputFolder
 from brats_seg.inference.predict import Prediction, Predictor, predict_scan
 from brats_seg.inference.probabilities import (
     PredictionFallback,
@@ -25,6 +24,7 @@ from brats_seg.inference.probabilities import (
     apply_model,
     entropy,
 )
+from brats_seg.inference.results import OutputFolder
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import BRATS2017, BRATS2023, MODALITIES, regions_of
 from brats_seg.models.build import build_model
@@ -59,7 +59,7 @@ def predict(
 ) -> tuple[Scan, Prediction]:
     (found,) = find_inputs([folder])
     scan = read_scan(found, (1.0, 1.0, 1.0))
-    return scan, predict_scan(model or make_model(), scan, settings)
+    return scan, predict_scan(replace(model or make_model(), settings=settings), scan)
 
 
 def written(folder: Path, output: Path, settings: PredictionSettings = SETTINGS) -> nib.Nifti1Image:

@@ -9,8 +9,8 @@ import pytest
 from brats_seg.cases.find import find_inputs
 from brats_seg.figures.draw import draw as figure
 from brats_seg.inference.model import Model
-from brats_seg.inference.output import OutputFolder, write_preview
 from brats_seg.inference.predict import predict_scan
+from brats_seg.inference.results import OutputFolder, write_preview
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.runtime.weights import Decoding
 from tests.builders import make_volumes, write_case, write_nifti
@@ -20,7 +20,7 @@ from tests.inference_builders import make_model, read_scan
 def draw(folder: Path, path: Path, model: Model | None = None) -> np.ndarray:
     (found,) = find_inputs([folder])
     scan = read_scan(found, (1.0, 1.0, 1.0))
-    write_preview(scan, predict_scan(model or make_model(), scan, PredictionSettings()), path)
+    write_preview(scan, predict_scan(model or make_model(), scan), path)
     return matplotlib.image.imread(path)
 
 
@@ -55,7 +55,7 @@ def test_the_uncertainty_that_a_prediction_writes_can_be_drawn(tmp_path: Path) -
     (found,) = find_inputs([folder])
     scan, settings = read_scan(found, (1.0, 1.0, 1.0)), PredictionSettings(uncertainty=True)
     output = OutputFolder(tmp_path / "p")
-    result = predict_scan(make_model(), scan, settings)
+    result = predict_scan(make_model(settings=settings), scan)
     with output.opened():
         output.write_case(scan, result, settings)
 

@@ -1,10 +1,12 @@
 """What a user can import and call from outside."""
 
 import os
+import re
 import resource
 import subprocess
 import sys
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -100,3 +102,19 @@ def test_help_takes_less_than_half_a_second_of_the_processor() -> None:
         times_s.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
 
     assert min(times_s) < 0.5
+
+
+def test_the_tree_of_folders_in_contributing_is_true() -> None:
+    root = Path(__file__).parent.parent
+    (tree,) = re.findall(
+        r"```\n(brats_seg/ .*?)```", (root / "CONTRIBUTING.md").read_text(), re.DOTALL
+    )
+    rows = [(line.split()[0], line.startswith(" ")) for line in tree.splitlines()]
+    folders = [name for name, is_inner in rows if not is_inner]
+    inner = {name for name, is_inner in rows[: rows.index(("tests/", False))] if is_inner}
+
+    assert all((root / name).is_dir() for name in folders)
+    package = root / "brats_seg"
+    found = {path.name for path in package.glob("*.py") if not path.name.startswith("__")}
+    found |= {f"{path.parent.name}/" for path in package.glob("*/__init__.py")} | {"__init__.pyi"}
+    assert inner == found

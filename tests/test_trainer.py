@@ -327,7 +327,6 @@ def test_the_micro_batch_does_not_change_what_is_learnt(
             f"loss.batch_dice={batch_dice}",
             # Adam divides by the size of the gradient: where it is almost zero, rounding dominates
             "optimizer.name=sgd",
-            "optimizer.momentum=0.9",
         )
         torch.manual_seed(0)
         network = wrap(

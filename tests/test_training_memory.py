@@ -81,7 +81,6 @@ def test_the_count_forgets_what_is_freed() -> None:
         (["optimizer.name=adamw", "optimizer.ema=0.9"], 5),
         (["optimizer.name=muon"], 3),
         (["optimizer.name=sgd"], 3),
-        (["optimizer.name=sgd", "optimizer.momentum=0"], 2),
     ],
 )
 def test_the_optimizer_and_the_average_are_counted(assignments: list[str], n_kept: int) -> None:

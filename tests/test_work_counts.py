@@ -332,7 +332,7 @@ def test_each_window_of_a_case_is_computed_once(
     settings = PredictionSettings(tta=tta)
     counts = Counter[str]()
     with counted_calls(monkeypatch, Pointwise, "forward", counts):
-        predict_scan(make_model(), scan, settings)
+        predict_scan(make_model(settings=settings), scan)
     assert scan.box.shape == (23, 23, 15)
 
     assert counts["Pointwise.forward"] == n_mirrors * 5 * 5 * 3
@@ -343,11 +343,10 @@ def test_predicting_a_case_calls_no_more_kernels_and_allocates_no_more_memory() 
     torch.manual_seed(0)
     network = build_model(ModelConfig(widths=(4, 8)), (16, 16, 16))
     scan = prepare_scan(case_of_arrays("case", make_volumes(), BRATS_AFFINE), (1.0, 1.0, 1.0))
-    settings = PredictionSettings()
     model = make_model(network, window=Window(size=(16, 16, 16), overlap=0.5))
-    predict_scan(model, scan, settings)
+    predict_scan(model, scan)
     with Kernels() as kernels:
-        predict_scan(model, scan, settings)
+        predict_scan(model, scan)
 
     check(
         kernels.counts(),

@@ -9,7 +9,7 @@ import pytest
 from brats_seg.cases.find import find_inputs
 from brats_seg.evaluation.scores import write_scores
 from brats_seg.inference.batch import predict_folder
-from brats_seg.inference.output import MANIFEST_NAME
+from brats_seg.inference.results import MANIFEST_NAME
 from brats_seg.inference.settings import PredictionSettings, ResultLayout
 from brats_seg.pages.write import PageOptions, write_report
 from tests.builders import Run, check_json, make_label_map, write_case, write_nifti

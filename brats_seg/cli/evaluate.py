@@ -73,12 +73,7 @@ def _score(
         track=tracked,
     )
     evaluation = scored.evaluation
-    emit(
-        table=output,
-        evaluations=[evaluation],
-        summaries=scored.summaries,
-        predicted_summaries=scored.predicted_summaries,
-    )
+    emit(scored, table=output, evaluations=[evaluation], comparison=None, predicted_comparison=None)
     print_remarks(evaluation, predictions)
     print_summaries(scored.summaries, scored.predicted_summaries)
     if evaluation.missing:
@@ -112,10 +107,12 @@ def _compare(
     )
     evaluations = (compared.first, compared.second)
     emit(
+        compared,
         table=output,
         evaluations=evaluations,
-        comparison=compared.comparison,
         predicted_comparison=compared.predicted,
+        summaries=(),
+        predicted_summaries=(),
     )
     for path, evaluation in zip(predictions, evaluations, strict=True):
         print_remarks(evaluation, path, left_out_because="not in both sets")

@@ -6,6 +6,7 @@ under `properties`.
 
 import json
 import sys
+from collections.abc import Mapping
 from operator import attrgetter
 from pathlib import Path
 from pkgutil import resolve_name
@@ -61,7 +62,7 @@ OUTPUTS: dict[str, Any] = {
         "predicted_summaries": _SUMMARIES,
         "failures": _FAILURES,
     },
-    "predict": "inference.output:Record",
+    "predict": "inference.results:Record",
     "export": {"path": Path, "n_networks": int, "fingerprint": str},
     "reconstruct": {
         "case_id": str,
@@ -99,25 +100,30 @@ LINES = ("predict", "reconstruct")
 """Commands that print a line for each case as it ends."""
 
 
-def json_text(command: str, value: object) -> str:
-    """Return the result of a command as JSON; a number that is not finite becomes null."""
-    plain = to_jsonable_python(_fields_of(value, OUTPUTS[command]), inf_nan_mode="null")
+def json_text(command: str, value: object, extra: Mapping[str, object] = {}) -> str:
+    """Return the result of a command as JSON, with further fields; a number that is not finite is null."""
+    plain = to_jsonable_python(_fields_of(value, OUTPUTS[command], extra), inf_nan_mode="null")
     # ASCII alone, because file names need not be UTF-8
     return json.dumps(plain, indent=None if command in LINES else 2)
 
 
-def _fields_of(value: Any, output: Any) -> Any:
-    """Return the fields of a value that its output names."""
+def _fields_of(value: Any, output: Any, extra: Mapping[str, object] = {}) -> Any:
+    """Return the fields of a value that its output names; one that it has not is null."""
     if isinstance(output, dict):
         return {
             name.rpartition(".")[2]: _fields_of(
-                value.get(name) if isinstance(value, dict) else attrgetter(name)(value), below
+                extra[name] if name in extra else _attribute(value, name), below
             )
             for name, below in output.items()
         }
     if isinstance(output, list):
         return [_fields_of(below, output[0]) for below in value or ()]
     return value
+
+
+def _attribute(value: object, path: str) -> Any:
+    """Return an attribute below a value by its dotted path; None if there is no value."""
+    return None if value is None else attrgetter(path)(value)
 
 
 def output_schema() -> dict[str, Any]:

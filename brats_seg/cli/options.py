@@ -263,19 +263,19 @@ def _result_alone(command: str, *, wanted: bool) -> Iterator[None]:
         _OUTPUT.reset(token)
 
 
-def emit(value: object = None, **fields: object) -> None:
+def emit(value: object = None, **extra: object) -> None:
     """Print the result of the command, or a line of it, as JSON if `--json` is given.
 
     Args:
-        value: The result, where it is a single value.
-        fields: The parts of the result otherwise.
+        value: The result, of which the fields in `json_output.OUTPUTS` are printed.
+        extra: Fields that it has not, or that are printed instead of its own.
     """
     output = _OUTPUT.get()
     if output is not None:
         from brats_seg.cli.json_output import json_text
 
         command, stream = output
-        print(json_text(command, fields if value is None else value), file=stream, flush=True)
+        print(json_text(command, value, extra), file=stream, flush=True)
 
 
 class Command(TyperCommand):

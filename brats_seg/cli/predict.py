@@ -15,7 +15,7 @@ from brats_seg.progress import tracked
 
 if TYPE_CHECKING:
     from brats_seg.cases.case import Case
-    from brats_seg.inference.batch import BatchOutcome, CaseOutcome, Executor
+    from brats_seg.inference.batch import BatchOutcome, CaseOutcome, Workers
     from brats_seg.inference.reconstruct import DrawnCase
     from brats_seg.inference.settings import PredictionSettings
 
@@ -77,9 +77,9 @@ def predict(
     )
     files = {"t1n": t1n, "t1c": t1c, "t2w": t2w, "t2f": t2f}
     single = _case_of_files(inputs or [], files, case)
-    executor = _executor(workers)
+    shared = _parse_workers(workers)
     cases = single or find_scans(inputs or [], output, dicom, track=tracked)
-    outcome = _predict_cases(cases, model, output, settings, executor)
+    outcome = _predict_cases(cases, model, output, settings, shared)
     advice = "" if labels else "; --labels chooses another"
     for remark in outcome.remarks:
         print(f"{remark}{advice}")
@@ -100,15 +100,13 @@ def _assigned(assignment: str) -> tuple[str, Any]:
     return key, value.split(",") if "," in value else value
 
 
-def _executor(workers: str | None) -> "Executor":
-    from brats_seg.inference.batch import Executor
-
+def _parse_workers(workers: str | None) -> "Workers":
     if workers is None or "://" in workers:
-        return Executor(scheduler=workers)
+        return workers
     if not workers.isdecimal() or int(workers) == 0:
         msg = f"--workers is {workers!r}; expected a number from 1, or an address such as tcp://host:8786"
         raise UsageError(msg)
-    return Executor(n_workers=int(workers))
+    return int(workers)
 
 
 def _predict_cases(
@@ -116,7 +114,7 @@ def _predict_cases(
     models: Sequence[Path],
     output: Path,
     settings: "PredictionSettings",
-    executor: "Executor",
+    workers: "Workers",
 ) -> "BatchOutcome":
     """Predict cases, print each as it ends, and say after an interruption how to resume."""
     from brats_seg.inference.batch import predict_cases
@@ -131,7 +129,7 @@ def _predict_cases(
 
     try:
         return predict_cases(
-            cases, models, output, settings, executor=executor, on_case=on_case, track=tracked
+            cases, models, output, settings, workers=workers, on_case=on_case, track=tracked
         )
     except KeyboardInterrupt:
         print(
@@ -160,7 +158,7 @@ def export(
         trained, output, license_name=license_name, case_ids=name_cases, file_format=file_format
     )
     n_networks = len(exported.networks)
-    emit(path=output, n_networks=n_networks, fingerprint=exported.fingerprint)
+    emit(exported, path=output, n_networks=n_networks)
     print(f"wrote {counted(n_networks, 'network')} to {output}, fingerprint {exported.fingerprint}")
     print("Research use only.")
 
@@ -194,8 +192,10 @@ def reconstruct(
 
 def print_outcome(outcome: "CaseOutcome") -> None:
     """Print the result of a case."""
+    from brats_seg.cases.many import Failure
+
     record = outcome.record
-    if record.status == "failed":
+    if isinstance(record, Failure):
         print(f"FAILED  {record.message}", flush=True)
         return
     ml: dict[str, Any] = {part.name: part.ml for part in record.volumes}
@@ -233,13 +233,7 @@ def _print_drawn(drawn: "DrawnCase") -> None:
     from brats_seg.labels import MODALITIES
 
     errors = dict(zip(MODALITIES, drawn.rmse, strict=True))
-    emit(
-        case_id=drawn.case_id,
-        rmse=errors,
-        mean_rmse=drawn.mean_rmse,
-        picture=drawn.picture,
-        warnings=drawn.warnings,
-    )
+    emit(drawn, rmse=errors)
     parts = ", ".join(f"{modality} {error:.3f}" for modality, error in errors.items())
     print(f"{drawn.case_id}: error {drawn.mean_rmse:.3f} in the brain ({parts}), {drawn.picture}")
     for warning in drawn.warnings:

@@ -103,14 +103,7 @@ def survival(
         track=tracked,
     )
     summary = found.summary
-    emit(
-        folder=output,
-        figures=summary.figures,
-        verdict=summary.verdict,
-        conclusion=str(summary.verdict),
-        remarks=summary.remarks,
-        missing=found.missing,
-    )
+    emit(summary, folder=output, conclusion=str(summary.verdict), missing=found.missing)
     _print_study(found)
     print(f"wrote predictions, figures, picture and submission to {output}. Research use only.")
     if found.missing:

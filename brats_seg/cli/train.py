@@ -64,14 +64,8 @@ def train(
         fresh=fresh,
         track=tracked,
     )
-    emit(
-        run=run_path,
-        finished=outcome.finished,
-        reason=outcome.reason,
-        signal=None if outcome.signal is None else outcome.signal.name,
-        best=outcome.best,
-        history=list(map(dict, outcome.history)),
-    )
+    signal_name = None if outcome.signal is None else outcome.signal.name
+    emit(outcome, run=run_path, signal=signal_name, history=list(map(dict, outcome.history)))
     if outcome.signal is not None:
         raise typer.Exit(128 + outcome.signal)
 
@@ -291,18 +285,10 @@ def crossval(
 
 
 def _emit_results(results: "OutOfFoldResults", runs: Sequence[Path], output: Path) -> None:
-    unpredicted = tuple(record.failure for record in results.batch.failures)
+    unpredicted = results.batch.failures
     unscored = results.evaluation.failures
-    emit(
-        output=output,
-        runs=runs,
-        finished=True,
-        fingerprint=results.fingerprint,
-        tuning=results.tuning,
-        summaries=results.summaries,
-        predicted_summaries=results.predicted_summaries,
-        failures=(*unpredicted, *unscored),
-    )
+    failures = (*unpredicted, *unscored)
+    emit(results, output=output, runs=runs, finished=True, failures=failures)
 
 
 def _print_tuning(tuning: "Tuning") -> None:

@@ -1,50 +1,64 @@
-"""Predict many cases into one folder.
+"""Predict many cases into one folder, in this process or by dask.
 
-The next case is read while one is predicted and the previous one is written. Each stage returns the
-input of the next, or the outcome of a case that has ended. An error of a case ends that case only;
-an error of the machine or of the command ends the batch.
+The next case is read while one is predicted and the previous one is written. An error of a case ends
+that case only; an error of the machine or of the command ends the batch. With dask, cases are shared
+out one by one; when a worker dies its case goes to another. All machines must see the same files
+under the same paths.
 """
 
+import asyncio
+import logging
 import os
+import socket
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
 
-from brats_seg import wings
 from brats_seg.cases.case import Case, read_case_files
 from brats_seg.cases.find import find_inputs
 from brats_seg.cases.many import Failure, attempt_case
-from brats_seg.dicom.convert import (
-    DEFAULT_OPTIONS,
-    DicomOptions,
-    DicomSource,
-    cases_of_dicom,
-    read_source,
-)
-from brats_seg.errors import BratsError, UsageError
-from brats_seg.inference.cluster import MAX_KILLED_WORKERS, cluster_results
+from brats_seg.cpu_threads import available_cpus, chosen_by_user
+from brats_seg.errors import BratsError, EnvironmentalError, UsageError
 from brats_seg.inference.method import Scan
-from brats_seg.inference.output import SCANS_NAME, OutputFolder, Record, convention_remarks, key_of
 from brats_seg.inference.predict import Prediction, Predictor
-from brats_seg.inference.result_files import check_names
+from brats_seg.inference.results import (
+    SCANS_NAME,
+    OutputFolder,
+    Record,
+    check_names,
+    convention_remarks,
+    key_of,
+    result_files,
+)
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
 from brats_seg.progress import Track, untracked
 from brats_seg.runtime.machine import check_machine
+from brats_seg.wings import dicom, pages
 
+log = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
 Result = TypeVar("Result")
+Workers: TypeAlias = int | str | None
+"""Number of processes of this machine, or address of a dask cluster; None computes in this process."""
+
+MAX_KILLED_WORKERS = 3
+"""Workers that may die over one case."""
+ANSWER_S = 20.0
+"""Time in which a scheduler must answer; a busy one takes less than a second."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CaseOutcome:
     """Result of one case of a batch."""
 
-    record: Record
+    record: Record | Failure
     is_new: bool = True
     """False for a case that an earlier batch had finished."""
 
@@ -53,50 +67,31 @@ class CaseOutcome:
 class BatchOutcome:
     """Result of a batch."""
 
-    n_predicted: int
+    predicted: tuple[str, ...]
+    """Ids of the cases that were predicted now."""
     n_skipped: int
     """Cases that an earlier batch had finished."""
-    failures: tuple[Record, ...]
+    failures: tuple[Failure, ...]
     remarks: tuple[str, ...] = ()
     """Sentences about label conventions that were not those of the scans."""
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Executor:
-    """Place where the cases of a batch are computed: this process if no field is set."""
-
-    n_workers: int | None = None
-    """Processes of this machine, started by dask."""
-    scheduler: str | None = None
-    """Address of a dask cluster."""
-
-    def __post_init__(self) -> None:
-        if self.n_workers is not None and self.scheduler is not None:
-            msg = "n_workers starts processes here, scheduler uses a running cluster: give one of them"
-            raise UsageError(msg)
-
     @property
-    def is_local(self) -> bool:
-        """Whether the cases are computed in this process."""
-        return self.n_workers is None and self.scheduler is None
-
-
-LOCAL = Executor()
+    def n_predicted(self) -> int:
+        """Number of the cases that were predicted now."""
+        return len(self.predicted)
 
 
 def _ignore(outcome: CaseOutcome) -> None:
     pass
 
 
-def predict_folder(  # noqa: PLR0913 - each is a choice of its own
+def predict_folder(
     inputs: Sequence[Path],
     models: Sequence[Path],
     output: Path,
     settings: PredictionSettings = DEFAULT_SETTINGS,
     *,
-    n_workers: int | None = None,
-    scheduler: str | None = None,
-    dicom: DicomOptions = DEFAULT_OPTIONS,
+    workers: Workers = None,
     on_case: Callable[[CaseOutcome], None] = _ignore,
     track: Track = untracked,
 ) -> BatchOutcome:
@@ -110,9 +105,8 @@ def predict_folder(  # noqa: PLR0913 - each is a choice of its own
         models: Runs, checkpoints or exported folders; the probabilities of several are averaged.
         output: Folder to write to.
         settings: Settings of prediction.
-        n_workers: Processes to start on this machine with dask, which share the cases.
-        scheduler: Address of a running dask cluster to use instead.
-        dicom: Choices about DICOM examinations.
+        workers: Number of processes to start on this machine with dask, or address of a running dask
+            cluster; by default, cases are computed in this process.
         on_case: Called with the outcome of each case as it ends.
         track: Shows the progress.
 
@@ -124,30 +118,28 @@ def predict_folder(  # noqa: PLR0913 - each is a choice of its own
     Example:
         predict_folder([Path("scans")], [Path("runs/fold0")], Path("predictions"))
     """
+    cases = find_scans(inputs, output, track=track)
     return predict_cases(
-        find_scans(inputs, output, dicom, track=track),
-        models,
-        output,
-        settings,
-        executor=Executor(n_workers=n_workers, scheduler=scheduler),
-        on_case=on_case,
-        track=track,
+        cases, models, output, settings, workers=workers, on_case=on_case, track=track
     )
 
 
 def find_scans(
-    inputs: Sequence[Path],
-    output: Path,
-    dicom: DicomOptions = DEFAULT_OPTIONS,
-    *,
-    track: Track = untracked,
+    inputs: Sequence[Path], output: Path, options: Any = None, *, track: Track = untracked
 ) -> tuple[Case, ...]:
     """Return the cases in folders and tables; DICOM files are converted into the output folder.
 
-    The arguments and errors are those of `predict_folder`.
+    Args:
+        inputs: As of `predict_folder`.
+        output: As of `predict_folder`.
+        options: `dicom.convert.DicomOptions`: choices about DICOM examinations.
+        track: Shows the progress.
     """
-    scans = output / SCANS_NAME
-    convert = partial(cases_of_dicom, scans=scans, options=dicom, track=track)
+    convert, wing = None, dicom()
+    if wing is not None:
+        options = options or wing.DEFAULT_OPTIONS
+        scans = output / SCANS_NAME
+        convert = partial(wing.cases_of_dicom, scans=scans, options=options, track=track)
     return find_inputs(inputs, of_dicom=convert)
 
 
@@ -157,7 +149,7 @@ def predict_cases(
     output: Path,
     settings: PredictionSettings = DEFAULT_SETTINGS,
     *,
-    executor: Executor = LOCAL,
+    workers: Workers = None,
     on_case: Callable[[CaseOutcome], None] = _ignore,
     track: Track = untracked,
 ) -> BatchOutcome:
@@ -168,7 +160,7 @@ def predict_cases(
     check_machine(output)
     predictor = Predictor.load(models, settings)
     with folder.opened():
-        if executor.is_local:
+        if workers is None:
             work = CaseWork(predictor=predictor, output=folder, earlier=folder.records())
             outcomes = local_outcomes(cases, work)
         else:
@@ -178,20 +170,21 @@ def predict_cases(
                 settings=settings,
                 output_path=output.absolute(),
             )
-            outcomes = cluster_outcomes(cases, job, executor)
-        return finish_batch(outcomes, folder, len(cases), on_case=on_case, track=track)
+            outcomes = cluster_outcomes(cases, job, workers)
+        done = finish_batch(outcomes, folder, len(cases), on_case=on_case, track=track)
+        return write_pages(done, cases, folder, track) if settings.report else done
 
 
 def check_apart(inputs: Sequence[Case], output: OutputFolder) -> None:
     """Raise `UsageError` if results would be written among the scans, and perhaps over one."""
     # realpath, because a link to itself is a problem of its case alone
-    places = {
+    folders = {
         Path(os.path.realpath(case.path_of(scan))).parent
         for case in inputs
         if not case.problems
         for scan in case.images
     }
-    if output.path.resolve() in places:
+    if output.path.resolve() in folders:
         msg = f"{output.path} holds scans: give another folder for the results with --output"
         raise UsageError(msg)
 
@@ -204,67 +197,78 @@ def finish_batch(
     on_case: Callable[[CaseOutcome], None] = _ignore,
     track: Track = untracked,
 ) -> BatchOutcome:
-    """Count the outcomes of a batch as they arrive, and write its tables, also after an error.
-
-    Args:
-        outcomes: Generator from `local_outcomes` or `cluster_outcomes`; after an error, cases that
-            have been started are finished.
-        output: Folder of the tables.
-        n_cases: Number of the outcomes.
-        on_case: Called with each outcome.
-        track: Shows the progress.
-    """
-    n_predicted, n_skipped = 0, 0
-    failures: list[Record] = []
-    done: list[Record] = []
+    """Count the outcomes of a batch as they arrive, and write its tables, also after an error."""
+    ended: list[CaseOutcome] = []
+    failures: list[Failure] = []
     try:
+        # closing finishes the cases that have been started
         with closing(outcomes):
             for outcome in track(outcomes, what="predicting", total=n_cases):
-                if outcome.record.status == "failed":
+                ended.append(outcome)
+                if isinstance(outcome.record, Failure):
                     failures.append(outcome.record)
-                else:
-                    done.append(outcome.record)
-                n_predicted += outcome.record.status == "done" and outcome.is_new
-                n_skipped += not outcome.is_new
                 on_case(outcome)
     finally:
-        output.write_tables(sorted(failures, key=lambda record: record.case_id))
+        output.write_tables(sorted(failures, key=lambda failure: failure.case_id))
+    done = [outcome for outcome in ended if isinstance(outcome.record, Record)]
     return BatchOutcome(
-        n_predicted=n_predicted,
-        n_skipped=n_skipped,
+        predicted=tuple(outcome.record.case_id for outcome in done if outcome.is_new),
+        n_skipped=sum(not outcome.is_new for outcome in done),
         failures=tuple(failures),
-        remarks=convention_remarks(done),
+        remarks=convention_remarks(one.record for one in done if isinstance(one.record, Record)),
     )
+
+
+def write_pages(
+    outcome: BatchOutcome, cases: Sequence[Case], output: OutputFolder, track: Track
+) -> BatchOutcome:
+    """Write the pages of the cases that have been predicted, by several processes.
+
+    Raises:
+        UsageError: The part of the package that writes pages is missing.
+    """
+    wing, records = pages(), output.records()
+    if wing is None:
+        msg = "the pages of --report need brats_seg.pages, which is missing: install it, or leave it out"
+        raise UsageError(msg)
+    case_ids = tuple(
+        case.case_id
+        for case in cases
+        if case.case_id in outcome.predicted
+        or (case.case_id in records and not wing.page_path(output.path, case.case_id).exists())
+    )
+    if not case_ids:
+        return outcome
+    options = wing.PageOptions(case_ids=case_ids)
+    made = wing.write_report([output.path], options, n_workers=available_cpus(), track=track)
+    failures = (*outcome.failures, *made.failures)
+    if made.failures:
+        output.write_tables(failures)
+    return replace(outcome, failures=failures)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ReadCase:
-    """A case that has been read."""
+    """A case that has been read, and its prediction as soon as there is one."""
 
     case: Case
     scan: Scan
     inputs: tuple[str, ...]
     """SHA-256 of the files."""
-    files: dict[str, str]
-    """File that was read as each modality."""
     key: str
     seconds: float
     """Time of reading."""
-    source: DicomSource | None = None
-    """DICOM files that the case was converted from."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class PredictedCase:
-    """A case whose result is to be written."""
-
-    read: ReadCase
-    result: Prediction
+    source: Any
+    """DICOM files that the case was converted from; None if it was not."""
+    prediction: Prediction | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class CaseWork:
-    """Reads, predicts and writes the cases of one batch."""
+    """Reads, predicts and writes the cases of one batch.
+
+    Each stage returns the input of the next, or the outcome of a case that has ended.
+    """
 
     predictor: Predictor
     output: OutputFolder
@@ -273,113 +277,93 @@ class CaseWork:
 
     def run(self, case: Case) -> CaseOutcome:
         """Do all three stages."""
-        read = self.read(case)
-        if isinstance(read, CaseOutcome):
-            return read
-        predicted = self.predict(read)
-        return predicted if isinstance(predicted, CaseOutcome) else self.write(predicted)
+        return self.write(self.predict(self.read(case)))
 
     def read(self, case: Case) -> ReadCase | CaseOutcome:
         """Read and check a case, unless it is finished."""
-        return self._attempt(case.case_id, lambda: self._read(case))
+        return _attempt(case.case_id, lambda: self._read(case))
 
-    def predict(self, read: ReadCase) -> PredictedCase | CaseOutcome:
+    def predict(self, read: ReadCase | CaseOutcome) -> ReadCase | CaseOutcome:
         """Segment a case."""
-        return self._attempt(
-            read.scan.case_id,
-            lambda: PredictedCase(read=read, result=self.predictor.predict_scan(read.scan)),
-        )
+        if isinstance(read, CaseOutcome):
+            return read
+        predict = partial(self.predictor.predict_scan, read.scan)
+        return _attempt(read.case.case_id, lambda: replace(read, prediction=predict()))
 
-    def write(self, predicted: PredictedCase) -> CaseOutcome:
+    def write(self, predicted: ReadCase | CaseOutcome) -> CaseOutcome:
         """Write the files of a case."""
-        return self._attempt(predicted.result.summary.case_id, lambda: self._write(predicted))
+        if isinstance(predicted, CaseOutcome):
+            return predicted
+        return _attempt(predicted.case.case_id, lambda: self._write(predicted))
+
+    def write_and_record(self, predicted: ReadCase | CaseOutcome) -> CaseOutcome:
+        """Write the files of a case, and then its line of the manifest."""
+        outcome = self.write(predicted)
+        if outcome.is_new:
+            self.output.append(outcome.record)
+        return outcome
 
     def _read(self, case: Case) -> ReadCase | CaseOutcome:
         started_s = time.monotonic()
         case = self.predictor.accept(case)
         files = read_case_files(case, with_label=False)
-        source = _source_of(case)
-        key = key_of(
-            (*files.hashes, source.key) if source else files.hashes,
-            self.predictor.model.fingerprint,
-            self.predictor.settings,
-            case.modalities,
-        )
+        inputs, source = files.hashes, _source_of(case)
+        model, settings = self.predictor.model, self.predictor.settings
+        hashes = inputs if source is None else (*inputs, source.key)
+        key = key_of(hashes, model.fingerprint, settings, case.modalities)
         earlier = self.earlier.get(case.case_id)
         if earlier and self.output.is_finished(earlier, key):
-            self._write_page(case, earlier, is_new=False)
             return CaseOutcome(record=earlier, is_new=False)
         scan = self.predictor.prepare(self.predictor.read(case, files))
         seconds = time.monotonic() - started_s
         return ReadCase(
-            case=case,
-            scan=scan,
-            inputs=files.hashes,
-            files=case.read_as,
-            key=key,
-            seconds=seconds,
-            source=source,
+            case=case, scan=scan, inputs=inputs, key=key, seconds=seconds, source=source
         )
 
-    def _write(self, predicted: PredictedCase) -> CaseOutcome:
-        read, result = predicted.read, predicted.result
-        settings, summary = self.predictor.settings, predicted.result.summary
-        made, remarks = self.output.write_segmentation(
-            read.scan, result, settings.layout, read.source
-        )
-        record = Record(
-            **summary.model_dump(),
-            status="done",
-            key=read.key,
-            inputs=read.inputs,
-            files=read.files,
-            model=self.predictor.model.fingerprint,
-            settings=settings,
-            outputs=(*made, *self.output.write_case(read.scan, result, settings)),
-            version=version("brats_seg"),
-        )
-        record = record.model_copy(
-            update={
-                "warnings": (*summary.warnings, *remarks),
-                "seconds": round(read.seconds + summary.seconds, 3),
-                "peak_memory_mb": round(summary.peak_memory_mb, 1),
-            }
-        )
-        self._write_page(read.case, record)
-        return CaseOutcome(record=record)
+    def _write(self, read: ReadCase) -> CaseOutcome:
+        prediction, settings = read.prediction, self.predictor.settings
+        assert prediction is not None
+        summary = prediction.summary
+        segmentation, remarks = self._write_segmentation(read, prediction)
+        outputs = self.output.write_case(read.scan, prediction, settings)
+        provenance = {
+            "key": read.key,
+            "inputs": read.inputs,
+            "files": read.case.read_as,
+            "model": self.predictor.model.fingerprint,
+            "settings": settings,
+            "outputs": (*segmentation, *outputs),
+            "version": version("brats_seg"),
+            "warnings": (*summary.warnings, *remarks),
+            "seconds": round(read.seconds + summary.seconds, 3),
+            "peak_memory_mb": round(summary.peak_memory_mb, 1),
+        }
+        return CaseOutcome(record=Record.model_validate({**dict(summary), **provenance}))
 
-    def _write_page(self, case: Case, record: Record, *, is_new: bool = True) -> None:
-        pages = wings.pages() if self.predictor.settings.report else None
-        if pages is None:
-            return
-        # from the files again: the network was given resampled and normalised scans
-        files = pages.files_of_result(case, record, self.output.path)
-        if is_new or not files.page.exists():
-            pages.write_page_of(files)
+    def _write_segmentation(
+        self, read: ReadCase, prediction: Prediction
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Write the DICOM segmentation of a case that was converted from DICOM.
 
-    def _attempt(self, case_id: str, stage: Callable[[], Result]) -> Result | CaseOutcome:
-        result = attempt_case(case_id, stage)
-        if isinstance(result, Failure):
-            return self._failed(case_id, result.error, result.message)
-        return result
-
-    def _failed(self, case_id: str, error: str, message: str) -> CaseOutcome:
-        fingerprint = self.predictor.model.fingerprint
-        record = _failure(case_id, error, message, fingerprint, self.predictor.settings)
-        return CaseOutcome(record=record)
+        Returns:
+            The name of the file, and a remark if there is none although there should be.
+        """
+        wing = dicom()
+        if wing is None or read.source is None:
+            return (), ()
+        convention, geometry = prediction.convention, read.scan.geometry
+        files = result_files(self.predictor.settings.layout, read.case.case_id, convention)
+        path = self.output.path / files.segmentation
+        labels = prediction.label_map
+        remark = wing.write_segmentation(path, labels, geometry, convention, read.source)
+        return ((), (remark,)) if remark else ((files.segmentation,), ())
 
 
-def local_outcomes(inputs: Sequence[Case], work: CaseWork) -> Generator[CaseOutcome]:
+def local_outcomes(cases: Sequence[Case], work: CaseWork) -> Generator[CaseOutcome]:
     """Predict cases in this process: one is predicted while the next is read and the last written."""
     with _one_thread() as reader, _one_thread() as writer:
-        writing: Future[CaseOutcome] | None = None
-        for read in _read_ahead(inputs, work, reader):
-            predicted = read if isinstance(read, CaseOutcome) else work.predict(read)
-            if writing is not None:
-                yield writing.result()
-            writing = writer.submit(_write, work, predicted)
-        if writing is not None:
-            yield writing.result()
+        predicted = map(work.predict, _ahead(reader, work.read, cases))
+        yield from _ahead(writer, work.write_and_record, predicted)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -393,29 +377,21 @@ class Job:
     output_path: Path
 
 
-def cluster_outcomes(
-    inputs: Sequence[Case], job: Job, executor: Executor
-) -> Generator[CaseOutcome]:
-    """Predict cases on a cluster, in the order in which they are finished.
+def cluster_outcomes(cases: Sequence[Case], job: Job, workers: int | str) -> Generator[CaseOutcome]:
+    """Predict cases by dask, in the order in which they are finished.
 
     Raises:
-        EnvironmentalError: `distributed` is not installed, or the scheduler does not answer.
+        EnvironmentalError: `distributed` is not installed, the scheduler does not answer, or the
+            processes cannot be started.
     """
     output = OutputFolder(job.output_path)
-    results = cluster_results(
-        partial(run_case, job=job),
-        inputs,
-        n_workers=executor.n_workers,
-        scheduler=executor.scheduler,
-    )
-    with closing(results):
+    with closing(cluster_results(partial(run_case, job=job), cases, workers)) as results:
         for case, result in results:
-            outcome = result
-            if isinstance(outcome, BaseException):
-                outcome = _lost(case.case_id, outcome, job)
-            if outcome.is_new:
-                output.append(outcome.record)
-            yield outcome
+            if isinstance(result, BaseException):
+                result = _lost(case.case_id, result)
+            if result.is_new:
+                output.append(result.record)
+            yield result
 
 
 def run_case(case: Case, job: Job) -> CaseOutcome:
@@ -433,42 +409,45 @@ def _work(job: Job) -> CaseWork:
     return CaseWork(predictor=predictor, output=output, earlier=output.records())
 
 
-def _source_of(case: Case) -> DicomSource | None:
+def _source_of(case: Case) -> Any:
     """Return the DICOM files that a case was converted from, if it was."""
-    return read_source(case.path_of(case.files["t1c"]).parent) if "t1c" in case.files else None
+    wing = dicom()
+    if wing is None or "t1c" not in case.files:
+        return None
+    return wing.read_source(case.path_of(case.files["t1c"]).parent)
 
 
-def _lost(case_id: str, error: BaseException, job: Job) -> CaseOutcome:
+def _attempt(case_id: str, stage: Callable[[], Result]) -> Result | CaseOutcome:
+    result = attempt_case(case_id, stage)
+    return CaseOutcome(record=result) if isinstance(result, Failure) else result
+
+
+def _lost(case_id: str, error: BaseException) -> CaseOutcome:
     """Return the outcome of a case that came back from its worker as an error."""
     if isinstance(error, BratsError):
         raise error
-    message = (
-        f"case {case_id}: its worker died {MAX_KILLED_WORKERS} times, most likely because memory "
-        "ran out. Predict it alone, or on a machine with more memory."
-    )
-    if type(error).__name__ != "KilledWorker":
-        message = f"case {case_id}: {error}"
-    record = _failure(case_id, type(error).__name__, message, job.fingerprint, job.settings)
-    return CaseOutcome(record=record)
+    message = f"case {case_id}: {error}"
+    if type(error).__name__ == "KilledWorker":
+        message = (
+            f"case {case_id}: its worker died {MAX_KILLED_WORKERS} times, most likely because memory "
+            "ran out. Predict it alone, or on a machine with more memory."
+        )
+    failure = Failure(case_id=case_id, error=type(error).__name__, message=message)
+    return CaseOutcome(record=failure)
 
 
-def _read_ahead(
-    inputs: Sequence[Case], work: CaseWork, reader: ThreadPoolExecutor
-) -> Iterator[ReadCase | CaseOutcome]:
-    coming: Future[ReadCase | CaseOutcome] | None = None
-    for case in (*inputs, None):
-        # submitted before the previous one is yielded, to be read while that one is predicted
-        ready = coming
-        coming = None if case is None else reader.submit(work.read, case)
-        if ready is not None:
-            yield ready.result()
-
-
-def _write(work: CaseWork, predicted: PredictedCase | CaseOutcome) -> CaseOutcome:
-    outcome = predicted if isinstance(predicted, CaseOutcome) else work.write(predicted)
-    if outcome.is_new:
-        work.output.append(outcome.record)
-    return outcome
+def _ahead(
+    pool: ThreadPoolExecutor, function: Callable[[Item], Result], items: Iterable[Item]
+) -> Iterator[Result]:
+    """Yield the results of a function, each after the next item has been handed to the pool."""
+    running: Future[Result] | None = None
+    for item in items:
+        coming = pool.submit(function, item)
+        if running is not None:
+            yield running.result()
+        running = coming
+    if running is not None:
+        yield running.result()
 
 
 @contextmanager
@@ -481,16 +460,124 @@ def _one_thread() -> Iterator[ThreadPoolExecutor]:
         pool.shutdown(cancel_futures=True)
 
 
-def _failure(
-    case_id: str, error: str, message: str, model: str, settings: PredictionSettings
-) -> Record:
-    """Return the record of a case that could not be predicted."""
-    return Record(
-        case_id=case_id,
-        status="failed",
-        model=model,
-        settings=settings,
-        error=error,
-        message=message,
-        version=version("brats_seg"),
+def cluster_results(
+    function: Callable[[Item], Result], items: Sequence[Item], workers: int | str
+) -> Generator[tuple[Item, Result | BaseException]]:
+    """Yield each item with its result, or with the error that it ended with, as they are done."""
+    distributed = _distributed()
+    with _client(workers) as client:
+        item_of = {client.submit(function, item, pure=False): item for item in items}
+        for future in distributed.as_completed(list(item_of)):
+            error = future.exception()
+            # the future is dropped, so that the cluster can free its result
+            yield item_of.pop(future), future.result() if error is None else error
+
+
+@contextmanager
+def _client(workers: int | str) -> Iterator[Any]:
+    distributed = _distributed()
+    with ExitStack() as opened:
+        if isinstance(workers, int):
+            cluster = opened.enter_context(_local_cluster(workers))
+        else:
+            check_scheduler(workers)
+            cluster = workers
+        client = opened.enter_context(distributed.Client(cluster))
+        if not client.scheduler_info()["workers"]:
+            log.info("the scheduler at %s has no workers yet: waiting for them", workers)
+        yield client
+
+
+def check_scheduler(address: str) -> None:
+    """Raise `EnvironmentalError` unless a dask scheduler answers at an address.
+
+    `distributed.Client` waits without end for an address that accepts connections and is silent.
+    """
+    try:
+        # in a thread of its own, because a notebook has an event loop already
+        with ThreadPoolExecutor(1) as pool:
+            kind = pool.submit(asyncio.run, _kind_at(address)).result()
+    except (OSError, ValueError, TimeoutError) as error:
+        found = f"{error}" or f"no answer in {ANSWER_S:.0f} s"
+    else:
+        if kind == "Scheduler":
+            return
+        found = f"a dask {kind}"
+    msg = (
+        f"no dask scheduler answers at {address} ({found}). Check the address; it looks like "
+        "tcp://host:8786."
     )
+    raise EnvironmentalError(msg)
+
+
+async def _kind_at(address: str) -> str:
+    """Return what answers at an address: `Scheduler`, `Worker` or `Nanny`."""
+    distributed = _distributed()
+    arguments = distributed.Security().get_connection_args("client")
+    async with (
+        asyncio.timeout(ANSWER_S),
+        distributed.rpc(address, connection_args=arguments) as server,
+    ):
+        identity: dict[str, Any] = await server.identity()
+    return str(identity["type"])
+
+
+@contextmanager
+def _local_cluster(n_workers: int) -> Iterator[Any]:
+    import dask
+
+    distributed = _distributed()
+    _check_loop_back()
+    options: dict[str, Any] = {
+        # the scheduler gives a case up after more deaths than this
+        "distributed.scheduler.allowed-failures": MAX_KILLED_WORKERS - 1,
+        # a case that waits at a worker would be blamed for its death
+        "distributed.scheduler.worker-saturation": 1.0,
+    }
+    n_threads = max(1, available_cpus() // n_workers)
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        # dask sets both to 1, and torch takes the lower
+        value = chosen_by_user(name) or str(n_threads)
+        options[f"distributed.nanny.pre-spawn-environ.{name}"] = value
+    with ExitStack() as opened:
+        opened.enter_context(dask.config.set(options))
+        try:
+            cluster = distributed.LocalCluster(
+                n_workers=n_workers, threads_per_worker=1, memory_limit=0, dashboard_address=None
+            )
+        except (OSError, RuntimeError, TimeoutError) as error:
+            msg = (
+                f"the {n_workers} processes of --workers could not be started ({error}). Use "
+                "fewer, or leave --workers out."
+            )
+            raise EnvironmentalError(msg) from error
+        yield opened.enter_context(cluster)
+
+
+def _check_loop_back() -> None:
+    """Raise `EnvironmentalError` unless processes of this machine can connect to each other."""
+    try:
+        with (
+            socket.create_server(("127.0.0.1", 0)) as server,
+            socket.create_connection(server.getsockname(), timeout=ANSWER_S),
+        ):
+            return
+    except OSError as error:
+        msg = (
+            f"--workers needs connections between processes of this machine, and 127.0.0.1 cannot "
+            f"be reached ({error.strerror or error}). Leave --workers out, or give the container a "
+            "loop-back network interface."
+        )
+        raise EnvironmentalError(msg) from error
+
+
+def _distributed() -> Any:
+    try:
+        import distributed
+    except ImportError as error:
+        msg = (
+            "--workers needs dask, which is not installed. Run "
+            "`pip install brats_seg[cluster]`, or leave these options out."
+        )
+        raise EnvironmentalError(msg) from error
+    return distributed

@@ -72,6 +72,8 @@ class Model:
     fingerprint: str
     """Hash that changes with the weights and how they are used, and not with their path."""
     device: Device
+    settings: PredictionSettings = DEFAULT_SETTINGS
+    """Settings that windows and decoding were resolved with."""
     subsets: tuple[tuple[str, ...], ...] = ()
     """Subsets of the modalities that all networks were trained for."""
     subset_scores: tuple[SubsetScores, ...] = ()
@@ -176,6 +178,7 @@ def _of_foreign(foreign: ForeignNetwork, device: Device, settings: PredictionSet
         decoding=decoding,
         fingerprint=foreign.fingerprint,
         device=device,
+        settings=settings,
     )
 
 
@@ -312,6 +315,7 @@ def _model(
         decoding=resolve(settings, first.fitted.decoding, default_of(first))[1],
         fingerprint=fingerprint_of(networks),
         device=device,
+        settings=settings,
         subsets=tuple(
             subset
             for subset in first.identity.subsets

@@ -11,9 +11,16 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
-from brats_seg.cases.case import Case, CaseFiles, LoadedCase, case_of_arrays, load_case
+from brats_seg.cases.case import (
+    Case,
+    CaseFiles,
+    LoadedCase,
+    case_of_arrays,
+    load_case,
+    missing_problem,
+)
 from brats_seg.cases.find import single_input
-from brats_seg.cases.layouts import modality_named
+from brats_seg.cases.layouts import MEN_RT, modality_named
 from brats_seg.config import Section
 from brats_seg.errors import UnusableCaseError
 from brats_seg.evaluation.subset_scores import SubsetScores, absent_from
@@ -72,7 +79,7 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Predictor:
-    """A loaded model and the settings to predict with.
+    """A loaded model, which has the settings to predict with.
 
     Example:
         >>> network = nn.Conv3d(4, 3, kernel_size=1)
@@ -84,7 +91,6 @@ class Predictor:
     """
 
     model: Model
-    settings: PredictionSettings = DEFAULT_SETTINGS
 
     @classmethod
     def load(cls, paths: Sequence[Path], settings: PredictionSettings = DEFAULT_SETTINGS) -> Self:
@@ -109,7 +115,7 @@ class Predictor:
         log.info("windows: %s", "; ".join(windows))
         if device.torch_device.type == "cpu":
             keep_freed_memory()
-        return cls(model=model, settings=settings)
+        return cls(model=model)
 
     @classmethod
     def of_network(
@@ -138,7 +144,7 @@ class Predictor:
         """
         device = choose_device(settings.device, settings.precision)
         model = wrap_network(network, identity, settings, device=device, multiple=multiple)
-        return cls(model=model, settings=settings)
+        return cls(model=model)
 
     def predict_files(self, files: Mapping[str, Path], case_id: str | None = None) -> Prediction:
         """Segment a case given as one file for each modality.
@@ -173,6 +179,9 @@ class Predictor:
         Raises:
             CaseError: The images cannot be used, or as `predict_scan`.
         """
+        if tuple(modalities) != MODALITIES:
+            # in another order, one modality would be taken for another
+            self.model.require(case_id, modalities)
         loaded = case_of_arrays(case_id, images, affine, modalities)
         return self.predict_scan(self.prepare(loaded))
 
@@ -197,6 +206,9 @@ class Predictor:
         """
         if case.problems:
             raise UnusableCaseError(case.case_id, case.problems)
+        # a task of one modality, whose target is not ours
+        if case.release == MEN_RT and (refusal := missing_problem(case)) is not None:
+            raise refusal
         self.model.require(case.case_id, case.modalities, case.location)
         return case
 
@@ -214,7 +226,12 @@ class Predictor:
 
     def predict_scan(self, scan: Scan) -> Prediction:
         """Segment a scan that has been prepared; see the function `predict_scan`."""
-        return predict_scan(self.model, scan, self.settings)
+        return predict_scan(self.model, scan)
+
+    @property
+    def settings(self) -> PredictionSettings:
+        """Settings that the model was loaded with."""
+        return self.model.settings
 
     @property
     def spacing_mm(self) -> tuple[float, float, float]:
@@ -222,14 +239,15 @@ class Predictor:
         return self.model.identity.spacing_mm
 
 
-def predict_scan(model: Model, scan: Scan, settings: PredictionSettings) -> Prediction:
-    """Segment a scan.
+def predict_scan(model: Model, scan: Scan) -> Prediction:
+    """Segment a scan with the settings that the model was loaded with.
 
     Raises:
         CaseError: Memory runs out even in the last mode of the fallback, a network returns
             values that are not finite, or the scan lacks modalities that the model needs.
     """
     model.require(scan.case_id, scan.modalities)
+    settings = model.settings
     started_s = time.monotonic()
     reset_peak_memory(model.device.torch_device)
     fallback = PredictionFallback(scan.case_id, model.device)

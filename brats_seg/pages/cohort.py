@@ -19,14 +19,14 @@ import pandas as pd
 from matplotlib.figure import Figure
 from PIL import Image, UnidentifiedImageError
 
+from brats_seg.cases.many import Failure
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.errors import UsageError, counted
 from brats_seg.evaluation.evaluate import evaluate_folders
 from brats_seg.evaluation.protocols import protocol_named
 from brats_seg.evaluation.scores import joined_scores, read_scores, summarise_scores
 from brats_seg.figures.charts import dice_figure, volume_figure
-from brats_seg.inference.output import MANIFEST_NAME, OutputFolder, Record
-from brats_seg.inference.result_files import result_files
+from brats_seg.inference.results import MANIFEST_NAME, OutputFolder, Record, result_files
 from brats_seg.labels import REGIONS, convention_named
 from brats_seg.pages.html import PAGE_SUFFIX, Fact, data_uri, picture_uri, write_page
 from brats_seg.progress import Track, untracked
@@ -93,14 +93,14 @@ def write_cohort_page(
         LayoutError: No case of the references is in the folder.
         EnvironmentalError: The page cannot be written.
     """
-    records = OutputFolder(results).records()
-    if not records:
+    entries = OutputFolder(results).entries()
+    if not entries:
         msg = (
             f"{results} has no record of predictions; expected a folder with {MANIFEST_NAME}, as "
             "`brats-seg predict` writes it"
         )
         raise UsageError(msg)
-    done = {name: record for name, record in records.items() if record.status == "done"}
+    done = {name: one for name, one in entries.items() if isinstance(one, Record)}
     scored = joined_scores(())
     remarks: tuple[str, ...] = ()
     if scores is not None:
@@ -115,7 +115,7 @@ def write_cohort_page(
         "cohort.html",
         title=f"Predictions in {results.resolve().name}",
         rows=rows,
-        failures=[one.failure for one in records.values() if one.status == "failed"],
+        failures=[one for one in entries.values() if isinstance(one, Failure)],
         n_with_warnings=sum(bool(record.warnings) for record in done.values()),
         remarks=remarks,
         facts=tuple(_facts([*done.values()])),

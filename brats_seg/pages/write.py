@@ -11,12 +11,11 @@ from pathlib import Path
 
 from brats_seg.cases.case import Case, LoadedCase, ScanFile, load_case
 from brats_seg.cases.find import find_cases
-from brats_seg.cases.many import MappedCases, map_cases
+from brats_seg.cases.many import Failure, MappedCases, map_cases
 from brats_seg.errors import CaseError, UsageError, counted, some_of
 from brats_seg.evaluation.pairs import label_maps_in
 from brats_seg.figures.view import view_of, with_prediction, with_reference, with_uncertainty
-from brats_seg.inference.output import MANIFEST_NAME, OutputFolder, Record
-from brats_seg.inference.result_files import result_files
+from brats_seg.inference.results import MANIFEST_NAME, OutputFolder, Record, result_files
 from brats_seg.labels import MODALITIES, convention_named
 from brats_seg.pages.case import write_case_page
 from brats_seg.pages.cohort import COHORT_PAGE, page_path, write_cohort_page
@@ -223,12 +222,12 @@ def _files_of(path: Path, options: PageOptions) -> Iterator[PageFiles]:
 
 
 def _of_results(folder: Path) -> Iterator[PageFiles]:
-    records = OutputFolder(folder).records()
-    if failed := sorted(name for name, record in records.items() if record.status == "failed"):
+    entries = OutputFolder(folder).entries()
+    if failed := sorted(name for name, one in entries.items() if isinstance(one, Failure)):
         n_failed = counted(len(failed), "case")
         log.warning("%s: no page for %s that failed: %s", folder, n_failed, some_of(failed))
-    for case_id, record in sorted(records.items()):
-        if record.status == "done":
+    for case_id, record in sorted(entries.items()):
+        if isinstance(record, Record):
             # the paths are absolute, or relative to the folder that the prediction was started in
             scans = {name: ScanFile.parse(text) for name, text in record.files.items()}
             files = files_of_result(Case.named(case_id, scans), record, folder)
@@ -243,7 +242,7 @@ def _of_scans(path: Path, options: PageOptions) -> Iterator[PageFiles]:
     predictions = {} if records else _label_maps(folder, wanted)
     for case in cases:
         record = records.get(case.case_id)
-        if folder is not None and record is not None and record.status == "done":
+        if folder is not None and record is not None:
             yield files_of_result(case, record, folder)
             continue
         prediction = predictions.get(case.case_id)

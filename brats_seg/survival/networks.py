@@ -15,7 +15,6 @@ from brats_seg.inference.method import Scan
 from brats_seg.inference.model import Model, load_model, read_together
 from brats_seg.inference.predict import predict_scan
 from brats_seg.inference.reconstruct import Reconstructor
-from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import LabelConvention
 from brats_seg.models.autoencoder import Autoencoder
 from brats_seg.runtime.device import Device
@@ -66,7 +65,6 @@ class Segmenter:
     models: tuple[Model, ...]
     """One model for each path."""
     trainings: tuple[TrainingCases, ...]
-    settings: PredictionSettings
 
     def segment(self, scan: Scan, keys: frozenset[str]) -> tuple[Volume, LabelConvention, Leakage]:
         """Predict a label map by the mean of the networks with the least leakage.
@@ -84,7 +82,7 @@ class Segmenter:
         places, leakage = least_leakage([training.leakage(keys) for training in self.trainings])
         members = tuple(m for place in places for m in self.models[place].members)
         model = replace(self.models[places[0]], members=members)
-        result = predict_scan(model, scan, self.settings)
+        result = predict_scan(model, scan)
         labels = Volume(array=result.label_map, geometry=scan.geometry, file="(predicted)")
         return oriented(labels), result.convention, leakage
 
@@ -164,5 +162,4 @@ def _segmenter(
         paths=tuple(paths),
         models=tuple(load_model([path], device) for path in paths),
         trainings=tuple(TrainingCases.of_run(path, people, cases) for path in paths),
-        settings=PredictionSettings(),
     )

@@ -125,7 +125,7 @@ def _is_filter(parameter: Tensor) -> bool:
 
 def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> Optimizer:
     """Return the optimizer of the settings, for the given parameters."""
-    lr, decay, momentum = config.lr, config.weight_decay, config.momentum
+    lr, decay = config.lr, config.weight_decay
     match config.name:
         case "adam":
             return torch.optim.Adam(parameters, lr=lr, weight_decay=decay)
@@ -133,9 +133,8 @@ def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig)
             return torch.optim.AdamW(parameters, lr=lr, weight_decay=decay)
         case "muon":
             return Muon(parameters, lr=lr, weight_decay=decay)
-    return torch.optim.SGD(
-        parameters, lr=lr, weight_decay=decay, momentum=momentum, nesterov=momentum > 0
-    )
+    # the momentum of nnU-Net (Isensee 2021)
+    return torch.optim.SGD(parameters, lr=lr, weight_decay=decay, momentum=0.99, nesterov=True)
 
 
 PLATEAU_FACTOR = 0.1

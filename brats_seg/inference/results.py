@@ -1,0 +1,388 @@
+"""Write results to a folder: label maps, pictures, a record of each case, and tables over all cases.
+
+manifest.jsonl                 record of each case, or its failure; the last line of a case counts
+volumes.csv, failures.csv
+labels-brats2017.txt, .ctbl    label values and colours for ITK-SNAP and 3D Slicer
+
+`result_files` names the files of a case. Layout `bids` is a BIDS derivative.
+"""
+
+import hashlib
+import json
+import os
+import re
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+from brats_seg.cases.find import OUTPUT_MARKER
+from brats_seg.cases.many import Failure, write_failures
+from brats_seg.cases.nifti import write_volume
+from brats_seg.errors import UsageError, counted
+from brats_seg.evaluation.subset_scores import absent_from
+from brats_seg.files import explained, locked, remove_leftovers, whole_file
+from brats_seg.inference.decode import PARTS
+from brats_seg.inference.method import Field, Scan
+from brats_seg.inference.predict import Prediction, Summary
+from brats_seg.inference.settings import PredictionSettings, ResultLayout
+from brats_seg.labels import (
+    MODALITIES,
+    REGIONS,
+    LabelConvention,
+    convention_named,
+    regions_of,
+)
+from brats_seg.tables import BETWEEN_TEXTS, write_table
+from brats_seg.voxels.grids import turn_of, turned
+from brats_seg.wings import PredictedDice
+
+MANIFEST_NAME = "manifest.jsonl"
+VOLUMES_NAME = "volumes.csv"
+SCANS_NAME = "scans"
+"""Folder of the scans that were converted from DICOM."""
+_LOCK_NAME = ".predicting.lock"
+_VOLUME_COLUMNS = (
+    *("case_id", "convention", "modalities"),
+    *(f"{part}_{what}" for part in PARTS for what in ("ml", "components")),
+    "warnings",
+)
+_DICE_COLUMNS = tuple(
+    name
+    for region in REGIONS
+    for name in PredictedDice(region=region, dice=0, low=0, high=0).columns
+)
+_BIDS_ID = re.compile(r"sub-[A-Za-z0-9]+(_ses-[A-Za-z0-9]+)?")
+_NOT_BIDS = (
+    *("brats_seg.json", "manifest.jsonl", "volumes.csv", "failures.csv", "previews", "reports"),
+    *("cohort.html", "scans", "labels-*"),
+    *("**/*_desc-entropy_*", "**/*.dcm"),
+)
+"""Files in a BIDS derivative that BIDS does not know, for its validator."""
+_SNAP_HEAD = """################################################
+# ITK-SnAP Label Description File
+# File format:
+# IDX   -R-  -G-  -B-  -A--  VIS MSH  LABEL
+################################################
+    0     0    0    0        0  0  0    "Clear Label"
+"""
+
+
+class Record(Summary):
+    """Record of a case: a line of `manifest.jsonl`."""
+
+    key: str
+    """Hash of scans, model and settings."""
+    inputs: tuple[str, ...]
+    """SHA-256 of the file of each modality, and the index of the volume in a 4-D file."""
+    files: dict[str, str]
+    """File that was read as each modality, with the index of the volume in a 4-D file."""
+    model: str
+    """Fingerprint of the model."""
+    settings: PredictionSettings
+    outputs: tuple[str, ...]
+    """Files, relative to the output folder."""
+    version: str
+    """Version of brats_seg."""
+
+
+_LINE: TypeAdapter[Record | Failure] = TypeAdapter(Record | Failure)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResultFiles:
+    """Names of the files of a case, relative to the folder of the results."""
+
+    label_map: str
+    probabilities: tuple[str, ...]
+    """One for each region."""
+    uncertainty: str
+    preview: str
+    segmentation: str
+    """DICOM segmentation, of a case that was converted from DICOM."""
+
+
+def result_files(layout: ResultLayout, case_id: str, convention: LabelConvention) -> ResultFiles:
+    """Return the names of the files of a case.
+
+    Example:
+        >>> from brats_seg.labels import BRATS2023
+        >>> result_files("bids", "BraTS-GLI-00001-000", BRATS2023).label_map
+        'sub-BraTSGLI00001000/anat/sub-BraTSGLI00001000_desc-brats2023_dseg.nii.gz'
+    """
+    preview = f"previews/{case_id}.png"
+    if layout == "plain":
+        return ResultFiles(
+            label_map=f"{case_id}.nii.gz",
+            probabilities=tuple(f"probabilities/{case_id}-{region}.nii.gz" for region in REGIONS),
+            uncertainty=f"uncertainty/{case_id}.nii.gz",
+            preview=preview,
+            segmentation=f"{case_id}.dcm",
+        )
+    name = bids_name(case_id)
+    start = f"{name.replace('_', '/')}/anat/{name}"
+    labels = f"{start}_desc-{_letters(convention.name)}_dseg"
+    return ResultFiles(
+        label_map=f"{labels}.nii.gz",
+        probabilities=tuple(f"{start}_label-{r.upper()}_probseg.nii.gz" for r in REGIONS),
+        uncertainty=f"{start}_desc-entropy_probseg.nii.gz",
+        preview=preview,
+        segmentation=f"{labels}.dcm",
+    )
+
+
+def bids_name(case_id: str) -> str:
+    """Return the name of a case in BIDS: its id, if that is one, or else its letters and digits.
+
+    Example:
+        >>> bids_name("sub-01_ses-pre"), bids_name("UPENN-GBM-00001_11")
+        ('sub-01_ses-pre', 'sub-UPENNGBM0000111')
+    """
+    return case_id if _BIDS_ID.fullmatch(case_id) else f"sub-{_letters(case_id)}"
+
+
+def check_names(layout: ResultLayout, case_ids: Iterable[str]) -> None:
+    """Raise `UsageError` if two cases would have the same name, or one has none, in BIDS."""
+    if layout == "plain":
+        return
+    known: dict[str, list[str]] = defaultdict(list)
+    for case_id in case_ids:
+        known[bids_name(case_id)].append(case_id)
+    for name, ids in known.items():
+        if len(ids) > 1 or name == "sub-":
+            msg = (
+                f"the cases {', '.join(ids)} would be called {name} in BIDS, which has letters and "
+                "digits only; expected a name for each. Rename them, or write them with --layout plain"
+            )
+            raise UsageError(msg)
+
+
+def convention_remarks(records: Iterable[Record]) -> tuple[str, ...]:
+    """Return a sentence for each label convention that was not that of the scans' own release."""
+    pairs = ((one.convention, one.convention_reason) for one in records if one.convention_reason)
+    return tuple(
+        f"label convention written for {counted(n, 'case')}: {convention_named(name)}; {reason}"
+        for (name, reason), n in sorted(Counter(pairs).items())
+    )
+
+
+def key_of(
+    inputs: Sequence[str],
+    model: str,
+    settings: PredictionSettings,
+    modalities: Sequence[str] = MODALITIES,
+) -> str:
+    """Return a hash of everything that a result depends on, except the device."""
+    # one file may be given as any of the modalities
+    parts = [*inputs, model, settings.result_text, *modalities]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+class OutputFolder:
+    """Folder with the results of a batch; any process writes cases, one writes the tables."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def opened(self) -> Iterator[Self]:
+        """Lock the folder for this process, and remove temporary files before and after.
+
+        Raises:
+            EnvironmentalError: The folder cannot be written to.
+            UsageError: Another process predicts into it.
+        """
+        self._mark(self.path)
+        msg = f"another process predicts into {self.path}. Wait for it, or choose another folder."
+        with locked(self.path / _LOCK_NAME, when_taken=UsageError(msg)):
+            self._tidy_up()
+            yield self
+            # temporary files of workers that were killed
+            self._tidy_up()
+
+    def entries(self) -> dict[str, Record | Failure]:
+        """Return the latest record or failure of each case; lines that cannot be read are skipped."""
+        path, entries = self.path / MANIFEST_NAME, dict[str, Record | Failure]()
+        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        for line in text.splitlines():
+            try:
+                entry = _LINE.validate_json(line)
+            except ValidationError:
+                # truncated, or of another version: the case is predicted again
+                continue
+            entries[entry.case_id] = entry
+        return entries
+
+    def records(self) -> dict[str, Record]:
+        """Return the record of each case that was predicted last time."""
+        entries = self.entries().items()
+        return {case_id: entry for case_id, entry in entries if isinstance(entry, Record)}
+
+    def is_finished(self, record: Record, key: str) -> bool:
+        """Return whether a record has the same scans, model and settings, and its files are there."""
+        return record.key == key and all((self.path / name).exists() for name in record.outputs)
+
+    def write_case(
+        self, scan: Scan, prediction: Prediction, settings: PredictionSettings
+    ) -> tuple[str, ...]:
+        """Write the files of a case, the label map last, and return their names."""
+        files = result_files(settings.layout, scan.case_id, prediction.convention)
+        fields: dict[str, Field] = {}
+        if prediction.probabilities is not None:
+            fields.update(zip(files.probabilities, prediction.probabilities, strict=True))
+        if prediction.uncertainty is not None:
+            fields[files.uncertainty] = prediction.uncertainty
+        for name, values in fields.items():
+            if settings.layout == "plain":
+                self._mark((self.path / name).parent)
+            # NIfTI has no half precision, but values of that precision compress as well
+            rounded = values.astype(np.float16).astype(np.float32)
+            write_volume(self.path / name, rounded, scan.geometry)
+        if settings.preview:
+            write_preview(scan, prediction, self.path / files.preview)
+        write_volume(self.path / files.label_map, prediction.label_map, scan.geometry)
+        return (*fields, *([files.preview] if settings.preview else []), files.label_map)
+
+    def append(self, entry: Record | Failure) -> None:
+        """Append a line to the manifest, and sync it to the disk."""
+        path, line = self.path / MANIFEST_NAME, _LINE.dump_json(entry) + b"\n"
+        try:
+            with self._lock, path.open("a+b") as file:
+                if file.tell():
+                    # the last line may be of a process that was killed
+                    file.seek(-1, os.SEEK_END)
+                    line = line if file.read() == b"\n" else b"\n" + line
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise explained(error, path) from error
+
+    def write_tables(self, failures: Iterable[Failure]) -> None:
+        """Write the volumes of all cases in the folder, their label values, and the failures."""
+        done = [record for _, record in sorted(self.records().items())]
+        is_predicted = any(record.predicted_dice for record in done)
+        columns = _VOLUME_COLUMNS + _DICE_COLUMNS * is_predicted
+        write_table(self.path / VOLUMES_NAME, columns, map(_volume_row, done))
+        write_failures(list(failures), self.path / "failures.csv")
+        for layout in sorted({record.settings.layout for record in done}):
+            names = {one.convention for one in done if one.settings.layout == layout}
+            self._describe(layout, [convention_named(name) for name in sorted(names)])
+
+    def _describe(self, layout: ResultLayout, conventions: Iterable[LabelConvention]) -> None:
+        """Write what other programs need to show the label maps."""
+        for convention in conventions:
+            texts = {
+                f"labels-{convention.name}.txt": itk_snap_labels(convention),
+                f"labels-{convention.name}.ctbl": slicer_colours(convention),
+            }
+            if layout == "bids":
+                texts |= {
+                    f"desc-{_letters(convention.name)}_dseg.tsv": bids_labels(convention),
+                    "dataset_description.json": _description(),
+                    ".bidsignore": "".join(f"{name}\n" for name in _NOT_BIDS),
+                }
+            for name, text in texts.items():
+                with whole_file(self.path / name) as beside:
+                    beside.write_text(text)
+
+    def _tidy_up(self) -> None:
+        below = filter(Path.is_dir, self.path.iterdir())
+        for folder in (self.path, *below, *self.path.glob("sub-*/**/anat")):
+            remove_leftovers(folder)
+
+    def _mark(self, folder: Path) -> None:
+        """Mark a folder as results, so that no index reads them as scans."""
+        path = folder / OUTPUT_MARKER
+        if not path.exists():
+            with whole_file(path) as beside:
+                beside.write_text(json.dumps({"holds": "predictions"}) + "\n")
+
+
+def write_preview(scan: Scan, prediction: Prediction, path: Path) -> None:
+    """Draw a case to a PNG file, with the patient's left on the right as radiologists see it."""
+    # matplotlib takes long to import
+    from brats_seg.figures.cases import SHOWN, planes_figure
+    from brats_seg.figures.sections import Grid, write_figure
+    from brats_seg.figures.view import shown_of
+
+    turn = turn_of(scan.geometry.affine)
+    regions = regions_of(turned(prediction.label_map, turn), prediction.convention)
+    images = {}
+    for name in shown_of(scan.modalities, SHOWN):
+        index = MODALITIES.index(name)
+        image = scan.on_scan_spacing(scan.image[index : index + 1])[0]
+        images[name] = turned(scan.on_scan_grid(image), turn)
+    absent = absent_from(scan.modalities)
+    without = f", predicted without {', '.join(absent)}" if absent else ""
+    grid = Grid(spacing_mm=scan.spacing_mm)
+    write_figure(planes_figure(images, regions, grid, title=f"{scan.case_id}{without}"), path)
+
+
+def itk_snap_labels(convention: LabelConvention) -> str:
+    """Return the label description file of ITK-SNAP for a convention."""
+    return _SNAP_HEAD + "".join(
+        f'{value:5d} {red:5d} {green:4d} {blue:4d}        1  1  1    "{name}"\n'
+        for value, name, (red, green, blue) in _labels(convention)
+    )
+
+
+def slicer_colours(convention: LabelConvention) -> str:
+    """Return the colour table of 3D Slicer for a convention."""
+    head = f"# Color table file of brats_seg for {convention.name}\n0 background 0 0 0 0\n"
+    return head + "".join(
+        f"{value} {name} {red} {green} {blue} 255\n"
+        for value, name, (red, green, blue) in _labels(convention)
+    )
+
+
+def bids_labels(convention: LabelConvention) -> str:
+    """Return the table of the label values of a convention, as BIDS wants it."""
+    return "index\tname\tcolor\n" + "".join(
+        f"{value}\t{name}\t#{bytes(colour).hex()}\n" for value, name, colour in _labels(convention)
+    )
+
+
+def _labels(convention: LabelConvention) -> list[tuple[int, str, tuple[int, ...]]]:
+    """Return value, name and colour (red, green, blue: 0 to 255) of each tissue."""
+    # matplotlib takes long to import
+    from brats_seg.figures.cases import tissue_colours
+
+    colours = tissue_colours(convention)
+    return [
+        (value, name, tuple(bytes.fromhex(colours[value].removeprefix("#"))))
+        for value, name in convention.meanings
+    ]
+
+
+def _volume_row(record: Record) -> dict[str, str | float]:
+    row: dict[str, str | float] = {"case_id": record.case_id, "convention": record.convention}
+    row["modalities"] = " ".join(record.modalities)
+    for part in record.volumes:
+        row[f"{part.name}_ml"] = part.ml
+        row[f"{part.name}_components"] = part.n_components
+    for expected in record.predicted_dice:
+        row |= expected.columns
+    return row | {"warnings": BETWEEN_TEXTS.join(record.warnings)}
+
+
+def _description() -> str:
+    text = {
+        "Name": "Tumour segmentations by brats_seg (research use only)",
+        "BIDSVersion": "1.10.0",
+        "DatasetType": "derivative",
+        "GeneratedBy": [{"Name": "brats_seg", "Version": version("brats_seg")}],
+    }
+    return json.dumps(text, indent=2) + "\n"
+
+
+def _letters(text: str) -> str:
+    return re.sub("[^A-Za-z0-9]", "", text)
