@@ -18,8 +18,6 @@ from brats_seg.cases.find import (
     single_input,
     walk_folders,
 )
-from brats_seg.config_text import load_config
-from brats_seg.data.fold import prepare_data
 from brats_seg.errors import LayoutError, UsageError
 from brats_seg.labels import MODALITIES
 from tests.builders import touch, write_case
@@ -50,83 +48,6 @@ def words(stem: str, names: tuple[str, ...] = ("t1", "t1ce", "t2", "flair")) -> 
 
 def names_of(case: Case) -> list[str]:
     return [str(scan) for scan in (*case.images, case.label) if scan]
-
-
-@pytest.mark.parametrize(
-    ("stem", "suffixes", "case_id", "release", "grade"),
-    [
-        (
-            "Brats17TrainingData/HGG/Brats17_2013_2_1/Brats17_2013_2_1",
-            (*LEGACY, "_seg"),
-            "Brats17_2013_2_1",
-            "brats2017",
-            "HGG",
-        ),
-        (
-            "LGG/Brats18_TCIA10_637_1/Brats18_TCIA10_637_1",
-            (*LEGACY, "_seg"),
-            "Brats18_TCIA10_637_1",
-            "brats2018",
-            "LGG",
-        ),
-        (
-            "BraTS19_CBICA_AAB_1/BraTS19_CBICA_AAB_1",
-            LEGACY,
-            "BraTS19_CBICA_AAB_1",
-            "brats2019",
-            "",
-        ),
-        (
-            "MICCAI_BraTS2020_TrainingData/BraTS20_Training_001/BraTS20_Training_001",
-            (*LEGACY, "_seg"),
-            "BraTS20_Training_001",
-            "brats2020",
-            "",
-        ),
-        ("BraTS2021_00000/BraTS2021_00000", (*LEGACY, "_seg"), "BraTS2021_00000", "brats2021", ""),
-        (
-            "ASNR-MICCAI-BraTS2023-GLI-Challenge-TrainingData/BraTS-GLI-00000-000/BraTS-GLI-00000-000",
-            (*MODERN, "-seg"),
-            "BraTS-GLI-00000-000",
-            "brats2023-gli",
-            "",
-        ),
-        (
-            "training_data1_v2/BraTS-GLI-00005-100/BraTS-GLI-00005-100",
-            (*MODERN, "-seg"),
-            "BraTS-GLI-00005-100",
-            "brats2024-gli",
-            "",
-        ),
-        ("BraTS-MEN-00004-000", MODERN, "BraTS-MEN-00004-000", "brats-men", ""),
-        ("a/BraTS-MET-00086-000", MODERN, "BraTS-MET-00086-000", "brats-met", ""),
-        (
-            "a/BraTS-SSA-00002-000",
-            ("-t1n", "-t1c", "-t2W", "-t2f", "-seg"),
-            "BraTS-SSA-00002-000",
-            "brats-ssa",
-            "",
-        ),
-    ],
-)
-@pytest.mark.parametrize("end", [".nii", ".nii.gz", ".NII.GZ"])
-def test_every_release_is_recognised(
-    tmp_path: Path,
-    stem: str,
-    suffixes: tuple[str, ...],
-    case_id: str,
-    release: str,
-    grade: str,
-    end: str,
-) -> None:
-    touch(tmp_path, *scans(stem, suffixes, end))
-
-    case = only_case_in(tmp_path)
-
-    assert (case.case_id, case.release, case.facts.grade) == (case_id, release, grade)
-    assert names_of(case) == scans(stem, suffixes, end)
-    assert case.usable
-    assert case.remarks == ()
 
 
 def test_a_flat_folder_holds_many_cases(tmp_path: Path) -> None:
@@ -174,14 +95,6 @@ def test_scanner_names_without_anything_in_common_are_the_case_of_their_folder(
     assert [scan.path.name for scan in case.images] == files
 
 
-@pytest.mark.parametrize("stem", ["OtherExample", ""])
-def test_one_unknown_case_in_a_folder_is_called_by_the_folder(tmp_path: Path, stem: str) -> None:
-    suffixes = ("_t1_bet", "_t1c_bet", "_t2_bet", "_fla_bet")
-    touch(tmp_path, *scans(f"patient_7/{stem}", suffixes), *scans("patient_8/scan"))
-
-    assert sorted(cases_in(tmp_path)) == ["patient_7", "patient_8"]
-
-
 def test_plain_names_in_a_folder_with_an_id_belong_to_that_case(tmp_path: Path) -> None:
     names = [f"BraTS2021_00007/{name}.nii" for name in ("t1", "t1ce", "t2", "flair", "seg")]
     touch(tmp_path, *names)
@@ -190,13 +103,6 @@ def test_plain_names_in_a_folder_with_an_id_belong_to_that_case(tmp_path: Path) 
 
     assert (case.case_id, case.release) == ("BraTS2021_00007", "brats2021")
     assert names_of(case) == names
-
-
-def test_mounts_several_levels_deep_are_searched(tmp_path: Path) -> None:
-    deep = "input/datasets/owner/brats20/BraTS2020_TrainingData/MICCAI/BraTS20_Training_001"
-    touch(tmp_path, *scans(f"{deep}/BraTS20_Training_001", end=".nii"))
-
-    assert only_case_in(tmp_path).case_id == "BraTS20_Training_001"
 
 
 def test_the_case_folder_itself_can_be_given(tmp_path: Path) -> None:
@@ -218,18 +124,6 @@ def test_a_folder_called_like_a_file_stands_for_the_file_in_it(tmp_path: Path, i
 
     assert names_of(case) == names
     assert case.usable
-
-
-def test_validation_cases_of_two_years_may_lie_together(tmp_path: Path) -> None:
-    touch(
-        tmp_path,
-        *scans("val/BraTS20_Validation_001/BraTS20_Validation_001"),
-        *scans("val/BraTS2021_00001/BraTS2021_00001"),
-    )
-
-    found = cases_in(tmp_path)
-
-    assert {case.release for case in found.values()} == {"brats2020", "brats2021"}
 
 
 def test_the_segmentation_of_case_355_is_found(tmp_path: Path) -> None:
@@ -686,12 +580,6 @@ def test_a_release_in_two_parts_has_the_folder_of_both(tmp_path: Path) -> None:
     assert find_data([tmp_path / "input"]) == tmp_path / "input"
 
 
-def test_one_case_is_data_too(tmp_path: Path) -> None:
-    write_case(tmp_path / "scans")
-
-    assert find_data([tmp_path]) == tmp_path / "scans"
-
-
 def test_files_side_by_side_in_one_folder_are_found(tmp_path: Path) -> None:
     for number in range(2):
         folder = write_case(tmp_path / "made", f"BraTS2021_{number:05d}")
@@ -784,18 +672,6 @@ def upenn(root: Path) -> Path:
         *words(f"images_structural_unstripped/{UPENN}/{UPENN}_unstripped", ("DTI",)),
         f"automated_segm/{UPENN}_automated_approx_segm.nii.gz",
     )
-
-
-def test_upenn_keeps_label_maps_in_folders_of_their_own(tmp_path: Path) -> None:
-    touch(upenn(tmp_path), f"images_segm/{UPENN}_segm.nii.gz")
-
-    case = only_case_in(tmp_path)
-
-    assert (case.case_id, case.patient_id, case.timepoint) == (UPENN, UPENN[:-3], "11")
-    assert case.release == "upenn-gbm"
-    assert str(case.label) == f"images_segm/{UPENN}_segm.nii.gz"
-    assert case.usable
-    assert case.remarks == ()
 
 
 def test_a_label_map_by_a_program_is_taken_where_no_person_drew_one(tmp_path: Path) -> None:
@@ -928,16 +804,6 @@ def test_a_pattern_names_other_label_maps(tmp_path: Path, name: str, pattern: st
     assert found["jones"] is None
 
 
-def test_a_pattern_finds_the_cases_of_a_flat_folder(tmp_path: Path) -> None:
-    names = ("case_1", "case_10")
-    for name in names:
-        touch(tmp_path, *words(name), f"{name}_tumour_v2.nii.gz")
-
-    found = find_cases(tmp_path, label_files="*_v2.nii.gz").cases
-
-    assert [str(case.label) for case in found] == [f"{name}_tumour_v2.nii.gz" for name in names]
-
-
 def test_a_pattern_without_a_label_map_says_what_there_is(tmp_path: Path) -> None:
     touch(tmp_path, *words("smith/smith"), "smith/smith_final.nii.gz")
 
@@ -946,48 +812,6 @@ def test_a_pattern_without_a_label_map_says_what_there_is(tmp_path: Path) -> Non
         match=r"label map called '\*_tumour\.nii\.gz'; the files .* are smith/smith_final\.nii\.gz",
     ):
         find_cases(tmp_path, label_files="*_tumour.nii.gz")
-
-
-LAYOUTS = {
-    "upenn-gbm": (
-        "images_structural/UPENN-GBM-{n:05d}_11/UPENN-GBM-{n:05d}_11_{word}.nii.gz",
-        ("T1", "T1GD", "T2", "FLAIR"),
-        "images_segm/UPENN-GBM-{n:05d}_11_segm.nii.gz",
-    ),
-    "ucsf-pdgm": (
-        "UCSF-PDGM-{n:04d}_nifti/UCSF-PDGM-{n:04d}_{word}.nii.gz",
-        ("T1", "T1c", "T2", "FLAIR"),
-        "UCSF-PDGM-{n:04d}_nifti/UCSF-PDGM-{n:04d}_tumor_segmentation.nii.gz",
-    ),
-    "bids": (
-        "sub-{n:02d}/ses-1/anat/sub-{n:02d}_ses-1_{word}.nii.gz",
-        BIDS,
-        "derivatives/manual/sub-{n:02d}/ses-1/anat/sub-{n:02d}_ses-1_label-tumor_mask.nii.gz",
-    ),
-    "unknown": (
-        "patient{n}/raw_bet/{word}.nii.gz",
-        ("t1_bet", "ct1_bet", "t2_bet", "t2_flair_bet"),
-        "patient{n}/raw_bet/segmentation.nii.gz",
-    ),
-}
-
-
-@pytest.mark.parametrize("release", LAYOUTS)
-def test_every_layout_is_prepared_for_training(tmp_path: Path, release: str) -> None:
-    scan, words, label = LAYOUTS[release]
-    root = tmp_path / "scans"
-    for n in range(4):
-        folder = write_case(tmp_path / "made", f"BraTS2021_{n:05d}", seed=n)
-        names = (*(scan.format(n=n, word=word) for word in words), label.format(n=n))
-        for word, name in zip(("t1", "t1ce", "t2", "flair", "seg"), names, strict=True):
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / f"{folder.name}_{word}.nii.gz").rename(root / name)
-    config = load_config(preset="demo", values={"folds.n_folds": 2})
-
-    prepared = prepare_data(root, config=config, prepared_path=tmp_path / "ready")
-
-    assert len(prepared.case_ids) == 4
-    assert {case.release for case in find_cases(root).cases} == {release}
 
 
 SCANNER = ("AX_9_t1_bet", "AXPOST_t1c_bet", "TSE_t2_bet", "IR_fla_bet")
@@ -1224,12 +1048,6 @@ def test_folders_are_searched_as_for_training(brats_root: Path, tmp_path: Path) 
     assert all((one.root / scan.path).is_file() for one in inputs for scan in one.images)
 
 
-def test_one_case_folder_is_enough(tmp_path: Path) -> None:
-    folder = write_case(tmp_path, labelled=False)
-
-    assert ids(find_inputs([folder])) == ["BraTS2021_00000"]
-
-
 def test_label_maps_of_scans_to_predict_do_not_matter(tmp_path: Path) -> None:
     folder = write_case(tmp_path / "scans", "smith")
     for name in ("labels", "masks"):
@@ -1314,11 +1132,6 @@ def test_two_cases_of_one_id_are_both_refused(tmp_path: Path) -> None:
     ]
 
 
-def test_a_folder_without_cases_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(LayoutError, match="holds no cases"):
-        find_inputs([tmp_path])
-
-
 def test_a_single_scan_file_is_refused_with_the_way_to_give_it(tmp_path: Path) -> None:
     path = tmp_path / "t1.nii.gz"
     path.touch()
@@ -1360,11 +1173,6 @@ def test_a_table_without_cases_is_refused(tmp_path: Path, name: str, content: st
 
     with pytest.raises(UsageError, match=rf"{name} (cannot be read|lists no cases)"):
         find_inputs([path])
-
-
-def test_a_path_that_is_too_long_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(LayoutError, match="does not exist"):
-        find_inputs([tmp_path / ("n" * 300)])
 
 
 def test_a_long_id_in_a_table_is_a_problem_of_its_case(tmp_path: Path) -> None:
