@@ -263,7 +263,7 @@ brats.reconstruction_figure(made.image, made.reconstruction, case_id=made.case_i
 
 # %%
 brats.features_of_folder(
-    DATA, RESULTS / "features.csv", autoencoders=[AUTOENCODER_RUN], prepared_path=PREPARED
+    DATA, RESULTS / "features.csv", autoencoder=AUTOENCODER_RUN, prepared_path=PREPARED
 )
 pd.read_csv(RESULTS / "features.csv").iloc[:5, :12]
 

@@ -4,17 +4,16 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 from sklearn.linear_model import Ridge
 
 from brats_seg.labels import BRATS2017, LabelMap
-from brats_seg.survival.cross_validation import CrossValidationPlan, Study
-from brats_seg.survival.leakage import Leakage
-from brats_seg.survival.models import Family
-from brats_seg.survival.outcomes import Outcomes
+from brats_seg.survival.models import days_family
 from brats_seg.survival.radiomics import Tumour
-from brats_seg.survival.table import FeatureTable
+from brats_seg.survival.study import Plan, Study
+from brats_seg.survival.table import AGE, LABELS_SEEN, LATENT_SEEN, RESECTION
 
-RIDGE = Family(name="ridge", regressor=Ridge(alpha=10.0), grid={}, kept=(3,))
+RIDGE = days_family("ridge", Ridge(alpha=10.0), (3,))
 """Quick to fit."""
 
 
@@ -24,25 +23,25 @@ def make_feature_table(
     *,
     case_ids: Sequence[str] | None = None,
     patient_ids: Sequence[str] | None = None,
-    latent_leakage: Sequence[tuple[Leakage, ...]] | None = None,
-    labels_leakage: Sequence[Leakage | None] | None = None,
+    latent_seen: Sequence[str] | None = None,
+    labels_seen: Sequence[str] | None = None,
     resections: Sequence[str] | None = None,
-) -> FeatureTable:
+) -> pd.DataFrame:
     """Return a table of values (cases, features), called `f0`, `f1`, ... by default."""
     values = np.asarray(values, dtype=np.float64)
     n_cases, n_columns = values.shape
-    ids = tuple(case_ids or (f"case{number:03d}" for number in range(n_cases)))
-    labels = tuple(labels_leakage or (None,) * n_cases)
-    return FeatureTable(
-        case_ids=ids,
-        patient_ids=tuple(patient_ids or ids),
-        labels_from=tuple("prediction" if seen else "reference" for seen in labels),
-        labels_leakage=labels,
-        latent_leakage=tuple(latent_leakage or ((),) * n_cases),
-        resections=tuple(resections or ("",) * n_cases),
-        columns=tuple(columns or (f"f{number}" for number in range(n_columns))),
-        values=values,
-    )
+    ids = list(case_ids or (f"case{number:03d}" for number in range(n_cases)))
+    texts = {
+        "case_id": ids,
+        "patient_id": list(patient_ids or ids),
+        "labels_from": ["prediction" if seen else "reference" for seen in labels_seen or ids],
+        LABELS_SEEN: list(labels_seen or [""] * n_cases),
+        RESECTION: list(resections or [""] * n_cases),
+    }
+    if latent_seen:
+        texts[LATENT_SEEN] = list(latent_seen)
+    names = columns or [f"f{number}" for number in range(n_columns)]
+    return pd.DataFrame(texts, dtype=object).join(pd.DataFrame(values, columns=list(names)))
 
 
 def make_outcomes(
@@ -50,14 +49,19 @@ def make_outcomes(
     censored: Sequence[bool] | None = None,
     ages: npt.ArrayLike | None = None,
     resections: Sequence[str] | None = None,
-) -> Outcomes:
+) -> pd.DataFrame:
     """Return outcomes of patients who by default all died, aged 60."""
     days = np.asarray(days, dtype=np.float64)
-    return Outcomes(
-        days=days,
-        censored=np.array(censored or [False] * len(days)),
-        ages=np.full(len(days), 60.0) if ages is None else np.asarray(ages, dtype=np.float64),
-        resections=tuple(resections or ("",) * len(days)),
+    known, lived = np.isfinite(days), np.array(censored or [False] * len(days))
+    return pd.DataFrame(
+        {
+            "days": days,
+            "known": known,
+            "died": known & ~lived,
+            "lived": known & lived,
+            AGE: np.full(len(days), 60.0) if ages is None else np.asarray(ages, dtype=np.float64),
+            RESECTION: list(resections or [""] * len(days)),
+        }
     )
 
 
@@ -71,9 +75,11 @@ def make_study(seed: int = 0, *, n_cases: int = 40, effect: float = 0.0) -> Stud
     return Study.of(make_feature_table(values), outcomes)
 
 
-def make_plan(*, n_folds: int = 4, n_repeats: int = 1, seed: int = 0) -> CrossValidationPlan:
+def make_plan(*, n_folds: int = 4, n_repeats: int = 1, seed: int = 0, with_cox=False) -> Plan:
     """Return a plan with one quick family."""
-    return CrossValidationPlan(n_folds=n_folds, n_repeats=n_repeats, seed=seed, families=(RIDGE,))
+    return Plan(
+        n_folds=n_folds, n_repeats=n_repeats, seed=seed, families=(RIDGE,), with_cox=with_cox
+    )
 
 
 def make_tumour(

@@ -1,24 +1,43 @@
 """Test features of the cases of a folder, with and without networks."""
 
+import logging
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor, nn
 
-from brats_seg.cases.case import CaseIndex
-from brats_seg.cases.clinical import ClinicalTable, read_clinical_tables, with_clinical
+from brats_seg.cases.case import Case, CaseIndex
+from brats_seg.cases.clinical import (
+    ClinicalTable,
+    read_clinical_files,
+    read_clinical_tables,
+    with_clinical,
+)
+from brats_seg.cases.find import find_inputs
 from brats_seg.cases.folds import SPLIT_NAME, Split, write_split
 from brats_seg.cases.index import index_cases
 from brats_seg.config import Config, ModelConfig, PatchConfig, ValidationConfig
-from brats_seg.errors import UsageError
+from brats_seg.errors import CaseError, UsageError
+from brats_seg.inference.reconstruct import Reconstructor
+from brats_seg.labels import MODALITIES
 from brats_seg.models import autoencoder
 from brats_seg.runtime.weights import ModelIdentity
-from brats_seg.survival.features import Extraction, extract_features, features_of_folder
-from brats_seg.survival.leakage import Leakage, People
-from brats_seg.survival.networks import Networks
+from brats_seg.survival.features import (
+    Extraction,
+    Trained,
+    encode,
+    extract_features,
+    features_of_folder,
+    load_networks,
+    patient_ids,
+    trained_patients,
+)
 from brats_seg.survival.table import read_features
 from tests.builders import write_case
-from tests.inference_builders import CPU, IDENTITY, write_run
+from tests.inference_builders import CPU, IDENTITY, read_scan, write_run
 
 IDS = tuple(f"BraTS2021_{number:05d}" for number in range(3))
 AUTOENCODER = Config(
@@ -26,7 +45,7 @@ AUTOENCODER = Config(
     patch=PatchConfig(size="whole"),
     validation=ValidationConfig(watch="val_loss"),
 )
-NO, YES, UNKNOWN = Leakage.NO, Leakage.YES, Leakage.UNKNOWN
+NO_TABLE = ClinicalTable(rows={})
 
 
 @pytest.fixture(autouse=True)
@@ -43,14 +62,17 @@ def root(tmp_path: Path) -> Path:
 
 
 def extract(
-    root: Path, *, autoencoders=(), segmentations=(), predicted: bool = False
+    root: Path, *, autoencoder=None, segmentations=(), predicted: bool = False
 ) -> Extraction:
     clinical = read_clinical_tables(root)
     index = index_cases(root)
     index = CaseIndex(root=root, cases=with_clinical(index.cases, clinical))
-    people = People(clinical=clinical)
-    networks = Networks.load(autoencoders, segmentations, CPU, people, index.cases)
+    networks = load_networks(autoencoder, segmentations, CPU, clinical, index.cases)
     return extract_features(index, networks, predicted=predicted)
+
+
+def numbers(row) -> list[float]:
+    return [cell for cell in row.values() if not isinstance(cell, str)]
 
 
 def write_trained(path: Path, *train: str, seed: int = 0, config=None, identity=IDENTITY) -> Path:
@@ -61,79 +83,129 @@ def write_trained(path: Path, *train: str, seed: int = 0, config=None, identity=
 
 
 def test_a_reference_label_map_needs_no_network(root):
-    extraction = extract(root)
-
-    first, second = extraction.rows
-    assert [row.case_id for row in extraction.rows] == list(IDS[:2])
-    assert first.labels_from == "reference"
-    assert first.labels_leakage is None
-    assert [one.name for one in first.features] == [one.name for one in second.features]
-    assert first.features != second.features
-
-
-def test_a_case_without_label_map_and_network_is_a_failure(root):
-    (failure,) = extract(root).failures
-
-    assert failure.case_id == IDS[2]
-    assert "found no label map; expected one, or a network to predict it" in failure.message
-    assert "--model" in failure.message
-
-
-def test_a_broken_scan_does_not_stop_the_others(root):
-    (root / IDS[0] / f"{IDS[0]}_t2.nii.gz").write_bytes(b"broken")
-
-    extraction = extract(root)
-
-    assert [row.case_id for row in extraction.rows] == [IDS[1]]
-    assert IDS[0] in extraction.failures[0].message
-    assert f"{IDS[0]}_t2.nii.gz" in extraction.failures[0].message
-
-
-def test_age_and_resection_come_from_the_tables(root):
     (root / "survival_info.csv").write_text(
         f"case_id,Age,Survival_days,Extent_of_Resection\n{IDS[0]},61.5,NA,GTR\n"
     )
 
-    first, second = extract(root).rows
+    extraction = extract(root)
 
-    ages = [
-        next(one.value for one in row.features if one.name == "age_years")
-        for row in (first, second)
-    ]
-    assert ages[0] == 61.5
-    assert np.isnan(ages[1])
-    assert (first.resection, second.resection) == ("GTR", "")
+    first, second = extraction.rows
+    assert [row["case_id"] for row in extraction.rows] == list(IDS[:2])
+    assert (first["labels_from"], first["labels_seen"]) == ("reference", "")
+    assert list(first) == list(second)
+    assert first["wt_ml"] != second["wt_ml"]
+    # age and resection come from the tables
+    assert (first["age_years"], first["resection"]) == (61.5, "GTR")
+    assert np.isnan(second["age_years"])
+    assert second["resection"] == ""
+    [failure] = extraction.failures
+    assert failure.case_id == IDS[2]
+    assert "found no label map; expected one, or a network to predict it" in failure.message
 
 
 def test_a_label_map_is_predicted_where_there_is_no_reference(root, tmp_path):
     run = write_trained(tmp_path / "run", IDS[0])
 
-    extraction = extract(root, segmentations=[run])
+    rows = extract(root, segmentations=[run]).rows
 
-    assert [row.labels_from for row in extraction.rows] == ["reference", "reference", "prediction"]
-    assert [row.labels_leakage for row in extraction.rows] == [None, None, NO]
-
-
-def test_label_maps_can_be_predicted_and_their_leakage_is_noted(root, tmp_path):
-    runs = [write_trained(tmp_path / f"fold{n}", IDS[n], IDS[2], seed=n) for n in range(2)]
-
-    rows = extract(root, segmentations=runs, predicted=True).rows
-
-    assert {row.labels_from for row in rows} == {"prediction"}
-    assert [row.labels_leakage for row in rows] == [NO, NO, YES]
+    assert [row["labels_from"] for row in rows] == ["reference", "reference", "prediction"]
+    assert [row["labels_seen"] for row in rows] == ["", "", "no"]
 
 
 def test_a_case_is_segmented_by_the_run_that_was_not_trained_on_it(root, tmp_path):
     """Two runs with other weights: with both, the case is measured as with the right one alone."""
-    seen = write_trained(tmp_path / "seen", IDS[0], seed=1)
-    unseen = write_trained(tmp_path / "unseen", IDS[1], seed=2)
+    seen = write_trained(tmp_path / "seen", IDS[0], IDS[2], seed=1)
+    unseen = write_trained(tmp_path / "unseen", IDS[1], IDS[2], seed=2)
 
-    def features(*runs):
-        return extract(root, segmentations=runs, predicted=True).rows[0].features
+    def rows(*runs):
+        return extract(root, segmentations=runs, predicted=True).rows
 
-    both = [one.value for one in features(seen, unseen)]
-    assert both == pytest.approx([one.value for one in features(unseen)], nan_ok=True)
-    assert both != pytest.approx([one.value for one in features(seen)], nan_ok=True)
+    both = rows(seen, unseen)
+    assert [row["labels_seen"] for row in both] == ["no", "no", "yes"]
+    assert numbers(both[0]) == pytest.approx(numbers(rows(unseen)[0]), nan_ok=True)
+    assert numbers(both[0]) != pytest.approx(numbers(rows(seen)[0]), nan_ok=True)
+
+
+def test_an_autoencoder_has_a_vector_and_says_whom_it_was_trained_on(root, tmp_path):
+    run = write_trained(tmp_path / "ae", IDS[0], config=AUTOENCODER)
+
+    first, second = extract(root, autoencoder=run).rows
+
+    names = [name for name in first if name.startswith("latent0_0")]
+    assert names == [f"latent0_{index:03d}" for index in range(64)]
+    assert [row["latent0_seen"] for row in (first, second)] == ["yes", "no"]
+    assert [first[name] for name in names] != [second[name] for name in names]
+
+
+@pytest.mark.parametrize("modalities", [("t1n", "t1c", "t2w", "t2f"), ("t2f", "t1n", "t1c", "t2w")])
+def test_modalities_reach_the_autoencoder_in_the_order_of_its_training(tmp_path, modalities):
+    """The notebook trained on one order of the modalities and predicted with another."""
+    identity = ModelIdentity(
+        conventions=("brats2017",), patch=(8, 8, 8), fingerprint="cases", modalities=modalities
+    )
+    run = write_trained(tmp_path / "run", config=AUTOENCODER, identity=identity)
+
+    autoencoder = load_networks(run, [], CPU, NO_TABLE, ()).autoencoder
+
+    expected = tuple(MODALITIES.index(modality) for modality in modalities)
+    assert autoencoder.network.model.members[0].channels == expected
+
+
+class Means(nn.Module):
+    """Encodes an image as the mean of each channel."""
+
+    def encode(self, image: Tensor) -> Tensor:
+        return image.mean(dim=(2, 3, 4))
+
+
+class Broken(nn.Module):
+    """Encodes an image as NaN."""
+
+    def encode(self, image: Tensor) -> Tensor:
+        return torch.tensor([[1.0, torch.nan, torch.inf]])
+
+
+def test_a_scan_is_encoded_in_the_order_of_the_network_and_must_be_finite(root, tmp_path):
+    scan = read_scan(find_inputs([root])[0])
+    before = scan.image.copy()
+    model = Reconstructor.load(write_run(tmp_path / "run", config=AUTOENCODER), CPU).model
+
+    def autoencoder_of(network: nn.Module) -> Reconstructor:
+        member = replace(model.members[0], network=network, channels=(3, 0, 1, 2))
+        return Reconstructor(model=replace(model, members=(member,)))
+
+    latent = encode(autoencoder_of(Means()), scan)
+
+    assert list(latent) == [f"latent0_00{index}" for index in range(4)]
+    means = scan.image.mean(axis=(1, 2, 3))[[3, 0, 1, 2]]
+    assert [*latent.values()] == pytest.approx(means.tolist(), abs=1e-6)
+    assert np.array_equal(scan.image, before)
+    with pytest.raises(CaseError, match="NaN or infinity in 2 values; expected finite"):
+        encode(autoencoder_of(Broken()), scan)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "identity", "message"),
+    [
+        ("autoencoder", None, {}, r"found a segmentation run.*expected a reconstruction run"),
+        ("segmentations", AUTOENCODER, {}, r"a reconstruction run.*expected a segmentation run"),
+        (
+            "autoencoder",
+            AUTOENCODER.model_copy(update={"patch": PatchConfig(size=(8, 8, 8))}),
+            {},
+            r"trained on patches of 8x8x8 voxels; .*--patch whole",
+        ),
+        ("both", AUTOENCODER, {"spacing_mm": (2.0, 2.0, 2.0)}, "scans of different spacings"),
+    ],
+)
+def test_runs_that_do_not_fit_are_refused(root, tmp_path, kind, config, identity, message):
+    run = write_trained(tmp_path / "run", config=config, identity=replace(IDENTITY, **identity))
+    given = {"autoencoder": run} if kind != "segmentations" else {"segmentations": [run]}
+    if kind == "both":
+        given["segmentations"] = [write_trained(tmp_path / "other")]
+
+    with pytest.raises(UsageError, match=message):
+        extract(root, **given)
 
 
 def test_predicted_label_maps_need_a_run(root):
@@ -141,87 +213,66 @@ def test_predicted_label_maps_need_a_run(root):
         extract(root, predicted=True)
 
 
-def test_every_autoencoder_has_a_vector_and_its_leakage(root, tmp_path):
-    runs = [
-        write_trained(tmp_path / "ae0", IDS[0], config=AUTOENCODER, seed=0),
-        write_run(tmp_path / "ae1", config=AUTOENCODER, seed=1),
-    ]
-
-    first, second = extract(root, autoencoders=runs).rows
-
-    latent = {one.name: one.value for one in first.features if one.name.startswith("latent")}
-    assert len(latent) == 128
-    assert {"latent0_000", "latent0_063", "latent1_063"} <= latent.keys()
-    assert latent["latent0_000"] != latent["latent1_000"]
-    assert first.latent_leakage == (YES, UNKNOWN)
-    assert second.latent_leakage == (NO, UNKNOWN)
-    assert [one.value for one in second.features][-128:] != [*latent.values()]
-
-
-def test_modalities_reach_the_autoencoder_in_the_order_of_its_training(root, tmp_path):
-    """The notebook trained on one order of the modalities and predicted with another."""
-    other = ModelIdentity(
-        conventions=("brats2017",),
-        patch=(8, 8, 8),
-        fingerprint="cases",
-        modalities=("t2f", "t1n", "t1c", "t2w"),
-    )
-    usual = write_trained(tmp_path / "usual", config=AUTOENCODER)
-    swapped = write_trained(tmp_path / "swapped", config=AUTOENCODER, identity=other)
-    people = People(clinical=ClinicalTable(rows={}))
-
-    networks = Networks.load([usual, swapped], [], CPU, people, ())
-
-    channels = [encoder.autoencoder.member.channels for encoder in networks.encoders]
-    assert channels == [(0, 1, 2, 3), (3, 0, 1, 2)]
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ("autoencoders", r"found a segmentation run.*expected a reconstruction run"),
-        ("segmentations", r"found a reconstruction run.*expected a segmentation run"),
-    ],
-)
-def test_a_run_of_the_other_kind_is_refused(root, tmp_path, given, message):
-    config = None if given == "autoencoders" else AUTOENCODER
-    run = write_trained(tmp_path / "run", config=config)
-
-    with pytest.raises(UsageError, match=message):
-        extract(root, **{given: [run]})
-
-
-def test_runs_of_other_voxels_are_refused(root, tmp_path):
-    coarse = ModelIdentity(
-        conventions=(), patch=(8, 8, 8), fingerprint="", spacing_mm=(2.0, 2.0, 2.0)
-    )
-    runs = [
-        write_trained(tmp_path / "a", config=AUTOENCODER),
-        write_trained(tmp_path / "b", config=AUTOENCODER, identity=coarse),
-    ]
-
-    with pytest.raises(UsageError, match="trained on scans of different spacings"):
-        extract(root, autoencoders=runs)
-
-
-def test_an_autoencoder_of_patches_is_refused(root, tmp_path):
-    """It was never trained on whole brains."""
-    config = AUTOENCODER.model_copy(update={"patch": PatchConfig(size=(8, 8, 8))})
-    run = write_trained(tmp_path / "run", config=config)
-
-    with pytest.raises(UsageError, match=r"trained on patches of 8x8x8 voxels; .*--patch whole"):
-        extract(root, autoencoders=[run])
-
-
 def test_a_folder_is_one_function_that_prints_nothing(root, tmp_path, capsys):
+    (root / IDS[0] / f"{IDS[0]}_t2.nii.gz").write_bytes(b"broken")
     output = tmp_path / "out" / "features.csv"
 
     found = features_of_folder(root, output, prepared_path=tmp_path / "prepared", device="cpu")
 
-    assert [row.case_id for row in found.rows] == list(IDS[:2])
-    assert [(failure.case_id, failure.error) for failure in found.failures] == [
-        (IDS[2], "CaseError")
-    ]
-    assert read_features(output).case_ids == IDS[:2]
+    assert [row["case_id"] for row in found.rows] == [IDS[1]]
+    assert [failure.case_id for failure in found.failures] == [IDS[0], IDS[2]]
+    assert f"{IDS[0]}_t2.nii.gz" in found.failures[0].message
+    assert read_features(output)["case_id"].tolist() == [IDS[1]]
     assert (output.parent / "failures.csv").read_text().startswith("case_id,error,message\n")
     assert capsys.readouterr().out == ""
+
+
+def seen_of(
+    folder: Path, train: str, case_id: str, patient_id: str, *, clinical=NO_TABLE, cases=()
+):
+    """Return whether a run that was trained on one case has seen another."""
+    write_split(Split(train=(train,), validation=("held",)), folder / SPLIT_NAME)
+    patients = trained_patients(folder, clinical, cases)
+    network = Trained(path=folder, network=None, patients=patients)
+    return network.seen(patient_ids(clinical, case_id, patient_id))
+
+
+@pytest.mark.parametrize(
+    ("train", "case_id", "patient_id", "seen"),
+    [
+        ("A", "A", "A", "yes"),
+        ("A", "held", "held", "no"),
+        # another time point of a patient, and another patient
+        ("BraTS-GLI-00005-000", "BraTS-GLI-00005-001", "BraTS-GLI-00005", "yes"),
+        ("BraTS-GLI-00005-000", "BraTS-GLI-00006-000", "BraTS-GLI-00006", "no"),
+    ],
+)
+def test_a_training_case_and_other_time_points_of_its_patient_are_seen(
+    tmp_path, train, case_id, patient_id, seen
+):
+    assert seen_of(tmp_path, train, case_id, patient_id) == seen
+    (tmp_path / "best.pt").touch()
+    # a checkpoint belongs to the run that it lies in
+    assert trained_patients(tmp_path / "best.pt", NO_TABLE, ()) is not None
+
+
+def test_ids_that_the_index_or_a_table_joins_are_one_patient(tmp_path):
+    case = Case(case_id="A", patient_id="person", release="brats2023-gli")
+    mapping = tmp_path / "name_mapping.csv"
+    mapping.write_text(
+        "BraTS_2018_subject_ID,BraTS_2020_subject_ID\nBrats18_X_1,BraTS20_Training_001\n"
+    )
+    table = read_clinical_files([mapping])
+    other_year = ("Brats18_X_1", "BraTS20_Training_001", "another")
+
+    assert seen_of(tmp_path, "A", "B", "person", cases=[case]) == "yes"
+    assert seen_of(tmp_path, *other_year, clinical=table) == "yes"
+    assert seen_of(tmp_path, *other_year) == "no"
+
+
+def test_a_run_without_a_split_is_unknown(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING):
+        patients = trained_patients(tmp_path, NO_TABLE, ())
+
+    assert Trained(path=tmp_path, network=None, patients=patients).seen(frozenset("A")) == "unknown"
+    assert f"{tmp_path} has no split.csv" in caplog.text

@@ -28,12 +28,12 @@ def test_deaths_censored_and_unknown_outcomes_are_distinguished(tmp_path):
         f"{IDS[2]},NA,NA,NA",
     )
 
-    assert found.days[:2].tolist() == [289, 361]
-    assert isnan(found.days[2])
-    assert found.died.tolist() == [True, False, False]
-    assert found.lived.tolist() == [False, True, False]
-    assert found.resections == ("GTR", "STR", "")
-    assert found.ages[:2].tolist() == [60, 50]
+    assert found["days"][:2].tolist() == [289, 361]
+    assert isnan(found["days"][2])
+    assert found["died"].tolist() == [True, False, False]
+    assert found["lived"].tolist() == [False, True, False]
+    assert found["resection"].tolist() == ["GTR", "STR", ""]
+    assert found["age_years"][:2].tolist() == [60, 50]
 
 
 def test_the_table_fills_in_only_what_the_features_lack(tmp_path):
@@ -41,11 +41,11 @@ def test_the_table_fills_in_only_what_the_features_lack(tmp_path):
         tmp_path,
         *(f"{case_id},60,289,GTR" for case_id in IDS),
         columns=["age_years"],
-        resections=["STR", "", ""],
+        resections=["str", "", ""],
     )
 
-    assert found.ages.tolist() == [1, 1, 1]
-    assert found.resections == ("STR", "GTR", "GTR")
+    assert found["age_years"].tolist() == [1, 1, 1]
+    assert found["resection"].tolist() == ["STR", "GTR", "GTR"]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_the_table_fills_in_only_what_the_features_lack(tmp_path):
 def test_columns_of_every_year_are_understood(tmp_path, header):
     found = outcomes(tmp_path, "X,60,289", header=header, ids=["X"])
 
-    assert found.days.tolist() == [289]
+    assert found["days"].tolist() == [289]
 
 
 def test_ids_of_another_year_are_found_through_the_mapping_beside_the_table(tmp_path):
@@ -64,7 +64,7 @@ def test_ids_of_another_year_are_found_through_the_mapping_beside_the_table(tmp_
 
     found = outcomes(tmp_path, f"{IDS[0]},60,289,GTR", ids=["Brats18_X_1"])
 
-    assert found.days.tolist() == [289]
+    assert found["days"].tolist() == [289]
 
 
 def test_a_table_of_others_is_refused_with_both_spellings(tmp_path):

@@ -43,10 +43,6 @@ def write_turned(root: Path, affine, turn=lambda array: array, spacing=(1, 1, 1)
     write_nifti(folder / f"{folder.name}_seg.nii.gz", turn(make_label_map()), affine)
 
 
-def shape_of(tumour: Tumour) -> dict[str, float]:
-    return {one.name: one.value for one in measure_shape(tumour)}
-
-
 def test_labels_lie_where_the_tissue_is(tmp_path):
     write_case(tmp_path)
 
@@ -63,7 +59,7 @@ def test_another_orientation_gives_the_same_numbers(tmp_path):
     swapped = BRATS_AFFINE[:, [1, 0, 2, 3]] * [1, 1, -1, 1]
     write_turned(tmp_path / "b", swapped, lambda array: array.transpose(1, 0, 2)[:, :, ::-1])
 
-    one, other = (shape_of(read_tumour(tmp_path / name)) for name in "ab")
+    one, other = (measure_shape(read_tumour(tmp_path / name)) for name in "ab")
 
     assert one == pytest.approx(other)
 
@@ -87,7 +83,9 @@ def test_a_resampled_scan_is_measured_in_the_voxels_of_its_files(tmp_path):
 
     assert tumour.spacing_mm == (1, 1, 2)
     assert tumour.label_map.shape == (24, 24, 16)
-    assert shape_of(tumour)["wt_ml"] == pytest.approx(np.count_nonzero(make_label_map()) * 0.002)
+    assert measure_shape(tumour)["wt_ml"] == pytest.approx(
+        np.count_nonzero(make_label_map()) * 0.002
+    )
 
 
 def test_a_label_map_of_another_grid_is_refused(tmp_path):
@@ -108,7 +106,7 @@ def test_values_of_another_convention_are_refused(tmp_path):
 
 
 def measured_shape(label_map, **values):
-    return {one.name: one.value for one in measure_shape(make_tumour(label_map, **values))}
+    return measure_shape(make_tumour(label_map, **values))
 
 
 def ball(radius, spacing=(1.0, 1.0, 1.0)):
@@ -207,8 +205,7 @@ SHAPE = (16, 12, 10)
 
 
 def measured_intensity(image, label_map):
-    tumour = make_tumour(label_map, image.astype(np.float32))
-    return {one.name: one.value for one in measure_intensity(tumour)}
+    return measure_intensity(make_tumour(label_map, image.astype(np.float32)))
 
 
 @pytest.fixture

@@ -107,7 +107,7 @@ def test_a_fold_is_trained_by_two_ranks_as_by_one(tmp_path: Path) -> None:
     one, two = (torch.load(tmp_path / run / "last.pt", weights_only=True) for run in ("one", "two"))
     for key, expected in one["model"].items():
         assert torch.allclose(two["model"][key], expected, rtol=1e-4, atol=1e-5)
-    for before, after in zip(one["history"], two["history"], strict=True):
+    for before, after in zip(one["progress"]["history"], two["progress"]["history"], strict=True):
         assert after["train_loss"] == pytest.approx(before["train_loss"], rel=1e-4)
         assert after["val_dice"] == pytest.approx(before["val_dice"], abs=1e-3)
     assert done.stdout.count("finished after 2 epochs") == 1

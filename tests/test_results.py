@@ -1,25 +1,171 @@
-"""Test the files of a survival study."""
+"""Test the figures, verdict, remarks and files of a survival study."""
 
-import csv
 import json
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
+from scipy import stats
 
-from brats_seg.survival import results
-from brats_seg.survival.cross_validation import Predictions, Study
-from brats_seg.survival.radiomics import Feature
 from brats_seg.survival.results import (
-    Summary,
-    study_survival,
+    FIGURES,
+    Estimate,
+    Verdict,
+    accuracy,
+    concordance_estimate,
+    estimates,
+    judge,
+    spearman,
+    summarise,
     write_predictions,
     write_submission,
     write_summary,
 )
-from brats_seg.survival.table import FeatureRow, write_features
-from brats_seg.survival.verdict import figures_of, judge, remarks_on
-from tests.survival_builders import RIDGE, make_feature_table, make_outcomes, make_plan
+from brats_seg.survival.study import Predictions, Study, cross_validate
+from tests.survival_builders import make_feature_table, make_outcomes, make_plan, make_study
+
+REPORTED = np.array([100.0, 200.0, 400.0, 1000.0])
+PREDICTED = np.array([110.0, 170.0, 500.0, 900.0])
+SPEARMAN = Estimate(name="spearman", value=0.4, low=0.2, high=0.6)
+
+
+def test_figures_by_hand():
+    # errors 10, 30, 100, 100; squared 100, 900, 10000, 10000; short, short, mid for long, long
+    assert {name: figure(REPORTED, PREDICTED) for name, figure in FIGURES.items()} == {
+        "accuracy": 0.75,
+        "mse_days2": 5250,
+        "median_se_days2": 5450,
+        "std_se_days2": pytest.approx(np.std([100, 900, 1e4, 1e4])),
+        "spearman": pytest.approx(1),
+        "mae_days": 60,
+        "relative_error": pytest.approx(240 / 1700),
+    }
+
+
+@pytest.mark.parametrize(
+    ("days", "kin"), [(299.0, 1.0), (300.0, 400.0), (450.0, 400.0), (451.0, 5000.0)]
+)
+def test_mid_survivors_have_both_borders(days, kin):
+    for other in (1.0, 400.0, 5000.0):
+        assert accuracy(np.array([days]), np.array([other])) == (other == kin)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_rank_correlation_is_that_of_scipy(seed):
+    one, other = np.random.default_rng(seed).integers(0, 10, (2, 30)).astype(float)
+
+    assert spearman(one, other) == pytest.approx(stats.spearmanr(one, other).statistic)
+    assert spearman(one, np.full(30, 300.0)) == 0
+
+
+def test_the_interval_holds_the_figure_and_shrinks_with_more_patients():
+    rng = np.random.default_rng(0)
+    widths = []
+    for n in (20, 200):
+        reported = rng.gamma(2, 200, n)
+        found = estimates(reported, reported + rng.normal(0, 100, n), [*map(str, range(n))], rng)
+        assert [one.name for one in found] == list(FIGURES)
+        assert all(one.low <= one.value <= one.high for one in found)
+        widths.append(next(one.high - one.low for one in found if one.name == "mae_days"))
+
+    assert widths[1] < widths[0] / 2
+
+
+def test_patients_are_drawn_not_cases():
+    """Ten scans of one patient are not ten patients."""
+    rng, names = np.random.default_rng(0), list("abcdefgh")
+    days, predicted, died = rng.gamma(2, 200, 8), rng.gamma(2, 200, 8), rng.random(8) < 0.7
+
+    def intervals(n):
+        rows = [np.repeat(values, n) for values in (days, predicted, died)]
+        groups = list(np.repeat(names, n))
+        found = estimates(rows[0], rows[1], groups, np.random.default_rng(1))
+        order = (rows[0], rows[2], rows[1], groups, np.random.default_rng(1))
+        return [(one.low, one.high) for one in (*found, concordance_estimate(*order))]
+
+    assert np.ravel(intervals(1)) == pytest.approx(np.ravel(intervals(10)))
+
+
+def judged(reported, selected, baseline, seed=0):
+    return judge(reported, selected, baseline, [SPEARMAN], np.random.default_rng(seed))
+
+
+def test_a_clear_order_and_a_clear_gain_are_no_chance():
+    rng = np.random.default_rng(0)
+    reported = rng.gamma(2, 200, 40)
+    near, far = reported + rng.normal(0, 20, 40), reported + rng.normal(0, 200, 40)
+
+    assert judged(reported, near, far).p_ranks < 0.001
+    assert judged(reported, near, far).p_gain < 0.001
+    assert judged(reported, -reported, far).p_ranks > 0.999
+    assert judged(reported, far, near).p_gain > 0.999
+    assert judged(reported, far, far).p_gain == 1
+
+
+def test_p_values_of_pure_chance_are_even():
+    """Without an effect, five p values in a hundred are below 0.05."""
+    rng = np.random.default_rng(0)
+    verdicts = []
+    for _ in range(200):
+        reported = rng.normal(500, 100, 25)
+        selected = reported + 300 * rng.choice([-1, 1], 25)
+        ranks = judge(reported, rng.normal(500, 100, 25), reported, [SPEARMAN], rng)
+        verdicts.append((ranks.p_ranks, judge(reported, selected, selected + 300, [SPEARMAN], rng)))
+
+    assert np.mean([p < 0.05 for p, _ in verdicts]) < 0.1
+    assert np.mean([verdict.p_gain < 0.05 for _, verdict in verdicts]) < 0.1
+
+
+def verdict_on(study: Study) -> Verdict:
+    return summarise(study, cross_validate(study, make_plan()), 0).verdict
+
+
+def test_an_effect_is_believed():
+    verdict = verdict_on(make_study(effect=0.95))
+
+    assert verdict.is_significant
+    assert verdict.beats_age
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_effect_is_not_believed(seed):
+    """The negative control."""
+    verdict = verdict_on(make_study(seed, effect=0.0))
+
+    assert not verdict.is_significant
+    assert str(verdict).startswith("NOT SIGNIFICANT: rank correlation")
+
+
+@pytest.mark.parametrize(
+    ("changes", "heading", "words"),
+    [
+        (
+            {},
+            "more than chance, better than age alone",
+            "More than chance: rank correlation 0.40 [0.20, 0.60] on 50 deaths, p 0.01. Better than "
+            "age alone: mean error 12 days smaller, p 0.01.",
+        ),
+        (
+            {"p_gain": 0.2},
+            "more than chance, NOT better than age alone",
+            "But NOT better than age alone: mean error 12 days smaller than that of the age, p 0.2.",
+        ),
+        ({"p_ranks": 0.06}, "NOT SIGNIFICANT", "These predictions may be due to chance"),
+        (
+            {"spearman": replace(SPEARMAN, low=-0.01)},
+            "NOT SIGNIFICANT",
+            "0.40 [-0.01, 0.60] on 50 deaths, p 0.01",
+        ),
+        ({"n_died": 19}, "NOT SIGNIFICANT", "Fewer than 20 deaths prove nothing"),
+    ],
+)
+def test_each_verdict_has_its_words(changes, heading, words):
+    given = {"n_died": 50, "spearman": SPEARMAN, "p_ranks": 0.01, "gain_days": 12.0, "p_gain": 0.01}
+    verdict = Verdict(**given | changes)
+
+    assert verdict.heading == heading
+    assert words in str(verdict)
 
 
 @pytest.fixture
@@ -30,44 +176,85 @@ def study():
 
 @pytest.fixture
 def predictions():
-    days = np.array([[110.4, 222, 333, 444], [200.0, 201, 202, 203]])
-    chosen = (("ridge", 4),)
-    return Predictions(names=("selected", "age"), days=days, folds=(0, 1, None, 1), chosen=chosen)
+    days = {"selected": [110.4, 222, 333, 444], "age": [200.0, 201, 202, 203]}
+    return Predictions(
+        days=pd.DataFrame(days), folds=np.array([0, 1, -1, 1]), n_chosen={"ridge": 4}
+    )
+
+
+def test_a_censored_case_counts_only_when_it_is_predicted_to_die_too_early():
+    study = Study.of(
+        make_feature_table(np.arange(5)[:, None]),
+        make_outcomes([100, 200, 300, 500, 500], censored=[False, False, False, True, True]),
+    )
+
+    def figures(*censored):
+        days = pd.DataFrame({"selected": [100.0, 200, 300, *censored], "age": 1.0})
+        predictions = Predictions(days=days, folds=np.zeros(5, int), n_chosen={})
+        return summarise(study, predictions, 0).figures[0]
+
+    assert figures(499, 501).n_contradicted == 1
+    assert figures(499, 501).estimates == figures(9e9, 9e9).estimates
+
+
+def test_the_remarks_describe_the_data():
+    study = Study.of(
+        make_feature_table(
+            [[1.0, 7], [2, 7], [3, 7], [4, 7]],
+            latent_seen=["yes", "yes", "unknown", "no"],
+            labels_seen=["", "yes", "unknown", "no"],
+        ),
+        make_outcomes(
+            [100, 200, 300, np.nan],
+            censored=[False, True, False, False],
+            ages=[50, np.nan, 60, np.nan],
+        ),
+    )
+    predictions = Predictions(
+        days=pd.DataFrame({"selected": [1.0] * 4, "age": [1.0] * 4}),
+        folds=np.array([0, 1, 0, -1]),
+        n_chosen={},
+    )
+
+    remarks = "\n".join(summarise(study, predictions, 0).remarks)
+
+    assert "4 cases: 2 deaths to learn from; 1 censored" in remarks
+    assert "1 of unknown outcome" in remarks
+    assert 'pip install "brats_seg[survival]"' in remarks
+    assert "age unknown in 1 of 3 cases with an outcome" in remarks
+    assert "3 features empty or equal in all cases, left out: resection_gtr" in remarks
+    assert "NOT OUT-OF-FOLD: the latent vector of 2 of 4 cases is of networks that were" in remarks
+    assert "the latent vector of 1 of 4 cases is of networks without a record" in remarks
+    assert "the label map of 1 of 4 cases is of networks that were trained" in remarks
 
 
 def test_every_case_has_a_row_with_its_fold_and_predictions(study, predictions, tmp_path):
-    write_predictions(study, predictions, tmp_path / "p.csv")
+    write_predictions(
+        study, replace(predictions, log_hazards=np.log([2.0, 1.0, 0.5, 0.25])), tmp_path / "p.csv"
+    )
 
-    rows = list(csv.DictReader((tmp_path / "p.csv").read_text().splitlines()))
-    assert [row["case_id"] for row in rows] == list("ABCD")
-    assert [row["reported_days"] for row in rows] == ["100", "361", "", "500"]
-    assert [row["censored"] for row in rows] == ["no", "yes", "", "no"]
-    assert [row["fold"] for row in rows] == ["0", "1", "", "1"]
-    assert [row["selected_days"] for row in rows] == ["110.4", "222.0", "333.0", "444.0"]
-    assert rows[0]["age_days"] == "200.0"
+    assert (tmp_path / "p.csv").read_text().splitlines() == [
+        "case_id,patient_id,fold,reported_days,censored,selected_days,age_days,cox_risk",
+        "A,A,0,100,no,110.4,200.0,2",
+        "B,B,1,361,yes,222.0,201.0,1",
+        "C,C,,,,333.0,202.0,0.5",
+        "D,D,1,500,no,444.0,203.0,0.25",
+    ]
 
 
 def test_a_submission_is_ids_and_days_without_a_header(study, predictions, tmp_path):
-    missing = write_submission(study.table, predictions, tmp_path / "s.csv")
+    path = tmp_path / "s.csv"
 
-    assert (tmp_path / "s.csv").read_text() == "A,110\nB,222\nC,333\nD,444\n"
-    assert missing == ()
-
-
-def test_a_submission_has_the_wanted_cases_only_and_names_those_it_lacks(
-    study, predictions, tmp_path
-):
-    missing = write_submission(study.table, predictions, tmp_path / "s.csv", ["c", "x"])
-
-    assert (tmp_path / "s.csv").read_text() == "C,333\n"
-    assert missing == ("x",)
+    assert write_submission(study, predictions, path) == ()
+    assert path.read_text() == "A,110\nB,222\nC,333\nD,444\n"
+    # the wanted cases only, and those that it lacks are named
+    assert write_submission(study, predictions, path, ["c", "x"]) == ("x",)
+    assert path.read_text() == "C,333\n"
 
 
 def test_the_summary_holds_figures_verdict_and_remarks(study, predictions, tmp_path):
-    rng = np.random.default_rng(0)
-    figures = figures_of(study, predictions, rng)
-    verdict = judge(study, predictions, figures, rng)
-    summary = Summary(figures=figures, verdict=verdict, remarks=remarks_on(study, with_cox=False))
+    with_cox = replace(predictions, log_hazards=np.log([2.0, 1.0, 0.5, 0.25]))
+    plain, summary = (summarise(study, each, 0) for each in (predictions, with_cox))
 
     write_summary(summary, study, predictions, make_plan(), tmp_path / "summary.json")
 
@@ -76,74 +263,15 @@ def test_the_summary_holds_figures_verdict_and_remarks(study, predictions, tmp_p
     assert (content["n_cases"], content["n_died"], content["n_censored"]) == (4, 2, 1)
     assert content["verdict"]["is_significant"] is False
     assert content["verdict"]["words"].startswith("NOT SIGNIFICANT")
-    assert content["figures"]["selected"]["mae_days"]["value"] == pytest.approx((10.4 + 56) / 2)
-    assert content["figures"]["selected"]["n_censored_contradicted"] == 1
+    figures = content["figures"]
+    assert figures["selected"]["mae_days"]["value"] == pytest.approx((10.4 + 56) / 2)
+    assert figures["selected"]["n_censored_contradicted"] == 1
     assert content["research_use_only"] is True
     assert content["n_folds"] == 2
-
-
-def test_with_a_cox_model_every_family_has_a_concordance_index(study, predictions, tmp_path):
-    hazards = np.log([2.0, 1.0, 0.5, 0.25])
-    predictions = replace(predictions, log_hazards=hazards)
-    rng = np.random.default_rng(0)
-    figures = figures_of(study, predictions, rng)
-    verdict = judge(study, predictions, figures, rng)
-    summary = Summary(figures=figures, verdict=verdict, remarks=remarks_on(study, with_cox=True))
-
-    write_summary(summary, study, predictions, make_plan(), tmp_path / "summary.json")
-    write_predictions(study, predictions, tmp_path / "p.csv")
-
-    found = json.loads((tmp_path / "summary.json").read_text())["figures"]
     # 100 days before 361 (alive) and 500
-    assert {name: one["concordance"]["value"] for name, one in found.items()} == {
-        "selected": 1,
-        "age": 1,
-        "cox": 1,
-    }
-    assert set(found["cox"]) == {"concordance"}
-    rows = list(csv.DictReader((tmp_path / "p.csv").read_text().splitlines()))
-    assert [row["cox_risk"] for row in rows] == ["2", "1", "0.5", "0.25"]
-
-
-def test_with_a_cox_model_the_other_figures_are_the_same(study, predictions):
-    beside = replace(predictions, log_hazards=np.zeros(4))
-
-    one, other = (
-        figures_of(study, each, np.random.default_rng(0)) for each in (predictions, beside)
-    )
-
-    assert [family.estimates for family in one] == [family.estimates[:-1] for family in other[:-1]]
-
-
-def test_a_study_is_one_function_that_prints_nothing(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(results, "FAMILIES", (RIDGE,))
-    rng = np.random.default_rng(0)
-    names = [f"case{number}" for number in range(12)]
-    rows = [
-        FeatureRow(
-            case_id=name,
-            patient_id=name,
-            labels_from="reference",
-            labels_leakage=None,
-            latent_leakage=(),
-            resection="",
-            features=(Feature(name="wt_ml", value=rng.normal()),),
-        )
-        for name in names
+    assert [figures[name]["concordance"]["value"] for name in ("selected", "age", "cox")] == [1] * 3
+    assert set(figures["cox"]) == {"concordance"}
+    # the other figures are the same with and without the Cox model
+    assert [one.estimates for one in plain.figures] == [
+        one.estimates[:-1] for one in summary.figures[:-1]
     ]
-    write_features(rows, tmp_path / "features.csv")
-    lines = [f"{name},60,{number * 50 + 100},GTR" for number, name in enumerate(names)]
-    header = "case_id,Age,Survival_days,Extent_of_Resection"
-    (tmp_path / "table.csv").write_text("\n".join([header, *lines]) + "\n")
-
-    found = study_survival(
-        tmp_path / "features.csv", tmp_path / "table.csv", tmp_path / "out", n_folds=3, n_repeats=1
-    )
-
-    assert found.study.table.case_ids == tuple(names)
-    assert found.predictions.held_out.all()
-    assert found.missing == ()
-    assert [one.name for one in found.summary.figures] == ["selected", "age", "ridge", "cox"]
-    files = {path.name for path in (tmp_path / "out").iterdir()}
-    assert files == {"predictions.csv", "summary.json", "submission.csv", "survival.png"}
-    assert capsys.readouterr().out == ""

@@ -136,7 +136,7 @@ _OPTIONS = {
     "task": "Challenge task of the lesion-wise parameters: GLI, SSA, MEN, MET or PED.",
     "compare": "Compare two sets of predictions, case by case.",
     "only_predicted": "Leave out references without a prediction.",
-    "autoencoder": "Run of an autoencoder, for latent vectors; repeatable.",
+    "autoencoder": "Run of an autoencoder, for latent vectors.",
     "predict_all": "Ignore reference label maps and predict all cases.",
     "clinical": "Table of ages, survival or ids (name_mapping.csv); repeatable.",
     "fold_table": "Fold table to use, such as folds-5-seed55.csv. (default: new folds)",

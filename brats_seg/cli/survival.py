@@ -11,9 +11,8 @@ from brats_seg.errors import counted
 from brats_seg.progress import tracked
 
 if TYPE_CHECKING:
-    from brats_seg.survival.results import SurvivalStudy
-    from brats_seg.survival.scores import Estimate
-    from brats_seg.survival.table import FeatureRow
+    from brats_seg.survival.features import Row
+    from brats_seg.survival.results import Estimate, SurvivalStudy
 
 _SHOWN = (
     ("accuracy", "accuracy", 1.0, 2),
@@ -30,7 +29,7 @@ def features(
     scans: Path,
     output: Path = Path("features.csv"),
     model: list[Path] | None = None,
-    autoencoder: list[Path] | None = None,
+    autoencoder: Path | None = None,
     predict_all: bool = False,
     clinical: list[Path] | None = None,
     labels: str | None = None,
@@ -49,7 +48,7 @@ def features(
     extraction = features_of_folder(
         scans,
         output,
-        autoencoders=autoencoder or (),
+        autoencoder=autoencoder,
         segmentations=model or (),
         predicted=predict_all,
         tables=clinical or (),
@@ -62,8 +61,10 @@ def features(
     rows = extraction.rows
     emit(
         table=output,
-        case_ids=[row.case_id for row in rows],
-        columns=[feature.name for feature in rows[0].features] if rows else [],
+        case_ids=[row["case_id"] for row in rows],
+        columns=[name for name, cell in rows[0].items() if not isinstance(cell, str)]
+        if rows
+        else [],
         failures=extraction.failures,
     )
     for failure in extraction.failures:
@@ -111,29 +112,24 @@ def survival(
         raise typer.Exit(1)
 
 
-def _print_features(rows: "Sequence[FeatureRow]") -> None:
+def _print_features(rows: "Sequence[Row]") -> None:
     from brats_seg.survival.features import REFERENCE
-    from brats_seg.survival.leakage import Leakage, least_leakage
+    from brats_seg.survival.table import LABELS_SEEN, LATENT_SEEN
 
-    n_reference = sum(row.labels_from == REFERENCE for row in rows)
-    n_features = len(rows[0].features) if rows else 0
+    n_reference = sum(row["labels_from"] == REFERENCE for row in rows)
+    n_features = sum(not isinstance(cell, str) for cell in rows[0].values()) if rows else 0
     print(
         f"{counted(len(rows), 'case')} with {n_features} features; label maps: {n_reference} reference, "
         f"{len(rows) - n_reference} predicted"
     )
-    for what, answers in (
-        ("label maps", [row.labels_leakage for row in rows]),
-        (
-            "latent vectors",
-            [least_leakage(row.latent_leakage)[1] for row in rows if row.latent_leakage],
-        ),
-    ):
-        for answer, words in (
-            (Leakage.YES, "by networks that were trained on the patient"),
-            (Leakage.UNKNOWN, "by networks without a record of the patients they were trained on"),
+    for what, column in (("label maps", LABELS_SEEN), ("latent vectors", LATENT_SEEN)):
+        for answer, by in (
+            ("yes", "by networks that were trained on the patient"),
+            ("unknown", "by networks without a record of the patients they were trained on"),
         ):
-            if answers.count(answer):
-                print(f"note: {answers.count(answer)} {what} {words}")
+            n_such = sum(row.get(column) == answer for row in rows)
+            if n_such:
+                print(f"note: {n_such} {what} {by}")
 
 
 def _print_study(found: "SurvivalStudy") -> None:
@@ -147,13 +143,13 @@ def _print_study(found: "SurvivalStudy") -> None:
         "survivors. Intervals of 95 %."
     )
     _print_figures(found)
-    times = ", ".join(f"{name} {n}" for name, n in found.predictions.chosen if n)
+    times = ", ".join(f"{name} {n}" for name, n in found.predictions.n_chosen.items() if n)
     print(f"selected on the inner folds: {times}")
     print(found.summary.verdict)
 
 
 def _print_figures(found: "SurvivalStudy") -> None:
-    n_censored = int((found.study.outcomes.lived & found.predictions.held_out).sum())
+    n_censored = int((found.study.outcomes["lived"] & found.predictions.held_out).sum())
     given = {estimate.name for one in found.summary.figures for estimate in one.estimates}
     shown = [figure for figure in _SHOWN if figure[0] in given]
     columns = ["model", *(heading for _, heading, _, _ in shown)]

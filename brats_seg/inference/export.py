@@ -29,8 +29,6 @@ from brats_seg.inference.model_facts import (
     facts_of,
     read_facts,
 )
-from brats_seg.interop.export_bundle import BUNDLE_FOLDERS, write_bundle
-from brats_seg.interop.onnx import write_onnx
 from brats_seg.labels import LabelConvention, convention_named
 from brats_seg.presets import FileFormat
 from brats_seg.runtime.device import choose_device
@@ -44,6 +42,7 @@ from brats_seg.runtime.weights import (
     fingerprint_of,
     read_exported,
 )
+from brats_seg.wings import interop
 
 log = logging.getLogger(__name__)
 
@@ -51,11 +50,8 @@ Writer: TypeAlias = Callable[[ExportedModel, Path], None]
 """Writes files into the folder of an exported model that has its weights and its card."""
 
 _MEMBER = re.compile(r"member\d+\.(safetensors|onnx)")
-_WRITERS: dict[FileFormat, Writer | None] = {
-    "safetensors": None,
-    "bundle": write_bundle,
-    "onnx": write_onnx,
-}
+_BUNDLE_FOLDERS = ("configs", "models", "docs")
+"""Folders of a MONAI bundle."""
 
 
 def export_model(
@@ -105,7 +101,7 @@ def export_model(
     if not replace:
         _check_free(folder)
         with alone_at(folder, is_folder=True):
-            write_exported(exported, facts, folder, _WRITERS[file_format])
+            write_exported(exported, facts, folder, _writer_of(file_format))
     elif not _holds(folder, exported.fingerprint):
         when_full = "Free some space and start the same command again."
         with whole_folder(folder, when_full=when_full) as beside:
@@ -121,6 +117,18 @@ def check_replaceable(folder: Path) -> None:
     if folder.exists() and not (folder / MODEL_NAME).exists():
         msg = f"{folder} exists and holds no exported model. Move it away, or choose another --output."
         raise UsageError(msg)
+
+
+def _writer_of(file_format: FileFormat) -> Writer | None:
+    """Return the function that writes files for other programs; None if there are none."""
+    if file_format == "safetensors":
+        return None
+    wing = interop()
+    if wing is None:
+        msg = f"--format {file_format} needs brats_seg.interop, which is missing: install it, or leave it out"
+        raise UsageError(msg)
+    writer: Writer = wing.WRITERS[file_format]
+    return writer
 
 
 def write_exported(
@@ -169,7 +177,7 @@ def _is_free(files: Sequence[Path]) -> bool:
     """Return whether a folder with these files is empty, or an export that did not end."""
     own = [path for path in files if _MEMBER.fullmatch(path.name) and path.is_file()]
     rest = {path.name for path in files} - {path.name for path in own}
-    return not files or (bool(own) and rest <= {CARD_NAME, FACTS_NAME, *BUNDLE_FOLDERS})
+    return not files or (bool(own) and rest <= {CARD_NAME, FACTS_NAME, *_BUNDLE_FOLDERS})
 
 
 def _visible(folder: Path) -> list[Path]:

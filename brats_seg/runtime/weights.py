@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeAlias
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import ConfigDict, Field, JsonValue
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -164,11 +164,7 @@ class ExportedModel:
     """Fingerprint that they were exported with."""
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class ExportedNetwork(_Part):
+class ExportedNetwork(Section):
     """One entry of `members` in `model.json`."""
 
     weights: str
@@ -178,7 +174,7 @@ class ExportedNetwork(_Part):
     card: ModelCard
 
 
-class ModelDescription(_Part):
+class ModelDescription(Section):
     """Content of `model.json`."""
 
     format_version: int

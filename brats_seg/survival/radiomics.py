@@ -15,7 +15,6 @@ mostly depended on the size of the brain. Here they are computed in the brain an
 counts are divided by the number of voxels.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import pi, prod
 
@@ -39,16 +38,6 @@ _PERCENTILES = (5, 50, 95)
 _FEWEST_FOR_SKEWNESS = 3
 
 Values = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Feature:
-    """One number about a case, and its name: `wt_ml`, `t1c_et_skew`, `latent0_017`."""
-
-    name: str
-    """Name with the unit, where there is one."""
-    value: float
-    """NaN where the case does not have it, such as the shape of a missing enhancing tumour."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -103,42 +92,62 @@ def tumour_of(scan: Scan, labels: Volume, convention: LabelConvention) -> Tumour
     )
 
 
-def measure_shape(tumour: Tumour) -> tuple[Feature, ...]:
-    """Measure size, shape and place of the regions of a tumour.
+def measure_shape(tumour: Tumour) -> dict[str, float]:
+    """Measure size, shape and position of the regions of a tumour.
 
     These are volumes and numbers of components of every region and tissue; shares of one region in
     another; and for WT, TC and ET the surface, the sphericity and its cube the compactness (1 for a
-    ball, less for any other shape), and the distance of the centroid from that of the brain.
+    ball, less for any other shape), and the distance of the centroid from that of the brain. What the
+    case does not have, such as the shape of a missing enhancing tumour, is NaN.
     """
-    brain, regions = tumour.brain, tumour.regions
+    brain, spacing_mm = tumour.brain, tumour.spacing_mm
     parts = measure(tumour.label_map, tumour.convention, tumour.voxel_mm3)
     ml = {part.name: part.ml for part in parts}
     ml["brain"] = np.count_nonzero(brain) * tumour.voxel_mm3 / MM3_PER_ML
-    features = [Feature(name=f"{name}_ml", value=value) for name, value in ml.items()]
-    features += [Feature(name=f"{p.name}_components", value=p.n_components) for p in parts]
-    for one, other in _RATIOS:
-        share = ml[one] / ml[other] if ml[other] else float("nan")
-        features.append(Feature(name=f"{one}_{other}_ratio", value=share))
-    centre = _centroid_mm(brain, tumour.spacing_mm)
-    for name, region in zip(REGIONS, regions, strict=True):
-        features += _shape_of(name, region, tumour.spacing_mm, centre)
-    return tuple(features)
+    features: dict[str, float] = {f"{name}_ml": value for name, value in ml.items()}
+    features |= {f"{part.name}_components": part.n_components for part in parts}
+    features |= {
+        f"{one}_{other}_ratio": ml[one] / ml[other] if ml[other] else float("nan")
+        for one, other in _RATIOS
+    }
+    centre_mm = _centroid_mm(brain, spacing_mm)
+    for name, region in zip(REGIONS, tumour.regions, strict=True):
+        surface = surface_mm2(region, spacing_mm)
+        sphericity = distance = float("nan")
+        if surface:
+            volume = np.count_nonzero(region) * tumour.voxel_mm3
+            sphericity = pi ** (1 / 3) * (6 * volume) ** (2 / 3) / surface
+            distance = float(np.linalg.norm(_centroid_mm(region, spacing_mm) - centre_mm))
+        features |= {
+            f"{name}_surface_mm2": surface,
+            f"{name}_sphericity": sphericity,
+            f"{name}_compactness": sphericity**3,
+            f"{name}_centre_distance_mm": distance,
+        }
+    return features
 
 
-def measure_intensity(tumour: Tumour) -> tuple[Feature, ...]:
+def measure_intensity(tumour: Tumour) -> dict[str, float]:
     """Measure the intensities of every modality, in the brain and in WT, TC and ET.
 
     All features of a missing region are NaN.
     """
     brain = tumour.brain
-    places = {"brain": brain}
-    places |= {name: region & brain for name, region in zip(REGIONS, tumour.regions, strict=True)}
-    features: list[Feature] = []
+    masks = {"brain": brain}
+    masks |= {name: region & brain for name, region in zip(REGIONS, tumour.regions, strict=True)}
+    features: dict[str, float] = {}
     for modality, image in zip(MODALITIES, tumour.image, strict=True):
-        for place, mask in places.items():
-            features += _statistics(f"{modality}_{place}", image, mask)
-        features += _slab_means(modality, image, brain)
-    return tuple(features)
+        for name, mask in masks.items():
+            statistics = _statistics(image, mask, is_brain=name == "brain")
+            features |= {f"{modality}_{name}_{key}": value for key, value in statistics.items()}
+        slabs = zip(np.array_split(image, N_SLABS), np.array_split(brain, N_SLABS), strict=True)
+        features |= {
+            f"{modality}_slab{number:02d}_mean": float(values[inside].mean(dtype=np.float64))
+            if inside.any()
+            else float("nan")
+            for number, (values, inside) in enumerate(slabs)
+        }
+    return features
 
 
 def skewness(values: Values) -> float:
@@ -154,24 +163,6 @@ def kurtosis(values: Values) -> float:
     return float("nan") if _is_degenerate(values) else float(stats.kurtosis(values))
 
 
-def _shape_of(
-    name: str,
-    mask: Mask,
-    spacing_mm: tuple[float, float, float],
-    centre_mm: Values,
-) -> Iterator[Feature]:
-    surface = surface_mm2(mask, spacing_mm)
-    sphericity = distance = float("nan")
-    if surface:
-        volume = np.count_nonzero(mask) * float(np.prod(spacing_mm))
-        sphericity = pi ** (1 / 3) * (6 * volume) ** (2 / 3) / surface
-        distance = float(np.linalg.norm(_centroid_mm(mask, spacing_mm) - centre_mm))
-    yield Feature(name=f"{name}_surface_mm2", value=surface)
-    yield Feature(name=f"{name}_sphericity", value=sphericity)
-    yield Feature(name=f"{name}_compactness", value=sphericity**3)
-    yield Feature(name=f"{name}_centre_distance_mm", value=distance)
-
-
 def _centroid_mm(mask: Mask, spacing_mm: tuple[float, float, float]) -> Values:
     """Return the mean position (3,) of the voxels of a mask."""
     sums = (mask.sum(axis=others, dtype=np.float64) for others in ((1, 2), (0, 2), (0, 1)))
@@ -179,12 +170,12 @@ def _centroid_mm(mask: Mask, spacing_mm: tuple[float, float, float]) -> Values:
     return np.array(places) * spacing_mm
 
 
-def _statistics(prefix: str, image: npt.NDArray[np.float32], mask: Mask) -> Iterator[Feature]:
+def _statistics(image: npt.NDArray[np.float32], mask: Mask, *, is_brain: bool) -> dict[str, float]:
     values = image[mask].astype(np.float64)
     mean, std = (values.mean(), values.std()) if len(values) else (np.nan, np.nan)
     above, below = values[values > mean], values[values < mean]
     skew, skew_above, skew_below = map(skewness, (values, above, below))
-    numbers = {
+    statistics = {
         "skew": skew,
         "kurtosis": kurtosis(values),
         "diff_skew": skewness(_differences(image, mask)),
@@ -196,20 +187,11 @@ def _statistics(prefix: str, image: npt.NDArray[np.float32], mask: Mask) -> Iter
         "non_intensive_skew_difference": skew - skew_below,
         "more_intensive_share": _share(values[values > mean + std], values),
     }
-    if not prefix.endswith("_brain"):
+    if not is_brain:
         # in the brain they are 0 and 1 by the normalisation
-        numbers |= {"mean": float(mean), "std": float(std)}
+        statistics |= {"mean": float(mean), "std": float(std)}
     levels = np.percentile(values, _PERCENTILES) if len(values) else np.full(3, np.nan)
-    numbers |= {f"p{p:02d}": float(v) for p, v in zip(_PERCENTILES, levels, strict=True)}
-    for name, value in numbers.items():
-        yield Feature(name=f"{prefix}_{name}", value=value)
-
-
-def _slab_means(modality: str, image: npt.NDArray[np.float32], brain: Mask) -> Iterator[Feature]:
-    slabs = zip(np.array_split(image, N_SLABS), np.array_split(brain, N_SLABS), strict=True)
-    for number, (values, inside) in enumerate(slabs):
-        mean = float(values[inside].mean(dtype=np.float64)) if inside.any() else float("nan")
-        yield Feature(name=f"{modality}_slab{number:02d}_mean", value=mean)
+    return statistics | {f"p{p:02d}": float(v) for p, v in zip(_PERCENTILES, levels, strict=True)}
 
 
 def _differences(image: npt.NDArray[np.float32], mask: Mask) -> Values:

@@ -6,32 +6,120 @@ submission.csv    case id and days, without a header, as the challenge takes it
 survival.png      predicted over reported days
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from scipy.stats import rankdata
 
 from brats_seg.cases.clinical import SURVIVAL_CLASS_DAYS
 from brats_seg.cases.folds import read_folds
+from brats_seg.errors import counted
+from brats_seg.evaluation.significance import CONFIDENCE, bootstrap_interval, permutation_p_value
 from brats_seg.figures.charts import survival_figure
 from brats_seg.figures.sections import write_figure
 from brats_seg.files import alone_at, write_json
 from brats_seg.progress import Track, untracked
-from brats_seg.survival.cox import is_installed
-from brats_seg.survival.cross_validation import (
-    SELECTED,
-    CrossValidationPlan,
-    Predictions,
-    Study,
-    cross_validate,
-)
-from brats_seg.survival.models import FAMILIES
+from brats_seg.survival.models import BASELINE, COX, FAMILIES, concordance, has_lifelines
 from brats_seg.survival.outcomes import read_ids, read_outcomes
-from brats_seg.survival.table import FeatureTable, read_features
-from brats_seg.survival.verdict import FamilyFigures, Verdict, figures_of, judge, remarks_on
+from brats_seg.survival.study import SELECTED, Plan, Predictions, Study, cross_validate
+from brats_seg.survival.table import AGE, LABELS_SEEN, LATENT_SEEN, read_features
 from brats_seg.tables import write_table
+
+Days = npt.NDArray[np.float64]
+
+SIGNIFICANT = 1 - CONFIDENCE
+"""Level below which a p value is significant."""
+FEWEST_SIGNIFICANT_DEATHS = 20
+"""Number of deaths below which no result is significant, because intervals are unreliable."""
+_N_CONCORDANCE_RESAMPLES = 1000
+"""Fewer bootstrap resamples than elsewhere: lifelines computes them one by one, 1 ms each."""
+_NOT_HELD_OUT = {
+    "yes": "networks that were trained on their patients, so the figures may be too good",
+    "unknown": "networks without a record of the patients they were trained on",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """One figure with its bootstrap interval over patients."""
+
+    name: str
+    value: float
+    low: float
+    """Lower end of the interval."""
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FamilyFigures:
+    """Scores of one family on held-out patients."""
+
+    name: str
+    estimates: tuple[Estimate, ...]
+    """Figures over deaths, and the concordance index where lifelines is installed."""
+    n_contradicted: int | None
+    """Censored cases with fewer days than they are known to have lived; None without days."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """Test of the selected models against chance and against age alone."""
+
+    n_died: int
+    spearman: Estimate
+    p_ranks: float
+    """P value of the rank correlation, by permutation."""
+    gain_days: float
+    """Mean absolute error of age alone less that of the selected models."""
+    p_gain: float
+    """P value of the gain, by permutation."""
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether the predictions are more than chance."""
+        enough = self.n_died >= FEWEST_SIGNIFICANT_DEATHS
+        return enough and self.p_ranks < SIGNIFICANT and self.spearman.low > 0
+
+    @property
+    def beats_age(self) -> bool:
+        """Whether the predictions are better than those of age alone."""
+        return self.is_significant and self.p_gain < SIGNIFICANT
+
+    @property
+    def heading(self) -> str:
+        """The verdict in a few words."""
+        if not self.is_significant:
+            return "NOT SIGNIFICANT"
+        return f"more than chance, {'' if self.beats_age else 'NOT '}better than age alone"
+
+    def __str__(self) -> str:
+        rank = self.spearman
+        found = (
+            f"rank correlation {rank.value:.2f} [{rank.low:.2f}, {rank.high:.2f}] on "
+            f"{counted(self.n_died, 'death')}, p {self.p_ranks:.2g}"
+        )
+        if not self.is_significant:
+            few = f" Fewer than {FEWEST_SIGNIFICANT_DEATHS} deaths prove nothing, whatever the figures say."
+            return (
+                f"NOT SIGNIFICANT: {found}. These predictions may be due to chance: none of the "
+                "figures above shows that survival can be predicted."
+                f"{few if self.n_died < FEWEST_SIGNIFICANT_DEATHS else ''}"
+            )
+        gain = f"mean error {abs(self.gain_days):.0f} days"
+        side = "smaller" if self.gain_days > 0 else "larger"
+        if not self.beats_age:
+            return (
+                f"More than chance: {found}. But NOT better than age alone: {gain} {side} than "
+                f"that of the age, p {self.p_gain:.2g}."
+            )
+        return (
+            f"More than chance: {found}. Better than age alone: {gain} {side}, p {self.p_gain:.2g}."
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,75 +184,217 @@ def study_survival(  # noqa: PLR0913 - each is a choice of its own
         'more than chance, better than age alone'
     """
     wanted = None if submit is None else read_ids(submit)
-    found = read_features(features)
-    study = Study.of(found, read_outcomes(found, table, mapping))
-    plan = CrossValidationPlan(
+    cases = read_features(features)
+    study = Study.of(cases, read_outcomes(cases, table, mapping))
+    plan = Plan(
         n_folds=n_folds,
         n_repeats=n_repeats,
         seed=seed,
         families=FAMILIES,
-        with_cox=is_installed(),
+        with_cox=has_lifelines(),
     )
     fold_table = None if folds is None else read_folds(folds)
     predictions = cross_validate(study, plan, fold_table, track)
-    summary = _summary_of(study, predictions, plan)
+    summary = summarise(study, predictions, seed)
     with alone_at(output, is_folder=True, wait=True):
         write_predictions(study, predictions, output / "predictions.csv")
         write_summary(summary, study, predictions, plan, output / "summary.json")
         _write_figure(study, predictions, summary, output / "survival.png")
-        missing = write_submission(found, predictions, output / "submission.csv", wanted)
+        missing = write_submission(study, predictions, output / "submission.csv", wanted)
     return SurvivalStudy(study=study, predictions=predictions, summary=summary, missing=missing)
+
+
+def summarise(study: Study, predictions: Predictions, seed: int) -> Summary:
+    """Score every family on held-out cases, and test the selected models.
+
+    Figures in days are over deaths only. With a Cox model, censored patients count as well in the
+    concordance index, which every family then has, and which is the only figure of the Cox model.
+    """
+    rng = np.random.default_rng(seed)
+    # a generator of its own: the other figures are the same with and without lifelines
+    concordance_rng = rng.spawn(1)[0]
+    outcomes, held_out = study.outcomes, predictions.held_out
+    days, patients = outcomes["days"].to_numpy(), study.table["patient_id"].to_numpy()
+    died, lived, known = (
+        outcomes[name].to_numpy() & held_out for name in ("died", "lived", "known")
+    )
+    hazards = predictions.log_hazards
+
+    def concordance_of(times: Days) -> tuple[Estimate, ...]:
+        if hazards is None:
+            return ()
+        rows = days[known], outcomes["died"].to_numpy()[known], times[known]
+        return (concordance_estimate(*rows, patients[known].tolist(), concordance_rng),)
+
+    figures = [
+        FamilyFigures(
+            name=str(name),
+            estimates=(
+                *estimates(days[died], times[died], patients[died].tolist(), rng),
+                *concordance_of(times),
+            ),
+            n_contradicted=int((times[lived] < days[lived]).sum()),
+        )
+        for name, times in ((name, column.to_numpy()) for name, column in predictions.days.items())
+    ]
+    if hazards is not None:
+        one = FamilyFigures(name=COX.name, estimates=concordance_of(-hazards), n_contradicted=None)
+        figures.append(one)
+    selected, baseline = (
+        predictions.days[name][died].to_numpy() for name in (SELECTED, BASELINE.name)
+    )
+    return Summary(
+        figures=tuple(figures),
+        verdict=judge(days[died], selected, baseline, figures[0].estimates, rng),
+        remarks=tuple(_remarks(study, with_cox=hazards is not None)),
+    )
+
+
+def judge(
+    reported: Days,
+    selected: Days,
+    baseline: Days,
+    figures: Sequence[Estimate],
+    rng: np.random.Generator,
+) -> Verdict:
+    """Compare the selected models with chance and with age alone, on deaths (n,)."""
+    ranks = _ranks(reported)
+    gains = np.abs(baseline - reported) - np.abs(selected - reported)
+    return Verdict(
+        n_died=len(reported),
+        spearman=next(one for one in figures if one.name == "spearman"),
+        p_ranks=permutation_p_value(
+            lambda shuffled: shuffled @ ranks, _ranks(selected), rng, permutation_type="pairings"
+        ),
+        gain_days=float(gains.mean()),
+        p_gain=permutation_p_value(
+            lambda flipped: flipped.mean(axis=-1), gains, rng, permutation_type="samples"
+        ),
+    )
+
+
+def estimates(
+    reported: Days, predicted: Days, patients: Sequence[str], rng: np.random.Generator
+) -> tuple[Estimate, ...]:
+    """Return every figure of predictions `(n,)`, with intervals over patients."""
+
+    def all_figures(reported: Days, predicted: Days) -> Days:
+        return np.stack([figure(reported, predicted) for figure in FIGURES.values()])
+
+    interval = bootstrap_interval(all_figures, (reported, predicted), rng, groups=patients)
+    numbers = np.stack([all_figures(reported, predicted), interval.low, interval.high], axis=1)
+    return tuple(
+        Estimate(name=name, value=value, low=low, high=high)
+        for name, (value, low, high) in zip(FIGURES, numbers.tolist(), strict=True)
+    )
+
+
+def concordance_estimate(
+    days: Days,
+    died: npt.NDArray[np.bool_],
+    predicted: Days,
+    patients: Sequence[str],
+    rng: np.random.Generator,
+) -> Estimate:
+    """Return the concordance index with its interval over patients; arguments as `concordance`."""
+    interval = bootstrap_interval(
+        lambda *drawn: np.array([concordance(*rows) for rows in zip(*drawn, strict=True)]),
+        (days, died.astype(np.float64), predicted),
+        rng,
+        groups=patients,
+        n_resamples=_N_CONCORDANCE_RESAMPLES,
+    )
+    return Estimate(
+        name="concordance",
+        value=concordance(days, died, predicted),
+        low=float(interval.low),
+        high=float(interval.high),
+    )
+
+
+def accuracy(reported: Days, predicted: Days) -> Days:
+    """Return the share of cases in the right class of short, mid or long survivors."""
+    short, long = SURVIVAL_CLASS_DAYS
+    # mid survivors have both borders
+    classes = ((days >= short).astype(int) + (days > long) for days in (reported, predicted))
+    return np.equal(*classes).mean(axis=-1)
+
+
+def spearman(reported: Days, predicted: Days) -> Days:
+    """Return the rank correlation; 0 where one side is constant and has no order."""
+    one, other = _ranks(reported), _ranks(predicted)
+    scale = np.sqrt((one**2).sum(axis=-1) * (other**2).sum(axis=-1))
+    return (one * other).sum(axis=-1) / np.where(scale == 0, 1, scale)
+
+
+def _ranks(days: Days) -> Days:
+    """Return the ranks (..., n), centred on 0."""
+    return rankdata(days, axis=-1) - (days.shape[-1] + 1) / 2
+
+
+FIGURES: dict[str, Callable[[Days, Days], Days]] = {
+    "accuracy": accuracy,
+    "mse_days2": lambda reported, predicted: np.mean((predicted - reported) ** 2, axis=-1),
+    "median_se_days2": lambda reported, predicted: np.median((predicted - reported) ** 2, axis=-1),
+    "std_se_days2": lambda reported, predicted: np.std((predicted - reported) ** 2, axis=-1),
+    "spearman": spearman,
+    "mae_days": lambda reported, predicted: np.mean(np.abs(predicted - reported), axis=-1),
+    # the figure of the Kaggle notebook
+    "relative_error": lambda reported, predicted: (
+        np.abs(predicted - reported).sum(axis=-1) / reported.sum(axis=-1)
+    ),
+}
+"""Functions of reported and predicted days `(..., n)` that return a figure `(...)`."""
 
 
 def write_predictions(study: Study, predictions: Predictions, path: Path) -> None:
     """Write a row for each case."""
-    columns = ["case_id", "patient_id", "fold", "reported_days", "censored"]
-    columns += [f"{name}_days" for name in predictions.names]
+    known = study.outcomes["known"]
+    table = study.table[["case_id", "patient_id"]].assign(
+        fold=pd.Series(predictions.folds).astype(object).where(predictions.held_out, None),
+        reported_days=study.outcomes["days"].map("{:g}".format).where(known),
+        censored=study.outcomes["lived"].map({True: "yes", False: "no"}).where(known),
+        **predictions.days.map("{:.1f}".format).add_suffix("_days"),
+    )
     if predictions.log_hazards is not None:
-        columns.append("cox_risk")
-    n_cases = len(study.table.case_ids)
-    rows = [tuple(_cells(study, predictions, place)) for place in range(n_cases)]
-    write_table(path, columns, rows)
+        table["cox_risk"] = [f"{risk:.4g}" for risk in np.exp(predictions.log_hazards)]
+    write_table(path, list(table.columns), table.astype(object).itertuples(index=False))
 
 
 def write_submission(
-    table: FeatureTable,
-    predictions: Predictions,
-    path: Path,
-    wanted: Collection[str] | None = None,
+    study: Study, predictions: Predictions, path: Path, wanted: Collection[str] | None = None
 ) -> tuple[str, ...]:
     """Write the selected days of the wanted cases, given in lower case, or of all.
 
     Returns:
         The wanted cases without a prediction.
     """
-    rows = [
-        (case_id, round(float(days)))
-        for case_id, days in zip(table.case_ids, predictions.of(SELECTED), strict=True)
-        if wanted is None or case_id.lower() in wanted
-    ]
+    ids = study.table["case_id"]
+    chosen = ids.str.lower().isin(ids.str.lower() if wanted is None else list(wanted))
+    days = predictions.days[SELECTED].map(round)
+    rows = zip(ids[chosen], days[chosen], strict=True)
     write_table(path, ("case_id", "days"), rows, header=False)
-    there = {case_id.lower() for case_id in table.case_ids}
-    return tuple(case_id for case_id in wanted or () if case_id not in there)
+    present = set(ids.str.lower())
+    return tuple(case_id for case_id in wanted or () if case_id not in present)
 
 
 def write_summary(
-    summary: Summary, study: Study, predictions: Predictions, plan: CrossValidationPlan, path: Path
+    summary: Summary, study: Study, predictions: Predictions, plan: Plan, path: Path
 ) -> None:
     """Write figures, verdict and settings as JSON."""
     outcomes, verdict = study.outcomes, summary.verdict
     content = {
         "research_use_only": True,
         "version": version("brats_seg"),
-        "n_cases": len(outcomes.days),
-        "n_died": int(outcomes.died.sum()),
-        "n_censored": int(outcomes.lived.sum()),
-        "n_features": len(study.columns),
+        "n_cases": len(outcomes),
+        "n_died": int(outcomes["died"].sum()),
+        "n_censored": int(outcomes["lived"].sum()),
+        "n_features": study.features.shape[1],
         "class_days": SURVIVAL_CLASS_DAYS,
-        "n_folds": len({fold for fold in predictions.folds if fold is not None}),
+        "n_folds": len(np.unique(predictions.folds[predictions.held_out])),
         "n_repeats": plan.n_repeats,
         "seed": plan.seed,
-        "times_selected": dict(predictions.chosen),
+        "times_selected": predictions.n_chosen,
         "verdict": asdict(verdict)
         | {
             "is_significant": verdict.is_significant,
@@ -177,41 +407,6 @@ def write_summary(
     write_json(path, content)
 
 
-def _summary_of(study: Study, predictions: Predictions, plan: CrossValidationPlan) -> Summary:
-    rng = np.random.default_rng(plan.seed)
-    figures = figures_of(study, predictions, rng)
-    return Summary(
-        figures=figures,
-        verdict=judge(study, predictions, figures, rng),
-        remarks=remarks_on(study, with_cox=plan.with_cox),
-    )
-
-
-def _write_figure(study: Study, predictions: Predictions, summary: Summary, path: Path) -> None:
-    shown = predictions.held_out & study.outcomes.known
-    figure = survival_figure(
-        study.outcomes.days[shown],
-        predictions.of(SELECTED)[shown],
-        study.outcomes.censored[shown],
-        title=f"Held-out cases: {summary.verdict.heading}",
-    )
-    write_figure(figure, path)
-
-
-def _cells(study: Study, predictions: Predictions, place: int) -> Iterator[object]:
-    table, outcomes = study.table, study.outcomes
-    known = outcomes.known[place]
-    yield table.case_ids[place]
-    yield table.patient_ids[place]
-    yield predictions.folds[place]
-    yield f"{outcomes.days[place]:g}" if known else None
-    yield ("yes" if outcomes.censored[place] else "no") if known else None
-    for days in predictions.days[:, place]:
-        yield f"{days:.1f}"
-    if predictions.log_hazards is not None:
-        yield f"{np.exp(predictions.log_hazards[place]):.4g}"
-
-
 def _as_json(figures: FamilyFigures) -> dict[str, object]:
     content: dict[str, object] = {
         one.name: {"value": one.value, "low": one.low, "high": one.high}
@@ -220,3 +415,50 @@ def _as_json(figures: FamilyFigures) -> dict[str, object]:
     if figures.n_contradicted is not None:
         content["n_censored_contradicted"] = figures.n_contradicted
     return content
+
+
+def _write_figure(study: Study, predictions: Predictions, summary: Summary, path: Path) -> None:
+    shown = predictions.held_out & study.outcomes["known"]
+    figure = survival_figure(
+        study.outcomes["days"][shown].to_numpy(),
+        predictions.days[SELECTED][shown].to_numpy(),
+        study.outcomes["lived"][shown].to_numpy(),
+        title=f"Held-out cases: {summary.verdict.heading}",
+    )
+    write_figure(figure, path)
+
+
+def _remarks(study: Study, *, with_cox: bool) -> Iterator[str]:
+    """Describe the data behind the figures: censored cases, unknown ages, networks that saw them."""
+    table, outcomes = study.table, study.outcomes
+    yield _census(outcomes, with_cox=with_cox)
+    if not with_cox:
+        yield (
+            "lifelines is not installed: no Cox model, which would learn from censored cases, and no "
+            'concordance index. Add them with `pip install "brats_seg[survival]"`.'
+        )
+    ages = outcomes[AGE][outcomes["known"]]
+    if ages.isna().any():
+        yield f"age unknown in {ages.isna().sum()} of {len(ages)} cases with an outcome"
+    if study.dropped:
+        named = ", ".join(study.dropped[:5]) + (", ..." if len(study.dropped) > 5 else "")
+        yield f"{counted(len(study.dropped), 'feature')} empty or equal in all cases, left out: {named}"
+    for column, what in ((LATENT_SEEN, "the latent vector"), (LABELS_SEEN, "the label map")):
+        for answer, networks in _NOT_HELD_OUT.items():
+            n_such = int((table[column] == answer).sum()) if column in table else 0
+            if n_such:
+                yield f"NOT OUT-OF-FOLD: {what} of {n_such} of {len(table)} cases is of {networks}"
+
+
+def _census(outcomes: pd.DataFrame, *, with_cox: bool) -> str:
+    n_died, n_lived = int(outcomes["died"].sum()), int(outcomes["lived"].sum())
+    use = (
+        "learnt from by the Cox model and counted in the concordance index only"
+        if with_cox
+        else "predicted but never learnt from or scored"
+    )
+    return (
+        f"{counted(len(outcomes), 'case')}: {counted(n_died, 'death')} to learn from; {n_lived} censored "
+        f"(alive at last contact), {use}; "
+        f"{len(outcomes) - n_died - n_lived} of unknown outcome, predicted only"
+    )

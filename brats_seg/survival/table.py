@@ -1,164 +1,97 @@
 """Write and read the table of features, which has a row for each case.
 
-The first columns hold ids, the source of the label map, the leakage of the networks and the
-resection; all others are features. The columns of a latent vector are `latent0_000`, `latent0_001`,
-... for the first autoencoder, `latent1_000`, ... for the next: the numbers of two networks have
-different meanings.
+The first columns hold ids, the source of the label map, whether the networks were trained on the
+patient, and the resection; all others are features. Those of a latent vector are `latent0_000`, ...
 """
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import isnan
 from pathlib import Path
-from typing import Any
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
-import numpy.typing as npt
+import pandas as pd
 
 from brats_seg.errors import UsageError
-from brats_seg.survival.leakage import Leakage
-from brats_seg.survival.radiomics import Feature
 from brats_seg.tables import read_table, write_table
+
+Seen: TypeAlias = Literal["no", "unknown", "yes"]
+"""Whether a network was trained on the patient of a case; the best answer first."""
+SEEN: tuple[Seen, ...] = get_args(Seen)
 
 AGE = "age_years"
 RESECTION = "resection"
-_TEXTS = ("case_id", "patient_id", "labels_from", "labels_seen", RESECTION)
-_LEAKAGE = re.compile(r"latent(\d+)_seen")
-_LATENT = re.compile(r"latent(\d+)_\d+")
+LABELS_SEEN, LATENT_SEEN = "labels_seen", "latent0_seen"
+_TEXTS = ("case_id", "patient_id", "labels_from", LABELS_SEEN, RESECTION)
+_MAKE_FEATURES = "Make a table of features with `brats-seg features DATA -o features.csv`."
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FeatureRow:
-    """The features of a case."""
-
-    case_id: str
-    patient_id: str
-    labels_from: str
-    """`reference` or `prediction`."""
-    labels_leakage: Leakage | None
-    """Leakage of the networks that predicted the label map; None for a reference."""
-    latent_leakage: tuple[Leakage, ...]
-    """Leakage of each autoencoder."""
-    resection: str
-    """`GTR`, `STR`, or empty when unknown."""
-    features: tuple[Feature, ...]
-    """Features, of the same names in the same order for every case of a table."""
+def feature_columns(table: pd.DataFrame) -> list[str]:
+    """Return the names of the features in a table."""
+    return [name for name in table.columns if name not in {*_TEXTS, LATENT_SEEN}]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class FeatureTable:
-    """The features of many cases."""
-
-    case_ids: tuple[str, ...]
-    patient_ids: tuple[str, ...]
-    labels_from: tuple[str, ...]
-    labels_leakage: tuple[Leakage | None, ...]
-    latent_leakage: tuple[tuple[Leakage, ...], ...]
-    """Leakage by case and autoencoder."""
-    resections: tuple[str, ...]
-    columns: tuple[str, ...]
-    """Names of the features."""
-    values: npt.NDArray[np.float64]
-    """(cases, features), NaN where unknown."""
-
-    @property
-    def n_encoders(self) -> int:
-        """Number of autoencoders with latent vectors in the table."""
-        return len(self.latent_leakage[0])
-
-    def column(self, name: str) -> npt.NDArray[np.float64]:
-        """Return one feature of all cases; NaN everywhere if the table lacks it."""
-        if name not in self.columns:
-            return np.full(len(self.case_ids), np.nan)
-        return self.values[:, self.columns.index(name)]
-
-
-def encoder_of(column: str) -> int | None:
-    """Return the number of the autoencoder that a feature comes from; None for all other features."""
-    match = _LATENT.fullmatch(column)
-    return int(match[1]) if match else None
-
-
-def write_features(rows: Sequence[FeatureRow], path: Path) -> None:
-    """Write the table as CSV, with seven digits; unknown values are empty.
+def write_features(rows: Sequence[Mapping[str, str | float]], path: Path) -> None:
+    """Write rows of equal columns as CSV, with seven digits; unknown values are empty.
 
     Raises:
         EnvironmentalError: The file cannot be written.
     """
-    leakage = (
-        [f"latent{number}_seen" for number in range(len(rows[0].latent_leakage))] if rows else []
-    )
-    names = [feature.name for feature in rows[0].features] if rows else []
-    write_table(path, (*_TEXTS, *leakage, *names), [_cells(row) for row in rows])
+    cells = [
+        {name: cell if isinstance(cell, str) else _digits(cell) for name, cell in row.items()}
+        for row in rows
+    ]
+    write_table(path, list(rows[0]) if rows else _TEXTS, cells)
 
 
-def read_features(path: Path) -> FeatureTable:
+def read_features(path: Path) -> pd.DataFrame:
     """Read what `write_features` wrote; columns that somebody added must be numbers.
+
+    Numbers are NaN where they are unknown or not finite.
 
     Raises:
         UsageError: The file is missing or empty, lacks a column, or has a cell that is no number.
     """
     try:
-        frame = read_table(path, required=_TEXTS)
+        table = read_table(path, required=_TEXTS)
     except UsageError as error:
         msg = f"{error}. {_MAKE_FEATURES}"
         raise UsageError(msg) from None
-    if frame.empty:
+    if table.empty:
         msg = f"{path} has no rows; expected one for each case. {_MAKE_FEATURES}"
         raise UsageError(msg)
-    return _table(path, list(frame.columns), frame.to_dict("records"))
+    _check_texts(path, table)
+    names = feature_columns(table)
+    texts = [name for name in table.columns if name not in names]
+    return pd.concat([table[texts], _numbers(path, table, names)], axis=1)
 
 
-_MAKE_FEATURES = "Make a table of features with `brats-seg features DATA -o features.csv`."
+def _digits(value: float) -> str:
+    return "" if np.isnan(value) else f"{value:.7g}"
 
 
-def _cells(row: FeatureRow) -> tuple[object, ...]:
-    texts = (row.case_id, row.patient_id, row.labels_from, row.labels_leakage, row.resection)
-    return (*texts, *row.latent_leakage, *(_text(feature.value) for feature in row.features))
-
-
-def _table(path: Path, names: Sequence[str], rows: Sequence[Mapping[Any, str]]) -> FeatureTable:
-    case_ids = tuple(row["case_id"] for row in rows)
-    if len(set(case_ids)) < len(rows):
-        repeated = sorted({case_id for case_id in case_ids if case_ids.count(case_id) > 1})
-        msg = f"{path} has more than one row for {', '.join(repeated[:5])}; expected one each."
+def _check_texts(path: Path, table: pd.DataFrame) -> None:
+    repeated = table["case_id"][table["case_id"].duplicated()].unique()
+    if len(repeated):
+        names = ", ".join(sorted(repeated)[:5])
+        msg = f"{path} has more than one row for {names}; expected one each."
         raise UsageError(msg)
-    leakage = [name for name in names if _LEAKAGE.fullmatch(name)]
-    columns = [name for name in names if name not in {*_TEXTS, *leakage}]
-    try:
-        latent_leakage = tuple(tuple(Leakage(row[name]) for name in leakage) for row in rows)
-        labels_leakage = tuple(
-            Leakage(text) if (text := row["labels_seen"]) else None for row in rows
-        )
-    except ValueError as error:
-        msg = f"{path}: {error}; expected {', '.join(Leakage)} in {', '.join(leakage)} and labels_seen."
-        raise UsageError(msg) from None
-    return FeatureTable(
-        case_ids=case_ids,
-        patient_ids=tuple(row["patient_id"] for row in rows),
-        labels_from=tuple(row["labels_from"] for row in rows),
-        labels_leakage=labels_leakage,
-        latent_leakage=latent_leakage,
-        resections=tuple(row[RESECTION].upper() for row in rows),
-        columns=tuple(columns),
-        values=np.array([[_number(path, row, name) for name in columns] for row in rows]),
-    )
+    for name, known in ((LABELS_SEEN, ("", *SEEN)), (LATENT_SEEN, SEEN)):
+        unknown = set(table.get(name, ())) - set(known)
+        if unknown:
+            msg = f"{path} has {min(unknown)!r} in column {name}; expected {', '.join(SEEN)}."
+            raise UsageError(msg)
 
 
-def _number(path: Path, row: Mapping[Any, str], column: str) -> float:
-    text = row[column].strip()
-    try:
-        value = float(text) if text else float("nan")
-    except ValueError:
+def _numbers(path: Path, table: pd.DataFrame, names: list[str]) -> pd.DataFrame:
+    texts = table[names].map(str.strip)
+    numbers = texts.apply(pd.to_numeric, errors="coerce").astype(float)
+    wrong = np.argwhere(numbers.isna() & ~texts.isin(["", "nan", "NaN"]))
+    if len(wrong):
+        row, column = wrong[0].tolist()
         msg = (
-            f"{path}, case {row['case_id']}: found {text!r} in column {column}; expected a number, "
-            "or nothing where it is unknown. Correct the cell or remove the column."
+            f"{path}, case {table['case_id'].iloc[row]}: found {texts.iat[row, column]!r} in column "
+            f"{names[column]}; expected a number, or nothing where it is unknown. Correct the cell or "
+            "remove the column."
         )
-        raise UsageError(msg) from None
-    # an infinite value is treated as unknown
-    return value if np.isfinite(value) else float("nan")
-
-
-def _text(value: float) -> str:
-    return "" if isnan(value) else f"{value:.7g}"
+        raise UsageError(msg)
+    return numbers.where(np.isfinite(numbers))

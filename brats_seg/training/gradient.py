@@ -200,8 +200,8 @@ class BatchGradient:
 
         def work() -> float:
             total = torch.zeros((), device=self.device.torch_device)
-            for place, micro_batch in enumerate(micro_batches):
-                loss = self._summed_loss(self._on_device(place, micro_batch), measure, rows)
+            for index, micro_batch in enumerate(micro_batches):
+                loss = self._summed_loss(self._on_device(index, micro_batch), measure, rows)
                 self.scale(loss).backward()
                 total = total + loss.detach()
             return float(total)
@@ -211,14 +211,14 @@ class BatchGradient:
         self.leaves.divide_gradients(n_patches)
         return float(self.ranks.sum(total)) / n_patches, rows
 
-    def _summed_loss(self, here: MicroBatch, measure: Measure, rows: list[Tensor]) -> Tensor:
+    def _summed_loss(self, batch: MicroBatch, measure: Measure, rows: list[Tensor]) -> Tensor:
         """Return the sum of the patches' losses, holding nothing else of the forward pass."""
         with self.device.autocast():
-            output = self.network(here.image)
-            losses = self.criterion(output, here.target)
-        _check_per_patch(losses, len(here.image))
+            output = self.network(batch.image)
+            losses = self.criterion(output, batch.target)
+        _check_per_patch(losses, len(batch.image))
         self.leaves.check(losses)
-        rows.append(_measured(measure, output, here.target))
+        rows.append(_measure_output(measure, output, batch.target))
         return losses.sum()
 
     def _two_passes(
@@ -231,11 +231,11 @@ class BatchGradient:
 
         def first_pass() -> list[Carried]:
             carried = []
-            for place, micro_batch in enumerate(held):
-                here = self._on_device(place, micro_batch)
+            for index, micro_batch in enumerate(held):
+                batch = self._on_device(index, micro_batch)
                 states.append(RandomState.capture(self.device.torch_device))
-                with torch.set_grad_enabled(place == len(held) - 1):
-                    carried.append(self._carried(reduction, here, measure, rows))
+                with torch.set_grad_enabled(index == len(held) - 1):
+                    carried.append(self._carried(reduction, batch, measure, rows))
             return carried
 
         carried = self._together(first_pass)
@@ -269,22 +269,22 @@ class BatchGradient:
         if carried:
             # the graph of the last micro-batch is still there
             _backward(carried.pop(), gradients[-1])
-        for place, first in enumerate(carried):
-            here = held[place].to(self.device.torch_device)
-            states[place].restore()
-            second = self._carried(reduction, here, measure_nothing, [])
+        for index, first in enumerate(carried):
+            batch = held[index].to(self.device.torch_device)
+            states[index].restore()
+            second = self._carried(reduction, batch, measure_nothing, [])
             check_replay(first.tensors, second.tensors)
-            _backward(second, gradients[place])
+            _backward(second, gradients[index])
 
     def _carried(
-        self, reduction: "LossReduction", here: MicroBatch, measure: Measure, rows: list[Tensor]
+        self, reduction: "LossReduction", batch: MicroBatch, measure: Measure, rows: list[Tensor]
     ) -> Carried:
         with self.device.autocast():
-            output = self.network(here.image)
-            rows.append(_measured(measure, output, here.target))
-            return reduction.carry(output, here.target)
+            output = self.network(batch.image)
+            rows.append(_measure_output(measure, output, batch.target))
+            return reduction.carry(output, batch.target)
 
-    def _on_device(self, place: int, micro_batch: MicroBatch) -> MicroBatch:
+    def _on_device(self, index: int, micro_batch: MicroBatch) -> MicroBatch:
         """Return a micro-batch on the device; from the second one on, the batch is cut.
 
         Raises:
@@ -293,14 +293,14 @@ class BatchGradient:
         n_patches, n_targets = len(micro_batch.image), len(micro_batch.target)
         if n_patches == 0 or n_patches != n_targets:
             msg = (
-                f"micro-batch {place + 1} of the batch holds {n_patches} patches and {n_targets} "
+                f"micro-batch {index + 1} of the batch holds {n_patches} patches and {n_targets} "
                 "targets; expected one patch at least, and a target for each"
             )
             raise ConfigError(msg)
-        here = micro_batch.to(self.device.torch_device)
-        if place == 1 or self.ranks.n_ranks > 1:
-            self.independence.check(here.image, self.device)
-        return here
+        batch = micro_batch.to(self.device.torch_device)
+        if index == 1 or self.ranks.n_ranks > 1:
+            self.independence.check(batch.image, self.device)
+        return batch
 
     def _n_patches(self, rows: Sequence[Tensor]) -> int:
         """Return the number of patches of all ranks."""
@@ -425,7 +425,7 @@ class _OutputsReduction:
         kinds = [kind for kinds_of_rank in self.ranks.gather(kinds) for kind in kinds_of_rank]
         _check_one_size([shapes for _, shapes in kinds])
         structure, shapes = kinds[0]
-        columns = [[c.tensors[place].detach() for c in carried] for place in range(len(shapes))]
+        columns = [[c.tensors[index].detach() for c in carried] for index in range(len(shapes))]
         gathered = [self.ranks.gather_rows(torch.cat(c) if c else None) for c in columns]
         *outputs, target = (rows for rows, _ in gathered)
         for tensor in outputs:
@@ -499,7 +499,7 @@ def _backward(carried: Carried, gradients: Sequence[Tensor | None]) -> None:
         )
 
 
-def _measured(measure: Measure, output: Output, target: Tensor) -> Tensor:
+def _measure_output(measure: Measure, output: Output, target: Tensor) -> Tensor:
     with torch.no_grad():
         return measure(output, target)
 

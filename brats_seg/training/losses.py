@@ -176,7 +176,7 @@ class LogitsLoss(nn.Module):
             return torch.tensordot(_level_weights(losses), losses, dims=1)
 
     def _level_loss(self, logits: Tensor, target: Tensor) -> Tensor:
-        logits = in_float(logits)
+        logits = at_least_float32(logits)
         return check_scalar(self.loss(logits, _on_grid_of(logits, target)), self.loss)
 
 
@@ -242,7 +242,7 @@ class ReconstructionLoss(nn.Module):
 
     def forward(self, output: Output, target: Tensor) -> Tensor:
         """Return the loss of each patch."""
-        reconstruction = in_float(as_output(output).logits[0])
+        reconstruction = at_least_float32(as_output(output).logits[0])
         target = target.to(reconstruction.dtype)
         brain = brain_of(target).to(reconstruction.dtype)
         weights = BACKGROUND_WEIGHT + (1 - BACKGROUND_WEIGHT) * brain
@@ -260,7 +260,7 @@ def _name_of(criterion: object) -> str:
     return getattr(criterion, "__name__", type(criterion).__name__)
 
 
-def in_float(tensor: Tensor) -> Tensor:
+def at_least_float32(tensor: Tensor) -> Tensor:
     """Return a tensor in float32 if it is in half precision, which cannot sum millions of voxels."""
     return tensor.float() if tensor.dtype.itemsize < 4 else tensor
 
@@ -271,7 +271,7 @@ def _terms(logits: Tensor, target: Tensor) -> Tensor:
     They are the probability inside the target, probability and target together, and the mean
     cross-entropy.
     """
-    logits = in_float(logits)
+    logits = at_least_float32(logits)
     target = _on_grid_of(logits, target)
     probabilities = torch.sigmoid(logits)
     bce = functional.binary_cross_entropy_with_logits(logits, target, reduction="none")

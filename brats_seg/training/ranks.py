@@ -36,7 +36,7 @@ class Ranks:
 
     def share(self, items: Sequence[Item]) -> Sequence[Item]:
         """Return this rank's part of the items; the parts of all ranks in their order are `items`."""
-        start, stop = (len(items) * place // self.n_ranks for place in (self.rank, self.rank + 1))
+        start, stop = (len(items) * rank // self.n_ranks for rank in (self.rank, self.rank + 1))
         return items[start:stop]
 
     def sum(self, tensor: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ from brats_seg.runtime.weights import (
     read_checkpoint,
     run_locked,
 )
+from brats_seg.training.gradient import stateful_modules
 from brats_seg.training.run_plan import RunPlan
 from brats_seg.training.start_weights import check_start, start_from
 from brats_seg.training.state import RunState, environment_of
@@ -178,10 +179,7 @@ class RunFolder:
             self._check(entries["card"], plan)
         if ranks.is_first:
             self._write_facts(plan)
-        modules = (
-            [state.network] if state.loss_module is None else [state.network, state.loss_module]
-        )
-        ranks.broadcast(*modules)
+        ranks.broadcast(*stateful_modules(state.network, plan.task.criterion))
         if entries is None:
             if ranks.is_first:
                 notes = _measured_notes(plan.data)

@@ -102,12 +102,6 @@ class RunState:
         """Network that is validated and saved as the best: the average of the weights, if kept."""
         return self.network if self.ema is None else self.ema.module
 
-    @property
-    def loss_module(self) -> nn.Module | None:
-        """The loss, if it is a module, which may have parameters and buffers."""
-        criterion = self.accumulator.criterion
-        return criterion if isinstance(criterion, nn.Module) else None
-
     def step(self, batch: Batch, measure: Measure) -> StepResult:
         """Make one optimizer step, see `training.memory.make_step`."""
         return make_step(self.accumulator, self.fallback, batch, measure)
@@ -204,15 +198,19 @@ class RunState:
 
     def _parts(self) -> dict[str, Any]:
         """Return everything that saves and loads its own state, by the name of its entry."""
-        parts = {
+        accumulator = self.accumulator
+        parts: dict[str, Any] = {
             "model": self.network,
-            "criterion": self.loss_module,
-            "optimizer": self.accumulator.optimizer,
+            "optimizer": accumulator.optimizer,
             "schedule": self.schedule,
-            "scaler": self.accumulator.scaler if self.accumulator.scaler.is_enabled() else None,
-            "ema": None if self.ema is None else self.ema.module,
         }
-        return {name: part for name, part in parts.items() if part is not None}
+        if isinstance(accumulator.criterion, nn.Module):
+            parts["criterion"] = accumulator.criterion
+        if accumulator.scaler.is_enabled():
+            parts["scaler"] = accumulator.scaler
+        if self.ema is not None:
+            parts["ema"] = self.ema.module
+        return parts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,9 +23,9 @@ from brats_seg.training.losses import (
     Measure,
     Output,
     ReconstructionLoss,
+    at_least_float32,
     brain_of,
     build_criterion,
-    in_float,
     own_criterion,
 )
 
@@ -137,7 +137,7 @@ def overlap_columns(sums: RunningSums) -> dict[str, float]:
 
 def add_squares(output: Output, target: Tensor) -> Tensor:
     """Return the error per patch: `(N, 2, C)`, sum of squares in the brain, voxels of the brain."""
-    difference = in_float(as_output(output).logits[0]) - target
+    difference = at_least_float32(as_output(output).logits[0]) - target
     brain = brain_of(target)
     voxels = (2, 3, 4)
     squares = (difference.square() * brain).sum(voxels)

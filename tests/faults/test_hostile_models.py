@@ -216,13 +216,13 @@ CHECKPOINTS: Mapping[str, Break] = {
     "with a network to import": _saved(card__config__model__name="antigravity.x"),
     "with a spacing of NaN": _saved(card__identity__spacing_mm=(float("nan"),) * 3),
     "with NaN as weights": lambda path: _nan_weights(path),
-    "with a position that is a text": _saved(position="x"),
+    "with a position that is a text": _saved(progress__epoch="x"),
     "with a position beyond the end": _saved(
-        position={"epoch": -3, "n_batches": 10**9, "n_steps": 0}
+        progress={"epoch": -3, "n_batches": 10**9, "n_steps": 0}
     ),
     "with an optimizer that is a list": _saved(optimizer=[1]),
-    "with sums that are a text": _saved(sums="x"),
-    "with a history of texts": _saved(history=("x",)),
+    "with sums that are a text": _saved(progress__sums="x"),
+    "with a history of texts": _saved(progress__history=("x",)),
 }
 
 
