@@ -42,7 +42,7 @@ def only_case_in(root: Path, label_files: str | None = None) -> Case:
     return case
 
 
-def words(stem: str, names: tuple[str, ...] = ("t1", "t1ce", "t2", "flair")) -> list[str]:
+def named_scans(stem: str, names: tuple[str, ...] = ("t1", "t1ce", "t2", "flair")) -> list[str]:
     return scans(f"{stem}_", names)
 
 
@@ -668,8 +668,8 @@ def upenn(root: Path) -> Path:
     words = ("T1", "T1GD", "T2", "FLAIR")
     return touch(
         root,
-        *words(f"images_structural/{UPENN}/{UPENN}", words),
-        *words(f"images_structural_unstripped/{UPENN}/{UPENN}_unstripped", ("DTI",)),
+        *named_scans(f"images_structural/{UPENN}/{UPENN}", words),
+        *named_scans(f"images_structural_unstripped/{UPENN}/{UPENN}_unstripped", ("DTI",)),
         f"automated_segm/{UPENN}_automated_approx_segm.nii.gz",
     )
 
@@ -685,15 +685,19 @@ def test_ucsf_has_many_files_beside_the_scans(tmp_path: Path) -> None:
     stem = "UCSF-PDGM-0004_nifti/UCSF-PDGM-0004"
     touch(
         tmp_path,
-        *words(stem, ("T1", "T1c", "T2", "FLAIR", "T1_bias", "T1c_bias", "T2_bias", "FLAIR_bias")),
-        *words(stem, ("ADC", "SWI_bias", "brain_segmentation", "brain_parenchyma_segmentation")),
-        *words(stem, ("tumor_segmentation",)),
+        *named_scans(
+            stem, ("T1", "T1c", "T2", "FLAIR", "T1_bias", "T1c_bias", "T2_bias", "FLAIR_bias")
+        ),
+        *named_scans(
+            stem, ("ADC", "SWI_bias", "brain_segmentation", "brain_parenchyma_segmentation")
+        ),
+        *named_scans(stem, ("tumor_segmentation",)),
     )
 
     case = only_case_in(tmp_path)
 
     assert (case.case_id, case.release) == ("UCSF-PDGM-0004", "ucsf-pdgm")
-    assert [str(scan) for scan in case.images] == words(stem, ("T1", "T1c", "T2", "FLAIR"))
+    assert [str(scan) for scan in case.images] == named_scans(stem, ("T1", "T1c", "T2", "FLAIR"))
     assert str(case.label) == f"{stem}_tumor_segmentation.nii.gz"
     assert case.usable
 
@@ -712,8 +716,10 @@ def test_bids_has_label_maps_in_derivatives(tmp_path: Path, name: str) -> None:
     words = ("acq-ax_T1w", "acq-ax_ce-gadolinium_T1w", "T2w", "acq-space_FLAIR")
     touch(
         tmp_path,
-        *words("sub-01/ses-1/anat/sub-01_ses-1", words),
-        *words("derivatives/manual/sub-01/anat/sub-01", ("desc-brain_mask", "label-GM_probseg")),
+        *named_scans("sub-01/ses-1/anat/sub-01_ses-1", words),
+        *named_scans(
+            "derivatives/manual/sub-01/anat/sub-01", ("desc-brain_mask", "label-GM_probseg")
+        ),
         name,
     )
 
@@ -728,7 +734,7 @@ def test_bids_has_label_maps_in_derivatives(tmp_path: Path, name: str) -> None:
 
 def test_a_label_map_without_session_of_a_patient_with_two_is_nobodys(tmp_path: Path) -> None:
     for session in ("1", "2"):
-        touch(tmp_path, *words(f"sub-01/ses-{session}/anat/sub-01_ses-{session}", BIDS))
+        touch(tmp_path, *named_scans(f"sub-01/ses-{session}/anat/sub-01_ses-{session}", BIDS))
     touch(tmp_path, "derivatives/manual/sub-01/anat/sub-01_dseg.nii.gz")
 
     assert [case.label for case in find_cases(tmp_path).cases] == [None, None]
@@ -738,7 +744,7 @@ def test_the_label_map_is_in_the_space_of_the_scans(tmp_path: Path) -> None:
     folder = "derivatives/pre/sub-01/anat/sub-01_space-SRI24"
     words = ("desc-preproc_T1w", "ce-gd_T1w", "T2w", "FLAIR")
     other = "derivatives/pre/sub-01/anat/sub-01_space-T1w_desc-tumor_dseg.nii.gz"
-    touch(tmp_path, *words(folder, (*words, "desc-tumor_dseg")), other)
+    touch(tmp_path, *named_scans(folder, (*words, "desc-tumor_dseg")), other)
 
     case = only_case_in(tmp_path)
 
@@ -758,7 +764,7 @@ def test_the_label_map_is_in_the_space_of_the_scans(tmp_path: Path) -> None:
     ],
 )
 def test_folders_and_files_called_after_label_maps_are_searched(tmp_path: Path, name: str) -> None:
-    touch(tmp_path, *words("smith/smith"), *words("jones/jones"), name)
+    touch(tmp_path, *named_scans("smith/smith"), *named_scans("jones/jones"), name)
 
     jones, smith = find_cases(tmp_path).cases
 
@@ -769,13 +775,13 @@ def test_folders_and_files_called_after_label_maps_are_searched(tmp_path: Path, 
 
 def test_a_mask_is_taken_only_without_a_segmentation(tmp_path: Path) -> None:
     """Beside a segmentation it is mostly that of the brain."""
-    touch(tmp_path, *words("smith/smith", ("t1", "t1ce", "t2", "flair", "seg", "mask")))
+    touch(tmp_path, *named_scans("smith/smith", ("t1", "t1ce", "t2", "flair", "seg", "mask")))
 
     assert str(only_case_in(tmp_path).label) == "smith/smith_seg.nii.gz"
 
 
 def test_two_label_maps_that_fit_equally_well_are_a_problem(tmp_path: Path) -> None:
-    touch(tmp_path, *words("a/smith/smith"), "masks/smith.nii.gz", "labels/smith.nii.gz")
+    touch(tmp_path, *named_scans("a/smith/smith"), "masks/smith.nii.gz", "labels/smith.nii.gz")
 
     [problem] = only_case_in(tmp_path).problems
 
@@ -796,7 +802,13 @@ def test_two_label_maps_that_fit_equally_well_are_a_problem(tmp_path: Path) -> N
     ],
 )
 def test_a_pattern_names_other_label_maps(tmp_path: Path, name: str, pattern: str) -> None:
-    touch(tmp_path, *words("smith/smith"), *words("jones/jones"), name, "labels/smith.nii.gz")
+    touch(
+        tmp_path,
+        *named_scans("smith/smith"),
+        *named_scans("jones/jones"),
+        name,
+        "labels/smith.nii.gz",
+    )
 
     found = {case.case_id: case.label for case in find_cases(tmp_path, label_files=pattern).cases}
 
@@ -805,7 +817,7 @@ def test_a_pattern_names_other_label_maps(tmp_path: Path, name: str, pattern: st
 
 
 def test_a_pattern_without_a_label_map_says_what_there_is(tmp_path: Path) -> None:
-    touch(tmp_path, *words("smith/smith"), "smith/smith_final.nii.gz")
+    touch(tmp_path, *named_scans("smith/smith"), "smith/smith_final.nii.gz")
 
     with pytest.raises(
         LayoutError,
@@ -870,10 +882,10 @@ def test_cases_directly_below_the_data_folder_keep_their_names(tmp_path: Path) -
 def test_complete_derivatives_are_taken_instead_of_raw_scans(tmp_path: Path) -> None:
     touch(
         tmp_path,
-        *words("sub-01/anat/sub-01", (*BIDS, "run-2_T1w")),
-        *words("derivatives/pre/sub-01/anat/sub-01_space-SRI24", BIDS),
-        *words("sub-02/anat/sub-02", BIDS),
-        *words("derivatives/pre/sub-02/anat/sub-02_space-SRI24", BIDS[:1]),
+        *named_scans("sub-01/anat/sub-01", (*BIDS, "run-2_T1w")),
+        *named_scans("derivatives/pre/sub-01/anat/sub-01_space-SRI24", BIDS),
+        *named_scans("sub-02/anat/sub-02", BIDS),
+        *named_scans("derivatives/pre/sub-02/anat/sub-02_space-SRI24", BIDS[:1]),
     )
 
     found = find_cases(tmp_path)
@@ -888,7 +900,7 @@ def test_complete_derivatives_are_taken_instead_of_raw_scans(tmp_path: Path) -> 
 
 
 def test_two_runs_of_a_modality_are_a_problem(tmp_path: Path) -> None:
-    touch(tmp_path, *words("sub-01/anat/sub-01", (*BIDS[1:], "run-1_T1w", "run-2_T1w")))
+    touch(tmp_path, *named_scans("sub-01/anat/sub-01", (*BIDS[1:], "run-1_T1w", "run-2_T1w")))
 
     [case] = find_cases(tmp_path).cases
 
@@ -897,11 +909,11 @@ def test_two_runs_of_a_modality_are_a_problem(tmp_path: Path) -> None:
 
 def test_the_variant_that_has_all_modalities_is_taken(tmp_path: Path) -> None:
     words = ("t1", "t2", *(f"{word}_bet" for word in ("t1", "t1ce", "t2", "flair")))
-    touch(tmp_path, *words("smith/smith", words))
+    touch(tmp_path, *named_scans("smith/smith", words))
 
     [case] = find_cases(tmp_path).cases
 
-    assert [str(scan) for scan in case.images] == words("smith/smith", words[2:])
+    assert [str(scan) for scan in case.images] == named_scans("smith/smith", words[2:])
 
 
 def _noted(root: Path, folders: list[Folder]) -> tuple[str, ...]:
