@@ -12,7 +12,6 @@ slower.
     python benchmarks/accumulation_cost.py --patch 32 --widths 16 32 64 --micro-batches 4
 """
 
-import argparse
 import platform
 import statistics
 from collections.abc import Callable
@@ -23,8 +22,8 @@ from functools import partial
 import torch
 from comparison import (
     Comparison,
-    add_json_option,
     append_json,
+    options_of,
     ratios_of,
     seconds_in_turn,
     table_of,
@@ -68,7 +67,9 @@ class Pair:
 
 def main() -> None:
     """Print one line per pair."""
-    arguments = _arguments()
+    arguments = options_of(
+        __doc__, patch=32, widths=[16, 32, 64], micro_batches=4, micro_batch=2, threads=1, rounds=7
+    )
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
     patch = (arguments.patch,) * 3
@@ -85,18 +86,6 @@ def main() -> None:
     found = [_compared(pair, arguments.rounds) for pair in _pairs(network, micro_batches)]
     print(table_of(found))
     append_json(found, arguments.json)
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--patch", type=int, default=32, help="voxels along each axis")
-    parser.add_argument("--widths", type=int, nargs="+", default=[16, 32, 64])
-    parser.add_argument("--micro-batches", type=int, default=4, help="micro-batches in a batch")
-    parser.add_argument("--micro-batch", type=int, default=2)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=7)
-    add_json_option(parser)
-    return parser.parse_args()
 
 
 def _pairs(network: nn.Module, micro_batches: list[MicroBatch]) -> list[Pair]:

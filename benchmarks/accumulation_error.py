@@ -15,7 +15,6 @@ The other frameworks need an environment of their own, because they may change t
 Frameworks that are missing are listed as not installed.
 """
 
-import argparse
 import logging
 import warnings
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from comparison import options_of
 from machine import version_of
 from monai.networks.nets import UNet
 from torch import Tensor, nn
@@ -81,7 +81,7 @@ Way = Callable[[Epoch], None]
 
 def main() -> None:
     """Print a table for each precision."""
-    arguments = _arguments()
+    arguments = options_of(__doc__, size=24, warm_steps=150)
     torch.set_num_threads(1)
     # the other frameworks log a lot
     warnings.simplefilter("ignore")
@@ -196,13 +196,6 @@ WAYS: dict[str, Way] = {
     "Accelerate": accelerate,
     "MONAI SupervisedTrainer": monai,
 }
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--size", type=int, default=24, help="voxels along each axis")
-    parser.add_argument("--warm-steps", type=int, default=150)
-    return parser.parse_args()
 
 
 def _warm(patches: MicroBatch, n_steps: int) -> nn.Module:

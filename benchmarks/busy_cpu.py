@@ -16,7 +16,6 @@ the CPU time. The time until a process is ready (imports, network, prepared case
 Without the right to make a control group, the quota is replaced by one CPU for both threads.
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -30,7 +29,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from comparison import Comparison, add_json_option, append_json, ratios_of, table_of
+from comparison import Comparison, append_json, options_of, ratios_of, table_of
 
 from brats_seg import Trainer, load_config, open_fold, write_phantom_cases
 from brats_seg.cpu_threads import NUMBERS, WAITING
@@ -99,7 +98,7 @@ class Child:
 
 def main() -> None:
     """Print a line for each situation and setting, and the ratios that matter."""
-    arguments = _arguments()
+    arguments = options_of(__doc__, rounds=3, epochs=2, child=Path)
     if arguments.child is not None:
         _serve(arguments.child)
         return
@@ -269,15 +268,6 @@ def _serve(folder: Path) -> None:
                 "cpu": time.process_time() - cpu_s,
             }
         print(json.dumps(times), flush=True)
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=2)
-    add_json_option(parser)
-    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

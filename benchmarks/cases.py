@@ -29,7 +29,6 @@ import numpy as np
 import torch
 from comparison import (
     Comparison,
-    add_json_option,
     append_json,
     ratios_of,
     seconds_in_turn,
@@ -90,7 +89,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("data", nargs="?", default=os.environ.get("BRATS_REAL_DATA"))
     parser.add_argument("--cases", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
-    add_json_option(parser)
+    parser.add_argument("--json", type=Path, help="file to append the comparisons to")
     return parser.parse_args()
 
 

@@ -6,11 +6,15 @@ their speed drifts. A ratio is the cost of the other program divided by ours: ab
 
 import argparse
 import json
+import os
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import process_time
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,9 +100,38 @@ def _number(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.2f}"
 
 
-def add_json_option(parser: argparse.ArgumentParser) -> None:
-    """Let a benchmark append its comparisons to a file, one JSON object a line."""
-    parser.add_argument("--json", type=Path, help="file to append the comparisons to")
+def options_of(description: str, **defaults: Any) -> argparse.Namespace:
+    """Parse `--json`, the file to append the comparisons to, and options with those defaults.
+
+    A type in place of a default makes an option that may be missing; False a flag; a list or a tuple
+    an option of several values, of a tuple as many as it has.
+    """
+    parser = argparse.ArgumentParser(description=description.partition("\n")[0])
+    for name, default in {**defaults, "json": Path}.items():
+        flag, many = f"--{name.replace('_', '-')}", isinstance(default, (list, tuple))
+        if default is False:
+            parser.add_argument(flag, action="store_true")
+        elif isinstance(default, type):
+            parser.add_argument(flag, type=default)
+        else:
+            n = (len(default) if isinstance(default, tuple) else "+") if many else None
+            kind = type(default[0] if many else default)
+            parser.add_argument(
+                flag, type=kind, nargs=n, default=default, help="default: %(default)s"
+            )
+    return parser.parse_args()
+
+
+def in_a_process(arguments: Sequence[str], **variables: str) -> Any:
+    """Return the JSON that this program prints, run again in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        env={**os.environ, **variables},
+    )
+    return json.loads(done.stdout)
 
 
 def append_json(comparisons: Iterable[Comparison], path: Path | None) -> None:

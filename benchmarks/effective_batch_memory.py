@@ -10,13 +10,11 @@ of the process during the step (Linux).
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import torch
-from comparison import Comparison, add_json_option, append_json, table_of
+from comparison import Comparison, append_json, in_a_process, options_of, table_of
 
 from brats_seg.config import LossConfig, ModelConfig
 from brats_seg.data.loader import Sample
@@ -34,7 +32,9 @@ EFFECTIVE_BATCHES = (2, 32)
 
 def main() -> None:
     """Print one line per loss, or in a process of its own the memory of one step."""
-    arguments = _arguments()
+    arguments = options_of(
+        __doc__, patch=48, widths=[16, 32, 64], device="cpu", batch_dice=False, effective_batch=int
+    )
     if arguments.effective_batch is not None:
         print(json.dumps(_measure(arguments)))
         return
@@ -45,7 +45,13 @@ def main() -> None:
     print(f"{'':12}{''.join(f'{n:>16}' for n in EFFECTIVE_BATCHES)}")
     comparisons = []
     for loss, flag in (("patch Dice", []), ("batch Dice", ["--batch-dice"])):
-        found = [_in_a_process(["--effective-batch", str(n), *flag]) for n in EFFECTIVE_BATCHES]
+        # freed memory is returned to the system at once, so that the peak is what was in use
+        found = [
+            in_a_process(
+                [*sys.argv, "--effective-batch", str(n), *flag], MALLOC_MMAP_THRESHOLD_="65536"
+            )
+            for n in EFFECTIVE_BATCHES
+        ]
         peaks = [peak for peak, _ in found]
         cells = (f"{peak:8.0f} {peak / peaks[0]:6.3f}x" for peak in peaks)
         print(f"{loss:12}{''.join(cells)}")
@@ -64,26 +70,6 @@ def _comparison(loss: str, *, at_largest_mb: float, at_two_mb: float) -> Compari
         ratios=(at_two_mb / at_largest_mb,),
         least=1 / 1.02,
     )
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--patch", type=int, default=48, help="voxels along each axis")
-    parser.add_argument("--widths", type=int, nargs="+", default=[16, 32, 64])
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--batch-dice", action="store_true")
-    parser.add_argument("--effective-batch", type=int, help="measure this one alone")
-    add_json_option(parser)
-    return parser.parse_args()
-
-
-def _in_a_process(flags: list[str]) -> tuple[float, float]:
-    command = [sys.executable, *sys.argv, *flags]
-    # freed memory is returned to the system at once, so that the peak is what was in use
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
-    peak_mb, held_mb = json.loads(done.stdout)
-    return peak_mb, held_mb
 
 
 def _measure(arguments: argparse.Namespace) -> tuple[float, float]:

@@ -8,7 +8,6 @@ transform to that with ours. All run in one process and one thread, with files i
 It generates a phantom case of full size.
 """
 
-import argparse
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from time import process_time
 import monai_patches as peer
 import numpy as np
 import torch
+from comparison import options_of
 
 from brats_seg.cases.index import index_cases
 from brats_seg.cases.phantom import write_phantom_cases
@@ -34,10 +34,7 @@ from brats_seg.voxels.box import Box
 
 def main() -> None:
     """Print a line for each transform."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--size", type=int, default=128, help="voxels along each axis of a patch")
-    parser.add_argument("--patches", type=int, default=24, help="patches for each figure")
-    arguments = parser.parse_args()
+    arguments = options_of(__doc__, size=128, patches=24)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

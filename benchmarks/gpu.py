@@ -30,7 +30,6 @@ from pathlib import Path
 import torch
 from comparison import (
     Comparison,
-    add_json_option,
     append_json,
     ratios_of,
     seconds_in_turn,
@@ -78,7 +77,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("parts", nargs="*", metavar="PART", help="see above; all by default")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="test the program")
-    add_json_option(parser)
+    parser.add_argument("--json", type=Path, help="file to append the comparisons to")
     arguments = parser.parse_args()
     if unknown := sorted(set(arguments.parts) - set(PARTS)):
         parser.error(f"there is no part {', '.join(unknown)}; expected some of {', '.join(PARTS)}")

@@ -25,7 +25,7 @@ import monai_patches
 import nnunet_patches
 import numpy as np
 import torch
-from comparison import Comparison, add_json_option, append_json, ratios_of, seconds_in_turn
+from comparison import Comparison, append_json, options_of, ratios_of, seconds_in_turn
 from machine import matrix_product_rate, version_of
 from monai.data import CacheDataset, PersistentDataset
 from monai.data import Dataset as PlainDataset
@@ -80,7 +80,7 @@ class Bench:
 
 def main() -> None:
     """Print a table for each kind of patch, and append the comparisons."""
-    arguments = _arguments()
+    arguments = options_of(__doc__, size=128, cases=2, patches=16, rounds=5)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         bench = _prepared(Path(name), arguments)
@@ -94,16 +94,6 @@ def main() -> None:
         ):
             comparisons = _compared(task, arguments.size, ways, arguments.rounds, clock)
             append_json(comparisons, arguments.json)
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--size", type=int, default=128, help="voxels along each axis of a patch")
-    parser.add_argument("--cases", type=int, default=2)
-    parser.add_argument("--patches", type=int, default=16, help="patches of ours in a round")
-    parser.add_argument("--rounds", type=int, default=5)
-    add_json_option(parser)
-    return parser.parse_args()
 
 
 def _prepared(folder: Path, arguments: argparse.Namespace) -> Bench:

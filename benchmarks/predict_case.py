@@ -25,7 +25,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from comparison import Comparison, add_json_option, append_json, ratios_of, table_of
+from comparison import Comparison, append_json, ratios_of, table_of
 from machine import version_of
 from monai.inferers.utils import sliding_window_inference
 from torch import Tensor
@@ -98,7 +98,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--prepared", type=Path, help="their prepared cases")
     parser.add_argument("--patch", type=int, default=96, help="patch of the random network")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of the random network")
-    add_json_option(parser)
+    parser.add_argument("--json", type=Path, help="file to append the comparisons to")
     return parser.parse_args()
 
 

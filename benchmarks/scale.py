@@ -8,10 +8,8 @@ exception: new scans are compared with all others.
     python benchmarks/scale.py --sizes 10 100 1000 10000
 """
 
-import argparse
 import json
 import resource
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -19,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from time import process_time
 
-from comparison import Comparison, add_json_option, append_json
+from comparison import Comparison, append_json, in_a_process, options_of
 
 from brats_seg.cases.index import read_index
 from brats_seg.cases.phantom import write_phantom_cases
@@ -39,11 +37,7 @@ LEAST_GROWTH = 0.67
 
 def main() -> None:
     """Print the time of a case by stage and size, and how much it grows."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[10, 100, 1000])
-    parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
-    add_json_option(parser)
-    arguments = parser.parse_args()
+    arguments = options_of(__doc__, sizes=[10, 100, 1000], one=Path)
     if arguments.one is not None:
         json.dump(_measured(arguments.one, arguments.sizes[0]), sys.stdout)
         return
@@ -58,9 +52,8 @@ def main() -> None:
 
 def _in_a_process(size: int) -> dict[str, tuple[float, float]]:
     with tempfile.TemporaryDirectory() as folder:
-        line = [sys.executable, __file__, "--one", folder, "--sizes", str(size)]
-        done = subprocess.run(line, capture_output=True, check=True, text=True)
-        return {stage: tuple(cost) for stage, cost in json.loads(done.stdout).items()}
+        found = in_a_process([__file__, "--one", folder, "--sizes", str(size)])
+        return {stage: tuple(cost) for stage, cost in found.items()}
 
 
 def _measured(folder: Path, size: int) -> dict[str, tuple[float, float]]:

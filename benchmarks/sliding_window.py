@@ -7,7 +7,6 @@ only), with a network that takes almost no memory itself.
     python benchmarks/sliding_window.py --shape 141 175 137 --window 96
 """
 
-import argparse
 import statistics
 from collections.abc import Callable
 from functools import partial
@@ -16,8 +15,8 @@ from pathlib import Path
 import torch
 from comparison import (
     Comparison,
-    add_json_option,
     append_json,
+    options_of,
     ratios_of,
     seconds_in_turn,
     table_of,
@@ -36,7 +35,7 @@ OVERLAP = 0.5
 
 def main() -> None:
     """Print the comparison, and the peak memory of both."""
-    arguments = _arguments()
+    arguments = options_of(__doc__, shape=(141, 175, 137), window=96, rounds=5)
     window = (arguments.window,) * 3
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -59,15 +58,6 @@ def main() -> None:
     )
     print(table_of([found]))
     append_json([found], arguments.json)
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--shape", type=int, nargs=3, default=(141, 175, 137))
-    parser.add_argument("--window", type=int, default=96, help="voxels along each axis")
-    parser.add_argument("--rounds", type=int, default=5)
-    add_json_option(parser)
-    return parser.parse_args()
 
 
 def _peak_mb(name: str, image: Tensor, window: tuple[int, int, int]) -> float:

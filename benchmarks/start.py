@@ -8,7 +8,6 @@ compared where it is installed.
     python benchmarks/start.py --data scans
 """
 
-import argparse
 import os
 import resource
 import statistics
@@ -20,7 +19,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from comparison import Comparison, add_json_option, append_json, ratios_of
+from comparison import Comparison, append_json, options_of, ratios_of
 from machine import version_of
 
 from brats_seg.cases.phantom import write_phantom_cases
@@ -65,11 +64,7 @@ run_training_entry()
 
 def main() -> None:
     """Print a line for each way, and compare them."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, help="real scans; phantoms of full size without it")
-    parser.add_argument("--rounds", type=int, default=5)
-    add_json_option(parser)
-    arguments = parser.parse_args()
+    arguments = options_of(__doc__, data=Path, rounds=5)
     with tempfile.TemporaryDirectory() as folder:
         data = arguments.data or _real_data() or _phantoms(Path(folder))
         ways = _ways(data, Path(folder))

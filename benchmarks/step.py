@@ -9,7 +9,6 @@ share of those of a big matrix product.
     python benchmarks/step.py --patch 64 --widths 16 32 64 128 160 --threads 1
 """
 
-import argparse
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from functools import partial
 from importlib.util import find_spec
 
 import torch
-from comparison import Comparison, add_json_option, append_json, ratios_of, seconds_in_turn
+from comparison import Comparison, append_json, options_of, ratios_of, seconds_in_turn
 from machine import matrix_product_rate, version_of
 from torch import nn
 from torch.nn import functional
@@ -47,7 +46,7 @@ class Contender:
 
 def main() -> None:
     """Print one line per contender, and append the comparisons with ours."""
-    arguments = _arguments()
+    arguments = options_of(__doc__, patch=64, widths=[16, 32, 64, 128, 160], threads=1, rounds=7)
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
     patch = (arguments.patch,) * 3
@@ -71,16 +70,6 @@ def main() -> None:
         _print_line(contender.name, seconds, own.name, shares)
     task = f"training step, patch {patch}, widths {arguments.widths}"
     append_json(_comparisons(task, contenders, own, seconds, shares), arguments.json)
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--patch", type=int, default=64, help="voxels along each axis")
-    parser.add_argument("--widths", type=int, nargs="+", default=[16, 32, 64, 128, 160])
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=7)
-    add_json_option(parser)
-    return parser.parse_args()
 
 
 def _contenders(widths: tuple[int, ...], patch: tuple[int, int, int]) -> list[Contender]:

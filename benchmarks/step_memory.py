@@ -10,15 +10,13 @@ backward. The CPU time is of a single step; step.py measures it over rounds.
 
 import argparse
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from time import process_time
 
 import torch
-from comparison import Comparison, add_json_option, append_json
+from comparison import Comparison, append_json, in_a_process, options_of
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import profile
@@ -70,7 +68,7 @@ class Measured:
 
 def main() -> None:
     """Print one line per setting, with ratios to the stock layers in float32 and in its precision."""
-    arguments = _arguments()
+    arguments = options_of(__doc__, patch=128, threads=1, setting=str)
     if arguments.setting:
         print(json.dumps(asdict(_measure(Setting(**json.loads(arguments.setting))))))
         return
@@ -81,19 +79,11 @@ def main() -> None:
     stock: dict[str, Measured] = {}
     found: dict[str, Measured] = {}
     for setting in _settings(arguments):
-        measured = found[setting.name] = _in_a_process(setting)
+        values = in_a_process([__file__, "--setting", json.dumps(asdict(setting))])
+        measured = found[setting.name] = Measured(**values)
         own = stock.setdefault(setting.precision, measured)
         print(_row(setting, measured, stock["fp32"], own), flush=True)
     append_json(_comparisons(arguments.patch, found), arguments.json)
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--patch", type=int, default=128, help="voxels along each axis")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--setting", help=argparse.SUPPRESS)
-    add_json_option(parser)
-    return parser.parse_args()
 
 
 def _comparisons(patch: int, found: dict[str, Measured]) -> list[Comparison]:
@@ -124,14 +114,6 @@ def _settings(arguments: argparse.Namespace) -> list[Setting]:
             ("unet", "all"),
         ]
     ]
-
-
-def _in_a_process(setting: Setting) -> Measured:
-    command = [sys.executable, __file__, "--setting", json.dumps(asdict(setting))]
-    result = subprocess.run(command, check=False, capture_output=True, text=True)
-    if result.returncode:  # shown only then, because the profiler always writes to stderr
-        sys.exit(result.stderr)
-    return Measured(**json.loads(result.stdout))
 
 
 def _row(setting: Setting, measured: Measured, first: Measured, own: Measured) -> str:

@@ -9,7 +9,6 @@ all cases of the folder with several threads. The check sums are compared in CPU
 Without a folder, two phantom cases of full size are prepared.
 """
 
-import argparse
 import hashlib
 import os
 import statistics
@@ -24,8 +23,8 @@ from time import perf_counter
 import deflate
 from comparison import (
     Comparison,
-    add_json_option,
     append_json,
+    options_of,
     ratios_of,
     seconds_in_turn,
     table_of,
@@ -49,11 +48,7 @@ CHECK_SUMS: dict[str, Callable[[bytes], object]] = {
 
 def main() -> None:
     """Print one line per way, and the comparison of the check sums."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--prepared", type=Path, help="folder of prepared cases")
-    parser.add_argument("--rounds", type=int, default=5)
-    add_json_option(parser)
-    arguments = parser.parse_args()
+    arguments = options_of(__doc__, prepared=Path, rounds=5)
     with _folder(arguments.prepared) as folder:
         content = _print_times(folder, arguments.rounds)
     found = _compared(content, arguments.rounds)

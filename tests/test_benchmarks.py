@@ -21,13 +21,10 @@ MODULES = {
 }
 """Files that are no benchmarks."""
 FAKE = """
-import argparse
-from comparison import Comparison, add_json_option, append_json
-parser = argparse.ArgumentParser()
-add_json_option(parser)
+from comparison import Comparison, append_json, options_of
 found = Comparison(task="read", ours="2 ms", peer="other 1.0", theirs="5 ms", ratios=(2.0, 2.5, 4.0),
                    least={least})
-append_json([found], parser.parse_args().json)
+append_json([found], options_of("").json)
 {end}
 """
 

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from brats_seg.cases.case import Case
+from brats_seg.cases.case import Case, CaseFacts
 from brats_seg.cases.clinical import ClinicalTable
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.scores import REGION_COLUMNS
@@ -70,25 +70,17 @@ def test_bars_say_the_mean_in_per_cent() -> None:
     assert words == ["25.0 %"] * 3 + ["14.8 %"] * 3
 
 
-def test_one_case_can_be_drawn() -> None:
-    FigureCanvasAgg(score_figure(make_scores(1))).draw()
-
-
-def test_a_column_that_is_not_there_is_named() -> None:
+@pytest.mark.parametrize("draw", [score_figure, bar_figure])
+def test_no_scores_and_an_unknown_column_are_errors(draw) -> None:
+    with pytest.raises(UsageError, match="no scores to draw"):
+        draw(score_table([]))
     with pytest.raises(UsageError, match="no column 'dyce'; there are dice, jaccard"):
         score_figure(make_scores(), column="dyce")
 
 
-@pytest.mark.parametrize("draw", [score_figure, bar_figure])
-def test_no_scores_are_an_error(draw) -> None:
-    with pytest.raises(UsageError, match="no scores to draw"):
-        draw(score_table([]))
-
-
 def make_case(number: int, age_years: float | None, tumour_ml: float | None) -> Case:
-    return cast(
-        "Case", SimpleNamespace(case_id=str(number), age_years=age_years, tumour_ml=tumour_ml)
-    )
+    facts = CaseFacts(age_years=age_years, tumour_ml=tumour_ml)
+    return Case(case_id=str(number), patient_id=str(number), release="unknown", facts=facts)
 
 
 def cohort_of(ages, days, alive, ml) -> Figure:
@@ -182,25 +174,11 @@ def test_each_case_is_a_point_and_the_censored_have_another_mark() -> None:
     assert axes.get_title() == "ridge"
 
 
-def test_both_axes_reach_as_far_as_any_case() -> None:
+def test_both_axes_reach_as_far_as_any_case_and_nobody_can_be_drawn() -> None:
     (axes,) = survival_figure([100, 2000], [150, 300], [False, False], title="").axes
 
     assert axes.get_xlim() == axes.get_ylim() == (0, 2100)
-
-
-def test_nobody_censored_and_nobody_at_all_can_be_drawn() -> None:
-    FigureCanvasAgg(survival_figure([100.0], [100.0], [False], title="")).draw()
     FigureCanvasAgg(survival_figure([], [], [], title="")).draw()
-
-
-def test_dice_of_cases_is_drawn_as_scores_are() -> None:
-    dice = [[(k + 1) / 10] * 3 for k in range(4)]
-
-    (axes,) = dice_figure(dice).axes
-
-    points = [line.get_ydata().tolist() for line in axes.lines if line.get_marker() == "o"]
-    assert points == [[0.1, 0.2, 0.3, 0.4]] * 3
-    assert axes.get_title() == "Dice, 4 cases"
 
 
 def test_thousands_of_points_do_not_hide_the_box() -> None:

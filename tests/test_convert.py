@@ -237,5 +237,5 @@ def test_a_series_that_a_person_names_is_taken(tmp_path: Path) -> None:
         tmp_path / "dicom", tmp_path / "scans", DicomOptions(series={"t1c": "1", "t1n": "2"})
     )
 
-    numbers = {one.modality: one.series.number for one in done.found.series}
+    numbers = {one.modality: one.series.number for one in done.series}
     assert (numbers["t1c"], numbers["t1n"]) == (1, 2)

@@ -118,7 +118,7 @@ def other_regions() -> dict[str, Any]:
         ({"metadata": other_regions()}, "the bundle returns bg, liver; expected the regions whole"),
         (
             {"metadata": {"version": "1"}},
-            "are not described: it has no entry 'network_data_format'",
+            "cannot be used: it has no entry 'network_data_format'",
         ),
         (
             {"network_def": {**NETWORK, "act": "$os.system('true')"}},
@@ -130,11 +130,11 @@ def other_regions() -> dict[str, Any]:
         ),
         (
             {"network_def": {**NETWORK, "init_filters": 16}},
-            "the weights are not those of SegResNet",
+            "the weights are not those of the network",
         ),
         (
             {"network_def": {**NETWORK, "sizes": 3}},
-            "SegResNet cannot be built: .*unexpected keyword",
+            "inference.json cannot be used: .*unexpected keyword",
         ),
         ({"network_def": "@network"}, "network_def is '@network'; expected"),
         (

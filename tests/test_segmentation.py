@@ -128,7 +128,7 @@ def test_enhanced_mr_with_all_slices_in_one_file_is_read_and_segmented(tmp_path:
     (done,) = convert_studies(tmp_path / "dicom", tmp_path / "scans")
 
     # by their times alone as well: they stand elsewhere than in other files
-    series = [replace(one.series, description="") for one in done.found.series]
+    series = [replace(one.series, description="") for one in done.series]
     assert [one.modality for one in sort_series(series)] == list(MODALITIES)
     assert [(one.n_slices, len(one.files)) for one in series] == [(16, 1)] * 4
     assert done.case.files.get("t1c")

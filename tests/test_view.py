@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from brats_seg.errors import CaseError, LabelError, UnusableCaseError, UsageError
+from brats_seg.cases.find import OUTPUT_MARKER
+from brats_seg.errors import CaseError, LabelError, UsageError
 from brats_seg.figures.sections import Grid
 from brats_seg.figures.view import (
     CaseView,
@@ -39,11 +40,6 @@ def test_a_case_is_chosen_by_its_id(brats_root: Path) -> None:
     assert open_view(brats_root, "BraTS2021_00003").case_id == "BraTS2021_00003"
 
 
-def test_an_id_that_is_not_there_is_answered_with_those_that_are(brats_root: Path) -> None:
-    with pytest.raises(UsageError, match=r"no case X; it has BraTS2021_00000, .* and 1 more"):
-        open_view(brats_root, "X")
-
-
 def test_scans_stored_in_another_way_are_turned(tmp_path: Path) -> None:
     """RAS instead of LPS: X and Y run the other way."""
     flipped = BRATS_AFFINE @ np.diag([-1.0, -1.0, 1.0, 1.0])
@@ -68,21 +64,33 @@ def test_a_prediction_is_found_by_the_name_of_its_case(brats_root: Path, tmp_pat
     np.testing.assert_array_equal(drawn_of(view)["prediction"][2], predicted == 3)
 
 
-def test_a_prediction_that_is_not_there_is_an_error(brats_root: Path, tmp_path: Path) -> None:
-    view = open_view(brats_root)
-    write_nifti(tmp_path / "p" / "other.nii.gz", make_label_map())
+@pytest.mark.parametrize(
+    ("draw", "error", "words"),
+    [
+        (lambda root: open_view(root, "X"), UsageError, "it has BraTS2021_00000, .* and 1 more"),
+        (lambda root: with_prediction(open_view(root), root / "p"), UsageError, "it has other"),
+        (lambda root: with_prediction(open_view(root), root / "no"), UsageError, "does not exist"),
+        (
+            lambda root: with_prediction(open_view(root), root / "p" / "other.nii.gz"),
+            CaseError,
+            "expected the grid of the scans",
+        ),
+        (lambda root: open_view(root).image("swi"), UsageError, "no swi; there are t1n, t1c"),
+        (lambda root: open_view(root, labels="brats2023"), LabelError, r"label values \[4\]"),
+        (
+            lambda root: with_uncertainty(open_view(root), root / "p"),
+            UsageError,
+            "predict the case with --uncertainty",
+        ),
+    ],
+    ids=["case", "folder", "file", "grid", "modality", "labels", "uncertainty"],
+)
+def test_what_cannot_be_read_is_said(brats_root: Path, draw, error, words: str) -> None:
+    write_nifti(brats_root / "p" / "other.nii.gz", make_label_map()[:, :, :-1])
+    (brats_root / "p" / OUTPUT_MARKER).touch()
 
-    with pytest.raises(UsageError, match="no label map of case BraTS2021_00000; it has other"):
-        with_prediction(view, tmp_path / "p")
-    with pytest.raises(UsageError, match="absent does not exist; expected a label map"):
-        with_prediction(view, tmp_path / "absent")
-
-
-def test_a_prediction_on_another_grid_is_refused(brats_root: Path, tmp_path: Path) -> None:
-    path = write_nifti(tmp_path / "p.nii.gz", make_label_map()[:, :, :-1])
-
-    with pytest.raises(CaseError, match="expected the grid of the scans"):
-        with_prediction(open_view(brats_root), path)
+    with pytest.raises(error, match=words):
+        draw(brats_root)
 
 
 def test_a_case_without_any_label_map_cannot_be_outlined(tmp_path: Path) -> None:
@@ -90,21 +98,6 @@ def test_a_case_without_any_label_map_cannot_be_outlined(tmp_path: Path) -> None
 
     with pytest.raises(CaseError, match="found neither reference nor prediction"):
         drawn_of(open_view(tmp_path))
-
-
-def test_a_missing_modality_is_named(tmp_path: Path) -> None:
-    folder = write_case(tmp_path)
-    (folder / "BraTS2021_00000_t2.nii.gz").unlink()
-
-    with pytest.raises(UnusableCaseError, match="no t2w"):
-        open_view(tmp_path)
-
-
-def test_label_values_outside_the_convention_are_named(tmp_path: Path) -> None:
-    write_case(tmp_path)
-
-    with pytest.raises(LabelError, match=r"label values \[4\]; expected .* brats2023"):
-        open_view(tmp_path, labels="brats2023")
 
 
 def test_a_case_of_the_2024_shape_is_drawn_in_the_convention_of_2024(tmp_path: Path) -> None:
@@ -116,11 +109,6 @@ def test_a_case_of_the_2024_shape_is_drawn_in_the_convention_of_2024(tmp_path: P
     assert view.reference is not None
     assert view.reference.convention == BRATS2024
     assert not view.reference.regions[2].any()
-
-
-def test_an_unknown_modality_is_answered_with_those_there_are(brats_root: Path) -> None:
-    with pytest.raises(UsageError, match="no swi; there are t1n, t1c, t2w, t2f"):
-        open_view(brats_root).image("swi")
 
 
 def test_a_modality_is_found_by_the_name_that_files_give_it(brats_root: Path) -> None:
@@ -179,10 +167,3 @@ def test_a_map_that_is_no_uncertainty_of_the_case_is_refused(
 ) -> None:
     with pytest.raises(CaseError, match=message):
         predicted(brats_root, entropy, tmp_path / "p")
-
-
-def test_a_missing_uncertainty_names_the_option_that_writes_it(
-    brats_root: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(UsageError, match=r"does not exist; predict the case with --uncertainty"):
-        with_uncertainty(open_view(brats_root), tmp_path)

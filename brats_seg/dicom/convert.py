@@ -24,14 +24,20 @@ from brats_seg.cases.find import single_input
 from brats_seg.cases.many import map_cases
 from brats_seg.cases.nifti import Volume, read_volume, write_volume
 from brats_seg.config import Section
-from brats_seg.dicom.modalities import OVERRIDE, Sorted, missing_words, sort_series
-from brats_seg.dicom.preprocess import ONE_MM, check_tools, has_spacing, how_to_prepare, prepare
+from brats_seg.dicom.modalities import OVERRIDE, SortedSeries, missing_words, sort_series
+from brats_seg.dicom.preprocess import (
+    ONE_MM,
+    check_tools,
+    has_skull,
+    has_spacing,
+    how_to_prepare,
+    prepare,
+)
 from brats_seg.dicom.series import INSTALL_DICOM, DicomStudy, Series, find_studies
 from brats_seg.errors import CaseError, EnvironmentalError, counted, some_of
 from brats_seg.files import whole_file
 from brats_seg.labels import MODALITIES
 from brats_seg.progress import Track, untracked
-from brats_seg.quality.scan import LARGEST_BRAIN_ML, sample_brain, stripping_remark
 
 log = logging.getLogger(__name__)
 
@@ -84,13 +90,14 @@ class DicomSource(Section):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SortedStudy:
-    """An examination whose series have been sorted."""
+class Conversion:
+    """An examination, its sorted series, and the case that they become."""
 
     study: DicomStudy
-    series: tuple[Sorted, ...]
+    series: tuple[SortedSeries, ...]
     problem: str
     """Reason why it cannot be converted; empty if it can."""
+    case: Case
 
     @property
     def case_id(self) -> str:
@@ -98,17 +105,9 @@ class SortedStudy:
         return self.study.name
 
     @property
-    def chosen(self) -> dict[str, Sorted]:
+    def chosen(self) -> dict[str, SortedSeries]:
         """Series of each modality."""
         return {one.modality: one for one in self.series if one.modality}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Conversion:
-    """Result of converting one examination."""
-
-    found: SortedStudy
-    case: Case
 
 
 DEFAULT_OPTIONS = DicomOptions()
@@ -140,44 +139,39 @@ def convert_studies(
 
     The arguments and errors are those of `cases_of_dicom`.
     """
-    check_converter()
+    if not _converter():
+        msg = f"converting DICOM needs dcm2niix, which is not installed: {INSTALL_DICOM}"
+        raise EnvironmentalError(msg)
     if options.preprocess:
         check_tools()
     studies = find_studies(root, with_identifiers=options.with_identifiers)
-    found = [sorted_study(study, options) for study in studies]
-    for one in found:
-        for line in one.series:
-            log.info("%s: %s", one.case_id, line)
+    conversions = [_sorted(study, options) for study in studies]
+    for conversion in conversions:
+        for line in conversion.series:
+            log.info("%s: %s", conversion.case_id, line)
     convert = partial(_converted, scans=scans, options=options)
-    done = map_cases(convert, found, "converting DICOM", track=track)
+    done = map_cases(convert, conversions, "converting DICOM", track=track)
     cases = {case.case_id: case for case in done.results}
     for failure in done.failures:
         case = Case.named(failure.case_id, {})
         cases[failure.case_id] = replace(case, problems=(failure.message,))
-    return tuple(Conversion(found=one, case=cases[one.case_id]) for one in found)
+    return tuple(replace(one, case=cases[one.case_id]) for one in conversions)
 
 
-def check_converter() -> None:
-    """Raise `EnvironmentalError` if dcm2niix is not there."""
-    if not _converter():
-        msg = f"converting DICOM needs dcm2niix, which is not installed: {INSTALL_DICOM}"
-        raise EnvironmentalError(msg)
-
-
-def sorted_study(study: DicomStudy, options: DicomOptions = DEFAULT_OPTIONS) -> SortedStudy:
+def _sorted(study: DicomStudy, options: DicomOptions) -> Conversion:
     """Sort the series of an examination into modalities."""
     series = sort_series(study.series, options.series)
     problem = study.problem or missing_words(series, options.series)
-    return SortedStudy(study=study, series=series, problem=problem)
+    return Conversion(study=study, series=series, problem=problem, case=Case.named(study.name, {}))
 
 
 def read_source(folder: Path) -> DicomSource | None:
     """Return the DICOM files that the case in a folder was converted from, or None."""
     try:
-        found = DicomSource.model_validate_json((folder / SOURCE_NAME).read_bytes())
+        source = DicomSource.model_validate_json((folder / SOURCE_NAME).read_bytes())
     except (OSError, ValidationError):
         return None
-    return found if set(found.series) == set(MODALITIES) else None
+    return source if set(source.series) == set(MODALITIES) else None
 
 
 def unready_words(volumes: Sequence[Volume]) -> tuple[str, ...]:
@@ -188,14 +182,10 @@ def unready_words(volumes: Sequence[Volume]) -> tuple[str, ...]:
     """
     first = volumes[0].geometry
     words = []
-    if all(have_one_grid(volume.geometry, first) for volume in volumes):
-        sample = sample_brain(volumes, None)
-        has_skull = sample is not None and bool(stripping_remark(sample))
-    else:
+    is_registered = all(have_one_grid(volume.geometry, first) for volume in volumes)
+    if not is_registered:
         words.append("the modalities are not on one grid, so that they are not registered")
-        samples = (sample_brain([volume], None) for volume in volumes)
-        has_skull = any(one is not None and one.brain_ml > LARGEST_BRAIN_ML for one in samples)
-    if has_skull:
+    if has_skull(volumes, is_registered=is_registered):
         words.append("the skull does not seem to be stripped")
     spacings = [v.geometry.spacing_mm for v in volumes if not has_spacing(v.geometry, ONE_MM)]
     if spacings:
@@ -204,44 +194,40 @@ def unready_words(volumes: Sequence[Volume]) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _converted(found: SortedStudy, scans: Path, options: DicomOptions) -> Case:
+def _converted(conversion: Conversion, scans: Path, options: DicomOptions) -> Case:
     """Convert an examination unless the same files have been converted already."""
-    folder = scans / found.case_id
-    _check_usable(found)
-    key = _key(found, options)
-    files = {modality: folder / f"{found.case_id}-{modality}.nii.gz" for modality in MODALITIES}
+    case_id = conversion.case_id
+    folder = scans / case_id
+    _check_usable(conversion)
+    key = _key(conversion, options)
+    files = {modality: folder / f"{case_id}-{modality}.nii.gz" for modality in MODALITIES}
     source = read_source(folder)
     if source is None or source.key != key or not all(map(Path.exists, files.values())):
-        source = _convert(found, files, options, key)
+        source = _convert(conversion, files, options, key)
     if source.unready:
-        expected = "scans that are registered to each other, skull-stripped and of 1 mm"
-        raise CaseError(
-            found.case_id,
-            str(found.study.folder),
-            "; ".join(source.unready),
-            expected,
-            _NOT_ENOUGH if source.preparation else how_to_prepare(folder),
-        )
-    return single_input(found.case_id, files)
+        words, expected = "; ".join(source.unready), "scans registered, skull-stripped and of 1 mm"
+        next_step = _NOT_ENOUGH if source.preparation else how_to_prepare(folder)
+        raise CaseError(case_id, str(conversion.study.folder), words, expected, next_step)
+    return single_input(case_id, files)
 
 
-def _check_usable(found: SortedStudy) -> None:
+def _check_usable(conversion: Conversion) -> None:
     """Raise `CaseError` if an examination cannot be converted."""
-    if not found.problem:
+    words, study = conversion.problem, conversion.study
+    if not words:
         return
-    words = found.problem
-    unused = [f"{one.series}, {one.reason}" for one in found.series if not one.modality]
-    if unused and len(found.chosen) < len(MODALITIES):
+    unused = [f"{one.series}, {one.reason}" for one in conversion.series if not one.modality]
+    if unused and len(conversion.chosen) < len(MODALITIES):
         words = f"{words}; not used: {some_of(unused)}"
     expected = f"a whole series for each of {', '.join(MODALITIES)}"
-    next_step = _SEPARATE if found.study.problem else OVERRIDE
-    raise CaseError(found.case_id, str(found.study.folder), words, expected, next_step)
+    next_step = _SEPARATE if study.problem else OVERRIDE
+    raise CaseError(study.name, str(study.folder), words, expected, next_step)
 
 
-def _key(found: SortedStudy, options: DicomOptions) -> str:
+def _key(conversion: Conversion, options: DicomOptions) -> str:
     """Return a hash of the files of the chosen series, and of the options."""
     key = hashlib.sha256(f"{options.preprocess} {options.with_identifiers}".encode())
-    for modality, one in found.chosen.items():
+    for modality, one in conversion.chosen.items():
         for path in one.series.files:
             status = path.stat()
             line = f"{modality} {path.absolute()} {status.st_size} {status.st_mtime_ns}\n"
@@ -250,13 +236,13 @@ def _key(found: SortedStudy, options: DicomOptions) -> str:
 
 
 def _convert(
-    found: SortedStudy, files: Mapping[str, Path], options: DicomOptions, key: str
+    conversion: Conversion, files: Mapping[str, Path], options: DicomOptions, key: str
 ) -> DicomSource:
-    chosen = found.chosen
-    volumes = [_volume(chosen[modality].series, found.case_id) for modality in MODALITIES]
+    case_id, chosen = conversion.case_id, conversion.chosen
+    volumes = [_volume(chosen[modality].series, case_id) for modality in MODALITIES]
     unready, steps = unready_words(volumes), tuple[str, ...]()
     if unready and options.preprocess:
-        volumes, steps = prepare(found.case_id, volumes)
+        volumes, steps = prepare(case_id, volumes)
         unready = unready_words(volumes)
     for path, volume in zip(files.values(), volumes, strict=True):
         write_volume(path, volume.array, volume.geometry)
@@ -276,7 +262,7 @@ def _convert(
         with_identifiers=options.with_identifiers,
     )
     # after the scans: where it is, they are there
-    with whole_file(next(iter(files.values())).with_name(SOURCE_NAME)) as beside:
+    with whole_file(files["t1c"].with_name(SOURCE_NAME)) as beside:
         beside.write_text(source.model_dump_json(indent=2) + "\n")
     return source
 
@@ -291,17 +277,17 @@ def _volume(series: Series, case_id: str) -> Volume:
         slices, made = Path(name, "slices"), Path(name, "made")
         slices.mkdir()
         made.mkdir()
-        for place, path in enumerate(series.files):
-            (slices / f"{place:05d}.dcm").symlink_to(path.absolute())
+        for index, path in enumerate(series.files):
+            (slices / f"{index:05d}.dcm").symlink_to(path.absolute())
         code = _run_converter(slices, made)
-        found = sorted(made.glob("*.nii"))
-        if len(found) != 1:
-            what = f"{counted(len(found), 'volume')} made of it by dcm2niix (exit code {code})"
+        volumes = sorted(made.glob("*.nii"))
+        if len(volumes) != 1:
+            what = f"{counted(len(volumes), 'volume')} made of it by dcm2niix (exit code {code})"
             next_step = (
                 "Convert it with dcm2niix and look at what it prints, or name another series."
             )
             raise CaseError(case_id, str(series), what, "one volume", next_step)
-        return read_volume(found[0], case_id=case_id)
+        return read_volume(volumes[0], case_id=case_id)
 
 
 def _run_converter(slices: Path, made: Path) -> int:

@@ -47,30 +47,9 @@ _OTHERS = (
     ("functional", r"\bbold\b|fmri|resting"),
 )
 """Kinds of series that are none of the four modalities, and what their descriptions contain."""
-_DERIVED_KINDS = frozenset(
-    {
-        *(
-            "LOCALIZER",
-            "ADC",
-            "TRACEW",
-            "FA",
-            "DIFFUSION",
-            "PERFUSION",
-            "CSA REPORT",
-            "SUBTRACTION",
-        ),
-        *(
-            "PROJECTION IMAGE",
-            "MIP",
-            "MINIMUM",
-            "T1 MAP",
-            "T2 MAP",
-            "PHASE",
-            "SCREEN SAVE",
-            "CBF",
-            "CBV",
-        ),
-    }
+_DERIVED_KINDS = (
+    r"LOCALIZER|ADC|TRACEW|FA|DIFFUSION|PERFUSION|CSA REPORT|SUBTRACTION|PROJECTION IMAGE|MIP"
+    r"|MINIMUM|T1 MAP|T2 MAP|PHASE|SCREEN SAVE|CBF|CBV"
 )
 """Words of the image type of series that are none of the four modalities."""
 _BEFORE = r"\bpre\b(?!.?op)|pre.?(?:con|gd|gad|km|ce\b)|nativ|without|\bw/?o\b|\bohne\b|non.?con|unenh|\bplain\b|\bt1n"
@@ -78,7 +57,7 @@ _AFTER = r"post(?!.?op|.?surg|.?rt\b|erior)|\+\s?c\b|\bc\s?\+|\bgd|gad|\bce\b|\b
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sorted:
+class SortedSeries:
     """A series, with the modality that it is taken for."""
 
     series: Series
@@ -115,7 +94,7 @@ def parse_overrides(texts: Sequence[str]) -> dict[str, str]:
 
 def sort_series(
     series: Sequence[Series], overrides: Mapping[str, str] | None = None
-) -> tuple[Sorted, ...]:
+) -> tuple[SortedSeries, ...]:
     """Return every series with the modality that it is, or why it is none.
 
     Of several series of one modality the one is taken that can be converted, is no reformatted
@@ -133,12 +112,12 @@ def sort_series(
     return tuple(
         one
         if not one.modality or one is best[one.modality]
-        else Sorted(series=one.series, modality="", reason=_second(one, best[one.modality]))
+        else SortedSeries(series=one.series, modality="", reason=_second(one, best[one.modality]))
         for one in judged
     )
 
 
-def missing_words(found: Sequence[Sorted], overrides: Mapping[str, str] | None = None) -> str:
+def missing_words(found: Sequence[SortedSeries], overrides: Mapping[str, str] | None = None) -> str:
     """Return what is missing of the four modalities, and why; empty if nothing is."""
     of_modality = {one.modality: one for one in found if one.modality}
     missing = [modality for modality in MODALITIES if modality not in of_modality]
@@ -156,20 +135,20 @@ def missing_words(found: Sequence[Sorted], overrides: Mapping[str, str] | None =
     return "; ".join(words)
 
 
-def _overridden(series: Series, overrides: Mapping[str, str]) -> Sorted | None:
+def _overridden(series: Series, overrides: Mapping[str, str]) -> SortedSeries | None:
     for modality, wanted in overrides.items():
         if wanted == str(series.number) or (
             not wanted.isdecimal() and wanted.lower() in series.description.lower()
         ):
             reason = f"chosen by --series {modality}={wanted}"
-            return Sorted(series=series, modality=modality, reason=reason, is_chosen=True)
+            return SortedSeries(series=series, modality=modality, reason=reason, is_chosen=True)
     return None
 
 
-def _judged(series: Series) -> Sorted:
+def _judged(series: Series) -> SortedSeries:
     reason = _excluded(series)
     if reason:
-        return Sorted(series=series, modality="", reason=reason)
+        return SortedSeries(series=series, modality="", reason=reason)
     by_words, by_times = _by_words(series.description), _by_times(series)
     weighting = by_words or by_times
     # the headers of some fluid-attenuated series do not state their inversion time
@@ -177,23 +156,23 @@ def _judged(series: Series) -> Sorted:
         weighting = "t2f"
     elif by_words and by_times and by_words != by_times:
         reason = f"the description says {_shown(by_words)}, {_times(series)} say {_shown(by_times)}"
-        return Sorted(series=series, modality="", reason=reason)
+        return SortedSeries(series=series, modality="", reason=reason)
     if not weighting:
         reason = f"neither its description nor {_times(series)} say what it is"
-        return Sorted(series=series, modality="", reason=reason)
+        return SortedSeries(series=series, modality="", reason=reason)
     why = "its description" if by_words == weighting else _times(series)
     if weighting != _T1:
-        return Sorted(series=series, modality=weighting, reason=f"by {why}")
+        return SortedSeries(series=series, modality=weighting, reason=f"by {why}")
     modality, agent = _contrast(series)
-    return Sorted(series=series, modality=modality, reason=f"T1 by {why}; {agent}")
+    return SortedSeries(series=series, modality=modality, reason=f"T1 by {why}; {agent}")
 
 
 def _excluded(series: Series) -> str:
     """Return why a series is none of the four modalities; empty if it may be one."""
     if series.kind != "MR":
         return f"{series.kind or 'without a modality'}, not MR"
-    types = {word.upper() for word in series.image_type}
-    if kinds := sorted(types & _DERIVED_KINDS):
+    types = sorted({word.upper() for word in series.image_type})
+    if kinds := [word for word in types if re.fullmatch(_DERIVED_KINDS, word)]:
         return f"its image type is {', '.join(kinds).lower()}"
     text = _words(series.description)
     for name, pattern in _OTHERS:
@@ -247,7 +226,7 @@ def _contrast(series: Series) -> tuple[str, str]:
     return "t1n", "no contrast agent is named"
 
 
-def _rank(one: Sorted) -> tuple[bool, bool, bool, float, int]:
+def _rank(one: SortedSeries) -> tuple[bool, bool, bool, float, int]:
     series = one.series
     return (
         one.is_chosen,
@@ -258,7 +237,7 @@ def _rank(one: Sorted) -> tuple[bool, bool, bool, float, int]:
     )
 
 
-def _second(one: Sorted, best: Sorted | None) -> str:
+def _second(one: SortedSeries, best: SortedSeries | None) -> str:
     if one.series.problem:
         return f"{one.modality}, but {one.series.problem}"
     number = "" if best is None else f" {best.series.number}"

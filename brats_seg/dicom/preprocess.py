@@ -13,10 +13,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from brats_seg import wings
 from brats_seg.cases.case import have_one_grid
 from brats_seg.cases.nifti import (
     Geometry,
@@ -29,7 +31,6 @@ from brats_seg.cases.nifti import (
 )
 from brats_seg.errors import CaseError, EnvironmentalError
 from brats_seg.labels import MODALITIES
-from brats_seg.quality.scan import sample_brain, stripping_remark
 from brats_seg.voxels.grids import Resampling, Spacing
 
 log = logging.getLogger(__name__)
@@ -50,6 +51,20 @@ _GREEDY = "import sys, picsl_greedy; picsl_greedy.Greedy3D().execute(sys.argv[1]
 def has_spacing(geometry: Geometry, wanted_mm: Spacing) -> bool:
     """Return whether voxels have the wanted edges, to a few per cent."""
     return Resampling.needed(geometry.shape, geometry.spacing_mm, wanted_mm) is None
+
+
+def has_skull(volumes: Sequence[Volume], *, is_registered: bool = True) -> bool:
+    """Return whether the skull does not seem to be stripped; unknown without the checks of scans.
+
+    Args:
+        volumes: The modalities, in the axes of their files.
+        is_registered: Whether they are on one grid; each is judged by itself otherwise.
+    """
+    judges = wings.judges()
+    if judges is None:
+        return False
+    groups = [volumes] if is_registered else [[volume] for volume in volumes]
+    return any(map(judges.has_skull, groups))
 
 
 def missing_tools() -> tuple[str, ...]:
@@ -103,9 +118,12 @@ def prepare(case_id: str, volumes: Sequence[Volume]) -> tuple[list[Volume], tupl
         else:
             done = _registered(case_id, volumes, folder)
             steps = ["t1c resampled to 1 mm, the others registered to it by greedy (rigid)"]
-        if _has_skull(done):
+        if has_skull(done):
             mask = _brain(case_id, done[_REFERENCE], folder)
-            done = [_masked(volume, mask) for volume in done]
+            done = [
+                replace(v, array=np.where(mask.array > 0, v.array, 0).astype(v.array.dtype))
+                for v in done
+            ]
             steps.append("brain of t1c found by HD-BET")
     for step in steps:
         log.info("%s: %s", case_id, step)
@@ -122,27 +140,19 @@ def _registered(case_id: str, volumes: Sequence[Volume], folder: Path) -> list[V
     fixed = _at_one_mm(volumes[_REFERENCE], case_id)
     write_volume(folder / "fixed.nii", fixed.array, fixed.geometry)
     done = []
-    for place, volume in enumerate(volumes):
-        if place == _REFERENCE:
+    for index, volume in enumerate(volumes):
+        if index == _REFERENCE:
             done.append(fixed)
             continue
         write_volume(folder / "moving.nii", volume.array, volume.geometry)
         rigid = "-a -dof 6 -m NMI -ia-identity -n 100x50x10 -i fixed.nii moving.nii -o rigid.mat"
         _run(case_id, [*_greedy(), f"-d 3 -V 0 -seed 1 {rigid}"], folder)
-        there = "-rf fixed.nii -rt float -rm moving.nii there.nii -r rigid.mat"
-        _run(case_id, [*_greedy(), f"-d 3 -V 0 {there}"], folder)
-        done.append(_on_grid(read_volume(folder / "there.nii", case_id=case_id), fixed))
+        reslice = "-rf fixed.nii -rt float -rm moving.nii moved.nii -r rigid.mat"
+        _run(case_id, [*_greedy(), f"-d 3 -V 0 {reslice}"], folder)
+        moved = read_volume(folder / "moved.nii", case_id=case_id)
+        # with exactly the header of the grid
+        done.append(replace(moved, geometry=fixed.geometry))
     return done
-
-
-def _on_grid(volume: Volume, fixed: Volume) -> Volume:
-    """Return voxels that another program wrote on the grid of `fixed`, with exactly its header."""
-    return Volume(array=volume.array, geometry=fixed.geometry, file=volume.file)
-
-
-def _has_skull(volumes: Sequence[Volume]) -> bool:
-    sample = sample_brain(volumes, None)
-    return sample is not None and bool(stripping_remark(sample))
 
 
 def _brain(case_id: str, t1c: Volume, folder: Path) -> Volume:
@@ -152,11 +162,6 @@ def _brain(case_id: str, t1c: Volume, folder: Path) -> Volume:
     options = ("-i", "t1c.nii.gz", "-o", "brain.nii.gz", "--save_bet_mask", "-device", *device)
     _run(case_id, ["hd-bet", *options], folder)
     return read_label_map(folder / "brain_bet.nii.gz", case_id=case_id)
-
-
-def _masked(volume: Volume, mask: Volume) -> Volume:
-    array = np.where(mask.array > 0, volume.array, 0).astype(volume.array.dtype)
-    return Volume(array=array, geometry=volume.geometry, file=volume.file)
 
 
 def _greedy() -> list[str]:

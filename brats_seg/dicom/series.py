@@ -35,11 +35,7 @@ _SAME_PLACE_MM = 0.01
 _SHORTEST_IDENTIFIER = 3
 """Characters of an identifier that is looked for in the name of a folder."""
 _IDENTIFIERS = (
-    "PatientID",
-    "PatientName",
-    "PatientBirthDate",
-    "OtherPatientIDs",
-    "AccessionNumber",
+    *("PatientID", "PatientName", "PatientBirthDate", "OtherPatientIDs", "AccessionNumber"),
 )
 _TAGS = (
     *("SOPClassUID", "SOPInstanceUID", "StudyInstanceUID", "SeriesInstanceUID", "Modality"),
@@ -176,16 +172,22 @@ def find_studies(root: Path, *, with_identifiers: bool = False) -> tuple[DicomSt
     if n_patients > 1:
         log.warning("%s holds %s: each examination is a case", root, counted(n_patients, "patient"))
     n_of_uid = Counter(uid for uid, _ in images)
-    folders = _own_folders(root, images)
-    names = _names(root, folders, images, with_identifiers=with_identifiers)
+    folders = _study_folders(root, images)
+    names = {
+        key: _name(root, folders[key], group[0], with_identifiers=with_identifiers)
+        for key, group in images.items()
+    }
+    n_of_name = Counter(names.values())
     studies = [
         DicomStudy(
-            name=names[key],
-            folder=folders[key] or _common(found),
-            series=_all_series(found),
+            name=names[key]
+            if names[key] and n_of_name[names[key]] == 1
+            else f"study-{_hash('^'.join(key))[:8]}",
+            folder=folders[key] or _common_folder(group),
+            series=_all_series(group),
             problem=_SEVERAL_PATIENTS if n_of_uid[key[0]] > 1 else "",
         )
-        for key, found in images.items()
+        for key, group in images.items()
     ]
     return tuple(sorted(studies, key=lambda study: study.name))
 
@@ -262,7 +264,7 @@ def _images_below(root: Path) -> dict[_StudyKey, list[_Image]]:
     """Return the images of each study, each image once although it may be there in several copies."""
     images: dict[_StudyKey, dict[str, _Image]] = defaultdict(dict)
     n_damaged = 0
-    for path in _files_below(root):
+    for path in (root / one.path / name for one in walk_folders(root) for name in one.others):
         try:
             with without_warnings():
                 frames = _read(path)
@@ -275,13 +277,7 @@ def _images_below(root: Path) -> dict[_StudyKey, list[_Image]]:
     if n_damaged:
         damaged = counted(n_damaged, "file")
         log.warning("%s: %s could not be read as DICOM and left out", root, damaged)
-    return {key: list(found.values()) for key, found in images.items()}
-
-
-def _files_below(root: Path) -> Iterator[Path]:
-    for folder in walk_folders(root):
-        for name in folder.others:
-            yield root / folder.path / name
+    return {key: list(group.values()) for key, group in images.items()}
 
 
 def _read(path: Path) -> list[_Image]:
@@ -291,7 +287,9 @@ def _read(path: Path) -> list[_Image]:
     if header is None or "SOPInstanceUID" not in header or header.get("Modality") == "SEG":
         return []
     values = {name: header.get(name) for name in _TAGS}
-    identifiers = [_plain(part) for name in _IDENTIFIERS for part in _parts(values.get(name))]
+    # of DOE^JOHN both names
+    texts = [re.split(r"[\^=\\ ]", str(values.get(name) or "")) for name in _IDENTIFIERS]
+    identifiers = [_plain(part) for parts in texts for part in parts]
     patient = "^".join(str(values.get(name)) for name in ("PatientID", "PatientName"))
     kept = {name: value for name, value in values.items() if name in _KEPT}
     return [
@@ -305,11 +303,6 @@ def _read(path: Path) -> list[_Image]:
     ]
 
 
-def _parts(value: Any) -> list[str]:
-    """Return the parts of an identifier: of DOE^JOHN both names."""
-    return re.split(r"[\^=\\ ]", str(value or ""))
-
-
 def _plain(text: str) -> str:
     return re.sub(r"[\W_]", "", text).lower()
 
@@ -318,47 +311,25 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
 
 
-def _common(images: Sequence[_Image]) -> Path:
+def _common_folder(images: Sequence[_Image]) -> Path:
     return Path(os.path.commonpath([image.path.parent for image in images]))
 
 
-def _own_folders(
+def _study_folders(
     root: Path, images: Mapping[_StudyKey, Sequence[_Image]]
 ) -> dict[_StudyKey, Path | None]:
     """Return the highest folder from `root` down that holds nothing but a study; None without one."""
-    n_studies: Counter[Path] = Counter()
-    for found in images.values():
-        below = {image.path.parent for image in found}
-        n_studies.update({above for folder in below for above in _chain(root, folder)})
-    return {
-        key: next((one for one in _chain(root, _common(found)) if n_studies[one] == 1), None)
-        for key, found in images.items()
-    }
-
-
-def _chain(root: Path, folder: Path) -> list[Path]:
-    """Return the folders from `root` down to one below it."""
-    parts = folder.relative_to(root).parts
-    return [root.joinpath(*parts[:n]) for n in range(len(parts) + 1)]
-
-
-def _names(
-    root: Path,
-    folders: Mapping[_StudyKey, Path | None],
-    images: Mapping[_StudyKey, Sequence[_Image]],
-    *,
-    with_identifiers: bool,
-) -> dict[_StudyKey, str]:
-    """Return a name of its own for each study."""
-    wanted = {
-        key: _name(root, folders[key], found[0], with_identifiers=with_identifiers)
-        for key, found in images.items()
-    }
-    n_of_name = Counter(wanted.values())
-    return {
-        key: name if name and n_of_name[name] == 1 else f"study-{_hash('^'.join(key))[:8]}"
-        for key, name in wanted.items()
-    }
+    n_studies = Counter(
+        folder
+        for group in images.values()
+        for folder in {above for image in group for above in image.path.parents}
+    )
+    highest: dict[_StudyKey, Path | None] = {}
+    for key, group in images.items():
+        common = _common_folder(group)
+        above = [one for one in (common, *common.parents) if one.is_relative_to(root)]
+        highest[key] = next((one for one in reversed(above) if n_studies[one] == 1), None)
+    return highest
 
 
 def _name(root: Path, folder: Path | None, image: _Image, *, with_identifiers: bool) -> str:
@@ -366,16 +337,11 @@ def _name(root: Path, folder: Path | None, image: _Image, *, with_identifiers: b
     if folder is None:
         return ""
     name = "_".join(folder.relative_to(root).parts) or folder.resolve().name
-    is_usable = name == printable(name) and len(name.encode()) <= LONGEST_ID
-    return name if is_usable and (with_identifiers or not _identifies(name, image)) else ""
-
-
-def _identifies(name: str, image: _Image) -> bool:
-    """Return whether a name contains the patient's name or number, unless the scans are anonymised."""
-    if image.text("PatientIdentityRemoved").upper() == "YES":
-        return False
-    plain = _plain(name)
-    return any(identifier in plain for identifier in image.identifiers)
+    if name != printable(name) or len(name.encode()) > LONGEST_ID:
+        return ""
+    is_anonymous = image.text("PatientIdentityRemoved").upper() == "YES"
+    identifies = any(identifier in _plain(name) for identifier in image.identifiers)
+    return name if with_identifiers or is_anonymous or not identifies else ""
 
 
 def _all_series(images: Sequence[_Image]) -> tuple[Series, ...]:
@@ -430,18 +396,16 @@ def _techniques(image: _Image) -> tuple[str, ...]:
 
 def _ordered(images: Sequence[_Image]) -> tuple[list[Path], float, str]:
     """Return the files along the normal of the slices, their distance in mm, and what is wrong."""
+    files = [image.path for image in images]
     planes = [plane_of(image.values) for image in images]
     if any(not np.allclose(plane[0], planes[0][0], atol=1e-3) for plane in planes):
-        return [image.path for image in images], 0.0, "its slices have several directions"
-    sizes = {
-        (image.text("Rows"), image.text("Columns"), *image.texts("PixelSpacing"))
-        for image in images
-    }
-    if len(sizes) > 1:
-        return [image.path for image in images], 0.0, "its slices have several sizes"
+        return files, 0.0, "its slices have several directions"
+    size = ("Rows", "Columns")
+    if len({(*map(i.text, size), *i.texts("PixelSpacing")) for i in images}) > 1:
+        return files, 0.0, "its slices have several sizes"
     along = np.array([position @ directions[2] for directions, position in planes])
     order = np.argsort(along)
-    files = [images[place].path for place in order]
+    files = [files[index] for index in order]
     if len(files) == 1:
         return files, 0.0, ""
     steps = np.diff(along[order])

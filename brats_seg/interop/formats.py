@@ -6,7 +6,7 @@ from pathlib import Path
 from brats_seg.inference.model import ForeignNetwork
 from brats_seg.interop.export_bundle import write_bundle
 from brats_seg.interop.monai_bundle import is_bundle, read_bundle
-from brats_seg.interop.nnunet_model import is_nnunet, read_nnunet
+from brats_seg.interop.nnunet import is_nnunet, read_nnunet
 from brats_seg.interop.onnx import write_onnx
 
 WRITERS = {"bundle": write_bundle, "onnx": write_onnx}

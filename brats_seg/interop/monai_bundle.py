@@ -28,10 +28,16 @@ from brats_seg.files import read_bounded
 from brats_seg.inference.method import Field as Image
 from brats_seg.inference.method import Method, NetworkInput, Scan
 from brats_seg.inference.model import ForeignNetwork
-from brats_seg.interop.foreign import LONGEST_TEXT, channels_of, hash_of_files
-from brats_seg.labels import MODALITIES, REGIONS
+from brats_seg.interop.foreign import (
+    LONGEST_TEXT,
+    channels_of,
+    hash_of_files,
+    load_weights,
+    usable,
+)
+from brats_seg.labels import MODALITIES, REGIONS, tissue_named
 from brats_seg.models.convolution import use_slabs
-from brats_seg.runtime.torch_files import checked_weights, read_plain, reason_of
+from brats_seg.runtime.torch_files import checked_weights, read_plain
 from brats_seg.runtime.weights import Decoding, ModelIdentity
 from brats_seg.runtime.windows import Window, WindowRule, gaussian
 from brats_seg.voxels.box import Box, Triple
@@ -60,11 +66,10 @@ _APPLIED = frozenset(
 _PER_KEY = ("mode", "padding_mode", "align_corners", "dtype")
 """Arguments with an entry for each key, of which that of the image is taken."""
 _NOT_ARGUMENTS = ("_target_", "_disabled_", "_requires_", "_desc_", "keys", "allow_missing_keys")
-_REGION_WORDS = {"wt": ("wt", "whole"), "tc": ("tc", "core"), "et": ("et", "enhanc")}
 
 
 def is_bundle(path: Path) -> bool:
-    """Tell whether a path is a MONAI bundle."""
+    """Return whether a path is a MONAI bundle."""
     return (path / _METADATA).is_file()
 
 
@@ -211,58 +216,39 @@ def _whole_scan(loaded: LoadedCase) -> Scan:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
+    with usable(path, _COPY_AGAIN):
         text = read_bounded(path, LONGEST_TEXT).decode()
         content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
         if not isinstance(content, dict):
             msg = f"it holds {type(content).__name__}, expected sections by name"
             raise TypeError(msg)
-    except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
-        msg = (
-            f"{path} cannot be read as a file of a MONAI bundle: {reason_of(error)}. {_COPY_AGAIN}"
-        )
-        raise UsageError(msg) from None
     return content
 
 
 def _channels(metadata: Mapping[str, Any], path: Path) -> tuple[list[str], list[str]]:
     """Return the names of the channels that a bundle takes and returns, in order."""
-    try:
+    with usable(path, _USE_MONAI):
         formats = metadata["network_data_format"]
-        taken = formats["inputs"]["image"]["channel_def"]
-        returned = formats["outputs"]["pred"]["channel_def"]
         image, pred = (
             [str(name) for _, name in sorted((int(place), name) for place, name in one.items())]
-            for one in (taken, returned)
+            for one in (
+                formats["inputs"]["image"]["channel_def"],
+                formats["outputs"]["pred"]["channel_def"],
+            )
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        msg = (
-            f"{path}: the channels of the image and of the prediction are not described: "
-            f"{reason_of(error)}; expected channel_def under network_data_format. {_USE_MONAI}"
-        )
-        raise UsageError(msg) from None
     return image, pred
 
 
 def _regions(names: Sequence[str], path: Path) -> tuple[str, ...]:
     """Return the region of each output channel, given their names."""
-    found = []
-    for name in names:
-        letters = re.sub(r"[^a-z]+", " ", name.lower())
-        fitting = [
-            region
-            for region, (short, part) in _REGION_WORDS.items()
-            if short in letters.split() or part in letters
-        ]
-        # "enhancing tumor core" is ET
-        found.append(fitting[-1] if fitting else "")
-    if sorted(found) != sorted(REGIONS):
+    regions = tuple(map(tissue_named, names))
+    if sorted(regions) != sorted(REGIONS):
         msg = (
             f"{path}: the bundle returns {', '.join(names) or 'nothing'}; expected the regions whole "
             "tumour, tumour core and enhancing tumour. Bundles of other regions cannot be used."
         )
         raise UsageError(msg)
-    return tuple(found)
+    return regions
 
 
 def _multiple(metadata: Mapping[str, Any]) -> Triple:
@@ -285,30 +271,17 @@ def _network(config: _Config, path: Path) -> tuple[nn.Module, str]:
     made = getattr(nets, name, None)
     if not isclass(made) or not issubclass(made, nn.Module):
         config.refuse(f"its network is {section.get('_target_')!r}")
-    try:
+    with usable(config.file, _USE_MONAI):
         network = made(**config.arguments(section))
-    except (TypeError, ValueError, RuntimeError) as error:
-        config.refuse(f"{name} cannot be built: {reason_of(error)}")
-    try:
-        network.load_state_dict(_weights(path))
-        use_slabs(network)
-    except RuntimeError as error:
-        reason = str(error).partition("\n")[2].strip().partition("\n")[0]
-        msg = f"{path}: the weights are not those of {name} in {config.file.name}: {reason} {_COPY_AGAIN}"
-        raise UsageError(msg) from None
-    return network, name
-
-
-def _weights(path: Path) -> dict[str, Tensor]:
     content = read_plain(path, _COPY_AGAIN)
     if isinstance(content, Mapping):
         # the entries that MONAI's handlers and bundles store a network in
         content = next((content[key] for key in ("model", "state_dict") if key in content), content)
-    try:
-        return checked_weights(content)
-    except (TypeError, ValueError) as error:
-        msg = f"{path} holds no weights: {reason_of(error)}; expected a state dict. {_COPY_AGAIN}"
-        raise UsageError(msg) from None
+    with usable(path, _COPY_AGAIN):
+        weights = checked_weights(content)
+    load_weights(network, weights, path)
+    use_slabs(network)
+    return network, name
 
 
 def _parts(config: _Config, section: str) -> Iterable[tuple[str, Mapping[str, Any]]]:
@@ -340,10 +313,8 @@ def _transforms(config: _Config) -> tuple[Any, ...]:
                 arguments[key] = arguments[key][0]
         if name == "CropForegroundd":
             arguments["source_key"] = _IMAGE
-        try:
+        with usable(config.file, _USE_MONAI):
             made.append(getattr(monai.transforms, name)(keys=_IMAGE, **arguments))
-        except (TypeError, ValueError) as error:
-            config.refuse(f"{name} cannot be built: {reason_of(error)}")
     return tuple(made)
 
 

@@ -6,12 +6,15 @@ what prediction needs is built: no deep supervision, no dropout. Features are `(
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from brats_seg.models.convolution import Convolution
 from brats_seg.voxels.box import Triple
+
+Pair: TypeAlias = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +78,7 @@ class _Convolution(nn.Module):
 
     def __init__(
         self,
-        channels: tuple[int, int],
+        channels: Pair,
         kernel: Triple,
         stride: Triple,
         shape: NnunetShape,
@@ -96,29 +99,10 @@ class _Convolution(nn.Module):
         return activated
 
 
-class _Convolutions(nn.Module):
-    """A stage of plain convolutions, the first of which may have a stride."""
-
-    def __init__(
-        self, channels: tuple[int, int], n: int, kernel: Triple, stride: Triple, shape: NnunetShape
-    ) -> None:
-        super().__init__()
-        _, n_out = channels
-        first = _Convolution(channels, kernel, stride, shape)
-        rest = (_Convolution((n_out, n_out), kernel, (1, 1, 1), shape) for _ in range(n - 1))
-        self.convs = nn.Sequential(first, *rest)
-
-    def forward(self, features: Tensor) -> Tensor:
-        convolved: Tensor = self.convs(features)
-        return convolved
-
-
 class _ResidualBlock(nn.Module):
     """Two convolutions beside a skip, which is pooled and projected where the shapes differ."""
 
-    def __init__(
-        self, channels: tuple[int, int], kernel: Triple, stride: Triple, shape: NnunetShape
-    ) -> None:
+    def __init__(self, channels: Pair, kernel: Triple, stride: Triple, shape: NnunetShape) -> None:
         super().__init__()
         n_in, n_out = channels
         self.conv1 = _Convolution(channels, kernel, stride, shape)
@@ -138,67 +122,70 @@ class _ResidualBlock(nn.Module):
         return added
 
 
-class _ResidualBlocks(nn.Module):
-    """A stage of residual blocks, the first of which may have a stride."""
+class _Stage(nn.Module):
+    """Layers one after the other, the first of which may have a stride.
+
+    `kind` is what nnU-Net names them: `convs`, plain convolutions, or `blocks`, residual ones.
+    """
 
     def __init__(
-        self, channels: tuple[int, int], n: int, kernel: Triple, stride: Triple, shape: NnunetShape
+        self, kind: str, channels: Pair, n: int, kernel: Triple, stride: Triple, shape: NnunetShape
     ) -> None:
         super().__init__()
-        _, n_out = channels
-        first = _ResidualBlock(channels, kernel, stride, shape)
-        rest = (_ResidualBlock((n_out, n_out), kernel, (1, 1, 1), shape) for _ in range(n - 1))
-        self.blocks = nn.Sequential(first, *rest)
+        make = _ResidualBlock if kind == "blocks" else _Convolution
+        same = (channels[1], channels[1])
+        rest = (make(same, kernel, (1, 1, 1), shape) for _ in range(n - 1))
+        self.kind = kind
+        self.add_module(kind, nn.Sequential(make(channels, kernel, stride, shape), *rest))
 
     def forward(self, features: Tensor) -> Tensor:
-        changed: Tensor = self.blocks(features)
+        changed: Tensor = getattr(self, self.kind)(features)
         return changed
 
 
 class _Encoder(nn.Module):
     def __init__(self, shape: NnunetShape) -> None:
         super().__init__()
-        n_in = shape.n_in
+        n_in, kind = shape.n_in, "blocks" if shape.is_residual else "convs"
         self.stem: nn.Module = nn.Identity()
         if shape.is_residual:
-            n_in, one = shape.widths[0], (1, 1, 1)
-            self.stem = _Convolutions((shape.n_in, n_in), 1, shape.kernels[0], one, shape)
-        above = (n_in, *shape.widths[:-1])
-        stages: list[nn.Module] = []
-        for *channels, n, kernel, stride in zip(
-            above, shape.widths, shape.n_encoder, shape.kernels, shape.strides, strict=True
-        ):
-            pair = (channels[0], channels[1])
-            if shape.is_residual:
-                stages.append(_ResidualBlocks(pair, n, kernel, stride, shape))
-            else:
-                stages.append(nn.Sequential(_Convolutions(pair, n, kernel, stride, shape)))
-        self.stages = nn.ModuleList(stages)
+            n_in = shape.widths[0]
+            self.stem = _Stage("convs", (shape.n_in, n_in), 1, shape.kernels[0], (1, 1, 1), shape)
+        pairs = zip((n_in, *shape.widths[:-1]), shape.widths, strict=True)
+        stages = [
+            _Stage(kind, pair, n, kernel, stride, shape)
+            for pair, n, kernel, stride in zip(
+                pairs, shape.n_encoder, shape.kernels, shape.strides, strict=True
+            )
+        ]
+        self.stages = nn.ModuleList(
+            stages if shape.is_residual else [nn.Sequential(stage) for stage in stages]
+        )
 
     def forward(self, image: Tensor) -> list[Tensor]:
         """Return the features of each stage."""
-        features, found = self.stem(image), []
+        features, skips = self.stem(image), []
         for stage in self.stages:
             features = stage(features)
-            found.append(features)
-        return found
+            skips.append(features)
+        return skips
 
 
 class _Decoder(nn.Module):
     def __init__(self, shape: NnunetShape) -> None:
         super().__init__()
         # the lowest stage first, as in nnU-Net
-        here = shape.widths[-2::-1]
-        steps = list(zip(shape.widths[:0:-1], here, shape.strides[:0:-1], strict=True))
+        widths = shape.widths[-2::-1]
+        steps = list(zip(shape.widths[:0:-1], widths, shape.strides[:0:-1], strict=True))
         self.transpconvs = nn.ModuleList(
             nn.ConvTranspose3d(below, width, stride, stride, bias=shape.bias)
             for below, width, stride in steps
         )
         self.stages = nn.ModuleList(
-            _Convolutions((2 * width, width), n, kernel, (1, 1, 1), shape)
-            for width, n, kernel in zip(here, shape.n_decoder, shape.kernels[-2::-1], strict=True)
+            _Stage("convs", (2 * width, width), n, kernel, (1, 1, 1), shape)
+            for width, n, kernel in zip(widths, shape.n_decoder, shape.kernels[-2::-1], strict=True)
         )
-        self.seg_layers = nn.ModuleList(nn.Conv3d(width, shape.n_out, 1) for width in here)
+        self.seg_layers = nn.ModuleList(nn.Conv3d(width, shape.n_out, 1) for width in widths)
 
     def forward(self, skips: list[Tensor]) -> Tensor:
         """Return the logits of the finest stage; the other heads are for training alone."""

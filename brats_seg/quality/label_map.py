@@ -1,18 +1,15 @@
 """Check that the labels of a label map look like the tissues that they stand for.
 
-Values do not tell which numbering a label map has, and a grid does not tell whose it is; the voxels
-do. Oedema is outermost: most of its surface borders on healthy brain, where necrosis and enhancing
-tumour border on other labels. Necrosis is brighter than oedema on T2. Only enhancing tumour takes up
-contrast agent, so that it is bright in t1c and not in t1n. And the edge of a tumour is an edge of the
-images: FLAIR or T2 is brighter just inside than just outside.
-
-Nothing is concluded where this is not clear: from small regions, without enhancing tumour, or with
-weak contrast. The limits were set on the twelve labelled real cases of BraTS 2018 and 2021.
+Values do not tell which numbering a label map has; the voxels do. Oedema is outermost: most of its
+surface borders on healthy brain. Only enhancing tumour takes up contrast agent. And the edge of a
+tumour is an edge of the images: FLAIR or T2 is brighter just inside than just outside. Nothing is
+concluded where this is not clear. The limits were set on the twelve labelled real cases of BraTS 2018
+and 2021.
 """
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -23,7 +20,7 @@ from brats_seg.cases.nifti import Volume
 from brats_seg.errors import LabelError
 from brats_seg.labels import CONVENTIONS, LabelConvention, LabelMap, convention_named
 from brats_seg.quality.scan import BrainSample, sample_brain
-from brats_seg.voxels.box import Box, Triple, bounding_box
+from brats_seg.voxels.box import bounding_box
 from brats_seg.voxels.grids import MM3_PER_ML
 from brats_seg.wings import NO_JUDGEMENT, Judgement, ShownLabels
 
@@ -49,10 +46,6 @@ were below, of those that were shifted by 40 mm all, of those shifted by 20 mm m
 CLEAR_CONTRAST = 0.72
 """Such a probability below which the placement is remarked on. All label maps that were mirrored,
 upside down, transposed, of another patient, or shifted by 20 mm were below."""
-
-OTHERS_DIFFER = "most label maps of the release show another numbering"
-"""Contradiction of a label map that shows nothing clear itself."""
-
 SMALLEST_OUTLINE_ML = 0.1
 """Volume from which a label is judged by its outline alone."""
 _RIM_MM = 4.0
@@ -63,127 +56,7 @@ _N_COMPARED = 3000
 _MOST_LABELS = 16
 _NO_BRAIN = _MOST_LABELS - 1
 _T1N, _T1C, _T2W, _T2F, _UPTAKE = range(5)
-_MIRRORED = (
-    ("left to right", (slice(None, None, -1),)),
-    ("front to back", (slice(None), slice(None, None, -1))),
-    ("upside down", (slice(None), slice(None), slice(None, None, -1))),
-)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LabelRoles:
-    """The label values that are clearly one tissue; None where it is not clear."""
-
-    outermost: int | None = None
-    """Value of oedema: it surrounds the others."""
-    enhancing: int | None = None
-    """Value of enhancing tumour: it takes up contrast agent."""
-
-
-NO_ROLES = LabelRoles()
-"""Roles of a label map that shows nothing clear, or of no label map."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Numbering:
-    """Agreement of a convention with the tissues that a label map shows."""
-
-    contradiction: str = ""
-    """Why the convention cannot be right; empty if it can."""
-    fitting: tuple[str, ...] = ()
-    """Names of the conventions that agree, if this one does not."""
-
-    def refusal(
-        self, case_id: str, file: str, convention: LabelConvention, next_step: str = ""
-    ) -> LabelError:
-        """Return the error for a label map that was not declared to be in the convention."""
-        fitting = " or ".join(self.fitting)
-        return LabelError(
-            case_id,
-            file,
-            f"labels that {convention.name} does not explain ({self.contradiction})",
-            f"the numbering of that convention; {fitting} fits",
-            next_step or f"Name the right one with --labels, such as --labels {self.fitting[0]}.",
-        )
-
-    def remark(self, convention: LabelConvention) -> str:
-        """Return a sentence about a contradiction that does not prevent the use."""
-        fitting = f"; {' or '.join(self.fitting)} fits" if self.fitting else ""
-        return f"the labels do not look like {convention.name}: {self.contradiction}{fitting}"
-
-
-def roles_of(sample: BrainSample) -> LabelRoles:
-    """Return which labels are clearly oedema and enhancing tumour."""
-    labels = sample.labels
-    if labels is None or not sample.is_brain:
-        return NO_ROLES
-    outside = np.where(sample.brain, np.minimum(labels, _NO_BRAIN - 1), _NO_BRAIN)
-    labels = np.where(sample.brain, outside, 0)
-    counts = np.bincount(labels.ravel(), minlength=_MOST_LABELS)
-    values = [value for value in range(1, _NO_BRAIN) if counts[value] >= FEWEST_VOXELS]
-    shown = np.stack([*sample.images, sample.images[_T1C] - sample.images[_T1N]])
-    medians = {value: np.median(shown[:, labels == value], axis=1) for value in values}
-    outermost = outermost_label(outside, values)
-    if outermost is not None:
-        others = (medians[value][_T2W] for value in values if value != outermost)
-        # the margin is that of noise
-        if max(others) < medians[outermost][_T2W] - 0.3:
-            outermost = None
-    return LabelRoles(outermost=outermost, enhancing=_enhancing(medians))
-
-
-def roles_of_outline(labels: LabelMap, spacing_mm: tuple[float, float, float]) -> LabelRoles:
-    """Return which label is clearly oedema by its outline alone, where there are no scans.
-
-    Args:
-        labels: The box (X, Y, Z) around the labelled voxels.
-        spacing_mm: Edge lengths of a voxel.
-    """
-    counts = np.bincount(labels.ravel())
-    fewest = SMALLEST_OUTLINE_ML * MM3_PER_ML / prod(spacing_mm)
-    values = [value for value in range(1, min(len(counts), _NO_BRAIN)) if counts[value] >= fewest]
-    framed = np.pad(np.minimum(labels, _NO_BRAIN - 1), 1)
-    return LabelRoles(outermost=outermost_label(framed, values))
-
-
-def outermost_label(labels: LabelMap, values: Sequence[int]) -> int | None:
-    """Return the one of the values whose surface borders on unlabelled voxels, or None.
-
-    Args:
-        labels: Label map (x, y, z), or a box of it with a margin; voxels of `_NO_BRAIN` do not count.
-        values: At least two labels that are large enough to be judged, or None is returned.
-    """
-    if len(values) < 2:
-        return None
-    borders = _borders(labels)
-    shares = {value: borders[value, 0] / max(1, borders[value].sum()) for value in values}
-    outermost = max(shares, key=shares.__getitem__)
-    others = max(share for value, share in shares.items() if value != outermost)
-    return outermost if shares[outermost] >= OUTER_SHARE and others <= INNER_SHARE else None
-
-
-def judge_numbering(
-    roles: LabelRoles, values: Collection[int], convention: LabelConvention
-) -> Numbering:
-    """Return whether a convention agrees with the tissues, and if not, which one does.
-
-    Example:
-        >>> from brats_seg.labels import BRATS2023
-        >>> shown = LabelRoles(outermost=1, enhancing=3)
-        >>> judge_numbering(shown, {0, 1, 2, 3}, BRATS2023).fitting
-        ('msd',)
-    """
-    contradiction = _contradiction(roles, values, convention)
-    if not contradiction:
-        return Numbering()
-    fitting = tuple(
-        other.name
-        for other in CONVENTIONS
-        if set(values) <= other.values
-        and roles.enhancing in {None, other.painted[2]}
-        and roles.outermost in {None, other.painted[0]}
-    )
-    return Numbering(contradiction=contradiction, fitting=fitting)
+_MIRRORED = ("left to right", "front to back", "upside down")
 
 
 def judge_labels(case_id: str, volumes: Sequence[Volume], label: Volume) -> Judgement:
@@ -202,17 +75,32 @@ def judge_sample(
     case_id: str, volumes: Sequence[Volume], label: Volume, sample: BrainSample
 ) -> Judgement:
     """Return the judgement of `judge_labels`, given a sample of the scan and its label map."""
-    try:
-        remarks = check_placement(case_id, volumes, label, sample)
-    except LabelError as error:
-        return Judgement(refusal=error)
-    roles = roles_of(sample)
-    return Judgement(warnings=remarks, outermost=roles.outermost, enhancing=roles.enhancing)
-
-
-def outermost_of_outline(labels: LabelMap, spacing_mm: tuple[float, float, float]) -> int | None:
-    """Return the value that surrounds the others in the box (X, Y, Z) around a label map."""
-    return roles_of_outline(labels, spacing_mm).outermost
+    if sample.labels is None or not sample.is_brain:
+        return NO_JUDGEMENT
+    refused = remark = advice = ""
+    inside = int(np.count_nonzero(sample.labels[sample.brain]))
+    if sample.n_labelled - inside > LARGEST_SHARE_OUTSIDE * sample.n_labelled:
+        share = 1 - inside / sample.n_labelled
+        refused = f"{share:.0%} of the labelled voxels outside the brain"
+    elif inside * sample.voxel_ml > LARGEST_SHARE_OF_BRAIN * sample.brain_ml:
+        refused = f"labels on {inside * sample.voxel_ml / sample.brain_ml:.0%} of the brain"
+    elif (contrast := edge_contrast(sample)) < CLEAR_CONTRAST:
+        advice = _better_placement(volumes, label)
+        words = f"(contrast {contrast:.2f}, where 0.5 is none and tumours have 0.8 or more)"
+        if advice or contrast < LEAST_CONTRAST:
+            refused = f"labels whose edge is no edge in t2f, t2w or t1c {words}"
+        else:
+            remark = (
+                f"the edge of the labels is hardly an edge in t2f, t2w or t1c {words}: view both, "
+                "the label map may be of another scan"
+            )
+    if refused:
+        next_step = f"{advice}View both, and put the right label map there."
+        expected = "labels on the tumour of this scan"
+        return Judgement(refusal=LabelError(case_id, label.file, refused, expected, next_step))
+    outermost, enhancing = shown_tissues(sample)
+    warnings = (remark,) if remark else ()
+    return Judgement(warnings=warnings, outermost=outermost, enhancing=enhancing)
 
 
 def judge_group(
@@ -232,104 +120,47 @@ def judge_group(
         convention: The convention.
         is_named: Whether a person named it, so that nothing is refused.
         next_step: Advice in a refusal, instead of naming the convention with --labels.
+
+    Example:
+        >>> from brats_seg.labels import BRATS2023
+        >>> shown = ShownLabels(
+        ...     case_id="a", file="a.nii", values=frozenset({0, 1, 2, 3}), outermost=1, enhancing=3
+        ... )
+        >>> "msd fits" in str(judge_group([shown], BRATS2023)[0].refusal)
+        True
     """
-    shown = [(LabelRoles(outermost=one.outermost, enhancing=one.enhancing), one) for one in group]
-    rival = "" if is_named else rival_of([(roles, one.values) for roles, one in shown], convention)
-    judgements = []
-    for roles, labels in shown:
-        numbering = judge_numbering(roles, labels.values, convention)
-        is_rival = differ(rival, convention, labels.values)
-        if is_rival and not numbering.contradiction:
-            numbering = Numbering(contradiction=OTHERS_DIFFER, fitting=(rival,))
-        if not numbering.contradiction or not (labels.is_on_scan or is_rival):
-            judgements.append(NO_JUDGEMENT)
-        elif is_named or not numbering.fitting:
-            judgements.append(Judgement(warnings=(numbering.remark(convention),)))
-        else:
-            refusal = numbering.refusal(labels.case_id, labels.file, convention, next_step)
-            judgements.append(Judgement(refusal=refusal))
-    return tuple(judgements)
+    rival = "" if is_named else _rival(group, convention)
+    return tuple(_judged(labels, convention, rival, is_named, next_step) for labels in group)
 
 
-def rival_of(
-    shown: Collection[tuple[LabelRoles, Collection[int]]], convention: LabelConvention
-) -> str:
-    """Return the name of the convention that most label maps of a release look like.
+def outermost_of_outline(labels: LabelMap, spacing_mm: tuple[float, float, float]) -> int | None:
+    """Return the value that surrounds the others in the box (X, Y, Z) around a label map.
 
-    Args:
-        shown: What each label map shows, and its values; most show nothing that is clear.
-        convention: The convention that they are read in.
-
-    Returns:
-        The other convention; empty if as many look like the one that they are read in.
+    Without scans, it is clear by the outline alone, or None.
     """
-    verdicts = [judge_numbering(roles, values, convention) for roles, values in shown]
-    against = Counter(name for verdict in verdicts for name in verdict.fitting)
-    if not against:
-        return ""
-    rival, n_against = against.most_common(1)[0]
-    n_for = sum(
-        not verdict.contradiction
-        and bool(judge_numbering(roles, values, convention_named(rival)).contradiction)
-        for verdict, (roles, values) in zip(verdicts, shown, strict=True)
-    )
-    return rival if n_against > n_for else ""
+    counts = np.bincount(labels.ravel())
+    fewest = SMALLEST_OUTLINE_ML * MM3_PER_ML / prod(spacing_mm)
+    values = [value for value in range(1, min(len(counts), _NO_BRAIN)) if counts[value] >= fewest]
+    return _outermost(np.pad(np.minimum(labels, _NO_BRAIN - 1), 1), values)
 
 
-def differ(rival: str, convention: LabelConvention, values: Collection[int]) -> bool:
-    """Return whether label values have other regions in the rival, the result of `rival_of`."""
-    if not rival:
-        return False
-    other = convention_named(rival)
-    return set(values) <= other.values and any(
-        set(one) & set(values) != set(two) & set(values)
-        for one, two in zip(convention.regions, other.regions, strict=True)
-    )
-
-
-def check_placement(
-    case_id: str, volumes: Sequence[Volume], label: Volume, sample: BrainSample
-) -> tuple[str, ...]:
-    """Check that a label map lies on a tumour of the scan, and return a remark where it is unclear.
-
-    Args:
-        case_id: Id of the case.
-        volumes: Four modalities in the axes of BraTS.
-        label: Label map on the same grid.
-        sample: The sample of both.
-
-    Raises:
-        LabelError: It does not lie on a tumour.
-    """
+def shown_tissues(sample: BrainSample) -> tuple[int | None, int | None]:
+    """Return the values that are clearly oedema and enhancing tumour; None where it is not clear."""
     if sample.labels is None or not sample.is_brain:
-        return ()
-    found = better = ""
-    remarks: tuple[str, ...] = ()
-    inside = int(np.count_nonzero(sample.labels[sample.brain]))
-    if sample.n_labelled - inside > LARGEST_SHARE_OUTSIDE * sample.n_labelled:
-        share = 1 - inside / sample.n_labelled
-        found = f"{share:.0%} of the labelled voxels outside the brain"
-    elif inside * sample.voxel_ml > LARGEST_SHARE_OF_BRAIN * sample.brain_ml:
-        found = f"labels on {inside * sample.voxel_ml / sample.brain_ml:.0%} of the brain"
-    elif (contrast := edge_contrast(sample)) < CLEAR_CONTRAST:
-        better = _better_placement(volumes, label)
-        words = f"(contrast {contrast:.2f}, where 0.5 is none and tumours have 0.8 or more)"
-        if better or contrast < LEAST_CONTRAST:
-            found = f"labels whose edge is no edge in t2f, t2w or t1c {words}"
-        else:
-            remarks = (
-                f"the edge of the labels is hardly an edge in t2f, t2w or t1c {words}: view both, "
-                "the label map may be of another scan",
-            )
-    if found:
-        raise LabelError(
-            case_id,
-            label.file,
-            found,
-            "labels on the tumour of this scan",
-            f"{better}View both, and put the right label map there.",
-        )
-    return remarks
+        return None, None
+    outside = np.where(sample.brain, np.minimum(sample.labels, _NO_BRAIN - 1), _NO_BRAIN)
+    labels = np.where(sample.brain, outside, 0)
+    counts = np.bincount(labels.ravel(), minlength=_MOST_LABELS)
+    values = [value for value in range(1, _NO_BRAIN) if counts[value] >= FEWEST_VOXELS]
+    shown = np.stack([*sample.images, sample.images[_T1C] - sample.images[_T1N]])
+    medians = {value: np.median(shown[:, labels == value], axis=1) for value in values}
+    outermost = _outermost(outside, values)
+    if outermost is not None:
+        others = (medians[value][_T2W] for value in values if value != outermost)
+        # necrosis is brighter than oedema on T2; the margin is that of noise
+        if max(others) < medians[outermost][_T2W] - 0.3:
+            outermost = None
+    return outermost, _enhancing(medians)
 
 
 def edge_contrast(sample: BrainSample) -> float:
@@ -343,16 +174,108 @@ def edge_contrast(sample: BrainSample) -> float:
     if box is None:
         return 1.0
     n_layers = max(1, round(_RIM_MM / max(sample.spacing_mm)))
-    around = Box(
-        start=_moved(box.start, -n_layers - 1), stop=_moved(box.stop, n_layers + 1)
-    ).within(sample.brain.shape)
+    around = box.grown(n_layers + 1).within(sample.brain.shape)
     labelled, brain = labelled[around.slices], sample.brain[around.slices]
     inner = brain & labelled & ~binary_erosion(labelled, iterations=n_layers)
     outer = brain & ~labelled & binary_dilation(labelled, iterations=n_layers)
     if min(np.count_nonzero(inner), np.count_nonzero(outer)) < _FEWEST_RIM_VOXELS:
         return 1.0
-    images = (sample.images[place][around.slices] for place in (_T2F, _T2W, _T1C))
+    images = (sample.images[modality][around.slices] for modality in (_T2F, _T2W, _T1C))
     return max(_brighter(image[inner], image[outer]) for image in images)
+
+
+def _judged(
+    labels: ShownLabels, convention: LabelConvention, rival: str, is_named: bool, next_step: str
+) -> Judgement:
+    contradiction, fitting = _contradiction(labels, convention), _fitting(labels)
+    is_rival = _has_other_regions(rival, convention, labels.values)
+    if is_rival and not contradiction:
+        contradiction = "most label maps of the release show another numbering"
+        fitting = (rival,)
+    if not contradiction or not (labels.is_on_scan or is_rival):
+        return NO_JUDGEMENT
+    fits = f"; {' or '.join(fitting)} fits" if fitting else ""
+    if is_named or not fitting:
+        words = f"the labels do not look like {convention.name}: {contradiction}{fits}"
+        return Judgement(warnings=(words,))
+    return Judgement(
+        refusal=LabelError(
+            labels.case_id,
+            labels.file,
+            f"labels that {convention.name} does not explain ({contradiction})",
+            f"the numbering of that convention{fits}",
+            next_step or f"Name the right one with --labels, such as --labels {fitting[0]}.",
+        )
+    )
+
+
+def _rival(group: Sequence[ShownLabels], convention: LabelConvention) -> str:
+    """Return the name of another convention that most label maps look like; empty if none is.
+
+    Most label maps show nothing that is clear, and do not count.
+    """
+    against = Counter(
+        name for labels in group if _contradiction(labels, convention) for name in _fitting(labels)
+    )
+    if not against:
+        return ""
+    rival, n_against = against.most_common(1)[0]
+    n_for = sum(
+        not _contradiction(labels, convention)
+        and bool(_contradiction(labels, convention_named(rival)))
+        for labels in group
+    )
+    return rival if n_against > n_for else ""
+
+
+def _has_other_regions(rival: str, convention: LabelConvention, values: Collection[int]) -> bool:
+    """Return whether label values have other regions in the rival, the result of `_rival`."""
+    if not rival:
+        return False
+    other = convention_named(rival)
+    return set(values) <= other.values and any(
+        set(one) & set(values) != set(two) & set(values)
+        for one, two in zip(convention.regions, other.regions, strict=True)
+    )
+
+
+def _contradiction(labels: ShownLabels, convention: LabelConvention) -> str:
+    """Return why the convention cannot be right; empty if it can."""
+    oedema, _, enhancing = convention.painted
+    if labels.enhancing not in {None, enhancing}:
+        return (
+            f"label {labels.enhancing} takes up contrast agent, but enhancing tumour is {enhancing}"
+        )
+    if labels.outermost not in {None, oedema} and oedema in labels.values:
+        return f"label {labels.outermost} surrounds the others, but oedema is {oedema}"
+    return ""
+
+
+def _fitting(labels: ShownLabels) -> tuple[str, ...]:
+    """Return the names of the conventions that agree with the tissues."""
+    return tuple(
+        other.name
+        for other in CONVENTIONS
+        if labels.values <= other.values
+        and labels.enhancing in {None, other.painted[2]}
+        and labels.outermost in {None, other.painted[0]}
+    )
+
+
+def _outermost(labels: LabelMap, values: Sequence[int]) -> int | None:
+    """Return the one of the values whose surface borders on unlabelled voxels, or None.
+
+    Args:
+        labels: Label map (x, y, z), or a box of it with a margin; voxels of `_NO_BRAIN` do not count.
+        values: Labels that are large enough to be judged.
+    """
+    if len(values) < 2:
+        return None
+    borders = _borders(labels)
+    shares = {value: borders[value, 0] / max(1, borders[value].sum()) for value in values}
+    outermost = max(shares, key=shares.__getitem__)
+    others = max(share for value, share in shares.items() if value != outermost)
+    return outermost if shares[outermost] >= OUTER_SHARE and others <= INNER_SHARE else None
 
 
 def _enhancing(medians: dict[int, npt.NDArray[np.float32]]) -> int | None:
@@ -380,31 +303,16 @@ def _borders(labels: LabelMap) -> npt.NDArray[np.int64]:
     return faces
 
 
-def _contradiction(roles: LabelRoles, values: Collection[int], convention: LabelConvention) -> str:
-    oedema, _, enhancing = convention.painted
-    if roles.enhancing not in {None, enhancing}:
-        return (
-            f"label {roles.enhancing} takes up contrast agent, but enhancing tumour is {enhancing}"
-        )
-    if roles.outermost not in {None, oedema} and oedema in values:
-        return f"label {roles.outermost} surrounds the others, but oedema is {oedema}"
-    return ""
-
-
 def _better_placement(volumes: Sequence[Volume], label: Volume) -> str:
     """Return a sentence that says how the label map would have to be mirrored to fit, if it would."""
-    for direction, turn in _MIRRORED:
-        sample = sample_brain(volumes, replace(label, array=label.array[turn]))
+    for axis, direction in enumerate(_MIRRORED):
+        sample = sample_brain(volumes, replace(label, array=np.flip(label.array, axis)))
         if sample is not None and sample.labels is not None:
             inside = int(np.count_nonzero(sample.labels[sample.brain]))
             is_inside = inside > (1 - LARGEST_SHARE_OUTSIDE) * sample.n_labelled
             if is_inside and CLEAR_CONTRAST < edge_contrast(sample) < 1:
                 return f"It would fit if it were mirrored {direction}. "
     return ""
-
-
-def _moved(point: Triple, by: int) -> Triple:
-    return point[0] + by, point[1] + by, point[2] + by
 
 
 def _brighter(inner: npt.NDArray[np.float32], outer: npt.NDArray[np.float32]) -> float:

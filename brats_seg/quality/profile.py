@@ -7,10 +7,10 @@ that, and are therefore not measured. Spacing and label convention are in `Model
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +21,13 @@ from scipy.special import stdtrit
 from brats_seg.cases.many import evenly_spread
 from brats_seg.config import Section
 from brats_seg.data.normalisation import grid_of
+from brats_seg.errors import counted
 from brats_seg.labels import MODALITIES
 from brats_seg.quality.scan import (
+    MIXED_UP,
     MODALITY_PAIRS,
+    NO_AGENT,
+    NOT_STRIPPED,
     BrainSample,
     local_contrast,
     pair_contrasts,
@@ -31,9 +35,12 @@ from brats_seg.quality.scan import (
     surface_layers,
     uptake,
 )
-from brats_seg.voxels.box import Box, Triple
+from brats_seg.voxels.box import Triple
 from brats_seg.voxels.grids import Spacing
 from brats_seg.wings import Notes
+
+if TYPE_CHECKING:
+    from brats_seg.inference.method import Scan
 
 Kind: TypeAlias = Literal["size", "intensities", "contrast", "uptake", "surface", "sharpness"]
 """Property of a scan that a measure is about."""
@@ -46,9 +53,6 @@ normally distributed. Of twelve real cases, each compared with the other eleven,
 2 % in random splits with eight cases to train on (`benchmarks/scan_check.py`)."""
 _MOST_CASES = 100
 """Cases that a profile is made from at most; with 24 the intervals are 12 % wider."""
-_MOST_MEASURED = 24
-"""Cases that are measured at most at the start of a run, which takes seconds, where `prepare` has stored
-no measures."""
 _NOTE = "profile"
 """Entry of the notes of a model."""
 _VERSION = 1
@@ -61,6 +65,26 @@ _EVERY = 8
 """Step between the planes whose sharpness is measured."""
 _SMOOTH = 0.01
 """Sharpness below which an image counts as smooth, such as between slices that were interpolated."""
+
+_CAUSES: dict[Kind, str] = {
+    "size": "another atlas, a wrong voxel size, or a brain that is cut or not stripped",
+    "intensities": "another normalisation, or another modality in its place",
+    "contrast": "modalities that are swapped, shifted against each other, or normalised otherwise",
+    "uptake": "no contrast agent, or t1n and t1c swapped",
+    "surface": "a brain that is not stripped, or stripped otherwise",
+    "sharpness": "thick slices, smoothing, resampling or noise",
+}
+"""Usual causes of a deviation of each kind."""
+_SAID: dict[Kind, str] = {
+    "contrast": MIXED_UP,
+    "uptake": NO_AGENT,
+    "size": NOT_STRIPPED,
+    "surface": NOT_STRIPPED,
+}
+"""Words of the remark that says the same of any scan."""
+_SINGLE_CAUSE: tuple[Kind, ...] = ("uptake", "size")
+"""Kinds that are told first: few faults change them, and most faults change the others."""
+_MOST_SENTENCES = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,44 +104,40 @@ class Measure:
         return f"{np.exp(value) if self.is_log else value:.3g}"
 
 
-def _measures() -> tuple[Measure, ...]:
-    size = ("brain volume (ml)", *(f"length of the brain along {axis} (mm)" for axis in "xyz"))
-    pairs = [f"{MODALITIES[one]} and {MODALITIES[other]}" for one, other in MODALITY_PAIRS]
-    measures = [Measure(name=name, kind="size", least_sd=0.02, is_log=True) for name in size]
-    measures += [
-        Measure(
-            name=f"percentile {percent} of the intensities of {modality}",
-            kind="intensities",
-            least_sd=0.1,
+_PAIRS = [f"{MODALITIES[first]} and {MODALITIES[second]}" for first, second in MODALITY_PAIRS]
+MEASURES = (
+    *(
+        Measure(name=name, kind="size", least_sd=0.02, is_log=True)
+        for name in (
+            "brain volume (ml)",
+            *(f"length of the brain along {axis} (mm)" for axis in "xyz"),
         )
-        for modality in MODALITIES
-        for percent in _PERCENTILES
-    ]
-    for words in ("correlation", "asymmetry of the difference", "correlation of the edges"):
-        measures += [
-            Measure(name=f"{words} of {pair}", kind="contrast", least_sd=0.03) for pair in pairs
-        ]
-    measures.append(Measure(name="uptake of t1c", kind="uptake", least_sd=0.1, is_log=True))
-    measures += [
-        Measure(name=f"brightness of the surface in {modality}", kind="surface", least_sd=0.1)
-        for modality in MODALITIES
-    ]
-    sharpness = [
-        f"{words} of {modality}"
-        for modality in (*MODALITIES, "all modalities")
+    ),
+    *(
+        Measure(name=f"percentile {p} of the intensities of {m}", kind="intensities", least_sd=0.1)
+        for m in MODALITIES
+        for p in _PERCENTILES
+    ),
+    *(
+        Measure(name=f"{words} of {pair}", kind="contrast", least_sd=0.03)
+        for words in ("correlation", "asymmetry of the difference", "correlation of the edges")
+        for pair in _PAIRS
+    ),
+    Measure(name="uptake of t1c", kind="uptake", least_sd=0.1, is_log=True),
+    *(
+        Measure(name=f"brightness of the surface in {m}", kind="surface", least_sd=0.1)
+        for m in MODALITIES
+    ),
+    *(
+        Measure(name=f"{words} of {m}", kind="sharpness", least_sd=0.05, is_log=True)
+        for m in (*MODALITIES, "all modalities")
         for words in (
             "sharpness",
             "sharpness of the sharpest axis",
             "sharpness of the least sharp axis, against that of the sharpest,",
         )
-    ]
-    measures += [
-        Measure(name=name, kind="sharpness", least_sd=0.05, is_log=True) for name in sharpness
-    ]
-    return tuple(measures)
-
-
-MEASURES = _measures()
+    ),
+)
 """All measures, in the order of the results of `measure_crop`."""
 
 
@@ -181,6 +201,20 @@ def notes_of_training(folder: Path, case_ids: Sequence[str]) -> dict[str, JsonVa
     return {} if profile is None else {_NOTE: profile.model_dump(mode="json")}
 
 
+def unlike_training(scan: "Scan", notes: Sequence[Notes], spacing_mm: Spacing) -> tuple[str, ...]:
+    """Return a warning for each property that the training sets of a model make unlikely.
+
+    Args:
+        scan: The scan, prepared for the model.
+        notes: Notes of each member of the model; none for models of other programs.
+        spacing_mm: Voxel size of `scan.image`.
+    """
+    profile = profile_in(notes)
+    if profile is None or scan.modalities != MODALITIES:
+        return ()
+    return tuple(_unusual_properties(scan, profile, spacing_mm))
+
+
 def has_profile(notes: Sequence[Notes]) -> bool:
     """Return whether new scans can be compared with the training sets of all members of a model."""
     return profile_in(notes) is not None
@@ -200,25 +234,23 @@ def profile_in(notes: Sequence[Notes]) -> TrainingProfile | None:
 
 def measures_of(image: npt.NDArray[np.generic], spacing_mm: Spacing) -> str:
     """Return the measures of a prepared brain crop (4, x, y, z), as `prepare` stores them."""
-    return measures_text(measure_crop(image, spacing_mm))
+    values = measure_crop(image, spacing_mm)
+    named = {} if values is None else dict(zip(_names(), values.tolist(), strict=True))
+    return json.dumps({"version": _VERSION, "values": named}, indent=1)
 
 
 def profile_of_cases(folder: Path, case_ids: Sequence[str]) -> TrainingProfile | None:
     """Return the profile of prepared cases; None if too few of them are brains.
 
-    The measures are those that `prepare` has stored. Cases that an earlier version prepared are
-    measured. Of very many cases, evenly spaced ones are taken.
+    The measures are those that `prepare` has stored; of very many cases, evenly spaced ones are taken.
 
     Raises:
         CaseError: A case is not prepared, or is damaged.
     """
-    from brats_seg.data.manifest import MEASURES_NAME, manifest_of
+    from brats_seg.data.manifest import manifest_of
 
-    chosen = evenly_spread(case_ids, _MOST_CASES)
-    if not all((folder / case_id / MEASURES_NAME).exists() for case_id in chosen):
-        chosen = evenly_spread(case_ids, _MOST_MEASURED)
     measured, grids = [], set[Triple]()
-    for case_id in chosen:
+    for case_id in evenly_spread(case_ids, _MOST_CASES):
         values = _measures_of(folder, case_id)
         if values is not None:
             measured.append(values)
@@ -226,16 +258,6 @@ def profile_of_cases(folder: Path, case_ids: Sequence[str]) -> TrainingProfile |
     if len(measured) < FEWEST_CASES:
         return None
     return profile_of(np.stack(measured), grids if len(grids) <= _MOST_GRIDS else ())
-
-
-def measures_text(values: npt.NDArray[np.float64] | None) -> str:
-    """Return the content of the file in which `prepare` stores the measures of a case.
-
-    Args:
-        values: The result of `measure_crop`.
-    """
-    named = {} if values is None else dict(zip(_names(), values.tolist(), strict=True))
-    return json.dumps({"version": _VERSION, "values": named}, indent=1)
 
 
 def profile_of(
@@ -259,15 +281,6 @@ def profile_of(
         ),
         grids=tuple(sorted(grids)),
     )
-
-
-def parse_profile(values: Any) -> TrainingProfile | None:
-    """Return a profile as a checkpoint stores it; None if it has none.
-
-    Raises:
-        ValueError: An entry is unknown, missing or out of range.
-    """
-    return None if values is None else TrainingProfile.model_validate(values)
 
 
 def pooled(profiles: Sequence[TrainingProfile]) -> TrainingProfile | None:
@@ -350,31 +363,53 @@ def measure_crop(
     return np.nan_to_num(np.concatenate(parts))
 
 
+def _unusual_properties(
+    scan: "Scan", profile: TrainingProfile, spacing_mm: Spacing
+) -> Iterator[str]:
+    """Yield sentences about the kinds of measures that deviate most from the training set.
+
+    Nothing is said about a foreground that is no brain.
+    """
+    values = measure_crop(scan.image, spacing_mm)
+    if values is None:
+        return
+    shape, _ = grid_of(scan.geometry)
+    if profile.grids and scan.resampling is None and shape not in profile.grids:
+        own, usual = ("x".join(map(str, grid)) for grid in (shape, profile.grids[0]))
+        more = f" or {counted(len(profile.grids) - 1, 'other')}" if len(profile.grids) > 1 else ""
+        yield (
+            f"its grid has {own} voxels, those of the training scans {usual}{more}: it may be in "
+            "another atlas, or cropped"
+        )
+    by_kind: dict[Kind, list[Deviation]] = {}
+    for one in deviations(profile, values):
+        by_kind.setdefault(one.measure.kind, []).append(one)
+    said = [kind for kind, words in _SAID.items() if any(words in one for one in scan.warnings)]
+    left = [kind for kind in by_kind if kind not in said]
+    # the sort is stable, and the others stay in the order of their worst measure
+    for kind in sorted(left, key=lambda kind: kind not in _SINGLE_CAUSE)[:_MOST_SENTENCES]:
+        yield _sentence(kind, by_kind[kind])
+
+
+def _sentence(kind: Kind, found: Sequence[Deviation]) -> str:
+    more = f" ({counted(len(found) - 1, 'more measure')} of that kind)" if len(found) > 1 else ""
+    return f"unlike the training scans: {found[0]}{more}; usual causes: {_CAUSES[kind]}"
+
+
 def _names() -> list[str]:
     return [measure.name for measure in MEASURES]
 
 
 def _measures_of(folder: Path, case_id: str) -> npt.NDArray[np.float64] | None:
-    """Return the measures of a prepared case: the stored ones, if they are those of this version."""
+    """Return the stored measures of a prepared case; None if they are missing, or it is no brain."""
     from brats_seg.data.manifest import MEASURES_NAME
-    from brats_seg.data.store import open_case
 
     try:
-        values = _parsed_measures((folder / case_id / MEASURES_NAME).read_text())
-    except (OSError, ValueError, TypeError, KeyError):
-        case = open_case(folder, case_id)
-        whole = Box(start=(0, 0, 0), stop=case.shape)
-        return measure_crop(case.read_image(whole), case.spacing_mm)
-    return np.array(values) if values else None
-
-
-def _parsed_measures(text: str) -> list[float]:
-    """Return the values that `measures_text` wrote; raise if they are not those of this version."""
-    stored = json.loads(text)
-    if stored["version"] != _VERSION:
-        raise ValueError(stored["version"])
-    named = stored["values"]
-    return [float(named[name]) for name in _names()] if named else []
+        stored = json.loads((folder / case_id / MEASURES_NAME).read_text())
+    except (OSError, ValueError):
+        return None
+    named = stored["values"] if stored["version"] == _VERSION else {}
+    return np.array([named[name] for name in _names()]) if named else None
 
 
 def _surface_brightness(sample: BrainSample) -> list[float]:

@@ -27,7 +27,7 @@ from tests.builders import Run, write_nifti
 from tests.check_builders import phantom
 from tests.inference_builders import CPU, write_run
 from tests.prepared import prepare
-from tests.test_training_profile import phantom_profile
+from tests.test_profile import phantom_profile
 from tests.training_builders import tiny_settings, train
 
 LINES = tuple(

@@ -24,8 +24,9 @@ from brats_seg.quality.profile import (
     pooled,
     profile_of,
     profile_of_cases,
+    unlike_training,
 )
-from brats_seg.quality.scan_check import checked_scan
+from brats_seg.wings import Notes
 from tests.check_builders import ATLAS_AFFINE, phantom, real_cases
 from tests.prepared import prepare, write_prepared
 
@@ -57,9 +58,14 @@ def phantom_profile() -> TrainingProfile:
     return profile_of(phantom_values(), [(64, 64, 56)])
 
 
+def notes_of(profile: TrainingProfile | None = None) -> list[Notes]:
+    return [{"profile": (profile or phantom_profile()).model_dump(mode="json")}]
+
+
 def said_of(images: Images, profile: TrainingProfile | None = None) -> str:
     """Return all warnings about a scan."""
-    return " | ".join(checked_scan(scan_of(images), profile or phantom_profile(), MM).warnings)
+    scan = scan_of(images)
+    return " | ".join((*scan.warnings, *unlike_training(scan, notes_of(profile), MM)))
 
 
 def blurred(images: Images, mm: float = 1.5) -> Images:
@@ -152,10 +158,9 @@ def test_a_grid_that_no_training_scan_has_is_named() -> None:
 def test_what_any_scan_is_told_is_not_said_again() -> None:
     scan = scan_of(phantom(20)[0][[2, 1, 0, 3]])
 
-    checked = checked_scan(scan, phantom_profile(), MM)
+    added = unlike_training(scan, notes_of(), MM)
 
     assert any("mixed up" in one for one in scan.warnings)
-    added = checked.warnings[len(scan.warnings) :]
     assert added
     assert not any("swapped, shifted" in one for one in added)
 
@@ -164,8 +169,10 @@ def test_nothing_is_said_without_a_profile_or_of_a_scan_that_is_no_brain() -> No
     scan = scan_of(phantom(20)[0])
     speck = scan_of(phantom(20)[0][:, 20:40, 20:40, 20:40])
 
-    assert checked_scan(scan, None, MM) is scan
-    assert checked_scan(speck, phantom_profile(), MM) is speck
+    assert unlike_training(scan, [{}], MM) == ()
+    assert unlike_training(scan, [*notes_of(), {}], MM) == ()
+    assert unlike_training(scan, [], MM) == ()
+    assert unlike_training(speck, notes_of(), MM) == ()
 
 
 def test_a_modality_that_is_missing_makes_the_scan_incomparable() -> None:
@@ -197,31 +204,18 @@ def test_prepared_cases_are_measured_as_new_scans_are(four_prepared: Path) -> No
         assert one.low - 1e-3 <= value <= one.high + 1e-3, one.name
 
 
-def test_prepared_cases_hold_their_measures_and_those_of_an_earlier_version_are_measured(
-    four_prepared: Path, tmp_path: Path
-) -> None:
+def test_only_stored_measures_of_this_version_count(four_prepared: Path, tmp_path: Path) -> None:
+    """They spare a run the reading of its scans."""
     folder = shutil.copytree(four_prepared, tmp_path / "prepared")
     ids = sorted(path.name for path in folder.iterdir() if path.is_dir())
-    stored = profile_of_cases(folder, ids)
-
-    first, second, third, _ = (folder / case_id / "measures.json" for case_id in ids)
-    first.unlink()
-    second.write_text(second.read_text().replace('"version": 1', '"version": 0'))
-    third.write_text("{}")
-
-    assert stored is not None
-    assert profile_of_cases(folder, ids) == stored
-
-
-def test_stored_measures_spare_a_run_the_reading_of_its_scans(
-    four_prepared: Path, tmp_path: Path
-) -> None:
-    folder = shutil.copytree(four_prepared, tmp_path / "prepared")
-    ids = [path.name for path in folder.iterdir() if path.is_dir()]
     for path in folder.glob("*/image.npy"):
         path.write_bytes(b"")
-
     assert profile_of_cases(folder, ids) is not None
+
+    measures = folder / ids[0] / "measures.json"
+    measures.write_text(measures.read_text().replace('"version": 1', '"version": 0'))
+
+    assert profile_of_cases(folder, ids) is None
 
 
 def test_damaged_measures_are_found_by_their_check_sum(tmp_path: Path) -> None:

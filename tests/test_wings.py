@@ -1,0 +1,81 @@
+"""Each wing can be deleted: the rest of the package is imported, and does its work without it."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import brats_seg.errors
+from brats_seg import wings
+from tests.builders import write_case
+from tests.inference_builders import write_run
+
+WINGS = ("quality", "interop", "dicom", "pages", "survival")
+PACKAGE = Path(brats_seg.errors.__file__).parent
+PROGRAM = """
+import importlib
+import pkgutil
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+gone, wings, copy, folder = sys.argv[1], sys.argv[2].split(), Path(sys.argv[3]), Path(sys.argv[4])
+sys.path.insert(0, str(copy))
+# an editable installation would find the wing in its own folder
+sys.meta_path[:] = [one for one in sys.meta_path if "editable" not in str(one).lower()]
+import brats_seg
+
+assert find_spec(f"brats_seg.{gone}") is None
+
+assert Path(brats_seg.__file__).is_relative_to(copy), brats_seg.__file__
+for module in pkgutil.walk_packages(brats_seg.__path__, "brats_seg."):
+    if module.name.split(".")[1] not in {*wings, "__main__"}:
+        importlib.import_module(module.name)
+
+from brats_seg import PredictionSettings, predict_folder
+from brats_seg.cases.index import index_cases
+from brats_seg.evaluation.evaluate import evaluate_folders
+from brats_seg.evaluation.protocols import protocol_named
+
+index = index_cases(folder / "scans")
+assert [case.usable for case in index.cases] == [True], index.cases[0].problems
+settings = PredictionSettings(device="cpu", preview=False)
+outcome = predict_folder([folder / "scans"], [folder / "run"], copy / "out", settings)
+assert (outcome.n_predicted, outcome.failures) == (1, ()), outcome
+evaluation = evaluate_folders(folder / "scans", copy / "out", protocol_named("legacy"))
+assert (len(evaluation.scores), evaluation.failures) == (3, ()), evaluation
+"""
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("inputs")
+    write_case(folder / "scans")
+    write_run(folder / "run")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wing", WINGS)
+def test_the_core_works_without_a_wing(wing: str, inputs: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(
+        PACKAGE, tmp_path / "brats_seg", ignore=shutil.ignore_patterns("__pycache__", wing)
+    )
+    assert not (copy / wing).exists()
+
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PROGRAM, wing, " ".join(WINGS), tmp_path, inputs],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("name", ["judges", "dicom", "pages", "interop"])
+def test_a_wing_that_is_there_is_reached(name: str) -> None:
+    assert getattr(wings, name)() is not None
