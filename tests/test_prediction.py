@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from brats_seg.labels import MODALITY_SUBSETS
-from tests.builders import Run, write_case
+from tests.builders import Run, check_json, write_case
 from tests.inference_builders import IDENTITY, write_run
 
 
@@ -37,14 +37,16 @@ def test_machines_read_a_line_of_json_for_each_case(
     run: Run, brats_root: Path, model: Path
 ) -> None:
     (brats_root / "notes.zip").touch()
+    next(brats_root.glob("*_00003/*_t2.nii.gz")).write_bytes(b"")
 
     code, shown, said = run(
         "predict", brats_root, "-o", "out", "--model", model, "--json", "--set", "preview=false"
     )
 
-    records = [json.loads(line) for line in shown.splitlines()]
-    assert code == 0
-    assert [record["status"] for record in records] == ["done"] * 6
+    records = {record["case_id"]: record for record in check_json("predict", shown)}
+    assert code == 1
+    assert len(records) == 6
+    assert [name for name, record in records.items() if "message" in record] == ["BraTS2021_00003"]
     # what a person should know does not get between the lines
     assert "archives are not read" in said
 

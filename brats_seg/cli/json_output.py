@@ -7,7 +7,8 @@ under `properties`.
 import json
 import sys
 from collections.abc import Mapping
-from operator import attrgetter
+from functools import reduce
+from operator import attrgetter, or_
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, cast
@@ -62,7 +63,7 @@ OUTPUTS: dict[str, Any] = {
         "predicted_summaries": _SUMMARIES,
         "failures": _FAILURES,
     },
-    "predict": "inference.results:Record",
+    "predict": "inference.results:Record | cases.many:Failure",
     "export": {"path": Path, "n_networks": int, "fingerprint": str},
     "reconstruct": {
         "case_id": str,
@@ -147,7 +148,7 @@ def output_schema() -> dict[str, Any]:
 def _type_of(output: Any, name: str) -> Any:
     match output:
         case str():
-            return resolve_name(f"brats_seg.{output}")
+            return reduce(or_, (resolve_name(f"brats_seg.{part}") for part in output.split(" | ")))
         case [below, None]:
             return _type_of(below, name) | None
         case [below]:

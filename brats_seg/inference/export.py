@@ -8,13 +8,11 @@ A MONAI bundle or ONNX files stand beside them if they are asked for.
 """
 
 import logging
-import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from safetensors.torch import save
 
@@ -23,7 +21,6 @@ from brats_seg.files import alone_at, whole_file, whole_folder, write_json
 from brats_seg.inference.model import assemble, read_together
 from brats_seg.inference.model_card import CARD_NAME, write_card
 from brats_seg.inference.model_facts import (
-    FACTS_NAME,
     CrossValidationScores,
     ModelFacts,
     facts_of,
@@ -45,13 +42,6 @@ from brats_seg.runtime.weights import (
 from brats_seg.wings import interop
 
 log = logging.getLogger(__name__)
-
-Writer: TypeAlias = Callable[[ExportedModel, Path], None]
-"""Writes files into the folder of an exported model that has its weights and its card."""
-
-_MEMBER = re.compile(r"member\d+\.(safetensors|onnx)")
-_BUNDLE_FOLDERS = ("configs", "models", "docs")
-"""Folders of a MONAI bundle."""
 
 
 def export_model(
@@ -90,24 +80,30 @@ def export_model(
     """
     if replace:
         check_replaceable(folder)
+    elif folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        msg = f"{folder} exists already. Choose another folder, or remove it first."
+        raise UsageError(msg)
+    write_more = _writer(file_format)
     networks = read_together(runs)
     for network in networks:
         # raises if the weights do not fit the network of the settings
         assemble([network], choose_device("cpu", "fp32"))
     exported = ExportedModel(networks=networks, fingerprint=fingerprint_of(networks))
     facts = facts_of(runs, license_name=license_name, case_ids=case_ids, scores=scores)
-    if replace and _holds(folder, exported.fingerprint) and _has_card(folder, facts):
+    is_there = replace and _holds(folder, exported.fingerprint)
+    if is_there and _has_card(folder, facts):
         return exported
-    if not replace:
-        _check_free(folder)
-        with alone_at(folder, is_folder=True):
-            write_exported(exported, facts, folder, _writer_of(file_format))
-    elif not _holds(folder, exported.fingerprint):
-        when_full = "Free some space and start the same command again."
-        with whole_folder(folder, when_full=when_full) as beside:
-            write_exported(exported, facts, beside)
-    else:
-        write_card(exported, facts, folder)
+    with alone_at(folder):
+        # of processes that were killed
+        for leftover in folder.parent.glob(f".*-new-{folder.name}"):
+            shutil.rmtree(leftover)
+        if is_there:
+            write_card(exported, facts, folder)
+        else:
+            when_full = "Free some space and start the same command again."
+            with whole_folder(folder, when_full=when_full) as beside:
+                _write(exported, facts, beside)
+                write_more(exported, beside)
     _log_card(facts)
     return exported
 
@@ -119,88 +115,29 @@ def check_replaceable(folder: Path) -> None:
         raise UsageError(msg)
 
 
-def _writer_of(file_format: FileFormat) -> Writer | None:
-    """Return the function that writes files for other programs; None if there are none."""
+def _writer(file_format: FileFormat) -> Callable[[ExportedModel, Path], None]:
+    """Return the function that writes the files of another program beside the weights."""
     if file_format == "safetensors":
-        return None
+        return lambda _exported, _folder: None
     wing = interop()
     if wing is None:
-        msg = f"--format {file_format} needs brats_seg.interop, which is missing: install it, or leave it out"
+        msg = f"--format {file_format} needs brats_seg.interop, which is missing: install it"
         raise UsageError(msg)
-    writer: Writer = wing.WRITERS[file_format]
+    writer: Callable[[ExportedModel, Path], None] = wing.WRITERS[file_format]
     return writer
 
 
-def write_exported(
-    exported: ExportedModel, facts: ModelFacts, folder: Path, also: Writer | None = None
-) -> None:
-    """Write networks to a folder that is empty or missing; the description comes last.
-
-    If they cannot all be written, the folder is empty again. What a killed process has left there is
-    replaced.
-
-    Args:
-        exported: Networks.
-        facts: Facts for the model card.
-        folder: Folder to write.
-        also: Writes the files of another program beside the weights.
-
-    Raises:
-        UsageError: The folder holds something.
-        EnvironmentalError: It cannot be written.
-    """
-    _check_free(folder)
-    _empty(folder)
-    try:
-        _write(exported, facts, folder, also)
-    except BaseException:
-        with suppress(OSError):
-            _empty(folder)
-        raise
-
-
-def _empty(folder: Path) -> None:
-    for path in _visible(folder):
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-
-
-def _check_free(folder: Path) -> None:
-    if folder.exists() and not (folder.is_dir() and _is_free(_visible(folder))):
-        msg = f"{folder} exists already. Choose another folder, or remove it first."
-        raise UsageError(msg)
-
-
-def _is_free(files: Sequence[Path]) -> bool:
-    """Return whether a folder with these files is empty, or an export that did not end."""
-    own = [path for path in files if _MEMBER.fullmatch(path.name) and path.is_file()]
-    rest = {path.name for path in files} - {path.name for path in own}
-    return not files or (bool(own) and rest <= {CARD_NAME, FACTS_NAME, *_BUNDLE_FOLDERS})
-
-
-def _visible(folder: Path) -> list[Path]:
-    """Return what a folder holds besides locks and temporary files."""
-    if not folder.is_dir():
-        return []
-    return [path for path in folder.iterdir() if not path.name.startswith(".")]
-
-
-def _write(exported: ExportedModel, facts: ModelFacts, folder: Path, also: Writer | None) -> None:
+def _write(exported: ExportedModel, facts: ModelFacts, folder: Path) -> None:
     networks = exported.networks
-    members = [_written(network, place, folder) for place, network in enumerate(networks)]
     conventions = sorted({name for network in networks for name in network.identity.conventions})
     description = {
         "format_version": FORMAT_VERSION,
         "brats_seg": version("brats_seg"),
         "fingerprint": exported.fingerprint,
         "labels": {name: _table(convention_named(name)) for name in conventions},
-        "members": members,
+        "members": [_write_member(network, i, folder) for i, network in enumerate(networks)],
     }
     write_card(exported, facts, folder)
-    if also is not None:
-        also(exported, folder)
     write_json(folder / MODEL_NAME, description)
 
 
@@ -231,9 +168,9 @@ def _log_card(facts: ModelFacts) -> None:
         log.info("The model card states no licence; --license names one.")
 
 
-def _written(network: TrainedModel, place: int, folder: Path) -> dict[str, Any]:
+def _write_member(network: TrainedModel, index: int, folder: Path) -> dict[str, Any]:
     """Write the weights of a network, and return its entry of `model.json`."""
-    name = f"member{place}.safetensors"
+    name = f"member{index}.safetensors"
     with whole_file(folder / name) as beside:
         # in memory first: `save_file` reports a full disk in an error of its own
         beside.write_bytes(

@@ -8,14 +8,12 @@ When memory runs out, a case is computed again in a mode that needs less: first 
 windows in the memory of the host, then with smaller windows, and finally on the CPU.
 """
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import combinations, product, starmap
 from operator import iadd
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -27,13 +25,9 @@ from brats_seg.inference.method import Field, Method, NetworkInput
 from brats_seg.inference.model import Member, Model
 from brats_seg.progress import part
 from brats_seg.runtime.device import Device, choose_device
-from brats_seg.runtime.memory import is_out_of_memory
+from brats_seg.runtime.memory import Fallback
 from brats_seg.runtime.windows import n_windows, predict_logits
 from brats_seg.voxels.box import Triple, rounded_up
-
-log = logging.getLogger(__name__)
-
-Result = TypeVar("Result")
 
 _SMALLEST_WINDOW = 16
 """Shortest axis of a halved window, in voxels."""
@@ -50,59 +44,30 @@ class PredictionMode:
     """Times that the axes of the window are halved."""
 
     def __str__(self) -> str:
-        parts = [f"on {self.device.torch_device}"]
-        if self.stitch_on_host and self.device.torch_device.type != "cpu":
-            parts.append("with the sum of the windows on the host")
-        if self.n_halvings:
-            parts.append(f"with windows of 1/{2**self.n_halvings} along each axis")
-        return " ".join(parts)
+        part = f"1/{2**self.n_halvings} along each axis" if self.n_halvings else "full size"
+        is_apart = self.stitch_on_host and self.device.torch_device.type != "cpu"
+        their_sum = " and their sum on the host" if is_apart else ""
+        return f"windows of {part} on {self.device.torch_device}{their_sum}"
 
 
-class PredictionFallback:
-    """Out-of-memory fallback of one case."""
+class PredictionFallback(Fallback[PredictionMode]):
+    """Out-of-memory fallback of one case; the next case starts in the first mode again."""
 
     def __init__(self, case_id: str, device: Device) -> None:
-        self.case_id = case_id
-        self._modes = _modes(device)
-        self._place = 0
+        """Start in the first mode."""
 
-    @property
-    def mode(self) -> PredictionMode:
-        """Mode in which the case is computed now."""
-        return self._modes[self._place]
+        def exhausted(message: str) -> CaseError:
+            expected = "memory for windows of that size"
+            next_step = "Close other programs, or give smaller windows with --window."
+            return CaseError(case_id, "(all)", message, expected, next_step)
+
+        super().__init__(_modes(device), device.torch_device, exhausted, what=f"case {case_id}: ")
+        self.case_id = case_id
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """Sentence for the record of the case; none in the first mode."""
-        return (f"memory ran out: computed {self.mode}",) if self._place else ()
-
-    def run(self, work: Callable[[PredictionMode], Result]) -> Result:
-        """Do the work, and again in the next mode if memory runs out.
-
-        Raises:
-            CaseError: Memory ran out in the last mode too.
-        """
-        while True:
-            try:
-                return work(self.mode)
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                reason = str(error).partition("\n")[0]
-            # outside the handler, which would keep the tensors of the work alive
-            self._step_down(reason)
-
-    def _step_down(self, reason: str) -> None:
-        if self._place + 1 == len(self._modes):
-            expected = "memory for windows of that size"
-            next_step = "Close other programs, or give smaller windows with --window."
-            raise CaseError(
-                self.case_id, "(all)", f"no memory {self.mode} ({reason})", expected, next_step
-            )
-        self._place += 1
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        log.warning("case %s: memory ran out; computing it again %s", self.case_id, self.mode)
+        return (f"memory ran out: computed with {self.mode}",) if self.index else ()
 
 
 @torch.inference_mode()
