@@ -7,9 +7,7 @@ import numpy as np
 
 from tests.builders import BRATS_AFFINE, SHAPE, make_volumes, write_case, write_nifti
 
-BAD_IDS = [f"BraTS2021_{90_000 + number}" for number in range(10)]
-
-FOUND = [
+_FOUND = [
     "no t2w",
     "an empty file",
     "a gzip file that is cut off",
@@ -21,14 +19,15 @@ FOUND = [
     "the same voxels for t1n and t2w",
     "a sheared grid",
 ]
-"""What the message about each says was found."""
+BAD_CASES = {f"BraTS2021_{90_000 + number}": found for number, found in enumerate(_FOUND)}
+"""What the message about each case says was found."""
 
 
 def break_in_ten_ways(root: Path) -> None:
     """Write ten cases, each with something wrong."""
 
     def path_of(number: int, name: str) -> Path:
-        case_id = BAD_IDS[number]
+        case_id = list(BAD_CASES)[number]
         return write_case(root, case_id, labelled=False, seed=number) / f"{case_id}_{name}.nii.gz"
 
     images = make_volumes()

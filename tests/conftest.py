@@ -13,7 +13,6 @@ from hypothesis import settings
 from brats_seg.cli import main
 from tests.browser import CHROMIUM, Page, opened_browser
 from tests.builders import Run, write_case
-from tests.faults.campaign import print_table
 
 # one thread in this process and in those that tests start, set before anything imports torch:
 # sums in another order differ in their last bits, and test processes share the cores
@@ -111,8 +110,3 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
         if not torch.cuda.is_available():
             pytest.skip("needs CUDA")
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print what the fault campaigns have counted."""
-    print_table(terminalreporter)

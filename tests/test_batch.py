@@ -34,7 +34,7 @@ from brats_seg.inference.predict import Predictor
 from brats_seg.inference.results import OutputFolder
 from brats_seg.inference.settings import PredictionSettings
 from brats_seg.labels import MODALITIES
-from tests.bad_cases import BAD_IDS, FOUND, break_in_ten_ways
+from tests.bad_cases import BAD_CASES, break_in_ten_ways
 from tests.builders import SHAPE, make_volumes, write_case, write_nifti
 from tests.inference_builders import make_model, write_run
 
@@ -79,10 +79,10 @@ def test_one_bad_case_is_one_row_and_the_others_are_predicted(tmp_path: Path) ->
     failures = pd.read_csv(tmp_path / "out" / "failures.csv")
     assert (outcome.n_predicted, outcome.n_skipped, len(outcome.failures)) == (4, 0, 10)
     assert case_ids(endings) == sorted(case_ids(endings))
-    assert failures["case_id"].tolist() == BAD_IDS
+    assert failures["case_id"].tolist() == list(BAD_CASES)
     assert set(failures["error"]) <= {"CaseError", "UnusableCaseError"}
     for message, case_id, words in zip(
-        failures["message"], failures["case_id"], FOUND, strict=True
+        failures["message"], failures["case_id"], BAD_CASES.values(), strict=True
     ):
         assert message.startswith(f"case {case_id}, file ")
         assert f"found {words}" in message

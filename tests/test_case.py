@@ -23,7 +23,7 @@ from brats_seg.cases.index import index_cases
 from brats_seg.cases.nifti import Geometry, read_geometry
 from brats_seg.errors import CaseError, ConfigError, LabelError, UnusableCaseError
 from brats_seg.labels import BRATS2024, MODALITIES, MSD
-from tests.bad_cases import BAD_IDS, FOUND, break_in_ten_ways
+from tests.bad_cases import BAD_CASES, break_in_ten_ways
 from tests.builders import (
     BRATS_AFFINE,
     SHAPE,
@@ -170,15 +170,15 @@ def test_a_gli_case_of_the_2024_shape_is_of_2024(
     assert load_case(indexed).convention == BRATS2024
 
 
-@pytest.mark.parametrize("number", range(10))
-def test_bad_cases_are_refused(tmp_path: Path, number: int) -> None:
+@pytest.mark.parametrize(("case_id", "found"), BAD_CASES.items())
+def test_bad_cases_are_refused(tmp_path: Path, case_id: str, found: str) -> None:
     break_in_ten_ways(tmp_path)
     cases = {case.case_id: case for case in find_cases(tmp_path).cases}
 
     with pytest.raises(CaseError) as refused:
-        load_case(cases[BAD_IDS[number]])
+        load_case(cases[case_id])
 
-    assert FOUND[number] in str(refused.value)
+    assert found in str(refused.value)
 
 
 def test_t1c_that_equals_t1n_is_refused(tmp_path: Path) -> None:

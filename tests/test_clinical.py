@@ -55,7 +55,7 @@ def test_the_columns_of_every_year_are_understood(
     table = read(tmp_path, survival_info=f"{header}\n{case_id},60.463,289,GTR\n")
 
     row = table.row(case_id)
-    assert row.case_id == case_id
+    assert row.ids == (case_id,)
     assert row.age_years == 60.463
     assert (row.survival_days, row.survival_censored) == (289, False)
     assert row.resection == "GTR"
@@ -250,7 +250,7 @@ def test_the_grades_of_real_cases_are_those_of_their_folders(real_data):
 def test_the_official_tables_are_read_whole(real_data):
     """Counts taken from the files with grep."""
     table = read_clinical_tables(real_data)
-    rows = [row for row in table.rows.values() if row.case_id.startswith("BraTS19_")]
+    rows = [row for case_id, row in table.rows.items() if case_id.startswith("brats19_")]
 
     assert len(rows) == 335
     assert sum(row.grade == "HGG" for row in rows) == 259

@@ -30,7 +30,7 @@ from brats_seg.cli.options import _OPTIONS
 from brats_seg.figures.draw import FIGURES
 from brats_seg.labels import BRATS2023
 from brats_seg.presets import KINDS, SHORT
-from tests.bad_cases import BAD_IDS, FOUND, break_in_ten_ways
+from tests.bad_cases import BAD_CASES, break_in_ten_ways
 from tests.builders import Run, check_json, make_label_map, write_case, write_nifti
 
 TINY = (
@@ -289,7 +289,7 @@ def test_every_bad_case_is_named_and_can_be_skipped(run: Run, brats_root: Path) 
     assert "case BraTS2021_00003, file" in error
     assert "--skip-bad" in error
     assert "left out: case BraTS2021_00003, file" in told
-    for case_id, found in zip(BAD_IDS, FOUND, strict=True):
+    for case_id, found in BAD_CASES.items():
         assert re.search(rf"case {case_id}, file .*: found .*{re.escape(found)}.*; expected", shown)
 
 

@@ -1,22 +1,24 @@
-"""Indexing a data folder: inspection, label conventions, duplicates."""
+"""Indexing a data folder: inspection, label conventions, duplicates, and the table of cases."""
 
-import gzip
 import json
 import logging
 import os
 import shutil
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import nibabel as nib
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import pytest
 
 import brats_seg.cases.index as index_module
 from brats_seg.cases.case import Case, CaseIndex, ScanFile, load_case
 from brats_seg.cases.find import find_cases
 from brats_seg.cases.index import (
+    _columns,
     index_cases,
     inspect_case,
     read_index,
@@ -28,7 +30,7 @@ from brats_seg.cases.index import (
 from brats_seg.cases.layouts import LABEL, parse_case_id
 from brats_seg.cases.nifti import read_label_map, read_volume
 from brats_seg.cases.phantom import write_phantom_cases
-from brats_seg.errors import ConfigError, LayoutError
+from brats_seg.errors import ConfigError, EnvironmentalError, LayoutError, UsageError
 from brats_seg.labels import (
     BRATS2023,
     BRATS2024,
@@ -37,6 +39,7 @@ from brats_seg.labels import (
     MSD,
     LabelConvention,
 )
+from tests.bad_cases import BAD_CASES, break_in_ten_ways
 from tests.builders import (
     BRATS_AFFINE,
     SHAPE,
@@ -130,13 +133,6 @@ def test_the_decathlon_is_read_from_4d_files(tmp_path: Path) -> None:
         np.testing.assert_array_equal(volume.array, expected)
 
 
-def test_float_label_maps_are_read(tmp_path: Path) -> None:
-    folder = write_case(tmp_path)
-    write_nifti(folder / "BraTS2021_00000_seg.nii.gz", make_label_map().astype(np.float64))
-
-    assert index_cases(tmp_path).cases[0].label_values == (0, 1, 2, 4)
-
-
 def test_case_355_is_trainable(tmp_path: Path) -> None:
     folder = write_case(tmp_path, "BraTS20_Training_355", suffix=".nii")
     seg = folder / "BraTS20_Training_355_seg.nii"
@@ -149,29 +145,16 @@ def test_case_355_is_trainable(tmp_path: Path) -> None:
     assert any("W39_1998.09.19_Segm.nii was taken" in line for line in summarise(index))
 
 
-def test_one_bad_case_does_not_stop_the_others(brats_root: Path) -> None:
-    path = brats_root / "BraTS2021_00003" / "BraTS2021_00003_t1.nii.gz"
-    path.write_bytes(path.read_bytes()[:1000])
+def test_bad_cases_do_not_stop_the_others(brats_root: Path) -> None:
+    break_in_ten_ways(brats_root)
 
-    index = index_cases(brats_root)
+    found = by_id(index_cases(brats_root))
 
-    assert len(index.cases) == 6
-    assert len(index.usable) == 5
-    assert by_id(index)["BraTS2021_00003"].problems == (
-        "case BraTS2021_00003, file BraTS2021_00003_t1.nii.gz: found a gzip file that is cut off "
-        "or damaged; expected a whole one. Copy or download the file again.",
-    )
-
-
-def test_a_label_value_outside_the_convention_is_a_problem(brats_root: Path) -> None:
-    labels = make_label_map(seed=2)
-    labels[0, 0, 0] = 9
-    write_nifti(brats_root / "BraTS2021_00002" / "BraTS2021_00002_seg.nii.gz", labels)
-
-    [bad] = [case for case in index_cases(brats_root).cases if not case.usable]
-
-    assert bad.case_id == "BraTS2021_00002"
-    assert "[9]" in bad.problems[0]
+    assert {case.case_id for case in found.values() if not case.usable} == set(BAD_CASES)
+    for case_id, what in BAD_CASES.items():
+        [problem] = found[case_id].problems
+        assert problem.startswith(f"case {case_id}, file ")
+        assert f"found {what}" in problem
 
 
 def test_a_named_convention_is_used(brats_root: Path) -> None:
@@ -191,14 +174,6 @@ def test_copies_of_a_release_are_taken_once(brats_root: Path) -> None:
     assert found["BraTS2021_00001"].remarks == (
         "the same scan is in z/BraTS2021_00001/, which was ignored",
     )
-
-
-def test_another_scan_under_a_known_id_is_a_problem_of_both(brats_root: Path) -> None:
-    write_case(brats_root / "z", "BraTS2021_00001", seed=99)
-
-    bad = [case for case in index_cases(brats_root).cases if not case.usable]
-
-    assert [case.case_id for case in bad] == ["BraTS2021_00001", "BraTS2021_00001"]
 
 
 def test_the_same_scan_under_two_ids_has_one_hash(brats_root: Path) -> None:
@@ -320,27 +295,6 @@ def test_names_that_are_no_utf_8_are_kept(tmp_path: Path) -> None:
 def test_a_folder_without_cases_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LayoutError, match="holds no cases"):
         index_cases(tmp_path)
-
-
-def test_every_kind_of_bad_file_is_named_with_its_case(tmp_path: Path) -> None:
-    bad = {
-        "t1.nii.gz": b"",
-        "t1ce.nii.gz": b"this is a text file, not a scan" * 30,
-        "t2.nii.gz": gzip.compress(bytes(2000))[:20],
-    }
-    folder = write_case(tmp_path)
-    for name, content in bad.items():
-        (folder / f"BraTS2021_00000_{name}").write_bytes(content)
-    (folder / "BraTS2021_00000_flair.nii.gz").unlink()
-
-    [case] = index_cases(tmp_path).cases
-
-    assert len(case.problems) == 4
-    assert all(problem.startswith("case BraTS2021_00000, file ") for problem in case.problems)
-    assert [problem.split(": ")[0].split()[-1] for problem in case.problems] == [
-        "BraTS2021_00000/",
-        *(f"BraTS2021_00000_{name}" for name in bad),
-    ]
 
 
 @pytest.mark.real
@@ -502,20 +456,6 @@ def test_label_values_are_counted(tmp_path: Path) -> None:
     assert found.problems == ()
 
 
-def test_a_sheared_grid_is_a_problem(tmp_path: Path) -> None:
-    folder = write_case(tmp_path, CASE_ID, labelled=False)
-    sheared = BRATS_AFFINE.copy()
-    sheared[0, 1] = 0.2
-    for path, image in zip(sorted(folder.iterdir()), make_volumes(), strict=True):
-        slanted = nib.Nifti1Image(image, sheared)
-        slanted.set_qform(None, code=0)
-        nib.save(slanted, path)
-
-    [problem] = inspected(tmp_path).problems
-
-    assert "a sheared grid" in problem
-
-
 def test_a_label_map_without_background_is_counted(tmp_path: Path) -> None:
     write_case(tmp_path, CASE_ID)
     replaced(tmp_path, "seg", np.full(SHAPE, 2, dtype=np.uint8))
@@ -615,37 +555,6 @@ def test_what_is_wrong_with_a_file_is_a_problem(
     assert found.startswith(f"case {CASE_ID}, file {CASE_ID}_{suffix}.nii.gz: {problem}")
 
 
-@pytest.mark.parametrize("suffix", ["t1", "t1ce", "seg"])
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        (b"", "found an empty file"),
-        (b"\x1f\x8b\x08", "found a gzip file that is cut off"),
-        (b"text" * 200, "found no NIfTI header (the file begins with b'texttext"),
-    ],
-)
-def test_a_file_that_cannot_be_read_is_a_problem(
-    tmp_path: Path, suffix: str, content: bytes, problem: str
-) -> None:
-    path = write_case(tmp_path, CASE_ID) / f"{CASE_ID}_{suffix}.nii.gz"
-    path.write_bytes(content)
-
-    [found] = inspected(tmp_path).problems
-
-    assert problem in found
-
-
-def test_a_modality_that_is_cut_off_is_a_problem_though_only_its_header_is_read(
-    tmp_path: Path,
-) -> None:
-    path = write_case(tmp_path, CASE_ID) / f"{CASE_ID}_flair.nii.gz"
-    path.write_bytes(path.read_bytes()[:-100])
-
-    [found] = inspected(tmp_path).problems
-
-    assert f"{CASE_ID}_flair.nii.gz: found a gzip file that is cut off" in found
-
-
 def test_all_problems_of_a_case_are_told_at_once(tmp_path: Path) -> None:
     folder = write_case(tmp_path, CASE_ID)
     for suffix in ("t1", "t1ce", "seg"):
@@ -731,14 +640,6 @@ def test_cases_of_a_release_share_their_convention() -> None:
     # the second alone would be read as of 2017, with the cavity for enhancing tumour
     assert {case.convention for case in found.values()} == {"brats2024"}
     assert found["BraTS-GLI-00001-100"].facts.tumour_ml == 2000
-
-
-def test_releases_do_not_mix() -> None:
-    found = explained(
-        opened("BraTS2021_00000", (0, 1, 2, 4)), opened("BraTS-GLI-00000-000", (0, 1, 2, 3))
-    )
-
-    assert [case.convention for case in found.values()] == ["brats2017", "brats2023"]
 
 
 def test_a_value_outside_the_convention_is_a_problem_of_its_case() -> None:
@@ -891,3 +792,110 @@ def test_masks_of_the_whole_tumour_are_refused_as_label_maps(tmp_path: Path) -> 
         "maps of the tissues, or say with --labels which tissue 1 is.",
     )
     assert all(case.usable for case in named)
+
+
+COLUMNS = list(_columns())
+
+FULL = make_case(
+    "BRATS_001",
+    patient_id="001",
+    timepoint="000",
+    release="msd",
+    convention="msd",
+    files={
+        "t1n": ScanFile(path=Path("a, b/BRATS_001.nii.gz"), volume=1),
+        "t1c": ScanFile(path=Path("a, b/BRATS_001.nii.gz"), volume=2),
+        "t2w": ScanFile(path=Path("number #3/t2.nii")),
+        "t2f": ScanFile(path=Path('"quoted"/flair.nii')),
+        LABEL: ScanFile(path=Path("x/seg.nii.gz")),
+    },
+    problems=("case BRATS_001, file x: found a; expected b. Try c.", 'another, "quoted" one'),
+    remarks=("one", "two\nlines"),
+    scan_remarks=("one",),
+    label_voxels=((0, 1), (3, 20)),
+    voxel_mm3=0.1,
+    outermost_label=1,
+    enhancing_label=3,
+    grade="HGG",
+    age_years=61.123287671232876,
+    tumour_ml=0.1 + 0.2,
+    near_copies=("a", "b"),
+    fingerprint="12e5",
+    voxel_hash="0012",
+    files_key="12e5",
+)
+BARE = Case(case_id="007", patient_id="007", release="unknown")
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    cases = tuple(replace(case, root=tmp_path) for case in (FULL, BARE))
+    index = CaseIndex(root=tmp_path, cases=cases)
+
+    write_index(index, tmp_path / "cases.csv")
+
+    assert read_index(tmp_path / "cases.csv", tmp_path) == index
+
+
+AGE = COLUMNS.index("voxel_mm3")
+
+
+def test_a_row_can_be_read_by_a_person(tmp_path: Path) -> None:
+    write_index(CaseIndex(root=tmp_path, cases=(FULL,)), tmp_path / "cases.csv")
+
+    [row] = pd.read_csv(tmp_path / "cases.csv", dtype=str).to_dict("records")
+
+    assert (row["t1n"], row["label"]) == ("a, b/BRATS_001.nii.gz#1", "x/seg.nii.gz")
+    assert row["label_voxels"] == "0:1 3:20"
+
+
+def test_equal_indexes_give_equal_bytes(tmp_path: Path) -> None:
+    for name in ("a.csv", "b.csv"):
+        write_index(CaseIndex(root=tmp_path, cases=(FULL, BARE)), tmp_path / name)
+
+    assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "b.csv").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("case_id,fold\na,1\n", "no column patient_id, timepoint, release"),
+        ("", "is not a CSV table: No columns"),
+        (",".join(COLUMNS) + "\na,b\n", "is not a CSV table: line 2 has fewer cells"),
+        (
+            ",".join(COLUMNS) + "\n" + "," * len(COLUMNS) + "x\n",
+            "is not a CSV table: Length of header",
+        ),
+        (
+            ",".join(COLUMNS) + "\n" + "," * AGE + "old" + "," * (len(COLUMNS) - 1 - AGE) + "\n",
+            "could not convert .*'old'",
+        ),
+    ],
+)
+def test_another_table_is_refused(tmp_path: Path, text: str, found: str) -> None:
+    path = tmp_path / "cases.csv"
+    path.write_text(text)
+
+    with pytest.raises(
+        UsageError,
+        match=rf"cases\.csv .*{found}.*Expected a case table .*Remove the file, and",
+    ):
+        read_index(path, tmp_path)
+
+
+def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "cases.csv").write_bytes(b"\xff\xfe\x00binary")
+
+    with pytest.raises(UsageError, match="has no column case_id"):
+        read_index(tmp_path / "cases.csv", tmp_path)
+
+
+def test_a_table_that_is_gone_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"cases\.csv does not exist\. Expected a case table"):
+        read_index(tmp_path / "cases.csv", tmp_path)
+
+
+def test_a_table_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(EnvironmentalError, match=r"cases\.csv cannot be written"):
+        write_index(CaseIndex(root=tmp_path, cases=()), tmp_path / "file" / "cases.csv")

@@ -16,7 +16,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
 
 from brats_seg.cases.case import Case, CaseFacts
 from brats_seg.errors import CaseError, UsageError
@@ -44,12 +43,10 @@ _NEXT_STEP = "Correct or remove that row."
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClinicalRow:
-    """Clinical data of the patient of a case."""
+    """Clinical data of one patient: a row of a table, or those of all tables together."""
 
-    case_id: str
-    """Case id as the tables spell it."""
-    person: str
-    """First id of the patient in the tables: equal for all ids of one patient."""
+    ids: tuple[str, ...]
+    """Case ids of the patient, as the tables spell them."""
     grade: str = ""
     """Grade `HGG` or `LGG`; empty if unknown."""
     age_years: float | None = None
@@ -59,6 +56,11 @@ class ClinicalRow:
     """Whether the patient was alive after `survival_days`."""
     resection: str = ""
     """Extent of resection: `GTR` (gross total), `STR` (subtotal), empty if unknown."""
+
+    @property
+    def person(self) -> str:
+        """First id of the patient in the tables: equal for all ids of one patient."""
+        return self.ids[0]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,38 +137,7 @@ def _with_row(facts: CaseFacts, row: ClinicalRow) -> CaseFacts:
     return replace(facts, grade=facts.grade or row.grade, age_years=age_years)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ClinicalRecord:
-    """One row of one table."""
-
-    ids: tuple[str, ...]
-    """Ids of one patient, of different years."""
-    grade: str
-    age_years: float | None
-    survival_days: float | None
-    survival_censored: bool
-    resection: str
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The ids in lower case: the tables disagree about upper case."""
-        return tuple(case_id.lower() for case_id in self.ids)
-
-    @classmethod
-    def parse(cls, cells: Mapping[str, str], ids: Sequence[str], file: str) -> Self:
-        """Parse a row, given by the normalised names of its columns."""
-        days, censored = _survival(_cell(cells, *_SURVIVAL_COLUMNS), ids[0], file)
-        return cls(
-            ids=tuple(ids),
-            grade=_cell(cells, "grade").upper(),
-            age_years=_age(_cell(cells, "age"), ids[0], file),
-            survival_days=days,
-            survival_censored=censored,
-            resection=_cell(cells, *_RESECTION_COLUMNS).upper(),
-        )
-
-
-def read_records(path: Path, root: Path) -> Iterator[ClinicalRecord]:
+def read_records(path: Path, root: Path) -> Iterator[ClinicalRow]:
     """Yield the rows of a table that have an id; none if the table has no column of ids.
 
     Args:
@@ -189,7 +160,7 @@ def read_records(path: Path, root: Path) -> Iterator[ClinicalRecord]:
             if _ID_COLUMN.fullmatch(plain) and not _is_missing(text)
         ]
         if ids:
-            yield ClinicalRecord.parse(cells, ids, path.relative_to(root).as_posix())
+            yield _parsed(cells, ids, path.relative_to(root).as_posix())
 
 
 def check_columns(path: Path, *, with_survival: bool) -> None:
@@ -208,20 +179,45 @@ def check_columns(path: Path, *, with_survival: bool) -> None:
         raise UsageError(msg)
 
 
-def _records_of(paths: Iterable[Path]) -> list[ClinicalRecord]:
-    records: list[ClinicalRecord] = []
+def _records_of(paths: Iterable[Path]) -> list[ClinicalRow]:
+    records: list[ClinicalRow] = []
     for path in paths:
         check_columns(path, with_survival=False)
         records += read_records(path, path.parent)
     return records
 
 
-def _joined(records: Sequence[ClinicalRecord]) -> ClinicalTable:
-    people: defaultdict[int, list[ClinicalRecord]] = defaultdict(list)
-    for first, record in zip(first_of_group([r.keys for r in records]), records, strict=True):
+def _parsed(cells: Mapping[str, str], ids: Sequence[str], file: str) -> ClinicalRow:
+    """Parse a row, given by the normalised names of its columns."""
+    days, censored = _survival(_cell(cells, *_SURVIVAL_COLUMNS), ids[0], file)
+    return ClinicalRow(
+        ids=tuple(ids),
+        grade=_cell(cells, "grade").upper(),
+        age_years=_age(_cell(cells, "age"), ids[0], file),
+        survival_days=days,
+        survival_censored=censored,
+        resection=_cell(cells, *_RESECTION_COLUMNS).upper(),
+    )
+
+
+def _joined(records: Sequence[ClinicalRow]) -> ClinicalTable:
+    """Combine the records of each person; where two contradict each other, the first counts."""
+    people: defaultdict[int, list[ClinicalRow]] = defaultdict(list)
+    keys = [[case_id.lower() for case_id in record.ids] for record in records]
+    for first, record in zip(first_of_group(keys), records, strict=True):
         people[first].append(record)
-    rows = (row for person in people.values() for row in _rows_of(person))
-    return ClinicalTable(rows={row.case_id.lower(): row for row in rows})
+    rows: dict[str, ClinicalRow] = {}
+    for known in people.values():
+        lived = next((one for one in known if one.survival_days is not None), known[0])
+        person = replace(
+            lived,
+            ids=tuple(dict.fromkeys(case_id for one in known for case_id in one.ids)),
+            grade=next((one.grade for one in known if one.grade), ""),
+            age_years=next((one.age_years for one in known if one.age_years is not None), None),
+            resection=next((one.resection for one in known if one.resection), ""),
+        )
+        rows |= {case_id.lower(): person for case_id in person.ids}
+    return ClinicalTable(rows=rows)
 
 
 def _table_paths(root: Path) -> list[Path]:
@@ -231,23 +227,6 @@ def _table_paths(root: Path) -> list[Path]:
             subfolders.clear()
         paths += [Path(folder) / name for name in names if _TABLE_NAME.fullmatch(name)]
     return sorted(paths)
-
-
-def _rows_of(records: Sequence[ClinicalRecord]) -> Iterator[ClinicalRow]:
-    """Combine the records of one person."""
-    lived = next((r for r in records if r.survival_days is not None), records[0])
-    person = ClinicalRow(
-        case_id="",
-        person=records[0].ids[0],
-        grade=next((r.grade for r in records if r.grade), ""),
-        age_years=next((r.age_years for r in records if r.age_years is not None), None),
-        survival_days=lived.survival_days,
-        survival_censored=lived.survival_censored,
-        resection=next((r.resection for r in records if r.resection), ""),
-    )
-    for record in records:
-        for case_id in record.ids:
-            yield replace(person, case_id=case_id)
 
 
 def _plain(name: str) -> str:

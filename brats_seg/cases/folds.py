@@ -16,7 +16,7 @@ import numpy as np
 
 from brats_seg.cases.case import Case
 from brats_seg.config import FoldConfig
-from brats_seg.errors import FoldError, UsageError, counted
+from brats_seg.errors import FoldError, UsageError, counted, some_of
 from brats_seg.tables import read_table, write_table
 from brats_seg.voxels.shapes import first_of_group
 
@@ -27,8 +27,6 @@ GIVEN_NAME = "folds.csv"
 _COLUMNS = ("case_id", "patient_id", "fold")
 _SPLIT_COLUMNS = ("case_id", "role")
 _ROLES = ("train", "validation")
-_N_NAMED = 5
-"""Largest number of cases that a message names."""
 
 _NOTEBOOK_FOLDS = 7
 _NOTEBOOK_SEED = 55
@@ -415,9 +413,7 @@ def _parsed(case_id: str, patient_id: str, fold: str) -> FoldRow:
 
 
 def _named(case_ids: Sequence[str]) -> str:
-    noun = "case" if len(case_ids) == 1 else "cases"
-    more = f" and {len(case_ids) - _N_NAMED} more" if len(case_ids) > _N_NAMED else ""
-    return f"{noun} {', '.join(case_ids[:_N_NAMED])}{more}"
+    return f"{'case' if len(case_ids) == 1 else 'cases'} {some_of(case_ids)}"
 
 
 def _joined(folds: Sequence[int]) -> str:

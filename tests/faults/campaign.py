@@ -1,8 +1,4 @@
-"""Count the tries and the failures of each promise, and print them as a table at the end.
-
-A campaign notes every try and goes on after a failure; its test fails at the end, with the first
-failures as message. The counts travel in the reports of the tests, also between processes.
-"""
+"""Try many faults in one test: it goes on after a failure, and fails at the end with the first ones."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -10,7 +6,6 @@ from typing import TypeAlias
 
 import pytest
 
-_PROPERTY = "campaign"
 _N_SHOWN = 5
 
 
@@ -40,36 +35,14 @@ NewCampaign: TypeAlias = Callable[[str], AbstractContextManager[Campaign]]
 
 
 @pytest.fixture
-def campaign(request: pytest.FixtureRequest) -> NewCampaign:
-    """Begin the campaign of a promise, whose name is a row of the table."""
+def campaign() -> NewCampaign:
+    """Begin the campaign of a promise, which the message names."""
 
     @contextmanager
     def begin(promise: str) -> Iterator[Campaign]:
         tries = Campaign()
-        try:
-            yield tries
-        finally:
-            counts = promise, tries.n_tries, len(tries.failures)
-            request.node.user_properties.append((_PROPERTY, counts))
+        yield tries
         if tries.failures:
-            pytest.fail(tries.summary)
+            pytest.fail(f"{promise}: {tries.summary}")
 
     return begin
-
-
-def print_table(reporter: pytest.TerminalReporter) -> None:
-    """Print promise, tries and failures of all campaigns of a session."""
-    rows: dict[str, list[int]] = {}
-    for report in (*reporter.getreports("passed"), *reporter.getreports("failed")):
-        for name, value in report.user_properties:
-            if name == _PROPERTY and report.when == "call":
-                promise, n_tries, n_failures = value
-                row = rows.setdefault(promise, [0, 0])
-                row[:] = row[0] + n_tries, row[1] + n_failures
-    if not rows:
-        return
-    reporter.section("promises")
-    width = max(map(len, rows))
-    reporter.line(f"{'promise':{width}}  {'tries':>6}  {'failures':>8}")
-    for promise, (n_tries, n_failures) in sorted(rows.items()):
-        reporter.line(f"{promise:{width}}  {n_tries:6}  {n_failures:8}")

@@ -10,7 +10,7 @@ import pandas as pd
 import psutil
 import pytest
 
-from tests.bad_cases import BAD_IDS, FOUND, break_in_ten_ways
+from tests.bad_cases import BAD_CASES, break_in_ten_ways
 from tests.builders import write_case
 from tests.inference_builders import write_run
 
@@ -74,8 +74,8 @@ def test_twenty_label_maps_and_ten_rows(thirty: Path) -> None:
         f"{case_id}.nii.gz" for case_id in GOOD_IDS
     ]
     assert len(list((output / "previews").glob("*.png"))) == 20
-    assert failures["case_id"].tolist() == BAD_IDS
-    for message, found in zip(failures["message"], FOUND, strict=True):
+    assert failures["case_id"].tolist() == list(BAD_CASES)
+    for message, found in zip(failures["message"], BAD_CASES.values(), strict=True):
         assert f"found {found}" in message
     assert done_ids(output) == GOOD_IDS
 

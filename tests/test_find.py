@@ -1,5 +1,6 @@
-"""Finding the cases of every layout."""
+"""Finding the cases of every layout: files, ids, label maps, inputs, and advice on what is not read."""
 
+import gzip
 import json
 import logging
 import os
@@ -8,8 +9,17 @@ from pathlib import Path
 import pytest
 
 from brats_seg.cases.case import Case
-from brats_seg.cases.find import find_cases, find_data
-from brats_seg.errors import LayoutError
+from brats_seg.cases.find import (
+    Folder,
+    _notes_on_unread,
+    find_cases,
+    find_data,
+    find_inputs,
+    single_input,
+    walk_folders,
+)
+from brats_seg.errors import LayoutError, UsageError
+from brats_seg.labels import MODALITIES
 from tests.builders import touch, write_case
 
 LEGACY = ("_t1", "_t1ce", "_t2", "_flair")
@@ -27,90 +37,17 @@ def cases_in(root: Path) -> dict[str, Case]:
     return {case.case_id: case for case in found}
 
 
-def only_case_in(root: Path) -> Case:
-    [case] = find_cases(root).cases
+def only_case_in(root: Path, label_files: str | None = None) -> Case:
+    [case] = find_cases(root, label_files=label_files).cases
     return case
+
+
+def named_scans(stem: str, names: tuple[str, ...] = ("t1", "t1ce", "t2", "flair")) -> list[str]:
+    return scans(f"{stem}_", names)
 
 
 def names_of(case: Case) -> list[str]:
     return [str(scan) for scan in (*case.images, case.label) if scan]
-
-
-@pytest.mark.parametrize(
-    ("stem", "suffixes", "case_id", "release", "grade"),
-    [
-        (
-            "Brats17TrainingData/HGG/Brats17_2013_2_1/Brats17_2013_2_1",
-            (*LEGACY, "_seg"),
-            "Brats17_2013_2_1",
-            "brats2017",
-            "HGG",
-        ),
-        (
-            "LGG/Brats18_TCIA10_637_1/Brats18_TCIA10_637_1",
-            (*LEGACY, "_seg"),
-            "Brats18_TCIA10_637_1",
-            "brats2018",
-            "LGG",
-        ),
-        (
-            "BraTS19_CBICA_AAB_1/BraTS19_CBICA_AAB_1",
-            LEGACY,
-            "BraTS19_CBICA_AAB_1",
-            "brats2019",
-            "",
-        ),
-        (
-            "MICCAI_BraTS2020_TrainingData/BraTS20_Training_001/BraTS20_Training_001",
-            (*LEGACY, "_seg"),
-            "BraTS20_Training_001",
-            "brats2020",
-            "",
-        ),
-        ("BraTS2021_00000/BraTS2021_00000", (*LEGACY, "_seg"), "BraTS2021_00000", "brats2021", ""),
-        (
-            "ASNR-MICCAI-BraTS2023-GLI-Challenge-TrainingData/BraTS-GLI-00000-000/BraTS-GLI-00000-000",
-            (*MODERN, "-seg"),
-            "BraTS-GLI-00000-000",
-            "brats2023-gli",
-            "",
-        ),
-        (
-            "training_data1_v2/BraTS-GLI-00005-100/BraTS-GLI-00005-100",
-            (*MODERN, "-seg"),
-            "BraTS-GLI-00005-100",
-            "brats2024-gli",
-            "",
-        ),
-        ("BraTS-MEN-00004-000", MODERN, "BraTS-MEN-00004-000", "brats-men", ""),
-        ("a/BraTS-MET-00086-000", MODERN, "BraTS-MET-00086-000", "brats-met", ""),
-        (
-            "a/BraTS-SSA-00002-000",
-            ("-t1n", "-t1c", "-t2W", "-t2f", "-seg"),
-            "BraTS-SSA-00002-000",
-            "brats-ssa",
-            "",
-        ),
-    ],
-)
-@pytest.mark.parametrize("end", [".nii", ".nii.gz", ".NII.GZ"])
-def test_every_release_is_recognised(
-    tmp_path: Path,
-    stem: str,
-    suffixes: tuple[str, ...],
-    case_id: str,
-    release: str,
-    grade: str,
-    end: str,
-) -> None:
-    touch(tmp_path, *scans(stem, suffixes, end))
-
-    case = only_case_in(tmp_path)
-
-    assert (case.case_id, case.release, case.facts.grade) == (case_id, release, grade)
-    assert names_of(case) == scans(stem, suffixes, end)
-    assert case.usable
-    assert case.remarks == ()
 
 
 def test_a_flat_folder_holds_many_cases(tmp_path: Path) -> None:
@@ -158,14 +95,6 @@ def test_scanner_names_without_anything_in_common_are_the_case_of_their_folder(
     assert [scan.path.name for scan in case.images] == files
 
 
-@pytest.mark.parametrize("stem", ["OtherExample", ""])
-def test_one_unknown_case_in_a_folder_is_called_by_the_folder(tmp_path: Path, stem: str) -> None:
-    suffixes = ("_t1_bet", "_t1c_bet", "_t2_bet", "_fla_bet")
-    touch(tmp_path, *scans(f"patient_7/{stem}", suffixes), *scans("patient_8/scan"))
-
-    assert sorted(cases_in(tmp_path)) == ["patient_7", "patient_8"]
-
-
 def test_plain_names_in_a_folder_with_an_id_belong_to_that_case(tmp_path: Path) -> None:
     names = [f"BraTS2021_00007/{name}.nii" for name in ("t1", "t1ce", "t2", "flair", "seg")]
     touch(tmp_path, *names)
@@ -174,13 +103,6 @@ def test_plain_names_in_a_folder_with_an_id_belong_to_that_case(tmp_path: Path) 
 
     assert (case.case_id, case.release) == ("BraTS2021_00007", "brats2021")
     assert names_of(case) == names
-
-
-def test_mounts_several_levels_deep_are_searched(tmp_path: Path) -> None:
-    deep = "input/datasets/owner/brats20/BraTS2020_TrainingData/MICCAI/BraTS20_Training_001"
-    touch(tmp_path, *scans(f"{deep}/BraTS20_Training_001", end=".nii"))
-
-    assert only_case_in(tmp_path).case_id == "BraTS20_Training_001"
 
 
 def test_the_case_folder_itself_can_be_given(tmp_path: Path) -> None:
@@ -202,18 +124,6 @@ def test_a_folder_called_like_a_file_stands_for_the_file_in_it(tmp_path: Path, i
 
     assert names_of(case) == names
     assert case.usable
-
-
-def test_validation_cases_of_two_years_may_lie_together(tmp_path: Path) -> None:
-    touch(
-        tmp_path,
-        *scans("val/BraTS20_Validation_001/BraTS20_Validation_001"),
-        *scans("val/BraTS2021_00001/BraTS2021_00001"),
-    )
-
-    found = cases_in(tmp_path)
-
-    assert {case.release for case in found.values()} == {"brats2020", "brats2021"}
 
 
 def test_the_segmentation_of_case_355_is_found(tmp_path: Path) -> None:
@@ -670,12 +580,6 @@ def test_a_release_in_two_parts_has_the_folder_of_both(tmp_path: Path) -> None:
     assert find_data([tmp_path / "input"]) == tmp_path / "input"
 
 
-def test_one_case_is_data_too(tmp_path: Path) -> None:
-    write_case(tmp_path / "scans")
-
-    assert find_data([tmp_path]) == tmp_path / "scans"
-
-
 def test_files_side_by_side_in_one_folder_are_found(tmp_path: Path) -> None:
     for number in range(2):
         folder = write_case(tmp_path / "made", f"BraTS2021_{number:05d}")
@@ -754,3 +658,547 @@ def test_a_description_that_is_no_file_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(LayoutError, match=r"dataset\.json cannot be read: it is a named pipe"):
         find_cases(tmp_path)
+
+
+UPENN = "UPENN-GBM-00001_11"
+BIDS = ("T1w", "ce-gadolinium_T1w", "T2w", "FLAIR")
+
+
+def upenn(root: Path) -> Path:
+    words = ("T1", "T1GD", "T2", "FLAIR")
+    return touch(
+        root,
+        *named_scans(f"images_structural/{UPENN}/{UPENN}", words),
+        *named_scans(f"images_structural_unstripped/{UPENN}/{UPENN}_unstripped", ("DTI",)),
+        f"automated_segm/{UPENN}_automated_approx_segm.nii.gz",
+    )
+
+
+def test_a_label_map_by_a_program_is_taken_where_no_person_drew_one(tmp_path: Path) -> None:
+    case = only_case_in(upenn(tmp_path))
+
+    assert str(case.label) == f"automated_segm/{UPENN}_automated_approx_segm.nii.gz"
+    assert case.remarks == ("the label map was made by a program, as its name says",)
+
+
+def test_ucsf_has_many_files_beside_the_scans(tmp_path: Path) -> None:
+    stem = "UCSF-PDGM-0004_nifti/UCSF-PDGM-0004"
+    touch(
+        tmp_path,
+        *named_scans(
+            stem, ("T1", "T1c", "T2", "FLAIR", "T1_bias", "T1c_bias", "T2_bias", "FLAIR_bias")
+        ),
+        *named_scans(
+            stem, ("ADC", "SWI_bias", "brain_segmentation", "brain_parenchyma_segmentation")
+        ),
+        *named_scans(stem, ("tumor_segmentation",)),
+    )
+
+    case = only_case_in(tmp_path)
+
+    assert (case.case_id, case.release) == ("UCSF-PDGM-0004", "ucsf-pdgm")
+    assert [str(scan) for scan in case.images] == named_scans(stem, ("T1", "T1c", "T2", "FLAIR"))
+    assert str(case.label) == f"{stem}_tumor_segmentation.nii.gz"
+    assert case.usable
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "derivatives/manual/sub-01/ses-1/anat/sub-01_ses-1_desc-tumor_dseg.nii.gz",
+        "derivatives/manual/sub-01/ses-1/anat/sub-01_ses-1_space-T1w_label-tumor_mask.nii.gz",
+        # a patient with one session may be named without it
+        "derivatives/manual/sub-01/anat/sub-01_label-lesion_mask.nii.gz",
+        "sub-01/ses-1/anat/sub-01_ses-1_dseg.nii.gz",
+    ],
+)
+def test_bids_has_label_maps_in_derivatives(tmp_path: Path, name: str) -> None:
+    words = ("acq-ax_T1w", "acq-ax_ce-gadolinium_T1w", "T2w", "acq-space_FLAIR")
+    touch(
+        tmp_path,
+        *named_scans("sub-01/ses-1/anat/sub-01_ses-1", words),
+        *named_scans(
+            "derivatives/manual/sub-01/anat/sub-01", ("desc-brain_mask", "label-GM_probseg")
+        ),
+        name,
+    )
+
+    case = only_case_in(tmp_path)
+
+    assert (case.case_id, case.patient_id, case.timepoint) == ("sub-01_ses-1", "sub-01", "1")
+    assert case.files.get("t1c") is not None
+    assert "ce-gadolinium" in str(case.files.get("t1c"))
+    assert str(case.label) == name
+    assert case.usable
+
+
+def test_a_label_map_without_session_of_a_patient_with_two_is_nobodys(tmp_path: Path) -> None:
+    for session in ("1", "2"):
+        touch(tmp_path, *named_scans(f"sub-01/ses-{session}/anat/sub-01_ses-{session}", BIDS))
+    touch(tmp_path, "derivatives/manual/sub-01/anat/sub-01_dseg.nii.gz")
+
+    assert [case.label for case in find_cases(tmp_path).cases] == [None, None]
+
+
+def test_the_label_map_is_in_the_space_of_the_scans(tmp_path: Path) -> None:
+    folder = "derivatives/pre/sub-01/anat/sub-01_space-SRI24"
+    words = ("desc-preproc_T1w", "ce-gd_T1w", "T2w", "FLAIR")
+    other = "derivatives/pre/sub-01/anat/sub-01_space-T1w_desc-tumor_dseg.nii.gz"
+    touch(tmp_path, *named_scans(folder, (*words, "desc-tumor_dseg")), other)
+
+    case = only_case_in(tmp_path)
+
+    assert str(case.label) == f"{folder}_desc-tumor_dseg.nii.gz"
+    assert case.usable
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "labels/smith.nii.gz",
+        "labels/smith_seg.nii.gz",
+        "masks/smith/tumour.nii.gz",
+        "smith/segmentation/anything.nii.gz",
+        "smith/mask.nii.gz",
+        "smith/smith_tumor_mask.nii.gz",
+    ],
+)
+def test_folders_and_files_called_after_label_maps_are_searched(tmp_path: Path, name: str) -> None:
+    touch(tmp_path, *named_scans("smith/smith"), *named_scans("jones/jones"), name)
+
+    jones, smith = find_cases(tmp_path).cases
+
+    assert str(smith.label) == name
+    assert smith.usable
+    assert jones.label is None
+
+
+def test_a_mask_is_taken_only_without_a_segmentation(tmp_path: Path) -> None:
+    """Beside a segmentation it is mostly that of the brain."""
+    touch(tmp_path, *named_scans("smith/smith", ("t1", "t1ce", "t2", "flair", "seg", "mask")))
+
+    assert str(only_case_in(tmp_path).label) == "smith/smith_seg.nii.gz"
+
+
+def test_two_label_maps_that_fit_equally_well_are_a_problem(tmp_path: Path) -> None:
+    touch(tmp_path, *named_scans("a/smith/smith"), "masks/smith.nii.gz", "labels/smith.nii.gz")
+
+    [problem] = only_case_in(tmp_path).problems
+
+    assert problem == (
+        "case smith, file labels/smith.nii.gz and masks/smith.nii.gz: found 2 files for label map; "
+        "expected one. Remove or rename the others, or name the right ones with --label-files."
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern"),
+    [
+        ("smith/smith_tumour_final2.nii.gz", "*_tumour_*"),
+        ("smith/W39.nii.gz", "w39*"),
+        ("drawn/smith.nii.gz", "drawn/*"),
+        ("drawn/smith_by_me.nii.gz", "*_by_me.nii.gz"),
+        ("drawn/smith/anything.nii.gz", "drawn/*"),
+    ],
+)
+def test_a_pattern_names_other_label_maps(tmp_path: Path, name: str, pattern: str) -> None:
+    touch(
+        tmp_path,
+        *named_scans("smith/smith"),
+        *named_scans("jones/jones"),
+        name,
+        "labels/smith.nii.gz",
+    )
+
+    found = {case.case_id: case.label for case in find_cases(tmp_path, label_files=pattern).cases}
+
+    assert str(found["smith"]) == name
+    assert found["jones"] is None
+
+
+def test_a_pattern_without_a_label_map_says_what_there_is(tmp_path: Path) -> None:
+    touch(tmp_path, *named_scans("smith/smith"), "smith/smith_final.nii.gz")
+
+    with pytest.raises(
+        LayoutError,
+        match=r"label map called '\*_tumour\.nii\.gz'; the files .* are smith/smith_final\.nii\.gz",
+    ):
+        find_cases(tmp_path, label_files="*_tumour.nii.gz")
+
+
+SCANNER = ("AX_9_t1_bet", "AXPOST_t1c_bet", "TSE_t2_bet", "IR_fla_bet")
+
+
+def files(folder: str) -> list[str]:
+    return [f"{folder}/{name}.nii.gz" for name in SCANNER]
+
+
+def ids_in(root: Path) -> list[tuple[str, str, str]]:
+    return [(case.case_id, case.patient_id, case.timepoint) for case in find_cases(root).cases]
+
+
+def test_cases_in_folders_of_one_name_are_named_after_the_folders_above(tmp_path: Path) -> None:
+    touch(tmp_path, *files("A/raw_bet"), *files("B/raw_bet"), *files("C"))
+
+    assert ids_in(tmp_path) == [("A", "A", ""), ("B", "B", ""), ("C", "C", "")]
+    assert find_cases(tmp_path).notices == (
+        "several folders are called raw_bet: 2 cases are named after the folders above, such as A in "
+        "A/raw_bet/",
+    )
+
+
+def test_folders_above_of_one_name_are_told_apart_by_theirs(tmp_path: Path) -> None:
+    touch(tmp_path, *files("one/A/raw"), *files("two/A/raw"))
+
+    assert [case_id for case_id, *_ in ids_in(tmp_path)] == ["one_A", "two_A"]
+
+
+def test_weeks_of_a_patient_are_of_one_patient(tmp_path: Path) -> None:
+    for folder in ("P1/week-0", "P1/week-9", "P2/week-0", "P3/week-4"):
+        touch(tmp_path, *files(folder))
+
+    assert ids_in(tmp_path) == [
+        ("P1_week-0", "P1", "week-0"),
+        ("P1_week-9", "P1", "week-9"),
+        ("P2", "P2", "week-0"),
+        ("P3", "P3", "week-4"),
+    ]
+
+
+def test_numbers_of_two_sites_are_different_patients(tmp_path: Path) -> None:
+    for folder in ("berlin/001", "berlin/002", "paris/001", "paris/003"):
+        touch(tmp_path, *files(folder))
+
+    ids = ("berlin_001", "berlin_002", "paris_001", "paris_003")
+    assert ids_in(tmp_path) == [(name, name, "") for name in ids]
+
+
+def test_cases_directly_below_the_data_folder_keep_their_names(tmp_path: Path) -> None:
+    touch(tmp_path, *files("001"), *files("002"), *files("more/001"))
+
+    assert [case_id for case_id, *_ in ids_in(tmp_path)] == ["001", "002", "more"]
+
+
+def test_complete_derivatives_are_taken_instead_of_raw_scans(tmp_path: Path) -> None:
+    touch(
+        tmp_path,
+        *named_scans("sub-01/anat/sub-01", (*BIDS, "run-2_T1w")),
+        *named_scans("derivatives/pre/sub-01/anat/sub-01_space-SRI24", BIDS),
+        *named_scans("sub-02/anat/sub-02", BIDS),
+        *named_scans("derivatives/pre/sub-02/anat/sub-02_space-SRI24", BIDS[:1]),
+    )
+
+    found = find_cases(tmp_path)
+
+    assert [case.folder.parts[0] for case in found.cases] == ["derivatives", "sub-02"]
+    assert all(case.usable for case in found.cases)
+    assert found.notices == (
+        "scans of BIDS cases were ignored, such as "
+        "derivatives/pre/sub-02/anat/sub-02_space-SRI24_T1w.nii.gz (6 in all): another folder of the "
+        "data set has more of their modalities, or a derivative of them",
+    )
+
+
+def test_two_runs_of_a_modality_are_a_problem(tmp_path: Path) -> None:
+    touch(tmp_path, *named_scans("sub-01/anat/sub-01", (*BIDS[1:], "run-1_T1w", "run-2_T1w")))
+
+    [case] = find_cases(tmp_path).cases
+
+    assert "found 2 files for t1n; expected one. Remove or rename the other" in case.problems[0]
+
+
+def test_the_variant_that_has_all_modalities_is_taken(tmp_path: Path) -> None:
+    words = ("t1", "t2", *(f"{word}_bet" for word in ("t1", "t1ce", "t2", "flair")))
+    touch(tmp_path, *named_scans("smith/smith", words))
+
+    [case] = find_cases(tmp_path).cases
+
+    assert [str(scan) for scan in case.images] == named_scans("smith/smith", words[2:])
+
+
+def _noted(root: Path, folders: list[Folder]) -> tuple[str, ...]:
+    return tuple(_notes_on_unread(root, folders))
+
+
+def test_a_folder_lists_scans_and_other_files_apart(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    for name in ("b_t1.nii.gz", "a_t1.nii", "notes.txt", "b/x.nii"):
+        (tmp_path / name).touch()
+
+    top, below = walk_folders(tmp_path)
+
+    assert [str(scan.path) for scan in top.scans] == ["a_t1.nii", "b_t1.nii.gz"]
+    assert top.others == ("notes.txt",)
+    assert (below.path, [str(scan.path) for scan in below.scans]) == (Path("b"), ["b/x.nii"])
+
+
+@pytest.mark.parametrize("inside", [[], ["a.nii", "b.nii"], ["folder/a.nii"]])
+def test_a_folder_called_like_a_file_that_holds_no_single_file_is_a_folder(
+    tmp_path: Path, inside: list[str]
+) -> None:
+    (tmp_path / "x_t1.nii").mkdir()
+    for name in inside:
+        (tmp_path / "x_t1.nii" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "x_t1.nii" / name).touch()
+
+    top, *below = walk_folders(tmp_path)
+
+    assert top.scans == ()
+    assert Path("x_t1.nii") in {folder.path for folder in below}
+
+
+def test_a_folder_that_cannot_be_listed_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "locked").mkdir()
+    scandir = os.scandir
+
+    def refuse(path: Path) -> object:
+        if Path(path).name == "locked":
+            raise PermissionError(13, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+
+    assert list(walk_folders(tmp_path)) == [
+        Folder(path=Path()),
+        Folder(path=Path("locked"), refused="Permission denied"),
+    ]
+
+
+DICOM = bytes(128) + b"DICM" + bytes(100)
+
+
+@pytest.mark.parametrize(
+    "names", [["IM000001", "IM000002"], ["1.2.840.10008.1", "1.2.840.10008.2"]]
+)
+def test_dicom_files_are_known_by_what_they_hold(tmp_path: Path, names: list[str]) -> None:
+    folder = Folder(path=Path(), others=(*names, "README.txt"))
+    for name in names:
+        (tmp_path / name).write_bytes(DICOM)
+
+    [advice] = _noted(tmp_path, [folder])
+    assert advice.startswith(f"DICOM files are not read, such as {names[0]} (2 in all): convert")
+
+    (tmp_path / names[0]).write_bytes(b"plain text")
+    assert _noted(tmp_path, [folder]) == ()
+
+
+def test_a_dicomdir_and_its_files_are_counted_once(tmp_path: Path) -> None:
+    names = ("DICOMDIR", "a.dcm", "b.IMA")
+    for name in names:
+        (tmp_path / name).write_bytes(DICOM)
+
+    [advice] = _noted(tmp_path, [Folder(path=Path(), others=names)])
+
+    assert "(3 in all)" in advice
+
+
+def test_a_file_that_is_gone_is_no_dicom_file(tmp_path: Path) -> None:
+    assert _noted(tmp_path, [Folder(path=Path(), others=("LICENSE",))]) == ()
+
+
+def test_a_folder_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    assert _noted(tmp_path, [Folder(path=Path("a/b"), refused="Permission denied")]) == (
+        "the folder a/b cannot be read (Permission denied)",
+    )
+
+
+def test_ordinary_files_are_not_mentioned(tmp_path: Path) -> None:
+    names = ("survival_info.csv", "dataset.json", "notes.txt", "figure.png", "LICENSE")
+    (tmp_path / "LICENSE").write_text("Apache")
+
+    assert _noted(tmp_path, [Folder(path=Path(), others=names)]) == ()
+
+
+def test_a_link_to_itself_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    for name in ("a_t1.nii", "loop", "folder/loop"):
+        (tmp_path / name).symlink_to(Path(name).name)
+
+    top, below = walk_folders(tmp_path)
+
+    assert [str(scan.path) for scan in top.scans] == ["a_t1.nii"]
+    assert (top.others, below.others) == (("loop",), ("loop",))
+
+
+def test_a_named_pipe_is_not_opened(tmp_path: Path) -> None:
+    for name in ("0001", "scan.dcm"):
+        os.mkfifo(tmp_path / name)
+
+    (folder,) = walk_folders(tmp_path)
+
+    assert "scan.dcm (1 in all)" in _noted(tmp_path, [folder])[0]
+
+
+def test_names_in_a_notice_can_be_printed(tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"caf\xe9\n.zip")).touch()
+
+    assert r"such as caf\xe9\n.zip (1 in all)" in _noted(tmp_path, list(walk_folders(tmp_path)))[0]
+
+
+def ids(inputs: tuple[Case, ...]) -> list[str]:
+    return [one.case_id for one in inputs]
+
+
+def paths_of(folder: Path) -> dict[str, Path]:
+    case_id = folder.name
+    names = ("t1", "t1ce", "t2", "flair")
+    return {
+        modality: folder / f"{case_id}_{name}.nii.gz"
+        for modality, name in zip(MODALITIES, names, strict=True)
+    }
+
+
+def test_folders_are_searched_as_for_training(brats_root: Path, tmp_path: Path) -> None:
+    write_case(tmp_path / "more", "BraTS-GLI-00003-000")
+
+    inputs = find_inputs([brats_root, tmp_path / "more"])
+
+    assert ids(inputs) == ["BraTS-GLI-00003-000", *(f"BraTS2021_{n:05d}" for n in range(6))]
+    assert inputs[0].release == "brats2023-gli"
+    assert all((one.root / scan.path).is_file() for one in inputs for scan in one.images)
+
+
+def test_label_maps_of_scans_to_predict_do_not_matter(tmp_path: Path) -> None:
+    folder = write_case(tmp_path / "scans", "smith")
+    for name in ("labels", "masks"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "smith.nii.gz").touch()
+    (folder / "smith_seg.nii.gz").unlink()
+
+    (found,) = find_inputs([tmp_path])
+
+    assert found.usable
+    assert found.label is None
+
+
+@pytest.mark.parametrize("separator", [",", ";"])
+def test_a_csv_table_names_files_relative_to_itself(tmp_path: Path, separator: str) -> None:
+    folder = write_case(tmp_path / "scans")
+    files = {modality: path.relative_to(tmp_path) for modality, path in paths_of(folder).items()}
+    header = separator.join(["case_id", "t1", "t1ce", "t2", "FLAIR", "comment"])
+    row = separator.join(["me", *map(str, files.values()), "new"])
+    # spreadsheets put a mark before the first letter
+    (tmp_path / "cases.csv").write_text(f"{header}\n{row}\n", encoding="utf-8-sig")
+
+    (found,) = find_inputs([tmp_path / "cases.csv"])
+
+    assert found.case_id == "me"
+    assert [found.root / scan.path for scan in found.images] == [*paths_of(folder).values()]
+    assert found.problems == ()
+
+
+def test_a_json_table_may_name_volumes_of_a_4d_file(tmp_path: Path) -> None:
+    row = {modality: f"all.nii.gz#{place}" for place, modality in enumerate(MODALITIES)}
+    (tmp_path / "cases.json").write_text(json.dumps([{"case_id": "me", **row}]))
+
+    (found,) = find_inputs([tmp_path / "cases.json"])
+
+    assert [scan.volume for scan in found.images] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("cases.csv", "id,t1n\na,b\n"),
+        ("cases.csv", b"\xff\xfe\x00"),
+        ("cases.json", "{"),
+        ("cases.json", '{"case_id": "a"}'),
+        ("cases.json", "[1]"),
+    ],
+)
+def test_a_table_that_cannot_be_read_says_what_it_should_be(
+    tmp_path: Path, name: str, content: str | bytes
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+    with pytest.raises(UsageError, match=rf"{name} cannot be read .*Expected case_id, t1n, t1c"):
+        find_inputs([path])
+
+
+@pytest.mark.parametrize("name", ["../a", "/etc/a", "a/b", "..", "a\\b", ".hidden", "c:a"])
+def test_a_name_that_leaves_the_output_folder_is_a_problem(tmp_path: Path, name: str) -> None:
+    row = {modality: f"{modality}.nii.gz" for modality in MODALITIES}
+    (tmp_path / "cases.json").write_text(json.dumps([{"case_id": name, **row}]))
+
+    (found,) = find_inputs([tmp_path / "cases.json"])
+
+    assert (
+        "cannot be the name of a file; expected a file name without special characters"
+        in found.problems[0]
+    )
+
+
+def test_two_cases_of_one_id_are_both_refused(tmp_path: Path) -> None:
+    """One of the results would overwrite the other."""
+    for place in ("a", "b"):
+        write_case(tmp_path / place)
+
+    inputs = find_inputs([tmp_path / "a", tmp_path / "b"])
+
+    assert ["found 2 cases of this id; expected one" in one.problems[0] for one in inputs] == [
+        True,
+        True,
+    ]
+
+
+def test_a_single_scan_file_is_refused_with_the_way_to_give_it(tmp_path: Path) -> None:
+    path = tmp_path / "t1.nii.gz"
+    path.touch()
+
+    with pytest.raises(UsageError, match="For one case give --t1n, --t1c"):
+        find_inputs([path])
+
+
+def test_four_files_are_called_by_what_their_names_share(tmp_path: Path) -> None:
+    found = single_input(None, paths_of(tmp_path / "BraTS2021_00007"))
+
+    assert found.case_id == "BraTS2021_00007"
+    assert found.release == "brats2021"
+
+
+def test_four_files_without_a_name_in_common_are_called_by_their_folder(tmp_path: Path) -> None:
+    files = {modality: tmp_path / "Smith" / f"{modality}.nii" for modality in MODALITIES}
+
+    assert single_input(None, files).case_id == "Smith"
+    assert single_input("me", files).case_id == "me"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("cases.csv", "case_id,t1n,t1c,t2w,t2f\n"),
+        ("cases.csv", ""),
+        ("cases.json", "[]"),
+        ("cases.json", "[" * 100_000),
+        ("cases.json", '[{"case_id": ' + "9" * 5000 + "}]"),
+        ("cases.csv", bytes(range(256)) * 9),
+        ("cases.csv", gzip.compress(b"case_id,t1n", mtime=0)),
+        ("cases.json", bytes(range(256))),
+    ],
+)
+def test_a_table_without_cases_is_refused(tmp_path: Path, name: str, content: str | bytes) -> None:
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+    with pytest.raises(UsageError, match=rf"{name} (cannot be read|lists no cases)"):
+        find_inputs([path])
+
+
+def test_a_long_id_in_a_table_is_a_problem_of_its_case(tmp_path: Path) -> None:
+    row = {modality: f"{modality}.nii.gz" for modality in MODALITIES}
+    rows = [
+        {"case_id": "x" * 300, **row},
+        {"case_id": "a\nb\0\ud800", **row},
+        {"case_id": "c", **row},
+    ]
+    (tmp_path / "cases.json").write_text(json.dumps(rows))
+
+    escaped, good, long = find_inputs([tmp_path / "cases.json"])
+
+    assert good.problems == ()
+    assert "found an id of 300 bytes" in long.problems[0]
+    assert escaped.case_id == r"a\nb\x00\ud800"
+    assert "cannot be the name of a file" in escaped.problems[0]

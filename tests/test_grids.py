@@ -1,0 +1,96 @@
+"""Axes and spacings of volumes: every voxel stays where it is in the patient, and comes back."""
+
+from itertools import permutations, product
+
+import nibabel as nib
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brats_seg.cases.nifti import Geometry, Volume, oriented, resampled
+from brats_seg.voxels.grids import AXES, SPACING_TOLERANCE, Resampling, turn_of, turned, turned_back
+
+MM = (1.0, 1.0, 1.0)
+ARRAY = np.arange(24).reshape(2, 3, 4)
+ORDERS = st.sampled_from(list(product(permutations(range(3)), product((1.0, -1.0), repeat=3))))
+EDGES = st.tuples(*[st.floats(0.3, 6)] * 3)
+
+
+def volume_of(array: np.ndarray, affine: np.ndarray) -> Volume:
+    geometry = Geometry(shape=array.shape, affine=affine, qform=affine, qform_code=1, sform_code=1)
+    return Volume(array=array, geometry=geometry, file="scan")
+
+
+def make_volume(array: np.ndarray, spacing: tuple[float, float, float]) -> Volume:
+    affine = np.diag([*spacing, 1.0])
+    affine[:3, 3] = [10.0, 20.0, 30.0]
+    return volume_of(array, affine)
+
+
+def needed_for(volume: Volume) -> Resampling | None:
+    return Resampling.needed(volume.geometry.shape, volume.geometry.spacing_mm, MM)
+
+
+@given(order=ORDERS, edges=EDGES)
+def test_every_voxel_stays_where_it_is_in_the_patient_and_comes_back(order, edges):
+    axes, signs = order
+    affine = np.eye(4)
+    affine[:3, :3] = np.diag(signs)[:, list(axes)] * edges
+    affine[:3, 3] = [5.0, 6.0, 7.0]
+
+    volume = oriented(volume_of(ARRAY, affine))
+
+    assert nib.aff2axcodes(volume.geometry.affine) == AXES
+    assert volume.array.shape == volume.geometry.shape
+    for value in (0, 5, 23):
+        stored, found = (np.argwhere(array == value)[0] for array in (ARRAY, volume.array))
+        np.testing.assert_allclose(volume.geometry.affine @ [*found, 1], affine @ [*stored, 1])
+    turn = turn_of(affine)
+    assert np.array_equal(turned_back(turned(ARRAY, turn), turn), ARRAY)
+
+
+def test_a_scan_of_brats_is_left_alone():
+    assert np.array_equal(turned(ARRAY, turn_of(np.diag([-1.0, -1.0, 1.0, 1.0]))), ARRAY)
+
+
+@given(edges=EDGES, shape=st.tuples(*[st.integers(1, 12)] * 3))
+def test_the_borders_of_the_volume_stay_where_they_are(edges, shape):
+    volume = make_volume(np.full(shape, -7.0), edges)
+
+    resampling = needed_for(volume)
+
+    if resampling is None:
+        assert np.abs(np.array(edges) - 1).max() <= SPACING_TOLERANCE + 1e-9
+        return
+    result = resampled(volume, resampling)
+    # a constant background stays exactly constant
+    assert (result.array == -7).all()
+    for g, h in [(volume.geometry, result.geometry)]:
+        for corner in (np.zeros(3), np.ones(3)):
+            one, other = (x.affine @ [*(corner * x.shape - 0.5), 1] for x in (g, h))
+            np.testing.assert_allclose(one, other, atol=1e-9)
+
+
+def test_voxels_of_half_a_millimetre_are_averaged_in_pairs():
+    """By hand: along X the middle of each new voxel lies between two old ones."""
+    volume = make_volume(np.array([1.0, 3.0, 10.0, 20.0]).reshape(4, 1, 1), (0.5, 1.0, 1.0))
+
+    result = resampled(volume, needed_for(volume))
+
+    assert result.array.ravel().tolist() == [2.0, 15.0]
+    assert result.geometry.spacing_mm == pytest.approx(MM)
+    # the middle of the first new voxel, between those of the first two old ones
+    assert result.geometry.affine[0, 3] == pytest.approx(10.25)
+
+
+@pytest.mark.parametrize("spacing", [(0.5, 0.5, 0.5), (1.0, 1.0, 3.0), (2.0, 0.8, 1.2)])
+def test_a_smooth_field_survives_the_way_there_and_back(spacing):
+    x, y, z = np.meshgrid(*(np.linspace(0, np.pi, 24),) * 3, indexing="ij")
+    volume = make_volume(np.sin(x) * np.sin(y) * np.sin(z), spacing)
+
+    resampling = needed_for(volume)
+    back = resampling.back(resampling.forward(volume.array))
+
+    assert back.shape == volume.array.shape
+    assert np.abs(back - volume.array).max() < 0.07

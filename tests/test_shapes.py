@@ -1,0 +1,227 @@
+"""Components, diameters and surfaces of masks."""
+
+import itertools
+import math
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from brats_seg.voxels.shapes import (
+    NO_DIAMETERS,
+    _face_centres,
+    cell_areas,
+    cell_codes,
+    first_of_group,
+    longest_diameter_mm,
+    section_diameters,
+)
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ([], ()),
+        (["a", "b", "c"], (0, 1, 2)),
+        (["a", "b", "a"], (0, 1, 0)),
+        # a chain: 0 and 2 share nothing, but both share something with 1
+        (["a", "ab", "b"], (0, 0, 0)),
+        # a late item joins two groups that were apart
+        (["a", "b", "c", "ab"], (0, 0, 2, 0)),
+        (["", "", "a"], (0, 1, 2)),
+    ],
+)
+def test_items_that_share_keys_are_one_group(keys, expected):
+    assert first_of_group(keys) == expected
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_groups_equal_those_of_repeated_merging(seed):
+    rng = np.random.default_rng(seed)
+    keys = [set(rng.integers(0, 30, size=rng.integers(0, 4)).tolist()) for _ in range(25)]
+
+    groups = [{item} for item in range(len(keys))]
+    merged = True
+    while merged:
+        merged = False
+        for one, other in itertools.combinations(groups, 2):
+            if any(keys[i] & keys[j] for i in one for j in other):
+                groups.remove(other)
+                one |= other
+                merged = True
+                break
+    first = {item: min(group) for group in groups for item in group}
+
+    assert first_of_group(keys) == tuple(first[item] for item in range(len(keys)))
+
+
+CUBES = (1.0, 1.0, 1.0)
+
+
+def ball(radius: float, shape: tuple[int, int, int]) -> np.ndarray:
+    from_centre = np.indices(shape) - np.array(shape).reshape(3, 1, 1, 1) // 2
+    distance = np.linalg.norm(from_centre, axis=0)
+    return distance <= radius
+
+
+def longest_of_all_pairs(points: np.ndarray) -> float:
+    return max(float(np.linalg.norm(a - b)) for a, b in combinations(points, 2))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_longest_diameter_is_that_of_all_pairs(seed: int) -> None:
+    mask = np.random.default_rng(seed).random((4, 5, 3)) > 0.8
+    mask[0, 0, 0] = True
+
+    found = longest_diameter_mm(mask, (1.0, 0.5, 3.0))
+
+    assert found == pytest.approx(longest_of_all_pairs(_face_centres(mask, (1.0, 0.5, 3.0))))
+
+
+def test_a_voxel_has_the_diameters_of_its_faces() -> None:
+    mask = np.zeros((3, 3, 3), bool)
+    mask[1, 1, 1] = True
+
+    found = section_diameters(mask, (1.0, 2.0, 5.0))
+
+    assert longest_diameter_mm(mask, (1.0, 2.0, 5.0)) == 5.0
+    assert (found.longest_mm, found.perpendicular_mm, found.index) == (2.0, 1.0, 1)
+
+
+def test_diameters_of_a_ball_are_its_own() -> None:
+    mask = ball(10, (25, 25, 25))
+
+    found = section_diameters(mask, CUBES)
+
+    assert longest_diameter_mm(mask, CUBES) == pytest.approx(21, abs=0.5)
+    assert found.longest_mm == pytest.approx(21, abs=0.5)
+    assert found.perpendicular_mm == pytest.approx(21, abs=0.5)
+    assert found.index == 12
+
+
+def test_a_tilted_box_is_measured_along_its_own_axes() -> None:
+    x, y = np.indices((80, 80)) - 40
+    along, across = (x + y) / np.sqrt(2), (x - y) / np.sqrt(2)
+    mask = ((np.abs(along) <= 25) & (np.abs(across) <= 5))[:, :, None]
+
+    found = section_diameters(mask, CUBES)
+
+    assert found.longest_mm == pytest.approx(np.hypot(50, 10), abs=1.5)
+    # the chord perpendicular to the diagonal of a box of 50 x 10
+    assert found.perpendicular_mm == pytest.approx(10 / np.cos(np.arctan(0.2)), abs=1.0)
+
+
+def test_an_ellipse_on_long_voxels_is_measured_in_mm() -> None:
+    x, y = np.indices((41, 21)) - np.array([20, 10])[:, None, None]
+    mask = ((x / 18) ** 2 + (y * 2 / 16) ** 2 <= 1)[:, :, None]
+
+    found = section_diameters(mask, (1.0, 2.0, 1.0))
+
+    assert found.longest_mm == pytest.approx(37, abs=0.5)
+    assert found.perpendicular_mm == pytest.approx(34, abs=0.5)
+
+
+def test_a_ring_is_measured_across_its_hole() -> None:
+    whole = ball(8, (21, 21, 1))
+    ring = whole & ~ball(5, (21, 21, 1))
+
+    assert section_diameters(ring, CUBES) == section_diameters(whole, CUBES)
+
+
+def test_the_section_with_the_largest_product_is_measured() -> None:
+    mask = np.zeros((20, 20, 4), bool)
+    mask[1:19, 5, 0] = True
+    mask[4:16, 4:16, 3] = True
+
+    assert section_diameters(mask, CUBES).index == 3
+
+
+def test_an_empty_mask_has_no_diameters() -> None:
+    mask = np.zeros((3, 3, 3), bool)
+
+    assert longest_diameter_mm(mask, CUBES) == 0.0
+    assert section_diameters(mask, CUBES) == NO_DIAMETERS
+
+
+MM = (1.0, 1.0, 1.0)
+
+
+def code_of(*corners: tuple[int, int, int]) -> int:
+    """The code of a cell with these voxels in the mask."""
+    block = np.zeros((2, 2, 2), dtype=bool)
+    for corner in corners:
+        block[corner] = True
+    return int(cell_codes(block)[1, 1, 1])
+
+
+def block_of(code: int) -> np.ndarray:
+    return np.array([code >> bit & 1 for bit in range(8)], dtype=bool).reshape(2, 2, 2)
+
+
+def test_a_voxel_is_seen_by_the_eight_cells_around_it() -> None:
+    codes = cell_codes(np.ones((1, 1, 1), dtype=bool))
+
+    # the voxel is the last corner of the first cell and the first corner of the last
+    assert codes.shape == (2, 2, 2)
+    assert codes[0, 0, 0] == 128
+    assert codes[1, 1, 1] == 1
+    assert codes[0, 1, 1] == 16
+    assert sorted(codes.ravel().tolist()) == [1 << bit for bit in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("corners", "area"),
+    [
+        ([], 0.0),
+        # an equilateral triangle with sides of half a face diagonal
+        ([(0, 0, 0)], math.sqrt(3) / 8),
+        # a rectangle of an edge by half a face diagonal
+        ([(0, 0, 0), (0, 0, 1)], math.sqrt(2) / 2),
+        # corners across a face or across the cell are cut off one by one
+        ([(0, 0, 0), (0, 1, 1)], math.sqrt(3) / 4),
+        ([(0, 0, 0), (1, 1, 1)], math.sqrt(3) / 4),
+        # three corners of a face: a pentagon, in the triangles with the larger area
+        ([(0, 0, 0), (0, 0, 1), (0, 1, 0)], (3 * math.sqrt(3) / 4 + 1) / 2),
+        # half a cell: a face of a voxel
+        ([(0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1)], 1.0),
+        # every other corner
+        ([(0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 0)], math.sqrt(3) / 2),
+        # a corner and its three neighbours: a regular hexagon
+        ([(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0)], 3 * math.sqrt(3) / 4),
+    ],
+)
+def test_areas_worked_out_by_hand(corners: list[tuple[int, int, int]], area: float) -> None:
+    assert cell_areas(MM)[code_of(*corners)] == pytest.approx(area)
+
+
+def test_a_face_has_the_area_of_its_voxel_in_mm2() -> None:
+    flat = code_of((0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1))
+
+    assert cell_areas((2.0, 3.0, 5.0))[flat] == pytest.approx(15.0)
+
+
+def test_inside_and_outside_have_one_surface() -> None:
+    areas = cell_areas((1.0, 1.5, 3.0))
+
+    assert areas == pytest.approx(areas[::-1])
+    assert (areas[1:-1] > 0).all()
+
+
+def test_turned_and_mirrored_cells_have_the_same_area() -> None:
+    areas = cell_areas(MM)
+
+    for code, axes, flips in itertools.product(
+        range(256), itertools.permutations(range(3)), ([], [0], [1, 2], [0, 1, 2])
+    ):
+        turned = np.flip(block_of(code).transpose(axes), flips)
+        assert areas[cell_codes(turned)[1, 1, 1]] == pytest.approx(areas[code])
+
+
+def test_the_surface_of_a_ball_is_that_of_a_sphere() -> None:
+    radius = 12.0
+    inside = ((np.indices((27, 27, 27)) - 13) ** 2).sum(axis=0) < radius**2
+
+    area = cell_areas(MM)[cell_codes(inside)].sum()
+
+    # planes through the middles of edges follow a sphere with steps
+    assert area == pytest.approx(4 * math.pi * radius**2, rel=0.1)
