@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from brats_seg.cases.case import Case, ScanFile, read_case_files
+from brats_seg.cases.layouts import LABEL
 from brats_seg.cases.nifti import Geometry
 from brats_seg.config import Config
 from brats_seg.config_text import load_config
@@ -28,6 +29,7 @@ from brats_seg.data.manifest import (
     verify_cases,
 )
 from brats_seg.errors import CaseError, UsageError
+from brats_seg.labels import MODALITIES
 from brats_seg.progress import untracked
 from brats_seg.training.trainer import Trainer
 from brats_seg.voxels.box import Box
@@ -75,10 +77,10 @@ def flip_bit(path: Path, rng: np.random.Generator) -> None:
 
 
 def case_of(root: Path, *scans: ScanFile, label: ScanFile | None = None) -> Case:
-    modalities = dict(zip(("t1n", "t1c", "t2w", "t2f"), scans, strict=True))
-    return Case(
-        case_id="a", patient_id="a", release="unknown", root=root, label=label, **modalities
-    )
+    files = dict(zip(MODALITIES, scans, strict=True))
+    if label is not None:
+        files[LABEL] = label
+    return Case(case_id="a", patient_id="a", release="unknown", root=root, files=files)
 
 
 def test_reading_gives_what_was_written_to_the_last_bit(tmp_path: Path) -> None:
@@ -144,7 +146,7 @@ def test_contents_distinguish_files_and_volumes(tmp_path: Path) -> None:
     in_one = [ScanFile(path=Path("four.nii"), volume=n) for n in range(2)]
     alone, copy, other = (ScanFile(path=Path(f"{name}.nii")) for name in ("four", "copy", "other"))
 
-    contents = read_case_files(case_of(tmp_path, *in_one, alone, copy, label=other)).contents
+    contents = read_case_files(case_of(tmp_path, *in_one, alone, copy, label=other)).hashes
 
     assert contents[2] == contents[3]
     assert len(set(contents)) == 4

@@ -179,6 +179,16 @@ def test_names_cannot_add_anything_to_a_page(
     assert (browser.complaints, outside(browser)) == ([], [])
 
 
+@pytest.mark.parametrize("size", ["0", "8px"])
+def test_a_canvas_without_room_is_not_drawn(page: Page, size: str) -> None:
+    """WebGL complains of frames of negative size, which the fixture would see."""
+    for value in (size, ""):
+        page.run(f"document.querySelector('.viewer-canvas').style.height = '{value}'")
+        page.run("viewers[0].nv.resizeListener()")
+
+    assert page.run("document.querySelector('canvas').height") > 64
+
+
 def test_the_viewer_draws_and_layers_and_scans_are_toggled_by_buttons_and_keys(
     page: Page, tmp_path: Path
 ) -> None:
