@@ -115,12 +115,7 @@ class Case:
 
     @classmethod
     def named(cls, case_id: str, files: Mapping[str, ScanFile]) -> Self:
-        """Return a case whose release, patient and time point are parsed from its id.
-
-        Args:
-            case_id: Id of the case; see `printable` for characters that cannot be printed.
-            files: Files by modality, and under `LABEL` the label map.
-        """
+        """Return a case whose release, patient and time point are parsed from its id."""
         case_id = printable(case_id)
         name = parse_case_id(case_id)
         return cls(
@@ -287,17 +282,7 @@ def case_of_arrays(
     affine: npt.NDArray[np.float64],
     modalities: Sequence[str] = MODALITIES,
 ) -> LoadedCase:
-    """Check a case given as arrays, and reorient it, as `load_case` does.
-
-    Args:
-        case_id: Id of the case, which may name a release.
-        images: (n, X, Y, Z), an image for each of the modalities.
-        affine: (4, 4), from voxel indices to millimetres.
-        modalities: Modalities of the images, in the order of `MODALITIES`.
-
-    Raises:
-        CaseError: The case cannot be used.
-    """
+    """Check a case given as arrays (n, X, Y, Z), one for each modality, as `load_case` does."""
     if len(images) != len(modalities):
         found, expected = f"{len(images)} modalities", ", ".join(modalities)
         raise CaseError(case_id, "(array)", found, expected, "Give an image for each modality.")
@@ -316,11 +301,7 @@ def case_of_arrays(
 
 
 def read_case_files(case: Case, *, with_label: bool = True) -> CaseFiles:
-    """Read and hash the files of a case, each once, without decompressing them.
-
-    Raises:
-        CaseError: A file cannot be read.
-    """
+    """Read and hash the files of a case, each once, without decompressing them."""
     files = try_case_files(case, with_label=with_label)
     for problem in files.problems:
         raise problem

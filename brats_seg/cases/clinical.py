@@ -92,12 +92,7 @@ def read_clinical_tables(root: Path, named: Iterable[Path] = ()) -> ClinicalTabl
 
 
 def read_clinical_files(paths: Iterable[Path]) -> ClinicalTable:
-    """Read tables with any names; if two contradict each other, the first takes precedence.
-
-    Raises:
-        UsageError: A table cannot be read, or has no column of ids.
-        CaseError: An age or a survival cannot be parsed.
-    """
+    """Read tables with any names; if two contradict each other, the first takes precedence."""
     return _joined(_records_of(paths))
 
 
@@ -138,15 +133,7 @@ def _with_row(facts: CaseFacts, row: ClinicalRow) -> CaseFacts:
 
 
 def read_records(path: Path, root: Path) -> Iterator[ClinicalRow]:
-    """Yield the rows of a table that have an id; none if the table has no column of ids.
-
-    Args:
-        path: A CSV file.
-        root: Folder that the file name in messages is relative to.
-
-    Raises:
-        CaseError: An age or a survival cannot be parsed.
-    """
+    """Yield the rows of a table that have an id; none if the table has no column of ids."""
     try:
         rows = read_table(path).to_dict("records")
     except UsageError as error:

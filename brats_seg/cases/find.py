@@ -169,15 +169,6 @@ def find_inputs(
 
     Their roots are absolute, so that a worker on another machine finds the files. Label maps are not
     looked for. Errors of a case are listed in its `problems`.
-
-    Args:
-        paths: Folders of any layout, or tables of paths.
-        of_dicom: Converts a folder of DICOM files to cases, as `dicom.convert.cases_of_dicom` does;
-            without it, such a folder holds no cases.
-
-    Raises:
-        LayoutError: A folder contains no cases.
-        UsageError: A path is neither a folder nor a table, or a table cannot be read or is empty.
     """
     cases = [case for path in paths for case in _inputs_of(path, of_dicom)]
     if not cases:
@@ -686,14 +677,7 @@ def _label_candidates(
     *,
     is_given: bool,
 ) -> dict[int, list[_Candidate]]:
-    """Return the label maps that each group may have, by the identity of the group.
-
-    Args:
-        folders: All folders.
-        groups: The scans of the cases.
-        label_folders: Folders that are searched although their names do not say so.
-        is_given: Whether a pattern names the label maps, so that all folders are searched.
-    """
+    """Return the label maps that each group may have, by the identity of the group."""
     in_folder = _by(groups, lambda group: group.folder)
     of_patient = _by(groups, lambda group: group.patient)
     only = {name: same for name, same in of_patient.items() if len(same) == 1}

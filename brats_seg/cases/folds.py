@@ -67,11 +67,7 @@ class FoldTable:
         return tuple(sorted({row.fold for row in self.rows if row.fold is not None}))
 
     def split(self, fold: int) -> Split:
-        """Return the split that holds one fold out.
-
-        Raises:
-            FoldError: The table does not contain the fold, or no other to train on.
-        """
+        """Return the split that holds one fold out."""
         if fold not in self.folds:
             msg = f"fold {fold} is not in the fold table, which has folds {_joined(self.folds)}"
             raise FoldError(msg)
@@ -91,13 +87,6 @@ def fold_table_path(folder: Path, config: FoldConfig) -> Path:
     A table `folds.csv`, which earlier versions made, or a user, is taken if it has the number of folds of
     the settings; its seed is not known.
 
-    Args:
-        folder: Folder of the tables, which is that of the prepared cases.
-        config: Settings of the folds.
-
-    Raises:
-        FoldError: There is a `folds.csv`, and it is no fold table.
-
     Example:
         >>> fold_table_path(Path("prepared"), FoldConfig(n_folds=3)).name
         'folds-3-seed55.csv'
@@ -111,16 +100,7 @@ def fold_table_path(folder: Path, config: FoldConfig) -> Path:
 
 
 def check_fold(fold: int, path: Path, config: FoldConfig) -> None:
-    """Check that a fold can be held out, without reading any case.
-
-    Args:
-        fold: Index of the fold.
-        path: Path of the fold table; if it does not exist, the settings decide.
-        config: Settings that the table was made with, or will be.
-
-    Raises:
-        FoldError: There is no such fold.
-    """
+    """Check that a fold can be held out, without reading any case."""
     if path.exists():
         read_folds(path).split(fold)
     elif fold not in range(_n_folds(config)):
@@ -135,9 +115,6 @@ def make_folds(cases: Sequence[Case], config: FoldConfig) -> FoldTable:
     """Distribute cases to folds; the result does not depend on their order.
 
     The scheme `notebook` has its own number of folds and its own seed.
-
-    Raises:
-        FoldError: There are too few patients for the number of folds, or for the scheme.
 
     Example:
         >>> cases = [Case(case_id=f"c{n}", patient_id=f"p{n}", release="unknown") for n in range(4)]
@@ -164,9 +141,6 @@ def check_covers(table: FoldTable, cases: Sequence[Case]) -> None:
     """Check that the table has a row for every case and separates no cases of one patient.
 
     Near copies of a scan count as scans of one patient. The patient ids in the table may be older than those of the cases.
-
-    Raises:
-        FoldError: The message names the cases.
     """
     fold_of = {row.case_id: row.fold for row in table.rows}
     missing = sorted({case.case_id for case in cases} - fold_of.keys())
@@ -190,11 +164,7 @@ def check_covers(table: FoldTable, cases: Sequence[Case]) -> None:
 
 
 def read_folds(path: Path) -> FoldTable:
-    """Read a fold table that `write_folds` wrote; it may have been edited.
-
-    Raises:
-        FoldError: The file is missing or no fold table, or a patient is in two folds.
-    """
+    """Read a fold table that `write_folds` wrote; it may have been edited."""
     if not path.exists():
         msg = f"there is no fold table {path}"
         raise FoldError(msg)
@@ -216,11 +186,7 @@ def read_folds(path: Path) -> FoldTable:
 
 
 def write_folds(table: FoldTable, path: Path) -> None:
-    """Write the table as CSV, unless the file exists with the same folds.
-
-    Raises:
-        FoldError: The file contains other folds, which runs may have been trained on.
-    """
+    """Write the table as CSV, unless the file exists with the same folds."""
     if path.exists():
         if set(read_folds(path).rows) == set(table.rows):
             return
@@ -233,11 +199,7 @@ def write_folds(table: FoldTable, path: Path) -> None:
 
 
 def read_split(path: Path) -> Split:
-    """Read a split that `write_split` wrote.
-
-    Raises:
-        FoldError: The file is missing or no split.
-    """
+    """Read a split that `write_split` wrote."""
     if not path.exists():
         msg = f"there is no {path}: it is written when the run is trained"
         raise FoldError(msg)

@@ -60,20 +60,6 @@ def index_cases(
 ) -> CaseIndex:
     """Find the cases of a data folder, or of a table of paths, open their files, and resolve their label conventions.
 
-    Args:
-        root: The data folder, or a `.csv` or `.json` table of paths.
-        previous: An earlier index of the folder. Its cases without problems are not opened again
-            unless their files have changed.
-        labels: Name of the label convention, if names and values do not identify the right one.
-        label_files: Pattern of the names of the label maps; see `find_cases`.
-        n_workers: Threads that open files; 0 opens them in this thread. Decompressing and hashing
-            release the interpreter lock.
-        track: Shows the progress.
-
-    Raises:
-        LayoutError: The folder contains no case.
-        ConfigError: No convention has the given name.
-
     Example:
         >>> import tempfile
         >>> from brats_seg.cases.phantom import write_phantom_cases
@@ -132,10 +118,6 @@ def with_conventions(cases: Iterable[Case], labels: str) -> tuple[Case, ...]:
     """Return the cases with their label convention; values outside it become a problem.
 
     Cases of one release are resolved together.
-
-    Args:
-        cases: All cases of the data folder, inspected.
-        labels: Name of the convention that the user gave; empty to infer it.
     """
     groups: defaultdict[tuple[str, str], list[Case]] = defaultdict(list)
     for case in cases:
@@ -169,9 +151,6 @@ def read_index(path: Path, root: Path) -> CaseIndex:
     """Read a case table that `write_index` wrote of a data folder or a table of paths.
 
     File names are relative to the data folder, or to the folder of the table of paths.
-
-    Raises:
-        UsageError: The file is missing or is no case table.
     """
     expected = (
         "Expected a case table as `brats-seg index` writes it. Remove the file, and index the data "

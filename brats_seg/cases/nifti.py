@@ -120,14 +120,6 @@ class Volume:
 def read_volume(path: Path, *, case_id: str, volume: int | None = None) -> Volume:
     """Read a 3-D file, or one volume of a 4-D file.
 
-    Args:
-        path: A `.nii` or `.nii.gz` file.
-        case_id: Id for messages.
-        volume: Index along the fourth axis; None for a 3-D file.
-
-    Raises:
-        CaseError: The file is empty, damaged, not NIfTI, or has other axes than expected.
-
     Example:
         >>> import tempfile
         >>> eye = np.eye(4)
@@ -144,21 +136,13 @@ def read_volume(path: Path, *, case_id: str, volume: int | None = None) -> Volum
 
 
 def read_label_map(path: Path, *, case_id: str) -> Volume:
-    """Read a label map as uint8; its whole numbers may be stored in any type.
-
-    Raises:
-        CaseError: The file cannot be read, or has fractions, negative values or values over 255.
-    """
+    """Read a label map as uint8; its whole numbers may be stored in any type."""
     packed = read_packed(path, case_id=case_id)
     return unpack_label_map(packed, path, case_id=case_id)
 
 
 def read_packed(path: Path, *, case_id: str) -> bytes:
-    """Read a file as it is on the disk, without decompressing it.
-
-    Raises:
-        CaseError: The file cannot be read, is no NIfTI file, or is longer than its header states.
-    """
+    """Read a file as it is on the disk, without decompressing it."""
     file = _File(case_id=case_id, path=path)
     with file.opened() as stream:
         header = _parse_header(file.unpacked_head(stream.read(_HEAD_BYTES)), file)
@@ -202,9 +186,6 @@ def write_volume(path: Path, array: npt.NDArray[Any], geometry: Geometry) -> Non
     """Write an array `(X, Y, Z)` on its grid, compressed if the name ends in `.gz`.
 
     Equal input results in equal bytes.
-
-    Raises:
-        EnvironmentalError: The file cannot be written.
     """
     header = nib.Nifti1Header()
     header.set_data_dtype(array.dtype)
@@ -234,11 +215,7 @@ def oriented(volume: Volume) -> Volume:
 
 
 def planned_resampling(volume: Volume, spacing_mm: Spacing, *, case_id: str) -> Resampling | None:
-    """Return the resampling of a volume to a spacing, or None if its own is close enough.
-
-    Raises:
-        CaseError: The grid would have more than `LARGEST_GRID` voxels.
-    """
+    """Return the resampling of a volume to a spacing, or None if its own is close enough."""
     geometry = volume.geometry
     resampling = Resampling.needed(geometry.shape, geometry.spacing_mm, spacing_mm)
     if resampling is not None and math.prod(resampling.after) > LARGEST_GRID:
