@@ -58,8 +58,20 @@ class FoldTable:
     rows: tuple[FoldRow, ...]
 
     def __post_init__(self) -> None:
-        _check_no_repeats(self.rows)
-        _check_no_leaks(self.rows)
+        repeated = [name for name, n in Counter(row.case_id for row in self.rows).items() if n > 1]
+        if repeated:
+            msg = f"the fold table has more than one row for {_named(repeated)}; expected one each"
+            raise FoldError(msg)
+        folds_of: defaultdict[str, set[int]] = defaultdict(set)
+        for row in self.rows:
+            folds_of[row.patient_id] |= set() if row.fold is None else {row.fold}
+        for patient_id, folds in folds_of.items():
+            if len(folds) > 1:
+                msg = (
+                    f"patient {patient_id} lies in folds {_joined(sorted(folds))}: the model would be "
+                    "tested on a patient that it was trained on; expected one fold per patient"
+                )
+                raise FoldError(msg)
 
     @property
     def folds(self) -> tuple[int, ...]:
@@ -76,8 +88,8 @@ class FoldTable:
             raise FoldError(msg)
         used = sorted((row.case_id, row.fold) for row in self.rows if row.fold is not None)
         return Split(
-            train=tuple(case_id for case_id, own in used if own != fold),
-            validation=tuple(case_id for case_id, own in used if own == fold),
+            train=tuple(case_id for case_id, fold_of_case in used if fold_of_case != fold),
+            validation=tuple(case_id for case_id, fold_of_case in used if fold_of_case == fold),
         )
 
 
@@ -94,9 +106,9 @@ def fold_table_path(folder: Path, config: FoldConfig) -> Path:
     given = folder / GIVEN_NAME
     if given.exists() and len(read_folds(given).folds) == _n_folds(config):
         return given
-    is_notebook = config.scheme == "notebook"
-    settings = "notebook" if is_notebook else f"{config.n_folds}-seed{config.seed}"
-    return folder / f"folds-{settings}.csv"
+    if config.scheme == "notebook":
+        return folder / "folds-notebook.csv"
+    return folder / f"folds-{config.n_folds}-seed{config.seed}.csv"
 
 
 def check_fold(fold: int, path: Path, config: FoldConfig) -> None:
@@ -129,12 +141,11 @@ def make_folds(cases: Sequence[Case], config: FoldConfig) -> FoldTable:
         folds = _notebook_folds(groups)
     else:
         folds = _stratified_folds(groups, config.n_folds, config.seed)
-    return FoldTable(
-        rows=tuple(
-            FoldRow(case_id=c.case_id, patient_id=c.patient_id, fold=folds.get(c.case_id))
-            for c in ordered
-        )
-    )
+    rows = [
+        FoldRow(case_id=case.case_id, patient_id=case.patient_id, fold=folds.get(case.case_id))
+        for case in ordered
+    ]
+    return FoldTable(rows=tuple(rows))
 
 
 def check_covers(table: FoldTable, cases: Sequence[Case]) -> None:
@@ -305,18 +316,12 @@ def _notebook_folds(groups: Sequence[list[Case]]) -> dict[str, int]:
 def _check_enough(groups: Sequence[list[Case]], n_folds: int) -> None:
     if len(groups) >= n_folds:
         return
-    if not groups:
-        msg = "there are no cases to make folds of"
-    elif len(groups) == 1:
-        msg = (
-            f"all cases are of one patient, {groups[0][0].patient_id}: none is left to validate on; "
-            "expected cases of at least two patients"
-        )
-    else:
-        msg = (
-            f"{len(groups)} patients cannot fill {n_folds} folds (those who share a scan count as "
-            f"one). Add patients, or ask for fewer folds: --set folds.n_folds={len(groups)}"
-        )
+    msg = (
+        f"{counted(len(groups), 'patient')} cannot fill {n_folds} folds (those who share a scan count "
+        "as one). Add patients"
+    )
+    if len(groups) > 1:
+        msg = f"{msg}, or ask for fewer folds: --set folds.n_folds={len(groups)}"
     raise FoldError(msg)
 
 
@@ -329,10 +334,9 @@ def _strata(groups: Sequence[list[Case]], n_folds: int) -> list[list[list[Case]]
     strata: defaultdict[tuple[str, float], list[list[Case]]] = defaultdict(list)
     unknown = []
     for group in groups:
-        grade = next((case.facts.grade for case in group if case.facts.grade), "")
-        age = next(
-            (case.facts.age_years for case in group if case.facts.age_years is not None), None
-        )
+        facts = [case.facts for case in group]
+        grade = next((of_case.grade for of_case in facts if of_case.grade), "")
+        age = next((of_case.age_years for of_case in facts if of_case.age_years is not None), None)
         if grade or age is not None:
             strata[grade, -1 if age is None else age // 10].append(group)
         else:
@@ -344,27 +348,6 @@ def _strata(groups: Sequence[list[Case]], n_folds: int) -> list[list[list[Case]]
 
 def _volume_ml(group: list[Case]) -> float:
     return max(-1.0 if case.facts.tumour_ml is None else case.facts.tumour_ml for case in group)
-
-
-def _check_no_repeats(rows: Sequence[FoldRow]) -> None:
-    repeated = [case_id for case_id, n in Counter(row.case_id for row in rows).items() if n > 1]
-    if repeated:
-        msg = f"the fold table has more than one row for {_named(repeated)}; expected one each"
-        raise FoldError(msg)
-
-
-def _check_no_leaks(rows: Sequence[FoldRow]) -> None:
-    folds_of: defaultdict[str, set[int]] = defaultdict(set)
-    for row in rows:
-        if row.fold is not None:
-            folds_of[row.patient_id].add(row.fold)
-    for patient_id, folds in folds_of.items():
-        if len(folds) > 1:
-            msg = (
-                f"patient {patient_id} lies in folds {_joined(sorted(folds))}: the model would be "
-                "tested on a patient that it was trained on; expected one fold per patient"
-            )
-            raise FoldError(msg)
 
 
 def _parsed(case_id: str, patient_id: str, fold: str) -> FoldRow:

@@ -360,17 +360,14 @@ def _check_layout(header: _Header, file: _File) -> None:
         expected = f"at most {LARGEST_GRID} voxels, in at most {_MOST_VOLUMES} volumes"
     elif datatype not in _NUMBER_TYPES:
         found, expected = f"voxels of datatype {datatype}", "whole or real numbers of up to 64 bits"
-    elif start != 0 and not _is_offset(header):
+    # NaN fails the comparison
+    elif start != 0 and not (
+        header.single_vox_offset <= start <= _LONGEST_EXTENSIONS and float(start).is_integer()
+    ):
         found = f"voxels that begin at byte {start}"
         expected = f"a whole number from {header.single_vox_offset} to {_LONGEST_EXTENSIONS}"
     if found:
         raise file.refuse(found, expected, _CONVERT_AGAIN)
-
-
-def _is_offset(header: _Header) -> bool:
-    start = float(header["vox_offset"])
-    # NaN fails the comparison
-    return header.single_vox_offset <= start <= _LONGEST_EXTENSIONS and start.is_integer()
 
 
 def _stored_shape(header: _Header) -> tuple[int, ...]:
@@ -448,26 +445,20 @@ def _wrong_position(header: _Header, geometry: Geometry) -> Iterator[str]:
 
 
 def _wrong_affine(affine: Affine) -> Iterator[str]:
-    if not _is_invertible(affine):
+    with np.errstate(all="ignore"):
+        edges_mm, origin_mm = np.linalg.norm(affine[:3, :3], axis=0), affine[:3, 3]
+        # in relation to the edges: tiny voxels have a tiny determinant
+        volume = abs(np.linalg.det(affine[:3, :3] / edges_mm))
+    # NaN fails the comparison
+    if not (np.isfinite(affine).all() and volume > _LEAST_DETERMINANT):
         yield f"an affine that is singular or not finite: {affine[:3].tolist()}"
         return
-    edges_mm, origin_mm = np.linalg.norm(affine[:3, :3], axis=0), affine[:3, 3]
     shortest, longest = VOXEL_EDGES_MM
     if not shortest <= edges_mm.min() <= edges_mm.max() <= longest:
         edges = "x".join(f"{mm:g}" for mm in edges_mm)
         yield f"voxels of {edges} mm, where edges have {shortest:g} to {longest:g} mm"
     if np.abs(origin_mm).max() > _LARGEST_ORIGIN_MM:
         yield f"an origin at {origin_mm.tolist()} mm"
-
-
-def _is_invertible(affine: Affine) -> bool:
-    """Return whether an affine is finite and its axes span the space."""
-    with np.errstate(all="ignore"):
-        edges = np.linalg.norm(affine[:3, :3], axis=0)
-        # in relation to the edges: tiny voxels have a tiny determinant
-        volume = abs(np.linalg.det(affine[:3, :3] / edges))
-    # NaN fails the comparison
-    return bool(np.isfinite(affine).all() and volume > _LEAST_DETERMINANT)
 
 
 def _voxels(

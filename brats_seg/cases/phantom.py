@@ -63,19 +63,15 @@ def write_phantom_cases(root: Path, *, n_cases: int, seed: int, shape: Shape = _
         UsageError: Another process is writing to the folder.
         EnvironmentalError: The folder cannot be written to.
     """
+    geometry = Geometry(shape=shape, affine=_AFFINE, qform=_AFFINE, qform_code=1, sform_code=1)
     with alone_at(root, is_folder=True):
         for number in range(n_cases):
-            _write_case(root, number, seed, shape)
-
-
-def _write_case(root: Path, number: int, seed: int, shape: Shape) -> None:
-    geometry = Geometry(shape=shape, affine=_AFFINE, qform=_AFFINE, qform_code=1, sform_code=1)
-    with_et = number % _WITHOUT_ET_EVERY != _WITHOUT_ET_EVERY - 1
-    phantom = make_phantom(np.random.default_rng([seed, number]), shape, with_et=with_et)
-    case_id = f"BraTS2021_{number:05d}"
-    volumes = (*phantom.images, phantom.label_map)
-    for suffix, array in zip(_SUFFIXES, volumes, strict=True):
-        write_volume(root / case_id / f"{case_id}_{suffix}.nii.gz", array, geometry)
+            with_et = number % _WITHOUT_ET_EVERY != _WITHOUT_ET_EVERY - 1
+            phantom = make_phantom(np.random.default_rng([seed, number]), shape, with_et=with_et)
+            case_id = f"BraTS2021_{number:05d}"
+            volumes = (*phantom.images, phantom.label_map)
+            for suffix, array in zip(_SUFFIXES, volumes, strict=True):
+                write_volume(root / case_id / f"{case_id}_{suffix}.nii.gz", array, geometry)
 
 
 def write_phantom_survival(path: Path, *, n_cases: int, seed: int) -> None:
