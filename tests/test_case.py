@@ -253,7 +253,9 @@ def test_a_case_of_arrays_is_checked_and_turned_as_one_of_files(dtype: str) -> N
 
 
 def test_three_arrays_are_too_few() -> None:
-    with pytest.raises(CaseError, match="found 3 modalities; expected t1n, t1c, t2w, t2f"):
+    with pytest.raises(
+        CaseError, match="found 3 images for t1n, t1c, t2w, t2f; expected an image for each"
+    ):
         case_of_arrays("case_1", make_volumes()[:3], BRATS_AFFINE)
 
 

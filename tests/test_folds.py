@@ -178,15 +178,15 @@ def test_a_leak_in_a_file_is_refused_with_file_patient_and_folds(tmp_path):
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("", "is not a CSV table: .* expected case_id, patient_id, fold"),
-        ("case_id,patient_id,fold\n", "found no rows"),
-        ("case_id,fold\nA,0\n", "has no column patient_id; .* expected case_id, pat"),
+        ("", "is not a CSV table: .* expected the columns case_id, patient_id, fold"),
+        ("case_id,patient_id,fold\n", "has no rows"),
+        ("case_id,fold\nA,0\n", "has no column patient_id; .* expected the columns case_id, pat"),
         ("case_id,patient_id,fold\nA,a\n", "line 2 has fewer cells than the header"),
         ("case_id,patient_id,fold\nA,a,first\n", "case A has fold 'first'; expected a number"),
         ("case_id,patient_id,fold\nA,a,-1\n", "case A has fold '-1'"),
         ("case_id,patient_id,fold\nA,a,1.0\n", r"case A has fold '1\.0'"),
-        (b"\x1f\x8b\xff\xfe" * 9, r"fold table: .*folds\.csv .*Correct it, or remove it"),
-        (None, r"there is no fold table .*folds\.csv"),
+        (b"\x1f\x8b\xff\xfe" * 9, r"no fold table: .*folds\.csv .*Correct it, or remove it"),
+        (None, r"no fold table: .*folds\.csv does not exist"),
     ],
 )
 def test_a_file_that_is_no_fold_table_is_refused(tmp_path, text, match):
@@ -248,10 +248,13 @@ def test_the_split_of_a_run_is_read_as_it_was_written(tmp_path):
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        (None, r"there is no .*split\.csv: it is written when the run is trained"),
-        ("", "not the split of a run: .* expected the columns case_id and role"),
-        ("case_id,fold\nA,0\n", "not the split of a run: .* has no column role"),
-        ("case_id,role\nA,test\n", r"not the split of a run .*train or validation"),
+        (
+            None,
+            r"no split of a run: .*split\.csv does not exist; .* is written when the run is trained",
+        ),
+        ("", "no split of a run: .* expected the columns case_id, role"),
+        ("case_id,fold\nA,0\n", "no split of a run: .* has no column role"),
+        ("case_id,role\nA,test\n", r"split\.csv: found a role that is not train or validation"),
     ],
 )
 def test_what_is_no_split_is_refused(tmp_path, text, match):

@@ -283,13 +283,10 @@ def case_of_arrays(
     modalities: Sequence[str] = MODALITIES,
 ) -> LoadedCase:
     """Check a case given as arrays (n, X, Y, Z), one for each modality, as `load_case` does."""
-    if len(images) != len(modalities):
-        found, expected = f"{len(images)} modalities", ", ".join(modalities)
-        raise CaseError(case_id, "(array)", found, expected, "Give an image for each modality.")
     case = Case.named(case_id, {name: ScanFile(path=Path(name)) for name in modalities})
-    if case.modalities != tuple(modalities):
-        found = f"the modalities {', '.join(modalities)}"
-        expected = f"at least one of {', '.join(MODALITIES)}, in this order"
+    if len(images) != len(modalities) or case.modalities != tuple(modalities):
+        found = f"{len(images)} images for {', '.join(modalities)}"
+        expected = f"an image for each, in the order {', '.join(MODALITIES)}"
         raise CaseError(case_id, "(array)", found, expected, "Give the images in that order.")
     x, y, z = images.shape[1:]
     geometry = Geometry(shape=(x, y, z), affine=affine, qform=affine, qform_code=1, sform_code=1)

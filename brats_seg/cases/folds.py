@@ -13,6 +13,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from brats_seg.cases.case import Case
 from brats_seg.config import FoldConfig
@@ -176,20 +177,9 @@ def check_covers(table: FoldTable, cases: Sequence[Case]) -> None:
 
 def read_folds(path: Path) -> FoldTable:
     """Read a fold table that `write_folds` wrote; it may have been edited."""
-    if not path.exists():
-        msg = f"there is no fold table {path}"
-        raise FoldError(msg)
     next_step = "Correct it, or remove it to have new folds made"
+    rows = _read(path, _COLUMNS, "fold table", next_step).itertuples(index=False)
     try:
-        table = read_table(path, required=_COLUMNS, short_rows=False)
-    except UsageError as error:
-        msg = f"no fold table: {error}; expected {', '.join(_COLUMNS)}. {next_step}"
-        raise FoldError(msg) from None
-    rows = zip(*(table[column] for column in _COLUMNS), strict=True)
-    try:
-        if table.empty:
-            msg = "found no rows"
-            raise FoldError(msg)
         return FoldTable(rows=tuple(_parsed(*row) for row in rows))
     except FoldError as error:
         msg = f"fold table {path}: {error}. {next_step}"
@@ -211,20 +201,10 @@ def write_folds(table: FoldTable, path: Path) -> None:
 
 def read_split(path: Path) -> Split:
     """Read a split that `write_split` wrote."""
-    if not path.exists():
-        msg = f"there is no {path}: it is written when the run is trained"
-        raise FoldError(msg)
-    expected = (
-        f"expected the columns case_id and role, which is {' or '.join(_ROLES)}. The next start of "
-        "the run writes it again"
-    )
-    try:
-        table = read_table(path, required=_SPLIT_COLUMNS)
-    except UsageError as error:
-        msg = f"not the split of a run: {error}; {expected}"
-        raise FoldError(msg) from None
-    if table.empty or not table["role"].isin(_ROLES).all():
-        msg = f"{path} is not the split of a run (found {counted(len(table), 'row')}); {expected}"
+    next_step = "It is written when the run is trained, and again by its next start"
+    table = _read(path, _SPLIT_COLUMNS, "split of a run", next_step)
+    if not table["role"].isin(_ROLES).all():
+        msg = f"{path}: found a role that is not {' or '.join(_ROLES)}. {next_step}"
         raise FoldError(msg)
     train, validation = (tuple(sorted(table["case_id"][table["role"] == role])) for role in _ROLES)
     return Split(train=train, validation=validation)
@@ -235,6 +215,19 @@ def write_split(split: Split, path: Path) -> None:
     sides = zip(_ROLES, (split.train, split.validation), strict=True)
     rows = [(case_id, role) for role, case_ids in sides for case_id in case_ids]
     write_table(path, _SPLIT_COLUMNS, rows)
+
+
+def _read(path: Path, columns: Sequence[str], what: str, next_step: str) -> pd.DataFrame:
+    """Return these columns of a table that has at least one row."""
+    found = f"{path} has no rows"
+    try:
+        table = read_table(path, required=columns, short_rows=False)[list(columns)]
+    except UsageError as error:
+        table, found = pd.DataFrame(), str(error)
+    if table.empty:
+        msg = f"no {what}: {found}; expected the columns {', '.join(columns)}. {next_step}"
+        raise FoldError(msg)
+    return table
 
 
 def _n_folds(config: FoldConfig) -> int:

@@ -76,7 +76,9 @@ def index_cases(
         log.warning("%s: %s", root, notice)
     known = {case.facts.files_key: case for case in previous.usable} if previous else {}
     new = [case for case in discovery.cases if case.facts.files_key not in known]
-    inspected = iter(list(track(_inspect_all(new, n_workers), what="index", total=len(new))))
+    with ThreadPoolExecutor(n_workers or 1) as pool:
+        results = pool.map(inspect_case, new) if n_workers else map(inspect_case, new)
+        inspected = iter(list(track(results, what="index", total=len(new))))
     cases = [
         _recalled(case, known[case.facts.files_key])
         if case.facts.files_key in known
@@ -200,14 +202,6 @@ def _recalled(case: Case, previous: Case) -> Case:
     """Take what the files hold from an earlier index."""
     facts = replace(previous.facts, grade=case.facts.grade, age_years=None, near_copies=())
     return replace(case, release=previous.release, facts=facts)
-
-
-def _inspect_all(cases: Sequence[Case], n_workers: int) -> Iterator[Case]:
-    if n_workers == 0:
-        yield from map(inspect_case, cases)
-        return
-    with ThreadPoolExecutor(n_workers) as pool:
-        yield from pool.map(inspect_case, cases)
 
 
 def _hash(array: npt.NDArray[Any]) -> str:
