@@ -1093,7 +1093,7 @@ def test_a_single_scan_file_is_refused_with_the_way_to_give_it(tmp_path: Path) -
     path = tmp_path / "t1.nii.gz"
     path.touch()
 
-    with pytest.raises(UsageError, match="For one case give --t1n, --t1c"):
+    with pytest.raises(LayoutError, match="For one case give --t1n, --t1c"):
         find_inputs([path])
 
 

@@ -30,7 +30,7 @@ from brats_seg.cases.index import (
 from brats_seg.cases.layouts import LABEL, parse_case_id
 from brats_seg.cases.nifti import read_label_map, read_volume
 from brats_seg.cases.phantom import write_phantom_cases
-from brats_seg.errors import ConfigError, EnvironmentalError, UsageError
+from brats_seg.errors import ConfigError, UsageError
 from brats_seg.labels import (
     BRATS2023,
     BRATS2024,
@@ -854,10 +854,3 @@ def test_another_table_is_refused(tmp_path: Path, text: str | bytes | None, foun
         match=rf"cases\.csv .*{found}.*Expected a case table .*Remove the file, and",
     ):
         read_index(path, tmp_path)
-
-
-def test_a_table_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-
-    with pytest.raises(EnvironmentalError, match=r"cases\.csv cannot be written"):
-        write_index(CaseIndex(root=tmp_path, cases=()), tmp_path / "file" / "cases.csv")

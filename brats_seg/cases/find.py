@@ -152,7 +152,7 @@ def find_cases(
     else:
         msg = (
             f"{root} is a file; expected the folder of scans, or a .csv or .json table of paths. An "
-            "archive must be unpacked first."
+            "archive must be unpacked first. For one case give --t1n, --t1c, --t2w and --t2f."
         )
         raise LayoutError(msg)
     completed = [_with_key(case, data_folder(root), with_label=with_labels) for case in cases]
@@ -248,13 +248,6 @@ def holds_dicom(root: Path) -> bool:
 
 
 def _inputs_of(path: Path, of_dicom: Callable[[Path], Sequence[Case]] | None) -> Iterator[Case]:
-    # Path.is_file raises if the name is too long
-    if os.path.isfile(path) and not is_path_table(path):  # noqa: PTH113
-        msg = (
-            f"{path} is a file; expected a folder of scans, or a .csv or .json table of paths. For "
-            "one case give --t1n, --t1c, --t2w and --t2f."
-        )
-        raise UsageError(msg)
     if of_dicom is not None and os.path.isdir(path) and holds_dicom(path):  # noqa: PTH112
         yield from of_dicom(path)
         return

@@ -162,10 +162,7 @@ def read_index(path: Path, root: Path) -> CaseIndex:
         table = read_table(path, required=list(_columns()), short_rows=False)
         rows, folder = table.to_dict("records"), data_folder(root)
         return CaseIndex(root=folder, cases=tuple(_case(row, folder) for row in rows))
-    except UsageError as error:
-        msg = f"{error}. {expected}"
-        raise UsageError(msg) from None
-    except ValueError as error:
+    except (UsageError, ValueError) as error:
         msg = f"{path} is not a case table: {error}. {expected}"
         raise UsageError(msg) from error
 
