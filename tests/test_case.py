@@ -22,7 +22,7 @@ from brats_seg.cases.find import find_cases
 from brats_seg.cases.index import index_cases
 from brats_seg.cases.nifti import Geometry
 from brats_seg.errors import CaseError, ConfigError, LabelError, UnusableCaseError
-from brats_seg.labels import BRATS2024, MODALITIES, MSD
+from brats_seg.labels import BRATS2024, MODALITIES
 from tests.bad_cases import BAD_CASES, break_in_ten_ways
 from tests.builders import (
     BRATS_AFFINE,
@@ -30,6 +30,7 @@ from tests.builders import (
     make_label_map,
     make_volumes,
     write_case,
+    write_decathlon_case,
     write_nifti,
 )
 
@@ -113,7 +114,8 @@ def test_the_label_map_is_left_alone_where_it_is_not_wanted(
 
 
 def test_a_file_of_four_volumes_is_read_once(tmp_path: Path, reads: Counter[str]) -> None:
-    case = write_decathlon_case(tmp_path)
+    write_decathlon_case(tmp_path)
+    (case,) = find_cases(tmp_path).cases
 
     loaded = load_case(case)
 
@@ -210,20 +212,6 @@ def test_the_convention_that_is_named_counts(tmp_path: Path) -> None:
     assert loaded.convention == BRATS2024
     with pytest.raises(ConfigError, match="'brats3' is unknown"):
         load_case(case, labels="brats3")
-
-
-def write_decathlon_case(root: Path) -> Case:
-    """Write a case as the decathlon stores it: FLAIR, T1w, T1gd and T2w in one file."""
-    t1n, t1c, t2w, t2f = make_volumes()
-    write_nifti(root / "imagesTr" / "BRATS_001.nii.gz", np.stack([t2f, t1n, t1c, t2w], axis=-1))
-    write_nifti(root / "labelsTr" / "BRATS_001.nii.gz", make_label_map(convention=MSD))
-    (root / "dataset.json").write_text(
-        '{"modality": {"0": "FLAIR", "1": "T1w", "2": "t1gd", "3": "T2w"}, '
-        '"labels": {"0": "background", "1": "edema", "2": "non-enhancing tumor", '
-        '"3": "enhancing tumour"}}'
-    )
-    (case,) = find_cases(root).cases
-    return case
 
 
 FILES = ("t1.nii.gz", "t1ce.nii.gz", "t2.nii.gz", "flair.nii.gz")
