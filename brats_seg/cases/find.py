@@ -462,12 +462,7 @@ def _find_below(
     walked = list(walk_folders(root))
     folders = [_with_label_pattern(f, label_files) for f in walked] if label_files else walked
     described, found = _cases_in({folder.path: folder for folder in folders}, root)
-    most = {group.case_id: group.worth for group in sorted(found, key=lambda group: group.worth)}
-    superseded = [
-        group
-        for group in found
-        if group.worth < most[group.case_id] and parse_case_id(group.case_id).release == BIDS
-    ]
+    superseded = _superseded(found)
     kept = [group for group in found if group not in superseded]
     groups = _named_apart(kept, root.resolve().name)
     searched = folders if with_labels else []
@@ -500,6 +495,16 @@ def _find_below(
         )
         raise LayoutError(msg)
     return cases, notices
+
+
+def _superseded(groups: Sequence[_Group]) -> list[_Group]:
+    """Return the BIDS cases of which another folder has more modalities, or a derivative."""
+    most = {group.case_id: group.worth for group in sorted(groups, key=lambda group: group.worth)}
+    return [
+        group
+        for group in groups
+        if group.worth < most[group.case_id] and parse_case_id(group.case_id).release == BIDS
+    ]
 
 
 def _with_label_pattern(folder: Folder, pattern: str) -> Folder:
