@@ -50,6 +50,38 @@ def names_of(case: Case) -> list[str]:
     return [str(scan) for scan in (*case.images, case.label) if scan]
 
 
+SCANNER = ("AX_9_t1_bet", "AXPOST_t1c_bet", "TSE_t2_bet", "IR_fla_bet")
+PROCESSED = ("_t1_bet", "_t1ce_bet", "_t2_bet", "_flair_bet")
+CASE = "BraTS2021_00007"
+
+
+@pytest.mark.parametrize(
+    ("others", "expected"),
+    [
+        ([], {"smith": scans("x/smith"), "jones": scans("x/jones", PROCESSED)}),
+        # names without anything in common are the case of their folder
+        ([], {"TCGA-FG-6692_native": scans("x/TCGA-FG-6692_native/", SCANNER)}),
+        ([], {CASE: scans(f"{CASE}/", ("t1", "t1ce", "t2", "flair", "seg"), ".nii")}),
+        # what was made from a case in its folder is no case
+        (scans(f"{CASE}/{CASE}_n4"), {CASE: scans(f"{CASE}/{CASE}")}),
+        (scans("patient/scan", ("_t1_bet", "_t2_brain")), {"patient": scans("patient/scan")}),
+        (scans("smith/smith", ("_t1", "_t2")), {"smith": scans("smith/smith", PROCESSED)}),
+        # beside a segmentation, a mask is mostly that of the brain
+        (["smith/smith_mask.nii.gz"], {"smith": scans("smith/smith", (*LEGACY, "_seg"))}),
+    ],
+)
+def test_names_tell_the_files_of_a_case(
+    tmp_path: Path, others: list[str], expected: dict[str, list[str]]
+) -> None:
+    touch(tmp_path, *others, *(name for names in expected.values() for name in names))
+
+    found = cases_in(tmp_path)
+
+    assert {case_id: names_of(case) for case_id, case in found.items()} == expected
+    assert all(case.usable and not case.remarks for case in found.values())
+    assert all(case.patient_id == case_id for case_id, case in found.items())
+
+
 def test_a_flat_folder_holds_many_cases(tmp_path: Path) -> None:
     touch(
         tmp_path,
@@ -72,37 +104,6 @@ def test_a_flat_folder_holds_many_cases(tmp_path: Path) -> None:
     assert names_of(found["smith"]) == scans("smith", (*LEGACY, "_seg"))
     assert names_of(found["jones"]) == scans("jones")
     assert found["jones"].release == "unknown"
-
-
-def test_a_flat_folder_of_unknown_scans_goes_by_their_names(tmp_path: Path) -> None:
-    touch(tmp_path, *scans("scans/smith"), *scans("scans/jones", ("_fla_bet", "_t1c_bet")))
-
-    found = cases_in(tmp_path)
-
-    assert sorted(found) == ["jones", "smith"]
-    assert names_of(found["jones"]) == ["scans/jones_t1c_bet.nii.gz", "scans/jones_fla_bet.nii.gz"]
-
-
-def test_scanner_names_without_anything_in_common_are_the_case_of_their_folder(
-    tmp_path: Path,
-) -> None:
-    files = ["AX_10_t1.nii.gz", "AX_POST_13_t1c.nii.gz", "TSE_2_t2.nii.gz", "IR_5_fla.nii.gz"]
-    touch(tmp_path, *(f"new/TCGA-FG-6692_native/{name}" for name in files))
-
-    case = only_case_in(tmp_path)
-
-    assert case.case_id == case.patient_id == "TCGA-FG-6692_native"
-    assert [scan.path.name for scan in case.images] == files
-
-
-def test_plain_names_in_a_folder_with_an_id_belong_to_that_case(tmp_path: Path) -> None:
-    names = [f"BraTS2021_00007/{name}.nii" for name in ("t1", "t1ce", "t2", "flair", "seg")]
-    touch(tmp_path, *names)
-
-    case = only_case_in(tmp_path)
-
-    assert (case.case_id, case.release) == ("BraTS2021_00007", "brats2021")
-    assert names_of(case) == names
 
 
 def test_the_case_folder_itself_can_be_given(tmp_path: Path) -> None:
@@ -179,15 +180,6 @@ def test_label_maps_without_scans_are_no_cases(tmp_path: Path) -> None:
     )
 
 
-def test_what_was_made_from_a_case_in_its_folder_is_no_case(tmp_path: Path) -> None:
-    folder = "BraTS2021_00000"
-    touch(tmp_path, *scans(f"{folder}/{folder}"), *scans(f"{folder}/{folder}_n4"))
-
-    case = only_case_in(tmp_path)
-
-    assert names_of(case) == scans(f"{folder}/{folder}")
-
-
 def test_results_of_the_package_are_passed_over(tmp_path: Path) -> None:
     touch(
         tmp_path,
@@ -240,16 +232,6 @@ def test_two_files_for_one_modality_are_a_problem(tmp_path: Path) -> None:
         "found 2 files for t1c; expected one. Remove or rename the other, or list the files of the "
         "cases in a table of paths.",
     )
-
-
-def test_a_plain_name_goes_before_a_processed_one(tmp_path: Path) -> None:
-    touch(tmp_path, *scans("patient/scan", (*LEGACY, "_t1_bet", "_t2_brain")))
-
-    case = only_case_in(tmp_path)
-
-    assert case.case_id == "patient"
-    assert names_of(case) == scans("patient/scan")
-    assert case.usable
 
 
 def test_an_unpacked_file_goes_before_its_archive_and_this_is_told(tmp_path: Path) -> None:
@@ -752,13 +734,6 @@ def test_label_maps_that_fit_equally_well_are_a_problem_and_packed_copies_are_no
     )
 
 
-def test_a_mask_is_taken_only_without_a_segmentation(tmp_path: Path) -> None:
-    """Beside a segmentation it is mostly that of the brain."""
-    touch(tmp_path, *named_scans("smith/smith", ("t1", "t1ce", "t2", "flair", "seg", "mask")))
-
-    assert str(only_case_in(tmp_path).label) == "smith/smith_seg.nii.gz"
-
-
 @pytest.mark.parametrize(
     ("name", "pattern"),
     [
@@ -792,9 +767,6 @@ def test_a_pattern_without_a_label_map_says_what_there_is(tmp_path: Path) -> Non
         match=r"label map called '\*_tumour\.nii\.gz'; the files .* are smith/smith_final\.nii\.gz",
     ):
         find_cases(tmp_path, label_files="*_tumour.nii.gz")
-
-
-SCANNER = ("AX_9_t1_bet", "AXPOST_t1c_bet", "TSE_t2_bet", "IR_fla_bet")
 
 
 def files(folder: str) -> list[str]:
@@ -873,15 +845,6 @@ def test_two_runs_of_a_modality_are_a_problem(tmp_path: Path) -> None:
     [case] = find_cases(tmp_path).cases
 
     assert "found 2 files for t1n; expected one. Remove or rename the other" in case.problems[0]
-
-
-def test_the_variant_that_has_all_modalities_is_taken(tmp_path: Path) -> None:
-    words = ("t1", "t2", *(f"{word}_bet" for word in ("t1", "t1ce", "t2", "flair")))
-    touch(tmp_path, *named_scans("smith/smith", words))
-
-    [case] = find_cases(tmp_path).cases
-
-    assert [str(scan) for scan in case.images] == named_scans("smith/smith", words[2:])
 
 
 def _noted(root: Path, folders: list[Folder]) -> tuple[str, ...]:
