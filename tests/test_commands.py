@@ -108,7 +108,7 @@ FLOW = (
     ),
     Step(line="report out --reference data --no-case-pages", files=("out/cohort.html",)),
     Step(line="features data", files=("features.csv", "failures.csv"), fact="6 cases with"),
-    Step(line="certify --run runs/fold0 --data data --prepared ready --patches 2", fact="exact:"),
+    Step(line="certify --run runs/fold0 --patches 2", fact="exact:"),
 )
 """Commands one after another, from a folder of scans, each with `--json`."""
 ELSEWHERE = {

@@ -153,8 +153,6 @@ def settings(section: str = "") -> None:
 def certify(
     run: Path | None = None,
     patches: int = 4,
-    data: Path | None = None,
-    prepared: Path | None = None,
 ) -> None:
     """Measure how far accumulated gradients, exact and ordinary, are from that of the whole batch.
 
@@ -170,7 +168,6 @@ def certify(
     if run is not None:
         certificate = certify_run(
             run,
-            prepared_path(data, prepared),
             n_patches=patches,
             device=given_value("training.device"),
             precision=given_value("training.precision"),
