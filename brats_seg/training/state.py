@@ -169,7 +169,7 @@ class RunState:
             raise ResumeError(msg)
         name = "progress"
         try:
-            saved = SavedState.of(entries)
+            saved = _SAVED.validate_python(entries)
             for name, part in self._parts().items():
                 part.load_state_dict(entries[name])
             resume_mode(self.fallback, entries["mode"])
@@ -223,25 +223,8 @@ class SavedState:
     environment: dict[str, str]
     """Versions and device that the checkpoint was made with."""
 
-    @classmethod
-    def of(cls, entries: Mapping[str, Any]) -> "SavedState":
-        """Check the entries of a checkpoint.
 
-        Raises:
-            KeyError: An entry is missing.
-            ValueError: An entry has other values than a run can have.
-        """
-        return cls(
-            card=entries["card"],
-            progress=_PROGRESS.validate_python(entries["progress"]),
-            started_from=_STARTED_FROM.validate_python(entries["started_from"]),
-            environment=_ENVIRONMENT.validate_python(entries["environment"]),
-        )
-
-
-_PROGRESS = TypeAdapter(Progress)
-_STARTED_FROM = TypeAdapter(StartedFrom | None)
-_ENVIRONMENT = TypeAdapter(dict[str, str])
+_SAVED = TypeAdapter(SavedState)
 
 
 def read_state(path: Path) -> SavedState:
@@ -252,8 +235,8 @@ def read_state(path: Path) -> SavedState:
     """
     entries = read_checkpoint(path, torch.device("cpu"))
     try:
-        return SavedState.of(entries)
-    except (KeyError, TypeError, ValueError) as error:
+        return _SAVED.validate_python(entries)
+    except ValueError as error:
         msg = f"{path} is not a checkpoint of a run: {reason_of(error)}. {WAY_OUT}"
         raise ResumeError(msg) from None
 
