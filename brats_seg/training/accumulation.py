@@ -11,12 +11,7 @@ from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from brats_seg.errors import EnvironmentalError
 from brats_seg.runtime.device import Device
-from brats_seg.training.gradient import (
-    BatchGradient,
-    Leaves,
-    MicroBatch,
-    stateful_modules,
-)
+from brats_seg.training.gradient import BatchGradient, Leaves, MicroBatch, stateful_modules
 from brats_seg.training.independence import (
     PatchIndependence,
     RandomState,

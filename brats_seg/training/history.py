@@ -14,7 +14,6 @@ import math
 import os
 import secrets
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -203,15 +202,10 @@ def _trackers(config: Config, run_path: Path) -> Iterator[SendRow]:
     finally:
         # the last values are written here; the run itself is on the disk already
         for name, tracker in opened.items():
-            _sent(name, partial(_finish, tracker))
+            _sent(name, partial(next, tracker, None))
 
 
-def _finish(tracker: Generator[SendRow]) -> None:
-    """Run the opener of a tracker to its end."""
-    deque(tracker)
-
-
-def _sent(name: str, send: Callable[[], None]) -> bool:
+def _sent(name: str, send: Callable[[], object]) -> bool:
     """Send values, and return whether that worked: a tracker that fails must not end a training."""
     try:
         send()
@@ -228,15 +222,12 @@ def _sent(name: str, send: Callable[[], None]) -> bool:
 
 def _metrics(row: Row) -> dict[str, float]:
     """Return the values of a row by names such as `train/loss` and `val/dice_et`."""
-    parts = ((key.partition("_"), value) for key, value in row.items() if key not in _PLACES)
     return {
-        f"{phase}/{name}" if phase in {"train", "val"} else f"{phase}{rest}{name}": float(value)
-        for (phase, rest, name), value in parts
+        key.replace("_", "/", 1) if key.startswith(("train_", "val_")) else key: float(value)
+        for key, value in row.items()
+        # the epoch is the step of the curves
+        if key not in {"epoch", "step"}
     }
-
-
-_PLACES = ("epoch", "step")
-"""Values of a row that say where it is; the epoch is the step of the curves."""
 
 
 def _tensorboard(config: Config, run_path: Path) -> Generator[SendRow]:

@@ -20,15 +20,7 @@ their own grid, and each level weighs half as much as the one above it (nnU-Net;
 """
 
 from collections.abc import Callable
-from typing import (
-    Any,
-    ClassVar,
-    Literal,
-    Protocol,
-    TypeAlias,
-    get_args,
-    runtime_checkable,
-)
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
 import torch
 from torch import Tensor, nn

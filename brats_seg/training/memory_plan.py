@@ -110,12 +110,12 @@ def plan_memory(
         EnvironmentalError: The device is missing, or does not report its free memory.
     """
     counter = _Counter.of(config, gpu)
-    if memory_bytes is None and gpu is None:
+    if memory_bytes is None and gpu is not None:
+        memory_bytes = gpu.memory_bytes
+    if memory_bytes is None:
         usable = free_memory(counter.device.torch_device)
     else:
-        usable = _without_reserve(
-            gpu.memory_bytes if gpu and memory_bytes is None else memory_bytes
-        )
+        usable = _without_reserve(memory_bytes)
     own = None if config.patch.size == "whole" else config.patch.size
     sizes = {*((n, n, n) for n in _CUBES), *_BOXES} - {own}
     patches = [*([] if own is None else [own]), *sorted(sizes, key=prod)]
@@ -167,8 +167,8 @@ def largest_patch(config: Config, memory_bytes: int, *, gpu: Gpu | None = None) 
     return next((row for row in rows if row.fits), None)
 
 
-def _without_reserve(memory_bytes: int | None) -> int:
-    return max((memory_bytes or 0) - RESERVED_MIB * MEGABYTE, 0)
+def _without_reserve(memory_bytes: int) -> int:
+    return max(memory_bytes - RESERVED_MIB * MEGABYTE, 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,14 +177,18 @@ class _Counter:
 
     config: Config
     device: Device
-    is_absent: bool
-    """Whether the device is a GPU that is not used; tensors on the CPU then stand for its own."""
+    computing: Device
+    """Device of the tensors: for a GPU that is not used, those on the CPU stand for its own."""
 
     @classmethod
     def of(cls, config: Config, gpu: Gpu | None) -> "_Counter":
         precision = config.training.precision
-        device = gpu.device(precision) if gpu else choose_device(config.training.device, precision)
-        return cls(config=config, device=device, is_absent=gpu is not None)
+        if gpu is None:
+            device = choose_device(config.training.device, precision)
+            return cls(config=config, device=device, computing=device)
+        device = gpu.device(precision)
+        on_cpu = replace(device, torch_device=torch.device("cpu"))
+        return cls(config=config, device=device, computing=on_cpu)
 
     def fitting_rows(self, patch: Size, usable: int) -> Iterator[PlanRow]:
         """Yield rows of ever more checkpointing until one fits; none if the network refuses the patch."""
@@ -200,27 +204,25 @@ class _Counter:
 
     def rows(self, patch: Size, usable: int, micro_batch: int) -> Iterator[PlanRow]:
         """Yield a row for each memory mode, from micro-batches of that size to the least memory."""
-        host = torch.device("cpu") if self.is_absent else self.device.torch_device
-        network = build_network(self.config, patch).to(host)
+        where, for_gpu = self.computing.torch_device, self.computing != self.device
+        network = build_network(self.config, patch).to(where)
         check_in_place(network)
         criterion = task_of(self.config).criterion
         if isinstance(criterion, nn.Module):
-            criterion.to(host)
-        footprint = Footprint(network, criterion, self.config, host, for_gpu=self.is_absent)
+            criterion.to(where)
+        footprint = Footprint(network, criterion, self.config, where, for_gpu=for_gpu)
         for mode in memory_modes(network, micro_batch):
             yield self._row(footprint, patch, mode, usable)
 
     def _row(self, footprint: Footprint, patch: Size, mode: MemoryMode, usable: int) -> PlanRow:
-        device = self.device
-        if self.is_absent:
-            device = replace(device, torch_device=torch.device("cpu"))
-        with part(f"{size_words(patch)}, {device.precision}, {mode}", 0):
-            counted = footprint.counted_bytes(patch, mode, device)
+        precision = self.device.precision
+        with part(f"{size_words(patch)}, {precision}, {mode}", 0):
+            counted = footprint.counted_bytes(patch, mode, self.computing)
         predicted = predicted_bytes(counted, self.device.torch_device)
         return PlanRow(
             patch=patch,
             micro_batch=mode.micro_batch,
-            precision=device.precision,
+            precision=precision,
             checkpointing=mode.checkpointing.value,
             predicted_mib=predicted // MEGABYTE,
             fits=predicted <= usable,
@@ -319,24 +321,21 @@ def _settings_text(path: Path) -> str:
 def _target(given: Config, gpu: Gpu | None) -> _Target:
     training = given.training
     if gpu is not None:
-        why = f"for {gpu.name} with {_gib(gpu.memory_bytes)}"
-        device = gpu.device(training.precision)
-        return _Target(device=device, gpu=gpu, why=why, memory_bytes=gpu.memory_bytes)
-    device = choose_device(training.device, training.precision)
-    where = device.torch_device
-    if where.type != "cuda":
-        found = "torch finds no GPU here"
-        why = f"because {found if training.device == 'auto' else f'training.device is {where}'}"
-        return _Target(device=device, why=why, memory_bytes=total_memory(where))
-    # ranks of one run must choose the same: the GPU that has least decides
-    each = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
-    memory_bytes = min(map(total_memory, [where] if ":" in training.device else each))
-    why = f"for {torch.cuda.get_device_name(where)} with {_gib(memory_bytes)}"
-    return _Target(device=device, why=why, memory_bytes=memory_bytes)
-
-
-def _gib(memory_bytes: int) -> str:
-    return f"{memory_bytes / 2**30:.1f} GiB"
+        device, name, memory_bytes = gpu.device(training.precision), gpu.name, gpu.memory_bytes
+    else:
+        device = choose_device(training.device, training.precision)
+        where = device.torch_device
+        if where.type != "cuda":
+            is_auto = training.device == "auto"
+            found = "torch finds no GPU here" if is_auto else f"training.device is {where}"
+            memory_bytes = total_memory(where)
+            return _Target(device=device, why=f"because {found}", memory_bytes=memory_bytes)
+        # ranks of one run must choose the same: the GPU that has least decides
+        each = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
+        memory_bytes = min(map(total_memory, [where] if ":" in training.device else each))
+        name = torch.cuda.get_device_name(where)
+    why = f"for {name} with {memory_bytes / 2**30:.1f} GiB"
+    return _Target(device=device, gpu=gpu, why=why, memory_bytes=memory_bytes)
 
 
 def _fitting_patch(config: Config, given: Config, target: _Target) -> tuple[Any, str]:

@@ -126,22 +126,6 @@ def plan_run(config: Config, data: FoldData, *, criterion: Criterion | None = No
     )
 
 
-def interval_line(every: int, n_epochs: int | None) -> str:
-    """Return the line that is logged about the epochs that `validation.every: auto` validates after.
-
-    Example:
-        >>> interval_line(12, 100)
-        'validation.every auto: whole cases are validated every 12 epochs, and after the last one'
-    """
-    if n_epochs is not None and every >= n_epochs:
-        when = "after the last epoch"
-    elif every == 1:
-        when = "after every epoch"
-    else:
-        when = f"every {every} epochs, and after the last one"
-    return f"validation.every auto: whole cases are validated {when}"
-
-
 def _window(config: Config, patch: Size, multiple: Size, shape: Size) -> Size:
     if config.patch.size == "whole":
         return rounded_up(shape, multiple)
