@@ -86,12 +86,10 @@ class Accumulator:
         self._leaves = Leaves(network, criterion, optimizer)
         self._independence = PatchIndependence(network)
         self._warn_of_what_is_not_learnt()
-        self.compute_on(device or Device(torch_device=next(network.parameters()).device))
-
-    def compute_on(self, device: Device) -> None:
-        """Compute in another precision from now on, with a new loss scale if it needs one."""
-        self.device = device
-        self.scaler = torch.amp.GradScaler(device.torch_device.type, enabled=device.needs_scaler)
+        self.device = device or Device(torch_device=next(network.parameters()).device)
+        self.scaler = torch.amp.GradScaler(
+            self.device.torch_device.type, enabled=self.device.needs_scaler
+        )
 
     def step(
         self, micro_batches: Iterable[MicroBatch], measure: Measure = measure_nothing

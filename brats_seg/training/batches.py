@@ -64,12 +64,7 @@ class Batch:
 
 
 def read_batches(plan: RunPlan, batches: Sequence[Sequence[PatchKey]]) -> Iterator[Batch]:
-    """Yield the batch of each group of keys; every patch is read once.
-
-    Raises:
-        CaseError: A case was not prepared, or has no label map.
-        EnvironmentalError: A worker process was killed, or shared memory is too small.
-    """
+    """Yield the batch of each group of keys; every patch is read once."""
     training = plan.config.training
     transforms = transforms_named(training.transforms)
     if training.modality_dropout > 0:
@@ -88,12 +83,7 @@ def held_out_patches(plan: RunPlan, keys: Iterable[PatchKey]) -> Iterator[Sample
 
 
 def shared_memory_needed(config: Config, *, on_gpu: bool) -> int:
-    """Return the bytes of shared memory that the patches of the worker processes take at most.
-
-    Args:
-        config: Settings; a patch of whole brain crops counts as a patch of 160x192x160 voxels.
-        on_gpu: Whether training is on a GPU, where the automatic number of workers is above 0.
-    """
+    """Return the bytes of shared memory that the patches of the worker processes take at most."""
     size = _LARGEST_CROP if config.patch.size == "whole" else config.patch.size
     n_workers = _number_of(config.training.n_workers, on_gpu=on_gpu)
     return n_workers * PATCHES_AHEAD * prod(size) * _BYTES_PER_VOXEL

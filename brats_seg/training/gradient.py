@@ -285,11 +285,7 @@ class BatchGradient:
             return reduction.carry(output, batch.target)
 
     def _on_device(self, index: int, micro_batch: MicroBatch) -> MicroBatch:
-        """Return a micro-batch on the device; from the second one on, the batch is cut.
-
-        Raises:
-            ConfigError: It holds no patch, or the network does not allow a batch to be cut.
-        """
+        """Return a micro-batch on the device; from the second one on, the batch is cut."""
         n_patches, n_targets = len(micro_batch.image), len(micro_batch.target)
         if n_patches == 0 or n_patches != n_targets:
             msg = (

@@ -55,14 +55,6 @@ def recorded(config: Config, run_path: Path, history: Sequence[Row]) -> Iterator
 
     It writes the table of all epochs, and their picture unless one was drawn just now. A tracker that
     cannot be opened ends the command before training; one that fails later ends alone.
-
-    Args:
-        config: Settings of the run; all are sent as its parameters.
-        run_path: Folder of the run, which exists. A run that is resumed continues its curves.
-        history: Rows of all epochs, in a list that grows with the run.
-
-    Raises:
-        EnvironmentalError: A tracker is not installed, or cannot be opened or written.
     """
     drawn_s = -math.inf
     is_picture_old = bool(history)
@@ -86,11 +78,7 @@ def recorded(config: Config, run_path: Path, history: Sequence[Row]) -> Iterator
 
 
 def check_trackers(tracking: TrackingConfig) -> None:
-    """Check that the trackers of the settings are installed.
-
-    Raises:
-        EnvironmentalError: One is not; the message has the command that installs it.
-    """
+    """Check that the trackers of the settings are installed."""
     for name in tracking.to:
         if find_spec(_MODULES[name]) is None:
             msg = (
@@ -135,12 +123,6 @@ def outlook_text(
     best: float | None, watch: str, left_s: float | None, loss: float = math.nan
 ) -> str:
     """Return the state of a run in words, as far as it is known.
-
-    Args:
-        best: Best watched value so far.
-        watch: Name of the watched value, `val_dice` or `val_loss`.
-        left_s: Expected seconds to the end of the run.
-        loss: Training loss of the epoch so far.
 
     Example:
         >>> outlook_text(0.7131, "val_dice", 12_000, loss=0.4217)

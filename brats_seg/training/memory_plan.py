@@ -143,20 +143,7 @@ def plan_memory(
 
 
 def largest_patch(config: Config, memory_bytes: int, *, gpu: Gpu | None = None) -> PlanRow | None:
-    """Return how to train on the patch of the settings, or on the largest cube below it that fits.
-
-    Args:
-        config: Settings to plan for, with a patch of a fixed size.
-        memory_bytes: Memory of the device, of which `RESERVED_MIB` are left for torch itself.
-        gpu: GPU to plan for, instead of the device of the settings.
-
-    Returns:
-        The row with the least checkpointing that fits, or None if no patch does.
-
-    Raises:
-        UncountableError: The network or the loss cannot be counted.
-        ConfigError: The network cannot be built for the patch of the settings.
-    """
+    """Return the row of the patch of the settings, or of the largest smaller cube, that fits."""
     own = config.patch.size
     if own == "whole":
         return None

@@ -76,12 +76,7 @@ class Source:
 
 
 def read_source(path: Path) -> Source:
-    """Read the weights of a run, an exported model of one network, a checkpoint or a file of weights.
-
-    Raises:
-        UsageError: The path holds no weights, those of several networks, or damaged ones; or their
-            network takes other inputs than this version prepares.
-    """
+    """Read the weights of a run, an exported model of one network, a checkpoint or a file of weights."""
     weights = read_weights(path) if path.is_file() else None
     if weights is not None:
         return Source(path=path, weights=weights, fingerprint=sha256_of(path)[:32])
@@ -103,13 +98,7 @@ def read_source(path: Path) -> Source:
 
 
 def check_start(config: StartConfig, run_path: Path, *, begins: bool) -> None:
-    """Raise `UsageError` if a run cannot start from the weights of the settings.
-
-    Args:
-        config: Settings of the start.
-        run_path: Folder of the run.
-        begins: Whether the run begins; a run that is resumed reads no other weights.
-    """
+    """Raise `UsageError` if a run that begins cannot start from the weights of the settings."""
     if config.path is None:
         return
     path = Path(config.path)
@@ -124,11 +113,7 @@ def check_start(config: StartConfig, run_path: Path, *, begins: bool) -> None:
 
 
 def start_from(network: nn.Module, config: StartConfig, data: FoldData) -> StartedFrom | None:
-    """Give a network the weights of the settings that fit, log which, and return where they are from.
-
-    Raises:
-        UsageError: The weights cannot be read, or nothing fits.
-    """
+    """Give a network the weights of the settings that fit, log which, and return where they are from."""
     if config.path is None:
         return None
     source = read_source(Path(config.path))

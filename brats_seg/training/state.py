@@ -107,11 +107,7 @@ class RunState:
         return make_step(self.accumulator, self.fallback, batch, measure)
 
     def after_batch(self, result: StepResult) -> None:
-        """Count a batch, and update schedule, average and sums unless its step was skipped.
-
-        Raises:
-            BratsError: Too many steps in a row were skipped.
-        """
+        """Count a batch, and update schedule, average and sums unless its step was skipped."""
         progress = self.progress
         progress.n_batches += 1
         if result.skipped:
@@ -158,12 +154,7 @@ class RunState:
         }
 
     def load_state_dict(self, entries: Mapping[str, Any]) -> None:
-        """Set a state that was made from the same settings to the entries of a checkpoint.
-
-        Raises:
-            ResumeError: The checkpoint is for prediction alone, is of another network or loss, or is
-                damaged.
-        """
+        """Set a state that was made from the same settings to the entries of a checkpoint."""
         if "optimizer" not in entries:
             msg = "the checkpoint is for prediction alone; a run resumes from last.pt"
             raise ResumeError(msg)
@@ -228,11 +219,7 @@ _SAVED = TypeAdapter(SavedState)
 
 
 def read_state(path: Path) -> SavedState:
-    """Read what a checkpoint says of its run.
-
-    Raises:
-        ResumeError: The file is damaged, or is no checkpoint of a run.
-    """
+    """Read what a checkpoint says of its run."""
     entries = read_checkpoint(path, torch.device("cpu"))
     try:
         return _SAVED.validate_python(entries)

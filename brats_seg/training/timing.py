@@ -48,12 +48,7 @@ class StopRequest:
         self._spent_before_s = 0.0
 
     def limit_sessions(self, hours: float | None, spent_before_s: float) -> None:
-        """Stop as well when all sessions of the run together have taken so many hours.
-
-        Args:
-            hours: Hours of all sessions; None for no such limit.
-            spent_before_s: Seconds that earlier sessions have taken.
-        """
+        """Stop as well when all sessions of the run together have taken so many hours."""
         self._all_hours = hours
         self._spent_before_s = spent_before_s
 

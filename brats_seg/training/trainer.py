@@ -222,8 +222,7 @@ class Trainer:
         config, progress = self.plan.config, self.state.progress
         if config.validation.every == "auto":
             every = counted(self.plan.validate_every, "epoch")
-            what = "whole cases are validated every %s, and after the last one"
-            log.info(f"validation.every auto: {what}", every)
+            log.info("whole cases are validated every %s, and after the last one", every)
         stop.limit_sessions(config.training.hours, progress.spent_s)
         self._clock = Clock(plan=self.plan, progress=progress, began_s=stop.began_s)
         reason, signal = "all epochs are done", None
