@@ -2,8 +2,6 @@
 
 import json
 import math
-import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from brats_seg.cli import main
 from brats_seg.config import LossConfig
 from brats_seg.config_text import load_config
 from brats_seg.errors import BratsError, ConfigError, EnvironmentalError, ResumeError
@@ -35,6 +32,7 @@ from brats_seg.training.certificate import (
 from brats_seg.training.gradient import MicroBatch
 from brats_seg.training.losses import BatchDiceBce, DiceBce
 from brats_seg.training.state import build_network
+from tests.builders import Run
 from tests.inference_builders import save_run
 from tests.training_builders import Recorder
 
@@ -170,33 +168,14 @@ def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
-    """The command in this process: exit code, output, errors."""
-
-    def run(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", ["brats-seg", "certify", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        shown = capsys.readouterr()
-        return int(ended.value.code or 0), shown.out, shown.err
-
-    return run
-
-
-def test_a_run_is_certified_on_phantoms(
-    command: Callable[..., tuple[int, str, str]], run_path: Path
-) -> None:
-    code, out, err = command("--run", run_path)
+def test_a_run_is_certified_on_phantoms(run: Run, run_path: Path) -> None:
+    code, out, err = run("--run", run_path)
 
     assert (code, err) == (0, "")
     assert "4 patches of 8x8x8 from phantoms, 2 without ET" in out
     assert "batch Dice + BCE (yours)" in out
     assert out.splitlines()[-1].startswith("exact:")
-    code, out, _ = command("--run", run_path, "--json")
+    code, out, _ = run("--run", run_path, "--json")
     assert code == 0
     printed = json.loads(out)
     written = json.loads((run_path / "certificate.json").read_text())
@@ -207,22 +186,20 @@ def test_a_run_is_certified_on_phantoms(
 
 
 def test_settings_are_certified_without_a_run(
-    command: Callable[..., tuple[int, str, str]],
+    run: Run,
 ) -> None:
-    code, out, err = command("--preset", "demo", *(f"--set={change}" for change in SMALL))
+    code, out, err = run("--preset", "demo", *(f"--set={change}" for change in SMALL))
 
     assert (code, err) == (0, "")
     assert out.startswith("unet, trained for 40 steps, on 4 patches of 8x8x8 from phantoms")
 
 
-def test_what_cannot_be_certified_is_named(
-    command: Callable[..., tuple[int, str, str]], tmp_path: Path
-) -> None:
+def test_what_cannot_be_certified_is_named(run: Run, tmp_path: Path) -> None:
     for arguments in ([], ["--run", "runs/fold0", "--preset", "demo"]):
-        code, _, err = command(*arguments)
+        code, _, err = run(*arguments)
         assert code == 2
         assert "give either --run, or settings" in err
-    code, _, err = command("--run", tmp_path)
+    code, _, err = run("--run", tmp_path)
     assert code == 2
     assert f"{tmp_path} holds neither last.pt nor best.pt" in err
 
