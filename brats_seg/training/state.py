@@ -26,11 +26,9 @@ from brats_seg.runtime.memory import Fallback
 from brats_seg.runtime.torch_files import reason_of
 from brats_seg.runtime.weights import SCHEMA_VERSION, ModelCard, read_checkpoint
 from brats_seg.training.accumulation import Accumulator, StepResult
-from brats_seg.training.batches import Batch
-from brats_seg.training.losses import Measure, parameters_of
+from brats_seg.training.losses import parameters_of
 from brats_seg.training.memory import (
     MemoryMode,
-    make_step,
     mode_entries,
     resume_mode,
     step_fallback,
@@ -101,10 +99,6 @@ class RunState:
     def evaluated(self) -> nn.Module:
         """Network that is validated and saved as the best: the average of the weights, if kept."""
         return self.network if self.ema is None else self.ema.module
-
-    def step(self, batch: Batch, measure: Measure) -> StepResult:
-        """Make one optimizer step, see `training.memory.make_step`."""
-        return make_step(self.accumulator, self.fallback, batch, measure)
 
     def after_batch(self, result: StepResult) -> None:
         """Count a batch, and update schedule, average and sums unless its step was skipped."""

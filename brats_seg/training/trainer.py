@@ -43,6 +43,7 @@ from brats_seg.training.history import (
     recorded,
 )
 from brats_seg.training.losses import Criterion
+from brats_seg.training.memory import make_step
 from brats_seg.training.ranks import Ranks, joined_ranks
 from brats_seg.training.run_folder import RunFolder
 from brats_seg.training.run_plan import plan_run
@@ -270,7 +271,7 @@ class Trainer:
         # random layers draw from torch's generator: their numbers depend on the position alone
         seed = self.plan.config.training.seed
         torch.manual_seed(stable_seed(seed, progress.epoch, progress.n_batches, self.ranks.rank))
-        result = state.step(batch, self.plan.task.measure)
+        result = make_step(state.accumulator, state.fallback, batch, self.plan.task.measure)
         share = batch.case_ids, result.measured.tolist()
         for case_ids, rows in self.ranks.gather(share):
             for case_id, measured in zip(case_ids, rows, strict=True):
