@@ -165,17 +165,12 @@ class Accumulator:
         return norm
 
     def _warn_of_what_is_not_learnt(self) -> None:
-        updated = set(self._leaves.updated)
-        left_out = [
-            p for p in parameters_of(self.criterion) if p.requires_grad and p not in updated
-        ]
-        if left_out:
-            log.warning(
-                "the loss %s has parameters that the optimizer was not given, so they are not "
-                "learnt: %d of them",
-                type(self.criterion).__name__,
-                len(left_out),
+        learnable = {p for p in parameters_of(self.criterion) if p.requires_grad}
+        if left_out := learnable.difference(self._leaves.updated):
+            what = (
+                "the loss %s has parameters that the optimizer was not given, so are not learnt: %d"
             )
+            log.warning(what, type(self.criterion).__name__, len(left_out))
 
     def _update_weights(self) -> None:
         try:
