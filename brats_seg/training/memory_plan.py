@@ -109,22 +109,16 @@ def plan_memory(
         ConfigError: The network cannot be counted.
         EnvironmentalError: The device is missing, or does not report its free memory.
     """
-    counter = _Counter.of(config, gpu)
-    if memory_bytes is None and gpu is not None:
-        memory_bytes = gpu.memory_bytes
-    if memory_bytes is None:
-        usable = free_memory(counter.device.torch_device)
-    else:
-        usable = _without_reserve(memory_bytes)
+    counter = _Counter.of(config, gpu, memory_bytes)
     own = None if config.patch.size == "whole" else config.patch.size
     sizes = {*((n, n, n) for n in _CUBES), *_BOXES} - {own}
     patches = [*([] if own is None else [own]), *sorted(sizes, key=prod)]
     rows: list[PlanRow] = []
     for patch in track(patches, what="counting memory", total=len(patches)):
         if patch == own:
-            rows += counter.rows(patch, usable, config.training.effective_batch_at(0))
+            rows += counter.rows(patch, config.training.effective_batch_at(0))
             continue
-        found = list(counter.fitting_rows(patch, usable))
+        found = list(counter.fitting_rows(patch))
         rows += found
         # larger patches need more
         if found and not found[-1].fits:
@@ -137,7 +131,7 @@ def plan_memory(
     return MemoryPlan(
         device=counter.device,
         gpu=gpu,
-        memory_mib=usable // MEGABYTE,
+        memory_mib=counter.usable_bytes // MEGABYTE,
         rows=tuple(replace(row, suggested=row is best) for row in rows),
     )
 
@@ -148,14 +142,10 @@ def largest_patch(config: Config, memory_bytes: int, *, gpu: Gpu | None = None) 
     if own == "whole":
         return None
     build_network(config, own)
-    counter, usable = _Counter.of(config, gpu), _without_reserve(memory_bytes)
+    counter = _Counter.of(config, gpu, memory_bytes)
     smaller = [(n, n, n) for n in reversed(_CUBES) if n**3 < prod(own)]
-    rows = (row for patch in (own, *smaller) for row in counter.fitting_rows(patch, usable))
+    rows = (row for patch in (own, *smaller) for row in counter.fitting_rows(patch))
     return next((row for row in rows if row.fits), None)
-
-
-def _without_reserve(memory_bytes: int) -> int:
-    return max(memory_bytes - RESERVED_MIB * MEGABYTE, 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,21 +156,28 @@ class _Counter:
     device: Device
     computing: Device
     """Device of the tensors: for a GPU that is not used, those on the CPU stand for its own."""
+    usable_bytes: int
+    """Memory that a run may use."""
 
     @classmethod
-    def of(cls, config: Config, gpu: Gpu | None) -> "_Counter":
+    def of(cls, config: Config, gpu: Gpu | None, memory_bytes: int | None) -> "_Counter":
         precision = config.training.precision
         if gpu is None:
-            device = choose_device(config.training.device, precision)
-            return cls(config=config, device=device, computing=device)
-        device = gpu.device(precision)
-        on_cpu = replace(device, torch_device=torch.device("cpu"))
-        return cls(config=config, device=device, computing=on_cpu)
+            device = computing = choose_device(config.training.device, precision)
+        else:
+            device = gpu.device(precision)
+            computing = replace(device, torch_device=torch.device("cpu"))
+            memory_bytes = gpu.memory_bytes if memory_bytes is None else memory_bytes
+        if memory_bytes is None:
+            usable = free_memory(device.torch_device)
+        else:
+            usable = max(memory_bytes - RESERVED_MIB * MEGABYTE, 0)
+        return cls(config=config, device=device, computing=computing, usable_bytes=usable)
 
-    def fitting_rows(self, patch: Size, usable: int) -> Iterator[PlanRow]:
+    def fitting_rows(self, patch: Size) -> Iterator[PlanRow]:
         """Yield rows of ever more checkpointing until one fits; none if the network refuses the patch."""
         try:
-            for row in self.rows(patch, usable, micro_batch=1):
+            for row in self.rows(patch, micro_batch=1):
                 yield row
                 if row.fits:
                     return
@@ -189,7 +186,7 @@ class _Counter:
         except ConfigError:
             return
 
-    def rows(self, patch: Size, usable: int, micro_batch: int) -> Iterator[PlanRow]:
+    def rows(self, patch: Size, micro_batch: int) -> Iterator[PlanRow]:
         """Yield a row for each memory mode, from micro-batches of that size to the least memory."""
         where, for_gpu = self.computing.torch_device, self.computing != self.device
         network = build_network(self.config, patch).to(where)
@@ -198,22 +195,19 @@ class _Counter:
         if isinstance(criterion, nn.Module):
             criterion.to(where)
         footprint = Footprint(network, criterion, self.config, where, for_gpu=for_gpu)
-        for mode in memory_modes(network, micro_batch):
-            yield self._row(footprint, patch, mode, usable)
-
-    def _row(self, footprint: Footprint, patch: Size, mode: MemoryMode, usable: int) -> PlanRow:
         precision = self.device.precision
-        with part(f"{size_words(patch)}, {precision}, {mode}", 0):
-            counted = footprint.counted_bytes(patch, mode, self.computing)
-        predicted = predicted_bytes(counted, self.device.torch_device)
-        return PlanRow(
-            patch=patch,
-            micro_batch=mode.micro_batch,
-            precision=precision,
-            checkpointing=mode.checkpointing.value,
-            predicted_mib=predicted // MEGABYTE,
-            fits=predicted <= usable,
-        )
+        for mode in memory_modes(network, micro_batch):
+            with part(f"{size_words(patch)}, {precision}, {mode}", 0):
+                counted = footprint.counted_bytes(patch, mode, self.computing)
+            predicted = predicted_bytes(counted, self.device.torch_device)
+            yield PlanRow(
+                patch=patch,
+                micro_batch=mode.micro_batch,
+                precision=precision,
+                checkpointing=mode.checkpointing.value,
+                predicted_mib=predicted // MEGABYTE,
+                fits=predicted <= self.usable_bytes,
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
