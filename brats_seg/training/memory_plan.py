@@ -25,7 +25,6 @@ from brats_seg.runtime.device import Device, Gpu, choose_device
 from brats_seg.runtime.memory import MEGABYTE, free_memory, total_memory
 from brats_seg.training.memory import (
     Footprint,
-    MemoryMode,
     UncountableError,
     memory_modes,
     predicted_bytes,

@@ -226,7 +226,8 @@ class Trainer:
             log.info("whole cases are validated every %s, and after the last one", every)
         stop.limit_sessions(config.training.hours, progress.spent_s)
         self._clock = Clock(plan=self.plan, progress=progress, began_s=stop.began_s)
-        reason, signal = "all epochs are done", None
+        reason = "all epochs are done"
+        signal: Signals | None = None
         try:
             with stop.listening():
                 while not progress.is_finished:
