@@ -169,13 +169,13 @@ def run_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_is_certified_on_phantoms(run: Run, run_path: Path) -> None:
-    code, out, err = run("--run", run_path)
+    code, out, err = run("certify", "--run", run_path)
 
     assert (code, err) == (0, "")
     assert "4 patches of 8x8x8 from phantoms, 2 without ET" in out
     assert "batch Dice + BCE (yours)" in out
     assert out.splitlines()[-1].startswith("exact:")
-    code, out, _ = run("--run", run_path, "--json")
+    code, out, _ = run("certify", "--run", run_path, "--json")
     assert code == 0
     printed = json.loads(out)
     written = json.loads((run_path / "certificate.json").read_text())
@@ -188,7 +188,7 @@ def test_a_run_is_certified_on_phantoms(run: Run, run_path: Path) -> None:
 def test_settings_are_certified_without_a_run(
     run: Run,
 ) -> None:
-    code, out, err = run("--preset", "demo", *(f"--set={change}" for change in SMALL))
+    code, out, err = run("certify", "--preset", "demo", *(f"--set={change}" for change in SMALL))
 
     assert (code, err) == (0, "")
     assert out.startswith("unet, trained for 40 steps, on 4 patches of 8x8x8 from phantoms")
@@ -196,10 +196,10 @@ def test_settings_are_certified_without_a_run(
 
 def test_what_cannot_be_certified_is_named(run: Run, tmp_path: Path) -> None:
     for arguments in ([], ["--run", "runs/fold0", "--preset", "demo"]):
-        code, _, err = run(*arguments)
+        code, _, err = run("certify", *arguments)
         assert code == 2
         assert "give either --run, or settings" in err
-    code, _, err = run("--run", tmp_path)
+    code, _, err = run("certify", "--run", tmp_path)
     assert code == 2
     assert f"{tmp_path} holds neither last.pt nor best.pt" in err
 
