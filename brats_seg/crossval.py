@@ -21,6 +21,7 @@ import pandas as pd
 from brats_seg.cases.case import Case, CaseIndex
 from brats_seg.cases.folds import check_fold, fold_table_path
 from brats_seg.cases.index import read_index
+from brats_seg.cases.many import Failure
 from brats_seg.config import Config
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.data.fold import prepare_data, prepared_path_of
@@ -73,9 +74,9 @@ class OutOfFoldResults:
     """Fingerprint of the exported model."""
 
     @property
-    def n_failed(self) -> int:
+    def failures(self) -> tuple[Failure, ...]:
         """Cases that could not be predicted or scored."""
-        return len(self.batch.failures) + len(self.evaluation.failures)
+        return (*self.batch.failures, *self.evaluation.failures)
 
     @property
     def predicted_summaries(self) -> tuple[RegionSummary, ...]:

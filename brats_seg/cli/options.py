@@ -1,7 +1,7 @@
 """Define options that several commands share, and turn flags into settings.
 
 A command that reads settings is given `--preset`, `--config`, `--set` and the short forms of
-`presets.SHORT` by `shared`, and asks for the result with `settings` or `run_settings`. Every command
+`presets.SHORT` by `shared`, and asks for the result with `given_settings` or `run_settings`. Every command
 is given `--json` in the same way, and passes its result to `emit`.
 """
 
@@ -314,7 +314,7 @@ def has_settings(*ignored: str) -> bool:
     return any(given[name] for name in ("preset", "config", "assignments", *names))
 
 
-def settings(*, default_preset: str | None = None, without: str = "") -> "Config":
+def given_settings(*, default_preset: str | None = None, without: str = "") -> "Config":
     """Return the settings; flags override `--set`, which overrides the file, then the preset.
 
     Args:
@@ -347,7 +347,7 @@ def run_settings(
     given = _CONTEXT.get().params
     without = "" if gpu is None else "training.device"
     if given["preset"] or given["config"] or default_preset:
-        return settings(default_preset=default_preset, without=without)
+        return given_settings(default_preset=default_preset, without=without)
     with importing():
         from brats_seg.training.memory_plan import choose_settings
 
