@@ -11,8 +11,9 @@ model/          all runs as one exported model
 """
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -104,14 +105,6 @@ class CrossValidation:
         return self.results.evaluation.scores if self.results else joined_scores(())
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HeldOutCases:
-    """The cases that were held out of one run, with their scans."""
-
-    run: Path
-    cases: tuple[Case, ...]
-
-
 def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
     data: Path,
     *,
@@ -183,7 +176,11 @@ def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
         cases = held_out_cases(held_out, read_index(folder / "cases.csv", data))
         batch = _predict(cases, predictions, config, on_case, track)
         evaluation, summaries = score_predictions(
-            reference_pairs(cases, predictions.path), protocol, output, track=track
+            reference_pairs(chain(*cases.values()), predictions.path),
+            protocol,
+            output,
+            n_workers=available_cpus(),
+            track=track,
         )
         exported = export_model(
             paths,
@@ -201,48 +198,36 @@ def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
     return CrossValidation(runs=paths, trainings=trainings, results=results)
 
 
-def held_out_cases(held_out: Sequence[HeldOut], index: CaseIndex) -> tuple[HeldOutCases, ...]:
-    """Find the scans of held-out cases in the index of their data folder."""
-    by_id: dict[str, Case] = {case.case_id: case for case in index.cases}
+def held_out_cases(held_out: Sequence[HeldOut], index: CaseIndex) -> dict[Path, list[Case]]:
+    """Find the held-out cases of each run in the index of their data folder."""
     root = index.root.absolute()
-    return tuple(
-        HeldOutCases(
-            run=own.run,
-            cases=tuple(
-                replace(by_id[case_id], root=root) for case_id in own.data.split.validation
-            ),
-        )
-        for own in held_out
-    )
+    by_id = {case.case_id: replace(case, root=root) for case in index.cases}
+    return {part.run: [by_id[name] for name in part.data.split.validation] for part in held_out}
 
 
 def out_of_fold_outcomes(
-    parts: Sequence[HeldOutCases], settings: PredictionSettings, output: OutputFolder
+    cases: Mapping[Path, Sequence[Case]], settings: PredictionSettings, output: OutputFolder
 ) -> Generator[CaseOutcome]:
     """Predict the held-out cases of one run after another.
 
     Cases that an earlier call finished with the same scans, weights and settings are kept.
     """
-    for part in parts:
-        predictor = Predictor.load([part.run], settings)
+    for run, held_out in cases.items():
+        predictor = Predictor.load([run], settings)
         work = CaseWork(predictor=predictor, output=output, earlier=output.records())
-        yield from local_outcomes(part.cases, work)
+        yield from local_outcomes(held_out, work)
 
 
-def reference_pairs(parts: Sequence[HeldOutCases], predictions: Path) -> Pairing:
+def reference_pairs(cases: Iterable[Case], predictions: Path) -> Pairing:
     """Pair the label map of every held-out case with its prediction, if there is one."""
     pairs = []
-    for case in (case for part in parts for case in part.cases):
-        prediction = predictions / f"{case.case_id}.nii.gz"
+    for case in sorted(cases, key=lambda case: case.case_id):
+        path = predictions / f"{case.case_id}.nii.gz"
+        prediction = path if path.exists() else None
         if case.label is not None:
-            pairs.append(
-                Pair(
-                    case_id=case.case_id,
-                    reference=case.path_of(case.label),
-                    prediction=prediction if prediction.exists() else None,
-                )
-            )
-    return Pairing(pairs=tuple(sorted(pairs, key=lambda pair: pair.case_id)), without_reference=())
+            reference = case.path_of(case.label)
+            pairs.append(Pair(case_id=case.case_id, reference=reference, prediction=prediction))
+    return Pairing(pairs=tuple(pairs), without_reference=())
 
 
 def score_predictions(
@@ -250,7 +235,7 @@ def score_predictions(
     protocol: ScoringProtocol,
     folder: Path,
     *,
-    n_workers: int | None = None,
+    n_workers: int,
     track: Track = untracked,
 ) -> tuple[Evaluation, tuple[RegionSummary, ...]]:
     """Score all pairs, and write the scores, their summary and their figure.
@@ -262,7 +247,6 @@ def score_predictions(
     from brats_seg.figures.charts import score_figure
     from brats_seg.figures.sections import write_figure
 
-    n_workers = available_cpus() if n_workers is None else n_workers
     evaluation = evaluate_pairs(pairing, protocol, n_workers=n_workers, track=track)
     summaries = summarise_scores(evaluation.scores, np.random.default_rng(0))
     write_scores(evaluation.scores, folder / SCORES_NAME)
@@ -298,15 +282,15 @@ def _train(
 
 
 def _predict(
-    parts: Sequence[HeldOutCases],
+    cases: Mapping[Path, Sequence[Case]],
     predictions: OutputFolder,
     config: Config,
     on_case: Callable[[CaseOutcome], None],
     track: Track,
 ) -> BatchOutcome:
-    cases = [case for part in parts for case in part.cases]
-    check_apart(cases, predictions)
+    held_out = list(chain(*cases.values()))
+    check_apart(held_out, predictions)
     training = config.training
     settings = PredictionSettings(device=training.device, precision=training.precision)
-    outcomes = out_of_fold_outcomes(parts, settings, predictions)
-    return finish_batch(outcomes, predictions, len(cases), on_case=on_case, track=track)
+    outcomes = out_of_fold_outcomes(cases, settings, predictions)
+    return finish_batch(outcomes, predictions, len(held_out), on_case=on_case, track=track)
