@@ -8,6 +8,7 @@ import reprlib
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -232,6 +233,19 @@ def _preset(name: str) -> dict[str, Any]:
         msg = f"preset {name!r} is unknown; there are {', '.join(PRESETS)}"
         raise ConfigError(msg)
     return PRESETS[name]
+
+
+def read_yaml(path: Path) -> str:
+    """Return the text of a YAML file, cut off where it is too long to be accepted."""
+    try:
+        # it may be a pipe of the shell, as in --config <(command)
+        with path.open(encoding="utf-8") as file:
+            return file.read(LONGEST_YAML + 1)
+    except OSError as error:
+        msg = f"{path} cannot be read: {error.strerror}"
+    except UnicodeDecodeError as error:
+        msg = f"{path} is not a text file: {error.reason} at byte {error.start}"
+    raise ConfigError(msg)
 
 
 def parse_yaml(text: str, origin: str) -> Any:

@@ -32,13 +32,8 @@ log = logging.getLogger(__name__)
 _LEFTOVER = re.compile(r"\.\d+-.+")
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NOT_WRITABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST})
-_SPECIAL_FILES = (
-    (stat.S_ISDIR, "a folder"),
-    (stat.S_ISFIFO, "a named pipe"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
+_SPECIAL_FILES = {"d": "a folder", "p": "a named pipe", "s": "a socket"}
+"""Kinds of files that are not regular, by the first letter of their mode; the others are devices."""
 _DRIVE_FAILS = frozenset(
     {
         errno.EIO,
@@ -320,8 +315,8 @@ def check_regular(path: Path) -> None:
     """
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode):
-        kinds = (name for holds, name in _SPECIAL_FILES if holds(mode))
-        raise OSError(errno.EINVAL, f"it is {next(kinds, 'no regular file')}", str(path))
+        kind = _SPECIAL_FILES.get(stat.filemode(mode)[0], "a device")
+        raise OSError(errno.EINVAL, f"it is {kind}", str(path))
 
 
 def read_bounded(path: Path, most_bytes: int) -> bytes:

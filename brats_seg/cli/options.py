@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, get_args
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from brats_seg.errors import ConfigError
 from brats_seg.files import alone_at, whole_folder
 from brats_seg.presets import GPU_NAMES, KINDS, NETWORKS, PRESETS, SHORT, ConventionName
 
@@ -322,9 +321,9 @@ def given_settings(*, default_preset: str | None = None, without: str = "") -> "
         without: Key of a setting whose short form is not applied.
     """
     given = _CONTEXT.get().params
-    text = "" if given["config"] is None else _settings_text(given["config"])
-    from brats_seg.config_text import load_config
+    from brats_seg.config_text import load_config, read_yaml
 
+    text = "" if given["config"] is None else read_yaml(given["config"])
     return load_config(
         preset=given["preset"] or default_preset,
         text=text,
@@ -375,21 +374,6 @@ def _short_values(without: str) -> dict[str, Any]:
         # a switch that is not given is False
         if value not in (None, False) and key != without
     }
-
-
-def _settings_text(path: Path) -> str:
-    """Return the text of a file of settings, cut off where it is too long to be accepted."""
-    from brats_seg.config_text import LONGEST_YAML
-
-    try:
-        # it may be a pipe of the shell, as in --config <(command)
-        with path.open(encoding="utf-8") as file:
-            return file.read(LONGEST_YAML + 1)
-    except OSError as error:
-        msg = f"the configuration file {path} cannot be read: {error.strerror}"
-    except UnicodeDecodeError as error:
-        msg = f"the configuration file {path} is not a text file: {error.reason} at byte {error.start}"
-    raise ConfigError(msg)
 
 
 def data_or_demo(data: Path | None) -> tuple[Path, str | None]:
