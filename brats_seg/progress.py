@@ -149,24 +149,18 @@ class Pace:
         if len(self._samples) > _MOST_SAMPLES:
             self._samples = [*self._samples[:-1:2], self._samples[-1]]
 
-    @property
-    def item_s(self) -> float | None:
-        """Seconds for one more position, or None if that is not known yet."""
-        if len(self._samples) < 2:
-            return None
-        (begun_s, _), (last_s, position) = self._samples[0], self._samples[-1]
-        since_s = last_s - max((last_s - begun_s) / 2, _RECENT_S)
-        # the last sample before the recent ones, which span the whole of that time
-        before = [sample for sample in self._samples[:-1] if sample[0] <= since_s]
-        from_s, start = before[-1] if before else self._samples[0]
-        return (last_s - from_s) / (position - start) if position > start else None
-
     def left_s(self, total: float, now_s: float) -> float | None:
         """Return the seconds until the position is `total`, or None if that is not known yet."""
-        item_s = self.item_s
-        if item_s is None:
+        if not self._samples:
             return None
-        last_s, position = self._samples[-1]
+        first, (last_s, position) = self._samples[0], self._samples[-1]
+        since_s = last_s - max((last_s - first[0]) / 2, _RECENT_S)
+        # the last sample before the recent ones, which span the whole of that time
+        before = [sample for sample in self._samples[:-1] if sample[0] <= since_s]
+        from_s, start = before[-1] if before else first
+        if position <= start:
+            return None
+        item_s = (last_s - from_s) / (position - start)
         # the time since the last sample is a part of the item in progress, and no more than that
         return max((total - position) * item_s - min(now_s - last_s, item_s), 0.0)
 
