@@ -50,8 +50,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     close_display()
 
 
-def terminal() -> Console:
-    return Console(file=Terminal(), force_terminal=True, width=100)
+def use_terminal(monkeypatch: pytest.MonkeyPatch) -> Console:
+    """Return a terminal on which a bar is drawn, from now on: pytest replaces those of fixtures."""
+    console = Console(file=Terminal(), force_terminal=True, width=100)
+    monkeypatch.setattr("sys.stderr", console.file)
+    monkeypatch.setattr(progress, "Console", lambda **_: console)
+    monkeypatch.setenv("TERM", "xterm")
+    return console
 
 
 def shown_by(console: Console) -> str:
@@ -91,15 +96,6 @@ def test_work_is_shown_as_the_place_allows(
     for _ in tracked("a", what="letters", total=1):
         assert (screen._bar is not None) == has_bar
     assert screen._bar is None
-
-
-def use_terminal(monkeypatch: pytest.MonkeyPatch) -> Console:
-    """Return a terminal on which a bar is drawn, from now on: pytest replaces those of fixtures."""
-    console = terminal()
-    monkeypatch.setattr("sys.stderr", console.file)
-    monkeypatch.setattr(progress, "Console", lambda **_: console)
-    monkeypatch.setenv("TERM", "xterm")
-    return console
 
 
 def test_output_to_a_file_is_not_drawn_on_the_terminal(
@@ -257,11 +253,9 @@ def test_a_part_that_is_soon_done_does_not_flicker(
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 def test_a_forked_process_draws_nothing(monkeypatch: pytest.MonkeyPatch, screen: _Screen) -> None:
     """Its lock may be held by a thread of the parent, for ever."""
-    file, console = Terminal(), terminal()
+    file = Terminal()
     monkeypatch.setattr("sys.stdout", file)
-    monkeypatch.setattr("sys.stderr", console.file)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(progress, "Console", lambda **_: console)
+    use_terminal(monkeypatch)
     for _ in tracked("a", what="letters", total=1):
         child = os.fork()
         if child == 0:
