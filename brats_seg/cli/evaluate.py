@@ -173,6 +173,7 @@ def _print_means(summaries: "Sequence[RegionSummary]", cases: str) -> None:
             for one in summaries
         ]
         print_table(("region", *map(title_of, columns)), rows)
+        print()
     empty = ", ".join(f"{one.region} {one.n_reference_empty}" for one in summaries)
     print(f"references without the region: {empty} (of {n_cases})")
 
