@@ -73,6 +73,9 @@ def whole_file(path: Path) -> Iterator[Path]:
     """
     beside = _temporary(path)
     try:
+        if path.exists() and not path.is_file():
+            # a device such as /dev/null would be replaced by a file
+            raise OSError(errno.EEXIST, "it is no regular file", str(path))
         path.parent.mkdir(parents=True, exist_ok=True)
         yield beside
         sync(beside)
@@ -113,6 +116,8 @@ def whole_folder(path: Path, *, when_full: str = _WHEN_FULL) -> Iterator[Path]:
     """
     new, old = (_temporary(path.with_name(f"{word}-{path.name}")) for word in ("new", "old"))
     try:
+        if path.exists() and not path.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "it is no folder", str(path))
         new.mkdir(parents=True)
         yield new
         sync(new)

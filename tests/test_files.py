@@ -341,6 +341,17 @@ def test_workers_of_a_dead_process_hold_no_lock(tmp_path: Path) -> None:
         assert process.exitcode == -signal.SIGKILL
 
 
+@pytest.mark.parametrize("write", [whole_file, whole_folder])
+def test_a_pipe_or_device_is_never_replaced(tmp_path: Path, write) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+
+    with pytest.raises(EnvironmentalError, match="pipe cannot be written: it is no"), write(path):
+        pass
+
+    assert path.is_fifo()
+
+
 def test_a_drive_without_locks_is_used_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

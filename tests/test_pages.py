@@ -54,8 +54,14 @@ def write_results(folder: Path, *, name: str = "") -> Path:
         Record.model_validate(
             {
                 "case_id": f"{case_id}{name}",
-                "status": "done",
                 "model": f"0123{name}",
+                "key": "",
+                "inputs": (),
+                "files": {},
+                "version": "1",
+                "seconds": 1.0,
+                "peak_memory_mb": 1.0,
+                "device": "cpu",
                 "settings": PredictionSettings(),
                 "convention": "brats2017",
                 "warnings": [f"odd {name}"] if case_id == "fair" else [],
@@ -68,11 +74,9 @@ def write_results(folder: Path, *, name: str = "") -> Path:
         )
         for case_id, part in zip(("fair", "bad", "unknown"), volumes, strict=True)
     ]
-    failed = records[0].model_copy(
-        update={"case_id": f"lost{name}", "status": "failed", "message": f"a file is empty {name}"}
-    )
-    lines = [record.model_dump_json() + "\n" for record in (*records, failed)]
-    (folder / MANIFEST_NAME).write_text("".join(lines))
+    failed = {"case_id": f"lost{name}", "error": "CaseError", "message": f"a file is empty {name}"}
+    lines = [*(record.model_dump_json() for record in records), json.dumps(failed)]
+    (folder / MANIFEST_NAME).write_text("\n".join(lines) + "\n")
     columns = "case_id,region,dice,jaccard,hd95,sensitivity,specificity,reference_ml,prediction_ml"
     rows = [
         ",".join([f'"{case_id}{name}"'.replace("\"'", "\"'"), region, str(dice), *["1"] * 6])

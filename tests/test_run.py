@@ -77,6 +77,8 @@ def test_a_run_that_is_not_finished_has_a_page_that_says_so(
 ) -> None:
     config = (run_copy / "config.yaml").read_text()
     (run_copy / "config.yaml").write_text(config.replace("n_epochs: 1", "n_epochs: 2"))
+    # a checkpoint knows the number of epochs that its run was planned for
+    (run_copy / "best.pt").unlink()
 
     if is_locked:
         with run_locked(run_copy):
