@@ -249,14 +249,7 @@ def read_yaml(path: Path) -> str:
 
 
 def parse_yaml(text: str, origin: str) -> Any:
-    """Return the value of a YAML text without aliases, which a few lines can make endless.
-
-    Args:
-        text: The text.
-        origin: Name of the text in messages.
-
-    Raises:
-        ConfigError: The text is no YAML, is too long, is nested too deeply, or has aliases.
+    """Return the value of a YAML text, which messages call by its origin.
 
     Example:
         >>> parse_yaml("{0: 8, 40: 16}", "--effective-batch")

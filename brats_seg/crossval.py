@@ -238,11 +238,7 @@ def score_predictions(
     n_workers: int,
     track: Track = untracked,
 ) -> tuple[Evaluation, tuple[RegionSummary, ...]]:
-    """Score all pairs, and write the scores, their summary and their figure.
-
-    Raises:
-        EnvironmentalError: A process was killed, or the folder cannot be written to.
-    """
+    """Score all pairs, and write the scores, their summary and their figure."""
     # matplotlib takes long to import
     from brats_seg.figures.charts import score_figure
     from brats_seg.figures.sections import write_figure

@@ -88,11 +88,7 @@ def part(what: str, total: int) -> Iterator[Callable[[], None]]:
 
 
 def say(text: Callable[[], str]) -> None:
-    """Show a text behind the work that is shown, in place of its remaining time.
-
-    Args:
-        text: Returns the text; called whenever it is drawn.
-    """
+    """Show a text behind the work that is shown, in place of its remaining time, whenever it is drawn."""
     if (work := _SCREEN.work) is not None:
         work.text = text
 

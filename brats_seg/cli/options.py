@@ -234,9 +234,8 @@ def shared(command: Callable[..., None], *, with_settings: bool) -> Callable[...
 def emit(value: object = None, **extra: object) -> None:
     """Print the result of the command, or a line of it, as JSON if `--json` is given.
 
-    Args:
-        value: The result, of which the fields in `json_output.OUTPUTS` are printed.
-        extra: Fields that it has not, or that are printed instead of its own.
+    Printed are the fields in `json_output.OUTPUTS`; `extra` has those that the value has not, or that
+    are printed instead of its own.
     """
     context = _CONTEXT.get()
     if context.obj is not None:
@@ -316,9 +315,7 @@ def has_settings(*ignored: str) -> bool:
 def given_settings(*, default_preset: str | None = None, without: str = "") -> "Config":
     """Return the settings; flags override `--set`, which overrides the file, then the preset.
 
-    Args:
-        default_preset: Preset to take if none is given.
-        without: Key of a setting whose short form is not applied.
+    The short form of the setting `without` is not applied.
     """
     given = _CONTEXT.get().params
     from brats_seg.config_text import load_config, read_yaml
@@ -410,12 +407,8 @@ def print_table(
 ) -> None:
     """Print rows of cells under their headings; numbers are right-aligned.
 
-    On a terminal the table is fitted to its width; elsewhere no cell is cut or wrapped.
-
-    Args:
-        columns: Headings.
-        rows: Cells of each row.
-        wrapped: Headings of columns of sentences, which are wrapped instead of cut on a terminal.
+    On a terminal the table is fitted to its width: columns of sentences are wrapped, the others cut.
+    Elsewhere no cell is cut or wrapped.
     """
     from rich import box
     from rich.console import Console
