@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from brats_seg.cases.case import Case, CaseFacts
-from brats_seg.labels import BRATS2017, MODALITIES, LabelConvention, label_map_of
+from brats_seg.labels import BRATS2017, MODALITIES, MSD, LabelConvention, label_map_of
 
 Run = Callable[..., tuple[int, str, str]]
 """Runs the program with arguments: exit code, output, errors."""
@@ -103,6 +103,18 @@ def write_case(
         label_map = make_label_map(shape, convention, seed, with_et=with_et)
         write_nifti(folder / f"{case_id}{suffixes[-1]}{suffix}", label_map, affine)
     return folder
+
+
+def write_decathlon_case(root: Path) -> None:
+    """Write a case as the decathlon stores it: FLAIR, T1w, T1gd and T2w in one file."""
+    t1n, t1c, t2w, t2f = make_volumes().astype(np.float32)
+    write_nifti(root / "imagesTr" / "BRATS_001.nii.gz", np.stack([t2f, t1n, t1c, t2w], axis=-1))
+    write_nifti(root / "labelsTr" / "BRATS_001.nii.gz", make_label_map(convention=MSD))
+    (root / "dataset.json").write_text(
+        '{"modality": {"0": "FLAIR", "1": "T1w", "2": "t1gd", "3": "T2w"}, '
+        '"labels": {"0": "background", "1": "edema", "2": "non-enhancing tumor", '
+        '"3": "enhancing tumour"}}'
+    )
 
 
 def write_nifti(

@@ -50,6 +50,38 @@ def names_of(case: Case) -> list[str]:
     return [str(scan) for scan in (*case.images, case.label) if scan]
 
 
+SCANNER = ("AX_9_t1_bet", "AXPOST_t1c_bet", "TSE_t2_bet", "IR_fla_bet")
+PROCESSED = ("_t1_bet", "_t1ce_bet", "_t2_bet", "_flair_bet")
+CASE = "BraTS2021_00007"
+
+
+@pytest.mark.parametrize(
+    ("others", "expected"),
+    [
+        ([], {"smith": scans("x/smith"), "jones": scans("x/jones", PROCESSED)}),
+        # names without anything in common are the case of their folder
+        ([], {"TCGA-FG-6692_native": scans("x/TCGA-FG-6692_native/", SCANNER)}),
+        ([], {CASE: scans(f"{CASE}/", ("t1", "t1ce", "t2", "flair", "seg"), ".nii")}),
+        # what was made from a case in its folder is no case
+        (scans(f"{CASE}/{CASE}_n4"), {CASE: scans(f"{CASE}/{CASE}")}),
+        (scans("patient/scan", ("_t1_bet", "_t2_brain")), {"patient": scans("patient/scan")}),
+        (scans("smith/smith", ("_t1", "_t2")), {"smith": scans("smith/smith", PROCESSED)}),
+        # beside a segmentation, a mask is mostly that of the brain
+        (["smith/smith_mask.nii.gz"], {"smith": scans("smith/smith", (*LEGACY, "_seg"))}),
+    ],
+)
+def test_names_tell_the_files_of_a_case(
+    tmp_path: Path, others: list[str], expected: dict[str, list[str]]
+) -> None:
+    touch(tmp_path, *others, *(name for names in expected.values() for name in names))
+
+    found = cases_in(tmp_path)
+
+    assert {case_id: names_of(case) for case_id, case in found.items()} == expected
+    assert all(case.usable and not case.remarks for case in found.values())
+    assert all(case.patient_id == case_id for case_id, case in found.items())
+
+
 def test_a_flat_folder_holds_many_cases(tmp_path: Path) -> None:
     touch(
         tmp_path,
@@ -72,37 +104,6 @@ def test_a_flat_folder_holds_many_cases(tmp_path: Path) -> None:
     assert names_of(found["smith"]) == scans("smith", (*LEGACY, "_seg"))
     assert names_of(found["jones"]) == scans("jones")
     assert found["jones"].release == "unknown"
-
-
-def test_a_flat_folder_of_unknown_scans_goes_by_their_names(tmp_path: Path) -> None:
-    touch(tmp_path, *scans("scans/smith"), *scans("scans/jones", ("_fla_bet", "_t1c_bet")))
-
-    found = cases_in(tmp_path)
-
-    assert sorted(found) == ["jones", "smith"]
-    assert names_of(found["jones"]) == ["scans/jones_t1c_bet.nii.gz", "scans/jones_fla_bet.nii.gz"]
-
-
-def test_scanner_names_without_anything_in_common_are_the_case_of_their_folder(
-    tmp_path: Path,
-) -> None:
-    files = ["AX_10_t1.nii.gz", "AX_POST_13_t1c.nii.gz", "TSE_2_t2.nii.gz", "IR_5_fla.nii.gz"]
-    touch(tmp_path, *(f"new/TCGA-FG-6692_native/{name}" for name in files))
-
-    case = only_case_in(tmp_path)
-
-    assert case.case_id == case.patient_id == "TCGA-FG-6692_native"
-    assert [scan.path.name for scan in case.images] == files
-
-
-def test_plain_names_in_a_folder_with_an_id_belong_to_that_case(tmp_path: Path) -> None:
-    names = [f"BraTS2021_00007/{name}.nii" for name in ("t1", "t1ce", "t2", "flair", "seg")]
-    touch(tmp_path, *names)
-
-    case = only_case_in(tmp_path)
-
-    assert (case.case_id, case.release) == ("BraTS2021_00007", "brats2021")
-    assert names_of(case) == names
 
 
 def test_the_case_folder_itself_can_be_given(tmp_path: Path) -> None:
@@ -179,15 +180,6 @@ def test_label_maps_without_scans_are_no_cases(tmp_path: Path) -> None:
     )
 
 
-def test_what_was_made_from_a_case_in_its_folder_is_no_case(tmp_path: Path) -> None:
-    folder = "BraTS2021_00000"
-    touch(tmp_path, *scans(f"{folder}/{folder}"), *scans(f"{folder}/{folder}_n4"))
-
-    case = only_case_in(tmp_path)
-
-    assert names_of(case) == scans(f"{folder}/{folder}")
-
-
 def test_results_of_the_package_are_passed_over(tmp_path: Path) -> None:
     touch(
         tmp_path,
@@ -240,16 +232,6 @@ def test_two_files_for_one_modality_are_a_problem(tmp_path: Path) -> None:
         "found 2 files for t1c; expected one. Remove or rename the other, or list the files of the "
         "cases in a table of paths.",
     )
-
-
-def test_a_plain_name_goes_before_a_processed_one(tmp_path: Path) -> None:
-    touch(tmp_path, *scans("patient/scan", (*LEGACY, "_t1_bet", "_t2_brain")))
-
-    case = only_case_in(tmp_path)
-
-    assert case.case_id == "patient"
-    assert names_of(case) == scans("patient/scan")
-    assert case.usable
 
 
 def test_an_unpacked_file_goes_before_its_archive_and_this_is_told(tmp_path: Path) -> None:
@@ -348,35 +330,6 @@ def test_what_is_not_read_beside_cases_is_told(tmp_path: Path) -> None:
     ]
 
 
-def test_no_folder_is_told_apart_from_an_empty_one(tmp_path: Path) -> None:
-    with pytest.raises(LayoutError, match="nowhere does not exist; expected the folder of scans"):
-        find_cases(tmp_path / "nowhere")
-    (tmp_path / "data.tar").touch()
-    with pytest.raises(
-        LayoutError, match=r"data\.tar is a file; .*An archive must be unpacked first"
-    ):
-        find_cases(tmp_path / "data.tar")
-
-
-def test_a_described_folder_is_read_by_its_description(tmp_path: Path) -> None:
-    touch(
-        tmp_path,
-        "Task01/imagesTr/BRATS_001.nii.gz",
-        "Task01/labelsTr/BRATS_001.nii.gz",
-        *scans("BraTS2021_00000"),
-    )
-    modality = {"0": "FLAIR", "1": "T1w", "2": "t1gd", "3": "T2w"}
-    (tmp_path / "Task01" / "dataset.json").write_text(
-        json.dumps({"modality": modality, "labels": {"0": "background"}})
-    )
-
-    found = cases_in(tmp_path)
-
-    assert sorted(found) == ["BRATS_001", "BraTS2021_00000"]
-    assert [str(found["BRATS_001"].images[i])[-2:] for i in range(4)] == ["#1", "#2", "#3", "#0"]
-    assert find_cases(tmp_path).notices == ()
-
-
 MSD = {
     "name": "BRATS",
     "tensorImageSize": "4D",
@@ -421,26 +374,18 @@ def test_the_decathlon_keeps_all_modalities_in_one_file(tmp_path: Path) -> None:
         "labelsTr/BRATS_001.nii.gz",
         "imagesTs/BRATS_485.nii.gz",
     )
+    touch(tmp_path, *scans("BraTS2021_00000"))
 
     found = cases_in(tmp_path)
 
+    assert find_cases(tmp_path).notices == ()
     case = found["BRATS_001"]
     image = "Task01_BrainTumour/imagesTr/BRATS_001.nii.gz"
-    assert [
-        str(case.files.get("t1n")),
-        str(case.files.get("t1c")),
-        str(case.files.get("t2w")),
-        str(case.files.get("t2f")),
-    ] == [
-        f"{image}#1",
-        f"{image}#2",
-        f"{image}#3",
-        f"{image}#0",
-    ]
+    assert [str(scan) for scan in case.images] == [f"{image}#{volume}" for volume in (1, 2, 3, 0)]
     assert str(case.label) == "Task01_BrainTumour/labelsTr/BRATS_001.nii.gz"
     assert (case.release, case.convention, case.patient_id) == ("msd", "msd", "BRATS_001")
     assert case.usable
-    assert sorted(found) == ["BRATS_001", "BRATS_485"]
+    assert sorted(found) == ["BRATS_001", "BRATS_485", "BraTS2021_00000"]
     assert found["BRATS_485"].label is None
     assert found["BRATS_485"].convention == ""
 
@@ -522,22 +467,20 @@ def test_another_organ_holds_no_cases(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "description", [{}, [], {"modality": "FLAIR", "labels": {}}, {"modality": {"0": "FLAIR"}}]
+    "text",
+    [
+        "{}",
+        "[]",
+        '{"modality": "FLAIR", "labels": {}}',
+        '{"modality": {"0": "FLAIR"}}',
+        "{ half",
+    ],
 )
-def test_a_description_that_cannot_be_understood_is_refused(
-    tmp_path: Path, description: object
-) -> None:
-    write_dataset(tmp_path, description, "imagesTr/BRATS_001.nii.gz")
+def test_a_description_that_cannot_be_understood_is_refused(tmp_path: Path, text: str) -> None:
+    write_dataset(tmp_path, MSD, "imagesTr/BRATS_001.nii.gz")
+    (tmp_path / "dataset.json").write_text(text)
 
     with pytest.raises(LayoutError, match=r"dataset\.json is not valid .*'channel_names'"):
-        find_cases(tmp_path)
-
-
-def test_a_description_that_is_no_json_is_refused(tmp_path: Path) -> None:
-    write_dataset(tmp_path, MSD, "imagesTr/BRATS_001.nii.gz")
-    (tmp_path / "dataset.json").write_text("{ half")
-
-    with pytest.raises(LayoutError, match=r"dataset\.json is not valid \(file: Invalid JSON"):
         find_cases(tmp_path)
 
 
@@ -636,19 +579,22 @@ def test_an_id_too_long_for_the_name_of_a_result_is_a_problem_of_its_case(tmp_pa
     assert "found an id of 240 bytes; expected at most 200. Rename" in bad.problems[0]
 
 
-def test_links_to_themselves_do_not_end_the_search(tmp_path: Path) -> None:
-    touch(tmp_path, *scans("BraTS2021_00001"), "other/notes.txt")
-    for name in ("loop", "other/loop", "loop.nii.gz"):
-        (tmp_path / name).symlink_to(Path(name).name)
-
-    assert list(cases_in(tmp_path)) == ["BraTS2021_00001"]
-
-
-@pytest.mark.parametrize("name", ["n" * 300, "loop"])
-def test_a_data_folder_that_cannot_be_there_is_refused(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere", "nowhere does not exist; expected the folder of scans"),
+        ("n" * 300, "does not exist"),
+        ("loop", "does not exist"),
+        ("data.tar", r"data\.tar is a file; .*An archive must be unpacked first"),
+    ],
+)
+def test_a_data_folder_that_cannot_be_there_is_refused(
+    tmp_path: Path, name: str, message: str
+) -> None:
     (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "data.tar").touch()
 
-    with pytest.raises(LayoutError, match="does not exist"):
+    with pytest.raises(LayoutError, match=message):
         find_cases(tmp_path / name)
 
 
@@ -773,21 +719,18 @@ def test_folders_and_files_called_after_label_maps_are_searched(tmp_path: Path, 
     assert jones.label is None
 
 
-def test_a_mask_is_taken_only_without_a_segmentation(tmp_path: Path) -> None:
-    """Beside a segmentation it is mostly that of the brain."""
-    touch(tmp_path, *named_scans("smith/smith", ("t1", "t1ce", "t2", "flair", "seg", "mask")))
+def test_label_maps_that_fit_equally_well_are_a_problem_and_packed_copies_are_not(
+    tmp_path: Path,
+) -> None:
+    names = ("masks/smith.nii.gz", "labels/smith.nii.gz", "labels/smith.nii")
+    touch(tmp_path, *named_scans("a/smith/smith"), *names)
 
-    assert str(only_case_in(tmp_path).label) == "smith/smith_seg.nii.gz"
+    case = only_case_in(tmp_path)
 
-
-def test_two_label_maps_that_fit_equally_well_are_a_problem(tmp_path: Path) -> None:
-    touch(tmp_path, *named_scans("a/smith/smith"), "masks/smith.nii.gz", "labels/smith.nii.gz")
-
-    [problem] = only_case_in(tmp_path).problems
-
-    assert problem == (
-        "case smith, file labels/smith.nii.gz and masks/smith.nii.gz: found 2 files for label map; "
-        "expected one. Remove or rename the others, or name the right ones with --label-files."
+    assert case.remarks == ("smith.nii.gz was ignored in favour of smith.nii",)
+    assert case.problems == (
+        "case smith, file labels/smith.nii and masks/smith.nii.gz: found 2 files for label map; "
+        "expected one. Remove or rename the others, or name the right ones with --label-files.",
     )
 
 
@@ -824,9 +767,6 @@ def test_a_pattern_without_a_label_map_says_what_there_is(tmp_path: Path) -> Non
         match=r"label map called '\*_tumour\.nii\.gz'; the files .* are smith/smith_final\.nii\.gz",
     ):
         find_cases(tmp_path, label_files="*_tumour.nii.gz")
-
-
-SCANNER = ("AX_9_t1_bet", "AXPOST_t1c_bet", "TSE_t2_bet", "IR_fla_bet")
 
 
 def files(folder: str) -> list[str]:
@@ -907,15 +847,6 @@ def test_two_runs_of_a_modality_are_a_problem(tmp_path: Path) -> None:
     assert "found 2 files for t1n; expected one. Remove or rename the other" in case.problems[0]
 
 
-def test_the_variant_that_has_all_modalities_is_taken(tmp_path: Path) -> None:
-    words = ("t1", "t2", *(f"{word}_bet" for word in ("t1", "t1ce", "t2", "flair")))
-    touch(tmp_path, *named_scans("smith/smith", words))
-
-    [case] = find_cases(tmp_path).cases
-
-    assert [str(scan) for scan in case.images] == named_scans("smith/smith", words[2:])
-
-
 def _noted(root: Path, folders: list[Folder]) -> tuple[str, ...]:
     return tuple(_notes_on_unread(root, folders))
 
@@ -964,6 +895,9 @@ def test_a_folder_that_cannot_be_listed_is_told(
         Folder(path=Path()),
         Folder(path=Path("locked"), refused="Permission denied"),
     ]
+    assert _noted(tmp_path, list(walk_folders(tmp_path))) == (
+        "the folder locked cannot be read (Permission denied)",
+    )
 
 
 DICOM = bytes(128) + b"DICM" + bytes(100)
@@ -996,12 +930,6 @@ def test_a_dicomdir_and_its_files_are_counted_once(tmp_path: Path) -> None:
 
 def test_a_file_that_is_gone_is_no_dicom_file(tmp_path: Path) -> None:
     assert _noted(tmp_path, [Folder(path=Path(), others=("LICENSE",))]) == ()
-
-
-def test_a_folder_that_cannot_be_read_is_told(tmp_path: Path) -> None:
-    assert _noted(tmp_path, [Folder(path=Path("a/b"), refused="Permission denied")]) == (
-        "the folder a/b cannot be read (Permission denied)",
-    )
 
 
 def test_ordinary_files_are_not_mentioned(tmp_path: Path) -> None:
@@ -1098,26 +1026,6 @@ def test_a_json_table_may_name_volumes_of_a_4d_file(tmp_path: Path) -> None:
     assert [scan.volume for scan in found.images] == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("cases.csv", "id,t1n\na,b\n"),
-        ("cases.csv", b"\xff\xfe\x00"),
-        ("cases.json", "{"),
-        ("cases.json", '{"case_id": "a"}'),
-        ("cases.json", "[1]"),
-    ],
-)
-def test_a_table_that_cannot_be_read_says_what_it_should_be(
-    tmp_path: Path, name: str, content: str | bytes
-) -> None:
-    path = tmp_path / name
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-
-    with pytest.raises(UsageError, match=rf"{name} cannot be read .*Expected case_id, t1n, t1c"):
-        find_inputs([path])
-
-
 @pytest.mark.parametrize("name", ["../a", "/etc/a", "a/b", "..", "a\\b", ".hidden", "c:a"])
 def test_a_name_that_leaves_the_output_folder_is_a_problem(tmp_path: Path, name: str) -> None:
     row = {modality: f"{modality}.nii.gz" for modality in MODALITIES}
@@ -1148,7 +1056,7 @@ def test_a_single_scan_file_is_refused_with_the_way_to_give_it(tmp_path: Path) -
     path = tmp_path / "t1.nii.gz"
     path.touch()
 
-    with pytest.raises(UsageError, match="For one case give --t1n, --t1c"):
+    with pytest.raises(LayoutError, match="For one case give --t1n, --t1c"):
         find_inputs([path])
 
 
@@ -1177,13 +1085,20 @@ def test_four_files_without_a_name_in_common_are_called_by_their_folder(tmp_path
         ("cases.csv", bytes(range(256)) * 9),
         ("cases.csv", gzip.compress(b"case_id,t1n", mtime=0)),
         ("cases.json", bytes(range(256))),
+        ("cases.csv", "id,t1n\na,b\n"),
+        ("cases.csv", b"\xff\xfe\x00"),
+        ("cases.json", "{"),
+        ("cases.json", '{"case_id": "a"}'),
+        ("cases.json", "[1]"),
     ],
 )
 def test_a_table_without_cases_is_refused(tmp_path: Path, name: str, content: str | bytes) -> None:
     path = tmp_path / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
 
-    with pytest.raises(UsageError, match=rf"{name} (cannot be read|lists no cases)"):
+    with pytest.raises(
+        UsageError, match=rf"{name} (cannot be read .*Expected case_id, t1n, t1c|lists no cases)"
+    ):
         find_inputs([path])
 
 

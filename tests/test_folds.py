@@ -23,7 +23,7 @@ from brats_seg.cases.folds import (
     write_split,
 )
 from brats_seg.config import FoldConfig
-from brats_seg.errors import EnvironmentalError, FoldError
+from brats_seg.errors import FoldError
 from tests.builders import make_case
 
 
@@ -147,13 +147,6 @@ def test_other_folds_are_not_written_over(tmp_path):
     assert read_folds(path).folds == (0, 1)
 
 
-def test_a_folder_that_cannot_be_written_to_is_told(tmp_path):
-    (tmp_path / "file").touch()
-
-    with pytest.raises(EnvironmentalError, match=r"folds\.csv .*cannot be written|cannot write"):
-        write_folds(TABLE, tmp_path / "file" / "folds.csv")
-
-
 def test_a_leak_in_a_file_is_refused_with_file_patient_and_folds(tmp_path):
     """A manual edit may separate the scans of a patient."""
     cases = [
@@ -178,28 +171,23 @@ def test_a_leak_in_a_file_is_refused_with_file_patient_and_folds(tmp_path):
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("", "is not a CSV table: .* expected case_id, patient_id, fold"),
-        ("case_id,patient_id,fold\n", "found no rows"),
-        ("case_id,fold\nA,0\n", "has no column patient_id; .* expected case_id, pat"),
+        ("", "is not a CSV table: .* expected the columns case_id, patient_id, fold"),
+        ("case_id,patient_id,fold\n", "has no rows"),
+        ("case_id,fold\nA,0\n", "has no column patient_id; .* expected the columns case_id, pat"),
         ("case_id,patient_id,fold\nA,a\n", "line 2 has fewer cells than the header"),
         ("case_id,patient_id,fold\nA,a,first\n", "case A has fold 'first'; expected a number"),
         ("case_id,patient_id,fold\nA,a,-1\n", "case A has fold '-1'"),
         ("case_id,patient_id,fold\nA,a,1.0\n", r"case A has fold '1\.0'"),
+        (b"\x1f\x8b\xff\xfe" * 9, r"no fold table: .*folds\.csv .*Correct it, or remove it"),
+        (None, r"no fold table: .*folds\.csv does not exist"),
     ],
 )
 def test_a_file_that_is_no_fold_table_is_refused(tmp_path, text, match):
     path = tmp_path / "folds.csv"
-    path.write_text(text)
+    if text is not None:
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
 
     with pytest.raises(FoldError, match=match):
-        read_folds(path)
-
-
-def test_a_binary_file_is_refused(tmp_path):
-    path = tmp_path / "folds.csv"
-    path.write_bytes(b"\x1f\x8b\xff\xfe" * 9)
-
-    with pytest.raises(FoldError, match=r"fold table: .*folds\.csv .*Correct it, or remove it"):
         read_folds(path)
 
 
@@ -211,11 +199,6 @@ def test_a_table_that_went_through_a_spreadsheet_is_read(tmp_path):
     )
 
     assert read_folds(path) == make_table(("A", "a", 0), ("B", "b", 1), ("C", "c", None))
-
-
-def test_a_missing_table_is_told(tmp_path):
-    with pytest.raises(FoldError, match=r"there is no fold table .*folds\.csv"):
-        read_folds(tmp_path / "folds.csv")
 
 
 def test_a_table_covers_its_cases_and_may_hold_more():
@@ -258,10 +241,13 @@ def test_the_split_of_a_run_is_read_as_it_was_written(tmp_path):
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        (None, r"there is no .*split\.csv: it is written when the run is trained"),
-        ("", "not the split of a run: .* expected the columns case_id and role"),
-        ("case_id,fold\nA,0\n", "not the split of a run: .* has no column role"),
-        ("case_id,role\nA,test\n", r"not the split of a run .*train or validation"),
+        (
+            None,
+            r"no split of a run: .*split\.csv does not exist; .* is written when the run is trained",
+        ),
+        ("", "no split of a run: .* expected the columns case_id, role"),
+        ("case_id,fold\nA,0\n", "no split of a run: .* has no column role"),
+        ("case_id,role\nA,test\n", r"split\.csv: found a role that is not train or validation"),
     ],
 )
 def test_what_is_no_split_is_refused(tmp_path, text, match):
@@ -416,12 +402,9 @@ def test_cases_without_a_hash_are_not_one_scan():
 @pytest.mark.parametrize(
     ("cases", "match"),
     [
-        ([], "no cases to make folds of"),
-        ([make_case("A")], "all cases are of one patient, A: none is left to validate"),
-        (
-            [make_case("A1", patient_id="A"), make_case("A2", patient_id="A")],
-            "all cases are of one patient, A",
-        ),
+        ([], "0 patients cannot fill 5 folds"),
+        ([make_case("A")], "1 patient cannot fill 5 folds .*Add patients$"),
+        ([make_case("A1", patient_id="A"), make_case("A2", patient_id="A")], "1 patient cannot"),
         (
             numbered_cases(4),
             r"4 patients cannot fill 5 folds .*fewer folds: --set folds\.n_folds=4",

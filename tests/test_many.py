@@ -105,7 +105,9 @@ def test_what_no_case_can_help_ends_the_whole(n_workers: int, function, error) -
 
 
 def test_a_killed_process_ends_the_whole() -> None:
-    with pytest.raises(EnvironmentalError, match=r"was killed, .*Use fewer workers\."):
+    with pytest.raises(
+        EnvironmentalError, match=r"was killed, .* memory ran out\. Use fewer workers\."
+    ):
         map_cases(die, CASES, "dying", n_workers=2)
 
 
@@ -168,10 +170,6 @@ if __name__ == "__main__":
 """
 
 
-def double(number: int) -> int:
-    return 2 * number
-
-
 def fail(_: int) -> None:
     raise CaseError("a", "b", "c", "d", "e")
 
@@ -188,25 +186,12 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_work_is_done() -> None:
-    with worker_pool(2, when_killed=ADVICE) as pool:
-        assert list(pool.map(double, range(5))) == [0, 2, 4, 6, 8]
-
-
 def test_an_error_keeps_its_type_and_its_parts() -> None:
     with (
         worker_pool(1, when_killed=ADVICE) as pool,
         pytest.raises(CaseError, match=r"case a, file b: found c; expected d\. e"),
     ):
         pool.submit(fail, 0).result()
-
-
-def test_a_killed_worker_is_explained() -> None:
-    with (
-        pytest.raises(EnvironmentalError, match=r"was killed, .* memory ran out. Buy memory\."),
-        worker_pool(2, when_killed=ADVICE) as pool,
-    ):
-        list(pool.map(die, range(3)))
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])

@@ -237,7 +237,7 @@ def test_files_and_arrays_of_a_subset_are_predicted(tmp_path: Path) -> None:
 
     assert of_files.summary.modalities == of_arrays.summary.modalities == ("t1c", "t2f")
     np.testing.assert_array_equal(of_files.label_map, of_arrays.label_map)
-    with pytest.raises(CaseError, match="found 2 modalities; expected t1n"):
+    with pytest.raises(CaseError, match="found 2 images for t1n"):
         predictor.predict_arrays(images, np.eye(4))
     with pytest.raises(
         CaseError, match="expected at least one of t1n, t1c, t2w, t2f, in this order"

@@ -265,7 +265,7 @@ def test_a_predictor_takes_files_and_arrays_as_a_folder(tmp_path: Path) -> None:
 def test_a_predictor_refuses_arrays_that_are_no_scan() -> None:
     predictor = Predictor(model=make_model())
 
-    with pytest.raises(CaseError, match="found 3 modalities; expected"):
+    with pytest.raises(CaseError, match="found 3 images for t1n"):
         predictor.predict_arrays(np.ones((3, 9, 9, 9)), np.eye(4))
     with pytest.raises(CaseError, match="a constant volume"):
         predictor.predict_arrays(np.ones((4, 9, 9, 9)), np.eye(4))

@@ -613,9 +613,7 @@ def test_the_bar_shows_loss_best_value_and_the_end_of_the_run(
     data: FoldData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown: list[tuple[str, str]] = []
-    monkeypatch.setattr(
-        _SCREEN, "refresh", lambda work: shown.append((work.what, work.time_text()))
-    )
+    monkeypatch.setattr(_SCREEN, "refresh", lambda work: shown.append((work.what, work.time_text)))
     Trainer(data=data, config=settings(), run_path=tmp_path).run(track=tracked)
 
     # nothing is known before the first batch is done

@@ -115,12 +115,7 @@ class Case:
 
     @classmethod
     def named(cls, case_id: str, files: Mapping[str, ScanFile]) -> Self:
-        """Return a case whose release, patient and time point are parsed from its id.
-
-        Args:
-            case_id: Id of the case; see `printable` for characters that cannot be printed.
-            files: Files by modality, and under `LABEL` the label map.
-        """
+        """Return a case whose release, patient and time point are parsed from its id."""
         case_id = printable(case_id)
         name = parse_case_id(case_id)
         return cls(
@@ -287,24 +282,11 @@ def case_of_arrays(
     affine: npt.NDArray[np.float64],
     modalities: Sequence[str] = MODALITIES,
 ) -> LoadedCase:
-    """Check a case given as arrays, and reorient it, as `load_case` does.
-
-    Args:
-        case_id: Id of the case, which may name a release.
-        images: (n, X, Y, Z), an image for each of the modalities.
-        affine: (4, 4), from voxel indices to millimetres.
-        modalities: Modalities of the images, in the order of `MODALITIES`.
-
-    Raises:
-        CaseError: The case cannot be used.
-    """
-    if len(images) != len(modalities):
-        found, expected = f"{len(images)} modalities", ", ".join(modalities)
-        raise CaseError(case_id, "(array)", found, expected, "Give an image for each modality.")
+    """Check a case given as arrays (n, X, Y, Z), one for each modality, as `load_case` does."""
     case = Case.named(case_id, {name: ScanFile(path=Path(name)) for name in modalities})
-    if case.modalities != tuple(modalities):
-        found = f"the modalities {', '.join(modalities)}"
-        expected = f"at least one of {', '.join(MODALITIES)}, in this order"
+    if len(images) != len(modalities) or case.modalities != tuple(modalities):
+        found = f"{len(images)} images for {', '.join(modalities)}"
+        expected = f"an image for each, in the order {', '.join(MODALITIES)}"
         raise CaseError(case_id, "(array)", found, expected, "Give the images in that order.")
     x, y, z = images.shape[1:]
     geometry = Geometry(shape=(x, y, z), affine=affine, qform=affine, qform_code=1, sform_code=1)
@@ -316,11 +298,7 @@ def case_of_arrays(
 
 
 def read_case_files(case: Case, *, with_label: bool = True) -> CaseFiles:
-    """Read and hash the files of a case, each once, without decompressing them.
-
-    Raises:
-        CaseError: A file cannot be read.
-    """
+    """Read and hash the files of a case, each once, without decompressing them."""
     files = try_case_files(case, with_label=with_label)
     for problem in files.problems:
         raise problem

@@ -38,6 +38,7 @@ _RESECTION_COLUMNS = ("resectionstatus", "extentofresection")
 _MISSING = frozenset({"", "na", "nan", "n/a"})
 _NUMBER = re.compile(r"[0-9]{1,6}(\.[0-9]{0,9})?")
 _ALIVE = re.compile(r"alive \(([0-9]{1,6}) days later\)", re.IGNORECASE)
+_AGE, _SURVIVAL = "years, or NA", "days, ALIVE (n days later), or NA"
 _NEXT_STEP = "Correct or remove that row."
 
 
@@ -92,12 +93,7 @@ def read_clinical_tables(root: Path, named: Iterable[Path] = ()) -> ClinicalTabl
 
 
 def read_clinical_files(paths: Iterable[Path]) -> ClinicalTable:
-    """Read tables with any names; if two contradict each other, the first takes precedence.
-
-    Raises:
-        UsageError: A table cannot be read, or has no column of ids.
-        CaseError: An age or a survival cannot be parsed.
-    """
+    """Read tables with any names; if two contradict each other, the first takes precedence."""
     return _joined(_records_of(paths))
 
 
@@ -138,15 +134,7 @@ def _with_row(facts: CaseFacts, row: ClinicalRow) -> CaseFacts:
 
 
 def read_records(path: Path, root: Path) -> Iterator[ClinicalRow]:
-    """Yield the rows of a table that have an id; none if the table has no column of ids.
-
-    Args:
-        path: A CSV file.
-        root: Folder that the file name in messages is relative to.
-
-    Raises:
-        CaseError: An age or a survival cannot be parsed.
-    """
+    """Yield the rows of a table that have an id; none if the table has no column of ids."""
     try:
         rows = read_table(path).to_dict("records")
     except UsageError as error:
@@ -157,7 +145,7 @@ def read_records(path: Path, root: Path) -> Iterator[ClinicalRow]:
         ids = [
             text
             for plain, text in cells.items()
-            if _ID_COLUMN.fullmatch(plain) and not _is_missing(text)
+            if _ID_COLUMN.fullmatch(plain) and text.lower() not in _MISSING
         ]
         if ids:
             yield _parsed(cells, ids, path.relative_to(root).as_posix())
@@ -189,13 +177,18 @@ def _records_of(paths: Iterable[Path]) -> list[ClinicalRow]:
 
 def _parsed(cells: Mapping[str, str], ids: Sequence[str], file: str) -> ClinicalRow:
     """Parse a row, given by the normalised names of its columns."""
-    days, censored = _survival(_cell(cells, *_SURVIVAL_COLUMNS), ids[0], file)
+    age, survival = _cell(cells, "age"), _cell(cells, *_SURVIVAL_COLUMNS)
+    alive = _ALIVE.fullmatch(survival)
+    days = alive[1] if alive else survival
+    for what, text, expected in (("age", age, _AGE), ("survival", days, _SURVIVAL)):
+        if text and not _NUMBER.fullmatch(text):
+            raise CaseError(ids[0], file, f"{what} {text!r}", expected, _NEXT_STEP)
     return ClinicalRow(
         ids=tuple(ids),
         grade=_cell(cells, "grade").upper(),
-        age_years=_age(_cell(cells, "age"), ids[0], file),
-        survival_days=days,
-        survival_censored=censored,
+        age_years=float(age) if age else None,
+        survival_days=float(days) if days else None,
+        survival_censored=alive is not None,
         resection=_cell(cells, *_RESECTION_COLUMNS).upper(),
     )
 
@@ -234,30 +227,6 @@ def _plain(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def _is_missing(text: str) -> bool:
-    return text.lower() in _MISSING
-
-
 def _cell(cells: Mapping[str, str], *columns: str) -> str:
     texts = (cells[column] for column in columns if column in cells)
-    return next((text for text in texts if not _is_missing(text)), "")
-
-
-def _age(text: str, case_id: str, file: str) -> float | None:
-    if not text:
-        return None
-    if _NUMBER.fullmatch(text):
-        return float(text)
-    raise CaseError(case_id, file, f"age {text!r}", "years, or NA", _NEXT_STEP)
-
-
-def _survival(text: str, case_id: str, file: str) -> tuple[float | None, bool]:
-    """Return the days, and whether the patient was alive after them."""
-    if not text:
-        return None, False
-    if alive := _ALIVE.fullmatch(text):
-        return float(alive[1]), True
-    if _NUMBER.fullmatch(text):
-        return float(text), False
-    expected = "days, ALIVE (n days later), or NA"
-    raise CaseError(case_id, file, f"survival {text!r}", expected, _NEXT_STEP)
+    return next((text for text in texts if text.lower() not in _MISSING), "")

@@ -60,16 +60,6 @@ def resolve(
     An unexpected value in one case does not change the convention of the others; `check_values`
     reports values that the convention does not contain.
 
-    Args:
-        release: Release by the case id, as `parse_case_id` returns it.
-        shape: Voxels of the volume as stored; None if they are not known.
-        values: Label values that occur, in all cases with the same convention.
-        declared: Name of the convention given by a flag, a `dataset.json` or a protocol; it
-            takes precedence.
-
-    Raises:
-        ConfigError: No convention has the declared name.
-
     Example:
         >>> found = resolve(
         ...     release="brats2023-gli", shape=(182, 218, 182), values={0, 1, 2, 4}
@@ -99,13 +89,6 @@ def resolve_all(
     distinguishes four tissues; all other label maps of the folder are then resolved together as
     well. Otherwise each is resolved alone, so that a folder in which one case has 3 for enhancing
     tumour and another has 4 is read correctly.
-
-    Args:
-        label_maps: Shape and label values of each label map.
-        declared: Name of the convention, if the task prescribes one.
-
-    Raises:
-        ConfigError: No convention has the declared name.
     """
     of_release: defaultdict[str, set[int]] = defaultdict(set)
     for case_id, content in label_maps.items():

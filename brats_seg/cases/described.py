@@ -66,16 +66,7 @@ class _Description(BaseModel):
 def cases_of_dataset(
     root: Path, path: Path, files: Mapping[str, Sequence[NamedFile]]
 ) -> Iterator[Case]:
-    """Yield the cases of a folder with a `dataset.json`; none if it has no modality of BraTS.
-
-    Args:
-        root: The data folder.
-        path: The folder of the `dataset.json`, relative to it.
-        files: Files in each of `DATASET_FOLDERS`.
-
-    Raises:
-        LayoutError: The `dataset.json` is not valid.
-    """
+    """Yield the cases of a folder with a `dataset.json`; none if it has no modality of BraTS."""
     description = _read_description(root / path / DESCRIPTION)
     for images, labels in (DATASET_FOLDERS[:2], DATASET_FOLDERS[2:]):
         yield from _cases_described(description, files[images], files[labels])
@@ -93,11 +84,7 @@ def data_folder(data: Path) -> Path:
 
 
 def read_path_table(path: Path) -> tuple[Case, ...]:
-    """Return the cases of a table of paths in its order; errors of a case are in its `problems`.
-
-    Raises:
-        UsageError: The table cannot be read, or lists no case.
-    """
+    """Return the cases of a table of paths in its order; errors of a case are in its `problems`."""
     try:
         rows = _ROWS[path.suffix.lower()](path)
         cases = tuple(_case(row, path.parent) for row in rows)

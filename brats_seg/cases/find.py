@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import Path
-from typing import TypeAlias, TypeVar
 
 from brats_seg.cases.case import Case, ScanFile
 from brats_seg.cases.described import (
@@ -46,8 +45,6 @@ from brats_seg.files import check_regular
 from brats_seg.labels import MODALITIES
 
 log = logging.getLogger(__name__)
-
-Key = TypeVar("Key")
 
 LONGEST_ID = 200
 """Bytes of the longest case id: a file name has 255, and results add a few words and a suffix."""
@@ -155,7 +152,7 @@ def find_cases(
     else:
         msg = (
             f"{root} is a file; expected the folder of scans, or a .csv or .json table of paths. An "
-            "archive must be unpacked first."
+            "archive must be unpacked first. For one case give --t1n, --t1c, --t2w and --t2f."
         )
         raise LayoutError(msg)
     completed = [_with_key(case, data_folder(root), with_label=with_labels) for case in cases]
@@ -169,15 +166,6 @@ def find_inputs(
 
     Their roots are absolute, so that a worker on another machine finds the files. Label maps are not
     looked for. Errors of a case are listed in its `problems`.
-
-    Args:
-        paths: Folders of any layout, or tables of paths.
-        of_dicom: Converts a folder of DICOM files to cases, as `dicom.convert.cases_of_dicom` does;
-            without it, such a folder holds no cases.
-
-    Raises:
-        LayoutError: A folder contains no cases.
-        UsageError: A path is neither a folder nor a table, or a table cannot be read or is empty.
     """
     cases = [case for path in paths for case in _inputs_of(path, of_dicom)]
     if not cases:
@@ -260,13 +248,6 @@ def holds_dicom(root: Path) -> bool:
 
 
 def _inputs_of(path: Path, of_dicom: Callable[[Path], Sequence[Case]] | None) -> Iterator[Case]:
-    # Path.is_file raises if the name is too long
-    if os.path.isfile(path) and not is_path_table(path):  # noqa: PTH113
-        msg = (
-            f"{path} is a file; expected a folder of scans, or a .csv or .json table of paths. For "
-            "one case give --t1n, --t1c, --t2w and --t2f."
-        )
-        raise UsageError(msg)
     if of_dicom is not None and os.path.isdir(path) and holds_dicom(path):  # noqa: PTH112
         yield from of_dicom(path)
         return
@@ -426,7 +407,7 @@ def _noted(what: str, paths: Sequence[Path], next_step: str) -> Iterator[str]:
         yield f"{what}, such as {example} ({len(paths)} in all): {next_step}"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class _Group:
     """The scans of one case in one folder, perhaps several of one modality."""
 
@@ -481,18 +462,12 @@ def _find_below(
     walked = list(walk_folders(root))
     folders = [_with_label_pattern(f, label_files) for f in walked] if label_files else walked
     described, found = _cases_in({folder.path: folder for folder in folders}, root)
-    most = {group.case_id: group.worth for group in sorted(found, key=lambda group: group.worth)}
-    is_superseded = [
-        parse_case_id(group.case_id).release == BIDS and group.worth < most[group.case_id]
-        for group in found
-    ]
-    kept = [group for group, less in zip(found, is_superseded, strict=True) if not less]
-    superseded = [group for group, less in zip(found, is_superseded, strict=True) if less]
+    superseded = _superseded(found)
+    kept = [group for group in found if group not in superseded]
     groups = _named_apart(kept, root.resolve().name)
-    cases = [
-        *described,
-        *_with_labels(groups, folders if with_labels else [], superseded, label_files),
-    ]
+    searched = folders if with_labels else []
+    labelled = _with_labels(groups, searched, superseded, is_given=bool(label_files))
+    cases = [*described, *labelled]
     of_superseded = [scan.path for group in superseded for scan in group.scans]
     used = {scan.path for case in cases for scan in case.files.values()} | set(of_superseded)
     scans = [scan for folder in folders for scan in folder.scans if scan.path not in used]
@@ -522,37 +497,27 @@ def _find_below(
     return cases, notices
 
 
-def _with_labels(
-    groups: Sequence[_Group],
-    folders: Sequence[Folder],
-    superseded: Sequence[_Group],
-    label_files: str | None,
-) -> Iterator[Case]:
-    """Yield the cases with their label maps; none are looked for without folders."""
-    label_folders = {group.folder for group in superseded}
-    candidates = _label_candidates(folders, groups, label_folders, is_given=bool(label_files))
-    n_beside = Counter(group.folder for group in groups)
-    by_path = {folder.path: folder for folder in folders}
-    for group in groups:
-        folder = by_path.get(group.folder) if n_beside[group.folder] == 1 else None
-        yield _labelled(group, candidates.get(id(group), []), folder)
+def _superseded(groups: Sequence[_Group]) -> list[_Group]:
+    """Return the BIDS cases of which another folder has more modalities, or a derivative."""
+    most = {group.case_id: group.worth for group in sorted(groups, key=lambda group: group.worth)}
+    return [
+        group
+        for group in groups
+        if group.worth < most[group.case_id] and parse_case_id(group.case_id).release == BIDS
+    ]
 
 
 def _with_label_pattern(folder: Folder, pattern: str) -> Folder:
     """Return a folder with the files that match a pattern as the only label maps."""
-    scans = []
-    for scan in folder.scans:
+
+    def renamed(scan: NamedFile) -> NamedFile:
         text = scan.path.as_posix() if "/" in pattern else scan.path.name
-        if fnmatch(text.lower(), pattern.lower()):
-            scans.append(
-                scan
-                if scan.kind == LABEL
-                else NamedFile(path=scan.path, stem=scan.stem, kind=LABEL)
-            )
-        else:
-            is_label = scan.kind == LABEL
-            scans.append(NamedFile(path=scan.path, stem=scan.stem) if is_label else scan)
-    return replace(folder, scans=tuple(scans))
+        is_label = fnmatch(text.lower(), pattern.lower())
+        if is_label == (scan.kind == LABEL):
+            return scan
+        return NamedFile(path=scan.path, stem=scan.stem, kind=LABEL if is_label else "")
+
+    return replace(folder, scans=tuple(map(renamed, folder.scans)))
 
 
 def _cases_in(folders: Mapping[Path, Folder], root: Path) -> tuple[list[Case], list[_Group]]:
@@ -675,48 +640,41 @@ def _cuts(stem: str) -> Iterator[str]:
         yield stem[: boundary.start()]
 
 
-_Candidate: TypeAlias = tuple[NamedFile, bool]
-"""A file that may be the label map of a case, and whether it is in another folder than the scans."""
-
-
-def _label_candidates(
-    folders: Iterable[Folder],
+def _with_labels(
     groups: Sequence[_Group],
-    label_folders: Collection[Path],
+    folders: Sequence[Folder],
+    superseded: Sequence[_Group],
     *,
     is_given: bool,
-) -> dict[int, list[_Candidate]]:
-    """Return the label maps that each group may have, by the identity of the group.
+) -> Iterator[Case]:
+    """Yield the cases with their label maps; none are looked for without folders.
 
-    Args:
-        folders: All folders.
-        groups: The scans of the cases.
-        label_folders: Folders that are searched although their names do not say so.
-        is_given: Whether a pattern names the label maps, so that all folders are searched.
+    Folders of superseded scans are searched although their names do not say so, and all folders if a
+    pattern names the label maps.
     """
-    in_folder = _by(groups, lambda group: group.folder)
-    of_patient = _by(groups, lambda group: group.patient)
-    only = {name: same for name, same in of_patient.items() if len(same) == 1}
-    of_name = {**only, **_by(groups, lambda group: group.case_id)}
-    candidates: defaultdict[int, list[_Candidate]] = defaultdict(list)
+    in_folder, of_id, of_patient = (defaultdict[object, list[_Group]](list) for _ in range(3))
+    for group in groups:
+        in_folder[group.folder].append(group)
+        of_id[group.case_id].append(group)
+        of_patient[group.patient].append(group)
+    of_name = {name: same for name, same in of_patient.items() if len(same) == 1} | of_id
+    label_folders = {group.folder for group in superseded}
+    candidates: defaultdict[_Group, list[tuple[NamedFile, bool]]] = defaultdict(list)
+    unnamed: dict[Path, list[NamedFile]] = {}
     for folder in folders:
-        beside, path = in_folder.get(folder.path, []), folder.path
+        path, beside = folder.path, in_folder.get(folder.path, [])
         is_searched = is_given or path in label_folders or DERIVATIVES in path.parts
+        if len(beside) == 1:
+            unnamed[path] = [scan for scan in folder.scans if not scan.kind]
         if not beside and not is_searched and not any(map(is_label_folder, path.parts)):
             continue
         for scan in folder.scans:
             names = () if beside else _owner_names(scan, folder, is_given=is_given)
             apart = next((of_name[name] for name in names if name in of_name), [])
             for group in _beside(scan, beside) if beside else apart:
-                candidates[id(group)].append((scan, not beside))
-    return candidates
-
-
-def _by(groups: Iterable[_Group], key: Callable[[_Group], Key]) -> dict[Key, list[_Group]]:
-    found: defaultdict[Key, list[_Group]] = defaultdict(list)
+                candidates[group].append((scan, not beside))
     for group in groups:
-        found[key(group)].append(group)
-    return dict(found)
+        yield _labelled(group, candidates[group], unnamed.get(group.folder, []))
 
 
 def _beside(scan: NamedFile, groups: Sequence[_Group]) -> Sequence[_Group]:
@@ -742,36 +700,32 @@ def _owner_names(scan: NamedFile, folder: Folder, *, is_given: bool) -> Sequence
     return list(filter(None, names))
 
 
-def _labelled(group: _Group, candidates: Sequence[_Candidate], folder: Folder | None) -> Case:
-    """Return a case with its label map; `folder` is its folder if it has no other case."""
+def _labelled(
+    group: _Group, candidates: Sequence[tuple[NamedFile, bool]], unnamed: Sequence[NamedFile]
+) -> Case:
+    """Return a case with its label map.
+
+    Candidates are files, and whether they are in another folder than the scans; `unnamed` are the
+    files of no kind beside the scans, if these are the only case of the folder.
+    """
     case = _assembled(group)
-    # beside the scans of a release lie files that are named after something else
-    foreign = [
-        scan
-        for scan, is_apart in candidates
-        if scan.case not in ("", *group.names) and not is_apart and case.release != UNKNOWN
-    ]
+    foreign = []
     ranked = defaultdict(list)
     for scan, is_apart in candidates:
-        if scan not in foreign:
+        # beside the scans of a release lie files that are named after something else
+        if scan.case not in ("", *group.names) and not is_apart and case.release != UNKNOWN:
+            foreign.append(scan)
+        else:
             ranked[_label_rank(scan, group, is_apart=is_apart)].append(scan)
     if not ranked:
-        return _with_misnamed(case, foreign, folder)
-    chosen, *others = sorted(ranked[min(ranked)], key=_uncompressed_first)
-    same = [
-        scan for scan in others if _uncompressed_first(scan)[0] == _uncompressed_first(chosen)[0]
-    ]
-    others = [scan for scan in others if scan not in same]
-    remarks = [_ignored(scan, chosen) for scan in same]
-    if _AUTOMATED.search(chosen.path.as_posix()):
-        remarks.append("the label map was made by a program, as its name says")
+        return _with_misnamed(case, [*unnamed, *foreign])
+    files = sorted(ranked[min(ranked)], key=_uncompressed_first)
     next_step = "Remove or rename the others, or name the right ones with --label-files."
-    return replace(
-        case,
-        files={**case.files, LABEL: ScanFile(path=chosen.path)},
-        problems=(*case.problems, *_ambiguous(case, "label map", [chosen, *others], next_step)),
-        remarks=(*case.remarks, *remarks),
-    )
+    case = _with_file(case, LABEL, files, next_step)
+    if _AUTOMATED.search(files[0].path.as_posix()):
+        remark = "the label map was made by a program, as its name says"
+        case = replace(case, remarks=(*case.remarks, remark))
+    return case
 
 
 def _label_rank(scan: NamedFile, group: _Group, *, is_apart: bool) -> tuple[bool, ...]:
@@ -786,14 +740,12 @@ def _label_rank(scan: NamedFile, group: _Group, *, is_apart: bool) -> tuple[bool
     )
 
 
-def _with_misnamed(case: Case, foreign: Sequence[NamedFile], folder: Folder | None) -> Case:
+def _with_misnamed(case: Case, others: Sequence[NamedFile]) -> Case:
     """Add the only file whose name is no modality's, if the case should have a label map.
 
     The label map of case 355 of BraTS 2020 is `W39_1998.09.19_Segm.nii`. A file that is named after
     the case but not after a segmentation, such as a brain mask, is something else.
     """
-    unnamed = [scan for scan in folder.scans if not scan.kind] if folder else []
-    others = [*unnamed, *foreign]
     is_release = parse_case_id(case.case_id).release != UNKNOWN
     if not is_release or "validation" in case.case_id.lower() or len(others) != 1:
         return case
@@ -807,37 +759,36 @@ def _with_misnamed(case: Case, foreign: Sequence[NamedFile], folder: Folder | No
 
 def _assembled(group: _Group) -> Case:
     """Return a case with the first file of each modality."""
-    first = {kind: files[0] for kind, files in group.candidates.items()}
-    case = Case.named(group.case_id, {kind: ScanFile(path=f.path) for kind, f in first.items()})
-    next_step = "Remove or rename the other, or list the files of the cases in a table of paths."
-    problems = (
-        problem
-        for kind, files in group.candidates.items()
-        if len({scan.stem for scan in files}) > 1
-        for problem in _ambiguous(case, kind, files, next_step)
-    )
-    remarks = (
-        _ignored(other, first[kind])
-        for kind, files in group.candidates.items()
-        for other in files[1:]
-        if other.stem == files[0].stem
-    )
-    return replace(
+    case = Case.named(group.case_id, {})
+    case = replace(
         case,
         patient_id=group.patient_id or case.patient_id,
         timepoint=group.timepoint or case.timepoint,
-        problems=tuple(problems),
-        remarks=tuple(remarks),
     )
+    next_step = "Remove or rename the other, or list the files of the cases in a table of paths."
+    for kind, files in group.candidates.items():
+        case = _with_file(case, kind, files, next_step)
+    return case
 
 
-def _ambiguous(case: Case, kind: str, scans: Sequence[NamedFile], next_step: str) -> Iterator[str]:
-    if len(scans) > 1:
-        apart = len({scan.path.parent for scan in scans}) > 1
-        files = " and ".join(str(scan.path) if apart else scan.path.name for scan in scans)
-        found = f"{len(scans)} files for {kind}"
-        yield str(CaseError(case.case_id, files, found, "one", next_step))
-
-
-def _ignored(scan: NamedFile, chosen: NamedFile) -> str:
-    return f"{scan.path.name} was ignored in favour of {chosen.path.name}"
+def _with_file(case: Case, kind: str, files: Sequence[NamedFile], next_step: str) -> Case:
+    """Add the first of some files; a packed copy of it is ignored, any other file is a problem."""
+    chosen, others, remarks = files[0], list[NamedFile](), list[str]()
+    for scan in files[1:]:
+        if _uncompressed_first(scan)[0] == _uncompressed_first(chosen)[0]:
+            remarks.append(f"{scan.path.name} was ignored in favour of {chosen.path.name}")
+        else:
+            others.append(scan)
+    problems = []
+    if others:
+        paths = [scan.path for scan in (chosen, *others)]
+        apart = len({path.parent for path in paths}) > 1
+        names = " and ".join(str(path) if apart else path.name for path in paths)
+        found = f"{len(paths)} files for {'label map' if kind == LABEL else kind}"
+        problems.append(str(CaseError(case.case_id, names, found, "one", next_step)))
+    return replace(
+        case,
+        files={**case.files, kind: ScanFile(path=chosen.path)},
+        problems=(*case.problems, *problems),
+        remarks=(*case.remarks, *remarks),
+    )

@@ -13,6 +13,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from brats_seg.cases.case import Case
 from brats_seg.config import FoldConfig
@@ -58,8 +59,20 @@ class FoldTable:
     rows: tuple[FoldRow, ...]
 
     def __post_init__(self) -> None:
-        _check_no_repeats(self.rows)
-        _check_no_leaks(self.rows)
+        repeated = [name for name, n in Counter(row.case_id for row in self.rows).items() if n > 1]
+        if repeated:
+            msg = f"the fold table has more than one row for {_named(repeated)}; expected one each"
+            raise FoldError(msg)
+        folds_of: defaultdict[str, set[int]] = defaultdict(set)
+        for row in self.rows:
+            folds_of[row.patient_id] |= set() if row.fold is None else {row.fold}
+        for patient_id, folds in folds_of.items():
+            if len(folds) > 1:
+                msg = (
+                    f"patient {patient_id} lies in folds {_joined(sorted(folds))}: the model would be "
+                    "tested on a patient that it was trained on; expected one fold per patient"
+                )
+                raise FoldError(msg)
 
     @property
     def folds(self) -> tuple[int, ...]:
@@ -67,11 +80,7 @@ class FoldTable:
         return tuple(sorted({row.fold for row in self.rows if row.fold is not None}))
 
     def split(self, fold: int) -> Split:
-        """Return the split that holds one fold out.
-
-        Raises:
-            FoldError: The table does not contain the fold, or no other to train on.
-        """
+        """Return the split that holds one fold out."""
         if fold not in self.folds:
             msg = f"fold {fold} is not in the fold table, which has folds {_joined(self.folds)}"
             raise FoldError(msg)
@@ -80,8 +89,8 @@ class FoldTable:
             raise FoldError(msg)
         used = sorted((row.case_id, row.fold) for row in self.rows if row.fold is not None)
         return Split(
-            train=tuple(case_id for case_id, own in used if own != fold),
-            validation=tuple(case_id for case_id, own in used if own == fold),
+            train=tuple(case_id for case_id, fold_of_case in used if fold_of_case != fold),
+            validation=tuple(case_id for case_id, fold_of_case in used if fold_of_case == fold),
         )
 
 
@@ -91,13 +100,6 @@ def fold_table_path(folder: Path, config: FoldConfig) -> Path:
     A table `folds.csv`, which earlier versions made, or a user, is taken if it has the number of folds of
     the settings; its seed is not known.
 
-    Args:
-        folder: Folder of the tables, which is that of the prepared cases.
-        config: Settings of the folds.
-
-    Raises:
-        FoldError: There is a `folds.csv`, and it is no fold table.
-
     Example:
         >>> fold_table_path(Path("prepared"), FoldConfig(n_folds=3)).name
         'folds-3-seed55.csv'
@@ -105,22 +107,13 @@ def fold_table_path(folder: Path, config: FoldConfig) -> Path:
     given = folder / GIVEN_NAME
     if given.exists() and len(read_folds(given).folds) == _n_folds(config):
         return given
-    is_notebook = config.scheme == "notebook"
-    settings = "notebook" if is_notebook else f"{config.n_folds}-seed{config.seed}"
-    return folder / f"folds-{settings}.csv"
+    if config.scheme == "notebook":
+        return folder / "folds-notebook.csv"
+    return folder / f"folds-{config.n_folds}-seed{config.seed}.csv"
 
 
 def check_fold(fold: int, path: Path, config: FoldConfig) -> None:
-    """Check that a fold can be held out, without reading any case.
-
-    Args:
-        fold: Index of the fold.
-        path: Path of the fold table; if it does not exist, the settings decide.
-        config: Settings that the table was made with, or will be.
-
-    Raises:
-        FoldError: There is no such fold.
-    """
+    """Check that a fold can be held out, without reading any case."""
     if path.exists():
         read_folds(path).split(fold)
     elif fold not in range(_n_folds(config)):
@@ -136,9 +129,6 @@ def make_folds(cases: Sequence[Case], config: FoldConfig) -> FoldTable:
 
     The scheme `notebook` has its own number of folds and its own seed.
 
-    Raises:
-        FoldError: There are too few patients for the number of folds, or for the scheme.
-
     Example:
         >>> cases = [Case(case_id=f"c{n}", patient_id=f"p{n}", release="unknown") for n in range(4)]
         >>> table = make_folds(cases, FoldConfig(n_folds=2))
@@ -152,21 +142,17 @@ def make_folds(cases: Sequence[Case], config: FoldConfig) -> FoldTable:
         folds = _notebook_folds(groups)
     else:
         folds = _stratified_folds(groups, config.n_folds, config.seed)
-    return FoldTable(
-        rows=tuple(
-            FoldRow(case_id=c.case_id, patient_id=c.patient_id, fold=folds.get(c.case_id))
-            for c in ordered
-        )
-    )
+    rows = [
+        FoldRow(case_id=case.case_id, patient_id=case.patient_id, fold=folds.get(case.case_id))
+        for case in ordered
+    ]
+    return FoldTable(rows=tuple(rows))
 
 
 def check_covers(table: FoldTable, cases: Sequence[Case]) -> None:
     """Check that the table has a row for every case and separates no cases of one patient.
 
     Near copies of a scan count as scans of one patient. The patient ids in the table may be older than those of the cases.
-
-    Raises:
-        FoldError: The message names the cases.
     """
     fold_of = {row.case_id: row.fold for row in table.rows}
     missing = sorted({case.case_id for case in cases} - fold_of.keys())
@@ -190,25 +176,10 @@ def check_covers(table: FoldTable, cases: Sequence[Case]) -> None:
 
 
 def read_folds(path: Path) -> FoldTable:
-    """Read a fold table that `write_folds` wrote; it may have been edited.
-
-    Raises:
-        FoldError: The file is missing or no fold table, or a patient is in two folds.
-    """
-    if not path.exists():
-        msg = f"there is no fold table {path}"
-        raise FoldError(msg)
+    """Read a fold table that `write_folds` wrote; it may have been edited."""
     next_step = "Correct it, or remove it to have new folds made"
+    rows = _read(path, _COLUMNS, "fold table", next_step).itertuples(index=False)
     try:
-        table = read_table(path, required=_COLUMNS, short_rows=False)
-    except UsageError as error:
-        msg = f"no fold table: {error}; expected {', '.join(_COLUMNS)}. {next_step}"
-        raise FoldError(msg) from None
-    rows = zip(*(table[column] for column in _COLUMNS), strict=True)
-    try:
-        if table.empty:
-            msg = "found no rows"
-            raise FoldError(msg)
         return FoldTable(rows=tuple(_parsed(*row) for row in rows))
     except FoldError as error:
         msg = f"fold table {path}: {error}. {next_step}"
@@ -216,11 +187,7 @@ def read_folds(path: Path) -> FoldTable:
 
 
 def write_folds(table: FoldTable, path: Path) -> None:
-    """Write the table as CSV, unless the file exists with the same folds.
-
-    Raises:
-        FoldError: The file contains other folds, which runs may have been trained on.
-    """
+    """Write the table as CSV, unless the file exists with the same folds."""
     if path.exists():
         if set(read_folds(path).rows) == set(table.rows):
             return
@@ -233,25 +200,11 @@ def write_folds(table: FoldTable, path: Path) -> None:
 
 
 def read_split(path: Path) -> Split:
-    """Read a split that `write_split` wrote.
-
-    Raises:
-        FoldError: The file is missing or no split.
-    """
-    if not path.exists():
-        msg = f"there is no {path}: it is written when the run is trained"
-        raise FoldError(msg)
-    expected = (
-        f"expected the columns case_id and role, which is {' or '.join(_ROLES)}. The next start of "
-        "the run writes it again"
-    )
-    try:
-        table = read_table(path, required=_SPLIT_COLUMNS)
-    except UsageError as error:
-        msg = f"not the split of a run: {error}; {expected}"
-        raise FoldError(msg) from None
-    if table.empty or not table["role"].isin(_ROLES).all():
-        msg = f"{path} is not the split of a run (found {counted(len(table), 'row')}); {expected}"
+    """Read a split that `write_split` wrote."""
+    next_step = "It is written when the run is trained, and again by its next start"
+    table = _read(path, _SPLIT_COLUMNS, "split of a run", next_step)
+    if not table["role"].isin(_ROLES).all():
+        msg = f"{path}: found a role that is not {' or '.join(_ROLES)}. {next_step}"
         raise FoldError(msg)
     train, validation = (tuple(sorted(table["case_id"][table["role"] == role])) for role in _ROLES)
     return Split(train=train, validation=validation)
@@ -262,6 +215,19 @@ def write_split(split: Split, path: Path) -> None:
     sides = zip(_ROLES, (split.train, split.validation), strict=True)
     rows = [(case_id, role) for role, case_ids in sides for case_id in case_ids]
     write_table(path, _SPLIT_COLUMNS, rows)
+
+
+def _read(path: Path, columns: Sequence[str], what: str, next_step: str) -> pd.DataFrame:
+    """Return these columns of a table that has at least one row."""
+    found = f"{path} has no rows"
+    try:
+        table = read_table(path, required=columns, short_rows=False)[list(columns)]
+    except UsageError as error:
+        table, found = pd.DataFrame(), str(error)
+    if table.empty:
+        msg = f"no {what}: {found}; expected the columns {', '.join(columns)}. {next_step}"
+        raise FoldError(msg)
+    return table
 
 
 def _n_folds(config: FoldConfig) -> int:
@@ -343,18 +309,12 @@ def _notebook_folds(groups: Sequence[list[Case]]) -> dict[str, int]:
 def _check_enough(groups: Sequence[list[Case]], n_folds: int) -> None:
     if len(groups) >= n_folds:
         return
-    if not groups:
-        msg = "there are no cases to make folds of"
-    elif len(groups) == 1:
-        msg = (
-            f"all cases are of one patient, {groups[0][0].patient_id}: none is left to validate on; "
-            "expected cases of at least two patients"
-        )
-    else:
-        msg = (
-            f"{len(groups)} patients cannot fill {n_folds} folds (those who share a scan count as "
-            f"one). Add patients, or ask for fewer folds: --set folds.n_folds={len(groups)}"
-        )
+    msg = (
+        f"{counted(len(groups), 'patient')} cannot fill {n_folds} folds (those who share a scan count "
+        "as one). Add patients"
+    )
+    if len(groups) > 1:
+        msg = f"{msg}, or ask for fewer folds: --set folds.n_folds={len(groups)}"
     raise FoldError(msg)
 
 
@@ -367,10 +327,9 @@ def _strata(groups: Sequence[list[Case]], n_folds: int) -> list[list[list[Case]]
     strata: defaultdict[tuple[str, float], list[list[Case]]] = defaultdict(list)
     unknown = []
     for group in groups:
-        grade = next((case.facts.grade for case in group if case.facts.grade), "")
-        age = next(
-            (case.facts.age_years for case in group if case.facts.age_years is not None), None
-        )
+        facts = [case.facts for case in group]
+        grade = next((of_case.grade for of_case in facts if of_case.grade), "")
+        age = next((of_case.age_years for of_case in facts if of_case.age_years is not None), None)
         if grade or age is not None:
             strata[grade, -1 if age is None else age // 10].append(group)
         else:
@@ -382,27 +341,6 @@ def _strata(groups: Sequence[list[Case]], n_folds: int) -> list[list[list[Case]]
 
 def _volume_ml(group: list[Case]) -> float:
     return max(-1.0 if case.facts.tumour_ml is None else case.facts.tumour_ml for case in group)
-
-
-def _check_no_repeats(rows: Sequence[FoldRow]) -> None:
-    repeated = [case_id for case_id, n in Counter(row.case_id for row in rows).items() if n > 1]
-    if repeated:
-        msg = f"the fold table has more than one row for {_named(repeated)}; expected one each"
-        raise FoldError(msg)
-
-
-def _check_no_leaks(rows: Sequence[FoldRow]) -> None:
-    folds_of: defaultdict[str, set[int]] = defaultdict(set)
-    for row in rows:
-        if row.fold is not None:
-            folds_of[row.patient_id].add(row.fold)
-    for patient_id, folds in folds_of.items():
-        if len(folds) > 1:
-            msg = (
-                f"patient {patient_id} lies in folds {_joined(sorted(folds))}: the model would be "
-                "tested on a patient that it was trained on; expected one fold per patient"
-            )
-            raise FoldError(msg)
 
 
 def _parsed(case_id: str, patient_id: str, fold: str) -> FoldRow:

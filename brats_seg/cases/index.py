@@ -60,20 +60,6 @@ def index_cases(
 ) -> CaseIndex:
     """Find the cases of a data folder, or of a table of paths, open their files, and resolve their label conventions.
 
-    Args:
-        root: The data folder, or a `.csv` or `.json` table of paths.
-        previous: An earlier index of the folder. Its cases without problems are not opened again
-            unless their files have changed.
-        labels: Name of the label convention, if names and values do not identify the right one.
-        label_files: Pattern of the names of the label maps; see `find_cases`.
-        n_workers: Threads that open files; 0 opens them in this thread. Decompressing and hashing
-            release the interpreter lock.
-        track: Shows the progress.
-
-    Raises:
-        LayoutError: The folder contains no case.
-        ConfigError: No convention has the given name.
-
     Example:
         >>> import tempfile
         >>> from brats_seg.cases.phantom import write_phantom_cases
@@ -90,7 +76,9 @@ def index_cases(
         log.warning("%s: %s", root, notice)
     known = {case.facts.files_key: case for case in previous.usable} if previous else {}
     new = [case for case in discovery.cases if case.facts.files_key not in known]
-    inspected = iter(list(track(_inspect_all(new, n_workers), what="index", total=len(new))))
+    with ThreadPoolExecutor(n_workers or 1) as pool:
+        results = pool.map(inspect_case, new) if n_workers else map(inspect_case, new)
+        inspected = iter(list(track(results, what="index", total=len(new))))
     cases = [
         _recalled(case, known[case.facts.files_key])
         if case.facts.files_key in known
@@ -132,10 +120,6 @@ def with_conventions(cases: Iterable[Case], labels: str) -> tuple[Case, ...]:
     """Return the cases with their label convention; values outside it become a problem.
 
     Cases of one release are resolved together.
-
-    Args:
-        cases: All cases of the data folder, inspected.
-        labels: Name of the convention that the user gave; empty to infer it.
     """
     groups: defaultdict[tuple[str, str], list[Case]] = defaultdict(list)
     for case in cases:
@@ -169,9 +153,6 @@ def read_index(path: Path, root: Path) -> CaseIndex:
     """Read a case table that `write_index` wrote of a data folder or a table of paths.
 
     File names are relative to the data folder, or to the folder of the table of paths.
-
-    Raises:
-        UsageError: The file is missing or is no case table.
     """
     expected = (
         "Expected a case table as `brats-seg index` writes it. Remove the file, and index the data "
@@ -181,10 +162,7 @@ def read_index(path: Path, root: Path) -> CaseIndex:
         table = read_table(path, required=list(_columns()), short_rows=False)
         rows, folder = table.to_dict("records"), data_folder(root)
         return CaseIndex(root=folder, cases=tuple(_case(row, folder) for row in rows))
-    except UsageError as error:
-        msg = f"{error}. {expected}"
-        raise UsageError(msg) from None
-    except ValueError as error:
+    except (UsageError, ValueError) as error:
         msg = f"{path} is not a case table: {error}. {expected}"
         raise UsageError(msg) from error
 
@@ -221,14 +199,6 @@ def _recalled(case: Case, previous: Case) -> Case:
     """Take what the files hold from an earlier index."""
     facts = replace(previous.facts, grade=case.facts.grade, age_years=None, near_copies=())
     return replace(case, release=previous.release, facts=facts)
-
-
-def _inspect_all(cases: Sequence[Case], n_workers: int) -> Iterator[Case]:
-    if n_workers == 0:
-        yield from map(inspect_case, cases)
-        return
-    with ThreadPoolExecutor(n_workers) as pool:
-        yield from pool.map(inspect_case, cases)
 
 
 def _hash(array: npt.NDArray[Any]) -> str:

@@ -74,19 +74,6 @@ def map_cases(
 ) -> MappedCases[Result]:
     """Apply a function to every case and collect the failures.
 
-    Args:
-        function: Called with each item; must be picklable if there are workers, and so must its
-            results.
-        items: Cases, or values that have a `case_id`.
-        what: Name of the work for the progress bar.
-        n_workers: Processes; 0 works in this process.
-        track: Shows the progress.
-        when_killed: What to do if the system kills a process, for the message.
-
-    Raises:
-        EnvironmentalError: The function raised it, or a process was killed.
-        UsageError: The function raised it.
-
     Example:
         >>> from brats_seg.cases.case import Case
         >>> cases = [Case(case_id=name, patient_id=name, release="unknown") for name in "ab"]
@@ -104,10 +91,6 @@ def attempt_case(case_id: str, work: Callable[[], Result]) -> Result | Failure:
     """Return the result of `work` for one case, or a failure if it raises an error.
 
     An exception that is not a `BratsError` is a bug: it is logged with its traceback.
-
-    Raises:
-        EnvironmentalError: The work raised it: no other case would succeed.
-        UsageError: The work raised it.
     """
     try:
         return work()
@@ -122,11 +105,7 @@ def attempt_case(case_id: str, work: Callable[[], Result]) -> Result | Failure:
 
 
 def write_failures(failures: Sequence[Failure], path: Path) -> None:
-    """Write a row for each failed case as CSV, or the header alone.
-
-    Raises:
-        EnvironmentalError: The file cannot be written.
-    """
+    """Write a row for each failed case as CSV, or the header alone."""
     write_table(path, ("case_id", "error", "message"), map(astuple, failures))
 
 
@@ -142,14 +121,6 @@ def worker_pool(
 
     Tasks in progress are finished first; pending tasks are cancelled. The processes ignore Ctrl-C,
     which this process handles, and end if this process is killed.
-
-    Args:
-        n_workers: Largest number of processes.
-        set_up: Called once in each process; must be picklable where processes are not forked.
-        when_killed: What to do if the system kills one, for the message.
-
-    Raises:
-        EnvironmentalError: A process died, or the pool could not be made.
     """
     try:
         pool = ProcessPoolExecutor(n_workers, initializer=_begin, initargs=(set_up,))

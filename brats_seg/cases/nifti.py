@@ -120,14 +120,6 @@ class Volume:
 def read_volume(path: Path, *, case_id: str, volume: int | None = None) -> Volume:
     """Read a 3-D file, or one volume of a 4-D file.
 
-    Args:
-        path: A `.nii` or `.nii.gz` file.
-        case_id: Id for messages.
-        volume: Index along the fourth axis; None for a 3-D file.
-
-    Raises:
-        CaseError: The file is empty, damaged, not NIfTI, or has other axes than expected.
-
     Example:
         >>> import tempfile
         >>> eye = np.eye(4)
@@ -144,21 +136,13 @@ def read_volume(path: Path, *, case_id: str, volume: int | None = None) -> Volum
 
 
 def read_label_map(path: Path, *, case_id: str) -> Volume:
-    """Read a label map as uint8; its whole numbers may be stored in any type.
-
-    Raises:
-        CaseError: The file cannot be read, or has fractions, negative values or values over 255.
-    """
+    """Read a label map as uint8; its whole numbers may be stored in any type."""
     packed = read_packed(path, case_id=case_id)
     return unpack_label_map(packed, path, case_id=case_id)
 
 
 def read_packed(path: Path, *, case_id: str) -> bytes:
-    """Read a file as it is on the disk, without decompressing it.
-
-    Raises:
-        CaseError: The file cannot be read, is no NIfTI file, or is longer than its header states.
-    """
+    """Read a file as it is on the disk, without decompressing it."""
     file = _File(case_id=case_id, path=path)
     with file.opened() as stream:
         header = _parse_header(file.unpacked_head(stream.read(_HEAD_BYTES)), file)
@@ -202,9 +186,6 @@ def write_volume(path: Path, array: npt.NDArray[Any], geometry: Geometry) -> Non
     """Write an array `(X, Y, Z)` on its grid, compressed if the name ends in `.gz`.
 
     Equal input results in equal bytes.
-
-    Raises:
-        EnvironmentalError: The file cannot be written.
     """
     header = nib.Nifti1Header()
     header.set_data_dtype(array.dtype)
@@ -234,11 +215,7 @@ def oriented(volume: Volume) -> Volume:
 
 
 def planned_resampling(volume: Volume, spacing_mm: Spacing, *, case_id: str) -> Resampling | None:
-    """Return the resampling of a volume to a spacing, or None if its own is close enough.
-
-    Raises:
-        CaseError: The grid would have more than `LARGEST_GRID` voxels.
-    """
+    """Return the resampling of a volume to a spacing, or None if its own is close enough."""
     geometry = volume.geometry
     resampling = Resampling.needed(geometry.shape, geometry.spacing_mm, spacing_mm)
     if resampling is not None and math.prod(resampling.after) > LARGEST_GRID:
@@ -383,17 +360,14 @@ def _check_layout(header: _Header, file: _File) -> None:
         expected = f"at most {LARGEST_GRID} voxels, in at most {_MOST_VOLUMES} volumes"
     elif datatype not in _NUMBER_TYPES:
         found, expected = f"voxels of datatype {datatype}", "whole or real numbers of up to 64 bits"
-    elif start != 0 and not _is_offset(header):
+    # NaN fails the comparison
+    elif start != 0 and not (
+        header.single_vox_offset <= start <= _LONGEST_EXTENSIONS and float(start).is_integer()
+    ):
         found = f"voxels that begin at byte {start}"
         expected = f"a whole number from {header.single_vox_offset} to {_LONGEST_EXTENSIONS}"
     if found:
         raise file.refuse(found, expected, _CONVERT_AGAIN)
-
-
-def _is_offset(header: _Header) -> bool:
-    start = float(header["vox_offset"])
-    # NaN fails the comparison
-    return header.single_vox_offset <= start <= _LONGEST_EXTENSIONS and start.is_integer()
 
 
 def _stored_shape(header: _Header) -> tuple[int, ...]:
@@ -471,26 +445,20 @@ def _wrong_position(header: _Header, geometry: Geometry) -> Iterator[str]:
 
 
 def _wrong_affine(affine: Affine) -> Iterator[str]:
-    if not _is_invertible(affine):
+    with np.errstate(all="ignore"):
+        edges_mm, origin_mm = np.linalg.norm(affine[:3, :3], axis=0), affine[:3, 3]
+        # in relation to the edges: tiny voxels have a tiny determinant
+        volume = abs(np.linalg.det(affine[:3, :3] / edges_mm))
+    # NaN fails the comparison
+    if not (np.isfinite(affine).all() and volume > _LEAST_DETERMINANT):
         yield f"an affine that is singular or not finite: {affine[:3].tolist()}"
         return
-    edges_mm, origin_mm = np.linalg.norm(affine[:3, :3], axis=0), affine[:3, 3]
     shortest, longest = VOXEL_EDGES_MM
     if not shortest <= edges_mm.min() <= edges_mm.max() <= longest:
         edges = "x".join(f"{mm:g}" for mm in edges_mm)
         yield f"voxels of {edges} mm, where edges have {shortest:g} to {longest:g} mm"
     if np.abs(origin_mm).max() > _LARGEST_ORIGIN_MM:
         yield f"an origin at {origin_mm.tolist()} mm"
-
-
-def _is_invertible(affine: Affine) -> bool:
-    """Return whether an affine is finite and its axes span the space."""
-    with np.errstate(all="ignore"):
-        edges = np.linalg.norm(affine[:3, :3], axis=0)
-        # in relation to the edges: tiny voxels have a tiny determinant
-        volume = abs(np.linalg.det(affine[:3, :3] / edges))
-    # NaN fails the comparison
-    return bool(np.isfinite(affine).all() and volume > _LEAST_DETERMINANT)
 
 
 def _voxels(

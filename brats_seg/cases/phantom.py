@@ -17,9 +17,8 @@ from brats_seg.cases.nifti import Geometry, write_volume
 from brats_seg.files import alone_at
 from brats_seg.labels import BRATS2017, LabelMap, RegionMasks, label_map_of
 from brats_seg.tables import write_table
-from brats_seg.voxels.box import Mask
+from brats_seg.voxels.box import Mask, Triple
 
-Shape = tuple[int, int, int]
 Field = npt.NDArray[np.float64]
 
 _SHAPE = (64, 64, 56)
@@ -56,26 +55,22 @@ class Phantom:
     """Label map (X, Y, Z) in the convention of BraTS 2021."""
 
 
-def write_phantom_cases(root: Path, *, n_cases: int, seed: int, shape: Shape = _SHAPE) -> None:
+def write_phantom_cases(root: Path, *, n_cases: int, seed: int, shape: Triple = _SHAPE) -> None:
     """Write case folders `BraTS2021_00000`, ... below `root`; every fourth case has no ET.
 
     Raises:
         UsageError: Another process is writing to the folder.
         EnvironmentalError: The folder cannot be written to.
     """
+    geometry = Geometry(shape=shape, affine=_AFFINE, qform=_AFFINE, qform_code=1, sform_code=1)
     with alone_at(root, is_folder=True):
         for number in range(n_cases):
-            _write_case(root, number, seed, shape)
-
-
-def _write_case(root: Path, number: int, seed: int, shape: Shape) -> None:
-    geometry = Geometry(shape=shape, affine=_AFFINE, qform=_AFFINE, qform_code=1, sform_code=1)
-    with_et = number % _WITHOUT_ET_EVERY != _WITHOUT_ET_EVERY - 1
-    phantom = make_phantom(np.random.default_rng([seed, number]), shape, with_et=with_et)
-    case_id = f"BraTS2021_{number:05d}"
-    volumes = (*phantom.images, phantom.label_map)
-    for suffix, array in zip(_SUFFIXES, volumes, strict=True):
-        write_volume(root / case_id / f"{case_id}_{suffix}.nii.gz", array, geometry)
+            with_et = number % _WITHOUT_ET_EVERY != _WITHOUT_ET_EVERY - 1
+            phantom = make_phantom(np.random.default_rng([seed, number]), shape, with_et=with_et)
+            case_id = f"BraTS2021_{number:05d}"
+            volumes = (*phantom.images, phantom.label_map)
+            for suffix, array in zip(_SUFFIXES, volumes, strict=True):
+                write_volume(root / case_id / f"{case_id}_{suffix}.nii.gz", array, geometry)
 
 
 def write_phantom_survival(path: Path, *, n_cases: int, seed: int) -> None:
@@ -98,7 +93,7 @@ def write_phantom_survival(path: Path, *, n_cases: int, seed: int) -> None:
     write_table(path, ("BraTS21ID", "Age", "Survival_days", "Extent_of_Resection"), rows)
 
 
-def make_phantom(rng: np.random.Generator, shape: Shape = _SHAPE, *, with_et: bool) -> Phantom:
+def make_phantom(rng: np.random.Generator, shape: Triple = _SHAPE, *, with_et: bool) -> Phantom:
     """Return one case; the generator determines size, position and shape of its tumour."""
     tissue = _make_brain(rng, shape)
     regions = _make_tumour(rng, tissue, with_et=with_et)
@@ -110,7 +105,7 @@ def make_phantom(rng: np.random.Generator, shape: Shape = _SHAPE, *, with_et: bo
     return Phantom(images=_scanned(rng, tissue), label_map=label_map_of(regions, BRATS2017))
 
 
-def _make_brain(rng: np.random.Generator, shape: Shape) -> npt.NDArray[np.uint8]:
+def _make_brain(rng: np.random.Generator, shape: Triple) -> npt.NDArray[np.uint8]:
     """Return the tissue (X, Y, Z) of a brain without a tumour."""
     x, y, z = _coordinates(shape)
     depth = 1 - np.sqrt(x**2 + y**2 + z**2) + 0.03 * _smooth_noise(rng, shape, 0.12)
@@ -170,7 +165,7 @@ def _scanned(rng: np.random.Generator, tissue: npt.NDArray[np.uint8]) -> npt.NDA
     return np.stack(images).astype(np.int16)
 
 
-def _coordinates(shape: Shape) -> tuple[Field, Field, Field]:
+def _coordinates(shape: Triple) -> tuple[Field, Field, Field]:
     """Return x, y and z of every voxel; the surface of the brain is at radius 1."""
     half = np.array([0.4, 0.47, 0.47]) * shape
     middle = (np.array(shape) - 1) / 2
@@ -183,7 +178,7 @@ def _ellipsoid(x: Field, y: Field, z: Field, half_axes: tuple[float, float, floa
     return (x / a) ** 2 + (y / b) ** 2 + (z / c) ** 2 < 1
 
 
-def _smooth_noise(rng: np.random.Generator, shape: Shape, scale: float) -> Field:
+def _smooth_noise(rng: np.random.Generator, shape: Triple, scale: float) -> Field:
     """Return a random field of unit variance, smoothed by `scale` as a fraction of the shape."""
     spectrum = rfftn(rng.standard_normal(shape))
     fourier_gaussian(spectrum, [scale * n for n in shape], n=shape[-1], output=spectrum)

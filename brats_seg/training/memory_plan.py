@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from brats_seg.config import Config, ModelConfig, Size
-from brats_seg.config_text import LONGEST_YAML, load_config
+from brats_seg.config_text import load_config, read_yaml
 from brats_seg.errors import ConfigError
 from brats_seg.models.build import size_words
 from brats_seg.models.norm import check_in_place
@@ -286,13 +286,12 @@ def _network_words(model: ModelConfig) -> str:
 def _settings_text(path: Path) -> str:
     """Return the settings of a run, as YAML that `load_config` reads."""
     try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(LONGEST_YAML + 1)
+        text = read_yaml(path)
         load_config(text=text)
         return text
-    except (OSError, UnicodeDecodeError, ConfigError) as error:
+    except ConfigError as error:
         msg = (
-            f"{path} cannot be read: {error}. It holds the settings that the run began with; give them "
+            f"{path} cannot be used: {error}. It holds the settings that the run began with; give them "
             "with --preset or --config, or start anew with --fresh"
         )
         raise ConfigError(msg) from None
