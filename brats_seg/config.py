@@ -166,14 +166,7 @@ class ModelConfig(Section):
     """Keyword arguments of a network that is given by its dotted name."""
     widths: Annotated[
         tuple[Width, ...], Field(min_length=1, max_length=10), BeforeValidator(_listed)
-    ] = (
-        32,
-        64,
-        128,
-        256,
-        320,
-        320,
-    )
+    ] = (32, 64, 128, 256, 320, 320)
     """Channels of each level of `unet` and `dynunet`; levels that a small patch cannot have are dropped."""
     latent: Annotated[int, Field(gt=0, le=65536, multiple_of=64)] = 512
     """Length of the latent vector of `autoencoder`, a multiple of 64."""

@@ -8,6 +8,7 @@ import reprlib
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -234,15 +235,21 @@ def _preset(name: str) -> dict[str, Any]:
     return PRESETS[name]
 
 
+def read_yaml(path: Path) -> str:
+    """Return the text of a YAML file, cut off where it is too long to be accepted."""
+    try:
+        # it may be a pipe of the shell, as in --config <(command)
+        with path.open(encoding="utf-8") as file:
+            return file.read(LONGEST_YAML + 1)
+    except OSError as error:
+        msg = f"{path} cannot be read: {error.strerror}"
+    except UnicodeDecodeError as error:
+        msg = f"{path} is not a text file: {error.reason} at byte {error.start}"
+    raise ConfigError(msg)
+
+
 def parse_yaml(text: str, origin: str) -> Any:
-    """Return the value of a YAML text without aliases, which a few lines can make endless.
-
-    Args:
-        text: The text.
-        origin: Name of the text in messages.
-
-    Raises:
-        ConfigError: The text is no YAML, is too long, is nested too deeply, or has aliases.
+    """Return the value of a YAML text, which messages call by its origin.
 
     Example:
         >>> parse_yaml("{0: 8, 40: 16}", "--effective-batch")

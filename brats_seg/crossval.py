@@ -11,8 +11,9 @@ model/          all runs as one exported model
 """
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ import pandas as pd
 from brats_seg.cases.case import Case, CaseIndex
 from brats_seg.cases.folds import check_fold, fold_table_path
 from brats_seg.cases.index import read_index
+from brats_seg.cases.many import Failure
 from brats_seg.config import Config
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.data.fold import prepare_data, prepared_path_of
@@ -73,9 +75,9 @@ class OutOfFoldResults:
     """Fingerprint of the exported model."""
 
     @property
-    def n_failed(self) -> int:
+    def failures(self) -> tuple[Failure, ...]:
         """Cases that could not be predicted or scored."""
-        return len(self.batch.failures) + len(self.evaluation.failures)
+        return (*self.batch.failures, *self.evaluation.failures)
 
     @property
     def predicted_summaries(self) -> tuple[RegionSummary, ...]:
@@ -101,14 +103,6 @@ class CrossValidation:
     def scores(self) -> pd.DataFrame:
         """A row for each case and region; none if training was stopped."""
         return self.results.evaluation.scores if self.results else joined_scores(())
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HeldOutCases:
-    """The cases that were held out of one run, with their scans."""
-
-    run: Path
-    cases: tuple[Case, ...]
 
 
 def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
@@ -182,7 +176,11 @@ def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
         cases = held_out_cases(held_out, read_index(folder / "cases.csv", data))
         batch = _predict(cases, predictions, config, on_case, track)
         evaluation, summaries = score_predictions(
-            reference_pairs(cases, predictions.path), protocol, output, track=track
+            reference_pairs(chain(*cases.values()), predictions.path),
+            protocol,
+            output,
+            n_workers=available_cpus(),
+            track=track,
         )
         exported = export_model(
             paths,
@@ -200,48 +198,36 @@ def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
     return CrossValidation(runs=paths, trainings=trainings, results=results)
 
 
-def held_out_cases(held_out: Sequence[HeldOut], index: CaseIndex) -> tuple[HeldOutCases, ...]:
-    """Find the scans of held-out cases in the index of their data folder."""
-    by_id: dict[str, Case] = {case.case_id: case for case in index.cases}
+def held_out_cases(held_out: Sequence[HeldOut], index: CaseIndex) -> dict[Path, list[Case]]:
+    """Find the held-out cases of each run in the index of their data folder."""
     root = index.root.absolute()
-    return tuple(
-        HeldOutCases(
-            run=own.run,
-            cases=tuple(
-                replace(by_id[case_id], root=root) for case_id in own.data.split.validation
-            ),
-        )
-        for own in held_out
-    )
+    by_id = {case.case_id: replace(case, root=root) for case in index.cases}
+    return {part.run: [by_id[name] for name in part.data.split.validation] for part in held_out}
 
 
 def out_of_fold_outcomes(
-    parts: Sequence[HeldOutCases], settings: PredictionSettings, output: OutputFolder
+    cases: Mapping[Path, Sequence[Case]], settings: PredictionSettings, output: OutputFolder
 ) -> Generator[CaseOutcome]:
     """Predict the held-out cases of one run after another.
 
     Cases that an earlier call finished with the same scans, weights and settings are kept.
     """
-    for part in parts:
-        predictor = Predictor.load([part.run], settings)
+    for run, held_out in cases.items():
+        predictor = Predictor.load([run], settings)
         work = CaseWork(predictor=predictor, output=output, earlier=output.records())
-        yield from local_outcomes(part.cases, work)
+        yield from local_outcomes(held_out, work)
 
 
-def reference_pairs(parts: Sequence[HeldOutCases], predictions: Path) -> Pairing:
+def reference_pairs(cases: Iterable[Case], predictions: Path) -> Pairing:
     """Pair the label map of every held-out case with its prediction, if there is one."""
     pairs = []
-    for case in (case for part in parts for case in part.cases):
-        prediction = predictions / f"{case.case_id}.nii.gz"
+    for case in sorted(cases, key=lambda case: case.case_id):
+        path = predictions / f"{case.case_id}.nii.gz"
+        prediction = path if path.exists() else None
         if case.label is not None:
-            pairs.append(
-                Pair(
-                    case_id=case.case_id,
-                    reference=case.path_of(case.label),
-                    prediction=prediction if prediction.exists() else None,
-                )
-            )
-    return Pairing(pairs=tuple(sorted(pairs, key=lambda pair: pair.case_id)), without_reference=())
+            reference = case.path_of(case.label)
+            pairs.append(Pair(case_id=case.case_id, reference=reference, prediction=prediction))
+    return Pairing(pairs=tuple(pairs), without_reference=())
 
 
 def score_predictions(
@@ -249,19 +235,14 @@ def score_predictions(
     protocol: ScoringProtocol,
     folder: Path,
     *,
-    n_workers: int | None = None,
+    n_workers: int,
     track: Track = untracked,
 ) -> tuple[Evaluation, tuple[RegionSummary, ...]]:
-    """Score all pairs, and write the scores, their summary and their figure.
-
-    Raises:
-        EnvironmentalError: A process was killed, or the folder cannot be written to.
-    """
+    """Score all pairs, and write the scores, their summary and their figure."""
     # matplotlib takes long to import
     from brats_seg.figures.charts import score_figure
     from brats_seg.figures.sections import write_figure
 
-    n_workers = available_cpus() if n_workers is None else n_workers
     evaluation = evaluate_pairs(pairing, protocol, n_workers=n_workers, track=track)
     summaries = summarise_scores(evaluation.scores, np.random.default_rng(0))
     write_scores(evaluation.scores, folder / SCORES_NAME)
@@ -297,15 +278,15 @@ def _train(
 
 
 def _predict(
-    parts: Sequence[HeldOutCases],
+    cases: Mapping[Path, Sequence[Case]],
     predictions: OutputFolder,
     config: Config,
     on_case: Callable[[CaseOutcome], None],
     track: Track,
 ) -> BatchOutcome:
-    cases = [case for part in parts for case in part.cases]
-    check_apart(cases, predictions)
+    held_out = list(chain(*cases.values()))
+    check_apart(held_out, predictions)
     training = config.training
     settings = PredictionSettings(device=training.device, precision=training.precision)
-    outcomes = out_of_fold_outcomes(parts, settings, predictions)
-    return finish_batch(outcomes, predictions, len(cases), on_case=on_case, track=track)
+    outcomes = out_of_fold_outcomes(cases, settings, predictions)
+    return finish_batch(outcomes, predictions, len(held_out), on_case=on_case, track=track)

@@ -82,9 +82,7 @@ def package_finding(
 ) -> Finding:
     """Return what is missing, too old, or of another version than the tested one.
 
-    Args:
-        required: Oldest accepted version of each package; those of brats_seg by default.
-        tested: Tested version of each package; those of `constraints.txt` by default.
+    By default these are the versions that brats_seg requires, and those of `constraints.txt`.
     """
     check = "packages"
     if required is None and not installed_version(_PACKAGE):

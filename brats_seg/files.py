@@ -32,13 +32,8 @@ log = logging.getLogger(__name__)
 _LEFTOVER = re.compile(r"\.\d+-.+")
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NOT_WRITABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST})
-_SPECIAL_FILES = (
-    (stat.S_ISDIR, "a folder"),
-    (stat.S_ISFIFO, "a named pipe"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
+_SPECIAL_FILES = {"d": "a folder", "p": "a named pipe", "s": "a socket"}
+"""Kinds of files that are not regular, by the first letter of their mode; the others are devices."""
 _DRIVE_FAILS = frozenset(
     {
         errno.EIO,
@@ -64,10 +59,8 @@ _POLL_S = 0.05
 def whole_file(path: Path) -> Iterator[Path]:
     """Provide a path beside `path` to write to, and rename it to `path` at the end.
 
-    The folder is created if it does not exist. An exception inside leaves an earlier file as it was.
-
-    Raises:
-        EnvironmentalError: The disk is full, or the folder cannot be written to.
+    The folder is created if it does not exist. An exception inside leaves an earlier file as it was; a
+    full disk and a folder that cannot be written to are an `EnvironmentalError`.
 
     Example:
         >>> folder = Path(tempfile.mkdtemp())
@@ -95,11 +88,7 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a value as JSON; a reader never sees an incomplete file.
-
-    Raises:
-        EnvironmentalError: The file cannot be written.
-    """
+    """Write a value as JSON; a reader never sees an incomplete file."""
     with whole_file(path) as beside:
         beside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
@@ -110,14 +99,7 @@ def whole_folder(path: Path, *, when_full: str = _WHEN_FULL) -> Iterator[Path]:
 
     An exception inside leaves an earlier folder as it was. The caller must sync the files inside. If
     the process is killed, the earlier folder exists, or the new one, or neither; `remove_leftovers`
-    removes the temporary ones.
-
-    Args:
-        path: Folder to create or to replace.
-        when_full: What to do if the disk is full, for the message.
-
-    Raises:
-        EnvironmentalError: The disk is full, or the place cannot be written to.
+    removes the temporary ones. `when_full` tells the user what to do if the disk is full.
     """
     new, old = (_temporary(path.with_name(f"{word}-{path.name}")) for word in ("new", "old"))
     try:
@@ -141,13 +123,9 @@ def whole_folder(path: Path, *, when_full: str = _WHEN_FULL) -> Iterator[Path]:
 
 
 def remove_leftovers(folder: Path, *, folders: bool = False) -> None:
-    """Remove the temporary files that killed processes have left in a folder.
+    """Remove the temporary files, or with `folders` the temporary folders, of killed processes.
 
     No other process may be writing there at the same time.
-
-    Args:
-        folder: Folder to clean.
-        folders: Whether to remove temporary folders instead of files.
     """
     for path in folder.iterdir():
         if _LEFTOVER.fullmatch(path.name) and path.is_dir() == folders:
@@ -163,13 +141,8 @@ def locked(
 ) -> Iterator[None]:
     """Hold a lock, which the system releases when the process ends, even if it is killed.
 
-    Args:
-        path: File of the lock; its folder is created if it does not exist.
-        when_taken: Error to raise if another process holds the lock; None waits for that process.
-        is_shared: Whether other processes may hold the lock at the same time that share it too.
-
-    Raises:
-        EnvironmentalError: The file cannot be written.
+    If another process holds the lock, `when_taken` is raised; None waits for that process. Processes
+    that share a lock hold it at the same time.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -192,16 +165,8 @@ def locked(
 def alone_at(path: Path, *, is_folder: bool = False, wait: bool = False) -> Iterator[None]:
     """Keep other processes from writing the same results at the same time.
 
-    For results of several files, which would otherwise come from two processes.
-
-    Args:
-        path: Main file of the results, or their folder.
-        is_folder: Whether `path` is a folder; the lock is then in it, otherwise beside the file.
-        wait: Whether to wait for another process that is writing there; for work of seconds.
-
-    Raises:
-        UsageError: Another process is writing there, and `wait` is not set.
-        EnvironmentalError: The place cannot be written to.
+    For results of several files, which would otherwise come from two processes. The lock is in a
+    folder, and beside a file. Another process that is writing is an error; work of seconds waits for it.
     """
     lock = path / ".writing.lock" if is_folder else path.with_name(f".{path.name}.lock")
     msg = f"another process is writing {path}. Wait for it to end, or choose another --output."
@@ -229,15 +194,7 @@ def reading(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(folder: Path, *, when_read: Exception) -> Iterator[None]:
-    """Make sure that no other process reads a folder, whose content is to be replaced.
-
-    Args:
-        folder: The folder.
-        when_read: Error to raise if another process reads it.
-
-    Raises:
-        EnvironmentalError: The folder cannot be written to.
-    """
+    """Make sure that no other process reads a folder, whose content is to be replaced."""
     with locked(folder / _READING_NAME, when_taken=when_read):
         yield
 
@@ -264,11 +221,7 @@ def writable_folder(wanted: Path) -> Path:
 
 
 def check_writable(folder: Path) -> None:
-    """Check that a folder, or the first one above it that exists, can be written to.
-
-    Raises:
-        EnvironmentalError: It cannot; the message names the reason.
-    """
+    """Raise an error if a folder, or the first one above it that exists, cannot be written to."""
     existing = folder.absolute()
     while not existing.exists():
         existing = existing.parent
@@ -325,17 +278,12 @@ def check_regular(path: Path) -> None:
     """
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode):
-        kinds = (name for holds, name in _SPECIAL_FILES if holds(mode))
-        raise OSError(errno.EINVAL, f"it is {next(kinds, 'no regular file')}", str(path))
+        kind = _SPECIAL_FILES.get(stat.filemode(mode)[0], "a device")
+        raise OSError(errno.EINVAL, f"it is {kind}", str(path))
 
 
 def read_bounded(path: Path, most_bytes: int) -> bytes:
-    """Return the content of a file that should be short.
-
-    Raises:
-        OSError: It cannot be read, or is no regular file.
-        ValueError: It has more bytes.
-    """
+    """Return the content of a regular file; one of more bytes is a `ValueError`."""
     check_regular(path)
     n_bytes = path.stat().st_size
     if n_bytes > most_bytes:

@@ -57,6 +57,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "patch": {"size": [32, 32, 32], "foreground": 0.5, "per_case": 4},
         "model": {"widths": [12, 24, 48]},
         "training": {"n_epochs": 20},
+        "validation": {"every": 2},
     },
     # two to eight CPU cores, hours
     "cpu": {

@@ -13,14 +13,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from threading import RLock
 from typing import Protocol, TypeVar
 
 from rich.console import Console
 from rich.file_proxy import FileProxy
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID
-from rich.table import Column
-from rich.text import Text
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 log = logging.getLogger(__name__)
 
@@ -89,11 +88,7 @@ def part(what: str, total: int) -> Iterator[Callable[[], None]]:
 
 
 def say(text: Callable[[], str]) -> None:
-    """Show a text behind the work that is shown, in place of its remaining time.
-
-    Args:
-        text: Returns the text; called whenever it is drawn.
-    """
+    """Show a text behind the work that is shown, in place of its remaining time, whenever it is drawn."""
     if (work := _SCREEN.work) is not None:
         work.text = text
 
@@ -150,24 +145,18 @@ class Pace:
         if len(self._samples) > _MOST_SAMPLES:
             self._samples = [*self._samples[:-1:2], self._samples[-1]]
 
-    @property
-    def item_s(self) -> float | None:
-        """Seconds for one more position, or None if that is not known yet."""
-        if len(self._samples) < 2:
-            return None
-        (begun_s, _), (last_s, position) = self._samples[0], self._samples[-1]
-        since_s = last_s - max((last_s - begun_s) / 2, _RECENT_S)
-        # the last sample before the recent ones, which span the whole of that time
-        before = [sample for sample in self._samples[:-1] if sample[0] <= since_s]
-        from_s, start = before[-1] if before else self._samples[0]
-        return (last_s - from_s) / (position - start) if position > start else None
-
     def left_s(self, total: float, now_s: float) -> float | None:
         """Return the seconds until the position is `total`, or None if that is not known yet."""
-        item_s = self.item_s
-        if item_s is None:
+        if not self._samples:
             return None
-        last_s, position = self._samples[-1]
+        first, (last_s, position) = self._samples[0], self._samples[-1]
+        since_s = last_s - max((last_s - first[0]) / 2, _RECENT_S)
+        # the last sample before the recent ones, which span the whole of that time
+        before = [sample for sample in self._samples[:-1] if sample[0] <= since_s]
+        from_s, start = before[-1] if before else first
+        if position <= start:
+            return None
+        item_s = (last_s - from_s) / (position - start)
         # the time since the last sample is a part of the item in progress, and no more than that
         return max((total - position) * item_s - min(now_s - last_s, item_s), 0.0)
 
@@ -235,8 +224,14 @@ class _Work:
             if inner.is_running and inner in self.parts:
                 self.parts.remove(inner)
 
+    @property
+    def count_text(self) -> str:
+        """How many items are done, if there are several."""
+        return f"{self.n_done} of {self.total}" if self.total > 1 else ""
+
+    @property
     def time_text(self) -> str:
-        """Return the remaining time, or the text in its place."""
+        """The remaining time, or the text in its place."""
         now_s = time.monotonic()
         if self.text is not None:
             if text := self.text():
@@ -248,33 +243,21 @@ class _Work:
         so_far_s = now_s - self.started_s
         return f"{duration_text(so_far_s)} so far" if so_far_s > _NO_ESTIMATE_S else ""
 
+    @property
     def part_text(self) -> str:
-        """Return the first slow part in progress, in brackets."""
-        slow = [inner for inner in tuple(self.parts) if inner.is_running and inner.is_slow]
-        count = f": {slow[0].n_done} of {slow[0].total}" if slow and slow[0].total > 1 else ""
-        return f" ({slow[0].what}{count})" if slow else ""
+        """The first slow part in progress, in brackets."""
+        slow = (inner for inner in tuple(self.parts) if inner.is_running and inner.is_slow)
+        inner = next(slow, None)
+        return f" ({_joined(': ', inner.what, inner.count_text)})" if inner else ""
 
     def line(self) -> str:
         """Return the state as a line of text."""
-        count = f": {self.n_done} of {self.total}" if self.total > 1 else ""
-        text = self.time_text()
-        return f"{self.what}{count}{self.part_text()}{text and ', '}{text}"
+        state = _joined(": ", self.what, self.count_text) + self.part_text
+        return _joined(", ", state, self.time_text)
 
 
-class _TextColumn(ProgressColumn):
-    """Column of a progress bar with a text of the work, which changes with time."""
-
-    def __init__(self, text: Callable[[_Work], str]) -> None:
-        super().__init__(Column(no_wrap=True))
-        self._text = text
-
-    def render(self, task: Task) -> Text:
-        """Return the text of the work."""
-        return Text(self._text(task.fields["work"]))
-
-
-def _count_text(work: _Work) -> str:
-    return f"{work.n_done}/{work.total}" if work.total > 1 else ""
+def _joined(separator: str, *texts: str) -> str:
+    return separator.join(filter(None, texts))
 
 
 class _Screen:
@@ -286,7 +269,6 @@ class _Screen:
         self._lock = RLock()
         self._pause_s = _FIRST_LINE_S
         self._due_s = 0.0
-        self._is_registered = False
 
     @property
     def work(self) -> _Work | None:
@@ -296,7 +278,7 @@ class _Screen:
     @contextmanager
     def showing(self, work: _Work) -> Iterator[_Work]:
         """Show work instead of what is shown, until the block ends."""
-        self._register()
+        _forget_in_forks()
         with self._lock:
             self.close()
             self._open.append(work)
@@ -333,10 +315,10 @@ class _Screen:
             self._due_s = max(self._due_s, time.monotonic() + _FIRST_LINE_S)
             return
         self._bar = Progress(
-            _TextColumn(lambda work: work.what + work.part_text()),
+            TextColumn("{task.fields[work].what}{task.fields[work].part_text}", markup=False),
             BarColumn(_BAR_WIDTH),
-            _TextColumn(_count_text),
-            _TextColumn(_Work.time_text),
+            TextColumn("{task.fields[work].count_text}", markup=False),
+            TextColumn("{task.fields[work].time_text}", markup=False),
             console=Console(stderr=True),
             transient=True,
             # output that goes to a file or a pipe must not be drawn on the terminal instead
@@ -353,12 +335,7 @@ class _Screen:
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
             self._due_s = now_s + self._pause_s
 
-    def _register(self) -> None:
-        if not self._is_registered and hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._forget)
-        self._is_registered = True
-
-    def _forget(self) -> None:
+    def forget(self) -> None:
         """Forget the bar in a forked process: its lock may be held by a thread of the parent."""
         self._open, self._bar, self._lock = [], None, RLock()
         for name in ("stdout", "stderr"):
@@ -372,6 +349,11 @@ def _is_terminal() -> bool:
     # rich may take a log file for a terminal, for the sake of colours (FORCE_COLOR)
     console = Console(stderr=True)
     return sys.stderr.isatty() and not console.is_dumb_terminal and not console.is_jupyter
+
+
+@cache
+def _forget_in_forks() -> None:
+    os.register_at_fork(after_in_child=lambda: _SCREEN.forget())
 
 
 _SCREEN = _Screen()

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import chdir, redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,11 @@ from brats_seg.cli import _COMMANDS, _READ_SETTINGS, app, main
 from brats_seg.cli.json_output import OUTPUTS, json_text
 from brats_seg.cli.options import _OPTIONS
 from brats_seg.figures.draw import FIGURES
-from brats_seg.labels import BRATS2023
+from brats_seg.labels import BRATS2023, MODALITY_SUBSETS
 from brats_seg.presets import KINDS, SHORT
 from tests.bad_cases import BAD_CASES, break_in_ten_ways
 from tests.builders import Run, check_json, make_label_map, write_case, write_nifti
+from tests.inference_builders import IDENTITY, write_run
 
 TINY = (
     "--set folds.n_folds=2 --set patch.size=8,8,8 --set model.widths=4,8 --precision fp32 "
@@ -108,7 +109,7 @@ FLOW = (
     ),
     Step(line="report out --reference data --no-case-pages", files=("out/cohort.html",)),
     Step(line="features data", files=("features.csv", "failures.csv"), fact="6 cases with"),
-    Step(line="certify --run runs/fold0 --data data --prepared ready --patches 2", fact="exact:"),
+    Step(line="certify --run runs/fold0 --patches 2", fact="exact:"),
 )
 """Commands one after another, from a folder of scans, each with `--json`."""
 ELSEWHERE = {
@@ -549,3 +550,144 @@ def test_a_label_map_of_one_case_by_its_files(work: Path, flow: dict[int, Done])
     assert done.code == 0, done.err
     assert "\nme: WT " in done.out
     assert set(np.unique(nib.load(work / "single" / "me.nii.gz").dataobj)) <= {0, 1, 2, 3}
+
+
+PLAIN = ("--set", "preview=false")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "run")
+
+
+def test_a_failed_case_ends_predict_with_one_and_is_a_line_of_the_json(
+    run: Run, brats_root: Path, model: Path
+) -> None:
+    (brats_root / "notes.zip").touch()
+    next(brats_root.glob("*_00003/*_t2.nii.gz")).write_bytes(b"")
+
+    code, shown, said = run("predict", brats_root, "-o", "out", "--model", model, "--json", *PLAIN)
+
+    records = {record["case_id"]: record for record in check_json("predict", shown)}
+    assert (code, len(records)) == (1, 6)
+    assert [name for name, record in records.items() if "message" in record] == ["BraTS2021_00003"]
+    # what a person should know does not get between the lines
+    assert "archives are not read" in said
+    assert "FAILED  case BraTS2021_00003, file BraTS2021_00003_t2.nii.gz: found an empty" in said
+    assert "5 predicted, 0 finished before, 1 failed" in said
+
+
+def test_one_case_of_two_files_is_for_models_that_were_trained_for_it(
+    run: Run, model: Path, tmp_path: Path
+) -> None:
+    folder = write_case(tmp_path / "scans", labelled=False)
+    flags = [
+        f"--{modality}={folder}/BraTS2021_00000_{name}.nii.gz"
+        for modality, name in (("t1c", "t1ce"), ("t2f", "flair"))
+    ]
+    identity = replace(IDENTITY, subsets=MODALITY_SUBSETS)
+    trained = write_run(tmp_path / "trained", identity=identity)
+
+    refused = run("predict", *flags, "-o", "refused", "--model", model, *PLAIN)
+    done = run("predict", *flags, "-o", "out", "--model", trained, *PLAIN)
+
+    assert refused[0] == 1
+    assert "found no t1n, t2w; expected t1n, t1c, t2w, t2f, as the model was trained" in refused[1]
+    assert done[0] == 0, done[2]
+    assert "note: no t1n, t2w: predicted from t1c and t2f alone" in done[1]
+
+
+def test_the_label_convention_is_said_if_it_is_not_that_of_the_release(
+    run: Run, model: Path, tmp_path: Path
+) -> None:
+    for case_id in ("BraTS2021_00000", "patient_1", "patient_2"):
+        write_case(tmp_path / "scans", case_id, labelled=False)
+    predict = ("predict", "scans", "-o", "out", "--model", model, *PLAIN)
+
+    first, again, asked = run(*predict), run(*predict), run(*predict, "--labels", "brats2023")
+    shown = run(*predict, "--json")[1]
+
+    expected = (
+        "label convention written for 2 cases: brats2017 (1 NCR/NET, 2 ED, 4 ET); the names of "
+        "the scans show no release, and the model was trained on this convention; --labels chooses"
+    )
+    assert (first[1].count(expected), again[1].count(expected)) == (1, 1)
+    assert first[1].count("convention written for") == 1
+    assert "for 1 case: brats2023 (1 NCR, 2 ED, 3 ET); asked for; the release" in asked[1]
+    records = {record["case_id"]: record for record in map(json.loads, shown.splitlines())}
+    assert records["BraTS2021_00000"]["convention_reason"] == ""
+    assert "no release" in records["patient_1"]["convention_reason"]
+
+
+def test_every_option_of_predict_reaches_the_record(
+    run: Run, brats_root: Path, model: Path, tmp_path: Path
+) -> None:
+    shutil.rmtree(brats_root / "BraTS2021_00001")
+    flags = (
+        "--window 16,16,16 --tta --probabilities --uncertainty --device cpu --precision fp32 "
+        "--labels brats2023 --set overlap=0.25 --set thresholds=0.4,0.5,0.6 --set smallest_mm3=9,8,7 "
+        "--set smallest_et_mm3=50 --set preview=false"
+    )
+
+    code, _, errors = run("predict", brats_root, "-o", "out", "--model", model, *flags.split())
+
+    assert code == 0, errors
+    line = (tmp_path / "out" / "manifest.jsonl").read_text().splitlines()[0]
+    record = json.loads(line)
+    assert record["settings"] == {
+        "device": "cpu",
+        "precision": "fp32",
+        "window": [16, 16, 16],
+        "overlap": 0.25,
+        "tta": True,
+        "thresholds": [0.4, 0.5, 0.6],
+        "smallest_mm3": [9, 8, 7],
+        "smallest_et_mm3": 50,
+        "labels": "brats2023",
+        "probabilities": True,
+        "uncertainty": True,
+        "preview": False,
+        "report": False,
+        "layout": "plain",
+    }
+    assert record["convention"] == "brats2023"
+    assert all((tmp_path / "out" / name).is_file() for name in record["outputs"])
+    assert len(record["outputs"]) == 5
+
+
+def test_export_says_what_its_card_lacks_and_a_damaged_export_is_refused(
+    run: Run, brats_root: Path, model: Path, tmp_path: Path
+) -> None:
+    plain = run("export", model, "-o", "model")
+    licensed = run("export", model, "-o", "other", "--license", "CC0", "--count-cases")
+    path = tmp_path / "model" / "member0.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-9] ^= 8
+    path.write_bytes(content)
+    code, _, errors = run("predict", brats_root, "-o", "out", "--model", "model")
+
+    assert "states no licence; --license names one" in plain[1]
+    assert "--license" not in licensed[1]
+    assert "- licence: CC0\n" in (tmp_path / "other" / "README.md").read_text()
+    assert code == 2
+    assert "member0.safetensors is damaged" in errors
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["between cases", "within a case"])
+def test_ctrl_c_says_where_the_results_are_and_how_to_go_on(
+    run: Run, brats_root: Path, model: Path, monkeypatch: pytest.MonkeyPatch, *, at_once: bool
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    name = "inference.predict.entropy" if at_once else "cli.predict.print_outcome"
+    monkeypatch.setattr(f"brats_seg.{name}", interrupted)
+    flags = ("-o", "out", "--model", model, *PLAIN, "--uncertainty")
+
+    code, _, said = run("predict", brats_root, *flags)
+
+    n_done = 0 if at_once else 1
+    assert code == 128 + signal.SIGINT
+    assert f"interrupted after {n_done} of 6 cases. Results are in out; the same command" in said
+    assert f"brats-seg predict {brats_root} -o out --model {model} --set preview=false" in said

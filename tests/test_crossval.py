@@ -1,15 +1,15 @@
 """Test the steps of a cross-validation: prediction, scores and export."""
 
-from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
+from brats_seg.cases.case import Case
 from brats_seg.cases.folds import SPLIT_NAME, Split, write_split
 from brats_seg.cases.index import index_cases
 from brats_seg.crossval import (
-    HeldOutCases,
     held_out_cases,
     out_of_fold_outcomes,
     reference_pairs,
@@ -32,6 +32,8 @@ from tests.prepared import write_prepared
 LEGACY = protocol_named("legacy")
 SETTINGS = PredictionSettings(preview=False, precision="fp32", device="cpu")
 N_CASES = 4
+HeldOutCases = dict[Path, list[Case]]
+"""The held-out cases of each run."""
 
 
 @pytest.fixture
@@ -51,11 +53,11 @@ def held_out(tmp_path: Path) -> list[HeldOut]:
 
 
 @pytest.fixture
-def cases(held_out: list[HeldOut], tmp_path: Path) -> tuple[HeldOutCases, ...]:
+def cases(held_out: list[HeldOut], tmp_path: Path) -> HeldOutCases:
     return held_out_cases(held_out, index_cases(tmp_path / "scans"))
 
 
-def predict(cases: Sequence[HeldOutCases], path: Path) -> BatchOutcome:
+def predict(cases: HeldOutCases, path: Path) -> BatchOutcome:
     output = OutputFolder(path)
     with output.opened():
         outcomes = out_of_fold_outcomes(cases, SETTINGS, output)
@@ -63,22 +65,20 @@ def predict(cases: Sequence[HeldOutCases], path: Path) -> BatchOutcome:
 
 
 def test_each_case_is_predicted_by_the_run_that_it_was_held_out_of(
-    cases: tuple[HeldOutCases, ...], tmp_path: Path
+    cases: HeldOutCases, tmp_path: Path
 ) -> None:
     outcome = predict(cases, tmp_path / "out")
 
     records = OutputFolder(tmp_path / "out").records()
-    fingerprints = [load_model([part.run], CPU).fingerprint for part in cases]
+    fingerprints = [load_model([run], CPU).fingerprint for run in cases]
     assert (outcome.n_predicted, outcome.failures) == (4, ())
     assert fingerprints[0] != fingerprints[1]
-    for part, fingerprint in zip(cases, fingerprints, strict=True):
-        for one in part.cases:
+    for held_out, fingerprint in zip(cases.values(), fingerprints, strict=True):
+        for one in held_out:
             assert records[one.case_id].model == fingerprint
 
 
-def test_a_second_start_predicts_what_is_missing(
-    cases: tuple[HeldOutCases, ...], tmp_path: Path
-) -> None:
+def test_a_second_start_predicts_what_is_missing(cases: HeldOutCases, tmp_path: Path) -> None:
     predict(cases, tmp_path / "out")
     (tmp_path / "out" / "BraTS2021_00002.nii.gz").unlink()
 
@@ -87,10 +87,10 @@ def test_a_second_start_predicts_what_is_missing(
     assert (outcome.n_predicted, outcome.n_skipped) == (1, 3)
 
 
-def test_scores_are_those_of_evaluate(cases: tuple[HeldOutCases, ...], tmp_path: Path) -> None:
+def test_scores_are_those_of_evaluate(cases: HeldOutCases, tmp_path: Path) -> None:
     predict(cases, tmp_path / "out")
 
-    pairing = reference_pairs(cases, tmp_path / "out")
+    pairing = reference_pairs(chain(*cases.values()), tmp_path / "out")
     found, _ = score_predictions(pairing, LEGACY, tmp_path, n_workers=0)
 
     expected = evaluate_folders(tmp_path / "scans", tmp_path / "out", LEGACY)
@@ -99,13 +99,11 @@ def test_scores_are_those_of_evaluate(cases: tuple[HeldOutCases, ...], tmp_path:
     assert written["case_id"].tolist() == expected.scores["case_id"].tolist()
 
 
-def test_a_case_without_a_prediction_scores_the_worst(
-    cases: tuple[HeldOutCases, ...], tmp_path: Path
-) -> None:
+def test_a_case_without_a_prediction_scores_the_worst(cases: HeldOutCases, tmp_path: Path) -> None:
     predict(cases, tmp_path / "out")
     (tmp_path / "out" / "BraTS2021_00001.nii.gz").unlink()
 
-    pairing = reference_pairs(cases, tmp_path / "out")
+    pairing = reference_pairs(chain(*cases.values()), tmp_path / "out")
     found, _ = score_predictions(pairing, LEGACY, tmp_path, n_workers=0)
 
     assert found.missing == ("BraTS2021_00001",)
@@ -113,10 +111,10 @@ def test_a_case_without_a_prediction_scores_the_worst(
     assert missing["dice"].tolist() == [0.0] * 3
 
 
-def test_what_could_not_be_scored_is_named(cases: tuple[HeldOutCases, ...], tmp_path: Path) -> None:
+def test_what_could_not_be_scored_is_named(cases: HeldOutCases, tmp_path: Path) -> None:
     predict(cases, tmp_path / "out")
     (tmp_path / "out" / "BraTS2021_00003.nii.gz").write_bytes(b"broken")
-    pairing = reference_pairs(cases, tmp_path / "out")
+    pairing = reference_pairs(chain(*cases.values()), tmp_path / "out")
 
     found, summaries = score_predictions(pairing, LEGACY, tmp_path, n_workers=0)
 

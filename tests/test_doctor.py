@@ -149,32 +149,36 @@ def test_the_command_exits_with_3_where_nothing_can_work(run: Run) -> None:
     assert not json.loads(shown)["can_work"]
 
 
-def test_what_is_installed_as_tested_is_all_right() -> None:
-    finding = package_finding({"numpy": "2"}, {"numpy": NUMPY})
+@pytest.mark.parametrize(
+    ("required", "tested", "status", "text", "remedy"),
+    [
+        ({"numpy": "2"}, {"numpy": NUMPY}, "ok", "1 as tested", ""),
+        (
+            {"numpy": "99", "no-such-package": "", "pandas": "2"},
+            {},
+            "problem",
+            f"numpy>=99 ({NUMPY}), no-such-package (not installed)",
+            'pip install "numpy>=99" "no-such-package"',
+        ),
+        (
+            {"numpy": "2"},
+            {"numpy": "2.0.7"},
+            "warning",
+            f"numpy {NUMPY} (tested: 2.0.7)",
+            "pip install numpy==2.0.7",
+        ),
+        # another build of torch may be needed here
+        ({"torch": "2"}, {"torch": "2.0.1"}, "ok", "1 as tested", ""),
+    ],
+    ids=["as tested", "missing or too old", "another version", "torch"],
+)
+def test_packages_are_compared_with_the_required_and_the_tested_versions(
+    required: dict[str, str], tested: dict[str, str], status: str, text: str, remedy: str
+) -> None:
+    finding = package_finding(required, tested)
 
-    assert (finding.status, finding.found) == ("ok", "1 as tested")
-
-
-def test_missing_and_old_packages_are_named_with_the_command_that_installs_them() -> None:
-    finding = package_finding({"numpy": "99", "no-such-package": "", "pandas": "2"}, {})
-
-    assert finding.status == "problem"
-    assert f"numpy>=99 ({NUMPY}), no-such-package (not installed)" in finding.found
-    assert finding.remedy == 'pip install "numpy>=99" "no-such-package"'
-
-
-def test_another_version_than_the_tested_one_is_a_warning() -> None:
-    finding = package_finding({"numpy": "2"}, {"numpy": "2.0.7"})
-
-    assert finding.status == "warning"
-    assert f"numpy {NUMPY} (tested: 2.0.7)" in finding.found
-    assert finding.remedy == "pip install numpy==2.0.7"
-
-
-def test_torch_of_another_build_or_version_is_left_as_it_is() -> None:
-    finding = package_finding({"torch": "2"}, {"torch": "2.0.1"})
-
-    assert finding.status == "ok"
+    assert (finding.status, finding.remedy) == (status, remedy)
+    assert text in finding.found
 
 
 def test_the_versions_tested_are_those_of_the_constraints() -> None:

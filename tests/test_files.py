@@ -56,11 +56,6 @@ def test_a_failure_inside_leaves_the_old_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_full_disk_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentalError, match="Free some space"), whole_file(tmp_path / "a"):
-        raise OSError(28, os.strerror(28))
-
-
 def test_a_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("in the way")
 
@@ -72,14 +67,22 @@ def test_a_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "number", [errno.EIO, errno.ESTALE, errno.ENOENT, errno.ENODEV, errno.ENOTCONN]
+    ("number", "error", "message"),
+    [
+        (errno.ENOSPC, EnvironmentalError, "Free some space"),
+        *(
+            (number, EnvironmentalError, "a could not be written: .* still connected")
+            for number in (errno.EIO, errno.ESTALE, errno.ENOENT, errno.ENODEV, errno.ENOTCONN)
+        ),
+        (errno.EINVAL, OSError, "Invalid argument"),
+    ],
 )
-def test_a_drive_that_fails_is_named(tmp_path: Path, number: int) -> None:
-    with (
-        pytest.raises(EnvironmentalError, match=r"a could not be written: .* still connected"),
-        whole_file(tmp_path / "a"),
-    ):
+def test_an_error_of_the_drive_says_what_to_do(
+    tmp_path: Path, number: int, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message) as raised, whole_file(tmp_path / "a"):
         raise OSError(number, os.strerror(number))
+    assert type(raised.value) is error
 
 
 def test_a_short_write_without_a_number_is_named(tmp_path: Path) -> None:
@@ -104,11 +107,6 @@ def test_a_file_above_the_limit_of_the_process_is_named(tmp_path: Path) -> None:
 
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_other_errors_of_the_system_stay_what_they_are(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="Invalid argument"), whole_file(tmp_path / "a"):
-        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
 
 def test_two_writers_with_the_same_process_id_do_not_share_a_file(tmp_path: Path) -> None:
@@ -146,13 +144,6 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {".hidden", "last.pt"}
 
 
-def test_the_folder_that_is_wanted_is_made(tmp_path: Path) -> None:
-    wanted = tmp_path / "a" / "b"
-
-    assert writable_folder(wanted) == wanted
-    assert list(wanted.iterdir()) == []
-
-
 def test_work_goes_elsewhere_where_it_cannot_be_written(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,41 +155,35 @@ def test_work_goes_elsewhere_where_it_cannot_be_written(
     assert instead.is_dir()
     assert instead.name.startswith("work-")
     assert "cannot be written to (Not a directory): results are written to" in caplog.text
-    assert "Choose a folder that you can write to" in caplog.text
 
 
-def test_a_folder_that_is_there_but_takes_no_files_is_not_taken(
+def test_the_folder_that_is_wanted_is_made_and_taken_if_it_takes_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
+    wanted = tmp_path / "a" / "b"
+    assert writable_folder(wanted) == wanted
+    assert list(wanted.iterdir()) == []
+
     monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+    assert writable_folder(wanted) != wanted
 
-    assert writable_folder(tmp_path) != tmp_path
 
-
-def test_a_folder_appears_once_it_is_full(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_folder_appears_or_is_replaced_as_a_whole(tmp_path: Path, *, is_there: bool) -> None:
     path = tmp_path / "store" / "case"
+    if is_there:
+        path.mkdir(parents=True)
+        (path / "old").touch()
 
     with whole_folder(path, when_full=ADVICE) as folder:
-        (folder / "a").write_text("new")
-        assert not path.exists()
-
-    assert (path / "a").read_text() == "new"
-    assert [entry.name for entry in path.parent.iterdir()] == ["case"]
-
-
-def test_a_folder_replaces_the_one_before_it_as_a_whole(tmp_path: Path) -> None:
-    path = tmp_path / "case"
-    path.mkdir()
-    (path / "old").touch()
-
-    with whole_folder(path, when_full=ADVICE) as folder:
-        (folder / "new").touch()
+        (folder / "new").write_text("new")
+        assert path.exists() == is_there
 
     assert [entry.name for entry in path.iterdir()] == ["new"]
-    assert [entry.name for entry in tmp_path.iterdir()] == ["case"]
+    assert [entry.name for entry in path.parent.iterdir()] == ["case"]
 
 
 def test_an_exception_leaves_the_earlier_folder(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Test memory plans, and the settings of a run for which neither a preset nor a file is given."""
 
-import sys
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -9,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from brats_seg.cli import main
 from brats_seg.config import Config
 from brats_seg.config_text import load_config
 from brats_seg.errors import ConfigError
@@ -28,7 +26,7 @@ from brats_seg.training.memory_plan import (
     choose_settings,
     plan_memory,
 )
-from tests.builders import check_json
+from tests.builders import Run, check_json
 
 SMALL = [
     "model.widths=[8, 12, 16]",
@@ -100,45 +98,30 @@ def test_too_little_memory_says_what_to_lower() -> None:
     assert f"needs {least} MiB. Lower model.widths or patch.size" in found.what_to_lower()
 
 
-def run_plan(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    chosen = [part for assignment in SMALL for part in ("--set", assignment)]
-    monkeypatch.setattr(sys, "argv", ["brats-seg", "plan", *chosen, *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return ended.value.code or 0
+CHOSEN = [part for assignment in SMALL for part in ("--set", assignment)]
 
 
-def test_the_command_ends_with_3_where_nothing_fits(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code = run_plan(monkeypatch, "--device", "520MiB")
+def test_the_command_prints_rows_and_ends_with_3_where_nothing_fits(run: Run) -> None:
+    code, out, err = run("plan", *CHOSEN, "--device", "520MiB")
 
-    shown = capsys.readouterr()
     assert code == 3
-    assert "unet on a GPU of 520MiB: 8 MiB, beside 512 MiB for torch itself" in shown.out
-    assert "32x32x32" in shown.out
-    assert "nothing fits in 8 MiB" in shown.err
-
-
-def test_the_command_prints_rows_as_json(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run_plan(monkeypatch, "--device", "520MiB", "--json")
-
-    (rows,) = check_json("plan", capsys.readouterr().out)
+    assert "unet on a GPU of 520MiB: 8 MiB, beside 512 MiB for torch itself" in out
+    assert "32x32x32" in out
+    assert "nothing fits in 8 MiB" in err
+    (rows,) = check_json("plan", run("plan", *CHOSEN, "--device", "520MiB", "--json")[1])
     assert rows[0]["patch"] == [40, 40, 40]
     assert {"micro_batch", "precision", "checkpointing", "predicted_mib", "fits"} <= rows[0].keys()
 
 
 def test_a_gpu_is_planned_for_on_a_machine_without_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, run: Run
 ) -> None:
     monkeypatch.setattr(memory_plan, "_CUBES", (32,))
     monkeypatch.setattr(memory_plan, "_BOXES", ())
 
-    code = run_plan(monkeypatch, "--device", "700MiB", "--preset", "kaggle-t4")
+    code, out, _ = run("plan", *CHOSEN, "--device", "700MiB", "--preset", "kaggle-t4")
 
-    shown = " ".join(capsys.readouterr().out.split())
+    shown = " ".join(out.split())
     assert code == 0
     assert "unet on a GPU of 700MiB: 188 MiB, beside 512 MiB for torch itself" in shown
     assert "40x40x40 2 fp32 none" in shown
@@ -156,13 +139,12 @@ def test_a_gpu_is_planned_for_on_a_machine_without_it(
     ],
 )
 def test_a_device_that_cannot_be_planned_for_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    message: str,
+    run: Run, arguments: list[str], message: str
 ) -> None:
-    assert run_plan(monkeypatch, *arguments) == 2
-    assert message in capsys.readouterr().err
+    code, _, err = run("plan", *CHOSEN, *arguments)
+
+    assert code == 2
+    assert message in err
 
 
 def test_a_gpu_that_is_absent_is_not_charged_for_the_batch_on_the_host() -> None:

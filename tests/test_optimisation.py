@@ -6,13 +6,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from brats_seg.config import ModelConfig, ScheduleConfig
+from brats_seg.config import ModelConfig, OptimizerConfig, ScheduleConfig
 from brats_seg.models.build import build_model
 from brats_seg.training.optimisation import (
     COEFFICIENTS,
     N_ITERATIONS,
     Muon,
     Schedule,
+    build_optimizer,
     orthogonal,
 )
 
@@ -100,6 +101,20 @@ def test_an_update_does_not_depend_on_the_scale_of_the_gradient() -> None:
         Muon([parameter], lr=1e-2).step()
 
     torch.testing.assert_close(small, large)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "muon", "sgd"])
+def test_every_optimizer_of_the_settings_moves_the_weights(name: str) -> None:
+    network = nn.Conv3d(4, 3, 1)
+    before = network.weight.detach().clone()
+    optimizer = build_optimizer(
+        network.parameters(), OptimizerConfig.model_validate({"name": name})
+    )
+    network(drawn(1, 4, 2, 2, 2)).sum().backward()
+
+    optimizer.step()
+
+    assert not torch.equal(before, network.weight)
 
 
 def rates(config: ScheduleConfig, n_steps: int, lr: float = 1.0) -> list[float]:

@@ -50,8 +50,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     close_display()
 
 
-def terminal() -> Console:
-    return Console(file=Terminal(), force_terminal=True, width=100)
+def use_terminal(monkeypatch: pytest.MonkeyPatch) -> Console:
+    """Return a terminal on which a bar is drawn, from now on: pytest replaces those of fixtures."""
+    console = Console(file=Terminal(), force_terminal=True, width=100)
+    monkeypatch.setattr("sys.stderr", console.file)
+    monkeypatch.setattr(progress, "Console", lambda **_: console)
+    monkeypatch.setenv("TERM", "xterm")
+    return console
 
 
 def shown_by(console: Console) -> str:
@@ -91,15 +96,6 @@ def test_work_is_shown_as_the_place_allows(
     for _ in tracked("a", what="letters", total=1):
         assert (screen._bar is not None) == has_bar
     assert screen._bar is None
-
-
-def use_terminal(monkeypatch: pytest.MonkeyPatch) -> Console:
-    """Return a terminal on which a bar is drawn, from now on: pytest replaces those of fixtures."""
-    console = terminal()
-    monkeypatch.setattr("sys.stderr", console.file)
-    monkeypatch.setattr(progress, "Console", lambda **_: console)
-    monkeypatch.setenv("TERM", "xterm")
-    return console
 
 
 def test_output_to_a_file_is_not_drawn_on_the_terminal(
@@ -226,7 +222,7 @@ def test_a_terminal_shows_work_and_its_part(
 
     shown = shown_by(bar)
     assert "predicting (BraTS20_001, windows: 9 of 27)" in shown
-    assert "0/8 about 38 min left" in shown
+    assert "0 of 8 about 38 min left" in shown
 
 
 @pytest.mark.parametrize(
@@ -250,18 +246,16 @@ def test_a_part_that_is_soon_done_does_not_flicker(
         one.advance()
     clock.now += age_s
 
-    assert bool(work.part_text()) == is_drawn
+    assert bool(work.part_text) == is_drawn
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 def test_a_forked_process_draws_nothing(monkeypatch: pytest.MonkeyPatch, screen: _Screen) -> None:
     """Its lock may be held by a thread of the parent, for ever."""
-    file, console = Terminal(), terminal()
+    file = Terminal()
     monkeypatch.setattr("sys.stdout", file)
-    monkeypatch.setattr("sys.stderr", console.file)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(progress, "Console", lambda **_: console)
+    use_terminal(monkeypatch)
     for _ in tracked("a", what="letters", total=1):
         child = os.fork()
         if child == 0:

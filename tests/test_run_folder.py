@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from brats_seg.cases.folds import Split, write_split
 from brats_seg.config import Config
-from brats_seg.config_text import load_config
-from brats_seg.data.fold import FoldData, open_fold
+from brats_seg.data.fold import FoldData
 from brats_seg.errors import EnvironmentalError, ResumeError
 from brats_seg.progress import untracked
 from brats_seg.training.ranks import Ranks
@@ -19,16 +18,11 @@ from brats_seg.training.run_plan import plan_run
 from brats_seg.training.state import new_state, read_state
 from brats_seg.training.trainer import Trainer
 from tests.builders import limited_files, write_case
-from tests.training_builders import weights
+from tests.training_builders import open_six, tiny_settings, weights
 
 SETTINGS = [
-    "folds.n_folds=3",
-    "patch.size=[8, 8, 8]",
-    "model.widths=[4, 8]",
     "training.n_epochs=2",
     "training.effective_batch=4",
-    "training.n_workers=0",
-    "training.precision=fp32",
     "validation.every=2",
     # as often as it can
     "training.checkpoint_minutes=1e-9",
@@ -55,16 +49,12 @@ class Death:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> FoldData:
-    """Six patients in three folds: four patches an epoch."""
-    root = tmp_path_factory.mktemp("scans")
-    for number in range(6):
-        write_case(root, f"BraTS2021_{number:05d}", seed=number)
-    config = load_config(assignments=SETTINGS)
-    return open_fold(root, fold=0, config=config, prepared_path=tmp_path_factory.mktemp("prepared"))
+    """Four patches an epoch."""
+    return open_six(tmp_path_factory, tiny_settings(*SETTINGS))
 
 
 def trainer_of(data: FoldData, run_path: Path, batch_dice: str) -> Trainer:
-    config = load_config(assignments=[*SETTINGS, f"loss.batch_dice={batch_dice}"])
+    config = tiny_settings(*SETTINGS, f"loss.batch_dice={batch_dice}")
     return Trainer(data=data, config=config, run_path=run_path)
 
 
@@ -114,7 +104,7 @@ def test_the_state_is_its_checkpoint(
     """A state that is loaded and saved again is the same, and its weights can be used with torch alone."""
     path = undisturbed["true"] / "last.pt"
     before = torch.load(path, weights_only=True)
-    config = load_config(assignments=[*SETTINGS, "loss.batch_dice=true"])
+    config = tiny_settings(*SETTINGS, "loss.batch_dice=true")
     state = new_state(plan_run(config, data), ranks=Ranks())
 
     with RunFolder(path=undisturbed["true"]).opened(state, fresh=False):
@@ -136,7 +126,7 @@ def test_a_full_disk_or_a_limit_of_files_leaves_the_old_checkpoint(
     data: FoldData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int | None
 ) -> None:
     """torch reports a limit as a RuntimeError: "unexpected pos"."""
-    state = new_state(plan_run(load_config(assignments=SETTINGS), data), ranks=Ranks())
+    state = new_state(plan_run(tiny_settings(*SETTINGS), data), ranks=Ranks())
     folder = RunFolder(path=tmp_path)
     folder.save(state)
     before = folder.last_path.read_bytes()

@@ -7,7 +7,6 @@ imported inside the command that needs them, so that `--help` is fast.
 import errno
 import logging
 import os
-import signal
 import sys
 from collections.abc import Callable
 from io import TextIOWrapper
@@ -154,6 +153,3 @@ def main() -> None:
             # of a file or folder whose name the user gave: too long, not allowed, on a broken disk
             print(f"error: {printable(str(error))}", file=sys.stderr)
         sys.exit(EnvironmentalError.exit_code)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(128 + signal.SIGINT)

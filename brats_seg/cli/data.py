@@ -1,5 +1,6 @@
 """Commands `index`, `prepare`, `convert`, `phantom` and `doctor`: scans, and the machine."""
 
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,10 +10,10 @@ from brats_seg.cli.options import (
     DEFAULT_PATH,
     DEMO_CASES,
     emit,
+    given_settings,
     holds_scans,
     importing,
     print_table,
-    settings,
 )
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.errors import EnvironmentalError, counted
@@ -31,7 +32,7 @@ def index(scans: Path, output: Path = Path("cases.csv")) -> None:
         from brats_seg.cases.index import summarise
         from brats_seg.data.fold import open_index
 
-    found = open_index(scans, output, settings(), n_workers=available_cpus(), track=tracked)
+    found = open_index(scans, output, given_settings(), n_workers=available_cpus(), track=tracked)
     for line in summarise(found):
         print(line)
     emit(table=output, cases=found.cases)
@@ -52,7 +53,7 @@ def prepare(
         _verify(folder)
         return
     done = prepare_data(
-        scans, config=settings(), prepared_path=folder, repair=repair, track=tracked
+        scans, config=given_settings(), prepared_path=folder, repair=repair, track=tracked
     )
     n_folds = len(done.folds.folds)
     case_ids = sorted(done.case_ids)
@@ -89,11 +90,8 @@ def convert(
     from brats_seg.dicom.convert import DicomOptions, convert_studies
     from brats_seg.dicom.modalities import parse_overrides
 
-    options = DicomOptions(
-        series=parse_overrides(series or []),
-        with_identifiers=identifiers,
-        preprocess=preprocess,
-    )
+    overrides = parse_overrides(series or [])
+    options = DicomOptions(series=overrides, with_identifiers=identifiers, preprocess=preprocess)
     done = convert_studies(dicom, output, options, track=tracked)
     emit(path=output, cases=done)
     for one in done:
@@ -125,7 +123,7 @@ def doctor(
 
     if scans is None and holds_scans(DEFAULT_PATH):
         scans = DEFAULT_PATH
-    diagnosis = diagnose(scans, prepared_path=prepared, runs=runs, config=settings())
+    diagnosis = diagnose(scans, prepared_path=prepared, runs=runs, config=given_settings())
     emit(diagnosis)
     _print_diagnosis(diagnosis)
     if not diagnosis.can_work:
@@ -134,11 +132,8 @@ def doctor(
 
 def _print_diagnosis(diagnosis: "Diagnosis") -> None:
     print(f"brats_seg {diagnosis.version}")
-    print_table(
-        ("check", "status", "found"),
-        [(finding.check, finding.status, finding.found) for finding in diagnosis.findings],
-        wrapped=("found",),
-    )
+    columns = ("check", "status", "found")
+    print_table(columns, map(attrgetter(*columns), diagnosis.findings), wrapped=("found",))
     wrong = [finding for finding in diagnosis.findings if finding.status != "ok"]
     for finding in wrong:
         # on a line of its own, to be copied

@@ -12,9 +12,8 @@ from brats_seg.errors import UsageError, counted, some_of
 from brats_seg.progress import tracked
 
 if TYPE_CHECKING:
-    from brats_seg.evaluation.compare import Comparison
-    from brats_seg.evaluation.evaluate import Evaluation
-    from brats_seg.evaluation.protocols import ScoringProtocol
+    from brats_seg.evaluation.compare import ComparedFolders, Comparison
+    from brats_seg.evaluation.evaluate import Evaluation, ScoredFolder
     from brats_seg.evaluation.scores import RegionSummary
 
 _WHOLE = ("dice", "hd95")
@@ -42,38 +41,41 @@ def evaluate(
         msg = "give one set of predictions, or two with --compare A B"
         raise UsageError(msg)
     with importing():
+        from brats_seg.evaluation.compare import compare_folders
+        from brats_seg.evaluation.evaluate import score_folders
         from brats_seg.evaluation.protocols import protocol_named
 
-    scoring = protocol_named(protocol, task)
+    rules = protocol_named(protocol, task)
     if predictions is not None:
         table = output or Path("scores.csv")
-        _score(references, predictions, scoring, table, only_predicted=only_predicted)
+        scored = score_folders(
+            references,
+            predictions,
+            table,
+            rules,
+            only_predicted=only_predicted,
+            n_workers=available_cpus(),
+            track=tracked,
+        )
+        _show_scores(scored, predictions, table)
     elif compare is not None:
         table = output or Path("comparison.csv")
-        _compare(references, compare, scoring, table, only_predicted=only_predicted)
+        compared = compare_folders(
+            references,
+            compare,
+            rules,
+            output=table,
+            only_predicted=only_predicted,
+            n_workers=available_cpus(),
+            track=tracked,
+        )
+        _show_comparisons(compared, compare, table)
 
 
-def _score(
-    references: Path,
-    predictions: Path,
-    protocol: "ScoringProtocol",
-    output: Path,
-    *,
-    only_predicted: bool,
-) -> None:
-    from brats_seg.evaluation.evaluate import score_folders
-
-    scored = score_folders(
-        references,
-        predictions,
-        output,
-        protocol,
-        only_predicted=only_predicted,
-        n_workers=available_cpus(),
-        track=tracked,
-    )
+def _show_scores(scored: "ScoredFolder", predictions: Path, table: Path) -> None:
+    """Print the scores; exit with 1 if predictions are missing, or cases failed."""
     evaluation = scored.evaluation
-    emit(scored, table=output, evaluations=[evaluation], comparison=None, predicted_comparison=None)
+    emit(scored, table=table, evaluations=[evaluation], comparison=None, predicted_comparison=None)
     print_remarks(evaluation, predictions)
     print_summaries(scored.summaries, scored.predicted_summaries)
     if evaluation.missing:
@@ -81,65 +83,39 @@ def _score(
     if evaluation.left_out and scored.summaries:
         dices = ", ".join(f"{name} {mean:.3f}" for name, mean in scored.dice_with_left_out.items())
         print(f"Mean Dice if those left out counted as 0: {dices}.")
-    print(f"wrote {output} and {output.with_suffix('.json')}. Research use only.")
+    print(f"wrote {table} and {table.with_suffix('.json')}. Research use only.")
     if evaluation.missing or evaluation.failures:
         raise typer.Exit(1)
 
 
-def _compare(
-    references: Path,
-    predictions: tuple[Path, Path],
-    protocol: "ScoringProtocol",
-    output: Path,
-    *,
-    only_predicted: bool,
+def _show_comparisons(
+    compared: "ComparedFolders", predictions: tuple[Path, Path], table: Path
 ) -> None:
-    from brats_seg.evaluation.compare import compare_folders
-
-    compared = compare_folders(
-        references,
-        predictions,
-        protocol,
-        output=output,
-        only_predicted=only_predicted,
-        n_workers=available_cpus(),
-        track=tracked,
-    )
     evaluations = (compared.first, compared.second)
-    emit(
-        compared,
-        table=output,
-        evaluations=evaluations,
-        predicted_comparison=compared.predicted,
-        summaries=(),
-        predicted_summaries=(),
-    )
+    predicted = compared.predicted
+    none = dict.fromkeys(("summaries", "predicted_summaries"), ())
+    emit(compared, table=table, evaluations=evaluations, predicted_comparison=predicted, **none)
     for path, evaluation in zip(predictions, evaluations, strict=True):
         print_remarks(evaluation, path, left_out_because="not in both sets")
     print(f"\nfirst: {predictions[0]}\nsecond: {predictions[1]}")
     n_cases = compared.comparison.n_cases
-    if compared.predicted is None:
+    if predicted is None:
         _print_comparison(compared.comparison, counted(n_cases, "case"))
     else:
         worst = f"{n_cases} references, with the worst scores where a prediction is missing"
         _print_comparison(compared.comparison, worst)
-        both = f"the {compared.predicted.n_cases} that both sets predict"
-        _print_comparison(compared.predicted, both)
+        _print_comparison(predicted, f"the {predicted.n_cases} that both sets predict")
         print("--only-predicted compares the cases that both sets predict.")
-    print(f"wrote {output}. Research use only.")
+    print(f"wrote {table}. Research use only.")
 
 
 def print_remarks(
     evaluation: "Evaluation", predictions: Path, *, left_out_because: str = "no prediction"
 ) -> None:
     """Print the number of cases that were scored, and remarks on single cases."""
-    labels = ""
-    if evaluation.prediction_labels:
-        labels = (
-            f", labels {', '.join(evaluation.prediction_labels)}, "
-            f"against {', '.join(evaluation.reference_labels)} of the references"
-        )
-    print(f"{predictions}: {_count_text(evaluation)}{labels}")
+    labels, reference = map(", ".join, (evaluation.prediction_labels, evaluation.reference_labels))
+    conventions = f", labels {labels}, against {reference} of the references" if labels else ""
+    print(f"{predictions}: {_count_text(evaluation)}{conventions}")
     for remark in evaluation.remarks:
         print(remark)
     for case_ids, reason in (
@@ -173,15 +149,14 @@ def print_summaries(
         print("no case could be scored")
         return
     n_cases = summaries[0].n_cases
-    n_predicted = predicted[0].n_cases if predicted else 0
-    if n_predicted == n_cases:
+    n_missing = n_cases - (predicted[0].n_cases if predicted else 0)
+    if not n_missing:
         _print_means(summaries, counted(n_cases, "case"))
         return
-    n_missing = n_cases - n_predicted
     worst = f"{n_cases} references, with the worst scores for {n_missing} without a prediction"
     _print_means(summaries, worst)
     if predicted:
-        _print_means(predicted, f"the {n_predicted} that have a prediction")
+        _print_means(predicted, f"the {n_cases - n_missing} that have a prediction")
 
 
 def _print_means(summaries: "Sequence[RegionSummary]", cases: str) -> None:
@@ -193,37 +168,26 @@ def _print_means(summaries: "Sequence[RegionSummary]", cases: str) -> None:
     print(f"\nmean{interval} over {cases}")
     has_lesions = {spread.column for spread in summaries[0].spreads}.issuperset(_LESIONS)
     for columns in (_WHOLE, _LESIONS) if has_lesions else (_WHOLE,):
-        is_whole = columns is _WHOLE
-        if not is_whole:
-            print()
-        print_table(
-            ("region", *map(title_of, columns), *["reference empty"] * is_whole),
-            [
-                (
-                    summary.region,
-                    *(summary.spread(column).mean_text(n_cases) for column in columns),
-                    *[f"{summary.n_reference_empty} of {n_cases}"] * is_whole,
-                )
-                for summary in summaries
-            ],
-        )
+        rows = [
+            (one.region, *(one.spread(column).mean_text(n_cases) for column in columns))
+            for one in summaries
+        ]
+        print_table(("region", *map(title_of, columns)), rows)
+        print()
+    empty = ", ".join(f"{one.region} {one.n_reference_empty}" for one in summaries)
+    print(f"references without the region: {empty} (of {n_cases})")
 
 
 def _print_comparison(comparison: "Comparison", cases: str) -> None:
     from brats_seg.evaluation.scores import title_of
 
     print(f"\nmean over {cases}; cases in which the first set is better or worse; Wilcoxon's p")
-    print_table(
-        ("region", "score", "first", "second", "better", "worse", "p"),
-        [
-            (
-                *(test.region, title_of(test.column)),
-                *(f"{test.mean_first:.4f}", f"{test.mean_second:.4f}"),
-                *(test.n_first_better, test.n_second_better, f"{test.p_value:.3g}"),
-            )
-            for test in comparison.tests
-        ],
-    )
+    rows = []
+    for test in comparison.tests:
+        means = (f"{mean:.4f}" for mean in (test.mean_first, test.mean_second))
+        counts = (test.n_first_better, test.n_second_better)
+        rows.append((test.region, title_of(test.column), *means, *counts, f"{test.p_value:.3g}"))
+    print_table(("region", "score", "first", "second", "better", "worse", "p"), rows)
     for standing in comparison.ranking:
         p_value = standing.p_value
         chance = "" if p_value is None else f", p {p_value:.3g} that its lead is chance"

@@ -1,7 +1,7 @@
 """Define options that several commands share, and turn flags into settings.
 
 A command that reads settings is given `--preset`, `--config`, `--set` and the short forms of
-`presets.SHORT` by `shared`, and asks for the result with `settings` or `run_settings`. Every command
+`presets.SHORT` by `shared`, and asks for the result with `given_settings` or `run_settings`. Every command
 is given `--json` in the same way, and passes its result to `emit`.
 """
 
@@ -12,9 +12,8 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -23,7 +22,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO, get_args
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from brats_seg.errors import ConfigError
 from brats_seg.files import alone_at, whole_folder
 from brats_seg.presets import GPU_NAMES, KINDS, NETWORKS, PRESETS, SHORT, ConventionName
 
@@ -39,20 +37,8 @@ DEMO_PATH = Path("prepared/demo-scans")
 """Folder of the phantom cases of the demo."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Given:
-    """Settings that the command line gives."""
-
-    preset: str | None = None
-    config: Path | None = None
-    assignments: list[str] = field(default_factory=list)
-    values: dict[str, Any] = field(default_factory=dict)
-    """Values of short forms by their keys."""
-
-
-_GIVEN: ContextVar[_Given] = ContextVar("given")
-_OUTPUT: ContextVar[tuple[str, TextIO] | None] = ContextVar("output", default=None)
-"""Name of the command and its standard output, where `--json` is given."""
+_CONTEXT: ContextVar[typer.Context] = ContextVar("context")
+"""Command that is running, with its options; with `--json`, its `obj` is the standard output."""
 
 
 def one_of(*values: str) -> Callable[[str], list[str]]:
@@ -224,92 +210,58 @@ _JSON_OPTION = _annotated(_keyword("as_json", bool, default=False))
 def shared(command: Callable[..., None], *, with_settings: bool) -> Callable[..., None]:
     """Return a command with `--json`, and with the options of settings if it reads them."""
     options = (*(_SETTINGS_OPTIONS if with_settings else ()), _JSON_OPTION)
-    names = {option.name for option in options}
+    own = signature(command).parameters
 
     @wraps(command)
-    def run(**given: Any) -> None:
-        if with_settings:
-            _GIVEN.set(_settings_given(given))
-        with _result_alone(command.__name__, wanted=given["as_json"]):
-            command(**{key: value for key, value in given.items() if key not in names})
+    def run(context: typer.Context, **given: Any) -> None:
+        _CONTEXT.set(context)
+        is_json = given["as_json"]
+        context.obj = sys.stdout if is_json else None
+        try:
+            # standard output is for the result
+            with redirect_stdout(sys.stderr) if is_json else nullcontext():
+                command(**{name: given[name] for name in own})
+        # typer would end it without a word
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            raise typer.Exit(128 + signal.SIGINT) from None
 
-    own = map(_annotated, signature(command).parameters.values())
-    run.__signature__ = Signature([*own, *options])  # type: ignore[attr-defined]
+    context = Parameter("context", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+    run.__signature__ = Signature([context, *map(_annotated, own.values()), *options])  # type: ignore[attr-defined]
     return run
-
-
-def _settings_given(options: dict[str, Any]) -> _Given:
-    values = {key: options[key.replace(".", "_")] for key, _ in SHORT.values()}
-    return _Given(
-        preset=options["preset"],
-        config=options["config"],
-        assignments=options["assignments"] or [],
-        # a switch that is not given is False
-        values={key: value for key, value in values.items() if value not in (None, False)},
-    )
-
-
-@contextmanager
-def _result_alone(command: str, *, wanted: bool) -> Iterator[None]:
-    """With `--json`, keep standard output for the result, and print all else to standard error."""
-    token = _OUTPUT.set((command, sys.stdout) if wanted else None)
-    try:
-        if wanted:
-            with redirect_stdout(sys.stderr):
-                yield
-        else:
-            yield
-    finally:
-        _OUTPUT.reset(token)
 
 
 def emit(value: object = None, **extra: object) -> None:
     """Print the result of the command, or a line of it, as JSON if `--json` is given.
 
-    Args:
-        value: The result, of which the fields in `json_output.OUTPUTS` are printed.
-        extra: Fields that it has not, or that are printed instead of its own.
+    Printed are the fields in `json_output.OUTPUTS`; `extra` has those that the value has not, or that
+    are printed instead of its own.
     """
-    output = _OUTPUT.get()
-    if output is not None:
+    context = _CONTEXT.get()
+    if context.obj is not None:
         from brats_seg.cli.json_output import json_text
 
-        command, stream = output
-        print(json_text(command, value, extra), file=stream, flush=True)
+        print(json_text(str(context.info_name), value, extra), file=context.obj, flush=True)
 
 
-class Command(TyperCommand):
-    """Command whose help shows no type beside a flag that takes no value."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters."""
-        return _without_flag_types(super().get_params(ctx))
-
-
-class Commands(TyperGroup):
-    """Group of commands that say when they were interrupted.
-
-    Their help shows no type beside a flag that takes no value.
-    """
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run a command; typer would end it without a word after Ctrl-C."""
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr)
-            raise typer.Exit(128 + signal.SIGINT) from None
+class _PlainFlags:
+    """Commands whose help shows no type beside a flag that takes no value."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters."""
-        return _without_flag_types(super().get_params(ctx))
+        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in parameters:
+            if getattr(parameter, "is_flag", False):
+                parameter.metavar = ""
+        return parameters
 
 
-def _without_flag_types(parameters: list[Any]) -> list[Any]:
-    for parameter in parameters:
-        if getattr(parameter, "is_flag", False):
-            parameter.metavar = ""
-    return parameters
+class Command(_PlainFlags, TyperCommand):
+    """A command."""
+
+
+class Commands(_PlainFlags, TyperGroup):
+    """All commands."""
 
 
 class LogHandler(logging.StreamHandler[TextIO]):
@@ -349,32 +301,31 @@ def command_again() -> str:
 
 def given_value(key: str) -> str | None:
     """Return the value that the short form of a setting was given, as text."""
-    return _GIVEN.get().values.get(key)
+    value: str | None = _CONTEXT.get().params[key.replace(".", "_")]
+    return value
 
 
 def has_settings(*ignored: str) -> bool:
     """Return whether the command line gives settings, besides the short forms of some keys."""
-    given = _GIVEN.get()
-    is_plain = given.preset is None and given.config is None and not given.assignments
-    return not is_plain or bool(given.values.keys() - set(ignored))
+    names = [key.replace(".", "_") for key, _ in SHORT.values() if key not in ignored]
+    given = _CONTEXT.get().params
+    return any(given[name] for name in ("preset", "config", "assignments", *names))
 
 
-def settings(*, default_preset: str | None = None, without: str = "") -> "Config":
+def given_settings(*, default_preset: str | None = None, without: str = "") -> "Config":
     """Return the settings; flags override `--set`, which overrides the file, then the preset.
 
-    Args:
-        default_preset: Preset to take if none is given.
-        without: Key of a setting whose short form is not applied.
+    The short form of the setting `without` is not applied.
     """
-    given = _GIVEN.get()
-    text = "" if given.config is None else _settings_text(given.config)
-    from brats_seg.config_text import load_config
+    given = _CONTEXT.get().params
+    from brats_seg.config_text import load_config, read_yaml
 
+    text = "" if given["config"] is None else read_yaml(given["config"])
     return load_config(
-        preset=given.preset or default_preset,
+        preset=given["preset"] or default_preset,
         text=text,
-        assignments=given.assignments,
-        values=_values(given, without),
+        assignments=given["assignments"] or (),
+        values=_short_values(without),
     )
 
 
@@ -389,16 +340,16 @@ def run_settings(
     Then they are those of the first of the runs that was begun already, and otherwise those that suit
     the device, or a GPU that is planned for; why is printed.
     """
-    given = _GIVEN.get()
+    given = _CONTEXT.get().params
     without = "" if gpu is None else "training.device"
-    if given.preset or given.config or default_preset:
-        return settings(default_preset=default_preset, without=without)
+    if given["preset"] or given["config"] or default_preset:
+        return given_settings(default_preset=default_preset, without=without)
     with importing():
         from brats_seg.training.memory_plan import choose_settings
 
     chosen = choose_settings(
-        assignments=given.assignments,
-        values=_values(given, without),
+        assignments=given["assignments"] or (),
+        values=_short_values(without),
         run_paths=run_paths,
         gpu=gpu,
     )
@@ -408,31 +359,18 @@ def run_settings(
     return chosen.config
 
 
-def _values(given: _Given, without: str) -> dict[str, Any]:
+def _short_values(without: str) -> dict[str, Any]:
     """Return the values of the short forms; the one of `--effective-batch` may be a mapping in YAML."""
     from brats_seg.config_text import parse_yaml
 
-    flags = {key: flag for flag, (key, _) in SHORT.items()}
+    given = _CONTEXT.get().params
+    values = ((flag, key, given[key.replace(".", "_")]) for flag, (key, _) in SHORT.items())
     return {
-        key: parse_yaml(value, flags[key]) if str(value).startswith("{") else value
-        for key, value in given.values.items()
-        if key != without
+        key: parse_yaml(value, flag) if str(value).startswith("{") else value
+        for flag, key, value in values
+        # a switch that is not given is False
+        if value not in (None, False) and key != without
     }
-
-
-def _settings_text(path: Path) -> str:
-    """Return the text of a file of settings, cut off where it is too long to be accepted."""
-    from brats_seg.config_text import LONGEST_YAML
-
-    try:
-        # it may be a pipe of the shell, as in --config <(command)
-        with path.open(encoding="utf-8") as file:
-            return file.read(LONGEST_YAML + 1)
-    except OSError as error:
-        msg = f"the configuration file {path} cannot be read: {error.strerror}"
-    except UnicodeDecodeError as error:
-        msg = f"the configuration file {path} is not a text file: {error.reason} at byte {error.start}"
-    raise ConfigError(msg)
 
 
 def data_or_demo(data: Path | None) -> tuple[Path, str | None]:
@@ -469,12 +407,8 @@ def print_table(
 ) -> None:
     """Print rows of cells under their headings; numbers are right-aligned.
 
-    On a terminal the table is fitted to its width; elsewhere no cell is cut or wrapped.
-
-    Args:
-        columns: Headings.
-        rows: Cells of each row.
-        wrapped: Headings of columns of sentences, which are wrapped instead of cut on a terminal.
+    On a terminal the table is fitted to its width: columns of sentences are wrapped, the others cut.
+    Elsewhere no cell is cut or wrapped.
     """
     from rich import box
     from rich.console import Console

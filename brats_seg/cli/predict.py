@@ -70,16 +70,13 @@ def predict(
         from brats_seg.dicom.modalities import parse_overrides
         from brats_seg.inference.batch import find_scans
 
-    dicom = DicomOptions(
-        series=parse_overrides(series or []),
-        with_identifiers=identifiers,
-        preprocess=preprocess,
-    )
+    overrides = parse_overrides(series or [])
+    dicom = DicomOptions(series=overrides, with_identifiers=identifiers, preprocess=preprocess)
     files = {"t1n": t1n, "t1c": t1c, "t2w": t2w, "t2f": t2f}
     single = _case_of_files(inputs or [], files, case)
-    shared = _parse_workers(workers)
+    n_workers = _parse_workers(workers)
     cases = single or find_scans(inputs or [], output, dicom, track=tracked)
-    outcome = _predict_cases(cases, model, output, settings, shared)
+    outcome = _predict_cases(cases, model, output, settings, n_workers)
     advice = "" if labels else "; --labels chooses another"
     for remark in outcome.remarks:
         print(f"{remark}{advice}")
@@ -221,12 +218,10 @@ def _case_of_files(
     if bool(given) == bool(paths):
         msg = "give either INPUTS, or one case by --t1n, --t1c, --t2w and --t2f"
         raise UsageError(msg)
-    if paths:
-        if case_id is not None:
-            msg = "--case needs one case by --t1n, --t1c, --t2w and --t2f instead of INPUTS"
-            raise UsageError(msg)
-        return ()
-    return (single_input(case_id, given),)
+    if paths and case_id is not None:
+        msg = "--case needs one case by --t1n, --t1c, --t2w and --t2f instead of INPUTS"
+        raise UsageError(msg)
+    return (single_input(case_id, given),) if given else ()
 
 
 def _print_drawn(drawn: "DrawnCase") -> None:

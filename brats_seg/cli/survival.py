@@ -59,17 +59,12 @@ def features(
         track=tracked,
     )
     rows = extraction.rows
-    emit(
-        table=output,
-        case_ids=[row["case_id"] for row in rows],
-        columns=[name for name, cell in rows[0].items() if not isinstance(cell, str)]
-        if rows
-        else [],
-        failures=extraction.failures,
-    )
+    case_ids = [row["case_id"] for row in rows]
+    columns = [name for row in rows[:1] for name, cell in row.items() if not isinstance(cell, str)]
+    emit(table=output, case_ids=case_ids, columns=columns, failures=extraction.failures)
     for failure in extraction.failures:
         print(f"FAILED  {failure.message}")
-    _print_features(extraction.rows)
+    _print_features(rows, len(columns))
     failures_path = output.with_name("failures.csv")
     print(f"wrote {output}, {output.with_suffix('.json')} and {failures_path}. Research use only.")
     if extraction.failures:
@@ -112,12 +107,11 @@ def survival(
         raise typer.Exit(1)
 
 
-def _print_features(rows: "Sequence[Row]") -> None:
+def _print_features(rows: "Sequence[Row]", n_features: int) -> None:
     from brats_seg.survival.features import REFERENCE
     from brats_seg.survival.table import LABELS_SEEN, LATENT_SEEN
 
     n_reference = sum(row["labels_from"] == REFERENCE for row in rows)
-    n_features = sum(not isinstance(cell, str) for cell in rows[0].values()) if rows else 0
     print(
         f"{counted(len(rows), 'case')} with {n_features} features; label maps: {n_reference} reference, "
         f"{len(rows) - n_reference} predicted"

@@ -1,7 +1,7 @@
 """Commands that train, plan, certify, tune and cross-validate."""
 
-import signal
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,15 +11,13 @@ from brats_seg.cli.evaluate import print_remarks, print_summaries
 from brats_seg.cli.options import (
     data_or_demo,
     emit,
+    given_settings,
     given_value,
     has_settings,
     importing,
     prepared_path,
     print_table,
     run_settings,
-)
-from brats_seg.cli.options import (
-    settings as given_settings,
 )
 from brats_seg.cli.predict import print_outcome
 from brats_seg.errors import EnvironmentalError, UsageError, counted
@@ -98,28 +96,12 @@ def _print_plan(found: "MemoryPlan", config: "Config") -> None:
     left = f", beside {RESERVED_MIB} MiB for torch itself" if found.gpu else ""
     device = found.device.torch_device if found.gpu is None else found.gpu.name
     print(f"{config.model.name} on {device}: {found.memory_mib} MiB{left}")
-    columns = ("patch", "micro-batch", "precision", "checkpointing", "predicted MiB", "fits")
+    mode = attrgetter("micro_batch", "precision", "checkpointing", "predicted_mib")
     print_table(
-        columns,
-        [
-            (
-                size_words(row.patch),
-                row.micro_batch,
-                row.precision,
-                row.checkpointing,
-                row.predicted_mib,
-                "yes" if row.fits else "no",
-            )
-            for row in found.rows
-        ],
+        ("patch", "micro-batch", "precision", "checkpointing", "predicted MiB", "fits"),
+        [(size_words(row.patch), *mode(row), "yes" if row.fits else "no") for row in found.rows],
     )
-    _print_advice(found)
-
-
-def _print_advice(found: "MemoryPlan") -> None:
-    """Print the flags of the largest patch that fits."""
-    best = found.suggested
-    if best is not None:
+    if best := found.suggested:
         print(
             f"largest patch: --patch {','.join(map(str, best.patch))} --micro-batch 1 "
             f"--precision {best.precision}, with checkpointing {best.checkpointing}"
@@ -143,18 +125,13 @@ def settings(section: str = "") -> None:
         msg = f"no setting has {section!r} in its key; `brats-seg settings` lists all of them"
         raise UsageError(msg)
     emit(listed)
-    print_table(
-        ("key", "value", "allowed", "meaning"),
-        [(row.key, row.value, row.allowed, row.meaning) for row in listed],
-        wrapped=("allowed", "meaning"),
-    )
+    columns = ("key", "value", "allowed", "meaning")
+    print_table(columns, map(attrgetter(*columns), listed), wrapped=("allowed", "meaning"))
 
 
 def certify(
     run: Path | None = None,
     patches: int = 4,
-    data: Path | None = None,
-    prepared: Path | None = None,
 ) -> None:
     """Measure how far accumulated gradients, exact and ordinary, are from that of the whole batch.
 
@@ -170,7 +147,6 @@ def certify(
     if run is not None:
         certificate = certify_run(
             run,
-            prepared_path(data, prepared),
             n_patches=patches,
             device=given_value("training.device"),
             precision=given_value("training.precision"),
@@ -186,21 +162,13 @@ def certify(
 
 def _print_certificate(certificate: "Certificate") -> None:
     print(f"{certificate.network}, on {certificate.patches}")
+    rows = []
+    for row in certificate.rows:
+        loss = f"{row.loss} (yours)" if row.own else row.loss
+        errors = (f"{row.relative_error:.1e}", f"{row.angle_deg:.2g}")
+        rows.append((loss, row.precision, row.n_patches, row.method, *errors))
     columns = ("loss", "precision", "patches", "method", "relative error", "angle, degrees")
-    print_table(
-        columns,
-        [
-            (
-                f"{row.loss} (yours)" if row.own else row.loss,
-                row.precision,
-                row.n_patches,
-                row.method,
-                f"{row.relative_error:.1e}",
-                f"{row.angle_deg:.2g}",
-            )
-            for row in certificate.rows
-        ],
-    )
+    print_table(columns, rows)
     if certificate.exact:
         print("exact: the accumulated gradient is that of the whole batch, to rounding")
     else:
@@ -272,48 +240,30 @@ def crossval(
             on_case=print_outcome,
         )
     except KeyboardInterrupt:
-        print("interrupted. The same command resumes it.")
-        raise typer.Exit(128 + signal.SIGINT) from None
+        print("The same command resumes it.")
+        raise
     if done.results is None:
         emit(output=output, runs=done.runs, finished=False)
         stopped_by = done.trainings[-1].signal
         raise typer.Exit(0 if stopped_by is None else 128 + stopped_by)
-    _emit_results(done.results, done.runs, output)
+    emit(done.results, output=output, runs=done.runs, finished=True)
     _print_results(done.results, len(done.runs), output)
-    if done.results.n_failed:
+    if done.results.failures:
         raise typer.Exit(1)
-
-
-def _emit_results(results: "OutOfFoldResults", runs: Sequence[Path], output: Path) -> None:
-    unpredicted = results.batch.failures
-    unscored = results.evaluation.failures
-    failures = (*unpredicted, *unscored)
-    emit(results, output=output, runs=runs, finished=True, failures=failures)
 
 
 def _print_tuning(tuning: "Tuning") -> None:
     """Print the fitted settings with their gain, and the scores before and after."""
-    print(
-        f"tuned on {counted(tuning.n_cases, 'held-out case')} of {counted(len(tuning.runs), 'run')}, "
-        "for the mean "
-        f"{'lesion-wise ' if tuning.metric != 'legacy' else ''}Dice of WT, TC and ET"
-    )
-    print_table(
-        ("setting", "default", "best", "gain", "better", "worse", "p", "stored"),
-        [
-            (
-                fit.setting,
-                fit.default,
-                fit.best,
-                f"{fit.gain.mean:+.4f}",
-                fit.gain.n_raised,
-                fit.gain.n_lowered,
-                f"{fit.gain.p_value:.2g}",
-                fit.chosen,
-            )
-            for fit in tuning.fits
-        ],
-    )
+    cases, runs = counted(tuning.n_cases, "held-out case"), counted(len(tuning.runs), "run")
+    metric = "Dice" if tuning.metric == "legacy" else "lesion-wise Dice"
+    print(f"tuned on {cases} of {runs}, for the mean {metric} of WT, TC and ET")
+    rows = []
+    for fit in tuning.fits:
+        gain = fit.gain
+        counts = (f"{gain.mean:+.4f}", gain.n_raised, gain.n_lowered, f"{gain.p_value:.2g}")
+        rows.append((fit.setting, fit.default, fit.best, *counts, fit.chosen))
+    columns = ("setting", "default", "best", "gain", "better", "worse", "p", "stored")
+    print_table(columns, rows)
     before, after = (
         ", ".join(f"{score:.4f}" for score in scores) for scores in (tuning.before, tuning.after)
     )
@@ -322,8 +272,7 @@ def _print_tuning(tuning: "Tuning") -> None:
         print("Fitted and scored on the same cases: expect a smaller gain on new cases.")
     if tuning.subset_scores:
         _print_subsets(tuning.subset_scores)
-    checks = judges()
-    for line in checks.dice_lines([tuning.notes]) if checks else ():
+    for line in checks.dice_lines([tuning.notes]) if (checks := judges()) else ():
         print(
             f"predicted Dice of {line.region.upper()}: off by {line.mean_error:.3f} on average "
             f"({counted(line.n_cases, 'held-out case')})"

@@ -11,12 +11,7 @@ from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from brats_seg.errors import EnvironmentalError
 from brats_seg.runtime.device import Device
-from brats_seg.training.gradient import (
-    BatchGradient,
-    Leaves,
-    MicroBatch,
-    stateful_modules,
-)
+from brats_seg.training.gradient import BatchGradient, Leaves, MicroBatch, stateful_modules
 from brats_seg.training.independence import (
     PatchIndependence,
     RandomState,
@@ -91,12 +86,10 @@ class Accumulator:
         self._leaves = Leaves(network, criterion, optimizer)
         self._independence = PatchIndependence(network)
         self._warn_of_what_is_not_learnt()
-        self.compute_on(device or Device(torch_device=next(network.parameters()).device))
-
-    def compute_on(self, device: Device) -> None:
-        """Compute in another precision from now on, with a new loss scale if it needs one."""
-        self.device = device
-        self.scaler = torch.amp.GradScaler(device.torch_device.type, enabled=device.needs_scaler)
+        self.device = device or Device(torch_device=next(network.parameters()).device)
+        self.scaler = torch.amp.GradScaler(
+            self.device.torch_device.type, enabled=self.device.needs_scaler
+        )
 
     def step(
         self, micro_batches: Iterable[MicroBatch], measure: Measure = measure_nothing
@@ -172,17 +165,12 @@ class Accumulator:
         return norm
 
     def _warn_of_what_is_not_learnt(self) -> None:
-        updated = set(self._leaves.updated)
-        left_out = [
-            p for p in parameters_of(self.criterion) if p.requires_grad and p not in updated
-        ]
-        if left_out:
-            log.warning(
-                "the loss %s has parameters that the optimizer was not given, so they are not "
-                "learnt: %d of them",
-                type(self.criterion).__name__,
-                len(left_out),
+        learnable = {p for p in parameters_of(self.criterion) if p.requires_grad}
+        if left_out := learnable.difference(self._leaves.updated):
+            what = (
+                "the loss %s has parameters that the optimizer was not given, so are not learnt: %d"
             )
+            log.warning(what, type(self.criterion).__name__, len(left_out))
 
     def _update_weights(self) -> None:
         try:

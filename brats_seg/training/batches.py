@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from math import prod
-from typing import Literal
 
 import torch
 
@@ -64,12 +63,7 @@ class Batch:
 
 
 def read_batches(plan: RunPlan, batches: Sequence[Sequence[PatchKey]]) -> Iterator[Batch]:
-    """Yield the batch of each group of keys; every patch is read once.
-
-    Raises:
-        CaseError: A case was not prepared, or has no label map.
-        EnvironmentalError: A worker process was killed, or shared memory is too small.
-    """
+    """Yield the batch of each group of keys; every patch is read once."""
     training = plan.config.training
     transforms = transforms_named(training.transforms)
     if training.modality_dropout > 0:
@@ -77,26 +71,20 @@ def read_batches(plan: RunPlan, batches: Sequence[Sequence[PatchKey]]) -> Iterat
         changes = [(drop_modalities, training.modality_dropout)]
         transforms += (RandIntensitiesd("image", changes),)
     dataset = _dataset(plan, training.augment, transforms)
-    samples = patch_loader(dataset, chain.from_iterable(batches), _n_workers(plan))
+    samples = patch_loader(dataset, chain.from_iterable(batches), _workers_of(plan))
     for keys in batches:
         yield Batch(samples=tuple(islice(samples, len(keys))))
 
 
 def held_out_patches(plan: RunPlan, keys: Iterable[PatchKey]) -> Iterator[Sample]:
     """Yield the patches of those keys in their order, without augmentation."""
-    return patch_loader(_dataset(plan, "none"), keys, n_workers=_n_workers(plan))
+    return patch_loader(_dataset(plan, "none"), keys, n_workers=_workers_of(plan))
 
 
 def shared_memory_needed(config: Config, *, on_gpu: bool) -> int:
-    """Return the bytes of shared memory that the patches of the worker processes take at most.
-
-    Args:
-        config: Settings; a patch of whole brain crops counts as a patch of 160x192x160 voxels.
-        on_gpu: Whether training is on a GPU, where the automatic number of workers is above 0.
-    """
+    """Return the bytes of shared memory that the patches of the worker processes take at most."""
     size = _LARGEST_CROP if config.patch.size == "whole" else config.patch.size
-    n_workers = _number_of(config.training.n_workers, on_gpu=on_gpu)
-    return n_workers * PATCHES_AHEAD * prod(size) * _BYTES_PER_VOXEL
+    return _n_workers(config, on_gpu=on_gpu) * PATCHES_AHEAD * prod(size) * _BYTES_PER_VOXEL
 
 
 def _stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -115,12 +103,12 @@ def _dataset(plan: RunPlan, augment: str, transforms: Sequence[Transform] = ()) 
     )
 
 
-def _n_workers(plan: RunPlan) -> int:
-    on_gpu = plan.device.torch_device.type != "cpu"
-    return _number_of(plan.config.training.n_workers, on_gpu=on_gpu)
+def _workers_of(plan: RunPlan) -> int:
+    return _n_workers(plan.config, on_gpu=plan.device.torch_device.type != "cpu")
 
 
-def _number_of(setting: int | Literal["auto"], *, on_gpu: bool) -> int:
+def _n_workers(config: Config, *, on_gpu: bool) -> int:
+    setting = config.training.n_workers
     if setting != "auto":
         return setting
     # on a machine without a GPU, training itself keeps the processors busy

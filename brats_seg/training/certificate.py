@@ -19,9 +19,6 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from brats_seg.config import Config, LossConfig, Size
-from brats_seg.data.loader import PatchDataset
-from brats_seg.data.manifest import MANIFEST_NAME, prepared_ids
-from brats_seg.data.patches import epoch_patches
 from brats_seg.errors import BratsError, ConfigError, EnvironmentalError, ResumeError, UsageError
 from brats_seg.files import write_json
 from brats_seg.labels import REGIONS
@@ -31,7 +28,6 @@ from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.memory import is_out_of_memory
 from brats_seg.runtime.weights import load_trained, require_task
 from brats_seg.training.accumulation import Accumulator
-from brats_seg.training.batches import Batch
 from brats_seg.training.gradient import MicroBatch
 from brats_seg.training.independence import PatchIndependence, RandomState
 from brats_seg.training.losses import (
@@ -54,8 +50,6 @@ _SHORTEST_BELOW = 3
 """Voxels along an axis of the lowest level: at 2, oneDNN of torch 2.13 fails in bf16 on the CPU."""
 _N_WARM_STEPS, _WARM_LR = 40, 1e-2
 """Steps of training after which the gradients of phantom patches differ, and their learning rate."""
-_CANDIDATES = 4
-"""Patches that are read for each one that is measured."""
 _LACKING_ET = (0, 2)
 """Indices, in every five phantom patches, of those without enhancing tumour."""
 # contrast of regions WT, TC, ET in t1n, t1c, t2w, t2f
@@ -116,19 +110,17 @@ class Certificate:
 
 def certify_run(
     run_path: Path,
-    prepared_path: Path,
     *,
     n_patches: int = 4,
     device: str | None = None,
     precision: str | None = None,
     track: Track = untracked,
 ) -> Certificate:
-    """Measure with the weights, loss and cases of a run, and write `certificate.json` into it.
+    """Measure with the weights and the loss of a run, and write `certificate.json` into it.
 
     Args:
         run_path: Folder of the run.
-        prepared_path: Folder of the prepared cases; if it has none, phantom patches are used.
-        n_patches: Patches in the batch, each a micro-batch.
+        n_patches: Phantom patches in the batch, each a micro-batch.
         device: As `training.device`; that of the run by default.
         precision: As `training.precision`; that of the run by default.
         track: Shows the progress.
@@ -157,19 +149,9 @@ def certify_run(
             "Python, with brats_seg.training.certificate.certify."
         )
         raise ResumeError(msg) from None
-    size = _measured_size(config, patch)
-    is_prepared = any(prepared_path.glob(f"*/{MANIFEST_NAME}"))
     where = choose_device(device or config.training.device, precision or config.training.precision)
-    if is_prepared:
-        patches = prepared_patches(prepared_path, config, size, n_patches)
-    else:
-        patches = phantom_patches(n_patches, size)
-    certificate = Certificate(
-        network=str(path),
-        patches=_described(patches, str(prepared_path) if is_prepared else "phantoms"),
-        environment=environment_of(where),
-        rows=certify(network, config.loss, patches, where, track),
-    )
+    patches = phantom_patches(n_patches, _measured_size(config, patch))
+    certificate = _certificate(str(path), network, config, patches, where, track)
     write_json(run_path / "certificate.json", asdict(certificate))
     return certificate
 
@@ -194,9 +176,23 @@ def certify_settings(
     size = longest if config.patch.size == "whole" else _measured_size(config, config.patch.size)
     network, patches = build_network(config, size), phantom_patches(n_patches, size)
     warm_up(network, patches, device, track)
+    source = f"{config.model.name}, trained for {_N_WARM_STEPS} steps"
+    return _certificate(source, network, config, patches, device, track)
+
+
+def _certificate(
+    source: str,
+    network: nn.Module,
+    config: Config,
+    patches: MicroBatch,
+    device: Device,
+    track: Track,
+) -> Certificate:
+    et = patches.target[:, REGIONS.index("et")].flatten(1)
+    size, n_lacking = size_words(patches.image.shape[2:]), int((et.sum(1) == 0).sum())
     return Certificate(
-        network=f"{config.model.name}, trained for {_N_WARM_STEPS} steps",
-        patches=_described(patches, "phantoms"),
+        network=source,
+        patches=f"{len(et)} patches of {size} from phantoms, {n_lacking} without ET",
         environment=environment_of(device),
         rows=certify(network, config.loss, patches, device, track),
     )
@@ -257,19 +253,6 @@ def warm_up(network: nn.Module, patches: MicroBatch, device: Device, track: Trac
     steps = range(_N_WARM_STEPS)
     for step in track(steps, what="training on phantom patches", total=_N_WARM_STEPS):
         accumulator.step([parts[step % len(parts)]])
-
-
-def prepared_patches(folder: Path, config: Config, size: Size, n_patches: int) -> MicroBatch:
-    """Return patches of prepared cases, from the least tumour to the most."""
-    case_ids = prepared_ids(folder)
-    seed, n_candidates = config.training.seed, _CANDIDATES * n_patches
-    patch = config.patch.model_copy(update={"size": size, "foreground": 0.5})
-    dataset = PatchDataset(folder, patch=patch, multiple=size, augment="none", seed=seed)
-    keys = epoch_patches(case_ids, 0, ceil(n_candidates / len(case_ids)), seed)[:n_candidates]
-    samples = sorted((dataset[key] for key in keys), key=lambda sample: int(sample.target.sum()))
-    chosen = [samples[i * (len(samples) - 1) // (n_patches - 1)] for i in range(n_patches)]
-    (patches,) = Batch(samples=tuple(chosen)).micro_batches(n_patches)
-    return patches.to(torch.device("cpu"))
 
 
 def phantom_patches(n_patches: int, size: Size, seed: int = 0) -> MicroBatch:
@@ -348,11 +331,8 @@ class BatchGradients:
         return torch.cat([one.cpu().flatten().double() for one in gradients]) / self._scale
 
 
-_METHODS = {
-    "whole batch": BatchGradients.whole,
-    "exact": BatchGradients.exact,
-    "ordinary": BatchGradients.ordinary,
-}
+_METHODS = ("whole", "exact", "ordinary")
+"""Methods of `BatchGradients`; the others are compared with the first."""
 
 
 def _rows(
@@ -372,21 +352,22 @@ def _rows(
             network=network, criterion=criterion, patches=patches, device=device
         )
         with part(f"{method}, {name}", 0):
-            found = _METHODS[method](gradients)
-        if method == "whole batch":
+            found: Tensor = getattr(gradients, method)()
+        if method == "whole":
             _check_comparable(found, name)
             expected = found
             continue
-        row = CertificateRow(
-            loss=name,
-            own=name == own,
-            method=method,
-            precision=precision,
-            n_patches=len(patches.image),
-            relative_error=float((found - expected).norm() / expected.norm()),
-            angle_deg=_angle_deg(found, expected),
+        rows.append(
+            CertificateRow(
+                loss=name,
+                own=name == own,
+                method=method,
+                precision=precision,
+                n_patches=len(patches.image),
+                relative_error=float((found - expected).norm() / expected.norm()),
+                angle_deg=_angle_deg(found, expected),
+            )
         )
-        rows.append(row)
     return tuple(rows)
 
 
@@ -405,13 +386,6 @@ def _criteria(config: LossConfig) -> dict[str, Criterion]:
 def _single(patches: MicroBatch) -> list[MicroBatch]:
     """Return a micro-batch for each patch."""
     return [MicroBatch(*pair) for pair in zip(*(part.split(1) for part in patches), strict=True)]
-
-
-def _described(patches: MicroBatch, source: str) -> str:
-    """Return number, size and source of patches, and how many lack enhancing tumour."""
-    et = patches.target[:, REGIONS.index("et")].flatten(1)
-    size, n_lacking = size_words(patches.image.shape[2:]), int((et.sum(1) == 0).sum())
-    return f"{len(et)} patches of {size} from {source}, {n_lacking} without ET"
 
 
 def _check_comparable(gradient: Tensor, loss: str) -> None:

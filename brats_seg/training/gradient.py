@@ -23,7 +23,7 @@ N patches, C channels, R regions, X Y Z voxels.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -285,11 +285,7 @@ class BatchGradient:
             return reduction.carry(output, batch.target)
 
     def _on_device(self, index: int, micro_batch: MicroBatch) -> MicroBatch:
-        """Return a micro-batch on the device; from the second one on, the batch is cut.
-
-        Raises:
-            ConfigError: It holds no patch, or the network does not allow a batch to be cut.
-        """
+        """Return a micro-batch on the device; from the second one on, the batch is cut."""
         n_patches, n_targets = len(micro_batch.image), len(micro_batch.target)
         if n_patches == 0 or n_patches != n_targets:
             msg = (
@@ -341,40 +337,9 @@ class Gathered(NamedTuple):
     """The rows that are this rank's."""
 
 
-class LossReduction(Protocol):
-    """Computes the loss of a batch from tensors that were carried over from its micro-batches."""
-
-    def carry(self, output: Output, target: Tensor) -> Carried:
-        """Return what the loss is computed from, of a micro-batch."""
-
-    def gather(self, carried: Sequence[Carried]) -> Gathered:
-        """Collect what was carried on all ranks."""
-
-    def loss_of(self, gathered: Gathered, n_patches: int) -> Tensor:
-        """Return the loss of the batch."""
-
-    def differentiate(
-        self, loss: Tensor, gathered: Gathered, carried: Sequence[Carried]
-    ) -> Gradients:
-        """Return the derivatives of the loss with respect to this rank's tensors.
-
-        What the loss depends on beside them, such as parameters of its own or the weights of the
-        network, gets its gradient here, on the first rank only: the sum over ranks counts it once.
-        """
-
-
-def loss_reduction(
-    criterion: Criterion, device: Device, scale: Callable[[Tensor], Tensor], ranks: Ranks
-) -> LossReduction:
-    """Return the reduction of a loss that takes two passes."""
-    if (by_sums := as_sums_loss(criterion)) is not None:
-        return _SumsReduction(loss=by_sums, scale=scale, ranks=ranks)
-    return _OutputsReduction(loss=criterion, device=device, scale=scale, ranks=ranks)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _SumsReduction:
-    """Carries the sums of each micro-batch."""
+    """Computes the loss of the batch from the sums of each micro-batch."""
 
     loss: SumsLoss
     scale: Callable[[Tensor], Tensor]
@@ -401,7 +366,7 @@ class _SumsReduction:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _OutputsReduction:
-    """Carries every output with its target."""
+    """Computes the loss of the batch from every output with its target."""
 
     loss: Criterion
     device: Device
@@ -448,10 +413,23 @@ class _OutputsReduction:
         return list(zip(*columns, nothing, strict=True))
 
 
+LossReduction: TypeAlias = _SumsReduction | _OutputsReduction
+
+
+def loss_reduction(
+    criterion: Criterion, device: Device, scale: Callable[[Tensor], Tensor], ranks: Ranks
+) -> LossReduction:
+    """Return the reduction of a loss that takes two passes."""
+    if (by_sums := as_sums_loss(criterion)) is not None:
+        return _SumsReduction(loss=by_sums, scale=scale, ranks=ranks)
+    return _OutputsReduction(loss=criterion, device=device, scale=scale, ranks=ranks)
+
+
 def _derivatives(loss: Tensor, tensors: Sequence[Tensor], ranks: Ranks) -> list[Tensor | None]:
     """Return the derivatives of a loss, which all ranks compute alike, with respect to the tensors.
 
-    The first rank also adds to the gradients of the other leaves that the loss depends on.
+    The first rank also adds to the gradients of the other leaves that the loss depends on, such as
+    parameters of its own or the weights of the network: the sum over ranks counts them once.
     """
     if ranks.is_first:
         loss.backward()

@@ -14,7 +14,6 @@ import math
 import os
 import secrets
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -56,14 +55,6 @@ def recorded(config: Config, run_path: Path, history: Sequence[Row]) -> Iterator
 
     It writes the table of all epochs, and their picture unless one was drawn just now. A tracker that
     cannot be opened ends the command before training; one that fails later ends alone.
-
-    Args:
-        config: Settings of the run; all are sent as its parameters.
-        run_path: Folder of the run, which exists. A run that is resumed continues its curves.
-        history: Rows of all epochs, in a list that grows with the run.
-
-    Raises:
-        EnvironmentalError: A tracker is not installed, or cannot be opened or written.
     """
     drawn_s = -math.inf
     is_picture_old = bool(history)
@@ -87,11 +78,7 @@ def recorded(config: Config, run_path: Path, history: Sequence[Row]) -> Iterator
 
 
 def check_trackers(tracking: TrackingConfig) -> None:
-    """Check that the trackers of the settings are installed.
-
-    Raises:
-        EnvironmentalError: One is not; the message has the command that installs it.
-    """
+    """Check that the trackers of the settings are installed."""
     for name in tracking.to:
         if find_spec(_MODULES[name]) is None:
             msg = (
@@ -136,12 +123,6 @@ def outlook_text(
     best: float | None, watch: str, left_s: float | None, loss: float = math.nan
 ) -> str:
     """Return the state of a run in words, as far as it is known.
-
-    Args:
-        best: Best watched value so far.
-        watch: Name of the watched value, `val_dice` or `val_loss`.
-        left_s: Expected seconds to the end of the run.
-        loss: Training loss of the epoch so far.
 
     Example:
         >>> outlook_text(0.7131, "val_dice", 12_000, loss=0.4217)
@@ -203,15 +184,10 @@ def _trackers(config: Config, run_path: Path) -> Iterator[SendRow]:
     finally:
         # the last values are written here; the run itself is on the disk already
         for name, tracker in opened.items():
-            _sent(name, partial(_finish, tracker))
+            _sent(name, partial(next, tracker, None))
 
 
-def _finish(tracker: Generator[SendRow]) -> None:
-    """Run the opener of a tracker to its end."""
-    deque(tracker)
-
-
-def _sent(name: str, send: Callable[[], None]) -> bool:
+def _sent(name: str, send: Callable[[], object]) -> bool:
     """Send values, and return whether that worked: a tracker that fails must not end a training."""
     try:
         send()
@@ -228,15 +204,12 @@ def _sent(name: str, send: Callable[[], None]) -> bool:
 
 def _metrics(row: Row) -> dict[str, float]:
     """Return the values of a row by names such as `train/loss` and `val/dice_et`."""
-    parts = ((key.partition("_"), value) for key, value in row.items() if key not in _PLACES)
     return {
-        f"{phase}/{name}" if phase in {"train", "val"} else f"{phase}{rest}{name}": float(value)
-        for (phase, rest, name), value in parts
+        key.replace("_", "/", 1) if key.startswith(("train_", "val_")) else key: float(value)
+        for key, value in row.items()
+        # the epoch is the step of the curves
+        if key not in {"epoch", "step"}
     }
-
-
-_PLACES = ("epoch", "step")
-"""Values of a row that say where it is; the epoch is the step of the curves."""
 
 
 def _tensorboard(config: Config, run_path: Path) -> Generator[SendRow]:

@@ -130,15 +130,7 @@ class PatchIndependence:
         self._asked: set[tuple[bool, ...]] = set()
 
     def check(self, image: Tensor, device: Device) -> None:
-        """Raise unless the network gives a patch the same output however its batch is cut.
-
-        Args:
-            image: Images `(N, C, X, Y, Z)` on the device; the first is used.
-            device: Device and precision.
-
-        Raises:
-            ConfigError: The message names the layer and what it does.
-        """
+        """Raise unless the network gives a patch the same output however its batch is cut."""
         modes = tuple(module.training for module in self._network.modules())
         if modes in self._asked:
             return

@@ -20,15 +20,7 @@ their own grid, and each level weighs half as much as the one above it (nnU-Net;
 """
 
 from collections.abc import Callable
-from typing import (
-    Any,
-    ClassVar,
-    Literal,
-    Protocol,
-    TypeAlias,
-    get_args,
-    runtime_checkable,
-)
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -65,11 +57,7 @@ class SumsLoss(Protocol):
 
 
 def reduction_of(criterion: object) -> Reduction:
-    """Return how a loss declares that it reduces over patches, "outputs" if it declares nothing.
-
-    Raises:
-        ConfigError: It declares something unknown, or "sums" without the methods of `SumsLoss`.
-    """
+    """Return how a loss declares that it reduces over patches, "outputs" if it declares nothing."""
     declared: Reduction = getattr(criterion, "reduces", "outputs")
     name = _name_of(criterion)
     if declared not in get_args(Reduction):
@@ -101,11 +89,7 @@ def whole_loss(criterion: Criterion, output: Output, target: Tensor) -> Tensor:
 
 
 def check_scalar(loss: Tensor, criterion: object) -> Tensor:
-    """Return the loss of all patches together, as a tensor without axes.
-
-    Raises:
-        ConfigError: It is more than one number.
-    """
+    """Return the loss of all patches together, as a tensor without axes."""
     if loss.numel() != 1:
         msg = (
             f"the loss {_name_of(criterion)} returned the shape {tuple(loss.shape)}; expected a "
@@ -127,11 +111,7 @@ def measure_nothing(output: Output, target: Tensor) -> Tensor:
 
 
 def build_criterion(config: LossConfig) -> Criterion:
-    """Return the segmentation loss of the settings.
-
-    Raises:
-        ConfigError: The loss of `loss.name` cannot be built.
-    """
+    """Return the segmentation loss of the settings."""
     if config.name is not None:
         return own_criterion(config.name, config.arguments)
     if config.arguments:
@@ -145,9 +125,6 @@ def own_criterion(name: str, arguments: dict[str, Any]) -> Criterion:
 
     A loss that declares `reduces` is called with the output of the network. Any other is
     called with logits and targets `(N, R, X, Y, Z)` in float32, see `LogitsLoss`.
-
-    Raises:
-        ConfigError: It cannot be imported, or not called with those arguments.
     """
     loss = build_by_name(name, arguments, "loss")
     return loss if reduction_of(loss) != "outputs" else LogitsLoss(loss)

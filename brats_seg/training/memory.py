@@ -75,11 +75,7 @@ def step_fallback(accumulator: Accumulator, micro_batch: int) -> Fallback[Memory
 def make_step(
     accumulator: Accumulator, fallback: Fallback[MemoryMode], batch: Batch, measure: Measure
 ) -> StepResult:
-    """Make one optimizer step; if memory runs out, repeat it in the next mode.
-
-    Raises:
-        EnvironmentalError: Memory ran out in the last mode.
-    """
+    """Make one optimizer step; if memory runs out, repeat it in the next mode."""
 
     def step(mode: MemoryMode) -> StepResult:
         set_activation_checkpointing(accumulator.network, mode.checkpointing)
@@ -169,9 +165,6 @@ class Footprint:
         """Return the peak memory of all tensors, for batches of patches of that size.
 
         On the CPU this includes the batch that the host holds.
-
-        Raises:
-            UncountableError: The network or the loss needs values of tensors, which fake tensors lack.
         """
         set_activation_checkpointing(self._network, mode.checkpointing)
         try:

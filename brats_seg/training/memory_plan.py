@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from brats_seg.config import Config, ModelConfig, Size
-from brats_seg.config_text import LONGEST_YAML, load_config
+from brats_seg.config_text import load_config, read_yaml
 from brats_seg.errors import ConfigError
 from brats_seg.models.build import size_words
 from brats_seg.models.norm import check_in_place
@@ -25,7 +25,6 @@ from brats_seg.runtime.device import Device, Gpu, choose_device
 from brats_seg.runtime.memory import MEGABYTE, free_memory, total_memory
 from brats_seg.training.memory import (
     Footprint,
-    MemoryMode,
     UncountableError,
     memory_modes,
     predicted_bytes,
@@ -109,22 +108,16 @@ def plan_memory(
         ConfigError: The network cannot be counted.
         EnvironmentalError: The device is missing, or does not report its free memory.
     """
-    counter = _Counter.of(config, gpu)
-    if memory_bytes is None and gpu is None:
-        usable = free_memory(counter.device.torch_device)
-    else:
-        usable = _without_reserve(
-            gpu.memory_bytes if gpu and memory_bytes is None else memory_bytes
-        )
+    counter = _Counter.of(config, gpu, memory_bytes)
     own = None if config.patch.size == "whole" else config.patch.size
     sizes = {*((n, n, n) for n in _CUBES), *_BOXES} - {own}
     patches = [*([] if own is None else [own]), *sorted(sizes, key=prod)]
     rows: list[PlanRow] = []
     for patch in track(patches, what="counting memory", total=len(patches)):
         if patch == own:
-            rows += counter.rows(patch, usable, config.training.effective_batch_at(0))
+            rows += counter.rows(patch, config.training.effective_batch_at(0))
             continue
-        found = list(counter.fitting_rows(patch, usable))
+        found = list(counter.fitting_rows(patch))
         rows += found
         # larger patches need more
         if found and not found[-1].fits:
@@ -137,38 +130,21 @@ def plan_memory(
     return MemoryPlan(
         device=counter.device,
         gpu=gpu,
-        memory_mib=usable // MEGABYTE,
+        memory_mib=counter.usable_bytes // MEGABYTE,
         rows=tuple(replace(row, suggested=row is best) for row in rows),
     )
 
 
 def largest_patch(config: Config, memory_bytes: int, *, gpu: Gpu | None = None) -> PlanRow | None:
-    """Return how to train on the patch of the settings, or on the largest cube below it that fits.
-
-    Args:
-        config: Settings to plan for, with a patch of a fixed size.
-        memory_bytes: Memory of the device, of which `RESERVED_MIB` are left for torch itself.
-        gpu: GPU to plan for, instead of the device of the settings.
-
-    Returns:
-        The row with the least checkpointing that fits, or None if no patch does.
-
-    Raises:
-        UncountableError: The network or the loss cannot be counted.
-        ConfigError: The network cannot be built for the patch of the settings.
-    """
+    """Return the row of the patch of the settings, or of the largest smaller cube, that fits."""
     own = config.patch.size
     if own == "whole":
         return None
     build_network(config, own)
-    counter, usable = _Counter.of(config, gpu), _without_reserve(memory_bytes)
+    counter = _Counter.of(config, gpu, memory_bytes)
     smaller = [(n, n, n) for n in reversed(_CUBES) if n**3 < prod(own)]
-    rows = (row for patch in (own, *smaller) for row in counter.fitting_rows(patch, usable))
+    rows = (row for patch in (own, *smaller) for row in counter.fitting_rows(patch))
     return next((row for row in rows if row.fits), None)
-
-
-def _without_reserve(memory_bytes: int | None) -> int:
-    return max((memory_bytes or 0) - RESERVED_MIB * MEGABYTE, 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,19 +153,30 @@ class _Counter:
 
     config: Config
     device: Device
-    is_absent: bool
-    """Whether the device is a GPU that is not used; tensors on the CPU then stand for its own."""
+    computing: Device
+    """Device of the tensors: for a GPU that is not used, those on the CPU stand for its own."""
+    usable_bytes: int
+    """Memory that a run may use."""
 
     @classmethod
-    def of(cls, config: Config, gpu: Gpu | None) -> "_Counter":
+    def of(cls, config: Config, gpu: Gpu | None, memory_bytes: int | None) -> "_Counter":
         precision = config.training.precision
-        device = gpu.device(precision) if gpu else choose_device(config.training.device, precision)
-        return cls(config=config, device=device, is_absent=gpu is not None)
+        if gpu is None:
+            device = computing = choose_device(config.training.device, precision)
+        else:
+            device = gpu.device(precision)
+            computing = replace(device, torch_device=torch.device("cpu"))
+            memory_bytes = gpu.memory_bytes if memory_bytes is None else memory_bytes
+        if memory_bytes is None:
+            usable = free_memory(device.torch_device)
+        else:
+            usable = max(memory_bytes - RESERVED_MIB * MEGABYTE, 0)
+        return cls(config=config, device=device, computing=computing, usable_bytes=usable)
 
-    def fitting_rows(self, patch: Size, usable: int) -> Iterator[PlanRow]:
+    def fitting_rows(self, patch: Size) -> Iterator[PlanRow]:
         """Yield rows of ever more checkpointing until one fits; none if the network refuses the patch."""
         try:
-            for row in self.rows(patch, usable, micro_batch=1):
+            for row in self.rows(patch, micro_batch=1):
                 yield row
                 if row.fits:
                     return
@@ -198,33 +185,28 @@ class _Counter:
         except ConfigError:
             return
 
-    def rows(self, patch: Size, usable: int, micro_batch: int) -> Iterator[PlanRow]:
+    def rows(self, patch: Size, micro_batch: int) -> Iterator[PlanRow]:
         """Yield a row for each memory mode, from micro-batches of that size to the least memory."""
-        host = torch.device("cpu") if self.is_absent else self.device.torch_device
-        network = build_network(self.config, patch).to(host)
+        where, for_gpu = self.computing.torch_device, self.computing != self.device
+        network = build_network(self.config, patch).to(where)
         check_in_place(network)
         criterion = task_of(self.config).criterion
         if isinstance(criterion, nn.Module):
-            criterion.to(host)
-        footprint = Footprint(network, criterion, self.config, host, for_gpu=self.is_absent)
+            criterion.to(where)
+        footprint = Footprint(network, criterion, self.config, where, for_gpu=for_gpu)
+        precision = self.device.precision
         for mode in memory_modes(network, micro_batch):
-            yield self._row(footprint, patch, mode, usable)
-
-    def _row(self, footprint: Footprint, patch: Size, mode: MemoryMode, usable: int) -> PlanRow:
-        device = self.device
-        if self.is_absent:
-            device = replace(device, torch_device=torch.device("cpu"))
-        with part(f"{size_words(patch)}, {device.precision}, {mode}", 0):
-            counted = footprint.counted_bytes(patch, mode, device)
-        predicted = predicted_bytes(counted, self.device.torch_device)
-        return PlanRow(
-            patch=patch,
-            micro_batch=mode.micro_batch,
-            precision=device.precision,
-            checkpointing=mode.checkpointing.value,
-            predicted_mib=predicted // MEGABYTE,
-            fits=predicted <= usable,
-        )
+            with part(f"{size_words(patch)}, {precision}, {mode}", 0):
+                counted = footprint.counted_bytes(patch, mode, self.computing)
+            predicted = predicted_bytes(counted, self.device.torch_device)
+            yield PlanRow(
+                patch=patch,
+                micro_batch=mode.micro_batch,
+                precision=precision,
+                checkpointing=mode.checkpointing.value,
+                predicted_mib=predicted // MEGABYTE,
+                fits=predicted <= self.usable_bytes,
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -304,13 +286,12 @@ def _network_words(model: ModelConfig) -> str:
 def _settings_text(path: Path) -> str:
     """Return the settings of a run, as YAML that `load_config` reads."""
     try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(LONGEST_YAML + 1)
+        text = read_yaml(path)
         load_config(text=text)
         return text
-    except (OSError, UnicodeDecodeError, ConfigError) as error:
+    except ConfigError as error:
         msg = (
-            f"{path} cannot be read: {error}. It holds the settings that the run began with; give them "
+            f"{path} cannot be used: {error}. It holds the settings that the run began with; give them "
             "with --preset or --config, or start anew with --fresh"
         )
         raise ConfigError(msg) from None
@@ -319,24 +300,21 @@ def _settings_text(path: Path) -> str:
 def _target(given: Config, gpu: Gpu | None) -> _Target:
     training = given.training
     if gpu is not None:
-        why = f"for {gpu.name} with {_gib(gpu.memory_bytes)}"
-        device = gpu.device(training.precision)
-        return _Target(device=device, gpu=gpu, why=why, memory_bytes=gpu.memory_bytes)
-    device = choose_device(training.device, training.precision)
-    where = device.torch_device
-    if where.type != "cuda":
-        found = "torch finds no GPU here"
-        why = f"because {found if training.device == 'auto' else f'training.device is {where}'}"
-        return _Target(device=device, why=why, memory_bytes=total_memory(where))
-    # ranks of one run must choose the same: the GPU that has least decides
-    each = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
-    memory_bytes = min(map(total_memory, [where] if ":" in training.device else each))
-    why = f"for {torch.cuda.get_device_name(where)} with {_gib(memory_bytes)}"
-    return _Target(device=device, why=why, memory_bytes=memory_bytes)
-
-
-def _gib(memory_bytes: int) -> str:
-    return f"{memory_bytes / 2**30:.1f} GiB"
+        device, name, memory_bytes = gpu.device(training.precision), gpu.name, gpu.memory_bytes
+    else:
+        device = choose_device(training.device, training.precision)
+        where = device.torch_device
+        if where.type != "cuda":
+            is_auto = training.device == "auto"
+            found = "torch finds no GPU here" if is_auto else f"training.device is {where}"
+            memory_bytes = total_memory(where)
+            return _Target(device=device, why=f"because {found}", memory_bytes=memory_bytes)
+        # ranks of one run must choose the same: the GPU that has least decides
+        each = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
+        memory_bytes = min(map(total_memory, [where] if ":" in training.device else each))
+        name = torch.cuda.get_device_name(where)
+    why = f"for {name} with {memory_bytes / 2**30:.1f} GiB"
+    return _Target(device=device, gpu=gpu, why=why, memory_bytes=memory_bytes)
 
 
 def _fitting_patch(config: Config, given: Config, target: _Target) -> tuple[Any, str]:

@@ -154,14 +154,7 @@ class Schedule:
     def __init__(
         self, optimizer: Optimizer, config: ScheduleConfig, n_steps: int | None = None
     ) -> None:
-        """Set the rate of the first step.
-
-        Args:
-            optimizer: Optimizer whose rate is set.
-            config: Name of the schedule and what belongs to it.
-            n_steps: Optimizer steps of the run; None until they are known, and then the rate does not
-                fall. It may be set later.
-        """
+        """Set the rate of the first step; as long as `n_steps` is None it does not fall."""
         self.n_steps = n_steps
         self._config = config
         self._floor = min(LOWEST_RATE / float(optimizer.param_groups[0]["lr"]), 1.0)

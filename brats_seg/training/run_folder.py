@@ -81,12 +81,7 @@ class RunFolder:
         return self.last_path.is_file()
 
     def check_scans(self, data: Path, config: Config) -> None:
-        """Check that scans can be those of the run by their names, before they are prepared.
-
-        Raises:
-            ResumeError: A case of the run is not among them.
-            LayoutError: There are no scans.
-        """
+        """Check that scans can be those of the run by their names, before they are prepared."""
         path = self.path / SPLIT_NAME
         if not (self.is_begun and path.exists()):
             return
@@ -105,16 +100,7 @@ class RunFolder:
 
     @contextmanager
     def opened(self, state: RunState, *, fresh: bool) -> Iterator[None]:
-        """Lock the run, and set a state to its latest one if there is one.
-
-        Args:
-            state: State before the first step. Of several ranks the first one writes.
-            fresh: Rename an earlier run of that name first, and start anew.
-
-        Raises:
-            UsageError: Another process trains the run, or it cannot start from the weights given.
-            ResumeError: The run was begun with other settings or cases.
-        """
+        """Lock the run, and set a state to its latest one; `fresh` renames an earlier run first."""
         plan, ranks = state.plan, state.accumulator.ranks
         # before anything is written or renamed
         start = plan.config.start

@@ -94,18 +94,7 @@ class RunPlan:
 
 
 def plan_run(config: Config, data: FoldData, *, criterion: Criterion | None = None) -> RunPlan:
-    """Return the plan of a run.
-
-    Args:
-        config: Settings of the run.
-        data: Cases that it is trained and validated on.
-        criterion: Loss in place of that of the settings.
-
-    Raises:
-        ConfigError: The loss or the network of the settings cannot be built.
-        EnvironmentalError: The machine lacks the device.
-        CaseError: A case was not prepared.
-    """
+    """Return the plan of a run."""
     task = task_of(config)
     if config.patch.size == "whole":
         patch = padded_size(config.model, data.largest_shape)
@@ -126,22 +115,6 @@ def plan_run(config: Config, data: FoldData, *, criterion: Criterion | None = No
     )
 
 
-def interval_line(every: int, n_epochs: int | None) -> str:
-    """Return the line that is logged about the epochs that `validation.every: auto` validates after.
-
-    Example:
-        >>> interval_line(12, 100)
-        'validation.every auto: whole cases are validated every 12 epochs, and after the last one'
-    """
-    if n_epochs is not None and every >= n_epochs:
-        when = "after the last epoch"
-    elif every == 1:
-        when = "after every epoch"
-    else:
-        when = f"every {every} epochs, and after the last one"
-    return f"validation.every auto: whole cases are validated {when}"
-
-
 def _window(config: Config, patch: Size, multiple: Size, shape: Size) -> Size:
     if config.patch.size == "whole":
         return rounded_up(shape, multiple)
@@ -154,15 +127,13 @@ def _validation_cost(config: Config, data: FoldData, patch: Size, multiple: Size
     """Return the cost of a validation, in epochs of training: a ratio of numbers of voxels."""
     is_whole = config.patch.size == "whole"
 
-    def n_trained(case_id: str) -> int:
-        shape = manifest_of(data.folder, case_id).box.shape
-        return prod(_window(config, patch, multiple, shape) if is_whole else patch)
-
-    def n_validated(case_id: str) -> int:
+    def n_voxels(case_id: str) -> int:
         shape = manifest_of(data.folder, case_id).box.shape
         window = _window(config, patch, multiple, shape)
         n = 1 if is_whole else n_windows(shape, window, config.validation.overlap)
         return n * prod(window)
 
-    trained = config.patch.per_case * sum(map(n_trained, data.split.train))
-    return sum(map(n_validated, data.split.validation)) / (TRAINING_PASSES * trained)
+    train = data.split.train
+    trained = sum(map(n_voxels, train)) if is_whole else prod(patch) * len(train)
+    passes = TRAINING_PASSES * config.patch.per_case
+    return sum(map(n_voxels, data.split.validation)) / (passes * trained)

@@ -66,19 +66,17 @@ class Source:
 
     @property
     def name(self) -> str:
-        """Path and kind of network, for messages."""
+        """Path and network, for messages."""
         if self.trained is None:
             return f"{self.path} (weights alone)"
-        return f"{self.path} (model.name {self.trained.config.model.name!r})"
+        model = self.trained.config.model
+        widths = f", model.widths {','.join(map(str, model.widths))}"
+        has_widths = model.name in {"unet", "dynunet"}
+        return f"{self.path} (model.name {model.name!r}{widths if has_widths else ''})"
 
 
 def read_source(path: Path) -> Source:
-    """Read the weights of a run, an exported model of one network, a checkpoint or a file of weights.
-
-    Raises:
-        UsageError: The path holds no weights, those of several networks, or damaged ones; or their
-            network takes other inputs than this version prepares.
-    """
+    """Read the weights of a run, an exported model of one network, a checkpoint or a file of weights."""
     weights = read_weights(path) if path.is_file() else None
     if weights is not None:
         return Source(path=path, weights=weights, fingerprint=sha256_of(path)[:32])
@@ -100,13 +98,7 @@ def read_source(path: Path) -> Source:
 
 
 def check_start(config: StartConfig, run_path: Path, *, begins: bool) -> None:
-    """Raise `UsageError` if a run cannot start from the weights of the settings.
-
-    Args:
-        config: Settings of the start.
-        run_path: Folder of the run.
-        begins: Whether the run begins; a run that is resumed reads no other weights.
-    """
+    """Raise `UsageError` if a run that begins cannot start from the weights of the settings."""
     if config.path is None:
         return
     path = Path(config.path)
@@ -121,23 +113,23 @@ def check_start(config: StartConfig, run_path: Path, *, begins: bool) -> None:
 
 
 def start_from(network: nn.Module, config: StartConfig, data: FoldData) -> StartedFrom | None:
-    """Give a network the weights of the settings that fit, log which, and return where they are from.
-
-    Raises:
-        UsageError: The weights cannot be read, or nothing fits.
-    """
+    """Give a network the weights of the settings that fit, log which, and return where they are from."""
     if config.path is None:
         return None
     source = read_source(Path(config.path))
     is_autoencoder = source.trained and source.trained.config.model.name == "autoencoder"
     is_encoder = is_autoencoder and isinstance(network, UNet)
     offered = encoder_for_unet(source.weights) if is_encoder else source.weights
-    fit = match_weights(network, offered)
+    loaded, unfit = match_weights(network, offered)
     # a bias or a norm alone starts nothing
-    if not any(weight.ndim > 1 for weight in fit.loaded.values()):
-        msg = f"nothing fits of {source.name}: {fit.unfit}. {_advice(source)}{_CHOOSE}"
+    if not any(weight.ndim > 1 for weight in loaded.values()):
+        msg = (
+            f"nothing fits of {source.name}. Not loaded: {some_of(unfit)}. Choose the network that "
+            "they are of (the encoder of an autoencoder fits a unet whose model.widths begin with "
+            "16,32,64,128), or other weights, or leave out --start-from."
+        )
         raise UsageError(msg)
-    broken = [name for name, weight in fit.loaded.items() if not weight.isfinite().all()]
+    broken = [name for name, weight in loaded.items() if not weight.isfinite().all()]
     if broken:
         msg = (
             f"{source.path} has weights that are not finite numbers: {some_of(broken)}. Its training "
@@ -146,63 +138,47 @@ def start_from(network: nn.Module, config: StartConfig, data: FoldData) -> Start
         raise UsageError(msg)
     state = network.state_dict()
     with torch.no_grad():
-        for name, weight in fit.loaded.items():
+        for name, weight in loaded.items():
             state[name].copy_(weight)
-    n_loaded, n_all = (sum(w.numel() for w in one.values()) for one in (fit.loaded, state))
-    layers = f"{len(_by_layer(fit.loaded))} of {len(_by_layer(state))} layers"
+    n_loaded, n_all = (sum(w.numel() for w in one.values()) for one in (loaded, state))
+    layers = f"{len(_by_layer(loaded))} of {len(_by_layer(state))} layers"
     weights = f"{n_loaded:,} of {n_all:,} weights"
     log.info("started from %s: %s loaded, %s", source.name, layers, weights)
-    if fit.unfit:
-        log.info("  not loaded: %s", fit.unfit)
+    if unfit:
+        log.info("  not loaded: %s", some_of(unfit))
     _log_differences(source, data)
     return StartedFrom(
         path=config.path, fingerprint=source.fingerprint, learnt_from=source.learnt_from or ()
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Fit:
-    """Weights that fit a network, and its layers that they do not."""
-
-    loaded: Mapping[str, Tensor]
-    """Weights that fit, by their name in the network."""
-    missing: tuple[str, ...]
-    """Layers of the network that are not offered by name."""
-    differing: Mapping[str, str]
-    """Layers of another shape, with both shapes in words."""
-
-    @property
-    def unfit(self) -> str:
-        """The layers that do not fit, in words; empty if all do."""
-        shapes = [f"{layer} ({words})" for layer, words in self.differing.items()]
-        parts = {"of another shape": shapes, "not among them": self.missing}
-        return "; ".join(f"{what}: {some_of(layers)}" for what, layers in parts.items() if layers)
-
-
-def match_weights(network: nn.Module, offered: Mapping[str, Tensor]) -> Fit:
-    """Return which of the offered weights fit the layers of a network, by name and shape.
+def match_weights(
+    network: nn.Module, offered: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Return the offered weights of the layers that they fit, and the other layers in words.
 
     Example:
         >>> network = nn.Sequential(nn.Conv3d(4, 2, 1), nn.Conv3d(2, 3, 1))
         >>> other = nn.Sequential(nn.Conv3d(4, 2, 1), nn.Conv3d(2, 5, 1))
-        >>> sorted(match_weights(network, other.state_dict()).loaded)
-        ['0.bias', '0.weight']
+        >>> loaded, unfit = match_weights(network, other.state_dict())
+        >>> sorted(loaded), unfit
+        (['0.bias', '0.weight'], ['1 (3x2x1x1x1 here, 5x2x1x1x1 there)'])
     """
     by_name = {_bare(name): weight for name, weight in offered.items()}
     state = {n: w for n, w in network.state_dict().items() if isinstance(w, Tensor)}
     loaded: dict[str, Tensor] = {}
-    missing, differing = [], {}
+    unfit = []
     for layer, names in _by_layer(state).items():
-        found = {name: by_name[_bare(name)] for name in names if _bare(name) in by_name}
-        other = next((name for name in found if found[name].shape != state[name].shape), None)
-        if len(found) < len(names):
-            missing.append(layer)
+        weights = {name: by_name[_bare(name)] for name in names if _bare(name) in by_name}
+        other = next((name for name in weights if weights[name].shape != state[name].shape), None)
+        if len(weights) < len(names):
+            unfit.append(f"{layer} (not among them)")
         elif other is not None:
-            expected, offer = (size_words(one[other].shape) for one in (state, found))
-            differing[layer] = f"{expected} here, {offer} there"
+            expected, offer = (size_words(one[other].shape) for one in (state, weights))
+            unfit.append(f"{layer} ({expected} here, {offer} there)")
         else:
-            loaded |= found
-    return Fit(loaded=loaded, missing=tuple(missing), differing=differing)
+            loaded |= weights
+    return loaded, unfit
 
 
 def _bare(name: str) -> str:
@@ -237,29 +213,15 @@ def _check_identity(identity: ModelIdentity, path: Path) -> None:
     for what in ("modalities", "regions", "normalisation"):
         found, known = getattr(identity, what), getattr(expected, what)
         if found != known:
-            found, known = (
-                one if isinstance(one, str) else ", ".join(one) for one in (found, known)
-            )
             msg = (
-                f"{path} was trained with {what} {found}; expected {known}, in this order: its first "
-                f"and last layers would mean something else. {_CHOOSE}"
+                f"{path} was trained with {what} {_listed(found)}; expected {_listed(known)}, in this "
+                f"order: its first and last layers would mean something else. {_CHOOSE}"
             )
             raise UsageError(msg)
 
 
-def _advice(source: Source) -> str:
-    """Return the settings with which the weights would fit, as far as they are known."""
-    if source.trained is None:
-        return ""
-    model = source.trained.config.model
-    if model.name == "autoencoder":
-        return (
-            "The encoder of an autoencoder fits --network unet with model.widths that begin with "
-            "16,32,64,128. "
-        )
-    widths = f" --set model.widths={','.join(map(str, model.widths))}"
-    has_widths = model.name in {"unet", "dynunet"}
-    return f"It fits --network {model.name}{widths if has_widths else ''}. "
+def _listed(value: str | tuple[str, ...]) -> str:
+    return value if isinstance(value, str) else ", ".join(value)
 
 
 def _log_differences(source: Source, data: FoldData) -> None:

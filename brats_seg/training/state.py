@@ -26,11 +26,9 @@ from brats_seg.runtime.memory import Fallback
 from brats_seg.runtime.torch_files import reason_of
 from brats_seg.runtime.weights import SCHEMA_VERSION, ModelCard, read_checkpoint
 from brats_seg.training.accumulation import Accumulator, StepResult
-from brats_seg.training.batches import Batch
-from brats_seg.training.losses import Measure, parameters_of
+from brats_seg.training.losses import parameters_of
 from brats_seg.training.memory import (
     MemoryMode,
-    make_step,
     mode_entries,
     resume_mode,
     step_fallback,
@@ -102,16 +100,8 @@ class RunState:
         """Network that is validated and saved as the best: the average of the weights, if kept."""
         return self.network if self.ema is None else self.ema.module
 
-    def step(self, batch: Batch, measure: Measure) -> StepResult:
-        """Make one optimizer step, see `training.memory.make_step`."""
-        return make_step(self.accumulator, self.fallback, batch, measure)
-
     def after_batch(self, result: StepResult) -> None:
-        """Count a batch, and update schedule, average and sums unless its step was skipped.
-
-        Raises:
-            BratsError: Too many steps in a row were skipped.
-        """
+        """Count a batch, and update schedule, average and sums unless its step was skipped."""
         progress = self.progress
         progress.n_batches += 1
         if result.skipped:
@@ -158,18 +148,13 @@ class RunState:
         }
 
     def load_state_dict(self, entries: Mapping[str, Any]) -> None:
-        """Set a state that was made from the same settings to the entries of a checkpoint.
-
-        Raises:
-            ResumeError: The checkpoint is for prediction alone, is of another network or loss, or is
-                damaged.
-        """
+        """Set a state that was made from the same settings to the entries of a checkpoint."""
         if "optimizer" not in entries:
             msg = "the checkpoint is for prediction alone; a run resumes from last.pt"
             raise ResumeError(msg)
         name = "progress"
         try:
-            saved = SavedState.of(entries)
+            saved = _SAVED.validate_python(entries)
             for name, part in self._parts().items():
                 part.load_state_dict(entries[name])
             resume_mode(self.fallback, entries["mode"])
@@ -223,37 +208,16 @@ class SavedState:
     environment: dict[str, str]
     """Versions and device that the checkpoint was made with."""
 
-    @classmethod
-    def of(cls, entries: Mapping[str, Any]) -> "SavedState":
-        """Check the entries of a checkpoint.
 
-        Raises:
-            KeyError: An entry is missing.
-            ValueError: An entry has other values than a run can have.
-        """
-        return cls(
-            card=entries["card"],
-            progress=_PROGRESS.validate_python(entries["progress"]),
-            started_from=_STARTED_FROM.validate_python(entries["started_from"]),
-            environment=_ENVIRONMENT.validate_python(entries["environment"]),
-        )
-
-
-_PROGRESS = TypeAdapter(Progress)
-_STARTED_FROM = TypeAdapter(StartedFrom | None)
-_ENVIRONMENT = TypeAdapter(dict[str, str])
+_SAVED = TypeAdapter(SavedState)
 
 
 def read_state(path: Path) -> SavedState:
-    """Read what a checkpoint says of its run.
-
-    Raises:
-        ResumeError: The file is damaged, or is no checkpoint of a run.
-    """
+    """Read what a checkpoint says of its run."""
     entries = read_checkpoint(path, torch.device("cpu"))
     try:
-        return SavedState.of(entries)
-    except (KeyError, TypeError, ValueError) as error:
+        return _SAVED.validate_python(entries)
+    except ValueError as error:
         msg = f"{path} is not a checkpoint of a run: {reason_of(error)}. {WAY_OUT}"
         raise ResumeError(msg) from None
 

@@ -78,11 +78,7 @@ class Task:
 
 
 def task_of(config: Config) -> Task:
-    """Return the task of the settings.
-
-    Raises:
-        ConfigError: The loss of `loss.name` cannot be built.
-    """
+    """Return the task of the settings."""
     loss = config.loss
     if config.model.task == "reconstruction":
         named = None if loss.name is None else own_criterion(loss.name, loss.arguments)

@@ -39,7 +39,8 @@ class StopRequest:
     """
 
     def __init__(self, max_hours: float | None = None) -> None:
-        self._signal: Signals | None = None
+        self.signal: Signals | None = None
+        """The signal that was received, or None."""
         self.began_s = time.monotonic()
         """Start of the session, by the monotonic clock."""
         self._session_hours = max_hours
@@ -47,12 +48,7 @@ class StopRequest:
         self._spent_before_s = 0.0
 
     def limit_sessions(self, hours: float | None, spent_before_s: float) -> None:
-        """Stop as well when all sessions of the run together have taken so many hours.
-
-        Args:
-            hours: Hours of all sessions; None for no such limit.
-            spent_before_s: Seconds that earlier sessions have taken.
-        """
+        """Stop as well when all sessions of the run together have taken so many hours."""
         self._all_hours = hours
         self._spent_before_s = spent_before_s
 
@@ -60,11 +56,6 @@ class StopRequest:
     def elapsed_s(self) -> float:
         """Seconds since the session began."""
         return time.monotonic() - self.began_s
-
-    @property
-    def signal(self) -> Signals | None:
-        """The signal that was received, or None."""
-        return self._signal
 
     @property
     def is_used_up(self) -> bool:
@@ -75,8 +66,8 @@ class StopRequest:
     @property
     def reason(self) -> str | None:
         """The reason to stop now, or None."""
-        if self._signal is not None:
-            return f"{self._signal.name} was received"
+        if self.signal is not None:
+            return f"{self.signal.name} was received"
         if self.is_used_up:
             return f"the time of the run, {self._all_hours:g} h, is used up"
         if self._session_hours is not None and self.elapsed_s >= 3600 * self._session_hours:
@@ -98,7 +89,7 @@ class StopRequest:
                 signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self._signal = Signals(number)
+        self.signal = Signals(number)
         signal.signal(
             number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
         )
@@ -220,14 +211,12 @@ class Clock:
         training_s = max(self.epoch_s - validation_s, 1e-3)
         left_s = max(3600 * hours - self.spent_s, 0) * (1 - MARGIN)
         every = self.plan.validate_every
-        n_epochs = 1 + int(left_s / training_s)
-        while n_epochs > 1:
+        for n_epochs in range(1 + int(left_s / training_s), 1, -1):
             # the last epoch is always validated
             n_validations = -(-n_epochs // every) - (every == 1)
             if (n_epochs - 1) * training_s + n_validations * validation_s <= left_s:
-                break
-            n_epochs -= 1
-        return n_epochs
+                return n_epochs
+        return 1
 
     @property
     def _n_done(self) -> int:

@@ -43,9 +43,10 @@ from brats_seg.training.history import (
     recorded,
 )
 from brats_seg.training.losses import Criterion
+from brats_seg.training.memory import make_step
 from brats_seg.training.ranks import Ranks, joined_ranks
 from brats_seg.training.run_folder import RunFolder
-from brats_seg.training.run_plan import interval_line, plan_run
+from brats_seg.training.run_plan import plan_run
 from brats_seg.training.start_weights import check_start
 from brats_seg.training.state import new_state
 from brats_seg.training.tasks import RunningSums
@@ -221,9 +222,12 @@ class Trainer:
     def _run(self, stop: StopRequest, track: Track) -> Outcome:
         config, progress = self.plan.config, self.state.progress
         if config.validation.every == "auto":
-            log.info(interval_line(self.plan.validate_every, progress.n_epochs))
+            every = counted(self.plan.validate_every, "epoch")
+            log.info("whole cases are validated every %s, and after the last one", every)
         stop.limit_sessions(config.training.hours, progress.spent_s)
         self._clock = Clock(plan=self.plan, progress=progress, began_s=stop.began_s)
+        reason = "all epochs are done"
+        signal: Signals | None = None
         try:
             with stop.listening():
                 while not progress.is_finished:
@@ -233,8 +237,14 @@ class Trainer:
                     validation = self._validate(stop, track)
                     self._end_epoch(validation)
         except RunStoppedError as stopped:
-            return self._outcome(str(stopped), signal=stop.signal)
-        return self._outcome("all epochs are done")
+            reason, signal = str(stopped), stop.signal
+        return Outcome(
+            finished=progress.is_finished,
+            reason=reason,
+            signal=signal,
+            history=tuple(progress.history),
+            best=progress.best,
+        )
 
     def _train(self, stop: StopRequest, track: Track) -> None:
         progress = self.state.progress
@@ -262,7 +272,7 @@ class Trainer:
         # random layers draw from torch's generator: their numbers depend on the position alone
         seed = self.plan.config.training.seed
         torch.manual_seed(stable_seed(seed, progress.epoch, progress.n_batches, self.ranks.rank))
-        result = state.step(batch, self.plan.task.measure)
+        result = make_step(state.accumulator, state.fallback, batch, self.plan.task.measure)
         share = batch.case_ids, result.measured.tolist()
         for case_ids, rows in self.ranks.gather(share):
             for case_id, measured in zip(case_ids, rows, strict=True):
@@ -355,16 +365,6 @@ class Trainer:
     def _save(self) -> None:
         self._clock.before_saving()
         self.folder.save(self.state)
-
-    def _outcome(self, reason: str, *, signal: Signals | None = None) -> Outcome:
-        progress = self.state.progress
-        return Outcome(
-            finished=progress.is_finished,
-            reason=reason,
-            signal=signal,
-            history=tuple(progress.history),
-            best=progress.best,
-        )
 
 
 def _ignore_row(row: Row) -> None:

@@ -39,15 +39,7 @@ class Validation:
 def validation_of(
     plan: RunPlan, case_ids: Sequence[str], epoch: int, n_epochs: int | None
 ) -> Validation | None:
-    """Return the validation of an epoch, or None if it has none.
-
-    Args:
-        plan: Plan of the run.
-        case_ids: Held-out cases, or the share of a rank.
-        epoch: Index of the epoch. Where whole cases are not due, patches are validated if
-            `validation.patches_between` is set.
-        n_epochs: Epochs of the run, None if they are not known yet.
-    """
+    """Return the validation of an epoch: of whole cases, of patches between those, or None."""
     if plan.is_validated(epoch, n_epochs):
         cases = (whole_case(plan.data.folder, one, plan.task.target_of) for one in case_ids)
         return Validation(samples=cases, n_samples=len(case_ids), predict=case_predictor(plan))
