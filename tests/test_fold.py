@@ -101,7 +101,7 @@ def test_a_run_stores_the_spacing_that_it_was_trained_at(tmp_path: Path) -> None
     data = opened(write_cases(tmp_path / "scans", 2, 2))
     trainer = Trainer(data=data, config=settings(), run_path=tmp_path / "run")
 
-    assert trainer._checkpointer._identity.spacing_mm == TWO
+    assert trainer.state.card.identity.spacing_mm == TWO
 
 
 def test_a_fold_that_does_not_exist_is_refused_before_anything_is_written(tmp_path: Path) -> None:

@@ -192,12 +192,13 @@ def test_a_case_is_predicted_as_the_trainer_validated_it(tmp_path: Path) -> None
     config = training_settings("training.n_epochs=1", "optimizer.lr=0.05")
     prepared = tmp_path / "prepared"
     data = open_fold(tmp_path / "scans", fold=0, config=config, prepared_path=prepared)
-    Trainer(data=data, config=config, run_path=tmp_path / "run").run(track=untracked)
+    trainer = Trainer(data=data, config=config, run_path=tmp_path / "run")
+    trainer.run(track=untracked)
     device = choose_device("cpu", "fp32")
     settings = PredictionSettings(overlap=config.validation.overlap)
     model = load_model([tmp_path / "run"], device, settings)
     sample = whole_case(prepared, "BraTS2021_00003")
-    predictor = case_predictor(config, device, model.members[0].patch)
+    predictor = case_predictor(trainer.plan)
     with torch.inference_mode():
         logits = predictor(model.members[0].network, sample.image)
 
