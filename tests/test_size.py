@@ -35,12 +35,12 @@ BUDGET = {
 }
 """Most code lines of each package."""
 ABOVE_BUDGET = {
-    "training": 3368,
-    "cases": 2642,
+    "training": 3271,
     "inference": 2579,
-    "top level": 1807,
-    "cli": 1607,
+    "cases": 2556,
+    "top level": 1785,
     "data": 1533,
+    "cli": 1466,
     "evaluation": 1419,
     "interop": 1242,
     "quality": 1206,
@@ -52,9 +52,9 @@ ABOVE_BUDGET = {
     "models": 767,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
-MOST_LINES, MOST_MODULES = 23_500, 141
+MOST_LINES, MOST_MODULES = 23_091, 141
 """Sizes that were reached; the goals are 18,400 code lines and 110 modules."""
-LONGEST_MODULE = 843
+LONGEST_MODULE = 794
 _NO_CODE = {
     *(tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT),
     *(tokenize.ENDMARKER, tokenize.COMMENT),
