@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
+from scipy.ndimage import binary_fill_holes
 
 from brats_seg.errors import CaseError
+from brats_seg.figures import surface
 from brats_seg.figures.surface import _points, models_of, surface_figure, write_surface_gif
 from brats_seg.figures.view import CaseView, open_view
 from tests.builders import write_case
@@ -140,3 +142,16 @@ def test_a_case_without_label_maps_has_no_surface(tmp_path: Path) -> None:
 
     with pytest.raises(CaseError, match="found neither reference nor prediction"):
         models_of(open_view(tmp_path))
+
+
+@pytest.mark.parametrize("radius", [12, 40])
+def test_a_surface_has_no_holes_however_small_the_brain(radius: int) -> None:
+    """Points are 1 mm apart, and a pixel of a small brain is a fraction of that."""
+    axis = np.arange(-radius - 2, radius + 3)
+    ball = (axis[:, None, None] ** 2 + axis[:, None] ** 2 + axis**2) < radius**2
+    points = surface._points(ball, (1.0, 1.0, 1.0))["points_mm"]
+
+    hit = surface._first_hits(points - points.mean(axis=0), 1.03 * radius) >= 0
+
+    assert hit.mean() > 0.6
+    assert np.array_equal(hit, binary_fill_holes(hit))

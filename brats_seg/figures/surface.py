@@ -6,6 +6,7 @@ shows the point that a ray from the viewer hits first, lit by the gradient of th
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -242,6 +243,7 @@ def _first_hits(placed: Pixels, reach_mm: float) -> npt.NDArray[np.int64]:
     rank = np.zeros((_N_PIXELS, _N_PIXELS), np.int64)
     # of several points in one pixel the last one stays, which is the nearest
     rank[rows, columns] = np.arange(1, len(order) + 1)
-    # a point covers its neighbours, so that there are no holes
-    rank = maximum_filter(rank, 3)
+    # a point covers the pixels up to its neighbours, so that there are no holes
+    pixels_per_step = _STEP_MM * _N_PIXELS / (2 * reach_mm)
+    rank = maximum_filter(rank, 2 * ceil(0.65 * pixels_per_step) + 1)
     return np.where(rank > 0, order[rank - 1], -1)
