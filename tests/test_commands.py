@@ -297,7 +297,7 @@ def test_every_bad_case_is_named_and_can_be_skipped(run: Run, brats_root: Path) 
 @pytest.mark.parametrize(
     ("n_cases", "labelled", "message"),
     [
-        (1, True, "all cases are of one patient"),
+        (1, True, "1 patient cannot fill 2 folds"),
         (2, False, "no usable label map"),
         (0, True, "no c"),
     ],
