@@ -21,7 +21,7 @@ so that a run that is resumed on the same machine has as many threads as before.
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, MutableMapping
 from contextlib import suppress
 from math import ceil
 from pathlib import Path
@@ -138,10 +138,3 @@ def _quota_of(group: Path) -> float | None:
         return None if quota == "max" else int(quota) / int(period)
     quota_us = int((group / "cpu.cfs_quota_us").read_text())
     return None if quota_us <= 0 else quota_us / int((group / "cpu.cfs_period_us").read_text())
-
-
-def settings_of(environment: Mapping[str, str]) -> str:
-    """Return the variables on CPU threads as text, for a log or a table."""
-    names = (*NUMBERS, *WAITING)
-    found = [f"{name}={environment[name]}" for name in names if name in environment]
-    return " ".join(found) or "none"

@@ -38,10 +38,10 @@ ABOVE_BUDGET = {
     "training": 3271,
     "inference": 2579,
     "cases": 2556,
-    "top level": 1785,
+    "top level": 1781,
     "data": 1533,
     "cli": 1466,
-    "evaluation": 1419,
+    "evaluation": 1416,
     "interop": 1242,
     "quality": 1206,
     "figures": 1110,
@@ -52,7 +52,7 @@ ABOVE_BUDGET = {
     "models": 767,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
-MOST_LINES, MOST_MODULES = 23_093, 141
+MOST_LINES, MOST_MODULES = 23_086, 141
 """Sizes that were reached; the goals are 18,400 code lines and 110 modules."""
 LONGEST_MODULE = 794
 _NO_CODE = {

@@ -2,17 +2,19 @@
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from brats_seg.evaluation.subset_scores import (
+    AllSubsetScores,
     SubsetScores,
     absent_from,
-    parse_subset_scores,
     pooled,
 )
 from brats_seg.labels import MODALITIES, MODALITY_SUBSETS
 
 RNG = np.random.default_rng(0)
+STORED = TypeAdapter(AllSubsetScores)
+"""Scores as the card of a model stores them."""
 DICE, DICE_OF_ALL = RNG.uniform(size=(2, 7, 3))
 
 
@@ -64,9 +66,9 @@ def test_missing_modalities_are_named_in_their_order() -> None:
 def test_damaged_scores_are_refused() -> None:
     stored = SubsetScores.of_cases(("t1c",), DICE, DICE_OF_ALL).model_dump()
 
-    assert parse_subset_scores([stored])[0].n_cases == 7
+    assert STORED.validate_python([stored])[0].n_cases == 7
     for wrong in ({"n_cases": 0}, {"loss_sum": (1.0, float("nan"), 0.0)}, {"unknown": 1}):
         with pytest.raises(ValidationError):
-            parse_subset_scores([{**stored, **wrong}])
+            STORED.validate_python([{**stored, **wrong}])
     with pytest.raises(ValidationError):
-        parse_subset_scores([stored] * 15)
+        STORED.validate_python([stored] * 15)

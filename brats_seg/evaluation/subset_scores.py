@@ -7,11 +7,11 @@ those of WT, TC and ET, in the order of `REGIONS`.
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from math import sqrt
-from typing import Annotated, Any, Self, TypeAlias
+from typing import Annotated, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 from brats_seg.config import Section
 from brats_seg.errors import counted
@@ -90,16 +90,6 @@ class SubsetScores(Section):
 
 
 AllSubsetScores = Annotated[tuple[SubsetScores, ...], Field(max_length=len(MODALITY_SUBSETS))]
-_SCORES: TypeAdapter[tuple[SubsetScores, ...]] = TypeAdapter(AllSubsetScores)
-
-
-def parse_subset_scores(content: Any) -> tuple[SubsetScores, ...]:
-    """Return the scores of all subsets, as a checkpoint stores them.
-
-    Raises:
-        ValueError: An entry is unknown, missing or out of range.
-    """
-    return _SCORES.validate_python(content)
 
 
 def pooled(scores: Iterable[SubsetScores]) -> tuple[SubsetScores, ...]:

@@ -16,8 +16,8 @@ from brats_seg.voxels.box import Triple
 SLOW_LIMIT = 20_480
 """Largest `N * C * X * Y` that torch convolves with its slow kernel, if N is 1 and nothing else
 selects oneDNN (groups, or a kernel above 3): `use_mkldnn` in aten/src/ATen/native/Convolution.cpp, torch 2.6 to 2.13."""
-SMALL_PATCH = 40**3
-"""Voxels of the largest patch whose features stay contiguous on a CPU."""
+_CONTIGUOUS_VOXELS = 40**3
+"""Voxels of the largest image whose features stay contiguous on a CPU."""
 
 
 class Convolution(nn.Conv3d):
@@ -85,7 +85,7 @@ def fast_format(image: Tensor) -> torch.memory_format:
     oneDNN convolves features whose channels lie side by side (channels last), and copies others to
     that order and back. Small images are not worth the change of the format; GPUs were not measured.
     """
-    is_gain = image.device.type == "cpu" and prod(image.shape[2:]) > SMALL_PATCH
+    is_gain = image.device.type == "cpu" and prod(image.shape[2:]) > _CONTIGUOUS_VOXELS
     return torch.channels_last_3d if is_gain else torch.contiguous_format
 
 
