@@ -38,7 +38,7 @@ ABOVE_BUDGET = {
     "training": 3271,
     "inference": 2579,
     "cases": 2556,
-    "top level": 1781,
+    "top level": 1650,
     "data": 1533,
     "cli": 1466,
     "evaluation": 1416,

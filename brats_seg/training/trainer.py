@@ -18,9 +18,8 @@ from torch import nn
 
 from brats_seg.config import Config
 from brats_seg.data.fold import FoldData, open_fold, open_split
-from brats_seg.data.loader import Sample
+from brats_seg.data.loader import Sample, stable_seed
 from brats_seg.data.manifest import raise_damage, verify_cases
-from brats_seg.data.patches import stable_seed
 from brats_seg.errors import EnvironmentalError, UsageError, counted
 from brats_seg.figures.history import Row
 from brats_seg.files import reading

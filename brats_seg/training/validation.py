@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from brats_seg.config import Size
-from brats_seg.data.loader import Sample, whole_case
-from brats_seg.data.patches import PatchKey
+from brats_seg.data.loader import PatchKey, Sample, whole_case
 from brats_seg.errors import EnvironmentalError
 from brats_seg.models.build import size_words
 from brats_seg.models.interface import as_output
