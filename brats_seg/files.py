@@ -224,6 +224,11 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
+def size_text(n_bytes: float) -> str:
+    """Return a number of bytes for a message, such as `1.5 GiB`."""
+    return f"{n_bytes / 2**30:.1f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.0f} MiB"
+
+
 def check_current_folder() -> None:
     """Raise `EnvironmentalError` if the current folder was removed, or its drive is gone.
 

@@ -38,8 +38,8 @@ ABOVE_BUDGET = {
     "training": 3271,
     "inference": 2579,
     "cases": 2556,
-    "top level": 1650,
-    "data": 1533,
+    "top level": 1646,
+    "data": 1446,
     "cli": 1466,
     "evaluation": 1416,
     "interop": 945,
@@ -47,9 +47,9 @@ ABOVE_BUDGET = {
     "figures": 1110,
     "survival": 1076,
     "dicom": 971,
-    "runtime": 919,
+    "runtime": 851,
     "pages": 882,
-    "models": 767,
+    "models": 765,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
 MOST_LINES, MOST_MODULES = 23_086, 141

@@ -29,7 +29,6 @@ from brats_seg.inference.model_facts import (
 from brats_seg.labels import LabelConvention, convention_named
 from brats_seg.presets import FileFormat
 from brats_seg.runtime.device import choose_device
-from brats_seg.runtime.torch_files import sha256_of
 from brats_seg.runtime.weights import (
     FORMAT_VERSION,
     MODEL_NAME,
@@ -38,6 +37,7 @@ from brats_seg.runtime.weights import (
     TrainedModel,
     fingerprint_of,
     read_exported,
+    sha256_of,
 )
 from brats_seg.wings import interop
 

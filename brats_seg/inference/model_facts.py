@@ -23,8 +23,7 @@ from brats_seg.errors import ResumeError, UsageError, printable
 from brats_seg.evaluation.scores import RegionSummary
 from brats_seg.files import read_bounded
 from brats_seg.labels import REGIONS
-from brats_seg.runtime.torch_files import reason_of
-from brats_seg.runtime.weights import BEST_NAME, MODEL_NAME, read_checkpoint
+from brats_seg.runtime.weights import BEST_NAME, MODEL_NAME, read_checkpoint, reason_of
 
 FACTS_NAME = "card.json"
 _LARGEST_FACTS = 1 << 26

@@ -15,8 +15,7 @@ from brats_seg.cases.layouts import modality_named
 from brats_seg.errors import UsageError
 from brats_seg.inference.model import ForeignNetwork
 from brats_seg.labels import MODALITIES
-from brats_seg.runtime.torch_files import reason_of, sha256_of
-from brats_seg.runtime.weights import ExportedModel
+from brats_seg.runtime.weights import ExportedModel, reason_of, sha256_of
 
 LONGEST_TEXT = 1 << 24
 """Bytes of the longest description of a model."""

@@ -38,8 +38,7 @@ from brats_seg.interop import (
 )
 from brats_seg.labels import MODALITIES, REGIONS, tissue_named
 from brats_seg.models.convolution import use_slabs
-from brats_seg.runtime.torch_files import checked_weights, read_plain
-from brats_seg.runtime.weights import Decoding, ModelIdentity
+from brats_seg.runtime.weights import Decoding, ModelIdentity, checked_weights, read_plain
 from brats_seg.runtime.windows import Window, WindowRule, gaussian
 from brats_seg.voxels.box import Box, Triple
 from brats_seg.voxels.grids import turn_of, turned, turned_back

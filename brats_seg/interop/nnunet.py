@@ -40,8 +40,7 @@ from brats_seg.interop import (
 )
 from brats_seg.interop.nnunet_network import Architecture, MeanNetwork, NnunetNetwork
 from brats_seg.labels import CONVENTIONS, MODALITIES, REGIONS, tissue_named
-from brats_seg.runtime.torch_files import checked_weights, read_plain
-from brats_seg.runtime.weights import ModelIdentity
+from brats_seg.runtime.weights import ModelIdentity, checked_weights, read_plain
 from brats_seg.runtime.windows import Window, WindowRule, gaussian, window_starts
 from brats_seg.voxels.box import Mask, Triple, bounding_box
 from brats_seg.voxels.grids import Spacing, Turn, turn_of, turned, turned_back
