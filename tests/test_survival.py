@@ -84,7 +84,7 @@ def test_a_bad_case_is_a_row_of_failures_and_ends_it_with_one(
     with (tmp_path / "failures.csv").open(newline="") as stream:
         (row,) = csv.DictReader(stream)
     assert row["case_id"] == "BraTS2021_00003"
-    assert row["error"] == "UnusableCaseError"
+    assert row["error"] == "CaseError"
     assert "found an empty file" in row["message"]
     assert len(read_features(tmp_path / "features.csv")) == 5
 

@@ -9,7 +9,7 @@ A MONAI bundle or ONNX files stand beside them if they are asked for.
 
 import logging
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,13 @@ from safetensors.torch import save
 from brats_seg.errors import UsageError
 from brats_seg.files import alone_at, whole_file, whole_folder, write_json
 from brats_seg.inference.model import assemble, read_together
-from brats_seg.inference.model_card import CARD_NAME, write_card
-from brats_seg.inference.model_facts import (
+from brats_seg.inference.model_card import (
     CrossValidationScores,
     ModelFacts,
     facts_of,
-    read_facts,
+    write_card,
 )
-from brats_seg.labels import LabelConvention, convention_named
+from brats_seg.labels import REGIONS, LabelConvention, convention_named
 from brats_seg.presets import FileFormat
 from brats_seg.runtime.device import choose_device
 from brats_seg.runtime.torch_files import sha256_of
@@ -37,7 +36,6 @@ from brats_seg.runtime.weights import (
     ExportedNetwork,
     TrainedModel,
     fingerprint_of,
-    read_exported,
 )
 from brats_seg.wings import interop
 
@@ -59,8 +57,7 @@ def export_model(
     Args:
         runs: Runs, checkpoints or exported folders.
         folder: Folder to write; empty or missing.
-        replace: Whether an exported model may be there already. It is kept if it holds the same
-            networks, with a new card if that differs, and replaced as a whole otherwise.
+        replace: Whether an exported model may be there already, which is replaced as a whole.
         license_name: Licence of the weights, for the model card.
         case_ids: Whether the model card names the cases by their ids; by default if all ids are of
             public releases. Other ids may identify patients.
@@ -83,27 +80,25 @@ def export_model(
     elif folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         msg = f"{folder} exists already. Choose another folder, or remove it first."
         raise UsageError(msg)
-    write_more = _writer(file_format)
+    wing = interop()
+    if wing is None and file_format != "safetensors":
+        msg = f"--format {file_format} needs brats_seg.interop, which is missing: install it"
+        raise UsageError(msg)
     networks = read_together(runs)
     for network in networks:
         # raises if the weights do not fit the network of the settings
         assemble([network], choose_device("cpu", "fp32"))
     exported = ExportedModel(networks=networks, fingerprint=fingerprint_of(networks))
     facts = facts_of(runs, license_name=license_name, case_ids=case_ids, scores=scores)
-    is_there = replace and _holds(folder, exported.fingerprint)
-    if is_there and _has_card(folder, facts):
-        return exported
     with alone_at(folder):
         # of processes that were killed
         for leftover in folder.parent.glob(f".*-new-{folder.name}"):
             shutil.rmtree(leftover)
-        if is_there:
-            write_card(exported, facts, folder)
-        else:
-            when_full = "Free some space and start the same command again."
-            with whole_folder(folder, when_full=when_full) as beside:
-                _write(exported, facts, beside)
-                write_more(exported, beside)
+        when_full = "Free some space and start the same command again."
+        with whole_folder(folder, when_full=when_full) as new_folder:
+            _write(exported, facts, new_folder)
+            if wing is not None and file_format != "safetensors":
+                wing.WRITERS[file_format](exported, new_folder)
     _log_card(facts)
     return exported
 
@@ -115,47 +110,18 @@ def check_replaceable(folder: Path) -> None:
         raise UsageError(msg)
 
 
-def _writer(file_format: FileFormat) -> Callable[[ExportedModel, Path], None]:
-    """Return the function that writes the files of another program beside the weights."""
-    if file_format == "safetensors":
-        return lambda _exported, _folder: None
-    wing = interop()
-    if wing is None:
-        msg = f"--format {file_format} needs brats_seg.interop, which is missing: install it"
-        raise UsageError(msg)
-    writer: Callable[[ExportedModel, Path], None] = wing.WRITERS[file_format]
-    return writer
-
-
 def _write(exported: ExportedModel, facts: ModelFacts, folder: Path) -> None:
     networks = exported.networks
-    conventions = sorted({name for network in networks for name in network.identity.conventions})
+    conventions = {name for network in networks for name in network.identity.conventions}
     description = {
         "format_version": FORMAT_VERSION,
         "brats_seg": version("brats_seg"),
         "fingerprint": exported.fingerprint,
-        "labels": {name: _table(convention_named(name)) for name in conventions},
+        "labels": {name: _table(convention_named(name)) for name in sorted(conventions)},
         "members": [_write_member(network, i, folder) for i, network in enumerate(networks)],
     }
     write_card(exported, facts, folder)
     write_json(folder / MODEL_NAME, description)
-
-
-def _holds(folder: Path, fingerprint: str) -> bool:
-    try:
-        return folder.exists() and read_exported(folder).fingerprint == fingerprint
-    except UsageError:
-        # damaged, or of another version
-        return False
-
-
-def _has_card(folder: Path, facts: ModelFacts) -> bool:
-    """Tell whether the model card of an exported folder has these facts."""
-    try:
-        stored = read_facts(folder)
-    except UsageError:
-        return False
-    return stored is not None and facts.is_alike(stored) and (folder / CARD_NAME).exists()
 
 
 def _log_card(facts: ModelFacts) -> None:
@@ -176,17 +142,12 @@ def _write_member(network: TrainedModel, index: int, folder: Path) -> dict[str, 
         beside.write_bytes(
             save({key: value.contiguous() for key, value in network.weights.items()})
         )
-    entry = ExportedNetwork(
-        weights=name,
-        sha256=sha256_of(folder / name),
-        card=network.card,
-    )
+    entry = ExportedNetwork(weights=name, sha256=sha256_of(folder / name), card=network.card)
     return entry.model_dump(mode="json")
 
 
-def _table(convention: LabelConvention) -> Mapping[str, Any]:
-    wt, tc, et = convention.regions
+def _table(convention: LabelConvention) -> dict[str, Any]:
     return {
         "meanings": {str(value): meaning for value, meaning in convention.meanings},
-        "regions": {"wt": wt, "tc": tc, "et": et},
+        "regions": dict(zip(REGIONS, convention.regions, strict=True)),
     }

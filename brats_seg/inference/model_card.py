@@ -1,197 +1,200 @@
 """Write the model card: a page that says what an exported model is, was trained on and can do.
 
-README.md    the card, in Markdown
-card.json    the facts of the card that the weights do not hold, see `model_facts`
+README.md    the card, in Markdown, from the template `model_card.md`
+card.json    the facts of the card that the weights do not hold, for programs and later exports
+
+The facts come from the runs: their splits, the validation of their best weights, the versions that
+they were trained with, and the weights that they started from. Unknown facts are left out.
 """
 
-import textwrap
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
+import torch
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from pydantic import Field
 
-from brats_seg.errors import counted, printable
+from brats_seg.cases.conventions import release_of
+from brats_seg.cases.folds import SPLIT_NAME, read_split
+from brats_seg.cases.layouts import UNKNOWN
+from brats_seg.config import Section
+from brats_seg.errors import ResumeError, UsageError, counted, printable
 from brats_seg.evaluation.metrics import region_counts
 from brats_seg.evaluation.scores import RegionSummary, summarise_counts, title_of
 from brats_seg.evaluation.significance import CONFIDENCE
 from brats_seg.evaluation.subset_scores import pooled
-from brats_seg.files import whole_file
+from brats_seg.files import read_bounded, whole_file
 from brats_seg.inference.model import default_of
-from brats_seg.inference.model_facts import FACTS_NAME, ModelFacts, NetworkFacts, ValidatedCase
 from brats_seg.labels import REGIONS, convention_named
-from brats_seg.runtime.weights import NOT_FITTED, ExportedModel, TrainedModel
+from brats_seg.runtime.torch_files import reason_of
+from brats_seg.runtime.weights import (
+    BEST_NAME,
+    MODEL_NAME,
+    NOT_FITTED,
+    ExportedModel,
+    read_checkpoint,
+)
 
 CARD_NAME = "README.md"
-_REGION_WORDS = {"wt": "whole tumour", "tc": "tumour core", "et": "enhancing tumour"}
-_SHOWN = ("dice", "hd95", "lesionwise_dice", "lesionwise_hd95")
-"""Scores in the card."""
+FACTS_NAME = "card.json"
+_LARGEST_FACTS = 1 << 26
+"""Bytes of the longest `card.json`; a case takes about 250."""
+_REGION_NAMES = ("whole tumour", "tumour core", "enhancing tumour")
+_SHOWN_SCORES = ("dice", "hd95", "lesionwise_dice", "lesionwise_hd95")
 _PACKAGES = ("brats_seg", "torch", "monai", "device", "precision")
 """Entries of the environment of a run that are in the card."""
-_LINE_LENGTH = 100
+_ROLES = (
+    ("held_out", "held out", "held out of"),
+    ("training", "trained on", "trained on by"),
+    (
+        "learnt_before",
+        "trained on before, by the weights that it started from",
+        "trained on before the start of",
+    ),
+)
+"""Facts that list cases, and what they say of a case of one network, and of several."""
+
+Count = Annotated[int, Field(ge=0)]
+CountRow = tuple[Count, Count, Count]
+
+
+class ValidatedCase(Section):
+    """Voxel counts of a held-out case, of the validation that the weights were chosen by."""
+
+    case_id: str = ""
+    """Empty if ids are left out."""
+    counts: tuple[CountRow, CountRow, CountRow, CountRow]
+    """True and false positives, false and true negatives, for WT, TC and ET."""
+
+
+class NetworkFacts(Section):
+    """Facts about the training of one network."""
+
+    run: str = ""
+    """Name of the folder of its run."""
+    training: tuple[str, ...] = ()
+    """Ids of the cases that it was trained on."""
+    held_out: tuple[str, ...] = ()
+    """Ids of the cases that were held out."""
+    n_training: Count | None = None
+    """Number of those cases; None if it is not known."""
+    n_held_out: Count | None = None
+    epoch: Count | None = None
+    """Epochs of training until the weights were saved."""
+    validation: tuple[ValidatedCase, ...] = ()
+    """Held-out cases as the weights were validated on them; none where they were not, or on patches."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Versions and device of the training."""
+    started_from: str = ""
+    """Name of the model whose weights it started from; empty if they were drawn at random."""
+    learnt_before: tuple[str, ...] = ()
+    """Ids of the cases that those weights were trained on; none if they are not known."""
+
+    @property
+    def case_ids(self) -> frozenset[str]:
+        """All ids of cases."""
+        validated = (case.case_id for case in self.validation if case.case_id)
+        return frozenset({*self.training, *self.held_out, *self.learnt_before, *validated})
+
+    def without_ids(self) -> "NetworkFacts":
+        """Return the facts without the ids of cases."""
+        anonymous = tuple(case.model_copy(update={"case_id": ""}) for case in self.validation)
+        no_ids = {name: () for name, *_ in _ROLES}
+        return self.model_copy(update={**no_ids, "validation": anonymous})
+
+
+class CrossValidationScores(Section):
+    """Scores of a cross-validation with the networks of a model."""
+
+    protocol: str
+    """Name of the scoring protocol."""
+    summaries: tuple[RegionSummary, ...]
+
+
+class ModelFacts(Section):
+    """Content of `card.json`."""
+
+    exported: str
+    """Date of the export."""
+    brats_seg: str
+    """Version that exported the model."""
+    license: str = ""
+    """Licence of the weights; empty if none is stated."""
+    networks: tuple[NetworkFacts, ...]
+    scores: CrossValidationScores | None = None
+    """None without a cross-validation."""
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether the id of any case is among the facts."""
+        return any(network.case_ids for network in self.networks)
+
+    @property
+    def knows_cases(self) -> bool:
+        """Whether the cases of any network are known, at least by their number."""
+        return any(network.n_training is not None for network in self.networks)
 
 
 def write_card(exported: ExportedModel, facts: ModelFacts, folder: Path) -> None:
-    """Write the model card and its facts to an exported folder.
-
-    Raises:
-        EnvironmentalError: A file cannot be written.
-    """
-    with whole_file(folder / FACTS_NAME) as beside:
-        beside.write_text(facts.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    with whole_file(folder / CARD_NAME) as beside:
-        beside.write_text(model_card(exported, facts), encoding="utf-8")
+    """Write the model card and its facts to an exported folder."""
+    texts = {FACTS_NAME: facts.model_dump_json(indent=1) + "\n"}
+    texts[CARD_NAME] = model_card(exported, facts)
+    for name, text in texts.items():
+        with whole_file(folder / name) as beside:
+            beside.write_text(text, encoding="utf-8")
 
 
 def model_card(exported: ExportedModel, facts: ModelFacts) -> str:
     """Return the text of the model card, in Markdown."""
     networks = exported.networks
-    sections = (
-        _head_lines(exported, facts),
-        _use_lines(networks),
-        _score_lines(networks, facts),
-        *([_subset_lines(networks)] if networks[0].identity.subsets else []),
-        _training_lines(networks, facts),
-        _case_lines(facts),
-        _label_lines(_conventions(networks)),
-        _limit_lines(),
-    )
-    return "\n\n".join("\n".join(lines) for lines in sections) + "\n"
-
-
-def _head_lines(exported: ExportedModel, facts: ModelFacts) -> list[str]:
-    networks = exported.networks
-    names = ", ".join(sorted({network.config.model.name for network in networks}))
-    sizes = sorted({sum(one.numel() for one in network.weights.values()) for network in networks})
-    weights = " or ".join(f"{size:,}" for size in sizes)
-    of_networks = f"one network, {names}, of {weights} weights"
-    if len(networks) > 1:
-        of_networks = (
-            f"{len(networks)} networks, {names}, of {weights} weights each; the mean of their "
-            "probabilities is taken"
-        )
-    return [
-        "# Brain-tumour segmentation model",
-        "",
-        "**Research use only.** This is not a medical device, and its output is no diagnosis.",
-        "",
-        f"- {of_networks}",
-        f"- licence: {facts.license or _NO_LICENSE}",
-        f"- exported on {facts.exported} by brats_seg {facts.brats_seg}",
-        f"- fingerprint: {exported.fingerprint}",
-    ]
-
-
-_NO_LICENSE = (
-    "not stated. Those who hand the model out decide on it, within the terms of use of the cases "
-    "that it was trained on"
-)
-
-
-def _use_lines(networks: Sequence[TrainedModel]) -> list[str]:
-    spacing = "x".join(f"{mm:g}" for mm in networks[0].identity.spacing_mm)
+    sizes = {sum(value.numel() for value in network.weights.values()) for network in networks}
     decoding = networks[0].fitted.decoding
-    rows = zip(REGIONS, decoding.thresholds, decoding.smallest_mm3, strict=True)
-    lines = [
-        "## Use",
-        "",
-        "    brats-seg predict SCANS -o RESULTS --model THIS_FOLDER",
-        "",
-        "Input: T1, T1 with contrast agent, T2 and FLAIR (t1n, t1c, t2w, t2f) of one patient on one "
-        f"grid, skull-stripped. They are resampled to {spacing} mm. Output: a label map on the grid "
-        "of the scan, in the label convention of its release.",
-        "",
-        "| region | | probability above | components of at least, mm3 |",
-        "|---|---|---|---|",
-        *(
-            f"| {region.upper()} | {_REGION_WORDS[region]} | {threshold:g} | {smallest:g} |"
-            for region, threshold, smallest in rows
-        ),
-        "",
-        f"Windows: {', '.join(dict.fromkeys(str(default_of(one)) for one in networks))}.",
+    conventions = {name for network in networks for name in network.identity.conventions}
+    environments = [
+        ", ".join(
+            f"{name} {one.environment[name]}" for name in _PACKAGES if name in one.environment
+        )
+        for one in facts.networks
     ]
-    if decoding.smallest_et_mm3:
-        smallest = f"{decoding.smallest_et_mm3:g}"
-        lines += ["", f"Less than {smallest} mm3 of enhancing tumour in all becomes necrosis."]
-    return lines
-
-
-def _score_lines(networks: Sequence[TrainedModel], facts: ModelFacts) -> list[str]:
-    lines = ["## Scores", ""]
-    of_single = (
-        "" if len(networks) == 1 else " These are scores of single networks, not of their mean."
+    return _template().render(
+        networks=networks,
+        facts=facts,
+        fingerprint=exported.fingerprint,
+        sizes=" or ".join(f"{size:,}" for size in sorted(sizes)),
+        regions=[
+            *zip(REGIONS, _REGION_NAMES, decoding.thresholds, decoding.smallest_mm3, strict=True)
+        ],
+        windows=[str(default_of(network)) for network in networks],
+        validations=[*_validations(facts.networks)],
+        is_fitted=any(network.fitted != NOT_FITTED for network in networks),
+        subset_scores=pooled(one for network in networks for one in network.card.subset_scores),
+        conventions=[convention_named(name) for name in sorted(conventions)],
+        environments=[*dict.fromkeys(environments)],
+        roles=_roles(facts.networks),
     )
-    if facts.scores is not None:
-        return [
-            *lines,
-            f"Cross-validation, scored by the protocol {facts.scores.protocol}: each case was "
-            f"predicted by the network that was not trained on it.{of_single}",
-            "",
-            *_table_lines(facts.scores.summaries),
-            "",
-            "Weights and thresholds were chosen on the same cases: expect slightly lower "
-            "scores on new cases.",
-        ]
-    tables = list(_validations(facts.networks))
-    if not tables:
-        return [*lines, *_mean_lines(facts.networks)]
-    by = "the network" if len(networks) == 1 else "the network that was not trained on it"
-    lines += [
-        f"Validation during training: each held-out case was predicted by {by}, on the prepared "
-        f"scan, with thresholds of 0.5 and the default window.{of_single}",
-    ]
-    for title, summaries in tables:
-        lines += ["", *([f"{title}:", ""] if title else []), *_table_lines(summaries)]
-    remark = "The epoch of the weights was chosen on the same cases"
-    if any(network.fitted != NOT_FITTED for network in networks):
-        remark += ", and later the thresholds above"
-    return [*lines, "", f"{remark}: expect other, most likely lower, scores on new cases."]
 
 
-def _subset_lines(networks: Sequence[TrainedModel]) -> list[str]:
-    """Return the table of the Dice of held-out cases without some modalities."""
-    n_subsets = min(len(network.identity.subsets) for network in networks)
-    head = [
-        "## Missing modalities",
-        "",
-        f"Trained with modality dropout: besides all four modalities, {n_subsets} subsets of them are "
-        "accepted.",
-        "",
-    ]
-    scores = pooled(one for network in networks for one in network.card.subset_scores)
-    if not scores:
-        return [*head, "The loss of Dice was not measured; `brats-seg tune` measures it."]
-    by = " Each case was predicted by the network that was not trained on it."
-    return [
-        *head,
-        f"| predicted from | {' | '.join(region.upper() for region in REGIONS)} | cases |",
-        "|---" * (len(REGIONS) + 2) + "|",
-        *(
-            f"| {', '.join(one.modalities)} | {' | '.join(one.texts())} | {one.n_cases} |"
-            for one in scores
-        ),
-        "",
-        "Mean Dice of held-out cases and, in brackets, its change against the Dice from all four "
-        f"modalities.{by if len(networks) > 1 else ''}",
-    ]
-
-
-def _mean_lines(networks: Sequence[NetworkFacts]) -> list[str]:
-    """Return the mean scores of networks whose runs did not record the scores of each case."""
-    means = [
-        f"- network {place}: "
-        + ", ".join(f"{name.upper()} {x:.3f}" for name, x in zip(REGIONS, dice, strict=True))
-        for place, dice in ((place, one.mean_dice) for place, one in enumerate(networks))
-        if dice is not None
-    ]
-    if not means:
-        return ["Not known: no validation of the networks on whole cases is recorded."]
-    return [
-        "Mean Dice of the held-out cases in the validation during training. The epoch of the weights "
-        "was chosen on the same cases. Intervals are not known: the scores of each case were not "
-        "recorded.",
-        "",
-        *means,
-    ]
+@cache
+def _template() -> Template:
+    # Markdown is not escaped: `printable` keeps names and ids on their lines
+    environment = Environment(
+        loader=PackageLoader("brats_seg.inference"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["printable"] = printable
+    names = {"title_of": title_of, "counted": counted, "shown_scores": _SHOWN_SCORES}
+    return environment.get_template(
+        "model_card.md", globals={**names, "confidence": 100 * CONFIDENCE}
+    )
 
 
 def _validations(
@@ -200,145 +203,128 @@ def _validations(
     """Yield the scores of all held-out cases together, if each was held out once, or by network."""
     all_cases = [case for network in networks for case in network.validation]
     ids = [case.case_id for case in all_cases]
-    is_complete = all(network.validation for network in networks)
-    if is_complete and all(ids) and len({*ids}) == len(ids):
-        yield "", _summarised(all_cases)
+    if all(network.validation for network in networks) and all(ids) and len({*ids}) == len(ids):
+        yield "", _summarise(all_cases)
         return
-    for place, network in enumerate(networks):
+    for index, network in enumerate(networks):
         if network.validation:
-            title = f"Network {place}" if len(networks) > 1 else ""
-            yield title, _summarised(network.validation)
+            yield f"Network {index}" if len(networks) > 1 else "", _summarise(network.validation)
 
 
-def _summarised(cases: Sequence[ValidatedCase]) -> tuple[RegionSummary, ...]:
+def _summarise(cases: Sequence[ValidatedCase]) -> tuple[RegionSummary, ...]:
     counts = [region_counts(case.case_id, case.counts) for case in cases]
     return summarise_counts(counts, np.random.default_rng(0))
 
 
-def _table_lines(summaries: Sequence[RegionSummary]) -> list[str]:
-    columns = [spread.column for spread in summaries[0].spreads if spread.column in _SHOWN]
-    interval = f"[{100 * CONFIDENCE:g} % interval over cases]"
-    heads = ["region", *(f"mean {title_of(column)} {interval}" for column in columns)]
-    lines = [
-        f"| {' | '.join([*heads, 'cases', 'reference empty'])} |",
-        "|---" * (len(heads) + 2) + "|",
-    ]
-    for summary in summaries:
-        n_cases = summary.n_cases
-        means = (summary.spread(column).mean_text(n_cases) for column in columns)
-        cells = (summary.region.upper(), *means, str(n_cases), str(summary.n_reference_empty))
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
-
-
-def _training_lines(networks: Sequence[TrainedModel], facts: ModelFacts) -> list[str]:
-    environments = dict.fromkeys(
-        ", ".join(
-            f"{name} {one.environment[name]}" for name in _PACKAGES if name in one.environment
-        )
-        for one in facts.networks
-    )
-    rows = [
-        (
-            str(place),
-            printable(one.run).replace("|", "\\|") or "-",
-            _number(one.n_training),
-            _number(one.n_held_out),
-            _number(one.epoch),
-            "x".join(map(str, network.identity.patch)),
-            network.identity.fingerprint,
-        )
-        for place, (network, one) in enumerate(zip(networks, facts.networks, strict=True))
-    ]
-    return [
-        "## Training",
-        "",
-        "| network | run | cases trained on | held out | epochs | patch, voxels | training set |",
-        "|---|---|---|---|---|---|---|",
-        *(f"| {' | '.join(row)} |" for row in rows),
-        "",
-        f"- label conventions of the cases: {', '.join(_conventions(networks))}",
-        f"- normalisation: {networks[0].identity.normalisation}",
-        *(f"- trained with {printable(words)}" for words in environments if words),
-        *(
-            f"- network {place} started from the weights of {printable(one.started_from)}"
-            for place, one in enumerate(facts.networks)
-            if one.started_from
-        ),
-    ]
-
-
-def _number(count: int | None) -> str:
-    return "not known" if count is None else str(count)
-
-
-def _case_lines(facts: ModelFacts) -> list[str]:
-    lines = ["## Cases"]
-    roles = _roles(facts.networks)
-    if not roles:
-        why = "Their ids are left out." if facts.knows_cases else "The cases are not recorded."
-        return [*lines, "", why]
-    for words, case_ids in roles.items():
-        n_cases = counted(len(case_ids), "case")
-        text = textwrap.wrap(
-            ", ".join(case_ids), _LINE_LENGTH, break_long_words=False, break_on_hyphens=False
-        )
-        # as code: ids may hold characters that Markdown interprets
-        lines += ["", f"{words} ({n_cases}):", "", *(f"    {line}" for line in text)]
-    return lines
-
-
 def _roles(networks: Sequence[NetworkFacts]) -> dict[str, list[str]]:
     """Return the ids of the cases that have the same part in every network, by words for the part."""
-    parts: dict[str, list[list[int]]] = {}
-    for place, network in enumerate(networks):
-        sides = (network.held_out, network.training, network.learnt_before)
-        for side, case_ids in enumerate(sides):
-            for case_id in case_ids:
-                parts.setdefault(printable(case_id), [[], [], []])[side].append(place)
+    users: dict[str, list[list[int]]] = {}
+    for role, (name, *_) in enumerate(_ROLES):
+        for index, network in enumerate(networks):
+            for case_id in getattr(network, name):
+                users.setdefault(printable(case_id), [[], [], []])[role].append(index)
     grouped: dict[str, list[str]] = {}
-    for case_id, part in sorted(parts.items(), key=lambda item: (item[1], item[0])):
-        words = [
-            words[0] if len(networks) == 1 else f"{words[1]} {_networks(places)}"
-            for words, places in zip(_SIDES, part, strict=True)
-            if places
+    for case_id, indices in sorted(users.items(), key=lambda item: (item[1], item[0])):
+        parts = [
+            alone
+            if len(networks) == 1
+            else f"{among} network{'s' * (len(of) > 1)} {', '.join(map(str, of))}"
+            for (_, alone, among), of in zip(_ROLES, indices, strict=True)
+            if of
         ]
-        text = "; ".join(words)
-        grouped.setdefault(text[:1].upper() + text[1:], []).append(case_id)
+        grouped.setdefault("; ".join(parts), []).append(case_id)
     return grouped
 
 
-_SIDES = (
-    ("held out", "held out of"),
-    ("trained on", "trained on by"),
-    ("trained on before, by the weights that it started from", "trained on before the start of"),
-)
-"""Parts of a case in the training of one network, and of several."""
+def facts_of(
+    paths: Sequence[Path],
+    *,
+    license_name: str = "",
+    case_ids: bool | None = None,
+    scores: CrossValidationScores | None = None,
+) -> ModelFacts:
+    """Collect the facts about the networks of runs, checkpoints or exported folders, in their order.
+
+    Licence and scores are those of an exported folder given alone, unless others are given. Without
+    `case_ids`, cases are named if all are of public releases: other ids may identify patients.
+    """
+    networks = tuple(facts for path in paths for facts in _network_facts(path))
+    if case_ids is None:
+        ids = {case_id for network in networks for case_id in network.case_ids}
+        case_ids = all(release_of(case_id) != UNKNOWN for case_id in ids)
+    stored = read_facts(paths[0]) if len(paths) == 1 else None
+    if stored is not None:
+        license_name, scores = license_name or stored.license, scores or stored.scores
+    return ModelFacts(
+        exported=datetime.now(UTC).date().isoformat(),
+        brats_seg=version("brats_seg"),
+        license=printable(license_name),
+        networks=networks if case_ids else tuple(network.without_ids() for network in networks),
+        scores=scores,
+    )
 
 
-def _networks(places: Sequence[int]) -> str:
-    return f"network{'s' * (len(places) > 1)} {', '.join(map(str, places))}"
+def read_facts(folder: Path) -> ModelFacts | None:
+    """Read `card.json` of an exported folder; None if there is none.
+
+    Raises:
+        UsageError: The file is damaged.
+    """
+    path = folder / FACTS_NAME
+    if not (folder / MODEL_NAME).exists() or not path.exists():
+        return None
+    try:
+        facts = ModelFacts.model_validate(json.loads(read_bounded(path, _LARGEST_FACTS)))
+        if len(facts.networks) != (n_networks := _n_networks(folder)):
+            msg = f"it describes {len(facts.networks)} networks; expected {n_networks}"
+            raise ValueError(msg)
+    except (OSError, ValueError, RecursionError) as error:
+        msg = (
+            f"{path} cannot be read: {reason_of(error)}. Copy or export the model again, or remove "
+            "this file: scores and cases are then not in the model card."
+        )
+        raise UsageError(msg) from None
+    return facts
 
 
-def _conventions(networks: Sequence[TrainedModel]) -> list[str]:
-    return sorted({name for network in networks for name in network.identity.conventions})
+def _network_facts(path: Path) -> tuple[NetworkFacts, ...]:
+    """Return the facts of each network of a path, in the order of `read_trained`."""
+    if (path / MODEL_NAME).exists():
+        stored = read_facts(path)
+        return stored.networks if stored else (NetworkFacts(),) * _n_networks(path)
+    checkpoint = path / BEST_NAME if path.is_dir() else path
+    content = read_checkpoint(checkpoint, torch.device("cpu"))
+    try:
+        return (NetworkFacts(run=path.absolute().name, **_facts_in(content, checkpoint.parent)),)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        msg = f"{checkpoint} cannot be read as a model: {reason_of(error)}"
+        raise ResumeError(msg) from None
 
 
-def _label_lines(conventions: Sequence[str]) -> list[str]:
-    lines = ["## Labels", "", "| convention | value | tissue |", "|---|---|---|"]
-    for name in conventions:
-        for value, meaning in convention_named(name).meanings:
-            lines.append(f"| {name} | {value} | {meaning} |")
-    return lines
+def _n_networks(folder: Path) -> int:
+    return len(json.loads((folder / MODEL_NAME).read_bytes())["members"])
 
 
-def _limit_lines() -> list[str]:
-    return [
-        "## Limits",
-        "",
-        "Scanners, field strengths, ages and treatments that the training cases lack may be "
-        "segmented badly without a sign of it: look at every result.",
-        "",
-        "If the training cases are of BraTS, cite Menze 2015 (doi:10.1109/TMI.2014.2377694), Bakas "
-        "2017 (doi:10.1038/sdata.2017.117) and Baid 2021 (arXiv:2107.02314).",
-    ]
+def _facts_in(content: Mapping[str, Any], run: Path) -> dict[str, Any]:
+    """Return the facts in a checkpoint and in the split beside it."""
+    facts: dict[str, Any] = {"environment": content.get("environment", {})}
+    if (run / SPLIT_NAME).exists():
+        split = read_split(run / SPLIT_NAME)
+        facts |= {"training": split.train, "held_out": split.validation}
+        facts |= {"n_training": len(split.train), "n_held_out": len(split.validation)}
+    if start := content.get("started_from"):
+        facts["started_from"] = f"{Path(start['path']).name}, fingerprint {start['fingerprint']}"
+        facts["learnt_before"] = start["learnt_from"]
+    if "optimizer" in content:
+        # the latest state need not have been validated
+        return facts
+    progress, config = content["progress"], content["card"].config
+    if progress["history"] and "epoch" in progress["history"][-1]:
+        facts["epoch"] = int(progress["history"][-1]["epoch"])
+    counts, n_patches = progress["sums"]["counts"], progress["sums"]["n_patches"]
+    # on patches, each case has `per_case` of them
+    is_one_each = config.patch.per_case > 1 and 0 < n_patches == len(counts)
+    if is_one_each or not config.validation.patches_between:
+        cases = [{"case_id": name, "counts": rows} for name, rows in sorted(counts.items())]
+        facts["validation"] = cases
+    return facts

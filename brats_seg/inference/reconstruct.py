@@ -14,14 +14,13 @@ from brats_seg.cases.find import find_inputs
 from brats_seg.cases.many import MappedCases, map_cases
 from brats_seg.errors import UsageError
 from brats_seg.files import alone_at
-from brats_seg.inference.method import NetworkInput, Scan, prepare_scan
+from brats_seg.inference.method import NetworkInput, Scan
 from brats_seg.inference.model import Model, assemble
 from brats_seg.inference.probabilities import PredictionFallback, apply_model
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
 from brats_seg.progress import Track, untracked
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.weights import read_trained, require_task
-from brats_seg.voxels.grids import Spacing
 
 Image = npt.NDArray[np.float32]
 
@@ -124,19 +123,13 @@ class Reconstructor:
             raise UsageError(msg)
         return cls(model=assemble(networks, device or choose_device("auto", "auto"), settings))
 
-    @property
-    def spacing_mm(self) -> Spacing:
-        """Voxel size of the training cases."""
-        return self.model.identity.spacing_mm
-
     def reconstruct(self, case: Case) -> Reconstruction:
         """Read a case, and encode and decode it.
 
         Raises:
             CaseError: The case cannot be used, or the reconstruction is not finite.
         """
-        loaded = load_case(case, with_label=False)
-        return self.reconstruct_scan(prepare_scan(loaded, self.spacing_mm))
+        return self.reconstruct_scan(self.model.method.prepare(load_case(case, with_label=False)))
 
     def reconstruct_scan(self, scan: Scan) -> Reconstruction:
         """Encode and decode a scan, whole or in windows as the network was trained.
@@ -160,12 +153,9 @@ def _drawn(case: Case, reconstructor: Reconstructor, output: Path) -> DrawnCase:
     from brats_seg.figures.sections import write_figure
 
     made = reconstructor.reconstruct(case)
-    picture = output / f"{made.case_id}.png"
+    picture, spacing_mm = output / f"{made.case_id}.png", reconstructor.model.identity.spacing_mm
     figure = reconstruction_figure(
-        made.image,
-        made.reconstruction,
-        case_id=made.case_id,
-        spacing_mm=reconstructor.spacing_mm,
+        made.image, made.reconstruction, case_id=made.case_id, spacing_mm=spacing_mm
     )
     write_figure(figure, picture)
     return DrawnCase(case_id=made.case_id, rmse=made.rmse, picture=picture, warnings=made.warnings)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from brats_seg.inference.model import ForeignNetwork
+from brats_seg.inference.model import Member
 from brats_seg.interop.export_bundle import write_bundle
 from brats_seg.interop.monai_bundle import is_bundle, read_bundle
 from brats_seg.interop.nnunet import is_nnunet, read_nnunet
@@ -13,7 +13,7 @@ WRITERS = {"bundle": write_bundle, "onnx": write_onnx}
 """Functions that write a model for other programs, by the name of the format."""
 
 
-def reader_of(path: Path) -> Callable[[Path], ForeignNetwork] | None:
+def reader_of(path: Path) -> Callable[[Path], Member] | None:
     """Return the function that reads a model of another program; None if the path is no such model."""
     try:
         return next((read for is_one, read in _READERS if is_one(path)), None)
@@ -21,7 +21,7 @@ def reader_of(path: Path) -> Callable[[Path], ForeignNetwork] | None:
         return None
 
 
-_READERS: tuple[tuple[Callable[[Path], bool], Callable[[Path], ForeignNetwork]], ...] = (
+_READERS: tuple[tuple[Callable[[Path], bool], Callable[[Path], Member]], ...] = (
     (is_nnunet, read_nnunet),
     (is_bundle, read_bundle),
 )

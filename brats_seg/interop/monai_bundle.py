@@ -27,7 +27,7 @@ from brats_seg.errors import UsageError
 from brats_seg.files import read_bounded
 from brats_seg.inference.method import Field as Image
 from brats_seg.inference.method import Method, NetworkInput, Scan
-from brats_seg.inference.model import ForeignNetwork
+from brats_seg.inference.model import Member
 from brats_seg.interop.foreign import (
     LONGEST_TEXT,
     channels_of,
@@ -73,7 +73,7 @@ def is_bundle(path: Path) -> bool:
     return (path / _METADATA).is_file()
 
 
-def read_bundle(path: Path) -> ForeignNetwork:
+def read_bundle(path: Path) -> Member:
     """Read a bundle.
 
     Raises:
@@ -96,7 +96,7 @@ def read_bundle(path: Path) -> ForeignNetwork:
         transforms=_transforms(config),
     )
     fingerprint = hash_of_files([path / _METADATA, file, path / _WEIGHTS])
-    return ForeignNetwork(
+    return Member(
         network=network,
         name=name,
         identity=ModelIdentity(
@@ -108,7 +108,6 @@ def read_bundle(path: Path) -> ForeignNetwork:
             normalisation=", ".join(type(one).__name__ for one in method.transforms),
         ),
         multiple=_multiple(metadata),
-        fingerprint=fingerprint,
         decoding=_decoding(config),
         method=Method(
             prepare=_whole_scan, to_network=method.to_network, rule=rule, mean_of="logits"

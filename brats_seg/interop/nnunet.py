@@ -30,7 +30,7 @@ from brats_seg.errors import CaseError, UsageError
 from brats_seg.files import read_bounded
 from brats_seg.inference.method import Field as Image
 from brats_seg.inference.method import Method, NetworkInput, Scan
-from brats_seg.inference.model import ForeignNetwork
+from brats_seg.inference.model import Member
 from brats_seg.interop.foreign import (
     LONGEST_TEXT,
     channels_of,
@@ -194,7 +194,7 @@ def is_nnunet(path: Path) -> bool:
     return _root_of(path) is not None or bool(_results_in(path))
 
 
-def read_nnunet(path: Path) -> ForeignNetwork:
+def read_nnunet(path: Path) -> Member:
     """Read the folds of a trained model of nnU-Net, or one of them.
 
     Args:
@@ -235,7 +235,7 @@ def read_nnunet(path: Path) -> ForeignNetwork:
         mean_of="logits",
     )
     fingerprint = hash_of_files([root / DATASET_NAME, root / PLANS_NAME, *files])
-    return ForeignNetwork(
+    return Member(
         network=network,
         name=configuration.architecture.name,
         identity=ModelIdentity(
@@ -248,7 +248,6 @@ def read_nnunet(path: Path) -> ForeignNetwork:
             spacing_mm=configuration.spacing,
         ),
         multiple=shape.multiple,
-        fingerprint=fingerprint,
         method=method,
         window=Window(size=configuration.patch_size, overlap=_OVERLAP),
         # the method takes all outputs, of regions or of labels
