@@ -12,12 +12,7 @@ from torch.nn.utils import clip_grad_norm_, get_total_norm
 from brats_seg.errors import EnvironmentalError
 from brats_seg.runtime.device import Device
 from brats_seg.training.gradient import BatchGradient, Leaves, MicroBatch, stateful_modules
-from brats_seg.training.independence import (
-    PatchIndependence,
-    RandomState,
-    capture_buffers,
-    restore_buffers,
-)
+from brats_seg.training.independence import PassState, PatchIndependence
 from brats_seg.training.losses import Criterion, Measure, measure_nothing, parameters_of
 from brats_seg.training.ranks import Ranks
 
@@ -83,10 +78,17 @@ class Accumulator:
         self.optimizer = optimizer
         self.clip_norm = clip_norm
         self.ranks = ranks or Ranks()
-        self._leaves = Leaves(network, criterion, optimizer)
-        self._independence = PatchIndependence(network)
-        self._warn_of_what_is_not_learnt()
         self.device = device or Device(torch_device=next(network.parameters()).device)
+        self._leaves = Leaves(network, criterion, optimizer)
+        self._gradient = BatchGradient(
+            network=network,
+            criterion=criterion,
+            device=self.device,
+            ranks=self.ranks,
+            leaves=self._leaves,
+            independence=PatchIndependence(network),
+        )
+        self._warn_of_what_is_not_learnt()
         self.scaler = torch.amp.GradScaler(
             self.device.torch_device.type, enabled=self.device.needs_scaler
         )
@@ -113,16 +115,14 @@ class Accumulator:
             ReplayError: The loss needs two passes, and the network gave different outputs in them.
             HalfUpdatedError: The optimizer failed, for example because memory ran out.
         """
-        random_state = RandomState.capture(self.device.torch_device)
         modules = stateful_modules(self.network, self.criterion)
-        buffers = capture_buffers(*modules)
+        before = PassState.capture(self.device.torch_device, *modules)
         try:
             loss, measured = self.backward(micro_batches, measure)
             self.ranks.sum_gradients(self._leaves.all)
         except BaseException:
             self._leaves.drop_gradients()
-            random_state.restore()
-            restore_buffers(buffers, *modules)
+            before.restore()
             raise
         norm = self._update()
         return StepResult(
@@ -138,15 +138,7 @@ class Accumulator:
     ) -> tuple[float, Tensor]:
         """Set the gradient of the batch's loss without a step; return loss and measurements."""
         self._leaves.drop_gradients()
-        return BatchGradient(
-            network=self.network,
-            criterion=self.criterion,
-            device=self.device,
-            scale=self.scaler.scale,
-            ranks=self.ranks,
-            leaves=self._leaves,
-            independence=self._independence,
-        ).make(micro_batches, measure)
+        return self._gradient.make(micro_batches, measure, self.scaler.scale)
 
     def _update(self) -> float:
         """Unscale, clip and step once, and return the norm of the gradient.

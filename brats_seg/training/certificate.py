@@ -29,7 +29,7 @@ from brats_seg.runtime.memory import is_out_of_memory
 from brats_seg.runtime.weights import load_trained, require_task
 from brats_seg.training.accumulation import Accumulator
 from brats_seg.training.gradient import MicroBatch
-from brats_seg.training.independence import PatchIndependence, RandomState
+from brats_seg.training.independence import PassState, PatchIndependence
 from brats_seg.training.losses import (
     BatchDiceBce,
     Criterion,
@@ -324,7 +324,7 @@ class BatchGradients:
         for parameter in self._parameters:
             parameter.grad = None
         where = self.device.torch_device
-        before = RandomState.capture(where)
+        before = PassState.capture(where)
         backward([part.to(where) for part in _single(self.patches)])
         before.restore()
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
