@@ -48,7 +48,7 @@ from brats_seg.training.losses import (
     measure_nothing,
     whole_loss,
 )
-from brats_seg.training.tasks import count_voxels
+from brats_seg.training.losses import count_voxels
 
 CLIP_NORM = 12.0
 

@@ -20,7 +20,7 @@ from brats_seg.training.certificate import phantom_patches
 from brats_seg.training.ranks import Ranks
 from brats_seg.training.run_plan import RunPlan
 from brats_seg.training.state import RunState, new_state
-from brats_seg.training.tasks import task_of
+from brats_seg.training.losses import task_of
 from brats_seg.voxels.box import Triple
 
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}

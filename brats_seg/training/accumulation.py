@@ -1,16 +1,28 @@
-"""Make one optimizer step of many micro-batches, equal to that of the whole batch."""
+"""Make one optimizer step of many micro-batches, equal to that of the whole batch.
+
+A smaller micro-batch and activation checkpointing give the same gradient to rounding, so that a run
+goes on with them when memory runs out. The effective batch, the patch and the precision never change.
+"""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import isfinite
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from brats_seg.errors import EnvironmentalError
+from brats_seg.models.interface import (
+    ActivationCheckpointing,
+    set_activation_checkpointing,
+    supported_checkpointing,
+)
 from brats_seg.runtime.device import Device
+from brats_seg.runtime.memory import Fallback
+from brats_seg.training.batches import Batch
 from brats_seg.training.gradient import BatchGradient, Leaves, MicroBatch, stateful_modules
 from brats_seg.training.independence import PassState, PatchIndependence
 from brats_seg.training.losses import Criterion, Measure, measure_nothing, parameters_of
@@ -174,3 +186,59 @@ class Accumulator:
                 "(sgd) or a smaller network if memory ran out."
             )
             raise HalfUpdatedError(msg) from error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryMode:
+    """One way to compute a batch; modes differ in the memory that they need."""
+
+    micro_batch: int
+    """Patches in one forward pass."""
+    checkpointing: ActivationCheckpointing = ActivationCheckpointing.NONE
+
+    def __str__(self) -> str:
+        if self.checkpointing is ActivationCheckpointing.NONE:
+            return f"micro-batch {self.micro_batch}"
+        return f"micro-batch {self.micro_batch}, checkpointing {self.checkpointing.value}"
+
+
+def memory_modes(network: nn.Module, micro_batch: int) -> tuple[MemoryMode, ...]:
+    """Return the modes of a network, from that of the settings to the one that needs least memory."""
+    sizes = [micro_batch]
+    while sizes[-1] > 1:
+        sizes.append(-(-sizes[-1] // 2))
+    modes = [MemoryMode(micro_batch=size) for size in sizes]
+    kinds = supported_checkpointing(network)[1:]
+    return (*modes, *(MemoryMode(micro_batch=1, checkpointing=kind) for kind in kinds))
+
+
+def step_fallback(accumulator: Accumulator, micro_batch: int) -> Fallback[MemoryMode]:
+    """Return the fallback of the steps of a run."""
+    return Fallback(
+        memory_modes(accumulator.network, micro_batch),
+        accumulator.device.torch_device,
+        lambda message: EnvironmentalError(f"{message}. Lower patch.size or model.widths"),
+    )
+
+
+def make_step(
+    accumulator: Accumulator, fallback: Fallback[MemoryMode], batch: Batch, measure: Measure
+) -> StepResult:
+    """Make one optimizer step; if memory runs out, repeat it in the next mode."""
+
+    def step(mode: MemoryMode) -> StepResult:
+        set_activation_checkpointing(accumulator.network, mode.checkpointing)
+        return accumulator.step(batch.micro_batches(mode.micro_batch), measure)
+
+    return fallback.run(step)
+
+
+def mode_entries(mode: MemoryMode) -> dict[str, Any]:
+    """Return a mode in plain values."""
+    return {"micro_batch": mode.micro_batch, "checkpointing": mode.checkpointing.value}
+
+
+def resume_mode(fallback: Fallback[MemoryMode], entries: Mapping[str, Any]) -> None:
+    """Go on in the mode of those entries, or in the first if this machine does not have it."""
+    known = [mode_entries(mode) for mode in fallback.modes]
+    fallback.index = known.index(dict(entries)) if entries in known else 0

@@ -15,8 +15,7 @@ from brats_seg.models.build import default_window, padded_size, size_multiple
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.weights import ModelIdentity
 from brats_seg.runtime.windows import Window, n_windows
-from brats_seg.training.losses import Criterion
-from brats_seg.training.tasks import Task, task_of
+from brats_seg.training.losses import Criterion, Task, task_of
 from brats_seg.voxels.box import rounded_up
 
 VALIDATION_SHARE = 0.25
