@@ -19,9 +19,8 @@ from torch import Tensor, nn
 
 from brats_seg.config import Config, Size
 from brats_seg.data.fold import FoldData, open_fold, open_split
-from brats_seg.data.loader import Sample, whole_case
+from brats_seg.data.loader import PatchKey, Sample, stable_seed, whole_case
 from brats_seg.data.manifest import raise_damage, verify_cases
-from brats_seg.data.patches import PatchKey, stable_seed
 from brats_seg.errors import EnvironmentalError, UsageError, counted
 from brats_seg.figures.history import Row
 from brats_seg.files import reading
