@@ -35,14 +35,14 @@ BUDGET = {
 }
 """Most code lines of each package."""
 ABOVE_BUDGET = {
-    "training": 3271,
-    "inference": 2579,
+    "training": 3108,
+    "inference": 2243,
     "cases": 2556,
-    "top level": 1781,
+    "top level": 1650,
     "data": 1533,
     "cli": 1466,
     "evaluation": 1416,
-    "interop": 1242,
+    "interop": 945,
     "quality": 1206,
     "figures": 1110,
     "survival": 1076,

@@ -98,7 +98,7 @@ def export_model(
         with whole_folder(folder, when_full=when_full) as new_folder:
             _write(exported, facts, new_folder)
             if wing is not None and file_format != "safetensors":
-                wing.WRITERS[file_format](exported, new_folder)
+                wing.writer_of(file_format)(exported, new_folder)
     _log_card(facts)
     return exported
 
