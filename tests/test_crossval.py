@@ -17,7 +17,8 @@ from brats_seg.crossval import (
 )
 from brats_seg.data.fold import open_split
 from brats_seg.errors import UsageError
-from brats_seg.evaluation.evaluate import evaluate_folders
+from brats_seg.evaluation.evaluate import evaluate_pairs
+from brats_seg.evaluation.pairs import find_pairs
 from brats_seg.evaluation.protocols import protocol_named
 from brats_seg.evaluation.scores import read_scores
 from brats_seg.inference.batch import BatchOutcome, finish_batch
@@ -93,7 +94,7 @@ def test_scores_are_those_of_evaluate(cases: HeldOutCases, tmp_path: Path) -> No
     pairing = reference_pairs(chain(*cases.values()), tmp_path / "out")
     found, _ = score_predictions(pairing, LEGACY, tmp_path, n_workers=0)
 
-    expected = evaluate_folders(tmp_path / "scans", tmp_path / "out", LEGACY)
+    expected = evaluate_pairs(find_pairs(tmp_path / "scans", tmp_path / "out"), LEGACY)
     assert found.scores.equals(expected.scores)
     written = read_scores(tmp_path / "scores.csv")
     assert written["case_id"].tolist() == expected.scores["case_id"].tolist()
