@@ -13,6 +13,7 @@ model/          all runs as one exported model
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -52,7 +53,7 @@ from brats_seg.inference.model_facts import CrossValidationScores
 from brats_seg.inference.predict import Predictor
 from brats_seg.inference.results import OutputFolder
 from brats_seg.inference.settings import PredictionSettings
-from brats_seg.inference.tuning import Tuning, metric_named, tune_runs
+from brats_seg.inference.tuning import Tuning, tune_runs
 from brats_seg.progress import Track, untracked
 from brats_seg.training.trainer import Outcome, train_fold
 
@@ -82,10 +83,7 @@ class OutOfFoldResults:
     @property
     def predicted_summaries(self) -> tuple[RegionSummary, ...]:
         """Means over the cases that could be predicted; equal to `summaries` if all could."""
-        failed = {record.case_id for record in self.batch.failures}
-        scores = self.evaluation.scores
-        scores = scores[~scores["case_id"].isin(failed)]
-        return summarise_scores(scores, np.random.default_rng(0))
+        return summarise_scores(self.evaluation.predicted_scores, np.random.default_rng(0))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -112,7 +110,6 @@ def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
     output: Path = Path("crossval"),
     runs: Path = Path("runs"),
     protocol: ScoringProtocol = LEGACY,
-    metric: str | None = None,
     config: Config = DEFAULT_CONFIG,
     prepared_path: Path | None = None,
     max_hours: float | None = None,
@@ -130,7 +127,6 @@ def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
         output: Folder to write to.
         runs: Folder of the runs `fold0`, `fold1` and so on.
         protocol: Scoring protocol, as `protocol_named` returns it.
-        metric: Metric to tune for, `dice` or `lesionwise`; by default that of the protocol.
         config: Settings of training; its device and precision are used for prediction too.
         prepared_path: Folder of prepared cases; by default the one that training uses.
         max_hours: Hours after which training stops; the next call continues it.
@@ -145,8 +141,6 @@ def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
     if config.model.task != "segmentation":
         msg = f"model.name {config.model.name!r} gives no label maps: train it with `train`"
         raise UsageError(msg)
-    metric = metric or ("dice" if protocol.lesions is None else "lesionwise")
-    metric_named(metric, protocol.task)
     check_replaceable(output / "model")
     folder = prepared_path or prepared_path_of(data)
     for fold in folds or ():
@@ -158,15 +152,14 @@ def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
         prepared = prepare_data(data, config=config, prepared_path=folder, track=track)
         chosen = sorted(set(prepared.folds.folds if folds is None else folds))
         paths = tuple(runs / f"fold{fold}" for fold in chosen)
-        trainings = tuple(
-            _train(data, dict(zip(chosen, paths, strict=True)), config, folder, max_hours, track)
-        )
+        train = partial(train_fold, data, config=config, prepared_path=folder, track=track)
+        trainings = tuple(_train(train, zip(chosen, paths, strict=True), max_hours))
         if not trainings[-1].finished:
             return CrossValidation(runs=paths, trainings=trainings, results=None)
         tuning = tune_runs(
             paths,
             prepared_path=folder,
-            metric=metric,
+            metric="dice" if protocol.lesions is None else "lesionwise",
             task=protocol.task,
             device=config.training.device,
             precision=config.training.precision,
@@ -253,25 +246,13 @@ def score_predictions(
 
 
 def _train(
-    data: Path,
-    runs: Mapping[int, Path],
-    config: Config,
-    folder: Path,
-    max_hours: float | None,
-    track: Track,
+    train: Callable[..., Outcome], runs: Iterable[tuple[int, Path]], max_hours: float | None
 ) -> Iterator[Outcome]:
     """Train the folds until one is stopped."""
     ends_s = None if max_hours is None else time.monotonic() + 3600 * max_hours
-    for fold, path in runs.items():
-        outcome = train_fold(
-            data,
-            fold,
-            config=config,
-            run_path=path,
-            prepared_path=folder,
-            max_hours=None if ends_s is None else max(ends_s - time.monotonic(), 0) / 3600,
-            track=track,
-        )
+    for fold, path in runs:
+        left_h = None if ends_s is None else max(ends_s - time.monotonic(), 0) / 3600
+        outcome = train(fold, run_path=path, max_hours=left_h)
         yield outcome
         if not outcome.finished:
             return

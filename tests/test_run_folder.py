@@ -175,13 +175,13 @@ def test_another_schema_is_refused(tmp_path: Path, content: object) -> None:
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ({"progress": {"epoch": "x"}}, "epoch: expected a whole number"),
-        ({"progress": {"epoch": -3}}, "epoch: expected a number greater than or equal to 0"),
+        ({"progress": {"epoch": "x"}}, "epoch: expected a valid integer"),
+        ({"progress": {"epoch": -3}}, "epoch: expected greater than or equal to 0"),
         ({"progress": {"history": ("x",)}}, "history"),
         ({"progress": {"sums": {"n_patches": "x"}}}, "n_patches"),
-        ({"progress": {"spent_s": -1.0}}, "expected a number greater than or equal to 0"),
+        ({"progress": {"spent_s": -1.0}}, "expected greater than or equal to 0"),
         ({"progress": 7}, "is not a checkpoint of a run"),
-        ({"started_from": 7}, "expected key: value"),
+        ({"started_from": 7}, "expected a dictionary"),
     ],
 )
 def test_a_checkpoint_with_wrong_entries_is_refused_with_a_next_step(

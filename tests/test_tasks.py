@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from brats_seg.training.losses import BACKGROUND_WEIGHT, ReconstructionLoss
-from brats_seg.training.tasks import (
+from brats_seg.training.losses import (
+    BACKGROUND_WEIGHT,
+    ReconstructionLoss,
     RunningSums,
     add_squares,
     count_voxels,

@@ -16,8 +16,7 @@ import torch
 from brats_seg.config import Config
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.data.intensities import RandIntensitiesd, Transform, drop_modalities
-from brats_seg.data.loader import PATCHES_AHEAD, PatchDataset, Sample, patch_loader
-from brats_seg.data.patches import PatchKey
+from brats_seg.data.loader import PATCHES_AHEAD, PatchDataset, PatchKey, Sample, patch_loader
 from brats_seg.data.transforms import transforms_named
 from brats_seg.progress import part
 from brats_seg.training.gradient import MicroBatch

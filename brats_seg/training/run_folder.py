@@ -34,10 +34,10 @@ from brats_seg.runtime.weights import (
     run_locked,
 )
 from brats_seg.training.gradient import stateful_modules
+from brats_seg.training.losses import RunningSums
 from brats_seg.training.run_plan import RunPlan
 from brats_seg.training.start_weights import check_start, start_from
 from brats_seg.training.state import RunState, environment_of
-from brats_seg.training.tasks import RunningSums
 from brats_seg.wings import judges
 
 log = logging.getLogger(__name__)

@@ -8,15 +8,14 @@ from math import ceil, prod
 
 from brats_seg.config import Config, Size
 from brats_seg.data.fold import FoldData
+from brats_seg.data.loader import PatchKey, epoch_patches
 from brats_seg.data.manifest import manifest_of
-from brats_seg.data.patches import PatchKey, epoch_patches
 from brats_seg.labels import MODALITY_SUBSETS
 from brats_seg.models.build import default_window, padded_size, size_multiple
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.weights import ModelIdentity
 from brats_seg.runtime.windows import Window, n_windows
-from brats_seg.training.losses import Criterion
-from brats_seg.training.tasks import Task, task_of
+from brats_seg.training.losses import Criterion, Task, task_of
 from brats_seg.voxels.box import rounded_up
 
 VALIDATION_SHARE = 0.25

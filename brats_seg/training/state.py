@@ -25,19 +25,19 @@ from brats_seg.runtime.device import Device
 from brats_seg.runtime.memory import Fallback
 from brats_seg.runtime.torch_files import reason_of
 from brats_seg.runtime.weights import SCHEMA_VERSION, ModelCard, read_checkpoint
-from brats_seg.training.accumulation import Accumulator, StepResult
-from brats_seg.training.losses import parameters_of
-from brats_seg.training.memory import (
+from brats_seg.training.accumulation import (
+    Accumulator,
     MemoryMode,
+    StepResult,
     mode_entries,
     resume_mode,
     step_fallback,
 )
+from brats_seg.training.losses import RunningSums, parameters_of
 from brats_seg.training.optimisation import Schedule, build_optimizer
 from brats_seg.training.ranks import Ranks
 from brats_seg.training.run_plan import RunPlan
 from brats_seg.training.start_weights import StartedFrom
-from brats_seg.training.tasks import RunningSums
 
 log = logging.getLogger(__name__)
 
