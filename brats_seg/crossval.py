@@ -31,7 +31,6 @@ from brats_seg.evaluation.evaluate import Evaluation, evaluate_pairs
 from brats_seg.evaluation.pairs import Pair, Pairing
 from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
 from brats_seg.evaluation.scores import (
-    RegionSummary,
     joined_scores,
     write_scores,
     write_summary,
@@ -75,16 +74,6 @@ class OutOfFoldResults:
     def failures(self) -> tuple[Failure, ...]:
         """Cases that could not be predicted or scored."""
         return (*self.batch.failures, *self.evaluation.failures)
-
-    @property
-    def summaries(self) -> tuple[RegionSummary, ...]:
-        """Means and intervals of the scores by region."""
-        return self.evaluation.summaries
-
-    @property
-    def predicted_summaries(self) -> tuple[RegionSummary, ...]:
-        """Means over the cases that could be predicted; equal to `summaries` if all could."""
-        return self.evaluation.predicted_summaries
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -72,21 +72,18 @@ def evaluate(
         _show_comparisons(compared, compare, table)
 
 
-def _show_scores(evaluation: "Evaluation", predictions: Path, table: Path) -> None:
+def _show_scores(scored: "Evaluation", predictions: Path, table: Path) -> None:
     """Print the scores; exit with 1 if predictions are missing, or cases failed."""
-    none = dict.fromkeys(("comparison", "predicted_comparison"))
-    emit(evaluation, table=table, evaluations=[evaluation], **none)
-    print_remarks(evaluation, predictions)
-    print_summaries(evaluation.summaries, evaluation.predicted_summaries)
-    if evaluation.missing:
+    emit(scored, table=table, evaluations=[scored], comparison=None, predicted_comparison=None)
+    print_remarks(scored, predictions)
+    print_summaries(scored.summaries, scored.predicted_summaries)
+    if scored.missing:
         print("--only-predicted leaves out the references without a prediction.")
-    if evaluation.left_out and evaluation.summaries:
-        dices = ", ".join(
-            f"{name} {mean:.3f}" for name, mean in evaluation.dice_with_left_out.items()
-        )
+    if scored.left_out and scored.summaries:
+        dices = ", ".join(f"{name} {mean:.3f}" for name, mean in scored.dice_with_left_out.items())
         print(f"Mean Dice if those left out counted as 0: {dices}.")
     print(f"wrote {table} and {table.with_suffix('.json')}. Research use only.")
-    if evaluation.missing or evaluation.failures:
+    if scored.missing or scored.failures:
         raise typer.Exit(1)
 
 
