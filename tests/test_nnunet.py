@@ -276,5 +276,5 @@ def test_it_is_neither_averaged_with_others_nor_exported(tmp_path: Path) -> None
 
     with pytest.raises(UsageError, match="only `predict` can use, and alone"):
         Predictor.load([model, model], PredictionSettings(**FP32))
-    with pytest.raises(UsageError, match="which only `predict` can use; expected a run"):
+    with pytest.raises(UsageError, match="only `predict` can use, and alone"):
         export_model([model], tmp_path / "exported")

@@ -269,16 +269,11 @@ def load_case(
         >>> len(loaded.volumes), loaded.case.release, loaded.convention.name
         (4, 'brats2021', 'brats2017')
     """
-    require_usable(case)
+    if case.problems:
+        raise CaseError(case.case_id, "(all)", "; ".join(case.problems), "", "")
     files = files or read_case_files(case, with_label=with_label)
     opened = open_files(case, files, with_label=with_label, modalities=modalities)
     return replace(_loaded(case, opened, labels), hashes=files.hashes)
-
-
-def require_usable(case: Case) -> None:
-    """Raise `CaseError` if a search or an index has found problems of a case."""
-    if case.problems:
-        raise CaseError(case.case_id, "(all)", "; ".join(case.problems), "", "")
 
 
 def case_of_arrays(

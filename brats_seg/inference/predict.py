@@ -18,11 +18,11 @@ from brats_seg.cases.case import (
     case_of_arrays,
     load_case,
     missing_problem,
-    require_usable,
 )
 from brats_seg.cases.find import single_input
 from brats_seg.cases.layouts import MEN_RT, modality_named
 from brats_seg.config import Section
+from brats_seg.errors import CaseError
 from brats_seg.evaluation.subset_scores import SubsetScores, absent_from
 from brats_seg.inference.decode import PartVolume, convention_to_write, decode, measure
 from brats_seg.inference.method import Field, Scan
@@ -206,7 +206,8 @@ class Predictor:
         Raises:
             CaseError: The case has problems, or lacks modalities that the model needs.
         """
-        require_usable(case)
+        if case.problems:
+            raise CaseError(case.case_id, "(all)", "; ".join(case.problems), "", "")
         # a task of one modality, whose target is not ours
         if case.release == MEN_RT and (refusal := missing_problem(case)) is not None:
             raise refusal

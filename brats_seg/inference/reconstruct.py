@@ -21,6 +21,7 @@ from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
 from brats_seg.progress import Track, untracked
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.weights import read_trained, require_task
+from brats_seg.voxels.grids import Spacing
 
 Image = npt.NDArray[np.float32]
 
@@ -123,6 +124,11 @@ class Reconstructor:
             raise UsageError(msg)
         return cls(model=assemble(networks, device or choose_device("auto", "auto"), settings))
 
+    @property
+    def spacing_mm(self) -> Spacing:
+        """Voxel size of the training cases."""
+        return self.model.identity.spacing_mm
+
     def reconstruct(self, case: Case) -> Reconstruction:
         """Read a case, and encode and decode it.
 
@@ -153,7 +159,7 @@ def _drawn(case: Case, reconstructor: Reconstructor, output: Path) -> DrawnCase:
     from brats_seg.figures.sections import write_figure
 
     made = reconstructor.reconstruct(case)
-    picture, spacing_mm = output / f"{made.case_id}.png", reconstructor.model.identity.spacing_mm
+    picture, spacing_mm = output / f"{made.case_id}.png", reconstructor.spacing_mm
     figure = reconstruction_figure(
         made.image, made.reconstruction, case_id=made.case_id, spacing_mm=spacing_mm
     )

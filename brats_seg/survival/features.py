@@ -93,9 +93,7 @@ class Networks:
     def spacings_mm(self) -> list[Spacing]:
         """Spacing of the scans that each network was trained on."""
         spacings = [one.network.identity.spacing_mm for one in self.segmentations]
-        return spacings + (
-            [self.autoencoder.network.model.identity.spacing_mm] if self.autoencoder else []
-        )
+        return spacings + ([self.autoencoder.network.spacing_mm] if self.autoencoder else [])
 
     @property
     def spacing_mm(self) -> Spacing:
