@@ -14,9 +14,8 @@ from brats_seg.config import Config, PatchConfig, ValidationConfig
 from brats_seg.errors import UsageError
 from brats_seg.evaluation.metrics import region_counts
 from brats_seg.evaluation.scores import summarise_counts
-from brats_seg.inference.export import export_model
+from brats_seg.inference.export import CrossValidationScores, export_model, read_facts
 from brats_seg.inference.model import load_model
-from brats_seg.inference.model_card import CrossValidationScores, read_facts
 from brats_seg.runtime.weights import Decoding, FittedPrediction
 from brats_seg.training.losses import RunningSums
 from brats_seg.training.state import Progress

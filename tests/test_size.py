@@ -36,7 +36,7 @@ BUDGET = {
 """Most code lines of each package."""
 ABOVE_BUDGET = {
     "training": 3108,
-    "inference": 2247,
+    "inference": 2230,
     "cases": 2556,
     "top level": 1650,
     "data": 1533,

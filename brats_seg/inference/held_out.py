@@ -63,11 +63,6 @@ class HeldOut:
     data: FoldData
 
     @property
-    def checkpoint_path(self) -> Path:
-        """Checkpoint with the weights, the identity and the fitted settings."""
-        return self.run / BEST_NAME
-
-    @property
     def unfitted(self) -> TrainedModel:
         """The network without what was fitted and measured since its training."""
         changes = {"fitted": NOT_FITTED, "subset_scores": ()}
@@ -193,7 +188,7 @@ def measure_subsets(held_out: HeldOut, device: Device, track: Track) -> tuple[Su
         for i, subset in enumerate(trained.identity.subsets, start=1)
     )
     card = trained.card.model_copy(update={"subset_scores": scores})
-    store_card(held_out.checkpoint_path, card)
+    store_card(held_out.run / BEST_NAME, card)
     return scores
 
 

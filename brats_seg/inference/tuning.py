@@ -51,6 +51,7 @@ from brats_seg.labels import REGIONS
 from brats_seg.progress import Track, untracked
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.weights import (
+    BEST_NAME,
     Decoding,
     FittedPrediction,
     ModelCard,
@@ -260,7 +261,7 @@ def store_tuning(tuning: Tuning, held_out: Sequence[HeldOut]) -> None:
     for run in held_out:
         card = tuned_card(run.trained.card, tuning.fitted, tuning.notes)
         if run.trained.card != card:
-            store_card(run.checkpoint_path, card)
+            store_card(run.run / BEST_NAME, card)
         with whole_file(run.run / TUNING_NAME) as new_file:
             new_file.write_bytes(content)
 
