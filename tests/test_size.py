@@ -46,7 +46,7 @@ ABOVE_BUDGET = {
     "quality": 1206,
     "figures": 1110,
     "survival": 1076,
-    "dicom": 971,
+    "dicom": 892,
     "runtime": 919,
     "pages": 882,
     "models": 767,
