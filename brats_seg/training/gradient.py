@@ -70,7 +70,7 @@ _STORED_TYPES = (torch.uint8, torch.float16, torch.bfloat16)
 
 
 class Carried(NamedTuple):
-    """What the loss of the batch is computed from, of one micro-batch or of all patches together."""
+    """What the loss of the batch is computed from, of one micro-batch."""
 
     tensors: tuple[Tensor, ...]
     """Outputs, or sums over patches."""
@@ -82,6 +82,11 @@ class Carried(NamedTuple):
         """Return leaves of a new graph with the same values."""
         tensors = tuple(t.detach().requires_grad_(t.is_floating_point()) for t in self.tensors)
         return self._replace(tensors=tensors)
+
+    def to(self, device: torch.device) -> "Carried":
+        """Return the values on a device, without a graph."""
+        tensors = tuple(tensor.detach().to(device) for tensor in self.tensors)
+        return self._replace(tensors=tensors, target=self.target.to(device))
 
 
 class Leaves:
@@ -237,10 +242,10 @@ class BatchGradient:
         after = PassState.capture(device, *stateful_modules(self.network, self.criterion))
         n_patches = self._n_patches(rows)
         leaves = [one.as_leaves() for one in carried]
-        gathered = reduction.gather(leaves, self.ranks)
+        everyone = self._gather(leaves)
 
         def differentiate() -> float:
-            loss = reduction.loss_of(gathered, n_patches)
+            loss = reduction.loss_of(everyone, n_patches)
             inputs = [t for one in leaves for t in one.tensors if t.requires_grad]
             if held or (self.ranks.is_first and loss.requires_grad):
                 last = carried[-1].tensors if held else ()
@@ -279,6 +284,15 @@ class BatchGradient:
         with torch.no_grad():
             rows.append(measure(output, batch.target))
         return result
+
+    def _gather(self, leaves: list[Carried]) -> list[Carried]:
+        """Return what all ranks have carried; gradients reach that of this rank."""
+        if self.ranks.n_ranks == 1:
+            return leaves
+        shares = self.ranks.gather([one.to(torch.device("cpu")) for one in leaves])
+        shares = [[one.to(self.device.torch_device) for one in share] for share in shares]
+        shares[self.ranks.rank] = leaves
+        return [one for share in shares for one in share]
 
     def _reduction(self) -> "_SumsReduction | _OutputsReduction":
         if (by_sums := as_sums_loss(self.criterion)) is not None:
@@ -335,13 +349,10 @@ class _SumsReduction:
     def carry(self, output: Output, target: Tensor) -> Carried:
         return Carried((self.loss.sums(output, target),))
 
-    def gather(self, carried: Sequence[Carried], ranks: Ranks) -> Carried:
+    def loss_of(self, carried: Sequence[Carried], n_patches: int) -> Tensor:
         # the sums of many patches are added in float64: the loss is a ratio of them
-        sums = [one.tensors[0].double() for one in carried]
-        return Carried((ranks.gather_rows(torch.stack(sums) if sums else None).sum(0),))
-
-    def loss_of(self, gathered: Carried, n_patches: int) -> Tensor:
-        return check_scalar(self.loss.of_sums(gathered.tensors[0], n_patches), self.loss)
+        sums = torch.stack([one.tensors[0].double() for one in carried]).sum(0)
+        return check_scalar(self.loss.of_sums(sums, n_patches), self.loss)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -363,23 +374,13 @@ class _OutputsReduction:
                 raise ConfigError(msg)
         return Carried(tensors, structure_of(output), target)
 
-    def gather(self, carried: Sequence[Carried], ranks: Ranks) -> Carried:
-        tensors = [(*one.tensors, one.target) for one in carried]
-        kinds = [
-            (one.structure, [tuple(t.shape[1:]) for t in each])
-            for one, each in zip(carried, tensors, strict=True)
-        ]
-        kinds = [kind for kinds_of_rank in ranks.gather(kinds) for kind in kinds_of_rank]
-        _check_one_size([shapes for _, shapes in kinds])
-        structure, shapes = kinds[0]
-        columns = zip(*tensors, strict=True) if tensors else [()] * len(shapes)
-        rows = [ranks.gather_rows(torch.cat(c) if c else None) for c in columns]
-        return Carried(tuple(rows[:-1]), structure, rows[-1])
-
-    def loss_of(self, gathered: Carried, n_patches: int) -> Tensor:
-        output = output_from(gathered.structure, gathered.tensors)
+    def loss_of(self, carried: Sequence[Carried], n_patches: int) -> Tensor:
+        rows = [(*one.tensors, one.target) for one in carried]
+        _check_one_size([[tuple(tensor.shape[1:]) for tensor in row] for row in rows])
+        *outputs, target = map(torch.cat, zip(*rows, strict=True))
+        output = output_from(carried[0].structure, outputs)
         with self.device.autocast():
-            return check_scalar(self.loss(output, gathered.target), self.loss)
+            return check_scalar(self.loss(output, target), self.loss)
 
 
 def _leaves_of(*tensors: Tensor) -> Iterator[Tensor]:
