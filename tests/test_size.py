@@ -35,7 +35,7 @@ BUDGET = {
 }
 """Most code lines of each package."""
 ABOVE_BUDGET = {
-    "training": 3108,
+    "training": 3026,
     "inference": 2579,
     "cases": 2556,
     "top level": 1650,

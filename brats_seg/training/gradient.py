@@ -35,6 +35,8 @@ from brats_seg.training.ranks import Ranks
 Value = TypeVar("Value")
 Scale: TypeAlias = Callable[[Tensor], Tensor]
 """Multiplies a loss before the backward pass, so that float16 gradients do not underflow."""
+Note: TypeAlias = Callable[[Output, Tensor], object]
+"""Is given the output and the target of a micro-batch, without a graph."""
 
 
 class MicroBatch(NamedTuple):
@@ -190,41 +192,27 @@ class BatchGradient:
         """
         rows: list[Tensor] = []
         make = self._one_pass if reduction_of(self.criterion) == "patches" else self._two_passes
-        loss = make(micro_batches, measure, scale, rows)
+        loss = make(micro_batches, lambda *pair: rows.append(measure(*pair)), scale)
         return loss, torch.cat(rows) if rows else torch.empty(0)
 
-    def _one_pass(
-        self,
-        micro_batches: Iterable[MicroBatch],
-        measure: Measure,
-        scale: Scale,
-        rows: list[Tensor],
-    ) -> float:
-        def work() -> float:
-            total = torch.zeros((), device=self.device.torch_device)
+    def _one_pass(self, micro_batches: Iterable[MicroBatch], note: Note, scale: Scale) -> float:
+        def work() -> tuple[float, int]:
+            total, n_patches = torch.zeros((), device=self.device.torch_device), 0
             for index, micro_batch in enumerate(micro_batches):
-                losses = self._forward(
-                    self._on_device(index, micro_batch), self.criterion, measure, rows
-                )
+                losses = self._forward(self._on_device(index, micro_batch), self.criterion, note)
                 _check_per_patch(losses, len(micro_batch.image))
                 self.leaves.check(losses)
                 loss = losses.sum()
                 scale(loss).backward()
-                total = total + loss.detach()
-            return float(total)
+                total, n_patches = total + loss.detach(), n_patches + len(micro_batch.image)
+            return float(total), n_patches
 
-        total = torch.tensor(self._together(work), dtype=torch.float64)
-        n_patches = self._n_patches(rows)
+        total, n_patches = self._together(work)
+        n_patches = self._sum_patches(n_patches)
         self.leaves.divide_gradients(n_patches)
-        return float(self.ranks.sum(total)) / n_patches
+        return float(self.ranks.sum(torch.tensor(total, dtype=torch.float64))) / n_patches
 
-    def _two_passes(
-        self,
-        micro_batches: Iterable[MicroBatch],
-        measure: Measure,
-        scale: Scale,
-        rows: list[Tensor],
-    ) -> float:
+    def _two_passes(self, micro_batches: Iterable[MicroBatch], note: Note, scale: Scale) -> float:
         held, device = tuple(micro_batches), self.device.torch_device
         reduction = self._reduction()
         states: list[PassState] = []
@@ -235,12 +223,12 @@ class BatchGradient:
                 batch = self._on_device(index, micro_batch)
                 states.append(PassState.capture(device))
                 with torch.set_grad_enabled(index == len(held) - 1):
-                    carried.append(self._forward(batch, reduction.carry, measure, rows))
+                    carried.append(self._forward(batch, reduction.carry, note))
             return carried
 
         carried = self._together(first_pass)
         after = PassState.capture(device, *stateful_modules(self.network, self.criterion))
-        n_patches = self._n_patches(rows)
+        n_patches = self._sum_patches(sum(len(micro_batch.image) for micro_batch in held))
         leaves = [one.as_leaves() for one in carried]
         everyone = self._gather(leaves)
 
@@ -261,7 +249,7 @@ class BatchGradient:
             for index, first in enumerate(carried):
                 states[index].restore()
                 batch = held[index].to(device)
-                second = self._forward(batch, reduction.carry, measure_nothing, [])
+                second = self._forward(batch, reduction.carry, measure_nothing)
                 check_replay(first.tensors, second.tensors)
                 _backward(second, leaves[index])
 
@@ -271,18 +259,14 @@ class BatchGradient:
         return loss
 
     def _forward(
-        self,
-        batch: MicroBatch,
-        compute: Callable[[Output, Tensor], Value],
-        measure: Measure,
-        rows: list[Tensor],
+        self, batch: MicroBatch, compute: Callable[[Output, Tensor], Value], note: Note
     ) -> Value:
         """Return what is computed from the output, holding nothing else of the forward pass."""
         with self.device.autocast():
             output = self.network(batch.image)
             result = compute(output, batch.target)
         with torch.no_grad():
-            rows.append(measure(output, batch.target))
+            note(output, batch.target)
         return result
 
     def _gather(self, leaves: list[Carried]) -> list[Carried]:
@@ -313,9 +297,9 @@ class BatchGradient:
             self.independence.check(batch.image, self.device)
         return batch
 
-    def _n_patches(self, rows: Sequence[Tensor]) -> int:
+    def _sum_patches(self, n_patches: int) -> int:
         """Return the number of patches of all ranks."""
-        n_patches = int(self.ranks.sum(torch.tensor(sum(map(len, rows)))))
+        n_patches = int(self.ranks.sum(torch.tensor(n_patches)))
         if n_patches == 0:
             msg = "the batch holds no micro-batch; expected at least one, on one rank at least"
             raise ConfigError(msg)
