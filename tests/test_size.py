@@ -41,14 +41,14 @@ ABOVE_BUDGET = {
     "top level": 1650,
     "data": 1533,
     "cli": 1466,
-    "evaluation": 1416,
+    "evaluation": 1233,
     "interop": 945,
     "quality": 1206,
     "figures": 1110,
     "survival": 1076,
     "dicom": 971,
     "runtime": 919,
-    "pages": 882,
+    "pages": 877,
     "models": 767,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
