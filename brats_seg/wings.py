@@ -83,7 +83,7 @@ def judges() -> ModuleType | None:
 
 def dicom() -> ModuleType | None:
     """Return the functions that convert DICOM examinations and write segmentations."""
-    return _wing("dicom.exchange")
+    return _wing("dicom")
 
 
 def pages() -> ModuleType | None:

@@ -35,7 +35,7 @@ BUDGET = {
 }
 """Most code lines of each package."""
 ABOVE_BUDGET = {
-    "training": 3108,
+    "training": 3026,
     "inference": 2230,
     "cases": 2556,
     "top level": 1650,
@@ -46,7 +46,7 @@ ABOVE_BUDGET = {
     "quality": 1206,
     "figures": 1110,
     "survival": 1076,
-    "dicom": 971,
+    "dicom": 892,
     "runtime": 919,
     "pages": 877,
     "models": 767,
