@@ -45,7 +45,7 @@ ABOVE_BUDGET = {
     "interop": 1242,
     "quality": 1206,
     "figures": 1110,
-    "survival": 1076,
+    "survival": 978,
     "dicom": 971,
     "runtime": 919,
     "pages": 882,
