@@ -83,7 +83,7 @@ def judges() -> ModuleType | None:
 
 def dicom() -> ModuleType | None:
     """Return the functions that convert DICOM examinations and write segmentations."""
-    return _wing("dicom.exchange")
+    return _wing("dicom")
 
 
 def pages() -> ModuleType | None:
@@ -93,7 +93,7 @@ def pages() -> ModuleType | None:
 
 def interop() -> ModuleType | None:
     """Return the functions that read models of other programs, and write ours for them."""
-    return _wing("interop.formats")
+    return _wing("interop")
 
 
 def foreign_reader(path: Path) -> "Callable[[Path], ForeignNetwork] | None":

@@ -18,8 +18,8 @@ from brats_seg.inference.export import export_model
 from brats_seg.inference.model import load_model
 from brats_seg.inference.model_facts import CrossValidationScores, read_facts
 from brats_seg.runtime.weights import Decoding, FittedPrediction
+from brats_seg.training.losses import RunningSums
 from brats_seg.training.state import Progress
-from brats_seg.training.tasks import RunningSums
 from tests.inference_builders import CONFIG, CPU, IDENTITY, write_run
 
 # rows: true positive, false positive, false negative, true negative; columns: WT, TC, ET

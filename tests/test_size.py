@@ -35,20 +35,20 @@ BUDGET = {
 }
 """Most code lines of each package."""
 ABOVE_BUDGET = {
-    "training": 3271,
+    "training": 3026,
     "inference": 2579,
     "cases": 2556,
-    "top level": 1781,
+    "top level": 1650,
     "data": 1533,
     "cli": 1466,
-    "evaluation": 1416,
-    "interop": 1242,
+    "evaluation": 1233,
+    "interop": 945,
     "quality": 1206,
     "figures": 1110,
+    "dicom": 892,
     "survival": 978,
-    "dicom": 971,
     "runtime": 919,
-    "pages": 882,
+    "pages": 877,
     "models": 767,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""

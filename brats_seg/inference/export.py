@@ -123,7 +123,7 @@ def _writer(file_format: FileFormat) -> Callable[[ExportedModel, Path], None]:
     if wing is None:
         msg = f"--format {file_format} needs brats_seg.interop, which is missing: install it"
         raise UsageError(msg)
-    writer: Callable[[ExportedModel, Path], None] = wing.WRITERS[file_format]
+    writer: Callable[[ExportedModel, Path], None] = wing.writer_of(file_format)
     return writer
 
 

@@ -24,7 +24,7 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 from brats_seg.cases.many import map_cases
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.errors import CaseProblemsError, ConfigError, counted
-from brats_seg.evaluation.lesionwise import Scale, score_lesions
+from brats_seg.evaluation.lesions import Scale, score_lesions
 from brats_seg.evaluation.metrics import RegionCounts, count_regions, dice
 from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
 from brats_seg.evaluation.significance import (
