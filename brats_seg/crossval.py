@@ -17,7 +17,6 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from brats_seg.cases.case import Case, CaseIndex
@@ -32,9 +31,7 @@ from brats_seg.evaluation.evaluate import Evaluation, evaluate_pairs
 from brats_seg.evaluation.pairs import Pair, Pairing
 from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
 from brats_seg.evaluation.scores import (
-    RegionSummary,
     joined_scores,
-    summarise_scores,
     write_scores,
     write_summary,
 )
@@ -47,9 +44,8 @@ from brats_seg.inference.batch import (
     finish_batch,
     local_outcomes,
 )
-from brats_seg.inference.export import check_replaceable, export_model
+from brats_seg.inference.export import CrossValidationScores, check_replaceable, export_model
 from brats_seg.inference.held_out import HeldOut, open_held_out
-from brats_seg.inference.model_facts import CrossValidationScores
 from brats_seg.inference.predict import Predictor
 from brats_seg.inference.results import OutputFolder
 from brats_seg.inference.settings import PredictionSettings
@@ -70,8 +66,6 @@ class OutOfFoldResults:
     batch: BatchOutcome
     evaluation: Evaluation
     """Scores, a row for each case and region, and cases that could not be scored."""
-    summaries: tuple[RegionSummary, ...]
-    """Means and intervals of the scores by region."""
     fingerprint: str
     """Fingerprint of the exported model."""
 
@@ -79,11 +73,6 @@ class OutOfFoldResults:
     def failures(self) -> tuple[Failure, ...]:
         """Cases that could not be predicted or scored."""
         return (*self.batch.failures, *self.evaluation.failures)
-
-    @property
-    def predicted_summaries(self) -> tuple[RegionSummary, ...]:
-        """Means over the cases that could be predicted; equal to `summaries` if all could."""
-        return summarise_scores(self.evaluation.predicted_scores, np.random.default_rng(0))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -168,7 +157,7 @@ def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
         held_out = [open_held_out(path, folder) for path in paths]
         cases = held_out_cases(held_out, read_index(folder / "cases.csv", data))
         batch = _predict(cases, predictions, config, on_case, track)
-        evaluation, summaries = score_predictions(
+        evaluation = score_predictions(
             reference_pairs(chain(*cases.values()), predictions.path),
             protocol,
             output,
@@ -179,13 +168,12 @@ def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
             paths,
             output / "model",
             replace=True,
-            scores=CrossValidationScores(protocol=protocol.name, summaries=summaries),
+            scores=CrossValidationScores(protocol=protocol.name, summaries=evaluation.summaries),
         )
     results = OutOfFoldResults(
         tuning=tuning,
         batch=batch,
         evaluation=evaluation,
-        summaries=summaries,
         fingerprint=exported.fingerprint,
     )
     return CrossValidation(runs=paths, trainings=trainings, results=results)
@@ -230,19 +218,18 @@ def score_predictions(
     *,
     n_workers: int,
     track: Track = untracked,
-) -> tuple[Evaluation, tuple[RegionSummary, ...]]:
+) -> Evaluation:
     """Score all pairs, and write the scores, their summary and their figure."""
     # matplotlib takes long to import
     from brats_seg.figures.charts import score_figure
     from brats_seg.figures.sections import write_figure
 
     evaluation = evaluate_pairs(pairing, protocol, n_workers=n_workers, track=track)
-    summaries = summarise_scores(evaluation.scores, np.random.default_rng(0))
     write_scores(evaluation.scores, folder / SCORES_NAME)
-    write_summary(summaries, folder / "summary.json")
+    write_summary(evaluation.summaries, folder / "summary.json")
     column = "dice" if protocol.lesions is None else "lesionwise_dice"
     write_figure(score_figure(evaluation.scores, column=column), folder / "scores.png")
-    return evaluation, summaries
+    return evaluation
 
 
 def _train(

@@ -17,7 +17,8 @@ from brats_seg.crossval import (
 )
 from brats_seg.data.fold import open_split
 from brats_seg.errors import UsageError
-from brats_seg.evaluation.evaluate import evaluate_folders
+from brats_seg.evaluation.evaluate import evaluate_pairs
+from brats_seg.evaluation.pairs import find_pairs
 from brats_seg.evaluation.protocols import protocol_named
 from brats_seg.evaluation.scores import read_scores
 from brats_seg.inference.batch import BatchOutcome, finish_batch
@@ -82,9 +83,9 @@ def test_scores_are_those_of_evaluate(cases: HeldOutCases, tmp_path: Path) -> No
     predict(cases, tmp_path / "out")
 
     pairing = reference_pairs(chain(*cases.values()), tmp_path / "out")
-    found, _ = score_predictions(pairing, LEGACY, tmp_path, n_workers=0)
+    found = score_predictions(pairing, LEGACY, tmp_path, n_workers=0)
 
-    expected = evaluate_folders(tmp_path / "scans", tmp_path / "out", LEGACY)
+    expected = evaluate_pairs(find_pairs(tmp_path / "scans", tmp_path / "out"), LEGACY)
     assert found.scores.equals(expected.scores)
     written = read_scores(tmp_path / "scores.csv")
     assert written["case_id"].tolist() == expected.scores["case_id"].tolist()
@@ -98,13 +99,13 @@ def test_what_is_missing_or_damaged_is_named_and_predicted_again(
     (tmp_path / "out" / "BraTS2021_00003.nii.gz").write_bytes(b"broken")
     pairing = reference_pairs(chain(*cases.values()), tmp_path / "out")
 
-    found, summaries = score_predictions(pairing, LEGACY, tmp_path, n_workers=0)
+    found = score_predictions(pairing, LEGACY, tmp_path, n_workers=0)
 
     assert found.missing == ("BraTS2021_00001",)
     missing = found.scores[found.scores["case_id"] == "BraTS2021_00001"]
     assert missing["dice"].tolist() == [0.0] * 3
     assert [failure.case_id for failure in found.failures] == ["BraTS2021_00003"]
-    assert [one.n_cases for one in summaries] == [3, 3, 3]
+    assert [one.n_cases for one in found.summaries] == [3, 3, 3]
     assert predict(cases, tmp_path / "out").n_skipped == 3
 
 

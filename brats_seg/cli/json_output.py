@@ -22,8 +22,8 @@ _SUMMARIES = ["evaluation.scores:RegionSummary"]
 _COMPARISON = ("evaluation.compare:Comparison", None)
 _TEXTS = list[str]
 _CASE = dict.fromkeys(("case_id", "patient_id", "release", "convention"), str)
-_SERIES = {"series.number": int, "series.description": str, "modality": str, "reason": str}
-_STUDY = {"case.case_id": str, "study.folder": Path, "series": [_SERIES]}
+_SERIES = {"number": int, "description": str, "modality": str, "reason": str}
+_STUDY = {"study.case_id": str, "study.folder": Path, "study.series": [_SERIES]}
 _SCORED = {
     **dict.fromkeys(("case_ids", "missing", "left_out", "without_reference", "remarks"), _TEXTS),
     "failures": _FAILURES,
@@ -59,8 +59,8 @@ OUTPUTS: dict[str, Any] = {
         "finished": bool,
         "fingerprint": str | None,
         "tuning": ("inference.tuning:Tuning", None),
-        "summaries": _SUMMARIES,
-        "predicted_summaries": _SUMMARIES,
+        "evaluation.summaries": _SUMMARIES,
+        "evaluation.predicted_summaries": _SUMMARIES,
         "failures": _FAILURES,
     },
     "predict": "inference.results:Record | cases.many:Failure",

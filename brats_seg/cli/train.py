@@ -299,7 +299,7 @@ def _print_results(results: "OutOfFoldResults", n_networks: int, output: Path) -
     n_cases = batch.n_predicted + batch.n_skipped + n_failed
     print(f"{counted(n_cases, 'held-out case')}, {n_failed} failed: {output / 'predictions'}")
     print_remarks(results.evaluation, output / "predictions")
-    print_summaries(results.summaries, results.predicted_summaries)
+    print_summaries(results.evaluation.summaries, results.evaluation.predicted_summaries)
     print(
         f"{counted(n_networks, 'network')} in {output / 'model'}, fingerprint {results.fingerprint}"
     )
