@@ -40,7 +40,6 @@ ABOVE_BUDGET = {
     "cases": 2556,
     "top level": 1781,
     "data": 1533,
-    "cli": 1466,
     "evaluation": 1416,
     "interop": 1242,
     "quality": 1206,
