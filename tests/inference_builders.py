@@ -103,9 +103,10 @@ def make_model(
         Member(
             network=network.eval(),
             name=config.model.name,
-            patch=identity.patch,
+            identity=identity,
+            method=standard_method(identity.spacing_mm),
             window=window or Window(size=size, overlap=0.5),
-            channels=(0, 1, 2, 3),
+            decoding=decoding,
             regions=(0, 1, 2),
             multiple=size_multiple(config.model, identity.patch),
         )
@@ -113,9 +114,6 @@ def make_model(
     )
     return Model(
         members=members,
-        method=standard_method(identity.spacing_mm),
-        identity=identity,
-        decoding=decoding,
         fingerprint="model",
         device=CPU,
         settings=settings,

@@ -23,7 +23,7 @@ from brats_seg.models.autoencoder import Autoencoder
 from brats_seg.models.build import build_model
 from brats_seg.models.interface import ActivationCheckpointing
 from brats_seg.runtime.device import Device
-from brats_seg.training.tasks import task_of
+from brats_seg.training.losses import task_of
 from tests.builders import write_case
 from tests.inference_builders import write_run
 from tests.training_builders import StopAtCheck, train, weights

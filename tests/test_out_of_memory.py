@@ -18,17 +18,18 @@ from brats_seg.errors import EnvironmentalError
 from brats_seg.models.build import build_model
 from brats_seg.models.interface import ActivationCheckpointing
 from brats_seg.runtime.memory import Fallback
-from brats_seg.training.accumulation import Accumulator, HalfUpdatedError, StepResult
-from brats_seg.training.batches import Batch
-from brats_seg.training.losses import BatchDiceBce, DiceBce, Measure
-from brats_seg.training.memory import (
+from brats_seg.training.accumulation import (
+    Accumulator,
+    HalfUpdatedError,
     MemoryMode,
+    StepResult,
     make_step,
     mode_entries,
     resume_mode,
     step_fallback,
 )
-from brats_seg.training.tasks import count_voxels
+from brats_seg.training.batches import Batch
+from brats_seg.training.losses import BatchDiceBce, DiceBce, Measure, count_voxels
 from tests.builders import write_case
 from tests.training_builders import weights as saved_weights
 
@@ -89,7 +90,7 @@ def fallback_of(
     # a fuse counts the passes of training, not those that ask whether the network mixes patches
     fuses = dict(model._forward_pre_hooks)
     model._forward_pre_hooks.clear()
-    accumulator._independence.check(torch.zeros(1, 4, 8, 8, 8), accumulator.device)
+    accumulator._gradient.independence.check(torch.zeros(1, 4, 8, 8, 8), accumulator.device)
     model._forward_pre_hooks.update(fuses)
     return Steps(accumulator, step_fallback(accumulator, micro_batch))
 

@@ -29,11 +29,16 @@ from brats_seg.data.prepare import (
 )
 from brats_seg.data.store import open_case
 from brats_seg.errors import EnvironmentalError, UsageError
-from brats_seg.files import folder_bytes, locked, reading
+from brats_seg.files import locked, reading
 from brats_seg.labels import BRATS2017, regions_of
 from brats_seg.voxels.box import Box
 from tests.builders import BRATS_AFFINE, write_case, write_nifti
 from tests.prepared import prepare, prepare_index
+
+
+def folder_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
+
 
 IDS = ("BraTS2021_00000", "BraTS2021_00001", "BraTS2021_00002")
 

@@ -35,19 +35,19 @@ BUDGET = {
 }
 """Most code lines of each package."""
 ABOVE_BUDGET = {
-    "training": 3271,
-    "inference": 2579,
+    "training": 3026,
+    "inference": 2230,
     "cases": 2556,
-    "top level": 1781,
+    "top level": 1650,
     "data": 1533,
-    "evaluation": 1416,
-    "interop": 1242,
+    "evaluation": 1233,
+    "interop": 945,
     "quality": 1206,
     "figures": 1110,
-    "survival": 1076,
-    "dicom": 971,
+    "dicom": 892,
+    "survival": 978,
     "runtime": 919,
-    "pages": 882,
+    "pages": 877,
     "models": 767,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""

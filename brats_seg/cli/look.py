@@ -13,7 +13,7 @@ from brats_seg.progress import tracked
 
 if TYPE_CHECKING:
     from brats_seg.evaluation.compare import ComparedFolders, Comparison
-    from brats_seg.evaluation.evaluate import Evaluation, ScoredFolder
+    from brats_seg.evaluation.evaluate import Evaluation
     from brats_seg.evaluation.scores import RegionSummary
 
 _WHOLE = ("dice", "hd95")
@@ -77,19 +77,18 @@ def evaluate(
     return code
 
 
-def _print_scores(scored: "ScoredFolder", predictions: Path, table: Path) -> int:
+def _print_scores(scored: "Evaluation", predictions: Path, table: Path) -> int:
     """Print the scores; return 1 if predictions are missing, or cases failed."""
-    evaluation = scored.evaluation
-    emit(scored, table=table, evaluations=[evaluation])
-    print_remarks(evaluation, predictions)
+    emit(scored, table=table, evaluations=[scored])
+    print_remarks(scored, predictions)
     print_summaries(scored.summaries, scored.predicted_summaries)
-    if evaluation.missing:
+    if scored.missing:
         print("--only-predicted leaves out the references without a prediction.")
-    if evaluation.left_out and scored.summaries:
+    if scored.left_out and scored.summaries:
         dices = ", ".join(f"{name} {mean:.3f}" for name, mean in scored.dice_with_left_out.items())
         print(f"Mean Dice if those left out counted as 0: {dices}.")
     print(f"wrote {table} and {table.with_suffix('.json')}. Research use only.")
-    return int(bool(evaluation.missing or evaluation.failures))
+    return int(bool(scored.missing or scored.failures))
 
 
 def _print_comparisons(

@@ -227,7 +227,7 @@ def features(
         precision=precision,
         track=tracked,
     )
-    rows = extraction.rows
+    rows = extraction.results
     case_ids = [row["case_id"] for row in rows]
     columns = [name for row in rows[:1] for name, cell in row.items() if not isinstance(cell, str)]
     emit(table=output, case_ids=case_ids, columns=columns, failures=extraction.failures)

@@ -46,11 +46,10 @@ from brats_seg.data.normalisation import (
 from brats_seg.data.store import Voxels, write_array
 from brats_seg.errors import CaseError, EnvironmentalError, UsageError, counted
 from brats_seg.files import (
-    folder_bytes,
+    READING_NAME,
     free_bytes,
     locked,
     remove_leftovers,
-    replacing,
     whole_file,
     whole_folder,
 )
@@ -159,7 +158,7 @@ def prepare_cases(
         outdated = [job for job in outdated if job.is_damaged or not _is_current(job)]
         if any(job.path.exists() for job in outdated):
             check_replaceable([job.case for job in outdated], folder)
-            stack.enter_context(replacing(folder, when_read=_in_use(folder)))
+            stack.enter_context(locked(folder / READING_NAME, when_taken=_in_use(folder)))
         check_space([job.case for job in outdated], folder, spacing_mm)
         return run(_prepare, outdated, "preparing cases").failures
 
@@ -188,10 +187,11 @@ def required_bytes(cases: Sequence[Case], folder: Path, spacing_mm: Spacing | No
     spacing (None: its own), minus the size of an earlier version. Real cases take about three quarters
     of the estimate.
     """
-    return sum(
-        max(0, _case_bytes(case, spacing_mm) - folder_bytes(folder / case.case_id))
-        for case in cases
-    )
+    needed = 0
+    for case in cases:
+        present = sum(path.stat().st_size for path in (folder / case.case_id).glob("*"))
+        needed += max(0, _case_bytes(case, spacing_mm) - present)
+    return needed
 
 
 def check_space(cases: Sequence[Case], folder: Path, spacing_mm: Spacing) -> None:

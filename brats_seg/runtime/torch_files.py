@@ -16,8 +16,8 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from brats_seg.config_text import problems_of
-from brats_seg.errors import ResumeError
+from brats_seg.config_text import explained
+from brats_seg.errors import ResumeError, some_of
 from brats_seg.files import check_regular, whole_file
 
 RUN_AGAIN = "Copy the file again; without a whole copy, train the run again with --fresh."
@@ -106,7 +106,7 @@ def checked_weights(state: Any) -> dict[str, Tensor]:
 def reason_of(error: Exception) -> str:
     """Return what an error says about content that cannot be read, as one line for a message."""
     if isinstance(error, ValidationError):
-        return problems_of(error)
+        return some_of(explained(error))
     if isinstance(error, pickle.UnpicklingError):
         # the message of torch recommends to run the code
         return "it holds something else than weights and plain values"
