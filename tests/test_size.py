@@ -40,7 +40,6 @@ ABOVE_BUDGET = {
     "cases": 2556,
     "top level": 1646,
     "data": 1446,
-    "cli": 1466,
     "evaluation": 1233,
     "interop": 945,
     "quality": 1206,
