@@ -38,7 +38,7 @@ ABOVE_BUDGET = {
     "training": 3026,
     "inference": 2230,
     "cases": 2556,
-    "top level": 1646,
+    "top level": 1620,
     "data": 1446,
     "evaluation": 1233,
     "interop": 945,
@@ -46,7 +46,6 @@ ABOVE_BUDGET = {
     "figures": 1110,
     "dicom": 892,
     "survival": 978,
-    "runtime": 851,
     "pages": 877,
     "models": 765,
 }
