@@ -42,7 +42,7 @@ ABOVE_BUDGET = {
     "data": 1533,
     "cli": 1466,
     "evaluation": 1233,
-    "interop": 945,
+    "interop": 916,
     "quality": 1206,
     "figures": 1110,
     "survival": 1076,
