@@ -436,7 +436,7 @@ def test_axes_other_than_asked_for_are_refused(
         ({"sform_code": 1, "srow_x": [1, 0, 0, 1e9]}, "an origin at .* mm"),
         ({"dim": [8, 24, 24, 16, 1, 1, 1, 1]}, "8-D data; expected three axes"),
         ({"dim": [-3, 24, 24, 16, 1, 1, 1, 1]}, "-3-D data; expected three axes"),
-        ({"dim": [3, 4000, 4000, 600, 1, 1, 1, 1]}, ".* expected at most 536870912 voxels"),
+        ({"dim": [3, 4000, 4000, 600, 1, 1, 1, 1]}, ".* at most 536870912 voxels"),
         ({"dim": [4, 24, 24, 16, 999, 1, 1, 1]}, ".* in at most 16 volumes"),
     ],
 )
@@ -490,7 +490,7 @@ def test_an_unusual_header_is_read_and_written(tmp_path: Path, fields: dict[str,
 def test_an_axis_that_a_label_map_cannot_have_is_refused(tmp_path: Path) -> None:
     nib.save(nib.Nifti2Image(np.zeros((40_000, 2, 2), np.uint8), np.eye(4)), tmp_path / "scan.nii")
 
-    with pytest.raises(CaseError, match="at most 32767 voxels along an axis"):
+    with pytest.raises(CaseError, match="axes of 1 to 32767 voxels"):
         read_volume(tmp_path / "scan.nii", case_id="c")
 
 
