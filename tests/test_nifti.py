@@ -476,7 +476,15 @@ def test_a_qform_that_is_invalid_is_omitted_beside_a_good_sform(
     assert read_geometry(tmp_path / "label.nii.gz", case_id="c") == grid
 
 
-@pytest.mark.parametrize("fields", [{"sform_code": 5}, {"xyzt_units": 0}, {"bitpix": 7}], ids=str)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({"sform_code": 5}, {"xyzt_units": 0}, {"bitpix": 7}),
+        # without codes the position is the spacing, whose signs say nothing
+        {"sform_code": 0, "qform_code": 0, "pixdim": [1, 2, -2, -3, 1, 1, 1, 1]},
+    ],
+    ids=str,
+)
 def test_an_unusual_header_is_read_and_written(tmp_path: Path, fields: dict[str, object]) -> None:
     path = broken_header(tmp_path / "scan.nii", **fields)
 

@@ -37,7 +37,7 @@ BUDGET = {
 ABOVE_BUDGET = {
     "training": 3271,
     "inference": 2579,
-    "cases": 2556,
+    "cases": 2389,
     "top level": 1781,
     "data": 1533,
     "cli": 1466,

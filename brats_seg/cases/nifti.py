@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from io import BytesIO
-from itertools import product
 from pathlib import Path
 from typing import Any, NoReturn, Self, TypeAlias
 
@@ -307,12 +306,13 @@ def _read_header(start: bytes) -> _Header:
         _refuse("an empty file", "a NIfTI file", _FETCH_AGAIN)
     is_packed = start.startswith(_GZIP_MAGIC)
     head = _gunzip(start, _HEADER_BYTES) if is_packed else start[:_HEADER_BYTES]
-    for kind, endianness in product((nib.Nifti1Header, nib.Nifti2Header), ("little", "big")):
-        if len(head) >= kind.sizeof_hdr == int.from_bytes(head[:4], endianness):
-            header = kind(head[: kind.sizeof_hdr], endianness=endianness, check=False)
-            if header["magic"].item() in _SINGLE_FILE_MAGICS:
-                _check_layout(header)
-                return header
+    for kind in (nib.Nifti1Header, nib.Nifti2Header):
+        for endianness in ("little", "big"):
+            if len(head) >= kind.sizeof_hdr == int.from_bytes(head[:4], endianness):
+                header = kind(head[: kind.sizeof_hdr], endianness=endianness, check=False)
+                if header["magic"].item() in _SINGLE_FILE_MAGICS:
+                    _check_layout(header)
+                    return header
     _refuse(f"no NIfTI header (the file begins with {head[:16]!r})", "a NIfTI file", _FETCH_AGAIN)
 
 
@@ -371,6 +371,9 @@ def _geometry(header: _Header, volume: int | None) -> Geometry:
         _refuse(_axes(header), expected, _CONVERT_AGAIN)
     # the standard reads any value but -1 as 1 here, where nibabel raises an error
     header["pixdim"][0] = -1 if header["pixdim"][0] == -1 else 1
+    if not (header["qform_code"] or header["sform_code"]):
+        # lengths, as in the reference library: a negative one would be written as a positive one
+        header["pixdim"][1:4] = np.abs(header["pixdim"][1:4])
     try:
         # overflows are found below, as numbers that are not finite
         with np.errstate(all="ignore"):

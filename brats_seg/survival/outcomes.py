@@ -38,7 +38,7 @@ def read_outcomes(table: pd.DataFrame, path: Path, mappings: Sequence[Path] = ()
     rows = [clinical.row(case_id) for case_id in table["case_id"]]
     if not any(rows):
         theirs = (
-            some_of(list(dict.fromkeys(row.person for row in clinical.rows.values()))) or "no rows"
+            some_of(list(dict.fromkeys(row.ids[0] for row in clinical.rows.values()))) or "no rows"
         )
         msg = (
             f"{path} has none of the {counted(len(table), 'case')} of the features. The features "
