@@ -45,10 +45,10 @@ from brats_seg.training.losses import (
     DiceBce,
     Measure,
     Output,
+    count_voxels,
     measure_nothing,
     whole_loss,
 )
-from brats_seg.training.tasks import count_voxels
 
 CLIP_NORM = 12.0
 

@@ -216,7 +216,7 @@ def _moved(labels: np.ndarray) -> np.ndarray:
 
 
 def _score(reference: Path, prediction: Path, output: Path, protocol: str) -> Scores:
-    found = score_folders(reference, prediction, output, protocol_named(protocol)).evaluation
+    found = score_folders(reference, prediction, output, protocol_named(protocol))
     if found.failures:
         raise RuntimeError(found.failures[0].message)
     return {

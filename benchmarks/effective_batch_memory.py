@@ -24,8 +24,7 @@ from brats_seg.runtime.memory import MEGABYTE, read_numbers
 from brats_seg.training.accumulation import Accumulator
 from brats_seg.training.batches import Batch
 from brats_seg.training.certificate import phantom_patches
-from brats_seg.training.losses import build_criterion
-from brats_seg.training.tasks import count_voxels
+from brats_seg.training.losses import build_criterion, count_voxels
 
 EFFECTIVE_BATCHES = (2, 32)
 

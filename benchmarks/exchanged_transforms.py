@@ -24,9 +24,8 @@ from brats_seg.cases.index import index_cases
 from brats_seg.cases.phantom import write_phantom_cases
 from brats_seg.config import PatchConfig, StoreConfig
 from brats_seg.data import transforms
-from brats_seg.data.intensities import BrainMask, RandIntensitiesd
-from brats_seg.data.loader import PatchDataset
-from brats_seg.data.patches import PatchKey
+from brats_seg.data.intensities import CHANGES, BrainMask, RandIntensitiesd
+from brats_seg.data.loader import PatchDataset, PatchKey
 from brats_seg.data.prepare import prepare_cases
 from brats_seg.data.store import Buffers, PreparedCase, open_case
 from brats_seg.voxels.box import Box
@@ -65,12 +64,7 @@ def _print_exchanges(
         if exchange.is_masked:
             theirs += _seconds(lambda _: image.mul_(brain.mask), data, n_patches // 4)
         added = [
-            1
-            + (
-                exchange.share * getattr(list_, exchange.name) * theirs
-                - getattr(list_, exchange.name) * ours
-            )
-            / whole[name]
+            1 + _chance(list_, exchange.name) * (exchange.share * theirs - ours) / whole[name]
             for name, list_ in (("light", transforms.LIGHT), ("full", transforms.FULL))
         ]
         print(
@@ -83,13 +77,19 @@ class Exchange:
     """One of our transforms, and MONAI's in its place; both with probability 1."""
 
     name: str
-    """Name of its probability in `Augmentation`."""
+    """Name of its probability in `Augmentation`, or of one of `CHANGES`."""
     ours: Callable[[dict[str, torch.Tensor]], object]
     theirs: Callable[[dict[str, torch.Tensor]], object]
     share: float = 1.0
     """Probability of MONAI's transform, as a share of that of ours."""
     is_masked: bool = True
     """Whether the background must be set to 0 after MONAI's."""
+
+
+def _chance(augmentation: transforms.Augmentation, name: str) -> float:
+    if name in peer.CHANGES:
+        return augmentation.intensities[list(peer.CHANGES).index(name)]
+    return float(getattr(augmentation, name))
 
 
 def _spatial_exchanges(case: PreparedCase, size: tuple[int, int, int]) -> list[Exchange]:
@@ -122,14 +122,9 @@ def _spatial_exchanges(case: PreparedCase, size: tuple[int, int, int]) -> list[E
 
 
 def _intensity_exchanges() -> list[Exchange]:
-    certain = transforms.Augmentation(
-        **dict.fromkeys(transforms.Augmentation.__dataclass_fields__, 1.0)
-    )
     ours = {
         name: RandIntensitiesd("image", [(change, 1.0)])
-        for name, (change, _) in zip(
-            peer.CHANGES, transforms.intensity_changes(certain), strict=True
-        )
+        for name, change in zip(peer.CHANGES, CHANGES, strict=True)
     }
     # MONAI changes all channels by blur and low resolution, and ours half of them
     return [

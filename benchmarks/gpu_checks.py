@@ -24,9 +24,9 @@ from torch.nn.utils import parameters_to_vector
 from brats_seg.runtime.memory import give_back_memory
 from brats_seg.training.batches import Batch
 from brats_seg.training.independence import LARGEST_TOLERANCE, REPLAY_TOLERANCE, ReplayError
+from brats_seg.training.losses import count_voxels
 from brats_seg.training.ranks import Ranks
 from brats_seg.training.state import RunState
-from brats_seg.training.tasks import count_voxels
 
 PLAIN = "optimizer.name=sgd"
 """Where weights are compared: Muon and Adam turn rounding of small gradients into large updates."""

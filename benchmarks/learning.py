@@ -37,8 +37,9 @@ import torch
 from brats_seg import PredictionSettings, Predictor, Trainer, load_config, open_fold
 from brats_seg.cases.case import Case
 from brats_seg.cases.index import read_index
-from brats_seg.evaluation.evaluate import evaluate_folders
+from brats_seg.evaluation.evaluate import evaluate_pairs
 from brats_seg.evaluation.metrics import count_regions, dice
+from brats_seg.evaluation.pairs import find_pairs
 from brats_seg.evaluation.protocols import protocol_named
 from brats_seg.labels import REGIONS, convention_named, regions_of
 from brats_seg.progress import untracked
@@ -226,9 +227,8 @@ def _add_other(options: argparse.Namespace) -> None:
     }
     if _is_done(options.work, run):
         return
-    found = evaluate_folders(
-        options.data, Path(folder), protocol_named("legacy"), only_predicted=True
-    )
+    pairing = find_pairs(options.data, Path(folder), only_predicted=True)
+    found = evaluate_pairs(pairing, protocol_named("legacy"))
     cases = found.scores.pivot_table(index="case_id", columns="region", values="dice")[
         list(REGIONS)
     ]

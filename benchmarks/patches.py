@@ -37,8 +37,7 @@ from brats_seg.cases.index import index_cases
 from brats_seg.cases.phantom import write_phantom_cases
 from brats_seg.config import PatchConfig, StoreConfig
 from brats_seg.data import transforms
-from brats_seg.data.loader import PatchDataset, patch_loader
-from brats_seg.data.patches import PatchKey
+from brats_seg.data.loader import PatchDataset, PatchKey, patch_loader
 from brats_seg.data.prepare import prepare_cases
 from brats_seg.data.store import Buffers, PreparedCase, open_case
 from brats_seg.voxels.box import Box, Triple

@@ -8,11 +8,13 @@ import reprlib
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from brats_seg.config import Config, plain
 from brats_seg.errors import ConfigError
@@ -20,8 +22,6 @@ from brats_seg.presets import NETWORK_DEFAULTS, PRESETS
 
 LONGEST_YAML = 1 << 15
 """Characters of the longest text that is parsed as YAML; all settings together have 2,000."""
-_N_PROBLEMS = 3
-"""Problems of a file that a message lists at most."""
 _DEEPEST_YAML = 20
 """Levels of lists and mappings in YAML; settings have three."""
 
@@ -52,17 +52,20 @@ def load_config(
         >>> config.training.n_epochs, config.patch.size
         (3, (32, 32, 32))
     """
+    if preset is not None and preset not in PRESETS:
+        msg = f"preset {preset!r} is unknown; there are {', '.join(PRESETS)}"
+        raise ConfigError(msg)
     given: dict[str, Any] = {}
-    _merge(given, _parsed(text, "the configuration file"))
-    for assignment in assignments:
-        _merge(given, _assigned(assignment))
-    for key, value in (values or {}).items():
-        _merge(given, _nested(key, value))
+    sources = (
+        [_parsed(text, "the configuration file")],
+        map(_assigned, assignments),
+        (_nested(key, value) for key, value in (values or {}).items()),
+    )
+    for source in chain.from_iterable(sources):
+        _merge(given, source)
     settings: dict[str, Any] = {}
-    if preset is not None:
-        _merge(settings, _preset(preset))
-    _merge(settings, _network_defaults(given))
-    _merge(settings, given)
+    for source in (PRESETS[preset] if preset else {}, _network_defaults(given), given):
+        _merge(settings, source)
     return config_of(settings)
 
 
@@ -74,7 +77,9 @@ def config_of(settings: object) -> Config:
     try:
         return Config.model_validate(settings)
     except ValidationError as error:
-        raise ConfigError(_explained(error)) from None
+        unknown = [one["loc"] for one in error.errors() if one["type"] == "extra_forbidden"]
+        lines = [_unknown(location) for location in unknown] or explained(error, depth=2)
+        raise ConfigError("\n".join(f"setting {line}" for line in lines)) from None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,21 +125,13 @@ def _allowed(schema: Mapping[str, Any]) -> str:
     """Describe a JSON schema in words."""
     if "anyOf" in schema:
         return " or ".join(map(_allowed, schema["anyOf"]))
-    if "const" in schema:
-        return str(schema["const"])
-    if "enum" in schema:
-        return ", ".join(map(str, schema["enum"]))
+    if "const" in schema or "enum" in schema:
+        return ", ".join(map(str, schema.get("enum", [schema.get("const")])))
     if schema["type"] == "array":
-        return _allowed_list(schema)
-    bounds = [words + str(schema[key]) for key, words in _BOUNDS.items() if key in schema]
-    return " ".join([_JSON_TYPES[schema["type"]], " and ".join(bounds)]).strip()
-
-
-def _allowed_list(schema: Mapping[str, Any]) -> str:
-    if "prefixItems" in schema:
-        example = "64,64,64" if schema["prefixItems"][0]["type"] == "integer" else "1,1,1"
-        return f"{schema['minItems']} numbers such as {example}"
-    return "numbers such as 16,32,64" if schema["items"]["type"] == "integer" else "list"
+        items = schema.get("prefixItems", [schema.get("items")])
+        return f"{f'{len(items)} x' if len(items) > 1 else 'list of'} {_allowed(items[0])}"
+    bounds = [sign + str(schema[key]) for key, sign in _BOUNDS.items() if key in schema]
+    return " ".join([schema["type"], " and ".join(bounds)]).strip()
 
 
 _BOUNDS = {
@@ -144,66 +141,30 @@ _BOUNDS = {
     "maximum": "<= ",
     "multipleOf": "multiple of ",
 }
-_JSON_TYPES = {
-    "integer": "whole number",
-    "number": "number",
-    "boolean": "true, false",
-    "string": "text",
-    "object": "key: value",
-    "null": "null",
-}
 
 
-def problems_of(error: ValidationError) -> str:
-    """Return the first problems that a validation has found, as one line for a message."""
-    problems = error.errors(include_url=False)
-    lines = [
-        f"{'.'.join(map(str, problem['loc'])) or 'all'}: {words_of(problem)} "
-        f"(got {reprlib.repr(problem['input'])})"
-        for problem in problems[:_N_PROBLEMS]
-    ]
-    more = [f"{len(problems) - _N_PROBLEMS} more"] * (len(problems) > _N_PROBLEMS)
-    return "; ".join([*lines, *more])
+def explained(error: ValidationError, *, depth: int | None = None) -> list[str]:
+    """Return a line for each value that a validation has refused: its key, what was expected, the value.
 
-
-def words_of(problem: Mapping[str, Any]) -> str:
-    """Return what a validation expected, in the words of a person who sets a value.
+    Parts of a location below the depth are the types that were tried, and indices in a list.
 
     Example:
         >>> from pydantic import TypeAdapter
         >>> try:
-        ...     TypeAdapter(int).validate_python("ten")
+        ...     TypeAdapter(dict[str, bool]).validate_python({"tta": "maybe"})
         ... except ValidationError as error:
-        ...     words_of(error.errors()[0])
-        'expected a whole number'
+        ...     explained(error)
+        ["tta: expected a valid boolean, unable to interpret input (got 'maybe')"]
     """
-    words = _WORDS.get(problem["type"])
-    if words is None:
-        return problem["msg"].removeprefix("Value error, ")
-    return f"expected {words.format(**problem.get('ctx', {}))}".replace(" 1 items", " 1 item")
-
-
-_WORDS = {
-    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "a whole number"),
-    **dict.fromkeys(("float_parsing", "float_type"), "a number"),
-    **dict.fromkeys(("bool_parsing", "bool_type"), "true or false"),
-    **dict.fromkeys(("tuple_type", "list_type"), "a list of values"),
-    **dict.fromkeys(("dict_type", "model_type", "dataclass_type"), "key: value"),
-    "int_parsing_size": "a smaller whole number",
-    "finite_number": "a finite number",
-    "string_type": "text",
-    "none_required": "null",
-    "missing": "one more value",
-    "literal_error": "{expected}",
-    "greater_than": "a number greater than {gt:g}",
-    "greater_than_equal": "a number greater than or equal to {ge:g}",
-    "less_than": "a number less than {lt:g}",
-    "less_than_equal": "a number less than or equal to {le:g}",
-    "multiple_of": "a multiple of {multiple_of:g}",
-    "too_short": "at least {min_length} items",
-    "too_long": "at most {max_length} items",
-}
-"""Words for the expected value, by the type of a problem that pydantic reports."""
+    problems: dict[str, list[ErrorDetails]] = {}
+    for problem in error.errors(include_url=False):
+        problems.setdefault(".".join(map(str, problem["loc"][:depth])), []).append(problem)
+    lines = []
+    for key, refused in problems.items():
+        messages = (problem["msg"].removeprefix("Value error, ") for problem in refused)
+        text = " or ".join(dict.fromkeys(messages)).replace("Input should be", "expected")
+        lines.append(f"{key}: {text} (got {reprlib.repr(refused[0]['input'])})" if key else text)
+    return lines
 
 
 def differing_settings(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
@@ -226,13 +187,6 @@ def _network_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     # values of a wrong type are refused by the validation of the whole
     name = model.get("name") if isinstance(model, dict) else None
     return NETWORK_DEFAULTS.get(name, {}) if isinstance(name, str) else {}
-
-
-def _preset(name: str) -> dict[str, Any]:
-    if name not in PRESETS:
-        msg = f"preset {name!r} is unknown; there are {', '.join(PRESETS)}"
-        raise ConfigError(msg)
-    return PRESETS[name]
 
 
 def read_yaml(path: Path) -> str:
@@ -318,30 +272,9 @@ def _merge(settings: dict[str, Any], changes: Mapping[str, Any]) -> None:
             settings[key] = deepcopy(value)
 
 
-def _explained(error: ValidationError) -> str:
-    """Return one line for each setting that is wrong."""
-    lines: dict[str, str] = {}
-    problems: dict[str, list[Mapping[str, Any]]] = {}
-    for problem in error.errors(include_url=False):
-        key = ".".join(str(part) for part in problem["loc"])
-        if problem["type"] == "extra_forbidden":
-            lines[key] = f"setting {key} is unknown; {_alternatives(problem['loc'])}"
-        else:
-            # further parts of the location are the types that were tried, and places in a list
-            setting = ".".join(str(part) for part in problem["loc"][:2])
-            problems.setdefault(setting, []).append(problem)
-    for key, found in problems.items():
-        # a list whose values are refused counts as empty as well
-        found = [one for one in found if one["type"] != "too_short"] or found
-        what = " or ".join(dict.fromkeys(map(words_of, found))).replace(" or expected ", " or ")
-        lines[key] = (
-            f"setting {key}: {what} (got {reprlib.repr(found[0]['input'])})" if key else what
-        )
-    return "\n".join(lines.values())
-
-
-def _alternatives(location: tuple[int | str, ...]) -> str:
+def _unknown(location: tuple[int | str, ...]) -> str:
     section: Any = Config
     for part in location[:-1]:
         section = section.model_fields[str(part)].annotation
-    return f"there are {', '.join(section.model_fields)}"
+    key = ".".join(map(str, location))
+    return f"{key} is unknown; there are {', '.join(section.model_fields)}"

@@ -13,10 +13,10 @@ model/          all runs as one exported model
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from brats_seg.cases.case import Case, CaseIndex
@@ -31,9 +31,7 @@ from brats_seg.evaluation.evaluate import Evaluation, evaluate_pairs
 from brats_seg.evaluation.pairs import Pair, Pairing
 from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
 from brats_seg.evaluation.scores import (
-    RegionSummary,
     joined_scores,
-    summarise_scores,
     write_scores,
     write_summary,
 )
@@ -46,13 +44,12 @@ from brats_seg.inference.batch import (
     finish_batch,
     local_outcomes,
 )
-from brats_seg.inference.export import check_replaceable, export_model
+from brats_seg.inference.export import CrossValidationScores, check_replaceable, export_model
 from brats_seg.inference.held_out import HeldOut, open_held_out
-from brats_seg.inference.model_facts import CrossValidationScores
 from brats_seg.inference.predict import Predictor
 from brats_seg.inference.results import OutputFolder
 from brats_seg.inference.settings import PredictionSettings
-from brats_seg.inference.tuning import Tuning, metric_named, tune_runs
+from brats_seg.inference.tuning import Tuning, tune_runs
 from brats_seg.progress import Track, untracked
 from brats_seg.training.trainer import Outcome, train_fold
 
@@ -69,8 +66,6 @@ class OutOfFoldResults:
     batch: BatchOutcome
     evaluation: Evaluation
     """Scores, a row for each case and region, and cases that could not be scored."""
-    summaries: tuple[RegionSummary, ...]
-    """Means and intervals of the scores by region."""
     fingerprint: str
     """Fingerprint of the exported model."""
 
@@ -78,14 +73,6 @@ class OutOfFoldResults:
     def failures(self) -> tuple[Failure, ...]:
         """Cases that could not be predicted or scored."""
         return (*self.batch.failures, *self.evaluation.failures)
-
-    @property
-    def predicted_summaries(self) -> tuple[RegionSummary, ...]:
-        """Means over the cases that could be predicted; equal to `summaries` if all could."""
-        failed = {record.case_id for record in self.batch.failures}
-        scores = self.evaluation.scores
-        scores = scores[~scores["case_id"].isin(failed)]
-        return summarise_scores(scores, np.random.default_rng(0))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -112,7 +99,6 @@ def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
     output: Path = Path("crossval"),
     runs: Path = Path("runs"),
     protocol: ScoringProtocol = LEGACY,
-    metric: str | None = None,
     config: Config = DEFAULT_CONFIG,
     prepared_path: Path | None = None,
     max_hours: float | None = None,
@@ -130,7 +116,6 @@ def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
         output: Folder to write to.
         runs: Folder of the runs `fold0`, `fold1` and so on.
         protocol: Scoring protocol, as `protocol_named` returns it.
-        metric: Metric to tune for, `dice` or `lesionwise`; by default that of the protocol.
         config: Settings of training; its device and precision are used for prediction too.
         prepared_path: Folder of prepared cases; by default the one that training uses.
         max_hours: Hours after which training stops; the next call continues it.
@@ -145,8 +130,6 @@ def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
     if config.model.task != "segmentation":
         msg = f"model.name {config.model.name!r} gives no label maps: train it with `train`"
         raise UsageError(msg)
-    metric = metric or ("dice" if protocol.lesions is None else "lesionwise")
-    metric_named(metric, protocol.task)
     check_replaceable(output / "model")
     folder = prepared_path or prepared_path_of(data)
     for fold in folds or ():
@@ -158,15 +141,14 @@ def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
         prepared = prepare_data(data, config=config, prepared_path=folder, track=track)
         chosen = sorted(set(prepared.folds.folds if folds is None else folds))
         paths = tuple(runs / f"fold{fold}" for fold in chosen)
-        trainings = tuple(
-            _train(data, dict(zip(chosen, paths, strict=True)), config, folder, max_hours, track)
-        )
+        train = partial(train_fold, data, config=config, prepared_path=folder, track=track)
+        trainings = tuple(_train(train, zip(chosen, paths, strict=True), max_hours))
         if not trainings[-1].finished:
             return CrossValidation(runs=paths, trainings=trainings, results=None)
         tuning = tune_runs(
             paths,
             prepared_path=folder,
-            metric=metric,
+            metric="dice" if protocol.lesions is None else "lesionwise",
             task=protocol.task,
             device=config.training.device,
             precision=config.training.precision,
@@ -175,7 +157,7 @@ def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
         held_out = [open_held_out(path, folder) for path in paths]
         cases = held_out_cases(held_out, read_index(folder / "cases.csv", data))
         batch = _predict(cases, predictions, config, on_case, track)
-        evaluation, summaries = score_predictions(
+        evaluation = score_predictions(
             reference_pairs(chain(*cases.values()), predictions.path),
             protocol,
             output,
@@ -186,13 +168,12 @@ def cross_validate(  # noqa: PLR0913 - the options of a cross-validation
             paths,
             output / "model",
             replace=True,
-            scores=CrossValidationScores(protocol=protocol.name, summaries=summaries),
+            scores=CrossValidationScores(protocol=protocol.name, summaries=evaluation.summaries),
         )
     results = OutOfFoldResults(
         tuning=tuning,
         batch=batch,
         evaluation=evaluation,
-        summaries=summaries,
         fingerprint=exported.fingerprint,
     )
     return CrossValidation(runs=paths, trainings=trainings, results=results)
@@ -237,41 +218,28 @@ def score_predictions(
     *,
     n_workers: int,
     track: Track = untracked,
-) -> tuple[Evaluation, tuple[RegionSummary, ...]]:
+) -> Evaluation:
     """Score all pairs, and write the scores, their summary and their figure."""
     # matplotlib takes long to import
     from brats_seg.figures.charts import score_figure
     from brats_seg.figures.sections import write_figure
 
     evaluation = evaluate_pairs(pairing, protocol, n_workers=n_workers, track=track)
-    summaries = summarise_scores(evaluation.scores, np.random.default_rng(0))
     write_scores(evaluation.scores, folder / SCORES_NAME)
-    write_summary(summaries, folder / "summary.json")
+    write_summary(evaluation.summaries, folder / "summary.json")
     column = "dice" if protocol.lesions is None else "lesionwise_dice"
     write_figure(score_figure(evaluation.scores, column=column), folder / "scores.png")
-    return evaluation, summaries
+    return evaluation
 
 
 def _train(
-    data: Path,
-    runs: Mapping[int, Path],
-    config: Config,
-    folder: Path,
-    max_hours: float | None,
-    track: Track,
+    train: Callable[..., Outcome], runs: Iterable[tuple[int, Path]], max_hours: float | None
 ) -> Iterator[Outcome]:
     """Train the folds until one is stopped."""
     ends_s = None if max_hours is None else time.monotonic() + 3600 * max_hours
-    for fold, path in runs.items():
-        outcome = train_fold(
-            data,
-            fold,
-            config=config,
-            run_path=path,
-            prepared_path=folder,
-            max_hours=None if ends_s is None else max(ends_s - time.monotonic(), 0) / 3600,
-            track=track,
-        )
+    for fold, path in runs:
+        left_h = None if ends_s is None else max(ends_s - time.monotonic(), 0) / 3600
+        outcome = train(fold, run_path=path, max_hours=left_h)
         yield outcome
         if not outcome.finished:
             return

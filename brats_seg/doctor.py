@@ -10,22 +10,21 @@ import platform
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from brats_seg.errors import BratsError, EnvironmentalError, Finding, counted, printable
+from brats_seg.errors import BratsError, Finding, counted, printable
 
 if TYPE_CHECKING:
-    from brats_seg.cases.case import Case
     from brats_seg.config import Config
-    from brats_seg.training.state import SavedState
 
 _PACKAGE = "brats_seg"
-_OLDEST_PYTHON = (3, 11)
+_COMPARED = ("brats_seg", "torch", "monai")
+"""Packages whose versions are compared with those that a run was begun with."""
 _REQUIREMENT = re.compile(r"([\w.-]+)\s*(?:>=\s*([\d.]+))?")
 
 
@@ -60,7 +59,8 @@ def diagnose(
         >>> diagnosis.findings[0].check
         'Python'
     """
-    findings = [_python_finding(), package_finding()]
+    python = f"{platform.python_version()} on {platform.platform(terse=True)}, {sys.prefix}"
+    findings = [Finding(check="Python", status="ok", found=python), package_finding()]
     # the other checks need the packages
     if all(finding.status != "problem" for finding in findings):
         from brats_seg.config import Config
@@ -68,7 +68,8 @@ def diagnose(
         config = config or Config()
         findings += _machine_findings(config)
         if data is not None:
-            findings += _scan_findings(data, prepared_path, config)
+            index = f"brats-seg index {shlex.quote(str(data))}" if data.exists() else ""
+            findings += _tried("scans", _scan_findings(data, prepared_path, config), index)
         findings += _run_findings(runs, data)
     return Diagnosis(
         version=installed_version(_PACKAGE),
@@ -99,33 +100,30 @@ def package_finding(
         for name, oldest in required.items()
         if not installed[name] or _numbers(installed[name]) < _numbers(oldest)
     }
-    if needed:
-        parts = (f"{text} ({installed[name] or 'not installed'})" for name, text in needed.items())
-        quoted = " ".join(f'"{text}"' for text in needed.values())
-        remedy = f"pip install {quoted}"
-        found = f"missing or too old: {', '.join(parts)}"
-        return Finding(check=check, status="problem", found=found, remedy=remedy)
     others = {
-        name: tested[key]
+        name: f"{name}=={tested[name]}"
         for name in required
         # torch is left as it is: a wheel for another CUDA may be needed
         if name != "torch"
-        and (key := _normalised(name)) in tested
-        and _numbers(installed[name]) != _numbers(tested[key])
+        and _numbers(installed[name]) != _numbers(tested.get(name, installed[name]))
     }
-    if others:
-        parts = (f"{name} {installed[name]} (tested: {other})" for name, other in others.items())
-        remedy = f"pip install {' '.join(f'{name}=={other}' for name, other in others.items())}"
-        found = f"not the tested versions: {', '.join(parts)}"
-        return Finding(check=check, status="warning", found=found, remedy=remedy)
-    return Finding(check=check, status="ok", found=f"{len(required)} as tested")
+    if not needed and not others:
+        return Finding(check=check, status="ok", found=f"{len(required)} as tested")
+    wanted = needed or others
+    parts = (f"{text} ({installed[name] or 'not'} installed)" for name, text in wanted.items())
+    return Finding(
+        check=check,
+        status="problem" if needed else "warning",
+        found=f"{'missing or too old' if needed else 'tested with'}: {', '.join(parts)}",
+        remedy=" ".join(["pip install", *(f'"{text}"' for text in wanted.values())]),
+    )
 
 
 def versions_required() -> dict[str, str]:
     """Return the oldest accepted version of each package that is always needed."""
     lines = requires(_PACKAGE) or []
     matches = (_REQUIREMENT.match(line) for line in lines if "extra ==" not in line)
-    return {match[1]: match[2] or "" for match in matches if match}
+    return {_normalised(match[1]): match[2] or "" for match in matches if match}
 
 
 def versions_tested() -> dict[str, str]:
@@ -149,21 +147,8 @@ def _normalised(name: str) -> str:
 
 def _numbers(text: str) -> tuple[int, ...]:
     """Return the numbers of a release, without what follows, such as `+cpu` or `rc1`."""
-    release = re.match(r"\d+(?:\.\d+)*", text)
-    numbers = [int(part) for part in release[0].split(".")] if release else []
-    while numbers and numbers[-1] == 0:
-        numbers.pop()
-    return tuple(numbers)
-
-
-def _python_finding() -> Finding:
-    found = f"Python {platform.python_version()} on {platform.platform(terse=True)}, {sys.prefix}"
-    if sys.version_info >= _OLDEST_PYTHON:
-        return Finding(check="Python", status="ok", found=found)
-    oldest = ".".join(map(str, _OLDEST_PYTHON))
-    found = f"{found}; expected {oldest} or later"
-    remedy = f"python{oldest} -m venv .venv"
-    return Finding(check="Python", status="problem", found=found, remedy=remedy)
+    release = re.match(r"[\d.]*\d", text.removesuffix(".0"))
+    return tuple(map(int, release[0].split("."))) if release else ()
 
 
 def _machine_findings(config: "Config") -> list[Finding]:
@@ -181,103 +166,91 @@ def _machine_findings(config: "Config") -> list[Finding]:
     return machine_findings(needed)
 
 
+def _tried(check: str, findings: Iterable[Finding], remedy: str) -> Iterator[Finding]:
+    """Yield findings, and the error that ends them as a problem."""
+    try:
+        yield from findings
+    except (BratsError, OSError) as error:
+        yield Finding(check=check, status="problem", found=printable(str(error)), remedy=remedy)
+
+
 def _scan_findings(data: Path, prepared_path: Path | None, config: "Config") -> Iterator[Finding]:
+    from brats_seg.cases.case import missing_problem
     from brats_seg.cases.find import find_cases
     from brats_seg.data.fold import prepared_path_of
     from brats_seg.data.manifest import read_manifest
     from brats_seg.data.prepare import required_bytes
     from brats_seg.runtime.machine import disk_finding
 
-    index = f"brats-seg index {shlex.quote(str(data))}"
-    try:
-        cases = find_cases(data, label_files=config.cases.label_files).cases
-    except BratsError as error:
-        remedy = index if data.exists() else ""
-        yield Finding(check="scans", status="problem", found=printable(str(error)), remedy=remedy)
-        return
-    yield _cases_finding(cases, data, index)
+    cases = find_cases(data, label_files=config.cases.label_files).cases
+    bad = [case for case in cases if not case.usable]
+    n_labelled = sum(case.label is not None for case in cases)
+    found = f"{counted(len(cases), 'case')} in {data}, {n_labelled} with a label map"
+    if not bad:
+        yield Finding(check="scans", status="ok", found=found)
+    else:
+        problem = f"{bad[0].case_id}: {next(iter(bad[0].problems), missing_problem(bad[0]))}"
+        yield Finding(
+            check="scans",
+            status="problem" if len(bad) == len(cases) else "warning",
+            found=f"{found}; {len(bad)} with problems, such as {printable(problem)}",
+            remedy=f"brats-seg index {shlex.quote(str(data))}",
+        )
     folder = prepared_path or prepared_path_of(data)
     labelled = [case for case in cases if case.label is not None and case.usable]
     n_done = sum(read_manifest(folder / case.case_id) is not None for case in labelled)
     needed = required_bytes(labelled, folder, config.store.spacing_mm)
     what = f"{n_done} of {counted(len(labelled), 'labelled case')} prepared: "
     yield disk_finding("prepared cases", folder, needed, what)
-    yield _write_finding("write access", folder)
+    mode = f"chmod u+w {shlex.quote(str(folder))}"
+    yield from _tried("write access", _write_findings("write access", folder), mode)
 
 
-def _cases_finding(cases: "tuple[Case, ...]", data: Path, index: str) -> Finding:
-    from brats_seg.cases.case import missing_problem
-
-    n_labelled = sum(case.label is not None for case in cases)
-    bad = [case for case in cases if not case.usable]
-    found = f"{counted(len(cases), 'case')} in {data}, {n_labelled} with a label map"
-    if not bad:
-        return Finding(check="scans", status="ok", found=found)
-    example = printable(f"{bad[0].case_id}: {next(iter(bad[0].problems), missing_problem(bad[0]))}")
-    found = f"{found}; {len(bad)} with problems, such as {example}"
-    status = "problem" if len(bad) == len(cases) else "warning"
-    return Finding(check="scans", status=status, found=found, remedy=index)  # type: ignore[arg-type]
-
-
-def _write_finding(check: str, folder: Path) -> Finding:
+def _write_findings(check: str, folder: Path) -> Iterator[Finding]:
     from brats_seg.files import check_writable
 
-    try:
-        check_writable(folder)
-    except EnvironmentalError as error:
-        remedy = f"chmod u+w {shlex.quote(str(folder))}"
-        return Finding(check=check, status="problem", found=printable(str(error)), remedy=remedy)
-    return Finding(check=check, status="ok", found=f"{folder.absolute()} can be written to")
+    check_writable(folder)
+    yield Finding(check=check, status="ok", found=f"{folder.absolute()} can be written to")
 
 
 def _run_findings(runs: Path, data: Path | None) -> Iterator[Finding]:
     from brats_seg.runtime.machine import RUN_BYTES, disk_finding
     from brats_seg.training.run_folder import CONFIG_NAME
 
-    yield _write_finding("runs", runs)
+    mode = f"chmod u+w {shlex.quote(str(runs))}"
+    yield from _tried("runs", _write_findings("runs", runs), mode)
     yield disk_finding("disk of the runs", runs, RUN_BYTES, "a run: ")
     for path in sorted(runs.glob("*")) if runs.is_dir() else []:
         if (path / CONFIG_NAME).is_file():
-            yield _run_finding(path, data)
+            check, again = printable(f"run {path.name}"), _train_command(path, data)
+            yield from _tried(check, _progress(check, path, again), f"{again} --fresh")
 
 
-def _run_finding(path: Path, data: Path | None) -> Finding:
+def _progress(check: str, path: Path, again: str) -> Iterator[Finding]:
     """Say how far a run is, and whether this version can continue it."""
     from brats_seg.files import is_locked
     from brats_seg.runtime.weights import RUN_LOCK_NAME
     from brats_seg.training.run_folder import RunFolder
     from brats_seg.training.state import read_state
 
-    check = printable(f"run {path.name}")
-    if is_locked(path / RUN_LOCK_NAME):
-        return Finding(check=check, status="ok", found="another process trains or tunes it now")
     last = RunFolder(path=path).last_path
-    again = _train_command(path, data)
+    if is_locked(path / RUN_LOCK_NAME):
+        yield Finding(check=check, status="ok", found="another process trains or tunes it now")
+        return
     if not last.exists():
-        found = "it was begun, and has no checkpoint yet"
-        return Finding(check=check, status="warning", found=found, remedy=again)
-    try:
-        saved = read_state(last)
-    except (BratsError, OSError) as error:
-        found = printable(str(error))
-        return Finding(check=check, status="problem", found=found, remedy=f"{again} --fresh")
-    return _progress_finding(check, saved, again)
-
-
-def _progress_finding(check: str, saved: "SavedState", again: str) -> Finding:
+        yield Finding(check=check, status="warning", found="no checkpoint yet", remedy=again)
+        return
+    saved = read_state(last)
     n_done, n_epochs = saved.progress.epoch, saved.progress.n_epochs
     found = f"{n_done} of {counted(n_epochs, 'epoch') if n_epochs else 'unknown epochs'} done"
     if saved.progress.is_finished:
-        return Finding(check=check, status="ok", found=f"{found}: finished")
-    then = saved.environment
-    others = [
-        f"{name} {then[name]}, now {now}"
-        for name in (_PACKAGE, "torch", "monai")
-        if name in then and (now := installed_version(name)) not in {then[name], ""}
-    ]
-    if others:
-        found += f"; begun with {'; '.join(others)}: the last bits of its results may differ"
-    return Finding(check=check, status="warning", found=f"{found}, unfinished", remedy=again)
+        yield Finding(check=check, status="ok", found=f"{found}: finished")
+        return
+    for name, then in saved.environment.items():
+        now = installed_version(name)
+        if name in _COMPARED and now not in {then, ""}:
+            found += f"; begun with {name} {then}, now {now}: the last bits may differ"
+    yield Finding(check=check, status="warning", found=f"{found}, unfinished", remedy=again)
 
 
 def _train_command(path: Path, data: Path | None) -> str:

@@ -30,23 +30,11 @@ from brats_seg.errors import EnvironmentalError, UsageError
 log = logging.getLogger(__name__)
 
 _LEFTOVER = re.compile(r"\.\d+-.+")
-_DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-_NOT_WRITABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST})
 _SPECIAL_FILES = {"d": "a folder", "p": "a named pipe", "s": "a socket"}
 """Kinds of files that are not regular, by the first letter of their mode; the others are devices."""
-_DRIVE_FAILS = frozenset(
-    {
-        errno.EIO,
-        errno.ENODEV,
-        errno.ENOENT,
-        errno.ENOTCONN,
-        errno.ENXIO,
-        errno.ESTALE,
-        errno.ETIMEDOUT,
-    }
-)
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
-_READING_NAME = ".reading.lock"
+READING_NAME = ".reading.lock"
+"""Lock of those who read a folder; who replaces what is in it takes it alone."""
 _NOTHING_LOST = "nothing that was there before is lost."
 _WHEN_FULL = f"Free some space, or choose another folder; {_NOTHING_LOST}"
 _GRACE_S = 2.0
@@ -146,19 +134,13 @@ def locked(
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = _acquired(path, 0 if when_taken is None else _GRACE_S, is_shared=is_shared)
-        if lock is None and when_taken is not None:
-            raise when_taken
-        if lock is None:
-            log.info("waiting for another process that works in %s", path.parent)
-            lock = _acquired(path, None, is_shared=is_shared)
+        lock = _acquired(path, when_taken, is_shared=is_shared)
     except OSError as error:
         raise explained(error, path.parent) from error
     try:
         yield
     finally:
-        if lock is not None:
-            os.close(lock)
+        os.close(lock)
 
 
 @contextmanager
@@ -181,21 +163,14 @@ def alone_at(path: Path, *, is_folder: bool = False, wait: bool = False) -> Iter
 
 @contextmanager
 def reading(folder: Path) -> Iterator[None]:
-    """Keep other processes from replacing what is in a folder (see `replacing`) as long as it is read.
+    """Keep other processes from replacing what is in a folder as long as it is read.
 
     Any number of processes may read at the same time. A folder that cannot be written to is read
     without a lock.
     """
     with ExitStack() as stack:
         with suppress(EnvironmentalError):
-            stack.enter_context(locked(folder / _READING_NAME, is_shared=True))
-        yield
-
-
-@contextmanager
-def replacing(folder: Path, *, when_read: Exception) -> Iterator[None]:
-    """Make sure that no other process reads a folder, whose content is to be replaced."""
-    with locked(folder / _READING_NAME, when_taken=when_read):
+            stack.enter_context(locked(folder / READING_NAME, is_shared=True))
         yield
 
 
@@ -244,16 +219,16 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-def folder_bytes(folder: Path) -> int:
-    """Return the size of the files directly in a folder; 0 if the folder does not exist."""
-    return sum(path.stat().st_size for path in folder.glob("*"))
-
-
 def free_bytes(folder: Path) -> int:
     """Return the free space of the disk that holds a folder, which need not exist yet."""
     while not folder.exists():
         folder = folder.absolute().parent
     return shutil.disk_usage(folder).free
+
+
+def size_text(n_bytes: float) -> str:
+    """Return a number of bytes for a message, such as `1.5 GiB`."""
+    return f"{n_bytes / 2**30:.1f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.0f} MiB"
 
 
 def check_current_folder() -> None:
@@ -276,9 +251,8 @@ def check_regular(path: Path) -> None:
 
     Opening a named pipe waits for a writer, and a device such as `/dev/zero` never ends.
     """
-    mode = path.stat().st_mode
-    if not stat.S_ISREG(mode):
-        kind = _SPECIAL_FILES.get(stat.filemode(mode)[0], "a device")
+    if not stat.S_ISREG(path.stat().st_mode):
+        kind = _SPECIAL_FILES.get(stat.filemode(path.stat().st_mode)[0], "a device")
         raise OSError(errno.EINVAL, f"it is {kind}", str(path))
 
 
@@ -306,24 +280,36 @@ def explained(error: OSError, path: Path, *, when_full: str = _WHEN_FULL) -> Exc
     if path == Path():
         # "." does not tell the user which folder it is
         path = path.absolute()
-    if error.errno in _DISK_FULL:
-        return EnvironmentalError(f"the disk is full: {path} could not be written. {when_full}")
-    if error.errno == errno.EFBIG:
-        return EnvironmentalError(
-            f"{path} could not be written: it would be larger than a file may be here. Raise the "
-            f"limit (`ulimit -f`), or choose a folder on another disk; {_NOTHING_LOST}"
-        )
-    if error.errno in _NOT_WRITABLE:
-        return EnvironmentalError(
-            f"{path} cannot be written: {error.strerror}. Choose a folder that you can write to."
-        )
-    # libraries that notice by themselves that less was written than they gave set no number
-    if error.errno is None or error.errno in _DRIVE_FAILS:
-        return EnvironmentalError(
-            f"{path} could not be written: {error.strerror or error}. Check that its drive has "
-            f"space and is still connected, and start the same command again; {_NOTHING_LOST}"
-        )
+    for numbers, message in _MESSAGES:
+        if error.errno in numbers:
+            reason = error.strerror or str(error)
+            return EnvironmentalError(message.format(path=path, reason=reason, when_full=when_full))
     return error
+
+
+_MESSAGES: tuple[tuple[set[int | None], str], ...] = (
+    (
+        {errno.ENOSPC, errno.EDQUOT},
+        "the disk is full: {path} could not be written. {when_full}",
+    ),
+    (
+        {errno.EFBIG},
+        "{path} could not be written: it would be larger than a file may be here. Raise the limit "
+        f"(`ulimit -f`), or choose a folder on another disk; {_NOTHING_LOST}",
+    ),
+    (
+        {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST},
+        "{path} cannot be written: {reason}. Choose a folder that you can write to.",
+    ),
+    (
+        # None: libraries that notice by themselves that less was written than they gave
+        {None, errno.EIO, errno.ENODEV, errno.ENOENT, errno.ENOTCONN, errno.ENXIO}
+        | {errno.ESTALE, errno.ETIMEDOUT},
+        "{path} could not be written: {reason}. Check that its drive has space and is still "
+        f"connected, and start the same command again; {_NOTHING_LOST}",
+    ),
+)
+"""Message for the errors of the system, by their numbers."""
 
 
 def _temporary(path: Path) -> Path:
@@ -331,30 +317,39 @@ def _temporary(path: Path) -> Path:
     return path.with_name(f".{os.getpid()}-{secrets.token_hex(3)}-{path.name}")
 
 
-def _acquired(path: Path, timeout_s: float | None, *, is_shared: bool) -> int | None:
-    """Return the open file of a lock that is held now; None if another process holds it for so long."""
-    end_s = None if timeout_s is None else time.monotonic() + timeout_s
+def _acquired(path: Path, when_taken: Exception | None, *, is_shared: bool) -> int:
+    """Return the open file of a lock, once no other process holds it."""
+    started_s, is_waiting = time.monotonic(), False
+    while (lock := _try_to_lock(path, is_shared=is_shared)) is None:
+        if when_taken is None and not is_waiting:
+            log.info("waiting for another process that works in %s", path.parent)
+            is_waiting = True
+        elif when_taken is not None and time.monotonic() - started_s > _GRACE_S:
+            raise when_taken
+        time.sleep(_POLL_S)
+    return lock
+
+
+def _try_to_lock(path: Path, *, is_shared: bool) -> int | None:
+    """Return the open file of a lock; None if another process holds it."""
     mode, kind = (os.O_RDONLY, fcntl.LOCK_SH) if is_shared else (os.O_RDWR, fcntl.LOCK_EX)
-    while True:
-        lock = os.open(path, mode | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            fcntl.flock(lock, kind | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in _NO_LOCKS:
-                log.warning(
-                    "the drive of %s has no locks (%s): start no second process that writes there",
-                    path.parent,
-                    error.strerror,
-                )
-                return lock
-            os.close(lock)
-            if not isinstance(error, BlockingIOError):
-                raise
-            if end_s is not None and time.monotonic() >= end_s:
-                return None
-            time.sleep(_POLL_S)
-        else:
-            # the holder before may have removed the file, so that the next one locks another
-            if os.fstat(lock).st_nlink:
-                return lock
-            os.close(lock)
+    lock = os.open(path, mode | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(lock, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            log.warning(
+                "the drive of %s has no locks (%s): start no second process that writes there",
+                path.parent,
+                error.strerror,
+            )
+            return lock
+        os.close(lock)
+        if isinstance(error, BlockingIOError):
+            return None
+        raise
+    # the holder before may have removed the file, so that the next one locks another
+    if os.fstat(lock).st_nlink:
+        return lock
+    os.close(lock)
+    return None

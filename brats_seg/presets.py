@@ -54,9 +54,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     # phantom cases on two CPU cores, a few minutes
     "demo": {
         "folds": {"n_folds": 3},
-        "patch": {"size": [32, 32, 32], "foreground": 0.5, "per_case": 4},
+        "patch": {"size": [40, 40, 40], "foreground": 0.5, "per_case": 4},
         "model": {"widths": [12, 24, 48]},
-        "training": {"n_epochs": 20},
+        "training": {"n_epochs": 14},
         "validation": {"every": 2},
     },
     # two to eight CPU cores, hours

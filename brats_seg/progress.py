@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,16 +26,14 @@ log = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 
-_PART_SHOWN_S, _SLOW_PART_S = 1.0, 5.0
-"""Age from which a part is shown, and the time that it must be expected to take: a faster one would
-flicker."""
+_PART_SHOWN_S = 2.0
+"""Age from which a part is shown: a faster one would flicker."""
 _NO_ESTIMATE_S = 5.0
 """Time after which the time so far is shown where the remaining time is not known."""
 _FIRST_LINE_S, _LONGEST_PAUSE_S = 30.0, 600.0
 """Pause before the first line of the log; it doubles with every line, up to the longest."""
 _RECENT_S = 20.0
 """Shortest time that a pace is taken over; otherwise it is the second half of the time so far."""
-_MOST_SAMPLES = 200
 _BAR_WIDTH = 20
 _LEAST_LEFT_S = 5.0
 
@@ -59,8 +58,9 @@ def tracked(items: Iterable[Item], *, what: str, total: int) -> Iterator[Item]:
     with _SCREEN.showing(_Work(what=what, total=total)) as work:
         for item in items:
             yield item
-            work.advance()
-            _SCREEN.refresh(work)
+            with _SCREEN.lock:
+                work.advance()
+                _SCREEN.refresh(work)
 
 
 @contextmanager
@@ -74,17 +74,20 @@ def part(what: str, total: int) -> Iterator[Callable[[], None]]:
     if whole is None:
         yield lambda: None
         return
-    inner = whole.begin_part(what, total)
+    inner = _Work(what=what, total=total)
+    whole.parts.append(inner)
 
     def advance() -> None:
-        inner.advance()
-        whole.note_position()
-        _SCREEN.refresh(whole)
+        with _SCREEN.lock:
+            inner.advance()
+            _SCREEN.refresh(whole)
 
     try:
         yield advance
     finally:
-        whole.end_part(inner)
+        # one that was only named, or not finished: it is done again, or its item failed
+        if inner.is_running and inner in whole.parts:
+            whole.parts.remove(inner)
 
 
 def say(text: Callable[[], str]) -> None:
@@ -132,35 +135,6 @@ def left_text(seconds: float) -> str:
     return f"about {duration_text(max(seconds, _LEAST_LEFT_S))} left"
 
 
-@dataclass(kw_only=True, slots=True)
-class Pace:
-    """Speed of work, of which the later part counts: items may be skipped or slow at first."""
-
-    _samples: list[tuple[float, float]] = field(default_factory=list)
-    """Moments and the positions then, the earliest first."""
-
-    def note(self, position: float, now_s: float) -> None:
-        """Take the position of the work at a moment."""
-        self._samples.append((now_s, position))
-        if len(self._samples) > _MOST_SAMPLES:
-            self._samples = [*self._samples[:-1:2], self._samples[-1]]
-
-    def left_s(self, total: float, now_s: float) -> float | None:
-        """Return the seconds until the position is `total`, or None if that is not known yet."""
-        if not self._samples:
-            return None
-        first, (last_s, position) = self._samples[0], self._samples[-1]
-        since_s = last_s - max((last_s - first[0]) / 2, _RECENT_S)
-        # the last sample before the recent ones, which span the whole of that time
-        before = [sample for sample in self._samples[:-1] if sample[0] <= since_s]
-        from_s, start = before[-1] if before else first
-        if position <= start:
-            return None
-        item_s = (last_s - from_s) / (position - start)
-        # the time since the last sample is a part of the item in progress, and no more than that
-        return max((total - position) * item_s - min(now_s - last_s, item_s), 0.0)
-
-
 @dataclass(kw_only=True, slots=True, eq=False)
 class _Work:
     """A piece of work: the items that are done, and the parts of those in progress."""
@@ -173,11 +147,8 @@ class _Work:
     started_s: float = field(default_factory=lambda: time.monotonic())
     parts: list["_Work"] = field(default_factory=list)
     """Parts in progress, and finished parts of items that are in progress."""
-    _pace: Pace = field(default_factory=Pace)
-    _lock: RLock = field(default_factory=RLock)
-
-    def __post_init__(self) -> None:
-        self._pace.note(0, self.started_s)
+    _samples: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=1000))
+    """Moments and the positions then: the pace of the later half counts, as items may be skipped at first."""
 
     @property
     def position(self) -> float:
@@ -190,70 +161,58 @@ class _Work:
         """Whether items are left; of a part without any this is not known."""
         return self.n_done < self.total or self.total == 0
 
-    @property
-    def is_slow(self) -> bool:
-        """Whether it has taken some time already, and is expected to take more."""
-        age_s = time.monotonic() - self.started_s
-        expected_s = age_s * self.total / max(self.n_done, 1) if self.total else _SLOW_PART_S
-        return age_s > _PART_SHOWN_S and expected_s >= _SLOW_PART_S
-
     def advance(self) -> None:
         """Count an item as done."""
-        with self._lock:
-            # more are counted than there are where memory ran out and something was done again
-            self.n_done = min(self.n_done + 1, self.total)
-            # the finished part that began first belonged to the item
-            if self.parts and not self.parts[0].is_running:
-                del self.parts[0]
-        self.note_position()
+        # more are counted than there are where memory ran out and something was done again
+        self.n_done = min(self.n_done + 1, self.total)
+        # the finished part that began first belonged to the item
+        if self.parts and not self.parts[0].is_running:
+            del self.parts[0]
 
     def note_position(self) -> None:
-        """Take note of the position at this moment."""
-        with self._lock:
-            self._pace.note(self.position, time.monotonic())
+        """Take note of the position at this moment, and forget those that no longer count."""
+        now_s = time.monotonic()
+        self._samples.append((now_s, self.position))
+        since_s = now_s - max((now_s - self.started_s) / 2, _RECENT_S)
+        while len(self._samples) > 1 and self._samples[1][0] <= since_s:
+            self._samples.popleft()
 
-    def begin_part(self, what: str, total: int) -> "_Work":
-        """Add a part."""
-        with self._lock:
-            self.parts.append(_Work(what=what, total=total))
-            return self.parts[-1]
-
-    def end_part(self, inner: "_Work") -> None:
-        """Remove a part that was only named, or not finished: it is done again, or its item failed."""
-        with self._lock:
-            if inner.is_running and inner in self.parts:
-                self.parts.remove(inner)
+    def left_s(self) -> float | None:
+        """Return the seconds until all items are done, or None if that is not known yet."""
+        (first_s, start), (last_s, position) = self._samples[0], self._samples[-1]
+        if position <= start:
+            return None
+        item_s = (last_s - first_s) / (position - start)
+        # the time since the last sample is a part of the item in progress, and no more than that
+        in_progress_s = min(time.monotonic() - last_s, item_s)
+        return max((self.total - position) * item_s - in_progress_s, 0.0)
 
     @property
-    def count_text(self) -> str:
+    def label(self) -> str:
+        """What is done, with the first part that has been in progress for some time."""
+        started_s = time.monotonic() - _PART_SHOWN_S
+        for inner in tuple(self.parts):
+            if inner.is_running and inner.started_s < started_s:
+                return f"{self.what} ({_joined(': ', inner.what, inner.count)})"
+        return self.what
+
+    @property
+    def count(self) -> str:
         """How many items are done, if there are several."""
         return f"{self.n_done} of {self.total}" if self.total > 1 else ""
 
     @property
-    def time_text(self) -> str:
-        """The remaining time, or the text in its place."""
-        now_s = time.monotonic()
+    def status(self) -> str:
+        """How many items are done, and the remaining time or the text in its place."""
+        time_text = ""
         if self.text is not None:
-            if text := self.text():
-                return text
-        elif self.n_done < self.total:
-            left_s = self._pace.left_s(self.total, now_s)
-            if left_s is not None:
-                return left_text(left_s)
-        so_far_s = now_s - self.started_s
-        return f"{duration_text(so_far_s)} so far" if so_far_s > _NO_ESTIMATE_S else ""
-
-    @property
-    def part_text(self) -> str:
-        """The first slow part in progress, in brackets."""
-        slow = (inner for inner in tuple(self.parts) if inner.is_running and inner.is_slow)
-        inner = next(slow, None)
-        return f" ({_joined(': ', inner.what, inner.count_text)})" if inner else ""
-
-    def line(self) -> str:
-        """Return the state as a line of text."""
-        state = _joined(": ", self.what, self.count_text) + self.part_text
-        return _joined(", ", state, self.time_text)
+            time_text = self.text()
+        elif self.n_done < self.total and (left_s := self.left_s()) is not None:
+            time_text = left_text(left_s)
+        so_far_s = time.monotonic() - self.started_s
+        if not time_text and so_far_s > _NO_ESTIMATE_S:
+            time_text = f"{duration_text(so_far_s)} so far"
+        return _joined(", ", self.count, time_text)
 
 
 def _joined(separator: str, *texts: str) -> str:
@@ -264,9 +223,9 @@ class _Screen:
     """The terminal or log of a process, and the work that is in progress."""
 
     def __init__(self) -> None:
+        self.lock = RLock()
         self._open: list[_Work] = []
         self._bar: Progress | None = None
-        self._lock = RLock()
         self._pause_s = _FIRST_LINE_S
         self._due_s = 0.0
 
@@ -279,30 +238,31 @@ class _Screen:
     def showing(self, work: _Work) -> Iterator[_Work]:
         """Show work instead of what is shown, until the block ends."""
         _forget_in_forks()
-        with self._lock:
+        with self.lock:
             self.close()
             self._open.append(work)
+            work.note_position()
             self._begin(work)
         try:
             yield work
         finally:
-            with self._lock:
+            with self.lock:
                 if self.work is work:
                     self.close()
                 if work in self._open:
                     self._open.remove(work)
 
     def refresh(self, work: _Work) -> None:
-        """Show the work as it is now, if it is the one that is shown."""
-        with self._lock:
-            if self.work is not work:
-                return
-            if self._bar is None and _is_terminal():
-                self._begin(work)
-            elif self._bar is not None:
-                self._bar.update(TaskID(0), completed=work.position)
-            else:
-                self._log(work)
+        """Note the position of the work, and show it if it is the one that is shown."""
+        work.note_position()
+        if self.work is not work:
+            return
+        if self._bar is not None:
+            self._bar.update(TaskID(0), completed=work.position)
+        elif _is_terminal():
+            self._begin(work)
+        else:
+            self._log(work)
 
     def close(self) -> None:
         """Remove the bar."""
@@ -315,10 +275,9 @@ class _Screen:
             self._due_s = max(self._due_s, time.monotonic() + _FIRST_LINE_S)
             return
         self._bar = Progress(
-            TextColumn("{task.fields[work].what}{task.fields[work].part_text}", markup=False),
+            TextColumn("{task.fields[work].label}", markup=False),
             BarColumn(_BAR_WIDTH),
-            TextColumn("{task.fields[work].count_text}", markup=False),
-            TextColumn("{task.fields[work].time_text}", markup=False),
+            TextColumn("{task.fields[work].status}", markup=False),
             console=Console(stderr=True),
             transient=True,
             # output that goes to a file or a pipe must not be drawn on the terminal instead
@@ -331,13 +290,13 @@ class _Screen:
         """Write a line to the log if one is due; there are fewer the longer a process works."""
         now_s = time.monotonic()
         if now_s >= self._due_s:
-            log.info("%s", work.line())
+            log.info("%s", _joined(": ", work.label, work.status))
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
             self._due_s = now_s + self._pause_s
 
     def forget(self) -> None:
         """Forget the bar in a forked process: its lock may be held by a thread of the parent."""
-        self._open, self._bar, self._lock = [], None, RLock()
+        self._open, self._bar, self.lock = [], None, RLock()
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)
             if isinstance(stream, FileProxy):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from brats_seg.interop.nnunet_network import NnunetNetwork, NnunetShape
+from brats_seg.interop.nnunet_network import Architecture, NnunetNetwork
 
 REGION_LABELS = {"background": 0, "whole tumor": [1, 2, 3], "tumor core": [2, 3], "ET": [3]}
 TISSUE_LABELS = {"background": 0, "edema": 1, "non-enhancing tumor": 2, "enhancing tumor": 3}
@@ -15,20 +15,29 @@ CHANNELS = {"0": "FLAIR", "1": "T1w", "2": "t1gd", "3": "T2w"}
 """The order of the decathlon, which is not ours."""
 
 
-def nnunet_shape(n_out: int, *, is_residual: bool = False) -> NnunetShape:
-    return NnunetShape(
-        n_in=4,
-        n_out=n_out,
-        widths=(4, 6),
-        kernels=((3, 3, 3), (1, 3, 3)),
-        strides=((1, 1, 1), (1, 2, 2)),
-        n_encoder=(1, 2),
-        n_decoder=(1,),
-        is_residual=is_residual,
-        bias=True,
-        eps=1e-5,
-        slope=0.01,
-    )
+def nnunet_architecture(*, is_residual: bool = False) -> dict[str, Any]:
+    """Return a small network as `plans.json` describes it."""
+    kind = "ResidualEncoderUNet" if is_residual else "PlainConvUNet"
+    return {
+        "network_class_name": f"dynamic_network_architectures.architectures.unet.{kind}",
+        "arch_kwargs": {
+            "n_stages": 2,
+            "features_per_stage": [4, 6],
+            "kernel_sizes": [[3, 3, 3], [1, 3, 3]],
+            "strides": [[1, 1, 1], [1, 2, 2]],
+            ("n_blocks_per_stage" if is_residual else "n_conv_per_stage"): [1, 2],
+            "n_conv_per_stage_decoder": [1],
+            "conv_op": "torch.nn.modules.conv.Conv3d",
+            "conv_bias": True,
+            "norm_op": "torch.nn.modules.instancenorm.InstanceNorm3d",
+            "norm_op_kwargs": {"eps": 1e-5, "affine": True},
+            "dropout_op": None,
+            "dropout_op_kwargs": None,
+            "nonlin": "torch.nn.LeakyReLU",
+            "nonlin_kwargs": {"inplace": True},
+        },
+        "_kw_requires_import": ["conv_op", "norm_op", "dropout_op", "nonlin"],
+    }
 
 
 def write_nnunet(
@@ -43,8 +52,6 @@ def write_nnunet(
 ) -> Path:
     """Write a folder of results of nnU-Net, with entries of the configuration and plans replaced."""
     is_labels = labels == TISSUE_LABELS
-    shape = nnunet_shape(4 if is_labels else 3, is_residual=is_residual)
-    kind = "ResidualEncoderUNet" if is_residual else "PlainConvUNet"
     described = {
         "patch_size": [16, 8, 16],
         "spacing": [1.0, 1.0, 1.0],
@@ -52,26 +59,7 @@ def write_nnunet(
         "use_mask_for_norm": [True] * 4,
         "resampling_fn_data": "resample_data_or_seg_to_shape",
         "resampling_fn_probabilities": "resample_data_or_seg_to_shape",
-        "architecture": {
-            "network_class_name": f"dynamic_network_architectures.architectures.unet.{kind}",
-            "arch_kwargs": {
-                "n_stages": 2,
-                "features_per_stage": shape.widths,
-                "kernel_sizes": shape.kernels,
-                "strides": shape.strides,
-                ("n_blocks_per_stage" if is_residual else "n_conv_per_stage"): shape.n_encoder,
-                "n_conv_per_stage_decoder": shape.n_decoder,
-                "conv_op": "torch.nn.modules.conv.Conv3d",
-                "conv_bias": True,
-                "norm_op": "torch.nn.modules.instancenorm.InstanceNorm3d",
-                "norm_op_kwargs": {"eps": 1e-5, "affine": True},
-                "dropout_op": None,
-                "dropout_op_kwargs": None,
-                "nonlin": "torch.nn.LeakyReLU",
-                "nonlin_kwargs": {"inplace": True},
-            },
-            "_kw_requires_import": ["conv_op", "norm_op", "dropout_op", "nonlin"],
-        },
+        "architecture": nnunet_architecture(is_residual=is_residual),
         **(configuration or {}),
     }
     folder.mkdir(parents=True)
@@ -91,14 +79,16 @@ def write_nnunet(
     }
     (folder / "plans.json").write_text(json.dumps(written))
     for fold in range(n_folds):
-        write_fold(folder / f"fold_{fold}", nnunet_network(shape, seed=fold))
+        network = nnunet_network(4 if is_labels else 3, seed=fold, is_residual=is_residual)
+        write_fold(folder / f"fold_{fold}", network)
     return folder
 
 
-def nnunet_network(shape: NnunetShape, seed: int) -> NnunetNetwork:
+def nnunet_network(n_out: int, seed: int, *, is_residual: bool = False) -> NnunetNetwork:
+    architecture = Architecture.model_validate(nnunet_architecture(is_residual=is_residual))
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        network = NnunetNetwork(shape).eval()
+        network = NnunetNetwork(architecture, 4, n_out).eval()
         for module in network.modules():
             if isinstance(module, nn.InstanceNorm3d):
                 nn.init.normal_(module.weight, 1, 0.2)

@@ -19,9 +19,8 @@ from brats_seg.models.interface import TrainingOutput
 from brats_seg.runtime.device import Device
 from brats_seg.training.accumulation import Accumulator
 from brats_seg.training.gradient import MicroBatch
-from brats_seg.training.losses import BatchDiceBce, DiceBce, whole_loss
+from brats_seg.training.losses import BatchDiceBce, DiceBce, count_voxels, whole_loss
 from brats_seg.training.ranks import Ranks
-from brats_seg.training.tasks import count_voxels
 
 PARTITIONS = [(6,), (1, 2, 3), (4, 2), (1, 1, 1, 1, 1, 1), (5, 1)]
 

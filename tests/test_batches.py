@@ -10,8 +10,7 @@ from brats_seg.config import Config
 from brats_seg.config_text import load_config
 from brats_seg.data.fold import FoldData, open_split
 from brats_seg.data.intensities import Item
-from brats_seg.data.loader import PatchDataset, Sample
-from brats_seg.data.patches import PatchKey
+from brats_seg.data.loader import PatchDataset, PatchKey, Sample
 from brats_seg.training.batches import Batch, held_out_patches, read_batches
 from brats_seg.training.run_plan import plan_run
 from tests.prepared import write_prepared

@@ -20,12 +20,12 @@ from brats_seg.training.certificate import (
     BATCH_DICE,
     PATCH_DICE,
     UNDECLARED,
-    BatchGradients,
     Certificate,
     CertificateRow,
     _measured_size,
     certify,
     certify_run,
+    gradient_by,
     phantom_patches,
     warm_up,
 )
@@ -71,12 +71,11 @@ def errors(
     }
 
 
-def test_every_loss_is_measured_both_ways_in_both_precisions(
+def test_the_accumulator_is_exact_to_rounding_and_ordinary_accumulation_is_not(
     rows: tuple[CertificateRow, ...],
 ) -> None:
-    found = {(row.loss, row.method, row.precision) for row in rows}
-
-    assert found == {
+    """Ordinary accumulation is the negative control: after a few steps of training it differs."""
+    assert {(row.loss, row.method, row.precision) for row in rows} == {
         (loss, method, precision)
         for loss in (PATCH_DICE, BATCH_DICE, UNDECLARED)
         for method in ("exact", "ordinary")
@@ -84,28 +83,16 @@ def test_every_loss_is_measured_both_ways_in_both_precisions(
     }
     assert {row.loss for row in rows if row.own} == {BATCH_DICE}
     assert {row.n_patches for row in rows} == {4}
-
-
-def test_ours_is_the_whole_batch_to_rounding(rows: tuple[CertificateRow, ...]) -> None:
     assert max(errors(rows, "exact", "fp64").values()) <= 1e-12
     assert max(errors(rows, "exact", "fp32").values()) <= 1e-4
-    assert all(row.passed for row in rows if row.method == "exact")
-
-
-def test_ordinary_accumulation_is_not_exact(rows: tuple[CertificateRow, ...]) -> None:
-    """The negative control: after a few steps of training the two methods differ."""
     ordinary = errors(rows, "ordinary")
-
     assert ordinary[PATCH_DICE] <= 1e-12  # a mean over patches of one size: right in any way
     assert ordinary[BATCH_DICE] > 0.1
     assert ordinary[UNDECLARED] > 0.1
     # the sine of the angle is the relative error at most: both are sides of one triangle
     assert all(math.sin(math.radians(row.angle_deg)) <= row.relative_error + 1e-14 for row in rows)
-    assert [row.angle_deg > 1 for row in rows if row.method == "ordinary"] == [
-        False,
-        True,
-        True,
-    ] * 2
+    angles = [row.angle_deg > 1 for row in rows if row.method == "ordinary"]
+    assert angles == [False, True, True] * 2
 
 
 def test_an_accumulation_that_misses_fails(rows: tuple[CertificateRow, ...]) -> None:
@@ -292,39 +279,31 @@ def by_differences(model: nn.Module, parts: list[MicroBatch]) -> Tensor:
     derivatives = []
     for parameter in model.parameters():
         flat = parameter.detach().view(-1)
-        for place in range(len(flat)):
-            value = float(flat[place])
-            flat[place] = value + 1e-6
+        for index in range(len(flat)):
+            value = float(flat[index])
+            flat[index] = value + 1e-6
             above = loss()
-            flat[place] = value - 1e-6
+            flat[index] = value - 1e-6
             derivatives.append((above - loss()) / 2e-6)
-            flat[place] = value
+            flat[index] = value
     return torch.tensor(derivatives, dtype=torch.float64)
 
 
-def gradients(
-    model: nn.Module, parts: list[MicroBatch], criterion: nn.Module, device: Device = CPU
-) -> BatchGradients:
-    patches = MicroBatch(*map(torch.cat, zip(*parts, strict=True)))
-    return BatchGradients(network=model, criterion=criterion, patches=patches, device=device)
+def whole(parts: list[MicroBatch]) -> MicroBatch:
+    return MicroBatch(*map(torch.cat, zip(*parts, strict=True)))
 
 
-def test_whole_and_exact_are_the_derivative_of_the_batch_loss() -> None:
-    model = network()
-    found = gradients(model, micro_batches(), BatchDiceBce())
-
-    expected = by_differences(model, micro_batches())
-    assert torch.allclose(found.whole(), expected, atol=1e-8)
-    assert torch.allclose(found.exact(), expected, atol=1e-8)
-
-
-def test_ordinary_is_the_mean_of_the_micro_batches_gradients() -> None:
+def test_the_methods_compute_what_they_say() -> None:
+    """Whole and exact: the derivative of the batch loss; ordinary: the mean over micro-batches."""
     model, parts = network(), micro_batches()
+    expected = by_differences(model, parts)
 
-    each = [gradients(model, [part], BatchDiceBce()).whole() for part in parts]
-
-    found = gradients(model, parts, BatchDiceBce()).ordinary()
-    assert torch.allclose(found, torch.stack(each).mean(0), rtol=1e-12)
+    for method in ("whole", "exact"):
+        gradient = gradient_by(method, model, BatchDiceBce(), whole(parts), CPU)
+        assert torch.allclose(gradient, expected, atol=1e-8)
+    each = [gradient_by("whole", model, BatchDiceBce(), part, CPU) for part in parts]
+    ordinary = gradient_by("ordinary", model, BatchDiceBce(), whole(parts), CPU)
+    assert torch.allclose(ordinary, torch.stack(each).mean(0), rtol=1e-12)
 
 
 def test_dropout_is_left_out() -> None:
@@ -336,12 +315,10 @@ def test_dropout_is_left_out() -> None:
 @pytest.mark.parametrize("method", ["whole", "exact", "ordinary"])
 def test_the_loss_scale_of_float16_is_taken_out_again(method: str) -> None:
     in_float16 = Device(torch_device=torch.device("cpu"), autocast_dtype=torch.float16)
-    model = network().float()
-    parts = [MicroBatch(part.image.float(), part.target.float()) for part in micro_batches()]
+    model, patches = network().float(), phantom_patches(3, (6, 6, 6))
 
     found, expected = (
-        getattr(gradients(model, parts, DiceBce(), device), method)()
-        for device in (in_float16, CPU)
+        gradient_by(method, model, DiceBce(), patches, device) for device in (in_float16, CPU)
     )
 
     assert float((found - expected).norm() / expected.norm()) <= 0.01
@@ -352,7 +329,7 @@ def test_a_parameter_that_takes_no_part_counts_as_zero() -> None:
     model.register_parameter("idle", nn.Parameter(torch.ones(5, dtype=torch.float64)))
 
     # the module's own parameters come first
-    assert not gradients(model, micro_batches(), DiceBce()).exact()[:5].any()
+    assert not gradient_by("exact", model, DiceBce(), whole(micro_batches()), CPU)[:5].any()
 
 
 def test_each_gradient_is_shown_as_it_is_computed(trained: nn.Module) -> None:

@@ -17,7 +17,8 @@ from brats_seg.crossval import (
 )
 from brats_seg.data.fold import open_split
 from brats_seg.errors import UsageError
-from brats_seg.evaluation.evaluate import evaluate_folders
+from brats_seg.evaluation.evaluate import evaluate_pairs
+from brats_seg.evaluation.pairs import find_pairs
 from brats_seg.evaluation.protocols import protocol_named
 from brats_seg.evaluation.scores import read_scores
 from brats_seg.inference.batch import BatchOutcome, finish_batch
@@ -78,48 +79,34 @@ def test_each_case_is_predicted_by_the_run_that_it_was_held_out_of(
             assert records[one.case_id].model == fingerprint
 
 
-def test_a_second_start_predicts_what_is_missing(cases: HeldOutCases, tmp_path: Path) -> None:
-    predict(cases, tmp_path / "out")
-    (tmp_path / "out" / "BraTS2021_00002.nii.gz").unlink()
-
-    outcome = predict(cases, tmp_path / "out")
-
-    assert (outcome.n_predicted, outcome.n_skipped) == (1, 3)
-
-
 def test_scores_are_those_of_evaluate(cases: HeldOutCases, tmp_path: Path) -> None:
     predict(cases, tmp_path / "out")
 
     pairing = reference_pairs(chain(*cases.values()), tmp_path / "out")
-    found, _ = score_predictions(pairing, LEGACY, tmp_path, n_workers=0)
+    found = score_predictions(pairing, LEGACY, tmp_path, n_workers=0)
 
-    expected = evaluate_folders(tmp_path / "scans", tmp_path / "out", LEGACY)
+    expected = evaluate_pairs(find_pairs(tmp_path / "scans", tmp_path / "out"), LEGACY)
     assert found.scores.equals(expected.scores)
     written = read_scores(tmp_path / "scores.csv")
     assert written["case_id"].tolist() == expected.scores["case_id"].tolist()
 
 
-def test_a_case_without_a_prediction_scores_the_worst(cases: HeldOutCases, tmp_path: Path) -> None:
+def test_what_is_missing_or_damaged_is_named_and_predicted_again(
+    cases: HeldOutCases, tmp_path: Path
+) -> None:
     predict(cases, tmp_path / "out")
     (tmp_path / "out" / "BraTS2021_00001.nii.gz").unlink()
-
+    (tmp_path / "out" / "BraTS2021_00003.nii.gz").write_bytes(b"broken")
     pairing = reference_pairs(chain(*cases.values()), tmp_path / "out")
-    found, _ = score_predictions(pairing, LEGACY, tmp_path, n_workers=0)
+
+    found = score_predictions(pairing, LEGACY, tmp_path, n_workers=0)
 
     assert found.missing == ("BraTS2021_00001",)
     missing = found.scores[found.scores["case_id"] == "BraTS2021_00001"]
     assert missing["dice"].tolist() == [0.0] * 3
-
-
-def test_what_could_not_be_scored_is_named(cases: HeldOutCases, tmp_path: Path) -> None:
-    predict(cases, tmp_path / "out")
-    (tmp_path / "out" / "BraTS2021_00003.nii.gz").write_bytes(b"broken")
-    pairing = reference_pairs(chain(*cases.values()), tmp_path / "out")
-
-    found, summaries = score_predictions(pairing, LEGACY, tmp_path, n_workers=0)
-
     assert [failure.case_id for failure in found.failures] == ["BraTS2021_00003"]
-    assert [one.n_cases for one in summaries] == [3, 3, 3]
+    assert [one.n_cases for one in found.summaries] == [3, 3, 3]
+    assert predict(cases, tmp_path / "out").n_skipped == 3
 
 
 def test_the_runs_become_one_model_once(held_out: list[HeldOut], tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from brats_seg.doctor import (
 )
 from brats_seg.errors import Finding
 from brats_seg.files import locked
-from brats_seg.runtime.torch_files import write_checkpoint
+from brats_seg.runtime.weights import write_checkpoint
 from tests.builders import Run
 
 NUMPY = version("numpy")
@@ -157,15 +157,15 @@ def test_the_command_exits_with_3_where_nothing_can_work(run: Run) -> None:
             {"numpy": "99", "no-such-package": "", "pandas": "2"},
             {},
             "problem",
-            f"numpy>=99 ({NUMPY}), no-such-package (not installed)",
+            f"numpy>=99 ({NUMPY} installed), no-such-package (not installed)",
             'pip install "numpy>=99" "no-such-package"',
         ),
         (
             {"numpy": "2"},
             {"numpy": "2.0.7"},
             "warning",
-            f"numpy {NUMPY} (tested: 2.0.7)",
-            "pip install numpy==2.0.7",
+            f"numpy==2.0.7 ({NUMPY} installed)",
+            'pip install "numpy==2.0.7"',
         ),
         # another build of torch may be needed here
         ({"torch": "2"}, {"torch": "2.0.1"}, "ok", "1 as tested", ""),

@@ -2,7 +2,8 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,12 @@ from brats_seg.cases.phantom import write_phantom_cases
 from brats_seg.errors import CaseError
 from brats_seg.evaluation.evaluate import (
     Evaluation,
-    ScoringTask,
-    evaluate_folders,
+    evaluate_pairs,
     read_pair,
     score_folders,
     score_pair,
 )
-from brats_seg.evaluation.pairs import Pair
+from brats_seg.evaluation.pairs import Pair, find_pairs
 from brats_seg.evaluation.protocols import ScoringProtocol, protocol_named
 from brats_seg.evaluation.scores import read_scores, write_scores
 from brats_seg.labels import BRATS2017, BRATS2023, MSD, LabelConvention
@@ -45,6 +45,10 @@ def predictions(tmp_path: Path) -> Path:
     return folder
 
 
+def evaluated(reference: Path, prediction: Path, **options: Any) -> Evaluation:
+    return evaluate_pairs(find_pairs(reference, prediction), LEGACY, **options)
+
+
 def write_prediction(
     folder: Path,
     case_id: str,
@@ -64,7 +68,7 @@ def dices(evaluation: Evaluation, region: str = "wt") -> dict[str, float]:
 
 
 def test_scores_every_case_and_names_the_conventions(brats_root: Path, predictions: Path) -> None:
-    found = evaluate_folders(brats_root, predictions, LEGACY)
+    found = evaluated(brats_root, predictions)
 
     assert list(found.scores[["case_id", "region"]].itertuples(index=False, name=None)) == [
         (case_id, region) for case_id in CASES for region in ("wt", "tc", "et")
@@ -86,7 +90,7 @@ def test_the_number_of_processes_changes_nothing(
     write_nifti(predictions / f"{CASES[1]}.nii.gz", make_label_map((24, 24, 15)))
 
     one, two = (
-        evaluate_folders(brats_root, predictions, protocol, n_workers=n_workers)
+        evaluate_pairs(find_pairs(brats_root, predictions), protocol, n_workers=n_workers)
         for n_workers in (0, 2)
     )
 
@@ -95,54 +99,34 @@ def test_the_number_of_processes_changes_nothing(
     assert one.scores.equals(two.scores)
 
 
-def test_a_case_without_prediction_is_listed_and_scores_nothing(
-    brats_root: Path, predictions: Path
+def test_missing_predictions_score_nothing_or_are_left_out(
+    brats_root: Path, predictions: Path, tmp_path: Path
 ) -> None:
-    (predictions / f"{CASES[2]}.nii.gz").unlink()
+    for case_id in CASES[:3]:
+        (predictions / f"{case_id}.nii.gz").unlink()
     shutil.move(predictions / f"{CASES[3]}.nii.gz", predictions / "BraTS2021_00099.nii.gz")
 
-    found = evaluate_folders(brats_root, predictions, LEGACY)
-
-    assert found.missing == (CASES[2], CASES[3])
-    assert found.without_reference == ("BraTS2021_00099",)
-    assert dices(found)[CASES[2]] == 0
-    assert len(found.scores) == 18
-
-
-def test_only_predicted_leaves_out_the_other_references(
-    brats_root: Path, predictions: Path, tmp_path: Path
-) -> None:
-    for case_id in CASES[2:]:
-        (predictions / f"{case_id}.nii.gz").unlink()
+    whole = score_folders(brats_root, predictions, tmp_path / "s.csv", LEGACY)
     # a reference that is left out is not read
-    (brats_root / CASES[5] / f"{CASES[5]}_seg.nii.gz").write_bytes(b"")
-
-    found = evaluate_folders(brats_root, predictions, LEGACY, only_predicted=True)
-
-    assert list(dices(found)) == list(CASES[:2])
-    assert (found.missing, found.left_out, found.failures) == ((), CASES[2:], ())
-
-
-def test_means_are_taken_over_all_references_and_over_those_predicted(
-    brats_root: Path, predictions: Path, tmp_path: Path
-) -> None:
-    for case_id in CASES[:4]:
-        (predictions / f"{case_id}.nii.gz").unlink()
-
-    scored, partial = (
-        score_folders(
-            brats_root, predictions, tmp_path / "s.csv", LEGACY, only_predicted=only_predicted
-        )
-        for only_predicted in (False, True)
+    (brats_root / CASES[0] / f"{CASES[0]}_seg.nii.gz").write_bytes(b"")
+    partial = score_folders(
+        brats_root, predictions, tmp_path / "s.csv", LEGACY, only_predicted=True
     )
 
-    mean = scored.predicted_summaries[0].spread("dice").mean
-    assert [one.n_cases for one in scored.summaries] == [6, 6, 6]
-    assert [one.n_cases for one in scored.predicted_summaries] == [2, 2, 2]
-    assert scored.summaries[0].spread("dice").mean == pytest.approx(mean * 2 / 6)
-    assert partial.summaries == partial.predicted_summaries == scored.predicted_summaries
+    assert (whole.missing, whole.without_reference) == (CASES[:4], ("BraTS2021_00099",))
+    assert (partial.missing, partial.left_out, partial.failures) == ((), CASES[:4], ())
+    assert [dices(whole)[case_id] for case_id in CASES[:4]] == [0] * 4
+    mean = partial.summaries[0].spread("dice").mean
+    assert [one.n_cases for one in whole.summaries] == [6, 6, 6]
+    assert whole.summaries[0].spread("dice").mean == pytest.approx(mean * 2 / 6)
+    assert partial.summaries == partial.predicted_summaries == whole.predicted_summaries
     assert partial.dice_with_left_out["wt"] == pytest.approx(mean * 2 / 6)
-    assert len(read_scores(tmp_path / "s.csv")) == 2 * 3
+    back = read_scores(tmp_path / "s.csv")
+    pd.testing.assert_frame_equal(back, partial.scores, atol=1e-6)
+    summary = json.loads((tmp_path / "s.json").read_text())
+    assert [summary[name]["dice"]["mean"] for name in ("wt", "tc", "et")] == [
+        one.spread("dice").mean for one in partial.summaries
+    ]
 
 
 def test_results_of_predict_in_the_place_of_the_references_are_remarked_on(
@@ -150,10 +134,10 @@ def test_results_of_predict_in_the_place_of_the_references_are_remarked_on(
 ) -> None:
     (predictions / OUTPUT_MARKER).write_text("{}")
 
-    (remark,) = evaluate_folders(predictions, brats_root, LEGACY).remarks
+    (remark,) = evaluated(predictions, brats_root).remarks
 
     assert "was written by `predict`, and is scored as the reference" in remark
-    assert evaluate_folders(brats_root, predictions, LEGACY).remarks == ()
+    assert evaluated(brats_root, predictions).remarks == ()
 
 
 def test_a_case_that_cannot_be_scored_does_not_stop_the_others(
@@ -167,7 +151,7 @@ def test_a_case_that_cannot_be_scored_does_not_stop_the_others(
     write_nifti(predictions / f"{CASES[3]}.nii.gz", make_label_map() / np.float32(8))
     (predictions / f"{CASES[4]}.nii.gz").write_bytes(b"<html>not found</html>")
 
-    found = evaluate_folders(brats_root, predictions, LEGACY)
+    found = evaluated(brats_root, predictions)
 
     assert list(dices(found)) == [CASES[5]]
     assert [failure.case_id for failure in found.failures] == list(CASES[:5])
@@ -180,39 +164,14 @@ def test_a_case_that_cannot_be_scored_does_not_stop_the_others(
     assert found.missing == ()
 
 
-def test_conventions_may_be_mixed_in_one_folder(brats_root: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "mixed"
-    for number, case_id in enumerate(CASES):
-        convention = (BRATS2017, BRATS2023)[number % 2]
-        write_prediction(folder, case_id, convention, seed=number, with_et=number < 5)
-
-    found = evaluate_folders(brats_root, folder, LEGACY)
-
-    assert set(dices(found, "et").values()) == {1.0}
-    assert set(dices(found, "tc").values()) == {1.0}
-
-
 def test_two_files_are_scored_under_the_name_of_the_reference(brats_root: Path) -> None:
     reference = brats_root / CASES[0] / f"{CASES[0]}_seg.nii.gz"
     prediction = brats_root / CASES[1] / f"{CASES[1]}_seg.nii.gz"
 
-    found = evaluate_folders(reference, prediction, LEGACY)
+    found = evaluated(reference, prediction)
 
     assert found.case_ids == (CASES[0],)
     assert 0 < dices(found)[CASES[0]] < 1
-
-
-def test_progress_is_shown_for_reading_and_scoring(brats_root: Path, predictions: Path) -> None:
-    seen: list[tuple[str, int, int]] = []
-
-    def track(items: Iterable[object], *, what: str, total: int) -> Iterable[object]:
-        passed = list(items)
-        seen.append((what, total, len(passed)))
-        return passed
-
-    evaluate_folders(brats_root, predictions, LEGACY, track=track)
-
-    assert seen == [("reading label maps", 6, 6), ("scoring", 6, 6)]
 
 
 def test_every_label_map_is_read_once(
@@ -225,22 +184,9 @@ def test_every_label_map_is_read_once(
         return read_label_map(path, case_id=case_id)
 
     monkeypatch.setattr("brats_seg.evaluation.evaluate.read_label_map", counted)
-    evaluate_folders(brats_root, predictions, LEGACY)
+    evaluated(brats_root, predictions)
 
     assert len(read) == len(set(read)) == 12
-
-
-def test_the_table_and_its_summary_are_written(
-    brats_root: Path, predictions: Path, tmp_path: Path
-) -> None:
-    scored = score_folders(brats_root, predictions, tmp_path / "new" / "scores.csv", LEGACY)
-
-    back = read_scores(tmp_path / "new/scores.csv")
-    pd.testing.assert_frame_equal(back, scored.evaluation.scores, atol=1e-6)
-    summary = json.loads((tmp_path / "new/scores.json").read_text())
-    assert [one.spreads[0].mean for one in scored.summaries] == [
-        summary[region]["dice"]["mean"] for region in ("wt", "tc", "et")
-    ]
 
 
 @pytest.mark.parametrize("cavity_and_enhancing", [False, True])
@@ -260,7 +206,7 @@ def test_a_case_of_the_2024_shape_is_read_in_the_convention_of_2024(
         tmp_path / "prediction" / f"{case_id}.nii.gz", np.where(reference == 4, 0, reference)
     )
 
-    found = evaluate_folders(tmp_path / "reference", tmp_path / "prediction", LEGACY)
+    found = evaluated(tmp_path / "reference", tmp_path / "prediction")
 
     assert (found.reference_labels, found.failures) == (("brats2024",), ())
     volumes = dict(zip(found.scores["region"], found.scores["reference_ml"], strict=True))
@@ -271,12 +217,8 @@ def test_a_case_of_the_2024_shape_is_read_in_the_convention_of_2024(
 
 @pytest.mark.real
 def test_plain_dice_of_real_predictions(real_data: Path, tmp_path: Path) -> None:
-    found = evaluate_folders(
-        real_data / "BraTS2018",
-        real_data / "metric_fixtures" / "network_predictions",
-        LEGACY,
-        n_workers=2,
-    )
+    predictions = real_data / "metric_fixtures" / "network_predictions"
+    found = evaluated(real_data / "BraTS2018", predictions, n_workers=2)
 
     scores = found.scores.pivot(index="case_id", columns="region", values="dice").round(6)
     for case_id, expected in REAL_DICE.items():
@@ -303,7 +245,7 @@ def test_a_reference_in_two_conventions_agrees_with_itself(real_data: Path) -> N
     ]
 
     for reference, prediction in pairs:
-        found = evaluate_folders(reference, prediction, LEGACY)
+        found = evaluated(reference, prediction)
 
         assert found.scores[["dice", "hd95"]].to_numpy().tolist() == [[1, 0]] * 3
         assert found.reference_labels != found.prediction_labels
@@ -339,8 +281,8 @@ def scored(
         predicted = folder / "prediction.nii.gz"
         write_nifti(predicted, prediction, scan_affine if affine is None else affine)
     pair = read_pair(Pair(case_id="a", reference=folder / "reference.nii.gz", prediction=predicted))
-    task = ScoringTask(pair=pair, reference=BRATS2017, prediction=BRATS2023)
-    return score_pair(task, protocol).to_dict("records")
+    pair = replace(pair, conventions=(BRATS2017, BRATS2023))
+    return score_pair(pair, protocol).to_dict("records")
 
 
 def values(row: dict[str, Any]) -> list[float]:
@@ -361,22 +303,16 @@ def test_a_row_worked_out_by_hand(tmp_path: Path) -> None:
     assert values(tc) == values(et) == [1, 1, 0, 1, 1, 0, 0]
 
 
-def test_volumes_and_distances_follow_the_spacing(tmp_path: Path) -> None:
+def test_spacing_and_conventions_are_those_of_the_files(tmp_path: Path) -> None:
     wt = scored(tmp_path, REFERENCE, PREDICTION, spacing_mm=3.0)[0]
-
-    assert [wt[c] for c in ("hd95", "reference_ml", "prediction_ml")] == pytest.approx(
-        [6.0, 0.036, 0.048]
-    )
-
-
-def test_each_side_is_read_in_its_own_convention(tmp_path: Path) -> None:
     enhancing = np.where(REFERENCE > 0, 4, 0).astype(np.uint8)
 
     rows = scored(tmp_path, enhancing, np.where(enhancing, 3, 0).astype(np.uint8))
 
-    assert [(row["dice"], row["reference_ml"]) for row in rows] == [
-        (1, pytest.approx(0.012)) for _ in range(3)
-    ]
+    assert [wt[c] for c in ("hd95", "reference_ml", "prediction_ml")] == pytest.approx(
+        [6.0, 0.036, 0.048]
+    )
+    assert [(row["dice"], row["reference_ml"]) for row in rows] == [(1, pytest.approx(0.012))] * 3
 
 
 @pytest.mark.parametrize(
@@ -449,7 +385,7 @@ def test_a_prediction_without_affine_is_paired_by_index_and_remarked_upon(
     rounded = BRATS_AFFINE + 5e-4 * np.eye(4, k=1)
     write_nifti(predictions / f"{CASES[3]}.nii.gz", make_label_map(seed=3), rounded)
 
-    found = evaluate_folders(brats_root, predictions, LEGACY)
+    found = evaluated(brats_root, predictions)
 
     assert dices(found)[CASES[0]] == dices(found)[CASES[3]] == 1
     assert found.remarks == (
@@ -473,34 +409,30 @@ def copy_label_maps(
     return folder
 
 
-@pytest.mark.parametrize("with_scans", [True, False])
-def test_references_in_another_numbering_are_refused(
-    phantoms: Path, tmp_path: Path, with_scans: bool
+@pytest.mark.parametrize(
+    ("side", "message"),
+    [
+        ("reference", "msd fits"),  # of an outline alone
+        ("reference on scans", "msd fits"),
+        ("prediction", "agree with the reference far better numbered as msd"),
+    ],
+)
+def test_another_numbering_than_that_of_the_release_is_refused(
+    phantoms: Path, tmp_path: Path, side: str, message: str
 ) -> None:
-    """Prediction and reference agree, and both regions would be wrong."""
-    references = copy_label_maps(phantoms, tmp_path / "msd", lambda seg: renumbered(seg, MSD))
-    if with_scans:
+    """Where prediction and reference agree, both regions would be wrong."""
+    renamed = copy_label_maps(phantoms, tmp_path / "msd", lambda seg: renumbered(seg, MSD))
+    if side == "reference on scans":
         for path in phantoms.glob("*/*_seg.nii.gz"):
-            shutil.copy(references / f"{path.parent.name}.nii.gz", path)
+            shutil.copy(renamed / f"{path.parent.name}.nii.gz", path)
 
-    found = evaluate_folders(phantoms if with_scans else references, references, LEGACY)
-
-    assert found.scores.empty
-    assert len(found.failures) == 3
-    for failure in found.failures:
-        assert f"file reference {failure.case_id}" in failure.message
-        assert "msd fits" in failure.message
-
-
-def test_a_prediction_in_another_numbering_is_refused(phantoms: Path, tmp_path: Path) -> None:
-    predictions = copy_label_maps(phantoms, tmp_path / "msd", lambda seg: renumbered(seg, MSD))
-
-    found = evaluate_folders(phantoms, predictions, LEGACY)
+    found = evaluated(renamed if side == "reference" else phantoms, renamed)
 
     assert found.scores.empty
     assert len(found.failures) == 3
     for failure in found.failures:
-        assert "agree with the reference far better numbered as msd" in failure.message
+        assert f"file {side.split()[0]} {failure.case_id}" in failure.message
+        assert message in failure.message
 
 
 def test_a_mirrored_reference_is_refused(phantoms: Path, tmp_path: Path) -> None:
@@ -508,7 +440,7 @@ def test_a_mirrored_reference_is_refused(phantoms: Path, tmp_path: Path) -> None
     path = phantoms / CASES[1] / f"{CASES[1]}_seg.nii.gz"
     write_nifti(path, np.ascontiguousarray(read_label_map(path, case_id="").array[::-1]))
 
-    found = evaluate_folders(phantoms, predictions, LEGACY)
+    found = evaluated(phantoms, predictions)
 
     [failure] = found.failures
     assert failure.case_id == CASES[1]
@@ -522,7 +454,7 @@ def test_a_reference_whose_place_is_unclear_is_remarked_on_and_scored(
     monkeypatch.setattr(label_check, "CLEAR_CONTRAST", 1.5)
     predictions = copy_label_maps(phantoms, tmp_path / "predictions")
 
-    found = evaluate_folders(phantoms, predictions, LEGACY)
+    found = evaluated(phantoms, predictions)
 
     assert found.failures == ()
     assert len(found.remarks) == 3
@@ -537,7 +469,7 @@ def test_a_poor_prediction_is_scored(phantoms: Path, tmp_path: Path) -> None:
         lambda seg: rng.choice(np.array([0, 1, 2, 4], np.uint8), seg.shape),
     )
 
-    found = evaluate_folders(phantoms, predictions, LEGACY)
+    found = evaluated(phantoms, predictions)
 
     assert found.failures == ()
     assert all(dice < 0.3 for dice in dices(found).values())

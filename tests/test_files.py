@@ -13,12 +13,13 @@ import pytest
 from brats_seg.cases.many import worker_pool
 from brats_seg.errors import EnvironmentalError, UsageError
 from brats_seg.files import (
+    READING_NAME,
     alone_at,
     check_current_folder,
     explained,
-    folder_bytes,
     free_bytes,
     locked,
+    reading,
     remove_leftovers,
     whole_file,
     whole_folder,
@@ -26,50 +27,54 @@ from brats_seg.files import (
 )
 from tests.builders import limited_files
 
-ADVICE = "Buy a disk."
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def test_the_file_appears_only_when_it_is_whole(tmp_path: Path) -> None:
-    path = tmp_path / "below" / "a.txt"
+def fill(place: Path, name: str) -> None:
+    """Write a file, or a folder with one file, under the temporary name that is given."""
+    (place / name if place.is_dir() else place).write_text(name)
 
-    with whole_file(path) as beside:
-        beside.write_text("whole")
-        assert not path.exists()
 
-    assert path.read_text() == "whole"
+def content_of(path: Path) -> str:
     assert list(path.parent.iterdir()) == [path]
+    if path.is_dir():
+        (path,) = path.iterdir()
+    return path.read_text()
 
 
-def test_a_failure_inside_leaves_the_old_file(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_text("old")
+@pytest.mark.parametrize("write", [whole_file, whole_folder])
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_file_or_folder_appears_or_is_replaced_as_a_whole(tmp_path: Path, write, is_there):
+    path = tmp_path / "below" / "a"
+    for name in ["old"] * is_there + ["new"]:
+        with write(path) as beside:
+            fill(beside, name)
+            assert path.exists() == (name == "new" and is_there)
+
+    assert content_of(path) == "new"
+
+
+@pytest.mark.parametrize("write", [whole_file, whole_folder])
+def test_a_failure_inside_leaves_what_was_there(tmp_path: Path, write) -> None:
+    with write(tmp_path / "a") as beside:
+        fill(beside, "old")
 
     def fail() -> None:
-        with whole_file(path) as beside:
-            beside.write_text("half")
+        with write(tmp_path / "a") as beside:
+            fill(beside, "half")
             raise ValueError("torn")
 
     with pytest.raises(ValueError, match="torn"):
         fail()
 
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("in the way")
-
-    with (
-        pytest.raises(EnvironmentalError, match=r"a/b cannot be written"),
-        whole_file(tmp_path / "a" / "b"),
-    ):
-        pytest.fail("there is nowhere to write to")
+    assert content_of(tmp_path / "a") == "old"
 
 
 @pytest.mark.parametrize(
     ("number", "error", "message"),
     [
-        (errno.ENOSPC, EnvironmentalError, "Free some space"),
+        *((number, EnvironmentalError, "disk is full: .*a could not") for number in FULL),
+        (errno.ENOTDIR, EnvironmentalError, "a cannot be written: .*Choose a folder"),
         *(
             (number, EnvironmentalError, "a could not be written: .* still connected")
             for number in (errno.EIO, errno.ESTALE, errno.ENOENT, errno.ENODEV, errno.ENOTCONN)
@@ -80,9 +85,11 @@ def test_a_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
 def test_an_error_of_the_drive_says_what_to_do(
     tmp_path: Path, number: int, error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=message) as raised, whole_file(tmp_path / "a"):
-        raise OSError(number, os.strerror(number))
-    assert type(raised.value) is error
+    for write in (whole_file, whole_folder):
+        with pytest.raises(error, match=message) as raised, write(tmp_path / "a"):
+            raise OSError(number, os.strerror(number))
+        assert type(raised.value) is error
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_short_write_without_a_number_is_named(tmp_path: Path) -> None:
@@ -134,14 +141,17 @@ def test_the_clean_up_does_not_hide_the_error(tmp_path: Path, monkeypatch) -> No
         raise ValueError("the error that matters")
 
 
-def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
-    (tmp_path / ".4711-last.pt").write_text("half")
-    (tmp_path / ".hidden").write_text("somebody's")
-    (tmp_path / "last.pt").write_text("whole")
+@pytest.mark.parametrize("folders", [False, True])
+def test_what_killed_processes_left_is_removed_and_nothing_else(tmp_path: Path, folders) -> None:
+    for name in (".12-new-a", ".3-old-a", "a", ".hidden", "b-new-c"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
+    (tmp_path / ".5-folds.csv").touch()  # with folders, another process may be writing it
 
-    remove_leftovers(tmp_path)
+    remove_leftovers(tmp_path, folders=folders)
 
-    assert {path.name for path in tmp_path.iterdir()} == {".hidden", "last.pt"}
+    left = {".5-folds.csv"} if folders else {".12-new-a", ".3-old-a"}
+    assert {entry.name for entry in tmp_path.iterdir()} == {"a", ".hidden", "b-new-c", *left}
 
 
 def test_work_goes_elsewhere_where_it_cannot_be_written(
@@ -171,38 +181,6 @@ def test_the_folder_that_is_wanted_is_made_and_taken_if_it_takes_files(
     assert writable_folder(wanted) != wanted
 
 
-@pytest.mark.parametrize("is_there", [False, True])
-def test_a_folder_appears_or_is_replaced_as_a_whole(tmp_path: Path, *, is_there: bool) -> None:
-    path = tmp_path / "store" / "case"
-    if is_there:
-        path.mkdir(parents=True)
-        (path / "old").touch()
-
-    with whole_folder(path, when_full=ADVICE) as folder:
-        (folder / "new").write_text("new")
-        assert path.exists() == is_there
-
-    assert [entry.name for entry in path.iterdir()] == ["new"]
-    assert [entry.name for entry in path.parent.iterdir()] == ["case"]
-
-
-def test_an_exception_leaves_the_earlier_folder(tmp_path: Path) -> None:
-    path = tmp_path / "case"
-    path.mkdir()
-    (path / "old").touch()
-
-    def fill_half() -> None:
-        with whole_folder(path, when_full=ADVICE) as folder:
-            (folder / "half").touch()
-            raise KeyError("the other half")
-
-    with pytest.raises(KeyError, match="the other half"):
-        fill_half()
-
-    assert [entry.name for entry in path.iterdir()] == ["old"]
-    assert [entry.name for entry in tmp_path.iterdir()] == ["case"]
-
-
 def test_a_failed_renaming_leaves_the_folder_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,7 +197,7 @@ def test_a_failed_renaming_leaves_the_folder_before_it(
     monkeypatch.setattr(Path, "rename", fail_for_new)
     with (
         pytest.raises(EnvironmentalError, match="Permission denied"),
-        whole_folder(path, when_full=ADVICE),
+        whole_folder(path),
     ):
         pass
 
@@ -227,54 +205,8 @@ def test_a_failed_renaming_leaves_the_folder_before_it(
     assert [entry.name for entry in tmp_path.iterdir()] == ["case"]
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_is_named_with_advice(tmp_path: Path, number: int) -> None:
-    with (
-        pytest.raises(EnvironmentalError, match=r"the disk is full: .*case .* Buy a disk\."),
-        whole_folder(tmp_path / "case", when_full=ADVICE),
-    ):
-        raise OSError(number, "full disk (simulated)")
-
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_leftovers_of_killed_processes_are_removed_and_nothing_else(tmp_path: Path) -> None:
-    for name in (".12-new-a", ".3-old-a", "a", ".hidden", "b-new-c"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "file").touch()
-    (tmp_path / ".5-folds.csv").touch()  # another process may be writing it
-
-    remove_leftovers(tmp_path, folders=True)
-
-    assert {entry.name for entry in tmp_path.iterdir()} == {
-        "a",
-        ".hidden",
-        "b-new-c",
-        ".5-folds.csv",
-    }
-
-
-def test_the_size_of_a_folder_is_that_of_its_files(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"123")
-    (tmp_path / "b").write_bytes(b"4567")
-
-    assert folder_bytes(tmp_path) == 7
-    assert folder_bytes(tmp_path / "absent") == 0
-
-
 def test_free_space_is_told_for_folders_still_to_be_made(tmp_path: Path) -> None:
     assert free_bytes(tmp_path / "a" / "b") > 0
-
-
-def test_a_lock_that_is_taken_is_refused(tmp_path: Path) -> None:
-    taken = UsageError("another process is writing here")
-
-    with (
-        locked(tmp_path / "below" / ".lock", when_taken=taken),
-        pytest.raises(UsageError, match="another process is writing here"),
-        locked(tmp_path / "below" / ".lock", when_taken=taken),
-    ):
-        pytest.fail("both hold the lock")
 
 
 def test_a_lock_that_is_taken_is_waited_for(
@@ -298,30 +230,6 @@ def test_a_lock_that_is_taken_is_waited_for(
     assert f"waiting for another process that works in {tmp_path}" in caplog.text
 
 
-def hold_and_die(path: Path) -> None:
-    with locked(path):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_a_dead_process_holds_no_lock(tmp_path: Path) -> None:
-    process = multiprocessing.Process(target=hold_and_die, args=(tmp_path / ".lock",))
-    process.start()
-    process.join()
-
-    with locked(tmp_path / ".lock", when_taken=UsageError("taken")):
-        assert process.exitcode == -signal.SIGKILL
-
-
-def test_a_lock_in_a_place_that_cannot_be_written_is_explained(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-
-    with (
-        pytest.raises(EnvironmentalError, match="cannot be written"),
-        locked(tmp_path / "file" / ".lock"),
-    ):
-        pytest.fail("there is nowhere to write the lock")
-
-
 def hold_with_a_child_and_die(path: Path) -> None:
     with (
         locked(path),
@@ -331,8 +239,8 @@ def hold_with_a_child_and_die(path: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_workers_of_a_dead_process_hold_no_lock(tmp_path: Path) -> None:
-    """They share its lock, and end by themselves."""
+def test_a_dead_process_and_its_workers_hold_no_lock(tmp_path: Path) -> None:
+    """Workers share the lock, and end by themselves."""
     process = multiprocessing.Process(target=hold_with_a_child_and_die, args=(tmp_path / ".lock",))
     process.start()
     process.join()
@@ -377,6 +285,16 @@ def test_results_are_written_by_one_process_at_a_time(tmp_path: Path, is_folder:
 
     # nothing is left over
     assert [entry.name for entry in tmp_path.rglob("*")] == ["results"] * is_folder
+
+
+def test_readers_share_a_folder_that_nobody_replaces_meanwhile(tmp_path: Path) -> None:
+    with (
+        reading(tmp_path),
+        reading(tmp_path),
+        pytest.raises(UsageError, match="it is read"),
+        locked(tmp_path / READING_NAME, when_taken=UsageError("it is read")),
+    ):
+        pytest.fail("it is replaced while it is read")
 
 
 def test_an_error_names_the_current_folder_by_its_path(

@@ -1,9 +1,7 @@
 """Test overlap, HD95 and surface Dice against slow oracles, MONAI and values worked out by hand."""
 
 import itertools
-from pathlib import Path
 
-import nibabel as nib
 import numpy as np
 import pytest
 import torch
@@ -20,7 +18,6 @@ from monai.metrics import (
 )
 from scipy.spatial.distance import cdist
 
-from brats_seg.errors import CaseError
 from brats_seg.evaluation.metrics import (
     Mask,
     Spacing,
@@ -35,9 +32,8 @@ from brats_seg.evaluation.metrics import (
     surface_dice,
     voxel_surface_distances,
 )
-from brats_seg.labels import BRATS2017, BRATS2023, RegionMasks, regions_of
+from brats_seg.labels import RegionMasks
 from brats_seg.voxels.shapes import cell_areas, cell_codes
-from tests.builders import make_label_map
 
 # Dice of WT, TC and ET, computed independently of this package
 REAL_DICE = {
@@ -116,39 +112,6 @@ def test_an_empty_region_scores_one_on_both_sides_and_zero_on_one(
 def test_counts_do_not_overflow() -> None:
     assert dice(region_counts("a", [[2**40] * 3] * 4)).tolist() == [0.5] * 3
     assert dice_of_counts(0, 0, 0) == 1
-
-
-def test_a_label_map_agrees_with_itself_in_either_convention() -> None:
-    legacy = make_label_map()
-    modern = np.where(legacy == 4, 3, legacy).astype(np.uint8)
-
-    counts = count_regions(regions_of(modern, BRATS2023), regions_of(legacy, BRATS2017), "a")
-
-    assert (counts.in_reference > 0).all()
-    assert dice(counts).tolist() == [1, 1, 1]
-
-
-def test_masks_on_two_grids_are_refused() -> None:
-    masks = np.zeros((3, 4, 4, 4), dtype=bool)
-
-    with pytest.raises(CaseError, match=r"\(3, 4, 4, 1\); expected \(3, 4, 4, 4\)"):
-        count_regions(masks[..., :1], masks, "a")
-
-
-@pytest.mark.real
-@pytest.mark.parametrize("case_id", REAL_DICE)
-def test_dice_of_real_predictions_is_the_known_one(real_data: Path, case_id: str) -> None:
-    predictions = real_data / "metric_fixtures" / "network_predictions"
-    [reference_path] = real_data.glob(f"BraTS2018/*/{case_id}/{case_id}_seg.nii.gz")
-    reference = np.asarray(nib.load(reference_path).dataobj).astype(np.uint8)
-    prediction = np.asarray(nib.load(predictions / f"{case_id}.nii.gz").dataobj).astype(np.uint8)
-
-    # the predictions number their labels as the releases from 2023 on do
-    counts = count_regions(
-        regions_of(prediction, BRATS2023), regions_of(reference, BRATS2017), case_id
-    )
-
-    assert [round(float(score), 6) for score in dice(counts)] == list(REAL_DICE[case_id])
 
 
 def boxes(seed: int, side: int) -> Mask:

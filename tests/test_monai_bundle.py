@@ -122,11 +122,11 @@ def other_regions() -> dict[str, Any]:
         ),
         (
             {"network_def": {**NETWORK, "act": "$os.system('true')"}},
-            r"it needs the code .\$os.system",
+            r"code or another object for .\$os.system",
         ),
         (
             {"network_def": {"_target_": "os.system"}},
-            "its network is 'os.system'; expected MONAI's",
+            "its network is os.system; expected one of AttentionUnet",
         ),
         (
             {"network_def": {**NETWORK, "init_filters": 16}},
@@ -136,13 +136,22 @@ def other_regions() -> dict[str, Any]:
             {"network_def": {**NETWORK, "sizes": 3}},
             "inference.json cannot be used: .*unexpected keyword",
         ),
-        ({"network_def": "@network"}, "network_def is '@network'; expected"),
+        (
+            {"network_def": {"_target_": "monai.networks.nets.EfficientNetBN", "pretrained": True}},
+            "its network is monai.networks.nets.EfficientNetBN; expected one of .*SegResNet",
+        ),
+        ({"network_def": {**NETWORK, "act": "@act"}, "act": ["@act"]}, "code or another object"),
+        ({"network_def": "@network"}, "inference.json cannot be used"),
         (
             {"preprocessing": {"transforms": [{"_target_": "scripts.Mine"}]}},
-            "its preprocessing has Mine; .* Run this bundle with `python -m monai.bundle run`",
+            "its transform is scripts.Mine; .* Run this bundle with `python -m monai.bundle run`",
+        ),
+        (
+            {"preprocessing": {"_target_": "ScaleIntensityd", "keys": ["label"]}},
+            r"ScaleIntensityd is applied to \['label'\]; expected 'image'",
         ),
         ({"inferer": {"_target_": "SimpleInferer"}}, "its inferer is SimpleInferer"),
-        ({"inferer": {**INFERER, "roi_size": [96, 96]}}, r"roi_size of its windows is \[96, 96\]"),
+        ({"inferer": {**INFERER, "roi_size": [96, 96]}}, "roi_size.2: expected one more value"),
         (
             {"postprocessing": {"transforms": [{"_target_": "Activationsd", "softmax": True}]}},
             "its outputs are no sigmoids",

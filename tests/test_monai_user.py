@@ -25,7 +25,7 @@ from brats_seg.config import PatchConfig, StoreConfig
 from brats_seg.config_text import load_config
 from brats_seg.data.fold import open_split
 from brats_seg.data.intensities import RandIntensitiesd, add_noise, change_gamma
-from brats_seg.data.patches import PatchKey
+from brats_seg.data.loader import PatchKey
 from brats_seg.data.prepare import prepare_cases
 from brats_seg.data.transforms import ReadPatchd, RegionsOfLabelsd
 from brats_seg.labels import BRATS2017, regions_of

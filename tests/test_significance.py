@@ -70,17 +70,6 @@ def test_patients_are_resampled_with_all_of_their_cases() -> None:
     assert (interval.low, interval.high) == pytest.approx(tuple(expected), abs=0.005)
 
 
-def test_ten_cases_of_one_patient_are_not_ten_patients(rng: np.random.Generator) -> None:
-    values, patients = rng.random(8), list("abcdefgh")
-
-    once = bootstrap_interval(mean, [values], np.random.default_rng(1), groups=patients)
-    often = bootstrap_interval(
-        mean, [values.repeat(10)], np.random.default_rng(1), groups=list(np.repeat(patients, 10))
-    )
-
-    assert [once.low, once.high] == [pytest.approx(often.low), pytest.approx(often.high)]
-
-
 @pytest.mark.parametrize("groups", [["a"], ["a", "a"]])
 def test_one_patient_has_an_interval_without_width(
     groups: list[str], rng: np.random.Generator

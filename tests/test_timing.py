@@ -84,7 +84,9 @@ class Session:
             is_validated=lambda epoch, n: n is None or epoch + 1 == n or (epoch + 1) % every == 0,
         )
         self.progress = Progress(**{"n_epochs": 4, **progress})
-        self.clock = Clock(plan=plan, progress=self.progress, began_s=self.now_s)  # type: ignore[arg-type]
+        stop = StopRequest()
+        stop.limit_sessions(None, self.progress.spent_s)
+        self.clock = Clock(plan=plan, progress=self.progress, stop=stop)  # type: ignore[arg-type]
         self.clock.begin_epoch()
 
     def train(self, n_batches: int, batch_s: float = 4.0) -> None:

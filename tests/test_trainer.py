@@ -33,9 +33,8 @@ from brats_seg.models.interface import TrainingOutput
 from brats_seg.progress import _SCREEN, tracked, untracked
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.weights import load_trained, read_checkpoint, run_locked
+from brats_seg.training.losses import overlap_columns
 from brats_seg.training.state import read_state
-from brats_seg.training.tasks import overlap_columns
-from brats_seg.training.timing import StopRequest
 from brats_seg.training.trainer import (
     Outcome,
     Trainer,
@@ -627,8 +626,7 @@ def test_the_bar_shows_loss_best_value_and_the_end_of_the_run(
 
 def test_the_bar_says_that_a_stop_was_requested(data: FoldData, tmp_path: Path) -> None:
     trainer = Trainer(data=data, config=settings(), run_path=tmp_path)
-    stop = StopRequest()
-    with stop.listening():
+    with trainer._stop.listening():
         os.kill(os.getpid(), signal.SIGINT)
 
-    assert trainer._outlook(stop) == "stopping soon; a second Ctrl-C does not save"
+    assert trainer._outlook() == "stopping soon; a second Ctrl-C does not save"

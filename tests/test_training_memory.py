@@ -15,8 +15,9 @@ from brats_seg.models.interface import (
     set_activation_checkpointing,
 )
 from brats_seg.runtime.device import Device
+from brats_seg.training.accumulation import MemoryMode
 from brats_seg.training.losses import build_criterion
-from brats_seg.training.memory import Footprint, MemoryMode, predicted_bytes
+from brats_seg.training.memory_plan import Footprint, predicted_bytes
 
 CPU = torch.device("cpu")
 FP32 = Device(torch_device=CPU)

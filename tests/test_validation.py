@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from brats_seg.config_text import load_config
 from brats_seg.runtime.device import Device
-from brats_seg.training.validation import case_predictor
+from brats_seg.training.trainer import case_predictor
 
 PATCH = (8, 8, 8)
 

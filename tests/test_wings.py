@@ -36,7 +36,8 @@ for module in pkgutil.walk_packages(brats_seg.__path__, "brats_seg."):
 
 from brats_seg import PredictionSettings, predict_folder
 from brats_seg.cases.index import index_cases
-from brats_seg.evaluation.evaluate import evaluate_folders
+from brats_seg.evaluation.evaluate import evaluate_pairs
+from brats_seg.evaluation.pairs import find_pairs
 from brats_seg.evaluation.protocols import protocol_named
 
 index = index_cases(folder / "scans")
@@ -44,7 +45,7 @@ assert [case.usable for case in index.cases] == [True], index.cases[0].problems
 settings = PredictionSettings(device="cpu", preview=False)
 outcome = predict_folder([folder / "scans"], [folder / "run"], copy / "out", settings)
 assert (outcome.n_predicted, outcome.failures) == (1, ()), outcome
-evaluation = evaluate_folders(folder / "scans", copy / "out", protocol_named("legacy"))
+evaluation = evaluate_pairs(find_pairs(folder / "scans", copy / "out"), protocol_named("legacy"))
 assert (len(evaluation.scores), evaluation.failures) == (3, ()), evaluation
 """
 

@@ -26,7 +26,7 @@ from brats_seg.cases.nifti import (
     unpack_label_map,
     unpack_volume,
 )
-from brats_seg.errors import CaseError, UnusableCaseError, counted, printable
+from brats_seg.errors import CaseError, counted, printable
 from brats_seg.labels import MODALITIES, LabelConvention, LabelMap
 from brats_seg.wings import NO_JUDGEMENT, Judgement, ShownLabels, judges
 
@@ -263,7 +263,7 @@ def load_case(
         (4, 'brats2021', 'brats2017')
     """
     if case.problems:
-        raise UnusableCaseError(case.case_id, case.problems)
+        raise CaseError(case.case_id, "(all)", "; ".join(case.problems), "", "")
     files = files or read_case_files(case, with_label=with_label)
     opened = open_files(case, files, with_label=with_label, modalities=modalities)
     return replace(_loaded(case, opened, labels), hashes=files.hashes)

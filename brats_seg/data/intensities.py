@@ -11,6 +11,7 @@ Images are (C, X, Y, Z) and changed in place in float32: allocating one takes lo
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, Self, TypeAlias
 
 import numpy as np
@@ -18,6 +19,7 @@ import numpy.typing as npt
 import torch
 from monai.data import MetaTensor
 from monai.transforms import MapTransform, Randomizable
+from numpy.random import RandomState
 from torch import Tensor
 from torch.nn import functional
 
@@ -79,7 +81,7 @@ class BrainMask:
         return mean, math.sqrt(max(0.0, mean_square - mean**2))
 
 
-Change: TypeAlias = Callable[[Tensor, BrainMask, np.random.RandomState], None]
+Change: TypeAlias = Callable[[Tensor, BrainMask, RandomState], None]
 """Function that changes an image (C, X, Y, Z) in float32 in place, as it draws from the random state."""
 
 
@@ -90,11 +92,7 @@ class RandIntensitiesd(Randomizable, MapTransform):
     them is drawn. The images may be numpy arrays, tensors or MetaTensors (C, X, Y, Z).
     """
 
-    def __init__(
-        self,
-        keys: str | Sequence[str],
-        changes: Sequence[tuple[Change, float]],
-    ) -> None:
+    def __init__(self, keys: str | Sequence[str], changes: Sequence[tuple[Change, float]]) -> None:
         """Apply `changes`, each with its probability."""
         MapTransform.__init__(self, keys)
         self.changes = tuple(changes)
@@ -120,11 +118,9 @@ class RandIntensitiesd(Randomizable, MapTransform):
         return changed
 
 
-def add_noise(
-    image: Tensor, brain: BrainMask, random: np.random.RandomState, std: Range = NOISE_STD
-) -> None:
+def add_noise(image: Tensor, brain: BrainMask, random: RandomState) -> None:
     """Add independent Gaussian noise of the same standard deviation to all channels."""
-    strength = random.uniform(*std)
+    strength = random.uniform(*NOISE_STD)
     # torch draws twice as fast as numpy
     source = torch.Generator().manual_seed(int(random.randint(2**63 - 1, dtype=np.int64)))
     memory = torch.empty_like(image[0, :_SLAB])
@@ -134,39 +130,29 @@ def add_noise(
             slab.add_(noise.mul_(mask), alpha=strength)
 
 
-def smooth(
-    image: Tensor,
-    brain: BrainMask,
-    random: np.random.RandomState,
-    sigma: Range = BLUR_SIGMA,
-    channel_prob: float = CHANNEL_CHANCE,
-) -> None:
+def smooth(image: Tensor, brain: BrainMask, random: RandomState) -> None:
     """Smooth random channels with a Gaussian of a random width along each axis.
 
     At the border of the patch the weights are normalised over the voxels inside.
     """
-    for channel in _some_channels(image, channel_prob, random):
+    for channel in _some_channels(image, random):
         smoothed = channel
         for axis in range(3):
-            smoothed = smoothed_along(smoothed, axis, random.uniform(*sigma))
+            smoothed = smoothed_along(smoothed, axis, random.uniform(*BLUR_SIGMA))
         torch.mul(smoothed, brain.mask, out=channel)
 
 
-def change_brightness(
-    image: Tensor, brain: BrainMask, random: np.random.RandomState, factors: Range = BRIGHTNESS
-) -> None:
+def change_brightness(image: Tensor, brain: BrainMask, random: RandomState) -> None:
     """Multiply each channel by a random factor of its own."""
     # the background stays 0 without a mask
     for channel in image:
-        channel.mul_(_around_one(factors, random))
+        channel.mul_(_around_one(BRIGHTNESS, random))
 
 
-def change_contrast(
-    image: Tensor, brain: BrainMask, random: np.random.RandomState, factors: Range = CONTRAST
-) -> None:
+def change_contrast(image: Tensor, brain: BrainMask, random: RandomState) -> None:
     """Scale the distance of each channel from its mean, and clip it to its former range."""
     for channel in image:
-        factor = _around_one(factors, random)
+        factor = _around_one(CONTRAST, random)
         mean, _ = brain.mean_and_std(channel)
         # clamp with numbers is five times as fast as with tensors
         low, high = (float(value) for value in channel.aminmax())
@@ -174,31 +160,20 @@ def change_contrast(
             slab.mul_(factor).add_(mean * (1 - factor)).clamp_(low, high).mul_(mask)
 
 
-def lower_resolution(
-    image: Tensor,
-    brain: BrainMask,
-    random: np.random.RandomState,
-    zoom_range: Range = RESOLUTION,
-    channel_prob: float = CHANNEL_CHANCE,
-) -> None:
-    """Subsample random channels, and interpolate between the voxels that are kept.
-
-    `zoom_range` is the fraction of the voxels that is kept along an axis.
-    """
-    for channel in _some_channels(image, channel_prob, random):
-        kept = random.uniform(*zoom_range)
+def lower_resolution(image: Tensor, brain: BrainMask, random: RandomState) -> None:
+    """Subsample random channels, and interpolate between the voxels that are kept."""
+    for channel in _some_channels(image, random):
+        kept = random.uniform(*RESOLUTION)
         size = [max(1, round(n * kept)) for n in channel.shape]
         coarse = functional.interpolate(channel[None, None], size, mode="nearest-exact")
         fine = functional.interpolate(coarse, channel.shape, mode="trilinear")[0, 0]
         torch.mul(fine, brain.mask, out=channel)
 
 
-def change_gamma(
-    image: Tensor, brain: BrainMask, random: np.random.RandomState, gamma: Range = GAMMA
-) -> None:
+def change_gamma(image: Tensor, brain: BrainMask, random: RandomState) -> None:
     """Rescale each channel to 0 to 1, raise it to a power, and restore its mean and deviation."""
     for channel in image:
-        exponent = _around_one(gamma, random)
+        exponent = _around_one(GAMMA, random)
         mean, std = brain.mean_and_std(channel)
         low, high = channel.aminmax()
         span = (high - low).clamp(min=_SMALLEST)
@@ -209,15 +184,20 @@ def change_gamma(
             slab.sub_(new_mean).mul_(std / max(new_std, _SMALLEST)).add_(mean).mul_(mask)
 
 
-def change_inverted_gamma(
-    image: Tensor, brain: BrainMask, random: np.random.RandomState, gamma: Range = GAMMA
-) -> None:
+def change_inverted_gamma(image: Tensor, brain: BrainMask, random: RandomState) -> None:
     """Change the gamma of the negative of the image."""
-    change_gamma(image.neg_(), brain, random, gamma)
+    change_gamma(image.neg_(), brain, random)
     image.neg_()
 
 
-def drop_modalities(image: Tensor, brain: BrainMask, random: np.random.RandomState) -> None:
+CHANGES: tuple[Change, ...] = (
+    *(add_noise, smooth, change_brightness, change_contrast),
+    *(lower_resolution, change_inverted_gamma, change_gamma),
+)
+"""The changes of an augmentation, in the order of nnU-Net."""
+
+
+def drop_modalities(image: Tensor, brain: BrainMask, random: RandomState) -> None:
     """Leave one of `MODALITY_SUBSETS`, and set the channels of the other modalities to 0.
 
     A scan without these modalities is given to the network in the same way: 0 is the mean of a
@@ -256,29 +236,26 @@ def smoothed_along(channel: Tensor, axis: int, sigma: float) -> Tensor:
 
 
 def _is_not_0(image: npt.NDArray[np.floating]) -> npt.NDArray[np.bool_]:
-    if image.dtype == np.float16:
-        # numpy compares float16 one by one; shifted by the sign, the bits are 0 for 0 and -0
-        bits = image.view(np.uint16)
-        inside = bits[0] << 1
-        for channel in bits[1:]:
-            inside |= channel << 1
-        return inside != 0
-    inside = image[0] != 0
-    for channel in image[1:]:
-        inside |= channel != 0
-    return inside
+    if image.dtype != np.float16:
+        return reduce(np.logical_or, (channel != 0 for channel in image))
+    # numpy compares float16 one by one; shifted by the sign, the bits are 0 for 0 and -0
+    bits = image.view(np.uint16)
+    shifted = bits[0] << 1
+    for channel in bits[1:]:
+        shifted |= channel << 1
+    return shifted != 0
 
 
 def _slabs(channel: Tensor, brain: BrainMask) -> Iterator[tuple[Tensor, Tensor]]:
     return zip(channel.split(_SLAB), brain.mask.split(_SLAB), strict=True)
 
 
-def _some_channels(image: Tensor, prob: float, random: np.random.RandomState) -> list[Tensor]:
+def _some_channels(image: Tensor, random: RandomState) -> list[Tensor]:
     # all channels are drawn before the parameters of any
-    return [channel for channel in image if random.uniform() < prob]
+    return [channel for channel in image if random.uniform() < CHANNEL_CHANCE]
 
 
-def _around_one(bounds: Range, random: np.random.RandomState) -> float:
+def _around_one(bounds: Range, random: RandomState) -> float:
     """Draw a factor that is below 1 as often as above, wherever the bounds are."""
     low, high = bounds
     return random.uniform(low, 1) if random.uniform() < 0.5 else random.uniform(1, high)

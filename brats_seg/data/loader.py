@@ -7,6 +7,7 @@ shared memory with 0 first (`benchmarks/patches.py`); and its errors do not name
 the case. As many blocks are kept as have been in use at one time.
 """
 
+import hashlib
 import os
 import weakref
 from collections import deque
@@ -30,9 +31,13 @@ from brats_seg.cases.many import worker_pool
 from brats_seg.config import PatchConfig
 from brats_seg.data.intensities import Transform
 from brats_seg.data.manifest import verify_case
-from brats_seg.data.patches import PatchKey, patch_seed, whole_box
 from brats_seg.data.store import open_case
-from brats_seg.data.transforms import apply_transforms, seed_patch, training_transforms
+from brats_seg.data.transforms import (
+    apply_transforms,
+    seed_patch,
+    training_transforms,
+    whole_box,
+)
 from brats_seg.errors import EnvironmentalError
 from brats_seg.voxels.box import Triple
 
@@ -46,6 +51,41 @@ _HEADER_BYTES = 64
 """Bytes of a block before the first tensor: the first is 1 while it is in use, the others align it."""
 Layout: TypeAlias = tuple[torch.dtype, tuple[int, ...]]
 """Type and shape of a tensor."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PatchKey:
+    """Key of one patch of an epoch."""
+
+    epoch: int
+    case_id: str
+    draw: int
+    """Number of the patch among those of its case in the epoch, from 0."""
+
+
+def stable_seed(*parts: int | str) -> int:
+    """Return a seed of 63 bits that depends on every part, the same in every process."""
+    # repr distinguishes 1 from "1", and separates the parts
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def patch_seed(seed: int, key: PatchKey, purpose: str) -> int:
+    """Return the seed of a patch for one purpose, such as its place."""
+    return stable_seed(seed, key.epoch, key.case_id, key.draw, purpose)
+
+
+def epoch_patches(
+    case_ids: Iterable[str], epoch: int, per_case: int, seed: int
+) -> tuple[PatchKey, ...]:
+    """Return the patches of an epoch, `per_case` of every case, in random order."""
+    keys = [
+        PatchKey(epoch=epoch, case_id=case_id, draw=draw)
+        for case_id in sorted(case_ids)
+        for draw in range(per_case)
+    ]
+    order = np.random.default_rng(stable_seed(seed, epoch, "order")).permutation(len(keys))
+    return tuple(keys[index] for index in order)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -11,16 +11,15 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from scipy import stats
 
-from brats_seg.errors import LayoutError, UsageError, some_of
+from brats_seg.errors import LayoutError, UsageError
 from brats_seg.evaluation.evaluate import Evaluation, evaluate_pairs
-from brats_seg.evaluation.pairs import Pairing, find_pairs
+from brats_seg.evaluation.pairs import find_pairs
 from brats_seg.evaluation.protocols import ScoringProtocol
 from brats_seg.evaluation.scores import LOWER_IS_BETTER
-from brats_seg.evaluation.significance import permutation_p_value, signed_rank_p_value
+from brats_seg.evaluation.significance import Values, permutation_p_value, signed_rank_p_value
 from brats_seg.progress import Track, untracked
 from brats_seg.tables import write_table
 
@@ -29,7 +28,6 @@ _RANKED_LESIONS = ("lesionwise_dice", "lesionwise_hd95")
 _TESTED = (*_RANKED_REGIONS, *_RANKED_LESIONS, "lesionwise_nsd_0.5", "lesionwise_nsd_1.0")
 
 # shape legend: S sets, C cases, R regions, K columns
-Table = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,19 +107,22 @@ def compare_folders(
         EnvironmentalError: A process was killed, or the table cannot be written.
     """
     pairings = [find_pairs(reference, path) for path in predictions]
+    names = str(predictions[0]), str(predictions[1])
     shared = pairings[0].predicted & pairings[1].predicted
+    if only_predicted and not shared:
+        msg = f"{' and '.join(names)} predict no case in common; expected predictions of the same cases"
+        raise LayoutError(msg)
     if only_predicted:
-        pairings = _only_shared(pairings, shared, predictions)
+        pairings = [pairing.only(shared) for pairing in pairings]
     first, second = (
         evaluate_pairs(pairing, protocol, n_workers=n_workers, track=track) for pairing in pairings
     )
-    names = str(predictions[0]), str(predictions[1])
     comparison = compare_scores(names, (first.scores, second.scores), np.random.default_rng(0))
     if output is not None:
         columns = [field.name for field in fields(PairedTest)]
         write_table(output, columns, map(asdict, comparison.tests))
     predicted = None
-    if first.missing or second.missing:
+    if (first.missing or second.missing) and shared:
         a, b = (one.scores[one.scores["case_id"].isin(shared)] for one in (first, second))
         predicted = None if a.empty else compare_scores(names, (a, b), np.random.default_rng(0))
     return ComparedFolders(first=first, second=second, comparison=comparison, predicted=predicted)
@@ -135,17 +136,15 @@ def compare_scores(
     Raises:
         UsageError: The sets do not hold the same cases and regions, or are of two protocols.
     """
-    _check_alike(names, sets)
     columns = [column for column in _TESTED if column in sets[0]]
-    table = _table(sets, columns)
+    table = _table(names, sets, columns)
     tests = [
-        _test_pairs(str(region), column, table[0, :, r, k], table[1, :, r, k])
+        _test_pairs(str(region), column, *table[:, :, r, k])
         for r, region in enumerate(sets[0]["region"].unique())
         for k, column in enumerate(columns)
     ]
-    return Comparison(
-        n_cases=table.shape[1], tests=tuple(tests), ranking=rank_sets(names, sets, rng)
-    )
+    ranking = rank_sets(names, sets, rng)
+    return Comparison(n_cases=table.shape[1], tests=tuple(tests), ranking=ranking)
 
 
 def rank_sets(
@@ -156,70 +155,53 @@ def rank_sets(
     Raises:
         UsageError: The sets do not hold the same cases and regions, or are of two protocols.
     """
-    _check_alike(names, sets)
     columns = _RANKED_LESIONS if _RANKED_LESIONS[0] in sets[0] else _RANKED_REGIONS
-    penalties = _table(sets, columns) * [1 if c in LOWER_IS_BETTER else -1 for c in columns]
-    ranks = stats.rankdata(penalties, axis=0)
+    signs = [1 if column in LOWER_IS_BETTER else -1 for column in columns]
+    ranks = stats.rankdata(_table(names, sets, columns) * signs, axis=0)
     mean_ranks = ranks.mean(axis=(2, 3)).mean(axis=1)
     order = np.argsort(mean_ranks, kind="stable").tolist()
     # sums of half ranks are exact: means would differ in their last bits where leads are equal
     sums = ranks.sum(axis=(2, 3))
-    leads = [_lead_p_value(sums[behind] - sums[ahead], rng) for ahead, behind in pairwise(order)]
+    # the share of exchanges of two sets within cases that give as large a lead
+    leads = [
+        permutation_p_value(
+            lambda lead: lead.sum(axis=-1),
+            sums[behind] - sums[ahead],
+            rng,
+            permutation_type="samples",
+        )
+        for ahead, behind in pairwise(order)
+    ]
     return tuple(
         Standing(name=names[index], mean_rank=float(mean_ranks[index]), p_value=p_value)
         for index, p_value in zip(order, [*leads, None], strict=True)
     )
 
 
-def _only_shared(
-    pairings: Sequence[Pairing], shared: frozenset[str], predictions: tuple[Path, Path]
-) -> list[Pairing]:
-    """Return the pairs of the cases that both sets predict; raise `LayoutError` if there are none."""
-    if not shared:
-        first, second = (
-            f"{path} has {some_of(sorted(pairing.predicted))}"
-            for path, pairing in zip(predictions, pairings, strict=True)
-        )
-        msg = (
-            f"no case is predicted in both sets: {first}, {second}. "
-            "Give two sets of predictions of the same cases."
-        )
-        raise LayoutError(msg)
-    return [pairing.only(shared) for pairing in pairings]
-
-
-def _check_alike(names: Sequence[str], sets: Sequence[pd.DataFrame]) -> None:
+def _table(names: Sequence[str], sets: Sequence[pd.DataFrame], columns: Sequence[str]) -> Values:
+    """Return the values (S, C, R, K) of sets that hold the same cases and regions."""
     if sets[0].empty:
         msg = f"{names[0]} holds no scores"
         raise UsageError(msg)
-    cells = _cells(sets[0])
-    for name, scores in zip(names[1:], sets[1:], strict=True):
-        if differing := sorted(cells ^ _cells(scores)):
-            some = ", ".join(" ".join(cell) for cell in differing[:3])
+    first, *others = indexed = [scores.set_index(["case_id", "region"]) for scores in sets]
+    for name, other in zip(names[1:], others, strict=True):
+        if len(differing := first.index.symmetric_difference(other.index)):
             msg = (
                 f"{names[0]} and {name} do not hold scores of the same cases and regions: "
-                f"{len(differing)} are in one only, such as {some}. "
+                f"{len(differing)} are in one only, such as {' '.join(differing[0])}. "
                 "Score both against the same references, by one protocol."
             )
             raise UsageError(msg)
-        if list(sets[0]) != list(scores):
+        if list(first) != list(other):
             msg = f"{names[0]} and {name} were scored by two protocols; expected one"
             raise UsageError(msg)
-
-
-def _cells(scores: pd.DataFrame) -> set[tuple[str, str]]:
-    return set(zip(scores["case_id"], scores["region"], strict=True))
-
-
-def _table(sets: Sequence[pd.DataFrame], columns: Sequence[str]) -> Table:
-    """Return the values (S, C, R, K)."""
     cases, regions = sorted(sets[0]["case_id"].unique()), sets[0]["region"].unique()
     cells = pd.MultiIndex.from_product([cases, regions])
-    tables = [scores.set_index(["case_id", "region"]).loc[cells, list(columns)] for scores in sets]
+    tables = [scores.loc[cells, list(columns)].to_numpy() for scores in indexed]
     return np.stack(tables).reshape(len(sets), len(cases), len(regions), len(columns))
 
 
-def _test_pairs(region: str, column: str, first: Table, second: Table) -> PairedTest:
+def _test_pairs(region: str, column: str, first: Values, second: Values) -> PairedTest:
     """Test the values (C,) of two sets."""
     gain = first - second if column not in LOWER_IS_BETTER else second - first
     return PairedTest(
@@ -230,11 +212,4 @@ def _test_pairs(region: str, column: str, first: Table, second: Table) -> Paired
         n_first_better=int((gain > 0).sum()),
         n_second_better=int((gain < 0).sum()),
         p_value=signed_rank_p_value(gain),
-    )
-
-
-def _lead_p_value(lead: Table, rng: np.random.Generator) -> float:
-    """Return the share of exchanges of two sets within cases (C,) that give as large a lead."""
-    return permutation_p_value(
-        lambda leads: leads.sum(axis=-1), lead, rng, permutation_type="samples"
     )

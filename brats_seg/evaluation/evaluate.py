@@ -8,7 +8,8 @@ would give scores that mean nothing, and are refused.
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -23,20 +24,11 @@ from brats_seg.cases.case import (
     load_case,
 )
 from brats_seg.cases.conventions import LabelContent, check_values, resolve_all
-from brats_seg.cases.find import OUTPUT_MARKER
 from brats_seg.cases.many import Failure, map_cases
 from brats_seg.cases.nifti import Geometry, Volume, oriented, read_label_map
 from brats_seg.errors import CaseError, LabelError
-from brats_seg.evaluation.lesionwise import Scale, score_lesions
-from brats_seg.evaluation.metrics import (
-    count_regions,
-    dice,
-    dice_of_counts,
-    hausdorff95,
-    jaccard,
-    sensitivity,
-    specificity,
-)
+from brats_seg.evaluation import metrics
+from brats_seg.evaluation.lesions import Scale, score_lesions
 from brats_seg.evaluation.pairs import Pair, Pairing, find_pairs
 from brats_seg.evaluation.protocols import ScoringProtocol
 from brats_seg.evaluation.scores import (
@@ -53,7 +45,7 @@ from brats_seg.labels import CONVENTIONS, LabelConvention, LabelMap
 from brats_seg.progress import Track, untracked
 from brats_seg.voxels.box import bounding_box
 from brats_seg.voxels.grids import MM3_PER_ML
-from brats_seg.wings import ShownLabels, judges
+from brats_seg.wings import NO_JUDGEMENT, Judgement, ShownLabels, judges
 
 LEAST_GAIN = 0.3
 """Gain in Dice from which another numbering of a prediction is reported."""
@@ -64,26 +56,25 @@ FEWEST_VOXELS = 100
 _N_VALUES = 256
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Evaluation:
     """The scores of a folder of predictions, and what could not be scored."""
 
-    protocol: ScoringProtocol
     scores: pd.DataFrame
     """A row per case and region; a case without a prediction has the worst scores."""
     missing: tuple[str, ...]
-    """Cases without a prediction, which get the worst scores."""
+    """Cases without a prediction."""
     failures: tuple[Failure, ...]
     """Cases that could not be read or scored."""
     without_reference: tuple[str, ...]
     """Predicted cases that were left out."""
     reference_labels: tuple[str, ...]
-    """Names of the label conventions found in the references."""
+    """Names of the label conventions of the references."""
     prediction_labels: tuple[str, ...]
-    """Names of those found in the predictions. Regions are compared even where they differ."""
+    """Names of those of the predictions. Regions are compared even where they differ."""
     remarks: tuple[str, ...]
     """Remarks on the folders, and on unusual files of single cases."""
-    left_out: tuple[str, ...] = ()
+    left_out: tuple[str, ...]
     """Cases that are not scored, because only predicted ones are asked for."""
 
     @property
@@ -91,26 +82,21 @@ class Evaluation:
         """Cases that have scores."""
         return tuple(self.scores["case_id"].unique())
 
-    @property
-    def predicted_scores(self) -> pd.DataFrame:
-        """The scores of the cases that have a prediction."""
-        return self.scores[~self.scores["case_id"].isin(self.missing)]
+    @cached_property
+    def summaries(self) -> tuple[RegionSummary, ...]:
+        """Summaries by region over all scores, with those of cases without a prediction."""
+        return summarise_scores(self.scores, np.random.default_rng(0))
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScoredFolder:
-    """An evaluation and its summary by region."""
-
-    evaluation: Evaluation
-    summaries: tuple[RegionSummary, ...]
-    """Over all scores, with those of cases without a prediction."""
-    predicted_summaries: tuple[RegionSummary, ...]
-    """Over the cases that have a prediction; equal to `summaries` if all have one."""
+    @cached_property
+    def predicted_summaries(self) -> tuple[RegionSummary, ...]:
+        """Summaries over the cases that have a prediction; equal to `summaries` if all have one."""
+        predicted = self.scores[~self.scores["case_id"].isin(self.missing)]
+        return summarise_scores(predicted, np.random.default_rng(0))
 
     @property
     def dice_with_left_out(self) -> dict[str, float]:
         """Mean Dice by region if the cases that were left out had scored 0."""
-        n_left_out = len(self.evaluation.left_out)
+        n_left_out = len(self.left_out)
         return {
             one.region: one.spread("dice").mean * one.n_cases / (one.n_cases + n_left_out)
             for one in self.summaries
@@ -126,7 +112,7 @@ def score_folders(
     only_predicted: bool = False,
     n_workers: int = 0,
     track: Track = untracked,
-) -> ScoredFolder:
+) -> Evaluation:
     """Score a folder of predictions, and write the table of scores and its summary.
 
     Args:
@@ -134,8 +120,8 @@ def score_folders(
         prediction: The same. The two may be in different label conventions.
         output: The table, a `.csv`; the summary is written beside it as `.json`.
         protocol: Regions and rules of the scores.
-        only_predicted: Whether references without a prediction are left out, as if they were not in
-            the folder. Otherwise each of them gets the worst scores.
+        only_predicted: Whether references without a prediction are left out; otherwise each of them
+            gets the worst scores.
         n_workers: Processes; 0 works in this one. The scores do not depend on it.
         track: Shows the progress.
 
@@ -155,69 +141,33 @@ def score_folders(
         >>> [(one.region, one.n_cases, one.spreads[0].mean) for one in scored.summaries]
         [('wt', 2, 1.0), ('tc', 2, 1.0), ('et', 2, 1.0)]
     """
-    evaluation = evaluate_folders(
-        reference,
-        prediction,
-        protocol,
-        only_predicted=only_predicted,
-        n_workers=n_workers,
-        track=track,
-    )
-    summaries, predicted = (
-        summarise_scores(scores, np.random.default_rng(0))
-        for scores in (evaluation.scores, evaluation.predicted_scores)
-    )
+    pairing = find_pairs(reference, prediction, only_predicted=only_predicted)
+    evaluation = evaluate_pairs(pairing, protocol, n_workers=n_workers, track=track)
     with alone_at(output, wait=True):
         write_scores(evaluation.scores, output)
-        write_summary(summaries, output.with_suffix(".json"))
-    return ScoredFolder(evaluation=evaluation, summaries=summaries, predicted_summaries=predicted)
-
-
-def evaluate_folders(
-    reference: Path,
-    prediction: Path,
-    protocol: ScoringProtocol,
-    *,
-    only_predicted: bool = False,
-    n_workers: int = 0,
-    track: Track = untracked,
-) -> Evaluation:
-    """Score the predictions in one folder, or one file, against the references in another.
-
-    The arguments and errors are those of `score_folders`.
-    """
-    pairing = find_pairs(reference, prediction)
-    if only_predicted:
-        pairing = pairing.only(pairing.predicted)
-    evaluation = evaluate_pairs(pairing, protocol, n_workers=n_workers, track=track)
-    if (reference / OUTPUT_MARKER).exists() and not (prediction / OUTPUT_MARKER).exists():
-        remark = (
-            f"{reference} was written by `predict`, and is scored as the reference: the references "
-            "come first, then the predictions"
-        )
-        return replace(evaluation, remarks=(remark, *evaluation.remarks))
+        write_summary(evaluation.summaries, output.with_suffix(".json"))
     return evaluation
 
 
 def evaluate_pairs(
     pairing: Pairing, protocol: ScoringProtocol, *, n_workers: int = 0, track: Track = untracked
 ) -> Evaluation:
-    """Score predictions whose references are known, as `evaluate_folders` does."""
+    """Score predictions whose references are known, as `score_folders` does."""
     attempt = partial(map_cases, n_workers=n_workers, track=track)
     read = attempt(read_pair, pairing.pairs, "reading label maps")
-    tasks = _with_conventions(read.results, protocol)
-    scored = attempt(partial(score_pair, protocol=protocol), tasks, "scoring")
+    pairs = _with_conventions(read.results, protocol)
+    scored = attempt(partial(score_pair, protocol=protocol), pairs, "scoring")
     failures = sorted([*read.failures, *scored.failures], key=lambda failure: failure.case_id)
-    predicted = [task for task in tasks if task.pair.predicted_file]
     return Evaluation(
-        protocol=protocol,
         scores=joined_scores(scored.results),
         missing=tuple(pair.case_id for pair in pairing.pairs if pair.prediction is None),
         failures=tuple(failures),
         without_reference=pairing.without_reference,
-        reference_labels=tuple(sorted({task.reference.name for task in tasks})),
-        prediction_labels=tuple(sorted({task.prediction.name for task in predicted})),
-        remarks=tuple(remark for pair in read.results for remark in pair.remarks),
+        reference_labels=tuple(sorted({pair.conventions[0].name for pair in pairs})),
+        prediction_labels=tuple(
+            sorted({pair.conventions[1].name for pair in pairs if pair.predicted_file})
+        ),
+        remarks=(*pairing.remarks, *chain.from_iterable(pair.remarks for pair in pairs)),
         left_out=pairing.left_out,
     )
 
@@ -239,27 +189,11 @@ class LabelPair:
     """(2, x, y, z): both sides, in the box."""
     packed: bytes
     """The voxels of both sides, compressed by zlib."""
-    remarks: tuple[str, ...] = ()
-
-    def voxels(self) -> LabelMap:
-        """Return reference and prediction (2, x, y, z); a missing prediction is empty."""
-        return np.frombuffer(zlib.decompress(self.packed), np.uint8).reshape(self.shape)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class ScoringTask:
-    """The label maps of one case, and the conventions that they are read in."""
-
-    pair: LabelPair
-    reference: LabelConvention
-    prediction: LabelConvention
+    remarks: tuple[str, ...]
+    conventions: tuple[LabelConvention, ...] = ()
+    """Those of reference and prediction, once the label maps of all cases are known."""
     refusal: CaseError | None = None
     """Why the reference cannot be in its convention; None if it can."""
-
-    @property
-    def case_id(self) -> str:
-        """Id of the case."""
-        return self.pair.case_id
 
 
 def read_pair(pair: Pair) -> LabelPair:
@@ -270,8 +204,7 @@ def read_pair(pair: Pair) -> LabelPair:
         LabelError: The reference does not lie on a tumour of the scans.
     """
     label = read_label_map(pair.reference, case_id=pair.case_id)
-    predicted = None
-    remarks: tuple[str, ...] = ()
+    predicted, remarks = None, list[str]()
     if pair.prediction is not None:
         predicted = read_label_map(pair.prediction, case_id=pair.case_id)
         remarks = _check_grids(pair.case_id, label, predicted)
@@ -291,7 +224,7 @@ def read_pair(pair: Pair) -> LabelPair:
     )
 
 
-def score_pair(task: ScoringTask, protocol: ScoringProtocol) -> pd.DataFrame:
+def score_pair(pair: LabelPair, protocol: ScoringProtocol) -> pd.DataFrame:
     """Score the prediction of one case: a row per region of the protocol.
 
     Without a prediction every region gets the worst score, also one that the reference lacks.
@@ -300,45 +233,57 @@ def score_pair(task: ScoringTask, protocol: ScoringProtocol) -> pd.DataFrame:
         CaseError: A label map holds values that its convention has not.
         LabelError: A label map is in another numbering.
     """
-    pair, geometry = task.pair, task.pair.geometry
-    check_values(pair.reference.values, task.reference, pair.case_id, pair.reference.file)
-    if task.refusal is not None:
-        raise task.refusal
-    label_maps = pair.voxels()
-    if pair.predicted_file:
-        check_values(pair.predicted_values, task.prediction, pair.case_id, pair.predicted_file)
-        _check_agreement(task, label_maps)
-    scale = Scale(
-        spacing_mm=geometry.spacing_mm,
-        penalty_mm=protocol.hd95_penalty(geometry.shape, geometry.spacing_mm),
-    )
+    shape, spacing_mm = pair.geometry.shape, pair.geometry.spacing_mm
+    label_maps = np.frombuffer(zlib.decompress(pair.packed), np.uint8).reshape(pair.shape)
+    _check_labels(pair, label_maps)
+    scale = Scale(spacing_mm=spacing_mm, penalty_mm=protocol.hd95_penalty(shape, spacing_mm))
     reference, prediction = (
         np.stack([np.isin(label_map, region.values(labels)) for region in protocol.regions])
-        for label_map, labels in zip(label_maps, (task.reference, task.prediction), strict=True)
+        for label_map, labels in zip(label_maps, pair.conventions, strict=True)
     )
-    counts = count_regions(prediction, reference, pair.case_id)
-    n_outside = int(np.prod(geometry.shape)) - label_maps[0].size
+    counts = metrics.count_regions(prediction, reference, pair.case_id)
+    n_outside = int(np.prod(shape)) - label_maps[0].size
     counts = replace(counts, true_negative=counts.true_negative + n_outside)
     hd95 = [
-        hausdorff95(*sides, scale.spacing_mm) for sides in zip(reference, prediction, strict=True)
+        metrics.hausdorff95(*sides, spacing_mm) for sides in zip(reference, prediction, strict=True)
     ]
+    voxel_ml = scale.voxel_mm3 / MM3_PER_ML
     table = pd.DataFrame(
         {
             "case_id": pair.case_id,
             "region": protocol.region_names,
-            "dice": dice(counts),
-            "jaccard": jaccard(counts),
+            "dice": metrics.dice(counts),
+            "jaccard": metrics.jaccard(counts),
             "hd95": np.where(np.isfinite(hd95), hd95, scale.penalty_mm),
-            "sensitivity": sensitivity(counts),
-            "specificity": specificity(counts),
-            "reference_ml": counts.in_reference * (scale.voxel_mm3 / MM3_PER_ML),
-            "prediction_ml": counts.in_prediction * (scale.voxel_mm3 / MM3_PER_ML),
+            "sensitivity": metrics.sensitivity(counts),
+            "specificity": metrics.specificity(counts),
+            "reference_ml": counts.in_reference * voxel_ml,
+            "prediction_ml": counts.in_prediction * voxel_ml,
         }
     )
     if protocol.lesions is not None:
-        rows = [one.values for one in score_lesions(reference, prediction, protocol, scale)]
-        table = table.join(pd.DataFrame(rows, columns=list(LESION_COLUMNS)))
+        rows = score_lesions(reference, prediction, protocol, scale)
+        table = table.join(pd.DataFrame([tuple(row) for row in rows], columns=list(LESION_COLUMNS)))
     return table if pair.predicted_file else with_worst_scores(table, scale.penalty_mm)
+
+
+def _check_labels(pair: LabelPair, label_maps: LabelMap) -> None:
+    """Raise `LabelError` if a side has values that its convention has not, or another numbering."""
+    reference, prediction = pair.conventions
+    check_values(pair.reference.values, reference, pair.case_id, pair.reference.file)
+    if pair.refusal is not None:
+        raise pair.refusal
+    if not pair.predicted_file:
+        return
+    check_values(pair.predicted_values, prediction, pair.case_id, pair.predicted_file)
+    if better := better_numbering(shared_voxels(*label_maps), reference, prediction):
+        raise LabelError(
+            pair.case_id,
+            pair.predicted_file,
+            f"labels that agree with the reference far better numbered as {better}",
+            "both numbered alike",
+            "Find out which of the two is wrong, and correct it.",
+        )
 
 
 def better_numbering(
@@ -362,26 +307,25 @@ def better_numbering(
         'msd (mean Dice of the tissues 1.00 instead of 0.33)'
     """
     n_reference, n_prediction = shared.sum(axis=1), shared.sum(axis=0)
-    compared = [
-        (tissue, value)
-        for tissue, value in enumerate(reference.painted)
-        if n_reference[value] >= FEWEST_VOXELS
-    ]
-    if len(compared) < 2:
+    painted = np.array(reference.painted)
+    tissues = np.flatnonzero(n_reference[painted] >= FEWEST_VOXELS)
+    if len(tissues) < 2:
         return ""
 
-    def mean_dice(painted: Sequence[int]) -> float:
-        pairs = np.array([(value, painted[tissue]) for tissue, value in compared]).T
-        of_tissues = dice_of_counts(shared[*pairs], n_reference[pairs[0]], n_prediction[pairs[1]])
-        return float(of_tissues.mean())
+    def mean_dice(convention: LabelConvention) -> float:
+        of_reference, others = painted[tissues], np.take(convention.painted, tissues)
+        both = shared[of_reference, others]
+        return float(
+            metrics.dice_of_counts(both, n_reference[of_reference], n_prediction[others]).mean()
+        )
 
     values = set(np.flatnonzero(n_prediction).tolist())
-    others = [other for other in CONVENTIONS if values <= other.values]
-    best = max(others, key=lambda other: mean_dice(other.painted), default=prediction)
-    given, found = mean_dice(prediction.painted), mean_dice(best.painted)
-    if found < LEAST_DICE or found - given < LEAST_GAIN:
+    conventions = [other for other in CONVENTIONS if values <= other.values]
+    best = max(conventions, key=mean_dice, default=prediction)
+    given, better = mean_dice(prediction), mean_dice(best)
+    if better < LEAST_DICE or better - given < LEAST_GAIN:
         return ""
-    return f"{best.name} (mean Dice of the tissues {found:.2f} instead of {given:.2f})"
+    return f"{best.name} (mean Dice of the tissues {better:.2f} instead of {given:.2f})"
 
 
 def shared_voxels(reference: LabelMap, prediction: LabelMap) -> npt.NDArray[np.int64]:
@@ -398,29 +342,24 @@ def _judge_reference(
 
     `labelled` is the box around its labels.
     """
+    quality, judgement = judges(), NO_JUDGEMENT
+    scans = _readable_scans(pair.case) if quality else ()
+    turned = oriented(label)
+    is_on_scan = bool(scans) and have_one_grid(scans[0].geometry, turned.geometry)
+    if quality and is_on_scan:
+        judgement = quality.judge_labels(pair.case_id, scans, turned)
+    elif quality:
+        outermost = quality.outermost_of_outline(labelled, label.geometry.spacing_mm)
+        judgement = Judgement(outermost=outermost)
+    if judgement.refusal is not None:
+        raise judgement.refusal
     shown = ShownLabels(
         case_id=pair.case_id,
         file=f"reference {label.file}",
         values=label_values_of(labelled) | {0},
-        outermost=None,
-        enhancing=None,
-        is_on_scan=False,
-    )
-    quality = judges()
-    if quality is None:
-        return shown, ()
-    scans, turned = _readable_scans(pair.case), oriented(label)
-    if not scans or not have_one_grid(scans[0].geometry, turned.geometry):
-        outermost = quality.outermost_of_outline(labelled, label.geometry.spacing_mm)
-        return replace(shown, outermost=outermost), ()
-    judgement = quality.judge_labels(pair.case_id, scans, turned)
-    if judgement.refusal is not None:
-        raise judgement.refusal
-    shown = replace(
-        shown,
         outermost=judgement.outermost,
         enhancing=judgement.enhancing,
-        is_on_scan=True,
+        is_on_scan=is_on_scan,
     )
     return shown, tuple(f"{pair.case_id}: {remark}" for remark in judgement.warnings)
 
@@ -436,45 +375,43 @@ def _readable_scans(case: Case | None) -> tuple[Volume, ...]:
         return ()
 
 
-def _check_grids(case_id: str, label: Volume, predicted: Volume) -> tuple[str, ...]:
+def _check_grids(case_id: str, label: Volume, predicted: Volume) -> list[str]:
     """Refuse a prediction on another grid; return a remark if the affine of a side is missing."""
     if have_one_grid(label.geometry, predicted.geometry):
-        return ()
-    grids = [
-        # both files may have the same name
-        (f"reference {label.file}", label.geometry),
-        (f"prediction {predicted.file}", predicted.geometry),
-    ]
+        return []
+    # both files may have the same name
+    grids = {
+        f"{side} {volume.file}": volume.geometry
+        for side, volume in (("reference", label), ("prediction", predicted))
+    }
     # arrays are saved with the identity when their affine is not known
-    without_affine = [file for file, grid in grids if np.array_equal(grid.affine, np.eye(4))]
+    without_affine = [
+        file for file, grid in grids.items() if np.array_equal(grid.affine, np.eye(4))
+    ]
     if label.geometry.shape != predicted.geometry.shape or not without_affine:
-        check_one_grid(case_id, grids)
-    return (
-        f"case {case_id}: {without_affine[0]} has no affine, so that voxels were paired by index",
-    )
+        check_one_grid(case_id, [*grids.items()])
+    return [
+        f"case {case_id}: {without_affine[0]} has no affine, so that voxels were paired by index"
+    ]
 
 
 def _with_conventions(
     pairs: Sequence[LabelPair], protocol: ScoringProtocol
-) -> tuple[ScoringTask, ...]:
-    references = {
-        pair.case_id: LabelContent(shape=pair.geometry.shape, values=pair.reference.values)
-        for pair in pairs
-    }
-    predictions = {
-        pair.case_id: LabelContent(shape=pair.geometry.shape, values=pair.predicted_values)
-        for pair in pairs
-        if pair.predicted_file
-    }
-    of_references = _conventions(references, protocol)
-    # the convention of a missing prediction is not used
-    of_predictions = of_references | _conventions(predictions, protocol)
-    refusals = _refusals([pair.reference for pair in pairs], of_references)
+) -> tuple[LabelPair, ...]:
+    """Add the conventions of all pairs, and the reasons why references cannot be in theirs."""
+    references, predictions = (
+        _conventions(pairs, values, protocol)
+        for values in (
+            [pair.reference.values for pair in pairs],
+            # only 0 for a missing prediction, which changes no convention
+            [pair.predicted_values for pair in pairs],
+        )
+    )
+    refusals = _refusals([pair.reference for pair in pairs], references)
     return tuple(
-        ScoringTask(
-            pair=pair,
-            reference=of_references[pair.case_id],
-            prediction=of_predictions[pair.case_id],
+        replace(
+            pair,
+            conventions=(references[pair.case_id], predictions[pair.case_id]),
             refusal=refusals.get(pair.case_id),
         )
         for pair in pairs
@@ -482,10 +419,15 @@ def _with_conventions(
 
 
 def _conventions(
-    contents: Mapping[str, LabelContent], protocol: ScoringProtocol
+    pairs: Sequence[LabelPair], values: Sequence[frozenset[int]], protocol: ScoringProtocol
 ) -> dict[str, LabelConvention]:
+    """Return the convention of one side of each pair by case id, given its label values."""
     if protocol.labels is not None:
-        return dict.fromkeys(contents, protocol.labels)
+        return dict.fromkeys((pair.case_id for pair in pairs), protocol.labels)
+    contents = {
+        pair.case_id: LabelContent(shape=pair.geometry.shape, values=of_pair)
+        for pair, of_pair in zip(pairs, values, strict=True)
+    }
     return {case_id: one.convention for case_id, one in resolve_all(contents).items()}
 
 
@@ -496,28 +438,13 @@ def _refusals(
 
     An outline without scans does not suffice; it counts if most references agree.
     """
-    quality = judges()
+    quality, refusals = judges(), dict[str, CaseError | None]()
     if quality is None:
         return {}
-    refusals: dict[str, CaseError | None] = {}
+    advice = "Renumber the references, or name folders and files as their release does."
     for convention in dict.fromkeys(conventions.values()):
         group = [one for one in references if conventions[one.case_id] == convention]
-        advice = "Renumber the references, or name folders and files as their release does."
-        for shown, judgement in zip(
-            group, quality.judge_group(group, convention, next_step=advice), strict=True
-        ):
+        judgements = quality.judge_group(group, convention, next_step=advice)
+        for shown, judgement in zip(group, judgements, strict=True):
             refusals[shown.case_id] = judgement.refusal
     return refusals
-
-
-def _check_agreement(task: ScoringTask, label_maps: LabelMap) -> None:
-    """Raise `LabelError` if the prediction would agree far better in another numbering."""
-    shared = shared_voxels(*label_maps)
-    if better := better_numbering(shared, task.reference, task.prediction):
-        raise LabelError(
-            task.case_id,
-            task.pair.predicted_file,
-            f"labels that agree with the reference far better numbered as {better}",
-            "both numbered alike",
-            "Find out which of the two is wrong, and correct it.",
-        )

@@ -1,25 +1,48 @@
-"""List the lesions of a label map: volume, centre and diameters of each connected component.
+"""Score predictions lesion by lesion, and list the lesions of a label map with their diameters.
 
-These are sizes for a table that a person reads. Lesions of the challenges, which are merged by
-dilation before they are scored, are those of `lesionwise`.
+The scores are those of the BraTS challenges of 2023 and 2024: each lesion of the reference is compared
+with the union of all predicted lesions that overlap its dilation, and missed and false positive lesions
+get the worst score. They are written from a description of the programs of the challenges and checked
+against their output. The list is for a person who reads it; its lesions are not merged by dilation.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+from nibabel.affines import apply_affine, voxel_sizes
 from scipy import ndimage
 
+from brats_seg.evaluation.metrics import dice_of_counts, hausdorff95, surface_dice
+from brats_seg.evaluation.protocols import (
+    NSD_TOLERANCES_MM,
+    LesionRules,
+    ScoredRegion,
+    ScoringProtocol,
+)
 from brats_seg.labels import REGIONS, RegionMasks
-from brats_seg.voxels.box import Box, Mask, bounding_box
-from brats_seg.voxels.grids import MM3_PER_ML, Affine
+from brats_seg.voxels.box import Mask, bounding_box
+from brats_seg.voxels.grids import MM3_PER_ML, Affine, Spacing
 from brats_seg.voxels.shapes import (
     Lesions,
     SectionDiameters,
+    first_of_group,
     longest_diameter_mm,
     number_components,
     section_diameters,
 )
+
+_DILATION = ndimage.generate_binary_structure(3, 2)
+
+_TOUCHING = (
+    ("netc", ("et", "rc")),
+    ("et", ("netc", "rc")),
+    ("rc", ("et", "netc")),
+    ("snfh", ("et", "rc", "netc")),
+)
+"""Tissues in the order in which their lesions are joined, with the tissues that join them."""
+_BEST = (1.0, 0.0, *(1.0 for _ in NSD_TOLERANCES_MM))
 
 MOST_LISTED = 10
 """Lesions of a region that are measured at most, the largest first."""
@@ -28,17 +51,46 @@ LEAST_LISTED_ML = 0.1
 LEAST_MM = 10.0
 """Diameter from which a lesion is measurable by RANO, if both diameters have it."""
 
+Slices = tuple[slice, slice, slice]
+
+
+class LesionScores(NamedTuple):
+    """The lesion-wise scores of one region of one case, in the order of `LESION_COLUMNS`.
+
+    Dice, HD95 in mm and surface Dice at each of `NSD_TOLERANCES_MM` are means over the lesions of the
+    reference, without the small ones, and the false positives; without either they are the best.
+    """
+
+    dice: float
+    hd95: float
+    nsd_half_mm: float
+    nsd_one_mm: float
+    n_lesions: int
+    n_false_positive: int
+    """Lesions of the prediction that match no lesion of the reference."""
+    n_false_negative: int
+    """Lesions of the reference, without the small ones, that no predicted lesion matches."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scale:
+    """Size of the voxels of an image, and the penalty in mm that goes with it."""
+
+    spacing_mm: Spacing
+    penalty_mm: float
+    """HD95 of a missed or a false positive lesion."""
+
+    @property
+    def voxel_mm3(self) -> float:
+        """Volume of a voxel in mm3."""
+        return float(np.prod(self.spacing_mm))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lesion:
     """One connected component of a region."""
 
-    region: str
-    """One of `REGIONS`."""
-    number: int
-    """Place by volume in its region, from 1."""
     ml: float
-    """Volume."""
     centre_mm: tuple[float, float, float]
     """Centre of mass in the coordinates of the file (NIfTI: to the right, to the front, up)."""
     longest_mm: float
@@ -67,8 +119,97 @@ class LesionList:
     """Their volume."""
 
 
+def score_lesions(
+    reference: RegionMasks, prediction: RegionMasks, protocol: ScoringProtocol, scale: Scale
+) -> tuple[LesionScores, ...]:
+    """Score the region masks `(R, X, Y, Z)` of a protocol lesion by lesion."""
+    rules = protocol.lesions
+    if rules is None:
+        msg = f"protocol {protocol.name} does not score lesions"
+        raise ValueError(msg)
+    in_reference = reference_lesions(reference, protocol.regions, rules)
+    in_prediction = predicted_lesions(prediction, protocol.regions, rules, scale.voxel_mm3)
+    sides = zip(in_reference, in_prediction, protocol.regions, strict=True)
+    return tuple(_score_region(*side, rules, scale) for side in sides)
+
+
+def reference_lesions(
+    masks: RegionMasks, regions: Sequence[ScoredRegion], rules: LesionRules
+) -> list[Lesions]:
+    """Return the lesions of each region of a reference, including small ones."""
+    lesions = {
+        region.name: number_lesions(mask, region.dilation)
+        for region, mask in zip(regions, masks, strict=True)
+    }
+    return list((join_touching(lesions) if rules.joins_touching else lesions).values())
+
+
+def predicted_lesions(
+    masks: RegionMasks, regions: Sequence[ScoredRegion], rules: LesionRules, voxel_mm3: float
+) -> list[Lesions]:
+    """Return the lesions of each region of a prediction.
+
+    If the rules merge them, they are grouped as those of a reference, and small ones are removed
+    afterwards. Otherwise every component is a lesion.
+    """
+    if not rules.merges_predictions:
+        return [number_components(mask) for mask in masks]
+    return [
+        without_small(lesions, region.minimum_mm3, voxel_mm3)
+        for region, lesions in zip(regions, reference_lesions(masks, regions, rules), strict=True)
+    ]
+
+
+def number_lesions(mask: Mask, dilation: int) -> Lesions:
+    """Number the components of a mask; components whose dilations touch are one lesion."""
+    lesions = np.zeros(mask.shape, np.int32)
+    box = bounding_box(mask)
+    if box is not None:
+        # two dilations that meet outside the box also meet at its edge
+        cut = mask[box.slices]
+        lesions[box.slices] = np.where(cut, number_components(dilated(cut, dilation)), 0)
+    return lesions
+
+
+def dilated(mask: Mask, steps: int) -> Mask:
+    """Dilate a mask by a number of steps, at least one, over faces and edges."""
+    return ndimage.binary_dilation(mask, _DILATION, iterations=steps)
+
+
+def without_small(lesions: Lesions, minimum_mm3: float, voxel_mm3: float) -> Lesions:
+    """Remove the lesions up to a volume."""
+    kept = np.bincount(lesions.ravel()) * voxel_mm3 > minimum_mm3
+    return np.where(kept[lesions], lesions, 0)
+
+
+def join_touching(lesions: Mapping[str, Lesions]) -> dict[str, Lesions]:
+    """Join the lesions of a tissue that touch the same lesion of another tissue.
+
+    Visits `netc`, `et`, `rc` and `snfh` twice, as BraTS 2024 does for adult glioma, so that lesions
+    that are joined late join others; lesions of other regions are not changed. Lesions linked by a
+    chain of shared neighbours all become one.
+    """
+    grown = {name: dilated(lesions[name] > 0, 1) for name, _ in _TOUCHING}
+    touched = {
+        (tissue, name): _touched(lesions[tissue], lesions[name], grown[name])
+        for tissue, neighbours in _TOUCHING
+        for name in neighbours
+    }
+    # the joined lesion that each lesion belongs to so far
+    part_of = {name: list(range(int(lesions[name].max()) + 1)) for name, _ in _TOUCHING}
+    for _ in range(2):
+        for tissue, neighbours in _TOUCHING:
+            keys = [[(tissue, lesion)] for lesion in part_of[tissue]]
+            for name in neighbours:
+                for lesion, neighbour in touched[tissue, name]:
+                    keys[lesion].append((name, part_of[name][neighbour]))
+            part_of[tissue] = list(first_of_group(keys))
+    joined = {name: np.array(part_of[name], np.int32)[lesions[name]] for name in part_of}
+    return {name: joined.get(name, numbered) for name, numbered in lesions.items()}
+
+
 def list_lesions(regions: RegionMasks, affine: Affine) -> tuple[LesionList, ...]:
-    """List the lesions of each region of a label map.
+    """List the lesions of each region of a label map, the largest first.
 
     Args:
         regions: Region masks (3, X, Y, Z), in the axes of BraTS: Z is across axial sections.
@@ -81,59 +222,102 @@ def list_lesions(regions: RegionMasks, affine: Affine) -> tuple[LesionList, ...]
         >>> wt.lesions[0].ml, wt.lesions[0].centre_mm, wt.lesions[0].longest_mm, et.lesions
         (0.003, (3.0, 3.0, 3.0), 3.0, ())
     """
-    box = bounding_box(np.logical_or.reduce(regions))
-    if box is None:
-        return tuple(
-            LesionList(region=name, lesions=(), n_others=0, others_ml=0.0) for name in REGIONS
-        )
-    here = affine.copy()
-    here[:3, 3] += affine[:3, :3] @ box.start
-    cut = (region[box.slices] for region in regions)
-    bottom = box.start[2]
-    return tuple(_listed(name, mask, here, bottom) for name, mask in zip(REGIONS, cut, strict=True))
+    return tuple(
+        _list_region(region, mask, affine) for region, mask in zip(REGIONS, regions, strict=True)
+    )
 
 
-def _listed(region: str, mask: Mask, affine: Affine, bottom: int) -> LesionList:
-    """List the lesions of a part of a volume, whose lowest section is `bottom` in the volume."""
+def _list_region(region: str, mask: Mask, affine: Affine) -> LesionList:
     components = number_components(mask)
-    n_voxels = np.bincount(components.ravel())
-    n_voxels[0] = 0
-    ml = n_voxels * abs(float(np.linalg.det(affine[:3, :3]))) / MM3_PER_ML
-    # by size, and of equal ones the first
-    order = np.argsort(-n_voxels, kind="stable")[: np.count_nonzero(n_voxels)]
+    x_mm, y_mm, z_mm = map(float, voxel_sizes(affine))
+    ml = np.bincount(components.ravel())[1:] * (x_mm * y_mm * z_mm / MM3_PER_ML)
+    order = np.argsort(-ml, kind="stable").tolist()
     n_listed = min(MOST_LISTED, max(1, int(np.count_nonzero(ml >= LEAST_LISTED_ML))))
-    others = order[n_listed:]
-    found = enumerate(_cut_out(components, order[:n_listed].tolist()), 1)
+    boxes, lesions = ndimage.find_objects(components), []
+    for index in order[:n_listed]:
+        box = boxes[index]
+        lesion = components[box] == index + 1
+        centre = np.argwhere(lesion).mean(axis=0) + [side.start for side in box]
+        x, y, z = apply_affine(affine, centre).tolist()
+        measured = Lesion(
+            ml=float(ml[index]),
+            centre_mm=(x, y, z),
+            longest_mm=longest_diameter_mm(lesion, (x_mm, y_mm, z_mm)),
+            axial=section_diameters(lesion, (x_mm, y_mm, z_mm)),
+        )
+        lesions.append(measured)
+    others_ml = ml[order[n_listed:]]
     return LesionList(
         region=region,
-        lesions=tuple(
-            _measured(region, number, box, cut, affine, bottom) for number, (box, cut) in found
-        ),
-        n_others=others.size,
-        others_ml=float(ml[others].sum()),
+        lesions=tuple(lesions),
+        n_others=len(others_ml),
+        others_ml=float(others_ml.sum()),
     )
 
 
-def _cut_out(components: Lesions, numbers: list[int]) -> Iterator[tuple[Box, Mask]]:
-    """Yield the box of each component, and its mask in the box."""
-    sides = ndimage.find_objects(components)
-    for number in numbers:
-        x, y, z = sides[number - 1]
-        box = Box(start=(x.start, y.start, z.start), stop=(x.stop, y.stop, z.stop))
-        yield box, components[box.slices] == number
+def _score_region(
+    lesions: Lesions, predicted: Lesions, region: ScoredRegion, rules: LesionRules, scale: Scale
+) -> LesionScores:
+    matches, n_unmatched = _match_lesions(lesions, predicted, region, scale)
+    n_false_positive = n_unmatched if rules.counts_false_positives else 0
+    worst = (0.0, scale.penalty_mm, *(0.0 for _ in NSD_TOLERANCES_MM))
+    rows = [*(match or worst for match in matches), *[worst] * n_false_positive]
+    dice, hd95, nsd_half_mm, nsd_one_mm = np.mean(rows or [_BEST], axis=0).tolist()
+    counts = (len(matches), n_false_positive, matches.count(None))
+    return LesionScores(dice, hd95, nsd_half_mm, nsd_one_mm, *counts)
 
 
-def _measured(region: str, number: int, box: Box, cut: Mask, affine: Affine, bottom: int) -> Lesion:
-    x_mm, y_mm, z_mm = map(float, np.linalg.norm(affine[:3, :3], axis=0))
-    spacing_mm = (x_mm, y_mm, z_mm)
-    centre = np.argwhere(cut).mean(axis=0) + box.start
-    x, y, z = map(float, affine[:3, :3] @ centre + affine[:3, 3])
-    axial = section_diameters(cut, spacing_mm)
-    return Lesion(
-        region=region,
-        number=number,
-        ml=int(np.count_nonzero(cut)) * x_mm * y_mm * z_mm / MM3_PER_ML,
-        centre_mm=(x, y, z),
-        longest_mm=longest_diameter_mm(cut, spacing_mm),
-        axial=replace(axial, index=axial.index + box.start[2] + bottom),
+def _match_lesions(
+    lesions: Lesions, predicted: Lesions, region: ScoredRegion, scale: Scale
+) -> tuple[list[tuple[float, ...] | None], int]:
+    """Return the scores of each lesion, None if it is missed, and the number of unmatched ones."""
+    predicted_boxes = ndimage.find_objects(predicted)
+    unmatched = {number for number, box in enumerate(predicted_boxes, 1) if box is not None}
+    matches: list[tuple[float, ...] | None] = []
+    for number, box in enumerate(ndimage.find_objects(lesions), 1):
+        if box is None:
+            continue
+        near = _grown(box, region.dilation)
+        lesion = lesions[near] == number
+        touched = np.unique(predicted[near][dilated(lesion, region.dilation)])
+        numbers = touched[touched > 0].tolist()
+        # a predicted lesion that matches a small one is no false positive
+        unmatched -= set(numbers)
+        if np.count_nonzero(lesion) * scale.voxel_mm3 <= region.minimum_mm3:
+            continue
+        around = _union([box, *(predicted_boxes[other - 1] for other in numbers)])
+        pair = lesions[around] == number, np.isin(predicted[around], numbers)
+        matches.append(_compare(*pair, scale.spacing_mm) if numbers else None)
+    return matches, len(unmatched)
+
+
+def _compare(lesion: Mask, predicted: Mask, spacing_mm: Spacing) -> tuple[float, ...]:
+    """Return Dice, HD95 and surface Dice of a lesion and the predicted lesions that match it."""
+    counts = map(np.count_nonzero, (lesion & predicted, lesion, predicted))
+    return (
+        float(dice_of_counts(*counts)),
+        hausdorff95(lesion, predicted, spacing_mm),
+        *surface_dice(lesion, predicted, spacing_mm, NSD_TOLERANCES_MM),
     )
+
+
+def _grown(box: Slices, margin: int) -> Slices:
+    x, y, z = (slice(max(side.start - margin, 0), side.stop + margin) for side in box)
+    return (x, y, z)
+
+
+def _union(boxes: Sequence[Slices]) -> Slices:
+    x, y, z = (
+        slice(min(side.start for side in sides), max(side.stop for side in sides))
+        for sides in zip(*boxes, strict=True)
+    )
+    return (x, y, z)
+
+
+def _touched(lesions: Lesions, neighbours: Lesions, grown: Mask) -> list[tuple[int, int]]:
+    """Return the pairs of a lesion and a neighbour whose dilation by one step overlaps it."""
+    near = np.argwhere(grown & (lesions > 0))
+    offsets = np.argwhere(_DILATION)
+    around = np.pad(neighbours, 1)[tuple((near[:, None] + offsets).transpose(2, 0, 1))]
+    here = np.broadcast_to(lesions[tuple(near.T)][:, None], around.shape)
+    return sorted(set(zip(here[around > 0].tolist(), around[around > 0].tolist(), strict=True)))

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 from scipy import ndimage
 
-from brats_seg.errors import CaseError
 from brats_seg.labels import RegionMasks
 from brats_seg.voxels.box import Mask, bounding_box
 from brats_seg.voxels.grids import Spacing
@@ -30,7 +29,7 @@ BOTH_EMPTY = 1.0
 _FACE_NEIGHBOURS = ndimage.generate_binary_structure(3, 1)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class RegionCounts:
     """Numbers of voxels of one case by region, `(R,)` each."""
 
@@ -57,38 +56,18 @@ class RegionCounts:
 
 def region_counts(case_id: str, counts: Sequence[npt.ArrayLike]) -> RegionCounts:
     """Return the voxel counts of a case from rows TP, FP, FN, TN of `R` counts."""
-    true_positive, false_positive, false_negative, true_negative = np.asarray(counts, np.int64)
-    return RegionCounts(
-        case_id=case_id,
-        true_positive=true_positive,
-        false_positive=false_positive,
-        false_negative=false_negative,
-        true_negative=true_negative,
-    )
+    return RegionCounts(case_id, *np.asarray(counts, np.int64))
 
 
 def count_regions(prediction: RegionMasks, reference: RegionMasks, case_id: str) -> RegionCounts:
-    """Count the voxels in which region masks `(R, X, Y, Z)` agree and differ.
-
-    Raises:
-        CaseError: The two sides have different shapes.
+    """Count the voxels in which region masks `(R, X, Y, Z)` on one grid agree and differ.
 
     Example:
-        >>> reference = np.zeros((3, 4, 4, 4), bool)
-        >>> reference[:, :2] = True
-        >>> prediction = np.zeros((3, 4, 4, 4), bool)
-        >>> prediction[:, :1] = True
+        >>> reference, prediction = np.zeros((2, 3, 4, 4, 4), bool)
+        >>> reference[:, :2] = prediction[:, :1] = True
         >>> dice(count_regions(prediction, reference, "case")).round(3).tolist()
         [0.667, 0.667, 0.667]
     """
-    if prediction.shape != reference.shape:
-        raise CaseError(
-            case_id,
-            file="prediction",
-            found=f"region masks of shape {prediction.shape}",
-            expected=f"{reference.shape}, as the reference has",
-            next_step="Resample both to one grid before they are compared.",
-        )
     in_prediction, in_reference = _count(prediction), _count(reference)
     both = _count(prediction & reference)
     neither = reference[0].size - in_prediction - in_reference + both

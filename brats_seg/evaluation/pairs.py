@@ -10,7 +10,7 @@ from typing import Self
 
 from brats_seg.cases.case import Case
 from brats_seg.cases.described import is_path_table
-from brats_seg.cases.find import find_cases, walk_folders
+from brats_seg.cases.find import OUTPUT_MARKER, find_cases, walk_folders
 from brats_seg.cases.layouts import LABEL, is_label_folder, parse_file_name
 from brats_seg.errors import LayoutError, UsageError, some_of
 from brats_seg.labels import MODALITIES
@@ -36,6 +36,7 @@ class Pairing:
     """Sorted by case id."""
     without_reference: tuple[str, ...]
     """Predicted cases that cannot be scored."""
+    remarks: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     """Cases whose references are not read or scored."""
 
@@ -46,15 +47,12 @@ class Pairing:
 
     def only(self, case_ids: Collection[str]) -> Self:
         """Return the pairs of these cases, and leave out the others."""
+        pairs = [pair for pair in self.pairs if pair.case_id in case_ids]
         left_out = [pair.case_id for pair in self.pairs if pair.case_id not in case_ids]
-        return replace(
-            self,
-            pairs=tuple(pair for pair in self.pairs if pair.case_id in case_ids),
-            left_out=tuple(left_out),
-        )
+        return replace(self, pairs=tuple(pairs), left_out=tuple(left_out))
 
 
-def find_pairs(reference: Path, prediction: Path) -> Pairing:
+def find_pairs(reference: Path, prediction: Path, *, only_predicted: bool = False) -> Pairing:
     """Pair two label maps, or the label maps in two folders.
 
     A folder may hold `<case>.nii.gz`, `<case>-seg.nii.gz`, or scans of any layout with their label
@@ -79,7 +77,6 @@ def find_pairs(reference: Path, prediction: Path) -> Pairing:
         return Pairing(pairs=(pair,), without_reference=())
     scans = _labelled_scans(reference)
     references, predictions = _label_maps_of(reference, scans), label_maps_in(prediction)
-    cases = {case.path_of(case.label): case for case in scans if case.label and case.usable}
     if not references.keys() & predictions.keys():
         msg = (
             f"no case is in both folders: {reference} has {some_of(references)}, {prediction} has "
@@ -87,18 +84,28 @@ def find_pairs(reference: Path, prediction: Path) -> Pairing:
             f"{next(iter(references))}.nii.gz."
         )
         raise LayoutError(msg)
-    return Pairing(
-        pairs=tuple(
-            Pair(
-                case_id=case_id,
-                reference=path,
-                prediction=predictions.get(case_id),
-                case=cases.get(path),
-            )
-            for case_id, path in references.items()
-        ),
+    cases = {case.path_of(case.label): case for case in scans if case.label and case.usable}
+    pairs = [
+        Pair(
+            case_id=case_id,
+            reference=path,
+            prediction=predictions.get(case_id),
+            case=cases.get(path),
+        )
+        for case_id, path in references.items()
+    ]
+    remarks = []
+    if (reference / OUTPUT_MARKER).exists() and not (prediction / OUTPUT_MARKER).exists():
+        remarks.append(
+            f"{reference} was written by `predict`, and is scored as the reference: the references "
+            "come first, then the predictions"
+        )
+    pairing = Pairing(
+        pairs=tuple(pairs),
         without_reference=tuple(sorted(predictions.keys() - references.keys())),
+        remarks=tuple(remarks),
     )
+    return pairing.only(pairing.predicted) if only_predicted else pairing
 
 
 def label_maps_in(root: Path) -> dict[str, Path]:
@@ -122,38 +129,38 @@ def _labelled_scans(root: Path) -> tuple[Case, ...]:
 
 def _label_maps_of(root: Path, scans: Sequence[Case]) -> dict[str, Path]:
     """Return the label maps of the scans, and those of other cases by their names."""
-    found: dict[str, Path] = {}
-    for case_id, path in _label_maps(root, scans):
-        if case_id in found:
+    label_maps = {case.case_id: case.path_of(case.label) for case in scans if case.label}
+    of_scans, used = {*label_maps}, {*label_maps.values()}
+    for case_id, path in _named_label_maps(root, is_any_kind=not scans):
+        if path in used or case_id in of_scans:
+            continue
+        if case_id in label_maps:
             msg = (
-                f"case {case_id} has two label maps, {found[case_id]} and {path}. "
+                f"case {case_id} has two label maps, {label_maps[case_id]} and {path}. "
                 "Keep one of them, or name the folder that holds the right ones."
             )
             raise UsageError(msg)
-        found[case_id] = path
-    if not found:
+        label_maps[case_id] = path
+    if not label_maps:
         msg = f"{root} holds no label map; expected <case>.nii.gz, or case folders with one each"
         raise LayoutError(msg)
-    return dict(sorted(found.items()))
+    return dict(sorted(label_maps.items()))
 
 
-def _label_maps(root: Path, scans: Sequence[Case]) -> Iterator[tuple[str, Path]]:
-    known = {case.case_id for case in scans}
-    used = {case.path_of(case.label) for case in scans if case.label}
-    yield from ((case.case_id, case.path_of(case.label)) for case in scans if case.label)
+def _named_label_maps(root: Path, *, is_any_kind: bool) -> Iterator[tuple[str, Path]]:
+    """Yield the files that are label maps by their names, or by their folders, with their cases.
+
+    Among labelled scans, files of no kind are other images, unless their folder is for labels.
+    """
     for folder in () if is_path_table(root) else walk_folders(root):
-        beside_scans = any(scan.kind in MODALITIES for scan in folder.scans)
-        own_name = (root / folder.path).name
-        # among labelled scans, files of no kind are other images, unless their folder is for labels
-        may_be_any = not beside_scans and (
-            not scans or any(map(is_label_folder, folder.path.parts))
-        )
+        has_scans = any(scan.kind in MODALITIES for scan in folder.scans)
+        is_for_labels = is_any_kind or any(map(is_label_folder, folder.path.parts))
         for scan in folder.scans:
-            is_named, path = scan.kind == LABEL, root / scan.path
-            case_id = (scan.case or own_name) if is_named else scan.stem
-            is_label = is_named or (may_be_any and not scan.kind)
-            if is_label and path not in used and case_id not in known:
-                yield case_id, path
+            path = root / scan.path
+            if scan.kind == LABEL:
+                yield scan.case or (root / folder.path).name, path
+            elif is_for_labels and not has_scans and not scan.kind:
+                yield scan.stem, path
 
 
 def _case_of(path: Path) -> str:

@@ -34,7 +34,7 @@ _TISSUES = {
 """Names of the tissue of a region in the label conventions."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class ScoredRegion:
     """A region, and how its lesions are defined."""
 
@@ -65,7 +65,7 @@ class LesionRules:
     """Whether lesions that only the prediction holds lower the score."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class ScoringProtocol:
     """The rules by which a case is scored."""
 
@@ -96,35 +96,21 @@ class ScoringProtocol:
 
 def protocol_named(name: str, task: str = "GLI") -> ScoringProtocol:
     """Return the protocol of a task, or raise `ConfigError` with the known ones."""
-    named = [protocol for protocol in PROTOCOLS if protocol.name == name]
-    if not named:
+    tasks = {protocol.task: protocol for protocol in PROTOCOLS if protocol.name == name}
+    if not tasks:
         known = ", ".join(dict.fromkeys(protocol.name for protocol in PROTOCOLS))
         msg = f"protocol {name!r} is unknown; there are {known}"
         raise ConfigError(msg)
-    for protocol in named:
-        if protocol.task in ("", task.upper()):
-            return protocol
-    known = ", ".join(protocol.task for protocol in named)
-    msg = f"protocol {name} has no task {task!r}; there are {known}"
-    raise ConfigError(msg)
+    protocol = tasks.get("") or tasks.get(task.upper())
+    if protocol is None:
+        msg = f"protocol {name} has no task {task!r}; there are {', '.join(tasks)}"
+        raise ConfigError(msg)
+    return protocol
 
 
-def _protocol(
-    name: str,
-    task: str,
-    regions: Mapping[str, tuple[int, float]],
-    penalty_mm: float | None,
-    lesions: LesionRules | None = None,
-    labels: LabelConvention | None = None,
-) -> ScoringProtocol:
-    """Return a protocol from the dilation and the largest ignored volume of each region."""
-    scored = tuple(
-        ScoredRegion(name=region, dilation=dilation, minimum_mm3=minimum_mm3)
-        for region, (dilation, minimum_mm3) in regions.items()
-    )
-    return ScoringProtocol(
-        name=name, task=task, regions=scored, penalty_mm=penalty_mm, lesions=lesions, labels=labels
-    )
+def _regions(sizes: Mapping[str, tuple[int, float]]) -> tuple[ScoredRegion, ...]:
+    """Return regions from the dilation and the largest ignored volume of each."""
+    return tuple(ScoredRegion(name, *size) for name, size in sizes.items())
 
 
 _ALL_COUNT = LesionRules(merges_predictions=False)
@@ -134,27 +120,25 @@ _NO_FALSE_POSITIVES = LesionRules(merges_predictions=True, counts_false_positive
 
 _GLI_2024: dict[str, tuple[int, float]] = dict.fromkeys(("wt", "tc", "netc", "snfh"), (3, 20))
 _GLI_2024 |= {"netc": (5, 20), "et": (3, 10), "rc": (5, 20)}
-_PED_2024 = dict.fromkeys((*REGIONS, "netc", "cc", "ed"), (5, 10))
+_PED_2024 = _regions(dict.fromkeys((*REGIONS, "netc", "cc", "ed"), (5, 10)))
+_MET_2024 = _regions(dict.fromkeys((*REGIONS, "rc"), (1, 2)))
+_GTV = _regions({"gtv": (1, 50)})
+_LARGE, _CLOSE, _SMALL = (
+    _regions(dict.fromkeys(REGIONS, size)) for size in ((3, 50), (1, 50), (1, 2))
+)
 
 PROTOCOLS = (
     # the diagonal of 240 x 240 x 155 mm
-    _protocol("legacy", "", dict.fromkeys(REGIONS, (0, 0)), 373.12866),
-    *(
-        _protocol("lesionwise2023", task, dict.fromkeys(REGIONS, sizes), 374.0, _ALL_COUNT)
-        for task, sizes in (
-            ("GLI", (3, 50)),
-            ("SSA", (3, 50)),
-            ("PED", (3, 50)),
-            ("MEN", (1, 50)),
-            ("MET", (1, 2)),
-        )
-    ),
-    _protocol("lesionwise2024", "GLI", _GLI_2024, 337.0, _JOINED),
-    _protocol("lesionwise2024", "SSA", dict.fromkeys(REGIONS, (3, 50)), 374.0, _MERGED),
-    _protocol("lesionwise2024", "PED", _PED_2024, 374.0, _MERGED, BRATS2024_PED),
-    _protocol("lesionwise2024", "MEN", dict.fromkeys(REGIONS, (1, 50)), 374.0, _ALL_COUNT),
-    _protocol("lesionwise2024", "MET", dict.fromkeys((*REGIONS, "rc"), (1, 2)), None, _MERGED),
-    _protocol(
-        "lesionwise2024", "MEN-RT", {"gtv": (1, 50)}, None, _NO_FALSE_POSITIVES, BRATS2024_MEN_RT
-    ),
+    ScoringProtocol("legacy", "", _regions(dict.fromkeys(REGIONS, (0, 0))), 373.12866),
+    ScoringProtocol("lesionwise2023", "GLI", _LARGE, 374.0, _ALL_COUNT),
+    ScoringProtocol("lesionwise2023", "SSA", _LARGE, 374.0, _ALL_COUNT),
+    ScoringProtocol("lesionwise2023", "PED", _LARGE, 374.0, _ALL_COUNT),
+    ScoringProtocol("lesionwise2023", "MEN", _CLOSE, 374.0, _ALL_COUNT),
+    ScoringProtocol("lesionwise2023", "MET", _SMALL, 374.0, _ALL_COUNT),
+    ScoringProtocol("lesionwise2024", "GLI", _regions(_GLI_2024), 337.0, _JOINED),
+    ScoringProtocol("lesionwise2024", "SSA", _LARGE, 374.0, _MERGED),
+    ScoringProtocol("lesionwise2024", "PED", _PED_2024, 374.0, _MERGED, BRATS2024_PED),
+    ScoringProtocol("lesionwise2024", "MEN", _CLOSE, 374.0, _ALL_COUNT),
+    ScoringProtocol("lesionwise2024", "MET", _MET_2024, None, _MERGED),
+    ScoringProtocol("lesionwise2024", "MEN-RT", _GTV, None, _NO_FALSE_POSITIVES, BRATS2024_MEN_RT),
 )

@@ -16,29 +16,15 @@ from brats_seg.tables import read_table, write_table
 
 _KEYS = ("case_id", "region")
 
-REGION_COLUMNS = (
-    "dice",
-    "jaccard",
-    "hd95",
-    "sensitivity",
-    "specificity",
-    "reference_ml",
-    "prediction_ml",
-)
+_VOLUMES = ("reference_ml", "prediction_ml")
+REGION_COLUMNS = ("dice", "jaccard", "hd95", "sensitivity", "specificity", *_VOLUMES)
 """Columns of whole regions."""
-
+_COUNTS = ("n_lesions", "n_false_positive", "n_false_negative")
 LESION_COLUMNS = (
-    "lesionwise_dice",
-    "lesionwise_hd95",
-    "lesionwise_nsd_0.5",
-    "lesionwise_nsd_1.0",
-    "n_lesions",
-    "n_false_positive",
-    "n_false_negative",
+    *("lesionwise_dice", "lesionwise_hd95", "lesionwise_nsd_0.5", "lesionwise_nsd_1.0"),
+    *_COUNTS,
 )
 """Columns that the lesion-wise protocols add."""
-_COUNTS = LESION_COLUMNS[4:]
-_NOT_SCORES = ("reference_ml", "prediction_ml", *_COUNTS)
 
 _TITLES = (
     ("lesionwise", "lesion-wise"),
@@ -55,7 +41,7 @@ LOWER_IS_BETTER = frozenset({"hd95", "lesionwise_hd95"})
 """Scores of which a smaller value is better; of the other scores a larger one is."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Spread:
     """Distribution of one score of one region over cases."""
 
@@ -70,11 +56,9 @@ class Spread:
 
     def mean_text(self, n_cases: int) -> str:
         """Return the mean and, of several cases, its interval: `0.945 [0.928, 0.959]`."""
-        n_digits = 1 if self.column in LOWER_IS_BETTER else 3
-        mean, low, high = (
-            f"{value:.{n_digits}f}" for value in (self.mean, self.mean_low, self.mean_high)
-        )
-        return f"{mean} [{low}, {high}]" if n_cases > 1 else mean
+        n = 1 if self.column in LOWER_IS_BETTER else 3
+        interval = f" [{self.mean_low:.{n}f}, {self.mean_high:.{n}f}]" if n_cases > 1 else ""
+        return f"{self.mean:.{n}f}{interval}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,7 +108,7 @@ def joined_scores(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
 
 def with_worst_scores(scores: pd.DataFrame, penalty_mm: float) -> pd.DataFrame:
     """Return scores as bad as they can be, beside the volumes and counts that they have."""
-    columns = [column for column in score_columns(scores) if column not in _NOT_SCORES]
+    columns = [c for c in score_columns(scores) if c not in _VOLUMES + _COUNTS]
     return scores.assign(**{c: penalty_mm if c in LOWER_IS_BETTER else 0.0 for c in columns})
 
 
@@ -161,9 +145,7 @@ def summarise_scores(scores: pd.DataFrame, rng: np.random.Generator) -> tuple[Re
     The order of the cases does not matter.
     """
     by_region = scores.sort_values("case_id", kind="stable").groupby("region", sort=False)
-    return tuple(
-        _summarise(str(region), table, score_columns(table), rng) for region, table in by_region
-    )
+    return tuple(_summarise(str(region), table, rng) for region, table in by_region)
 
 
 def summarise_counts(
@@ -171,43 +153,38 @@ def summarise_counts(
 ) -> tuple[RegionSummary, ...]:
     """Summarise Dice and Jaccard of cases whose voxels have been counted, by region.
 
-    The order of the cases does not matter.
+    The volumes are in voxels.
     """
-    cases = sorted(counts, key=lambda case: case.case_id)
-    values = np.array(
-        [[dice(case), jaccard(case), case.in_reference, case.in_prediction] for case in cases]
+    cases = (
+        {
+            "case_id": case.case_id,
+            "region": REGIONS,
+            "dice": dice(case),
+            "jaccard": jaccard(case),
+            "reference_ml": case.in_reference,
+            "prediction_ml": case.in_prediction,
+        }
+        for case in counts
     )
-    # only whether the volumes are zero is used
-    columns = ["dice", "jaccard", "reference_ml", "prediction_ml"]
-    tables = [pd.DataFrame(values[:, :, k], columns=columns) for k in range(len(REGIONS))]
-    return tuple(
-        _summarise(region, table, columns[:2], rng)
-        for region, table in zip(REGIONS, tables, strict=True)
-    )
+    return summarise_scores(pd.concat(map(pd.DataFrame, cases)), rng)
 
 
 def write_summary(summaries: Sequence[RegionSummary], path: Path) -> None:
-    """Write summaries as JSON, by region and column, atomically.
-
-    Raises:
-        EnvironmentalError: The file cannot be written.
-    """
-    content = {summary.region: _as_json(summary) for summary in summaries}
+    """Write summaries as JSON, by region and column, atomically."""
+    content = {}
+    for summary in map(asdict, summaries):
+        region, spreads = summary.pop("region"), summary.pop("spreads")
+        content[region] = summary | {spread.pop("column"): spread for spread in spreads}
     write_json(path, content)
 
 
-def _summarise(
-    region: str, table: pd.DataFrame, columns: Sequence[str], rng: np.random.Generator
-) -> RegionSummary:
-    """Summarise the columns of one region."""
-    values = table[list(columns)].to_numpy(np.float64).T
+def _summarise(region: str, table: pd.DataFrame, rng: np.random.Generator) -> RegionSummary:
+    columns = score_columns(table)
+    values = table[columns].to_numpy(np.float64).T
     mean = bootstrap_interval(lambda columns: columns.mean(axis=-1), [values], rng)
-    numbers = [
-        [score.mean() for score in values],
-        mean.low,
-        mean.high,
-        *np.quantile(values, (0.5, 0.25, 0.75), axis=1),
-    ]
+    quantiles = np.quantile(values, (0.5, 0.25, 0.75), axis=1)
+    means = [score.mean() for score in values]
+    rows = np.transpose([means, mean.low, mean.high, *quantiles]).tolist()
     no_reference, no_prediction = table["reference_ml"] == 0, table["prediction_ml"] == 0
     return RegionSummary(
         region=region,
@@ -215,26 +192,5 @@ def _summarise(
         n_reference_empty=int(no_reference.sum()),
         n_prediction_empty=int(no_prediction.sum()),
         n_both_empty=int((no_reference & no_prediction).sum()),
-        spreads=tuple(
-            Spread(
-                column=column,
-                mean=mean,
-                mean_low=low,
-                mean_high=high,
-                median=median,
-                lower_quartile=lower,
-                upper_quartile=upper,
-            )
-            for column, (mean, low, high, median, lower, upper) in zip(
-                columns, np.transpose(numbers).tolist(), strict=True
-            )
-        ),
+        spreads=tuple(Spread(column, *row) for column, row in zip(columns, rows, strict=True)),
     )
-
-
-def _as_json(summary: RegionSummary) -> dict[str, object]:
-    content = asdict(summary)
-    del content["region"]
-    for spread in content.pop("spreads"):
-        content[spread.pop("column")] = spread
-    return content

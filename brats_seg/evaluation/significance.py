@@ -105,8 +105,7 @@ def bootstrap_interval(
     def of_cases(rows: npt.NDArray[np.intp]) -> Values:
         return np.asarray(statistic(*(array[..., rows] for array in values)))
 
-    def of_groups(drawn: npt.NDArray[np.intp], axis: int) -> Values:
-        del axis  # scipy asks for the last one only
+    def of_groups(drawn: npt.NDArray[np.intp], **_axis: int) -> Values:
         if len(members) == n_cases:
             return of_cases(drawn)
         resamples = (np.concatenate([members[group] for group in row]) for row in drawn)

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from pydantic import ValidationError, field_validator
 
 from brats_seg.config import Section, Size, parse_size
-from brats_seg.config_text import words_of
+from brats_seg.config_text import explained
 from brats_seg.errors import ConfigError
 from brats_seg.labels import convention_named
 from brats_seg.runtime.weights import CubicMillimetres, Decoding, Overlap, Threshold
@@ -116,13 +116,8 @@ def prediction_settings(given: Mapping[str, Any]) -> PredictionSettings:
         >>> prediction_settings({"tta": True, "overlap": None, "smallest_et_mm3": 50}).tta
         True
     """
+    values = {name: value for name, value in given.items() if value is not None}
     try:
-        return PredictionSettings.model_validate(
-            {name: value for name, value in given.items() if value is not None}
-        )
+        return PredictionSettings.model_validate(values)
     except ValidationError as error:
-        lines = [
-            f"setting {'.'.join(map(str, one['loc']))}: {words_of(one)} (got {one['input']!r})"
-            for one in error.errors()
-        ]
-        raise ConfigError("\n".join(lines)) from None
+        raise ConfigError("\n".join(f"setting {line}" for line in explained(error))) from None

@@ -5,21 +5,21 @@ configs/inference.json    network, preprocessing, windows, threshold
 models/model.pt           weights
 
 The configuration of a bundle can run any code. Nothing of it is run here: networks, transforms and
-windows are built from names that MONAI has and plain values, and a bundle that needs more is refused.
+windows are built from short lists of MONAI's names and plain values; a bundle that needs more is refused.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from inspect import isclass
+from collections.abc import Mapping, Sequence
+from functools import partial
 from math import ceil
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal
 
 import numpy as np
 import torch
 import yaml
+from pydantic import BaseModel, Field, PositiveInt
 from torch import Tensor, nn
 
 from brats_seg.cases.case import LoadedCase
@@ -27,8 +27,9 @@ from brats_seg.errors import UsageError
 from brats_seg.files import read_bounded
 from brats_seg.inference.method import Field as Image
 from brats_seg.inference.method import Method, NetworkInput, Scan
-from brats_seg.inference.model import ForeignNetwork
-from brats_seg.interop.foreign import (
+from brats_seg.inference.model import Member
+from brats_seg.interop import (
+    COPY_AGAIN,
     LONGEST_TEXT,
     channels_of,
     hash_of_files,
@@ -37,35 +38,73 @@ from brats_seg.interop.foreign import (
 )
 from brats_seg.labels import MODALITIES, REGIONS, tissue_named
 from brats_seg.models.convolution import use_slabs
-from brats_seg.runtime.torch_files import checked_weights, read_plain
-from brats_seg.runtime.weights import Decoding, ModelIdentity
+from brats_seg.runtime.weights import Decoding, ModelIdentity, checked_weights, read_plain
 from brats_seg.runtime.windows import Window, WindowRule, gaussian
 from brats_seg.voxels.box import Box, Triple
 from brats_seg.voxels.grids import turn_of, turned, turned_back
 
 _METADATA, _WEIGHTS = Path("configs/metadata.json"), Path("models/model.pt")
 _CONFIGURATIONS = tuple(Path(f"configs/inference.{kind}") for kind in ("json", "yaml", "yml"))
-_COPY_AGAIN = "Copy the folder of the bundle again."
 _USE_MONAI = "Run this bundle with `python -m monai.bundle run`."
 _IMAGE = "image"
 
-_LOADING = frozenset(
-    {
-        *("LoadImaged", "EnsureChannelFirstd", "EnsureTyped", "ConcatItemsd", "ToTensord"),
-        *("CastToTyped", "ToDeviced"),
-    }
+_NETWORKS = (
+    *("AttentionUnet", "BasicUNet", "DynUNet", "HighResNet", "SegResNet", "SwinUNETR", "UNETR"),
+    *("UNet", "VNet"),
+)
+"""Networks of MONAI that are built: they return logits, and none reads a file or fetches weights."""
+_INFERERS = ("SlidingWindowInferer", "SlidingWindowInfererAdapt")
+_LOADING = (
+    *("LoadImaged", "EnsureChannelFirstd", "EnsureTyped", "ConcatItemsd", "ToTensord"),
+    *("CastToTyped", "ToDeviced"),
 )
 """Transforms that only bring four files into one tensor."""
-_APPLIED = frozenset(
-    {
-        *("NormalizeIntensityd", "ScaleIntensityd", "ScaleIntensityRanged"),
-        *("ScaleIntensityRangePercentilesd", "Orientationd", "Spacingd", "CropForegroundd"),
-    }
+_TRANSFORMS = (
+    *("NormalizeIntensityd", "ScaleIntensityd", "ScaleIntensityRanged"),
+    *("ScaleIntensityRangePercentilesd", "Orientationd", "Spacingd", "CropForegroundd"),
 )
 """Transforms of MONAI that are applied with the arguments of the bundle."""
 _PER_KEY = ("mode", "padding_mode", "align_corners", "dtype")
 """Arguments with an entry for each key, of which that of the image is taken."""
 _NOT_ARGUMENTS = ("_target_", "_disabled_", "_requires_", "_desc_", "keys", "allow_missing_keys")
+_CODE = re.compile(r'"[$%@]|"_target_"')
+"""Code, a reference or an object somewhere in a value that is written as JSON."""
+
+
+class _Format(BaseModel):
+    """Format of an input or output of the network."""
+
+    channel_def: dict[int, str]
+    spatial_shape: tuple[int | str, int | str, int | str] = (1, 1, 1)
+
+    @property
+    def names(self) -> list[str]:
+        return [name for _, name in sorted(self.channel_def.items())]
+
+    @property
+    def multiple(self) -> Triple:
+        """Numbers that the size of an input is a multiple of, such as 8 for `8*n`."""
+        sizes = [re.fullmatch(r"\s*(\d+)\s*\*\s*n\s*", str(size)) for size in self.spatial_shape]
+        x, y, z = (max(1, int(size[1])) if size else 1 for size in sizes)
+        return x, y, z
+
+
+class _Windows(BaseModel):
+    """Arguments of a `SlidingWindowInferer`."""
+
+    roi_size: tuple[PositiveInt, PositiveInt, PositiveInt]
+    overlap: float = Field(0.25, ge=0, lt=1)
+    mode: Literal["constant", "gaussian"] = "constant"
+    sigma_scale: float = Field(0.125, gt=0)
+
+    def weights(self, length: int) -> Tensor:
+        """Return the weight of each voxel of a window along an axis."""
+        is_constant = self.mode == "constant"
+        return (
+            torch.ones(length)
+            if is_constant
+            else gaussian(length, (length - 1) / 2, self.sigma_scale)
+        )
 
 
 def is_bundle(path: Path) -> bool:
@@ -73,132 +112,53 @@ def is_bundle(path: Path) -> bool:
     return (path / _METADATA).is_file()
 
 
-def read_bundle(path: Path) -> ForeignNetwork:
+def read_bundle(path: Path) -> Member:
     """Read a bundle.
 
-    Raises:
-        UsageError: A file is missing or damaged, or the bundle is not one of the four modalities and
-            the three regions of BraTS, or it needs code of its own.
+    `UsageError` is raised if a file is missing or damaged, or the bundle is not one of the four modalities
+    and the three regions of BraTS, or it needs other parts than those listed here.
     """
-    metadata = _read(path / _METADATA)
+    metadata, weights = path / _METADATA, path / _WEIGHTS
     file = next((path / name for name in _CONFIGURATIONS if (path / name).is_file()), None)
     if file is None:
-        msg = f"{path}: found no {_CONFIGURATIONS[0]}, which says how the bundle predicts. {_COPY_AGAIN}"
+        msg = f"{path}: found no {_CONFIGURATIONS[0]}, which says how the bundle predicts. {COPY_AGAIN}"
         raise UsageError(msg)
-    config = _Config(content=_read(file), file=file)
-    taken, returned = _channels(metadata, path / _METADATA)
-    modalities = channels_of(taken, path / _METADATA)
-    regions = _regions(returned, path / _METADATA)
-    window, rule = _windows(config)
-    network, name = _network(config, path / _WEIGHTS)
-    method = _Method(
-        channels=tuple(map(MODALITIES.index, modalities)),
-        transforms=_transforms(config),
-    )
-    fingerprint = hash_of_files([path / _METADATA, file, path / _WEIGHTS])
-    return ForeignNetwork(
+    with usable(metadata, _USE_MONAI):
+        formats = _read(metadata)["network_data_format"]
+        image = _Format.model_validate(formats["inputs"]["image"])
+        regions = _regions(_Format.model_validate(formats["outputs"]["pred"]).names)
+    modalities = channels_of(image.names, metadata)
+    with usable(file, _USE_MONAI):
+        config = _read(file)
+        windows = _windows(config)
+        network = _network(config)
+        transforms = _transforms(config)
+        decoding = _decoding(config)
+    _load_weights(network, weights)
+    fingerprint = hash_of_files([metadata, file, weights])
+    channels = tuple(map(MODALITIES.index, modalities))
+    return Member(
         network=network,
-        name=name,
+        name=type(network).__name__,
         identity=ModelIdentity(
             conventions=(),
-            patch=window.size or (1, 1, 1),
+            patch=windows.roi_size,
             fingerprint=fingerprint,
             modalities=modalities,
             regions=regions,
-            normalisation=", ".join(type(one).__name__ for one in method.transforms),
+            normalisation=", ".join(type(transform).__name__ for transform in transforms),
         ),
-        multiple=_multiple(metadata),
-        fingerprint=fingerprint,
-        decoding=_decoding(config),
+        multiple=image.multiple,
+        decoding=decoding,
         method=Method(
-            prepare=_whole_scan, to_network=method.to_network, rule=rule, mean_of="logits"
+            prepare=_whole_scan,
+            to_network=partial(_to_network, channels=channels, transforms=transforms),
+            rule=WindowRule(starts=_starts, weights=windows.weights),
+            mean_of="logits",
         ),
-        window=window,
+        window=Window(size=windows.roi_size, overlap=windows.overlap),
         regions=tuple(map(regions.index, REGIONS)),
     )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Config:
-    """Configuration of a bundle, and the file that it is from."""
-
-    content: Mapping[str, Any]
-    file: Path
-
-    def section(self, name: str) -> Mapping[str, Any]:
-        """Return a section that builds an object.
-
-        Raises:
-            UsageError: It is missing, or a piece of code.
-        """
-        found = self.content.get(name)
-        if not isinstance(found, Mapping):
-            self.refuse(f"{name} is {found!r}")
-        return found
-
-    def plain(self, value: Any) -> Any:
-        """Return a value with references to others, such as `@device`, replaced by them.
-
-        Raises:
-            UsageError: It needs code to be run.
-        """
-        if isinstance(value, str) and value.startswith("@"):
-            name = value[1:]
-            if name not in self.content:
-                self.refuse(f"{value} refers to nothing in it")
-            return self.plain(self.content[name])
-        if isinstance(value, str) and value.startswith(("$", "%")):
-            self.refuse(f"it needs the code {value!r}")
-        if isinstance(value, list):
-            return [self.plain(one) for one in value]
-        if isinstance(value, Mapping):
-            if "_target_" in value:
-                self.refuse(f"it needs an object of {value['_target_']}")
-            return {key: self.plain(one) for key, one in value.items()}
-        return value
-
-    def arguments(self, section: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of an object as plain values."""
-        return {
-            name: self.plain(value) for name, value in section.items() if name not in _NOT_ARGUMENTS
-        }
-
-    def refuse(self, why: str) -> NoReturn:
-        """Raise `UsageError` for a bundle that cannot be used here."""
-        msg = f"{self.file}: {why}; expected MONAI's own parts and plain values. {_USE_MONAI}"
-        raise UsageError(msg) from None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Method:
-    """Applies the preprocessing of a bundle, and undoes it."""
-
-    channels: tuple[int, ...]
-    """Place in `MODALITIES` of each input channel."""
-    transforms: tuple[Any, ...]
-
-    def to_network(self, scan: Scan) -> NetworkInput:
-        """Apply the transforms to the volumes of a scan, in the axes of its files."""
-        # importing MONAI's transforms takes seconds
-        from monai.data import MetaTensor
-        from monai.transforms import Compose
-        from monai.transforms.inverse import InvertibleTransform
-
-        turn = turn_of(scan.geometry.affine)
-        stored = np.stack([turned_back(scan.image[place], turn) for place in self.channels])
-        affine = torch.from_numpy(scan.geometry.affine)
-        pipeline = Compose(self.transforms)
-        image = pipeline({_IMAGE: MetaTensor(torch.from_numpy(stored), affine=affine)})[_IMAGE]
-
-        def back(logits: Tensor) -> Image:
-            shares = MetaTensor(logits.cpu().sigmoid())
-            shares.affine, shares.applied_operations = image.affine, image.applied_operations
-            # MONAI warns where there is nothing to undo
-            is_undone = any(isinstance(one, InvertibleTransform) for one in self.transforms)
-            found = pipeline.inverse({_IMAGE: shares})[_IMAGE] if is_undone else shares
-            return np.stack([turned(one, turn) for one in found.numpy()])
-
-        return NetworkInput(image=np.ascontiguousarray(image.numpy()), back=back)
 
 
 def _whole_scan(loaded: LoadedCase) -> Scan:
@@ -215,147 +175,157 @@ def _whole_scan(loaded: LoadedCase) -> Scan:
     )
 
 
-def _read(path: Path) -> dict[str, Any]:
-    with usable(path, _COPY_AGAIN):
-        text = read_bounded(path, LONGEST_TEXT).decode()
-        content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-        if not isinstance(content, dict):
-            msg = f"it holds {type(content).__name__}, expected sections by name"
-            raise TypeError(msg)
-    return content
+def _to_network(scan: Scan, channels: tuple[int, ...], transforms: tuple[Any, ...]) -> NetworkInput:
+    """Apply transforms to the volumes of a scan, in the axes of its files.
 
+    `channels` are the indices in `MODALITIES` of the channels that the network takes.
+    """
+    # importing MONAI's transforms takes seconds
+    from monai.data import MetaTensor
+    from monai.transforms import Compose
+    from monai.transforms.inverse import InvertibleTransform
 
-def _channels(metadata: Mapping[str, Any], path: Path) -> tuple[list[str], list[str]]:
-    """Return the names of the channels that a bundle takes and returns, in order."""
-    with usable(path, _USE_MONAI):
-        formats = metadata["network_data_format"]
-        image, pred = (
-            [str(name) for _, name in sorted((int(place), name) for place, name in one.items())]
-            for one in (
-                formats["inputs"]["image"]["channel_def"],
-                formats["outputs"]["pred"]["channel_def"],
-            )
+    turn = turn_of(scan.geometry.affine)
+    stored = np.stack([turned_back(scan.image[channel], turn) for channel in channels])
+    affine = torch.from_numpy(scan.geometry.affine)
+    pipeline = Compose(transforms)
+    image = pipeline({_IMAGE: MetaTensor(torch.from_numpy(stored), affine=affine)})[_IMAGE]
+
+    def back(logits: Tensor) -> Image:
+        probabilities = MetaTensor(logits.cpu().sigmoid())
+        probabilities.affine, probabilities.applied_operations = (
+            image.affine,
+            image.applied_operations,
         )
-    return image, pred
+        # MONAI warns where there is nothing to undo
+        if any(isinstance(transform, InvertibleTransform) for transform in transforms):
+            probabilities = pipeline.inverse({_IMAGE: probabilities})[_IMAGE]
+        return np.stack([turned(region, turn) for region in probabilities.numpy()])
 
-
-def _regions(names: Sequence[str], path: Path) -> tuple[str, ...]:
-    """Return the region of each output channel, given their names."""
-    regions = tuple(map(tissue_named, names))
-    if sorted(regions) != sorted(REGIONS):
-        msg = (
-            f"{path}: the bundle returns {', '.join(names) or 'nothing'}; expected the regions whole "
-            "tumour, tumour core and enhancing tumour. Bundles of other regions cannot be used."
-        )
-        raise UsageError(msg)
-    return regions
-
-
-def _multiple(metadata: Mapping[str, Any]) -> Triple:
-    """Return the numbers that the size of an input is a multiple of, such as 8 for `8*n`."""
-    shape = metadata["network_data_format"]["inputs"]["image"].get("spatial_shape")
-    found = [re.fullmatch(r"\s*(\d+)\s*\*\s*n\s*", str(one)) for one in shape or ()]
-    numbers = [int(one[1]) if one else 1 for one in found]
-    if len(numbers) != len((1, 1, 1)):
-        return 1, 1, 1
-    x, y, z = (max(1, number) for number in numbers)
-    return x, y, z
-
-
-def _network(config: _Config, path: Path) -> tuple[nn.Module, str]:
-    """Build the network of a bundle with its weights, and return it with its name."""
-    import monai.networks.nets as nets
-
-    section = config.section("network_def")
-    name = str(section.get("_target_")).rpartition(".")[2]
-    made = getattr(nets, name, None)
-    if not isclass(made) or not issubclass(made, nn.Module):
-        config.refuse(f"its network is {section.get('_target_')!r}")
-    with usable(config.file, _USE_MONAI):
-        network = made(**config.arguments(section))
-    content = read_plain(path, _COPY_AGAIN)
-    if isinstance(content, Mapping):
-        # the entries that MONAI's handlers and bundles store a network in
-        content = next((content[key] for key in ("model", "state_dict") if key in content), content)
-    with usable(path, _COPY_AGAIN):
-        weights = checked_weights(content)
-    load_weights(network, weights, path)
-    use_slabs(network)
-    return network, name
-
-
-def _parts(config: _Config, section: str) -> Iterable[tuple[str, Mapping[str, Any]]]:
-    """Yield the transforms of a section: their names and descriptions."""
-    found = config.section(section)
-    listed = found.get("transforms", [found])
-    if isinstance(listed, str) and listed.startswith("@"):
-        listed = config.content.get(listed[1:])
-    if not isinstance(listed, list) or not all(isinstance(one, Mapping) for one in listed):
-        config.refuse(f"the transforms of {section} are {listed!r}")
-    for one in listed:
-        if not one.get("_disabled_"):
-            yield str(one.get("_target_")).rpartition(".")[2], one
-
-
-def _transforms(config: _Config) -> tuple[Any, ...]:
-    """Build the transforms of the preprocessing that change voxels."""
-    import monai.transforms
-
-    made = []
-    for name, described in _parts(config, "preprocessing"):
-        if name in _LOADING:
-            continue
-        if name not in _APPLIED:
-            config.refuse(f"its preprocessing has {name}")
-        arguments = config.arguments(described)
-        for key in _PER_KEY:
-            if isinstance(arguments.get(key), list):
-                arguments[key] = arguments[key][0]
-        if name == "CropForegroundd":
-            arguments["source_key"] = _IMAGE
-        with usable(config.file, _USE_MONAI):
-            made.append(getattr(monai.transforms, name)(keys=_IMAGE, **arguments))
-    return tuple(made)
-
-
-def _windows(config: _Config) -> tuple[Window, WindowRule]:
-    """Return the window of the inferer, and the rule for placing it."""
-    section = config.section("inferer")
-    name = str(section.get("_target_")).rpartition(".")[2]
-    arguments = config.arguments(section)
-    size, overlap = arguments.get("roi_size"), arguments.get("overlap", 0.25)
-    mode = arguments.get("mode", "constant")
-    sigma = arguments.get("sigma_scale", 0.125)
-    if not name.startswith("SlidingWindowInferer"):
-        config.refuse(f"its inferer is {name}")
-    if not (isinstance(size, list) and len(size) == len((1, 1, 1)) and min(map(int, size)) > 0):
-        config.refuse(f"the roi_size of its windows is {size!r}")
-    if mode not in {"constant", "gaussian"} or not isinstance(overlap, int | float):
-        config.refuse(f"its windows have mode {mode!r} and overlap {overlap!r}")
-    weights: Callable[[int], Tensor] = torch.ones
-    if mode == "gaussian":
-
-        def weights(length: int) -> Tensor:
-            return gaussian(length, (length - 1) / 2, sigma)
-
-    x, y, z = map(int, size)
-    rule = WindowRule(starts=_starts, weights=weights)
-    return Window(size=(x, y, z), overlap=overlap), rule
+    return NetworkInput(image=np.ascontiguousarray(image.numpy()), back=back)
 
 
 def _starts(size: int, length: int, overlap: float) -> tuple[int, ...]:
     """Return the first voxel of each window: at a fixed step, and the last one at the border."""
     step = max(1, int(length * (1 - overlap)))
     n_steps = ceil((size - length) / step)
-    return tuple(min(place * step, size - length) for place in range(n_steps + 1))
+    return tuple(min(index * step, size - length) for index in range(n_steps + 1))
 
 
-def _decoding(config: _Config) -> Decoding:
-    """Return the threshold of the postprocessing."""
+def _read(path: Path) -> dict[str, Any]:
+    text = read_bounded(path, LONGEST_TEXT).decode()
+    content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    if not isinstance(content, dict):
+        msg = f"it holds {type(content).__name__}, expected sections by name"
+        raise TypeError(msg)
+    return content
+
+
+def _regions(names: list[str]) -> tuple[str, ...]:
+    """Return the region of each output channel, given their names."""
+    regions = tuple(map(tissue_named, names))
+    if sorted(regions) != sorted(REGIONS):
+        msg = (
+            f"the bundle returns {', '.join(names) or 'nothing'}; expected the regions whole tumour, "
+            "tumour core and enhancing tumour"
+        )
+        raise ValueError(msg)
+    return regions
+
+
+def _windows(config: Mapping[str, Any]) -> _Windows:
+    _known_name("inferer", config["inferer"], _INFERERS)
+    return _Windows.model_validate(_arguments(config, config["inferer"]))
+
+
+def _network(config: Mapping[str, Any]) -> nn.Module:
+    import monai.networks.nets as nets
+
+    name = _known_name("network", config["network_def"], _NETWORKS)
+    network: nn.Module = getattr(nets, name)(**_arguments(config, config["network_def"]))
+    use_slabs(network)
+    return network
+
+
+def _load_weights(network: nn.Module, path: Path) -> None:
+    content = read_plain(path, COPY_AGAIN)
+    if isinstance(content, Mapping):
+        # the entries that MONAI's handlers and bundles store a network in
+        content = next((content[key] for key in ("model", "state_dict") if key in content), content)
+    with usable(path):
+        weights = checked_weights(content)
+    load_weights(network, weights, path)
+
+
+def _transforms(config: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Build the transforms of the preprocessing that change voxels."""
+    import monai.transforms
+
+    built = []
+    for part in _listed(config, "preprocessing"):
+        name = _known_name("transform", part, _LOADING + _TRANSFORMS)
+        if name in _TRANSFORMS:
+            built.append(getattr(monai.transforms, name)(**_of_image(config, part)))
+    return tuple(built)
+
+
+def _decoding(config: Mapping[str, Any]) -> Decoding:
+    """Return the threshold of the postprocessing, whose other transforms are those of every result."""
     threshold = 0.5
-    for name, described in _parts(config, "postprocessing"):
-        if name == "Activationsd" and not config.arguments(described).get("sigmoid"):
-            config.refuse("its outputs are no sigmoids")
+    for part in _listed(config, "postprocessing"):
+        name = str(part["_target_"]).rpartition(".")[2]
+        if name == "Activationsd" and not _plain(config, part.get("sigmoid")):
+            msg = "its outputs are no sigmoids"
+            raise ValueError(msg)
         if name == "AsDiscreted":
-            threshold = float(config.plain(described.get("threshold", threshold)))
+            threshold = float(_plain(config, part.get("threshold", threshold)))
     return Decoding(thresholds=(threshold, threshold, threshold))
+
+
+def _listed(config: Mapping[str, Any], section: str) -> list[Mapping[str, Any]]:
+    """Return the descriptions of the transforms of a section that are not disabled."""
+    parts = _referred(config, config[section].get("transforms", [config[section]]))
+    return [part for part in parts if not _plain(config, part.get("_disabled_"))]
+
+
+def _of_image(config: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a transform that is applied to the image, perhaps among other keys."""
+    arguments, keys = _arguments(config, part), _plain(config, part["keys"])
+    keys = [keys] if isinstance(keys, str) else keys
+    if _IMAGE not in keys or arguments.get("source_key", _IMAGE) != _IMAGE:
+        msg = f"{part['_target_']} is applied to {keys}; expected {_IMAGE!r}"
+        raise ValueError(msg)
+    for name in _PER_KEY:
+        if isinstance(arguments.get(name), list):
+            arguments[name] = arguments[name][keys.index(_IMAGE)]
+    return {"keys": _IMAGE, **arguments}
+
+
+def _known_name(what: str, part: Mapping[str, Any], known: Sequence[str]) -> str:
+    """Return the name of MONAI that a part is built from; raise `ValueError` if it is not listed."""
+    name = str(part["_target_"]).rpartition(".")[2]
+    if name not in known:
+        msg = f"its {what} is {part['_target_']}; expected one of {', '.join(known)}"
+        raise ValueError(msg)
+    return name
+
+
+def _arguments(config: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of an object as plain values."""
+    names = [name for name in part if name not in _NOT_ARGUMENTS]
+    return {name: _plain(config, part[name]) for name in names}
+
+
+def _plain(config: Mapping[str, Any], value: Any) -> Any:
+    """Return a value, or the one that it refers to; raise `ValueError` if code is needed for it."""
+    value = _referred(config, value)
+    if match := _CODE.search(json.dumps(value)):
+        msg = f"it needs code or another object for {json.dumps(value)[match.start() :][:60]}"
+        raise ValueError(msg)
+    return value
+
+
+def _referred(config: Mapping[str, Any], value: Any) -> Any:
+    """Return the value that a text such as `@device` refers to; any other value is returned."""
+    is_reference = isinstance(value, str) and value.startswith("@")
+    return config[value[1:]] if is_reference else value

@@ -11,16 +11,15 @@ and resamples; its arrays are `(C, z, y, x)` in the axes of the file, permuted a
 import json
 import logging
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import floor
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from scipy.ndimage import binary_fill_holes, zoom
 from scipy.special import expit
 from torch import Tensor
@@ -30,37 +29,31 @@ from brats_seg.errors import CaseError, UsageError
 from brats_seg.files import read_bounded
 from brats_seg.inference.method import Field as Image
 from brats_seg.inference.method import Method, NetworkInput, Scan
-from brats_seg.inference.model import ForeignNetwork
-from brats_seg.interop.foreign import (
+from brats_seg.inference.model import Member
+from brats_seg.interop import (
+    COPY_AGAIN,
     LONGEST_TEXT,
     channels_of,
     hash_of_files,
     load_weights,
     usable,
 )
-from brats_seg.interop.nnunet_network import MeanNetwork, NnunetNetwork, NnunetShape
+from brats_seg.interop.nnunet_network import Architecture, MeanNetwork, NnunetNetwork
 from brats_seg.labels import CONVENTIONS, MODALITIES, REGIONS, tissue_named
-from brats_seg.runtime.torch_files import checked_weights, read_plain
-from brats_seg.runtime.weights import ModelIdentity
+from brats_seg.runtime.weights import ModelIdentity, checked_weights, read_plain
 from brats_seg.runtime.windows import Window, WindowRule, gaussian, window_starts
 from brats_seg.voxels.box import Mask, Triple, bounding_box
-from brats_seg.voxels.grids import Spacing, turn_of, turned, turned_back
+from brats_seg.voxels.grids import Spacing, Turn, turn_of, turned, turned_back
 
 log = logging.getLogger(__name__)
 
 Values = TypeVar("Values", bound=BaseModel)
-Normalisation: TypeAlias = Callable[[Image, Mask], Image]
-"""Normalises a modality (x, y, z), given the mask of the voxels that are not 0."""
 
 DATASET_NAME, PLANS_NAME = "dataset.json", "plans.json"
 _CHECKPOINTS = ("checkpoint_final.pth", "checkpoint_best.pth")
 _FOLD = re.compile(r"fold_(\d+|all)")
-_Resampling: TypeAlias = Literal["resample_data_or_seg_to_shape"]
 _OVERLAP = 0.5
-_REORIENTED = "NibabelIOWithReorient"
-_COPY_AGAIN = "Copy the folder of the model again."
 _UNUSABLE = "Use nnU-Net itself for this model."
-_NETWORKS = ("PlainConvUNet", "ResidualEncoderUNet")
 _ANISOTROPY = 3
 """Ratio of voxel edges above which nnU-Net resamples each slice by itself."""
 _IMAGE_ORDER, _LOGITS_ORDER = 3, 1
@@ -70,34 +63,6 @@ RULE = WindowRule(starts=window_starts, weights=lambda length: gaussian(length, 
 """Windows are spaced evenly; the Gaussian has its peak at a voxel."""
 
 
-def _z_score_inside(image: Image, mask: Mask) -> Image:
-    """Normalise the voxels of the mask to mean 0 and standard deviation 1; the others stay."""
-    values = image[mask]
-    image[mask] = (values - values.mean()) / max(values.std(), _SMALLEST_STD)
-    return image
-
-
-def _z_score(image: Image, mask: Mask) -> Image:
-    return (image - image.mean()) / max(image.std(), _SMALLEST_STD)
-
-
-def _unchanged(image: Image, mask: Mask) -> Image:
-    return image
-
-
-def _between_0_and_1(image: Image, mask: Mask) -> Image:
-    image = image - image.min()
-    return image / max(image.max(), _SMALLEST_STD)
-
-
-_NORMALISATIONS: dict[str, tuple[Normalisation, Normalisation]] = {
-    "ZScoreNormalization": (_z_score, _z_score_inside),
-    "NoNormalization": (_unchanged, _unchanged),
-    "RescaleTo01Normalization": (_between_0_and_1, _between_0_and_1),
-}
-"""Normalisation of each scheme of the plans, without and with the mask of the scan."""
-
-
 class _Dataset(BaseModel):
     """Entries of `dataset.json` that prediction depends on."""
 
@@ -105,51 +70,22 @@ class _Dataset(BaseModel):
     labels: dict[str, int | list[int]]
 
 
-class _Arguments(BaseModel):
-    """Arguments of the networks of nnU-Net; unknown ones are refused."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    n_stages: int = Field(ge=2, le=12)
-    features_per_stage: tuple[int, ...]
-    kernel_sizes: tuple[Triple, ...]
-    strides: tuple[Triple, ...]
-    n_encoder: tuple[int, ...] = Field(
-        validation_alias=AliasChoices("n_conv_per_stage", "n_blocks_per_stage")
-    )
-    n_conv_per_stage_decoder: tuple[int, ...]
-    conv_op: Annotated[str, Field(pattern=r"\bConv3d$")] = "Conv3d"
-    conv_bias: bool = True
-    norm_op: Annotated[str, Field(pattern=r"\bInstanceNorm3d$")] = "InstanceNorm3d"
-    norm_op_kwargs: dict[str, float] = {}
-    dropout_op: None = None
-    dropout_op_kwargs: None = None
-    nonlin: Annotated[str, Field(pattern=r"\bLeakyReLU$")] = "LeakyReLU"
-    nonlin_kwargs: dict[str, float] = {}
-    deep_supervision: bool = False
-
-
-class _Architecture(BaseModel):
-    network_class_name: str
-    arch_kwargs: dict[str, Any]
-
-    @property
-    def name(self) -> str:
-        return self.network_class_name.rpartition(".")[2]
-
-
 class _Configuration(BaseModel):
     """Entries of a configuration of `plans.json`, such as `3d_fullres`."""
 
     patch_size: Triple
-    spacing: tuple[float, float, float]
-    normalization_schemes: list[str]
-    use_mask_for_norm: list[bool]
-    resampling_fn_data: _Resampling = "resample_data_or_seg_to_shape"
-    resampling_fn_probabilities: _Resampling = "resample_data_or_seg_to_shape"
+    spacing: Spacing
+    normalization_schemes: tuple[Literal["ZScoreNormalization"], ...] = Field(
+        min_length=len(MODALITIES), max_length=len(MODALITIES)
+    )
+    use_mask_for_norm: tuple[bool, bool, bool, bool]
+    resampling_fn_data: Literal["resample_data_or_seg_to_shape"] = "resample_data_or_seg_to_shape"
+    resampling_fn_probabilities: Literal["resample_data_or_seg_to_shape"] = (
+        "resample_data_or_seg_to_shape"
+    )
     previous_stage: None = None
     """Only the second stage of a cascade has one."""
-    architecture: _Architecture
+    architecture: Architecture
 
 
 class _Plans(BaseModel):
@@ -170,74 +106,55 @@ class _Heads:
     @property
     def conventions(self) -> tuple[str, ...]:
         """Name of the label convention with these regions; none for one of its own."""
-        return tuple(
-            convention.name
-            for convention in CONVENTIONS
-            if tuple(map(frozenset, convention.regions)) == self.regions
-        )[:1]
+        same = (one for one in CONVENTIONS if tuple(map(frozenset, one.regions)) == self.regions)
+        return tuple(convention.name for convention in same)[:1]
 
-    def region_logits(self) -> Callable[[Image], Image]:
-        """Return the function that turns the output into logits of WT, TC and ET."""
+    def region_logits(self, logits: Image) -> Image:
+        """Return logits (3, ...) of WT, TC and ET, given the output (L, ...) of a network.
+
+        Of labels, the logit of a region is the largest one of its labels, less the largest one of the
+        others: it is above 0 exactly where the most probable label belongs to the region.
+        """
         if frozenset({0}) not in self.values:
-            places = [self.values.index(region) for region in self.regions]
-            return lambda output: output[places]
-        return region_logits(
-            tuple(
-                frozenset(place for place, value in enumerate(self.values) if value <= region)
-                for region in self.regions
-            )
-        )
+            return logits[[self.values.index(region) for region in self.regions]]
+        inside = [np.array([value <= region for value in self.values]) for region in self.regions]
+        return np.stack([logits[one].max(axis=0) - logits[~one].max(axis=0) for one in inside])
 
 
 def is_nnunet(path: Path) -> bool:
-    """Return whether a path is a trained model of nnU-Net, one of its folds, or holds such models."""
-    return _root_of(path) is not None or bool(_results_in(path))
+    """Return whether a path is a trained model of nnU-Net or one of its folds or checkpoints."""
+    return _root_of(path) is not None
 
 
-def read_nnunet(path: Path) -> ForeignNetwork:
+def read_nnunet(path: Path) -> Member:
     """Read the folds of a trained model of nnU-Net, or one of them.
 
-    Args:
-        path: The folder with `plans.json`, a folder `fold_*` in it, or a checkpoint of a fold.
-
-    Raises:
-        UsageError: A file is missing or damaged, or the model is not one of the four modalities and
-            the tissues or regions of BraTS, or it has parts that are not known here.
+    `path` is the folder with `plans.json`, a folder `fold_*` in it, or a checkpoint of a fold.
+    `UsageError` is raised if a file is missing or damaged, or the model is not one of the four modalities
+    and the tissues or regions of BraTS, or it has parts that are not known here.
     """
-    root = _root_of(path)
-    if root is None:
-        listed = ", ".join(_results_in(path))
-        msg = f"{path} holds trained models of nnU-Net: {listed}. Give one of these folders as --model."
-        raise UsageError(msg)
-    dataset = _read(root / DATASET_NAME, _Dataset)
-    plans = _read(root / PLANS_NAME, _Plans)
+    root = _root_of(path) or path
+    dataset_path, plans_path = root / DATASET_NAME, root / PLANS_NAME
+    dataset, plans = _read(dataset_path, _Dataset), _read(plans_path, _Plans)
     names = [name for _, name in sorted(dataset.channel_names.items())]
-    channels = channels_of(names, root / DATASET_NAME)
-    heads = _heads_of(dataset, root / DATASET_NAME)
+    channels = channels_of(names, dataset_path)
+    heads = _heads_of(dataset, dataset_path)
     files = _checkpoints(path, root)
     folds = [_read_fold(file) for file in files]
-    configuration = _configuration(plans, folds[0].configuration, root / PLANS_NAME)
-    shape = _shape_of(configuration.architecture, len(heads.values), root / PLANS_NAME)
-    network = MeanNetwork([_network(shape, fold) for fold in folds])
+    configuration = _configuration(plans, folds[0].configuration, plans_path)
+    architecture = configuration.architecture
     grid = _Grid(
         channels=tuple(map(MODALITIES.index, channels)),
-        normalisations=_normalisations(configuration, root / PLANS_NAME),
+        is_masked=configuration.use_mask_for_norm,
         axes=plans.transpose_forward,
         spacing_mm=configuration.spacing,
-        is_turned=plans.image_reader_writer == _REORIENTED,
-        regions=heads.region_logits(),
+        is_turned=plans.image_reader_writer == "NibabelIOWithReorient",
+        heads=heads,
     )
-    method = Method(
-        prepare=grid.prepare,
-        to_network=grid.to_network,
-        rule=RULE,
-        mirror_axes=folds[0].mirror_axes,
-        mean_of="logits",
-    )
-    fingerprint = hash_of_files([root / DATASET_NAME, root / PLANS_NAME, *files])
-    return ForeignNetwork(
-        network=network,
-        name=configuration.architecture.name,
+    fingerprint = hash_of_files([dataset_path, plans_path, *files])
+    return Member(
+        network=MeanNetwork([_network(architecture, len(heads.values), fold) for fold in folds]),
+        name=architecture.name,
         identity=ModelIdentity(
             conventions=heads.conventions,
             patch=configuration.patch_size,
@@ -247,9 +164,14 @@ def read_nnunet(path: Path) -> ForeignNetwork:
             normalisation=", ".join(configuration.normalization_schemes),
             spacing_mm=configuration.spacing,
         ),
-        multiple=shape.multiple,
-        fingerprint=fingerprint,
-        method=method,
+        multiple=architecture.multiple,
+        method=Method(
+            prepare=grid.prepare,
+            to_network=grid.to_network,
+            rule=RULE,
+            mirror_axes=folds[0].mirror_axes,
+            mean_of="logits",
+        ),
         window=Window(size=configuration.patch_size, overlap=_OVERLAP),
         # the method takes all outputs, of regions or of labels
         regions=tuple(range(len(heads.values))),
@@ -265,66 +187,9 @@ def _root_of(path: Path) -> Path | None:
     return None
 
 
-def _results_in(path: Path) -> list[str]:
-    """Return the names of the trained models in the folder of a data set of nnU-Net."""
-    found = sorted(path.glob(f"*/{PLANS_NAME}")) if path.is_dir() else []
-    return [file.parent.name for file in found if (file.parent / DATASET_NAME).is_file()]
-
-
-def _checkpoints(path: Path, root: Path) -> list[Path]:
-    """Return the checkpoints that a path stands for: final ones if all folds have them, else best.
-
-    Without a choice, these are all folds that have a number; the fold `all` was trained on all cases.
-    """
-    if path.is_file():
-        return [path]
-    if path != root:
-        folds = [path]
-    else:
-        found = sorted(one for one in root.iterdir() if _FOLD.fullmatch(one.name) and one.is_dir())
-        folds = [one for one in found if one.name != "fold_all"] or found
-    for name in _CHECKPOINTS:
-        if folds and all((fold / name).is_file() for fold in folds):
-            log.info("nnU-Net model of %s", ", ".join(fold.name for fold in folds))
-            return [fold / name for fold in folds]
-    without = [
-        fold.name for fold in folds if not any((fold / name).is_file() for name in _CHECKPOINTS)
-    ]
-    words = f"no checkpoint in {', '.join(without)}" if without else "some of each"
-    found_words = words if folds else "no folder fold_0, fold_1, ..."
-    msg = (
-        f"{root}: found {found_words}; expected {' or '.join(_CHECKPOINTS)} in each fold. Copy the "
-        "missing files, or give one fold as --model, such as "
-        f"{root / (folds[0].name if folds else 'fold_0')}."
-    )
-    raise UsageError(msg)
-
-
 def _read(path: Path, kind: type[Values]) -> Values:
-    with usable(path, _COPY_AGAIN):
+    with usable(path):
         return kind.model_validate(json.loads(read_bounded(path, LONGEST_TEXT)))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Fold:
-    """Content of a checkpoint that prediction depends on."""
-
-    path: Path
-    weights: dict[str, Tensor]
-    configuration: str
-    """Name in the plans, such as `3d_fullres`."""
-    mirror_axes: tuple[int, ...]
-
-
-def _read_fold(path: Path) -> _Fold:
-    content = read_plain(path, _COPY_AGAIN)
-    with usable(path, _COPY_AGAIN):
-        return _Fold(
-            path=path,
-            weights=checked_weights(content["network_weights"]),
-            configuration=str(content["init_args"]["configuration"]),
-            mirror_axes=tuple(content.get("inference_allowed_mirroring_axes") or ()),
-        )
 
 
 def _heads_of(dataset: _Dataset, path: Path) -> _Heads:
@@ -355,12 +220,52 @@ def _heads_of(dataset: _Dataset, path: Path) -> _Heads:
     raise UsageError(msg)
 
 
-def _configuration(plans: _Plans, name: str, path: Path) -> _Configuration:
-    """Return a configuration of the plans, completed by the one that it inherits from.
+def _checkpoints(path: Path, root: Path) -> list[Path]:
+    """Return the checkpoints that a path stands for: final ones if all folds have them, else best."""
+    if path.is_file():
+        return [path]
+    folds = [path]
+    if path == root:
+        every = sorted(one for one in root.iterdir() if _FOLD.fullmatch(one.name) and one.is_dir())
+        # `all` was trained on the cases of all folds
+        folds = [one for one in every if one.name != "fold_all"] or every
+    for name in _CHECKPOINTS:
+        if folds and all((fold / name).is_file() for fold in folds):
+            log.info("nnU-Net model of %s", ", ".join(fold.name for fold in folds))
+            return [fold / name for fold in folds]
+    without = [fold.name for fold in folds if not (fold / _CHECKPOINTS[0]).is_file()]
+    msg = (
+        f"{root}: found no {_CHECKPOINTS[0]} in {', '.join(without) or 'a folder fold_0, fold_1, ...'}; "
+        f"expected {' or '.join(_CHECKPOINTS)} in each fold. Copy the missing files, or give one fold "
+        "as --model."
+    )
+    raise UsageError(msg)
 
-    Raises:
-        UsageError: It is not there, is a cascade, or has no window in three dimensions.
-    """
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Fold:
+    """Content of a checkpoint that prediction depends on."""
+
+    path: Path
+    weights: dict[str, Tensor]
+    configuration: str
+    """Name in the plans, such as `3d_fullres`."""
+    mirror_axes: tuple[int, ...]
+
+
+def _read_fold(path: Path) -> _Fold:
+    content = read_plain(path, COPY_AGAIN)
+    with usable(path):
+        return _Fold(
+            path=path,
+            weights=checked_weights(content["network_weights"]),
+            configuration=str(content["init_args"]["configuration"]),
+            mirror_axes=tuple(content.get("inference_allowed_mirroring_axes") or ()),
+        )
+
+
+def _configuration(plans: _Plans, name: str, path: Path) -> _Configuration:
+    """Return a configuration of the plans, completed by the one that it inherits from."""
     content: dict[str, Any] = {}
     inherited: str | None = name
     with usable(path, _UNUSABLE):
@@ -371,60 +276,19 @@ def _configuration(plans: _Plans, name: str, path: Path) -> _Configuration:
         return _Configuration.model_validate(content)
 
 
-def _shape_of(architecture: _Architecture, n_out: int, path: Path) -> NnunetShape:
-    """Return the sizes of a network; raise `UsageError` if it cannot be built here."""
-    with usable(path, _UNUSABLE):
-        if architecture.name not in _NETWORKS:
-            msg = f"its network is {architecture.name}; expected {' or '.join(_NETWORKS)}"
-            raise ValueError(msg)
-        arguments = _Arguments.model_validate(architecture.arch_kwargs)
-        return NnunetShape(
-            n_in=len(MODALITIES),
-            n_out=n_out,
-            widths=arguments.features_per_stage,
-            kernels=arguments.kernel_sizes,
-            strides=arguments.strides,
-            n_encoder=arguments.n_encoder,
-            n_decoder=arguments.n_conv_per_stage_decoder,
-            is_residual=architecture.name == "ResidualEncoderUNet",
-            bias=arguments.conv_bias,
-            eps=arguments.norm_op_kwargs.get("eps", 1e-5),
-            slope=arguments.nonlin_kwargs.get("negative_slope", 0.01),
-        )
-
-
-def _network(shape: NnunetShape, fold: _Fold) -> NnunetNetwork:
-    """Build the network of a fold with its weights.
-
-    Raises:
-        UsageError: The weights are those of another network.
-    """
+def _network(architecture: Architecture, n_out: int, fold: _Fold) -> NnunetNetwork:
+    """Build the network of a fold with its weights."""
     # of weights that nnU-Net stores under two names, one is enough
-    kept = {
+    weights = {
         name: value
         for name, value in fold.weights.items()
         if ".all_modules." not in name and not name.startswith("decoder.encoder.")
     }
     # the weights are those of the file: no memory is needed for others, of any size
     with usable(fold.path, _UNUSABLE), torch.device("meta"):
-        network = NnunetNetwork(shape)
-    load_weights(network, kept, fold.path)
+        network = NnunetNetwork(architecture, len(MODALITIES), n_out)
+    load_weights(network, weights, fold.path)
     return network
-
-
-def _normalisations(configuration: _Configuration, path: Path) -> tuple[Normalisation, ...]:
-    schemes = configuration.normalization_schemes
-    unknown = sorted({*schemes} - {*_NORMALISATIONS})
-    if unknown or len(schemes) != len(MODALITIES):
-        names = ", ".join(unknown) or f"{len(schemes)} channels"
-        ct = " CTNormalization is for CT." if "CTNormalization" in unknown else ""
-        msg = (
-            f"{path}: the normalisation is {names}; expected one of {', '.join(_NORMALISATIONS)} for "
-            f"each of the four modalities.{ct} Models of other images cannot be used."
-        )
-        raise UsageError(msg)
-    pairs = zip(schemes, configuration.use_mask_for_norm, strict=False)
-    return tuple(_NORMALISATIONS[scheme][is_masked] for scheme, is_masked in pairs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -432,17 +296,16 @@ class _Grid:
     """Grid of voxels that a network of nnU-Net was trained on."""
 
     channels: tuple[int, ...]
-    """Place in `MODALITIES` of each input channel."""
-    normalisations: tuple[Normalisation, ...]
-    """Normalisation of each input channel."""
+    """Index in `MODALITIES` of each input channel."""
+    is_masked: tuple[bool, ...]
+    """Whether each input channel is normalised inside the voxels that are not 0 alone."""
     axes: Triple
     """Axis of z, y, x that becomes each axis of the input (`transpose_forward`)."""
     spacing_mm: Spacing
     """Voxel size along the axes of the input."""
     is_turned: bool
     """Whether scans are turned to right, anterior, superior first; else they stay as stored."""
-    regions: Callable[[Image], Image]
-    """Turns the output of the network into logits (3, ...) of WT, TC and ET."""
+    heads: _Heads
 
     def prepare(self, loaded: LoadedCase) -> Scan:
         """Crop a case to the voxels that are not 0, and normalise its modalities.
@@ -455,12 +318,18 @@ class _Grid:
         mask: Mask = binary_fill_holes(~outside)
         box = bounding_box(mask)
         if box is None:
-            found, next_step = "no voxel that is not 0", "View the scan, and export it again."
-            raise CaseError(loaded.case.case_id, loaded.volumes[0].file, found, "a scan", next_step)
+            next_step = "View the scan, and export it again."
+            file = loaded.volumes[0].file
+            raise CaseError(
+                loaded.case.case_id, file, "no voxel that is not 0", "a scan", next_step
+            )
         image = np.empty((len(volumes), *box.shape), dtype=np.float32)
-        for channel, normalise in zip(self.channels, self.normalisations, strict=True):
+        for channel, is_masked in zip(self.channels, self.is_masked, strict=True):
             crop = volumes[channel][box.slices].astype(np.float32)
-            image[channel] = normalise(crop, mask[box.slices])
+            where = mask[box.slices] if is_masked else np.s_[:]
+            values = crop[where]
+            crop[where] = (values - values.mean()) / max(values.std(), _SMALLEST_STD)
+            image[channel] = crop
         return Scan(
             case_id=loaded.case.case_id,
             release=loaded.case.release,
@@ -472,62 +341,35 @@ class _Grid:
 
     def to_network(self, scan: Scan) -> NetworkInput:
         """Return a scan on the grid of the network."""
-        crop = self._permuted(scan.image[list(self.channels)], scan)
-        image = _resized(crop, self._shape(crop, scan), self._spacings(scan), _IMAGE_ORDER)
+        turn = self._turn(scan)
+        stored = np.stack([turned_back(scan.image[channel], turn) for channel in self.channels])
+        crop = np.ascontiguousarray(stored.transpose(self._order()))
+        spacing, wanted = self._spacing(scan), self.spacing_mm
+        edges = zip(crop.shape[1:], spacing, wanted, strict=True)
+        shape = tuple(max(1, round(mm / wanted_mm * n)) for n, mm, wanted_mm in edges)
+        image = _resized(crop, shape, (spacing, wanted), _IMAGE_ORDER)
         return NetworkInput(image=image, back=partial(self._back, crop.shape[1:], scan))
 
     def _back(self, shape: tuple[int, ...], scan: Scan, output: Tensor) -> Image:
         """Return probabilities (3, x, y, z) on the crop of a scan, of the output of the network."""
-        there, here = self._spacings(scan)
-        logits = self.regions(_resized(output.cpu().numpy(), shape, (here, there), _LOGITS_ORDER))
-        stored = expit(logits).transpose(0, *(1 + int(axis) for axis in np.argsort(self.axes)))
-        stored = stored.transpose(0, 3, 2, 1)
-        if self.is_turned:
-            return np.ascontiguousarray(stored[:, ::-1, ::-1])
-        turn = turn_of(scan.geometry.affine)
-        return np.stack([turned(one, turn) for one in stored])
+        spacings = self.spacing_mm, self._spacing(scan)
+        logits = _resized(output.cpu().numpy(), shape, spacings, _LOGITS_ORDER)
+        stored = expit(self.heads.region_logits(logits)).transpose(np.argsort(self._order()))
+        return np.stack([turned(one, self._turn(scan)) for one in stored])
 
-    def _permuted(self, image: Image, scan: Scan) -> Image:
-        if self.is_turned:
-            stored = image[:, ::-1, ::-1]
-        else:
-            turn = turn_of(scan.geometry.affine)
-            stored = np.stack([turned_back(one, turn) for one in image])
-        permuted = stored.transpose(0, 3, 2, 1).transpose(0, *(1 + axis for axis in self.axes))
-        return np.ascontiguousarray(permuted)
+    def _turn(self, scan: Scan) -> Turn:
+        """Return the transform from the axes in which nnU-Net reads a file to those of BraTS."""
+        return turn_of(np.eye(4) if self.is_turned else scan.geometry.affine)
 
-    def _spacings(self, scan: Scan) -> tuple[Spacing, Spacing]:
-        """Return the voxel size of a scan and of the network, along the axes of the network."""
+    def _order(self) -> tuple[int, ...]:
+        """Return the axis of (C, x, y, z) that becomes each axis of the input."""
+        return (0, *(3 - axis for axis in self.axes))
+
+    def _spacing(self, scan: Scan) -> Spacing:
+        """Return the voxel size of a scan along the axes of the network."""
         stored = scan.spacing_mm if self.is_turned else scan.geometry.spacing_mm
-        x, y, z = (stored[::-1][axis] for axis in self.axes)
-        return (x, y, z), self.spacing_mm
-
-    def _shape(self, image: Image, scan: Scan) -> Triple:
-        edges = zip(image.shape[1:], *self._spacings(scan), strict=True)
-        x, y, z = (max(1, round(here / there * n)) for n, here, there in edges)
+        x, y, z = (stored[2 - axis] for axis in self.axes)
         return x, y, z
-
-
-def region_logits(heads: tuple[frozenset[int], ...]) -> Callable[[Image], Image]:
-    """Return a function that turns logits of labels (L, ...) into logits (3, ...) of the regions.
-
-    The logit of a region is the largest one of its labels, less the largest one of the others: it is
-    above 0 exactly where the most probable label belongs to the region.
-
-    Args:
-        heads: Places among the labels of those of WT, TC and ET.
-    """
-
-    def regions(logits: Image) -> Image:
-        everywhere = frozenset(range(len(logits)))
-        return np.stack(
-            [
-                logits[sorted(inside)].max(axis=0) - logits[sorted(everywhere - inside)].max(axis=0)
-                for inside in heads
-            ]
-        )
-
-    return regions
 
 
 def _resized(
@@ -539,15 +381,13 @@ def _resized(
     axis = _long_axis(spacings)
     if axis is None:
         return np.stack([_zoomed(one, shape, order) for one in image])
-    flat = tuple(n for place, n in enumerate(shape) if place != axis)
+    flat = tuple(np.delete(shape, axis))
     # the nearest slice, as nnU-Net takes along the long axis
-    scale = image.shape[1 + axis] / shape[axis]
-    nearest = [
-        min(max(floor(scale * (place + 0.5)), 0), image.shape[1 + axis] - 1)
-        for place in range(shape[axis])
-    ]
+    n_slices = image.shape[1 + axis]
+    nearest = [floor(n_slices / shape[axis] * (index + 0.5)) for index in range(shape[axis])]
     slices = np.moveaxis(image, 1 + axis, 1)
     resized = np.stack([[_zoomed(one, flat, order) for one in channel] for channel in slices])
+    nearest = np.clip(nearest, 0, n_slices - 1)
     return np.ascontiguousarray(np.moveaxis(resized[:, nearest], 1, 1 + axis))
 
 
@@ -555,14 +395,15 @@ def _long_axis(spacings: tuple[Spacing, Spacing]) -> int | None:
     """Return the axis along which voxels are much longer than along both others, if there is one."""
     for spacing in spacings:
         if max(spacing) / min(spacing) > _ANISOTROPY:
-            longest = [axis for axis, edge in enumerate(spacing) if edge == max(spacing)]
-            return longest[0] if len(longest) == 1 else None
+            is_single = spacing.count(max(spacing)) == 1
+            return spacing.index(max(spacing)) if is_single else None
     return None
 
 
 def _zoomed(image: Image, shape: tuple[int, ...], order: int) -> Image:
-    factors = [there / here for there, here in zip(shape, image.shape, strict=True)]
     values = image.astype(np.float64)
-    found = zoom(values, factors, order=order, mode="nearest", grid_mode=True)
+    resized = zoom(
+        values, np.divide(shape, image.shape), order=order, mode="nearest", grid_mode=True
+    )
     # splines overshoot
-    return found.clip(values.min(), values.max()).astype(np.float32)
+    return resized.clip(values.min(), values.max()).astype(np.float32)

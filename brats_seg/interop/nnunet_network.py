@@ -4,57 +4,91 @@ These are the plain U-Net and the U-Net with a residual encoder (Isensee et al. 
 what prediction needs is built: no deep supervision, no dropout. Features are `(N, C, X, Y, Z)`.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, TypeAlias
 
 import torch
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from brats_seg.models.convolution import Convolution
 from brats_seg.voxels.box import Triple
 
 Pair: TypeAlias = tuple[int, int]
+_ONE: Triple = (1, 1, 1)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NnunetShape:
-    """Architecture of a network of nnU-Net; each tuple has an entry for each stage, finest first."""
+class Stages(BaseModel):
+    """Arguments of a network (`arch_kwargs`); tuples have an entry for each stage, finest first."""
 
-    n_in: int
-    n_out: int
-    widths: tuple[int, ...]
-    kernels: tuple[Triple, ...]
+    model_config = ConfigDict(extra="forbid")
+
+    n_stages: int = Field(ge=2, le=12)
+    features_per_stage: tuple[int, ...]
+    kernel_sizes: tuple[Triple, ...]
     strides: tuple[Triple, ...]
     """Stride into each stage."""
-    n_encoder: tuple[int, ...]
+    n_encoder: tuple[int, ...] = Field(
+        validation_alias=AliasChoices("n_conv_per_stage", "n_blocks_per_stage")
+    )
     """Convolutions, or residual blocks, of each stage of the encoder."""
-    n_decoder: tuple[int, ...]
+    n_conv_per_stage_decoder: tuple[int, ...]
     """Convolutions of each stage of the decoder, lowest first: one entry less."""
-    is_residual: bool
-    bias: bool
-    eps: float
-    slope: float
-    """Slope of LeakyReLU."""
+    conv_op: Annotated[str, Field(pattern=r"\bConv3d$")] = "Conv3d"
+    conv_bias: bool = True
+    norm_op: Annotated[str, Field(pattern=r"\bInstanceNorm3d$")] = "InstanceNorm3d"
+    norm_op_kwargs: dict[str, float] = {}
+    dropout_op: None = None
+    dropout_op_kwargs: None = None
+    nonlin: Annotated[str, Field(pattern=r"\bLeakyReLU$")] = "LeakyReLU"
+    nonlin_kwargs: dict[str, float] = {}
+    deep_supervision: bool = False
+
+    def activation(self) -> nn.LeakyReLU:
+        """Return the activation after a layer."""
+        return nn.LeakyReLU(self.nonlin_kwargs.get("negative_slope", 0.01), inplace=True)
+
+
+class Architecture(BaseModel):
+    """Network of a configuration in `plans.json`."""
+
+    network_class_name: Annotated[str, Field(pattern=r"(^|\.)(PlainConvUNet|ResidualEncoderUNet)$")]
+    arch_kwargs: Stages
+
+    @property
+    def name(self) -> str:
+        """Name of the class."""
+        return self.network_class_name.rpartition(".")[2]
 
     @property
     def multiple(self) -> Triple:
         """Numbers that the size of an input is a multiple of."""
-        x, y, z = torch.tensor(self.strides).prod(dim=0).tolist()
+        x, y, z = torch.tensor(self.arch_kwargs.strides).prod(dim=0).tolist()
         return x, y, z
 
 
 class NnunetNetwork(nn.Module):
     """Encoder and decoder, named as in nnU-Net so that its weights can be loaded."""
 
-    def __init__(self, shape: NnunetShape) -> None:
+    def __init__(self, architecture: Architecture, n_in: int, n_out: int) -> None:
         super().__init__()
-        self.encoder = _Encoder(shape)
-        self.decoder = _Decoder(shape)
+        is_residual = architecture.name == "ResidualEncoderUNet"
+        self.encoder = _encoder(architecture.arch_kwargs, n_in, is_residual=is_residual)
+        self.decoder = _decoder(architecture.arch_kwargs, n_out)
 
     def forward(self, image: Tensor) -> Tensor:
-        """`(N, n_in, X, Y, Z)` -> logits `(N, n_out, X, Y, Z)`."""
-        logits: Tensor = self.decoder(self.encoder(image))
+        """`(N, n_in, X, Y, Z)` -> logits `(N, n_out, X, Y, Z)`; other heads are for training alone."""
+        encoder: Any = self.encoder
+        decoder: Any = self.decoder
+        features, skips = encoder["stem"](image), []
+        for stage in encoder["stages"]:
+            features = stage(features)
+            skips.append(features)
+        skips.pop()
+        for upsample, stage in zip(decoder["transpconvs"], decoder["stages"], strict=True):
+            features = stage(torch.cat((upsample(features), skips.pop()), dim=1))
+        logits: Tensor = decoder["seg_layers"][-1](features)
         return logits
 
 
@@ -73,124 +107,93 @@ class MeanNetwork(nn.Module):
         return total / len(self.networks)
 
 
-class _Convolution(nn.Module):
-    """Convolution, instance norm, and LeakyReLU unless the block adds something first."""
+def _encoder(stages: Stages, n_in: int, *, is_residual: bool) -> nn.ModuleDict:
+    widths, stem = stages.features_per_stage, nn.Sequential()
+    if is_residual:
+        stem = _stage("convs", (n_in, widths[0]), 1, stages.kernel_sizes[0], _ONE, stages)
+        n_in = widths[0]
+    kind = "blocks" if is_residual else "convs"
+    pairs = zip((n_in, *widths[:-1]), widths, strict=True)
+    rows = zip(pairs, stages.n_encoder, stages.kernel_sizes, stages.strides, strict=True)
+    layers = [_stage(kind, *row, stages) for row in rows]
+    if not is_residual:
+        layers = [nn.Sequential(layer) for layer in layers]
+    return nn.ModuleDict({"stem": stem, "stages": nn.ModuleList(layers)})
 
-    def __init__(
-        self,
-        channels: Pair,
-        kernel: Triple,
-        stride: Triple,
-        shape: NnunetShape,
-        *,
-        is_activated: bool = True,
-        bias: bool = True,
-    ) -> None:
-        super().__init__()
-        x, y, z = ((n - 1) // 2 for n in kernel)
-        self.conv = Convolution(
-            *channels, kernel, stride, padding=(x, y, z), bias=shape.bias and bias
-        )
-        self.norm = nn.InstanceNorm3d(channels[1], eps=shape.eps, affine=True)
-        self.nonlin = nn.LeakyReLU(shape.slope, inplace=True) if is_activated else nn.Identity()
 
-    def forward(self, features: Tensor) -> Tensor:
-        activated: Tensor = self.nonlin(self.norm(self.conv(features)))
-        return activated
+def _decoder(stages: Stages, n_out: int) -> nn.ModuleDict:
+    # the lowest stage first, as in nnU-Net
+    lowest, *widths = reversed(stages.features_per_stage)
+    strides, kernels = stages.strides[:0:-1], stages.kernel_sizes[-2::-1]
+    upsampling = zip((lowest, *widths[:-1]), widths, strides, strict=True)
+    rows = zip(widths, stages.n_conv_per_stage_decoder, kernels, strict=True)
+    lists: dict[str, list[nn.Module]] = {
+        "transpconvs": [
+            nn.ConvTranspose3d(below, width, stride, stride, bias=stages.conv_bias)
+            for below, width, stride in upsampling
+        ],
+        "stages": [
+            _stage("convs", (2 * width, width), n, kernel, _ONE, stages)
+            for width, n, kernel in rows
+        ],
+        "seg_layers": [nn.Conv3d(width, n_out, 1) for width in widths],
+    }
+    return nn.ModuleDict({name: nn.ModuleList(layers) for name, layers in lists.items()})
+
+
+def _stage(
+    kind: str, channels: Pair, n: int, kernel: Triple, stride: Triple, stages: Stages
+) -> nn.Sequential:
+    """Return layers one after the other, the first of which may have a stride.
+
+    `kind` is what nnU-Net names them: `convs`, plain convolutions, or `blocks`, residual ones.
+    """
+    make: Callable[..., nn.Module] = _ResidualBlock if kind == "blocks" else _convolution
+    same = (channels[1], channels[1])
+    rest = (make(same, kernel, _ONE, stages) for _ in range(n - 1))
+    layers = nn.Sequential(make(channels, kernel, stride, stages), *rest)
+    return nn.Sequential(OrderedDict([(kind, layers)]))
+
+
+def _convolution(
+    channels: Pair,
+    kernel: Triple,
+    stride: Triple,
+    stages: Stages,
+    *,
+    is_activated: bool = True,
+    bias: bool = True,
+) -> nn.Sequential:
+    """Return convolution, instance norm, and LeakyReLU unless the block adds something first."""
+    x, y, z = ((n - 1) // 2 for n in kernel)
+    bias = bias and stages.conv_bias
+    eps = stages.norm_op_kwargs.get("eps", 1e-5)
+    layers: list[tuple[str, nn.Module]] = [
+        ("conv", Convolution(*channels, kernel, stride, padding=(x, y, z), bias=bias)),
+        ("norm", nn.InstanceNorm3d(channels[1], eps=eps, affine=True)),
+    ]
+    if is_activated:
+        layers.append(("nonlin", stages.activation()))
+    return nn.Sequential(OrderedDict(layers))
 
 
 class _ResidualBlock(nn.Module):
-    """Two convolutions beside a skip, which is pooled and projected where the shapes differ."""
+    """Two convolutions parallel to a skip, which is pooled and projected where the shapes differ."""
 
-    def __init__(self, channels: Pair, kernel: Triple, stride: Triple, shape: NnunetShape) -> None:
+    def __init__(self, channels: Pair, kernel: Triple, stride: Triple, stages: Stages) -> None:
         super().__init__()
         n_in, n_out = channels
-        self.conv1 = _Convolution(channels, kernel, stride, shape)
-        self.conv2 = _Convolution((n_out, n_out), kernel, (1, 1, 1), shape, is_activated=False)
-        self.nonlin2 = nn.LeakyReLU(shape.slope, inplace=True)
+        self.conv1 = _convolution(channels, kernel, stride, stages)
+        self.conv2 = _convolution((n_out, n_out), kernel, _ONE, stages, is_activated=False)
+        self.nonlin2 = stages.activation()
         skip: list[nn.Module] = []
-        if stride != (1, 1, 1):
+        if stride != _ONE:
             skip.append(nn.AvgPool3d(stride, stride))
         if n_in != n_out:
-            one = (1, 1, 1)
-            skip.append(_Convolution(channels, one, one, shape, is_activated=False, bias=False))
+            skip.append(_convolution(channels, _ONE, _ONE, stages, is_activated=False, bias=False))
         self.skip = nn.Sequential(*skip)
 
     def forward(self, features: Tensor) -> Tensor:
         changed: Tensor = self.conv2(self.conv1(features))
         added: Tensor = self.nonlin2(changed + self.skip(features))
         return added
-
-
-class _Stage(nn.Module):
-    """Layers one after the other, the first of which may have a stride.
-
-    `kind` is what nnU-Net names them: `convs`, plain convolutions, or `blocks`, residual ones.
-    """
-
-    def __init__(
-        self, kind: str, channels: Pair, n: int, kernel: Triple, stride: Triple, shape: NnunetShape
-    ) -> None:
-        super().__init__()
-        make = _ResidualBlock if kind == "blocks" else _Convolution
-        same = (channels[1], channels[1])
-        rest = (make(same, kernel, (1, 1, 1), shape) for _ in range(n - 1))
-        self.kind = kind
-        self.add_module(kind, nn.Sequential(make(channels, kernel, stride, shape), *rest))
-
-    def forward(self, features: Tensor) -> Tensor:
-        changed: Tensor = getattr(self, self.kind)(features)
-        return changed
-
-
-class _Encoder(nn.Module):
-    def __init__(self, shape: NnunetShape) -> None:
-        super().__init__()
-        n_in, kind = shape.n_in, "blocks" if shape.is_residual else "convs"
-        self.stem: nn.Module = nn.Identity()
-        if shape.is_residual:
-            n_in = shape.widths[0]
-            self.stem = _Stage("convs", (shape.n_in, n_in), 1, shape.kernels[0], (1, 1, 1), shape)
-        pairs = zip((n_in, *shape.widths[:-1]), shape.widths, strict=True)
-        stages = [
-            _Stage(kind, pair, n, kernel, stride, shape)
-            for pair, n, kernel, stride in zip(
-                pairs, shape.n_encoder, shape.kernels, shape.strides, strict=True
-            )
-        ]
-        self.stages = nn.ModuleList(
-            stages if shape.is_residual else [nn.Sequential(stage) for stage in stages]
-        )
-
-    def forward(self, image: Tensor) -> list[Tensor]:
-        """Return the features of each stage."""
-        features, skips = self.stem(image), []
-        for stage in self.stages:
-            features = stage(features)
-            skips.append(features)
-        return skips
-
-
-class _Decoder(nn.Module):
-    def __init__(self, shape: NnunetShape) -> None:
-        super().__init__()
-        # the lowest stage first, as in nnU-Net
-        widths = shape.widths[-2::-1]
-        steps = list(zip(shape.widths[:0:-1], widths, shape.strides[:0:-1], strict=True))
-        self.transpconvs = nn.ModuleList(
-            nn.ConvTranspose3d(below, width, stride, stride, bias=shape.bias)
-            for below, width, stride in steps
-        )
-        self.stages = nn.ModuleList(
-            _Stage("convs", (2 * width, width), n, kernel, (1, 1, 1), shape)
-            for width, n, kernel in zip(widths, shape.n_decoder, shape.kernels[-2::-1], strict=True)
-        )
-        self.seg_layers = nn.ModuleList(nn.Conv3d(width, shape.n_out, 1) for width in widths)
-
-    def forward(self, skips: list[Tensor]) -> Tensor:
-        """Return the logits of the finest stage; the other heads are for training alone."""
-        features = skips.pop()
-        for upsample, stage in zip(self.transpconvs, self.stages, strict=True):
-            features = stage(torch.cat((upsample(features), skips.pop()), dim=1))
-        logits: Tensor = self.seg_layers[-1](features)
-        return logits

@@ -22,7 +22,8 @@ from PIL import Image, UnidentifiedImageError
 from brats_seg.cases.many import Failure
 from brats_seg.cpu_threads import available_cpus
 from brats_seg.errors import UsageError, counted
-from brats_seg.evaluation.evaluate import evaluate_folders
+from brats_seg.evaluation.evaluate import evaluate_pairs
+from brats_seg.evaluation.pairs import find_pairs
 from brats_seg.evaluation.protocols import protocol_named
 from brats_seg.evaluation.scores import joined_scores, read_scores, summarise_scores
 from brats_seg.figures.charts import dice_figure, volume_figure
@@ -143,14 +144,8 @@ def _scored(
     results: Path, reference: Path, n_workers: int, track: Track
 ) -> tuple[pd.DataFrame, tuple[str, ...]]:
     """Return the scores of the predictions, and remarks on those that have none."""
-    found = evaluate_folders(
-        reference,
-        results,
-        protocol_named("legacy"),
-        only_predicted=True,
-        n_workers=n_workers,
-        track=track,
-    )
+    pairing = find_pairs(reference, results, only_predicted=True)
+    found = evaluate_pairs(pairing, protocol_named("legacy"), n_workers=n_workers, track=track)
     unscored = (f"not scored: {failure.message}" for failure in found.failures)
     return found.scores, (*found.remarks, *unscored)
 

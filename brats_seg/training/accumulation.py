@@ -1,23 +1,30 @@
-"""Make one optimizer step of many micro-batches, equal to that of the whole batch."""
+"""Make one optimizer step of many micro-batches, equal to that of the whole batch.
+
+A smaller micro-batch and activation checkpointing give the same gradient to rounding, so that a run
+goes on with them when memory runs out. The effective batch, the patch and the precision never change.
+"""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import isfinite
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from brats_seg.errors import EnvironmentalError
-from brats_seg.runtime.device import Device
-from brats_seg.training.gradient import BatchGradient, Leaves, MicroBatch, stateful_modules
-from brats_seg.training.independence import (
-    PatchIndependence,
-    RandomState,
-    capture_buffers,
-    restore_buffers,
+from brats_seg.models.interface import (
+    ActivationCheckpointing,
+    set_activation_checkpointing,
+    supported_checkpointing,
 )
+from brats_seg.runtime.device import Device
+from brats_seg.runtime.memory import Fallback
+from brats_seg.training.batches import Batch
+from brats_seg.training.gradient import BatchGradient, Leaves, MicroBatch, stateful_modules
+from brats_seg.training.independence import PassState, PatchIndependence
 from brats_seg.training.losses import Criterion, Measure, measure_nothing, parameters_of
 from brats_seg.training.ranks import Ranks
 
@@ -83,13 +90,23 @@ class Accumulator:
         self.optimizer = optimizer
         self.clip_norm = clip_norm
         self.ranks = ranks or Ranks()
-        self._leaves = Leaves(network, criterion, optimizer)
-        self._independence = PatchIndependence(network)
-        self._warn_of_what_is_not_learnt()
         self.device = device or Device(torch_device=next(network.parameters()).device)
+        self._leaves = Leaves(network, criterion, optimizer)
+        self._gradient = BatchGradient(
+            network=network,
+            criterion=criterion,
+            device=self.device,
+            ranks=self.ranks,
+            leaves=self._leaves,
+            independence=PatchIndependence(network),
+        )
         self.scaler = torch.amp.GradScaler(
             self.device.torch_device.type, enabled=self.device.needs_scaler
         )
+        learnable = {p for p in parameters_of(criterion) if p.requires_grad}
+        if left_out := learnable.difference(self._leaves.updated):
+            what = "the loss %s has parameters that the optimizer was not given: %d"
+            log.warning(what, type(criterion).__name__, len(left_out))
 
     def step(
         self, micro_batches: Iterable[MicroBatch], measure: Measure = measure_nothing
@@ -113,16 +130,14 @@ class Accumulator:
             ReplayError: The loss needs two passes, and the network gave different outputs in them.
             HalfUpdatedError: The optimizer failed, for example because memory ran out.
         """
-        random_state = RandomState.capture(self.device.torch_device)
         modules = stateful_modules(self.network, self.criterion)
-        buffers = capture_buffers(*modules)
+        before = PassState.capture(self.device.torch_device, *modules)
         try:
             loss, measured = self.backward(micro_batches, measure)
             self.ranks.sum_gradients(self._leaves.all)
         except BaseException:
             self._leaves.drop_gradients()
-            random_state.restore()
-            restore_buffers(buffers, *modules)
+            before.restore()
             raise
         norm = self._update()
         return StepResult(
@@ -138,15 +153,7 @@ class Accumulator:
     ) -> tuple[float, Tensor]:
         """Set the gradient of the batch's loss without a step; return loss and measurements."""
         self._leaves.drop_gradients()
-        return BatchGradient(
-            network=self.network,
-            criterion=self.criterion,
-            device=self.device,
-            scale=self.scaler.scale,
-            ranks=self.ranks,
-            leaves=self._leaves,
-            independence=self._independence,
-        ).make(micro_batches, measure)
+        return self._gradient.make(micro_batches, measure, self.scaler.scale)
 
     def _update(self) -> float:
         """Unscale, clip and step once, and return the norm of the gradient.
@@ -160,25 +167,70 @@ class Accumulator:
         else:
             norm = float(clip_grad_norm_(parameters, self.clip_norm))
         if isfinite(norm):
-            self._update_weights()
+            try:
+                self.scaler.step(self.optimizer)
+            except (RuntimeError, MemoryError) as error:
+                msg = (
+                    f"the optimizer's step failed, and the weights may be half updated: {error}. The "
+                    "last checkpoint is complete: resume from it, with an optimizer that keeps less "
+                    "(sgd) or a smaller network if memory ran out."
+                )
+                raise HalfUpdatedError(msg) from error
         self.scaler.update()
         return norm
 
-    def _warn_of_what_is_not_learnt(self) -> None:
-        learnable = {p for p in parameters_of(self.criterion) if p.requires_grad}
-        if left_out := learnable.difference(self._leaves.updated):
-            what = (
-                "the loss %s has parameters that the optimizer was not given, so are not learnt: %d"
-            )
-            log.warning(what, type(self.criterion).__name__, len(left_out))
 
-    def _update_weights(self) -> None:
-        try:
-            self.scaler.step(self.optimizer)
-        except (RuntimeError, MemoryError) as error:
-            msg = (
-                f"the optimizer's step failed, and the weights may be half updated: {error}. The "
-                "last checkpoint is complete: resume from it, with an optimizer that keeps less "
-                "(sgd) or a smaller network if memory ran out."
-            )
-            raise HalfUpdatedError(msg) from error
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryMode:
+    """One way to compute a batch; modes differ in the memory that they need."""
+
+    micro_batch: int
+    """Patches in one forward pass."""
+    checkpointing: ActivationCheckpointing = ActivationCheckpointing.NONE
+
+    def __str__(self) -> str:
+        if self.checkpointing is ActivationCheckpointing.NONE:
+            return f"micro-batch {self.micro_batch}"
+        return f"micro-batch {self.micro_batch}, checkpointing {self.checkpointing.value}"
+
+
+def memory_modes(network: nn.Module, micro_batch: int) -> tuple[MemoryMode, ...]:
+    """Return the modes of a network, from that of the settings to the one that needs least memory."""
+    sizes = [micro_batch]
+    while sizes[-1] > 1:
+        sizes.append(-(-sizes[-1] // 2))
+    modes = [MemoryMode(micro_batch=size) for size in sizes]
+    kinds = supported_checkpointing(network)[1:]
+    return (*modes, *(MemoryMode(micro_batch=1, checkpointing=kind) for kind in kinds))
+
+
+def step_fallback(accumulator: Accumulator, micro_batch: int) -> Fallback[MemoryMode]:
+    """Return the fallback of the steps of a run."""
+    return Fallback(
+        memory_modes(accumulator.network, micro_batch),
+        accumulator.device.torch_device,
+        lambda message: EnvironmentalError(f"{message}. Lower patch.size or model.widths"),
+    )
+
+
+def make_step(
+    accumulator: Accumulator, fallback: Fallback[MemoryMode], batch: Batch, measure: Measure
+) -> StepResult:
+    """Make one optimizer step; if memory runs out, repeat it in the next mode."""
+
+    def step(mode: MemoryMode) -> StepResult:
+        set_activation_checkpointing(accumulator.network, mode.checkpointing)
+        return accumulator.step(batch.micro_batches(mode.micro_batch), measure)
+
+    return fallback.run(step)
+
+
+def mode_entries(mode: MemoryMode) -> dict[str, Any]:
+    """Return a mode in plain values."""
+    return {"micro_batch": mode.micro_batch, "checkpointing": mode.checkpointing.value}
+
+
+def resume_mode(fallback: Fallback[MemoryMode], entries: Mapping[str, Any]) -> None:
+    """Go on in the mode of those entries, or in the first if this machine does not have it."""
+    known = [mode_entries(mode) for mode in fallback.modes]
+    fallback.index = known.index(dict(entries)) if entries in known else 0

@@ -7,7 +7,6 @@ and the patches have tumours of different size, some without enhancing tumour: w
 patches look alike, and every accumulation seems exact.
 """
 
-from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from math import atan2, ceil, degrees, isfinite
@@ -27,18 +26,10 @@ from brats_seg.progress import Track, part, untracked
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.memory import is_out_of_memory
 from brats_seg.runtime.weights import load_trained, require_task
+from brats_seg.training import losses
 from brats_seg.training.accumulation import Accumulator
 from brats_seg.training.gradient import MicroBatch
-from brats_seg.training.independence import PatchIndependence, RandomState
-from brats_seg.training.losses import (
-    BatchDiceBce,
-    Criterion,
-    DiceBce,
-    LogitsLoss,
-    build_criterion,
-    parameters_of,
-    whole_loss,
-)
+from brats_seg.training.independence import PassState
 from brats_seg.training.run_folder import RunFolder
 from brats_seg.training.state import build_network, environment_of
 
@@ -60,6 +51,9 @@ PATCH_DICE = "patch Dice + BCE"
 BATCH_DICE = "batch Dice + BCE"
 UNDECLARED = "generalized Dice, undeclared"
 """MONAI's generalized Dice over the whole batch: a loss that does not declare how it reduces."""
+
+_METHODS = ("whole", "exact", "ordinary")
+"""Methods of `gradient_by`; the others are compared with the first."""
 
 FLOAT64_LIMIT, ROUNDING_LIMIT = 1e-9, 0.05
 """Largest relative errors due to rounding, in float64 and in less; a wrong sum has a larger one."""
@@ -118,17 +112,7 @@ def certify_run(
 ) -> Certificate:
     """Measure with the weights and the loss of a run, and write `certificate.json` into it.
 
-    Args:
-        run_path: Folder of the run.
-        n_patches: Phantom patches in the batch, each a micro-batch.
-        device: As `training.device`; that of the run by default.
-        precision: As `training.precision`; that of the run by default.
-        track: Shows the progress.
-
-    Raises:
-        UsageError: The run has no checkpoint, or does not segment.
-        ResumeError: Its checkpoint is damaged, or of a network that the settings cannot build.
-        BratsError: As `certify`.
+    Device and precision are those of the run unless given.
     """
     folder = RunFolder(path=run_path)
     path = next((file for file in (folder.last_path, folder.best_path) if file.exists()), None)
@@ -149,9 +133,9 @@ def certify_run(
             "Python, with brats_seg.training.certificate.certify."
         )
         raise ResumeError(msg) from None
-    where = choose_device(device or config.training.device, precision or config.training.precision)
+    used = choose_device(device or config.training.device, precision or config.training.precision)
     patches = phantom_patches(n_patches, _measured_size(config, patch))
-    certificate = _certificate(str(path), network, config, patches, where, track)
+    certificate = _certificate(str(path), network, config, patches, used, track)
     write_json(run_path / "certificate.json", asdict(certificate))
     return certificate
 
@@ -159,12 +143,7 @@ def certify_run(
 def certify_settings(
     config: Config, *, n_patches: int = 4, track: Track = untracked
 ) -> Certificate:
-    """Measure with the network of the settings, after a few steps of training on phantom patches.
-
-    Raises:
-        ConfigError: The network does not segment.
-        BratsError: As `certify`.
-    """
+    """Measure with the network of the settings, after a few steps of training on phantom patches."""
     if config.model.task != "segmentation":
         msg = (
             f"model.name is {config.model.name!r}; expected a network that segments, as the losses "
@@ -225,7 +204,6 @@ def certify(
     for module in network.modules():
         if isinstance(module, _DropoutNd):
             module.eval()
-    PatchIndependence(network).check(patches.image[:1].to(device.torch_device), device)
     try:
         rows = _rows(network, config, patches, device, track)
         if device.torch_device.type == "mps":  # computes no float64
@@ -238,8 +216,7 @@ def certify(
             raise
         msg = (
             f"{len(patches.image)} patches of {size_words(patches.image.shape[2:])} in one batch do not "
-            "fit in memory here, and without a whole batch there is nothing to compare with. Give "
-            "fewer --patches, or --device cpu."
+            "fit in memory. Give fewer --patches, or --device cpu."
         )
         raise EnvironmentalError(msg) from error
 
@@ -248,7 +225,7 @@ def warm_up(network: nn.Module, patches: MicroBatch, device: Device, track: Trac
     """Train a network on patches for a few steps, so that its gradients differ."""
     network.to(device.torch_device)
     optimizer = torch.optim.Adam(network.parameters(), lr=_WARM_LR)
-    accumulator = Accumulator(network, DiceBce(), optimizer, device=device)
+    accumulator = Accumulator(network, losses.DiceBce(), optimizer, device=device)
     parts = _single(patches)
     steps = range(_N_WARM_STEPS)
     for step in track(steps, what="training on phantom patches", total=_N_WARM_STEPS):
@@ -273,66 +250,45 @@ def phantom_patches(n_patches: int, size: Size, seed: int = 0) -> MicroBatch:
     return MicroBatch(image, target)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BatchGradients:
-    """The gradient of one batch `(n_parameters,)`, in float64 on the CPU, computed in three ways.
+def gradient_by(
+    method: str,
+    network: nn.Module,
+    criterion: losses.Criterion,
+    patches: MicroBatch,
+    device: Device,
+) -> Tensor:
+    """Return the gradient of one batch `(n_parameters,)`, in float64 on the CPU.
 
-    Parameters of the loss come after those of the network. Each way draws the same random numbers.
+    Parameters of the loss come after those of the network. Each method draws the same random numbers.
+
+    Args:
+        method: `whole` computes all patches in one batch, without the accumulator; `ordinary` adds the
+            gradients of the losses of the patches, divided by their number; `exact` uses the accumulator.
+        network: Network, on the device.
+        criterion: Loss.
+        patches: Patches of the batch, each of which is a micro-batch.
+        device: Device and precision.
     """
-
-    network: nn.Module
-    criterion: Criterion
-    patches: MicroBatch
-    device: Device
-
-    def whole(self) -> Tensor:
-        """Compute all patches in one batch, without the accumulator."""
-        return self._by(
-            lambda parts: self._backward([MicroBatch(*map(torch.cat, zip(*parts, strict=True)))])
-        )
-
-    def ordinary(self) -> Tensor:
-        """Add up the gradients of the micro-batches, each loss divided by their number."""
-        return self._by(self._backward)
-
-    def exact(self) -> Tensor:
-        """Compute the gradient with the accumulator."""
-        optimizer = torch.optim.SGD(self._parameters)
-        accumulator = Accumulator(self.network, self.criterion, optimizer, device=self.device)
-        is_scaled = self.device.needs_scaler
+    parameters = [*network.parameters(), *losses.parameters_of(criterion)]
+    scale = _LOSS_SCALE if device.needs_scaler else 1.0
+    patches, before = patches.to(device.torch_device), PassState.capture(device.torch_device)
+    parts = [patches] if method == "whole" else _single(patches)
+    for parameter in parameters:
+        parameter.grad = None
+    if method == "exact":
+        accumulator = Accumulator(network, criterion, torch.optim.SGD(parameters), device=device)
         accumulator.scaler = torch.amp.GradScaler(
-            self.device.torch_device.type, init_scale=_LOSS_SCALE, enabled=is_scaled
+            device.torch_device.type, init_scale=scale, enabled=device.needs_scaler
         )
-        return self._by(accumulator.backward)
-
-    @property
-    def _parameters(self) -> list[nn.Parameter]:
-        return [*self.network.parameters(), *parameters_of(self.criterion)]
-
-    @property
-    def _scale(self) -> float:
-        return _LOSS_SCALE if self.device.needs_scaler else 1.0
-
-    def _backward(self, parts: Sequence[MicroBatch]) -> None:
+        accumulator.backward(parts)
+    else:
         for image, target in parts:
-            with self.device.autocast():
-                loss = whole_loss(self.criterion, self.network(image), target)
-            (self._scale * loss / len(parts)).backward()
-
-    def _by(self, backward: Callable[[list[MicroBatch]], object]) -> Tensor:
-        """Return the gradient that a backward pass of the micro-batches leaves."""
-        for parameter in self._parameters:
-            parameter.grad = None
-        where = self.device.torch_device
-        before = RandomState.capture(where)
-        backward([part.to(where) for part in _single(self.patches)])
-        before.restore()
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
-        return torch.cat([one.cpu().flatten().double() for one in gradients]) / self._scale
-
-
-_METHODS = ("whole", "exact", "ordinary")
-"""Methods of `BatchGradients`; the others are compared with the first."""
+            with device.autocast():
+                loss = losses.whole_loss(criterion, network(image), target)
+            (scale * loss / len(parts)).backward()
+    before.restore()
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    return torch.cat([gradient.cpu().flatten().double() for gradient in gradients]) / scale
 
 
 def _rows(
@@ -341,21 +297,16 @@ def _rows(
     own = config.name or (BATCH_DICE if config.batch_dice else PATCH_DICE)
     dtype = patches.image.dtype
     precision = "fp64" if dtype == torch.float64 else device.precision
-    criteria = _criteria(config)
-    pairs = [(name, method) for name in criteria for method in _METHODS]
+    pairs = [(*item, method) for item in _criteria(config).items() for method in _METHODS]
     expected, rows = torch.empty(0), []
-    for name, method in track(pairs, what=f"gradients, {precision}", total=len(pairs)):
-        criterion = criteria[name]
+    for name, criterion, method in track(pairs, what=f"gradients, {precision}", total=len(pairs)):
         if isinstance(criterion, nn.Module):
             criterion.to(device.torch_device, dtype)
-        gradients = BatchGradients(
-            network=network, criterion=criterion, patches=patches, device=device
-        )
         with part(f"{method}, {name}", 0):
-            found: Tensor = getattr(gradients, method)()
+            gradient = gradient_by(method, network, criterion, patches, device)
         if method == "whole":
-            _check_comparable(found, name)
-            expected = found
+            _check_comparable(gradient, name)
+            expected = gradient
             continue
         rows.append(
             CertificateRow(
@@ -364,22 +315,22 @@ def _rows(
                 method=method,
                 precision=precision,
                 n_patches=len(patches.image),
-                relative_error=float((found - expected).norm() / expected.norm()),
-                angle_deg=_angle_deg(found, expected),
+                relative_error=float((gradient - expected).norm() / expected.norm()),
+                angle_deg=_angle_deg(gradient, expected),
             )
         )
     return tuple(rows)
 
 
-def _criteria(config: LossConfig) -> dict[str, Criterion]:
+def _criteria(config: LossConfig) -> dict[str, losses.Criterion]:
     """Return a loss of each kind: a mean over patches, a function of sums, and an undeclared one."""
-    criteria: dict[str, Criterion] = {
-        PATCH_DICE: DiceBce(config),
-        BATCH_DICE: BatchDiceBce(config),
-        UNDECLARED: LogitsLoss(GeneralizedDiceLoss(sigmoid=True, batch=True)),
+    criteria: dict[str, losses.Criterion] = {
+        PATCH_DICE: losses.DiceBce(config),
+        BATCH_DICE: losses.BatchDiceBce(config),
+        UNDECLARED: losses.LogitsLoss(GeneralizedDiceLoss(sigmoid=True, batch=True)),
     }
     if config.name is not None:
-        criteria[config.name] = build_criterion(config)
+        criteria[config.name] = losses.build_criterion(config)
     return criteria
 
 
@@ -393,8 +344,7 @@ def _check_comparable(gradient: Tensor, loss: str) -> None:
     if length == 0 or not isfinite(length):
         msg = (
             f"the gradient of the whole batch has length {length} for {loss}: there is nothing to "
-            "compare with. Weights diverge, and kernels fail, sooner in half precision: try "
-            "--precision fp32, or another run."
+            "compare with. Try --precision fp32, or another run."
         )
         raise BratsError(msg)
 

@@ -1,22 +1,9 @@
 """Compute the gradient of an effective batch from its micro-batches, equal to that of the whole batch.
 
-The number of passes depends on the loss (see `losses.reduction_of`):
-
-- a mean over patches takes one pass: the gradients of all patches are added, and the sum is divided
-  by the number of patches in the batch.
-- a function of sums over patches (batch Dice) takes two: the first adds up the sums, the second
-  propagates the derivative of the loss with respect to them.
-- any other loss takes two as well: the first keeps the outputs, the loss is computed once for the
-  whole batch, and the second propagates its derivative with respect to each output (the idea of Gao
-  2021, arXiv 2101.06983, there for contrastive losses).
-
-A loss may depend on more than the outputs: on parameters of its own, or on the weights of the network
-that it reads. In one pass these gradients are divided by the patches like all others; in two, they come
-from the one computation of the loss, on one rank only.
-
-The graph of the last micro-batch of a first pass is kept for the second, so n micro-batches take
-2n - 1 forward passes at most. Only one graph exists at a time, and with a loss of the first two
-kinds the device holds one micro-batch at a time, whatever the effective batch.
+The number of passes depends on the loss (see `losses.reduction_of`), `BatchGradient` says how. The idea
+of the second pass is that of Gao 2021 (arXiv 2101.06983), there for contrastive losses. Only one graph
+exists at a time; the device holds one micro-batch at a time, whatever the effective batch, and the
+outputs of all if the loss is neither a mean over patches nor a function of sums.
 
 N patches, C channels, R regions, X Y Z voxels.
 """
@@ -32,13 +19,7 @@ from brats_seg.errors import ConfigError
 from brats_seg.models.interface import output_from, structure_of, tensors_of
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.memory import is_out_of_memory
-from brats_seg.training.independence import (
-    PatchIndependence,
-    RandomState,
-    capture_buffers,
-    check_replay,
-    restore_buffers,
-)
+from brats_seg.training.independence import PassState, PatchIndependence, check_replay
 from brats_seg.training.losses import (
     Criterion,
     Measure,
@@ -52,8 +33,10 @@ from brats_seg.training.losses import (
 from brats_seg.training.ranks import Ranks
 
 Value = TypeVar("Value")
-Gradients: TypeAlias = list[Sequence[Tensor | None]]
-"""For each micro-batch, the derivative with respect to each carried tensor, or None without one."""
+Scale: TypeAlias = Callable[[Tensor], Tensor]
+"""Multiplies a loss before the backward pass, so that float16 gradients do not underflow."""
+Note: TypeAlias = Callable[[Output, Tensor], object]
+"""Is given the output and the target of a micro-batch, without a graph."""
 
 
 class MicroBatch(NamedTuple):
@@ -89,11 +72,23 @@ _STORED_TYPES = (torch.uint8, torch.float16, torch.bfloat16)
 
 
 class Carried(NamedTuple):
-    """The tensors of one micro-batch that the loss of the batch is computed from."""
+    """What the loss of the batch is computed from, of one micro-batch."""
 
     tensors: tuple[Tensor, ...]
+    """Outputs, or sums over patches."""
     structure: Any = None
-    """The output that all tensors but the last belong to, see `structure_of`."""
+    """The output that the tensors belong to, see `structure_of`."""
+    target: Tensor = torch.empty(0)
+
+    def as_leaves(self) -> "Carried":
+        """Return leaves of a new graph with the same values."""
+        tensors = tuple(t.detach().requires_grad_(t.is_floating_point()) for t in self.tensors)
+        return self._replace(tensors=tensors)
+
+    def to(self, device: torch.device) -> "Carried":
+        """Return the values on a device, without a graph."""
+        tensors = tuple(tensor.detach().to(device) for tensor in self.tensors)
+        return self._replace(tensors=tensors, target=self.target.to(device))
 
 
 class Leaves:
@@ -162,127 +157,131 @@ class Leaves:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchGradient:
-    """Computes the gradient of a batch that is given as micro-batches."""
+    """Computes the gradient of a batch that is given as micro-batches.
+
+    - A mean over patches takes one pass: the gradients of all patches are added, and the sum is
+      divided by the number of patches in the batch.
+    - A function of sums over patches (batch Dice) takes two: the first adds up the sums, the second
+      propagates the derivative of the loss with respect to them.
+    - Any other loss takes two as well: the first keeps the outputs, the loss is computed once for the
+      whole batch, and the second propagates its derivative with respect to each output.
+
+    The graph of the last micro-batch of a first pass is kept for the second, so n micro-batches take
+    2n - 1 forward passes at most. A loss may depend on more than the outputs: on parameters of its own,
+    or on the weights of the network. In one pass these gradients are divided by the patches like all
+    others; in two, they come from the one computation of the loss, on the first rank only.
+    """
 
     network: nn.Module
     criterion: Criterion
     device: Device
-    scale: Callable[[Tensor], Tensor]
-    """Multiplies a loss before the backward pass, so that float16 gradients do not underflow."""
     ranks: Ranks
     """The processes that share each batch."""
     leaves: Leaves
     """The tensors that the gradient belongs to."""
     independence: PatchIndependence
-    """Asks the network whether a batch may be cut."""
+    """Probes the network whether a batch may be cut."""
 
-    def make(self, micro_batches: Iterable[MicroBatch], measure: Measure) -> tuple[float, Tensor]:
+    def make(
+        self, micro_batches: Iterable[MicroBatch], measure: Measure, scale: Scale
+    ) -> tuple[float, Tensor]:
         """Add this rank's part of the gradient to the leaves; return loss and measurements.
 
-        Args:
-            micro_batches: This rank's share of the batch, perhaps empty. Each is moved to the
-                device for its forward pass; a loss that takes two passes keeps them all.
-            measure: Called with the output of each micro-batch.
-
-        Returns:
-            The loss of the patches of all ranks, and what was measured of this rank's patches. The
-            sum of the ranks' gradients is the gradient of that loss.
+        The loss is that of the patches of all ranks, and what is measured is this rank's. The sum of
+        the ranks' gradients is the gradient of that loss.
         """
-        one_pass = reduction_of(self.criterion) == "patches"
-        make = self._one_pass if one_pass else self._two_passes
-        loss, rows = make(micro_batches, measure)
+        rows: list[Tensor] = []
+        make = self._one_pass if reduction_of(self.criterion) == "patches" else self._two_passes
+        loss = make(micro_batches, lambda *pair: rows.append(measure(*pair)), scale)
         return loss, torch.cat(rows) if rows else torch.empty(0)
 
-    def _one_pass(
-        self, micro_batches: Iterable[MicroBatch], measure: Measure
-    ) -> tuple[float, list[Tensor]]:
-        rows: list[Tensor] = []
-
-        def work() -> float:
-            total = torch.zeros((), device=self.device.torch_device)
+    def _one_pass(self, micro_batches: Iterable[MicroBatch], note: Note, scale: Scale) -> float:
+        def work() -> tuple[float, int]:
+            total, n_patches = torch.zeros((), device=self.device.torch_device), 0
             for index, micro_batch in enumerate(micro_batches):
-                loss = self._summed_loss(self._on_device(index, micro_batch), measure, rows)
-                self.scale(loss).backward()
-                total = total + loss.detach()
-            return float(total)
+                losses = self._forward(self._on_device(index, micro_batch), self.criterion, note)
+                _check_per_patch(losses, len(micro_batch.image))
+                self.leaves.check(losses)
+                loss = losses.sum()
+                scale(loss).backward()
+                total, n_patches = total + loss.detach(), n_patches + len(micro_batch.image)
+            return float(total), n_patches
 
-        total = torch.tensor(self._together(work), dtype=torch.float64)
-        n_patches = self._n_patches(rows)
+        total, n_patches = self._together(work)
+        n_patches = self._sum_patches(n_patches)
         self.leaves.divide_gradients(n_patches)
-        return float(self.ranks.sum(total)) / n_patches, rows
+        return float(self.ranks.sum(torch.tensor(total, dtype=torch.float64))) / n_patches
 
-    def _summed_loss(self, batch: MicroBatch, measure: Measure, rows: list[Tensor]) -> Tensor:
-        """Return the sum of the patches' losses, holding nothing else of the forward pass."""
-        with self.device.autocast():
-            output = self.network(batch.image)
-            losses = self.criterion(output, batch.target)
-        _check_per_patch(losses, len(batch.image))
-        self.leaves.check(losses)
-        rows.append(_measure_output(measure, output, batch.target))
-        return losses.sum()
-
-    def _two_passes(
-        self, micro_batches: Iterable[MicroBatch], measure: Measure
-    ) -> tuple[float, list[Tensor]]:
-        held = tuple(micro_batches)
-        reduction = loss_reduction(self.criterion, self.device, self.scale, self.ranks)
-        states: list[RandomState] = []
-        rows: list[Tensor] = []
+    def _two_passes(self, micro_batches: Iterable[MicroBatch], note: Note, scale: Scale) -> float:
+        held, device = tuple(micro_batches), self.device.torch_device
+        reduction = self._reduction()
+        states: list[PassState] = []
 
         def first_pass() -> list[Carried]:
             carried = []
             for index, micro_batch in enumerate(held):
                 batch = self._on_device(index, micro_batch)
-                states.append(RandomState.capture(self.device.torch_device))
+                states.append(PassState.capture(device))
                 with torch.set_grad_enabled(index == len(held) - 1):
-                    carried.append(self._carried(reduction, batch, measure, rows))
+                    carried.append(self._forward(batch, reduction.carry, note))
             return carried
 
         carried = self._together(first_pass)
-        after = RandomState.capture(self.device.torch_device)
-        modules = stateful_modules(self.network, self.criterion)
-        buffers = capture_buffers(*modules)
-        n_patches = self._n_patches(rows)
-        gathered = reduction.gather(carried)
+        after = PassState.capture(device, *stateful_modules(self.network, self.criterion))
+        n_patches = self._sum_patches(sum(len(micro_batch.image) for micro_batch in held))
+        leaves = [one.as_leaves() for one in carried]
+        everyone = self._gather(leaves)
 
-        def differentiate() -> tuple[float, Gradients]:
-            loss = reduction.loss_of(gathered, n_patches)
-            last = carried[-1].tensors if carried else ()
-            self.leaves.check(loss, *last, inputs=gathered.inputs)
-            return float(loss.detach()), reduction.differentiate(loss, gathered, carried)
+        def differentiate() -> float:
+            loss = reduction.loss_of(everyone, n_patches)
+            inputs = [t for one in leaves for t in one.tensors if t.requires_grad]
+            if held or (self.ranks.is_first and loss.requires_grad):
+                last = carried[-1].tensors if held else ()
+                self.leaves.check(loss, *last, inputs=inputs)
+                # the first rank alone adds to the gradients of parameters that the loss depends on
+                scale(loss).backward(inputs=None if self.ranks.is_first else inputs)
+            return float(loss.detach())
 
-        loss, gradients = self._together(differentiate)
-        self._together(lambda: self._second_pass(reduction, held, states, carried, gradients))
+        def second_pass() -> None:
+            if held:
+                # the graph of the last micro-batch is still there
+                _backward(carried.pop(), leaves[-1])
+            for index, first in enumerate(carried):
+                states[index].restore()
+                batch = held[index].to(device)
+                second = self._forward(batch, reduction.carry, measure_nothing)
+                check_replay(first.tensors, second.tensors)
+                _backward(second, leaves[index])
+
+        loss = self._together(differentiate)
+        self._together(second_pass)
         after.restore()
-        restore_buffers(buffers, *modules)
-        return loss, rows
+        return loss
 
-    def _second_pass(
-        self,
-        reduction: "LossReduction",
-        held: Sequence[MicroBatch],
-        states: Sequence[RandomState],
-        carried: list[Carried],
-        gradients: Gradients,
-    ) -> None:
-        """Compute the gradients of the leaves from those of the carried tensors."""
-        if carried:
-            # the graph of the last micro-batch is still there
-            _backward(carried.pop(), gradients[-1])
-        for index, first in enumerate(carried):
-            batch = held[index].to(self.device.torch_device)
-            states[index].restore()
-            second = self._carried(reduction, batch, measure_nothing, [])
-            check_replay(first.tensors, second.tensors)
-            _backward(second, gradients[index])
-
-    def _carried(
-        self, reduction: "LossReduction", batch: MicroBatch, measure: Measure, rows: list[Tensor]
-    ) -> Carried:
+    def _forward(
+        self, batch: MicroBatch, compute: Callable[[Output, Tensor], Value], note: Note
+    ) -> Value:
+        """Return what is computed from the output, holding nothing else of the forward pass."""
         with self.device.autocast():
             output = self.network(batch.image)
-            rows.append(_measure_output(measure, output, batch.target))
-            return reduction.carry(output, batch.target)
+            result = compute(output, batch.target)
+        with torch.no_grad():
+            note(output, batch.target)
+        return result
+
+    def _gather(self, leaves: list[Carried]) -> list[Carried]:
+        """Return what all ranks have carried; gradients reach that of this rank."""
+        if self.ranks.n_ranks == 1:
+            return leaves
+        shares = self.ranks.gather([one.to(torch.device("cpu")) for one in leaves])
+        shares = [[one.to(self.device.torch_device) for one in share] for share in shares]
+        shares[self.ranks.rank] = leaves
+        return [one for share in shares for one in share]
+
+    def _reduction(self) -> "_SumsReduction | _OutputsReduction":
+        if (by_sums := as_sums_loss(self.criterion)) is not None:
+            return _SumsReduction(loss=by_sums)
+        return _OutputsReduction(loss=self.criterion, device=self.device)
 
     def _on_device(self, index: int, micro_batch: MicroBatch) -> MicroBatch:
         """Return a micro-batch on the device; from the second one on, the batch is cut."""
@@ -298,9 +297,9 @@ class BatchGradient:
             self.independence.check(batch.image, self.device)
         return batch
 
-    def _n_patches(self, rows: Sequence[Tensor]) -> int:
+    def _sum_patches(self, n_patches: int) -> int:
         """Return the number of patches of all ranks."""
-        n_patches = int(self.ranks.sum(torch.tensor(sum(map(len, rows)))))
+        n_patches = int(self.ranks.sum(torch.tensor(n_patches)))
         if n_patches == 0:
             msg = "the batch holds no micro-batch; expected at least one, on one rank at least"
             raise ConfigError(msg)
@@ -325,43 +324,19 @@ def stateful_modules(network: nn.Module, criterion: Criterion) -> list[nn.Module
     return [module for module in (network, criterion) if isinstance(module, nn.Module)]
 
 
-class Gathered(NamedTuple):
-    """The tensors that were carried on all ranks."""
-
-    inputs: Sequence[Tensor]
-    """The tensors that the loss is computed from, as leaves of its graph."""
-    structure: Any = None
-    """The output that they belong to, see `structure_of`."""
-    target: Tensor = torch.empty(0)
-    own: slice = slice(None)
-    """The rows that are this rank's."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _SumsReduction:
     """Computes the loss of the batch from the sums of each micro-batch."""
 
     loss: SumsLoss
-    scale: Callable[[Tensor], Tensor]
-    ranks: Ranks
 
     def carry(self, output: Output, target: Tensor) -> Carried:
         return Carried((self.loss.sums(output, target),))
 
-    def gather(self, carried: Sequence[Carried]) -> Gathered:
+    def loss_of(self, carried: Sequence[Carried], n_patches: int) -> Tensor:
         # the sums of many patches are added in float64: the loss is a ratio of them
-        own = [sums.detach().double() for (sums,), _ in carried]
-        rows, _ = self.ranks.gather_rows(torch.stack(own) if own else None)
-        return Gathered([rows.sum(0).requires_grad_()])
-
-    def loss_of(self, gathered: Gathered, n_patches: int) -> Tensor:
-        return check_scalar(self.loss.of_sums(gathered.inputs[0], n_patches), self.loss)
-
-    def differentiate(
-        self, loss: Tensor, gathered: Gathered, carried: Sequence[Carried]
-    ) -> Gradients:
-        (by_sums,) = _derivatives(self.scale(loss), gathered.inputs, self.ranks)
-        return [(None if by_sums is None else by_sums.to(sums.dtype),) for (sums,), _ in carried]
+        sums = torch.stack([one.tensors[0].double() for one in carried]).sum(0)
+        return check_scalar(self.loss.of_sums(sums, n_patches), self.loss)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -370,11 +345,9 @@ class _OutputsReduction:
 
     loss: Criterion
     device: Device
-    scale: Callable[[Tensor], Tensor]
-    ranks: Ranks
 
     def carry(self, output: Output, target: Tensor) -> Carried:
-        tensors = (*tensors_of(output), target)
+        tensors = tensors_of(output)
         for tensor in tensors:
             if tensor.ndim == 0 or len(tensor) != len(target):
                 msg = (
@@ -383,60 +356,15 @@ class _OutputsReduction:
                     "computed once for all patches of the batch"
                 )
                 raise ConfigError(msg)
-        return Carried(tensors, structure_of(output))
+        return Carried(tensors, structure_of(output), target)
 
-    def gather(self, carried: Sequence[Carried]) -> Gathered:
-        kinds = [(c.structure, [tuple(t.shape[1:]) for t in c.tensors]) for c in carried]
-        kinds = [kind for kinds_of_rank in self.ranks.gather(kinds) for kind in kinds_of_rank]
-        _check_one_size([shapes for _, shapes in kinds])
-        structure, shapes = kinds[0]
-        columns = [[c.tensors[index].detach() for c in carried] for index in range(len(shapes))]
-        gathered = [self.ranks.gather_rows(torch.cat(c) if c else None) for c in columns]
-        *outputs, target = (rows for rows, _ in gathered)
-        for tensor in outputs:
-            tensor.requires_grad_(tensor.is_floating_point())
-        return Gathered(outputs, structure, target, gathered[0][1])
-
-    def loss_of(self, gathered: Gathered, n_patches: int) -> Tensor:
-        output = output_from(gathered.structure, gathered.inputs)
+    def loss_of(self, carried: Sequence[Carried], n_patches: int) -> Tensor:
+        rows = [(*one.tensors, one.target) for one in carried]
+        _check_one_size([[tuple(tensor.shape[1:]) for tensor in row] for row in rows])
+        *outputs, target = map(torch.cat, zip(*rows, strict=True))
+        output = output_from(carried[0].structure, outputs)
         with self.device.autocast():
-            return check_scalar(self.loss(output, gathered.target), self.loss)
-
-    def differentiate(
-        self, loss: Tensor, gathered: Gathered, carried: Sequence[Carried]
-    ) -> Gradients:
-        # a loss may use some outputs only, for example those of the finest level
-        found = _derivatives(self.scale(loss), gathered.inputs, self.ranks)
-        sizes = [len(tensors[-1]) for tensors, _ in carried]
-        nothing: list[None] = [None] * len(sizes)
-        columns = [nothing if grad is None else grad[gathered.own].split(sizes) for grad in found]
-        return list(zip(*columns, nothing, strict=True))
-
-
-LossReduction: TypeAlias = _SumsReduction | _OutputsReduction
-
-
-def loss_reduction(
-    criterion: Criterion, device: Device, scale: Callable[[Tensor], Tensor], ranks: Ranks
-) -> LossReduction:
-    """Return the reduction of a loss that takes two passes."""
-    if (by_sums := as_sums_loss(criterion)) is not None:
-        return _SumsReduction(loss=by_sums, scale=scale, ranks=ranks)
-    return _OutputsReduction(loss=criterion, device=device, scale=scale, ranks=ranks)
-
-
-def _derivatives(loss: Tensor, tensors: Sequence[Tensor], ranks: Ranks) -> list[Tensor | None]:
-    """Return the derivatives of a loss, which all ranks compute alike, with respect to the tensors.
-
-    The first rank also adds to the gradients of the other leaves that the loss depends on, such as
-    parameters of its own or the weights of the network: the sum over ranks counts them once.
-    """
-    if ranks.is_first:
-        loss.backward()
-        return [tensor.grad for tensor in tensors]
-    wanted = [tensor for tensor in tensors if tensor.requires_grad]
-    found = iter(torch.autograd.grad(loss, wanted, allow_unused=True))
-    return [next(found) if tensor.requires_grad else None for tensor in tensors]
+            return check_scalar(self.loss(output, target), self.loss)
 
 
 def _leaves_of(*tensors: Tensor) -> Iterator[Tensor]:
@@ -464,22 +392,16 @@ def _check_one_size(shapes: Sequence[Sequence[tuple[int, ...]]]) -> None:
         raise ConfigError(msg)
 
 
-def _backward(carried: Carried, gradients: Sequence[Tensor | None]) -> None:
+def _backward(carried: Carried, leaves: Carried) -> None:
     """Propagate the derivatives with respect to the carried tensors that have one."""
     pairs = [
-        (tensor, gradient)
-        for tensor, gradient in zip(carried.tensors, gradients, strict=True)
-        if gradient is not None and tensor.requires_grad
+        (tensor, leaf.grad)
+        for tensor, leaf in zip(carried.tensors, leaves.tensors, strict=True)
+        if leaf.grad is not None and tensor.requires_grad
     ]
     if pairs:
-        torch.autograd.backward(
-            [tensor for tensor, _ in pairs], [gradient for _, gradient in pairs]
-        )
-
-
-def _measure_output(measure: Measure, output: Output, target: Tensor) -> Tensor:
-    with torch.no_grad():
-        return measure(output, target)
+        tensors, gradients = zip(*pairs, strict=True)
+        torch.autograd.backward(tensors, gradients)
 
 
 def _check_per_patch(losses: Tensor, n_patches: int) -> None:

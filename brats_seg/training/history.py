@@ -45,8 +45,6 @@ PROJECT = "brats_seg"
 """Project of W&B, or experiment of MLflow, where the environment names none."""
 DRAWN_EVERY_S = 10.0
 """Time between two pictures of the history, each of which takes up to 0.3 s."""
-_MODULES = {"tensorboard": "tensorboardX", "mlflow": "mlflow", "wandb": "wandb"}
-"""Module that each tracker needs."""
 
 
 @contextmanager
@@ -56,33 +54,32 @@ def recorded(config: Config, run_path: Path, history: Sequence[Row]) -> Iterator
     It writes the table of all epochs, and their picture unless one was drawn just now. A tracker that
     cannot be opened ends the command before training; one that fails later ends alone.
     """
-    drawn_s = -math.inf
-    is_picture_old = bool(history)
+    drawn_s, n_drawn = -math.inf, 0
     if history:
         # the process may have ended between the checkpoint and the history
         write_history(history, run_path)
     with _trackers(config, run_path) as send:
 
         def record(row: Row) -> None:
-            nonlocal drawn_s, is_picture_old
+            nonlocal drawn_s, n_drawn
             write_history(history, run_path)
-            is_picture_old = time.monotonic() - drawn_s < DRAWN_EVERY_S
-            if not is_picture_old:
+            if time.monotonic() - drawn_s >= DRAWN_EVERY_S:
                 write_picture(history, run_path)
-                drawn_s = time.monotonic()
+                drawn_s, n_drawn = time.monotonic(), len(history)
             send(row)
 
         yield record
-        if is_picture_old:
+        if len(history) > n_drawn:
             write_picture(history, run_path)
 
 
 def check_trackers(tracking: TrackingConfig) -> None:
     """Check that the trackers of the settings are installed."""
     for name in tracking.to:
-        if find_spec(_MODULES[name]) is None:
+        module, _ = _TRACKERS[name]
+        if find_spec(module) is None:
             msg = (
-                f"tracking.to names {name}, and {_MODULES[name]} is not installed: "
+                f"tracking.to names {name}, and {module} is not installed: "
                 f"pip install 'brats_seg[{name}]', or leave {name} out of tracking.to"
             )
             raise EnvironmentalError(msg)
@@ -113,8 +110,8 @@ def epoch_line(row: Row, n_epochs: int | None) -> str:
     parts = [f"epoch {row['epoch']}/{n_epochs}"]
     for phase, name in PHASES.items():
         if f"{phase}_loss" in row:
-            words = (_words(row, phase, curve) for curve in curves_of(row))
-            parts.append(f"{name} {' '.join(words)}")
+            values = (_value_text(row, f"{phase}_{c.name}", c) for c in curves_of(row))
+            parts.append(f"{name} {' '.join(values)}")
     parts.append(f"lr {row['lr']:.2g}, {row['seconds']:.0f} s, {row['peak_memory_mb']:.0f} MB")
     return " | ".join(parts)
 
@@ -148,22 +145,21 @@ def _columns(row: Row) -> tuple[str, ...]:
     return ("epoch", "step", *first, *rest, "lr", "seconds", "peak_memory_mb")
 
 
-def _words(row: Row, phase: str, curve: Curve) -> str:
-    column = f"{phase}_{curve.name}"
-    words = f"{curve.title} {row[column]:.{curve.digits}f}"
+def _value_text(row: Row, column: str, curve: Curve) -> str:
+    text = f"{curve.title} {row[column]:.{curve.digits}f}"
     if not curve.shows_parts:
-        return words
+        return text
     parts = (f"{part.upper()} {row[f'{column}_{part}']:.{curve.digits}f}" for part in curve.parts)
-    return f"{words} ({' '.join(parts)})"
+    return f"{text} ({' '.join(parts)})"
 
 
 @contextmanager
 def _trackers(config: Config, run_path: Path) -> Iterator[SendRow]:
     """Open the trackers of the settings, and provide a function that sends them a row."""
     check_trackers(config.tracking)
-    opened = {name: _OPENERS[name](config, run_path) for name in config.tracking.to}
+    trackers = {name: _TRACKERS[name][1](config, run_path) for name in config.tracking.to}
     senders: dict[str, SendRow] = {}
-    for name, tracker in opened.items():
+    for name, tracker in trackers.items():
         try:
             senders[name] = next(tracker)
         # each has its own errors, and some raise bare ones
@@ -174,32 +170,26 @@ def _trackers(config: Config, run_path: Path) -> Iterator[SendRow]:
             )
             raise EnvironmentalError(msg) from error
 
+    def try_to_send(name: str, send: Callable[[], object]) -> None:
+        try:
+            send()
+        except Exception as error:  # noqa: BLE001 - a tracker that fails must not end a training
+            reason = f"{type(error).__name__}: {error}"
+            log.warning(
+                "%s failed and gets no more values (%s); history.csv has them all", name, reason
+            )
+            senders.pop(name, None)
+
     def send_row(row: Row) -> None:
         for name, send in tuple(senders.items()):
-            if not _sent(name, partial(send, row)):
-                del senders[name]
+            try_to_send(name, partial(send, row))
 
     try:
         yield send_row
     finally:
         # the last values are written here; the run itself is on the disk already
-        for name, tracker in opened.items():
-            _sent(name, partial(next, tracker, None))
-
-
-def _sent(name: str, send: Callable[[], object]) -> bool:
-    """Send values, and return whether that worked: a tracker that fails must not end a training."""
-    try:
-        send()
-    except Exception as error:  # noqa: BLE001 - each tracker has errors of its own
-        log.warning(
-            "%s failed and gets no more values (%s: %s); history.csv has them all",
-            name,
-            type(error).__name__,
-            error,
-        )
-        return False
-    return True
+        for name, tracker in trackers.items():
+            try_to_send(name, partial(next, tracker, None))
 
 
 def _metrics(row: Row) -> dict[str, float]:
@@ -275,11 +265,12 @@ def _wandb(config: Config, run_path: Path) -> Generator[SendRow]:
     run.finish()
 
 
-_OPENERS: dict[str, Callable[[Config, Path], Generator[SendRow]]] = {
-    "tensorboard": _tensorboard,
-    "mlflow": _mlflow,
-    "wandb": _wandb,
+_TRACKERS: dict[str, tuple[str, Callable[[Config, Path], Generator[SendRow]]]] = {
+    "tensorboard": ("tensorboardX", _tensorboard),
+    "mlflow": ("mlflow", _mlflow),
+    "wandb": ("wandb", _wandb),
 }
+"""The module that each tracker needs, and what opens, fills and closes it."""
 
 
 def _run_id(run_path: Path, name: str, new_id: Callable[[], str]) -> str:

@@ -1,30 +1,17 @@
 """Check that a network gives a patch the same output however its batch is cut.
 
-Only then does a step over micro-batches equal that of the whole batch. Some layers break it: those
-that mix patches (batch norm, a mean over the batch), those that change in every pass (a counter, the
-power iteration of spectral norm), and those that draw random numbers which torch does not restore.
-There is no list of such layers: the network is run on two patches, and its outputs are compared.
-
-- The same patch beside itself and beside another must have the same output. Both runs have the same
-  shapes and draw the same random numbers, so no difference is due to rounding or dropout.
-- The second run begins with the buffers that the first one left, so a layer that changes in every
-  pass is found by it too.
-- Without random layers, the patch alone must have nearly the same output; kernels for one patch and
-  for two differ in rounding.
-- Buffers that a pass changes must be the same after one pass of two patches and two passes of one.
-
-A layer of zeros hides those before it, and a power iteration that has converged changes nothing until
-the next step, so meanwhile the weights are disturbed. Weights, buffers and random state of the
-network are as before afterwards.
-
-The module also holds what two passes over the same patches need: their random state and buffers, and
-the comparison of their values.
+Only then does a step over micro-batches equal that of the whole batch. Layers that mix patches (batch
+norm), that change in every pass (a counter, the power iteration of spectral norm), or that draw random
+numbers which torch does not restore, break it. There is no list of them: the network is run on two
+patches and its outputs are compared, see `_Probe`. The module also holds what two passes over the same
+patches need: `PassState`, and the comparison of their values.
 """
 
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import Any, Self, TypeAlias
 
@@ -52,12 +39,14 @@ BUFFER_TOLERANCE = 16
 """Largest difference between buffers, in units of the type's precision."""
 
 DISTURBANCE = 0.3
-"""Change of the weights while a network is asked, relative to their root mean square."""
+"""Change of the weights while a network is probed, relative to their root mean square."""
 SIZE_FOR_ZEROS = 0.1
 """Root mean square that parameters of zeros are given."""
 
 Summary: TypeAlias = list[tuple[float, float]]
 """Scaled weighted sum and norm of each tensor."""
+Call: TypeAlias = tuple[str, Summary, Summary]
+"""Name of a layer, its inputs and its outputs, as far as they concern the first patch."""
 
 
 class ReplayError(BratsError):
@@ -65,43 +54,42 @@ class ReplayError(BratsError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RandomState:
-    """The state of the generators that random layers draw from."""
+class PassState:
+    """What a forward pass changes: the state of torch's generators, and the buffers of modules."""
 
-    cpu: Tensor
-    cuda: Tensor | None
-    device: torch.device
+    generators: tuple[tuple[torch.Generator, Tensor], ...]
+    modules: tuple[nn.Module, ...]
+    buffers: tuple[Tensor, ...]
+    """Copies of the buffers of the modules."""
 
     @classmethod
-    def capture(cls, device: torch.device) -> Self:
-        """Return the current state of torch's generators, on the CPU and on a GPU."""
-        on_gpu = device.type == "cuda"
-        cuda = torch.cuda.get_rng_state(device) if on_gpu else None
-        return cls(cpu=torch.get_rng_state(), cuda=cuda, device=device)
+    def capture(cls, device: torch.device, *modules: nn.Module) -> Self:
+        """Copy the state of the generators of CPU and GPU, and the buffers of modules."""
+        generators = [torch.default_generator]
+        if device.type == "cuda":
+            generators.append(torch.cuda.default_generators[torch.cuda.device(device).idx])
+        return cls(
+            generators=tuple((generator, generator.get_state()) for generator in generators),
+            modules=modules,
+            buffers=tuple(b.detach().clone() for module in modules for b in module.buffers()),
+        )
 
     def restore(self) -> None:
+        """Set generators and buffers to this state."""
+        self.restore_generators()
+        buffers = (buffer for module in self.modules for buffer in module.buffers())
+        for buffer, copy in zip(buffers, self.buffers, strict=True):
+            buffer.copy_(copy)
+
+    def restore_generators(self) -> None:
         """Set the generators to this state."""
-        torch.set_rng_state(self.cpu)
-        if self.cuda is not None:
-            torch.cuda.set_rng_state(self.cuda, self.device)
+        for generator, state in self.generators:
+            generator.set_state(state)
 
-    def is_current(self) -> bool:
-        """Return whether the generators are in this state: nothing was drawn since."""
-        now = self.capture(self.device)
-        same_on_gpu = now.cuda is None or self.cuda is None or torch.equal(self.cuda, now.cuda)
-        return torch.equal(self.cpu, now.cpu) and same_on_gpu
-
-
-def capture_buffers(*modules: nn.Module) -> tuple[Tensor, ...]:
-    """Copy the buffers of modules, such as running statistics."""
-    return tuple(buffer.detach().clone() for module in modules for buffer in module.buffers())
-
-
-def restore_buffers(buffers: Sequence[Tensor], *modules: nn.Module) -> None:
-    """Set the buffers of modules to the copies."""
-    places = (buffer for module in modules for buffer in module.buffers())
-    for buffer, copy in zip(places, buffers, strict=True):
-        buffer.copy_(copy)
+    @property
+    def is_random_state_current(self) -> bool:
+        """Whether nothing has been drawn since."""
+        return all(torch.equal(g.get_state(), state) for g, state in self.generators)
 
 
 def check_replay(first: Sequence[Tensor], second: Sequence[Tensor]) -> None:
@@ -123,43 +111,51 @@ def check_replay(first: Sequence[Tensor], second: Sequence[Tensor]) -> None:
 
 
 class PatchIndependence:
-    """Asks a network once, and again when its layers change between training and evaluation."""
+    """Probes a network once, and again when its layers change between training and evaluation."""
 
     def __init__(self, network: nn.Module) -> None:
         self._network = network
-        self._asked: set[tuple[bool, ...]] = set()
+        self._probed: set[tuple[bool, ...]] = set()
 
     def check(self, image: Tensor, device: Device) -> None:
-        """Raise unless the network gives a patch the same output however its batch is cut."""
+        """Raise `ConfigError` unless the output for a patch is the same however its batch is cut.
+
+        Weights, buffers and random state of the network are as before afterwards.
+        """
         modes = tuple(module.training for module in self._network.modules())
-        if modes in self._asked:
+        if modes in self._probed:
             return
-        before, buffers = RandomState.capture(device.torch_device), capture_buffers(self._network)
-        question = _Question(network=self._network, patch=image[:1], random=before, buffers=buffers)
+        before = PassState.capture(device.torch_device, self._network)
         try:
             with torch.no_grad(), device.autocast(), _disturbed(self._network):
-                question.ask()
+                _Probe(network=self._network, patch=image[:1], before=before).run()
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             log.warning("memory ran out before it was clear that no layer mixes patches")
         finally:
             before.restore()
-            restore_buffers(buffers, self._network)
-        self._asked.add(modes)
+        self._probed.add(modes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Question:
-    """Runs a network on a patch alone, beside itself and beside another."""
+class _Probe:
+    """Runs a network on a patch alone, beside itself and beside another.
+
+    - The same patch beside itself and beside another must have the same output. Both runs have the
+      same shapes and draw the same random numbers, so no difference is due to rounding or dropout.
+    - The second run begins with the buffers that the first one left, so a layer that changes in every
+      pass is found by it too.
+    - Without random layers, the patch alone must have nearly the same output; kernels for one patch
+      and for two differ in rounding.
+    - Buffers must be the same after one pass of two patches and two passes of one.
+    """
 
     network: nn.Module
     patch: Tensor
     """`(1, C, X, Y, Z)`"""
-    random: RandomState
-    """The random state that every run begins with."""
-    buffers: tuple[Tensor, ...]
-    """The buffers before the first run."""
+    before: PassState
+    """The random state that every run begins with, and the buffers before the first."""
 
     @property
     def other(self) -> Tensor:
@@ -167,104 +163,81 @@ class _Question:
         flipped = self.patch.flip(tuple(range(2, self.patch.ndim)))
         return 2 * (flipped + 1 + _pattern_like(self.patch)).abs()
 
-    def ask(self) -> None:
+    def run(self) -> None:
         try:
             beside_itself = self._outputs(self.patch)
         except (RuntimeError, ValueError) as error:
             if is_out_of_memory(error):
                 raise
             return  # a network that takes one patch at a time mixes none
-        draws_nothing = self.random.is_current()
-        buffers = capture_buffers(self.network)
+        draws_nothing = self.before.is_random_state_current
+        buffers = [buffer.clone() for buffer in self.network.buffers()]
         beside_another = self._outputs(self.other)
-        if not _same(beside_itself, beside_another):
-            self._refuse()
-        if draws_nothing:
-            # a tensor without a row for each patch is as long alone as beside another
-            pairs = zip(beside_itself, self._outputs(), strict=True)
-            if not all(_same([b], [a], ALONE_TOLERANCE) for b, a in pairs if b.shape == a.shape):
-                self._refuse()
-        if not all(map(torch.equal, buffers, self.buffers)):
+        # a tensor without a row for each patch is as long alone as beside another
+        alone = self._outputs() if draws_nothing else []
+        pairs = [(b, a) for b, a in zip(beside_itself, alone, strict=False) if b.shape == a.shape]
+        if not (
+            all(map(_are_same, beside_itself, beside_another))
+            and all(_are_same(b, a, ALONE_TOLERANCE) for b, a in pairs)
+        ):
+            raise ConfigError(self._refusal())
+        if not all(map(torch.equal, buffers, self.before.buffers)):
             self._check_buffers(buffers)
 
     def _outputs(self, *beside: Tensor) -> list[Tensor]:
         """Return the tensors of the output for the patch, without those that are for all patches."""
-        self.random.restore()
+        self.before.restore_generators()
         output = self.network(torch.cat([self.patch, *beside]))
         n_patches = 1 + len(beside)
         tensors = (tensor for tensor in tensors_of(output) if tensor.ndim)
         return [tensor[: len(tensor) // n_patches].clone() for tensor in tensors]
 
     def _check_buffers(self, expected: Sequence[Tensor]) -> None:
-        restore_buffers(self.buffers, self.network)
+        self.before.restore()
         for _ in range(2):
             self._outputs()
-        for (name, found), buffer in zip(self.network.named_buffers(), expected, strict=True):
-            error, scale = _difference(buffer, found)
-            if not error <= _precision(buffer.dtype) * BUFFER_TOLERANCE * scale:
-                layer, _, own_name = name.rpartition(".")
+        for (name, buffer), after in zip(self.network.named_buffers(), expected, strict=True):
+            if not _are_same(after, buffer, _precision(after.dtype) * BUFFER_TOLERANCE):
+                layer, _, buffer_name = name.rpartition(".")
                 what = (
-                    f"changes its buffer {own_name!r} in another way in two passes of one patch "
+                    f"changes its buffer {buffer_name!r} in another way in two passes of one patch "
                     "than in one pass of both"
                 )
                 raise ConfigError(_message(self.network, layer, what))
 
-    def _refuse(self) -> None:
-        """Find the layer, and what it does, by comparing the calls of all layers."""
-        restore_buffers(self.buffers, self.network)
-        first, again = self._calls(self.patch), self._calls(self.patch)
+    def _refusal(self) -> str:
+        """Return what the first layer does that has another output for the same input in some run."""
+        self.before.restore()
         tolerance = _tolerance(self.patch.dtype)
-        if (layer := _first_different(first, again, tolerance)) is not None:
-            what = (
-                "gives the same patch another output in another pass: it counts passes, or draws "
-                "random numbers from elsewhere than torch's default generators"
-            )
-        elif (layer := _first_different(first, self._calls(self.other), tolerance)) is not None:
+        first = self._calls(self.patch)
+        layer = _first_different(first, self._calls(self.patch), tolerance)
+        what = (
+            "gives the same patch another output in another pass: it counts passes, or draws random "
+            "numbers from elsewhere than torch's default generators"
+        )
+        if layer is None:
+            layer = _first_different(first, self._calls(self.other), tolerance)
             what = "gives a patch another output beside another patch: it mixes them"
-        else:
+        if layer is None:
             layer = _first_different(first, self._calls(), ALONE_TOLERANCE)
             what = "gives a patch another output beside another patch than alone"
-        raise ConfigError(_message(self.network, layer or "", what))
+        return _message(self.network, layer or "", what)
 
-    def _calls(self, *beside: Tensor) -> list["_Call"]:
-        with _recorded(self.network, n_patches=1 + len(beside)) as calls:
+    def _calls(self, *beside: Tensor) -> list[Call]:
+        """Return the calls of all layers in the order in which they end."""
+        calls: list[Call] = []
+        n_patches = 1 + len(beside)
+
+        def note(name: str, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            inputs = _summary((args, kwargs), n_patches)
+            calls.append((name, inputs, _summary(output, n_patches)))
+
+        with ExitStack() as hooks:
+            for name, module in self.network.named_modules():
+                hook = partial(note, name)
+                hooks.enter_context(module.register_forward_hook(hook, with_kwargs=True))
             self._outputs(*beside)
         return calls
-
-
-@dataclass(kw_only=True, slots=True)
-class _Call:
-    """A call of a layer, as far as it concerns the first patch."""
-
-    layer: str
-    inputs: Summary
-    outputs: Summary = field(default_factory=list)
-
-
-@contextmanager
-def _recorded(network: nn.Module, n_patches: int) -> Iterator[list[_Call]]:
-    """Yield a list that the calls of all layers are added to as they end."""
-    names = {module: name for name, module in network.named_modules()}
-    running: list[_Call] = []
-    ended: list[_Call] = []
-
-    def begin(module: nn.Module, args: Any, kwargs: Any) -> None:
-        running.append(
-            _Call(layer=names[module], inputs=_summary((args, kwargs), n_patches)),
-        )
-
-    def end(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        call = running.pop()
-        call.outputs = _summary(output, n_patches)
-        ended.append(call)
-
-    with ExitStack() as hooks:
-        for module in names:
-            before = module.register_forward_pre_hook(begin, with_kwargs=True)
-            after = module.register_forward_hook(end, with_kwargs=True)
-            hooks.callback(before.remove)
-            hooks.callback(after.remove)
-        yield ended
 
 
 def _summary(value: object, n_patches: int) -> Summary:
@@ -273,31 +246,30 @@ def _summary(value: object, n_patches: int) -> Summary:
     Inside a network an axis other than the first may count patches, and then the layer that is
     named in a message is another; whether there is one is decided by the output alone.
     """
-    found = []
+    summary = []
     for tensor in tensors_of(value):
         values = tensor.detach().double()
         if values.ndim and len(values) % n_patches == 0:
             values = values[: len(values) // n_patches]
         norm = float(torch.linalg.vector_norm(values))
         weighted = float((values * _pattern_like(values)).sum())
-        found.append((weighted / max(values.numel(), 1) ** 0.5, norm))
-    return found
+        summary.append((weighted / max(values.numel(), 1) ** 0.5, norm))
+    return summary
 
 
-def _first_different(one: Sequence[_Call], other: Sequence[_Call], tolerance: float) -> str | None:
+def _first_different(one: Sequence[Call], other: Sequence[Call], tolerance: float) -> str | None:
     """Return the first layer to end with other outputs for the same inputs."""
 
-    def same(before: Summary, after: Summary) -> bool:
-        pairs = zip(before, after, strict=True)
+    def are_same(before: Summary, after: Summary) -> bool:
         return all(
             abs(x - y) <= tolerance * max(a[1], b[1])
-            for a, b in pairs
+            for a, b in zip(before, after, strict=True)
             for x, y in zip(a, b, strict=True)
         )
 
-    for before, after in zip(one, other, strict=False):
-        if same(before.inputs, after.inputs) and not same(before.outputs, after.outputs):
-            return before.layer
+    for (name, *before), (_, *after) in zip(one, other, strict=False):
+        if are_same(before[0], after[0]) and not are_same(before[1], after[1]):
+            return name
     return None
 
 
@@ -328,19 +300,14 @@ def _disturbed(network: nn.Module) -> Iterator[None]:
 
 
 def _pattern_like(tensor: Tensor) -> Tensor:
-    """Return values between -1 and 1 that differ from place to place, the same in every call."""
-    places = torch.arange(tensor.numel(), device=tensor.device, dtype=torch.float64)
-    return torch.cos(places).to(tensor.dtype).view_as(tensor)
+    """Return values between -1 and 1 that differ from voxel to voxel, the same in every call."""
+    indices = torch.arange(tensor.numel(), device=tensor.device, dtype=torch.float64)
+    return torch.cos(indices).to(tensor.dtype).view_as(tensor)
 
 
-def _same(
-    first: Sequence[Tensor], second: Sequence[Tensor], tolerance: float | None = None
-) -> bool:
-    for before, after in zip(first, second, strict=True):
-        error, scale = _difference(before, after)
-        if not error <= (tolerance or _tolerance(before.dtype)) * scale:
-            return False
-    return True
+def _are_same(before: Tensor, after: Tensor, tolerance: float | None = None) -> bool:
+    error, scale = _difference(before, after)
+    return error <= (_tolerance(before.dtype) if tolerance is None else tolerance) * scale
 
 
 def _difference(before: Tensor, after: Tensor) -> tuple[float, float]:

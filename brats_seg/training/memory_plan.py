@@ -1,37 +1,42 @@
-"""Plan what fits in a given memory, and choose the settings that suit a device.
+"""Predict what fits in a given memory, and choose the settings that suit a device.
 
-Every row of a plan is one of the memory modes that a run falls back to, counted on tensors without
-memory (see `training.memory`). A run for which neither a preset nor a file of settings is given keeps the
-settings that it was begun with, or gets the preset that suits the device. The whole memory of the device
-counts then and not what is free at the moment, so that all folds on one device get the same patch.
+Every row of a plan is one of the memory modes that a run falls back to. The prediction computes a step
+of the real modules on fake tensors, which have shape, type and device, and no memory; what allocators
+and kernels need beside the tensors is an allowance. `FakeTensorMode` is imported from a private module
+of torch because there is no public one.
 """
 
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from brats_seg.config import Config, ModelConfig, Size
+from brats_seg.config import Config, Size
 from brats_seg.config_text import load_config, read_yaml
+from brats_seg.data.loader import Sample
 from brats_seg.errors import ConfigError
+from brats_seg.labels import MODALITIES
 from brats_seg.models.build import size_words
-from brats_seg.models.norm import check_in_place
+from brats_seg.models.interface import set_activation_checkpointing
+from brats_seg.models.norm import check_in_place, group_as_on_gpu
 from brats_seg.progress import Track, part, untracked
 from brats_seg.runtime.device import Device, Gpu, choose_device
 from brats_seg.runtime.memory import MEGABYTE, free_memory, total_memory
-from brats_seg.training.memory import (
-    Footprint,
-    UncountableError,
-    memory_modes,
-    predicted_bytes,
-)
+from brats_seg.training.accumulation import MemoryMode, memory_modes
+from brats_seg.training.batches import Batch
+from brats_seg.training.losses import Criterion, task_of, whole_loss
+from brats_seg.training.optimisation import build_optimizer
 from brats_seg.training.run_folder import CONFIG_NAME, RunFolder
 from brats_seg.training.state import build_network
-from brats_seg.training.tasks import task_of
 
 RESERVED_MIB = 512
 """Part of a given memory that is left for the context of a GPU, or for Python and torch themselves."""
@@ -80,11 +85,9 @@ class MemoryPlan:
         """Return an error message with advice, for a plan in which nothing fits."""
         least = min(self.rows, key=lambda row: row.predicted_mib)
         return (
-            f"nothing fits in {self.memory_mib} MiB: the row that needs least memory, a patch of "
-            f"{size_words(least.patch)} in {least.precision} with checkpointing "
-            f"{least.checkpointing}, needs {least.predicted_mib} MiB. Lower model.widths or "
-            "patch.size, use optimizer.name sgd, which keeps less state than adam, or choose a "
-            "smaller model.name"
+            f"nothing fits in {self.memory_mib} MiB: a patch of {size_words(least.patch)} in "
+            f"{least.precision} with checkpointing {least.checkpointing} needs {least.predicted_mib} "
+            "MiB. Lower model.widths or patch.size, or use optimizer.name sgd, which keeps less"
         )
 
 
@@ -109,18 +112,18 @@ def plan_memory(
         EnvironmentalError: The device is missing, or does not report its free memory.
     """
     counter = _Counter.of(config, gpu, memory_bytes)
-    own = None if config.patch.size == "whole" else config.patch.size
-    sizes = {*((n, n, n) for n in _CUBES), *_BOXES} - {own}
-    patches = [*([] if own is None else [own]), *sorted(sizes, key=prod)]
+    given = [] if config.patch.size == "whole" else [config.patch.size]
+    sizes = {*((n, n, n) for n in _CUBES), *_BOXES}.difference(given)
+    patches = [*given, *sorted(sizes, key=prod)]
     rows: list[PlanRow] = []
     for patch in track(patches, what="counting memory", total=len(patches)):
-        if patch == own:
+        if patch in given:
             rows += counter.rows(patch, config.training.effective_batch_at(0))
             continue
-        found = list(counter.fitting_rows(patch))
-        rows += found
+        rows_of_patch = list(counter.fitting_rows(patch))
+        rows += rows_of_patch
         # larger patches need more
-        if found and not found[-1].fits:
+        if rows_of_patch and not rows_of_patch[-1].fits:
             break
     best = max(
         (row for row in rows if row.fits and row.micro_batch == 1),
@@ -137,13 +140,13 @@ def plan_memory(
 
 def largest_patch(config: Config, memory_bytes: int, *, gpu: Gpu | None = None) -> PlanRow | None:
     """Return the row of the patch of the settings, or of the largest smaller cube, that fits."""
-    own = config.patch.size
-    if own == "whole":
+    largest = config.patch.size
+    if largest == "whole":
         return None
-    build_network(config, own)
+    build_network(config, largest)
     counter = _Counter.of(config, gpu, memory_bytes)
-    smaller = [(n, n, n) for n in reversed(_CUBES) if n**3 < prod(own)]
-    rows = (row for patch in (own, *smaller) for row in counter.fitting_rows(patch))
+    smaller = [(n, n, n) for n in reversed(_CUBES) if n**3 < prod(largest)]
+    rows = (row for patch in (largest, *smaller) for row in counter.fitting_rows(patch))
     return next((row for row in rows if row.fits), None)
 
 
@@ -152,9 +155,8 @@ class _Counter:
     """Counts the memory of the network, loss and optimizer of the settings."""
 
     config: Config
+    gpu: Gpu | None
     device: Device
-    computing: Device
-    """Device of the tensors: for a GPU that is not used, those on the CPU stand for its own."""
     usable_bytes: int
     """Memory that a run may use."""
 
@@ -162,16 +164,15 @@ class _Counter:
     def of(cls, config: Config, gpu: Gpu | None, memory_bytes: int | None) -> "_Counter":
         precision = config.training.precision
         if gpu is None:
-            device = computing = choose_device(config.training.device, precision)
+            device = choose_device(config.training.device, precision)
         else:
             device = gpu.device(precision)
-            computing = replace(device, torch_device=torch.device("cpu"))
             memory_bytes = gpu.memory_bytes if memory_bytes is None else memory_bytes
         if memory_bytes is None:
             usable = free_memory(device.torch_device)
         else:
             usable = max(memory_bytes - RESERVED_MIB * MEGABYTE, 0)
-        return cls(config=config, device=device, computing=computing, usable_bytes=usable)
+        return cls(config=config, gpu=gpu, device=device, usable_bytes=usable)
 
     def fitting_rows(self, patch: Size) -> Iterator[PlanRow]:
         """Yield rows of ever more checkpointing until one fits; none if the network refuses the patch."""
@@ -187,17 +188,26 @@ class _Counter:
 
     def rows(self, patch: Size, micro_batch: int) -> Iterator[PlanRow]:
         """Yield a row for each memory mode, from micro-batches of that size to the least memory."""
-        where, for_gpu = self.computing.torch_device, self.computing != self.device
-        network = build_network(self.config, patch).to(where)
+        # for a GPU that is not used, tensors on the CPU stand for its own
+        computing = self.device
+        if self.gpu is not None:
+            computing = replace(computing, torch_device=torch.device("cpu"))
+        network = build_network(self.config, patch).to(computing.torch_device)
         check_in_place(network)
         criterion = task_of(self.config).criterion
         if isinstance(criterion, nn.Module):
-            criterion.to(where)
-        footprint = Footprint(network, criterion, self.config, where, for_gpu=for_gpu)
+            criterion.to(computing.torch_device)
+        footprint = Footprint(
+            network,
+            criterion,
+            self.config,
+            computing.torch_device,
+            for_gpu=self.gpu is not None,
+        )
         precision = self.device.precision
         for mode in memory_modes(network, micro_batch):
             with part(f"{size_words(patch)}, {precision}, {mode}", 0):
-                counted = footprint.counted_bytes(patch, mode, self.computing)
+                counted = footprint.counted_bytes(patch, mode, computing)
             predicted = predicted_bytes(counted, self.device.torch_device)
             yield PlanRow(
                 patch=patch,
@@ -216,24 +226,6 @@ class ChosenSettings:
     config: Config
     reason: str
     """One or two sentences for the person who starts the run."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Target:
-    """Device that a run is to be trained on."""
-
-    device: Device
-    gpu: Gpu | None = None
-    """GPU that is planned for without using it."""
-    why: str
-    """Reason for the preset."""
-    memory_bytes: int
-
-    @property
-    def preset(self) -> str:
-        if self.device.torch_device.type != "cuda":
-            return "cpu"
-        return "kaggle-t4" if self.memory_bytes < SMALL_GPU_BYTES else "full"
 
 
 def choose_settings(
@@ -267,20 +259,17 @@ def choose_settings(
         config = load_config(text=_settings_text(path), assignments=assignments, values=values)
         return ChosenSettings(config=config, reason=f"settings of {path}, which the run began with")
     given = load_config(assignments=assignments, values=values)
-    target = _target(given, gpu)
-    config = load_config(preset=target.preset, assignments=assignments, values=values)
-    size, why = _fitting_patch(config, given, target)
-    if size != config.patch.size:
-        fitted = {**(values or {}), "patch.size": size}
-        config = load_config(preset=target.preset, assignments=assignments, values=fitted)
-    chosen = f"preset {target.preset}, {target.why} (--preset takes another)"
-    return ChosenSettings(config=config, reason=f"{chosen}: {_network_words(config.model)}, {why}")
-
-
-def _network_words(model: ModelConfig) -> str:
-    if model.name not in {"unet", "dynunet"}:
-        return model.name
-    return f"{model.name} of {model.widths[0]} to {model.widths[-1]} channels"
+    device, memory_bytes, why = _device_of(given, gpu)
+    preset = "cpu"
+    if device.torch_device.type == "cuda":
+        preset = "kaggle-t4" if memory_bytes < SMALL_GPU_BYTES else "full"
+    config = load_config(preset=preset, assignments=assignments, values=values)
+    patch, what = _fitting_patch(config, given, device.precision, memory_bytes, gpu)
+    if patch != config.patch.size:
+        fitted = {**(values or {}), "patch.size": patch}
+        config = load_config(preset=preset, assignments=assignments, values=fitted)
+    chosen = f"preset {preset}, {why} (--preset takes another)"
+    return ChosenSettings(config=config, reason=f"{chosen}: {config.model.name}, {what}")
 
 
 def _settings_text(path: Path) -> str:
@@ -288,55 +277,228 @@ def _settings_text(path: Path) -> str:
     try:
         text = read_yaml(path)
         load_config(text=text)
-        return text
     except ConfigError as error:
         msg = (
             f"{path} cannot be used: {error}. It holds the settings that the run began with; give them "
             "with --preset or --config, or start anew with --fresh"
         )
         raise ConfigError(msg) from None
+    return text
 
 
-def _target(given: Config, gpu: Gpu | None) -> _Target:
+def _device_of(given: Config, gpu: Gpu | None) -> tuple[Device, int, str]:
+    """Return the device that a run is to be trained on, its memory, and the reason for the preset."""
     training = given.training
     if gpu is not None:
-        device, name, memory_bytes = gpu.device(training.precision), gpu.name, gpu.memory_bytes
+        device, memory_bytes, name = gpu.device(training.precision), gpu.memory_bytes, gpu.name
     else:
         device = choose_device(training.device, training.precision)
-        where = device.torch_device
-        if where.type != "cuda":
+        used = device.torch_device
+        if used.type != "cuda":
             is_auto = training.device == "auto"
-            found = "torch finds no GPU here" if is_auto else f"training.device is {where}"
-            memory_bytes = total_memory(where)
-            return _Target(device=device, why=f"because {found}", memory_bytes=memory_bytes)
+            why = "torch finds no GPU here" if is_auto else f"training.device is {used}"
+            return device, total_memory(used), f"because {why}"
         # ranks of one run must choose the same: the GPU that has least decides
         each = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
-        memory_bytes = min(map(total_memory, [where] if ":" in training.device else each))
-        name = torch.cuda.get_device_name(where)
-    why = f"for {name} with {memory_bytes / 2**30:.1f} GiB"
-    return _Target(device=device, gpu=gpu, why=why, memory_bytes=memory_bytes)
+        memory_bytes = min(map(total_memory, [used] if ":" in training.device else each))
+        name = torch.cuda.get_device_name(used)
+    return device, memory_bytes, f"for {name} with {memory_bytes / 2**30:.1f} GiB"
 
 
-def _fitting_patch(config: Config, given: Config, target: _Target) -> tuple[Any, str]:
+def _fitting_patch(
+    config: Config, given: Config, precision: str, memory_bytes: int, gpu: Gpu | None
+) -> tuple[Any, str]:
     """Return the patch size with which a run fits in memory, and why."""
-    patch, precision = config.patch.size, target.device.precision
+    patch, memory_mib = config.patch.size, memory_bytes // MEGABYTE
     if patch == "whole":
         return patch, f"whole brains in {precision}"
-    words = size_words(patch)
+    size = size_words(patch)
     if "size" in given.patch.model_fields_set:
         # a patch that does not fit the network is refused before the cases are prepared
         build_network(config, patch)
-        return patch, f"patch {words} as given, in {precision}"
+        return patch, f"patch {size} as given, in {precision}"
     try:
-        row = largest_patch(config, target.memory_bytes, gpu=target.gpu)
+        row = largest_patch(config, memory_bytes, gpu=gpu)
     except UncountableError:
         name = config.model.name
-        return patch, f"patch {words}, whose memory cannot be counted for model.name {name}"
-    memory_mib = target.memory_bytes // MEGABYTE
+        return patch, f"patch {size}, whose memory cannot be counted for model.name {name}"
     if row is None:
         what = f"which is not predicted to fit in {memory_mib} MiB: lower model.widths"
-        return patch, f"patch {words}, {what}"
-    instead = "" if row.patch == patch else f" instead of {words}"
+        return patch, f"patch {size}, {what}"
+    instead = "" if row.patch == patch else f" instead of {size}"
     kind = "" if row.checkpointing == "none" else f", with checkpointing {row.checkpointing}"
     used = f"about {row.predicted_mib} of {memory_mib} MiB{kind}"
     return row.patch, f"patch {size_words(row.patch)}{instead} in {row.precision}, {used}"
+
+
+# An allowance for what allocators and kernels need beside the tensors, and for code that is loaded or
+# compiled when it is first used: peaks of processes under glibc with patches of 48^3 to 96^3 of the
+# default U-Net. On GPUs it is for workspaces of cuDNN, and was not measured on every one; the context
+# is not part of the peak that torch reports.
+_SHARE_OF_CUDA, _SHARE_OF_HOST, _CODE_OF_HOST_MB = 0.10, 0.30, 160
+
+
+def predicted_bytes(counted: int, device: torch.device) -> int:
+    """Return the expected peak of a run whose tensors need that many bytes."""
+    if device.type == "cuda":
+        return int(counted * (1 + _SHARE_OF_CUDA))
+    return int(counted * (1 + _SHARE_OF_HOST) + _CODE_OF_HOST_MB * MEGABYTE)
+
+
+class UncountableError(ConfigError):
+    """A network or a loss needs values of tensors, which tensors without memory lack."""
+
+
+class Footprint:
+    """A network, and everything that training keeps beside it, on fake tensors.
+
+    The given network is not changed, nor is the random state of torch.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        criterion: Criterion,
+        config: Config,
+        device: torch.device,
+        *,
+        for_gpu: bool = False,
+    ) -> None:
+        """Copy the network to fake tensors.
+
+        Args:
+            network: Network to count.
+            criterion: Its loss.
+            config: Settings; those of the optimizer and the effective batch are used.
+            device: Device of the fake tensors.
+            for_gpu: Whether tensors on the CPU stand for those of a GPU that this machine lacks. Then
+                the batch on the host is not counted, and norms take temporaries as on a GPU.
+        """
+        self._criterion = criterion
+        self._for_gpu = for_gpu
+        self._n_targets = task_of(config).n_targets
+        batches = config.training.effective_batch
+        self._effective_batch = batches if isinstance(batches, int) else max(batches.values())
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._live = _LiveBytes(device.type)
+        with self._counting():
+            fakes = _fakes_of(network, device)
+        # tensors in the memo count as copied already, so this takes no memory
+        self._network = deepcopy(network, fakes).train()
+        if for_gpu:
+            group_as_on_gpu(self._network)
+        with self._counting():
+            optimizer = build_optimizer(self._network.parameters(), config.optimizer)
+            self._hold_gradients(hold=True)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            self._optimizer = optimizer
+            averaged = self._network.state_dict().values() if config.optimizer.ema else ()
+            self._averaged = [torch.empty_like(tensor) for tensor in averaged]
+        self._peak_of_update = self._live.peak
+
+    def counted_bytes(self, patch: Size, mode: MemoryMode, device: Device) -> int:
+        """Return the peak memory of all tensors, for batches of patches of that size.
+
+        On the CPU this includes the batch that the host holds.
+        """
+        set_activation_checkpointing(self._network, mode.checkpointing)
+        try:
+            with self._counting():
+                self._live.start()
+                self._run(patch, mode, device)
+        except RuntimeError as error:
+            msg = (
+                "the memory of the network cannot be counted, because it, or the loss, needs values "
+                f"and not only sizes: {error}. Give --patch and --preset to train it."
+            )
+            raise UncountableError(msg) from error
+        return max(self._live.peak, self._peak_of_update)
+
+    def _run(self, patch: Size, mode: MemoryMode, device: Device) -> None:
+        # from the second micro-batch on, the gradients of those before are held
+        self._hold_gradients(hold=self._effective_batch > mode.micro_batch)
+        # the batch is held on the host, which is the device itself on the CPU
+        n_samples = 1 if self._for_gpu else self._effective_batch
+        samples = [_fake_sample(patch, self._n_targets) for _ in range(n_samples)]
+        if self._for_gpu:
+            # the micro-batch that is copied to the device
+            samples *= mode.micro_batch
+        micro_batch = next(Batch(samples=tuple(samples)).micro_batches(mode.micro_batch))
+        image, target = micro_batch.to(device.torch_device)
+        with device.autocast():
+            output = self._network(image)
+            loss = whole_loss(self._criterion, output, target)
+        loss.backward()
+        self._hold_gradients(hold=False)
+
+    def _hold_gradients(self, *, hold: bool) -> None:
+        for parameter in self._network.parameters():
+            held = hold and parameter.requires_grad
+            parameter.grad = torch.empty_like(parameter) if held else None
+
+    @contextmanager
+    def _counting(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(self._mode)
+            stack.enter_context(self._live)
+            # dispatch modes apply to this thread only
+            stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+            yield
+
+
+def _fakes_of(network: nn.Module, device: torch.device) -> dict[int, Any]:
+    """Return a fake tensor for every tensor of a network, by its id."""
+    fakes: dict[int, Any] = {}
+    for parameter in network.parameters():
+        fake = torch.empty_like(parameter, device=device)
+        fakes[id(parameter)] = nn.Parameter(fake, requires_grad=parameter.requires_grad)
+    for buffer in network.buffers():
+        fakes[id(buffer)] = torch.empty_like(buffer, device=device)
+    return fakes
+
+
+def _fake_sample(patch: Size, n_targets: int) -> Sample:
+    image = torch.empty(len(MODALITIES), *patch, dtype=torch.float16)
+    target = torch.empty(n_targets, *patch, dtype=torch.uint8)
+    return Sample(image=image, target=target, case_id="")
+
+
+class _LiveBytes(TorchDispatchMode):
+    """Adds up the memory of the tensors of a device while they live, each storage once."""
+
+    def __init__(self, device_type: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._device_type = device_type
+        self._known: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self.now = self.peak = 0
+
+    def start(self) -> None:
+        """Reset the peak."""
+        self.peak = self.now
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self._note(result)
+        return result
+
+    def _note(self, result: Any) -> None:
+        if isinstance(result, list | tuple):
+            for part in result:
+                self._note(part)
+        elif isinstance(result, Tensor) and result.device.type == self._device_type:
+            memory = result.untyped_storage()
+            if memory not in self._known:
+                self._known[memory] = size = memory.nbytes()
+                self.now += size
+                self.peak = max(self.peak, self.now)
+                weakref.finalize(memory, self._forget, size)
+
+    def _forget(self, size: int) -> None:
+        self.now -= size

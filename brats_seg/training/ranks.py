@@ -17,8 +17,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, distributed, nn
 
-from brats_seg.errors import ConfigError
-
 Item = TypeVar("Item")
 
 
@@ -60,29 +58,6 @@ class Ranks:
         values: list[Any] = [None] * self.n_ranks
         distributed.all_gather_object(values, value)
         return values
-
-    def gather_rows(self, tensor: Tensor | None) -> tuple[Tensor, slice]:
-        """Concatenate the rows of all ranks; return them with the slice that is this rank's.
-
-        Ranks may have different numbers of rows; a rank without rows gives None.
-        """
-        if self.n_ranks == 1:
-            if tensor is None:
-                msg = "a batch holds no micro-batch; expected one at least"
-                raise ConfigError(msg)
-            return tensor, slice(None)
-        kinds = self.gather(None if tensor is None else (tensor.shape, tensor.dtype))
-        lengths = [0 if kind is None else kind[0][0] for kind in kinds]
-        shape, dtype = next(kind for kind in kinds if kind is not None)
-        device = _exchange_device() if tensor is None else tensor.device
-        padded = torch.zeros((max(lengths), *shape[1:]), dtype=dtype, device=device)
-        if tensor is not None:
-            padded[: len(tensor)] = tensor
-        parts = [torch.empty_like(padded) for _ in lengths]
-        distributed.all_gather(parts, padded)
-        rows = torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)])
-        start = sum(lengths[: self.rank])
-        return rows, slice(start, start + lengths[self.rank])
 
     def sum_gradients(self, parameters: Sequence[Tensor]) -> None:
         """Replace the gradient of each parameter by its sum over ranks, in one exchange."""

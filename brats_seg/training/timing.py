@@ -41,8 +41,7 @@ class StopRequest:
     def __init__(self, max_hours: float | None = None) -> None:
         self.signal: Signals | None = None
         """The signal that was received, or None."""
-        self.began_s = time.monotonic()
-        """Start of the session, by the monotonic clock."""
+        self._began_s = time.monotonic()
         self._session_hours = max_hours
         self._all_hours: float | None = None
         self._spent_before_s = 0.0
@@ -53,15 +52,14 @@ class StopRequest:
         self._spent_before_s = spent_before_s
 
     @property
-    def elapsed_s(self) -> float:
-        """Seconds since the session began."""
-        return time.monotonic() - self.began_s
+    def spent_s(self) -> float:
+        """Seconds that the run has taken in all its sessions."""
+        return self._spent_before_s + self._elapsed_s
 
     @property
     def is_used_up(self) -> bool:
         """Whether all sessions together have taken their hours, so that the same call ends at once."""
-        hours = self._all_hours
-        return hours is not None and self._spent_before_s + self.elapsed_s >= 3600 * hours
+        return self._all_hours is not None and self.spent_s >= 3600 * self._all_hours
 
     @property
     def reason(self) -> str | None:
@@ -70,9 +68,13 @@ class StopRequest:
             return f"{self.signal.name} was received"
         if self.is_used_up:
             return f"the time of the run, {self._all_hours:g} h, is used up"
-        if self._session_hours is not None and self.elapsed_s >= 3600 * self._session_hours:
+        if self._session_hours is not None and self._elapsed_s >= 3600 * self._session_hours:
             return f"the time limit of {self._session_hours} hours was reached"
         return None
+
+    @property
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._began_s
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -101,29 +103,19 @@ class Clock:
 
     plan: RunPlan
     progress: Progress
-    began_s: float = field(default_factory=time.monotonic)
-    """Start of the session, by the monotonic clock."""
+    stop: StopRequest
     n_steps: int = field(default=0, init=False)
     """Steps that were measured."""
     training_s: float = field(default=0.0, init=False)
     """Seconds of all batches."""
     patch_s: float | None = field(default=None, init=False)
     """Seconds of a patch in training, averaged over the last steps."""
-    _spent_before_s: float = field(init=False)
     _epoch_began_s: float = field(default=0.0, init=False)
     _marked_s: float = field(default=0.0, init=False)
     _is_said: bool = field(default=False, init=False)
     _saved_s: float = field(default_factory=time.monotonic, init=False)
     _rests_s: dict[bool, float] = field(default_factory=dict, init=False)
     """Seconds from the last batch of an epoch to the next epoch, with and without validation."""
-
-    def __post_init__(self) -> None:
-        self._spent_before_s = self.progress.spent_s
-
-    @property
-    def spent_s(self) -> float:
-        """Seconds that the run has taken in all its sessions."""
-        return self._spent_before_s + time.monotonic() - self.began_s
 
     @property
     def epoch_s(self) -> float:
@@ -143,7 +135,7 @@ class Clock:
 
     def before_saving(self) -> None:
         """Note the times in the progress, which is saved now."""
-        self.progress.sums.seconds, self.progress.spent_s = self.epoch_s, self.spent_s
+        self.progress.sums.seconds, self.progress.spent_s = self.epoch_s, self.stop.spent_s
         self._saved_s = time.monotonic()
 
     def after_batch(self, n_patches: int) -> None:
@@ -196,7 +188,7 @@ class Clock:
             return None
         training_s = self.patch_s * self.plan.n_patches
         left_s = training_s - self.patch_s * self._n_done
-        needed = (self.spent_s + left_s) / (1 - MARGIN) / 3600
+        needed = (self.stop.spent_s + left_s) / (1 - MARGIN) / 3600
         if needed <= hours:
             return None
         return (
@@ -209,7 +201,7 @@ class Clock:
         """Return the number of epochs that the hours hold, of which the first has just ended."""
         validation_s = self._rests_s[True]
         training_s = max(self.epoch_s - validation_s, 1e-3)
-        left_s = max(3600 * hours - self.spent_s, 0) * (1 - MARGIN)
+        left_s = max(3600 * hours - self.stop.spent_s, 0) * (1 - MARGIN)
         every = self.plan.validate_every
         for n_epochs in range(1 + int(left_s / training_s), 1, -1):
             # the last epoch is always validated

@@ -5,53 +5,50 @@ epochs alone, for data, a network or a loss that are given in Python.
 """
 
 import logging
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from math import isfinite
 from pathlib import Path
 from signal import Signals
+from typing import TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from brats_seg.config import Config
+from brats_seg.config import Config, Size
 from brats_seg.data.fold import FoldData, open_fold, open_split
-from brats_seg.data.loader import Sample
+from brats_seg.data.loader import PatchKey, Sample, stable_seed, whole_case
 from brats_seg.data.manifest import raise_damage, verify_cases
-from brats_seg.data.patches import stable_seed
 from brats_seg.errors import EnvironmentalError, UsageError, counted
 from brats_seg.figures.history import Row
 from brats_seg.files import reading
-from brats_seg.progress import Track, say, tracked, untracked
+from brats_seg.models.build import size_words
+from brats_seg.models.interface import as_output
+from brats_seg.progress import Track, part, say, tracked, untracked
+from brats_seg.runtime import memory
 from brats_seg.runtime.device import choose_device, threads_for
 from brats_seg.runtime.machine import RUN_BYTES, check_machine
-from brats_seg.runtime.memory import (
-    keep_to_limit_of_address_space,
-    peak_memory_mb,
-    reset_peak_memory,
+from brats_seg.runtime.windows import n_windows, predict_logits
+from brats_seg.training import history
+from brats_seg.training.accumulation import HalfUpdatedError, make_step
+from brats_seg.training.batches import (
+    Batch,
+    held_out_patches,
+    read_batches,
+    shared_memory_needed,
 )
-from brats_seg.training.accumulation import HalfUpdatedError
-from brats_seg.training.batches import Batch, read_batches, shared_memory_needed
-from brats_seg.training.history import (
-    SendRow,
-    check_trackers,
-    epoch_line,
-    outlook_text,
-    phase_columns,
-    recorded,
-)
-from brats_seg.training.losses import Criterion
-from brats_seg.training.memory import make_step
+from brats_seg.training.losses import Criterion, RunningSums, whole_loss
 from brats_seg.training.ranks import Ranks, joined_ranks
 from brats_seg.training.run_folder import RunFolder
-from brats_seg.training.run_plan import plan_run
+from brats_seg.training.run_plan import RunPlan, plan_run
 from brats_seg.training.start_weights import check_start
 from brats_seg.training.state import new_state
-from brats_seg.training.tasks import RunningSums
 from brats_seg.training.timing import Clock, RunStoppedError, StopRequest
-from brats_seg.training.validation import validate, validation_of
+
+Predict: TypeAlias = Callable[[nn.Module, Tensor], Tensor]
+"""Maps an image `(4, X, Y, Z)` to the output of a network, such as logits `(3, X, Y, Z)`."""
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +123,7 @@ def train_fold(  # noqa: PLR0913 - the options of a run
 
 def _check_machine(config: Config, run_path: Path) -> None:
     """Check the device, the trackers and the folder of the run, before hours of preparation."""
-    check_trackers(config.tracking)
+    history.check_trackers(config.tracking)
     settings = config.training
     on_gpu = choose_device(settings.device, settings.precision).torch_device.type != "cpu"
     needed = shared_memory_needed(config, on_gpu=on_gpu)
@@ -171,8 +168,9 @@ class Trainer:
         self.plan = plan_run(config, data, criterion=criterion)
         self.state = new_state(self.plan, network=network, ranks=self.ranks)
         self.folder = RunFolder(path=run_path)
-        self._clock = Clock(plan=self.plan, progress=self.state.progress)
-        self._send_row: SendRow = _ignore_row
+        self._stop = StopRequest()
+        self._clock = Clock(plan=self.plan, progress=self.state.progress, stop=self._stop)
+        self._record: history.SendRow | None = None
 
     @property
     def network(self) -> nn.Module:
@@ -199,12 +197,16 @@ class Trainer:
             ResumeError: The run was begun with other settings or cases.
         """
         plan = self.plan
-        stop = stop or StopRequest()
-        keep_to_limit_of_address_space()
+        self._stop = stop or self._stop
+        memory.keep_to_limit_of_address_space()
         with threads_for(plan.device.torch_device, plan.patch), reading(plan.data.folder):
             self._verify(track)
-            with self.folder.opened(self.state, fresh=fresh), self._recorded() as self._send_row:
-                return self._run(stop, track)
+            with self.folder.opened(self.state, fresh=fresh), ExitStack() as stack:
+                if self.ranks.is_first:
+                    rows = self.state.progress.history
+                    recording = history.recorded(plan.config, self.folder.path, rows)
+                    self._record = stack.enter_context(recording)
+                return self._run(track)
 
     def _verify(self, track: Track) -> None:
         """Verify the prepared cases, each by one rank."""
@@ -213,28 +215,22 @@ class Trainer:
         errors = verify_cases(share, folder, track=track)
         raise_damage([error for part in self.ranks.gather(errors) for error in part])
 
-    def _recorded(self) -> AbstractContextManager[SendRow]:
-        """Open the history and the trackers of the run on the first rank."""
-        if not self.ranks.is_first:
-            return nullcontext(_ignore_row)
-        return recorded(self.plan.config, self.folder.path, self.state.progress.history)
-
-    def _run(self, stop: StopRequest, track: Track) -> Outcome:
-        config, progress = self.plan.config, self.state.progress
+    def _run(self, track: Track) -> Outcome:
+        config, progress, stop = self.plan.config, self.state.progress, self._stop
         if config.validation.every == "auto":
             every = counted(self.plan.validate_every, "epoch")
             log.info("whole cases are validated every %s, and after the last one", every)
         stop.limit_sessions(config.training.hours, progress.spent_s)
-        self._clock = Clock(plan=self.plan, progress=progress, began_s=stop.began_s)
+        self._clock = Clock(plan=self.plan, progress=progress, stop=stop)
         reason = "all epochs are done"
         signal: Signals | None = None
         try:
             with stop.listening():
                 while not progress.is_finished:
                     self._clock.begin_epoch()
-                    reset_peak_memory(self.plan.device.torch_device)
-                    self._train(stop, track)
-                    validation = self._validate(stop, track)
+                    memory.reset_peak_memory(self.plan.device.torch_device)
+                    self._train(track)
+                    validation = self._validate(track)
                     self._end_epoch(validation)
         except RunStoppedError as stopped:
             reason, signal = str(stopped), stop.signal
@@ -246,7 +242,7 @@ class Trainer:
             best=progress.best,
         )
 
-    def _train(self, stop: StopRequest, track: Track) -> None:
+    def _train(self, track: Track) -> None:
         progress = self.state.progress
         keys = self.plan.keys(progress.epoch)[progress.n_batches :]
         batches = read_batches(self.plan, [self.ranks.share(batch) for batch in keys])
@@ -254,8 +250,8 @@ class Trainer:
         what = f"epoch {progress.epoch + 1}/{progress.n_epochs or '?'}"
         try:
             for batch in track(batches, what=what, total=len(keys)):
-                say(partial(self._outlook, stop))
-                self._stop_if_asked(stop)
+                say(self._outlook)
+                self._stop_if_asked()
                 self._train_batch(batch)
                 if self._clock.is_checkpoint_due:
                     self._save()
@@ -263,9 +259,9 @@ class Trainer:
             raise
         except EnvironmentalError:
             # a signal to the whole process group, as SLURM sends it, ends the workers too
-            self._stop_if_asked(stop)
+            self._stop_if_asked()
             raise
-        self._stop_if_asked(stop)
+        self._stop_if_asked()
 
     def _train_batch(self, batch: Batch) -> None:
         state, progress, clock = self.state, self.state.progress, self._clock
@@ -287,18 +283,29 @@ class Trainer:
             for message in filter(None, self.ranks.gather(clock.missing_hours(hours))):
                 raise UsageError(message)
 
-    def _validate(self, stop: StopRequest, track: Track) -> RunningSums | None:
-        progress = self.state.progress
-        share = self.ranks.share(self.plan.data.split.validation)
-        validation = validation_of(self.plan, share, progress.epoch, progress.n_epochs)
-        if validation is None:
+    def _validate(self, track: Track) -> RunningSums | None:
+        """Return the sums over whole cases, over patches between those, or None."""
+        plan, progress = self.plan, self.state.progress
+        case_ids = self.ranks.share(plan.data.split.validation)
+        samples: Iterable[Sample]
+        if plan.is_validated(progress.epoch, progress.n_epochs):
+            samples = (whole_case(plan.data.folder, one, plan.task.target_of) for one in case_ids)
+            n_samples, predict = len(case_ids), case_predictor(plan)
+        elif plan.config.validation.patches_between:
+            keys = [
+                PatchKey(epoch=progress.epoch, case_id=case_id, draw=draw)
+                for case_id in case_ids
+                for draw in range(plan.config.patch.per_case)
+            ]
+            samples, n_samples = held_out_patches(plan, keys), len(keys)
+            predict = partial(_patch_logits, plan)
+        else:
             return None
-        samples = track(validation.samples, what="validation", total=validation.n_samples)
-        samples = self._until_stopped(samples, stop)
-        found = validate(self.state.evaluated, self.plan, samples, validation.predict)
+        samples = self._until_stopped(track(samples, what="validation", total=n_samples))
+        share = validate(self.state.evaluated, plan, samples, predict)
         sums = RunningSums()
-        for part in self.ranks.gather(found):
-            sums.add_all(part)
+        for part_of_rank in self.ranks.gather(share):
+            sums.add_all(part_of_rank)
         return sums
 
     def _end_epoch(self, validation: RunningSums | None) -> None:
@@ -316,11 +323,12 @@ class Trainer:
             state.schedule.after_validation(row["val_loss"])
             self._keep_if_best(row[watch], validation)
         mode = f", {state.fallback.mode}" if state.fallback.index else ""
-        outlook = outlook_text(progress.best, watch, clock.left_s)
-        line = f"{epoch_line(row, progress.n_epochs)}{mode}"
+        outlook = history.outlook_text(progress.best, watch, clock.left_s)
+        line = f"{history.epoch_line(row, progress.n_epochs)}{mode}"
         log.info("%s", f"{line} | {outlook}" if outlook else line)
         self._save()
-        self._send_row(row)
+        if self._record is not None:
+            self._record(row)
 
     def _row(self, validation: RunningSums | None) -> dict[str, float]:
         """Return the row of the history for the epoch that ends."""
@@ -330,9 +338,9 @@ class Trainer:
             "step": progress.n_steps,
             "lr": float(self.state.accumulator.optimizer.param_groups[0]["lr"]),
             "seconds": self._clock.epoch_s,
-            "peak_memory_mb": peak_memory_mb(self.plan.device.torch_device),
-            **phase_columns("train", scores(progress.sums)),
-            **({} if validation is None else phase_columns("val", scores(validation))),
+            "peak_memory_mb": memory.peak_memory_mb(self.plan.device.torch_device),
+            **history.phase_columns("train", scores(progress.sums)),
+            **({} if validation is None else history.phase_columns("val", scores(validation))),
         }
 
     def _keep_if_best(self, value: float, validation: RunningSums) -> None:
@@ -342,33 +350,87 @@ class Trainer:
             progress.best = value
             self.folder.save_best(self.state, validation)
 
-    def _outlook(self, stop: StopRequest) -> str:
+    def _outlook(self) -> str:
         """Return the text behind the progress bar."""
-        if stop.signal is not None:
+        if self._stop.signal is not None:
             return "stopping soon; a second Ctrl-C does not save"
         progress, watch = self.state.progress, self.plan.config.validation.watch
-        return outlook_text(progress.best, watch, self._clock.left_s, progress.sums.loss)
+        return history.outlook_text(progress.best, watch, self._clock.left_s, progress.sums.loss)
 
-    def _until_stopped(self, samples: Iterable[Sample], stop: StopRequest) -> Iterator[Sample]:
+    def _until_stopped(self, samples: Iterable[Sample]) -> Iterator[Sample]:
         for sample in samples:
-            say(partial(self._outlook, stop))
+            say(self._outlook)
             # ranks must check together, and have different numbers of cases
             if self.ranks.n_ranks == 1:
-                self._stop_if_asked(stop)
+                self._stop_if_asked()
             yield sample
 
-    def _stop_if_asked(self, stop: StopRequest) -> None:
-        if self.ranks.any(stop.reason is not None):
+    def _stop_if_asked(self) -> None:
+        if self.ranks.any(self._stop.reason is not None):
             self._save()
-            raise RunStoppedError(stop.reason or "another rank was asked to stop")
+            raise RunStoppedError(self._stop.reason or "another rank was asked to stop")
 
     def _save(self) -> None:
         self._clock.before_saving()
         self.folder.save(self.state)
 
 
-def _ignore_row(row: Row) -> None:
-    pass
+def validate(
+    network: nn.Module, plan: RunPlan, samples: Iterable[Sample], predict: Predict
+) -> RunningSums:
+    """Return the sums of the losses and measurements of patches or whole cases."""
+    sums, device = RunningSums(), plan.device.torch_device
+    network.eval()
+    with torch.inference_mode():
+        for sample in samples:
+            output = predict(network, sample.image)[None].to(device)
+            target = sample.target[None].to(device).float()
+            sums.loss_sum += float(whole_loss(plan.task.criterion, output, target))
+            sums.n_patches += 1
+            sums.add(sample.case_id, plan.task.measure(output, target)[0].tolist())
+    network.train()
+    return sums
+
+
+def case_predictor(plan: RunPlan) -> Predict:
+    """Return a function that computes the logits of a whole case, in the windows of prediction.
+
+    A network that was trained on whole brain crops gets the crop in one window. If memory runs out,
+    the windows become training patches, which have fitted in training.
+    """
+    modes = ["the windows of prediction"]
+    if plan.config.patch.size != "whole":
+        modes.append(f"windows of {size_words(plan.patch)}")
+    fallback = memory.Fallback(
+        modes, plan.device.torch_device, EnvironmentalError, what="validation: "
+    )
+
+    def predict(network: nn.Module, image: Tensor) -> Tensor:
+        x, y, z = plan.window((image.shape[1], image.shape[2], image.shape[3]))
+        if fallback.index:
+            x, y, z = map(min, (x, y, z), plan.patch)
+        return _case_logits(plan, (x, y, z), network, image)
+
+    return lambda network, image: fallback.run(lambda _: predict(network, image))
+
+
+def _patch_logits(plan: RunPlan, network: nn.Module, image: Tensor) -> Tensor:
+    with plan.device.autocast():
+        return as_output(network(image[None].to(plan.device.torch_device).float())).logits[0][0]
+
+
+def _case_logits(plan: RunPlan, window: Size, network: nn.Module, image: Tensor) -> Tensor:
+    overlap, device = plan.config.validation.overlap, plan.device
+    with part("windows", n_windows(image.shape[1:], window, overlap)) as after_window:
+
+        def window_logits(voxels: Tensor) -> Tensor:
+            with device.autocast():
+                logits = as_output(network(voxels)).logits[0]
+            after_window()
+            return logits
+
+        whole = image.to(device.torch_device).float()
+        return predict_logits(window_logits, whole, window=window, overlap=overlap)
 
 
 def _log_outcome(outcome: Outcome, watched: str, folder: RunFolder, stop: StopRequest) -> None:
