@@ -37,11 +37,11 @@ BUDGET = {
 ABOVE_BUDGET = {
     "training": 3026,
     "inference": 2230,
-    "cases": 2556,
+    "cases": 2389,
     "top level": 1620,
     "data": 1446,
     "evaluation": 1233,
-    "interop": 945,
+    "interop": 916,
     "quality": 1206,
     "figures": 1110,
     "dicom": 892,
