@@ -25,7 +25,6 @@ from brats_seg.inference.results import OutputFolder
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
 from brats_seg.models.build import build_model, size_multiple
 from brats_seg.runtime.device import Device
-from brats_seg.runtime.torch_files import write_checkpoint
 from brats_seg.runtime.weights import (
     NOT_FITTED,
     SCHEMA_VERSION,
@@ -33,6 +32,7 @@ from brats_seg.runtime.weights import (
     FittedPrediction,
     ModelCard,
     ModelIdentity,
+    write_checkpoint,
 )
 from brats_seg.runtime.windows import Window
 from brats_seg.training.state import Progress

@@ -38,7 +38,6 @@ from brats_seg.inference.model import assemble, default_of, read_together
 from brats_seg.labels import REGIONS, LabelConvention, convention_named
 from brats_seg.presets import FileFormat
 from brats_seg.runtime.device import choose_device
-from brats_seg.runtime.torch_files import reason_of, sha256_of
 from brats_seg.runtime.weights import (
     BEST_NAME,
     FORMAT_VERSION,
@@ -49,6 +48,8 @@ from brats_seg.runtime.weights import (
     TrainedModel,
     fingerprint_of,
     read_checkpoint,
+    reason_of,
+    sha256_of,
 )
 from brats_seg.wings import interop
 
