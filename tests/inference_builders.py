@@ -1,6 +1,6 @@
 """Build models for tests of inference: small real ones on disk, and ones of known output."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +8,23 @@ import torch
 from torch import Tensor, nn
 
 from brats_seg.cases.case import Case, load_case
+from brats_seg.cases.find import find_inputs
 from brats_seg.config import Config, ModelConfig, PatchConfig
 from brats_seg.evaluation.subset_scores import SubsetScores
+from brats_seg.inference.batch import (
+    BatchOutcome,
+    CaseOutcome,
+    CaseWork,
+    finish_batch,
+    local_outcomes,
+)
 from brats_seg.inference.method import Scan, prepare_scan, standard_method
 from brats_seg.inference.model import Member, Model
+from brats_seg.inference.predict import Predictor
+from brats_seg.inference.results import OutputFolder
 from brats_seg.inference.settings import DEFAULT_SETTINGS, PredictionSettings
 from brats_seg.models.build import build_model, size_multiple
 from brats_seg.runtime.device import Device
-from brats_seg.runtime.torch_files import write_checkpoint
 from brats_seg.runtime.weights import (
     NOT_FITTED,
     SCHEMA_VERSION,
@@ -23,12 +32,14 @@ from brats_seg.runtime.weights import (
     FittedPrediction,
     ModelCard,
     ModelIdentity,
+    write_checkpoint,
 )
 from brats_seg.runtime.windows import Window
 from brats_seg.training.state import Progress
 from brats_seg.voxels.grids import Spacing
 
 DEFAULT = Decoding()
+PLAIN_SETTINGS = PredictionSettings(preview=False)
 CPU = Device(torch_device=torch.device("cpu"))
 IDENTITY = ModelIdentity(conventions=("brats2017",), patch=(8, 8, 8), fingerprint="cases")
 CONFIG = Config(model=ModelConfig(widths=(4, 8)), patch=PatchConfig(size=(8, 8, 8)))
@@ -103,9 +114,10 @@ def make_model(
         Member(
             network=network.eval(),
             name=config.model.name,
-            patch=identity.patch,
+            identity=identity,
+            method=standard_method(identity.spacing_mm),
             window=window or Window(size=size, overlap=0.5),
-            channels=(0, 1, 2, 3),
+            decoding=decoding,
             regions=(0, 1, 2),
             multiple=size_multiple(config.model, identity.patch),
         )
@@ -113,9 +125,6 @@ def make_model(
     )
     return Model(
         members=members,
-        method=standard_method(identity.spacing_mm),
-        identity=identity,
-        decoding=decoding,
         fingerprint="model",
         device=CPU,
         settings=settings,
@@ -123,6 +132,24 @@ def make_model(
         subset_scores=subset_scores,
         notes=({},),
     )
+
+
+def predict_into(
+    inputs: Path,
+    output: Path,
+    model: Model | None = None,
+    settings: PredictionSettings = PLAIN_SETTINGS,
+) -> tuple[BatchOutcome, list[CaseOutcome]]:
+    """Predict the cases of a folder, and return the outcome of the batch and of each case."""
+    folder, outcomes = OutputFolder(output), list[CaseOutcome]()
+    predictor = Predictor(model=replace(model or make_model(), settings=settings))
+    cases = find_inputs([inputs])
+    with folder.opened():
+        work = CaseWork(predictor=predictor, output=folder, earlier=folder.records())
+        done = finish_batch(
+            local_outcomes(cases, work), folder, len(cases), on_case=outcomes.append
+        )
+    return done, outcomes
 
 
 def read_scan(case: Case, spacing_mm: Spacing = (1.0, 1.0, 1.0)) -> Scan:

@@ -1,89 +1,111 @@
-"""Test losses against hand-computed values, and their sums over patches."""
+"""Test losses against hand-computed values, their sums over patches, and the scores of an epoch."""
 
 import math
+from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from monai.losses import DiceFocalLoss
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits as bce
 
 from brats_seg.config import LossConfig
 from brats_seg.errors import ConfigError
 from brats_seg.models.interface import TrainingOutput
-from brats_seg.training.losses import BatchDiceBce, DiceBce, build_criterion, reduction_of
+from brats_seg.training.losses import (
+    BACKGROUND_WEIGHT,
+    BatchDiceBce,
+    DiceBce,
+    ReconstructionLoss,
+    RunningSums,
+    add_squares,
+    build_criterion,
+    count_voxels,
+    error_columns,
+    overlap_columns,
+    reduction_of,
+)
+
+# rows: true positive, false positive, false negative, true negative; columns: WT, TC, ET
+HALF_RIGHT = [[2, 1, 0], [2, 0, 0], [2, 1, 0], [10, 14, 16]]
+PERFECT = [[4, 4, 4], [0, 0, 0], [0, 0, 0], [12, 12, 12]]
 
 
-def random_pair(n: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
+def random_pair(n: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
     logits = torch.randn(n, 3, 4, 4, 4, generator=generator, dtype=torch.float64)
-    target = (torch.rand(n, 3, 4, 4, 4, generator=generator) > 0.7).to(torch.uint8)
-    return logits, target
+    return logits, (torch.rand(n, 3, 4, 4, 4, generator=generator) > 0.7).to(torch.uint8)
+
+
+def random_images(n: int, edge: int = 8) -> tuple[Tensor, Tensor]:
+    """Reconstructions and images whose first layer is background."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(n, 4, edge, edge, edge, generator=generator, dtype=torch.float64)
+    images[:, :, 0] = 0
+    return images + 0.3 * torch.randn(images.shape, generator=generator), images
+
+
+def at_once(criterion: BatchDiceBce, output: Tensor | TrainingOutput, target: Tensor) -> Tensor:
+    return criterion.of_sums(criterion.sums(output, target), len(target))
 
 
 def test_a_patch_of_even_odds_has_the_loss_computed_by_hand() -> None:
-    logits = torch.zeros(1, 3, 2, 2, 2, dtype=torch.float64)
     target = torch.zeros(1, 3, 2, 2, 2)
     target[:, :, 0] = 1  # 4 of 8 voxels
 
-    loss = DiceBce()(logits, target)
+    loss = DiceBce()(torch.zeros(1, 3, 2, 2, 2, dtype=torch.float64), target)
 
     # probability 1/2 everywhere: 2 inside the target, 4 + 4 in both together, smoothed by one voxel
-    dice = (2 * 2 + 1) / (8 + 1)
-    assert loss.item() == pytest.approx(1 - dice + math.log(2))
+    assert loss.item() == pytest.approx(1 - (2 * 2 + 1) / (8 + 1) + math.log(2))
 
 
-def test_a_perfect_prediction_costs_next_to_nothing() -> None:
-    _, target = random_pair(2)
+@pytest.mark.parametrize(
+    ("criterion", "pair"), [(DiceBce(), random_pair(3)), (ReconstructionLoss(), random_images(3))]
+)
+def test_losses_of_a_batch_are_those_of_its_patches(
+    criterion: Callable[..., Tensor], pair: tuple[Tensor, Tensor]
+) -> None:
+    together = criterion(*pair)
+    alone = [criterion(*one) for one in zip(*(part.split(1) for part in pair), strict=True)]
 
-    loss = DiceBce()((target.double() - 0.5) * 100, target)
-
-    assert loss.max() < 1e-6
-
-
-def test_losses_of_a_batch_are_those_of_its_patches() -> None:
-    logits, target = random_pair(3)
-
-    together = DiceBce()(logits, target)
-    alone = torch.cat([DiceBce()(logits[i : i + 1], target[i : i + 1]) for i in range(3)])
-
+    assert reduction_of(criterion) == "patches"
     assert together.shape == (3,)
-    assert torch.equal(together, alone)
+    assert torch.allclose(together, torch.cat(alone), atol=1e-7)
 
 
-def test_an_empty_region_that_is_left_empty_has_no_dice_loss() -> None:
-    logits = torch.full((1, 3, 4, 4, 4), -50.0)
+def test_what_is_right_costs_nothing() -> None:
+    _, target = random_pair(2)
+    _, images = random_images(2)
+    empty, logits = torch.zeros(1, 3, 4, 4, 4), torch.full((1, 3, 4, 4, 4), -50.0)
 
-    loss = DiceBce(LossConfig(bce=0))(logits, torch.zeros(1, 3, 4, 4, 4))
+    assert DiceBce()((target.double() - 0.5) * 100, target).max() < 1e-6
+    assert float(ReconstructionLoss()(images, images).abs().max()) < 1e-6
+    # a region that is empty and left empty
+    assert DiceBce(LossConfig(bce=0))(logits, empty).item() == pytest.approx(0, abs=1e-6)
 
-    assert loss.item() == pytest.approx(0, abs=1e-6)
 
-
-def test_coarser_levels_weigh_half() -> None:
+def test_coarser_levels_weigh_half_also_for_a_loss_by_dotted_name() -> None:
     logits, target = random_pair(2)
     coarse, coarse_target = logits[..., ::2, ::2, ::2], target[..., ::2, ::2, ::2]
-
-    loss = DiceBce()(TrainingOutput(logits=(logits, coarse)), target)
+    output = TrainingOutput(logits=(logits, coarse))
+    named = build_criterion(own("torch.nn.BCEWithLogitsLoss"))
 
     expected = (2 * DiceBce()(logits, target) + DiceBce()(coarse, coarse_target)) / 3
-    assert torch.allclose(loss, expected)
+    assert torch.allclose(DiceBce()(output, target), expected)
+    expected = (2 * bce(logits, target.double()) + bce(coarse, coarse_target.double())) / 3
+    assert torch.allclose(named(output, target), expected)
 
 
-def test_half_precision_logits_are_summed_in_single_precision() -> None:
-    logits = torch.zeros(1, 3, 32, 32, 32, dtype=torch.bfloat16)
-    target = torch.zeros(1, 3, 32, 32, 32)
-
-    loss = DiceBce()(logits, target)
-
+def test_half_precision_is_summed_in_single_precision() -> None:
+    loss = DiceBce()(torch.zeros(1, 3, 32, 32, 32).bfloat16(), torch.zeros(1, 3, 32, 32, 32))
     # 32768 * 0.5 is exact in float32; a bfloat16 sum stops growing at 256
     assert loss.item() == pytest.approx(1 - 1 / (16384 + 1) + math.log(2), rel=1e-5)
 
-
-def test_batch_dice_of_one_patch_is_its_patch_dice() -> None:
-    logits, target = random_pair(1)
-    criterion = BatchDiceBce()
-
-    loss = criterion.of_sums(criterion.sums(logits, target), 1)
-
-    assert loss.item() == pytest.approx(DiceBce()(logits, target).item())
+    reconstructions, images = (pair.float() for pair in random_images(1, edge=16))
+    loss = ReconstructionLoss()(reconstructions.bfloat16(), images)
+    assert loss.dtype == torch.float32
+    assert torch.equal(loss, ReconstructionLoss()(reconstructions.bfloat16().float(), images))
 
 
 def test_batch_dice_pools_patches_before_the_ratio() -> None:
@@ -91,24 +113,22 @@ def test_batch_dice_pools_patches_before_the_ratio() -> None:
     target[0] = 1  # the second patch is empty
     logits = (target - 0.5) * 100
     logits[1, :, 0, 0, 0] = 50  # and has one false voxel of 8
-    criterion = BatchDiceBce(LossConfig(bce=0))
+    config = LossConfig(bce=0)
 
-    loss = criterion.of_sums(criterion.sums(logits, target), 2)
+    loss = at_once(BatchDiceBce(config), logits, target)
 
     assert loss.item() == pytest.approx(1 - (2 * 8 + 1) / (9 + 8 + 1))
     # patch by patch the false voxel costs half of a Dice
-    assert DiceBce(LossConfig(bce=0))(logits, target).mean().item() == pytest.approx(
-        (1 - 1 / 2) / 2
-    )
+    assert DiceBce(config)(logits, target).mean().item() == pytest.approx((1 - 1 / 2) / 2)
 
 
-def test_batch_dice_has_the_cross_entropy_of_the_mean_patch() -> None:
-    logits, target = random_pair(3)
-    config = LossConfig(dice=0)
-    criterion = BatchDiceBce(config)
-    output = TrainingOutput(logits=(logits,))
+@pytest.mark.parametrize(("n", "config"), [(1, LossConfig()), (3, LossConfig(dice=0))])
+def test_batch_dice_of_one_patch_and_cross_entropy_of_many_are_those_of_patches(
+    n: int, config: LossConfig
+) -> None:
+    logits, target = random_pair(n)
 
-    loss = criterion.of_sums(criterion.sums(output, target), 3)
+    loss = at_once(BatchDiceBce(config), TrainingOutput(logits=(logits,)), target)
 
     assert loss.item() == pytest.approx(DiceBce(config)(logits, target).mean().item())
 
@@ -120,7 +140,7 @@ def own(name: str, **arguments: object) -> LossConfig:
     return LossConfig.model_validate({"name": name, "arguments": arguments})
 
 
-def test_a_loss_by_dotted_name_gets_plain_logits() -> None:
+def test_a_loss_by_dotted_name_gets_plain_logits_unless_it_declares_how_it_reduces() -> None:
     logits, target = random_pair(2)
     expected = DiceFocalLoss(sigmoid=True)(logits, target.double())
 
@@ -128,33 +148,9 @@ def test_a_loss_by_dotted_name_gets_plain_logits() -> None:
 
     assert reduction_of(criterion) == "outputs"
     assert torch.allclose(criterion(logits, target), expected)
-    output = TrainingOutput(logits=(logits,))
-    assert torch.allclose(criterion(output, target), expected)
-
-
-def test_levels_count_for_a_loss_by_dotted_name_too() -> None:
-    logits, target = random_pair(2)
-    coarse, coarse_target = logits[..., ::2, ::2, ::2], target[..., ::2, ::2, ::2]
-    criterion = build_criterion(own("torch.nn.BCEWithLogitsLoss"))
-
-    loss = criterion(TrainingOutput(logits=(logits, coarse)), target)
-
-    bce = torch.nn.functional.binary_cross_entropy_with_logits
-    expected = (2 * bce(logits, target.double()) + bce(coarse, coarse_target.double())) / 3
-    assert torch.allclose(loss, expected)
-
-
-def test_a_loss_by_dotted_name_that_declares_how_it_reduces_is_used_as_it_is() -> None:
-    criterion = build_criterion(own("brats_seg.training.losses.BatchDiceBce"))
-
-    assert isinstance(criterion, BatchDiceBce)
-
-
-def test_a_loss_by_dotted_name_is_a_scalar() -> None:
-    criterion = build_criterion(own("torch.nn.BCEWithLogitsLoss", reduction="none"))
-
-    with pytest.raises(ConfigError, match=r"returned the shape \(2, 3, .*reduction: mean"):
-        criterion(*random_pair(2))
+    assert torch.allclose(criterion(TrainingOutput(logits=(logits,)), target), expected)
+    declared = build_criterion(own("brats_seg.training.losses.BatchDiceBce"))
+    assert isinstance(declared, BatchDiceBce)
 
 
 @pytest.mark.parametrize(
@@ -163,8 +159,114 @@ def test_a_loss_by_dotted_name_is_a_scalar() -> None:
         (own("monai.losses.Nowhere"), r"loss\.name 'monai\.losses\.Nowhere' cannot be imported"),
         (own(DICE_FOCAL, sigmoids=True), r"cannot be built with loss\.arguments .*sigmoids"),
         (LossConfig(arguments={"sigmoid": True}), r"loss\.arguments .* without loss\.name"),
+        (own("torch.nn.BCEWithLogitsLoss", reduction="none"), r"shape \(2, 3, .*reduction: mean"),
     ],
 )
-def test_a_loss_that_cannot_be_built_is_named(config: LossConfig, message: str) -> None:
+def test_a_loss_that_cannot_be_built_or_is_no_scalar_is_named(
+    config: LossConfig, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
-        build_criterion(config)
+        build_criterion(config)(*random_pair(2))
+
+
+def test_voxels_are_counted_patch_by_patch() -> None:
+    logits = torch.full((2, 3, 2, 2, 2), -1.0)
+    logits[0, 0, 0] = 1  # 4 voxels of WT in the first patch
+    target = torch.zeros(2, 3, 2, 2, 2)
+    target[0, 0, :, 0] = 1  # 4 voxels, 2 of them the same
+
+    counts = count_voxels(logits, target)
+
+    assert counts[0, :, 0].tolist() == [2, 2, 2, 2]
+    assert counts[1, :, 0].tolist() == [0, 0, 0, 8]
+
+
+def test_scores_are_means_of_case_ratios_with_empty_regions_counted() -> None:
+    scores = overlap_columns(RunningSums(counts={"a": HALF_RIGHT, "b": PERFECT}))
+
+    expected = {
+        "dice": [(0.5 + 1) / 2, (2 / 3 + 1) / 2, 1],
+        "jaccard": [(1 / 3 + 1) / 2, (1 / 2 + 1) / 2, 1],
+        "empty": [0, 0, 1],
+    }
+    for name, values in expected.items():
+        columns = [scores[f"{name}_{region}"] for region in ("wt", "tc", "et")]
+        assert columns == pytest.approx(values)
+    assert scores["dice"] == pytest.approx(sum(expected["dice"]) / 3)
+
+
+def test_patches_of_a_case_are_pooled_before_the_ratio_in_any_order() -> None:
+    sums = RunningSums(loss_sum=3.0, n_patches=2)
+    sums.add("a", HALF_RIGHT)
+    sums.add("a", PERFECT)
+
+    scores = overlap_columns(sums)
+
+    assert scores["loss"] == 1.5
+    assert scores["dice_wt"] == pytest.approx(2 * 6 / (8 + 8))
+    in_order, reversed_order = RunningSums(n_patches=1), RunningSums(n_patches=1)
+    for sums, ids in ((in_order, "abc"), (reversed_order, "cba")):
+        for case_id in ids:
+            sums.add(case_id, (np.array(HALF_RIGHT) * ord(case_id)).tolist())
+    assert overlap_columns(in_order) == overlap_columns(reversed_order)
+
+
+def test_an_error_in_the_background_counts_a_tenth() -> None:
+    """4 voxels of brain that are missed by 2, 4 of background missed by 1."""
+    image = torch.zeros(1, 4, 2, 2, 2, dtype=torch.float64)
+    image[:, :, 0] = 5
+
+    loss = ReconstructionLoss()(torch.where(image == 0, 1.0, 3.0).double(), image)
+
+    expected = (4 * 2**2 + 4 * BACKGROUND_WEIGHT * 1**2) / (4 + 4 * BACKGROUND_WEIGHT)
+    assert loss.tolist() == [pytest.approx(expected)]
+
+
+def test_a_voxel_is_brain_if_any_modality_is_not_zero() -> None:
+    image = torch.zeros(1, 4, 2, 1, 1, dtype=torch.float64)
+    image[0, 3, 0] = 1
+
+    squares, n_voxels = add_squares(image + 2, image)[0]
+
+    assert ReconstructionLoss()(image + 2, image).item() == pytest.approx(4)
+    assert n_voxels.tolist() == [1, 1, 1, 1]
+    assert squares.tolist() == [4, 4, 4, 4]
+
+
+def test_a_patch_of_background_alone_has_a_loss_and_no_error() -> None:
+    image = torch.zeros(1, 4, 2, 2, 2)
+    sums = RunningSums(loss_sum=1.0, n_patches=1)
+    sums.add("a", add_squares(image + 1, image)[0].tolist())
+
+    assert ReconstructionLoss()(image + 1, image).item() == pytest.approx(1)
+    assert math.isnan(error_columns(sums)["rmse"])
+
+
+def test_the_error_is_the_mean_over_cases_of_roots_taken_once() -> None:
+    """Two patches of case a, with 1 and 3 voxels; one of case b."""
+    sums = RunningSums(loss_sum=6.0, n_patches=3)
+    sums.add("a", [[1, 0, 0, 4], [1, 1, 1, 1]])
+    sums.add("a", [[3, 0, 0, 12], [3, 3, 3, 3]])
+    sums.add("b", [[18, 0, 0, 0], [2, 2, 2, 2]])
+
+    assert error_columns(sums) == {
+        "loss": 2.0,
+        "rmse": pytest.approx(((1 + 3) / 2 + 0 + 0 + (2 + 0) / 2) / 4),
+        "rmse_t1n": pytest.approx((1 + 3) / 2),
+        "rmse_t1c": 0.0,
+        "rmse_t2w": 0.0,
+        "rmse_t2f": pytest.approx((2 + 0) / 2),
+    }
+
+
+def test_squares_agree_with_a_loop() -> None:
+    reconstruction, image = (part.numpy() for part in random_images(2, edge=5))
+
+    rows = add_squares(torch.from_numpy(reconstruction), torch.from_numpy(image))
+
+    for n in range(2):
+        brain = (image[n] != 0).any(0)
+        for modality in range(4):
+            difference = (reconstruction[n, modality] - image[n, modality])[brain]
+            assert rows[n, 0, modality].item() == pytest.approx(np.square(difference).sum())
+            assert rows[n, 1, modality].item() == brain.sum()

@@ -95,7 +95,7 @@ def test_too_little_memory_says_what_to_lower() -> None:
 
     assert found.suggested is None
     least = min(row.predicted_mib for row in found.rows)
-    assert found.what_to_lower().startswith("nothing fits in 50 MiB: the row that needs least")
+    assert found.what_to_lower().startswith("nothing fits in 50 MiB: a patch of 32x32x32 in fp32")
     assert f"needs {least} MiB. Lower model.widths or patch.size" in found.what_to_lower()
 
 
@@ -196,7 +196,7 @@ def test_a_cpu_gets_its_preset_and_is_told_why() -> None:
 
     assert chosen.config == load_config(preset="cpu", values=ON_CPU)
     assert chosen.reason.startswith("preset cpu, because training.device is cpu (--preset takes")
-    assert "unet of 16 to 160 channels, patch 64x64x64 in " in chosen.reason
+    assert "unet, patch 64x64x64 in " in chosen.reason
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The optimizer Muon: orthogonal updates of filters, AdamW for everything else."""
+"""Test Muon, orthogonal updates of filters and AdamW for everything else, and the schedules."""
 
 import copy
 
@@ -39,25 +39,22 @@ def test_the_iteration_is_that_of_newton_and_schulz() -> None:
         expected = a * expected + (b * product + c * product @ product) @ expected
 
     torch.testing.assert_close(orthogonal(matrix).double(), expected, atol=1e-4, rtol=0)
-
-
-def test_a_gradient_of_zeros_changes_nothing() -> None:
     assert torch.equal(orthogonal(torch.zeros(8, 12)), torch.zeros(8, 12))
 
 
-def stepped(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, n_steps: int) -> Tensor:
-    for seed in range(n_steps):
-        parameter.grad = drawn(*parameter.shape, seed=seed)
-        optimizer.step()
+def updated(optimizer: type[torch.optim.Optimizer], *shape: int, **options: object) -> Tensor:
+    """Return a parameter after four steps."""
+    parameter = nn.Parameter(drawn(*shape, seed=9))
+    stepper = optimizer([parameter], lr=0.1, weight_decay=0.1, **options)
+    for seed in range(4):
+        parameter.grad = drawn(*shape, seed=seed)
+        stepper.step()
     return parameter.detach()
 
 
 def test_a_matrix_is_updated_as_by_torch() -> None:
-    ours, theirs = (nn.Parameter(drawn(16, 40, seed=9)) for _ in range(2))
-    reference = torch.optim.Muon([theirs], lr=0.1, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
-
-    expected = stepped(reference, theirs, 4)
-    found = stepped(Muon([ours], lr=0.1, weight_decay=0.1), ours, 4)
+    expected = updated(torch.optim.Muon, 16, 40, adjust_lr_fn="match_rms_adamw")
+    found = updated(Muon, 16, 40)
 
     # torch iterates in bfloat16, with seven bits after the first
     assert (found - expected).abs().max() < 0.02 * (found - drawn(16, 40, seed=9)).abs().max()
@@ -65,12 +62,7 @@ def test_a_matrix_is_updated_as_by_torch() -> None:
 
 @pytest.mark.parametrize("shape", [(5,), (3, 16, 1, 1, 1), (12, 4)])
 def test_a_parameter_that_is_no_filter_is_updated_as_by_adamw(shape: tuple[int, ...]) -> None:
-    ours, theirs = (nn.Parameter(drawn(*shape, seed=9)) for _ in range(2))
-
-    expected = stepped(torch.optim.AdamW([theirs], lr=0.1, weight_decay=0.1), theirs, 4)
-    found = stepped(Muon([ours], lr=0.1, weight_decay=0.1), ours, 4)
-
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(updated(Muon, *shape), updated(torch.optim.AdamW, *shape))
 
 
 def test_a_saved_state_continues_bit_for_bit() -> None:
@@ -107,59 +99,62 @@ def test_an_update_does_not_depend_on_the_scale_of_the_gradient() -> None:
 def test_every_optimizer_of_the_settings_moves_the_weights(name: str) -> None:
     network = nn.Conv3d(4, 3, 1)
     before = network.weight.detach().clone()
-    optimizer = build_optimizer(
-        network.parameters(), OptimizerConfig.model_validate({"name": name})
-    )
+    config = OptimizerConfig.model_validate({"name": name})
     network(drawn(1, 4, 2, 2, 2)).sum().backward()
 
-    optimizer.step()
+    build_optimizer(network.parameters(), config).step()
 
     assert not torch.equal(before, network.weight)
 
 
-def rates(config: ScheduleConfig, n_steps: int, lr: float = 1.0) -> list[float]:
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=lr)
-    schedule = Schedule(optimizer, config, n_steps)
-    found = []
+def scheduled(n_steps: int | None = None, lr: float = 1.0, **config: object) -> Schedule:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=lr)
+    schedule = Schedule(optimizer, ScheduleConfig.model_validate(config), n_steps)
+    schedule.optimizer = optimizer
+    return schedule
+
+
+def rate_of(schedule: Schedule) -> float:
+    return float(schedule.optimizer.param_groups[0]["lr"])
+
+
+def rates(n_steps: int, lr: float = 1.0, **config: object) -> list[float]:
+    schedule, found = scheduled(n_steps, lr, **config), []
     for _ in range(n_steps):
-        found.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
+        found.append(rate_of(schedule))
+        schedule.optimizer.step()
         schedule.after_step()
     return found
 
 
-def test_constant_stays() -> None:
-    assert rates(ScheduleConfig(name="constant"), 3) == [1.0, 1.0, 1.0]
+@pytest.mark.parametrize(
+    ("config", "n_steps", "expected"),
+    [
+        ({"name": "constant"}, 3, [1.0, 1.0, 1.0]),
+        ({"name": "cosine"}, 4, [1.0, (1 + 0.5**0.5) / 2, 0.5, (1 - 0.5**0.5) / 2]),
+        # the exponent of nnU-Net
+        ({"name": "polynomial"}, 4, [1.0, 0.75**0.9, 0.5**0.9, 0.25**0.9]),
+        # warm-up rises to the full rate, and leaves the rest to the curve
+        ({"name": "cosine", "warmup_steps": 3}, 7, [0.25, 0.5, 0.75, 1.0, None, 0.5, None]),
+    ],
+)
+def test_the_rate_follows_its_curve(
+    config: dict[str, object], n_steps: int, expected: list[float | None]
+) -> None:
+    for rate, value in zip(rates(n_steps, **config), expected, strict=True):
+        assert value is None or rate == pytest.approx(value)
 
 
-def test_cosine_falls_along_half_a_wave() -> None:
-    found = rates(ScheduleConfig(name="cosine"), 4)
-
-    assert found == pytest.approx([1.0, (1 + 0.5**0.5) / 2, 0.5, (1 - 0.5**0.5) / 2])
-
-
-def test_polynomial_falls_with_the_exponent_of_nnunet() -> None:
-    found = rates(ScheduleConfig(name="polynomial"), 4, lr=0.01)
-
-    assert found == pytest.approx([0.01, 0.01 * 0.75**0.9, 0.01 * 0.5**0.9, 0.01 * 0.25**0.9])
-
-
-def test_warm_up_rises_to_the_full_rate_and_leaves_the_rest_to_the_curve() -> None:
-    found = rates(ScheduleConfig(name="cosine", warmup_steps=3), 7)
-
-    assert found[:4] == pytest.approx([0.25, 0.5, 0.75, 1.0])
-    assert found[5] == pytest.approx(0.5)
+def test_no_curve_falls_below_the_lowest_rate() -> None:
+    assert min(rates(50, lr=1e-7, name="cosine")) == pytest.approx(1e-7)
 
 
 def test_until_the_length_of_the_run_is_known_the_rate_does_not_fall() -> None:
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    schedule = Schedule(optimizer, ScheduleConfig(name="polynomial", warmup_steps=1))
-
-    found = []
+    schedule, found = scheduled(name="polynomial", warmup_steps=1), []
     for step in range(4):
-        found.append(optimizer.param_groups[0]["lr"])
+        found.append(rate_of(schedule))
         schedule.n_steps = 4 if step == 2 else schedule.n_steps
-        optimizer.step()
+        schedule.optimizer.step()
         schedule.after_step()
 
     assert found == pytest.approx([0.5, 1, 1, (1 - 2 / 3) ** 0.9])
@@ -167,7 +162,7 @@ def test_until_the_length_of_the_run_is_known_the_rate_does_not_fall() -> None:
 
 def test_a_rise_and_a_cosine_are_the_one_cycle_of_torch() -> None:
     """So that there is no schedule of that name; torch ends at the initial rate / 1e4."""
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
     cycle = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, max_lr=1.0, total_steps=100, cycle_momentum=False, final_div_factor=1e8
     )
@@ -177,46 +172,34 @@ def test_a_rise_and_a_cosine_are_the_one_cycle_of_torch() -> None:
         optimizer.step()
         cycle.step()
 
-    ours = rates(ScheduleConfig(name="cosine", warmup_steps=30), 100)
-
-    assert ours[30:] == pytest.approx(theirs[30:], abs=0.03)
-
-
-def test_no_curve_falls_below_the_lowest_rate() -> None:
-    assert min(rates(ScheduleConfig(name="cosine"), 50, lr=1e-7)) == pytest.approx(1e-7)
+    assert rates(100, name="cosine", warmup_steps=30)[30:] == pytest.approx(theirs[30:], abs=0.03)
 
 
 def test_a_plateau_lowers_the_rate_after_more_than_patience_validations() -> None:
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    schedule = Schedule(optimizer, ScheduleConfig(name="plateau", patience=2))
-
-    found = []
+    schedule, found = scheduled(name="plateau", patience=2), []
     for loss in (1, 2, 2, 2, 2, 2, 2):
         schedule.after_validation(loss)
-        found.append(optimizer.param_groups[0]["lr"])
+        found.append(rate_of(schedule))
 
     assert found == pytest.approx([1, 1, 1, 0.1, 0.1, 0.1, 0.01])
 
 
-def test_a_schedule_goes_on_from_its_state() -> None:
-    for name in ("plateau", "cosine"):
-        config = ScheduleConfig(name=name, patience=0)
-        undisturbed, restarted = [], []
-        for interrupt in (False, True):
-            parameter = torch.nn.Parameter(torch.zeros(1))
-            optimizer = torch.optim.SGD([parameter], lr=1.0)
-            schedule = Schedule(optimizer, config, 10)
-            for step in range(10):
-                if interrupt and step == 5:
-                    state, optimizer_state = schedule.state_dict(), optimizer.state_dict()
-                    optimizer = torch.optim.SGD([parameter], lr=1.0)
-                    schedule = Schedule(optimizer, config, 10)
-                    optimizer.load_state_dict(optimizer_state)
-                    schedule.load_state_dict(state)
-                optimizer.step()
-                schedule.after_step()
-                schedule.after_validation(abs(step - 4.5))
-                (restarted if interrupt else undisturbed).append(optimizer.param_groups[0]["lr"])
+@pytest.mark.parametrize("name", ["plateau", "cosine"])
+def test_a_schedule_goes_on_from_its_state(name: str) -> None:
+    found = []
+    for is_interrupted in (False, True):
+        schedule, rates_of_run = scheduled(10, name=name, patience=0), []
+        for step in range(10):
+            if is_interrupted and step == 5:
+                states = schedule.state_dict(), schedule.optimizer.state_dict()
+                schedule = scheduled(10, name=name, patience=0)
+                schedule.optimizer.load_state_dict(states[1])
+                schedule.load_state_dict(states[0])
+            schedule.optimizer.step()
+            schedule.after_step()
+            schedule.after_validation(abs(step - 4.5))
+            rates_of_run.append(rate_of(schedule))
+        found.append(rates_of_run)
 
-        assert undisturbed == restarted
-        assert len(set(undisturbed)) > 1
+    assert found[0] == found[1]
+    assert len(set(found[0])) > 1

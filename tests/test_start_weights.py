@@ -105,9 +105,7 @@ def test_a_run_starts_with_the_best_weights_of_its_parent(
     assert saved.started_from.path == str(parent)
     assert saved.started_from.learnt_from == data.split.train
     assert str(parent) in (tmp_path / "run" / "config.yaml").read_text()
-    assert re.search(
-        r"model.name 'unet', model.widths 4,8\): 14 of 14 layers loaded, 5,091 of", caplog.text
-    )
+    assert re.search(r"model.name 'unet', model.widths 4,8\): 14 of 14 layers loaded", caplog.text)
     assert "held out here" not in caplog.text
 
 
@@ -203,7 +201,7 @@ def test_modalities_in_another_order_are_refused(tmp_path: Path) -> None:
     )
     write_run(tmp_path / "run", identity=identity)
 
-    with pytest.raises(UsageError, match="modalities t2f, t1n, t1c, t2w; expected t1n, t1c, t2w"):
+    with pytest.raises(UsageError, match=r"modalities \('t2f', 't1n', .*; expected \('t1n', "):
         read_source(tmp_path / "run")
 
 

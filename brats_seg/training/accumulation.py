@@ -100,10 +100,13 @@ class Accumulator:
             leaves=self._leaves,
             independence=PatchIndependence(network),
         )
-        self._warn_of_what_is_not_learnt()
         self.scaler = torch.amp.GradScaler(
             self.device.torch_device.type, enabled=self.device.needs_scaler
         )
+        learnable = {p for p in parameters_of(criterion) if p.requires_grad}
+        if left_out := learnable.difference(self._leaves.updated):
+            what = "the loss %s has parameters that the optimizer was not given: %d"
+            log.warning(what, type(criterion).__name__, len(left_out))
 
     def step(
         self, micro_batches: Iterable[MicroBatch], measure: Measure = measure_nothing
@@ -164,28 +167,17 @@ class Accumulator:
         else:
             norm = float(clip_grad_norm_(parameters, self.clip_norm))
         if isfinite(norm):
-            self._update_weights()
+            try:
+                self.scaler.step(self.optimizer)
+            except (RuntimeError, MemoryError) as error:
+                msg = (
+                    f"the optimizer's step failed, and the weights may be half updated: {error}. The "
+                    "last checkpoint is complete: resume from it, with an optimizer that keeps less "
+                    "(sgd) or a smaller network if memory ran out."
+                )
+                raise HalfUpdatedError(msg) from error
         self.scaler.update()
         return norm
-
-    def _warn_of_what_is_not_learnt(self) -> None:
-        learnable = {p for p in parameters_of(self.criterion) if p.requires_grad}
-        if left_out := learnable.difference(self._leaves.updated):
-            what = (
-                "the loss %s has parameters that the optimizer was not given, so are not learnt: %d"
-            )
-            log.warning(what, type(self.criterion).__name__, len(left_out))
-
-    def _update_weights(self) -> None:
-        try:
-            self.scaler.step(self.optimizer)
-        except (RuntimeError, MemoryError) as error:
-            msg = (
-                f"the optimizer's step failed, and the weights may be half updated: {error}. The "
-                "last checkpoint is complete: resume from it, with an optimizer that keeps less "
-                "(sgd) or a smaller network if memory ran out."
-            )
-            raise HalfUpdatedError(msg) from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

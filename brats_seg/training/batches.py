@@ -69,15 +69,15 @@ def read_batches(plan: RunPlan, batches: Sequence[Sequence[PatchKey]]) -> Iterat
         # after all others: noise, or a transform of one's own, would fill the empty channels
         changes = [(drop_modalities, training.modality_dropout)]
         transforms += (RandIntensitiesd("image", changes),)
-    dataset = _dataset(plan, training.augment, transforms)
-    samples = patch_loader(dataset, chain.from_iterable(batches), _workers_of(plan))
-    for keys in batches:
-        yield Batch(samples=tuple(islice(samples, len(keys))))
+    keys = chain.from_iterable(batches)
+    samples = _patches(plan, keys, training.augment, transforms)
+    for batch in batches:
+        yield Batch(samples=tuple(islice(samples, len(batch))))
 
 
 def held_out_patches(plan: RunPlan, keys: Iterable[PatchKey]) -> Iterator[Sample]:
     """Yield the patches of those keys in their order, without augmentation."""
-    return patch_loader(_dataset(plan, "none"), keys, n_workers=_workers_of(plan))
+    return _patches(plan, keys, "none", ())
 
 
 def shared_memory_needed(config: Config, *, on_gpu: bool) -> int:
@@ -90,8 +90,10 @@ def _stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return tensors[0][None] if len(tensors) == 1 else torch.stack(tuple(tensors))
 
 
-def _dataset(plan: RunPlan, augment: str, transforms: Sequence[Transform] = ()) -> PatchDataset:
-    return PatchDataset(
+def _patches(
+    plan: RunPlan, keys: Iterable[PatchKey], augment: str, transforms: Sequence[Transform]
+) -> Iterator[Sample]:
+    dataset = PatchDataset(
         plan.data.folder,
         patch=plan.config.patch,
         multiple=plan.multiple,
@@ -100,15 +102,12 @@ def _dataset(plan: RunPlan, augment: str, transforms: Sequence[Transform] = ()) 
         target_of=plan.task.target_of,
         transforms=transforms,
     )
-
-
-def _workers_of(plan: RunPlan) -> int:
-    return _n_workers(plan.config, on_gpu=plan.device.torch_device.type != "cpu")
+    on_gpu = plan.device.torch_device.type != "cpu"
+    return patch_loader(dataset, keys, _n_workers(plan.config, on_gpu=on_gpu))
 
 
 def _n_workers(config: Config, *, on_gpu: bool) -> int:
-    setting = config.training.n_workers
-    if setting != "auto":
-        return setting
+    if config.training.n_workers != "auto":
+        return config.training.n_workers
     # on a machine without a GPU, training itself keeps the processors busy
     return min(MAX_AUTO_WORKERS, available_cpus()) if on_gpu else 0

@@ -26,18 +26,10 @@ from brats_seg.progress import Track, part, untracked
 from brats_seg.runtime.device import Device, choose_device
 from brats_seg.runtime.memory import is_out_of_memory
 from brats_seg.runtime.weights import load_trained, require_task
+from brats_seg.training import losses
 from brats_seg.training.accumulation import Accumulator
 from brats_seg.training.gradient import MicroBatch
-from brats_seg.training.independence import PassState, PatchIndependence
-from brats_seg.training.losses import (
-    BatchDiceBce,
-    Criterion,
-    DiceBce,
-    LogitsLoss,
-    build_criterion,
-    parameters_of,
-    whole_loss,
-)
+from brats_seg.training.independence import PassState
 from brats_seg.training.run_folder import RunFolder
 from brats_seg.training.state import build_network, environment_of
 
@@ -212,7 +204,6 @@ def certify(
     for module in network.modules():
         if isinstance(module, _DropoutNd):
             module.eval()
-    PatchIndependence(network).check(patches.image[:1].to(device.torch_device), device)
     try:
         rows = _rows(network, config, patches, device, track)
         if device.torch_device.type == "mps":  # computes no float64
@@ -234,7 +225,7 @@ def warm_up(network: nn.Module, patches: MicroBatch, device: Device, track: Trac
     """Train a network on patches for a few steps, so that its gradients differ."""
     network.to(device.torch_device)
     optimizer = torch.optim.Adam(network.parameters(), lr=_WARM_LR)
-    accumulator = Accumulator(network, DiceBce(), optimizer, device=device)
+    accumulator = Accumulator(network, losses.DiceBce(), optimizer, device=device)
     parts = _single(patches)
     steps = range(_N_WARM_STEPS)
     for step in track(steps, what="training on phantom patches", total=_N_WARM_STEPS):
@@ -260,7 +251,11 @@ def phantom_patches(n_patches: int, size: Size, seed: int = 0) -> MicroBatch:
 
 
 def gradient_by(
-    method: str, network: nn.Module, criterion: Criterion, patches: MicroBatch, device: Device
+    method: str,
+    network: nn.Module,
+    criterion: losses.Criterion,
+    patches: MicroBatch,
+    device: Device,
 ) -> Tensor:
     """Return the gradient of one batch `(n_parameters,)`, in float64 on the CPU.
 
@@ -274,7 +269,7 @@ def gradient_by(
         patches: Patches of the batch, each of which is a micro-batch.
         device: Device and precision.
     """
-    parameters = [*network.parameters(), *parameters_of(criterion)]
+    parameters = [*network.parameters(), *losses.parameters_of(criterion)]
     scale = _LOSS_SCALE if device.needs_scaler else 1.0
     patches, before = patches.to(device.torch_device), PassState.capture(device.torch_device)
     parts = [patches] if method == "whole" else _single(patches)
@@ -289,7 +284,7 @@ def gradient_by(
     else:
         for image, target in parts:
             with device.autocast():
-                loss = whole_loss(criterion, network(image), target)
+                loss = losses.whole_loss(criterion, network(image), target)
             (scale * loss / len(parts)).backward()
     before.restore()
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
@@ -327,15 +322,15 @@ def _rows(
     return tuple(rows)
 
 
-def _criteria(config: LossConfig) -> dict[str, Criterion]:
+def _criteria(config: LossConfig) -> dict[str, losses.Criterion]:
     """Return a loss of each kind: a mean over patches, a function of sums, and an undeclared one."""
-    criteria: dict[str, Criterion] = {
-        PATCH_DICE: DiceBce(config),
-        BATCH_DICE: BatchDiceBce(config),
-        UNDECLARED: LogitsLoss(GeneralizedDiceLoss(sigmoid=True, batch=True)),
+    criteria: dict[str, losses.Criterion] = {
+        PATCH_DICE: losses.DiceBce(config),
+        BATCH_DICE: losses.BatchDiceBce(config),
+        UNDECLARED: losses.LogitsLoss(GeneralizedDiceLoss(sigmoid=True, batch=True)),
     }
     if config.name is not None:
-        criteria[config.name] = build_criterion(config)
+        criteria[config.name] = losses.build_criterion(config)
     return criteria
 
 

@@ -35,6 +35,8 @@ from brats_seg.training.ranks import Ranks
 Value = TypeVar("Value")
 Scale: TypeAlias = Callable[[Tensor], Tensor]
 """Multiplies a loss before the backward pass, so that float16 gradients do not underflow."""
+Note: TypeAlias = Callable[[Output, Tensor], object]
+"""Is given the output and the target of a micro-batch, without a graph."""
 
 
 class MicroBatch(NamedTuple):
@@ -70,7 +72,7 @@ _STORED_TYPES = (torch.uint8, torch.float16, torch.bfloat16)
 
 
 class Carried(NamedTuple):
-    """What the loss of the batch is computed from, of one micro-batch or of all patches together."""
+    """What the loss of the batch is computed from, of one micro-batch."""
 
     tensors: tuple[Tensor, ...]
     """Outputs, or sums over patches."""
@@ -82,6 +84,11 @@ class Carried(NamedTuple):
         """Return leaves of a new graph with the same values."""
         tensors = tuple(t.detach().requires_grad_(t.is_floating_point()) for t in self.tensors)
         return self._replace(tensors=tensors)
+
+    def to(self, device: torch.device) -> "Carried":
+        """Return the values on a device, without a graph."""
+        tensors = tuple(tensor.detach().to(device) for tensor in self.tensors)
+        return self._replace(tensors=tensors, target=self.target.to(device))
 
 
 class Leaves:
@@ -185,41 +192,27 @@ class BatchGradient:
         """
         rows: list[Tensor] = []
         make = self._one_pass if reduction_of(self.criterion) == "patches" else self._two_passes
-        loss = make(micro_batches, measure, scale, rows)
+        loss = make(micro_batches, lambda *pair: rows.append(measure(*pair)), scale)
         return loss, torch.cat(rows) if rows else torch.empty(0)
 
-    def _one_pass(
-        self,
-        micro_batches: Iterable[MicroBatch],
-        measure: Measure,
-        scale: Scale,
-        rows: list[Tensor],
-    ) -> float:
-        def work() -> float:
-            total = torch.zeros((), device=self.device.torch_device)
+    def _one_pass(self, micro_batches: Iterable[MicroBatch], note: Note, scale: Scale) -> float:
+        def work() -> tuple[float, int]:
+            total, n_patches = torch.zeros((), device=self.device.torch_device), 0
             for index, micro_batch in enumerate(micro_batches):
-                losses = self._forward(
-                    self._on_device(index, micro_batch), self.criterion, measure, rows
-                )
+                losses = self._forward(self._on_device(index, micro_batch), self.criterion, note)
                 _check_per_patch(losses, len(micro_batch.image))
                 self.leaves.check(losses)
                 loss = losses.sum()
                 scale(loss).backward()
-                total = total + loss.detach()
-            return float(total)
+                total, n_patches = total + loss.detach(), n_patches + len(micro_batch.image)
+            return float(total), n_patches
 
-        total = torch.tensor(self._together(work), dtype=torch.float64)
-        n_patches = self._n_patches(rows)
+        total, n_patches = self._together(work)
+        n_patches = self._sum_patches(n_patches)
         self.leaves.divide_gradients(n_patches)
-        return float(self.ranks.sum(total)) / n_patches
+        return float(self.ranks.sum(torch.tensor(total, dtype=torch.float64))) / n_patches
 
-    def _two_passes(
-        self,
-        micro_batches: Iterable[MicroBatch],
-        measure: Measure,
-        scale: Scale,
-        rows: list[Tensor],
-    ) -> float:
+    def _two_passes(self, micro_batches: Iterable[MicroBatch], note: Note, scale: Scale) -> float:
         held, device = tuple(micro_batches), self.device.torch_device
         reduction = self._reduction()
         states: list[PassState] = []
@@ -230,17 +223,17 @@ class BatchGradient:
                 batch = self._on_device(index, micro_batch)
                 states.append(PassState.capture(device))
                 with torch.set_grad_enabled(index == len(held) - 1):
-                    carried.append(self._forward(batch, reduction.carry, measure, rows))
+                    carried.append(self._forward(batch, reduction.carry, note))
             return carried
 
         carried = self._together(first_pass)
         after = PassState.capture(device, *stateful_modules(self.network, self.criterion))
-        n_patches = self._n_patches(rows)
+        n_patches = self._sum_patches(sum(len(micro_batch.image) for micro_batch in held))
         leaves = [one.as_leaves() for one in carried]
-        gathered = reduction.gather(leaves, self.ranks)
+        everyone = self._gather(leaves)
 
         def differentiate() -> float:
-            loss = reduction.loss_of(gathered, n_patches)
+            loss = reduction.loss_of(everyone, n_patches)
             inputs = [t for one in leaves for t in one.tensors if t.requires_grad]
             if held or (self.ranks.is_first and loss.requires_grad):
                 last = carried[-1].tensors if held else ()
@@ -256,7 +249,7 @@ class BatchGradient:
             for index, first in enumerate(carried):
                 states[index].restore()
                 batch = held[index].to(device)
-                second = self._forward(batch, reduction.carry, measure_nothing, [])
+                second = self._forward(batch, reduction.carry, measure_nothing)
                 check_replay(first.tensors, second.tensors)
                 _backward(second, leaves[index])
 
@@ -266,19 +259,24 @@ class BatchGradient:
         return loss
 
     def _forward(
-        self,
-        batch: MicroBatch,
-        compute: Callable[[Output, Tensor], Value],
-        measure: Measure,
-        rows: list[Tensor],
+        self, batch: MicroBatch, compute: Callable[[Output, Tensor], Value], note: Note
     ) -> Value:
         """Return what is computed from the output, holding nothing else of the forward pass."""
         with self.device.autocast():
             output = self.network(batch.image)
             result = compute(output, batch.target)
         with torch.no_grad():
-            rows.append(measure(output, batch.target))
+            note(output, batch.target)
         return result
+
+    def _gather(self, leaves: list[Carried]) -> list[Carried]:
+        """Return what all ranks have carried; gradients reach that of this rank."""
+        if self.ranks.n_ranks == 1:
+            return leaves
+        shares = self.ranks.gather([one.to(torch.device("cpu")) for one in leaves])
+        shares = [[one.to(self.device.torch_device) for one in share] for share in shares]
+        shares[self.ranks.rank] = leaves
+        return [one for share in shares for one in share]
 
     def _reduction(self) -> "_SumsReduction | _OutputsReduction":
         if (by_sums := as_sums_loss(self.criterion)) is not None:
@@ -299,9 +297,9 @@ class BatchGradient:
             self.independence.check(batch.image, self.device)
         return batch
 
-    def _n_patches(self, rows: Sequence[Tensor]) -> int:
+    def _sum_patches(self, n_patches: int) -> int:
         """Return the number of patches of all ranks."""
-        n_patches = int(self.ranks.sum(torch.tensor(sum(map(len, rows)))))
+        n_patches = int(self.ranks.sum(torch.tensor(n_patches)))
         if n_patches == 0:
             msg = "the batch holds no micro-batch; expected at least one, on one rank at least"
             raise ConfigError(msg)
@@ -335,13 +333,10 @@ class _SumsReduction:
     def carry(self, output: Output, target: Tensor) -> Carried:
         return Carried((self.loss.sums(output, target),))
 
-    def gather(self, carried: Sequence[Carried], ranks: Ranks) -> Carried:
+    def loss_of(self, carried: Sequence[Carried], n_patches: int) -> Tensor:
         # the sums of many patches are added in float64: the loss is a ratio of them
-        sums = [one.tensors[0].double() for one in carried]
-        return Carried((ranks.gather_rows(torch.stack(sums) if sums else None).sum(0),))
-
-    def loss_of(self, gathered: Carried, n_patches: int) -> Tensor:
-        return check_scalar(self.loss.of_sums(gathered.tensors[0], n_patches), self.loss)
+        sums = torch.stack([one.tensors[0].double() for one in carried]).sum(0)
+        return check_scalar(self.loss.of_sums(sums, n_patches), self.loss)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -363,23 +358,13 @@ class _OutputsReduction:
                 raise ConfigError(msg)
         return Carried(tensors, structure_of(output), target)
 
-    def gather(self, carried: Sequence[Carried], ranks: Ranks) -> Carried:
-        tensors = [(*one.tensors, one.target) for one in carried]
-        kinds = [
-            (one.structure, [tuple(t.shape[1:]) for t in each])
-            for one, each in zip(carried, tensors, strict=True)
-        ]
-        kinds = [kind for kinds_of_rank in ranks.gather(kinds) for kind in kinds_of_rank]
-        _check_one_size([shapes for _, shapes in kinds])
-        structure, shapes = kinds[0]
-        columns = zip(*tensors, strict=True) if tensors else [()] * len(shapes)
-        rows = [ranks.gather_rows(torch.cat(c) if c else None) for c in columns]
-        return Carried(tuple(rows[:-1]), structure, rows[-1])
-
-    def loss_of(self, gathered: Carried, n_patches: int) -> Tensor:
-        output = output_from(gathered.structure, gathered.tensors)
+    def loss_of(self, carried: Sequence[Carried], n_patches: int) -> Tensor:
+        rows = [(*one.tensors, one.target) for one in carried]
+        _check_one_size([[tuple(tensor.shape[1:]) for tensor in row] for row in rows])
+        *outputs, target = map(torch.cat, zip(*rows, strict=True))
+        output = output_from(carried[0].structure, outputs)
         with self.device.autocast():
-            return check_scalar(self.loss(output, gathered.target), self.loss)
+            return check_scalar(self.loss(output, target), self.loss)
 
 
 def _leaves_of(*tensors: Tensor) -> Iterator[Tensor]:

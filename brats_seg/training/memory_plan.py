@@ -85,11 +85,9 @@ class MemoryPlan:
         """Return an error message with advice, for a plan in which nothing fits."""
         least = min(self.rows, key=lambda row: row.predicted_mib)
         return (
-            f"nothing fits in {self.memory_mib} MiB: the row that needs least memory, a patch of "
-            f"{size_words(least.patch)} in {least.precision} with checkpointing "
-            f"{least.checkpointing}, needs {least.predicted_mib} MiB. Lower model.widths or "
-            "patch.size, use optimizer.name sgd, which keeps less state than adam, or choose a "
-            "smaller model.name"
+            f"nothing fits in {self.memory_mib} MiB: a patch of {size_words(least.patch)} in "
+            f"{least.precision} with checkpointing {least.checkpointing} needs {least.predicted_mib} "
+            "MiB. Lower model.widths or patch.size, or use optimizer.name sgd, which keeps less"
         )
 
 

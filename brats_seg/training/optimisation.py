@@ -9,6 +9,7 @@ as AdamW does.
 
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -123,18 +124,18 @@ def _is_filter(parameter: Tensor) -> bool:
     return parameter.ndim > 1 and min(parameter.flatten(1).shape) >= FEWEST_ROWS
 
 
+_OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "muon": Muon,
+    # the momentum of nnU-Net (Isensee 2021)
+    "sgd": partial(torch.optim.SGD, momentum=0.99, nesterov=True),
+}
+
+
 def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> Optimizer:
     """Return the optimizer of the settings, for the given parameters."""
-    lr, decay = config.lr, config.weight_decay
-    match config.name:
-        case "adam":
-            return torch.optim.Adam(parameters, lr=lr, weight_decay=decay)
-        case "adamw":
-            return torch.optim.AdamW(parameters, lr=lr, weight_decay=decay)
-        case "muon":
-            return Muon(parameters, lr=lr, weight_decay=decay)
-    # the momentum of nnU-Net (Isensee 2021)
-    return torch.optim.SGD(parameters, lr=lr, weight_decay=decay, momentum=0.99, nesterov=True)
+    return _OPTIMIZERS[config.name](parameters, lr=config.lr, weight_decay=config.weight_decay)
 
 
 PLATEAU_FACTOR = 0.1
@@ -158,32 +159,31 @@ class Schedule:
         self.n_steps = n_steps
         self._config = config
         self._floor = min(LOWEST_RATE / float(optimizer.param_groups[0]["lr"]), 1.0)
-        self._by_step: LambdaLR | None = None
-        self._by_loss: ReduceLROnPlateau | None = None
+        self._scheduler: LambdaLR | ReduceLROnPlateau
         if config.name == "plateau":
-            self._by_loss = ReduceLROnPlateau(
+            self._scheduler = ReduceLROnPlateau(
                 optimizer, patience=config.patience, factor=PLATEAU_FACTOR, min_lr=LOWEST_RATE
             )
         else:
-            self._by_step = LambdaLR(optimizer, lambda step: self._factor(step))
+            self._scheduler = LambdaLR(optimizer, lambda step: self._factor(step))
 
     def after_step(self) -> None:
         """Count an optimizer step that updated the weights."""
-        if self._by_step is not None:
-            self._by_step.step()
+        if isinstance(self._scheduler, LambdaLR):
+            self._scheduler.step()
 
     def after_validation(self, loss: float) -> None:
         """Let `plateau` lower the rate after more than `patience` validations without improvement."""
-        if self._by_loss is not None:
-            self._by_loss.step(loss)
+        if isinstance(self._scheduler, ReduceLROnPlateau):
+            self._scheduler.step(loss)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state in plain values, without the number of steps."""
-        return (self._by_step or self._by_loss).state_dict()  # type: ignore[union-attr]
+        return self._scheduler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state."""
-        (self._by_step or self._by_loss).load_state_dict(state)  # type: ignore[union-attr]
+        self._scheduler.load_state_dict(state)
 
     def _factor(self, step: int) -> float:
         n_warmup = self._config.warmup_steps

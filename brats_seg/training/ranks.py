@@ -59,26 +59,6 @@ class Ranks:
         distributed.all_gather_object(values, value)
         return values
 
-    def gather_rows(self, tensor: Tensor | None) -> Tensor:
-        """Concatenate the rows of all ranks; the gradient reaches those of this rank.
-
-        Ranks may have different numbers of rows; a rank without rows gives None.
-        """
-        if self.n_ranks == 1 and tensor is not None:
-            return tensor
-        kinds = self.gather(None if tensor is None else (tensor.shape, tensor.dtype))
-        lengths = [0 if kind is None else kind[0][0] for kind in kinds]
-        shape, dtype = next(kind for kind in kinds if kind is not None)
-        device = _exchange_device() if tensor is None else tensor.device
-        padded = torch.zeros((max(lengths), *shape[1:]), dtype=dtype, device=device)
-        parts = [torch.empty_like(padded) for _ in lengths]
-        if tensor is not None:
-            padded[: len(tensor)] = tensor.detach()
-        distributed.all_gather(parts, padded)
-        if tensor is not None:
-            parts[self.rank] = tensor
-        return torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)])
-
     def sum_gradients(self, parameters: Sequence[Tensor]) -> None:
         """Replace the gradient of each parameter by its sum over ranks, in one exchange."""
         if self.n_ranks == 1:

@@ -10,10 +10,10 @@ best.pt           the weights with the best watched value, for prediction
 """
 
 import logging
-import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -25,13 +25,13 @@ from brats_seg.config_text import differing_settings
 from brats_seg.data.fold import FoldData
 from brats_seg.errors import BratsError, ResumeError, counted, some_of
 from brats_seg.files import explained, remove_leftovers, whole_file, write_json
-from brats_seg.runtime.torch_files import write_checkpoint
 from brats_seg.runtime.weights import (
     BEST_NAME,
     RUN_LOCK_NAME,
     ModelCard,
     read_checkpoint,
     run_locked,
+    write_checkpoint,
 )
 from brats_seg.training.gradient import stateful_modules
 from brats_seg.training.losses import RunningSums
@@ -86,15 +86,12 @@ class RunFolder:
         if not (self.is_begun and path.exists()):
             return
         split = read_split(path)
-        of_run = {*split.train, *split.validation}
         offered = find_cases(data, label_files=config.cases.label_files).cases
-        missing = of_run - {case.case_id for case in offered}
+        missing = {*split.train, *split.validation} - {case.case_id for case in offered}
         if missing:
-            n_of_run = f"{len(missing)} of the {counted(len(of_run), 'case')}"
+            n_missing = counted(len(missing), "case")
             msg = (
-                f"{n_of_run} that {self.path} was trained on and validated with "
-                f"{'is' if len(missing) == 1 else 'are'} not in {data}: {some_of(sorted(missing))}. "
-                f"{_WAYS_OUT}"
+                f"{data} lacks {n_missing} of {self.path}: {some_of(sorted(missing))}. {_WAYS_OUT}"
             )
             raise ResumeError(msg)
 
@@ -144,12 +141,8 @@ class RunFolder:
         """Rename an earlier run of this name to a free one, and return that, or None without one."""
         if not self.path.exists() or {p.name for p in self.path.iterdir()} <= {RUN_LOCK_NAME}:
             return None
-        numbers = (
-            re.fullmatch(rf"{re.escape(self.path.name)}\.(\d+)", p.name)
-            for p in self.path.parent.iterdir()
-        )
-        last = max((int(match[1]) for match in numbers if match), default=0)
-        aside = self.path.with_name(f"{self.path.name}.{last + 1}")
+        names = (self.path.with_name(f"{self.path.name}.{number}") for number in count(1))
+        aside = next(path for path in names if not path.exists())
         try:
             self.path.rename(aside)
         except OSError as error:
@@ -187,15 +180,7 @@ class RunFolder:
 
     def _check(self, begun: ModelCard, plan: RunPlan) -> None:
         """Raise `ResumeError` unless settings and cases are those that the run was begun with."""
-        self._check_settings(begun.config, plan.config)
-        if begun.identity.fingerprint != plan.data.fingerprint:
-            msg = (
-                f"{self.path} was trained on other cases: fingerprint "
-                f"{begun.identity.fingerprint}, now {plan.data.fingerprint}. {_WAYS_OUT}"
-            )
-            raise ResumeError(msg)
-
-    def _check_settings(self, before: Config, now: Config) -> None:
+        before, now = begun.config, plan.config
         if now.training.hours and not before.training.hours:
             msg = (
                 f"{self.path} was begun without --hours, for {before.training.n_epochs} epochs. "
@@ -207,15 +192,22 @@ class RunFolder:
         if now.schedule.name in {"plateau", "constant"} or before.training.hours:
             free |= {"training.n_epochs"}
         changes = differing_settings(before, now)
-        refused = {key: values for key, values in changes.items() if key not in free}
+        refused = [
+            f"  {key}: {old!r} -> {new!r}" for key, (old, new) in changes.items() if key not in free
+        ]
         if refused:
-            lines = [f"  {key}: {old!r} -> {new!r}" for key, (old, new) in refused.items()]
-            keeps = "Without --preset and --config the run keeps its own settings."
             head = f"{self.path} was begun with other settings:"
-            msg = "\n".join([head, *lines, f"{keeps} {_WAYS_OUT}"])
-            raise ResumeError(msg)
+            keeps = "Without --preset and --config the run keeps its own settings."
+            raise ResumeError("\n".join([head, *refused, f"{keeps} {_WAYS_OUT}"]))
         for key, (old, new) in changes.items():
             log.info("%s changes from %r to %r", key, old, new)
+        fingerprint = begun.identity.fingerprint
+        if fingerprint != plan.data.fingerprint:
+            msg = (
+                f"{self.path} was trained on other cases: fingerprint {fingerprint}, now "
+                f"{plan.data.fingerprint}. {_WAYS_OUT}"
+            )
+            raise ResumeError(msg)
 
 
 def _measured_notes(data: FoldData) -> dict[str, JsonValue]:

@@ -38,9 +38,9 @@ class RunPlan:
     multiple: Size
     """Numbers that the size of an input must be a multiple of."""
     task: Task
-    validate_every: int
+    validate_every: int = 1
     """Epochs from one validation on whole cases to the next."""
-    validation_cost: float
+    validation_cost: float = 0.0
     """Cost of such a validation, in epochs of training."""
 
     @property
@@ -89,7 +89,13 @@ class RunPlan:
         A network that is trained on whole brain crops gets the crop, padded as the network needs it;
         an autoencoder of patches gets windows of the patch size.
         """
-        return _window(self.config, self.patch, self.multiple, shape)
+        config = self.config
+        if config.patch.size == "whole":
+            return rounded_up(shape, self.multiple)
+        is_segmentation = config.model.task == "segmentation"
+        size = default_window(config.model, self.patch) if is_segmentation else self.patch
+        window = Window(size=size, overlap=config.validation.overlap)
+        return window.fit(shape, self.patch, self.multiple)
 
 
 def plan_run(config: Config, data: FoldData, *, criterion: Criterion | None = None) -> RunPlan:
@@ -99,40 +105,30 @@ def plan_run(config: Config, data: FoldData, *, criterion: Criterion | None = No
         patch = padded_size(config.model, data.largest_shape)
     else:
         patch = config.patch.size
-    multiple = size_multiple(config.model, patch)
-    cost = _validation_cost(config, data, patch, multiple)
-    every = config.validation.every
-    return RunPlan(
+    plan = RunPlan(
         config=config,
         data=data,
         device=choose_device(config.training.device, config.training.precision),
         patch=patch,
-        multiple=multiple,
+        multiple=size_multiple(config.model, patch),
         task=task if criterion is None else replace(task, criterion=criterion),
-        validate_every=max(1, ceil(cost / VALIDATION_SHARE)) if every == "auto" else every,
-        validation_cost=cost,
     )
+    cost, every = _validation_cost(plan), config.validation.every
+    cheap = max(1, ceil(cost / VALIDATION_SHARE))
+    return replace(plan, validate_every=cheap if every == "auto" else every, validation_cost=cost)
 
 
-def _window(config: Config, patch: Size, multiple: Size, shape: Size) -> Size:
-    if config.patch.size == "whole":
-        return rounded_up(shape, multiple)
-    is_segmentation = config.model.task == "segmentation"
-    window = default_window(config.model, patch) if is_segmentation else patch
-    return Window(size=window, overlap=config.validation.overlap).fit(shape, patch, multiple)
-
-
-def _validation_cost(config: Config, data: FoldData, patch: Size, multiple: Size) -> float:
+def _validation_cost(plan: RunPlan) -> float:
     """Return the cost of a validation, in epochs of training: a ratio of numbers of voxels."""
+    config, split = plan.config, plan.data.split
     is_whole = config.patch.size == "whole"
 
     def n_voxels(case_id: str) -> int:
-        shape = manifest_of(data.folder, case_id).box.shape
-        window = _window(config, patch, multiple, shape)
+        shape = manifest_of(plan.data.folder, case_id).box.shape
+        window = plan.window(shape)
         n = 1 if is_whole else n_windows(shape, window, config.validation.overlap)
         return n * prod(window)
 
-    train = data.split.train
-    trained = sum(map(n_voxels, train)) if is_whole else prod(patch) * len(train)
+    n_trained = sum(map(n_voxels, split.train)) if is_whole else prod(plan.patch) * len(split.train)
     passes = TRAINING_PASSES * config.patch.per_case
-    return sum(map(n_voxels, data.split.validation)) / (passes * trained)
+    return sum(map(n_voxels, split.validation)) / (passes * n_trained)

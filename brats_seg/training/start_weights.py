@@ -22,7 +22,6 @@ from brats_seg.labels import MODALITIES, REGIONS
 from brats_seg.models.autoencoder import encoder_for_unet
 from brats_seg.models.build import size_words
 from brats_seg.models.unet import UNet
-from brats_seg.runtime.torch_files import sha256_of
 from brats_seg.runtime.weights import (
     BEST_NAME,
     ModelIdentity,
@@ -31,6 +30,7 @@ from brats_seg.runtime.weights import (
     read_checkpoint,
     read_trained,
     read_weights,
+    sha256_of,
 )
 
 log = logging.getLogger(__name__)
@@ -70,9 +70,7 @@ class Source:
         if self.trained is None:
             return f"{self.path} (weights alone)"
         model = self.trained.config.model
-        widths = f", model.widths {','.join(map(str, model.widths))}"
-        has_widths = model.name in {"unet", "dynunet"}
-        return f"{self.path} (model.name {model.name!r}{widths if has_widths else ''})"
+        return f"{self.path} (model.name {model.name!r}, model.widths {','.join(map(str, model.widths))})"
 
 
 def read_source(path: Path) -> Source:
@@ -83,7 +81,7 @@ def read_source(path: Path) -> Source:
     trained, *others = read_trained(path)
     if others:
         msg = (
-            f"{path} holds {len(others) + 1} networks; expected one. Start from one of them, such as "
+            f"{path} holds {len(others) + 1} networks; expected one, such as "
             f"{path / 'member0.safetensors'}."
         )
         raise UsageError(msg)
@@ -117,9 +115,9 @@ def start_from(network: nn.Module, config: StartConfig, data: FoldData) -> Start
     if config.path is None:
         return None
     source = read_source(Path(config.path))
-    is_autoencoder = source.trained and source.trained.config.model.name == "autoencoder"
-    is_encoder = is_autoencoder and isinstance(network, UNet)
-    offered = encoder_for_unet(source.weights) if is_encoder else source.weights
+    offered = source.weights
+    if source.trained and source.trained.config.model.name == "autoencoder":
+        offered = encoder_for_unet(offered) if isinstance(network, UNet) else offered
     loaded, unfit = match_weights(network, offered)
     # a bias or a norm alone starts nothing
     if not any(weight.ndim > 1 for weight in loaded.values()):
@@ -131,19 +129,12 @@ def start_from(network: nn.Module, config: StartConfig, data: FoldData) -> Start
         raise UsageError(msg)
     broken = [name for name, weight in loaded.items() if not weight.isfinite().all()]
     if broken:
-        msg = (
-            f"{source.path} has weights that are not finite numbers: {some_of(broken)}. Its training "
-            f"has failed. {_CHOOSE}"
-        )
+        msg = f"{source.path} has weights that are not finite numbers: {some_of(broken)}. {_CHOOSE}"
         raise UsageError(msg)
-    state = network.state_dict()
-    with torch.no_grad():
-        for name, weight in loaded.items():
-            state[name].copy_(weight)
-    n_loaded, n_all = (sum(w.numel() for w in one.values()) for one in (loaded, state))
-    layers = f"{len(_by_layer(loaded))} of {len(_by_layer(state))} layers"
-    weights = f"{n_loaded:,} of {n_all:,} weights"
-    log.info("started from %s: %s loaded, %s", source.name, layers, weights)
+    network.load_state_dict(loaded, strict=False)
+    n_layers = len(_by_layer(network.state_dict()))
+    what = "started from %s: %d of %d layers loaded"
+    log.info(what, source.name, len(_by_layer(loaded)), n_layers)
     if unfit:
         log.info("  not loaded: %s", some_of(unfit))
     _log_differences(source, data)
@@ -170,12 +161,12 @@ def match_weights(
     unfit = []
     for layer, names in _by_layer(state).items():
         weights = {name: by_name[_bare(name)] for name in names if _bare(name) in by_name}
-        other = next((name for name in weights if weights[name].shape != state[name].shape), None)
+        shapes = [(state[name].shape, weight.shape) for name, weight in weights.items()]
+        differing = next((pair for pair in shapes if pair[0] != pair[1]), None)
         if len(weights) < len(names):
             unfit.append(f"{layer} (not among them)")
-        elif other is not None:
-            expected, offer = (size_words(one[other].shape) for one in (state, weights))
-            unfit.append(f"{layer} ({expected} here, {offer} there)")
+        elif differing is not None:
+            unfit.append("{} ({} here, {} there)".format(layer, *map(size_words, differing)))
         else:
             loaded |= weights
     return loaded, unfit
@@ -211,44 +202,35 @@ def _cases_of(path: Path) -> tuple[str, ...] | None:
 def _check_identity(identity: ModelIdentity, path: Path) -> None:
     expected = ModelIdentity(conventions=(), patch=identity.patch, fingerprint="")
     for what in ("modalities", "regions", "normalisation"):
-        found, known = getattr(identity, what), getattr(expected, what)
-        if found != known:
+        value, known = getattr(identity, what), getattr(expected, what)
+        if value != known:
             msg = (
-                f"{path} was trained with {what} {_listed(found)}; expected {_listed(known)}, in this "
-                f"order: its first and last layers would mean something else. {_CHOOSE}"
+                f"{path} was trained with {what} {value}; expected {known}, in this order: its first "
+                f"and last layers would mean something else. {_CHOOSE}"
             )
             raise UsageError(msg)
-
-
-def _listed(value: str | tuple[str, ...]) -> str:
-    return value if isinstance(value, str) else ", ".join(value)
 
 
 def _log_differences(source: Source, data: FoldData) -> None:
     """Log what the weights learnt from, where it may matter to this run."""
     path = source.path
     if source.trained is None:
-        inputs, outputs = ", ".join(MODALITIES), ", ".join(REGIONS)
         what = "%s does not say what its weights were trained on: %s and %s, in this order, are assumed"
-        log.warning(what, path, inputs, outputs)
+        log.warning(what, path, ", ".join(MODALITIES), ", ".join(REGIONS))
     else:
         identity = source.trained.identity
         if set(identity.conventions) != set(data.conventions):
-            theirs, ours = (" and ".join(x) for x in (identity.conventions, data.conventions))
-            log.info("%s learnt from label maps of %s; these are of %s", path, theirs, ours)
+            what = "%s learnt from label maps of %s; these are of %s"
+            log.info(what, path, *map(" and ".join, (identity.conventions, data.conventions)))
         if tuple(identity.spacing_mm) != tuple(data.spacing_mm):
-            theirs, ours = map(spacing_text, (identity.spacing_mm, data.spacing_mm))
             what = "%s learnt at voxels of %s mm; these are of %s mm. Prepare with store.spacing_mm as there."
-            log.warning(what, path, theirs, ours)
+            log.warning(what, path, *map(spacing_text, (identity.spacing_mm, data.spacing_mm)))
     if source.learnt_from is None:
         what = "%s does not name its training cases; if some are held out here, scores will be too good"
         log.info(what, path)
     elif seen := sorted({*data.split.validation}.intersection(source.learnt_from)):
-        log.warning(
+        what = (
             "%s has learnt from %d of the %d cases that are held out here (%s): their scores will "
-            "be too good. Start from a run that holds them out as well.",
-            path,
-            len(seen),
-            len(data.split.validation),
-            some_of(seen),
+            "be too good. Start from a run that holds them out as well."
         )
+        log.warning(what, path, len(seen), len(data.split.validation), some_of(seen))

@@ -23,8 +23,7 @@ from brats_seg.models.build import build_model
 from brats_seg.models.norm import check_in_place
 from brats_seg.runtime.device import Device
 from brats_seg.runtime.memory import Fallback
-from brats_seg.runtime.torch_files import reason_of
-from brats_seg.runtime.weights import SCHEMA_VERSION, ModelCard, read_checkpoint
+from brats_seg.runtime.weights import SCHEMA_VERSION, ModelCard, read_checkpoint, reason_of
 from brats_seg.training.accumulation import (
     Accumulator,
     MemoryMode,
@@ -104,17 +103,16 @@ class RunState:
         """Count a batch, and update schedule, average and sums unless its step was skipped."""
         progress = self.progress
         progress.n_batches += 1
+        progress.n_skipped = progress.n_skipped + 1 if result.skipped else 0
+        if progress.n_skipped == MOST_SKIPPED:
+            msg = (
+                f"{MOST_SKIPPED} steps in a row had no finite gradient. Lower optimizer.lr, or "
+                "set training.precision to fp32, and start anew with --fresh."
+            )
+            raise BratsError(msg)
         if result.skipped:
             log.warning("a step was skipped: its gradient was not finite")
-            progress.n_skipped += 1
-            if progress.n_skipped == MOST_SKIPPED:
-                msg = (
-                    f"{MOST_SKIPPED} steps in a row had no finite gradient. Lower optimizer.lr, or "
-                    "set training.precision to fp32, and start anew with --fresh."
-                )
-                raise BratsError(msg)
             return
-        progress.n_skipped = 0
         progress.n_steps += 1
         self.schedule.after_step()
         if self.ema is not None:
@@ -184,18 +182,16 @@ class RunState:
     def _parts(self) -> dict[str, Any]:
         """Return everything that saves and loads its own state, by the name of its entry."""
         accumulator = self.accumulator
-        parts: dict[str, Any] = {
+        criterion, scaler = accumulator.criterion, accumulator.scaler
+        parts = {
             "model": self.network,
             "optimizer": accumulator.optimizer,
             "schedule": self.schedule,
+            "criterion": criterion if isinstance(criterion, nn.Module) else None,
+            "scaler": scaler if scaler.is_enabled() else None,
+            "ema": None if self.ema is None else self.ema.module,
         }
-        if isinstance(accumulator.criterion, nn.Module):
-            parts["criterion"] = accumulator.criterion
-        if accumulator.scaler.is_enabled():
-            parts["scaler"] = accumulator.scaler
-        if self.ema is not None:
-            parts["ema"] = self.ema.module
-        return parts
+        return {name: part for name, part in parts.items() if part is not None}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -229,14 +225,9 @@ def build_network(config: Config, patch: Size) -> nn.Module:
 
 
 def new_state(plan: RunPlan, *, network: nn.Module | None = None, ranks: Ranks) -> RunState:
-    """Return the state of a run before its first step.
+    """Return the state of a run before its first step; a network replaces that of the settings.
 
     The optimizer updates the network and the parameters that the loss has, by the same settings.
-
-    Args:
-        plan: Plan of the run.
-        network: Network in place of that of the settings.
-        ranks: The processes that share each batch.
     """
     config, device, criterion = plan.config, plan.device, plan.task.criterion
     network = network or build_network(config, plan.patch)
@@ -246,18 +237,24 @@ def new_state(plan: RunPlan, *, network: nn.Module | None = None, ranks: Ranks) 
         criterion.to(device.torch_device)
     parameters = [*network.parameters(), *parameters_of(criterion)]
     optimizer = build_optimizer(parameters, config.optimizer)
-    clip_norm, decay = config.optimizer.clip_norm, config.optimizer.ema
     accumulator = Accumulator(
-        network, criterion, optimizer, device=device, clip_norm=clip_norm, ranks=ranks
+        network,
+        criterion,
+        optimizer,
+        device=device,
+        clip_norm=config.optimizer.clip_norm,
+        ranks=ranks,
     )
-    average = None if decay is None else get_ema_multi_avg_fn(decay)
+    ema = None
+    if (decay := config.optimizer.ema) is not None:
+        ema = AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(decay))
     state = RunState(
         plan=plan,
         network=network,
         accumulator=accumulator,
         fallback=step_fallback(accumulator, config.training.micro_batch),
         schedule=Schedule(optimizer, config.schedule),
-        ema=None if average is None else AveragedModel(network, multi_avg_fn=average),
+        ema=ema,
         card=ModelCard(identity=plan.identity, config=config),
     )
     state.set_epochs(None if config.training.hours else config.training.n_epochs)

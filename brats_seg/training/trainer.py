@@ -27,29 +27,17 @@ from brats_seg.files import reading
 from brats_seg.models.build import size_words
 from brats_seg.models.interface import as_output
 from brats_seg.progress import Track, part, say, tracked, untracked
+from brats_seg.runtime import memory
 from brats_seg.runtime.device import choose_device, threads_for
 from brats_seg.runtime.machine import RUN_BYTES, check_machine
-from brats_seg.runtime.memory import (
-    Fallback,
-    keep_to_limit_of_address_space,
-    peak_memory_mb,
-    reset_peak_memory,
-)
 from brats_seg.runtime.windows import n_windows, predict_logits
+from brats_seg.training import history
 from brats_seg.training.accumulation import HalfUpdatedError, make_step
 from brats_seg.training.batches import (
     Batch,
     held_out_patches,
     read_batches,
     shared_memory_needed,
-)
-from brats_seg.training.history import (
-    SendRow,
-    check_trackers,
-    epoch_line,
-    outlook_text,
-    phase_columns,
-    recorded,
 )
 from brats_seg.training.losses import Criterion, RunningSums, whole_loss
 from brats_seg.training.ranks import Ranks, joined_ranks
@@ -135,7 +123,7 @@ def train_fold(  # noqa: PLR0913 - the options of a run
 
 def _check_machine(config: Config, run_path: Path) -> None:
     """Check the device, the trackers and the folder of the run, before hours of preparation."""
-    check_trackers(config.tracking)
+    history.check_trackers(config.tracking)
     settings = config.training
     on_gpu = choose_device(settings.device, settings.precision).torch_device.type != "cpu"
     needed = shared_memory_needed(config, on_gpu=on_gpu)
@@ -182,7 +170,7 @@ class Trainer:
         self.folder = RunFolder(path=run_path)
         self._stop = StopRequest()
         self._clock = Clock(plan=self.plan, progress=self.state.progress, stop=self._stop)
-        self._record: SendRow | None = None
+        self._record: history.SendRow | None = None
 
     @property
     def network(self) -> nn.Module:
@@ -210,15 +198,14 @@ class Trainer:
         """
         plan = self.plan
         self._stop = stop or self._stop
-        keep_to_limit_of_address_space()
+        memory.keep_to_limit_of_address_space()
         with threads_for(plan.device.torch_device, plan.patch), reading(plan.data.folder):
             self._verify(track)
             with self.folder.opened(self.state, fresh=fresh), ExitStack() as stack:
                 if self.ranks.is_first:
-                    history = self.state.progress.history
-                    self._record = stack.enter_context(
-                        recorded(plan.config, self.folder.path, history)
-                    )
+                    rows = self.state.progress.history
+                    recording = history.recorded(plan.config, self.folder.path, rows)
+                    self._record = stack.enter_context(recording)
                 return self._run(track)
 
     def _verify(self, track: Track) -> None:
@@ -241,7 +228,7 @@ class Trainer:
             with stop.listening():
                 while not progress.is_finished:
                     self._clock.begin_epoch()
-                    reset_peak_memory(self.plan.device.torch_device)
+                    memory.reset_peak_memory(self.plan.device.torch_device)
                     self._train(track)
                     validation = self._validate(track)
                     self._end_epoch(validation)
@@ -336,8 +323,8 @@ class Trainer:
             state.schedule.after_validation(row["val_loss"])
             self._keep_if_best(row[watch], validation)
         mode = f", {state.fallback.mode}" if state.fallback.index else ""
-        outlook = outlook_text(progress.best, watch, clock.left_s)
-        line = f"{epoch_line(row, progress.n_epochs)}{mode}"
+        outlook = history.outlook_text(progress.best, watch, clock.left_s)
+        line = f"{history.epoch_line(row, progress.n_epochs)}{mode}"
         log.info("%s", f"{line} | {outlook}" if outlook else line)
         self._save()
         if self._record is not None:
@@ -351,9 +338,9 @@ class Trainer:
             "step": progress.n_steps,
             "lr": float(self.state.accumulator.optimizer.param_groups[0]["lr"]),
             "seconds": self._clock.epoch_s,
-            "peak_memory_mb": peak_memory_mb(self.plan.device.torch_device),
-            **phase_columns("train", scores(progress.sums)),
-            **({} if validation is None else phase_columns("val", scores(validation))),
+            "peak_memory_mb": memory.peak_memory_mb(self.plan.device.torch_device),
+            **history.phase_columns("train", scores(progress.sums)),
+            **({} if validation is None else history.phase_columns("val", scores(validation))),
         }
 
     def _keep_if_best(self, value: float, validation: RunningSums) -> None:
@@ -368,7 +355,7 @@ class Trainer:
         if self._stop.signal is not None:
             return "stopping soon; a second Ctrl-C does not save"
         progress, watch = self.state.progress, self.plan.config.validation.watch
-        return outlook_text(progress.best, watch, self._clock.left_s, progress.sums.loss)
+        return history.outlook_text(progress.best, watch, self._clock.left_s, progress.sums.loss)
 
     def _until_stopped(self, samples: Iterable[Sample]) -> Iterator[Sample]:
         for sample in samples:
@@ -414,7 +401,9 @@ def case_predictor(plan: RunPlan) -> Predict:
     modes = ["the windows of prediction"]
     if plan.config.patch.size != "whole":
         modes.append(f"windows of {size_words(plan.patch)}")
-    fallback = Fallback(modes, plan.device.torch_device, EnvironmentalError, what="validation: ")
+    fallback = memory.Fallback(
+        modes, plan.device.torch_device, EnvironmentalError, what="validation: "
+    )
 
     def predict(network: nn.Module, image: Tensor) -> Tensor:
         x, y, z = plan.window((image.shape[1], image.shape[2], image.shape[3]))
