@@ -12,7 +12,7 @@ them in the middle of their work for most of the time. Small patches are compute
 Waiting. Threads of GNU OpenMP that are done with their part wait for the others in a loop that takes
 the CPU, for up to 300,000 rounds, about 3 ms. On a machine with other work the thread that they wait
 for may be the one whose CPU is taken. `SPIN_COUNT` rounds are enough to bridge the short waits of an
-idle machine. `benchmarks/busy_cpu.py` measures both.
+idle machine.
 
 The number of threads changes the last bits of sums. It does not depend on how busy the machine is,
 so that a run that is resumed on the same machine has as many threads as before.

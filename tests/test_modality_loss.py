@@ -11,7 +11,6 @@ import pytest
 from brats_seg.cases.folds import SPLIT_NAME, Split, write_split
 from brats_seg.data.fold import open_split
 from brats_seg.data.store import open_case
-from brats_seg.errors import UsageError
 from brats_seg.evaluation.metrics import count_regions, dice
 from brats_seg.evaluation.subset_scores import SubsetScores
 from brats_seg.inference import held_out as module
@@ -197,10 +196,3 @@ def test_the_card_of_a_model_without_dropout_does_not_mention_it(tmp_path: Path)
     assert {*member} == {"weights", "sha256", "card"}
     assert "Missing modalities" not in (tmp_path / "model" / "README.md").read_text()
     assert read_exported(tmp_path / "model").networks[0].identity.subsets == ()
-
-
-def test_a_subset_of_unknown_modalities_is_refused(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", identity=replace(IDENTITY, subsets=(("t1c", "pet"),)))
-
-    with pytest.raises(UsageError, match=r"subsets of the modalities .*pet"):
-        load_model([run], CPU)

@@ -41,7 +41,7 @@ ABOVE_BUDGET = {
     "top level": 1646,
     "data": 1446,
     "evaluation": 1233,
-    "interop": 945,
+    "interop": 916,
     "quality": 1206,
     "figures": 1110,
     "dicom": 892,
