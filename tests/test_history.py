@@ -146,7 +146,7 @@ def test_a_history_is_read_back_and_drawn(tmp_path: Path) -> None:
     [
         (None, "does not exist; expected the folder of a run"),
         ("epoch\n", "holds no epochs"),
-        ("", "is not a table"),
+        ("", "holds no epochs"),
     ],
 )
 def test_a_folder_without_history_is_said(tmp_path: Path, text: str | None, expected: str) -> None:
