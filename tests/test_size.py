@@ -39,7 +39,7 @@ ABOVE_BUDGET = {
     "inference": 2230,
     "cases": 2389,
     "top level": 1620,
-    "data": 1446,
+    "data": 1444,
     "evaluation": 1233,
     "interop": 916,
     "quality": 1206,
@@ -47,7 +47,6 @@ ABOVE_BUDGET = {
     "dicom": 892,
     "survival": 978,
     "pages": 877,
-    "models": 765,
 }
 """Rooms that are still above their budgets, with their sizes. The list only becomes shorter."""
 MOST_LINES, MOST_MODULES = 23_086, 141
