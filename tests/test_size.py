@@ -43,7 +43,7 @@ ABOVE_BUDGET = {
     "cli": 1466,
     "evaluation": 1233,
     "interop": 945,
-    "quality": 1206,
+    "quality": 1064,
     "figures": 1110,
     "dicom": 892,
     "survival": 978,

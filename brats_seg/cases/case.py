@@ -392,7 +392,7 @@ def _judged(
     """Add the problems of the voxels, and the judgement of a case without problems."""
     images = tuple(volumes.values())
     problems = [*problems, *_wrong_with(case.case_id, images, label)]
-    judgement, judge = NO_JUDGEMENT, judges()
+    judgement, judge = NO_JUDGEMENT, judges("label_map")
     if judge is not None and not problems:
         judgement = judge.judge_scan(case.case_id, images, label, case.modalities)
         problems += [judgement.refusal] if judgement.refusal else []
@@ -486,7 +486,7 @@ def judge_numbering(
     group: Sequence[ShownLabels], convention: LabelConvention, *, is_named: bool
 ) -> Sequence[Judgement]:
     """Return for each label map of a group whether a convention explains what its voxels show."""
-    judge = judges()
+    judge = judges("label_map")
     if judge is None:
         return (NO_JUDGEMENT,) * len(group)
     judgements: Sequence[Judgement] = judge.judge_group(group, convention, is_named=is_named)

@@ -86,7 +86,7 @@ def index_cases(
         for case in discovery.cases
     ]
     kept = without_duplicates(with_conventions(cases, labels or ""))
-    judge = judges()
+    judge = judges("near_copies")
     compared = kept if judge is None else judge.with_near_copies(kept)
     return CaseIndex(root=data_folder(root), cases=compared)
 
@@ -94,7 +94,7 @@ def index_cases(
 def inspect_case(case: Case) -> Case:
     """Open the files of a case, and return it with its facts, its release and its problems."""
     opened = open_files(case, try_case_files(case))
-    label, found, judge = opened.label, opened.judgement, judges()
+    label, found, judge = opened.label, opened.judgement, judges("near_copies")
     label_voxels = _count(label.array) if label else ()
     first = opened.volumes.get(next(iter(case.modalities), ""))
     resolution = resolve(

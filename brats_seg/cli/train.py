@@ -272,7 +272,7 @@ def _print_tuning(tuning: "Tuning") -> None:
         print("Fitted and scored on the same cases: expect a smaller gain on new cases.")
     if tuning.subset_scores:
         _print_subsets(tuning.subset_scores)
-    for line in checks.dice_lines([tuning.notes]) if (checks := judges()) else ():
+    for line in checks.dice_lines([tuning.notes]) if (checks := judges("expected_dice")) else ():
         print(
             f"predicted Dice of {line.region.upper()}: off by {line.mean_error:.3f} on average "
             f"({counted(line.n_cases, 'held-out case')})"

@@ -347,7 +347,7 @@ def _notes_of_dice(
     cases: Cases, decoding: Decoding, *, n_workers: int, track: Track
 ) -> dict[str, JsonValue]:
     """Return the notes of the Dice that is expected of new cases; none without the checks."""
-    if (checks := judges()) is None:
+    if (checks := judges("expected_dice")) is None:
         return {}
     count = partial(_count_case, decoding=decoding)
     what = "fitting the predicted Dice"
@@ -364,7 +364,7 @@ def _count_case(case: HeldOutCase, decoding: Decoding) -> tuple[Scores, RegionCo
     stored = case.read()
     regions = decode_regions(stored.values, decoding, prod(stored.spacing_mm))
     counts = count_regions(regions, stored.reference, case.case_id)
-    checks = judges()
+    checks = judges("expected_dice")
     means = np.empty(0) if checks is None else checks.mean_probabilities(stored.values, regions)
     return means, counts
 
