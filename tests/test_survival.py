@@ -35,7 +35,7 @@ def test_features_of_a_folder_and_of_a_bad_case(run: Run, brats_root: Path, tmp_
     assert "t2f_wt_mean" in table
     with (tmp_path / "out" / "failures.csv").open(newline="") as stream:
         (row,) = csv.DictReader(stream)
-    assert (row["case_id"], row["error"]) == ("BraTS2021_00003", "UnusableCaseError")
+    assert (row["case_id"], row["error"]) == ("BraTS2021_00003", "CaseError")
     assert "found an empty file" in row["message"]
     assert json.loads((tmp_path / "out" / "features.json").read_text())["autoencoders"] == []
 

@@ -252,7 +252,7 @@ def patient_ids(clinical: ClinicalTable, case_id: str, patient_id: str) -> froze
     Two cases of one patient share at least one.
     """
     row = clinical.row(case_id)
-    names = {case_id, patient_id, *([row.person] if row else [])}
+    names = {case_id, patient_id, *([row.ids[0]] if row else [])}
     return frozenset(name.lower() for name in names)
 
 
@@ -273,7 +273,7 @@ def trained_patients(
     patients = {case.case_id: case.patient_id for case in cases}
     ids: set[str] = set()
     for case_id in read_split(split_path).train:
-        patient = patients.get(case_id) or parse_case_id(case_id).patient_id
+        patient = patients.get(case_id) or parse_case_id(case_id)[1]
         ids |= patient_ids(clinical, case_id, patient)
     return frozenset(ids)
 

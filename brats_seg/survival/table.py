@@ -109,7 +109,7 @@ def read_outcomes(table: pd.DataFrame, path: Path, mappings: Sequence[Path] = ()
     clinical = read_clinical_files(dict.fromkeys([path, *mappings, *mapping_files(path.parent)]))
     rows = [clinical.row(case_id) for case_id in table["case_id"]]
     if not any(rows):
-        people = dict.fromkeys(row.person for row in clinical.rows.values())
+        people = dict.fromkeys(row.ids[0] for row in clinical.rows.values())
         msg = (
             f"{path} has none of the {counted(len(table), 'case')} of the features. The features "
             f"are of {some_of(list(table['case_id']))}, the table has "
