@@ -44,10 +44,6 @@ def test_what_the_cpu_raises_is_recognised() -> None:
     assert is_out_of_memory(refused.value)
 
 
-def test_this_process_takes_some_memory() -> None:
-    assert 10 < peak_memory_mb(torch.device("cpu")) < 1e6
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -69,8 +65,9 @@ def test_an_invalid_size_is_refused(text: str) -> None:
         parse_memory(text)
 
 
-def test_this_machine_has_some_memory_free() -> None:
-    assert 2**20 < free_memory(torch.device("cpu")) < 2**50
+def test_this_machine_has_some_memory_and_this_process_takes_some_of_it() -> None:
+    assert 2**20 < free_memory(CPU) <= total_memory(CPU) < 2**50
+    assert 10 < peak_memory_mb(CPU) < 1e6
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -92,36 +89,20 @@ def test_a_limit_on_the_process_counts() -> None:
     assert 0 < int(done.stdout) < limit
 
 
-def test_a_limit_on_the_group_counts_without_what_is_only_cached(tmp_path: Path) -> None:
-    (tmp_path / "memory.max").write_text("1000\n")
+@pytest.mark.skipif(sys.platform != "linux", reason="control groups")
+@pytest.mark.parametrize(
+    ("allowed", "free"), [("1000", [600]), ("max", []), (str(2**63 - 4096), [])]
+)
+def test_a_limit_on_the_group_counts_without_what_is_only_cached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed: str, free: list[int]
+) -> None:
+    (tmp_path / "memory.max").write_text(f"{allowed}\n")
     (tmp_path / "memory.current").write_text("700\n")
     (tmp_path / "memory.stat").write_text("anon 400\ninactive_file 300\n")
-
-    assert list(_free_in_cgroup(tmp_path, "memory.max", "memory.current")) == [600]
-
-
-def test_the_whole_memory_is_at_least_what_is_free() -> None:
-    cpu = torch.device("cpu")
-
-    assert free_memory(cpu) <= total_memory(cpu) < 2**50
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="control groups")
-def test_the_limit_of_a_container_is_its_whole_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "memory.max").write_text("1000\n")
-    (tmp_path / "memory.current").write_text("700\n")
     monkeypatch.setattr("brats_seg.runtime.memory.control_groups", lambda _: [tmp_path])
 
-    assert total_memory(torch.device("cpu")) == 1000
-
-
-@pytest.mark.parametrize("allowed", ["max", str(2**63 - 4096)])
-def test_a_group_without_a_limit_does_not_count(tmp_path: Path, allowed: str) -> None:
-    (tmp_path / "memory.max").write_text(allowed)
-
-    assert list(_free_in_cgroup(tmp_path, "memory.max", "memory.current")) == []
+    assert list(_free_in_cgroup(tmp_path, "memory.max", "memory.current")) == free
+    assert (total_memory(CPU) == 1000) == bool(free)
 
 
 FAULTS = """
